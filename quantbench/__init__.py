@@ -1,0 +1,15 @@
+"""quantbench: measure, explain and predict the tile and wave quantization of matrix products on GPUs.
+
+The package itself imports nothing heavy: torch and triton are loaded by `quantbench.providers`,
+`quantbench.timing`, `quantbench.kernels` and `quantbench.device.current()` only.
+"""
+
+from pathlib import Path
+
+__version__ = "0.1.0"
+
+# In a plain checkout the kernels stand beside this package, not in it (pyproject's package-dir puts them inside
+# when it is installed). Looking one folder up for submodules makes `python -m quantbench` work there uninstalled.
+_CHECKOUT = Path(__file__).resolve().parent.parent
+if (_CHECKOUT / "kernels" / "__init__.py").is_file() and (_CHECKOUT / "pyproject.toml").is_file():
+    __path__.append(str(_CHECKOUT))

@@ -1,0 +1,86 @@
+"""What a device is: the constants that the arithmetic of tiles, waves and rooflines needs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from quantbench.errors import InputError, require_choice
+
+# Wide enough for anything built between 2016 and today, narrow enough to catch a slipped decimal or a wrong unit.
+_RANGES: dict[str, tuple[float, float]] = {
+    "sm_count": (1, 1024),
+    "sm_clock_mhz": (200, 6000),
+    "l2_bytes": (64 * 1024, 4 * 2**30),
+    "smem_per_sm_bytes": (0, 2**20),
+    "memory_bytes": (2**28, 2**44),
+    "memory_gb_per_s": (1, 20_000),
+}
+_PEAK_TFLOPS_RANGE = (0.001, 50_000)
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """One kind of device.
+
+    name: its slug (`a100-sxm4-80gb`, `cpu-amd-epyc`). kind: cuda or cpu. sm_count: streaming multiprocessors (CPU:
+    the cores that are used). sm_clock_mhz: the boost clock that the peaks are stated at. l2_bytes: last-level cache.
+    smem_per_sm_bytes: shared memory of one SM (0 on a CPU). memory_gb_per_s: 1e9 bytes a second. peak_tflops: dense
+    peak by dtype, 1e12 operations a second, tensor cores where the dtype has them. source: where each constant comes
+    from, by field name; `peak_tflops.bf16` and the like for single peaks. registered: False for a spec derived from
+    what an unknown device reports about itself.
+    """
+
+    name: str
+    kind: str
+    sm_count: int
+    sm_clock_mhz: float
+    l2_bytes: int
+    smem_per_sm_bytes: int
+    memory_bytes: int
+    memory_gb_per_s: float
+    peak_tflops: Mapping[str, float]
+    compute_capability: tuple[int, int] | None = None
+    source: Mapping[str, str] = field(default_factory=dict)
+    registered: bool = True
+
+    def __post_init__(self) -> None:
+        who = f"DeviceSpec {self.name}"
+        require_choice(who, "kind", self.kind, ("cuda", "cpu"))
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise InputError(who, f"{name} = {value!r}", f"a number from {low} to {high}")
+        for dtype, peak in self.peak_tflops.items():
+            low, high = _PEAK_TFLOPS_RANGE
+            if not low <= peak <= high:
+                raise InputError(who, f"peak_tflops[{dtype}] = {peak!r}", f"a number from {low} to {high}")
+        if self.kind == "cuda" and self.compute_capability is None:
+            raise InputError(who, "compute_capability = None", "(major, minor) for a cuda device")
+
+    def peak(self, dtype: str) -> float | None:
+        """Dense peak in TFLOP/s for `dtype`; None where the device has no such arithmetic or it is not known."""
+        return self.peak_tflops.get(dtype)
+
+    @property
+    def architecture(self) -> str:
+        """`sm_80` and the like, or `cpu`."""
+        if self.compute_capability is None:
+            return "cpu"
+        major, minor = self.compute_capability
+        return f"sm_{major}{minor}"
+
+
+@dataclass(frozen=True)
+class DeviceState:
+    """What a device is doing at one moment, as far as it tells; None where it does not.
+
+    throttle_reasons: NVML's names for what holds the clock down now. other_processes: processes on the card beside
+    ours. note: why something is missing, in words ("NVML is not installed").
+    """
+
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    throttle_reasons: tuple[str, ...] = ()
+    other_processes: int | None = None
+    note: str = ""

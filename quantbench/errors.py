@@ -1,0 +1,50 @@
+"""The one family of errors that quantbench raises on purpose.
+
+Each error is a single line that names the operation, the value it met and what it expected; the command line
+prints that line and ends with `exit_code`. Nothing else is caught there, so that a traceback always means a bug.
+
+>>> print(InputError("Gemm", "m = 0", "an integer of at least 1"))
+Gemm: m = 0; expected an integer of at least 1
+"""
+
+
+class QuantbenchError(Exception):
+    """Base of all errors raised on purpose. `exit_code` is what the command line ends with."""
+
+    exit_code = 2
+
+    def __init__(self, operation: str, value: str, expected: str) -> None:
+        super().__init__(f"{operation}: {value}; expected {expected}")
+        self.operation = operation
+        self.value = value
+        self.expected = expected
+
+
+class InputError(QuantbenchError, ValueError):
+    """A value given by the user, or read from a file, that cannot be used."""
+
+
+class UnsupportedError(QuantbenchError):
+    """The device, library or kernel at hand cannot do what was asked, however the values are chosen."""
+
+
+class StoreError(QuantbenchError):
+    """A results folder that cannot be read, written or resumed."""
+
+
+class MeasurementError(QuantbenchError):
+    """A measurement that could not be made, or whose result was wrong."""
+
+
+def require_int(operation: str, name: str, value: object, *, low: int = 1, high: int = 2**31 - 1) -> int:
+    """Return `value` if it is an integer in [low, high]; raise InputError otherwise (bool is no integer here)."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InputError(operation, f"{name} = {value!r}", f"an integer from {low} to {high}")
+    return value
+
+
+def require_choice(operation: str, name: str, value: object, choices: tuple[str, ...]) -> str:
+    """Return `value` if it is one of `choices`; raise InputError otherwise."""
+    if not isinstance(value, str) or value not in choices:
+        raise InputError(operation, f"{name} = {value!r}", "one of " + ", ".join(choices))
+    return value

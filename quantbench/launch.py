@@ -1,0 +1,81 @@
+"""What a kernel launch looks like: the tile it computes per block, and the blocks it puts on the device.
+
+Both are descriptions, filled in as far as they are known: our own kernels know everything, a library kernel shows
+what its name and the profiler reveal. None means "not known", never a default.
+"""
+
+from dataclasses import dataclass
+
+from quantbench.errors import InputError, require_int
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The part of the output that one thread block computes, and how it walks the reduction.
+
+    block_m, block_n: rows and columns of the output tile, in elements.
+    block_k: elements of the reduction per main-loop step.
+    split_k: how many blocks share one output tile along the reduction (1: none).
+    stages: depth of the software pipeline (buffers of block_k in flight).
+    num_warps: warps per block.
+
+    >>> Tile(128, 256, block_k=64).elements
+    32768
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int | None = None
+    split_k: int = 1
+    stages: int | None = None
+    num_warps: int | None = None
+
+    def __post_init__(self) -> None:
+        require_int("Tile", "block_m", self.block_m, high=4096)
+        require_int("Tile", "block_n", self.block_n, high=4096)
+        require_int("Tile", "split_k", self.split_k, high=4096)
+        for name in ("block_k", "stages", "num_warps"):
+            value = getattr(self, name)
+            if value is not None:
+                require_int("Tile", name, value, high=4096)
+
+    @property
+    def elements(self) -> int:
+        """Output elements of one tile."""
+        return self.block_m * self.block_n
+
+    def __str__(self) -> str:
+        split = f" split-k {self.split_k}" if self.split_k > 1 else ""
+        return f"{self.block_m}x{self.block_n}{'' if self.block_k is None else f'x{self.block_k}'}{split}"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch as it ran (or as it would run).
+
+    kernel: the kernel's name, whole. grid, block: (x, y, z) in blocks and in threads.
+    registers: per thread. shared_memory_bytes: per block, static and dynamic together.
+    blocks_per_sm: blocks of this kernel that are resident on one SM at a time (occupancy, not grid / SM count).
+    tile: as far as it is known; None when the name does not tell.
+    """
+
+    kernel: str
+    grid: tuple[int, int, int] | None = None
+    block: tuple[int, int, int] | None = None
+    registers: int | None = None
+    shared_memory_bytes: int | None = None
+    blocks_per_sm: int | None = None
+    tile: Tile | None = None
+
+    def __post_init__(self) -> None:
+        if not self.kernel:
+            raise InputError("Launch", "kernel = ''", "the kernel's name")
+        for name in ("grid", "block"):
+            dims = getattr(self, name)
+            if dims is not None and (len(dims) != 3 or any(d < 1 for d in dims)):
+                raise InputError("Launch", f"{name} = {dims!r}", "three integers of at least 1")
+
+    @property
+    def num_blocks(self) -> int | None:
+        """Blocks in the whole grid."""
+        return None if self.grid is None else self.grid[0] * self.grid[1] * self.grid[2]

@@ -1,0 +1,72 @@
+"""What timing one point leaves behind: every raw sample, what was thrown away and why, and how far to trust it.
+
+Statistics are derived on read (`quantbench.stats`); nothing here is an average.
+"""
+
+from dataclasses import dataclass
+
+from quantbench.device.spec import DeviceState
+from quantbench.errors import InputError, require_choice
+
+GRADES = ("A", "B", "C", "D", "rejected")
+
+
+@dataclass(frozen=True)
+class Discarded:
+    """A sample that was taken and not counted. reason: `throttled`, `clock`, `warm-up`, …, in words."""
+
+    sample_us: float
+    reason: str
+    clock_mhz: float | None = None
+
+
+@dataclass(frozen=True)
+class Grade:
+    """How far a figure can be trusted, and why not further.
+
+    letter: A (steady, cold as asked, clock steady), B (one thing off), C (several, or one badly), D (read it only
+    beside its reasons), rejected (impossible: faster than the hardware's peak, or not a time at all).
+    """
+
+    letter: str
+    reasons: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_choice("Grade", "letter", self.letter, GRADES)
+        if self.letter != "A" and not self.reasons:
+            raise InputError("Grade", f"letter = {self.letter!r} without a reason", "a reason in words")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The samples of one point.
+
+    samples_us: accepted device times of single runs, in the order they were taken, microseconds.
+    clocks_mhz: SM clock beside each sample; empty where the device does not tell.
+    discarded: samples that do not count. stopped_by: the rule that ended sampling (`precision`, `max_time`,
+    `max_samples`, `noise_floor`). mode: how it was timed (`events`, `graph`, `cpu`). cache: `cold` or `hot`.
+    kernels_per_sample: runs behind one sample where a single run is too short to time (1: each run alone).
+    """
+
+    samples_us: tuple[float, ...]
+    clocks_mhz: tuple[float, ...]
+    discarded: tuple[Discarded, ...]
+    stopped_by: str
+    mode: str
+    cache: str
+    state_before: DeviceState
+    state_after: DeviceState
+    kernels_per_sample: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.samples_us:
+            raise InputError("Measurement", "no samples", "at least one accepted sample")
+        if any(not 0 < s < float("inf") for s in self.samples_us):
+            bad = next(s for s in self.samples_us if not 0 < s < float("inf"))
+            raise InputError("Measurement", f"sample {bad!r} µs", "a finite time above 0")
+        if self.clocks_mhz and len(self.clocks_mhz) != len(self.samples_us):
+            raise InputError(
+                "Measurement", f"{len(self.clocks_mhz)} clocks for {len(self.samples_us)} samples", "one each"
+            )
+        require_choice("Measurement", "mode", self.mode, ("events", "graph", "cpu"))
+        require_choice("Measurement", "cache", self.cache, ("cold", "hot"))

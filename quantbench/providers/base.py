@@ -1,0 +1,63 @@
+"""The seam between what is measured and who runs it.
+
+A provider is stateless and cheap to make. Its id is `library.variant` (`torch.mm`, `torch.flash`, `triton.stream_k`);
+that id stands in every record. `quantbench.providers.catalog` lists the ids without importing torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from quantbench.device.spec import DeviceSpec
+    from quantbench.launch import Launch
+    from quantbench.workload import Workload
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far a result may be from its float64 reference.
+
+    relative_norm: bound on ‖out − ref‖ / ‖ref‖ over each output tensor. source: why this bound, in words.
+    """
+
+    relative_norm: float
+    source: str
+
+
+class Task(Protocol):
+    """One workload with inputs and outputs allocated, ready to run any number of times.
+
+    Making inputs happens when the task is made, so that `run` is nothing but the launch: no allocation, no
+    synchronisation, no Python beyond the call. A task may be captured into a CUDA graph.
+    """
+
+    def run(self) -> None:
+        """Enqueue the work once on the current stream, writing the same output tensors each time."""
+
+    def outputs(self) -> tuple[torch.Tensor, ...]:
+        """The tensors that `run` writes, live (what the last run left, once the device has been synchronised)."""
+
+    def reference(self) -> tuple[torch.Tensor, ...]:
+        """float64 results for the same inputs, one per output, computed independently of the provider."""
+
+    def launch(self) -> Launch | None:
+        """The launch, where the provider itself knows it (our kernels); None lets the profiler find out."""
+
+
+class Provider(Protocol):
+    """Somebody who can run some workloads on some devices."""
+
+    id: str
+
+    def unsupported(self, workload: Workload, device: DeviceSpec) -> str | None:
+        """None when this provider can run the workload there, otherwise the reason in one sentence."""
+
+    def prepare(self, workload: Workload, device: DeviceSpec, *, distribution: str = "normal", seed: int = 0) -> Task:
+        """Allocate inputs (random as asked) and outputs. Raises UnsupportedError or torch's out-of-memory error."""
+
+    def tolerance(self, workload: Workload) -> Tolerance:
+        """The bound that `outputs` must hold against `reference`."""

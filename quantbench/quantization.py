@@ -1,0 +1,135 @@
+"""Tile and wave quantization of a matrix product: pure, exact integer arithmetic.
+
+A product is cut into tiles of block_m × block_n, padded up to whole tiles (tile quantization). Tiles run in waves: the
+device holds sm_count · blocks_per_sm blocks at a time, and the last wave takes as long as a full one however few tiles
+it has (wave quantization). Split-k multiplies the blocks: each tile is computed in split_k parts.
+
+The words are those of NVIDIA's "Matrix Multiplication Background User's Guide" (tile and wave quantization) and of
+DeepGEMM (num_waves, last wave).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+
+from quantbench.errors import require_int
+from quantbench.launch import Tile
+from quantbench.workload.dtypes import DTYPES
+from quantbench.workload.gemm import Gemm
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How a product falls into tiles and waves. All counts are exact; efficiencies are in (0, 1].
+
+    num_tiles: blocks to run, split-k parts and batch included. tile_efficiency: useful share of the padded output.
+    num_waves: waves, the last one included. last_wave_tiles: blocks in the last wave (1 … resident_blocks).
+    wave_efficiency: num_tiles / (num_waves · resident_blocks). resident_blocks: blocks the device holds at a time.
+    alignment_bytes: the largest power of two up to 128 that divides every stored row's length in bytes.
+    """
+
+    num_tiles: int
+    tile_efficiency: float
+    num_waves: int
+    last_wave_tiles: int
+    wave_efficiency: float
+    resident_blocks: int
+    alignment_bytes: int
+
+    @property
+    def efficiency(self) -> float:
+        """Share of the occupied block slots × elements that does useful work."""
+        return self.tile_efficiency * self.wave_efficiency
+
+
+def cdiv(value: int, divisor: int) -> int:
+    """Integers only: value / divisor, rounded up.
+
+    >>> cdiv(3264, 128)
+    26
+    """
+    return -(-value // divisor)
+
+
+def quantize(gemm: Gemm, tile: Tile, sm_count: int, blocks_per_sm: int = 1) -> Quantization:
+    """Tiles and waves of `gemm` with `tile` on sm_count SMs that hold blocks_per_sm blocks each.
+
+    >>> quantize(Gemm(m=2304, n=3072, k=4096), Tile(128, 256), sm_count=108).num_waves
+    2
+    """
+    require_int("quantize", "sm_count", sm_count)
+    require_int("quantize", "blocks_per_sm", blocks_per_sm)
+    tiles_m, tiles_n = cdiv(gemm.m, tile.block_m), cdiv(gemm.n, tile.block_n)
+    num_tiles = gemm.batch * tiles_m * tiles_n * tile.split_k
+    resident = sm_count * blocks_per_sm
+    num_waves = cdiv(num_tiles, resident)
+    padded = tiles_m * tile.block_m * tiles_n * tile.block_n
+    return Quantization(
+        num_tiles=num_tiles,
+        tile_efficiency=gemm.m * gemm.n / padded,
+        num_waves=num_waves,
+        last_wave_tiles=num_tiles - (num_waves - 1) * resident,
+        wave_efficiency=num_tiles / (num_waves * resident),
+        resident_blocks=resident,
+        alignment_bytes=gemm_alignment_bytes(gemm),
+    )
+
+
+def alignment_bytes(row_length: int, dtype: str, limit: int = 128) -> int:
+    """The largest power of two up to `limit` that divides a row of row_length elements, in bytes.
+
+    Kernels that load 16 bytes at a time need 16; whole cache lines need 128.
+
+    >>> alignment_bytes(150, "bf16"), alignment_bytes(128, "bf16")
+    (4, 128)
+    """
+    row_bytes = row_length * DTYPES[dtype].element_bytes
+    return min(limit, row_bytes & -row_bytes)
+
+
+def gemm_alignment_bytes(gemm: Gemm) -> int:
+    """Worst alignment among the stored rows of a, b and c."""
+    row_a = gemm.k if gemm.layout[0] == "n" else gemm.m
+    row_b = gemm.n if gemm.layout[1] == "n" else gemm.k
+    return min(
+        alignment_bytes(row_a, gemm.dtype),
+        alignment_bytes(row_b, gemm.dtype),
+        alignment_bytes(gemm.n, gemm.output_dtype),
+    )
+
+
+def tile_edges(block: int, start: int, stop: int, multiple: Fraction | int = 1) -> Iterator[int]:
+    """Sizes x in [start, stop] that fill whole tiles and where x + 1 needs one more: multiple·x is the tiled
+    dimension, `block` the tile (multiple is 3 for hidden → QKV, 4/tp for hidden → ffn, and so on).
+
+    >>> list(tile_edges(128, 1, 400))
+    [128, 256, 384]
+    >>> list(tile_edges(128, 1, 100, multiple=3))
+    [42, 85]
+    """
+    scale = Fraction(multiple)
+    tiles = ceil(scale * start / block)
+    last = 0
+    while (edge := int(tiles * block / scale)) <= stop:  # the largest x with scale·x <= tiles·block
+        if edge >= start and edge != last:
+            yield edge
+            last = edge
+        tiles += 1
+
+
+def wave_edges(gemms: list[tuple[int, Gemm]], tile: Tile, sm_count: int, blocks_per_sm: int = 1) -> list[int]:
+    """Axis values after which one more wave is needed: `gemms` pairs each axis value with its product, ascending.
+
+    >>> sizes = [(n, Gemm(m=1024, n=n, k=64)) for n in (3328, 3456, 3584)]
+    >>> wave_edges(sizes, Tile(128, 256), sm_count=108)
+    [3328]
+    """
+    edges = []
+    previous: tuple[int, int] | None = None
+    for value, gemm in gemms:
+        waves = quantize(gemm, tile, sm_count, blocks_per_sm).num_waves
+        if previous is not None and waves > previous[1]:
+            edges.append(previous[0])
+        previous = (value, waves)
+    return edges

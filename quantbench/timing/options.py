@@ -1,0 +1,42 @@
+"""What can be chosen about timing; part of a record's key, since another choice is another measurement."""
+
+from dataclasses import dataclass
+
+from quantbench.errors import InputError, require_choice, require_int
+
+CACHES = ("cold", "hot")
+MODES = ("auto", "events", "graph")
+DISTRIBUTIONS = ("normal", "uniform", "zeros", "integers")
+
+
+@dataclass(frozen=True)
+class TimingOptions:
+    """How each point is timed.
+
+    cache: cold flushes the last-level cache before every sample; hot does not. mode: events around single launches,
+    graph replays, or auto (graph where a launch would be hidden badly: kernels under about 20 µs). half_width: target
+    relative half-width of the median's 95 % confidence interval. min_samples, max_samples: bounds on accepted samples.
+    max_time_s: wall time after which a point stops, precise or not. distribution, seed: the random inputs.
+    """
+
+    cache: str = "cold"
+    mode: str = "auto"
+    half_width: float = 0.005
+    min_samples: int = 10
+    max_samples: int = 2000
+    max_time_s: float = 2.0
+    distribution: str = "normal"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        who = "TimingOptions"
+        require_choice(who, "cache", self.cache, CACHES)
+        require_choice(who, "mode", self.mode, MODES)
+        require_choice(who, "distribution", self.distribution, DISTRIBUTIONS)
+        require_int(who, "min_samples", self.min_samples, low=3, high=1_000_000)
+        require_int(who, "max_samples", self.max_samples, low=self.min_samples, high=1_000_000)
+        require_int(who, "seed", self.seed, low=0)
+        if not 0 < self.half_width < 1:
+            raise InputError(who, f"half_width = {self.half_width!r}", "a share between 0 and 1 (0.005 is 0.5 %)")
+        if not 0 < self.max_time_s <= 3600:
+            raise InputError(who, f"max_time_s = {self.max_time_s!r}", "seconds above 0 and at most 3600")

@@ -1,0 +1,36 @@
+"""Workloads as JSON objects: `kind` and the fields, as records store them."""
+
+from dataclasses import asdict, fields
+from typing import Any
+
+from quantbench.errors import InputError
+from quantbench.workload.attention import Attention
+from quantbench.workload.gemm import Gemm
+from quantbench.workload.softmax import Softmax
+from quantbench.workload.transformer import Workload
+
+_KINDS: dict[str, type[Gemm] | type[Softmax] | type[Attention]] = {
+    "gemm": Gemm,
+    "softmax": Softmax,
+    "attention": Attention,
+}
+
+
+def workload_to_json(workload: Workload) -> dict[str, Any]:
+    """The workload as a JSON object: its `kind`, then its fields in order."""
+    return {"kind": workload.kind, **asdict(workload)}
+
+
+def workload_from_json(data: object) -> Workload:
+    """The workload that `workload_to_json` wrote. Raises InputError for anything else, unknown fields included."""
+    if not isinstance(data, dict) or data.get("kind") not in _KINDS:
+        raise InputError("workload", repr(data)[:120], "an object whose kind is " + ", ".join(_KINDS))
+    kind = _KINDS[data["kind"]]
+    values = {name: value for name, value in data.items() if name != "kind"}
+    unknown = values.keys() - {f.name for f in fields(kind)}
+    if unknown:
+        raise InputError(f"workload {data['kind']}", f"field {sorted(unknown)[0]!r}", "only its own fields")
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise InputError(f"workload {data['kind']}", str(error), "all of its fields") from None

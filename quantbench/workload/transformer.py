@@ -1,0 +1,170 @@
+"""A transformer's shape, and every matrix product, softmax and attention that one GPU computes for it."""
+
+from dataclasses import dataclass, replace
+
+from quantbench.errors import InputError, require_choice, require_int
+from quantbench.workload.attention import Attention
+from quantbench.workload.dtypes import VECTOR_DTYPES
+from quantbench.workload.gemm import Gemm
+from quantbench.workload.softmax import Softmax
+
+Workload = Gemm | Softmax | Attention
+
+PHASES = ("forward", "dgrad", "wgrad", "backward")
+
+
+@dataclass(frozen=True)
+class Op:
+    """One named piece of work of a training step on one GPU.
+
+    name: qkv, scores, softmax, context, attention, proj, mlp_up, mlp_gate, mlp_down or logits.
+    phase: forward; dgrad and wgrad for the two gradients of a product; backward for softmax and attention.
+    count: how often it runs per micro-batch in the whole model (layers, or 1 for the logits).
+    """
+
+    name: str
+    phase: str
+    workload: Workload
+    count: int
+
+    @property
+    def label(self) -> str:
+        """Name for tables and legends: `qkv`, `qkv.dgrad`, …"""
+        return self.name if self.phase == "forward" else f"{self.name}.{self.phase}"
+
+
+@dataclass(frozen=True)
+class TransformerShape:
+    """The dimensions that decide which products a decoder layer runs, under tensor parallelism `tp`.
+
+    head_dim 0 stands for hidden / heads, kv_heads 0 for heads, ffn 0 for 4·hidden. gated: the MLP has a gate beside
+    `up` (SwiGLU and kin); gate_fused: both in one product of twice the width, as Megatron and vLLM run them.
+    tied: input embedding and logits share one matrix. fused_attention: one attention kernel instead of scores,
+    softmax and context.
+
+    >>> [op.name for op in TransformerShape(hidden=1024, heads=16, seq=512).ops(backward=False)]
+    ['qkv', 'attention', 'proj', 'mlp_up', 'mlp_down', 'logits']
+    """
+
+    hidden: int
+    heads: int
+    kv_heads: int = 0
+    head_dim: int = 0
+    ffn: int = 0
+    gated: bool = False
+    gate_fused: bool = False
+    seq: int = 2048
+    vocab: int = 50304
+    tied: bool = True
+    layers: int = 1
+    mbs: int = 1
+    tp: int = 1
+    dtype: str = "bf16"
+    fused_attention: bool = True
+    causal: bool = True
+
+    def __post_init__(self) -> None:
+        who = "TransformerShape"
+        require_int(who, "hidden", self.hidden)
+        require_int(who, "heads", self.heads)
+        if self.head_dim == 0:
+            if self.hidden % self.heads:
+                raise InputError(who, f"hidden = {self.hidden} with heads = {self.heads}", "hidden divisible by heads")
+            object.__setattr__(self, "head_dim", self.hidden // self.heads)
+        if self.kv_heads == 0:
+            object.__setattr__(self, "kv_heads", self.heads)
+        if self.ffn == 0:
+            object.__setattr__(self, "ffn", 4 * self.hidden)
+        for name in ("kv_heads", "head_dim", "ffn", "seq", "vocab", "layers", "mbs", "tp"):
+            require_int(who, name, getattr(self, name))
+        require_choice(who, "dtype", self.dtype, VECTOR_DTYPES)
+        if self.heads % self.kv_heads:
+            raise InputError(who, f"kv_heads = {self.kv_heads}", f"a divisor of heads = {self.heads}")
+        for name in ("heads", "ffn", "vocab"):
+            if getattr(self, name) % self.tp:
+                raise InputError(who, f"{name} = {getattr(self, name)} with tp = {self.tp}", f"{name} divisible by tp")
+        if self.kv_heads % self.tp and self.tp % self.kv_heads:
+            raise InputError(who, f"kv_heads = {self.kv_heads} with tp = {self.tp}", "one to divide the other")
+        if self.gate_fused and not self.gated:
+            raise InputError(who, "gate_fused = True with gated = False", "gated as well")
+
+    @property
+    def tokens(self) -> int:
+        """Rows of every linear layer: seq · mbs."""
+        return self.seq * self.mbs
+
+    @property
+    def kv_heads_per_gpu(self) -> int:
+        """Key/value heads on one GPU; they are replicated where there are fewer of them than GPUs."""
+        return max(1, self.kv_heads // self.tp)
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the matrices, biases and layer norms left out."""
+        width = self.heads * self.head_dim
+        attention = self.hidden * (2 * width + 2 * self.kv_heads * self.head_dim)
+        mlp = (3 if self.gated else 2) * self.hidden * self.ffn
+        return self.layers * (attention + mlp) + self.vocab * self.hidden * (1 if self.tied else 2)
+
+    def ops(self, *, backward: bool = True) -> tuple[Op, ...]:
+        """Every product, softmax and attention that one GPU runs per micro-batch, forward first."""
+        forward = [
+            *self._layer_forward(),
+            Op("logits", "forward", self._linear(self.vocab // self.tp, self.hidden), 1),
+        ]
+        if not backward:
+            return tuple(forward)
+        return tuple(forward) + tuple(b for op in reversed(forward) for b in backward_of(op))
+
+    def _linear(self, n: int, k: int) -> Gemm:
+        return Gemm(m=self.tokens, n=n, k=k, dtype=self.dtype, layout="nt")
+
+    def _layer_forward(self) -> list[Op]:
+        heads = self.heads // self.tp
+        qkv_width = (heads + 2 * self.kv_heads_per_gpu) * self.head_dim
+        ffn = self.ffn // self.tp
+        work: list[tuple[str, Workload]] = [("qkv", self._linear(qkv_width, self.hidden))]
+        work += self._attention_core(heads)
+        work.append(("proj", self._linear(self.hidden, heads * self.head_dim)))
+        if self.gate_fused:
+            work.append(("mlp_up_gate", self._linear(2 * ffn, self.hidden)))
+        else:
+            work.append(("mlp_up", self._linear(ffn, self.hidden)))
+            if self.gated:
+                work.append(("mlp_gate", self._linear(ffn, self.hidden)))
+        work.append(("mlp_down", self._linear(self.hidden, ffn)))
+        return [Op(name, "forward", workload, self.layers) for name, workload in work]
+
+    def _attention_core(self, heads: int) -> list[tuple[str, Workload]]:
+        if self.fused_attention:
+            fused = Attention(
+                batch=self.mbs, heads=heads, kv_heads=self.kv_heads_per_gpu, seq_q=self.seq, seq_k=self.seq,
+                head_dim=self.head_dim, dtype=self.dtype, causal=self.causal,
+            )  # fmt: skip
+            return [("attention", fused)]
+        batch = self.mbs * heads
+        scores = Gemm(self.seq, self.seq, self.head_dim, batch=batch, dtype=self.dtype, layout="nt")
+        softmax = Softmax(
+            batch, self.seq, self.seq, dtype=self.dtype, mask="causal" if self.causal else "none",
+            scale=self.head_dim**-0.5, mask_batch=self.mbs,
+        )  # fmt: skip
+        context = Gemm(self.seq, self.head_dim, self.seq, batch=batch, dtype=self.dtype, layout="nn")
+        return [("scores", scores), ("softmax", softmax), ("context", context)]
+
+
+def backward_of(op: Op) -> tuple[Op, ...]:
+    """The backward pieces of a forward op: two products for a product, one kernel for softmax and attention.
+
+    For c = a·b with a in m×k and b in k×n as this op reads them: the gradient of a is dc·bᵀ (m×k, reduction n), that
+    of b is aᵀ·dc or, for a weight stored n×k, dcᵀ·a (n×k, reduction m).
+    """
+    work = op.workload
+    if not isinstance(work, Gemm):
+        return (replace(op, phase="backward", workload=replace(work, direction="backward")),)
+    dgrad_layout = "nn" if work.layout == "nt" else "nt"
+    dgrad = replace(work, n=work.k, k=work.n, layout=dgrad_layout)
+    if work.layout == "nt":  # b is stored n×k, so is its gradient: dcᵀ·a
+        wgrad = replace(work, m=work.n, n=work.k, k=work.m, layout="tn")
+    else:  # b is stored k×n: aᵀ·dc
+        wgrad = replace(work, m=work.k, n=work.n, k=work.m, layout="tn")
+    return (replace(op, phase="dgrad", workload=dgrad), replace(op, phase="wgrad", workload=wgrad))
