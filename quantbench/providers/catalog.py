@@ -1,6 +1,7 @@
 """Which providers there are, by workload kind, without importing torch or triton.
 
-A library's name alone stands for the variants that a sweep measures by default.
+A library's name alone stands for the variants that a sweep measures by default. Anybody's own kernel is named
+`package.module:Class`; the class keeps to `quantbench.providers.base.Provider` and states its `kind`.
 """
 
 from __future__ import annotations
@@ -46,19 +47,27 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
     """
     ids: list[str] = []
     for name in names:
-        if name not in _CATALOG and name not in _DEFAULTS:
-            raise InputError("provider", repr(name), "one of " + ", ".join([*_DEFAULTS, *_CATALOG]))
+        if name not in _CATALOG and name not in _DEFAULTS and ":" not in name:
+            known = ", ".join([*_DEFAULTS, *_CATALOG])
+            raise InputError("provider", repr(name), f"package.module:Class or one of {known}")
         ids += [i for i in _DEFAULTS.get(name, (name,)) if i not in ids]
     return tuple(ids)
 
 
-def kind_of(provider_id: str) -> str:
-    """The workload kind that a provider runs."""
-    return _CATALOG[provider_id][0]
+def runs_kind(provider_id: str, kind: str) -> bool:
+    """Whether a provider runs workloads of this kind. A foreign one (`package.module:Class`) says so itself, when it
+    is made: here, without importing it, it may run any."""
+    return ":" in provider_id or _CATALOG[provider_id][0] == kind
 
 
 def make(provider_id: str) -> Provider:
     """The provider itself; this is where torch or triton is first imported."""
-    _, module, name = _CATALOG[provider_id]
-    provider: Provider = getattr(import_module(f"quantbench.providers.{module}"), name)()
+    if ":" in provider_id:
+        module, name = provider_id.split(":", 1)
+    else:
+        module, name = f"quantbench.providers.{_CATALOG[provider_id][1]}", _CATALOG[provider_id][2]
+    try:
+        provider: Provider = getattr(import_module(module), name)()
+    except (ImportError, AttributeError) as error:
+        raise InputError("provider", f"{provider_id!r} ({error})", "a class that can be imported") from error
     return provider
