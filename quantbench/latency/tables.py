@@ -1,0 +1,225 @@
+"""Measured GEMM tables: those inside the package `aiconfigurator-core` (extra `tables`), or a file of the same columns.
+
+The package carries, below `systems/data/<system>/gemm/<backend>/<version>/gemm_perf.parquet`, one row per measured
+shape: `gemm_dtype`, `m`, `n`, `k` and `latency` in milliseconds. A file given by path may be Parquet or CSV.
+
+>>> table = read_table("a100_sxm")                                          # doctest: +SKIP
+>>> table.provenance.framework, table.provenance.version, len(table)        # doctest: +SKIP
+('SGLang', '0.5.10', 35742)
+"""
+
+import csv
+import hashlib
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.errors import InputError, StoreError, UnsupportedError, require_choice
+from quantbench.workload.dtypes import GEMM_DTYPES
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+#: device slug → name of the system in aiconfigurator-core
+SYSTEMS: dict[str, str] = {
+    "a100-sxm4-80gb": "a100_sxm",
+    "b200-sxm-180gb": "b200_sxm",
+    "h100-sxm5-80gb": "h100_sxm",
+    "h200-sxm-141gb": "h200_sxm",
+    "l40s-48gb": "l40s",
+}
+#: which of a system's tables is read when none is named: (backend, version)
+DEFAULT_TABLES: dict[str, tuple[str, str]] = {
+    "a100_sxm": ("sglang", "0.5.10"),
+    "b200_sxm": ("vllm", "0.24.0"),
+    "h100_sxm": ("vllm", "0.24.0"),
+    "h200_sxm": ("vllm", "0.24.0"),
+    "l40s": ("vllm", "0.24.0"),
+}
+#: our name of a number format → the table's
+_GEMM_DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_NEEDED = ("m", "n", "k", "latency")
+
+
+@dataclass(frozen=True)
+class TableProvenance:
+    """Where a table comes from. file: below the package's data folder, or the file's name. sha256: of the file.
+
+    dropped_rows: rows of the dtype that were no measurement (a latency that is not a finite number above 0);
+    merged_rows: rows that repeat a shape (the median of the repeats is kept).
+    """
+
+    file: str
+    sha256: str
+    package: str
+    system: str
+    framework: str
+    version: str
+    device: str
+    kernel_source: tuple[str, ...]
+    dropped_rows: int
+    merged_rows: int
+
+
+@dataclass(frozen=True)
+class GemmTable:
+    """Measured products m×k times k×n of one number format on one GPU, sorted by (m, n, k), each shape once.
+
+    m, n, k: (rows,) int64. latency_us: (rows,) float64, microseconds.
+    """
+
+    m: IntArray
+    n: IntArray
+    k: IntArray
+    latency_us: FloatArray
+    dtype: str
+    provenance: TableProvenance
+
+    def __len__(self) -> int:
+        return len(self.m)
+
+
+def table_systems() -> tuple[str, ...]:
+    """Names of the systems whose default table can be read without naming a backend and a version."""
+    return tuple(sorted(DEFAULT_TABLES))
+
+
+def packaged_file(system: str, backend: str | None = None, version: str | None = None) -> Path:
+    """The Parquet file of `system` (a name of aiconfigurator's, or a device slug) inside the installed package.
+
+    Raises UnsupportedError without the package, InputError for a table that it does not have.
+    """
+    root = _package_root() / "systems" / "data"
+    system = SYSTEMS.get(system, system)
+    default_backend, default_version = DEFAULT_TABLES.get(system, (None, None))
+    if backend is None and version is None:
+        backend, version = default_backend, default_version
+    known = sorted(root.glob(f"{system}/gemm/*/*/gemm_perf.parquet"))
+    if not known:
+        systems = ", ".join(sorted({p.parts[-5] for p in root.glob("*/gemm/*/*/gemm_perf.parquet")}))
+        raise InputError("read_table", f"system = {system!r}", f"one of {systems}")
+    matching = [p for p in known if backend in (None, p.parts[-3]) and version in (None, p.parts[-2])]
+    if (backend is None and version is None) or len(matching) != 1:
+        have = ", ".join(f"{p.parts[-3]} {p.parts[-2]}" for p in known)
+        raise InputError("read_table", f"backend = {backend!r}, version = {version!r} for {system}", f"one of {have}")
+    return matching[0]
+
+
+def read_table(
+    system: str,
+    *,
+    backend: str | None = None,
+    version: str | None = None,
+    path: str | Path | None = None,
+    dtype: str = "bf16",
+) -> GemmTable:
+    """The measured rows of `dtype` on `system`.
+
+    system: aiconfigurator's name (`a100_sxm`) or a device slug (`a100-sxm4-80gb`). backend, version: which table of
+    that system; DEFAULT_TABLES otherwise. path: a Parquet or CSV file with the columns m, n, k, latency (ms) and,
+    if it holds several formats, gemm_dtype; then `system` only names where it was measured.
+
+    Raises InputError for an unknown system, table, dtype or column, StoreError for a file that cannot be read,
+    UnsupportedError when the package is needed and not installed.
+    """
+    require_choice("read_table", "dtype", dtype, GEMM_DTYPES)
+    if path is None:
+        file = packaged_file(system, backend, version)
+        shown = "/".join(file.parts[-5:])
+        package = f"aiconfigurator-core {_package_version()}"
+    else:
+        file = Path(path)
+        shown, package = file.name, ""
+    if not file.is_file():
+        raise StoreError("read_table", f"no file {file}", "a Parquet or CSV file")
+    columns = _csv_columns(file) if file.suffix == ".csv" else _parquet_columns(file)
+    missing = [name for name in _NEEDED if name not in columns]
+    if missing:
+        raise InputError("read_table", f"{file.name} has no column {missing[0]!r}", "columns " + ", ".join(_NEEDED))
+
+    rows = np.ones(len(columns["m"]), dtype=bool)
+    if "gemm_dtype" in columns:
+        names = columns["gemm_dtype"].astype(str)
+        rows = (names == _GEMM_DTYPE.get(dtype, dtype)) | (names == dtype)
+        if not rows.any():
+            raise InputError("read_table", f"no row of dtype {dtype!r}", "one of " + ", ".join(sorted(set(names))))
+    shape = np.stack([columns[name][rows].astype(np.int64) for name in ("m", "n", "k")])
+    latency_us = columns["latency"][rows].astype(np.float64) * 1e3
+    kept = np.isfinite(latency_us) & (latency_us > 0) & (shape >= 1).all(axis=0)
+    if not kept.any():
+        raise InputError("read_table", f"{file.name} holds no measured row", "latencies above 0 ms")
+    merged, merged_us = _merge(shape[:, kept], latency_us[kept])
+
+    def text(name: str) -> tuple[str, ...]:
+        return tuple(sorted(set(columns[name][rows].astype(str)))) if name in columns else ()
+
+    provenance = TableProvenance(
+        file=shown,
+        sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
+        package=package,
+        system=SYSTEMS.get(system, system),
+        framework=", ".join(text("framework")),
+        version=", ".join(text("version")),
+        device=", ".join(text("device")),
+        kernel_source=text("kernel_source"),
+        dropped_rows=int((~kept).sum()),
+        merged_rows=int(kept.sum()) - merged.shape[1],
+    )
+    return GemmTable(merged[0], merged[1], merged[2], merged_us, dtype, provenance)
+
+
+def _merge(shape: IntArray, latency_us: FloatArray) -> tuple[IntArray, FloatArray]:
+    """Sorted unique shapes (3, rows) and the median latency of each."""
+    unique, inverse, counts = np.unique(shape, axis=1, return_inverse=True, return_counts=True)
+    order = np.argsort(inverse.ravel(), kind="stable")
+    if (counts == 1).all():
+        return unique, latency_us[order]
+    groups = np.split(latency_us[order], np.cumsum(counts)[:-1])
+    return unique, np.array([float(np.median(group)) for group in groups])
+
+
+def _package_root() -> Path:
+    spec = find_spec("aiconfigurator_core")
+    if spec is None or not spec.submodule_search_locations:
+        raise UnsupportedError(
+            "read_table", "the package aiconfigurator-core is not installed", "pip install 'quantbench[tables]'"
+        )
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _package_version() -> str:
+    from importlib.metadata import version
+
+    return version("aiconfigurator-core")
+
+
+def _parquet_columns(file: Path) -> dict[str, npt.NDArray[Any]]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise UnsupportedError("read_table", "pyarrow is not installed", "pip install 'quantbench[tables]'") from error
+    try:
+        table = pq.read_table(file)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise StoreError("read_table", f"{file.name}: {error}", "a Parquet file") from error
+    return {name: table.column(name).to_numpy(zero_copy_only=False) for name in table.column_names}
+
+
+def _csv_columns(file: Path) -> dict[str, npt.NDArray[Any]]:
+    with file.open(newline="", encoding="utf-8") as stream:
+        reader = csv.DictReader(stream)
+        rows = list(reader)
+        names = reader.fieldnames or []
+    columns: dict[str, npt.NDArray[Any]] = {name: np.array([row[name] for row in rows]) for name in names}
+    for name in _NEEDED:
+        if name in columns:
+            try:
+                columns[name] = columns[name].astype(np.float64)
+            except ValueError as error:
+                raise InputError("read_table", f"{file.name}, column {name}: {error}", "numbers") from error
+    return columns

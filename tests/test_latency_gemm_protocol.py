@@ -1,0 +1,76 @@
+"""The splits and error figures by which latency models are judged."""
+
+import numpy as np
+import pytest
+
+from quantbench.errors import InputError
+from quantbench.latency.protocol import (
+    cliff_pairs,
+    compute_rows,
+    coverage,
+    held_out_sites,
+    mean_summary,
+    memory_rows,
+    random_split,
+    score_cliffs,
+    summarize,
+)
+
+
+def grid(ms: list[int], sites: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rows = sorted((m, n, k) for m in ms for n, k in sites)
+    m, n, k = np.array(rows).T
+    return m, n, k
+
+
+def test_random_split_divides_the_rows() -> None:
+    split = random_split(100, 30, seed=1)
+    assert sorted([*split.train, *split.test]) == list(range(100))
+    assert len(split.train) == 30
+    assert (random_split(100, 30, seed=1).train == split.train).all()
+    assert set(random_split(100, 30, seed=2).train) != set(split.train)
+
+
+def test_held_out_sites_share_no_site_and_do_not_move_with_the_seed() -> None:
+    m, n, k = grid([1, 2, 64, 65], [(n, k) for n in (32, 64, 96) for k in (32, 64, 96)])
+    splits = [held_out_sites(n, k, 7, seed) for seed in (0, 1)]
+    sites = [{(n[i], k[i]) for i in part} for part in (splits[0].train, splits[0].test)]
+    assert not sites[0] & sites[1]
+    assert len(sites[1]) == 9 // 2
+    assert (splits[0].test == splits[1].test).all()
+    assert set(splits[0].train) != set(splits[1].train)
+    assert len(held_out_sites(n, k, None, 0).train) == len(m) - len(splits[0].test)
+    with pytest.raises(InputError, match=r"train = 99 of 21 rows"):
+        held_out_sites(n, k, 99, 0)
+
+
+def test_summary_figures() -> None:
+    measured = np.array([10.0, 10.0, 10.0, 10.0])
+    error = summarize(np.array([10.0, 11.0, 8.0, 13.0]), measured)
+    assert (error.median_pct, error.mean_pct) == pytest.approx((15.0, 15.0))
+    assert error.p95_pct == pytest.approx(np.percentile([0, 10, 20, 30], 95))
+    assert summarize(measured, measured, np.array([True, False, False, False])).rows == 1
+    assert mean_summary([error, error]).rows == 8
+    with pytest.raises(InputError, match=r"no rows"):
+        summarize(measured, measured, np.zeros(4, dtype=bool))
+
+
+def test_row_groups() -> None:
+    m, n, k = np.array([64, 256, 256]), np.array([512, 512, 256]), np.array([512, 512, 512])
+    assert compute_rows(m, n, k).tolist() == [False, True, False]
+    assert memory_rows(m, n, k).tolist() == [True, False, False]
+
+
+def test_coverage_counts_both_ends() -> None:
+    measured = np.array([1.0, 2.0, 3.0, 4.0])
+    assert coverage(measured, np.array([1.0, 2.5, 0.0, 0.0]), np.array([2.0, 3.0, 3.0, 1.0])) == 0.5
+
+
+def test_cliffs_are_scored_on_neighbouring_m() -> None:
+    m, n, k = grid([64, 65, 128, 129, 256, 257], [(1024, 1024), (512, 1024)])
+    pairs = cliff_pairs(m, n, k)
+    assert [(m[a], m[b], n[a]) for a, b in zip(*pairs, strict=True)] == [(128, 129, 1024), (256, 257, 1024)]
+    measured = np.where((m == 129) & (n == 1024), 1.2, 1.0)
+    score = score_cliffs(np.where(m >= 257, 2.0, np.where(m == 129, 1.11, 1.0)), measured, pairs)
+    assert (score.pairs, score.cliffs, score.recall, score.precision) == (2, 1, 1.0, 0.5)
+    assert np.isnan(score_cliffs(np.ones(len(m)), measured, pairs).precision)

@@ -1,0 +1,71 @@
+"""Reading measured tables: from files written here, and from the package where it is installed."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quantbench.errors import InputError, StoreError, UnsupportedError
+from quantbench.latency import tables
+from quantbench.latency.tables import read_table
+
+needs_package = pytest.mark.skipif(
+    find_spec("aiconfigurator_core") is None, reason="the extra quantbench[tables] is not installed"
+)
+
+CSV = """gemm_dtype,m,n,k,latency,framework
+bfloat16,128,256,512,0.020,X
+bfloat16,1,256,512,0.010,X
+fp8,1,256,512,0.004,X
+bfloat16,128,256,512,0.030,X
+bfloat16,129,256,512,0,X
+"""
+
+
+def test_csv_is_sorted_merged_and_in_microseconds(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(CSV)
+    table = read_table("a100-sxm4-80gb", path=tmp_path / "t.csv")
+    assert table.m.tolist() == [1, 128]
+    assert table.latency_us.tolist() == pytest.approx([10.0, 25.0])  # the repeats' median
+    assert (table.provenance.merged_rows, table.provenance.dropped_rows) == (1, 1)
+    assert (table.provenance.system, table.provenance.framework) == ("a100_sxm", "X")
+    assert read_table("here", path=tmp_path / "t.csv", dtype="fp8").latency_us.tolist() == pytest.approx([4.0])
+
+
+def test_file_errors_name_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(CSV)
+    with pytest.raises(InputError, match=r"no row of dtype 'int8'; expected one of bfloat16, fp8"):
+        read_table("here", path=tmp_path / "t.csv", dtype="int8")
+    (tmp_path / "short.csv").write_text("m,n,k\n1,2,3\n")
+    with pytest.raises(InputError, match=r"short.csv has no column 'latency'"):
+        read_table("here", path=tmp_path / "short.csv")
+    (tmp_path / "words.csv").write_text("m,n,k,latency\n1,2,3,fast\n")
+    with pytest.raises(InputError, match=r"words.csv, column latency: .*'fast'"):
+        read_table("here", path=tmp_path / "words.csv")
+    with pytest.raises(StoreError, match=r"no file .*gone.csv"):
+        read_table("here", path=tmp_path / "gone.csv")
+
+
+def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "find_spec", lambda name: None)
+    with pytest.raises(UnsupportedError, match=r"pip install 'quantbench\[tables\]'"):
+        read_table("a100_sxm")
+
+
+@needs_package
+def test_packaged_a100_table() -> None:
+    table = read_table("a100-sxm4-80gb")
+    assert (table.provenance.framework, table.provenance.version) == ("SGLang", "0.5.10")
+    assert len(table) == 35_742
+    order = np.lexsort((table.k, table.n, table.m))
+    assert (order == np.arange(len(table))).all()
+    assert table.latency_us.min() > 1.0
+
+
+@needs_package
+def test_packaged_table_errors() -> None:
+    with pytest.raises(InputError, match=r"system = 'a1000'; expected one of .*a100_sxm"):
+        read_table("a1000")
+    with pytest.raises(InputError, match=r"backend = 'vllm', version = '0' for l40s; expected one of .*vllm 0.24.0"):
+        read_table("l40s", backend="vllm", version="0")
