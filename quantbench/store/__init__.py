@@ -1,0 +1,1 @@
+"""Where runs are kept: one folder a run, run.json and records.jsonl in it."""

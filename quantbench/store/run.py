@@ -1,0 +1,77 @@
+"""run.json: what a run is, on what it ran and how it ended.
+
+History of the format:
+1  first version.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quantbench.device.spec import DeviceSpec, DeviceState
+from quantbench.errors import InputError, StoreError, require_choice
+from quantbench.store.codec import build, spec_from_json, spec_to_json, state_from_json
+
+RUN_FORMAT = "quantbench-run"
+RUN_VERSION = 1
+ENDINGS = ("running", "complete", "interrupted", "budget", "failed")
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What is true of a whole run.
+
+    device, state: the device and how it was found. software: versions by name. axes: axis values by name. options:
+    everything else that was asked for, enough to make the same plan again. environment: variables that change timing.
+    started, ended: ISO 8601 in UTC; ended None while it runs. how_ended: one of ENDINGS. overhead: seconds by phase.
+    """
+
+    run_id: str
+    device: DeviceSpec
+    state: DeviceState
+    software: dict[str, str]
+    axes: dict[str, list[int]]
+    options: dict[str, Any]
+    seed: int
+    environment: dict[str, str]
+    started: str
+    ended: str | None = None
+    how_ended: str = "running"
+    origin: str = "measured"
+    source: str = ""
+    phases_s: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require_choice("run.json", "how_ended", self.how_ended, ENDINGS)
+
+
+def write_run_info(folder: Path, info: RunInfo) -> None:
+    """Write run.json whole or not at all: a reader never sees half of it."""
+    data = {"format": RUN_FORMAT, "version": RUN_VERSION, **asdict(info), "device": spec_to_json(info.device)}
+    temporary = folder / "run.json.new"
+    temporary.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    os.replace(temporary, folder / "run.json")
+
+
+def read_run_info(folder: Path) -> RunInfo:
+    """The run's description. Raises StoreError with one line for a missing, foreign or broken file."""
+    path = folder / "run.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise StoreError("read run", str(folder), "a folder with run.json in it") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise StoreError("read run", f"{path} ({error})", "a readable JSON file") from None
+    if not isinstance(data, dict) or data.pop("format", None) != RUN_FORMAT:
+        raise StoreError("read run", str(path), f'a JSON object with format "{RUN_FORMAT}"')
+    version = data.pop("version", None)
+    if version != RUN_VERSION:
+        raise StoreError("read run", f"{path} has version {version!r}", f"version {RUN_VERSION}")
+    try:
+        data["device"] = spec_from_json(data.get("device"))
+        data["state"] = state_from_json(data.get("state"))
+        return build(RunInfo, data)
+    except InputError as error:
+        raise StoreError("read run", f"{path} ({error})", "a run.json as quantbench writes it") from None
