@@ -112,13 +112,17 @@ class RunWriter:
         self.info = info
         write_run_info(self.folder, info)
 
+    def close(self) -> None:
+        """Let go of the folder."""
+        self._records.close()
+
     def __enter__(self) -> RunWriter:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._records.close()
+        self.close()
 
 
 def _open_alone(folder: Path) -> BinaryIO:

@@ -1,0 +1,116 @@
+"""What the sweep and its worker process say to each other: JSON objects, one a line, over two pipes.
+
+Text, not pickle: a worker that has gone wrong can at worst send a line that does not parse.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from quantbench.device.spec import DeviceSpec, DeviceState
+from quantbench.errors import InputError
+from quantbench.launch import Launch
+from quantbench.measurement import Measurement
+from quantbench.store.codec import (
+    build,
+    launch_from_json,
+    launch_to_json,
+    measurement_from_json,
+    spec_from_json,
+    spec_to_json,
+    state_from_json,
+)
+from quantbench.timing.options import TimingOptions
+from quantbench.workload import Workload, workload_from_json, workload_to_json
+
+_UNGRADED = {"letter": "A", "reasons": []}
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The worker's first line: on what it runs."""
+
+    device: DeviceSpec
+    state: DeviceState
+    software: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One point to run. check: compare the result with its reference first."""
+
+    workload: Workload
+    provider: str
+    check: bool
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came of a request: exactly one of measurement, skipped (why) and failed (kind, message).
+
+    phases_s: seconds by phase. broken: the worker cannot go on (its GPU context is lost).
+    """
+
+    measurement: Measurement | None = None
+    skipped: str | None = None
+    failed: tuple[str, str] | None = None
+    launch: Launch | None = None
+    phases_s: dict[str, float] = field(default_factory=dict)
+    broken: bool = False
+
+
+def hello_to_json(hello: Hello) -> dict[str, Any]:
+    return {"device": spec_to_json(hello.device), "state": asdict(hello.state), "software": hello.software}
+
+
+def hello_from_json(data: dict[str, Any]) -> Hello:
+    return Hello(spec_from_json(data["device"]), state_from_json(data["state"]), data["software"])
+
+
+def request_to_json(request: Request) -> dict[str, Any]:
+    return {
+        "workload": workload_to_json(request.workload),
+        "provider": request.provider,
+        "check": request.check,
+    }
+
+
+def request_from_json(data: dict[str, Any]) -> Request:
+    return Request(workload_from_json(data["workload"]), data["provider"], data["check"])
+
+
+def reply_to_json(reply: Reply) -> dict[str, Any]:
+    measurement = None if reply.measurement is None else {**asdict(reply.measurement), "grade": _UNGRADED}
+    return {
+        "measurement": measurement,
+        "skipped": reply.skipped,
+        "failed": reply.failed,
+        "launch": launch_to_json(reply.launch),
+        "phases_s": reply.phases_s,
+        "broken": reply.broken,
+    }
+
+
+def reply_from_json(data: dict[str, Any]) -> Reply:
+    """The worker's reply. Raises InputError when it is none (a NaN among the samples, say)."""
+    try:
+        measurement = data["measurement"]
+        return Reply(
+            measurement=None if measurement is None else measurement_from_json(measurement)[0],
+            skipped=data["skipped"],
+            failed=None if data["failed"] is None else (str(data["failed"][0]), str(data["failed"][1])),
+            launch=launch_from_json(data["launch"]),
+            phases_s=data["phases_s"],
+            broken=data["broken"],
+        )
+    except (KeyError, TypeError, IndexError) as error:
+        raise InputError("worker reply", repr(error), "the fields of a reply") from None
+
+
+def timing_to_json(timing: TimingOptions) -> dict[str, Any]:
+    return asdict(timing)
+
+
+def timing_from_json(data: object) -> TimingOptions:
+    return build(TimingOptions, data)

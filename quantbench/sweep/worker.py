@@ -1,0 +1,159 @@
+"""The child process that runs points: `python -m quantbench.sweep.worker READ_FD WRITE_FD`.
+
+It reads one JSON object a line and answers with one. Running in a process of its own keeps an illegal access, an
+exhausted memory or a hang away from the sweep, which starts a fresh worker and goes on. What torch, CUDA or a provider
+raise on purpose becomes the point's outcome; anything unexpected ends this process with a traceback, and that too is
+recorded as the point's outcome, by the sweep.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from quantbench.errors import MeasurementError, QuantbenchError, UnsupportedError
+from quantbench.sweep.messages import (
+    Hello,
+    Reply,
+    Request,
+    hello_to_json,
+    reply_to_json,
+    request_from_json,
+    timing_from_json,
+)
+
+if TYPE_CHECKING:
+    from quantbench.device.spec import DeviceSpec
+    from quantbench.timing.options import TimingOptions
+    from quantbench.timing.timer import Timer
+
+# What CUDA says when the context is lost; nothing runs in that process any more.
+_CONTEXT_LOST = ("illegal memory access", "device-side assert", "misaligned address", "unspecified launch failure")
+
+
+class Worker:
+    """Runs requests one after another with one timer."""
+
+    def __init__(self, spec: DeviceSpec, timer: Timer, timing: TimingOptions) -> None:
+        self._spec = spec
+        self._timer = timer
+        self._timing = timing
+        self._phases_s: dict[str, float] = {}
+
+    def run(self, request: Request) -> Reply:
+        """Run one point; what is raised on purpose becomes its outcome."""
+        import torch
+
+        self._phases_s = {}
+        try:
+            return self._run(request)
+        except UnsupportedError as error:
+            return Reply(skipped=str(error), phases_s=self._phases_s)
+        except MeasurementError as error:
+            kind = "wrong_result" if error.operation.startswith("check") else "error"
+            return Reply(failed=(kind, str(error)), phases_s=self._phases_s)
+        except QuantbenchError as error:
+            return Reply(failed=("error", str(error)), phases_s=self._phases_s)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            return Reply(failed=("out_of_memory", first_line(error)), phases_s=self._phases_s)
+        except RuntimeError as error:
+            message = first_line(error)
+            if any(sign in str(error) for sign in _CONTEXT_LOST):
+                return Reply(failed=("illegal_access", message), phases_s=self._phases_s, broken=True)
+            kind = "out_of_memory" if "can't allocate memory" in str(error) else "error"
+            return Reply(failed=(kind, message), phases_s=self._phases_s)
+
+    def _run(self, request: Request) -> Reply:
+        from quantbench.providers import catalog
+        from quantbench.providers.correctness import check
+        from quantbench.providers.identity import identify
+
+        provider = catalog.make(request.provider)
+        reason = provider.unsupported(request.workload, self._spec)
+        if reason is not None:
+            return Reply(skipped=reason)
+        if request.check:
+            with self._phase("check"):
+                check(provider, request.workload, self._spec, seed=self._timing.seed)
+        with self._phase("inputs"):
+            task = provider.prepare(
+                request.workload, self._spec, distribution=self._timing.distribution, seed=self._timing.seed
+            )
+        warmup_before_s, measuring_before_s = self._timer.warmup_s, self._timer.measuring_s
+        measurement = self._timer.measure(task.run)
+        self._phases_s["warm-up"] = self._timer.warmup_s - warmup_before_s
+        self._phases_s["measuring"] = self._timer.measuring_s - measuring_before_s
+        with self._phase("identify"):
+            launch = task.launch() or identify(task.run, request.workload, self._spec)
+        return Reply(measurement=measurement, launch=launch, phases_s=self._phases_s)
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        start_s = time.perf_counter()
+        yield
+        self._phases_s[name] = time.perf_counter() - start_s
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its type where it has none."""
+    text = str(error).strip()
+    return text.splitlines()[0][:300] if text else type(error).__name__
+
+
+def main() -> None:
+    """Serve requests until the pipe closes."""
+    read_fd, write_fd = int(sys.argv[1]), int(sys.argv[2])
+    _die_with_parent()
+    with os.fdopen(read_fd, encoding="utf-8") as requests, os.fdopen(write_fd, "w", encoding="utf-8") as replies:
+
+        def send(data: dict[str, Any]) -> None:
+            replies.write(json.dumps(data) + "\n")
+            replies.flush()
+
+        timing = timing_from_json(json.loads(requests.readline()))
+        try:
+            worker, hello = _start(timing)
+        except QuantbenchError as error:
+            send({"refused": str(error)})
+            return
+        send(hello_to_json(hello))
+        for line in requests:
+            reply = worker.run(request_from_json(json.loads(line)))
+            send(reply_to_json(reply))
+            if reply.broken:
+                return
+
+
+def _start(timing: TimingOptions) -> tuple[Worker, Hello]:
+    from quantbench import device
+    from quantbench.providers.software import versions
+    from quantbench.timing.timer import make_timer
+
+    spec = device.current()
+    state = device.monitor(spec)
+    timer = make_timer(spec, timing, state=state)
+    return Worker(spec, timer, timing), Hello(spec, state(), versions())
+
+
+def _die_with_parent() -> None:
+    """End this process soon after the sweep has gone, however it went and whatever a kernel is doing."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()
