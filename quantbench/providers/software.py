@@ -1,6 +1,7 @@
 """Versions of everything that a figure may depend on."""
 
 import platform
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -16,17 +17,12 @@ def versions() -> dict[str, str]:
         "os": platform.platform(),
         "torch": torch.__version__,
     }
-    try:
-        found["triton"] = version("triton")
-    except PackageNotFoundError:
-        pass
     if torch.version.cuda is not None:
         found["cuda"] = torch.version.cuda
     if torch.cuda.is_available() and torch.backends.cudnn.is_available():
         found["cudnn"] = str(torch.backends.cudnn.version())
-    for package in ("nvidia-cublas", "nvidia-cublas-cu12"):  # the library behind mm; its choice of kernels moves cliffs
-        try:
-            found["cublas"] = version(package)
-        except PackageNotFoundError:
-            continue
+    # triton compiles our kernels; cuBLAS stands behind mm, and its choice of kernels moves cliffs.
+    for name, package in (("triton", "triton"), ("cublas", "nvidia-cublas"), ("cublas", "nvidia-cublas-cu12")):
+        with suppress(PackageNotFoundError):
+            found[name] = version(package)
     return found

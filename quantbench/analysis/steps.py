@@ -1,0 +1,69 @@
+"""Steps along an axis: neighbours where the rate falls by more than the noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from quantbench.analysis.explain import idle_reasons
+from quantbench.analysis.summary import Point
+from quantbench.device.spec import DeviceSpec
+
+# A fall of the rate below this is not called a step, however quiet the measurement.
+SMALLEST_STEP = 0.03
+
+
+@dataclass(frozen=True)
+class Step:
+    """Between `before` and `after`, neighbours on the axis, the rate falls by `drop` (a share of the rate before).
+
+    low, high: bounds of the drop from both medians' intervals. cause: in words.
+    """
+
+    axis: str
+    before: Point
+    after: Point
+    drop: float
+    low: float
+    high: float
+    cause: str
+
+
+def find_steps(points: Sequence[Point], axis: str, spec: DeviceSpec) -> tuple[Step, ...]:
+    """Steps of each op and provider along `axis`, the other axes held, in order of size.
+
+    A step is a fall of the rate (useful work per second) whose interval lies above SMALLEST_STEP.
+    """
+    curves: dict[tuple[object, ...], list[Point]] = {}
+    for point in points:
+        rest = tuple(value for name, value in point.axes.items() if name != axis)
+        curves.setdefault((point.op, point.provider, rest), []).append(point)
+    steps = []
+    for curve in curves.values():
+        curve.sort(key=lambda p: p.axes[axis])
+        steps += [step for a, b in pairwise(curve) if (step := _step(axis, a, b, spec))]
+    return tuple(sorted(steps, key=lambda step: -step.drop))
+
+
+def _step(axis: str, before: Point, after: Point, spec: DeviceSpec) -> Step | None:
+    # Rates in work per µs; the smallest drop is from the slowest "before" to the fastest "after".
+    work = after.workload.flops / before.workload.flops
+    drop = 1 - work * before.latency_us / after.latency_us
+    low = 1 - work * before.high_us / after.low_us
+    high = 1 - work * before.low_us / after.high_us
+    if low < SMALLEST_STEP:
+        return None
+    return Step(axis, before, after, drop, low, high, _cause(before, after, spec))
+
+
+def _cause(before: Point, after: Point, spec: DeviceSpec) -> str:
+    old, new = before.launch, after.launch
+    if old is not None and new is not None and old.kernel != new.kernel:
+        if old.tile is not None and new.tile is not None and old.tile != new.tile:
+            return f"the library changed from {old.tile} to {new.tile}"
+        return f"the library changed kernel ({old.kernel[:40]} to {new.kernel[:40]})"
+    reasons = idle_reasons(after.workload, spec, new)
+    gone = idle_reasons(before.workload, spec, old)
+    fresh = [reason for reason in reasons if reason not in gone]
+    return fresh[0] if fresh else "unexplained"

@@ -1,0 +1,123 @@
+"""From records to figures: median and interval, TFLOP/s, GB/s, share of peak, for each place on the axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from quantbench.device.spec import DeviceSpec
+from quantbench.launch import Launch
+from quantbench.measurement import GRADES, Grade
+from quantbench.stats import median, median_interval
+from quantbench.store.record import Measured, Record
+from quantbench.workload import Attention, Gemm, Workload
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured workload at one place on the axes.
+
+    latency_us: median of the samples; low_us, high_us: its 95 % confidence interval. count: how often the shape at
+    this place runs it. tflops, gb_per_s: useful work over the median. peak_share: of the dense peak for products and
+    attention, of the memory bandwidth for softmax; None where the device's figure is not known.
+    """
+
+    key: str
+    axes: dict[str, int]
+    op: str
+    count: int
+    provider: str
+    workload: Workload
+    launch: Launch | None
+    latency_us: float
+    low_us: float
+    high_us: float
+    tflops: float
+    gb_per_s: float
+    peak_share: float | None
+    grade: Grade
+
+
+@dataclass(frozen=True)
+class Row:
+    """All ops that one provider ran at one place, taken together: a line of the sweep's table.
+
+    latency_us: sum over the ops, each as often as it runs. half_width: relative half-width of that sum's interval.
+    grade: the worst of the ops'. worst: the op with the smallest share of peak.
+    """
+
+    axes: dict[str, int]
+    provider: str
+    points: tuple[Point, ...]
+    latency_us: float
+    half_width: float
+    tflops: float
+    gb_per_s: float
+    peak_share: float | None
+    grade: Grade
+
+    @property
+    def worst(self) -> Point:
+        return min(self.points, key=lambda p: (p.peak_share is None, p.peak_share, p.op))
+
+
+def points_of(records: Iterable[Record], spec: DeviceSpec) -> tuple[Point, ...]:
+    """Every measured point at every place it stands for, in order of places. Reference repetitions are left out, and
+    so are figures that were rejected as impossible."""
+    found = []
+    for record in records:
+        if record.role != "point" or not isinstance(record.outcome, Measured):
+            continue
+        if record.outcome.grade.letter == "rejected":
+            continue
+        found += list(_points(record, record.outcome, spec))
+    return tuple(sorted(found, key=lambda p: (tuple(p.axes.values()), p.provider, p.op)))
+
+
+def _points(record: Record, outcome: Measured, spec: DeviceSpec) -> Iterable[Point]:
+    samples_us = outcome.measurement.samples_us
+    latency_us = median(samples_us)
+    low_us, high_us = median_interval(samples_us)
+    work = record.workload
+    tflops = work.flops / latency_us / 1e6
+    gb_per_s = work.min_bytes / latency_us / 1e3
+    for place in record.places:
+        yield Point(
+            record.key, place.axes, place.op, place.count, record.provider, work, record.launch, latency_us, low_us,
+            high_us, tflops, gb_per_s, peak_share(work, latency_us, spec), outcome.grade,
+        )  # fmt: skip
+
+
+def peak_share(workload: Workload, latency_us: float, spec: DeviceSpec) -> float | None:
+    """Useful work per second over what the device could do at most."""
+    if isinstance(workload, Gemm | Attention):
+        peak = spec.peak(workload.dtype)
+        return None if peak is None else workload.flops / latency_us / 1e6 / peak
+    return workload.min_bytes / latency_us / 1e3 / spec.memory_gb_per_s
+
+
+def rows_of(points: Sequence[Point], spec: DeviceSpec) -> tuple[Row, ...]:
+    """The points of each place and provider taken together, in order of places."""
+    groups: dict[tuple[tuple[int, ...], str], list[Point]] = {}
+    for point in points:
+        groups.setdefault((tuple(point.axes.values()), point.provider), []).append(point)
+    return tuple(_row(tuple(group), spec) for _, group in sorted(groups.items(), key=lambda item: item[0]))
+
+
+def _row(points: tuple[Point, ...], spec: DeviceSpec) -> Row:
+    latency_us = sum(p.latency_us * p.count for p in points)
+    # The intervals are independent, so their widths add as squares.
+    width_us = sum(((p.high_us - p.low_us) / 2 * p.count) ** 2 for p in points) ** 0.5
+    shares = [(p.peak_share, p.latency_us * p.count) for p in points]
+    known = [(share, time_us) for share, time_us in shares if share is not None]
+    return Row(
+        axes=points[0].axes,
+        provider=points[0].provider,
+        points=points,
+        latency_us=latency_us,
+        half_width=width_us / latency_us,
+        tflops=sum(p.workload.flops * p.count for p in points) / latency_us / 1e6,
+        gb_per_s=sum(p.workload.min_bytes * p.count for p in points) / latency_us / 1e3,
+        peak_share=sum(s * t for s, t in known) / latency_us if len(known) == len(shares) else None,
+        grade=max((p.grade for p in points), key=lambda g: GRADES.index(g.letter)),
+    )

@@ -1,0 +1,115 @@
+"""The picture of a sweep: share of peak over an axis, one panel per op, predicted edges drawn in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quantbench.analysis.summary import Point
+from quantbench.device.spec import DeviceSpec
+from quantbench.latency.roofline import assumed_tile
+from quantbench.launch import Tile
+from quantbench.quantization import cdiv, quantize
+from quantbench.workload import Gemm
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_COLUMNS = 2
+# More wave edges than this in a panel would be a grey wall; the first ones are the large steps.
+_MOST_WAVE_EDGES = 40
+
+
+def draw_efficiency(points: Sequence[Point], axis: str, spec: DeviceSpec, path: Path, *, title: str) -> None:
+    """Write a PNG. points: measured ones, of any ops and providers; axis: the field that runs along x.
+
+    Each panel shows one op: measured medians with their 95 % intervals, a line per provider and per value of the
+    other axes, predicted tile edges as ticks at the foot and predicted wave edges as dashed lines.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    import seaborn as sns
+
+    ops = list(dict.fromkeys(p.op for p in points))
+    columns = min(_COLUMNS, len(ops))
+    lines = cdiv(len(ops), columns)
+    with sns.axes_style("whitegrid", {"grid.color": "#eeeeee"}):
+        figure, panels = plt.subplots(
+            lines, columns, figsize=(6.4 * columns, 3.4 * lines + 0.9), squeeze=False, sharex=True, layout="constrained"
+        )
+        for panel in panels.flat[len(ops) :]:
+            panel.set_axis_off()
+        for panel, op in zip(panels.flat, ops, strict=False):
+            own = [p for p in points if p.op == op]
+            _draw_panel(sns, panel, own, axis, spec)
+            panel.set_title(op, loc="left", fontweight="bold")
+        for panel in panels[-1]:
+            panel.set_xlabel(axis.replace("_", "-"))
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+        figure.savefig(path, dpi=130)
+        plt.close(figure)
+
+
+def _draw_panel(sns: Any, panel: Axes, points: Sequence[Point], axis: str, spec: DeviceSpec) -> None:
+    x = [p.axes[axis] for p in points]
+    y = [_efficiency(p) for p in points]
+    names = [_line_name(p, axis) for p in points]
+    sns.lineplot(x=x, y=y, hue=names, marker="o", markersize=4, linewidth=1.2, ax=panel, errorbar=None)
+    for point, height in zip(points, y, strict=True):
+        panel.vlines(
+            point.axes[axis],
+            height * point.latency_us / point.high_us,
+            height * point.latency_us / point.low_us,
+            color="0.3",
+            linewidth=0.8,
+        )
+    _draw_edges(panel, points, axis, spec)
+    panel.set_ylim(bottom=0)
+    panel.set_ylabel("TFLOP/s" if points[0].peak_share is None else "share of peak, %")
+    panel.legend(fontsize=8, loc="lower right", title=None)
+
+
+def _efficiency(point: Point) -> float:
+    return point.tflops if point.peak_share is None else 100 * point.peak_share
+
+
+def _line_name(point: Point, axis: str) -> str:
+    others = " ".join(f"{name}={value}" for name, value in point.axes.items() if name != axis)
+    return f"{point.provider} {others}".strip()
+
+
+def _draw_edges(panel: Axes, points: Sequence[Point], axis: str, spec: DeviceSpec) -> None:
+    """Edges by arithmetic from the tile of each launch where it is known, else from the one assumed for the device."""
+    sizes = sorted({p.axes[axis]: p for p in points if isinstance(p.workload, Gemm)}.items())
+    if len(sizes) < 2:
+        return
+    tile_edges, wave_edges = [], []
+    for (before, a), (_, b) in zip(sizes, sizes[1:], strict=False):
+        tile, per_sm = _tile_of(b, spec)
+        assert isinstance(a.workload, Gemm)
+        assert isinstance(b.workload, Gemm)
+        old, new = (quantize(w, tile, spec.sm_count, per_sm) for w in (a.workload, b.workload))
+        if new.num_tiles > old.num_tiles:
+            tile_edges.append(before)
+        if spec.kind == "cuda" and new.num_waves > old.num_waves:
+            wave_edges.append(before)
+    foot = panel.get_xaxis_transform()
+    panel.plot(
+        tile_edges, [0.0] * len(tile_edges), "|", transform=foot, color="tab:red", markersize=10, clip_on=False,
+        label="tile edge (predicted)",
+    )  # fmt: skip
+    for i, edge in enumerate(wave_edges[:_MOST_WAVE_EDGES]):
+        panel.axvline(
+            edge, color="tab:purple", linestyle="--", linewidth=0.7, alpha=0.6, zorder=0,
+            label="wave edge (predicted)" if i == 0 else None,
+        )  # fmt: skip
+
+
+def _tile_of(point: Point, spec: DeviceSpec) -> tuple[Tile, int]:
+    if point.launch is not None and point.launch.tile is not None:
+        return point.launch.tile, point.launch.blocks_per_sm or 1
+    assumed = assumed_tile(spec)
+    return assumed.tile, assumed.blocks_per_sm

@@ -1,0 +1,90 @@
+"""Quantities as text and back: the one place where a unit meets a number on the screen."""
+
+import re
+from math import floor, log10
+
+from quantbench.errors import InputError
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+def parse_duration_s(option: str, text: str) -> float:
+    """`90s`, `8m`, `1h` or `1m30s` in seconds.
+
+    >>> parse_duration_s("--budget", "1m30s")
+    90.0
+    """
+    parts = _DURATION.findall(text)
+    total_s = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    if "".join(number + unit for number, unit in parts) != text or total_s <= 0:
+        raise InputError(option, repr(text), "a time such as 90s, 8m or 1h")
+    return total_s
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people.
+
+    >>> duration(7.4), duration(95), duration(7300)
+    ('7 s', '1 min 35 s', '2 h 2 min')
+    """
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def latency(us: float) -> str:
+    """Microseconds in the unit that reads best.
+
+    >>> latency(3.456), latency(1234.5), latency(2_500_000)
+    ('3.46 µs', '1.23 ms', '2.50 s')
+    """
+    for factor, unit in ((1, "µs"), (1e3, "ms")):
+        if us / factor < 999.5:
+            return f"{_three_digits(us / factor)} {unit}"
+    return f"{_three_digits(us / 1e6)} s"
+
+
+def _three_digits(value: float) -> str:
+    decimals = max(0, 2 - floor(log10(value))) if value > 0 else 0
+    return f"{value:.{decimals}f}"
+
+
+def with_interval(value: float, half_width: float) -> str:
+    """A value with as many digits as its half-width (in the same unit) deserves, and that half-width to one digit.
+
+    >>> with_interval(412.34, 2.1), with_interval(0.12345, 0.0004), with_interval(95.0, 0.0)
+    ('412 ±2', '0.1235 ±0.0004', '95.0')
+    """
+    if half_width <= 0:
+        return _three_digits(value)
+    decimals = max(0, -floor(log10(half_width)))
+    if round(half_width, decimals) >= 10 ** (1 - decimals):  # 0.96 rounds up to 1
+        decimals = max(0, decimals - 1)
+    return f"{value:.{decimals}f} ±{half_width:.{decimals}f}"
+
+
+def percent(share: float) -> str:
+    """A share as percent, with a digit more below ten.
+
+    >>> percent(0.0433), percent(0.62)
+    ('4.3 %', '62 %')
+    """
+    value = 100 * share
+    return f"{value:.0f} %" if abs(value) >= 9.95 else f"{value:.1f} %"
+
+
+def size(count_bytes: float) -> str:
+    """Bytes in binary units.
+
+    >>> size(80 * 2**30)
+    '80.0 GiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count_bytes < 1024:
+            return f"{count_bytes:.1f} {unit}"
+        count_bytes /= 1024
+    return f"{count_bytes:.1f} TiB"
