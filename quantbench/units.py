@@ -25,7 +25,7 @@ def parse_duration_s(option: str, text: str) -> float:
 def duration(seconds: float) -> str:
     """Seconds for people.
 
-    >>> duration(7.4), duration(95), duration(7300)
+    >>> duration(7.4), duration(95), duration(7320)
     ('7 s', '1 min 35 s', '2 h 2 min')
     """
     whole = max(0, round(seconds))

@@ -77,14 +77,14 @@ def points_of(records: Iterable[Record], spec: DeviceSpec) -> tuple[Point, ...]:
 def _points(record: Record, outcome: Measured, spec: DeviceSpec) -> Iterable[Point]:
     samples_us = outcome.measurement.samples_us
     latency_us = median(samples_us)
-    low_us, high_us = median_interval(samples_us)
+    interval = median_interval(samples_us)
     work = record.workload
     tflops = work.flops / latency_us / 1e6
     gb_per_s = work.min_bytes / latency_us / 1e3
     for place in record.places:
         yield Point(
-            record.key, place.axes, place.op, place.count, record.provider, work, record.launch, latency_us, low_us,
-            high_us, tflops, gb_per_s, peak_share(work, latency_us, spec), outcome.grade,
+            record.key, place.axes, place.op, place.count, record.provider, work, record.launch, latency_us,
+            interval.low, interval.high, tflops, gb_per_s, peak_share(work, latency_us, spec), outcome.grade,
         )  # fmt: skip
 
 

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quantbench.analysis.drawn_edges import drawn_edges
 from quantbench.analysis.summary import Point
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.roofline import assumed_tile
-from quantbench.launch import Tile
-from quantbench.quantization import cdiv, quantize
-from quantbench.workload import Gemm
+from quantbench.quantization import cdiv
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,34 +81,16 @@ def _line_name(point: Point, axis: str) -> str:
 
 
 def _draw_edges(panel: Axes, points: Sequence[Point], axis: str, spec: DeviceSpec) -> None:
-    """Edges by arithmetic from the tile of each launch where it is known, else from the one assumed for the device."""
-    sizes = sorted({p.axes[axis]: p for p in points if isinstance(p.workload, Gemm)}.items())
-    if len(sizes) < 2:
-        return
-    tile_edges, wave_edges = [], []
-    for (before, a), (_, b) in zip(sizes, sizes[1:], strict=False):
-        tile, per_sm = _tile_of(b, spec)
-        assert isinstance(a.workload, Gemm)
-        assert isinstance(b.workload, Gemm)
-        old, new = (quantize(w, tile, spec.sm_count, per_sm) for w in (a.workload, b.workload))
-        if new.num_tiles > old.num_tiles:
-            tile_edges.append(before)
-        if spec.kind == "cuda" and new.num_waves > old.num_waves:
-            wave_edges.append(before)
-    foot = panel.get_xaxis_transform()
-    panel.plot(
-        tile_edges, [0.0] * len(tile_edges), "|", transform=foot, color="tab:red", markersize=10, clip_on=False,
-        label="tile edge (predicted)",
-    )  # fmt: skip
-    for i, edge in enumerate(wave_edges[:_MOST_WAVE_EDGES]):
+    edges = drawn_edges(points, axis, spec)
+    source = f"{assumed_tile(spec).tile} assumed" if edges.assumed else "tile of the kernel that ran"
+    if edges.tile:
+        foot = panel.get_xaxis_transform()
+        panel.plot(
+            edges.tile, [0.0] * len(edges.tile), "|", transform=foot, color="tab:red", markersize=10, clip_on=False,
+            label=f"tile edge ({source})",
+        )  # fmt: skip
+    for i, edge in enumerate(edges.wave[:_MOST_WAVE_EDGES]):
         panel.axvline(
             edge, color="tab:purple", linestyle="--", linewidth=0.7, alpha=0.6, zorder=0,
-            label="wave edge (predicted)" if i == 0 else None,
+            label=f"wave edge ({source})" if i == 0 else None,
         )  # fmt: skip
-
-
-def _tile_of(point: Point, spec: DeviceSpec) -> tuple[Tile, int]:
-    if point.launch is not None and point.launch.tile is not None:
-        return point.launch.tile, point.launch.blocks_per_sm or 1
-    assumed = assumed_tile(spec)
-    return assumed.tile, assumed.blocks_per_sm

@@ -1,0 +1,25 @@
+"""The `quantbench` command; also `python -m quantbench`. The one place where errors become exit codes."""
+
+import sys
+
+from quantbench.errors import QuantbenchError
+
+
+def main() -> None:
+    """Run the command line. Exit codes: 0 fine, 1 something was found, 2 wrong use or bad input, 130 Ctrl-C."""
+    from quantbench.cli.app import app
+
+    try:
+        app(prog_name="quantbench")
+    except QuantbenchError as error:
+        print(f"quantbench: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output has gone (`quantbench … | head`)
+        sys.stderr.close()
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""From what was typed to SweepOptions: sizes that are axes, sizes that are held, durations, presets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from quantbench.errors import InputError
+from quantbench.sweep.axes import DIMS
+from quantbench.sweep.session import SweepOptions
+from quantbench.sweep.shapes import Held
+from quantbench.timing.options import TimingOptions
+from quantbench.units import parse_duration_s
+from quantbench.workload import TransformerShape
+
+
+@dataclass(frozen=True)
+class SweepArguments:
+    """The command line's words, not yet understood. sizes: by dimension as typed; a range where it is an axis."""
+
+    dims: tuple[str, ...]
+    sizes: dict[str, str]
+    kv_heads: int = 0
+    gated: bool = False
+    layout: str = "nn"
+    model: str = ""
+    config: Path | None = None
+    dtype: str = ""
+    ops: str = ""
+    direction: str = "forward"
+    causal: bool = True
+    provider: str = "torch"
+    cache: str = "cold"
+    mode: str = "auto"
+    half_width: float = 0.005
+    min_samples: int = 10
+    max_time: str = "2s"
+    distribution: str = "normal"
+    seed: int = 0
+    budget: str = ""
+    point_limit: str = ""
+    skip_impossible: bool = False
+
+
+def held_and_dims(arguments: SweepArguments) -> tuple[Held, tuple[str, ...]]:
+    """What is held, and the axes as texts. A size given for a dimension that `--dim` names alone is its range.
+
+    Raises InputError for a size that is no integer, for a size given twice, and for no `--dim` at all.
+    """
+    if not arguments.dims:
+        raise InputError("sweep", "no --dim", "at least one of --dim " + ", --dim ".join(DIMS))
+    dims = []
+    as_axis = set()
+    for text in arguments.dims:
+        dim, given, _ = text.partition("=")
+        size = arguments.sizes.get(dim, "")
+        if given and size:
+            raise InputError("sweep", f"--dim {text} and --{dim} {size}", f"the values of {dim} once")
+        as_axis.add(dim)
+        dims.append(f"{dim}={size}" if size else text)
+    values: dict[str, Any] = {
+        dim.replace("-", "_"): _size(dim, text) for dim, text in arguments.sizes.items() if text and dim not in as_axis
+    }
+    ops = tuple(op.strip() for op in arguments.ops.split(",") if op.strip())
+    held = Held(layout=arguments.layout, causal=arguments.causal, ops=ops, direction=arguments.direction)
+    held = _hold_shape(held, _shape(arguments))
+    if arguments.kv_heads:
+        values["kv_heads"] = arguments.kv_heads
+    held = _free_what_follows(held, as_axis | set(values))
+    held = replace(held, **values, gated=held.gated or arguments.gated, dtype=arguments.dtype)
+    return held, tuple(dims)
+
+
+def sweep_options(arguments: SweepArguments) -> SweepOptions:
+    """Everything that was asked for, checked as far as that is possible without the device."""
+    held, dims = held_and_dims(arguments)
+    timing = TimingOptions(
+        cache=arguments.cache,
+        mode=arguments.mode,
+        half_width=arguments.half_width,
+        min_samples=arguments.min_samples,
+        max_samples=max(2000, arguments.min_samples),
+        max_time_s=parse_duration_s("--max-time", arguments.max_time),
+        distribution=arguments.distribution,
+        seed=arguments.seed,
+    )
+    return SweepOptions(
+        dims=dims,
+        held=held,
+        providers=tuple(name.strip() for name in arguments.provider.split(",")),
+        timing=timing,
+        skip_impossible=arguments.skip_impossible,
+        budget_s=_budget_s(arguments.budget),
+        limit_s=parse_duration_s("--point-limit", arguments.point_limit) if arguments.point_limit else None,
+    )
+
+
+def _budget_s(text: str) -> float | None:
+    """None for no bound, 0 for the device's default."""
+    if text == "none":
+        return None
+    return parse_duration_s("--budget", text) if text else 0.0
+
+
+def _size(dim: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) < 2**31):
+        raise InputError(f"--{dim}", repr(text), f"an integer of at least 1, or a range together with --dim {dim}")
+    return int(text)
+
+
+def _shape(arguments: SweepArguments) -> TransformerShape | None:
+    if arguments.model and arguments.config:
+        raise InputError("sweep", f"--model {arguments.model} and --config {arguments.config}", "one of them")
+    if arguments.model:
+        from quantbench.workload.presets import preset
+
+        return preset(arguments.model)
+    if arguments.config:
+        from quantbench.workload.huggingface import from_config
+
+        return from_config(arguments.config)
+    return None
+
+
+def _hold_shape(held: Held, shape: TransformerShape | None) -> Held:
+    if shape is None:
+        return held
+    names = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "gated", "gate_fused", "seq", "vocab", "layers")
+    return replace(held, **{name: getattr(shape, name) for name in names})
+
+
+def _free_what_follows(held: Held, given: set[str]) -> Held:
+    """What follows from a size that was given must not stay at a preset's value, unless it was given as well: heads
+    and head_dim when hidden is, head_dim when heads are, and ffn where the preset's is 4·hidden."""
+    given = {name.replace("-", "_") for name in given}
+    free = set()
+    if "hidden" in given:
+        free |= {"head_dim"} if "heads" in given else {"heads", "kv_heads", "head_dim"}
+        free |= {"ffn"} if held.ffn == 4 * held.hidden else set()
+    if "heads" in given:
+        free |= {"head_dim", "kv_heads"}
+    if "head_dim" in given and "heads" not in given:
+        free |= {"heads", "kv_heads"}
+    freed: dict[str, Any] = dict.fromkeys(free - given, 0)
+    return replace(held, **freed)

@@ -1,0 +1,221 @@
+"""What `quantbench sweep` does and says, in order: device, plan, progress, result, where it is, what comes next."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from quantbench.analysis.steps import find_steps
+from quantbench.analysis.summary import points_of, rows_of
+from quantbench.cli.sweep_options import SweepArguments, sweep_options
+from quantbench.device.spec import DeviceSpec, DeviceState
+from quantbench.errors import InputError
+from quantbench.latency.roofline import roofline_us
+from quantbench.report.table import rows_to_json, steps_to_json, sweep_table
+from quantbench.store.folder import Run, read_run
+from quantbench.sweep.child import WorkerProcess
+from quantbench.sweep.plan import Plan
+from quantbench.sweep.runner import Finished
+from quantbench.sweep.runner import Progress as SweepProgress
+from quantbench.sweep.session import SweepSession, plan_sweep, with_default_budget
+from quantbench.units import duration, latency, percent, size
+
+CPU_SENTENCE = "This is a CPU: its own steps are measured here. GPU cliffs need a GPU, `quantbench import` or `quantbench predict`."
+# Phases that are the measurement itself; everything else is the harness.
+_MEASUREMENT_PHASES = ("inputs", "warm-up", "measuring")
+# Where the output is no terminal, a line of progress is printed at most this often.
+_PLAIN_PROGRESS_EVERY_S = 15.0
+_MOST_PLANNED_LINES = 40
+
+
+def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
+    """Print what would be measured, in order, and how long it would take."""
+    from quantbench import device
+
+    spec = device.lookup(gpu) if gpu else device.current()
+    options = with_default_budget(sweep_options(arguments), spec)
+    axes, plan = plan_sweep(options, spec)
+    if as_json:
+        points = [
+            {
+                "key": p.key, "provider": p.provider, "workload": str(p.workload), "estimate_s": p.estimate_s,
+                "places": [{"axes": place.axes, "op": place.op, "count": place.count} for place in p.places],
+            }
+            for p in plan.points
+        ]  # fmt: skip
+        axis_values = {axis.dim: list(axis.values) for axis in axes}
+        _print_json({"device": spec.name, "axes": axis_values, "estimate_s": plan.estimate_s, "points": points})
+        return
+    console = Console()
+    console.print(f"plan for {spec.name}")
+    _say_plan(console, plan, options.budget_s)
+    for point in plan.points[:_MOST_PLANNED_LINES]:
+        estimate = latency(roofline_us(point.workload, spec))
+        console.print(f"  {point.provider:<14} {point.workload}  about {estimate}", highlight=False)
+    if len(plan.points) > _MOST_PLANNED_LINES:
+        console.print(f"  … and {len(plan.points) - _MOST_PLANNED_LINES} more (--json prints all)")
+
+
+def run(arguments: SweepArguments, results: Path, resume: Path | None, gpu: str, *, as_json: bool) -> None:
+    """Run a new sweep, or finish the one in the folder `resume`."""
+    start_s = time.monotonic()
+    if gpu:
+        raise InputError("sweep", f"--gpu {gpu} without --dry-run", "a sweep of the device at hand, or --dry-run")
+    if resume is not None and arguments.dims:
+        raise InputError("sweep", f"--resume {resume} with --dim", "the run's own dimensions: --resume alone")
+    console = Console(stderr=as_json)
+    # A scheduler that ends a job sends SIGTERM: the same clean stop as Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    session = (
+        SweepSession.new(sweep_options(arguments), results, WorkerProcess)
+        if resume is None
+        else SweepSession.resume(resume, WorkerProcess)
+    )
+    with session:
+        _say_device(console, session.hello.device, session.hello.state)
+        _say_plan(console, session.plan, session.options.budget_s, already=len(session.done))
+        try:
+            with _progress_shown(console) as show:
+                finished = session.run(show)
+        except KeyboardInterrupt:
+            console.print(
+                f"\nstopped; everything measured is kept. Go on with: quantbench sweep --resume {session.folder}"
+            )
+            raise
+    measured = read_run(session.folder)
+    _say_result(console, measured, finished, time.monotonic() - start_s, as_json=as_json)
+
+
+def _say_device(console: Console, spec: DeviceSpec, state: DeviceState) -> None:
+    from quantbench.device.warnings import warnings_for
+
+    memory = f"{size(spec.memory_bytes)} at {spec.memory_gb_per_s:.0f} GB/s"
+    units = f"{spec.sm_count} SMs" if spec.kind == "cuda" else "one core used"
+    console.print(f"[bold]{spec.name}[/bold]: {units}, {memory}")
+    parts = [
+        f"SM clock {state.sm_clock_mhz:.0f} MHz" if state.sm_clock_mhz is not None else "",
+        f"{state.temperature_c:.0f} °C" if state.temperature_c is not None else "",
+        f"{state.power_w:.0f} W" if state.power_w is not None else "",
+        ", ".join(state.throttle_reasons),
+        state.note,
+    ]
+    console.print("state: " + ", ".join(part for part in parts if part), highlight=False)
+    for warning in warnings_for(spec, state):
+        console.print(f"[yellow]warning:[/yellow] {warning}", highlight=False)
+    if spec.kind == "cpu":
+        console.print(CPU_SENTENCE)
+
+
+def _say_plan(console: Console, plan: Plan, budget_s: float | None, *, already: int = 0) -> None:
+    text = f"{len(plan.points)} points, about {duration(plan.estimate_s)}"
+    if already:
+        text += f"; {already} of them are measured already"
+    if plan.dropped:
+        text += f"; {plan.dropped} less informative ones do not fit into {duration(budget_s or 0)} (--budget)"
+    console.print(text)
+    if plan.impossible:
+        console.print(
+            f"{len(plan.impossible)} sizes are left out, the first because {plan.impossible[0]}", highlight=False
+        )
+
+
+@contextmanager
+def _progress_shown(console: Console) -> Iterator[Callable[[SweepProgress], None]]:
+    """A bar on a terminal; now and then a line where there is none."""
+    if not console.is_terminal:
+        last_s = [time.monotonic()]
+
+        def line(progress: SweepProgress) -> None:
+            if time.monotonic() - last_s[0] >= _PLAIN_PROGRESS_EVERY_S:
+                last_s[0] = time.monotonic()
+                left = "" if progress.left_s is None else f", {duration(progress.left_s)} left"
+                print(f"{progress.done} of {progress.total} points{left}", file=console.file, flush=True)
+
+        yield line
+        return
+    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[left]}"), TextColumn("{task.fields[now]}"))
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("sweep", total=None, left="", now="")
+
+        def update(progress: SweepProgress) -> None:
+            left = "" if progress.left_s is None else f"{duration(progress.left_s)} left"
+            bar.update(task, total=progress.total, completed=progress.done, left=left, now=progress.current)
+
+        yield update
+
+
+def _say_result(console: Console, run: Run, finished: Finished, wall_s: float, *, as_json: bool) -> None:
+    spec = run.info.device
+    points = points_of(run.records, spec)
+    axis = _widest_axis(run)
+    rows = rows_of(points, spec)
+    steps = find_steps(points, axis, spec)
+    if not as_json:
+        console.print()
+        console.print(sweep_table(rows, steps, spec) if rows else "nothing was measured")
+        _say_not_measured(console, run)
+    picture = None
+    if points:
+        from quantbench.report.efficiency import draw_efficiency
+
+        picture = run.folder / f"efficiency-{axis.replace('_', '-')}.png"
+        draw_efficiency(points, axis, spec, picture, title=f"{spec.name} · {run.info.run_id} · measured")
+    overhead_s = wall_s - sum(run.info.phases_s.get(name, 0.0) for name in _MEASUREMENT_PHASES)
+    if as_json:
+        _print_json({
+            "run": str(run.folder), "device": spec.name, "how_ended": finished.how,
+            "rows": rows_to_json(rows, steps, spec), "steps": steps_to_json(steps), "picture": None if picture is None else str(picture),
+            "wall_s": wall_s, "overhead_share": overhead_s / wall_s,
+        })  # fmt: skip
+        return
+    for warning in run.warnings:
+        console.print(f"[yellow]warning:[/yellow] {warning}", highlight=False)
+    console.print(
+        f"{finished.how} in {duration(wall_s)}; the harness itself took {percent(overhead_s / wall_s)} of it"
+        + (f" ({finished.reason})" if finished.reason else "")
+    )
+    console.print(f"kept in {run.folder}/ (run.json, records.jsonl)", soft_wrap=True, highlight=False)
+    if picture is not None:
+        console.print(f"picture: {picture}", soft_wrap=True, highlight=False)
+    if finished.how == "budget":
+        console.print(f"the rest: quantbench sweep --resume {run.folder}", soft_wrap=True, highlight=False)
+
+
+def _say_not_measured(console: Console, run: Run) -> None:
+    """Skips and failures, grouped by reason: they are results as well."""
+    from collections import Counter
+
+    from quantbench.store.record import Failed, Measured, Skipped
+
+    reasons: Counter[str] = Counter()
+    for record in run.records:
+        if record.role != "point":
+            continue
+        match record.outcome:
+            case Skipped(reason):
+                reasons[f"skipped, {record.provider}: {reason}"] += 1
+            case Failed(kind, message):
+                reasons[f"failed, {record.provider}: {kind}: {message}"] += 1
+            case Measured(_, grade) if grade.letter == "rejected":
+                reasons[f"rejected, {record.provider}: {grade.reasons[0]}"] += 1
+    for reason, number in reasons.most_common():
+        console.print(f"{number} × {reason}", highlight=False)
+
+
+def _widest_axis(run: Run) -> str:
+    """The axis with the most values: the one to draw along."""
+    return max(run.info.axes, key=lambda dim: len(run.info.axes[dim])).replace("-", "_")
+
+
+def _print_json(data: dict[str, Any]) -> None:
+    json.dump(data, sys.stdout, indent=1)
+    print()
