@@ -44,7 +44,8 @@ class Measurement:
     samples_us: accepted device times of single runs, in the order they were taken, microseconds.
     clocks_mhz: SM clock beside each sample; empty where the device does not tell.
     discarded: samples that do not count. stopped_by: the rule that ended sampling (`precision`, `max_time`,
-    `max_samples`, `noise_floor`). mode: how it was timed (`events`, `graph`, `cpu`). cache: `cold` or `hot`.
+    `max_samples`, `noise_floor`; `imported` for a figure of somebody else's). mode: how it was timed (`events`,
+    `graph`, `cpu`). cache: `cold` or `hot`. Both are `unknown` where an imported figure does not tell.
     kernels_per_sample: runs behind one sample where a single run is too short to time (1: each run alone).
     """
 
@@ -68,5 +69,5 @@ class Measurement:
             raise InputError(
                 "Measurement", f"{len(self.clocks_mhz)} clocks for {len(self.samples_us)} samples", "one each"
             )
-        require_choice("Measurement", "mode", self.mode, ("events", "graph", "cpu"))
-        require_choice("Measurement", "cache", self.cache, ("cold", "hot"))
+        require_choice("Measurement", "mode", self.mode, ("events", "graph", "cpu", "unknown"))
+        require_choice("Measurement", "cache", self.cache, ("cold", "hot", "unknown"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -102,6 +102,17 @@ class RunWriter:
         line = json.dumps(record_to_json(record), separators=(",", ":"), allow_nan=False) + "\n"
         try:
             self._records.write(line.encode())
+            self._records.flush()
+            os.fsync(self._records.fileno())
+        except OSError as error:
+            raise StoreError("write record", f"{self._records.name} ({error.strerror})", "room on the disk") from None
+
+    def extend(self, records: Iterable[Record]) -> None:
+        """Write many records that cost nothing to make again (an import), forced to the disk once, at the end."""
+        try:
+            for record in records:
+                line = json.dumps(record_to_json(record), separators=(",", ":"), allow_nan=False) + "\n"
+                self._records.write(line.encode())
             self._records.flush()
             os.fsync(self._records.fileno())
         except OSError as error:

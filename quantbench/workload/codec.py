@@ -5,14 +5,16 @@ from typing import Any
 
 from quantbench.errors import InputError
 from quantbench.workload.attention import Attention
+from quantbench.workload.collective import Collective
 from quantbench.workload.gemm import Gemm
 from quantbench.workload.softmax import Softmax
 from quantbench.workload.transformer import Workload
 
-_KINDS: dict[str, type[Gemm] | type[Softmax] | type[Attention]] = {
+_KINDS: dict[str, type[Workload]] = {
     "gemm": Gemm,
     "softmax": Softmax,
     "attention": Attention,
+    "collective": Collective,
 }
 
 

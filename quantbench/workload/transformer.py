@@ -4,11 +4,15 @@ from dataclasses import dataclass, replace
 
 from quantbench.errors import InputError, require_choice, require_int
 from quantbench.workload.attention import Attention
+from quantbench.workload.collective import Collective
 from quantbench.workload.dtypes import VECTOR_DTYPES
 from quantbench.workload.gemm import Gemm
 from quantbench.workload.softmax import Softmax
 
-Workload = Gemm | Softmax | Attention
+#: what one GPU computes for a layer
+Compute = Gemm | Softmax | Attention
+#: whatever a record can be about
+Workload = Compute | Collective
 
 PHASES = ("forward", "dgrad", "wgrad", "backward")
 
@@ -24,7 +28,7 @@ class Op:
 
     name: str
     phase: str
-    workload: Workload
+    workload: Compute
     count: int
 
     @property
@@ -123,7 +127,7 @@ class TransformerShape:
         heads = self.heads // self.tp
         qkv_width = (heads + 2 * self.kv_heads_per_gpu) * self.head_dim
         ffn = self.ffn // self.tp
-        work: list[tuple[str, Workload]] = [("qkv", self._linear(qkv_width, self.hidden))]
+        work: list[tuple[str, Compute]] = [("qkv", self._linear(qkv_width, self.hidden))]
         work += self._attention_core(heads)
         work.append(("proj", self._linear(self.hidden, heads * self.head_dim)))
         if self.gate_fused:
@@ -135,7 +139,7 @@ class TransformerShape:
         work.append(("mlp_down", self._linear(self.hidden, ffn)))
         return [Op(name, "forward", workload, self.layers) for name, workload in work]
 
-    def _attention_core(self, heads: int) -> list[tuple[str, Workload]]:
+    def _attention_core(self, heads: int) -> list[tuple[str, Compute]]:
         if self.fused_attention:
             fused = Attention(
                 batch=self.mbs, heads=heads, kv_heads=self.kv_heads_per_gpu, seq_q=self.seq, seq_k=self.seq,

@@ -1,0 +1,312 @@
+"""The measured tables of aiconfigurator-core: from the installed package, or from a systems folder given by path.
+
+Layout: `<root>/<system>.yaml`, whose `data_dir` holds `<family>/<backend>/<version>/<table>.parquet`. Times are in
+milliseconds, one mean of a few runs per shape.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version as installed_version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from quantbench.errors import InputError, StoreError, UnsupportedError
+from quantbench.importers.rows import Row, Rows, dtype_name, place
+from quantbench.importers.runs import Origin
+from quantbench.latency.tables import DEFAULT_TABLES, SYSTEMS
+from quantbench.workload import Attention, Collective, Gemm, Workload
+from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES, VECTOR_DTYPES
+
+_WHO = "import aiconfigurator"
+_INSTALL = "pip install 'quantbench[tables]'"
+
+#: systems beyond those that models are fitted for: the card of each as the device registry names it
+_MORE_SYSTEMS = {
+    "a100_pcie": "a100-pcie-80gb", "a30": "a30-24gb", "h100_pcie": "h100-pcie-80gb", "l4": "l4-24gb",
+}  # fmt: skip
+
+# What stands in `kernel_source` and is no kernel: the framework's or a library's entry point.
+_NOT_KERNELS = {"torch.nn.functional.linear", "sglang", "sglang_torch_linear", "vllm_default", "torch_flow", "nccl"}
+# CUDA graphs of the call, timed by events (collector/helper.py); what is in the cache depends on the shape.
+_MODE = "graph"
+_CAVEATS = ("imported: one mean of a few runs, its spread, clock and cache state not recorded",)
+
+_COLLECTIVES = {
+    "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+}  # fmt: skip
+
+
+def slug_of(system: str) -> str | None:
+    """The device slug of one of the package's systems; None for a system that we have no name for."""
+    return {name: slug for slug, name in SYSTEMS.items()}.get(system) or _MORE_SYSTEMS.get(system)
+
+
+def system_of(name: str) -> str:
+    """The package's name of a system, given that or a device slug."""
+    slugs = {slug: system for system, slug in _MORE_SYSTEMS.items()}
+    return SYSTEMS.get(name) or slugs.get(name) or name
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """One table on disk. kind: a key of TABLES."""
+
+    kind: str
+    path: Path
+    system: str
+    backend: str
+    version: str
+    package: str
+
+    @property
+    def shown(self) -> str:
+        """Where it is, below the data folder."""
+        return "/".join(self.path.parts[-5:])
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How one kind of table is found and read. family: its folder. columns: those it must have."""
+
+    family: str
+    stem: str
+    columns: tuple[str, ...]
+    read: Callable[[dict[str, Any]], Workload | str]
+    op: Callable[[dict[str, Any]], str]
+    axes: Callable[[Any], dict[str, int]]
+
+
+def _gemm(row: dict[str, Any]) -> Gemm | str:
+    dtype = dtype_name(row["gemm_dtype"])
+    if dtype not in GEMM_DTYPES:
+        return f"gemm_dtype {row['gemm_dtype']}: no such matrix product here"
+    # Both frameworks time a linear layer, y = x·Wᵀ.
+    return Gemm(row["m"], row["n"], row["k"], dtype=dtype, layout="nt")
+
+
+def _no_plain_attention(row: dict[str, Any]) -> str | None:
+    dtype = dtype_name(row["attn_dtype"])
+    if dtype not in VECTOR_DTYPES:
+        return f"attn_dtype {row['attn_dtype']}: no such attention here"
+    if row.get("kv_cache_dtype", row["attn_dtype"]) != row["attn_dtype"]:
+        return f"keys and values in {row['kv_cache_dtype']} beside queries in {row['attn_dtype']}"
+    if row.get("window_size", 0) != 0:
+        return "a sliding window"
+    if row.get("beam_width", 1) != 1:
+        return "beam search"
+    return None
+
+
+def _context_attention(row: dict[str, Any]) -> Attention | str:
+    reason = _no_plain_attention(row)
+    if reason is None and row["step"] != 0:
+        reason = "a prefix that is cached already"
+    if reason is not None:
+        return reason
+    return Attention(
+        batch=row["batch_size"], heads=row["num_heads"], kv_heads=row["num_key_value_heads"], seq_q=row["isl"],
+        seq_k=row["isl"], head_dim=row["head_dim"], dtype=dtype_name(row["attn_dtype"]), causal=True,
+    )  # fmt: skip
+
+
+def _encoder_attention(row: dict[str, Any]) -> Attention | str:
+    return _no_plain_attention(row) or Attention(
+        batch=row["batch_size"], heads=row["num_heads"], seq_q=row["isl"], seq_k=row["isl"],
+        head_dim=row["head_dim"], dtype=dtype_name(row["attn_dtype"]), causal=False,
+    )  # fmt: skip
+
+
+def _generation_attention(row: dict[str, Any]) -> Attention | str:
+    # One new token attends to `step` cached ones and itself, which is how the package's own loader keys these rows.
+    return _no_plain_attention(row) or Attention(
+        batch=row["batch_size"], heads=row["num_heads"], kv_heads=row["num_key_value_heads"], seq_q=row["isl"],
+        seq_k=row["isl"] + row["step"], head_dim=row["head_dim"], dtype=dtype_name(row["attn_dtype"]), causal=False,
+    )  # fmt: skip
+
+
+def _collective(row: dict[str, Any]) -> Collective | str:
+    op, dtype = _COLLECTIVES.get(row["op_name"]), dtype_name(row["nccl_dtype"])
+    if op is None:
+        return f"op_name {row['op_name']}: no such collective here"
+    # The table counts elements; nccl-tests was run with sizes in bytes (collector/collect_nccl.py).
+    return Collective(op, row["message_size"] * DTYPES[dtype].element_bytes, row["num_gpus"], dtype=dtype)
+
+
+def _attention_axes(work: Attention) -> dict[str, int]:
+    return {"mbs": work.batch, "seq": work.seq_k, "heads": work.heads, "kv_heads": work.kv_heads,
+            "head_dim": work.head_dim}  # fmt: skip
+
+
+_ATTENTION_COLUMNS = ("batch_size", "isl", "num_heads", "head_dim", "attn_dtype", "latency")
+_CACHED_COLUMNS = (*_ATTENTION_COLUMNS, "num_key_value_heads", "kv_cache_dtype", "step")
+
+TABLES: dict[str, _Kind] = {
+    "gemm": _Kind(
+        "gemm", "gemm_perf", ("gemm_dtype", "m", "n", "k", "latency"), _gemm, lambda row: "gemm",
+        lambda work: {"m": work.m, "n": work.n, "k": work.k},
+    ),
+    "context_attention": _Kind(
+        "attention", "context_attention_perf", _CACHED_COLUMNS, _context_attention, lambda row: "attention",
+        _attention_axes,
+    ),
+    "nccl": _Kind(
+        "comm", "nccl_perf", ("op_name", "nccl_dtype", "num_gpus", "message_size", "latency"), _collective,
+        lambda row: _COLLECTIVES[row["op_name"]],
+        lambda work: {"message_bytes": work.message_bytes, "num_gpus": work.num_gpus},
+    ),
+    "encoder_attention": _Kind(
+        "encoder_attention", "encoder_attention_perf", _ATTENTION_COLUMNS, _encoder_attention,
+        lambda row: "attention", _attention_axes,
+    ),
+    "generation_attention": _Kind(
+        "attention", "generation_attention_perf", _CACHED_COLUMNS, _generation_attention, lambda row: "attention",
+        _attention_axes,
+    ),
+}  # fmt: skip
+#: what is imported when no table is named
+DEFAULT_KINDS = ("gemm", "context_attention", "nccl")
+
+
+def find_tables(
+    system: str,
+    *,
+    backend: str | None = None,
+    version: str | None = None,
+    kinds: Sequence[str] = DEFAULT_KINDS,
+    root: Path | None = None,
+) -> tuple[list[TableFile], list[str]]:
+    """The tables of `system` (the package's name, or a device slug), and which of `kinds` it lacks, in words.
+
+    backend, version: whose tables; without them those that the shipped models were fitted on, or the only ones.
+    Raises UnsupportedError without the package, InputError for what is not there.
+    """
+    for kind in kinds:
+        if kind not in TABLES:
+            raise InputError(_WHO, f"--table {kind!r}", "one of " + ", ".join(TABLES))
+    system = system_of(system)
+    data, nccl_version = _system_data(system, root)
+    if backend is None and version is None:
+        backend, version = DEFAULT_TABLES.get(system, (None, None))
+    package = f"aiconfigurator-core {installed_version('aiconfigurator-core')}" if root is None else str(root)
+    found, missing = [], []
+    for kind in kinds:
+        wanted = (("nccl", nccl_version),) if kind == "nccl" else ((backend, version),)
+        path = _find(data, TABLES[kind], *wanted[0], system)
+        if path is None:
+            missing.append(f"{system} has no {kind} table" + (f" of {backend} {version}" if backend else ""))
+        else:
+            found.append(TableFile(kind, path, system, path.parts[-3], path.parts[-2], package))
+    if not found:
+        raise InputError(_WHO, "; ".join(missing), f"a table below {data}")
+    return found, missing
+
+
+def _find(data: Path, kind: _Kind, backend: str | None, version: str | None, system: str) -> Path | None:
+    known = sorted(data.glob(f"{kind.family}/*/*/{kind.stem}.parquet"))
+    if kind.stem == "nccl_perf":
+        exact = [p for p in known if p.parts[-2] == version]
+        return next(iter((*exact, *reversed(known))), None)
+    matching = [p for p in known if backend in (None, p.parts[-3]) and version in (None, p.parts[-2])]
+    if not known or (not matching and kind.stem != "gemm_perf"):
+        return None
+    if len(matching) != 1:
+        have = ", ".join(f"{p.parts[-3]} {p.parts[-2]}" for p in known)
+        given = f"--backend {backend} --version {version} for {system}"
+        raise InputError(_WHO, given.replace(" None", " (not given)"), f"one of {have}")
+    return matching[0]
+
+
+def _system_data(system: str, root: Path | None) -> tuple[Path, str | None]:
+    """The folder with a system's tables, and the NCCL version that its YAML names."""
+    if root is None:
+        spec = find_spec("aiconfigurator_core")
+        if spec is None or not spec.submodule_search_locations:
+            raise UnsupportedError(_WHO, "the package aiconfigurator-core is not installed", f"{_INSTALL}, or --root")
+        root = Path(next(iter(spec.submodule_search_locations))) / "systems"
+    elif (root / "systems").is_dir():
+        root = root / "systems"
+    description = root / f"{system}.yaml"
+    if not description.is_file():
+        systems = ", ".join(p.stem for p in sorted(root.glob("*.yaml")) if (root / "data" / p.stem).is_dir())
+        raise InputError(_WHO, f"--system {system}: no {description}", f"one of {systems or 'the systems there'}")
+    try:
+        import yaml
+    except ImportError as error:
+        raise UnsupportedError(_WHO, "PyYAML is not installed", _INSTALL) from error
+    try:
+        content = yaml.safe_load(description.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+        raise StoreError(_WHO, f"{description} ({error})".replace("\n", " "), "a YAML file") from None
+    if not isinstance(content, dict) or not isinstance(content.get("data_dir"), str):
+        raise StoreError(_WHO, f"{description} has no data_dir", "a text: the folder of the system's tables")
+    misc = content.get("misc")
+    return root / content["data_dir"], misc.get("nccl_version") if isinstance(misc, dict) else None
+
+
+def read_rows(table: TableFile, *, dtypes: Sequence[str] = ()) -> Rows:
+    """The rows of one table. dtypes: keep only these (our names); () keeps all that have a workload here.
+
+    Raises StoreError for a file that cannot be read, InputError for a column that is missing or holds nonsense.
+    """
+    kind = TABLES[table.kind]
+    found = Rows()
+    for number, raw in enumerate(_parquet_rows(table.path, kind.columns)):
+        try:
+            workload = kind.read(raw)
+        except (InputError, KeyError, AttributeError, TypeError) as error:
+            raise InputError(_WHO, f"{table.shown}, row {number}: {error}", "sizes of at least 1") from None
+        if isinstance(workload, str):
+            found.leave_out(workload)
+        elif dtypes and workload.dtype not in dtypes:
+            found.leave_out(f"dtype {workload.dtype} was not asked for")
+        else:
+            at = place(kind.op(raw), **kind.axes(workload))
+            source = str(raw.get("kernel_source", ""))
+            kernel = None if source.lower() in _NOT_KERNELS else source or None
+            found.add(Row(workload, raw["latency"] * 1e3, _provider(table, source), at, kernel))
+    return found
+
+
+def _provider(table: TableFile, kernel_source: str) -> str:
+    """The framework, and which of its ways where the table tells them apart: `sglang`, `vllm.flash_attn_fa3`."""
+    variant = kernel_source.lower().removeprefix(f"{table.backend}_")
+    return table.backend if variant in _NOT_KERNELS or not variant else f"{table.backend}.{variant}"
+
+
+def _parquet_rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, Any]]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise UnsupportedError(_WHO, "pyarrow is not installed", _INSTALL) from error
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise StoreError(_WHO, f"{path} ({error})".replace("\n", " "), "a Parquet file") from None
+    missing = [name for name in columns if name not in table.column_names]
+    if missing:
+        there = ", ".join(table.column_names)
+        raise InputError(_WHO, f"{path.name} has no column {missing[0]!r} (it has {there})", ", ".join(columns))
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
+
+
+def origin_of(table: TableFile, *, run_id: str | None = None) -> Origin:
+    """Where the figures of `table` come from."""
+    package = table.package.split("/")[-1].replace(" ", "-").replace("aiconfigurator-core", "aic")
+    return Origin(
+        run_id=run_id or f"{package}-{table.kind}-{table.backend}-{table.version}",
+        source=f"{table.package}: {table.shown} ({table.backend} {table.version})",
+        software={"aiconfigurator": table.package, table.backend: table.version},
+        options={
+            "importer": "aiconfigurator", "table": table.kind, "file": table.shown,
+            "sha256": hashlib.sha256(table.path.read_bytes()).hexdigest(),
+        },
+        mode="unknown" if table.kind == "nccl" else _MODE,
+        caveats=_CAVEATS,
+    )  # fmt: skip

@@ -1,0 +1,351 @@
+"""Foreign tables as runs: exact units, every row accounted for, one clear line for whatever is wrong."""
+
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError, StoreError, UnsupportedError
+from quantbench.importers import aiconfigurator, csv_table, vidur
+from quantbench.importers.rows import Row, Rows, dtype_name, place
+from quantbench.importers.runs import Origin, summary_lines, write_run
+from quantbench.store.folder import read_run
+from quantbench.store.record import Measured, Skipped
+from quantbench.workload import Attention, Collective, Gemm
+
+A100 = DeviceSpec(
+    name="a100-sxm4-80gb", kind="cuda", sm_count=108, sm_clock_mhz=1410, l2_bytes=40 * 2**20,
+    smem_per_sm_bytes=164 * 1024, memory_bytes=80 * 2**30, memory_gb_per_s=2039,
+    peak_tflops={"bf16": 312.0, "fp16": 312.0}, compute_capability=(8, 0),
+)  # fmt: skip
+ORIGIN = Origin("t", "table of nobody", {"x": "1"}, {"importer": "test", "sha256": "0"})
+
+needs_package = pytest.mark.skipif(
+    find_spec("aiconfigurator_core") is None, reason="the extra quantbench[tables] is not installed"
+)
+
+
+def row(m: int, latency_us: float, kernel: str | None = None) -> Row:
+    return Row(Gemm(m, 4096, 4096), latency_us, "lib", place("gemm", m=m), kernel)
+
+
+# --- writing a run -----------------------------------------------------------------------------------------------
+
+
+def test_rows_become_records_that_read_back(tmp_path: Path) -> None:
+    found = Rows([row(128, 40.0), row(128, 44.0), row(256, 50.0, kernel="ampere_gemm")])
+    found.leave_out("a sliding window", 3)
+    summary = write_run(tmp_path, A100, ORIGIN, found)
+    assert (summary.rows, summary.records, summary.rejected, summary.no_time) == (6, 2, 0, 0)
+    run = read_run(tmp_path / "a100-sxm4-80gb" / "t")
+    assert (run.info.origin, run.info.source, run.info.how_ended) == ("imported", "table of nobody", "complete")
+    assert run.info.axes == {"m": [128, 256]}
+    assert run.info.options["left_out"] == {"a sliding window": 3}
+    first, second = run.records
+    assert isinstance(first.outcome, Measured)
+    assert first.outcome.measurement.samples_us == (40.0, 44.0)  # repeats of a shape are samples of one record
+    assert (first.outcome.measurement.stopped_by, first.outcome.measurement.cache) == ("imported", "unknown")
+    assert (first.origin, first.source, first.outcome.grade.letter) == ("imported", "table of nobody", "C")
+    assert first.launch is None
+    assert second.launch is not None
+    assert second.launch.kernel == "ampere_gemm"
+
+
+def test_impossible_figures_are_kept_and_marked(tmp_path: Path) -> None:
+    # 2·4096³ at 312 TFLOP/s take 440.5 µs; 4096×4096 weights in bf16 at 2039 GB/s take 16.5 µs.
+    found = Rows([row(4096, 440.0), row(4095, 460.0), row(1, 16.0), row(2, float("nan")), row(3, 0.0)])
+    summary = write_run(tmp_path, A100, ORIGIN, found)
+    assert (summary.rejected, summary.no_time) == (1, 2)
+    outcomes = [record.outcome for record in read_run(summary.folder).records]
+    letters = [o.grade.letter for o in outcomes if isinstance(o, Measured)]
+    assert letters == ["rejected", "C", "D"]
+    assert isinstance(outcomes[0], Measured)
+    assert outcomes[0].grade.reasons[0] == "312.4 TFLOP/s is above the peak of 312"
+    assert isinstance(outcomes[2], Measured)
+    assert outcomes[2].grade.reasons[0].startswith("2098 GB/s is above the memory's 2039")
+    assert outcomes[3] == Skipped("the table gives no time: nan µs")
+    assert "  1 of them rejected: faster than the device's peak" in summary_lines(summary)
+    assert "  2 of them without a time" in summary_lines(summary)
+
+
+def test_the_same_table_twice_is_left_alone_and_another_refused(tmp_path: Path) -> None:
+    first = write_run(tmp_path, A100, ORIGIN, Rows([row(1, 20.0)]))
+    before = (first.folder / "records.jsonl").read_bytes()
+    again = write_run(tmp_path, A100, ORIGIN, Rows([row(1, 20.0)]))
+    assert again.existed
+    assert (first.folder / "records.jsonl").read_bytes() == before
+    other = Origin("t", "table of nobody", {}, {"importer": "test", "sha256": "1"})
+    with pytest.raises(StoreError, match=r"holds another table; expected another --run-id, or that folder removed"):
+        write_run(tmp_path, A100, other, Rows([row(1, 20.0)]))
+    with pytest.raises(InputError, match=r"no row can be kept: a sliding window \(2 rows\)"):
+        write_run(tmp_path, A100, ORIGIN, Rows([], Counter({"a sliding window": 2})))
+
+
+def test_dtype_names() -> None:
+    names = ["bfloat16", "torch.float16", "half", "fp8", "nvfp4"]
+    assert [dtype_name(t) for t in names] == ["bf16", "fp16", "fp16", "fp8", "nvfp4"]
+
+
+# --- csv ---------------------------------------------------------------------------------------------------------
+
+
+def test_csv_map_with_units(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("M,N,K,time,fmt,name\n128,256,512,0.25,bfloat16,k1\n129,256,512,0.5,half,\n\n")
+    mapped = csv_table.parse_map("m=M, n=N,k=K,latency=time:ms,dtype=fmt,kernel=name")
+    rows = csv_table.read_rows(tmp_path / "t.csv", mapped).rows
+    assert [(r.workload, r.latency_us, r.kernel) for r in rows] == [
+        (Gemm(128, 256, 512, dtype="bf16"), 250.0, "k1"),
+        (Gemm(129, 256, 512, dtype="fp16"), 500.0, None),
+    ]
+    assert rows[0].place.axes == {"m": 128, "n": 256, "k": 512, "batch": 1}
+    for unit, us in (("ns", 0.25e-3), ("us", 0.25), ("s", 0.25e6)):
+        mapped = csv_table.parse_map(f"m=M,n=N,k=K,latency=time:{unit}")
+        assert csv_table.read_rows(tmp_path / "t.csv", mapped, dtype="bf16").rows[0].latency_us == pytest.approx(us)
+
+
+def test_csv_of_other_workloads(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("b,h,s,d,causal,t\n2,8,1024,64,True,90\n")
+    mapped = csv_table.parse_map("batch=b,heads=h,seq_q=s,seq_k=s,head_dim=d,causal=causal,latency=t:us")
+    assert csv_table.read_rows(tmp_path / "a.csv", mapped, dtype="bf16").rows[0].workload == Attention(
+        2, 8, 1024, 1024, 64
+    )
+    (tmp_path / "c.csv").write_text("op,bytes,gpus,t\nall_reduce,1024,8,9\n")
+    mapped = csv_table.parse_map("op=op,message_bytes=bytes,num_gpus=gpus,latency=t:us")
+    assert csv_table.read_rows(tmp_path / "c.csv", mapped, dtype="fp16").rows[0].workload == Collective(
+        "all_reduce", 1024, 8, dtype="fp16"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("m=M,n=N,k=K", "without latency; expected latency=column:unit, as in m=M,n=N,k=K,latency=time:ms"),
+        ("m=M,n=N,k=K,latency=time", "'latency=time'; expected latency=column:unit with unit one of ns, us, ms, s"),
+        ("m=M,n=N,k=K,latency=time:min", "'latency=time:min'; expected latency=column:unit with unit one of"),
+        ("m=M,n=N,latency=t:ms", "--map with m, n, latency; expected dtype, kernel, provider, latency and the sizes"),
+        ("m=M,n=N,k=K,heads=H,latency=t:ms", "--map with m, n, k, heads, latency"),
+        ("m,n=N", "--map 'm'; expected field=column"),
+        ("m=M,m=N", "--map names m twice; expected each field once"),
+    ],
+)
+def test_csv_map_errors(text: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        csv_table.parse_map(text)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("M,N,K\n1,2,3\n", "t.csv has no column 'time'; expected one of M, N, K"),
+        ("M,N,K,time\n1,2,x,3\n", "t.csv, line 2, column K = 'x'; expected a number"),
+        ("M,N,K,time\n1,2,2.5,3\n", "t.csv, line 2, column K = '2.5'; expected a whole number"),
+        ("M,N,K,time\n1,2,,3\n", "t.csv, line 2, column K = ''; expected a whole number"),
+        ("M,N,K,time\n1,2,3,fast\n", "t.csv, line 2, column time = 'fast'; expected a number"),
+        ("M,N,K,time\n1,2,-3,4\n", "t.csv, line 2: Gemm: k = -3; expected an integer from 1"),
+        ("M,N,K,time\n1,2,3\n", "t.csv: line 2 has 3 cells for 4 columns; expected a header line and one cell"),
+        ("M,M,K,time\n", "t.csv: column 'M' stands twice"),
+    ],
+)
+def test_csv_file_errors(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "t.csv").write_text(content)
+    with pytest.raises(InputError) as error:
+        csv_table.read_rows(tmp_path / "t.csv", csv_table.parse_map("m=M,n=N,k=K,latency=time:ms"), dtype="bf16")
+    assert message in str(error.value)
+
+
+def test_csv_unreadable_files(tmp_path: Path) -> None:
+    mapped = csv_table.parse_map("m=M,n=N,k=K,latency=time:ms")
+    with pytest.raises(StoreError, match=r"no file .*gone.csv; expected a CSV file with a header line"):
+        csv_table.read_rows(tmp_path / "gone.csv", mapped, dtype="bf16")
+    (tmp_path / "t.csv").write_bytes(b"\xff\xfeM,N")
+    with pytest.raises(StoreError, match=r"expected a readable CSV file in UTF-8"):
+        csv_table.read_rows(tmp_path / "t.csv", mapped, dtype="bf16")
+    (tmp_path / "t.csv.xz").write_bytes(b"no xz")
+    with pytest.raises(StoreError, match=r"expected a readable CSV file in UTF-8"):
+        csv_table.read_rows(tmp_path / "t.csv.xz", mapped, dtype="bf16")
+    (tmp_path / "u.csv").write_text("M,N,K,time\n1,2,3,4\n")
+    with pytest.raises(InputError, match=r"no dtype; expected --dtype bf16, or dtype=column in --map"):
+        csv_table.read_rows(tmp_path / "u.csv", mapped)
+
+
+# --- vidur -------------------------------------------------------------------------------------------------------
+
+MLP = """time_stats.emb.median,time_stats.attn_pre_proj.median,time_stats.attn_post_proj.median,\
+time_stats.mlp_up_proj.median,time_stats.mlp_down_proj.median,n_head,n_kv_head,n_embd,n_expanded_embd,vocab_size,\
+use_gated_mlp,num_tokens,num_tensor_parallel_workers
+0.2,1.5,0.5,3.0,1.4,32,8,4096,11008,32768,True,2048,2
+"""
+ATTENTION = """time_stats.attn_prefill.median,time_stats.attn_decode.median,time_stats.attn_kv_cache_save.median,\
+n_embd,n_q_head,n_kv_head,block_size,num_tensor_parallel_workers,max_model_len,batch_size,prefill_chunk_size,\
+kv_cache_size,is_prefill,attention_backend
+0.4,,0.01,4096,32,8,16,4,4096,1,1024,0,True,AttentionBackend.FLASH_ATTENTION
+0.4,,0.01,4096,32,8,16,4,4096,1,1024,512,True,AttentionBackend.FLASH_ATTENTION
+,0.1,0.01,4096,32,8,16,4,4096,16,0,511,False,AttentionBackend.FLASH_ATTENTION
+"""
+
+
+def test_vidur_mlp(tmp_path: Path) -> None:
+    (tmp_path / "mlp.csv").write_text(MLP)
+    kind, found = vidur.read_rows(tmp_path / "mlp.csv")
+    assert kind == "mlp"
+    assert {r.place.op: (r.workload, r.latency_us) for r in found.rows} == {
+        "qkv": (Gemm(2048, (16 + 2 * 4) * 128, 4096, dtype="fp16", layout="nt"), 1500.0),
+        "proj": (Gemm(2048, 4096, 16 * 128, dtype="fp16", layout="nt"), 500.0),
+        "mlp_up_gate": (Gemm(2048, 11008, 4096, dtype="fp16", layout="nt"), 3000.0),
+        "mlp_down": (Gemm(2048, 4096, 5504, dtype="fp16", layout="nt"), 1400.0),
+    }
+    assert found.left_out == {"op emb: no such workload here": 1}
+
+
+def test_vidur_attention(tmp_path: Path) -> None:
+    (tmp_path / "attention.csv").write_text(ATTENTION)
+    kind, found = vidur.read_rows(tmp_path / "attention.csv")
+    assert kind == "attention"
+    assert [(r.workload, r.latency_us, r.provider) for r in found.rows] == [
+        (Attention(1, 8, 1024, 1024, 128, kv_heads=2, dtype="fp16"), 400.0, "sarathi.flash_attention"),
+        (Attention(16, 8, 1, 512, 128, kv_heads=2, dtype="fp16", causal=False), 100.0, "sarathi.flash_attention"),
+    ]
+    assert found.left_out == {
+        "op attn_kv_cache_save: no such workload here": 3,
+        "a prefix that is cached already": 1,
+    }
+
+
+def test_vidur_collectives(tmp_path: Path) -> None:
+    (tmp_path / "all_reduce.csv").write_text(
+        "time_stats.all_reduce.median,rank,num_workers,size,collective,devices_per_node,max_devices_per_node\n"
+        "0.043,0,16,2048,all_reduce,8,8\n"
+    )
+    kind, found = vidur.read_rows(tmp_path / "all_reduce.csv")
+    assert (kind, found.rows[0].latency_us) == ("collectives", pytest.approx(43.0))
+    assert found.rows[0].workload == Collective("all_reduce", 2048, 16, dtype="fp16", num_nodes=2)
+
+
+def test_vidur_errors(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match=r"t.csv has the columns a, b; expected Vidur's mlp, attention"):
+        vidur.read_rows(tmp_path / "t.csv")
+    (tmp_path / "mlp.csv").write_text(MLP.replace(",True,2048,2", ",maybe,2048,2"))
+    with pytest.raises(InputError, match=r"mlp.csv, line 2, column use_gated_mlp = 'maybe'; expected True or False"):
+        vidur.read_rows(tmp_path / "mlp.csv")
+    (tmp_path / "mlp.csv").write_text(MLP.replace(",True,2048,2", ",True,2048,3"))
+    with pytest.raises(InputError, match=r"column n_head = '32'; expected a multiple of num_tensor_parallel_workers"):
+        vidur.read_rows(tmp_path / "mlp.csv")
+
+
+# --- aiconfigurator ----------------------------------------------------------------------------------------------
+
+
+def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aiconfigurator, "find_spec", lambda name: None)
+    with pytest.raises(UnsupportedError, match=r"pip install 'quantbench\[tables\]', or --root"):
+        aiconfigurator.find_tables("a100_sxm")
+
+
+def test_aiconfigurator_systems_have_slugs() -> None:
+    assert aiconfigurator.system_of("a100-sxm4-80gb") == "a100_sxm"
+    assert aiconfigurator.system_of("l4-24gb") == "l4"
+    assert aiconfigurator.slug_of("h200_sxm") == "h200-sxm-141gb"
+    assert aiconfigurator.slug_of("gb200") is None
+
+
+def write_tables(root: Path) -> Path:
+    """A systems folder with one system of three small tables."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pytest.importorskip("yaml")
+    (root / "a100_sxm.yaml").write_text("data_dir: data/a100_sxm\nmisc:\n  nccl_version: '2.27.3'\n")
+    common = {"framework": "VLLM", "version": "1", "device": "NVIDIA A100-SXM4-80GB"}
+    gemm = {**common, "op_name": "gemm", "kernel_source": "torch.nn.functional.linear", "gemm_dtype": "bfloat16"}
+    sizes = {"m": 128, "n": 256, "k": 512, "latency": 0.25}
+    attention = {
+        **common, "op_name": "context_attention", "kernel_source": "vllm_flash_attn_fa3", "batch_size": 2, "isl": 64,
+        "num_heads": 8, "num_key_value_heads": 2, "head_dim": 128, "beam_width": 1, "attn_dtype": "bfloat16",
+        "kv_cache_dtype": "bfloat16", "step": 0, "window_size": 0, "latency": 0.5,
+    }  # fmt: skip
+    nccl = {"nccl_dtype": "half", "num_gpus": 8, "message_size": 512, "kernel_source": "NCCL", "op_name": "alltoall",
+            "latency": 0.01}  # fmt: skip
+    tables = {
+        "gemm/vllm/1/gemm_perf": [
+            {**gemm, **sizes},
+            {**gemm, **sizes, "gemm_dtype": "fp8", "kernel_source": "CutlassFP8"},
+            {**gemm, **sizes, "gemm_dtype": "fp8_block"},
+        ],
+        "attention/vllm/1/context_attention_perf": [
+            attention,
+            {**attention, "window_size": 128},
+            {**attention, "kv_cache_dtype": "fp8"},
+            {**attention, "attn_dtype": "fp8", "kv_cache_dtype": "fp8"},
+        ],
+        "comm/nccl/2.27.3/nccl_perf": [nccl],
+    }
+    for name, rows in tables.items():
+        path = root / "data" / "a100_sxm" / f"{name}.parquet"
+        path.parent.mkdir(parents=True)
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    return root
+
+
+def test_aiconfigurator_tables_from_a_folder(tmp_path: Path) -> None:
+    root = write_tables(tmp_path)
+    tables, missing = aiconfigurator.find_tables("a100_sxm", backend="vllm", root=root)
+    assert missing == []
+    gemm, attention, nccl = (aiconfigurator.read_rows(t) for t in tables)
+    assert [(r.workload, r.latency_us, r.provider, r.kernel) for r in gemm.rows] == [
+        (Gemm(128, 256, 512, layout="nt"), 250.0, "vllm", None),
+        (Gemm(128, 256, 512, layout="nt", dtype="fp8"), 250.0, "vllm.cutlassfp8", "CutlassFP8"),
+    ]
+    assert gemm.left_out == {"gemm_dtype fp8_block: no such matrix product here": 1}
+    assert [(r.workload, r.provider, r.kernel) for r in attention.rows] == [
+        (Attention(2, 8, 64, 64, 128, kv_heads=2), "vllm.flash_attn_fa3", "vllm_flash_attn_fa3")
+    ]
+    assert attention.left_out == {
+        "a sliding window": 1,
+        "keys and values in fp8 beside queries in bfloat16": 1,
+        "attn_dtype fp8: no such attention here": 1,
+    }
+    assert nccl.rows[0].workload == Collective("all_to_all", 1024, 8, dtype="fp16")  # 512 elements of 2 bytes
+    assert nccl.rows[0].latency_us == pytest.approx(10.0)
+    only = aiconfigurator.read_rows(tables[0], dtypes=["bf16"])
+    assert len(only.rows) == 1
+    assert only.left_out["dtype fp8 was not asked for"] == 1
+    origin = aiconfigurator.origin_of(tables[0])
+    assert origin.run_id.endswith("-gemm-vllm-1")
+    assert origin.source.endswith("a100_sxm/gemm/vllm/1/gemm_perf.parquet (vllm 1)")
+
+
+def test_aiconfigurator_errors(tmp_path: Path) -> None:
+    root = write_tables(tmp_path)
+    with pytest.raises(InputError, match=r"--system h100_sxm: no .*h100_sxm.yaml; expected one of a100_sxm"):
+        aiconfigurator.find_tables("h100_sxm", root=root)
+    with pytest.raises(InputError, match=r"--backend trtllm --version \(not given\) for a100_sxm; .* vllm"):
+        aiconfigurator.find_tables("a100_sxm", backend="trtllm", root=root)
+    with pytest.raises(InputError, match=r"--table 'mla'; expected one of gemm, context_attention, nccl"):
+        aiconfigurator.find_tables("a100_sxm", root=root, kinds=["mla"])
+    broken = root / "data/a100_sxm/gemm/vllm/1/gemm_perf.parquet"
+    broken.write_bytes(b"nonsense")
+    table = aiconfigurator.find_tables("a100_sxm", backend="vllm", root=root, kinds=["gemm"])[0][0]
+    with pytest.raises(StoreError, match=r"expected a Parquet file"):
+        aiconfigurator.read_rows(table)
+
+
+@needs_package
+def test_packaged_a100_tables(tmp_path: Path) -> None:
+    tables, missing = aiconfigurator.find_tables("a100-sxm4-80gb")
+    assert missing == []
+    gemm = aiconfigurator.read_rows(tables[0])
+    assert (len(gemm.rows), gemm.left_out) == (35_742, {})
+    summary = write_run(tmp_path, A100, aiconfigurator.origin_of(tables[0]), gemm)
+    run = read_run(summary.folder)
+    assert summary.rejected == 0
+    assert len(run.records) == 35_742
+    assert {r.provider for r in run.records} == {"sglang"}
+
+
+@needs_package
+def test_packaged_h200_attention_has_its_head_dims() -> None:
+    (table,), _ = aiconfigurator.find_tables("h200_sxm", kinds=["context_attention"])
+    works = [r.workload for r in aiconfigurator.read_rows(table).rows]
+    assert {w.head_dim for w in works if isinstance(w, Attention)} == {64, 128, 192, 256, 512}
