@@ -1,0 +1,377 @@
+"""Matrix product in Triton: one way to compute a tile, three ways to hand tiles to the SMs.
+
+c[m, n] = sum over k of a[m, k] · b[k, n], for `batch` independent products, summed in fp32.
+
+What is tiled: c is cut into tiles of BLOCK_M × BLOCK_N. A *program* (one thread block) computes a tile by walking the
+reduction in steps of BLOCK_K: it loads BLOCK_M × BLOCK_K of a and BLOCK_K × BLOCK_N of b and feeds the tensor cores.
+A tile at the lower or right edge that hangs over m or n takes as long as a full one: *tile quantization*.
+
+What differs is who computes which tile, and there lies the cliff:
+
+- `gemm_data_parallel`: one program per tile. The device holds sm_count × blocks_per_sm programs at a time, a *wave*;
+  the last wave takes as long as a full one however few tiles it has: *wave quantization*. With SPLIT_K > 1 the
+  reduction of each tile is shared by SPLIT_K programs; more, shorter programs fill a device that m × n alone cannot.
+- `gemm_persistent`: exactly one wave of programs, each of which computes tile after tile. The cliff stays (some
+  programs compute one tile more than others), the cost of starting programs goes, and on Hopper the loads of the next
+  tile run while the last one is written.
+- `gemm_stream_k`: one wave of programs that share the reduction *steps* of the tiles of the ragged end evenly, so that
+  a program may begin or end in the middle of a tile (Osama et al., "Stream-K", PPoPP 2023). This flattens the cliff
+  and pays for it with partial tiles that one program writes and another adds up.
+
+How operands arrive: by pointers on any GPU (cp.async into shared memory from sm_80 on), or by tensor descriptors on
+Hopper and newer, where the TMA unit copies whole boxes into shared memory in the layout that wgmma reads.
+
+Storage: `lda`, `ldb`, `ldc` are leading dimensions in elements as in BLAS, row-major: a row of a is k elements long and
+lda apart from the next. A_TRANSPOSED means that a is stored k × m, B_TRANSPOSED that b is stored n × k.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _known_multiple(x, ALIGN: tl.constexpr):
+    """x, of which the caller knows that it is a multiple of ALIGN, written so that the compiler knows it too.
+
+    By itself triton notices multiples of 16 elements and nothing below. A row length of 8 fp16 elements more or less
+    still allows 16-byte loads, and without this it would get loads of 2 bytes.
+    """
+    return x // ALIGN * ALIGN
+
+
+@triton.jit
+def _tile_position(index, tiles_m, tiles_n, GROUP_M: tl.constexpr):
+    """Row and column of the index-th tile, in the order that keeps the L2 cache warm.
+
+    Tiles are taken GROUP_M rows at a time, column by column. The programs that run together then form a block of
+    GROUP_M × (programs / GROUP_M) tiles, and read far fewer different rows of a and columns of b than one long row of
+    tiles would.
+    """
+    tiles_in_group = GROUP_M * tiles_n
+    first_m = index // tiles_in_group * GROUP_M
+    rows = min(tiles_m - first_m, GROUP_M)
+    within = index % tiles_in_group
+    return first_m + within % rows, within // rows
+
+
+@triton.jit
+def _accumulate(
+    a, b, batch, tile_m, tile_n, first_step, last_step,
+    m, n, k, lda, ldb, batch_stride_a, batch_stride_b,
+    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, ALIGN_A: tl.constexpr, ALIGN_B: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, BATCHED: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Sum of a·b over the reduction steps [first_step, last_step) for one tile: BLOCK_M × BLOCK_N, fp32."""
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    if DESCRIPTORS:
+        # The TMA unit fills what lies outside the matrix with zeros: no masks and no address arithmetic here.
+        row, col = tile_m * BLOCK_M, tile_n * BLOCK_N
+        for step in range(first_step, last_step):
+            at = step * BLOCK_K
+            a_block = _load_box(a, batch, row, at, A_TRANSPOSED, BATCHED, BLOCK_M, BLOCK_K)
+            b_block = _load_box(b, batch, at, col, B_TRANSPOSED, BATCHED, BLOCK_K, BLOCK_N)
+            acc = tl.dot(a_block, b_block, acc, input_precision=PRECISION)
+    else:
+        lda = _known_multiple(lda, ALIGN_A).to(tl.int64)  # 64 bits: offsets may pass 2³¹
+        ldb = _known_multiple(ldb, ALIGN_B).to(tl.int64)
+        # Rows and columns past the edge read others of the same matrix (the remainder keeps them inside); what they
+        # yield is never stored. Only the reduction needs a mask, since everything in it counts.
+        m_a = _known_multiple(m, ALIGN_A) if A_TRANSPOSED else m
+        n_b = n if B_TRANSPOSED else _known_multiple(n, ALIGN_B)
+        k_a = k if A_TRANSPOSED else _known_multiple(k, ALIGN_A)
+        k_b = _known_multiple(k, ALIGN_B) if B_TRANSPOSED else k
+        rows = (tile_m * BLOCK_M + tl.arange(0, BLOCK_M)) % m_a
+        cols = (tile_n * BLOCK_N + tl.arange(0, BLOCK_N)) % n_b
+        ks = tl.arange(0, BLOCK_K)
+        ks_from = first_step * BLOCK_K + ks
+        a += batch.to(tl.int64) * batch_stride_a
+        b += batch.to(tl.int64) * batch_stride_b
+        if A_TRANSPOSED:
+            a_at = a + rows[:, None] + ks_from[None, :] * lda
+            a_step = BLOCK_K * lda
+        else:
+            a_at = a + rows[:, None] * lda + ks_from[None, :]
+            a_step = BLOCK_K
+        if B_TRANSPOSED:
+            b_at = b + ks_from[:, None] + cols[None, :] * ldb
+            b_step = BLOCK_K
+        else:
+            b_at = b + ks_from[:, None] * ldb + cols[None, :]
+            b_step = BLOCK_K * ldb
+        for step in range(first_step, last_step):
+            if EVEN_K:
+                a_block = tl.load(a_at)
+                b_block = tl.load(b_at)
+            else:
+                a_block = tl.load(a_at, mask=ks[None, :] < k_a - step * BLOCK_K, other=0.0)
+                b_block = tl.load(b_at, mask=ks[:, None] < k_b - step * BLOCK_K, other=0.0)
+            acc = tl.dot(a_block, b_block, acc, input_precision=PRECISION)
+            a_at += a_step
+            b_at += b_step
+    return acc
+
+
+@triton.jit
+def _load_box(
+    descriptor, batch, row, col,
+    TRANSPOSED: tl.constexpr, BATCHED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """ROWS × COLS elements of a matrix from (row, col) on, which may be stored transposed."""
+    if TRANSPOSED:
+        box = descriptor.load([batch, col, row]).reshape(COLS, ROWS) if BATCHED else descriptor.load([col, row])
+        box = box.T
+    else:
+        box = descriptor.load([batch, row, col]).reshape(ROWS, COLS) if BATCHED else descriptor.load([row, col])
+    return box
+
+
+@triton.jit
+def _store(
+    c, acc, batch, tile_m, tile_n, m, n, ldc, batch_stride_c,
+    ALIGN_C: tl.constexpr, DESCRIPTORS: tl.constexpr, BATCHED: tl.constexpr, SUBTILES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Write one tile of c. SUBTILES = 2 writes it in two halves of BLOCK_N / 2 columns, through half the shared
+    memory: what is left over holds another stage of the main loop."""
+    if SUBTILES == 2:
+        left, right = _halves(acc, BLOCK_M, BLOCK_N)
+        HALF: tl.constexpr = BLOCK_N // 2
+        _store_part(c, left, batch, tile_m * BLOCK_M, tile_n * BLOCK_N, m, n, ldc, batch_stride_c,
+                    ALIGN_C, DESCRIPTORS, BATCHED, BLOCK_M, HALF)  # fmt: skip
+        _store_part(c, right, batch, tile_m * BLOCK_M, tile_n * BLOCK_N + HALF, m, n, ldc, batch_stride_c,
+                    ALIGN_C, DESCRIPTORS, BATCHED, BLOCK_M, HALF)  # fmt: skip
+    else:
+        _store_part(c, acc, batch, tile_m * BLOCK_M, tile_n * BLOCK_N, m, n, ldc, batch_stride_c,
+                    ALIGN_C, DESCRIPTORS, BATCHED, BLOCK_M, BLOCK_N)  # fmt: skip
+
+
+@triton.jit
+def _store_part(
+    c, values, batch, row, col, m, n, ldc, batch_stride_c,
+    ALIGN_C: tl.constexpr, DESCRIPTORS: tl.constexpr, BATCHED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """Write ROWS × COLS values from (row, col) on, as far as they lie inside m × n."""
+    if DESCRIPTORS:
+        if BATCHED:
+            c.store([batch, row, col], values.to(c.dtype).reshape(1, ROWS, COLS))
+        else:
+            c.store([row, col], values.to(c.dtype))
+    else:
+        n, ldc = _known_multiple(n, ALIGN_C), _known_multiple(ldc, ALIGN_C)
+        rows, cols = row + tl.arange(0, ROWS), col + tl.arange(0, COLS)
+        at = c + batch.to(tl.int64) * batch_stride_c + rows[:, None].to(tl.int64) * ldc + cols[None, :]
+        tl.store(at, values.to(c.dtype.element_ty), mask=(rows[:, None] < m) & (cols[None, :] < n))
+
+
+@triton.jit
+def gemm_data_parallel(
+    a, b, c, batches, m, n, k, lda, ldb, ldc, batch_stride_a, batch_stride_b, batch_stride_c,
+    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
+    ALIGN_A: tl.constexpr, ALIGN_B: tl.constexpr, ALIGN_C: tl.constexpr,
+    LOAD_DESCRIPTORS: tl.constexpr, STORE_DESCRIPTORS: tl.constexpr, BATCHED: tl.constexpr,
+    EVEN_K: tl.constexpr, PRECISION: tl.constexpr, SPLIT_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    SUBTILES: tl.constexpr,
+):  # fmt: skip
+    """One program per tile, and per part of the reduction: grid (tiles · batches, SPLIT_K).
+
+    With SPLIT_K > 1, c is fp32 of SPLIT_K · batches × m × n, the parts one after the other; `gemm_add_parts` adds them.
+    """
+    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    tiles = tiles_m * tiles_n
+    batch = tl.program_id(0) // tiles
+    tile_m, tile_n = _tile_position(tl.program_id(0) % tiles, tiles_m, tiles_n, GROUP_M)
+    steps = tl.cdiv(k, BLOCK_K)
+    if SPLIT_K == 1:
+        first_step, last_step, out = 0, steps, batch
+    else:
+        part = tl.program_id(1)
+        first_step, last_step = part * steps // SPLIT_K, (part + 1) * steps // SPLIT_K
+        out = part * batches + batch
+    acc = _accumulate(
+        a, b, batch, tile_m, tile_n, first_step, last_step, m, n, k, lda, ldb, batch_stride_a, batch_stride_b,
+        A_TRANSPOSED, B_TRANSPOSED, ALIGN_A, ALIGN_B, LOAD_DESCRIPTORS, BATCHED, EVEN_K, PRECISION,
+        BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
+    _store(c, acc, out, tile_m, tile_n, m, n, ldc, batch_stride_c,
+           ALIGN_C, STORE_DESCRIPTORS, BATCHED, SUBTILES, BLOCK_M, BLOCK_N)  # fmt: skip
+
+
+@triton.jit
+def gemm_add_parts(
+    parts, c, batches, m, n, ldc, batch_stride_c,
+    ALIGN_C: tl.constexpr, ALIGN_PARTS: tl.constexpr, SPLIT_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """c = sum of the SPLIT_K fp32 parts, always in the same order, so that results do not change from run to run.
+
+    One program per BLOCK_M × BLOCK_N elements: grid (ceil(m / BLOCK_M), ceil(n / BLOCK_N), batches).
+    """
+    batch = tl.program_id(2).to(tl.int64)
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    ldc = _known_multiple(ldc, ALIGN_C)
+    row_length = _known_multiple(n, ALIGN_PARTS)
+    inside = (rows[:, None] < m) & (cols[None, :] < row_length)
+    at = rows[:, None].to(tl.int64) * row_length + cols[None, :]
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for part in range(0, SPLIT_K):
+        start = (part * batches + batch) * m * row_length
+        acc += tl.load(parts + start + at, mask=inside, other=0.0)
+    out = c + batch * batch_stride_c + rows[:, None].to(tl.int64) * ldc + cols[None, :]
+    tl.store(out, acc.to(c.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gemm_persistent(
+    a, b, c, batches, m, n, k, lda, ldb, ldc, batch_stride_a, batch_stride_b, batch_stride_c,
+    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
+    ALIGN_A: tl.constexpr, ALIGN_B: tl.constexpr, ALIGN_C: tl.constexpr,
+    LOAD_DESCRIPTORS: tl.constexpr, STORE_DESCRIPTORS: tl.constexpr, BATCHED: tl.constexpr,
+    EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    SUBTILES: tl.constexpr, FLATTEN: tl.constexpr,
+):  # fmt: skip
+    """One program per block slot of the device, each of which computes tiles p, p + P, p + 2P, …: grid (P).
+
+    FLATTEN joins the loop over tiles and the loop over steps into one, so that its software pipeline does not drain
+    between tiles: the first loads of a tile are under way while the tile before is still being written.
+    """
+    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    tiles = tiles_m * tiles_n
+    steps = tl.cdiv(k, BLOCK_K)
+    programs = tl.num_programs(0)
+    if FLATTEN:
+        # The index of the tile to be written is counted apart from the one being loaded, which runs ahead.
+        written = tl.program_id(0) - programs
+        for index in tl.range(tl.program_id(0), tiles * batches, programs, flatten=True):
+            tile_m, tile_n = _tile_position(index % tiles, tiles_m, tiles_n, GROUP_M)
+            acc = _accumulate(
+                a, b, index // tiles, tile_m, tile_n, 0, steps, m, n, k, lda, ldb, batch_stride_a, batch_stride_b,
+                A_TRANSPOSED, B_TRANSPOSED, ALIGN_A, ALIGN_B, LOAD_DESCRIPTORS, BATCHED, EVEN_K, PRECISION,
+                BLOCK_M, BLOCK_N, BLOCK_K,
+            )  # fmt: skip
+            written += programs
+            out_m, out_n = _tile_position(written % tiles, tiles_m, tiles_n, GROUP_M)
+            _store(c, acc, written // tiles, out_m, out_n, m, n, ldc, batch_stride_c,
+                   ALIGN_C, STORE_DESCRIPTORS, BATCHED, SUBTILES, BLOCK_M, BLOCK_N)  # fmt: skip
+    else:
+        for index in range(tl.program_id(0), tiles * batches, programs):
+            tile_m, tile_n = _tile_position(index % tiles, tiles_m, tiles_n, GROUP_M)
+            acc = _accumulate(
+                a, b, index // tiles, tile_m, tile_n, 0, steps, m, n, k, lda, ldb, batch_stride_a, batch_stride_b,
+                A_TRANSPOSED, B_TRANSPOSED, ALIGN_A, ALIGN_B, LOAD_DESCRIPTORS, BATCHED, EVEN_K, PRECISION,
+                BLOCK_M, BLOCK_N, BLOCK_K,
+            )  # fmt: skip
+            _store(c, acc, index // tiles, tile_m, tile_n, m, n, ldc, batch_stride_c,
+                   ALIGN_C, STORE_DESCRIPTORS, BATCHED, SUBTILES, BLOCK_M, BLOCK_N)  # fmt: skip
+
+
+@triton.jit
+def gemm_stream_k(
+    a, b, c, partials, ready, streamed_tiles,
+    batches, m, n, k, lda, ldb, ldc, batch_stride_a, batch_stride_b, batch_stride_c,
+    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
+    ALIGN_A: tl.constexpr, ALIGN_B: tl.constexpr, ALIGN_C: tl.constexpr,
+    LOAD_DESCRIPTORS: tl.constexpr, STORE_DESCRIPTORS: tl.constexpr, BATCHED: tl.constexpr,
+    EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    SUBTILES: tl.constexpr,
+):  # fmt: skip
+    """One program per block slot of the device: grid (P). First the ragged end, shared by steps, then whole tiles.
+
+    The first `streamed_tiles` tiles have streamed_tiles · steps steps, of which program p takes the p-th P-th. A tile
+    belongs to the program that computes its first step (its *owner*). A program that begins inside a tile writes what
+    it has to its slot of `partials` (P × BLOCK_M × BLOCK_N, fp32) and sets its flag in `ready`; it does so first of
+    all, and the owner reaches that tile last of all, so that waiting is rare. The owner adds the slots of the
+    programs after it in their order: results do not change from run to run.
+
+    The remaining tiles are computed whole, an equal number by every program, as in `gemm_persistent`.
+
+    Waiting needs those waited for to run. All programs of a grid are resident at a time (the caller sees to it), and
+    an owner waits only for programs that were started before it: p counts down from the end of the grid.
+    """
+    tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    tiles = tiles_m * tiles_n
+    steps = tl.cdiv(k, BLOCK_K)
+    programs = tl.num_programs(0)
+    p = programs - 1 - tl.program_id(0)
+
+    streamed_steps = streamed_tiles * steps
+    begin = _share_begin(p, streamed_steps, programs)
+    end = _share_begin(p + 1, streamed_steps, programs)
+    while begin < end:
+        index = begin // steps
+        first_step = begin - index * steps
+        last_step = min(steps, end - index * steps)
+        batch = index // tiles
+        tile_m, tile_n = _tile_position(index % tiles, tiles_m, tiles_n, GROUP_M)
+        acc = _accumulate(
+            a, b, batch, tile_m, tile_n, first_step, last_step, m, n, k, lda, ldb, batch_stride_a, batch_stride_b,
+            A_TRANSPOSED, B_TRANSPOSED, ALIGN_A, ALIGN_B, LOAD_DESCRIPTORS, BATCHED, EVEN_K, PRECISION,
+            BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+        if first_step > 0:
+            _store_partial(partials, p, acc, BLOCK_M, BLOCK_N)
+            tl.debug_barrier()  # every thread's part of the slot is written before one thread says so
+            tl.atomic_xchg(ready + p, 1, sem="release")
+        else:
+            last, covered = p, last_step
+            while covered < steps:
+                last += 1
+                while tl.atomic_cas(ready + last, 1, 0, sem="acquire") == 0:
+                    pass  # taking the flag also clears it for the next launch
+                covered = _share_begin(last + 1, streamed_steps, programs) - index * steps
+            tl.debug_barrier()  # no thread reads a slot before the one that saw its flag
+            # Half a tile at a time, straight into c: two whole tiles do not fit into registers.
+            left, right = _halves(acc, BLOCK_M, BLOCK_N)
+            HALF: tl.constexpr = BLOCK_N // 2
+            for other in range(p + 1, last + 1):
+                left += tl.load(_slot(partials, other, 0, BLOCK_M, BLOCK_N), cache_modifier=".cg")
+            _store_part(c, left, batch, tile_m * BLOCK_M, tile_n * BLOCK_N, m, n, ldc, batch_stride_c,
+                        ALIGN_C, STORE_DESCRIPTORS, BATCHED, BLOCK_M, HALF)  # fmt: skip
+            for other in range(p + 1, last + 1):
+                right += tl.load(_slot(partials, other, 1, BLOCK_M, BLOCK_N), cache_modifier=".cg")
+            _store_part(c, right, batch, tile_m * BLOCK_M, tile_n * BLOCK_N + HALF, m, n, ldc, batch_stride_c,
+                        ALIGN_C, STORE_DESCRIPTORS, BATCHED, BLOCK_M, HALF)  # fmt: skip
+        begin = index * steps + last_step
+
+    for index in range(streamed_tiles + p, tiles * batches, programs):
+        batch = index // tiles
+        tile_m, tile_n = _tile_position(index % tiles, tiles_m, tiles_n, GROUP_M)
+        acc = _accumulate(
+            a, b, batch, tile_m, tile_n, 0, steps, m, n, k, lda, ldb, batch_stride_a, batch_stride_b,
+            A_TRANSPOSED, B_TRANSPOSED, ALIGN_A, ALIGN_B, LOAD_DESCRIPTORS, BATCHED, EVEN_K, PRECISION,
+            BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+        _store(c, acc, batch, tile_m, tile_n, m, n, ldc, batch_stride_c,
+               ALIGN_C, STORE_DESCRIPTORS, BATCHED, SUBTILES, BLOCK_M, BLOCK_N)  # fmt: skip
+
+
+@triton.jit
+def _share_begin(p, steps, programs):
+    """First step of program p's share: shares differ by at most one step, the longer ones come first."""
+    return p * (steps // programs) + min(p, steps % programs)
+
+
+@triton.jit
+def _halves(x, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """The left and the right half of the columns of a ROWS × COLS block, without moving data between threads."""
+    return tl.split(tl.permute(tl.reshape(x, (ROWS, 2, COLS // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def _slot(partials, p, half, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Pointers to one half of program p's partial tile: BLOCK_M × BLOCK_N / 2."""
+    WIDTH: tl.constexpr = BLOCK_N // 2
+    rows, cols = tl.arange(0, BLOCK_M), tl.arange(0, WIDTH)
+    return partials + (2 * p + half) * (BLOCK_M * WIDTH) + rows[:, None] * WIDTH + cols[None, :]
+
+
+@triton.jit
+def _store_partial(partials, p, acc, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Leave a partial tile in program p's slot, past the L1 cache, which the reader does not share."""
+    left, right = _halves(acc, BLOCK_M, BLOCK_N)
+    tl.store(_slot(partials, p, 0, BLOCK_M, BLOCK_N), left, cache_modifier=".cg")
+    tl.store(_slot(partials, p, 1, BLOCK_M, BLOCK_N), right, cache_modifier=".cg")
