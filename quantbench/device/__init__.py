@@ -1,0 +1,26 @@
+"""On what something is computed: known GPUs, the device at hand, and the state it is in."""
+
+from quantbench.device.cpu import cpu_has_bf16
+from quantbench.device.here import current, default_dtype, monitor, open_nvml
+from quantbench.device.matching import Properties, match
+from quantbench.device.nvml import HARMFUL_REASONS, Absent, Limits, Nvml
+from quantbench.device.registry import known, lookup
+from quantbench.device.spec import DeviceSpec, DeviceState
+
+__all__ = [
+    "HARMFUL_REASONS",
+    "Absent",
+    "DeviceSpec",
+    "DeviceState",
+    "Limits",
+    "Nvml",
+    "Properties",
+    "cpu_has_bf16",
+    "current",
+    "default_dtype",
+    "known",
+    "lookup",
+    "match",
+    "monitor",
+    "open_nvml",
+]

@@ -8,9 +8,11 @@ from quantbench.errors import InputError, require_choice
 # Wide enough for anything built between 2016 and today, narrow enough to catch a slipped decimal or a wrong unit.
 _RANGES: dict[str, tuple[float, float]] = {
     "sm_count": (1, 1024),
-    "sm_clock_mhz": (200, 6000),
+    "sm_clock_mhz": (200, 7000),
+    "max_sm_clock_mhz": (200, 7000),
     "l2_bytes": (64 * 1024, 4 * 2**30),
     "smem_per_sm_bytes": (0, 2**20),
+    "smem_per_block_bytes": (0, 2**20),
     "memory_bytes": (2**28, 2**44),
     "memory_gb_per_s": (1, 20_000),
 }
@@ -24,9 +26,14 @@ class DeviceSpec:
     name: its slug (`a100-sxm4-80gb`, `cpu-amd-epyc`). kind: cuda or cpu. sm_count: streaming multiprocessors (CPU:
     the cores that are used). sm_clock_mhz: the boost clock that the peaks are stated at. l2_bytes: last-level cache.
     smem_per_sm_bytes: shared memory of one SM (0 on a CPU). memory_gb_per_s: 1e9 bytes a second. peak_tflops: dense
-    peak by dtype, 1e12 operations a second, tensor cores where the dtype has them. source: where each constant comes
-    from, by field name; `peak_tflops.bf16` and the like for single peaks. registered: False for a spec derived from
-    what an unknown device reports about itself.
+    peak by dtype, 1e12 operations a second, tensor cores where the dtype has them, fp32 accumulation. source: where
+    each constant comes from, by field name; `peak_tflops.bf16` and the like for single peaks. registered: False for
+    a spec derived from what an unknown device reports about itself.
+
+    smem_per_block_bytes: the most that one block can have, by opting in (0: not known). max_sm_clock_mhz: the highest
+    clock the device can run at; 0 stands for sm_clock_mhz. It is above sm_clock_mhz on many cards (H100 SXM: peaks at
+    1830 MHz, runs at up to 1980), and a peak is a bound only at its own clock: see `ceiling`. peak_clock_mhz: the
+    clock of single peaks that are stated at another one than sm_clock_mhz, by dtype.
     """
 
     name: str
@@ -41,9 +48,14 @@ class DeviceSpec:
     compute_capability: tuple[int, int] | None = None
     source: Mapping[str, str] = field(default_factory=dict)
     registered: bool = True
+    smem_per_block_bytes: int = 0
+    max_sm_clock_mhz: float = 0.0
+    peak_clock_mhz: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         who = f"DeviceSpec {self.name}"
+        if self.max_sm_clock_mhz == 0:
+            object.__setattr__(self, "max_sm_clock_mhz", self.sm_clock_mhz)
         require_choice(who, "kind", self.kind, ("cuda", "cpu"))
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
@@ -59,6 +71,17 @@ class DeviceSpec:
     def peak(self, dtype: str) -> float | None:
         """Dense peak in TFLOP/s for `dtype`; None where the device has no such arithmetic or it is not known."""
         return self.peak_tflops.get(dtype)
+
+    def ceiling(self, dtype: str, clock_mhz: float | None = None) -> float | None:
+        """The TFLOP/s that cannot be exceeded at `clock_mhz` (default: the highest clock); None as for `peak`.
+
+        The stated peak scaled from the clock it is stated at. A figure above the ceiling is no measurement.
+        """
+        peak = self.peak(dtype)
+        if peak is None:
+            return None
+        stated_mhz = self.peak_clock_mhz.get(dtype, self.sm_clock_mhz)
+        return peak * (clock_mhz or max(self.max_sm_clock_mhz, stated_mhz)) / stated_mhz
 
     @property
     def architecture(self) -> str:

@@ -1,0 +1,157 @@
+"""The processor as a device: one core, with upper bounds for what that core can do.
+
+A processor tells little about itself, and a virtual machine less: the clock it reports is often the base clock, while
+the core runs up to 2× faster. What a figure must never exceed is therefore a bound, not an estimate of what is
+reached: the widest multiply-add the instruction set offers, issued as often as any core that has it can, at the
+highest clock any processor of that model is sold with.
+"""
+
+import os
+import re
+
+from quantbench.device.cpu_info import CpuInfo, cpu_info
+from quantbench.device.spec import DeviceSpec, DeviceState
+
+_MIB = 2**20
+
+
+# Operations per cycle and core by dtype (a multiply-add is two), and why. x86: two vector units that each take a
+# multiply-add per cycle (Intel Optimization Reference Manual 248966-049; AMD Zen 5 Software Optimization Guide 58455,
+# 2024). Each row holds for every core with its flag; where some cores are slower the row is still a bound.
+_X86 = (
+    ("sse2", {"fp32": 8}, "SSE: 4 multiplies and 4 adds"),
+    ("avx", {"fp32": 16}, "AVX: 8 multiplies and 8 adds"),
+    ("fma", {"fp32": 32}, "AVX2 FMA: 2 × 8 multiply-adds"),
+    ("avx2", {"int8": 128}, "AVX2: 2 × 32 multiply-adds"),
+    ("avx512f", {"fp32": 64}, "AVX-512: 2 × 16 multiply-adds"),
+    ("avx512bw", {"int8": 256}, "AVX-512BW: 2 × 64 multiply-adds"),
+    ("avx512_bf16", {"bf16": 128}, "VDPBF16PS: 2 × 32 multiply-adds"),
+    ("avx512_fp16", {"fp16": 128}, "AVX512-FP16: 2 × 32 multiply-adds"),
+    ("amx_bf16", {"bf16": 1024}, "AMX TDPBF16PS: 16·16·32 multiply-adds in 16 cycles"),
+    ("amx_fp16", {"fp16": 1024}, "AMX TDPFP16PS: 16·16·32 multiply-adds in 16 cycles"),
+    ("amx_int8", {"int8": 2048}, "AMX TDPBSSD: 16·16·64 multiply-adds in 16 cycles"),
+)
+# Arm: four 128-bit vector units, the most of any Neoverse core (Arm Neoverse V1 and V2 Software Optimization Guides).
+_ARM = (
+    ("asimd", {"fp32": 32}, "Neon: 4 × 4 multiply-adds"),
+    ("sve", {"fp32": 64, "fp16": 128}, "SVE: 2 × 512 bits (A64FX), the widest there is"),
+    ("asimdhp", {"fp16": 64}, "Neon fp16: 4 × 8 multiply-adds"),
+    ("bf16", {"bf16": 128}, "BFMMLA: 4 × 16 multiply-adds"),
+    ("i8mm", {"int8": 256}, "SMMLA: 4 × 32 multiply-adds"),
+)
+# Apple's matrix unit, which torch reaches through Accelerate (D. Johnson, Apple M1 AMX notes, 2022: a 16×16 fp32
+# outer product each cycle; twice that is allowed for later generations).
+_APPLE = (("apple", {"fp32": 1024, "fp16": 4096, "bf16": 4096, "int8": 8192}, "Apple AMX: 2 outer products a cycle"),)
+
+# The highest clock that a processor of this model is sold with: (vendor, family, models) → MHz, source.
+_HIGHEST_MHZ: tuple[tuple[str, int, tuple[int, ...], float, str], ...] = (
+    ("AuthenticAMD", 26, (0x02, 0x11), 5000, "AMD EPYC 9005 series product table, 2024: EPYC 9575F"),
+    ("AuthenticAMD", 25, (0x11, 0xA0), 4400, "AMD EPYC 9004 series product table, 2022: EPYC 9174F"),
+    ("AuthenticAMD", 25, (0x01,), 4100, "AMD EPYC 7003 series product table, 2021: EPYC 72F3"),
+    ("AuthenticAMD", 23, (0x31,), 4500, "AMD product tables, 2020: EPYC 7002, Ryzen Threadripper 3960X"),
+    ("GenuineIntel", 6, (0x8F, 0xCF), 4800, "Intel ARK, 2023: 4th and 5th Gen Xeon Scalable, Xeon w9-3495X"),
+    ("GenuineIntel", 6, (0x6A,), 4100, "Intel ARK, 2021: 3rd Gen Xeon Scalable (Ice Lake)"),
+    ("GenuineIntel", 6, (0x55,), 5100, "Intel ARK, 2019: Xeon Scalable to Core i9-9990XE"),
+)
+_HIGHEST_OF_ALL = (6200.0, "Intel ARK, 2024: Core i9-14900KS, the highest clock sold")
+_HIGHEST_OF_ARM = (4700.0, "Apple M4, 2024, the highest clock of an Arm core sold")
+
+# One core's path to memory: AMD's core complexes read 32 and write 16 bytes per fabric clock of up to 2.1 GHz (AMD
+# EPYC 9005 Architecture Overview 58462, 2024); Intel and Neoverse cores reach less.
+_ONE_CORE_GB_PER_S = 100.0
+_ASSUMED_CACHE_BYTES = 32 * _MIB
+
+
+def cpu_spec(info: CpuInfo) -> DeviceSpec:
+    """One core of the processor; every peak is an upper bound, and its source says so."""
+    rates, reasons = _rates(info)
+    clock_mhz, clock_source = _clock(info)
+    bound = f"estimated upper bound for one core at {clock_mhz:g} MHz"
+    source = {
+        "sm_count": "one pinned core is used",
+        "sm_clock_mhz": clock_source,
+        "max_sm_clock_mhz": clock_source,
+        "l2_bytes": "the last-level cache as the operating system reports it"
+        if info.last_cache_bytes
+        else "assumed, not reported",
+        "memory_bytes": "the machine's memory as the operating system reports it",
+        "memory_gb_per_s": "estimated upper bound for one core: 48 bytes per fabric clock of 2.1 GHz"
+        " (AMD EPYC 9005 Architecture Overview, 2024)",
+        "peak_tflops": bound,
+    }
+    for dtype, reason in reasons.items():
+        source[f"peak_tflops.{dtype}"] = f"{bound}: {rates[dtype]} operations per cycle, {reason}"
+    return DeviceSpec(
+        name=cpu_slug(info.name),
+        kind="cpu",
+        sm_count=1,
+        sm_clock_mhz=clock_mhz,
+        l2_bytes=info.last_cache_bytes or _ASSUMED_CACHE_BYTES,
+        smem_per_sm_bytes=0,
+        memory_bytes=info.memory_bytes,
+        memory_gb_per_s=_ONE_CORE_GB_PER_S,
+        peak_tflops={dtype: rate * clock_mhz * 1e-6 for dtype, rate in rates.items()},
+        source=source,
+        registered=False,
+    )
+
+
+def cpu_has_bf16(info: CpuInfo | None = None) -> bool:
+    """Whether this processor multiplies bf16 in hardware (AVX512-BF16, AMX, Arm BF16), not by way of fp32."""
+    flags = (info or cpu_info()).flags
+    return not flags.isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def _rates(info: CpuInfo) -> tuple[dict[str, int], dict[str, str]]:
+    """Operations per cycle by dtype, and why. What is not native runs as fp32, which then bounds it."""
+    rates, reasons = {"fp32": 2}, {"fp32": "one multiply-add"}
+    for flag, gains, reason in (*_X86, *_ARM, *_APPLE):
+        for dtype, rate in gains.items():
+            if flag in info.flags and rate > rates.get(dtype, 0):
+                rates[dtype], reasons[dtype] = rate, reason
+    for dtype in ("fp16", "bf16"):
+        if dtype not in rates:
+            rates[dtype], reasons[dtype] = rates["fp32"], "computed as fp32, " + reasons["fp32"]
+    return rates, reasons
+
+
+def _clock(info: CpuInfo) -> tuple[float, str]:
+    """The highest clock the core can have: the system's word where that is exact, else the model's highest."""
+    if info.exact_clock and info.reported_mhz:
+        return info.reported_mhz, "cpufreq's maximum, turbo included"
+    highest_mhz, source = _HIGHEST_OF_ARM if "asimd" in info.flags else _HIGHEST_OF_ALL
+    for vendor, family, models, mhz, model_source in _HIGHEST_MHZ:
+        if (vendor, family) == (info.vendor, info.family) and info.model in models:
+            highest_mhz, source = mhz, model_source
+    if info.reported_mhz and info.reported_mhz > highest_mhz:
+        return info.reported_mhz, "reported by the operating system"
+    return highest_mhz, f"estimated upper bound, turbo is not reported: {source}"
+
+
+def cpu_slug(name: str) -> str:
+    """`cpu-<model>` from the name that a processor reports.
+
+    >>> cpu_slug("Intel(R) Xeon(R) Platinum 8488C CPU @ 2.40GHz")
+    'cpu-intel-xeon-platinum-8488c'
+    >>> cpu_slug("AMD EPYC 7763 64-Core Processor")
+    'cpu-amd-epyc-7763'
+    """
+    name = re.sub(r"\((r|tm|c)\)|@.*$|\b\d+-core\b|\bprocessor\b|\bcpu\b|\bwith\b.*$", " ", name.casefold())
+    return "cpu-" + (re.sub(r"[^a-z0-9]+", "-", name).strip("-") or "unknown")
+
+
+def cpu_state() -> DeviceState:
+    """The clock, unless a virtual machine hides it, and in the note how busy the machine is."""
+    import psutil
+
+    load, cores = cpu_load()
+    note = f"load average {load:.2f} over {cores} cores"
+    frequency = psutil.cpu_freq()
+    if "hypervisor" in cpu_info().flags:  # it shows the base clock, whatever the core does
+        return DeviceState(note=f"{note}; the virtual machine hides the clock")
+    return DeviceState(sm_clock_mhz=(frequency.current or None) if frequency else None, note=note)
+
+
+def cpu_load() -> tuple[float, int]:
+    """Load average of the last minute, and the machine's logical cores."""
+    return os.getloadavg()[0], os.cpu_count() or 1

@@ -1,0 +1,210 @@
+"""From what a GPU reports about itself to its spec: a known card, a part of one, or an estimate.
+
+A card is the registered one only if name, compute capability, SM count and memory size all agree: a MIG slice, a
+vGPU or a card with SMs fused off must never be judged by the full card's peaks.
+"""
+
+import re
+from dataclasses import dataclass, replace
+
+from quantbench.device.registry import Architecture, Entry, architectures, entries
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import UnsupportedError
+
+# CUDA reports less memory than the card is sold with: ECC on GDDR6 takes 6 %, the driver up to 3 %.
+_MEMORY_SHARE = (0.88, 1.01)
+_MIG = re.compile(r"^(?P<card>.+?) MIG (?P<profile>\S+)$")
+_OLDEST = (7, 0)
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Properties:
+    """What torch and NVML report about a GPU; None where neither tells.
+
+    name: as CUDA has it (`NVIDIA A100-SXM4-80GB`). max_sm_clock_mhz, max_memory_clock_mhz: the highest that can be
+    set. smem_per_block_bytes: by opting in.
+    """
+
+    name: str
+    compute_capability: tuple[int, int]
+    sm_count: int
+    memory_bytes: int
+    l2_bytes: int | None = None
+    smem_per_sm_bytes: int | None = None
+    smem_per_block_bytes: int | None = None
+    max_sm_clock_mhz: float | None = None
+    max_memory_clock_mhz: float | None = None
+    memory_bus_bits: int | None = None
+
+
+def match(properties: Properties) -> DeviceSpec:
+    """The registered card, or a spec with registered=False whose sources say what was estimated and how.
+
+    Raises UnsupportedError for GPUs before Volta: they have no tensor cores.
+
+    >>> match(Properties("NVIDIA H200", (9, 0), 132, 143771 * 2**20)).name
+    'h200-sxm-141gb'
+    """
+    if properties.compute_capability < _OLDEST:
+        major, minor = properties.compute_capability
+        raise UnsupportedError(
+            "device", f"{properties.name} of compute capability {major}.{minor}", "7.0 (Volta) or later"
+        )
+    mig = _MIG.match(properties.name)
+    card = mig["card"] if mig else properties.name
+    entry = next((e for e in entries() if _same_name(card, e)), None)
+    if entry is None or entry.spec.compute_capability != properties.compute_capability:
+        return _unknown(properties)
+    whole_memory = _is_size_of(properties.memory_bytes, entry.spec.memory_bytes)
+    if mig is None and whole_memory and properties.sm_count == entry.spec.sm_count:
+        return _with_reported_clock(entry.spec, properties)
+    return _part_of(entry, properties, None if mig is None else mig["profile"])
+
+
+def _same_name(name: str, entry: Entry) -> bool:
+    return name.casefold() in (n.casefold() for n in entry.names)
+
+
+def _is_size_of(reported_bytes: int, sold_bytes: int) -> bool:
+    low, high = _MEMORY_SHARE
+    return low * sold_bytes <= reported_bytes <= high * sold_bytes
+
+
+def _with_reported_clock(spec: DeviceSpec, properties: Properties) -> DeviceSpec:
+    """Cards of one name differ in the clock they may reach (board partners' GeForces): the higher one is the bound."""
+    reported = properties.max_sm_clock_mhz
+    if reported is None or reported <= spec.max_sm_clock_mhz:
+        return spec
+    return replace(spec, max_sm_clock_mhz=reported, source={**spec.source, "max_sm_clock_mhz": "reported by the card"})
+
+
+def _part_of(entry: Entry, properties: Properties, mig_profile: str | None) -> DeviceSpec:
+    """A slice or a smaller version of a known card: its SMs' share of the peaks, its memory's share of bandwidth."""
+    card = entry.spec
+    sm_share = properties.sm_count / card.sm_count
+    # A MIG slice has its own memory channels and cache banks; any other part shares all of them.
+    memory_share = min(1.0, _eighths(properties.memory_bytes / card.memory_bytes)) if mig_profile else 1.0
+    if mig_profile:
+        what, suffix = f"MIG slice {mig_profile}", f"mig-{mig_profile}"
+    elif properties.sm_count != card.sm_count:
+        what, suffix = f"{properties.sm_count} of {card.sm_count} SMs", f"{properties.sm_count}sm"
+    else:
+        size_gib = round(properties.memory_bytes / _GIB)
+        what, suffix = f"{size_gib} GiB of {card.memory_bytes // _GIB}", f"with-{size_gib}gb"
+    share = f"estimated: {what} of {card.name}"
+    source = {
+        **card.source,
+        "sm_count": "reported by the card",
+        "memory_bytes": "reported by the card",
+        "l2_bytes": share,
+        "memory_gb_per_s": share,
+        "peak_tflops": share,
+    }
+    return _with_reported_clock(
+        replace(
+            card,
+            name=f"{card.name}-{suffix}".replace(".", "-"),
+            sm_count=properties.sm_count,
+            memory_bytes=properties.memory_bytes,
+            l2_bytes=properties.l2_bytes or int(card.l2_bytes * memory_share),
+            memory_gb_per_s=card.memory_gb_per_s * memory_share,
+            peak_tflops={dtype: peak * sm_share for dtype, peak in card.peak_tflops.items()},
+            source=source,
+            registered=False,
+        ),
+        properties,
+    )
+
+
+def _eighths(share: float) -> float:
+    """MIG divides memory into eighths (NVIDIA MIG User Guide); what is reported is a little less than the slice."""
+    return max(1, round(8 * share)) / 8
+
+
+def _unknown(properties: Properties) -> DeviceSpec:
+    """A GPU that is not in the registry: its own figures, its architecture's rates, and bounds for the rest."""
+    architecture, remark = _nearest_architecture(properties.compute_capability)
+    kin = [e.spec for e in entries() if e.spec.compute_capability == architecture.compute_capability]
+    clock_mhz, clock_source = _or_highest(
+        properties.max_sm_clock_mhz, max(s.max_sm_clock_mhz for s in kin), architecture
+    )
+    l2_bytes, l2_source = _or_highest(properties.l2_bytes, max(s.l2_bytes for s in kin), architecture)
+    if properties.max_memory_clock_mhz and properties.memory_bus_bits:
+        memory_gb_per_s = 2e6 * properties.max_memory_clock_mhz * properties.memory_bus_bits / 8 / 1e9
+        memory_source = "estimated: 2 × the reported memory clock × bus width"
+    else:
+        memory_gb_per_s = max(s.memory_gb_per_s for s in kin)
+        memory_source = f"estimated: the highest of {_sm(architecture)}, not reported by the card"
+    geforce = "geforce" in properties.name.casefold()
+    rate = {dtype: ops / 2 if geforce and dtype in _GEFORCE_HALF else ops for dtype, ops in architecture.rate.items()}
+    per_tflops = properties.sm_count * clock_mhz * 1e-6
+    return DeviceSpec(
+        name=slug_of(properties.name, properties.memory_bytes),
+        kind="cuda",
+        sm_count=properties.sm_count,
+        sm_clock_mhz=clock_mhz,
+        l2_bytes=int(l2_bytes),
+        smem_per_sm_bytes=properties.smem_per_sm_bytes or architecture.smem_per_sm_bytes,
+        smem_per_block_bytes=properties.smem_per_block_bytes or architecture.smem_per_block_bytes,
+        memory_bytes=properties.memory_bytes,
+        memory_gb_per_s=memory_gb_per_s,
+        peak_tflops={dtype: ops * per_tflops for dtype, ops in rate.items()},
+        compute_capability=properties.compute_capability,
+        source={
+            "compute_capability": "reported by the card",
+            "sm_count": "reported by the card",
+            "sm_clock_mhz": clock_source,
+            "max_sm_clock_mhz": clock_source,
+            "l2_bytes": l2_source,
+            "smem_per_sm_bytes": "reported by the card"
+            if properties.smem_per_sm_bytes
+            else architecture.source["smem"],
+            "smem_per_block_bytes": (
+                "reported by the card" if properties.smem_per_block_bytes else architecture.source["smem"]
+            ),
+            "memory_bytes": "reported by the card",
+            "memory_gb_per_s": memory_source,
+            "peak_tflops": f"estimated: SMs × the rate of {_sm(architecture)}{remark} × clock"
+            + (", half for fp32 accumulation on a GeForce" if geforce else ""),
+        },
+        registered=False,
+    )
+
+
+# NVIDIA's Turing, GA102, Ada and RTX Blackwell whitepapers: a GeForce accumulates these in fp32 at half the rate.
+_GEFORCE_HALF = ("fp16", "bf16", "tf32", "fp8")
+
+
+def _nearest_architecture(capability: tuple[int, int]) -> tuple[Architecture, str]:
+    """The architecture itself; else the fastest of the same major version; else the fastest of all, as a bound."""
+    known = architectures()
+    if capability in known:
+        return known[capability], ""
+    major, minor = capability
+    same_major = [a for a in known.values() if a.compute_capability[0] == major]
+    fastest = max(same_major or known.values(), key=lambda a: a.rate["fp16"])
+    return fastest, f" (nothing is known of sm_{major}{minor})"
+
+
+def _or_highest(reported: float | None, highest: float, architecture: Architecture) -> tuple[float, str]:
+    if reported:
+        return reported, "reported by the card"
+    return highest, f"estimated: the highest of {_sm(architecture)}, not reported by the card"
+
+
+def _sm(architecture: Architecture) -> str:
+    major, minor = architecture.compute_capability
+    return f"sm_{major}{minor}"
+
+
+def slug_of(name: str, memory_bytes: int) -> str:
+    """A slug for a GPU that is not in the registry.
+
+    >>> slug_of("NVIDIA GeForce RTX 3080 Ti", 12 * 2**30)
+    'rtx-3080-ti-12gb'
+    """
+    words = re.sub(r"[^a-z0-9]+", "-", name.casefold()).strip("-")
+    words = re.sub(r"^(nvidia-|tesla-|geforce-)+", "", words)
+    size = f"{round(memory_bytes / _GIB)}gb"
+    return words if words.endswith(size) else f"{words}-{size}"
