@@ -1,0 +1,226 @@
+"""Flash attention, forward: o = softmax(q·kᵀ · scale)·v without ever writing the seq_q × seq_k matrix to memory.
+
+What is tiled: the rows of q. A *program* (one thread block) keeps BLOCK_M rows of one head and walks over k and v in
+blocks of BLOCK_N rows. For each block it computes s = q·kᵀ (BLOCK_M × BLOCK_N), turns it into p = exp(s - m) with the
+running row maximum m, and adds p·v to the output and Σp to the row sum l; when the maximum rises, what was summed
+before is scaled down (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao,
+"FlashAttention-2", 2023). Everything between the two products stays in registers.
+
+There are two kinds of block: those that the diagonal or the end of the keys cuts (the *edge*), which need a comparison
+per element, and those that every row sees whole, which need none. Each kind has its own loop.
+
+The cliffs:
+- seq_q rounds up to BLOCK_M, seq_k to BLOCK_N, and head_dim to MAIN + TAIL columns (see attention_tile.py).
+- Programs run in waves of SMs × blocks per SM. Under a causal mask the last row block costs as much as all of the
+  first few together, so the longest are started first and the short ones fill the last wave.
+
+On Hopper the two products of a block take about as long as its exponentials twice over, and by default the tensor
+cores rest while those are computed. OVERLAP lets them work on the next block's s meanwhile (Shah et al.,
+"FlashAttention-3", 2024, section 3.2), spelled so that triton and ptxas recognise it: see `_overlapped`.
+
+Exponentials are of base 2, one instruction each, with log₂e folded into the scale.
+"""
+
+import triton
+import triton.language as tl
+from quantbench.kernels.attention_tile import load_rows, multiply_transposed, store_rows
+
+
+@triton.jit
+def attention_forward(
+    q, k, v, q_tail, k_tail, v_tail, o, lse,
+    q_batch_stride, q_head_stride, q_row_stride, k_batch_stride, k_head_stride, k_row_stride,
+    v_batch_stride, v_head_stride, v_row_stride, o_batch_stride, o_head_stride, o_row_stride,
+    all_heads, heads, kv_group, side_by_side, seq_q, seq_k, scale_log2e,
+    HEAD_DIM: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, ALIGN: tl.constexpr, CAUSAL: tl.constexpr,
+    EVEN_K: tl.constexpr, DESCRIPTORS: tl.constexpr, OVERLAP: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """One program per BLOCK_M rows of one head: grid (ceil(seq_q / BLOCK_M) · all_heads).
+
+    q, o: [batch, heads, seq_q, head_dim]. k, v: [batch, heads / kv_group, seq_k, head_dim]. lse: fp32 [batch, heads,
+    seq_q], contiguous, log₂ of the row sums. Strides in elements, multiples of ALIGN; all_heads = batch · heads.
+    side_by_side: heads whose programs run together, so that their k and v stay in the L2 cache.
+    EVEN_K: seq_k % BLOCK_N == 0.
+    """
+    # Programs start in the order of their ids: group of heads after group, and in each the last row blocks first.
+    row_blocks = tl.cdiv(seq_q, BLOCK_M)
+    group = tl.program_id(0) // (side_by_side * row_blocks)
+    within = tl.program_id(0) % (side_by_side * row_blocks)
+    in_group = min(side_by_side, all_heads - group * side_by_side)
+    batch_head = group * side_by_side + within % in_group
+    first_row = (row_blocks - 1 - within // in_group) * BLOCK_M
+    batch, head = batch_head // heads, batch_head % heads
+    kv_head = head // kv_group
+    if not DESCRIPTORS:
+        q += _head_offset(batch, head, q_batch_stride, q_head_stride, ALIGN)
+        k += _head_offset(batch, kv_head, k_batch_stride, k_head_stride, ALIGN)
+        v += _head_offset(batch, kv_head, v_batch_stride, v_head_stride, ALIGN)
+
+    q_rows, q_rest = load_rows(q, q_tail, batch, head, first_row, q_row_stride, seq_q,
+                               BLOCK_M, MAIN, TAIL, HEAD_DIM, ALIGN, DESCRIPTORS, True)  # fmt: skip
+    rows = first_row + tl.arange(0, BLOCK_M)
+    m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    l = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, MAIN), tl.float32)
+    acc_rest = tl.zeros((BLOCK_M, TAIL if TAIL > 0 else 16), tl.float32)
+
+    # [0, edge) is seen whole by every row, [edge, end) is cut by the diagonal or by the end of the keys.
+    if CAUSAL:
+        edge, end = first_row // BLOCK_N * BLOCK_N, min(first_row + BLOCK_M, seq_k)
+    else:
+        edge, end = seq_k // BLOCK_N * BLOCK_N, seq_k
+    if OVERLAP:
+        acc, acc_rest, m, l = _overlapped(
+            acc, acc_rest, m, l, q_rows, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head, k_row_stride, v_row_stride,
+            edge, end, seq_k, scale_log2e, MAIN, TAIL, HEAD_DIM, ALIGN, DESCRIPTORS, CAUSAL, PRECISION,
+            BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+    else:
+        acc, acc_rest, m, l = _plain(
+            acc, acc_rest, m, l, q_rows, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head, k_row_stride, v_row_stride,
+            0, edge, seq_k, scale_log2e, MAIN, TAIL, HEAD_DIM, ALIGN, DESCRIPTORS, CAUSAL, PRECISION, False, BLOCK_N,
+        )  # fmt: skip
+        if CAUSAL or not EVEN_K:
+            acc, acc_rest, m, l = _plain(
+                acc, acc_rest, m, l, q_rows, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head, k_row_stride,
+                v_row_stride, edge, end, seq_k, scale_log2e, MAIN, TAIL, HEAD_DIM, ALIGN, DESCRIPTORS, CAUSAL,
+                PRECISION, True, BLOCK_N,
+            )  # fmt: skip
+
+    inverse = 1.0 / l
+    o += _head_offset(batch, head, o_batch_stride, o_head_stride, ALIGN)
+    store_rows(o, acc * inverse[:, None], acc_rest * inverse[:, None], first_row, o_row_stride, seq_q,
+               BLOCK_M, MAIN, TAIL, HEAD_DIM, ALIGN)  # fmt: skip
+    tl.store(lse + batch_head.to(tl.int64) * seq_q + rows, m * scale_log2e + tl.log2(l), mask=rows < seq_q)
+
+
+@triton.jit
+def _plain(
+    acc, acc_rest, m, l, q, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head, k_row_stride, v_row_stride,
+    start, end, seq_k, scale_log2e,
+    MAIN: tl.constexpr, TAIL: tl.constexpr, HEAD_DIM: tl.constexpr, ALIGN: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Blocks [start, end) of k and v, one after the other; EDGE says that some of their elements do not count."""
+    for n in range(start, end, BLOCK_N):
+        k_rows, k_rest = load_rows(k, k_tail, batch, kv_head, n, k_row_stride, seq_k,
+                                   BLOCK_N, MAIN, TAIL, HEAD_DIM, ALIGN, DESCRIPTORS, EDGE)  # fmt: skip
+        s = multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION)
+        if EDGE:
+            s = _drop(s, rows, n, seq_k, CAUSAL, BLOCK_N)
+        p, shrink, m, l = _softmax(s, m, l, scale_log2e)
+        acc *= shrink[:, None]
+        acc_rest *= shrink[:, None]
+        v_rows, v_rest = load_rows(v, v_tail, batch, kv_head, n, v_row_stride, seq_k,
+                                   BLOCK_N, MAIN, TAIL, HEAD_DIM, ALIGN, DESCRIPTORS, EDGE)  # fmt: skip
+        acc, acc_rest = _add_product(acc, acc_rest, p.to(v_rows.dtype), v_rows, v_rest, TAIL, PRECISION)
+    return acc, acc_rest, m, l
+
+
+@triton.jit
+def _overlapped(
+    acc, acc_rest, m, l, q, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head, k_row_stride, v_row_stride,
+    edge, end, seq_k, scale_log2e,
+    MAIN: tl.constexpr, TAIL: tl.constexpr, HEAD_DIM: tl.constexpr, ALIGN: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """All blocks: first those at the edge, then [0, edge) with each block's softmax beside the next block's q·kᵀ.
+
+    In the loop's state p belongs to the block before (its product with v is still to be added) and s to this block.
+    One turn adds p·v, starts the next s, and then computes this softmax. Four things let the compiler keep the tensor
+    cores busy through it; without any one of them they wait (triton's WGMMAPipeline rules; ptxas says C7514):
+    - p·v is used within the turn, so that it is waited for, and the s started one turn ago with it;
+    - the next s is used by nothing but the next turn;
+    - p crosses the loop as plain bits: as a 16-bit float it would be moved to shared memory first;
+    - s is read for the last time before the next s is started (x = s - m), so that both can have the same registers.
+    """
+    last = (end - 1) // BLOCK_N * BLOCK_N
+    if not CAUSAL:
+        edge = last  # the last block, cut or not
+    if CAUSAL and BLOCK_M > BLOCK_N:
+        acc, acc_rest, m, l = _plain(
+            acc, acc_rest, m, l, q, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head, k_row_stride, v_row_stride,
+            edge, last, seq_k, scale_log2e, MAIN, TAIL, HEAD_DIM, ALIGN, DESCRIPTORS, CAUSAL, PRECISION, True, BLOCK_N,
+        )  # fmt: skip
+    k_rows, k_rest = load_rows(k, k_tail, batch, kv_head, last, k_row_stride, seq_k,
+                               BLOCK_N, MAIN, TAIL, HEAD_DIM, ALIGN, DESCRIPTORS, True)  # fmt: skip
+    s = _drop(multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION), rows, last, seq_k, CAUSAL, BLOCK_N)
+    p, shrink, m, l = _softmax(s, m, l, scale_log2e)
+    acc *= shrink[:, None]
+    acc_rest *= shrink[:, None]
+    bits = p.to(q.dtype).to(tl.int16, bitcast=True)
+    before = last
+    if edge > 0:
+        k_rows, k_rest = load_rows(k, k_tail, batch, kv_head, 0, k_row_stride, seq_k,
+                                   BLOCK_N, MAIN, TAIL, HEAD_DIM, ALIGN, DESCRIPTORS, False)  # fmt: skip
+        s = multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION)
+        for n in range(0, edge - BLOCK_N, BLOCK_N):
+            before = tl.where(n == 0, last, n - BLOCK_N)
+            v_rows, v_rest = load_rows(v, v_tail, batch, kv_head, before, v_row_stride, seq_k,
+                                       BLOCK_N, MAIN, TAIL, HEAD_DIM, ALIGN, DESCRIPTORS, True)  # fmt: skip
+            acc, acc_rest = _add_product(acc, acc_rest, bits.to(q.dtype, bitcast=True), v_rows, v_rest, TAIL, PRECISION)
+            x = s - m[:, None]
+            k_rows, k_rest = load_rows(k, k_tail, batch, kv_head, n + BLOCK_N, k_row_stride, seq_k,
+                                       BLOCK_N, MAIN, TAIL, HEAD_DIM, ALIGN, DESCRIPTORS, False)  # fmt: skip
+            s = multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION)
+            p, shrink, m, l = _softmax_of_difference(x, m, l, scale_log2e)
+            acc *= shrink[:, None]
+            acc_rest *= shrink[:, None]
+            bits = p.to(q.dtype).to(tl.int16, bitcast=True)
+        before = tl.where(edge == BLOCK_N, last, edge - 2 * BLOCK_N)
+        v_rows, v_rest = load_rows(v, v_tail, batch, kv_head, before, v_row_stride, seq_k,
+                                   BLOCK_N, MAIN, TAIL, HEAD_DIM, ALIGN, DESCRIPTORS, True)  # fmt: skip
+        acc, acc_rest = _add_product(acc, acc_rest, bits.to(q.dtype, bitcast=True), v_rows, v_rest, TAIL, PRECISION)
+        p, shrink, m, l = _softmax_of_difference(s - m[:, None], m, l, scale_log2e)
+        acc *= shrink[:, None]
+        acc_rest *= shrink[:, None]
+        bits = p.to(q.dtype).to(tl.int16, bitcast=True)
+        before = edge - BLOCK_N
+    v_rows, v_rest = load_rows(v, v_tail, batch, kv_head, before, v_row_stride, seq_k,
+                               BLOCK_N, MAIN, TAIL, HEAD_DIM, ALIGN, DESCRIPTORS, True)  # fmt: skip
+    acc, acc_rest = _add_product(acc, acc_rest, bits.to(q.dtype, bitcast=True), v_rows, v_rest, TAIL, PRECISION)
+    return acc, acc_rest, m, l
+
+
+@triton.jit
+def _softmax(s, m, l, scale_log2e):
+    """One step of the running softmax: (p, factor for what was summed before, new maximum, new sum)."""
+    higher = tl.maximum(m, tl.max(s, 1))
+    p = tl.exp2(s * scale_log2e - (higher * scale_log2e)[:, None])
+    shrink = tl.exp2((m - higher) * scale_log2e)
+    return p, shrink, higher, l * shrink + tl.sum(p, 1)
+
+
+@triton.jit
+def _softmax_of_difference(x, m, l, scale_log2e):
+    """The same for x = s - m."""
+    rise = tl.maximum(tl.max(x, 1), 0.0)
+    p = tl.exp2(x * scale_log2e - (rise * scale_log2e)[:, None])
+    shrink = tl.exp2(-rise * scale_log2e)
+    return p, shrink, m + rise, l * shrink + tl.sum(p, 1)
+
+
+@triton.jit
+def _drop(s, rows, n, seq_k, CAUSAL: tl.constexpr, BLOCK_N: tl.constexpr):
+    """s with -inf for columns past the end of the keys, and past the row under a causal mask."""
+    cols = n + tl.arange(0, BLOCK_N)
+    counts = cols[None, :] < seq_k
+    if CAUSAL:
+        counts = counts & (cols[None, :] <= rows[:, None])
+    return tl.where(counts, s, float("-inf"))
+
+
+@triton.jit
+def _add_product(acc, acc_rest, p, v, v_rest, TAIL: tl.constexpr, PRECISION: tl.constexpr):
+    """acc + p·v for both parts of head_dim."""
+    acc = tl.dot(p, v, acc, input_precision=PRECISION)
+    if TAIL > 0:
+        acc_rest = tl.dot(p, v_rest, acc_rest, input_precision=PRECISION)
+    return acc, acc_rest
+
+
+@triton.jit
+def _head_offset(batch, head, batch_stride, head_stride, ALIGN: tl.constexpr):
+    """Elements from a tensor's beginning to one head of one sample, a multiple of ALIGN."""
+    return (batch.to(tl.int64) * batch_stride + head.to(tl.int64) * head_stride) // ALIGN * ALIGN

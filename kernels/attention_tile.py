@@ -1,0 +1,104 @@
+"""How a block of rows of q, k, v reaches an attention kernel, whatever its head_dim.
+
+Triton's tensors have power-of-two sizes, head_dim need not. A row of head_dim elements is held in two parts, MAIN and
+TAIL columns, the first a power of two and the second a power of two or 0: 96 = 64 + 32, 72 = 64 + 8 (held in 16, which
+is the least that a matrix instruction takes), 128 = 128 + 0. What hangs over head_dim is filled with zeros and adds
+nothing to a dot product, but costs as much as the rest: this is attention's *tile quantization* in head_dim.
+
+Two ways to load:
+- tensor descriptors (Hopper and newer): the TMA unit copies a box straight into shared memory and fills what lies
+  outside with zeros. It needs a row start that is a multiple of 16 bytes, so head_dim % 8 == 0 for 16-bit numbers.
+- pointers: any strides. The widest load is the largest power of two that divides every stride and head_dim, and here
+  is the cliff of misaligned head_dim: 108 and 100 load 8 bytes at a time, 150 loads 4.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_rows(
+    source, tail, batch, head, row, row_stride, rows_end,
+    ROWS: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, HEAD_DIM: tl.constexpr, ALIGN: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, BOUNDED: tl.constexpr,
+):  # fmt: skip
+    """ROWS rows of one head from `row` on, as (ROWS × MAIN, ROWS × TAIL); the second is unused when TAIL is 0.
+
+    source, tail: descriptors of [batch, head, row, head_dim] with boxes of MAIN and TAIL columns; or source is a
+    pointer to the head's first element. row_stride: elements, a multiple of ALIGN. BOUNDED: rows from `rows_end` on
+    are read as zeros (descriptors do so in any case).
+    """
+    if DESCRIPTORS:
+        main = source.load([batch, head, row, 0]).reshape(ROWS, MAIN)
+        rest = main
+        if TAIL > 0:
+            rest = tail.load([batch, head, row, MAIN]).reshape(ROWS, TAIL)
+    else:
+        # 64 bits up to the block's first row, 32 within the block: fewer registers. The stride is written so that the
+        # compiler knows its divisor, which decides the width of the loads.
+        stride = row_stride // ALIGN * ALIGN
+        first = source + row * stride.to(tl.int64)
+        main = _load_part(first, stride, rows_end - row, 0, ROWS, MAIN, HEAD_DIM, BOUNDED)
+        rest = main
+        if TAIL > 0:
+            rest = _load_part(first, stride, rows_end - row, MAIN, ROWS, TAIL, HEAD_DIM, BOUNDED)
+    return main, rest
+
+
+@triton.jit
+def _load_part(
+    first, stride, rows_left, FIRST: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr, BOUNDED: tl.constexpr,
+):  # fmt: skip
+    rows, cols = tl.arange(0, ROWS), FIRST + tl.arange(0, WIDTH)
+    at = first + rows[:, None] * stride + cols[None, :]
+    if BOUNDED and FIRST + WIDTH > HEAD_DIM:
+        part = tl.load(at, mask=(rows[:, None] < rows_left) & (cols[None, :] < HEAD_DIM), other=0.0)
+    elif BOUNDED:
+        part = tl.load(at, mask=rows[:, None] < rows_left, other=0.0)
+    elif FIRST + WIDTH > HEAD_DIM:
+        part = tl.load(at, mask=cols[None, :] < HEAD_DIM, other=0.0)
+    else:
+        part = tl.load(at)
+    return part
+
+
+@triton.jit
+def store_rows(
+    target, main, rest, row, row_stride, rows_end,
+    ROWS: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, HEAD_DIM: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
+    """Write ROWS × (MAIN + TAIL) values to the rows from `row` on of one head, as far as they lie inside."""
+    stride = row_stride // ALIGN * ALIGN
+    first = target + row * stride.to(tl.int64)
+    _store_part(first, main, stride, rows_end - row, 0, ROWS, MAIN, HEAD_DIM)
+    if TAIL > 0:
+        _store_part(first, rest, stride, rows_end - row, MAIN, ROWS, TAIL, HEAD_DIM)
+
+
+@triton.jit
+def _store_part(
+    first, values, stride, rows_left, FIRST: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr,
+):  # fmt: skip
+    rows, cols = tl.arange(0, ROWS), FIRST + tl.arange(0, WIDTH)
+    at = first + rows[:, None] * stride + cols[None, :]
+    inside = rows[:, None] < rows_left
+    if FIRST + WIDTH > HEAD_DIM:
+        inside = inside & (cols[None, :] < HEAD_DIM)
+    tl.store(at, values.to(first.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def multiply_transposed(
+    a, a_tail, b, b_tail, TAIL: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """a · bᵀ over head_dim: rows of a × rows of b, fp32."""
+    if TAIL > 0:
+        # The short part first: on Hopper a product whose result is used at once waits for its end, the one that is
+        # added to it does not.
+        c = tl.dot(a_tail, b_tail.T, input_precision=PRECISION)
+        c = tl.dot(a, b.T, c, input_precision=PRECISION)
+    else:
+        c = tl.dot(a, b.T, input_precision=PRECISION)
+    return c
