@@ -29,7 +29,10 @@ from quantbench.sweep.runner import Progress as SweepProgress
 from quantbench.sweep.session import SweepSession, plan_sweep, with_default_budget
 from quantbench.units import duration, latency, percent, size
 
-CPU_SENTENCE = "This is a CPU: its own steps are measured here. GPU cliffs need a GPU, `quantbench import` or `quantbench predict`."
+CPU_SENTENCE = (
+    "This is a CPU: its own steps are measured here. GPU cliffs need a GPU, `quantbench import` or "
+    "`quantbench predict`."
+)
 # Phases that are the measurement itself; everything else is the harness.
 _MEASUREMENT_PHASES = ("inputs", "warm-up", "measuring")
 # Where the output is no terminal, a line of progress is printed at most this often.
@@ -173,8 +176,8 @@ def _say_result(console: Console, run: Run, finished: Finished, wall_s: float, *
     if as_json:
         _print_json({
             "run": str(run.folder), "device": spec.name, "how_ended": finished.how,
-            "rows": rows_to_json(rows, steps, spec), "steps": steps_to_json(steps), "picture": None if picture is None else str(picture),
-            "wall_s": wall_s, "overhead_share": overhead_s / wall_s,
+            "rows": rows_to_json(rows, steps, spec), "steps": steps_to_json(steps),
+            "picture": None if picture is None else str(picture), "wall_s": wall_s, "overhead_share": overhead_s / wall_s,
         })  # fmt: skip
         return
     for warning in run.warnings:

@@ -1,0 +1,119 @@
+"""Axes as text, defaults, what is refused."""
+
+import pytest
+
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError
+from quantbench.sweep.axes import Axis, parse_axis
+from quantbench.sweep.edges import predicted_edges, with_edges
+from quantbench.sweep.shapes import Held, check_axes, ops_at, with_defaults
+from quantbench.workload import Gemm
+
+A100 = DeviceSpec("a100-test", "cuda", 108, 1410, 40 * 2**20, 164 * 2**10, 80 * 2**30, 2039, {"bf16": 312}, (8, 0))
+GPU = with_defaults(Held(), "cuda", "bf16")
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("hidden=1024:4096:1024", (1024, 2048, 3072, 4096)),
+        ("hidden=1024:1200", (1024, 1088, 1152)),  # the default step of hidden is 64
+        ("tp=8,1,2,2,4", (1, 2, 4, 8)),
+        ("n=5", (5,)),
+        ("m=1:3:1,100", (1, 2, 3, 100)),
+    ],
+)
+def test_ranges_and_lists(text: str, values: tuple[int, ...]) -> None:
+    assert parse_axis(text) == Axis(text.partition("=")[0], values)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("size=1:2", r"^--dim: 'size'; expected one of hidden, heads, head-dim"),
+        ("hidden=4096:1024", r"^--dim hidden: '4096:1024'; expected a stop that is not below the start 4096$"),
+        ("hidden=0:10", r"^--dim hidden: '0:10'; expected start:stop"),
+        ("hidden=1:10:0", r"^--dim hidden: '1:10:0'; expected start:stop"),
+        ("hidden=a:b", r"^--dim hidden: 'a:b'; expected start:stop"),
+        ("hidden=", r"^--dim hidden: ''; expected start:stop"),
+        ("hidden=1:2:3:4", r"^--dim hidden: '1:2:3:4'; expected"),
+        ("hidden=-8", r"^--dim hidden: '-8'; expected"),
+        ("hidden=1024@cliffs", r"^--dim hidden: '@cliffs'; expected @edges"),
+        ("hidden=1024@edges", r"expected a range for @edges to look in"),
+        ("n=1:2000000:1", r"values\); expected at most 100000 values$"),
+        ("hidden=99999999999", r"expected start:stop"),
+    ],
+)
+def test_what_is_not_a_range_is_named(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse_axis(text)
+
+
+def test_hidden_gives_the_linear_layers() -> None:
+    ops = ops_at((parse_axis("hidden=4096"),), (4096,), GPU)
+    assert [op.name for op in ops] == ["qkv", "proj", "mlp_up", "mlp_down"]
+    assert ops[0].workload == Gemm(m=2048, n=3 * 4096, k=4096, layout="nt")
+
+
+def test_hidden_without_heads_takes_a_divisor() -> None:
+    # 1032 = 8 · 129: head_dim 129 is the nearest to 128 that divides it.
+    ops = ops_at((parse_axis("hidden=1032"),), (1032,), GPU)
+    assert ops[0].workload == Gemm(m=2048, n=3096, k=1032, layout="nt")
+
+
+def test_heads_give_the_attention_path_fused_and_not() -> None:
+    ops = ops_at((parse_axis("heads=32"),), (32,), GPU)
+    assert {op.name for op in ops} == {"attention", "scores", "softmax", "context"}
+
+
+def test_backward_only() -> None:
+    held = with_defaults(Held(direction="backward", ops=("proj",)), "cuda", "bf16")
+    assert [op.label for op in ops_at((parse_axis("hidden=1024"),), (1024,), held)] == ["proj.dgrad", "proj.wgrad"]
+
+
+def test_plain_products() -> None:
+    held = with_defaults(Held(k=64, layout="tn", batch=3), "cuda", "fp16")
+    axes = (parse_axis("m=16"), parse_axis("n=32"))
+    (op,) = ops_at(axes, (16, 32), held)
+    assert op.workload == Gemm(16, 32, 64, batch=3, dtype="fp16", layout="tn")
+
+
+@pytest.mark.parametrize(
+    ("dims", "message"),
+    [
+        ((), "no --dim"),
+        (("hidden=1", "hidden=2"), "--dim hidden twice; expected each dimension once"),
+        (("hidden=1", "m=2"), "dimensions of a model, or m, n, k, batch: not both"),
+    ],
+)
+def test_axes_that_make_no_grid(dims: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        check_axes(tuple(parse_axis(text) for text in dims))
+
+
+@pytest.mark.parametrize(
+    ("held", "hidden", "message"),
+    [
+        (Held(heads=7), 1024, "hidden = 1024 with heads = 7; expected hidden divisible by heads"),
+        (Held(heads=4, tp=8), 1024, "heads = 4 with tp = 8; expected heads divisible by tp"),
+        (Held(tp=8), 1025, "hidden = 1025 with tp = 8; expected hidden divisible by tp"),
+        (Held(head_dim=128), 1000, "hidden = 1000 with head-dim = 128; expected hidden divisible by head-dim"),
+    ],
+)
+def test_shapes_that_cannot_be(held: Held, hidden: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        ops_at((parse_axis(f"hidden={hidden}"),), (hidden,), with_defaults(held, "cuda", "bf16"))
+
+
+def test_edges_stand_on_both_sides_of_a_wave() -> None:
+    # m = 2304 and 128x256 tiles: 18 row tiles; 6 column tiles make 108 blocks, one wave of 108 SMs, so 1536 is its edge.
+    held = with_defaults(Held(m=2304, k=1024), "cuda", "bf16")
+    (axis,) = with_edges((parse_axis("n=1024:2048:1024@edges"),), held, A100)
+    assert axis.values == (1024, 1536, 1544, 2048)
+
+
+def test_predicted_edges_of_hidden_repeat_those_of_its_products() -> None:
+    held = with_defaults(Held(ops=("proj",)), "cuda", "bf16")
+    edges = predicted_edges((parse_axis("hidden=1024:8192:1024"),), 0, held, A100)
+    # proj is 2048 × hidden: 16 row tiles, so 6 column tiles of 256 fit into a wave: 1536 is its edge, 13 make two.
+    assert edges[:2] == [1536, 3328]

@@ -1,0 +1,127 @@
+"""FLOPs, bytes and the ops of a transformer, by hand and by published formulas."""
+
+import pytest
+
+from quantbench.errors import InputError
+from quantbench.workload import Attention, Gemm, Softmax, TransformerShape, workload_from_json, workload_to_json
+
+
+def test_gemm_work_by_hand() -> None:
+    gemm = Gemm(m=2, n=3, k=4, batch=5, dtype="fp32")
+    assert gemm.flops == 2 * 2 * 3 * 4 * 5
+    assert gemm.min_bytes == 4 * 5 * (2 * 4 + 4 * 3 + 2 * 3)
+
+
+@pytest.mark.parametrize(("dtype", "bytes_in", "bytes_out"), [("fp8", 1, 2), ("int8", 1, 4), ("tf32", 4, 4)])
+def test_narrow_inputs_are_written_wider(dtype: str, bytes_in: int, bytes_out: int) -> None:
+    gemm = Gemm(m=16, n=32, k=64, dtype=dtype)
+    assert gemm.min_bytes == bytes_in * (16 * 64 + 64 * 32) + bytes_out * 16 * 32
+
+
+def test_softmax_work_by_hand() -> None:
+    causal = Softmax(batch=2, rows=4, cols=4, dtype="fp16")
+    assert causal.live_elements == 2 * 10
+    assert causal.min_bytes == 2 * (2 * 10 + 2 * 16)  # live elements are read, all are written
+    masked = Softmax(batch=6, rows=4, cols=8, dtype="fp16", mask="full", mask_batch=3)
+    assert masked.min_bytes == 2 * (2 * 6 * 32) + 3 * 32  # and a byte for each element of the mask
+    backward = Softmax(batch=2, rows=4, cols=4, dtype="fp16", direction="backward")
+    assert backward.min_bytes == 2 * (2 * 20 + 2 * 16)  # y and its gradient are read
+
+
+def test_attention_work_by_hand() -> None:
+    full = Attention(batch=1, heads=4, kv_heads=2, seq_q=8, seq_k=16, head_dim=32, causal=False)
+    assert full.flops == 4 * (4 * 8 * 16) * 32
+    assert full.min_bytes == 2 * (2 * 4 * 8 * 32 + 2 * 2 * 16 * 32) + 4 * 4 * 8
+    causal = Attention(batch=1, heads=1, seq_q=4, seq_k=4, head_dim=8)
+    assert causal.flops == 4 * 10 * 8
+    backward = Attention(batch=1, heads=1, seq_q=4, seq_k=4, head_dim=8, direction="backward")
+    assert backward.flops * 2 == causal.flops * 5
+
+
+@pytest.mark.parametrize("tp", [1, 2, 8])
+def test_a_layer_does_the_flops_of_the_megatron_formula(tp: int) -> None:
+    # Narayanan et al. 2021 (arXiv 2104.04473), appendix: a layer's forward pass is 24·B·s·h² + 4·B·s²·h, the logits
+    # 2·B·s·h·V; the backward pass is twice that. Spread over tp GPUs.
+    h, s, b, layers, v = 4096, 2048, 2, 3, 51200
+    shape = TransformerShape(
+        hidden=h, heads=32, seq=s, vocab=v, layers=layers, mbs=b, tp=tp, fused_attention=False, causal=False
+    )
+    products = [op for op in shape.ops() if isinstance(op.workload, Gemm)]
+    forward = sum(op.workload.flops * op.count for op in products if op.phase == "forward")
+    backward = sum(op.workload.flops * op.count for op in products if op.phase != "forward")
+    assert forward * tp == layers * (24 * b * s * h * h + 4 * b * s * s * h) + 2 * b * s * h * v
+    assert backward == 2 * forward
+
+
+def test_gradients_of_a_linear_layer() -> None:
+    ops = {op.label: op.workload for op in TransformerShape(hidden=1024, heads=8, seq=256, ffn=2816).ops()}
+    assert ops["mlp_up"] == Gemm(m=256, n=2816, k=1024, layout="nt")
+    assert ops["mlp_up.dgrad"] == Gemm(m=256, n=1024, k=2816, layout="nn")
+    assert ops["mlp_up.wgrad"] == Gemm(m=2816, n=1024, k=256, layout="tn")
+
+
+def test_grouped_query_and_gated_mlp() -> None:
+    # LLaMA-3 8B: 32 heads, 8 key/value heads, ffn 14336, under tp 2.
+    shape = TransformerShape(
+        hidden=4096, heads=32, kv_heads=8, ffn=14336, gated=True, seq=512, vocab=128256, tp=2, tied=False
+    )
+    ops = {op.name: op.workload for op in shape.ops(backward=False)}
+    assert ops["qkv"] == Gemm(m=512, n=(16 + 2 * 4) * 128, k=4096, layout="nt")
+    assert ops["mlp_gate"] == ops["mlp_up"] == Gemm(m=512, n=7168, k=4096, layout="nt")
+    assert ops["logits"] == Gemm(m=512, n=64128, k=4096, layout="nt")
+    attention = ops["attention"]
+    assert isinstance(attention, Attention)
+    assert (attention.heads, attention.kv_heads) == (16, 4)
+
+
+def test_key_value_heads_are_replicated_when_there_are_fewer_than_gpus() -> None:
+    shape = TransformerShape(hidden=1024, heads=16, kv_heads=2, tp=8)
+    assert shape.kv_heads_per_gpu == 1
+    assert next(op for op in shape.ops() if op.name == "qkv").workload == Gemm(2048, (2 + 2) * 64, 1024, layout="nt")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Gemm(m=0, n=1, k=1), r"^Gemm: m = 0; expected an integer from 1 to 2147483647$"),
+        (lambda: Gemm(m=True, n=1, k=1), r"^Gemm: m = True; expected an integer"),
+        (lambda: Gemm(m=1, n=1, k=1, dtype="bf15"), r"^Gemm: dtype = 'bf15'; expected one of fp16, bf16"),
+        (lambda: Gemm(m=1, n=1, k=1, layout="tt"), r"^Gemm: layout = 'tt'; expected one of nn, nt, tn$"),
+        (lambda: Softmax(batch=1, rows=2, cols=4), r"causal with rows = 2, cols = 4; expected rows equal to cols$"),
+        (lambda: Softmax(batch=4, rows=4, cols=4, mask_batch=3), r"mask_batch = 3; expected a divisor of batch = 4$"),
+        (lambda: Attention(1, 6, 4, 4, 8, kv_heads=4), r"kv_heads = 4; expected a divisor of heads = 6$"),
+        (lambda: TransformerShape(hidden=100, heads=3), r"hidden = 100 with heads = 3; expected hidden divisible"),
+        (lambda: TransformerShape(hidden=96, heads=6, tp=4), r"heads = 6 with tp = 4; expected heads divisible by tp$"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(make, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        Gemm(m=3, n=5, k=7, batch=2, dtype="fp16", layout="tn"),
+        Softmax(batch=4, rows=8, cols=16, mask="full", scale=0.125, mask_batch=2, direction="backward"),
+        Attention(batch=1, heads=8, kv_heads=2, seq_q=16, seq_k=32, head_dim=80, causal=False),
+    ],
+)
+def test_workloads_survive_json(workload) -> None:
+    assert workload_from_json(workload_to_json(workload)) == workload
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (None, "workload: None; expected an object whose kind is"),
+        ({"kind": "conv"}, "expected an object whose kind is gemm, softmax, attention"),
+        ({"kind": "gemm", "m": 1, "n": 1, "k": 1, "q": 1}, "field 'q'; expected only its own fields"),
+        ({"kind": "gemm", "m": 1}, "expected all of its fields"),
+        ({"kind": "gemm", "m": "1", "n": 1, "k": 1}, "Gemm: m = '1'"),
+    ],
+)
+def test_foreign_json_is_refused(data, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        workload_from_json(data)
