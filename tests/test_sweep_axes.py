@@ -106,7 +106,7 @@ def test_shapes_that_cannot_be(held: Held, hidden: int, message: str) -> None:
 
 
 def test_edges_stand_on_both_sides_of_a_wave() -> None:
-    # m = 2304 and 128x256 tiles: 18 row tiles; 6 column tiles make 108 blocks, one wave of 108 SMs, so 1536 is its edge.
+    # m = 2304 and 128x256 tiles: 18 row tiles; 6 column tiles make 108 blocks, one wave of 108 SMs: 1536 is its edge.
     held = with_defaults(Held(m=2304, k=1024), "cuda", "bf16")
     (axis,) = with_edges((parse_axis("n=1024:2048:1024@edges"),), held, A100)
     assert axis.values == (1024, 1536, 1544, 2048)

@@ -177,7 +177,8 @@ def _say_result(console: Console, run: Run, finished: Finished, wall_s: float, *
         _print_json({
             "run": str(run.folder), "device": spec.name, "how_ended": finished.how,
             "rows": rows_to_json(rows, steps, spec), "steps": steps_to_json(steps),
-            "picture": None if picture is None else str(picture), "wall_s": wall_s, "overhead_share": overhead_s / wall_s,
+            "picture": None if picture is None else str(picture),
+            "wall_s": wall_s, "overhead_share": overhead_s / wall_s,
         })  # fmt: skip
         return
     for warning in run.warnings:

@@ -93,8 +93,12 @@ class RunWriter:
         """Open a run to add what is missing. A torn last line is cut off (its point will be measured again)."""
         read_run_info(folder)  # says what is wrong with the folder before a file is made in it
         records = _open_alone(folder)
-        run = read_run(folder)
-        _end_at_a_line(folder / "records.jsonl", torn=bool(run.warnings))
+        try:
+            run = read_run(folder)
+            _end_at_a_line(folder / "records.jsonl", torn=bool(run.warnings))
+        except StoreError:
+            records.close()
+            raise
         return cls(folder, run.info, records), run
 
     def append(self, record: Record) -> None:
@@ -142,11 +146,13 @@ def _open_alone(folder: Path) -> BinaryIO:
 
     try:
         records = (folder / "records.jsonl").open("ab")
-        fcntl.flock(records, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise StoreError("write run", f"{folder} is being written by another sweep", "one sweep per run") from None
     except OSError as error:
         raise StoreError("write run", f"{folder} ({error.strerror})", "a results folder that can be written") from None
+    try:
+        fcntl.flock(records, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        records.close()
+        raise StoreError("write run", f"{folder} is being written by another sweep", "one sweep per run") from None
     return records
 
 

@@ -1,0 +1,236 @@
+"""Runs on disk: what is written is what is read, and nothing that was kept is ever lost."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from quantbench.device.spec import DeviceSpec, DeviceState
+from quantbench.errors import StoreError
+from quantbench.launch import Launch, Tile
+from quantbench.measurement import Discarded, Grade, Measurement
+from quantbench.store.folder import RunWriter, find_runs, read_run
+from quantbench.store.record import (
+    Failed,
+    Measured,
+    Place,
+    Record,
+    Skipped,
+    record_from_json,
+    record_key,
+    record_to_json,
+)
+from quantbench.store.run import RunInfo
+from quantbench.timing.options import TimingOptions
+from quantbench.workload import Gemm, Softmax
+
+SPEC = DeviceSpec("a100-test", "cuda", 108, 1410, 40 * 2**20, 164 * 2**10, 80 * 2**30, 2039, {"bf16": 312}, (8, 0))
+STATE = DeviceState(sm_clock_mhz=1410.0, throttle_reasons=("sw_power_cap",), note="")
+INFO = RunInfo(
+    run_id="2026-11-20T134500-n",
+    device=SPEC,
+    state=STATE,
+    software={"torch": "2.11.0"},
+    axes={"n": [64, 128]},
+    options={"dims": ["n"]},
+    seed=0,
+    environment={},
+    started="2026-11-20T13:45:00+00:00",
+)
+MEASUREMENT = Measurement(
+    samples_us=(10.0, 10.5, 9.75),
+    clocks_mhz=(1410.0, 1400.0, 1410.0),
+    discarded=(Discarded(30.0, "throttled", 900.0),),
+    stopped_by="precision",
+    mode="events",
+    cache="cold",
+    state_before=STATE,
+    state_after=replace(STATE, temperature_c=55.0),
+)
+LAUNCH = Launch("nvjet_hsh_128x256", (8, 4, 1), (384, 1, 1), 168, 213016, 1, Tile(128, 256, 64, stages=3))
+
+
+def record(n: int, outcome: object = None, **changes: object) -> Record:
+    gemm = Gemm(m=64, n=n, k=64)
+    made = Record(
+        run_id=INFO.run_id,
+        key=record_key(gemm, "torch.mm", TimingOptions()),
+        workload=gemm,
+        provider="torch.mm",
+        outcome=outcome or Measured(MEASUREMENT, Grade("B", ("clock fell by 3 %",))),  # type: ignore[arg-type]
+        launch=LAUNCH,
+        places=(Place({"n": n}, "gemm"),),
+        elapsed_s=1.5,
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        record(8),
+        record(8, Skipped("fp8 needs a GPU")),
+        record(8, Failed("timeout", "no answer within 60 s"), launch=None),
+        record(8, launch=Launch("unknown_kernel")),
+        record(8, origin="imported", source="a table"),
+        record(8, role="reference", places=()),
+        record(8, workload=Softmax(4, 16, 16), provider="torch.eager"),
+    ],
+)
+def test_a_record_survives_json(made: Record) -> None:
+    assert record_from_json(json.loads(json.dumps(record_to_json(made)))) == made
+
+
+def test_the_key_names_workload_provider_and_timing() -> None:
+    gemm = Gemm(1, 2, 3)
+    keys = {
+        record_key(gemm, "torch.mm", TimingOptions()),
+        record_key(Gemm(2, 1, 3), "torch.mm", TimingOptions()),
+        record_key(gemm, "triton.stream_k", TimingOptions()),
+        record_key(gemm, "torch.mm", TimingOptions(cache="hot")),
+    }
+    assert len(keys) == 4
+    assert record_key(gemm, "torch.mm", TimingOptions()) == record_key(Gemm(1, 2, 3), "torch.mm", TimingOptions())
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    kept = [record(8), record(16, Skipped("why")), record(24, Failed("crash", "killed by SIGSEGV"))]
+    with RunWriter.create(tmp_path, INFO) as writer:
+        for each in kept:
+            writer.append(each)
+        writer.update(replace(INFO, how_ended="complete", phases_s={"measuring": 1.0}))
+    (folder,) = find_runs(tmp_path)
+    assert folder == tmp_path / "a100-test" / INFO.run_id
+    run = read_run(folder)
+    assert list(run.records) == kept
+    assert run.info == replace(INFO, how_ended="complete", phases_s={"measuring": 1.0})
+    assert run.warnings == ()
+
+
+def test_each_record_is_on_disk_before_the_next(tmp_path: Path) -> None:
+    with RunWriter.create(tmp_path, INFO) as writer:
+        for number in range(1, 4):
+            writer.append(record(8 * number))
+            assert len(read_run(writer.folder).records) == number
+
+
+def test_a_last_line_torn_at_any_byte_costs_that_record_alone(tmp_path: Path) -> None:
+    with RunWriter.create(tmp_path, INFO) as writer:
+        writer.append(record(8))
+        writer.append(record(16))
+    path = writer.folder / "records.jsonl"
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    for end in range(first + 1, len(whole) - 1):
+        path.write_bytes(whole[:end])
+        run = read_run(writer.folder)
+        assert [r.workload.n for r in run.records] == [8]  # type: ignore[union-attr]
+        assert len(run.warnings) == 1
+        assert "last line is torn" in run.warnings[0]
+    path.write_bytes(whole[:-1])  # only the newline is missing: the record is whole
+    assert len(read_run(writer.folder).records) == 2
+
+
+def test_resuming_after_a_torn_line_leaves_whole_lines_only(tmp_path: Path) -> None:
+    with RunWriter.create(tmp_path, INFO) as writer:
+        writer.append(record(8))
+        writer.append(record(16))
+    path = writer.folder / "records.jsonl"
+    whole = path.read_bytes()
+    for end in (len(whole) - 30, len(whole) - 1):
+        path.write_bytes(whole[:end])
+        writer, run = RunWriter.resume(writer.folder)
+        with writer:
+            writer.append(record(24))
+        assert [r.workload.n for r in read_run(writer.folder).records] == [  # type: ignore[union-attr]
+            *(r.workload.n for r in run.records),  # type: ignore[union-attr]
+            24,
+        ]
+
+
+def test_a_broken_line_in_the_middle_is_refused_by_its_number(tmp_path: Path) -> None:
+    with RunWriter.create(tmp_path, INFO) as writer:
+        writer.append(record(8))
+        writer.append(record(16))
+    path = writer.folder / "records.jsonl"
+    path.write_bytes(b'{"version": 1, "key\n' + path.read_bytes())
+    with pytest.raises(StoreError, match=r"^read run: .*records\.jsonl:1 \(.*; expected one record a line$"):
+        read_run(writer.folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("version", 2),
+        ("key", None),
+        ("origin", "dreamt"),
+        ("places", 3),
+        ("workload", {"kind": "gemm"}),
+        ("elapsed_s", "x"),
+    ],
+)
+def test_a_record_with_a_foreign_field_is_refused(tmp_path: Path, field: str, value: object) -> None:
+    with RunWriter.create(tmp_path, INFO) as writer:
+        pass
+    data = {**record_to_json(record(8)), field: value}
+    (writer.folder / "records.jsonl").write_text(json.dumps(data) + "\n")
+    with pytest.raises(StoreError, match=r"records\.jsonl:1"):
+        read_run(writer.folder)
+
+
+def test_nan_is_never_written(tmp_path: Path) -> None:
+    with RunWriter.create(tmp_path, INFO) as writer, pytest.raises(ValueError, match="not JSON compliant"):
+        writer.append(record(8, elapsed_s=float("nan")))
+    assert read_run(writer.folder).records == ()
+
+
+def test_a_run_is_never_written_over(tmp_path: Path) -> None:
+    with (
+        RunWriter.create(tmp_path, INFO),
+        pytest.raises(StoreError, match=r"exists; expected a new run id, or --resume$"),
+    ):
+        RunWriter.create(tmp_path, INFO)
+
+
+def test_two_writers_into_one_run_are_refused(tmp_path: Path) -> None:
+    with (
+        RunWriter.create(tmp_path, INFO) as writer,
+        pytest.raises(StoreError, match="is being written by another sweep"),
+    ):
+        RunWriter.resume(writer.folder)
+    resumed, _ = RunWriter.resume(writer.folder)  # the first one has let go
+    resumed.close()
+
+
+@pytest.mark.parametrize("name", ["../escape", "a/b", "", ".hidden"])
+def test_a_run_never_leaves_the_results_folder(tmp_path: Path, name: str) -> None:
+    with pytest.raises(StoreError, match="expected letters, digits"):
+        RunWriter.create(tmp_path, replace(INFO, run_id=name))
+
+
+def test_a_results_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    blocked = tmp_path / "results"
+    blocked.write_text("a file, not a folder")
+    with pytest.raises(StoreError, match=r"^create run: .*results.*; expected a results folder that can be written$"):
+        RunWriter.create(blocked, INFO)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, r"expected a folder with run\.json in it$"),
+        ("{", r"expected a readable JSON file$"),
+        ("[]", r'expected a JSON object with format "quantbench-run"$'),
+        ('{"format": "quantbench-run", "version": 99}', r"has version 99; expected version 1$"),
+        ('{"format": "quantbench-run", "version": 1}', r"expected a run\.json as quantbench writes it$"),
+    ],
+)
+def test_a_foreign_run_json_is_refused_in_one_line(tmp_path: Path, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / "run.json").write_text(text)
+    with pytest.raises(StoreError, match=message) as caught:
+        read_run(tmp_path)
+    assert "\n" not in str(caught.value)
