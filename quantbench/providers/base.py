@@ -32,11 +32,15 @@ class Task(Protocol):
     """One workload with inputs and outputs allocated, ready to run any number of times.
 
     Making inputs happens when the task is made, so that `run` is nothing but the launch: no allocation, no
-    synchronisation, no Python beyond the call. A task may be captured into a CUDA graph.
+    synchronisation, no Python beyond the call. A task may be captured into a CUDA graph, on a stream that `run` has
+    been called on before.
+
+    Where a library's operation cannot write into given tensors, `run` drops the last results and takes new ones, which
+    the caching allocator puts into the same memory; `outputs` is empty before the first run then.
     """
 
     def run(self) -> None:
-        """Enqueue the work once on the current stream, writing the same output tensors each time."""
+        """Enqueue the work once on the current stream."""
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """The tensors that `run` writes, live (what the last run left, once the device has been synchronised)."""

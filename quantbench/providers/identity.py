@@ -1,0 +1,202 @@
+"""Which kernel really ran: its name, grid, block, registers, shared memory and blocks per SM, from torch.profiler.
+
+One profiled run per point, outside the timing. The trace's events become `KernelEvent`s, and those a `Launch`, in pure
+functions that know nothing of torch.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quantbench.launch import Launch, Tile
+from quantbench.providers.kernel_names import KernelName, parse
+from quantbench.providers.occupancy import WARP_THREADS, resident_blocks
+from quantbench.quantization import cdiv
+from quantbench.workload import Attention, Gemm
+
+if TYPE_CHECKING:
+    from quantbench.device.spec import DeviceSpec
+    from quantbench.workload import Workload
+
+#: a trace event, as `export_chrome_trace` writes it
+TraceEvent = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class KernelEvent:
+    """One kernel of a trace. shared_memory_bytes: static and dynamic together. active_blocks: blocks per SM as the
+    profiler computed them, None where it did not or could not."""
+
+    name: str
+    duration_us: float
+    grid: tuple[int, int, int] | None = None
+    block: tuple[int, int, int] | None = None
+    registers: int | None = None
+    shared_memory_bytes: int | None = None
+    active_blocks: int | None = None
+
+    @property
+    def threads(self) -> int | None:
+        """Threads per block."""
+        return None if self.block is None else self.block[0] * self.block[1] * self.block[2]
+
+
+def identify(
+    run: Callable[[], None],
+    workload: Workload,
+    device: DeviceSpec,
+    *,
+    trace: Callable[[Callable[[], None]], Sequence[TraceEvent]] | None = None,
+) -> Launch | None:
+    """The launch that `run` spends most of its time in; None on a CPU, or where the profiler saw no kernel.
+
+    Call it after timing: once the profiler has been active in a process, CUPTI may add to the cost of every launch.
+    `trace` runs its argument once under a profiler and returns the trace's events (torch's profiler by default).
+    """
+    if device.kind != "cuda":
+        return None
+    events = (trace or trace_events)(run)
+    return launch_of(kernel_events(events), workload, device)
+
+
+def trace_events(run: Callable[[], None]) -> list[TraceEvent]:
+    """Run once to load what is loaded lazily, then once under torch.profiler; the events of its Chrome trace.
+
+    The exported trace is read rather than the profiler's event objects, because only the trace has grid, block,
+    registers and shared memory.
+    """
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    run()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        run()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory(prefix="quantbench-trace-") as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        return read_trace(path)
+
+
+def read_trace(path: Path) -> list[TraceEvent]:
+    """The events of a Chrome trace. Kernel names come from foreign binaries: odd bytes in them are let pass."""
+    events: list[TraceEvent] = json.loads(path.read_text(encoding="utf-8", errors="replace"), strict=False)[
+        "traceEvents"
+    ]
+    return events
+
+
+def kernel_events(events: Sequence[TraceEvent]) -> tuple[KernelEvent, ...]:
+    """The kernels among a trace's events, in order. Copies and fills by the copy engine are none."""
+    return tuple(_kernel_event(event) for event in events if str(event.get("cat", "")).lower() == "kernel")
+
+
+def _kernel_event(event: TraceEvent) -> KernelEvent:
+    args = event.get("args", {})
+    # Kineto computes its occupancy without the opt-in shared memory and so writes 0 for every kernel that uses more
+    # than 48 KiB of it (pytorch/kineto, CudaDeviceProperties.cpp). "blocks per SM" is grid size / SM count.
+    active = args.get("occupancy", {}).get("activeBlocksPerMultiprocessor")
+    return KernelEvent(
+        name=str(event["name"]),
+        duration_us=float(event.get("dur", 0.0)),
+        grid=_three(args.get("grid")),
+        block=_three(args.get("block")),
+        registers=args.get("registers per thread"),
+        shared_memory_bytes=args.get("shared memory"),
+        active_blocks=active if active else None,
+    )
+
+
+def _three(value: Any) -> tuple[int, int, int] | None:
+    if value is None:
+        return None
+    x, y, z = value
+    return (int(x), int(y), int(z))
+
+
+def launch_of(kernels: Sequence[KernelEvent], workload: Workload, device: DeviceSpec) -> Launch | None:
+    """The launch of the kernel that does the work: the longest of those whose name says that they compute `workload`,
+    or the longest of all where no name says so. A split-k reduction beside a product is never the kernel."""
+    if not kernels:
+        return None
+    named = [(kernel, parse(kernel.name)) for kernel in kernels]
+    splitting = any(name.role == "splitk_reduce" for _, name in named)
+    working = [pair for pair in named if pair[1].role == _role(workload)]
+    if not working:
+        working = [pair for pair in named if pair[1].role != "splitk_reduce"] or named
+    kernel, name = max(working, key=lambda pair: pair[0].duration_us)
+    return Launch(
+        kernel=kernel.name,
+        grid=kernel.grid,
+        block=kernel.block,
+        registers=kernel.registers,
+        shared_memory_bytes=kernel.shared_memory_bytes,
+        blocks_per_sm=blocks_per_sm(kernel, device),
+        tile=_tile(kernel, name, workload, splitting=splitting),
+    )
+
+
+def _role(workload: Workload) -> str:
+    return workload.kind if isinstance(workload, Gemm | Attention) else "softmax"
+
+
+def blocks_per_sm(kernel: KernelEvent, device: DeviceSpec) -> int | None:
+    """Blocks resident on one SM: the profiler's own figure, else computed; None where the device is not known."""
+    if kernel.active_blocks is not None:
+        return kernel.active_blocks
+    if device.compute_capability is None or kernel.threads is None or kernel.registers is None:
+        return None
+    blocks = resident_blocks(
+        device.compute_capability,
+        threads=kernel.threads,
+        registers=kernel.registers,
+        shared_memory_bytes=kernel.shared_memory_bytes or 0,
+    )
+    return blocks or None  # it ran, so 0 would only mean that the limits do not fit this device
+
+
+def _tile(kernel: KernelEvent, name: KernelName, workload: Workload, *, splitting: bool) -> Tile | None:
+    tile = name.tile
+    if tile is None:
+        return None
+    if kernel.threads is not None and tile.num_warps is None:
+        tile = replace(tile, num_warps=cdiv(kernel.threads, WARP_THREADS))
+    if not isinstance(workload, Gemm) or kernel.grid is None:
+        return None if name.split_k_unknown else tile
+    split_k = split_k_of(kernel.grid, name, workload, splitting=splitting)
+    # A tile with a wrong split would give wrong waves; the name stays in the launch and can be parsed again.
+    return None if split_k is None else replace(tile, split_k=split_k)
+
+
+def split_k_of(grid: tuple[int, int, int], name: KernelName, gemm: Gemm, *, splitting: bool) -> int | None:
+    """Blocks that share one output tile along the reduction, from the grid; None where it cannot be told.
+
+    splitting: a reduction kernel ran beside this one. Kernels that launch a block per tile count batch · split_k in
+    grid z, beside an x·y that may be padded by the rasterisation. A persistent kernel's whole grid is
+    tiles · batch · split_k, as long as that is resident at once; tiles are rounded up to whole clusters.
+
+    >>> name = parse("nvjet_sm90_tst_64x8_64x16_4x1_v_bz_splitK_TNT")
+    >>> split_k_of((80, 1, 1), name, Gemm(m=8, n=2560, k=4096, layout="nt"), splitting=True)
+    2
+    """
+    if name.tile is None:
+        return None
+    split = splitting or name.split_k_unknown
+    if not name.persistent:
+        if grid[2] % gemm.batch == 0 and (grid[2] > gemm.batch or not split):
+            return grid[2] // gemm.batch
+    elif not split:
+        return 1
+    cluster_m, cluster_n = name.cluster or (1, 1)
+    tiles_m = cdiv(cdiv(gemm.m, name.tile.block_m), cluster_m) * cluster_m
+    tiles_n = cdiv(cdiv(gemm.n, name.tile.block_n), cluster_n) * cluster_n
+    parts, rest = divmod(grid[0] * grid[1] * grid[2], tiles_m * tiles_n * gemm.batch)
+    if rest == 0 and parts >= 1 and (parts > 1 or not split):
+        return parts
+    return None if split else 1

@@ -1,0 +1,239 @@
+"""What a CUDA kernel's name tells: which library it is from, what it computes, and its tile.
+
+Names of library kernels are not documented; the grammars here were read off names seen in the wild and checked
+against the grids that were launched with them (tests/test_kernel_names.py holds both, with their sources). A name
+that no grammar fits is kept whole and marked as not understood; nothing is guessed from it.
+
+Which number is whose. The libraries are column-major. torch hands them row-major tensors as the transposed problem
+cᵀ = bᵀ·aᵀ, so the library's m is our n and its n is our m. Names print the tile as the library's m × n, whatever
+layout letters follow: `block_n` is the first number and `block_m` the second. The launches that show it:
+  - nvjet, H100, 128 rows of x·Wᵀ with W 12352×2560: `nvjet_sm90_tst_96x128_64x7_2x1_v_bz_TNN` ran 130 blocks. That is
+    ⌈12352/96⌉ = 129 rounded up to a cluster of 2 along n, times ⌈128/128⌉; the other way round it would be 194.
+  - CUTLASS, sm_86, m rows by n = 6144: `cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8` ran
+    grids of 256×3 for m = 4096 and 264×3 for m = 4107: ⌈m/128⌉·8 and 6144/256 = 8·3.
+The last layout letter of nvjet names is T or N: with N the kernel runs the transposed product inside, so that the
+instruction's m lies along the name's second number (it is the one that is a multiple of 64 then). A reader of the
+instruction's shape sees tile and cluster swapped; the part of the output that a block computes is printed alike.
+
+Our own kernels never come through here: they state their tile themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from quantbench.errors import require_choice
+from quantbench.launch import Tile
+
+FAMILIES = (
+    "nvjet", "cutlass", "xmma", "ampere", "turing", "volta", "pascal", "maxwell", "splitk_reduce", "gemv", "triton",
+    "flash", "efficient", "cudnn", "softmax", "elementwise", "other",
+)  # fmt: skip
+ROLES = ("gemm", "splitk_reduce", "attention", "softmax", "other")
+
+
+@dataclass(frozen=True)
+class KernelName:
+    """What was read from a kernel's name.
+
+    name: the whole name. family: the library or generator. role: what the kernel computes. tile: in our orientation
+    (row-major m and n, see above), None where the name has none; for attention block_m counts queries and block_n
+    keys. cluster: blocks per cluster along (m, n). split_k_unknown: the name says that the reduction is split over
+    blocks, and not by how many; tile.split_k is then 1 for want of the number. understood: a grammar fits the name.
+    """
+
+    name: str
+    family: str = "other"
+    role: str = "other"
+    tile: Tile | None = None
+    cluster: tuple[int, int] | None = None
+    split_k_unknown: bool = False
+    understood: bool = True
+
+    def __post_init__(self) -> None:
+        require_choice("KernelName", "family", self.family, FAMILIES)
+        require_choice("KernelName", "role", self.role, ROLES)
+
+    @property
+    def persistent(self) -> bool:
+        """The grid is capped at what is resident and blocks walk over tiles, so blocks are no count of tiles."""
+        return self.family == "nvjet"
+
+
+def parse(name: str) -> KernelName:
+    """Read a kernel's name as the profiler prints it (demangled, with `void` and template arguments or without).
+
+    >>> parse("ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_nn").tile
+    Tile(block_m=256, block_n=128, block_k=64, split_k=1, stages=3, num_warps=None)
+    """
+    bare = name.removeprefix("void ").strip()
+    for grammar in _GRAMMARS:
+        found = grammar(name, bare)
+        if found is not None:
+            return found
+    role = "gemm" if re.search(r"gemm|nvjet|matmul", bare, re.IGNORECASE) else "other"
+    return KernelName(name, role=role, understood=False)
+
+
+def _splitk_reduce(name: str, bare: str) -> KernelName | None:
+    # xmma's `execute_split_k_kernel` is the pass that adds the parts up, not the product.
+    if re.search(r"splitKreduce_kernel|execute_split_k_kernel|ReduceSplitK", bare):
+        return KernelName(name, "splitk_reduce", "splitk_reduce")
+    return None
+
+
+_NVJET_HEAD = r"^nvjet_(?:sm\d+_)?[a-z]+_(?:tf32_)?"
+_NVJET = re.compile(
+    _NVJET_HEAD + r"(?P<first>\d+)x(?P<second>\d+)_(?P<k>\d+)x(?P<stages>\d+)"
+    r"_(?P<cluster_first>\d+)x(?P<cluster_second>\d+)_(?P<options>\w+)_[NT]{3}$"
+)
+_NVJET_MMA = re.compile(
+    _NVJET_HEAD + r"mma_(?P<first>\d+)x(?P<second>\d+)x(?P<k>\d+)_(?P<stages>\d+)_(?P<warp>\d+x\d+x\d+)"
+    r"_(?P<options>\w+)_[NT]{4}$"
+)
+
+
+def _nvjet(name: str, bare: str) -> KernelName | None:
+    if not bare.startswith("nvjet_"):
+        return None
+    match = _NVJET.match(bare) or _NVJET_MMA.match(bare)
+    if match is None:
+        return KernelName(name, "nvjet", "gemm", understood=False)
+    parts = match.groupdict()
+    cluster = None
+    if "cluster_first" in parts:
+        cluster = (int(parts["cluster_second"]), int(parts["cluster_first"]))
+    # `2cta` blocks work in pairs, and the tile is still that of one block: 128x256x64 in 6 stages of 16 bits fits the
+    # shared memory only when each block of the pair stages half of the 256.
+    return KernelName(
+        name, "nvjet", "gemm", _tile(match), cluster, split_k_unknown="splitK" in parts["options"].split("_")
+    )
+
+
+_CUTLASS_2 = re.compile(
+    r"cutlass_\d+_(?:wmma_)?(?:tensorop|simt)_\w*?gemm(?:_[a-z]\w*?)?_(?P<first>\d+)x(?P<second>\d+)"
+    r"(?:_(?P<k>\d+)x(?P<stages>\d+))?_[nt]{2}_align\d+"
+)
+_CUTLASS_3 = re.compile(
+    r"cutlass3x_sm\d+_tensorop_\w*?gemm_\w+?_(?P<first>\d+)x(?P<second>\d+)x(?P<k>\d+)"
+    r"(?:_(?P<cluster_first>\d+)x(?P<cluster_second>\d+)x\d+)?_\d+_[nt]{3}_align\d+(?P<options>\w*)"
+)
+
+
+def _cutlass(name: str, bare: str) -> KernelName | None:
+    match = _CUTLASS_2.search(bare)
+    if match is not None:
+        return KernelName(name, "cutlass", "gemm", _tile(match))
+    match = _CUTLASS_3.search(bare)
+    if match is None:
+        if re.search(r"cutlass\w*_\w*gemm_", bare):
+            return KernelName(name, "cutlass", "gemm", understood=False)
+        return None
+    options = match["options"].split("_")
+    tile = _tile(match)
+    if "2sm" in options:
+        # Here the printed tile is the pair's: 256x256x64 ran 16x32 blocks on 4096x4096 (one B200, cuBLAS 13).
+        tile = Tile(tile.block_m, tile.block_n // 2, block_k=tile.block_k, stages=tile.stages)
+    cluster = None
+    if match["cluster_first"] is not None and int(match["cluster_first"]) > 0:  # 0x0: chosen when launched
+        cluster = (int(match["cluster_second"]), int(match["cluster_first"]))
+    return KernelName(name, "cutlass", "gemm", tile, cluster, split_k_unknown="stream_k" in match["options"])
+
+
+_XMMA = re.compile(
+    r"^sm\d+_xmma_gemm_[a-z0-9]+_[a-z0-9]+_[a-z0-9]+_[nt]{2}_[nt]_tilesize(?P<first>\d+)x(?P<second>\d+)x(?P<k>\d+)"
+    r"(?:_stage(?P<stages>\d+))?(?:_warpsize(?P<warps>\d+x\d+x\d+))?(?P<options>\w*)$"
+)
+
+
+def _xmma(name: str, bare: str) -> KernelName | None:
+    if not re.match(r"^sm\d+_xmma_", bare):
+        return None
+    match = _XMMA.match(bare)
+    if match is None:
+        return KernelName(name, "xmma", "gemm" if "gemm" in bare else "other", understood=False)
+    return KernelName(name, "xmma", "gemm", _tile(match), split_k_unknown="segment_k_on" in match["options"])
+
+
+_NATIVE = re.compile(
+    r"^(?P<family>maxwell|pascal|volta|turing|ampere)_(?:[a-z]+\d*_)?[a-z]{1,2}\d*(?:tf32)?gemm_(?:[a-z]+\d+_)?"
+    r"(?P<first>\d+)x(?P<second>\d+)(?P<options>(?:_\w+?)*?)_[nt]{2}(?:_v\d+)?$"
+)
+
+
+def _native(name: str, bare: str) -> KernelName | None:
+    """cuBLAS's older kernels, written for one architecture: `ampere_…gemm_…_128x256_…_stages_64x3_nn`."""
+    match = _NATIVE.match(bare)
+    if match is None:
+        return None
+    options = match["options"]
+    stages = re.search(r"_stages_(\d+)x(\d+)", options)
+    # `sliced1x4` is no split-k: four warps of one block share the reduction and add up in shared memory.
+    return KernelName(
+        name,
+        match["family"],
+        "gemm",
+        Tile(
+            block_m=int(match["second"]),
+            block_n=int(match["first"]),
+            block_k=None if stages is None else int(stages[1]),
+            stages=None if stages is None else int(stages[2]),
+        ),
+        split_k_unknown="splitk" in options.lower(),
+    )
+
+
+def _tile(match: re.Match[str]) -> Tile:
+    """The tile from a match's `first` (library m, our n), `second`, `k`, `stages` and `warps`."""
+    parts = match.groupdict()
+    warps = None
+    if parts.get("warps"):
+        along_m, along_n, along_k = (int(count) for count in parts["warps"].split("x"))
+        warps = along_m * along_n * along_k
+    return Tile(
+        block_m=int(parts["second"]),
+        block_n=int(parts["first"]),
+        block_k=None if parts["k"] is None else int(parts["k"]),
+        stages=None if parts.get("stages") is None else int(parts["stages"]),
+        num_warps=warps,
+    )
+
+
+_FLASH_TRAITS = re.compile(
+    r"Flash_(?:fwd|bwd)_kernel_traits<(?:\(int\))?\d+, ?(?:\(int\))?(\d+), ?(?:\(int\))?(\d+), ?(?:\(int\))?(\d+)"
+)
+_EFFICIENT = re.compile(r"fmha_cutlass[FB]_(?:f16|bf16|f32)_(?:not)?aligned_(\d+)x(\d+)_")
+_CUDNN_SDPA = re.compile(r"^cudnn_generated_\w*sdpa_\w*flash_(fprop|bprop)\w*?_knob_\w*?(\d+)x(\d+)x(\d+)_")
+
+
+def _attention(name: str, bare: str) -> KernelName | None:
+    if re.search(r"flash_(?:fwd|bwd)\w*_kernel|\w*flash_bwd\w*|FlashAttn(?:Fwd|Bwd)", bare) and "sdpa" not in bare:
+        traits = _FLASH_TRAITS.search(bare)  # head_dim, queries, keys, warps
+        tile = None if traits is None else Tile(int(traits[1]), int(traits[2]), num_warps=int(traits[3]))
+        return KernelName(name, "flash", "attention", tile)
+    if "fmha_cutlass" in bare or "PyTorchMemEffAttention" in bare:
+        sizes = _EFFICIENT.search(bare)
+        tile = None if sizes is None else Tile(int(sizes[1]), int(sizes[2]))
+        return KernelName(name, "efficient", "attention", tile, understood=sizes is not None)
+    if bare.startswith("cudnn_") and "sdpa" in bare:
+        shape = _CUDNN_SDPA.match(bare)  # queries, keys, head_dim; the backward pass is not known to print them so
+        tile = Tile(int(shape[2]), int(shape[3])) if shape is not None and shape[1] == "fprop" else None
+        return KernelName(name, "cudnn", "attention", tile, understood=shape is not None)
+    return None
+
+
+def _plain(name: str, bare: str) -> KernelName | None:
+    """Kernels whose name says what they are and that have no tile to tell."""
+    if re.search(r"gemv|gemmSN_|gemmk1_kernel|^dot_kernel", bare):
+        return KernelName(name, "gemv", "gemm")
+    if bare.startswith("triton_"):
+        return KernelName(name, "triton", "gemm" if bare.startswith("triton_tem_") else "other")
+    if re.search(r"softmax", bare, re.IGNORECASE):
+        return KernelName(name, "softmax", "softmax")
+    if "elementwise_kernel" in bare:
+        return KernelName(name, "elementwise", "other")
+    return None
+
+
+_GRAMMARS = (_splitk_reduce, _nvjet, _attention, _plain, _cutlass, _xmma, _native)
