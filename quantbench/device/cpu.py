@@ -141,17 +141,13 @@ def cpu_slug(name: str) -> str:
 
 
 def cpu_state() -> DeviceState:
-    """The clock, unless a virtual machine hides it, and in the note how busy the machine is."""
+    """The load, and the clock unless a virtual machine hides it."""
     import psutil
 
-    load, cores = cpu_load()
-    note = f"load average {load:.2f} over {cores} cores"
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    note = f"load average {load:.2f} over {cores} logical cores"
+    if "hypervisor" in cpu_info().flags:  # what it shows is the base clock, whatever the core does
+        return DeviceState(note=f"{note}; the virtual machine hides the clock", load_per_core=load / cores)
     frequency = psutil.cpu_freq()
-    if "hypervisor" in cpu_info().flags:  # it shows the base clock, whatever the core does
-        return DeviceState(note=f"{note}; the virtual machine hides the clock")
-    return DeviceState(sm_clock_mhz=(frequency.current or None) if frequency else None, note=note)
-
-
-def cpu_load() -> tuple[float, int]:
-    """Load average of the last minute, and the machine's logical cores."""
-    return os.getloadavg()[0], os.cpu_count() or 1
+    clock_mhz = (frequency.current or None) if frequency else None
+    return DeviceState(sm_clock_mhz=clock_mhz, note=note, load_per_core=load / cores)

@@ -106,7 +106,7 @@ def architectures() -> Mapping[tuple[int, int], Architecture]:
 
 @cache
 def _data() -> dict[str, Any]:
-    return tomllib.loads((files(__package__) / "registry.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((files("quantbench.device") / "registry.toml").read_text(encoding="utf-8"))
 
 
 def _entry(slug: str, values: dict[str, Any], documents: dict[str, str]) -> Entry:

@@ -97,7 +97,8 @@ class DeviceState:
     """What a device is doing at one moment, as far as it tells; None where it does not.
 
     throttle_reasons: NVML's names for what holds the clock down now. other_processes: processes on the card beside
-    ours. note: why something is missing, in words ("NVML is not installed").
+    ours. note: why something is missing, in words ("NVML is not installed"). load_per_core: on a processor, the load
+    average of the last minute over its logical cores.
     """
 
     sm_clock_mhz: float | None = None
@@ -107,3 +108,4 @@ class DeviceState:
     throttle_reasons: tuple[str, ...] = ()
     other_processes: int | None = None
     note: str = ""
+    load_per_core: float | None = None

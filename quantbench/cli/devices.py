@@ -1,0 +1,140 @@
+"""`quantbench devices`: what is here, in what state, what will spoil timings, and which GPUs are known."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from quantbench.device.nvml import Absent, Limits
+from quantbench.device.spec import DeviceSpec, DeviceState
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+CPU_SENTENCE = (
+    "This is a CPU: its own steps can be measured here. GPU cliffs need a GPU, `quantbench import` or "
+    "`quantbench predict`."
+)
+_DTYPES = ("fp16", "bf16", "tf32", "fp32", "fp8", "int8")
+
+
+def devices(as_json: bool = False) -> None:
+    """Print the device at hand and the known GPUs; with as_json, one JSON object."""
+    from quantbench import device
+    from quantbench.device.warnings import warnings_for
+
+    spec = device.current()
+    state = device.monitor(spec)()
+    nvml = device.open_nvml() if spec.kind == "cuda" else Absent("no GPU is used")
+    limits = None if isinstance(nvml, Absent) else nvml.limits()
+    warnings = warnings_for(spec, state, limits)
+    dtype = device.default_dtype(spec)
+    if as_json:
+        found = {
+            "device": asdict(spec),
+            "default_dtype": dtype,
+            "state": asdict(state),
+            "limits": None if limits is None else asdict(limits),
+            "warnings": list(warnings),
+            "known": [asdict(known) for known in device.known()],
+        }
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(device_line(spec))
+    console.print(f"dense peak: {peaks_line(spec)}; {dtype} is measured by default")
+    console.print(f"state: {state_line(state, limits)}")
+    for warning in warnings:
+        console.print(f"[yellow]warning:[/yellow] {warning}")
+    if spec.kind == "cpu":
+        console.print(CPU_SENTENCE)
+    console.print()
+    _print_known(console, device.known(), spec.name)
+
+
+def device_line(spec: DeviceSpec) -> str:
+    """What the device is: `h200-sxm-141gb: 132 SMs (sm_90), 141 GiB at 4800 GB/s, 60 MiB of L2`."""
+    memory = f"{spec.memory_bytes / 2**30:.0f} GiB"
+    if spec.kind == "cpu":
+        return (
+            f"{spec.name}: one core of it, {spec.l2_bytes / 2**20:.0f} MiB of last-level cache, {memory} of memory"
+            f" at up to {spec.memory_gb_per_s:.0f} GB/s"
+        )
+    units = f"{spec.sm_count} SMs ({spec.architecture})"
+    return f"{spec.name}: {units}, {memory} at {spec.memory_gb_per_s:.0f} GB/s, {spec.l2_bytes / 2**20:.0f} MiB of L2"
+
+
+def peaks_line(spec: DeviceSpec) -> str:
+    """Dense peaks with their clock: `bf16 989, tf32 495, fp32 66.9 TFLOP/s at 1830 MHz` (GFLOP/s on a processor)."""
+    unit, scale = ("GFLOP/s", 1e3) if spec.kind == "cpu" else ("TFLOP/s", 1)
+    peaks = ", ".join(f"{d} {_three_digits(spec.peak_tflops[d] * scale)}" for d in _DTYPES if d in spec.peak_tflops)
+    bound = " (upper bounds)" if spec.kind == "cpu" else "" if spec.registered else " (estimated)"
+    own_clocks = "".join(f" ({dtype} at {mhz:.0f})" for dtype, mhz in spec.peak_clock_mhz.items())
+    return f"{peaks} {unit} at {spec.sm_clock_mhz:.0f} MHz{own_clocks}{bound}"
+
+
+def state_line(state: DeviceState, limits: Limits | None) -> str:
+    """What the device is doing, as far as it tells, and why where it does not."""
+    parts = []
+    if state.sm_clock_mhz is not None:
+        highest = f" of {limits.max_sm_clock_mhz:.0f}" if limits and limits.max_sm_clock_mhz else ""
+        parts.append(f"clock {state.sm_clock_mhz:.0f}{highest} MHz")
+    if state.memory_clock_mhz is not None:
+        parts.append(f"memory clock {state.memory_clock_mhz:.0f} MHz")
+    if state.temperature_c is not None:
+        parts.append(f"{state.temperature_c:.0f} °C")
+    if state.power_w is not None:
+        cap = f" of {limits.power_limit_w:.0f}" if limits and limits.power_limit_w else ""
+        parts.append(f"{state.power_w:.0f}{cap} W")
+    if state.throttle_reasons:
+        parts.append("clock set by " + ", ".join(state.throttle_reasons))
+    if state.other_processes is not None:
+        count = state.other_processes
+        parts.append("no other process" if not count else f"{count} other process{'es' if count > 1 else ''}")
+    if limits is not None and limits.driver_version:
+        parts.append(f"driver {limits.driver_version}")
+    if state.note:
+        parts.append(state.note)
+    return ", ".join(parts) or "nothing is known"
+
+
+def _print_known(console: Console, known: tuple[DeviceSpec, ...], here: str) -> None:
+    """A table that fits 80 columns."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        title="Known GPUs: clock in MHz, memory in GB/s, L2 in MiB, dense peaks in TFLOP/s",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
+    table.add_column("slug", no_wrap=True)
+    for name in ("sm_", "SMs", "clock", "memory", "L2", "fp16", "tf32", "fp32", "fp8", "int8"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for spec in known:
+        peaks = [spec.peak(dtype) for dtype in ("fp16", "tf32", "fp32", "fp8", "int8")]
+        table.add_row(
+            spec.name,
+            spec.architecture.removeprefix("sm_"),
+            str(spec.sm_count),
+            f"{spec.sm_clock_mhz:.0f}",
+            f"{spec.memory_gb_per_s:.0f}",
+            f"{spec.l2_bytes / 2**20:g}",
+            *("–" if peak is None else _three_digits(peak) for peak in peaks),
+            style="bold" if spec.name == here else None,
+        )
+    console.print(table, soft_wrap=False)
+    console.print("bf16 is as fp16 from sm_80 on. Every figure's source: quantbench devices --json")
+
+
+def _three_digits(value: float) -> str:
+    """Three significant digits without an exponent: 989, 62.5, 0.32."""
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.3g}"

@@ -1,0 +1,263 @@
+"""The shape of a model from its Hugging Face config.json.
+
+Keys are read by name, since families call the same dimension differently. What the keys do not tell (whether the MLP
+is gated, whether embedding and logits share one matrix) is known per model_type, from the modelling code in Hugging
+Face transformers. A model whose products are not those of one repeated dense decoder layer is refused, in one line.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from quantbench.errors import InputError, UnsupportedError
+from quantbench.workload.transformer import TransformerShape
+
+# A config says how far a model reaches, up to millions of tokens, not what it is trained or served at.
+LONGEST_DEFAULT_SEQ = 8192
+
+_HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model")
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num", "attn_config.kv_n_heads")
+_HEAD_DIM = ("head_dim", "kv_channels")
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_FFN = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner")
+_VOCAB = ("padded_vocab_size", "vocab_size")
+_CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "ffn_config.moe_num_experts")
+
+# Keys of layers that are not (only) attention and a dense MLP, and what they mean.
+_OTHER_LAYERS = {
+    "kv_lora_rank": "multi-head latent attention",
+    "block_configs": "layers of different shapes",
+    "cross_attention_layers": "cross-attention layers",
+    "num_kv_shared_layers": "layers that share keys and values",
+    "state_size": "state-space layers",
+    "ssm_cfg": "state-space layers",
+    "mamba_d_state": "state-space layers",
+    "lru_width": "recurrent layers",
+    "hybrid_override_pattern": "layers of different kinds",
+    "linear_num_key_heads": "linear-attention layers",
+}
+
+
+@dataclass(frozen=True)
+class _Family:
+    """What a model_type means beyond its keys.
+
+    gate_fused: gate and up are one matrix in its weights. tied: where tie_word_embeddings is missing. default_ffn:
+    the MLP is 4·hidden wide where no key says otherwise. defaults: what its config class fills in for missing keys.
+    """
+
+    gated: bool
+    gate_fused: bool = False
+    tied: bool = False
+    default_ffn: bool = False
+    defaults: Mapping[str, int] | None = None
+
+
+_SWIGLU = _Family(gated=True)
+_GPT = _Family(gated=False, tied=True, default_ffn=True)
+_PLAIN = _Family(gated=False)
+
+_FAMILIES: dict[str, _Family] = {
+    **dict.fromkeys(
+        ("llama", "mistral", "ministral", "qwen2", "qwen3", "stablelm", "olmo", "olmo2", "olmo3", "granite",
+         "internlm2", "internlm3", "baichuan", "exaone4", "smollm3", "seed_oss", "deepseek_llm", "helium"),
+        _SWIGLU,
+    ),
+    **dict.fromkeys(("cohere", "cohere2"), _Family(gated=True, tied=True)),
+    **dict.fromkeys(("phi3", "glm", "glm4", "chatglm"), _Family(gated=True, gate_fused=True)),
+    "gemma": _Family(
+        gated=True,
+        tied=True,
+        defaults={"num_attention_heads": 16, "head_dim": 256, "vocab_size": 256000, "max_position_embeddings": 8192},
+    ),
+    "gemma2": _Family(
+        gated=True,
+        tied=True,
+        defaults={
+            "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 256000,
+            "max_position_embeddings": 8192,
+        },
+    ),
+    # The published multimodal configs leave most of these out.
+    "gemma3_text": _Family(
+        gated=True,
+        tied=True,
+        defaults={
+            "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208,
+            "max_position_embeddings": 131072,
+        },
+    ),
+    **dict.fromkeys(("gpt2", "gpt_neo", "gpt_bigcode", "bloom", "mpt"), _GPT),
+    **dict.fromkeys(("falcon", "RefinedWeb", "RefinedWebModel"), _GPT),
+    **dict.fromkeys(("gptj", "codegen"), _Family(gated=False, default_ffn=True)),
+    "opt": _Family(gated=False, tied=True),
+    "starcoder2": _Family(gated=False, tied=True),
+    **dict.fromkeys(("gpt_neox", "phi", "persimmon", "nemotron", "arcee"), _PLAIN),
+}  # fmt: skip
+
+
+def from_config(path: str | PathLike[str], *, seq: int | None = None) -> TransformerShape:
+    """The shape that a config.json (or the folder it lies in) describes, for one sample on one GPU.
+
+    seq: tokens of a sample; None takes the model's context, at most LONGEST_DEFAULT_SEQ. The dtype that weights are
+    stored in is no choice of a computation and is left alone. Raises InputError for a file that cannot be read or
+    lacks a key, UnsupportedError for mixtures of experts, state-space and other layers.
+    """
+    file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    config = _Config(file, _read(file))
+    _refuse_other_layers(config)
+    family = _family(config)
+    hidden = config.integer(_HIDDEN)
+    heads = config.integer(_HEADS)
+    context = config.optional(_CONTEXT)
+    if seq is None:
+        seq = min(context, LONGEST_DEFAULT_SEQ) if context else TransformerShape.seq
+    try:
+        return TransformerShape(
+            hidden=hidden,
+            heads=heads,
+            kv_heads=_kv_heads(config, heads),
+            head_dim=config.optional(_HEAD_DIM) or 0,
+            ffn=_ffn(config, family, hidden),
+            gated=family.gated,
+            gate_fused=family.gate_fused,
+            seq=seq,
+            vocab=config.integer(_VOCAB),
+            tied=config.flag("tie_word_embeddings", family.tied),
+            layers=config.integer(_LAYERS),
+        )
+    except InputError as error:
+        if error.operation == config.who:
+            raise
+        raise InputError(config.who, error.value, error.expected) from None
+
+
+class _Config:
+    """A config's values by key; dots reach into nested objects. Errors name the file and the key."""
+
+    def __init__(self, file: Path, values: Mapping[str, Any]) -> None:
+        self.who = f"config {file}"
+        nested = values.get("text_config")
+        # Multimodal models keep the decoder's shape in text_config.
+        self.values = nested if isinstance(nested, dict) and "hidden_size" not in values else values
+        self.model_type = str(self.values.get("model_type", values.get("model_type", "")))
+        self.architectures = values.get("architectures")
+        family = _FAMILIES.get(self.model_type)
+        self._defaults = (family.defaults if family else None) or {}
+
+    def get(self, key: str) -> Any:
+        value: Any = self.values
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return self._defaults.get(key) if value is None else value
+
+    def optional(self, keys: tuple[str, ...]) -> int | None:
+        """The first key that is there, as an integer of at least 1."""
+        for key in keys:
+            value = self.get(key)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(self.who, f"{key} = {value!r}"[:120], "an integer of at least 1")
+            return value
+        return None
+
+    def integer(self, keys: tuple[str, ...]) -> int:
+        value = self.optional(keys)
+        if value is None:
+            others = f" (or {', '.join(keys[1:])})" if len(keys) > 1 else ""
+            raise InputError(self.who, f"no key {keys[0]!r}", f"an integer under {keys[0]}{others}")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise InputError(self.who, f"{key} = {value!r}"[:120], "true or false")
+        return value
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    who = f"config {file}"
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(who, error.strerror or type(error).__name__, "a config.json that can be read") from None
+    except ValueError as error:  # no JSON, or no UTF-8
+        raise InputError(who, str(error)[:120], "a JSON object") from None
+    if not isinstance(values, dict):
+        raise InputError(who, f"a JSON {type(values).__name__}", "a JSON object")
+    return values
+
+
+def _refuse_other_layers(config: _Config) -> None:
+    for key in _EXPERTS:
+        count = config.get(key)
+        if isinstance(count, int) and count > 1:
+            what = f"{key} = {count}, a mixture of experts whose products depend on the routing"
+            raise UnsupportedError(config.who, what, "a dense model")
+    for key, meaning in _OTHER_LAYERS.items():
+        if config.get(key):
+            raise UnsupportedError(config.who, f"{key}, {meaning}", "decoder layers of attention and a dense MLP")
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list):
+        other = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention", "chunked_attention")]
+        if other:
+            what = f"layer_types with {other[0]!r}"
+            raise UnsupportedError(config.who, what, "decoder layers of attention and a dense MLP")
+    if config.flag("is_encoder_decoder", False):
+        raise UnsupportedError(config.who, "is_encoder_decoder = true", "a decoder-only model")
+    projected = config.optional(("word_embed_proj_dim",))
+    if projected is not None and projected != config.optional(_HIDDEN):
+        what = f"word_embed_proj_dim = {projected}, embeddings narrower than the layers"
+        raise UnsupportedError(config.who, what, "word_embed_proj_dim equal to hidden_size")
+
+
+def _family(config: _Config) -> _Family:
+    known = _FAMILIES.get(config.model_type)
+    if known is not None:
+        return known
+    activation = config.get("hidden_act") or config.get("hidden_activation")
+    if activation in ("silu", "swish"):
+        # Every decoder with this activation so far gates with it (SwiGLU). An absent tie_word_embeddings means
+        # true: it is Hugging Face's own default, and configs leave defaults out.
+        return _Family(gated=True, tied=True)
+    what = f"model_type = {config.model_type!r} with hidden_act = {activation!r}, of which it is not known whether"
+    raise UnsupportedError(
+        config.who, f"{what} its MLP is gated", "hidden_act silu, or one of " + ", ".join(sorted(_FAMILIES))
+    )
+
+
+def _kv_heads(config: _Config, heads: int) -> int:
+    if config.model_type in ("falcon", "RefinedWeb", "RefinedWebModel"):
+        # The old architecture ignores num_kv_heads, which its configs carry all the same. The first published 40B
+        # config (RefinedWeb) knows only n_head_kv.
+        grouped = config.flag("new_decoder_architecture", config.model_type == "RefinedWeb")
+        if grouped:
+            return config.optional(("num_kv_heads", "n_head_kv")) or heads
+        return 1 if config.flag("multi_query", True) else heads
+    if config.flag("multi_query", config.model_type == "gpt_bigcode"):
+        return 1
+    if config.get("attn_config.attn_type") == "multiquery_attention":  # MPT
+        return 1
+    if config.model_type == "chatglm" and not config.flag("multi_query_attention", False):
+        return heads
+    return config.optional(_KV_HEADS) or heads
+
+
+def _ffn(config: _Config, family: _Family, hidden: int) -> int:
+    width = config.optional(_FFN)
+    if width is not None:
+        return width
+    ratio = config.get("expansion_ratio")
+    if ratio is not None:
+        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or ratio <= 0 or (ratio * hidden) % 1:
+            raise InputError(config.who, f"expansion_ratio = {ratio!r}"[:120], "a ratio that gives a whole MLP width")
+        return int(ratio * hidden)
+    return 4 * hidden if family.default_ffn else config.integer(_FFN)
