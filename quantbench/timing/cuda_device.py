@@ -1,0 +1,230 @@
+"""The CUDA calls behind the samplers, through torch and two small Triton kernels. Nothing here decides anything."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import torch
+
+from quantbench.device.spec import DeviceSpec, DeviceState
+from quantbench.timing.clocks import clocks_from_stamps
+from quantbench.timing.cuda_samplers import MAX_QUEUED
+from quantbench.timing.rotation import COLD_L2_MULTIPLE, Run
+
+# NVML takes milliseconds to answer all that a state holds; nothing that spoils timings lasts shorter than this.
+_STATE_PERIOD_S = 0.02
+
+# Half a second is a thousand times what queueing a batch takes, and short enough to see a deadlock through.
+_HOLD_TIMEOUT_NS = 500_000_000
+
+# The held stream of machines without Triton: first guess and bounds of the sleep, in cycles (2 GHz: 2 ms to 0.5 s).
+_FIRST_SLEEP_CYCLES = 4_000_000
+_LONGEST_SLEEP_CYCLES = 1_000_000_000
+
+# More SMs than any GPU has (B200: 148), so that %smid always fits.
+_MAX_SMS = 512
+
+
+class HostFlagHold:
+    """Holds a stream with a kernel that spins on a flag in pinned host memory.
+
+    Use: `hold()`, queue the work to be timed, `release()`, synchronise, then ask `was_held()`.
+
+    Timeout: the kernel gives up after half a second, whatever the host does. Whoever queues something that waits for
+    the device while it is held would otherwise wait for ever; with the timeout it ends, `was_held()` is False, and
+    the batch does not count.
+
+    Caveats. What waits for the device: a synchronisation or a copy to pageable memory in the run itself; the
+    first launch of a kernel, which may load its module (run everything once before); cudaFree, so an exhausted
+    allocator too; more launches than the driver queues, about 1024 (`MAX_QUEUED`); profilers that serialise launches.
+    One SM has one warp less for the spinning, which is over before the first sample. The device draws little power
+    while it is held, so long holds between short samples keep the card cooler than steady work would.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self._release = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._timed_out = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._release_view = self._release.numpy()
+        self._timed_out_view = self._timed_out.numpy()
+
+    def hold(self) -> None:
+        """Queue the spinning kernel on the current stream."""
+        self._release_view[0] = 0
+        self._timed_out_view[0] = 0
+        self._kernel[(1,)](self._release, self._timed_out, _HOLD_TIMEOUT_NS, num_warps=1)
+
+    def release(self) -> None:
+        """Set the flag: a plain store, which the device sees over the bus within about a microsecond."""
+        self._release_view[0] = 1
+
+    def was_held(self) -> bool:
+        """False where the kernel timed out before the release."""
+        return bool(self._timed_out_view[0] == 0)
+
+
+class SleepHold:
+    """Holds a stream with torch.cuda._sleep, for machines where Triton cannot build kernels.
+
+    The sleep cannot be cut short, so its length is a guess: doubled whenever the device woke before the host had
+    queued everything, which makes that batch count as not held.
+    """
+
+    def __init__(self) -> None:
+        self._cycles = _FIRST_SLEEP_CYCLES
+        self._awake = torch.cuda.Event()
+        self._late = False
+
+    def hold(self) -> None:
+        """Queue the sleep."""
+        torch.cuda._sleep(self._cycles)
+        self._awake.record()
+
+    def release(self) -> None:
+        """See whether the device still sleeps."""
+        self._late = self._awake.query()
+        if self._late:
+            self._cycles = min(2 * self._cycles, _LONGEST_SLEEP_CYCLES)
+
+    def was_held(self) -> bool:
+        """False where the sleep was over before the release."""
+        return not self._late
+
+
+class TorchEventPair:
+    """Two timing events on the current stream."""
+
+    def __init__(self, **flags: bool) -> None:
+        self._start = torch.cuda.Event(enable_timing=True, **flags)
+        self._stop = torch.cuda.Event(enable_timing=True, **flags)
+
+    def start(self) -> None:
+        """Record the start."""
+        self._start.record()
+
+    def stop(self) -> None:
+        """Record the stop."""
+        self._stop.record()
+
+    def elapsed_us(self) -> float:
+        """Microseconds between them (torch gives milliseconds)."""
+        return float(self._start.elapsed_time(self._stop)) * 1e3
+
+
+class TorchCuda:
+    """`CudaOps` on the current CUDA device and stream.
+
+    Making one allocates the flush buffer (COLD_L2_MULTIPLE × L2) and compiles the probes, about a second the first
+    time. Without Triton, or without the C compiler that Triton needs, the stream is held by a sleep and the clock is
+    NVML's; the state's note says so.
+    """
+
+    def __init__(self, spec: DeviceSpec, state: Callable[[], DeviceState]) -> None:
+        self._ask_state = state
+        self._state = DeviceState()
+        self._state_at_s = -inf
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        l2_bytes = max(spec.l2_bytes, int(getattr(properties, "L2_cache_size", 0)))
+        # Ones, of 4 bytes; what is read does not matter, only that it is.
+        self._buffer = torch.ones(COLD_L2_MULTIPLE * l2_bytes // 4, dtype=torch.float32, device="cuda")
+        self._sink = torch.zeros((), dtype=torch.float32, device="cuda")
+        self._graph_stream = torch.cuda.Stream()
+        self.events_in_graphs = "external" in inspect.signature(torch.cuda.Event.__new__).parameters
+        self._stamps = torch.zeros((MAX_QUEUED + 1, _MAX_SMS, 2), dtype=torch.int64, device="cuda")
+        self._stamp_rows = list(self._stamps)
+        self._stamp_blocks = 2 * properties.multi_processor_count
+        self._hold: HostFlagHold | SleepHold = SleepHold()
+        self._stamp_kernel: Any = None
+        self._note = self._load_probes()
+        self.flush()
+        self.synchronize()
+
+    def event_pair(self, *, in_graph: bool = False) -> TorchEventPair:
+        """A new pair; events of a graph are `external`, or torch takes them for dependencies within it."""
+        return TorchEventPair(external=True) if in_graph else TorchEventPair()
+
+    def flush(self) -> None:
+        """Read the whole buffer. `quantbench.timing.cuda` says why reading, and why so much."""
+        torch.sum(self._buffer, dim=0, out=self._sink)
+
+    def hold(self) -> None:
+        """Hold the current stream; the stamps of the last batch are cleared before."""
+        self._stamps.zero_()
+        self._hold.hold()
+
+    def release(self) -> None:
+        """Let go."""
+        self._hold.release()
+
+    def was_held(self) -> bool:
+        """Whether nothing ran before the release."""
+        return self._hold.was_held()
+
+    def stamp(self, index: int) -> None:
+        """Read the counters of all SMs; nothing where there are no probes."""
+        if self._stamp_kernel is not None:
+            self._stamp_kernel[(self._stamp_blocks,)](self._stamp_rows[index], _MAX_SMS, num_warps=1)
+
+    def clocks_mhz(self, stamps: int) -> tuple[float, ...]:
+        """Clocks between the first `stamps` stamps of this batch."""
+        if self._stamp_kernel is None:
+            return ()
+        rows = self._stamps[:stamps].cpu().numpy()
+        return clocks_from_stamps(np.asarray(rows, dtype=np.int64))
+
+    def state(self) -> DeviceState:
+        """The injected state, asked at most 50 times a second, with a note where the probes are missing."""
+        if monotonic() - self._state_at_s >= _STATE_PERIOD_S:
+            state = self._ask_state()
+            self._state = replace(state, note="; ".join(n for n in (state.note, self._note) if n))
+            self._state_at_s = monotonic()
+        return self._state
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        torch.cuda.synchronize()
+
+    def capture(self, body: Callable[[], None], rehearsal: Callable[[], None]) -> Run:
+        """A graph of what body queues.
+
+        The rehearsal runs on the stream that will be captured: cuBLAS and the allocator set up what they keep for
+        each stream there, outside the graph.
+        """
+        self._graph_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._graph_stream):
+            rehearsal()
+        torch.cuda.current_stream().wait_stream(self._graph_stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self._graph_stream):
+            body()
+        return graph.replay
+
+    def _load_probes(self) -> str:
+        """Build the two kernels and run each once. Returns why there are none, or ""."""
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            return "no counters of the SM clock: TRITON_INTERPRET is set"
+        try:
+            from quantbench.timing import probes
+
+            held = HostFlagHold(probes.hold)
+            # Twice: the second time everything is in place, and the flag, set at once, is seen to work.
+            for _ in range(2):
+                held.hold()
+                held.release()
+                probes.stamp[(self._stamp_blocks,)](self._stamp_rows[0], _MAX_SMS, num_warps=1)
+                torch.cuda.synchronize()
+        except (ImportError, RuntimeError, subprocess.CalledProcessError) as error:
+            # No Triton, a GPU it does not know, or no C compiler for its launcher: all of them leave torch working.
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            return f"no counters of the SM clock: {lines[0][:200]}"
+        self._hold = held
+        self._stamp_kernel = probes.stamp
+        return ""

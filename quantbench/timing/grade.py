@@ -1,0 +1,217 @@
+"""How far a measurement can be trusted: a letter and its reasons in words. Pure.
+
+Every reason has a weight; the letter follows from their sum: 0 is A, 1 is B, 2 and 3 are C, more is D. A figure that
+the hardware cannot reach is rejected whatever else is true of it.
+"""
+
+from quantbench.device.spec import DeviceSpec, DeviceState
+from quantbench.measurement import Grade, Measurement
+from quantbench.stats import median, median_interval, noise, outlier_share, quantiles, relative_half_width, spread, tick
+from quantbench.timing.options import TimingOptions
+from quantbench.timing.session import HARD_THROTTLES, KEPT, LAUNCH_GAP, NOT_A_TIME, PREEMPTED, THROTTLED
+
+_NOTE, _OFF, _BAD, _WORTHLESS = 0, 1, 2, 4
+
+# 10 %-90 % spread. A quiet GPU kernel has 1-2 %, a pinned CPU thread 3-4 %; at 10 % something else is running or
+# the samples have two modes, at 30 % a 10 % cliff is within the samples of one point.
+_SPREAD_OFF, _SPREAD_BAD = 0.10, 0.30
+# Missing the target half width is one thing off; four times the target is the width of the effects looked for.
+_HALF_WIDTH_BAD_FACTOR = 4.0
+# Far-out samples: the median stands them, but more than one in twenty says that the machine was not ours alone.
+_OUTLIERS_OFF = 0.05
+# Between the first and the second half of the samples; as for drift.
+_TREND_OFF = 0.02
+# Reference point now against its first time. Quiet machines repeat within 0.5 % (GPU) and 1.5 % (CPU); 5 % is the size
+# of the smaller cliffs.
+_DRIFT_OFF, _DRIFT_BAD = 0.02, 0.05
+# 10 %-90 % spread of the SM clock. Steps of 15 MHz are under 1 %; compute-bound time follows the clock one to one.
+_CLOCK_SPREAD_OFF, _CLOCK_SPREAD_BAD = 0.03, 0.10
+# Median clock against the clock that the peaks are stated at. Large products under the power limit run at 75-85 % of it
+# (H100, H200); below that, and not because of the power limit, the card was idle, hot or locked down.
+_CLOCK_LOW_OFF, _CLOCK_LOW_BAD = 0.75, 0.50
+# Share of samples thrown away as throttled, or for a launch gap.
+_DISCARDED_OFF, _DISCARDED_BAD = 0.10, 0.50
+
+_DISCARDED_KINDS = {THROTTLED: "throttled", LAUNCH_GAP: "timed with a launch gap", PREEMPTED: "preempted"}
+
+# Nothing above its peak is a time of that work. The margin is for peaks from data sheets, which are rounded (H200:
+# 4.8 TB/s is printed, 3201 MHz × 2 × 6144 bits make 4.92), and for clocks, read to about 1 %.
+_PEAK_MARGIN = 1.05
+
+
+def grade(
+    measurement: Measurement,
+    *,
+    flops: float,
+    min_bytes: float,
+    spec: DeviceSpec,
+    dtype: str,
+    drift_ratio: float | None = None,
+    options: TimingOptions | None = None,
+) -> Grade:
+    """Grade one point.
+
+    flops, min_bytes: what the work must compute and move through device memory, once per run. dtype: the arithmetic,
+    for the peak. drift_ratio: time of the reference point now over its first time; None where there is none.
+    options: what was asked for (target half width, cache, sample count); the defaults where it is not given.
+    """
+    impossible = _impossible(measurement, flops, min_bytes, spec, dtype)
+    if impossible:
+        return Grade("rejected", tuple(impossible))
+    options = options or TimingOptions()
+    found = [
+        *_precision(measurement, options),
+        *_samples(measurement),
+        *_discards(measurement),
+        *_clock(measurement, spec),
+        *_surroundings(measurement, options, drift_ratio),
+    ]
+    weight = sum(w for w, _ in found)
+    letter = "A" if weight == 0 else "B" if weight == 1 else "C" if weight <= 3 else "D"
+    return Grade(letter, tuple(reason for _, reason in sorted(found, key=lambda f: -f[0])))
+
+
+_Found = list[tuple[int, str]]
+
+
+def _step(value: float, off: float, bad: float) -> int:
+    return _BAD if value > bad else _OFF if value > off else _NOTE
+
+
+def best_clock_mhz(measurement: Measurement) -> float | None:
+    """The highest SM clock seen with this point; None where the device did not tell."""
+    states = (measurement.state_before, measurement.state_after)
+    seen = [*measurement.clocks_mhz, *(s.sm_clock_mhz for s in states if s.sm_clock_mhz is not None)]
+    return max(seen, default=None)
+
+
+def _impossible(m: Measurement, flops: float, min_bytes: float, spec: DeviceSpec, dtype: str) -> list[str]:
+    """Sentences that name the figure and the peak it exceeds."""
+    time_s = median(m.samples_us) * 1e-6
+    found = []
+    # Not a processor's clock: what it reports between runs is not what it ran at, and its peaks are bounds already.
+    clock = best_clock_mhz(m) if spec.kind == "cuda" else None
+    ceiling = spec.ceiling(dtype, clock)
+    tflops = flops / time_s / 1e12
+    if ceiling is not None and tflops > ceiling * _PEAK_MARGIN:
+        at = f"the {clock:.0f} MHz seen" if clock else "its highest clock"
+        found.append(
+            f"faster than the hardware's peak: {tflops:.4g} TFLOP/s, where {spec.name} reaches at most "
+            f"{ceiling:.4g} TFLOP/s in {dtype} at {at}"
+        )
+    gb_per_s = _memory_bytes(m, min_bytes, spec) / time_s / 1e9
+    if gb_per_s > spec.memory_gb_per_s * _PEAK_MARGIN:
+        found.append(
+            f"faster than the hardware's peak: at least {gb_per_s:.4g} GB/s through memory with a cold cache, where "
+            f"{spec.name} reaches at most {spec.memory_gb_per_s:.4g} GB/s"
+        )
+    return found
+
+
+def _memory_bytes(m: Measurement, min_bytes: float, spec: DeviceSpec) -> float:
+    """Bytes that must have crossed the memory bus within one sample; 0 with a hot cache.
+
+    Not all of min_bytes: when a kernel ends, what it wrote last may still sit in the last-level cache, up to the whole
+    of it, and is written back in somebody else's time. A cold cache spares no reads.
+    """
+    return max(0.0, min_bytes - spec.l2_bytes) if m.cache == "cold" else 0.0
+
+
+def _precision(m: Measurement, options: TimingOptions) -> _Found:
+    found: _Found = []
+    count = len(m.samples_us)
+    if count < options.min_samples:
+        few = "too few for an interval" if count < 6 else "fewer than asked"
+        found.append((_BAD if count < 6 else _OFF, f"{count} samples, {few} ({options.min_samples})"))
+    width = relative_half_width(m.samples_us, tick_us=tick(m.samples_us))
+    if options.half_width < width < float("inf"):
+        why = "the noise stopped falling" if m.stopped_by == "noise_floor" else f"stopped by {m.stopped_by}"
+        found.append(
+            (
+                _BAD if width > _HALF_WIDTH_BAD_FACTOR * options.half_width else _OFF,
+                f"the median is known to ±{width:.1%}, not to the ±{options.half_width:.1%} asked for ({why})",
+            )
+        )
+    return found
+
+
+def _samples(m: Measurement) -> _Found:
+    found: _Found = []
+    wide = spread(m.samples_us)
+    if wide > _SPREAD_OFF:
+        reason = f"samples spread by {wide:.0%} (10 % to 90 %; noise {noise(m.samples_us):.1%})"
+        found.append((_step(wide, _SPREAD_OFF, _SPREAD_BAD), reason))
+    outliers = outlier_share(m.samples_us)
+    if outliers > _OUTLIERS_OFF:
+        found.append((_OFF, f"{outliers:.0%} of the samples are far out"))
+    half = len(m.samples_us) // 2
+    if half >= 6:
+        first, second = m.samples_us[:half], m.samples_us[-half:]
+        trend = median(second) / median(first) - 1
+        one, two = median_interval(first), median_interval(second)
+        apart = one.high < two.low or two.high < one.low
+        if abs(trend) > _TREND_OFF and apart:
+            found.append((_OFF, f"times went {'up' if trend > 0 else 'down'} by {abs(trend):.1%} while sampling"))
+    return found
+
+
+def _discards(m: Measurement) -> _Found:
+    found: _Found = []
+    total = len(m.samples_us) + len(m.discarded)
+    for kind, words in _DISCARDED_KINDS.items():
+        of_kind = [d for d in m.discarded if d.reason.startswith(kind)]
+        if any(d.reason.endswith(KEPT) for d in of_kind):
+            found.append((_WORTHLESS, f"every sample was {words}: {of_kind[-1].reason.removesuffix(KEPT)}"))
+        elif of_kind:
+            share = len(of_kind) / total
+            weight = _step(share, _DISCARDED_OFF, _DISCARDED_BAD)
+            found.append((weight, f"{len(of_kind)} of {total} samples {words} and discarded"))
+    broken = [d for d in m.discarded if d.reason.startswith(NOT_A_TIME)]
+    if broken:
+        found.append((_BAD, f"{len(broken)} of {total} samples {broken[0].reason}"))
+    if m.stopped_by == "discards":
+        found.append((_OFF, "sampling was given up: batch after batch had to be discarded"))
+    return found
+
+
+def _clock(m: Measurement, spec: DeviceSpec) -> _Found:
+    if spec.kind != "cuda":
+        return []  # a processor does not tell its clock, and that is no fault of the point
+    clocks = list(m.clocks_mhz)
+    if not clocks:
+        note = m.state_after.note or m.state_before.note
+        return [(_OFF, "the SM clock is not known" + (f" ({note})" if note else ""))]
+    found: _Found = []
+    low, middle, high = quantiles(clocks, (0.1, 0.5, 0.9))
+    unsteady = (high - low) / middle
+    if unsteady > _CLOCK_SPREAD_OFF:
+        reason = f"the SM clock moved between {low:.0f} and {high:.0f} MHz"
+        found.append((_step(unsteady, _CLOCK_SPREAD_OFF, _CLOCK_SPREAD_BAD), reason))
+    if middle < _CLOCK_LOW_OFF * spec.sm_clock_mhz:
+        limited = _power_limited(m.state_before) or _power_limited(m.state_after)
+        weight = _NOTE if limited else _BAD if middle < _CLOCK_LOW_BAD * spec.sm_clock_mhz else _OFF
+        why = ", held down by the power limit" if limited else ""
+        share = f"{middle / spec.sm_clock_mhz:.0%} of the {spec.sm_clock_mhz:.0f} MHz that the peak is stated at"
+        found.append((weight, f"the SM clock was {middle:.0f} MHz, {share}{why}"))
+    return found
+
+
+def _power_limited(state: DeviceState) -> bool:
+    return "sw_power_cap" in state.throttle_reasons
+
+
+def _surroundings(m: Measurement, options: TimingOptions, drift_ratio: float | None) -> _Found:
+    found: _Found = []
+    if m.cache != options.cache:
+        found.append((_BAD, f"measured with a {m.cache} cache, {options.cache} was asked for"))
+    if drift_ratio is not None and not abs(drift_ratio - 1) <= _DRIFT_OFF:
+        slower = "slower" if drift_ratio > 1 else "faster"
+        weight = _step(abs(drift_ratio - 1), _DRIFT_OFF, _DRIFT_BAD) or _BAD
+        found.append((weight, f"the reference point had become {abs(drift_ratio - 1):.1%} {slower} than at first"))
+    others = max(s.other_processes or 0 for s in (m.state_before, m.state_after))
+    if others:
+        found.append((_OFF, f"{others} other process{'es' if others > 1 else ''} on the card"))
+    hard = sorted({r for r in m.state_after.throttle_reasons if r in HARD_THROTTLES})
+    if hard:
+        found.append((_OFF, f"the card was protecting itself in the end ({', '.join(hard)})"))
+    return found

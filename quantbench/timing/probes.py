@@ -1,0 +1,59 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+"""Two tiny kernels that help to time others: one holds a stream until the host lets go, one reads the SMs' counters.
+
+They are written in Triton because it needs no CUDA compiler on the machine; `cuda_device` does without them where
+Triton is missing. (mypy does not look into these bodies: Triton's compiler reads them.)
+"""
+
+import triton
+import triton.language as tl
+
+
+def _now_ns():
+    """Nanoseconds of the device's global timer."""
+    return tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
+
+
+def _cycles():
+    """Cycles of this SM's clock."""
+    return tl.inline_asm_elementwise("mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
+
+
+def _sm():
+    """Number of the SM that this block runs on."""
+    return tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+now_ns = triton.jit(_now_ns)
+cycles = triton.jit(_cycles)
+sm = triton.jit(_sm)
+
+
+def _hold(release_ptr, timed_out_ptr, timeout_ns):
+    """Hold the stream: return when *release_ptr is no longer 0, or after timeout_ns with *timed_out_ptr set to 1.
+
+    Both pointers are to pinned host memory. The loads are volatile, or the first value would be kept for ever.
+    """
+    begin_ns = now_ns()
+    waiting = tl.load(release_ptr, volatile=True) == 0
+    while waiting:
+        late = now_ns() - begin_ns > timeout_ns
+        if late:
+            tl.store(timed_out_ptr, 1)
+        waiting = (tl.load(release_ptr, volatile=True) == 0) & (late == 0)
+
+
+def _stamp(stamps_ptr, max_sms):
+    """Write (global timer in ns, clock64 in cycles) of this block's SM to row smid of int64 stamps[max_sms, 2].
+
+    Launched with twice as many blocks as there are SMs, so that every SM gets one; which of its blocks writes last
+    does not matter, as long as the two numbers are read together.
+    """
+    index = sm()
+    if index < max_sms:
+        tl.store(stamps_ptr + 2 * index, now_ns())
+        tl.store(stamps_ptr + 2 * index + 1, cycles())
+
+
+hold = triton.jit(_hold)
+stamp = triton.jit(_stamp)
