@@ -136,7 +136,7 @@ def cpu_slug(name: str) -> str:
     >>> cpu_slug("AMD EPYC 7763 64-Core Processor")
     'cpu-amd-epyc-7763'
     """
-    name = re.sub(r"\((r|tm|c)\)|@.*$|\b\d+-core\b|\bprocessor\b|\bcpu\b|\bwith\b.*$", " ", name.casefold())
+    name = re.sub(r"\((r|tm|c)\)|@.*$|\b\d+-core\b|\bprocessor\b|\bcpu\b|\b(with\b|w/).*$", " ", name.casefold())
     return "cpu-" + (re.sub(r"[^a-z0-9]+", "-", name).strip("-") or "unknown")
 
 

@@ -1,0 +1,257 @@
+"""NVML through a library object that answers, refuses and disappears as told."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from quantbench.device.nvml import HARMFUL_REASONS, Absent, Limits, Nvml, decode_reasons
+from quantbench.device.spec import DeviceState
+
+
+class FakeError(Exception):
+    """Stands for pynvml.NVMLError."""
+
+
+class FakeLibrary:
+    """nvidia-ml-py's functions on one H200-like card. refuse: names of functions that raise."""
+
+    NVMLError = FakeError
+
+    def __init__(self, *refuse: str, pids: tuple[int, ...] = (), reasons: int = 0, mig: bool = False) -> None:
+        self.refuse = set(refuse)
+        self.pids = pids
+        self.reasons = reasons
+        self.mig = mig
+        self.asked: list[tuple[str, tuple[Any, ...]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("nvml") or name in self.missing:
+            raise AttributeError(f"no {name}")
+
+        def call(*arguments: Any) -> Any:
+            self.asked.append((name, arguments))
+            if name in self.refuse:
+                raise FakeError("Not Supported")
+            return self.answer(name, arguments)
+
+        return call
+
+    missing: frozenset[str] = frozenset()
+
+    def answer(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        if name == "nvmlDeviceGetHandleByUUID":
+            if arguments[0] not in ("GPU-1234", "MIG-5678"):
+                raise FakeError("Not Found")
+            return "slice" if arguments[0].startswith("MIG") else "card"
+        if name == "nvmlDeviceGetClockInfo":
+            return {1: 1980, 2: 3201}[arguments[1]]
+        if name == "nvmlDeviceGetMaxClockInfo":
+            return {1: 1980, 2: 3201}[arguments[1]]
+        answers: dict[str, Any] = {
+            "nvmlInit": None,
+            "nvmlDeviceGetHandleByPciBusId": "card",
+            "nvmlDeviceIsMigDeviceHandle": int(self.mig),
+            "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": "card",
+            "nvmlDeviceGetTemperature": 41,
+            "nvmlDeviceGetPowerUsage": 123456,
+            "nvmlDeviceGetCurrentClocksEventReasons": self.reasons,
+            "nvmlDeviceGetCurrentClocksThrottleReasons": self.reasons,
+            "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=pid) for pid in self.pids],
+            "nvmlSystemGetDriverVersion": "580.159.03",
+            "nvmlDeviceGetApplicationsClock": 1980,
+            "nvmlDeviceGetMemoryBusWidth": 6144,
+            "nvmlDeviceGetEnforcedPowerLimit": 700000,
+            "nvmlDeviceGetPowerManagementDefaultLimit": 700000,
+            "nvmlDeviceGetTemperatureThreshold": 95,
+            "nvmlDeviceGetPersistenceMode": 1,
+        }
+        return answers[name]
+
+
+def opened(library: FakeLibrary, uuid: str = "1234", own: tuple[int, ...] = (100,)) -> Nvml:
+    found = Nvml.open(
+        uuid=uuid, library=library, own_pids=lambda: frozenset(own), pid_exists=lambda pid: pid < 1_000_000
+    )
+    assert isinstance(found, Nvml)
+    return found
+
+
+def test_state() -> None:
+    state = opened(FakeLibrary(reasons=0x4, pids=(100, 200))).state()
+    assert state == DeviceState(
+        sm_clock_mhz=1980,
+        memory_clock_mhz=3201,
+        temperature_c=41,
+        power_w=123.456,
+        throttle_reasons=("sw_power_cap",),
+        other_processes=1,
+    )
+
+
+def test_limits() -> None:
+    assert opened(FakeLibrary()).limits() == Limits(
+        driver_version="580.159.03",
+        max_sm_clock_mhz=1980,
+        max_memory_clock_mhz=3201,
+        application_sm_mhz=1980,
+        memory_bus_bits=6144,
+        power_limit_w=700,
+        default_power_limit_w=700,
+        slowdown_c=95,
+        persistence=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("refused", "field"),
+    [
+        ("nvmlDeviceGetPowerUsage", "power_w"),
+        ("nvmlDeviceGetTemperature", "temperature_c"),
+        ("nvmlDeviceGetComputeRunningProcesses", "other_processes"),
+    ],
+)
+def test_one_refused_question_leaves_the_others(refused: str, field: str) -> None:
+    state = opened(FakeLibrary(refused)).state()
+    assert getattr(state, field) is None
+    assert state.sm_clock_mhz == 1980
+    assert state.note.endswith(": Not Supported")
+    assert state.note.count("no ") == 1
+
+
+def test_a_card_that_answers_nothing_still_gives_a_state() -> None:
+    names = (
+        "nvmlDeviceGetClockInfo", "nvmlDeviceGetTemperature", "nvmlDeviceGetPowerUsage", "nvmlDeviceIsMigDeviceHandle",
+        "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons",
+        "nvmlDeviceGetComputeRunningProcesses",
+    )  # fmt: skip
+    nvml = opened(FakeLibrary(*names))
+    state = nvml.state()
+    assert state.note.split("; ") == [
+        "no power: Not Supported", "no SM clock: Not Supported", "no memory clock: Not Supported",
+        "no temperature: Not Supported", "no throttle reasons: Not Supported", "no process list: Not Supported",
+    ]  # fmt: skip
+    assert nvml.sm_clock_mhz() is None
+    assert nvml.throttle_reasons() == ()
+
+
+def test_nvml_failing_half_way_is_a_note() -> None:
+    library = FakeLibrary()
+    nvml = opened(library)
+    assert nvml.state().note == ""
+    library.refuse.add("nvmlDeviceGetClockInfo")
+    assert nvml.state().sm_clock_mhz is None
+
+
+def test_a_library_from_before_the_renaming() -> None:
+    library = FakeLibrary(reasons=0x20)
+    library.missing = frozenset({"nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetMemoryBusWidth"})
+    nvml = opened(library)
+    assert nvml.throttle_reasons() == ("sw_thermal",)
+    limits = nvml.limits()
+    assert limits.memory_bus_bits is None
+    assert limits.note == "no memory bus width: no nvmlDeviceGetMemoryBusWidth"
+
+
+def test_a_driver_from_before_the_renaming() -> None:
+    library = FakeLibrary("nvmlDeviceGetCurrentClocksEventReasons", reasons=0x80)
+    assert opened(library).throttle_reasons() == ("hw_power_brake",)
+
+
+def test_the_gpu_is_found_by_uuid_never_by_index() -> None:
+    library = FakeLibrary()
+    opened(library, uuid="1234")
+    opened(library, uuid="GPU-1234")
+    assert [a for n, a in library.asked if n == "nvmlDeviceGetHandleByUUID"] == [("GPU-1234",), ("GPU-1234",)]
+    assert not [n for n, _ in library.asked if "Index" in n]
+
+
+def test_the_pci_bus_id_is_the_second_way() -> None:
+    library = FakeLibrary()
+    found = Nvml.open(uuid="unheard", pci_bus_id="00000000:DE:00.0", library=library)
+    assert isinstance(found, Nvml)
+    assert ("nvmlDeviceGetHandleByPciBusId", ("00000000:DE:00.0",)) in library.asked
+
+
+def test_a_mig_slice_has_its_cards_clocks_and_its_own_processes() -> None:
+    library = FakeLibrary(mig=True, pids=(200,))
+    state = opened(library, uuid="5678").state()
+    assert state.other_processes == 1
+    asked = dict(library.asked)
+    assert asked["nvmlDeviceGetComputeRunningProcesses"] == ("slice",)
+    assert asked["nvmlDeviceGetPowerUsage"] == ("card",)
+
+
+def test_absent_driver_is_a_stated_fact() -> None:
+    assert Nvml.open(uuid="1234", library=FakeLibrary("nvmlInit")) == Absent("NVML does not start: Not Supported")
+
+
+def test_unknown_gpu_is_a_stated_fact() -> None:
+    assert Nvml.open(uuid="unheard", library=FakeLibrary()) == Absent(
+        "NVML does not know this GPU (MIG-unheard: Not Found)"
+    )
+    assert Nvml.open(library=FakeLibrary()) == Absent(
+        "NVML does not know this GPU (CUDA tells neither its UUID nor its PCI bus id)"
+    )
+
+
+def test_without_a_driver_the_real_library_is_absent_too() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        found = Nvml.open(uuid="1234")
+        assert isinstance(found, Absent)
+        assert found.note.startswith("NVML does not start: ")
+    else:
+        pytest.skip("there is an NVIDIA driver here")
+
+
+def test_our_own_processes_do_not_count() -> None:
+    assert opened(FakeLibrary(pids=(100, 101)), own=(99, 100, 101)).state().other_processes == 0
+
+
+def test_processes_can_be_left_out() -> None:
+    library = FakeLibrary(pids=(200,))
+    assert opened(library).state(processes=False).other_processes is None
+    assert "nvmlDeviceGetComputeRunningProcesses" not in dict(library.asked)
+
+
+def test_numbers_of_another_namespace_are_not_counted() -> None:
+    state = opened(FakeLibrary(pids=(4_000_001, 4_000_002))).state()
+    assert state.other_processes is None
+    assert state.note == "NVML counts 2 processes by numbers of another namespace, ours perhaps among them"
+
+
+def test_a_process_that_just_ended_is_another_one_if_we_see_ourselves() -> None:
+    assert opened(FakeLibrary(pids=(100, 4_000_001))).state().other_processes == 1
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        (0, ()),
+        (0x1, ("gpu_idle",)),
+        (0x2 | 0x10, ("applications_clocks_setting", "sync_boost")),
+        (0x4 | 0x8 | 0x20 | 0x40 | 0x80, ("sw_power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")),
+        (0x100, ("display_clock_setting",)),
+        (0x2000, ("unknown_0x2000",)),
+    ],
+)
+def test_reasons_in_words(mask: int, words: tuple[str, ...]) -> None:
+    assert decode_reasons(mask) == words
+
+
+def test_harmful_reasons_are_words_that_are_decoded() -> None:
+    assert frozenset(decode_reasons(0x4 | 0x8 | 0x20 | 0x40 | 0x80)) == HARMFUL_REASONS
+
+
+def test_bits_are_those_of_the_real_library() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    assert decode_reasons(pynvml.nvmlClocksThrottleReasonSwPowerCap) == ("sw_power_cap",)
+    assert decode_reasons(pynvml.nvmlClocksThrottleReasonHwSlowdown) == ("hw_slowdown",)
+    assert decode_reasons(pynvml.nvmlClocksThrottleReasonSwThermalSlowdown) == ("sw_thermal",)
+    assert decode_reasons(pynvml.nvmlClocksThrottleReasonHwThermalSlowdown) == ("hw_thermal",)
+    assert decode_reasons(pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown) == ("hw_power_brake",)
+    assert decode_reasons(pynvml.nvmlClocksThrottleReasonGpuIdle) == ("gpu_idle",)
+    assert decode_reasons(pynvml.nvmlClocksThrottleReasonSyncBoost) == ("sync_boost",)

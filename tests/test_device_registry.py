@@ -1,0 +1,144 @@
+"""The registry: every constant has a source, and every figure agrees with the others it is made of."""
+
+import doctest
+import tomllib
+from importlib.resources import files
+
+import pytest
+
+from quantbench.device import registry
+from quantbench.device.registry import SOURCED, Entry, architectures, entries
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError
+
+ENTRIES = [pytest.param(entry, id=entry.spec.name) for entry in entries()]
+DOCUMENTS = tomllib.loads((files("quantbench.device") / "registry.toml").read_text(encoding="utf-8"))["documents"]
+
+# Data sheets round to two or three digits (8.1, 60, 112 for 113.05).
+ROUNDING = 0.01
+# DGX B200 prints 64 TB/s for eight GPUs whose pins make 65.5.
+BANDWIDTH_ROUNDING = 0.025
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_peaks_are_sms_times_rate_times_clock(entry: Entry) -> None:
+    spec = entry.spec
+    rate = architectures()[spec.compute_capability or (0, 0)].rate
+    for dtype, peak in spec.peak_tflops.items():
+        clock_mhz = spec.peak_clock_mhz.get(dtype, spec.sm_clock_mhz)
+        share = 0.5 if dtype in entry.half_rate else 1.0
+        made = spec.sm_count * rate[dtype] * share * clock_mhz * 1e-6
+        assert peak == pytest.approx(made, rel=ROUNDING), f"{spec.name} {dtype}: {peak} is stated, {made:.1f} computed"
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_every_dtype_of_the_architecture_has_a_peak(entry: Entry) -> None:
+    spec = entry.spec
+    assert spec.peak_tflops.keys() == architectures()[spec.compute_capability or (0, 0)].rate.keys()
+    assert spec.peak_clock_mhz.keys() <= spec.peak_tflops.keys()
+    assert set(entry.half_rate) <= spec.peak_tflops.keys()
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_bandwidth_is_two_transfers_a_clock_on_every_pin(entry: Entry) -> None:
+    made = 2e6 * entry.memory_clock_mhz * entry.memory_bus_bits / 8 / 1e9
+    assert entry.spec.memory_gb_per_s == pytest.approx(made, rel=BANDWIDTH_ROUNDING)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_every_constant_names_a_document_with_its_year(entry: Entry) -> None:
+    assert entry.spec.source.keys() == set(SOURCED)
+    for field, source in entry.spec.source.items():
+        titles = [title for title in DOCUMENTS.values() if source.startswith(title)]
+        assert titles, f"{entry.spec.name} {field}: {source!r} is no known document"
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_highest_clock_is_not_below_the_stated_one(entry: Entry) -> None:
+    assert entry.spec.max_sm_clock_mhz >= max(entry.spec.sm_clock_mhz, *entry.spec.peak_clock_mhz.values(), 0)
+
+
+def test_published_documents_carry_a_year() -> None:
+    for key, title in DOCUMENTS.items():
+        if key not in ("cuda", "nvml"):
+            assert any(f"20{year}" in title for year in range(17, 27)), title
+
+
+def test_slugs_and_names_are_unique() -> None:
+    names = [name.casefold() for entry in entries() for name in entry.names]
+    assert len(names) == len(set(names))
+    slugs = [entry.spec.name for entry in entries()]
+    assert len(slugs) == len(set(slugs))
+
+
+# By hand, from the documents named in the registry; a second pair of eyes on the figures most used.
+@pytest.mark.parametrize(
+    ("slug", "sm_count", "l2_mib", "smem_per_block", "bf16", "bandwidth"),
+    [
+        ("v100-sxm2-32gb", 80, 6, 98304, None, 900),
+        ("a100-sxm4-80gb", 108, 40, 166912, 312, 2039),
+        ("h100-sxm5-80gb", 132, 50, 232448, 989.4, 3352),
+        ("h100-pcie-80gb", 114, 50, 232448, 756, 2039),
+        ("h200-sxm-141gb", 132, 60, 232448, 989.4, 4800),
+        ("b200-sxm-180gb", 148, 126.5, 232448, 2250, 8000),
+        ("l40s-48gb", 142, 96, 101376, 366, 864),
+        ("rtx-4090-24gb", 128, 72, 101376, 165.2, 1008),
+        ("t4-16gb", 40, 4, 65536, None, 320),
+    ],
+)
+def test_known_figures(
+    slug: str, sm_count: int, l2_mib: float, smem_per_block: int, bf16: float | None, bandwidth: float
+) -> None:
+    spec = registry.lookup(slug)
+    assert spec.sm_count == sm_count
+    assert spec.l2_bytes == l2_mib * 2**20
+    assert spec.smem_per_block_bytes == smem_per_block
+    assert spec.peak("bf16") == bf16
+    assert spec.memory_gb_per_s == bandwidth
+    assert spec.registered
+
+
+def test_slugs_that_others_rely_on() -> None:
+    slugs = {spec.name for spec in registry.known()}
+    assert slugs >= {
+        "v100-sxm2-16gb", "v100-sxm2-32gb", "v100-pcie-16gb", "v100-pcie-32gb", "a100-sxm4-40gb", "a100-sxm4-80gb",
+        "a100-pcie-40gb", "a100-pcie-80gb", "h100-sxm5-80gb", "h100-pcie-80gb", "h100-nvl-94gb", "h200-sxm-141gb",
+        "h200-nvl-141gb", "b200-sxm-180gb", "l40s-48gb",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("slug", [spec.name for spec in registry.known() if spec.compute_capability == (7, 0)])
+def test_volta_has_neither_bf16_nor_tf32_nor_fp8(slug: str) -> None:
+    spec = registry.lookup(slug)
+    assert [spec.peak(dtype) for dtype in ("bf16", "tf32", "fp8", "int8")] == [None] * 4
+
+
+def test_lookup_names_the_nearest() -> None:
+    with pytest.raises(InputError) as caught:
+        registry.lookup("a100-sxm-80gb")
+    assert str(caught.value) == (
+        "device: 'a100-sxm-80gb'; expected one of a100-sxm4-80gb, h100-sxm5-80gb, a100-sxm4-40gb "
+        f"(`quantbench devices` lists all {len(entries())})"
+    )
+
+
+def test_lookup_of_a_family_lists_its_cards() -> None:
+    with pytest.raises(InputError, match=r"'H100'; expected one of h100-"):
+        registry.lookup("H100")
+
+
+def test_ceiling_scales_the_peak_to_the_clock() -> None:
+    h100 = registry.lookup("h100-sxm5-80gb")
+    assert h100.ceiling("bf16") == pytest.approx(132 * 4096 * 1980e-6, rel=1e-3)
+    assert h100.ceiling("bf16", 1575) == pytest.approx(132 * 4096 * 1575e-6, rel=1e-3)
+    assert h100.ceiling("fp32") == pytest.approx(66.9)  # stated at 1980 MHz already
+    assert registry.lookup("v100-sxm2-16gb").ceiling("bf16") is None
+
+
+def test_a_slipped_decimal_is_refused() -> None:
+    with pytest.raises(InputError, match=r"DeviceSpec x: memory_gb_per_s = 2039000; expected a number from 1 to 20000"):
+        DeviceSpec("x", "cuda", 108, 1410, 40 * 2**20, 167936, 2**36, 2_039_000, {"bf16": 312}, (8, 0))
+
+
+def test_examples() -> None:
+    assert doctest.testmod(registry).failed == 0

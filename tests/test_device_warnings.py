@@ -1,0 +1,99 @@
+"""Sentences about what spoils timings, and silence where nothing does."""
+
+import doctest
+
+import pytest
+
+from quantbench.device import warnings
+from quantbench.device.cpu import cpu_spec
+from quantbench.device.cpu_info import CpuInfo
+from quantbench.device.matching import Properties, match
+from quantbench.device.nvml import HARMFUL_REASONS, Limits
+from quantbench.device.registry import lookup
+from quantbench.device.spec import DeviceState
+from quantbench.device.warnings import warnings_for
+
+A100 = lookup("a100-sxm4-80gb")
+CPU = cpu_spec(CpuInfo("AMD EPYC", "AuthenticAMD", 26, 2, frozenset({"sse2"}), 2**25, 2**34, None))
+QUIET = Limits(
+    max_sm_clock_mhz=1410, application_sm_mhz=1410, power_limit_w=400, default_power_limit_w=400, slowdown_c=92,
+    persistence=True,
+)  # fmt: skip
+
+
+def test_all_is_well() -> None:
+    state = DeviceState(sm_clock_mhz=210, temperature_c=34, throttle_reasons=("gpu_idle",), other_processes=0)
+    assert warnings_for(A100, state, QUIET) == ()
+    assert warnings_for(A100, DeviceState(note="NVML is not installed")) == ()
+
+
+@pytest.mark.parametrize(
+    ("state", "limits", "sentence"),
+    [
+        (
+            DeviceState(other_processes=1),
+            None,
+            "1 other process computes on this GPU: its work lands in the timings. End it or take another GPU.",
+        ),
+        (
+            DeviceState(throttle_reasons=("applications_clocks_setting", "sw_power_cap")),
+            QUIET,
+            "The clock is held down at this moment by its power limit (sw_power_cap): kernels run slower.",
+        ),
+        (
+            DeviceState(temperature_c=88),
+            QUIET,
+            "The GPU is hot: 88 °C, 4 °C below where it slows down. Let it cool, or expect the clock to fall.",
+        ),
+        (
+            DeviceState(temperature_c=81),
+            None,
+            "The GPU is hot: 81 °C. Let it cool, or expect the clock to fall.",
+        ),
+        (
+            DeviceState(),
+            Limits(application_sm_mhz=1095, max_sm_clock_mhz=1410),
+            "Its SM clock is set to 1095 MHz, below the 1410 MHz that its peaks are stated at: shares of the peak will"
+            " look low.",
+        ),
+        (
+            DeviceState(),
+            Limits(power_limit_w=250, default_power_limit_w=400),
+            "Its power is capped at 250 W instead of 400 W: long kernels will run slower than published figures.",
+        ),
+        (
+            DeviceState(),
+            Limits(persistence=False),
+            "Persistence mode is off: the driver unloads between programs, so starts are slow and clocks cold."
+            " An administrator turns it on with nvidia-smi -pm 1.",
+        ),
+    ],
+)
+def test_one_thing_is_off(state: DeviceState, limits: Limits | None, sentence: str) -> None:
+    assert warnings_for(A100, state, limits) == (sentence,)
+
+
+@pytest.mark.parametrize("reason", sorted(HARMFUL_REASONS))
+def test_every_harmful_reason_has_words(reason: str) -> None:
+    (sentence,) = warnings_for(A100, DeviceState(throttle_reasons=(reason,)))
+    assert f"({reason})" in sentence
+
+
+def test_an_unregistered_card_is_said_to_be_one() -> None:
+    spec = match(Properties("NVIDIA A100-SXM4-80GB MIG 3g.40gb", (8, 0), 42, 40 * 2**30))
+    assert warnings_for(spec, DeviceState()) == (
+        "This GPU is not in the registry as it stands; its peaks are estimated: MIG slice 3g.40gb of a100-sxm4-80gb.",
+    )
+
+
+def test_a_busy_processor() -> None:
+    assert warnings_for(CPU, DeviceState(load_per_core=0.5)) == ()
+    (sentence,) = warnings_for(CPU, DeviceState(load_per_core=0.9))
+    assert sentence == (
+        "This machine is busy: a load of 0.9 per core over the last minute, where at most 0.5 leaves a pinned thread"
+        " alone. Timings will scatter."
+    )
+
+
+def test_examples() -> None:
+    assert doctest.testmod(warnings).failed == 0

@@ -1,0 +1,87 @@
+"""What `quantbench devices` prints, on a processor and on cards that are made up."""
+
+import json
+from typing import Any
+
+import pytest
+
+from quantbench import device
+from quantbench.cli.devices import device_line, devices, peaks_line, state_line
+from quantbench.device.nvml import Absent, Limits
+from quantbench.device.spec import DeviceState
+
+H200 = device.lookup("h200-sxm-141gb")
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_on_a_processor(capsys: pytest.CaptureFixture[str]) -> None:
+    devices()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("cpu-")
+    assert "upper bounds" in lines[1]
+    assert (
+        "This is a CPU: its own steps can be measured here. GPU cliffs need a GPU, `quantbench import` or "
+        "`quantbench predict`."
+    ) in lines
+    table = [line for line in lines if line.startswith(("v100", "h200", "rtx"))]
+    assert all(len(line) <= 80 and "…" not in line for line in table)
+    assert any(line.split()[:5] == ["h200-sxm-141gb", "90", "132", "1830", "4800"] for line in table)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    devices(as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert found["device"]["kind"] == "cpu"
+    assert found["limits"] is None
+    assert found["default_dtype"] in ("bf16", "fp32")
+    assert {known["name"] for known in found["known"]} >= {"a100-sxm4-80gb", "h200-sxm-141gb"}
+    assert all(
+        "20" in source or "CUDA" in source or "NVML" in source for source in found["known"][0]["source"].values()
+    )
+
+
+def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    state = DeviceState(345, 3201, 34, 77, ("gpu_idle",), 2)
+
+    class Card:
+        def limits(self) -> Limits:
+            return Limits("580.159.03", 1980, 3201, 1980, 6144, 700, 700, 95, True)
+
+    monkeypatch.setattr(device, "current", lambda: H200)
+    monkeypatch.setattr(device, "monitor", lambda spec: lambda: state)
+    monkeypatch.setattr(device, "open_nvml", Card)
+    devices()
+    out = capsys.readouterr().out
+    assert out.splitlines()[:4] == [
+        "h200-sxm-141gb: 132 SMs (sm_90), 141 GiB at 4800 GB/s, 60 MiB of L2",
+        "dense peak: fp16 989, bf16 989, tf32 495, fp32 66.9, fp8 1979, int8 1979 TFLOP/s at 1830 MHz (fp32 at 1980);"
+        " bf16 is measured by default",
+        "state: clock 345 of 1980 MHz, memory clock 3201 MHz, 34 °C, 77 of 700 W, clock set by gpu_idle,"
+        " 2 other processes, driver 580.159.03",
+        "warning: 2 other processes compute on this GPU: their work lands in the timings. End them or take another"
+        " GPU.",
+    ]
+    assert "This is a CPU" not in out
+
+
+def test_a_gpu_without_nvml(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    absent: Any = Absent("NVML does not start: Driver Not Loaded")
+    monkeypatch.setattr(device, "current", lambda: H200)
+    monkeypatch.setattr(device, "monitor", lambda spec: lambda: DeviceState(note=absent.note))
+    monkeypatch.setattr(device, "open_nvml", lambda: absent)
+    devices()
+    assert "state: NVML does not start: Driver Not Loaded\n" in capsys.readouterr().out
+
+
+def test_lines_of_an_estimated_card() -> None:
+    spec = device.match(device.Properties("NVIDIA H200", (9, 0), 66, 143156 * 2**20))
+    assert device_line(spec) == "h200-sxm-141gb-66sm: 66 SMs (sm_90), 140 GiB at 4800 GB/s, 60 MiB of L2"
+    assert peaks_line(spec).endswith("TFLOP/s at 1830 MHz (fp32 at 1980) (estimated)")
+    assert state_line(DeviceState(), None) == "nothing is known"
