@@ -1,8 +1,40 @@
-# Everything runs in .venv, which each target makes first. pip, not uv: see README.
+# Every target first makes .venv and installs into it what pyproject.toml names; nothing else is needed.
+# pip, because other installers do not see the small CPU build of torch where an index offers one.
 PYTHON ?= python3
 BIN := .venv/bin
+# One thread: two threads on shared cores are 20 % noise.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: install check test bench sweep docs test-volta clean
+
+install: .venv/installed
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
+
+# Times real work on the device at hand and leaves results/<device>/<run>/.
+sweep: install
+	$(BIN)/quantbench sweep --dim hidden
+
+# Formatting, lint rules and types.
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: install
+	$(BIN)/python -m pytest --benchmark-skip
+
+# The benchmark suite: pairs of sizes on both sides of predicted edges.
+bench: install
+	$(BIN)/python -m pytest --benchmark-only
+
+# The accuracy page and the pictures of docs/, from measured tables and runs.
+docs: install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[tables]'
+	$(BIN)/quantbench validate
+
+clean:
+	rm -rf .venv .venv-volta build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,12 +5,12 @@ from math import floor, log10
 
 from quantbench.errors import InputError
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
-_SECONDS = {"s": 1, "m": 60, "h": 3600}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+_SECONDS = {"ms": 1e-3, "s": 1, "m": 60, "h": 3600}
 
 
 def parse_duration_s(option: str, text: str) -> float:
-    """`90s`, `8m`, `1h` or `1m30s` in seconds.
+    """`90s`, `8m`, `1h`, `500ms` or `1m30s` in seconds.
 
     >>> parse_duration_s("--budget", "1m30s")
     90.0

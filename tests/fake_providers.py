@@ -70,6 +70,8 @@ class PickyLate(Good):
 class Wrong(Good):
     """Computes something else."""
 
+    id = "tests.fake_providers:Wrong"
+
     def prepare(self, workload, device, *, distribution="normal", seed=0):  # type: ignore[no-untyped-def]
         task = _Task(seed)
         task._b = task._b.clone()

@@ -12,6 +12,10 @@ from quantbench.stats import median, median_interval
 from quantbench.store.record import Measured, Record
 from quantbench.workload import Attention, Gemm, Workload
 
+_OP_NAMES = (
+    "qkv", "scores", "softmax", "context", "attention", "proj", "mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down", "logits",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Point:
@@ -61,6 +65,16 @@ class Row:
         return min(self.points, key=lambda p: (p.peak_share is None, p.peak_share, p.op))
 
 
+def op_order(label: str) -> tuple[int, str]:
+    """Sorts ops as a layer runs them, gradients behind the forward pass, anything else last.
+
+    >>> sorted(["mlp_down", "qkv.dgrad", "qkv"], key=op_order)
+    ['qkv', 'qkv.dgrad', 'mlp_down']
+    """
+    name = label.partition(".")[0]
+    return (_OP_NAMES.index(name) if name in _OP_NAMES else len(_OP_NAMES), label)
+
+
 def points_of(records: Iterable[Record], spec: DeviceSpec) -> tuple[Point, ...]:
     """Every measured point at every place it stands for, in order of places. Reference repetitions are left out, and
     so are figures that were rejected as impossible."""
@@ -71,7 +85,7 @@ def points_of(records: Iterable[Record], spec: DeviceSpec) -> tuple[Point, ...]:
         if record.outcome.grade.letter == "rejected":
             continue
         found += list(_points(record, record.outcome, spec))
-    return tuple(sorted(found, key=lambda p: (tuple(p.axes.values()), p.provider, p.op)))
+    return tuple(sorted(found, key=lambda p: (tuple(p.axes.values()), p.provider, op_order(p.op))))
 
 
 def _points(record: Record, outcome: Measured, spec: DeviceSpec) -> Iterable[Point]:

@@ -40,17 +40,23 @@ def sweep(
     cache: Annotated[str, typer.Option(help="cold or hot last-level cache.", rich_help_panel=_TIMING)] = "cold",
     mode: Annotated[str, typer.Option(help="auto, events or graph.", rich_help_panel=_TIMING)] = "auto",
     half_width: Annotated[
-        float, typer.Option(help="Target: relative half-width of the median's interval.", rich_help_panel=_TIMING)
-    ] = 0.005,
+        float | None,
+        typer.Option(
+            help="Target: relative half-width of the median's interval (default 0.005; CPU 0.01).",
+            rich_help_panel=_TIMING,
+        ),
+    ] = None,
     min_samples: Annotated[int, typer.Option(help="Samples at least.", rich_help_panel=_TIMING)] = 10,
-    max_time: Annotated[str, typer.Option(help="Time per point at most.", rich_help_panel=_TIMING)] = "2s",
+    max_time: Annotated[
+        str, typer.Option(help="Sampling time per point at most (default 2s; CPU 500ms).", rich_help_panel=_TIMING)
+    ] = "",
     distribution: Annotated[
         str, typer.Option(help="Inputs: normal, uniform, integers, zeros.", rich_help_panel=_TIMING)
     ] = "normal",
     seed: Annotated[int, typer.Option(help="Of the inputs and of the order.", rich_help_panel=_TIMING)] = 0,
     budget: Annotated[
         str,
-        typer.Option(help="Time for all: 8m, 90s, none (default: 4m on a GPU, 80s on a CPU).", rich_help_panel=_RUN),
+        typer.Option(help="Time for all: 8m, 90s, none (default: 4m; CPU 75s).", rich_help_panel=_RUN),
     ] = "",
     point_limit: Annotated[
         str, typer.Option(help="A point that takes longer counts as hanging.", rich_help_panel=_RUN)

@@ -16,17 +16,18 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from quantbench.analysis.steps import find_steps
 from quantbench.analysis.summary import points_of, rows_of
+from quantbench.cli.console import output
 from quantbench.cli.sweep_options import SweepArguments, sweep_options
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError
 from quantbench.latency.roofline import roofline_us
-from quantbench.report.table import rows_to_json, steps_to_json, sweep_table
+from quantbench.report.table import ops_line, rows_to_json, steps_to_json, sweep_table, trust_lines
 from quantbench.store.folder import Run, read_run
 from quantbench.sweep.child import WorkerProcess
 from quantbench.sweep.plan import Plan
 from quantbench.sweep.runner import Finished
 from quantbench.sweep.runner import Progress as SweepProgress
-from quantbench.sweep.session import SweepSession, plan_sweep, with_default_budget
+from quantbench.sweep.session import SweepSession, plan_sweep
 from quantbench.units import duration, latency, percent, size
 
 CPU_SENTENCE = (
@@ -45,7 +46,7 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
     from quantbench import device
 
     spec = device.lookup(gpu) if gpu else device.current()
-    options = with_default_budget(sweep_options(arguments), spec)
+    options = sweep_options(arguments, spec.kind)
     axes, plan = plan_sweep(options, spec)
     if as_json:
         points = [
@@ -58,7 +59,7 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
         axis_values = {axis.dim: list(axis.values) for axis in axes}
         _print_json({"device": spec.name, "axes": axis_values, "estimate_s": plan.estimate_s, "points": points})
         return
-    console = Console()
+    console = output()
     console.print(f"plan for {spec.name}")
     _say_plan(console, plan, options.budget_s)
     for point in plan.points[:_MOST_PLANNED_LINES]:
@@ -75,14 +76,14 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, gpu: str,
         raise InputError("sweep", f"--gpu {gpu} without --dry-run", "a sweep of the device at hand, or --dry-run")
     if resume is not None and arguments.dims:
         raise InputError("sweep", f"--resume {resume} with --dim", "the run's own dimensions: --resume alone")
-    console = Console(stderr=as_json)
+    console = output(stderr=as_json)
     # A scheduler that ends a job sends SIGTERM: the same clean stop as Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    session = (
-        SweepSession.new(sweep_options(arguments), results, WorkerProcess)
-        if resume is None
-        else SweepSession.resume(resume, WorkerProcess)
-    )
+    if resume is None:
+        sweep_options(arguments, "cuda")  # what is wrong with the words is said before a worker is started
+        session = SweepSession.new(lambda spec: sweep_options(arguments, spec.kind), results, WorkerProcess)
+    else:
+        session = SweepSession.resume(resume, WorkerProcess)
     with session:
         _say_device(console, session.hello.device, session.hello.state)
         _say_plan(console, session.plan, session.options.budget_s, already=len(session.done))
@@ -164,7 +165,13 @@ def _say_result(console: Console, run: Run, finished: Finished, wall_s: float, *
     steps = find_steps(points, axis, spec)
     if not as_json:
         console.print()
-        console.print(sweep_table(rows, steps, spec) if rows else "nothing was measured")
+        if rows:
+            console.print(sweep_table(rows, steps, spec))
+            console.print(f"ops of {ops_line(rows)}", highlight=False)
+        else:
+            console.print("nothing was measured")
+        for line in trust_lines(rows):
+            console.print(line, highlight=False)
         _say_not_measured(console, run)
     picture = None
     if points:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantbench.analysis.drawn_edges import drawn_edges
-from quantbench.analysis.summary import Point
+from quantbench.analysis.summary import Point, op_order
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.roofline import assumed_tile
 from quantbench.quantization import cdiv
@@ -32,7 +32,7 @@ def draw_efficiency(points: Sequence[Point], axis: str, spec: DeviceSpec, path: 
     import matplotlib.pyplot as plt
     import seaborn as sns
 
-    ops = list(dict.fromkeys(p.op for p in points))
+    ops = sorted({p.op for p in points}, key=op_order)
     columns = min(_COLUMNS, len(ops))
     lines = cdiv(len(ops), columns)
     with sns.axes_style("whitegrid", {"grid.color": "#eeeeee"}):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -13,44 +14,73 @@ from quantbench.analysis.explain import idle_reasons
 from quantbench.analysis.steps import Step
 from quantbench.analysis.summary import Row
 from quantbench.device.spec import DeviceSpec
+from quantbench.measurement import Grade
 from quantbench.units import latency, percent, with_interval
 
 _GRADE_STYLE = {"A": "green", "B": "", "C": "yellow", "D": "red", "rejected": "bold red"}
 # Rows this far below the best one of the table stand out.
 _STANDS_OUT = 0.8
+# Of several steps at one place the largest are told; the run holds them all.
+_MOST_STEPS_SAID = 2
+_FIGURES = re.compile(r"[±]?\d")
 
 
 def sweep_table(rows: Sequence[Row], steps: Sequence[Step], spec: DeviceSpec) -> Table:
-    """One line per place and provider: rate, bandwidth, share of peak, trust, and what is lost and why."""
+    """One line per place and provider: rate, bandwidth, share of peak, trust, and what is lost and why.
+
+    Wants about 100 columns; narrower, the last column folds.
+    """
     table = Table(header_style="bold", box=None, pad_edge=False)
-    axes = list(rows[0].axes) if rows else []
-    for name in axes:
-        table.add_column(name.replace("_", "-"), justify="right")
-    for name in ("provider", "ops"):
-        table.add_column(name)
+    for name in rows[0].axes:
+        table.add_column(name.replace("_", "-"), justify="right", no_wrap=True)
+    several = len({row.provider for row in rows}) > 1
+    if several:
+        table.add_column("provider", no_wrap=True)
+    table.add_column("ops", justify="right", no_wrap=True)
     for name in ("time", "TFLOP/s", "GB/s", "of peak"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("trust", no_wrap=True)
-    table.add_column("steps and reasons", overflow="fold")
+    table.add_column("steps, or what the worst op loses", overflow="fold", min_width=20)
     best = max((row.peak_share or 0.0 for row in rows), default=0.0)
     for row in rows:
         low = row.peak_share is not None and row.peak_share < _STANDS_OUT * best
         table.add_row(
             *(str(value) for value in row.axes.values()),
-            row.provider,
-            " ".join(point.op for point in row.points),
+            *([row.provider] if several else []),
+            str(len(row.points)),
             latency(row.latency_us),
             with_interval(row.tflops, row.tflops * row.half_width),
             with_interval(row.gb_per_s, row.gb_per_s * row.half_width),
             Text("?" if row.peak_share is None else percent(row.peak_share), style="bold red" if low else ""),
             Text(row.grade.letter, style=_GRADE_STYLE[row.grade.letter]),
-            row_words(row, steps, spec),
+            Text(row_words(row, steps, spec)),
         )
     return table
 
 
+def ops_line(rows: Sequence[Row]) -> str:
+    """What the table's `ops` column counts: the ops of each provider, by name."""
+    found: dict[str, dict[str, None]] = {}
+    for row in rows:
+        found.setdefault(row.provider, {}).update(dict.fromkeys(point.op for point in row.points))
+    return "; ".join(f"{provider}: {', '.join(ops)}" for provider, ops in found.items())
+
+
+def trust_lines(rows: Sequence[Row]) -> list[str]:
+    """Why rows below B are there, one line per kind of reason, the most frequent first."""
+    # Figures differ from row to row: what stands before the first of them tells the kind.
+    kinds: dict[str, list[Grade]] = {}
+    for row in rows:
+        if row.grade.letter not in ("A", "B"):
+            kinds.setdefault(_FIGURES.split(row.grade.reasons[0])[0], []).append(row.grade)
+    return [
+        f"trust {alike[0].letter}, {len(alike)} of {len(rows)} rows: {alike[0].reasons[0]}"
+        for alike in sorted(kinds.values(), key=len, reverse=True)
+    ]
+
+
 def row_words(row: Row, steps: Sequence[Step], spec: DeviceSpec) -> str:
-    """The steps that begin at this row; without one, why its worst op is below what it could be, and its distrust."""
+    """The steps that begin at this row, the largest first; without one, why its worst op is below what it could be."""
     said = [
         f"▼ {percent(step.drop)} in {step.after.op}: {step.cause}"
         for step in steps
@@ -59,8 +89,8 @@ def row_words(row: Row, steps: Sequence[Step], spec: DeviceSpec) -> str:
     if not said:
         worst = row.worst
         said = [f"{worst.op}: {reason}" for reason in idle_reasons(worst.workload, spec, worst.launch)[:1]]
-    if row.grade.letter not in ("A", "B"):
-        said.append(row.grade.reasons[0])
+    if len(said) > _MOST_STEPS_SAID:
+        said = [*said[:_MOST_STEPS_SAID], f"{len(said) - _MOST_STEPS_SAID} more"]
     return "; ".join(said)
 
 

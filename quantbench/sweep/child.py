@@ -44,6 +44,9 @@ class Asked(Protocol):
 
     hello: Hello
 
+    def begin(self, timing: TimingOptions) -> None:
+        """Say how points are to be timed; once, before the first is asked for."""
+
     def ask(self, request: Request, limit_s: float, tick: Callable[[], None]) -> Reply:
         """The reply; `tick` is called a few times a second while waiting. Raises WorkerLostError."""
 
@@ -57,7 +60,7 @@ class WorkerProcess:
     It gets a process group of its own, so that Ctrl-C reaches the sweep alone, which then ends it.
     """
 
-    def __init__(self, timing: TimingOptions) -> None:
+    def __init__(self) -> None:
         request_read, request_write = os.pipe()
         reply_read, reply_write = os.pipe()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - read after the process has ended
@@ -74,7 +77,6 @@ class WorkerProcess:
         self._request_fd = request_write
         self._reply_fd = reply_read
         self._buffer = b""
-        self._send(timing_to_json(timing))
         try:
             data = self._receive(_START_LIMIT_S, lambda: None)
             if "refused" in data:
@@ -83,6 +85,10 @@ class WorkerProcess:
         except BaseException:
             self.close()
             raise
+
+    def begin(self, timing: TimingOptions) -> None:
+        """Tell the process how to time."""
+        self._send(timing_to_json(timing))
 
     def ask(self, request: Request, limit_s: float, tick: Callable[[], None]) -> Reply:
         """Run one point. Raises WorkerLostError when the process dies or outlasts limit_s; it is of no use then."""

@@ -19,6 +19,7 @@ from quantbench.sweep.child import Asked, WorkerLostError
 from quantbench.sweep.messages import Reply, Request
 from quantbench.sweep.plan import REFERENCE_EVERY, Plan, PlanPoint
 from quantbench.timing.grade import grade
+from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm, Workload
 
 # A point may take this many times its estimate, and never less than the floor, before its worker counts as hanging.
@@ -64,6 +65,7 @@ class Sweep:
     plan: Plan
     run_id: str
     spec: DeviceSpec
+    timing: TimingOptions
     done: frozenset[str]
     connect: Callable[[], Asked]
     writer: Writer
@@ -161,6 +163,7 @@ class Sweep:
                 spec=self.spec,
                 dtype=work.dtype,
                 drift_ratio=drift_ratio,
+                options=self.timing,
             )
             return Measured(reply.measurement, verdict)
         if reply.skipped is not None:

@@ -29,7 +29,7 @@ from quantbench.sweep.runner import Finished, Progress, Sweep
 from quantbench.sweep.shapes import DEFAULT_VALUES, Held, check_axes, with_defaults
 from quantbench.timing.options import TimingOptions
 
-Connect = Callable[[TimingOptions], Asked]
+Connect = Callable[[], Asked]
 
 #: variables of the environment that change what is measured; kept in run.json
 ENVIRONMENT = (
@@ -39,16 +39,12 @@ ENVIRONMENT = (
 )  # fmt: skip
 
 
-# With the installation before it, `make sweep` so stays under three minutes on two cores and under five on a GPU.
-DEFAULT_BUDGET_S = {"cuda": 240.0, "cpu": 75.0}
-
-
 @dataclass(frozen=True)
 class SweepOptions:
     """Everything that was asked for; with the device it makes the plan, the same one each time.
 
-    dims: texts as given, `hidden` or `hidden=1024:4096`. budget_s: seconds for the whole sweep; None for no bound, 0
-    for the device's default. limit_s: seconds after which a point counts as hanging; None for one from its estimate.
+    dims: texts as given, `hidden` or `hidden=1024:4096`. budget_s: seconds for the whole sweep; None for no bound.
+    limit_s: seconds after which a point counts as hanging; None for a limit from its estimate.
     """
 
     dims: tuple[str, ...]
@@ -56,7 +52,7 @@ class SweepOptions:
     providers: tuple[str, ...] = ("torch",)
     timing: TimingOptions = field(default_factory=TimingOptions)
     skip_impossible: bool = False
-    budget_s: float | None = 0.0
+    budget_s: float | None = None
     limit_s: float | None = None
 
 
@@ -73,11 +69,6 @@ def options_from_json(data: object) -> SweepOptions:
     values["held"] = build(Held, values.get("held"), tuples=("ops",))
     values["timing"] = build(TimingOptions, values.get("timing"))
     return build(SweepOptions, values, tuples=("dims", "providers"))
-
-
-def with_default_budget(options: SweepOptions, spec: DeviceSpec) -> SweepOptions:
-    """The options with the device's default budget where none was asked for."""
-    return replace(options, budget_s=DEFAULT_BUDGET_S[spec.kind]) if options.budget_s == 0 else options
 
 
 def plan_sweep(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Plan]:
@@ -124,12 +115,15 @@ class SweepSession:
         self._records: tuple[Record, ...] = ()
 
     @classmethod
-    def new(cls, options: SweepOptions, results: Path, connect: Connect) -> SweepSession:
-        """Start a worker, lay out the plan for the device it finds, make the run's folder under `results`."""
-        worker = connect(options.timing)
+    def new(cls, make_options: Callable[[DeviceSpec], SweepOptions], results: Path, connect: Connect) -> SweepSession:
+        """Start a worker, lay out the plan for the device it finds, make the run's folder under `results`.
+
+        make_options: the options for that device (its default precision and budget differ by kind).
+        """
+        worker = connect()
         try:
             device = worker.hello.device
-            options = with_default_budget(options, device)
+            options = make_options(device)
             axes, plan = plan_sweep(options, device)
             info = RunInfo(
                 run_id=new_run_id(axes, datetime.now(UTC), results / device.name),
@@ -154,7 +148,7 @@ class SweepSession:
         writer, run = RunWriter.resume(folder)
         worker: Asked | None = None
         try:
-            worker = connect(options.timing)
+            worker = connect()
             device = worker.hello.device
             if device.name != run.info.device.name:
                 raise StoreError("resume", f"this device is {device.name}", f"{run.info.device.name}, as in {folder}")
@@ -180,6 +174,7 @@ class SweepSession:
             plan=self.plan,
             run_id=self._writer.info.run_id,
             spec=self.hello.device,
+            timing=self.options.timing,
             done=self.done,
             connect=self._next_worker,
             writer=self._writer,
@@ -211,7 +206,9 @@ class SweepSession:
 
     def _next_worker(self) -> Asked:
         worker, self._worker = self._worker, None
-        return worker or self._connect(self.options.timing)
+        worker = worker or self._connect()
+        worker.begin(self.options.timing)
+        return worker
 
 
 def new_run_id(axes: tuple[Axis, ...], now: datetime, folder: Path) -> str:

@@ -109,7 +109,11 @@ def first_line(error: BaseException) -> str:
 
 
 def main() -> None:
-    """Serve requests until the pipe closes."""
+    """Say on what this runs, learn how to time, serve requests until the pipe closes."""
+    from quantbench import device
+    from quantbench.providers.software import versions
+    from quantbench.timing.timer import make_timer
+
     read_fd, write_fd = int(sys.argv[1]), int(sys.argv[2])
     _die_with_parent()
     with os.fdopen(read_fd, encoding="utf-8") as requests, os.fdopen(write_fd, "w", encoding="utf-8") as replies:
@@ -118,29 +122,23 @@ def main() -> None:
             replies.write(json.dumps(data) + "\n")
             replies.flush()
 
-        timing = timing_from_json(json.loads(requests.readline()))
         try:
-            worker, hello = _start(timing)
+            spec = device.current()
         except QuantbenchError as error:
             send({"refused": str(error)})
             return
-        send(hello_to_json(hello))
+        state = device.monitor(spec)
+        send(hello_to_json(Hello(spec, state(), versions())))
+        first = requests.readline()
+        if not first:  # nobody wants anything measured: a plan was all
+            return
+        timing = timing_from_json(json.loads(first))
+        worker = Worker(spec, make_timer(spec, timing, state=state), timing)
         for line in requests:
             reply = worker.run(request_from_json(json.loads(line)))
             send(reply_to_json(reply))
             if reply.broken:
                 return
-
-
-def _start(timing: TimingOptions) -> tuple[Worker, Hello]:
-    from quantbench import device
-    from quantbench.providers.software import versions
-    from quantbench.timing.timer import make_timer
-
-    spec = device.current()
-    state = device.monitor(spec)
-    timer = make_timer(spec, timing, state=state)
-    return Worker(spec, timer, timing), Hello(spec, state(), versions())
 
 
 def _die_with_parent() -> None:

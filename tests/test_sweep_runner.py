@@ -1,0 +1,270 @@
+"""The loop of a sweep with a worker, a writer and a clock made of literals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from quantbench.device.spec import DeviceSpec, DeviceState
+from quantbench.errors import MeasurementError
+from quantbench.launch import Launch, Tile
+from quantbench.measurement import Measurement
+from quantbench.store.record import Failed, Measured, Record, Skipped
+from quantbench.sweep.axes import parse_axis
+from quantbench.sweep.child import WorkerLostError
+from quantbench.sweep.messages import Hello, Reply, Request, reply_from_json, reply_to_json
+from quantbench.sweep.plan import Plan, build_plan
+from quantbench.sweep.runner import Progress, Sweep
+from quantbench.sweep.shapes import Held, with_defaults
+from quantbench.timing.options import TimingOptions
+
+A100 = DeviceSpec("a100-test", "cuda", 108, 1410, 40 * 2**20, 164 * 2**10, 80 * 2**30, 2039, {"bf16": 312}, (8, 0))
+STATE = DeviceState(sm_clock_mhz=1410.0)
+HELD = with_defaults(Held(m=1024, k=1024), "cuda", "bf16")
+
+
+def measured(us: float) -> Reply:
+    measurement = Measurement(
+        samples_us=(us,) * 20, clocks_mhz=(1410.0,) * 20, discarded=(), stopped_by="precision", mode="events",
+        cache="cold", state_before=STATE, state_after=STATE,
+    )  # fmt: skip
+    return Reply(measurement=measurement, launch=Launch("k", tile=Tile(128, 128)), phases_s={"measuring": 0.5})
+
+
+@dataclass
+class Clock:
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class FakeWorker:
+    """Answers each request by a function of it; every answer takes a second."""
+
+    answer: Callable[[Request], Reply]
+    clock: Clock
+    hello: Hello = field(default_factory=lambda: Hello(A100, STATE, {}))
+    asked: list[Request] = field(default_factory=list)
+    closed: bool = False
+
+    def begin(self, timing: TimingOptions) -> None:
+        raise AssertionError("the session begins workers, not the loop")
+
+    def ask(self, request: Request, limit_s: float, tick: Callable[[], None]) -> Reply:
+        assert not self.closed
+        self.asked.append(request)
+        self.clock.now_s += 1.0
+        tick()
+        return self.answer(request)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class Bench:
+    """A sweep over `plan` with everything around it recorded."""
+
+    plan: Plan
+    answer: Callable[[Request], Reply]
+    clock: Clock = field(default_factory=Clock)
+    workers: list[FakeWorker] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+    progress: list[Progress] = field(default_factory=list)
+
+    def append(self, record: Record) -> None:
+        self.records.append(record)
+
+    def connect(self) -> FakeWorker:
+        self.workers.append(FakeWorker(self.answer, self.clock))
+        return self.workers[-1]
+
+    def sweep(self, **options: object) -> Sweep:
+        return Sweep(
+            plan=self.plan, run_id="run", spec=A100, timing=TimingOptions(), done=options.pop("done", frozenset()),  # type: ignore[arg-type]
+            connect=self.connect, writer=self, clock=self.clock,
+            on_progress=lambda p: self.progress.append(replace(p)), **options,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def of_role(self, role: str) -> list[Record]:
+        return [r for r in self.records if r.role == role]
+
+
+def plan_of(count: int) -> Plan:
+    axis = parse_axis(f"n=1024:{1024 + 64 * (count - 1)}:64")
+    return build_plan((axis,), HELD, ("torch.mm",), TimingOptions(), A100)
+
+
+def test_every_point_is_measured_once_and_the_reference_every_ten() -> None:
+    bench = Bench(plan_of(25), lambda request: measured(100.0))
+    assert bench.sweep().run().how == "complete"
+    assert [r.key for r in bench.of_role("point")] == [p.key for p in bench.plan.points]
+    references = bench.of_role("reference")
+    assert [bench.records.index(r) for r in references] == [0, 11, 22, 28]
+    assert {r.workload for r in references} == {bench.plan.reference.workload}  # type: ignore[union-attr]
+    assert len(bench.workers) == 1
+    assert bench.workers[0].closed
+
+
+def test_the_result_is_checked_once_per_provider_and_kind() -> None:
+    bench = Bench(plan_of(12), lambda request: measured(100.0))
+    bench.sweep().run()
+    assert [r.check for r in bench.workers[0].asked].count(True) == 1
+    assert bench.workers[0].asked[0].check
+
+
+def test_drift_of_the_reference_lowers_the_trust() -> None:
+    # The device slows down by 20 % after the second repetition of the reference.
+    plan = plan_of(25)
+    seen = []
+
+    def answer(request: Request) -> Reply:
+        seen.append(request)
+        return measured(100.0 if len(seen) < 12 else 120.0)
+
+    bench = Bench(plan, answer)
+    bench.sweep().run()
+    before, after = bench.of_role("point")[0].outcome, bench.of_role("point")[-1].outcome
+    assert isinstance(before, Measured)
+    assert isinstance(after, Measured)
+    assert before.grade.letter == "A"
+    assert after.grade.letter != "A"
+    assert any("drift" in reason or "reference" in reason for reason in after.grade.reasons)
+
+
+def test_a_lost_worker_costs_its_point_and_a_fresh_one_goes_on() -> None:
+    plan = plan_of(6)
+    index = next(i for i, p in enumerate(plan.points) if p != plan.reference)
+
+    def answer(request: Request) -> Reply:
+        if request.workload == plan.points[index].workload:
+            raise WorkerLostError("crash", "killed by SIGSEGV")
+        return measured(100.0)
+
+    bench = Bench(plan, answer)
+    assert bench.sweep().run().how == "complete"
+    outcomes = [r.outcome for r in bench.of_role("point")]
+    assert outcomes[index] == Failed("crash", "killed by SIGSEGV")
+    assert all(isinstance(o, Measured) for i, o in enumerate(outcomes) if i != index)
+    assert len(bench.workers) == 2
+
+
+def test_a_worker_whose_context_is_lost_is_replaced() -> None:
+    plan = plan_of(4)
+    bad = next(p.workload for p in plan.points if p != plan.reference)
+
+    def answer(request: Request) -> Reply:
+        if request.workload == bad:
+            return Reply(failed=("illegal_access", "CUDA error: an illegal memory access"), broken=True)
+        return measured(100.0)
+
+    bench = Bench(plan, answer)
+    assert bench.sweep().run().how == "complete"
+    assert len(bench.workers) == 2
+    assert all(worker.closed for worker in bench.workers)
+
+
+def test_workers_that_never_start_end_the_sweep_with_what_was_recorded() -> None:
+    plan = plan_of(20)
+    bench = Bench(plan, lambda request: measured(100.0))
+
+    def refuse() -> FakeWorker:
+        raise WorkerLostError("crash", "no driver")
+
+    sweep = bench.sweep()
+    sweep.connect = refuse
+    finished = sweep.run()
+    assert finished.how == "failed"
+    assert "5 workers in a row" in finished.reason
+    assert len(bench.of_role("point")) < 20
+
+
+def test_a_device_that_refuses_ends_the_sweep_at_once() -> None:
+    bench = Bench(plan_of(20), lambda request: measured(100.0))
+
+    def refuse() -> FakeWorker:
+        raise MeasurementError("worker", "the GPU fell off the bus", "a device that can be measured")
+
+    sweep = bench.sweep()
+    sweep.connect = refuse
+    assert sweep.run().how == "failed"
+    assert len(bench.of_role("point")) == 1
+
+
+def test_a_wrong_result_is_never_timed() -> None:
+    def answer(request: Request) -> Reply:
+        if request.check:
+            return Reply(failed=("wrong_result", "check torch.mm: off by 2"))
+        return measured(100.0)
+
+    bench = Bench(plan_of(8), answer)
+    bench.sweep().run()
+    assert {type(r.outcome) for r in bench.records} == {Failed}
+    assert len(bench.workers[0].asked) == 1  # the rest need not be tried
+
+
+def test_resuming_measures_what_is_missing_and_keeps_the_first_reference() -> None:
+    plan = plan_of(10)
+    done = frozenset(p.key for p in plan.points[:7])
+    bench = Bench(plan, lambda request: measured(200.0))
+    bench.sweep(done=done, first_reference_us=100.0).run()
+    assert [r.key for r in bench.of_role("point")] == [p.key for p in plan.points[7:]]
+    outcome = bench.of_role("point")[0].outcome
+    assert isinstance(outcome, Measured)
+    assert outcome.grade.letter != "A"  # twice as slow as when the run began
+
+
+def test_resuming_a_finished_run_starts_no_worker() -> None:
+    plan = plan_of(5)
+    bench = Bench(plan, lambda request: measured(1.0))
+    assert bench.sweep(done=frozenset(p.key for p in plan.points)).run().how == "complete"
+    assert bench.workers == []
+    assert bench.records == []
+
+
+def test_the_budget_stops_between_points() -> None:
+    bench = Bench(plan_of(25), lambda request: measured(100.0))
+    assert bench.sweep(budget_s=5.5).run().how == "budget"
+    assert len(bench.of_role("point")) == 5
+
+
+def test_ctrl_c_ends_the_worker_and_is_raised_on() -> None:
+    plan = plan_of(9)
+
+    def answer(request: Request) -> Reply:
+        if len(bench.workers[0].asked) == 4:
+            raise KeyboardInterrupt
+        return measured(100.0)
+
+    bench = Bench(plan, answer)
+    with pytest.raises(KeyboardInterrupt):
+        bench.sweep().run()
+    assert bench.workers[0].closed
+    assert len(bench.records) == 3
+
+
+def test_the_time_left_is_told_and_ends_at_zero() -> None:
+    bench = Bench(plan_of(12), lambda request: measured(100.0))
+    bench.sweep().run()
+    assert bench.progress[-1].left_s == 0.0
+    assert bench.progress[-1].done == bench.progress[-1].total == bench.progress[-1].measured == 12
+    assert all(p.left_s is not None and p.left_s >= 0 for p in bench.progress)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [measured(12.5), Reply(skipped="no fp8"), Reply(failed=("error", "why"), broken=True, phases_s={"check": 1.0})],
+)
+def test_replies_survive_the_pipe(reply: Reply) -> None:
+    assert reply_from_json(json.loads(json.dumps(reply_to_json(reply)))) == reply
+
+
+def test_skips_are_kept_with_their_reason() -> None:
+    bench = Bench(plan_of(3), lambda request: Reply(skipped="fp8 needs compute capability 8.9"))
+    bench.sweep().run()
+    assert {r.outcome for r in bench.of_role("point")} == {Skipped("fp8 needs compute capability 8.9")}
