@@ -30,7 +30,7 @@ def stand_in(workload: Workload, device_kind: str) -> Workload:
     """The workload to check in place of `workload`; itself where it is small enough.
 
     >>> str(stand_in(Gemm(m=4100, n=4096, k=16384), "cpu"))
-    'gemm 196×192×192 bf16 nn'
+    'gemm 260×256×256 bf16 nn'
     """
     sizes = _SIZES[device_kind]
     if isinstance(workload, Gemm):
@@ -54,7 +54,10 @@ def _shrink(size: int, base_and_modulus: tuple[int, int]) -> int:
 
 
 def _shrink_batch(batch: int, mask_batch: int, base_and_modulus: tuple[int, int]) -> tuple[int, int]:
-    """A batch with the same remainder, and more than one sample in it where there was more than one."""
-    smaller = _shrink(batch, base_and_modulus)
-    samples = next((count for count in range(2, smaller + 1) if smaller % count == 0), 1)
-    return smaller, min(samples, mask_batch)
+    """A smaller batch with the same remainder, and samples that divide it: several where there were several."""
+    smallest, modulus = _shrink(batch, base_and_modulus), base_and_modulus[1]
+    for smaller in range(smallest, batch, modulus):
+        for samples in range(2, mask_batch + 1):
+            if smaller % samples == 0:
+                return smaller, samples
+    return (smallest, 1) if mask_batch == 1 else (batch, mask_batch)

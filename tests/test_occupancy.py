@@ -1,0 +1,72 @@
+"""Blocks per SM by hand."""
+
+import pytest
+
+from quantbench.errors import InputError
+from quantbench.providers.occupancy import SM_LIMITS, resident_blocks
+
+
+@pytest.mark.parametrize(
+    ("capability", "threads", "registers", "smem_bytes", "blocks"),
+    [
+        # Registers: 128·32 = 4096 a warp, 4 warps in each partition's 16384, 16 warps, two blocks of 8.
+        ((8, 0), 256, 128, 0, 2),
+        # 92·32 = 2944 → 3072 a warp, 5 warps a partition, 20 warps, two blocks of 7 (21 warps would make it three:
+        # kokkos/kokkos 5739).
+        ((8, 0), 224, 92, 0, 2),
+        # The same block with 80 and 64 registers: 3 and 4 blocks (measured on an RTX 4070 Ti SUPER).
+        ((8, 9), 256, 80, 0, 3),
+        ((8, 9), 256, 64, 0, 4),
+        # Shared memory: 24576 + 1024 kept by the driver = 25600, four times in 102400; one byte more: three times.
+        ((8, 9), 128, 32, 24_576, 4),
+        ((8, 9), 128, 32, 24_577, 3),
+        # A three-stage Hopper product: 168·32 = 5376 a warp, 3 warps a partition, 12 warps: one block of 12.
+        ((9, 0), 384, 168, 213_016, 1),
+        # The largest block of shared memory on sm_90 just fits.
+        ((9, 0), 128, 32, 232_448, 1),
+        ((9, 0), 128, 32, 232_449, 0),
+        # Volta keeps none for the driver and hands out 256 bytes at a time: 98304 / 32768 = 3.
+        ((7, 0), 128, 32, 32_768, 3),
+        ((7, 0), 128, 32, 32_769, 2),
+        # Warps: 32 on Turing, 4 blocks of 8; 48 on sm_86, 3 blocks of 16.
+        ((7, 5), 256, 32, 0, 4),
+        ((8, 6), 512, 16, 0, 3),
+        # Blocks: 32, 16 and 24, though the warps would suffice for more.
+        ((8, 0), 32, 16, 0, 32),
+        ((8, 6), 32, 16, 0, 16),
+        ((12, 0), 32, 16, 0, 24),
+        # 32 warps of 72·32 = 2304 are more than the file's 65536: the launch would fail.
+        ((8, 0), 1024, 72, 0, 0),
+        # 9 warps are checked as if they were 12: 12·5632 = 67584 > 65536, though 9·5632 would fit.
+        ((8, 0), 288, 176, 0, 0),
+        ((8, 0), 1024, 0, 0, 2),
+    ],
+)
+def test_by_hand(capability: tuple[int, int], threads: int, registers: int, smem_bytes: int, blocks: int) -> None:
+    found = resident_blocks(capability, threads=threads, registers=registers, shared_memory_bytes=smem_bytes)
+    assert found == blocks
+
+
+def test_an_unknown_capability_is_not_guessed() -> None:
+    assert resident_blocks((6, 1), threads=128, registers=32, shared_memory_bytes=0) is None
+
+
+def test_every_sm_holds_at_least_a_full_block() -> None:
+    for capability in SM_LIMITS:
+        blocks = resident_blocks(capability, threads=1024, registers=64, shared_memory_bytes=0)
+        assert blocks is not None
+        assert blocks >= 1
+
+
+@pytest.mark.parametrize(
+    ("threads", "registers", "smem_bytes", "message"),
+    [
+        (0, 32, 0, "threads = 0"),
+        (1025, 32, 0, "threads = 1025"),
+        (128, 257, 0, "registers = 257"),
+        (128, 32, -1, "shared_memory_bytes = -1"),
+    ],
+)
+def test_impossible_launches(threads: int, registers: int, smem_bytes: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        resident_blocks((8, 0), threads=threads, registers=registers, shared_memory_bytes=smem_bytes)

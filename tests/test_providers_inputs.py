@@ -1,0 +1,106 @@
+"""Random inputs: distributions, formats, storage, and the same numbers again from the same seed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError
+from quantbench.providers import inputs as inputs_module
+from quantbench.providers.inputs import TORCH_DTYPES, Inputs, quantum
+from quantbench.workload import Attention, Gemm, Softmax
+
+CPU = DeviceSpec(
+    name="cpu-x", kind="cpu", sm_count=1, sm_clock_mhz=3000, l2_bytes=2**25, smem_per_sm_bytes=0,
+    memory_bytes=2**33, memory_gb_per_s=20, peak_tflops={"fp32": 0.1},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32", "tf32", "fp8", "int8"])
+@pytest.mark.parametrize("distribution", ["normal", "uniform", "integers", "zeros"])
+def test_formats_and_seeds(dtype: str, distribution: str) -> None:
+    first, again = (Inputs(CPU, distribution, seed=3).tensor(33, 70, dtype=dtype) for _ in range(2))
+    other = Inputs(CPU, distribution, seed=4).tensor(33, 70, dtype=dtype)
+    assert first.dtype == TORCH_DTYPES[dtype]
+    assert first.shape == (33, 70)
+    assert torch.equal(first.float(), again.float())
+    assert torch.equal(first.float(), other.float()) == (distribution == "zeros")
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32", "fp8", "int8"])
+def test_what_is_stored_stands_for_a_normal_number(dtype: str) -> None:
+    real = Inputs(CPU, "normal").tensor(300, 300, dtype=dtype).double() * quantum(dtype, "normal")
+    assert abs(real.mean().item()) < 0.01
+    assert real.std().item() == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32", "fp8", "int8"])
+def test_what_is_stored_stands_for_a_uniform_number(dtype: str) -> None:
+    real = Inputs(CPU, "uniform").tensor(300, 300, dtype=dtype).double() * quantum(dtype, "uniform")
+    assert real.abs().max().item() <= 1
+    assert real.std().item() == pytest.approx(3**-0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32", "fp8", "int8"])
+def test_integers_are_exact_in_every_format(dtype: str) -> None:
+    values = Inputs(CPU, "integers").tensor(40, 40, dtype=dtype).float()
+    assert sorted(set(values.flatten().tolist())) == [-4, -3, -2, -1, 0, 1, 2, 3, 4]
+    assert quantum(dtype, "integers") == 1
+
+
+def test_narrow_formats_fill_their_range_and_stay_in_it() -> None:
+    fp8 = Inputs(CPU, "uniform").tensor(300, 300, dtype="fp8").float()
+    assert fp8.isfinite().all()
+    assert fp8.abs().max().item() == 448
+    int8 = Inputs(CPU, "uniform").tensor(300, 300, dtype="int8")
+    assert (int8.min().item(), int8.max().item()) == (-127, 127)
+
+
+def test_narrow_formats_are_drawn_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs_module, "_CHUNK_ELEMENTS", 100)
+    drawn: list[int] = []
+    fill = Inputs._fill
+
+    def counted(self: Inputs, out: torch.Tensor) -> torch.Tensor:
+        drawn.append(out.numel())
+        return fill(self, out)
+
+    monkeypatch.setattr(Inputs, "_fill", counted)
+    values = Inputs(CPU, "normal").tensor(25, 10, dtype="int8")
+    assert drawn == [100, 100, 50]
+    assert all(part.float().std().item() > 10 for part in values.flatten().split(100))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
+def test_operands_are_stored_as_the_layout_says(layout: str, batch: int) -> None:
+    a, b = Inputs(CPU).gemm_operands(Gemm(m=5, n=7, k=11, batch=batch, layout=layout))
+    leading = (3,) if batch == 3 else ()
+    assert a.shape == (*leading, 5, 11)
+    assert b.shape == (*leading, 11, 7)
+    assert a.stride()[-2:] == ((11, 1) if layout[0] == "n" else (1, 5))
+    assert b.stride()[-2:] == ((7, 1) if layout[1] == "n" else (1, 11))
+
+
+def test_scores_and_masks_by_sample_and_head() -> None:
+    work = Softmax(batch=6, rows=9, cols=17, mask="full", mask_batch=2)
+    inputs = Inputs(CPU)
+    assert inputs.scores(work).shape == (2, 3, 9, 17)
+    mask = inputs.padding_mask(work)
+    assert (mask.shape, mask.dtype) == ((2, 1, 9, 17), torch.bool)
+    assert not mask.all(-1).any()
+    assert 0.3 < mask.float().mean().item() < 0.7
+
+
+def test_grouped_heads() -> None:
+    q, k, v = Inputs(CPU).attention_operands(Attention(2, 8, 10, 12, 16, kv_heads=2, causal=False))
+    assert (q.shape, k.shape, v.shape) == ((2, 8, 10, 16), (2, 2, 12, 16), (2, 2, 12, 16))
+    assert not torch.equal(k, v)
+
+
+def test_an_unknown_distribution() -> None:
+    with pytest.raises(
+        InputError, match=r"^inputs: distribution = 'gauss'; expected normal, uniform, integers or zeros$"
+    ):
+        Inputs(CPU, "gauss")
