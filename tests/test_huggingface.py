@@ -1,0 +1,275 @@
+"""Configs of each family, cut to the keys that matter, as their repositories on Hugging Face have them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quantbench.errors import InputError, QuantbenchError, UnsupportedError
+from quantbench.workload.huggingface import LONGEST_DEFAULT_SEQ, from_config
+from quantbench.workload.presets import preset
+from quantbench.workload.transformer import TransformerShape
+
+LLAMA_2_7B: dict[str, Any] = {  # meta-llama/Llama-2-7b-hf, an old one without num_key_value_heads
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": 4096,
+    "intermediate_size": 11008, "max_position_embeddings": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
+    "torch_dtype": "float16", "vocab_size": 32000,
+}  # fmt: skip
+LLAMA_3_70B: dict[str, Any] = {  # meta-llama/Meta-Llama-3-70B
+    "model_type": "llama", "hidden_act": "silu", "hidden_size": 8192, "intermediate_size": 28672,
+    "max_position_embeddings": 8192, "num_attention_heads": 64, "num_hidden_layers": 80, "num_key_value_heads": 8,
+    "tie_word_embeddings": False, "vocab_size": 128256,
+}  # fmt: skip
+FALCON_40B: dict[str, Any] = {  # tiiuae/falcon-40b
+    "architectures": ["FalconForCausalLM"], "model_type": "falcon", "hidden_size": 8192, "multi_query": True,
+    "new_decoder_architecture": True, "num_attention_heads": 128, "num_hidden_layers": 60, "num_kv_heads": 8,
+    "parallel_attn": True, "vocab_size": 65024,
+}  # fmt: skip
+FALCON_7B: dict[str, Any] = {  # tiiuae/falcon-7b: num_kv_heads is there and is not used
+    "model_type": "falcon", "hidden_size": 4544, "multi_query": True, "new_decoder_architecture": False,
+    "num_attention_heads": 71, "num_hidden_layers": 32, "num_kv_heads": 71, "vocab_size": 65024,
+}  # fmt: skip
+GEMMA_3_12B: dict[str, Any] = {  # google/gemma-3-12b-it: head_dim and vocab_size are left to the config class
+    "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 3840, "intermediate_size": 15360, "model_type": "gemma3_text", "num_attention_heads": 16,
+        "num_hidden_layers": 48, "num_key_value_heads": 8, "sliding_window": 1024,
+    },
+    "vision_config": {"hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16},
+}  # fmt: skip
+
+FAMILIES: dict[str, tuple[dict[str, Any], TransformerShape]] = {
+    "llama, all heads": (LLAMA_2_7B, preset("llama-2-7b")),
+    "llama, grouped": (LLAMA_3_70B, preset("llama-3-70b")),
+    "mistral": (
+        {"model_type": "mistral", "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
+         "max_position_embeddings": 32768, "num_attention_heads": 32, "num_hidden_layers": 32,
+         "num_key_value_heads": 8, "sliding_window": 4096, "tie_word_embeddings": False, "vocab_size": 32000},
+        preset("mistral-7b"),
+    ),
+    "qwen2": (
+        {"model_type": "qwen2", "hidden_act": "silu", "hidden_size": 3584, "intermediate_size": 18944,
+         "max_position_embeddings": 131072, "num_attention_heads": 28, "num_hidden_layers": 28,
+         "num_key_value_heads": 4, "tie_word_embeddings": False, "vocab_size": 152064},
+        TransformerShape(hidden=3584, heads=28, kv_heads=4, layers=28, ffn=18944, gated=True, vocab=152064,
+                         seq=LONGEST_DEFAULT_SEQ, tied=False),
+    ),
+    "gemma": (
+        {"model_type": "gemma", "head_dim": 256, "hidden_act": "gelu", "hidden_size": 3072,
+         "intermediate_size": 24576, "max_position_embeddings": 8192, "num_attention_heads": 16,
+         "num_hidden_layers": 28, "num_key_value_heads": 16, "vocab_size": 256000},
+        preset("gemma-7b"),
+    ),
+    "gemma3, nested and sparse": (
+        GEMMA_3_12B,
+        TransformerShape(hidden=3840, heads=16, kv_heads=8, head_dim=256, layers=48, ffn=15360, gated=True,
+                         vocab=262208, seq=LONGEST_DEFAULT_SEQ, tied=True),
+    ),
+    "gpt2": (
+        {"model_type": "gpt2", "n_ctx": 1024, "n_embd": 1600, "n_head": 25, "n_inner": None, "n_layer": 48,
+         "n_positions": 1024, "vocab_size": 50257},
+        preset("gpt2-xl"),
+    ),
+    "gpt_neox": (
+        {"model_type": "gpt_neox", "hidden_act": "gelu_fast", "hidden_size": 6144, "intermediate_size": 24576,
+         "max_position_embeddings": 2048, "num_attention_heads": 64, "num_hidden_layers": 44,
+         "tie_word_embeddings": False, "vocab_size": 50432},
+        preset("gpt-neox-20b"),
+    ),
+    "gptj": (
+        {"model_type": "gptj", "n_embd": 4096, "n_head": 16, "n_inner": None, "n_layer": 28, "n_positions": 2048,
+         "tie_word_embeddings": False, "vocab_size": 50400},
+        TransformerShape(hidden=4096, heads=16, layers=28, vocab=50400, seq=2048, tied=False),
+    ),
+    "bloom": (
+        {"model_type": "bloom", "n_embed": 14336, "n_layer": 70, "num_attention_heads": 112, "vocab_size": 250880,
+         "seq_length": 2048, "pretraining_tp": 4},
+        preset("bloom-176b"),
+    ),
+    "opt": (
+        {"model_type": "opt", "activation_function": "relu", "ffn_dim": 36864, "hidden_size": 9216,
+         "max_position_embeddings": 2048, "num_attention_heads": 72, "num_hidden_layers": 64, "vocab_size": 50272,
+         "word_embed_proj_dim": 9216},
+        preset("opt-66b"),
+    ),
+    "falcon, grouped": (FALCON_40B, preset("falcon-40b")),
+    "falcon, multi-query": (
+        FALCON_7B,
+        TransformerShape(hidden=4544, heads=71, kv_heads=1, layers=32, vocab=65024, seq=2048, tied=True),
+    ),
+    "falcon-rw, all heads": (
+        {"model_type": "falcon", "hidden_size": 2048, "multi_query": False, "new_decoder_architecture": False,
+         "alibi": True, "num_attention_heads": 32, "num_hidden_layers": 24, "vocab_size": 50304},
+        TransformerShape(hidden=2048, heads=32, layers=24, vocab=50304, seq=2048, tied=True),
+    ),
+    "falcon-40b, first published config": (
+        {"model_type": "RefinedWeb", "hidden_size": 8192, "n_head": 128, "n_head_kv": 8, "n_layer": 60,
+         "vocab_size": 65024},
+        preset("falcon-40b"),
+    ),
+    "gpt_bigcode": (
+        {"model_type": "gpt_bigcode", "multi_query": True, "n_embd": 6144, "n_head": 48, "n_inner": 24576,
+         "n_layer": 40, "n_positions": 8192, "vocab_size": 49152},
+        TransformerShape(hidden=6144, heads=48, kv_heads=1, layers=40, ffn=24576, vocab=49152, seq=8192, tied=True),
+    ),
+    "mpt": (
+        {"model_type": "mpt", "d_model": 7168, "expansion_ratio": 4, "max_seq_len": 8192, "n_heads": 64,
+         "n_layers": 48, "vocab_size": 50432, "attn_config": {"attn_type": "multihead_attention"}},
+        TransformerShape(hidden=7168, heads=64, layers=48, ffn=28672, vocab=50432, seq=8192, tied=True),
+    ),
+    "mpt, grouped": (
+        {"model_type": "mpt", "d_model": 4608, "expansion_ratio": 4, "max_seq_len": 4096, "n_heads": 48,
+         "n_layers": 32, "vocab_size": 70400, "attn_config": {"attn_type": "grouped_query_attention", "kv_n_heads": 8}},
+        TransformerShape(hidden=4608, heads=48, kv_heads=8, layers=32, vocab=70400, seq=4096, tied=True),
+    ),
+    "phi": (
+        {"model_type": "phi", "hidden_act": "gelu_new", "hidden_size": 2560, "intermediate_size": 10240,
+         "max_position_embeddings": 2048, "num_attention_heads": 32, "num_hidden_layers": 32,
+         "num_key_value_heads": 32, "tie_word_embeddings": False, "vocab_size": 51200},
+        TransformerShape(hidden=2560, heads=32, layers=32, ffn=10240, vocab=51200, seq=2048, tied=False),
+    ),
+    "phi3": (
+        {"model_type": "phi3", "hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 8192,
+         "max_position_embeddings": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
+         "num_key_value_heads": 32, "tie_word_embeddings": False, "vocab_size": 32064},
+        TransformerShape(hidden=3072, heads=32, layers=32, ffn=8192, gated=True, gate_fused=True, vocab=32064,
+                         seq=4096, tied=False),
+    ),
+    "chatglm": (
+        {"model_type": "chatglm", "hidden_size": 4096, "ffn_hidden_size": 13696, "kv_channels": 128,
+         "multi_query_attention": True, "multi_query_group_num": 2, "num_attention_heads": 32, "num_layers": 28,
+         "padded_vocab_size": 65024, "seq_length": 8192, "tie_word_embeddings": False},
+        TransformerShape(hidden=4096, heads=32, kv_heads=2, layers=28, ffn=13696, gated=True, gate_fused=True,
+                         vocab=65024, seq=8192, tied=False),
+    ),
+    "a model_type nobody has heard of, with SwiGLU": (
+        {"model_type": "aquila9", "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 2816,
+         "num_attention_heads": 16, "num_hidden_layers": 4, "tie_word_embeddings": False, "vocab_size": 1000},
+        TransformerShape(hidden=1024, heads=16, layers=4, ffn=2816, gated=True, vocab=1000, seq=2048, tied=False),
+    ),
+}  # fmt: skip
+
+
+def written(folder: Path, config: object) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps(config))
+    return path
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(tmp_path: Path, family: str) -> None:
+    config, shape = FAMILIES[family]
+    assert from_config(written(tmp_path, config)) == shape
+
+
+def test_a_folder_and_a_string_do_as_well(tmp_path: Path) -> None:
+    written(tmp_path, LLAMA_2_7B)
+    assert from_config(str(tmp_path)) == preset("llama-2-7b")
+
+
+def test_the_sequence_length_can_be_chosen(tmp_path: Path) -> None:
+    assert from_config(written(tmp_path, LLAMA_3_70B), seq=131072).seq == 131072
+
+
+MIXTRAL = {**LLAMA_3_70B, "model_type": "mixtral", "num_local_experts": 8}
+REFUSED: dict[str, tuple[object, type[QuantbenchError], str]] = {
+    "a mixture of experts": (
+        MIXTRAL,
+        UnsupportedError,
+        "num_local_experts = 8, a mixture of experts whose products depend on the routing; expected a dense model",
+    ),
+    "deepseek-v3": (
+        {**LLAMA_3_70B, "model_type": "deepseek_v3", "n_routed_experts": 256, "kv_lora_rank": 512},
+        UnsupportedError,
+        "n_routed_experts = 256, a mixture of experts whose products depend on the routing; expected a dense model",
+    ),
+    "latent attention": (
+        {**LLAMA_3_70B, "model_type": "minicpm3", "kv_lora_rank": 256},
+        UnsupportedError,
+        "kv_lora_rank, multi-head latent attention; expected decoder layers of attention and a dense MLP",
+    ),
+    "state space": (
+        {"model_type": "mamba", "hidden_size": 2560, "num_hidden_layers": 64, "state_size": 16, "vocab_size": 50280},
+        UnsupportedError,
+        "state_size, state-space layers; expected decoder layers of attention and a dense MLP",
+    ),
+    "linear attention": (
+        {**LLAMA_3_70B, "layer_types": ["linear_attention", "full_attention"]},
+        UnsupportedError,
+        "layer_types with 'linear_attention'; expected decoder layers of attention and a dense MLP",
+    ),
+    "encoder and decoder": (
+        {**LLAMA_3_70B, "model_type": "t5", "is_encoder_decoder": True},
+        UnsupportedError,
+        "is_encoder_decoder = true; expected a decoder-only model",
+    ),
+    "opt-350m": (
+        {"model_type": "opt", "ffn_dim": 4096, "hidden_size": 1024, "max_position_embeddings": 2048,
+         "num_attention_heads": 16, "num_hidden_layers": 24, "vocab_size": 50272, "word_embed_proj_dim": 512},
+        UnsupportedError,
+        "word_embed_proj_dim = 512, embeddings narrower than the layers; expected word_embed_proj_dim equal to "
+        "hidden_size",
+    ),
+    "no hidden size": (
+        {"model_type": "llama", "num_attention_heads": 32},
+        InputError,
+        "no key 'hidden_size'; expected an integer under hidden_size (or n_embd, n_embed, d_model)",
+    ),
+    "no MLP width": (
+        {key: value for key, value in LLAMA_2_7B.items() if key != "intermediate_size"},
+        InputError,
+        "no key 'intermediate_size'; expected an integer under intermediate_size (or ffn_hidden_size, ffn_dim, "
+        "n_inner)",
+    ),
+    "a number in quotes": (
+        {**LLAMA_2_7B, "num_hidden_layers": "32"},
+        InputError,
+        "num_hidden_layers = '32'; expected an integer of at least 1",
+    ),
+    "heads per layer": (
+        {**LLAMA_2_7B, "num_attention_heads": [12, 16]},
+        InputError,
+        "num_attention_heads = [12, 16]; expected an integer of at least 1",
+    ),
+    "heads that do not divide hidden": (
+        {**LLAMA_2_7B, "num_attention_heads": 30},
+        InputError,
+        "hidden = 4096 with heads = 30; expected hidden divisible by heads",
+    ),
+    "a list": ([1, 2], InputError, "a JSON list; expected a JSON object"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals_are_one_clear_line(tmp_path: Path, case: str) -> None:
+    config, kind, message = REFUSED[case]
+    path = written(tmp_path, config)
+    with pytest.raises(kind) as caught:
+        from_config(path)
+    assert str(caught.value) == f"config {path}: {message}"
+
+
+def test_an_unknown_mlp_is_not_guessed(tmp_path: Path) -> None:
+    path = written(tmp_path, {**LLAMA_2_7B, "model_type": "newllm", "hidden_act": "gelu"})
+    with pytest.raises(UnsupportedError) as caught:
+        from_config(path)
+    assert str(caught.value).startswith(
+        f"config {path}: model_type = 'newllm' with hidden_act = 'gelu', of which it is not known whether its MLP is"
+        " gated; expected hidden_act silu, or one of RefinedWeb, "
+    )
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "nothing.json"
+    with pytest.raises(InputError) as caught:
+        from_config(path)
+    assert str(caught.value) == f"config {path}: No such file or directory; expected a config.json that can be read"
+
+
+@pytest.mark.parametrize("content", [b"{not json", b"\xff\xfe\x00"])
+def test_a_file_that_is_no_json(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"config .*config\.json: .+; expected a JSON object"):
+        from_config(path)

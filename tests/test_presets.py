@@ -1,0 +1,55 @@
+"""Published models: their shapes' own parameter counts against the published ones."""
+
+import pytest
+
+from quantbench.errors import InputError
+from quantbench.workload.gemm import Gemm
+from quantbench.workload.presets import preset, preset_names, preset_source, published_parameters
+from quantbench.workload.transformer import TransformerShape
+
+# The shape leaves out biases, norms and positions: 0.2 % of gpt2-xl, less of larger ones. OPT and Falcon are published
+# in round numbers.
+TOLERANCE = 0.006
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_parameters_agree_with_the_published_count(name: str) -> None:
+    assert preset(name).parameters == pytest.approx(published_parameters(name), rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_has_a_dated_source(name: str) -> None:
+    assert any(f"20{year}" in preset_source(name) for year in range(18, 27))
+
+
+def test_names_that_others_rely_on() -> None:
+    assert set(preset_names()) >= {
+        "gpt3-175b", "bloom-176b", "llama-2-7b", "llama-2-13b", "llama-2-70b", "llama-3-8b", "llama-3-70b",
+        "llama-3-405b", "mistral-7b", "gpt2-xl", "gpt-neox-20b", "opt-66b", "opt-175b", "falcon-40b", "falcon-180b",
+        "qwen2.5-7b", "qwen2.5-72b", "pythia-6.9b", "gemma-7b",
+    }  # fmt: skip
+
+
+def test_bloom() -> None:
+    assert preset("bloom-176b") == TransformerShape(
+        hidden=14336, heads=112, layers=70, vocab=250880, seq=2048, ffn=4 * 14336, head_dim=128, tied=True
+    )
+
+
+def test_a_head_that_is_wider_than_its_share_of_hidden() -> None:
+    gemma = preset("gemma-7b")
+    assert (gemma.hidden // gemma.heads, gemma.head_dim) == (192, 256)
+    qkv = next(op.workload for op in gemma.ops(backward=False) if op.name == "qkv")
+    assert isinstance(qkv, Gemm)
+    assert qkv.n == 3 * 16 * 256
+
+
+def test_an_unknown_model_names_the_nearest() -> None:
+    with pytest.raises(InputError) as caught:
+        preset("llama-3-80b")
+    assert str(caught.value) == "model: 'llama-3-80b'; expected one of llama-3-8b, llama-3-70b, llama-3-405b"
+
+
+def test_a_model_unlike_any_lists_all() -> None:
+    with pytest.raises(InputError, match=r"model: 'zzz'; expected one of gpt3-175b, .*, gemma-7b$"):
+        preset("zzz")
