@@ -363,14 +363,22 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_backward_follows_its_stream(stream: Any) -> None:
     forwards: list[int] = []
-    task = BackwardTask(lambda: forwards.append(stream.cuda_stream), (), CudaLike(), lambda: ())  # type: ignore[arg-type]
+
+    def forward() -> str:
+        forwards.append(stream.cuda_stream)
+        return f"saved on {stream.cuda_stream}"
+
+    task = BackwardTask(forward, (), CudaLike(), lambda: ())  # type: ignore[arg-type]
     task.run()
     assert forwards == [1]
     stream.cuda_stream = 2
     task.run()
     stream.capturing = True
     task.run()
+    stream.cuda_stream, stream.capturing = 1, False
+    task.run()
     assert forwards == [1, 2]
+    assert task.outputs()[0] == "saved on 1"
 
 
 def test_backward_cannot_be_captured_on_a_new_stream(stream: Any) -> None:

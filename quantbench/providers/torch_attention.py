@@ -81,7 +81,8 @@ class TorchAttention:
     def _heads(self, work: Attention, device: DeviceSpec) -> _Heads:
         if device.kind != "cuda":
             return _Heads(repeated=False)
-        return choose_heads(self.id, CAN_USE[self.backend], work, torch_device(device))
+        with sdpa_kernel(self.backend):  # torch also refuses what is switched off
+            return choose_heads(self.id, CAN_USE[self.backend], work, torch_device(device))
 
 
 class TorchFlash(TorchAttention):

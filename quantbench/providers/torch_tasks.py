@@ -46,8 +46,8 @@ class BackwardTask:
 
     autograd runs each operation's backward on the stream that its forward ran on and makes the two streams wait for
     each other where that is not the current one, which would be timed and cannot be captured. So the forward is run
-    again, once, whenever `run` meets a new stream. A CUDA graph must be captured on a stream that `run` was called on
-    before.
+    once for every stream that `run` is called on, and what it saved is kept: a CUDA graph captured there reads it. A
+    graph must be captured on a stream that `run` was called on before.
     """
 
     def __init__(
@@ -62,19 +62,14 @@ class BackwardTask:
         self._gradient = gradient
         self._reference = reference
         self._outputs: tuple[torch.Tensor, ...] = ()
-        self._stream: int | None = None
-        self._result = self._run_forward()
+        self._results: dict[int, torch.Tensor] = {}  # by stream
+        self._result()
 
     def run(self) -> None:
         """Compute the gradients once."""
-        if self._gradient.is_cuda and torch.cuda.current_stream().cuda_stream != self._stream:
-            if torch.cuda.is_current_stream_capturing():
-                raise MeasurementError(
-                    "backward", "captured on a stream that it has not run on", "one run on that stream before"
-                )
-            self._result = self._run_forward()
+        result = self._result()
         self._outputs = ()
-        self._outputs = torch.autograd.grad(self._result, self._inputs, self._gradient, retain_graph=True)
+        self._outputs = torch.autograd.grad(result, self._inputs, self._gradient, retain_graph=True)
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """The last run's gradients, one per input; empty before the first."""
@@ -88,8 +83,16 @@ class BackwardTask:
         """Not known; the profiler tells."""
         return None
 
-    def _run_forward(self) -> torch.Tensor:
-        if self._gradient.is_cuda:
-            self._stream = torch.cuda.current_stream().cuda_stream
-        with torch.enable_grad():
-            return self._forward()
+    def _result(self) -> torch.Tensor:
+        """The forward's result on the current stream."""
+        cuda = self._gradient.is_cuda
+        stream = torch.cuda.current_stream().cuda_stream if cuda else 0
+        result = self._results.get(stream)
+        if result is None:
+            if cuda and torch.cuda.is_current_stream_capturing():
+                raise MeasurementError(
+                    "backward", "captured on a stream that it has not run on", "one run on that stream before"
+                )
+            with torch.enable_grad():
+                result = self._results[stream] = self._forward()
+        return result
