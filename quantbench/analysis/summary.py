@@ -13,7 +13,8 @@ from quantbench.store.record import Measured, Record
 from quantbench.workload import Attention, Gemm, Workload
 
 _OP_NAMES = (
-    "qkv", "scores", "softmax", "context", "attention", "proj", "mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down", "logits",
+    "qkv", "scores", "softmax", "context", "attention", "proj", "mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down",
+    "logits",
 )  # fmt: skip
 
 

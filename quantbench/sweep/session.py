@@ -21,7 +21,7 @@ from quantbench.store.codec import build
 from quantbench.store.folder import RunWriter
 from quantbench.store.record import Measured, Record
 from quantbench.store.run import RunInfo, read_run_info
-from quantbench.sweep.axes import Axis, parse_values
+from quantbench.sweep.axes import Axis, parse_axis
 from quantbench.sweep.child import Asked
 from quantbench.sweep.edges import with_edges
 from quantbench.sweep.plan import Plan, build_plan
@@ -81,7 +81,7 @@ def plan_sweep(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...
         if not given and dim in DEFAULT_VALUES[spec.kind]:
             values = DEFAULT_VALUES[spec.kind][dim]
             defaulted.append(dim)
-        axes.append(parse_values(dim, values))
+        axes.append(parse_axis(f"{dim}={values}"))
     check_axes(tuple(axes))
     edged = with_edges(tuple(axes), held, spec)
     plan = build_plan(
