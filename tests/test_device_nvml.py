@@ -1,5 +1,6 @@
 """NVML through a library object that answers, refuses and disappears as told."""
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -255,3 +256,12 @@ def test_bits_are_those_of_the_real_library() -> None:
     assert decode_reasons(pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown) == ("hw_power_brake",)
     assert decode_reasons(pynvml.nvmlClocksThrottleReasonGpuIdle) == ("gpu_idle",)
     assert decode_reasons(pynvml.nvmlClocksThrottleReasonSyncBoost) == ("sync_boost",)
+
+
+def test_alone_on_the_card_nobody_else_is_asked_for() -> None:
+    def never() -> frozenset[int]:
+        raise AssertionError("the process tree was walked")
+
+    found = Nvml.open(uuid="1234", library=FakeLibrary(pids=(os.getpid(),)), own_pids=never)
+    assert isinstance(found, Nvml)
+    assert found.state().other_processes == 0

@@ -6,6 +6,7 @@ nvidia-ml-py. Bit values and names follow nvml.h (NVIDIA Management Library API 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -204,6 +205,8 @@ class Nvml:
         if running is None:
             return None
         pids = {int(process.pid) for process in running}
+        if pids <= {os.getpid()}:  # the usual case, and walking the process tree takes milliseconds
+            return 0
         own = self._own_pids()
         strangers = {pid for pid in pids - own if not self._pid_exists(pid)}
         if strangers and not pids & own:
