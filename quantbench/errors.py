@@ -46,5 +46,5 @@ def require_int(operation: str, name: str, value: object, *, low: int = 1, high:
 def require_choice(operation: str, name: str, value: object, choices: tuple[str, ...]) -> str:
     """Return `value` if it is one of `choices`; raise InputError otherwise."""
     if not isinstance(value, str) or value not in choices:
-        raise InputError(operation, f"{name} = {value!r}", "one of " + ", ".join(choices))
+        raise InputError(operation, f"{name} = {value!r}", "one of " + ", ".join(filter(None, choices)))
     return value

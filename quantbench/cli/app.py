@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from quantbench import __version__
+from quantbench.cli import options as o
 from quantbench.cli.sweep import sweep
 
 app = typer.Typer(
@@ -29,6 +30,14 @@ def _main(
     ),
 ) -> None:
     pass
+
+
+@app.command()
+def devices(as_json: o.AsJson = False) -> None:
+    """What is here, in what state, what will spoil timings, and which GPUs are known."""
+    from quantbench.cli.devices import devices as show
+
+    show(as_json)
 
 
 app.command()(sweep)

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from quantbench.cli.console import say
 from quantbench.device.nvml import Absent, Limits
 from quantbench.device.spec import DeviceSpec, DeviceState
 
@@ -41,18 +42,26 @@ def devices(as_json: bool = False) -> None:
         }
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return
-    from rich.console import Console
+    from quantbench.cli.console import output
 
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(device_line(spec))
-    console.print(f"dense peak: {peaks_line(spec)}; {dtype} is measured by default")
-    console.print(f"state: {state_line(state, limits)}")
-    for warning in warnings:
-        console.print(f"[yellow]warning:[/yellow] {warning}")
-    if spec.kind == "cpu":
-        console.print(CPU_SENTENCE)
+    console = output()
+    say_device(console, spec, state, limits)
+    say(console, f"{dtype} is measured by default")
     console.print()
     _print_known(console, device.known(), spec.name)
+
+
+def say_device(console: Console, spec: DeviceSpec, state: DeviceState, limits: Limits | None = None) -> None:
+    """The first lines of every command that measures: what device, in what state, what will spoil its timings."""
+    from quantbench.device.warnings import warnings_for
+
+    say(console, device_line(spec))
+    say(console, f"dense peak: {peaks_line(spec)}")
+    say(console, f"state: {state_line(state, limits)}")
+    for warning in warnings_for(spec, state, limits):
+        say(console, f"[yellow]warning:[/yellow] {warning}")
+    if spec.kind == "cpu":
+        say(console, CPU_SENTENCE)
 
 
 def device_line(spec: DeviceSpec) -> str:

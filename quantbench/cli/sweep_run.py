@@ -16,9 +16,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from quantbench.analysis.steps import find_steps
 from quantbench.analysis.summary import points_of, rows_of
-from quantbench.cli.console import output
+from quantbench.cli.console import output, say
+from quantbench.cli.devices import say_device
 from quantbench.cli.sweep_options import SweepArguments, sweep_options
-from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError
 from quantbench.latency.roofline import roofline_us
 from quantbench.report.table import ops_line, rows_to_json, steps_to_json, sweep_table, trust_lines
@@ -28,12 +28,8 @@ from quantbench.sweep.plan import Plan
 from quantbench.sweep.runner import Finished
 from quantbench.sweep.runner import Progress as SweepProgress
 from quantbench.sweep.session import SweepSession, plan_sweep
-from quantbench.units import duration, latency, percent, size
+from quantbench.units import duration, latency, percent
 
-CPU_SENTENCE = (
-    "This is a CPU: its own steps are measured here. GPU cliffs need a GPU, `quantbench import` or "
-    "`quantbench predict`."
-)
 # Phases that are the measurement itself; everything else is the harness.
 _MEASUREMENT_PHASES = ("inputs", "warm-up", "measuring")
 # Where the output is no terminal, a line of progress is printed at most this often.
@@ -64,7 +60,7 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
     _say_plan(console, plan, options.budget_s)
     for point in plan.points[:_MOST_PLANNED_LINES]:
         estimate = latency(roofline_us(point.workload, spec))
-        console.print(f"  {point.provider:<14} {point.workload}  about {estimate}", highlight=False)
+        say(console, f"  {point.provider:<14} {point.workload}  about {estimate}")
     if len(plan.points) > _MOST_PLANNED_LINES:
         console.print(f"  … and {len(plan.points) - _MOST_PLANNED_LINES} more (--json prints all)")
 
@@ -85,7 +81,7 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, gpu: str,
     else:
         session = SweepSession.resume(resume, WorkerProcess)
     with session:
-        _say_device(console, session.hello.device, session.hello.state)
+        say_device(console, session.hello.device, session.hello.state)
         _say_plan(console, session.plan, session.options.budget_s, already=len(session.done))
         try:
             with _progress_shown(console) as show:
@@ -97,26 +93,6 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, gpu: str,
             raise
     measured = read_run(session.folder)
     _say_result(console, measured, finished, time.monotonic() - start_s, as_json=as_json)
-
-
-def _say_device(console: Console, spec: DeviceSpec, state: DeviceState) -> None:
-    from quantbench.device.warnings import warnings_for
-
-    memory = f"{size(spec.memory_bytes)} at {spec.memory_gb_per_s:.0f} GB/s"
-    units = f"{spec.sm_count} SMs" if spec.kind == "cuda" else "one core used"
-    console.print(f"[bold]{spec.name}[/bold]: {units}, {memory}")
-    parts = [
-        f"SM clock {state.sm_clock_mhz:.0f} MHz" if state.sm_clock_mhz is not None else "",
-        f"{state.temperature_c:.0f} °C" if state.temperature_c is not None else "",
-        f"{state.power_w:.0f} W" if state.power_w is not None else "",
-        ", ".join(state.throttle_reasons),
-        state.note,
-    ]
-    console.print("state: " + ", ".join(part for part in parts if part), highlight=False)
-    for warning in warnings_for(spec, state):
-        console.print(f"[yellow]warning:[/yellow] {warning}", highlight=False)
-    if spec.kind == "cpu":
-        console.print(CPU_SENTENCE)
 
 
 def _say_plan(console: Console, plan: Plan, budget_s: float | None, *, already: int = 0) -> None:
@@ -167,11 +143,11 @@ def _say_result(console: Console, run: Run, finished: Finished, wall_s: float, *
         console.print()
         if rows:
             console.print(sweep_table(rows, steps, spec))
-            console.print(f"ops of {ops_line(rows)}", highlight=False)
+            say(console, f"ops of {ops_line(rows)}")
         else:
             console.print("nothing was measured")
         for line in trust_lines(rows):
-            console.print(line, highlight=False)
+            say(console, line)
         _say_not_measured(console, run)
     picture = None
     if points:
@@ -189,16 +165,16 @@ def _say_result(console: Console, run: Run, finished: Finished, wall_s: float, *
         })  # fmt: skip
         return
     for warning in run.warnings:
-        console.print(f"[yellow]warning:[/yellow] {warning}", highlight=False)
+        say(console, f"[yellow]warning:[/yellow] {warning}")
     console.print(
         f"{finished.how} in {duration(wall_s)}; the harness itself took {percent(overhead_s / wall_s)} of it"
         + (f" ({finished.reason})" if finished.reason else "")
     )
-    console.print(f"kept in {run.folder}/ (run.json, records.jsonl)", soft_wrap=True, highlight=False)
+    say(console, f"kept in {run.folder}/ (run.json, records.jsonl)")
     if picture is not None:
-        console.print(f"picture: {picture}", soft_wrap=True, highlight=False)
+        say(console, f"picture: {picture}")
     if finished.how == "budget":
-        console.print(f"the rest: quantbench sweep --resume {run.folder}", soft_wrap=True, highlight=False)
+        say(console, f"the rest: quantbench sweep --resume {run.folder}")
 
 
 def _say_not_measured(console: Console, run: Run) -> None:
@@ -219,7 +195,7 @@ def _say_not_measured(console: Console, run: Run) -> None:
             case Measured(_, grade) if grade.letter == "rejected":
                 reasons[f"rejected, {record.provider}: {grade.reasons[0]}"] += 1
     for reason, number in reasons.most_common():
-        console.print(f"{number} × {reason}", highlight=False)
+        say(console, f"{number} × {reason}")
 
 
 def _widest_axis(run: Run) -> str:

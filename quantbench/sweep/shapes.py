@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from quantbench.errors import InputError
+from quantbench.errors import InputError, require_choice
 from quantbench.sweep.axes import GEMM_DIMS, MODEL_DIMS, Axis
 from quantbench.workload import Gemm, Op, TransformerShape
+from quantbench.workload.dtypes import GEMM_DTYPES
+from quantbench.workload.gemm import LAYOUTS
 
 LINEAR_OPS = ("qkv", "proj", "mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down")
 UNFUSED_OPS = ("scores", "softmax", "context")
@@ -64,8 +66,9 @@ class Held:
         for op in self.ops:
             if op not in MODEL_OPS:
                 raise InputError("--ops", repr(op), "one of " + ", ".join(MODEL_OPS))
-        if self.direction not in DIRECTIONS:
-            raise InputError("--direction", repr(self.direction), "one of " + ", ".join(DIRECTIONS))
+        require_choice("--direction", "direction", self.direction, DIRECTIONS)
+        require_choice("--dtype", "dtype", self.dtype, ("", *GEMM_DTYPES))
+        require_choice("--layout", "layout", self.layout, LAYOUTS)
 
 
 # Sizes for what is not given: those of a 7-billion-parameter model on a GPU, small ones where one core does the work.

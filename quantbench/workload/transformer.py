@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from quantbench.errors import InputError, require_choice, require_int
 from quantbench.workload.attention import Attention
 from quantbench.workload.collective import Collective
-from quantbench.workload.dtypes import VECTOR_DTYPES
+from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES
 from quantbench.workload.gemm import Gemm
 from quantbench.workload.softmax import Softmax
 
@@ -43,7 +43,8 @@ class TransformerShape:
 
     head_dim 0 stands for hidden / heads, kv_heads 0 for heads, ffn 0 for 4·hidden. gated: the MLP has a gate beside
     `up` (SwiGLU and kin); gate_fused: both in one product of twice the width, as Megatron and vLLM run them.
-    tied: input embedding and logits share one matrix. fused_attention: one attention kernel instead of scores,
+    dtype: that of the linear layers; attention runs in it where it can, in bf16 beside fp8 and int8 and in fp32 beside
+    tf32. tied: input embedding and logits share one matrix. fused_attention: one attention kernel instead of scores,
     softmax and context.
 
     >>> [op.name for op in TransformerShape(hidden=1024, heads=16, seq=512).ops(backward=False)]
@@ -81,7 +82,7 @@ class TransformerShape:
             object.__setattr__(self, "ffn", 4 * self.hidden)
         for name in ("kv_heads", "head_dim", "ffn", "seq", "vocab", "layers", "mbs", "tp"):
             require_int(who, name, getattr(self, name))
-        require_choice(who, "dtype", self.dtype, VECTOR_DTYPES)
+        require_choice(who, "dtype", self.dtype, GEMM_DTYPES)
         if self.heads % self.kv_heads:
             raise InputError(who, f"kv_heads = {self.kv_heads}", f"a divisor of heads = {self.heads}")
         for name in ("heads", "ffn", "vocab"):
@@ -96,6 +97,13 @@ class TransformerShape:
     def tokens(self) -> int:
         """Rows of every linear layer: seq · mbs."""
         return self.seq * self.mbs
+
+    @property
+    def attention_dtype(self) -> str:
+        """Number format of scores, softmax and context."""
+        if self.dtype in VECTOR_DTYPES:
+            return self.dtype
+        return "fp32" if self.dtype == "tf32" else "bf16"
 
     @property
     def kv_heads_per_gpu(self) -> int:
@@ -143,16 +151,16 @@ class TransformerShape:
         if self.fused_attention:
             fused = Attention(
                 batch=self.mbs, heads=heads, kv_heads=self.kv_heads_per_gpu, seq_q=self.seq, seq_k=self.seq,
-                head_dim=self.head_dim, dtype=self.dtype, causal=self.causal,
+                head_dim=self.head_dim, dtype=self.attention_dtype, causal=self.causal,
             )  # fmt: skip
             return [("attention", fused)]
         batch = self.mbs * heads
-        scores = Gemm(self.seq, self.seq, self.head_dim, batch=batch, dtype=self.dtype, layout="nt")
+        scores = Gemm(self.seq, self.seq, self.head_dim, batch=batch, dtype=self.attention_dtype, layout="nt")
         softmax = Softmax(
-            batch, self.seq, self.seq, dtype=self.dtype, mask="causal" if self.causal else "none",
+            batch, self.seq, self.seq, dtype=self.attention_dtype, mask="causal" if self.causal else "none",
             scale=self.head_dim**-0.5, mask_batch=self.mbs,
         )  # fmt: skip
-        context = Gemm(self.seq, self.head_dim, self.seq, batch=batch, dtype=self.dtype, layout="nn")
+        context = Gemm(self.seq, self.head_dim, self.seq, batch=batch, dtype=self.attention_dtype, layout="nn")
         return [("scores", scores), ("softmax", softmax), ("context", context)]
 
 
