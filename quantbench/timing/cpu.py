@@ -178,11 +178,11 @@ class CpuTimer:
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """The calling thread on one core (the last allowed one: interrupts favour the first) and torch on one thread."""
-    import torch
-
-    threads = torch.get_num_threads()
+    torch = sys.modules.get("torch")  # where nobody has imported it there is nothing to hold back
+    threads = torch.get_num_threads() if torch else 0
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else set()
-    torch.set_num_threads(1)
+    if torch:
+        torch.set_num_threads(1)
     if cores:
         os.sched_setaffinity(0, {max(cores)})
     try:
@@ -190,4 +190,5 @@ def _one_thread() -> Iterator[None]:
     finally:
         if cores:
             os.sched_setaffinity(0, cores)
-        torch.set_num_threads(threads)
+        if torch:
+            torch.set_num_threads(threads)

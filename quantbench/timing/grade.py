@@ -17,6 +17,8 @@ _NOTE, _OFF, _BAD, _WORTHLESS = 0, 1, 2, 4
 _SPREAD_OFF, _SPREAD_BAD = 0.10, 0.30
 # Missing the target half width is one thing off; four times the target is the width of the effects looked for.
 _HALF_WIDTH_BAD_FACTOR = 4.0
+# Fewer samples than this have no 95 % interval for the median at all.
+_FEWEST = 6
 # Far-out samples: the median stands them, but more than one in twenty says that the machine was not ours alone.
 _OUTLIERS_OFF = 0.05
 # Between the first and the second half of the samples; as for drift.
@@ -32,7 +34,13 @@ _CLOCK_LOW_OFF, _CLOCK_LOW_BAD = 0.75, 0.50
 # Share of samples thrown away as throttled, or for a launch gap.
 _DISCARDED_OFF, _DISCARDED_BAD = 0.10, 0.50
 
-_DISCARDED_KINDS = {THROTTLED: "throttled", LAUNCH_GAP: "timed with a launch gap", PREEMPTED: "preempted"}
+# In words, and the weight at most: a throttled card is still warm in the samples that count, while a thread that has
+# its core back runs as before.
+_DISCARDED_KINDS = {
+    THROTTLED: ("throttled", _BAD),
+    LAUNCH_GAP: ("timed with a launch gap", _BAD),
+    PREEMPTED: ("preempted", _OFF),
+}
 
 # Nothing above its peak is a time of that work. The margin is for peaks from data sheets, which are rounded (H200:
 # 4.8 TB/s is printed, 3201 MHz × 2 × 6144 bits make 4.92), and for clocks, read to about 1 %.
@@ -121,15 +129,18 @@ def _precision(m: Measurement, options: TimingOptions) -> _Found:
     found: _Found = []
     count = len(m.samples_us)
     if count < options.min_samples:
-        few = "too few for an interval" if count < 6 else "fewer than asked"
-        found.append((_BAD if count < 6 else _OFF, f"{count} samples, {few} ({options.min_samples})"))
+        few = f"{count} sample{'s' if count > 1 else ''}"
+        if count < _FEWEST:
+            found.append((_BAD, f"{few}, too few for an interval; {options.min_samples} were asked for"))
+        else:
+            found.append((_OFF, f"{few}, {options.min_samples} were asked for"))
     width = relative_half_width(m.samples_us, tick_us=tick(m.samples_us))
     if options.half_width < width < float("inf"):
         why = "the noise stopped falling" if m.stopped_by == "noise_floor" else f"stopped by {m.stopped_by}"
         found.append(
             (
                 _BAD if width > _HALF_WIDTH_BAD_FACTOR * options.half_width else _OFF,
-                f"the median is known to ±{width:.1%}, not to the ±{options.half_width:.1%} asked for ({why})",
+                f"the median is known to ±{width:.2%}, not to the ±{options.half_width:.2%} asked for ({why})",
             )
         )
     return found
@@ -145,7 +156,7 @@ def _samples(m: Measurement) -> _Found:
     if outliers > _OUTLIERS_OFF:
         found.append((_OFF, f"{outliers:.0%} of the samples are far out"))
     half = len(m.samples_us) // 2
-    if half >= 6:
+    if half >= _FEWEST:
         first, second = m.samples_us[:half], m.samples_us[-half:]
         trend = median(second) / median(first) - 1
         one, two = median_interval(first), median_interval(second)
@@ -158,13 +169,14 @@ def _samples(m: Measurement) -> _Found:
 def _discards(m: Measurement) -> _Found:
     found: _Found = []
     total = len(m.samples_us) + len(m.discarded)
-    for kind, words in _DISCARDED_KINDS.items():
+    for kind, (words, worst) in _DISCARDED_KINDS.items():
         of_kind = [d for d in m.discarded if d.reason.startswith(kind)]
-        if any(d.reason.endswith(KEPT) for d in of_kind):
-            found.append((_WORTHLESS, f"every sample was {words}: {of_kind[-1].reason.removesuffix(KEPT)}"))
+        kept = [d for d in of_kind if d.reason.endswith(KEPT)]
+        if kept:
+            why = kept[0].reason.removesuffix(KEPT).removeprefix(f"{kind}: ")
+            found.append((_WORTHLESS, f"every sample was {words} ({why})"))
         elif of_kind:
-            share = len(of_kind) / total
-            weight = _step(share, _DISCARDED_OFF, _DISCARDED_BAD)
+            weight = min(worst, _step(len(of_kind) / total, _DISCARDED_OFF, _DISCARDED_BAD))
             found.append((weight, f"{len(of_kind)} of {total} samples {words} and discarded"))
     broken = [d for d in m.discarded if d.reason.startswith(NOT_A_TIME)]
     if broken:

@@ -1,0 +1,163 @@
+"""Statistics against published tables and hand-worked examples."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quantbench import stats
+from quantbench.errors import InputError
+
+# n, rank from below, rank from above, coverage in per cent as printed. Source: "Confidence Intervals for the Population
+# Median", table A.7 of a statistics textbook (p. 656, coursehero.com/file/5646626: n = 2 to 20, all rank pairs); the
+# row taken is the narrowest with at least 95 %.
+PUBLISHED_RANKS = [
+    (6, 1, 6, 96.9),
+    (7, 1, 7, 98.4),
+    (8, 1, 8, 99.2),
+    (9, 2, 8, 96.1),
+    (10, 2, 9, 97.9),
+    (11, 2, 10, 98.8),
+    (12, 3, 10, 96.1),
+    (13, 3, 11, 97.8),
+    (14, 3, 12, 98.7),
+    (15, 4, 12, 96.5),
+    (16, 4, 13, 97.9),
+    (17, 5, 13, 95.1),
+    (18, 5, 14, 96.9),
+    (19, 5, 15, 98.1),
+    (20, 6, 15, 95.9),
+]
+
+
+@pytest.mark.parametrize(("count", "low", "high", "percent"), PUBLISHED_RANKS)
+def test_ranks_as_in_the_published_table(count: int, low: int, high: int, percent: float) -> None:
+    got_low, got_high, coverage = stats.median_ranks(count)
+    assert (got_low, got_high) == (low, high)
+    # The table's confidence levels are rounded, some of them downwards.
+    assert coverage * 100 == pytest.approx(percent, abs=0.11)
+
+
+@pytest.mark.parametrize(("count", "percent"), [(2, 50.0), (3, 75.0), (4, 87.5), (5, 93.75)])
+def test_too_few_samples_say_what_confidence_they_have(count: int, percent: float) -> None:
+    # 100·(1 − 2^(1−n)) for the whole range; the same table prints 50, 75, 87.5 and 93.8.
+    assert stats.median_ranks(count) == (1, count, percent / 100)
+
+
+@given(st.integers(6, 3000), st.sampled_from([0.5, 0.9, 0.95, 0.99]))
+def test_ranks_are_the_narrowest_that_cover(count: int, confidence: float) -> None:
+    low, high, coverage = stats.median_ranks(count, confidence)
+    assert low + high == count + 1
+    if coverage >= confidence:
+        inner = stats._coverage(count, low + 1)
+        assert low == (count + 1) // 2 or inner < confidence
+    else:
+        assert low == 1
+
+
+def test_coverage_holds_in_simulation() -> None:
+    # Exponential times, skewed as timings are: the interval must contain the true median ln 2 in 95 % of 2000 draws.
+    rng = np.random.default_rng(20240607)
+    hits = 0
+    for _ in range(2000):
+        interval = stats.median_interval(rng.exponential(size=25))
+        hits += interval.low <= np.log(2) <= interval.high
+    # Exact coverage at n = 25 is 95.67 %; three standard errors of 2000 draws are 1.4 %.
+    assert hits / 2000 == pytest.approx(0.9567, abs=0.014)
+
+
+def test_interval_of_ten() -> None:
+    interval = stats.median_interval([12.0, 10.0, 11.0, 19.0, 10.5, 11.5, 10.2, 13.0, 10.8, 11.2])
+    # sorted: 10 10.2 10.5 10.8 11 11.2 11.5 12 13 19; second and ninth
+    assert (interval.low, interval.high) == (10.2, 13.0)
+    assert interval.half_width == pytest.approx(1.4)
+
+
+def test_relative_half_width_by_hand() -> None:
+    samples = [98.0, 99.0, 99.0, 100.0, 100.0, 100.0, 100.0, 101.0, 101.0, 102.0]
+    assert stats.relative_half_width(samples) == pytest.approx(0.01)  # (101 − 99) / 2 / 100
+
+
+def test_relative_half_width_is_never_below_half_a_tick() -> None:
+    assert stats.relative_half_width([10.0] * 20, tick_us=1.0) == pytest.approx(0.05)
+
+
+def test_relative_half_width_of_too_few_is_infinite() -> None:
+    assert stats.relative_half_width([10.0] * 5) == float("inf")
+    assert stats.relative_half_width([10.0] * 6) == 0.0
+
+
+def test_quantiles_spread_and_median_by_hand() -> None:
+    samples = [100.0 + i for i in range(11)]  # 100 … 110
+    assert stats.median(samples) == 105.0
+    assert stats.quantiles(samples, (0.0, 0.1, 0.5, 0.9, 1.0)) == (100.0, 101.0, 105.0, 109.0, 110.0)
+    assert stats.spread(samples) == pytest.approx(8 / 105)
+
+
+def test_outliers_are_what_lies_three_interquartile_ranges_away() -> None:
+    # quartiles 2 and 4 → fences at −4 and 10
+    assert stats.outlier_share([1.0, 2.0, 3.0, 4.0, 5.0]) == 0.0
+    assert stats.outlier_share([2.0, 2.0, 3.0, 4.0, 4.0, 9.9, 2.0, 3.0]) == 0.0
+    assert stats.outlier_share([2.0, 2.0, 3.0, 4.0, 4.0, 3.0, 2.0, 50.0]) == 0.125
+
+
+def test_noise_of_normal_samples_is_their_standard_deviation() -> None:
+    rng = np.random.default_rng(1)
+    samples = rng.normal(100.0, 2.0, size=20_000)
+    assert stats.noise(samples) == pytest.approx(0.02, rel=0.03)
+
+
+def test_noise_stands_a_third_of_disturbed_samples() -> None:
+    # The median is 10.1; distances from it 0 0 .1 .1 .2 .3 4.9 4.9 4.9, their median .2.
+    samples = [10.0, 10.0, 10.1, 9.9, 10.1, 9.8, 15.0, 15.0, 15.0]
+    assert stats.noise(samples) == pytest.approx(1.4826 * 0.2 / 10.1, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("samples", "tick"),
+    [
+        ([10.24, 11.264, 10.24, 13.312], 1.024),  # A100 events
+        ([7.296, 7.328, 7.424], 0.032),  # H100 events
+        ([5.0, 5.0, 5.0], 0.0),
+        ([5.0], 0.0),
+        ([5.0, 5.00000001, 5.5], 0.5),  # the same tick through float32 milliseconds
+    ],
+)
+def test_tick_is_the_smallest_step(samples: list[float], tick: float) -> None:
+    assert stats.tick(samples) == pytest.approx(tick)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda: stats.median([]),
+            "median: samples of shape (0,); expected a one-dimensional array of at least one sample",
+        ),
+        (lambda: stats.noise([1.0, float("nan")]), "noise: a sample of nan; expected finite numbers"),
+        (
+            lambda: stats.quantiles([1.0], [1.5]),
+            "quantiles: shares = (1.5,); expected shares between 0 and 1",
+        ),
+        (
+            lambda: stats.median_ranks(5, 95.0),
+            "median_ranks: confidence = 95.0; expected a share between 0 and 1",
+        ),
+        (lambda: stats.median_ranks(0), "median_ranks: count = 0; expected at least one sample"),
+    ],
+)
+def test_errors_name_the_value(call: object, text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        call()  # type: ignore[operator]
+    assert str(caught.value) == text
+
+
+def test_importing_stats_loads_neither_torch_nor_scipy_stats() -> None:
+    code = "import sys, quantbench.stats; print([m for m in ('torch', 'scipy.stats', 'pandas') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,360 @@
+"""Which method times a point, in what order launches are queued, and the timer on a device made of literals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from quantbench.device.spec import DeviceSpec, DeviceState
+from quantbench.errors import InputError, UnsupportedError
+from quantbench.timing.cuda import CudaTimer, Method, choose_method
+from quantbench.timing.cuda_samplers import MAX_QUEUED, EventSampler, FlushedGraphSampler, ReplaySampler
+from quantbench.timing.options import TimingOptions
+from quantbench.timing.rotation import LazyRuns, cold_copies
+
+MIB = 2**20
+A100 = DeviceSpec("a100", "cuda", 108, 1410, 40 * MIB, 164 * 2**10, 80 * 2**30, 2039, {"bf16": 312}, (8, 0))
+
+
+@dataclass
+class FakeGpu:
+    """Keeps a log of what is queued, a clock that its work advances, and answers as told.
+
+    run_us: what a run takes between its events; fast_us: the same in a graph, per run.
+    """
+
+    run_us: float = 100.0
+    events_in_graphs: bool = True
+    held: list[bool] = field(default_factory=list)  # answers of was_held, then True
+    mhz: tuple[float, ...] | None = None  # what the stamps tell; None: 1410 for every gap
+    log: list[str] = field(default_factory=list)
+    now_s: float = 0.0
+    capturing: bool = False
+    polls: int = 0
+
+    def now(self) -> float:
+        return self.now_s
+
+    def note(self, word: str) -> None:
+        if not self.capturing:
+            self.log.append(word)
+
+    def run(self) -> None:
+        self.now_s += self.run_us * 1e-6
+        self.note("run")
+
+    def event_pair(self, *, in_graph: bool = False) -> FakePair:
+        return FakePair(self)
+
+    def flush(self) -> None:
+        self.now_s += 50e-6
+        self.note("flush")
+
+    def hold(self) -> None:
+        self.note("hold")
+
+    def release(self) -> None:
+        self.note("release")
+
+    def was_held(self) -> bool:
+        return self.held.pop(0) if self.held else True
+
+    def stamp(self, index: int) -> None:
+        self.note(f"stamp {index}")
+
+    def clocks_mhz(self, stamps: int) -> tuple[float, ...]:
+        return (1410.0,) * (stamps - 1) if self.mhz is None else self.mhz
+
+    def state(self) -> DeviceState:
+        self.note("state")
+        self.polls += 1
+        return DeviceState(sm_clock_mhz=1400.0, power_w=300.0 + self.polls)
+
+    def synchronize(self) -> None:
+        self.note("synchronize")
+
+    def capture(self, body: Callable[[], None], rehearsal: Callable[[], None]) -> Callable[[], None]:
+        self.note("rehearse")
+        self.capturing = True
+        start_s = self.now_s
+        rehearsal()
+        body()
+        took_s = self.now_s - start_s
+        self.capturing = False
+        self.note("capture")
+
+        def replay() -> None:
+            self.now_s += took_s / 2
+            self.note("replay")
+
+        return replay
+
+
+class FakePair:
+    def __init__(self, gpu: FakeGpu) -> None:
+        self._gpu = gpu
+        self._start_s = self._stop_s = 0.0
+
+    def start(self) -> None:
+        self._gpu.note("start")
+        self._start_s = self._gpu.now_s
+
+    def stop(self) -> None:
+        self._gpu.note("stop")
+        self._stop_s = self._gpu.now_s
+
+    def elapsed_us(self) -> float:
+        return (self._stop_s - self._start_s) * 1e6
+
+
+# ---- the method
+
+
+def chosen(
+    steady_us: float, *, copies: int = 0, min_bytes: int | None = None, graphs: bool = True, **options: object
+) -> Method:
+    return choose_method(
+        TimingOptions(**options),  # type: ignore[arg-type]
+        steady_us,
+        copies=copies,
+        min_bytes=min_bytes,
+        l2_bytes=40 * MIB,
+        events_in_graphs=graphs,
+    )
+
+
+def test_long_runs_stand_between_events() -> None:
+    assert chosen(20.0) == Method("events")
+    assert chosen(5000.0, cache="hot") == Method("events")
+
+
+def test_short_hot_runs_are_replayed_for_half_a_millisecond() -> None:
+    assert chosen(5.0, cache="hot") == Method("replay", runs_per_sample=100)
+    assert chosen(0.2, cache="hot") == Method("replay", runs_per_sample=1000)  # no more than that
+
+
+def test_short_cold_runs_rotate_when_the_copies_outgrow_the_cache() -> None:
+    needed = cold_copies(40 * MIB, 4 * MIB)  # 41
+    assert chosen(10.0, copies=40, min_bytes=4 * MIB) == Method("replay", copies=40, runs_per_sample=41)
+    assert chosen(4.0, copies=500, min_bytes=4 * MIB) == Method("replay", copies=40, runs_per_sample=3 * needed)
+
+
+def test_too_few_copies_are_not_called_cold() -> None:
+    # The "cold" graph that was silently warm (flashinfer 4468) cannot come about: 39 copies are one short.
+    assert chosen(10.0, copies=39, min_bytes=4 * MIB) == Method("flushed_graph")
+
+
+def test_copies_of_unknown_size_are_not_called_cold() -> None:
+    assert chosen(10.0, copies=10_000) == Method("flushed_graph")
+
+
+def test_short_cold_runs_without_copies() -> None:
+    assert chosen(10.0) == Method("flushed_graph")
+    assert chosen(10.0, graphs=False) == Method("events")
+
+
+def test_a_mode_that_was_asked_for_is_used() -> None:
+    assert chosen(5.0, mode="events") == Method("events")
+    assert chosen(700.0, mode="graph") == Method("flushed_graph")
+    assert chosen(700.0, mode="graph", cache="hot") == Method("replay", runs_per_sample=1)
+
+
+def test_a_cold_graph_that_cannot_be_is_refused() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        chosen(10.0, mode="graph", graphs=False, copies=3, min_bytes=4 * MIB)
+    assert str(caught.value) == (
+        "timing: mode = 'graph' with a cold cache: this torch records no events in graphs; expected torch 2.8 or "
+        "later, or 40 copies to rotate over"
+    )
+
+
+@pytest.mark.parametrize(("name", "mode"), [("events", "events"), ("replay", "graph"), ("flushed_graph", "graph")])
+def test_the_mode_that_is_stored(name: str, mode: str) -> None:
+    assert Method(name).mode == mode
+
+
+# ---- the order of launches
+
+
+def test_cold_events_flush_before_the_start_event_and_release_once_everything_is_queued() -> None:
+    gpu = FakeGpu()
+    got = EventSampler(gpu, gpu.run, flush=True).sample(2)
+    assert gpu.log == [
+        "hold", "stamp 0",
+        "flush", "start", "run", "stop", "stamp 1",
+        "flush", "start", "run", "stop", "stamp 2",
+        "release", "state", "synchronize",
+    ]  # fmt: skip
+    assert got.samples_us == pytest.approx((100.0, 100.0))  # the flush is not in it
+    assert got.clocks_mhz == (1410.0, 1410.0)
+    assert got.invalid == ()
+
+
+def test_hot_events_do_not_flush() -> None:
+    gpu = FakeGpu()
+    EventSampler(gpu, gpu.run, flush=False).sample(3)
+    assert "flush" not in gpu.log
+    assert gpu.log.count("run") == 3
+
+
+def test_no_more_is_queued_than_the_driver_takes() -> None:
+    gpu = FakeGpu()
+    assert len(EventSampler(gpu, gpu.run, flush=True).sample(1000).samples_us) == MAX_QUEUED
+
+
+def test_the_stream_is_let_go_when_a_run_fails() -> None:
+    gpu = FakeGpu()
+
+    def broken() -> None:
+        raise RuntimeError("CUDA error: invalid argument")
+
+    with pytest.raises(RuntimeError, match="invalid argument"):
+        EventSampler(gpu, broken, flush=True).sample(4)
+    assert gpu.log[-1] == "release"
+
+
+def test_a_hold_that_ran_out_marks_the_batch_and_the_next_is_half_as_long() -> None:
+    gpu = FakeGpu(held=[False, False])
+    sampler = EventSampler(gpu, gpu.run, flush=True)
+    first = sampler.sample(16)
+    assert first.invalid == ("launch gap: the device had to wait for the host",) * 16
+    assert len(sampler.sample(16).samples_us) == 8
+    third = sampler.sample(16)
+    assert (len(third.samples_us), third.invalid) == (4, ())
+
+
+def test_without_counters_the_clock_is_nvmls() -> None:
+    gpu = FakeGpu(mhz=())
+    assert EventSampler(gpu, gpu.run, flush=True).sample(3).clocks_mhz == (1400.0,) * 3
+
+
+def test_a_replay_is_divided_by_its_runs() -> None:
+    gpu = FakeGpu(run_us=4.0)
+    runs = [gpu.run] * 10
+    sampler = ReplaySampler(gpu, runs)
+    assert gpu.log == ["rehearse", "capture", "replay", "synchronize"]  # the first replay uploads, nothing is held
+    gpu.log.clear()
+    got = sampler.sample(2)
+    assert gpu.log == [
+        "hold", "stamp 0", "start", "replay", "stop", "stamp 1", "start", "replay", "stop", "stamp 2",
+        "release", "state", "synchronize",
+    ]  # fmt: skip
+    assert got.samples_us == pytest.approx((4.0, 4.0))
+    assert sampler.runs_per_sample == 10
+
+
+def test_a_flushed_graph_gives_one_sample_per_pair_of_events() -> None:
+    gpu = FakeGpu(run_us=4.0)
+    sampler = FlushedGraphSampler(gpu, gpu.run)
+    gpu.log.clear()
+    got = sampler.sample(10)
+    assert gpu.log == ["hold", "stamp 0", "replay", "stamp 1", "release", "state", "synchronize"]
+    assert got.samples_us == pytest.approx((4.0,) * MAX_QUEUED)
+    assert got.clocks_mhz == (1410.0,) * MAX_QUEUED
+    assert sampler.runs_per_sample == 1
+
+
+# ---- the timer
+
+
+def timer(gpu: FakeGpu, **options: object) -> CudaTimer:
+    def pause(seconds: float) -> None:
+        gpu.now_s += seconds
+
+    return CudaTimer(TimingOptions(**options), A100, gpu.state, ops=gpu, now=gpu.now, pause=pause)  # type: ignore[arg-type]
+
+
+def test_a_cold_point_from_beginning_to_end() -> None:
+    gpu = FakeGpu()
+    made = timer(gpu)
+    got = made.measure(gpu.run)
+    assert (got.mode, got.cache, got.kernels_per_sample, got.stopped_by) == ("events", "cold", 1, "precision")
+    assert got.samples_us == pytest.approx((100.0,) * 10)
+    assert got.clocks_mhz == (1410.0,) * 10
+    assert got.state_after.power_w == 300.0 + gpu.polls
+    assert got.state_before.power_w == 300.0 + gpu.polls - 1
+    assert gpu.log[:3] == ["run", "run", "synchronize"]  # before anything is held
+    assert made.warmup_s >= 0.1  # two windows of 50 ms
+    assert made.measuring_s == pytest.approx(10 * 150e-6)
+
+
+def test_phases_add_up_over_points() -> None:
+    gpu = FakeGpu()
+    made = timer(gpu)
+    made.measure(gpu.run)
+    warm_s, measuring_s = made.warmup_s, made.measuring_s
+    made.measure(gpu.run)
+    assert made.warmup_s == pytest.approx(2 * warm_s, rel=0.1)
+    assert made.measuring_s == pytest.approx(2 * measuring_s)
+
+
+def test_a_short_hot_point_is_replayed_and_says_so() -> None:
+    gpu = FakeGpu(run_us=5.0)
+    got = timer(gpu, cache="hot").measure(gpu.run)
+    assert (got.mode, got.cache, got.kernels_per_sample) == ("graph", "hot", 100)
+    assert got.samples_us[0] == pytest.approx(5.0)
+
+
+def test_a_short_cold_point_without_copies_is_flushed_inside_its_graph() -> None:
+    gpu = FakeGpu(run_us=5.0)
+    got = timer(gpu).measure(gpu.run)
+    assert (got.mode, got.cache, got.kernels_per_sample) == ("graph", "cold", 1)
+    assert got.samples_us[0] == pytest.approx(5.0)
+    # Ticks of 0.5 µs on 5 µs: half a tick is 5 %, which no number of samples improves.
+    assert got.stopped_by == "noise_floor"
+
+
+def test_a_short_cold_point_rotates_over_as_many_copies_as_it_takes() -> None:
+    gpu = FakeGpu(run_us=5.0)
+    made: list[int] = []
+
+    def copy(number: int) -> Callable[[], None]:
+        made.append(number)
+        return gpu.run
+
+    got = timer(gpu).measure(gpu.run, rotate=LazyRuns(200, copy), min_bytes=2 * MIB)
+    assert made == list(range(80))  # 4 · 40 MiB / 2 MiB
+    assert (got.mode, got.cache, got.kernels_per_sample) == ("graph", "cold", 81)
+    assert got.samples_us[0] == pytest.approx(5.0)
+
+
+def test_a_long_point_makes_no_copies() -> None:
+    gpu = FakeGpu(run_us=500.0)
+    rotate = LazyRuns(200, lambda number: pytest.fail("a copy was made"))
+    assert timer(gpu).measure(gpu.run, rotate=rotate, min_bytes=2 * MIB).mode == "events"
+
+
+def test_the_method_is_chosen_once_the_clock_is_up() -> None:
+    # 30 µs on the idle clock and 6 µs on the working one: it is a short run.
+    gpu = FakeGpu(run_us=30.0)
+
+    def run() -> None:
+        gpu.run()
+        if gpu.now_s > 0.01:
+            gpu.run_us = 6.0
+
+    assert timer(gpu).measure(run).mode == "graph"
+
+
+def test_phases_are_counted_when_a_run_fails_while_sampling() -> None:
+    gpu = FakeGpu()
+    made = timer(gpu)
+
+    def run() -> None:
+        gpu.run()
+        if made.warmup_s:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        made.measure(run)
+    assert gpu.log[-1] == "release"
+    assert made.measuring_s == pytest.approx(150e-6)  # one flush and one run
+
+
+def test_a_processor_is_no_cuda_device() -> None:
+    cpu = DeviceSpec("cpu-x", "cpu", 1, 3000, 32 * MIB, 0, 2**34, 100, {})
+    with pytest.raises(InputError) as caught:
+        CudaTimer(TimingOptions(), cpu, DeviceState, ops=FakeGpu())
+    assert str(caught.value) == "CudaTimer: a device of kind 'cpu'; expected a cuda device"

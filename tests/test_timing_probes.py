@@ -1,0 +1,40 @@
+"""The two helper kernels, compiled ahead of time: no GPU is needed to see what the machine code does."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+pytest.importorskip("triton", reason="triton is not installed")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("compiling needs a process without TRITON_INTERPRET", allow_module_level=True)
+
+from quantbench.kernels.compile import compile_kernel
+
+from quantbench.timing import probes
+
+ARCHITECTURES = [80, 90]
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_hold_reads_the_flag_anew_each_time_round(arch: int) -> None:
+    made = compile_kernel(
+        probes.hold, {"release_ptr": "*i32", "timed_out_ptr": "*i32", "timeout_ns": "i32"}, {}, arch, 1, 1
+    )
+    # One load before the loop and one in it, both seen by the host: a cached or hoisted load would spin for ever.
+    loads = [op for op in made.opcodes if op.startswith("LDG")]
+    assert loads
+    assert all("STRONG.SYS" in op for op in loads)
+    assert sum(made.opcodes[op] for op in loads) >= 2
+    assert made.count("BRA") >= 2
+    assert (made.spills, made.stack_bytes, made.threads) == (0, 0, 32)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_stamp_reads_clock_and_timer_and_writes_both(arch: int) -> None:
+    made = compile_kernel(probes.stamp, {"stamps_ptr": "*i64", "max_sms": "i32"}, {}, arch, 1, 1)
+    stores = sum(n for op, n in made.opcodes.items() if op.startswith("STG"))
+    assert stores == 2
+    assert made.count("CS2R") >= 1  # clock64
+    assert (made.spills, made.threads) == (0, 32)

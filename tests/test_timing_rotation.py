@@ -1,0 +1,58 @@
+"""How many copies are cold, and copies that are made only when asked for."""
+
+from __future__ import annotations
+
+from math import exp
+
+import pytest
+
+from quantbench.errors import InputError
+from quantbench.timing.rotation import COLD_L2_MULTIPLE, LazyRuns, cold_copies
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("l2_mib", "kib", "copies"),
+    [(50, 10 * 1024, 21), (60, 1024, 241), (6, 64 * 1024, 2), (40, 3 * 1024, 55)],
+)
+def test_copies_by_hand(l2_mib: int, kib: int, copies: int) -> None:
+    # 4 · L2 / bytes, rounded up, and the one whose turn it is
+    assert cold_copies(l2_mib * MIB, kib * 1024) == copies
+
+
+@pytest.mark.parametrize("kib", [1, 100, 5000, 300_000])
+def test_the_other_copies_outgrow_the_cache_four_times(kib: int) -> None:
+    copies = cold_copies(50 * MIB, kib * 1024)
+    assert (copies - 1) * kib * 1024 >= 4 * 50 * MIB
+
+
+def test_a_random_replacement_keeps_two_percent() -> None:
+    assert exp(-COLD_L2_MULTIPLE) < 0.02
+
+
+def test_errors_name_the_value() -> None:
+    with pytest.raises(InputError, match="cold_copies: min_bytes = 0; expected an integer from 1"):
+        cold_copies(MIB, 0)
+
+
+def test_lazy_runs_are_made_once_and_only_when_asked() -> None:
+    made: list[int] = []
+    calls: list[int] = []
+
+    def make(number: int):
+        made.append(number)
+        return lambda: calls.append(number)
+
+    runs = LazyRuns(5, make)
+    assert (len(runs), made) == (5, [])
+    runs[2]()
+    runs[2]()
+    runs[-1]()
+    assert made == [2, 4]
+    assert calls == [2, 2, 4]
+    for run in runs[:2]:
+        run()
+    assert made == [2, 4, 0, 1]
+    with pytest.raises(IndexError, match="run 5 of 5"):
+        runs[5]
