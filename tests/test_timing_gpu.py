@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="torch is not installed")
+import torch
 
 from quantbench import device
 from quantbench.device.spec import DeviceSpec
@@ -94,7 +93,8 @@ def test_a_product_is_timed_and_not_impossible(spec: DeviceSpec, n: int, cache: 
     timer = CudaTimer(options, spec, device.monitor(spec))
     got = timer.measure(product(n))
     assert got.cache == cache
-    assert got.mode == ("graph" if n == 128 and cache == "hot" else got.mode)
+    if cache == "hot":
+        assert got.mode == ("graph" if n == 128 else "events")
     verdict = grade(got, flops=2 * n**3, min_bytes=3 * 2 * n**2, spec=spec, dtype="fp16", options=options)
     assert verdict.letter != "rejected", verdict.reasons
 
