@@ -1,0 +1,175 @@
+"""How a GEMM kernel is built for given operands: everything that is fixed when it is compiled.
+
+Pure: needs neither a GPU nor tensors, so that the same code serves a launch and a compilation ahead of time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from quantbench.errors import InputError, require_choice
+from quantbench.kernels.gemm_menu import SCHEDULES, architecture, tiles
+from quantbench.kernels.gemm_operands import WHO, Operands
+from quantbench.launch import Tile
+from quantbench.quantization import cdiv
+from quantbench.workload.dtypes import DTYPES
+
+OPERAND_PATHS = ("auto", "pointers", "descriptors")
+
+#: Rows of tiles that are taken together for the L2 cache's sake. Source: triton's matmul tutorials, which use 8.
+GROUP_M = 8
+#: From this size on, a tile's pipeline needs the shared memory that a whole output tile would take.
+_SUBTILE_ELEMENTS = 128 * 256
+_SMALLEST_BLOCK = {"block_m": 16, "block_n": 16, "block_k": 16}  # what a matrix instruction takes
+_FP8_SMALLEST_BLOCK_K = 32
+_LARGEST_BOX = 256  # elements of one dimension of a TMA box. Source: cuTensorMapEncodeTiled, CUDA driver API
+_MAX_TILE_ELEMENTS = 256 * 256
+_MAX_REGISTERS = 255  # per thread, since sm_35
+
+
+@dataclass(frozen=True)
+class Config:
+    """One kernel: schedule, tile (every field filled in) and how data moves.
+
+    load_descriptors, store_descriptors: operands by TMA descriptors, the result by one. subtiles: in how many parts a
+    tile is written (1 or 2). flatten: one loop over tiles and steps (persistent only). group_m: see `GROUP_M`.
+    """
+
+    schedule: str
+    tile: Tile
+    load_descriptors: bool
+    store_descriptors: bool
+    subtiles: int
+    flatten: bool
+    group_m: int = GROUP_M
+
+
+def configure(
+    operands: Operands, schedule: str, tile: Tile, capability: tuple[int, int], *, path: str = "auto",
+    descriptors_available: bool,
+) -> Config:  # fmt: skip
+    """The kernel for a schedule and a tile; what the tile leaves open (None) comes from the menu.
+
+    path: `auto` takes descriptors on Hopper and newer where they can address the operands, and pointers elsewhere.
+    """
+    require_choice(WHO, "schedule", schedule, SCHEDULES)
+    require_choice(WHO, "operands", path, OPERAND_PATHS)
+    tile = complete(tile, operands.gemm.dtype, capability, align_bytes(operands))
+    _check_tile(tile, operands.gemm.dtype, schedule)
+    load = _load_by_descriptors(operands, tile, capability, path, descriptors_available)
+    in_parts = schedule == "split_k" and tile.split_k > 1  # the parts are fp32 and go by pointers
+    store = load and operands.c.descriptor and not in_parts
+    large = tile.elements >= _SUBTILE_ELEMENTS
+    return Config(
+        schedule=schedule,
+        tile=tile,
+        load_descriptors=load,
+        store_descriptors=store,
+        subtiles=2 if schedule == "stream_k" or (store and large) else 1,
+        flatten=schedule == "persistent" and load and large,
+    )
+
+
+def align_bytes(operands: Operands) -> int:
+    """Bytes that every stored row of a and b begins at a multiple of, up to 16."""
+    element_bytes = DTYPES[operands.gemm.dtype].element_bytes
+    return min(16, min(operands.a.align, operands.b.align) * element_bytes)
+
+
+def complete(tile: Tile, dtype: str, capability: tuple[int, int], aligned: int) -> Tile:
+    """The tile with every field filled in: from the menu's tile of the same output size, or the one nearest to it."""
+    menu = tiles(architecture(capability), dtype, aligned)
+    nearest = min(menu, key=lambda t: (abs(t.elements - tile.elements), (t.block_m, t.block_n) != _sides(tile)))
+    missing = {f.name: getattr(nearest, f.name) for f in fields(tile) if getattr(tile, f.name) is None}
+    return replace(tile, **missing)
+
+
+def constexprs(operands: Operands, config: Config) -> dict[str, Any]:
+    """The kernel's compile-time arguments."""
+    tile, gemm = config.tile, operands.gemm
+    values: dict[str, Any] = {
+        "A_TRANSPOSED": operands.a.transposed,
+        "B_TRANSPOSED": operands.b.transposed,
+        "ALIGN_A": operands.a.align,
+        "ALIGN_B": operands.b.align,
+        "ALIGN_C": operands.c.align,
+        "LOAD_DESCRIPTORS": config.load_descriptors,
+        "STORE_DESCRIPTORS": config.store_descriptors,
+        "BATCHED": gemm.batch > 1,
+        "EVEN_K": gemm.k % (tile.block_k or 1) == 0,
+        "PRECISION": "tf32" if gemm.dtype == "tf32" else "ieee",
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_K": tile.block_k,
+        "GROUP_M": config.group_m,
+        "SUBTILES": config.subtiles,
+    }
+    if config.schedule in ("data_parallel", "split_k"):
+        values["SPLIT_K"] = tile.split_k
+    if config.schedule == "persistent":
+        values["FLATTEN"] = config.flatten
+    return values
+
+
+def backend_options(operands: Operands, config: Config) -> dict[str, Any]:
+    """num_warps, num_stages, and a register limit where ptxas would otherwise trade a spill for occupancy."""
+    options = {"num_warps": config.tile.num_warps, "num_stages": config.tile.stages}
+    if operands.gemm.dtype == "fp32" and (config.tile.num_warps or 0) <= 8:
+        options["maxnreg"] = _MAX_REGISTERS
+    return options
+
+
+def num_tiles(operands: Operands, tile: Tile) -> int:
+    """Output tiles of all products, parts of a split reduction not counted."""
+    gemm = operands.gemm
+    return gemm.batch * cdiv(gemm.m, tile.block_m) * cdiv(gemm.n, tile.block_n)
+
+
+def streamed_tiles(tiles_in_all: int, programs: int) -> int:
+    """Tiles that stream-k shares by steps: those of the ragged last wave and of the one before it, so that every
+    program gets between one and two tiles' worth; the rest is whole waves ("two-tile stream-k", Osama et al. 2023).
+
+    >>> streamed_tiles(300, programs=132), streamed_tiles(264, programs=132), streamed_tiles(100, programs=132)
+    (168, 0, 100)
+    """
+    rest = tiles_in_all % programs
+    if rest == 0:
+        return 0
+    return rest + (programs if tiles_in_all > programs else 0)
+
+
+def _sides(tile: Tile) -> tuple[int, int]:
+    return tile.block_m, tile.block_n
+
+
+def _check_tile(tile: Tile, dtype: str, schedule: str) -> None:
+    for name, smallest in _SMALLEST_BLOCK.items():
+        value = getattr(tile, name)
+        low = _FP8_SMALLEST_BLOCK_K if name == "block_k" and dtype == "fp8" else smallest
+        if value < low or value & (value - 1):
+            raise InputError(WHO, f"tile {tile} with {name} = {value}", f"a power of two of at least {low}")
+    if tile.elements > _MAX_TILE_ELEMENTS:
+        raise InputError(WHO, f"tile {tile}", f"at most {_MAX_TILE_ELEMENTS} output elements")
+    warps = tile.num_warps or 0
+    if warps not in (1, 2, 4, 8, 16, 32):
+        raise InputError(WHO, f"tile {tile} with num_warps = {warps}", "a power of two up to 32")
+    if tile.split_k > 1 and schedule != "split_k":
+        raise InputError(WHO, f"tile {tile} with schedule = {schedule!r}", "schedule split_k")
+
+
+def _load_by_descriptors(
+    operands: Operands, tile: Tile, capability: tuple[int, int], path: str, available: bool
+) -> bool:
+    possible = available and operands.a.descriptor and operands.b.descriptor
+    small = max(tile.block_m, tile.block_n, tile.block_k or 0) <= _LARGEST_BOX
+    if path == "descriptors":
+        if not available:
+            raise InputError(WHO, "operands = 'descriptors'", "triton 3.4 or newer, or operands = 'pointers'")
+        if not possible or not small:
+            raise InputError(
+                WHO, "operands = 'descriptors'", "rows and first elements at multiples of 16 bytes, blocks up to 256"
+            )
+        return True
+    # fp32 without tf32 runs on scalar units, which read shared memory by rows: TMA's layout gains nothing there.
+    return path == "auto" and capability >= (9, 0) and operands.gemm.dtype != "fp32" and possible and small

@@ -1,0 +1,192 @@
+"""Which tiles are offered on which GPU, and which of them is taken when nobody says.
+
+Each tile of a menu compiles for its architecture with every schedule and layout without spills and within the shared
+memory of one block (the tests compile all of them). Sizes are for 16-bit operands; for others `scaled` keeps the bytes
+of a step the same. The sets follow what is known to be fast: on Ampere 128×256×32 and 128×128×32 (triton's matmul
+tutorial), on Hopper and Blackwell 128×256×64 with 8 warps and 3 to 4 stages (its persistent matmul tutorial), and
+smaller tiles for products that would not fill the device.
+
+No tile is best everywhere, and that is the trade this project is about: a large tile reads less per multiplication, a
+small one wastes less at the edges and in the last wave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import hypot
+
+from quantbench.launch import Tile
+from quantbench.providers.occupancy import resident_blocks
+from quantbench.quantization import cdiv
+from quantbench.workload.dtypes import DTYPES
+from quantbench.workload.gemm import Gemm
+
+SCHEDULES = ("data_parallel", "split_k", "stream_k", "persistent")
+
+#: parts that a reduction is tried to be split into
+_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+#: What a tile costs beside its multiplications, clocks: from the first load to the first result, and writing begins
+#: only after the last one. A global load takes 500 to 600 clocks on A100 and H100 (microbenchmarks: Luo et al. 2024),
+#: and filling the pipeline takes about two in a row.
+_LATENCY_CLOCKS = 1200.0
+_REGISTERS_BESIDE_SUMS = 40  # as compiled: addresses and fragments, beside the fp32 sums
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What the choice of a tile depends on, per SM and clock.
+
+    tiles, unaligned, scalar: the menus for operands whose rows begin at multiples of at least 16 bytes, for others,
+    and for fp32, which no tensor core multiplies. flops_per_clock: of 16-bit tensor cores. l2_bytes_per_clock: what
+    the L2 cache delivers to one SM when all of them read. Sources: rates from the whitepapers of V100 2017, Turing
+    2018, A100 2020 (L2: 2048 bytes a clock on V100, 5120 on A100), GA102 2020, H100 2022; no figure is published for the
+    L2 of Hopper and later, and the A100's is assumed there, spread over their SMs.
+    """
+
+    tiles: tuple[Tile, ...]
+    unaligned: tuple[Tile, ...]
+    scalar: tuple[Tile, ...]
+    flops_per_clock: int
+    l2_bytes_per_clock: float
+
+
+def _tile(block_m: int, block_n: int, block_k: int, stages: int, num_warps: int) -> Tile:
+    return Tile(block_m, block_n, block_k, stages=stages, num_warps=num_warps)
+
+
+# One 2-byte element at a time goes through registers, not straight to shared memory: less fits.
+_UNALIGNED = (_tile(128, 64, 32, 2, 8), _tile(64, 64, 32, 2, 4))
+_SCALAR = (_tile(128, 128, 16, 3, 8), _tile(128, 64, 16, 3, 4))
+
+_VOLTA = (_tile(128, 128, 32, 2, 8), _tile(128, 64, 32, 2, 4), _tile(64, 128, 32, 2, 4))
+_AMPERE = (
+    _tile(128, 256, 32, 3, 8),
+    _tile(256, 128, 32, 3, 8),
+    _tile(128, 128, 32, 4, 8),
+    _tile(128, 64, 32, 4, 4),
+    _tile(64, 128, 32, 4, 4),
+    _tile(64, 64, 32, 4, 4),
+)
+_ADA = (
+    _tile(128, 128, 32, 3, 8),
+    _tile(128, 64, 32, 4, 4),
+    _tile(64, 128, 32, 4, 4),
+    _tile(64, 64, 32, 4, 4),
+)
+_HOPPER = (
+    _tile(128, 256, 64, 4, 8),
+    _tile(256, 128, 64, 4, 8),
+    _tile(128, 128, 64, 4, 8),
+    _tile(128, 128, 64, 3, 4),
+    _tile(64, 256, 64, 3, 4),
+    _tile(128, 64, 64, 4, 4),
+    _tile(64, 128, 64, 4, 4),
+    _tile(64, 64, 64, 4, 4),
+)
+
+ARCHITECTURES: dict[int, Architecture] = {
+    70: Architecture(_VOLTA, _UNALIGNED, _SCALAR, 1024, 2048 / 80),
+    75: Architecture(_VOLTA, _UNALIGNED, _SCALAR, 1024, 1280 / 40),
+    80: Architecture(_AMPERE, _UNALIGNED, _SCALAR, 2048, 5120 / 108),
+    86: Architecture(_ADA, _UNALIGNED, _SCALAR, 1024, 5120 / 108),
+    89: Architecture(_ADA, _UNALIGNED, _SCALAR, 1024, 5120 / 142),
+    90: Architecture(_HOPPER, _UNALIGNED, _SCALAR, 4096, 5120 / 132),
+    100: Architecture(_HOPPER, _UNALIGNED, _SCALAR, 8192, 5120 / 148),
+    120: Architecture(_ADA, _UNALIGNED, _SCALAR, 1024, 5120 / 188),
+}
+
+
+def architecture(capability: tuple[int, int]) -> int:
+    """The menu's architecture for a compute capability: the newest one that is not newer.
+
+    >>> architecture((10, 3))
+    100
+    """
+    number = 10 * capability[0] + capability[1]
+    return max((arch for arch in ARCHITECTURES if arch <= number), default=min(ARCHITECTURES))
+
+
+def scaled(tile: Tile, dtype: str) -> Tile:
+    """A tile for 16-bit operands with its step in another format: as many bytes of the reduction, at least 16 elements
+    (32 of fp8, which is what the matrix instruction takes)."""
+    assert tile.block_k is not None
+    bytes_each = DTYPES[dtype].element_bytes
+    return replace(tile, block_k=max(32 if bytes_each == 1 else 16, 2 * tile.block_k // bytes_each))
+
+
+def tiles(arch: int, dtype: str, align_bytes: int = 16) -> tuple[Tile, ...]:
+    """The menu for an architecture, a format and the alignment of the operands' rows.
+
+    >>> [str(tile) for tile in tiles(80, "fp32")]
+    ['128x128x16', '128x64x16']
+    """
+    menu = ARCHITECTURES[arch]
+    if dtype == "fp32":
+        return menu.scalar
+    return tuple(scaled(tile, dtype) for tile in (menu.tiles if align_bytes >= 16 else menu.unaligned))
+
+
+def pick(gemm: Gemm, schedule: str, capability: tuple[int, int], sm_count: int, align_bytes: int = 16) -> Tile:
+    """The tile of the menu that should take the shortest time, by `estimated_clocks`; the same for the same input.
+
+    For split_k also into how many parts.
+
+    >>> str(pick(Gemm(8192, 8192, 8192), "data_parallel", (9, 0), sm_count=132))
+    '128x256x64'
+    >>> str(pick(Gemm(128, 128, 8192), "split_k", (9, 0), sm_count=132))
+    '64x64x64 split-k 32'
+    """
+    splits = _SPLITS if schedule == "split_k" else (1,)
+    choices = [
+        replace(tile, split_k=split)
+        for tile in tiles(architecture(capability), gemm.dtype, align_bytes)
+        for split in splits
+        if split == 1 or split * (tile.block_k or 1) <= gemm.k
+    ]
+    return min(choices, key=lambda tile: estimated_clocks(gemm, tile, schedule, capability, sm_count))
+
+
+def estimated_clocks(gemm: Gemm, tile: Tile, schedule: str, capability: tuple[int, int], sm_count: int) -> float:
+    """Clocks for the whole product, good enough to rank the tiles of one menu, never for a result.
+
+    A roofline for one SM (tensor cores against the L2 cache), times the waves that the schedule needs.
+    """
+    machine = ARCHITECTURES[architecture(capability)]
+    element_bytes = DTYPES[gemm.dtype].element_bytes
+    rate = 256.0 if gemm.dtype == "fp32" else machine.flops_per_clock * 2.0 / element_bytes
+    steps = cdiv(gemm.k, (tile.block_k or 1) * tile.split_k)
+    padded_k = steps * (tile.block_k or 1)
+    multiply = 2.0 * tile.elements * padded_k / rate
+    load = (tile.block_m + tile.block_n) * padded_k * element_bytes / machine.l2_bytes_per_clock
+    write_bytes = 4 if tile.split_k > 1 else DTYPES[gemm.output_dtype].element_bytes
+    # Neither hides the other entirely: between their sum and the larger of the two.
+    busy = hypot(multiply, load) + tile.elements * write_bytes / machine.l2_bytes_per_clock
+    per_sm = estimated_blocks_per_sm(tile, gemm.dtype, capability)
+    num_tiles = gemm.batch * cdiv(gemm.m, tile.block_m) * cdiv(gemm.n, tile.block_n) * tile.split_k
+    # Blocks that share an SM share its throughput and hide each other's latency; the last wave spreads over all SMs.
+    waves, rest = divmod(num_tiles, sm_count * per_sm)
+    clocks = waves * (per_sm * busy + _LATENCY_CLOCKS)
+    if schedule == "stream_k":
+        clocks += rest / sm_count * busy + 2 * _LATENCY_CLOCKS
+    elif rest:
+        clocks += cdiv(rest, sm_count) * busy + _LATENCY_CLOCKS
+    if tile.split_k > 1:
+        moved = gemm.batch * gemm.m * gemm.n * (4 * tile.split_k + DTYPES[gemm.output_dtype].element_bytes)
+        clocks += moved / (sm_count * machine.l2_bytes_per_clock) + 2 * _LATENCY_CLOCKS
+    return clocks
+
+
+def estimated_blocks_per_sm(tile: Tile, dtype: str, capability: tuple[int, int]) -> int:
+    """Blocks of a menu tile that one SM holds, from its sums and its pipeline; at least 1."""
+    threads = 32 * (tile.num_warps or 4)
+    stage_bytes = (tile.block_m + tile.block_n) * (tile.block_k or 1) * DTYPES[dtype].element_bytes
+    return max(
+        1,
+        resident_blocks(
+            capability,
+            threads=threads,
+            registers=min(255, tile.elements // threads + _REGISTERS_BESIDE_SUMS),
+            shared_memory_bytes=(tile.stages or 2) * stage_bytes,
+        )
+        or 1,
+    )

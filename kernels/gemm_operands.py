@@ -1,0 +1,190 @@
+"""What `matmul` takes: checked before anything is launched, and described in the words of the kernels.
+
+A matrix is stored row-major or transposed (column-major), with a leading dimension in elements, as in BLAS. Anything
+else (a step of 2 between neighbours, rows that overlap) is refused: reading it fast needs a copy, and a copy that
+nobody asked for would be timed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from quantbench.errors import InputError, UnsupportedError
+from quantbench.kernels.features import INTERPRETER, require_architecture
+from quantbench.workload.gemm import Gemm
+
+WHO = "matmul"
+
+#: torch's formats by name; tf32 is fp32 storage with another product
+DTYPE_NAMES = {
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.float8_e4m3fn: "fp8",
+}
+OUTPUT_DTYPES = {
+    torch.float16: torch.float16,
+    torch.bfloat16: torch.bfloat16,
+    torch.float32: torch.float32,
+    torch.float8_e4m3fn: torch.bfloat16,
+}
+#: Compute capability from which on the tensor cores have a format. Sources: NVIDIA A100 whitepaper 2020 (bf16, tf32),
+#: Ada whitepaper 2022 (fp8).
+FIRST_CAPABILITY = {"bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9)}
+
+_MAX_ALIGN = 16  # elements; more does not make loads wider, whatever the format
+_TMA_ALIGN_BYTES = 16  # of the first element and of every stride but the last
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """How one operand is stored. All sizes in elements.
+
+    transposed: stored cols × rows. leading: distance between stored rows. batch_stride: between products (0: all
+    products share this operand, or there is only one). align: largest power of two up to 16 that divides the length
+    of a stored row, the leading dimension and the batch stride. descriptor: whether a TMA descriptor can address it.
+    """
+
+    transposed: bool
+    leading: int
+    batch_stride: int
+    align: int
+    descriptor: bool
+
+
+@dataclass(frozen=True)
+class Operands:
+    """A checked product: its size, and how a, b and c are stored."""
+
+    gemm: Gemm
+    a: Matrix
+    b: Matrix
+    c: Matrix
+
+
+def check(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, tf32: bool) -> tuple[Operands, torch.Tensor]:
+    """The operands of a·b and the tensor that the result goes to (`out`, or a new one).
+
+    a: [m, k] or [batch, m, k], b: [k, n] or [batch, k, n], same format and device. Raises InputError for what does
+    not fit together and UnsupportedError for what this device cannot do.
+    """
+    gemm = _gemm(a, b, tf32)
+    _check_device(a, b, gemm)
+    shape = (*a.shape[:-1], gemm.n)
+    dtype = OUTPUT_DTYPES[a.dtype]
+    if out is None:
+        out = torch.empty(shape, dtype=dtype, device=a.device)
+    elif tuple(out.shape) != shape:
+        raise InputError(WHO, f"out of shape {tuple(out.shape)}", f"{shape}")
+    elif out.dtype != dtype:
+        raise InputError(WHO, f"out in {_short(out.dtype)}", f"{_short(dtype)}, the format of this product")
+    elif out.device != a.device:
+        raise InputError(WHO, f"out on {out.device}", f"{a.device}, where a and b are")
+    stored_a, stored_b = _stored("a", a), _stored("b", b)
+    layout = "".join("t" if x.transposed else "n" for x in (stored_a, stored_b))
+    if layout != "tt":  # which Gemm has no word for, and the kernels do not mind
+        gemm = replace(gemm, layout=layout)
+    return Operands(gemm, stored_a, stored_b, _stored_in_rows(out)), out
+
+
+def _gemm(a: torch.Tensor, b: torch.Tensor, tf32: bool) -> Gemm:
+    shapes = f"a of shape {tuple(a.shape)} and b of shape {tuple(b.shape)}"
+    if a.dim() != b.dim() or a.dim() not in (2, 3):
+        raise InputError(WHO, shapes, "[m, k] and [k, n], or [batch, m, k] and [batch, k, n]")
+    if a.shape[-1] != b.shape[-2]:
+        raise InputError(WHO, shapes, f"b with k = {a.shape[-1]} rows")
+    if a.dim() == 3 and a.shape[0] != b.shape[0]:
+        raise InputError(WHO, shapes, "the same batch")
+    if 0 in a.shape or 0 in b.shape:
+        raise InputError(WHO, shapes, "sizes of at least 1")
+    if a.dtype != b.dtype:
+        raise InputError(WHO, f"a in {_short(a.dtype)} and b in {_short(b.dtype)}", "one format for both")
+    if a.dtype not in DTYPE_NAMES:
+        raise InputError(WHO, f"operands in {_short(a.dtype)}", ", ".join(map(_short, DTYPE_NAMES)))
+    dtype = DTYPE_NAMES[a.dtype]
+    if tf32:
+        if dtype != "fp32":
+            raise InputError(WHO, f"tf32 = True with operands in {_short(a.dtype)}", "operands in float32")
+        dtype = "tf32"
+    batch = a.shape[0] if a.dim() == 3 else 1
+    return Gemm(m=a.shape[-2], n=b.shape[-1], k=a.shape[-1], batch=batch, dtype=dtype)
+
+
+def _check_device(a: torch.Tensor, b: torch.Tensor, gemm: Gemm) -> None:
+    if a.device != b.device:
+        raise InputError(WHO, f"a on {a.device} and b on {b.device}", "one device for both")
+    if INTERPRETER:
+        if gemm.dtype == "bf16":  # it multiplies the bit patterns
+            raise UnsupportedError(WHO, "bf16 in triton's interpreter, which computes it wrongly", "fp16 or fp32 there")
+        return
+    if not a.is_cuda:
+        raise UnsupportedError(
+            WHO, f"operands on {a.device}", "CUDA tensors, or TRITON_INTERPRET=1 set before triton is imported"
+        )
+    capability = torch.cuda.get_device_capability(a.device)
+    require_architecture(WHO, capability)
+    reason = missing_format(gemm.dtype, capability)
+    if reason is not None:
+        raise UnsupportedError(WHO, reason, "a format that it has, or a newer GPU")
+
+
+def missing_format(dtype: str, capability: tuple[int, int]) -> str | None:
+    """Why tensor cores of this compute capability do not multiply in a format, or None.
+
+    >>> missing_format("fp8", (8, 0))
+    'sm_80 has no fp8 products'
+    """
+    if capability >= FIRST_CAPABILITY.get(dtype, (0, 0)):
+        return None
+    return f"sm_{capability[0]}{capability[1]} has no {dtype} products"
+
+
+def _stored(name: str, x: torch.Tensor) -> Matrix:
+    rows, cols = x.shape[-2:]
+    row_stride, col_stride = x.stride()[-2:]
+    # The stride of a dimension of size 1 means nothing. A leading dimension of 1 is never needed, and is avoided: triton
+    # makes a constant of an argument that is 1.
+    if col_stride == 1 and (rows == 1 or row_stride >= max(cols, 2)):
+        return _matrix(x, False, cols, row_stride if rows > 1 else _padded(cols))
+    if row_stride == 1 and (cols == 1 or col_stride >= rows):
+        return _matrix(x, True, rows, col_stride if cols > 1 else _padded(rows))
+    if cols == 1 and row_stride > 1:
+        return _matrix(x, False, 1, row_stride)
+    if rows == 1 and col_stride > 1:
+        return _matrix(x, True, 1, col_stride)
+    raise InputError(WHO, f"{name} with strides {tuple(x.stride())}", "row- or column-major storage")
+
+
+def _stored_in_rows(x: torch.Tensor) -> Matrix:
+    rows, cols = x.shape[-2:]
+    row_stride, col_stride = x.stride()[-2:]
+    in_rows = (cols == 1 or col_stride == 1) and (rows == 1 or row_stride >= cols)
+    batches, batch_stride = (x.shape[0], x.stride(0)) if x.dim() == 3 else (1, 0)
+    one_after_another = batch_stride >= (rows - 1) * row_stride + cols
+    interleaved = batch_stride >= cols and row_stride >= (batches - 1) * batch_stride + cols
+    if not in_rows or not (batches == 1 or one_after_another or interleaved):
+        raise InputError(WHO, f"out with strides {tuple(x.stride())}", "row-major storage without overlaps")
+    return _matrix(x, False, cols, row_stride if rows > 1 else _padded(cols))
+
+
+def _matrix(x: torch.Tensor, transposed: bool, length: int, leading: int) -> Matrix:
+    batched = x.dim() == 3 and x.shape[0] > 1
+    batch_stride = x.stride(0) if batched else 0
+    align = min(_MAX_ALIGN, *(_power_of_two_in(size) for size in (length, leading, batch_stride) if size))
+    aligned = all(size * x.element_size() % _TMA_ALIGN_BYTES == 0 for size in (leading, batch_stride))
+    descriptor = aligned and x.data_ptr() % _TMA_ALIGN_BYTES == 0 and (batch_stride > 0 or not batched)
+    return Matrix(transposed, leading, batch_stride, align, descriptor)
+
+
+def _padded(size: int) -> int:
+    return -(-size // _MAX_ALIGN) * _MAX_ALIGN
+
+
+def _power_of_two_in(size: int) -> int:
+    return size & -size
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
