@@ -69,6 +69,13 @@ def test_what_a_provider_does_not_do_is_skipped_with_its_reason(worker: WorkerPr
     assert ask(worker, provider, 64).measurement is not None
 
 
+def test_what_cannot_fit_into_the_memory_is_not_tried(worker: WorkerProcess) -> None:
+    huge = Gemm(2**20, 2**20, 2**10, dtype="fp32")
+    reply = worker.ask(Request(huge, "torch.mm", check=False), 60.0, lambda: None)
+    assert reply.skipped is not None
+    assert reply.skipped.startswith("needs at least 4.0 TiB, and cpu-")
+
+
 def test_a_wrong_result_is_not_timed(worker: WorkerProcess) -> None:
     reply = ask(worker, "Wrong", 64)
     assert reply.measurement is None

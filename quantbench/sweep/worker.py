@@ -27,6 +27,8 @@ from quantbench.sweep.messages import (
     request_from_json,
     timing_from_json,
 )
+from quantbench.units import size
+from quantbench.workload import Workload
 
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
@@ -77,7 +79,7 @@ class Worker:
         from quantbench.providers.identity import identify
 
         provider = catalog.make(request.provider)
-        reason = provider.unsupported(request.workload, self._spec)
+        reason = too_large(request.workload, self._spec) or provider.unsupported(request.workload, self._spec)
         if reason is not None:
             return Reply(skipped=reason)
         if request.check:
@@ -100,6 +102,13 @@ class Worker:
         start_s = time.perf_counter()
         yield
         self._phases_s[name] = time.perf_counter() - start_s
+
+
+def too_large(workload: Workload, spec: DeviceSpec) -> str | None:
+    """A reason in words when inputs and outputs alone do not fit: trying would only bring the machine to swap."""
+    if workload.min_bytes <= spec.memory_bytes:
+        return None
+    return f"needs at least {size(workload.min_bytes)}, and {spec.name} has {size(spec.memory_bytes)}"
 
 
 def first_line(error: BaseException) -> str:
