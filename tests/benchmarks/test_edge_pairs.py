@@ -1,44 +1,22 @@
-"""`pytest --benchmark-only`: products on both sides of predicted edges, by the timer that sweeps use.
-
-pytest-benchmark keeps its own clock; here that clock is advanced by the device time of each sample, so that its table,
-its JSON and its comparisons speak of the device and not of Python.
-"""
+"""`pytest --benchmark-only`: kernels on both sides of predicted edges, by the timer that sweeps use."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
-from pytest_benchmark.fixture import BenchmarkFixture
 
 from quantbench import device
 from quantbench.device.spec import DeviceSpec
-from quantbench.providers import catalog
+from quantbench.pytest_plugin import DeviceBenchmark
 from quantbench.sweep.axes import parse_axis
 from quantbench.sweep.edges import predicted_edges
 from quantbench.sweep.shapes import Held, with_defaults
-from quantbench.timing.grade import grade
-from quantbench.timing.options import TimingOptions
-from quantbench.timing.timer import Timer, make_timer
-from quantbench.workload import Gemm
+from quantbench.workload import Attention, Gemm, Softmax
 
 PAIRS = 3
 RANGE = {"cuda": "n=1024:8192", "cpu": "n=256:1024"}
 # A neighbour of 8 columns keeps bf16 rows aligned to 16 bytes: what it shows is the edge, not a misalignment.
 PAST_THE_EDGE = 8
-
-
-@dataclass
-class DeviceClock:
-    """A clock that only moves when a device has worked."""
-
-    now_s: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-CLOCK = DeviceClock()
+SIDES = pytest.mark.parametrize("past", [0, PAST_THE_EDGE], ids=["below", "past"])
 
 
 @pytest.fixture(scope="module")
@@ -47,33 +25,32 @@ def spec() -> DeviceSpec:
 
 
 @pytest.fixture(scope="module")
-def timer(spec: DeviceSpec) -> Timer:
-    return make_timer(spec, TimingOptions(max_time_s=1.0 if spec.kind == "cuda" else 0.3))
+def held(spec: DeviceSpec) -> Held:
+    return with_defaults(Held(), spec.kind, device.default_dtype(spec))
 
 
 @pytest.fixture(scope="module")
-def edges(spec: DeviceSpec) -> list[int]:
-    held = with_defaults(Held(), spec.kind, device.default_dtype(spec))
+def edges(spec: DeviceSpec, held: Held) -> list[int]:
     return predicted_edges((parse_axis(RANGE[spec.kind]),), 0, held, spec)[:PAIRS]
 
 
-@pytest.mark.benchmark(timer=CLOCK, group="edge pairs")
-@pytest.mark.parametrize("side", ["below", "past"])
+@pytest.mark.benchmark(group="gemm: n past a predicted edge")
+@SIDES
 @pytest.mark.parametrize("pair", range(PAIRS))
-def test_edge_pair(
-    benchmark: BenchmarkFixture, spec: DeviceSpec, timer: Timer, edges: list[int], pair: int, side: str
-) -> None:
-    held = with_defaults(Held(), spec.kind, device.default_dtype(spec))
-    n = edges[pair] + (PAST_THE_EDGE if side == "past" else 0)
-    gemm = Gemm(held.m, n, held.k, dtype=held.dtype)
-    task = catalog.make("torch.mm").prepare(gemm, spec)
-    measurement = timer.measure(task.run)
-    samples = iter(measurement.samples_us)
+def test_gemm(device_benchmark: DeviceBenchmark, held: Held, edges: list[int], pair: int, past: int) -> None:
+    device_benchmark.workload(Gemm(held.m, edges[pair] + past, held.k, dtype=held.dtype), "torch.mm")
 
-    def one_sample() -> None:
-        CLOCK.now_s += next(samples) * 1e-6
 
-    benchmark.pedantic(one_sample, rounds=len(measurement.samples_us), iterations=1)
-    trust = grade(measurement, flops=gemm.flops, min_bytes=gemm.min_bytes, spec=spec, dtype=gemm.dtype)
-    benchmark.extra_info.update(device=spec.name, workload=str(gemm), grade=trust.letter, reasons=list(trust.reasons))
-    assert trust.letter != "rejected", trust.reasons
+@pytest.mark.benchmark(group="softmax: sk past a power of two")
+@SIDES
+def test_softmax(device_benchmark: DeviceBenchmark, spec: DeviceSpec, held: Held, past: int) -> None:
+    size = (2048 if spec.kind == "cuda" else 256) + past
+    provider = "triton.fused" if spec.kind == "cuda" else "torch.eager"
+    device_benchmark.workload(Softmax(8, size, size, dtype=held.dtype), provider)
+
+
+@pytest.mark.benchmark(group="attention: head_dim past 64")
+@SIDES
+def test_attention(device_benchmark: DeviceBenchmark, spec: DeviceSpec, held: Held, past: int) -> None:
+    seq = 2048 if spec.kind == "cuda" else 256
+    device_benchmark.workload(Attention(1, 8, seq, seq, 64 + past, dtype=held.dtype), "torch.flash")

@@ -1,0 +1,135 @@
+"""The pytest fixture `device_benchmark`: pytest-benchmark's table, JSON and comparisons, with device time in them.
+
+    def test_my_kernel(device_benchmark):
+        a, b = torch.randn(2, 4096, 4096, device="cuda", dtype=torch.bfloat16)
+        device_benchmark(lambda: torch.mm(a, b), flops=2 * 4096**3, dtype="bf16")
+
+pytest-benchmark times with a clock of its choosing. Tests that use the fixture get one that moves only when the device
+has worked: the samples of quantbench's timer are replayed to it, one a round, through `benchmark.pedantic`. So
+`--benchmark-only`, `--benchmark-json`, `--benchmark-compare-fail=median:5%` and histograms mean device time.
+
+Importing this module loads no torch: pytest loads it in every run of an environment that has quantbench.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from quantbench.errors import InputError
+from quantbench.measurement import Measurement
+from quantbench.timing.options import TimingOptions
+from quantbench.units import parse_duration_s
+
+if TYPE_CHECKING:
+    from quantbench.device.spec import DeviceSpec
+    from quantbench.timing.timer import Timer
+    from quantbench.workload import Workload
+
+
+@dataclass
+class DeviceClock:
+    """A clock in seconds that moves only when a device has worked."""
+
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+_CLOCK = DeviceClock()
+
+
+class DeviceBenchmark:
+    """The fixture's value: call it with what is to be timed. spec: the device that it runs on."""
+
+    def __init__(self, benchmark: Any, spec: DeviceSpec, timer: Timer, options: TimingOptions) -> None:
+        self.spec = spec
+        self._benchmark = benchmark
+        self._timer = timer
+        self._options = options
+
+    def __call__(
+        self, run: Callable[[], object], *, flops: float = 0, min_bytes: float = 0, dtype: str = ""
+    ) -> Measurement:
+        """Time `run`, which enqueues the same work each time, and hand its samples to pytest-benchmark.
+
+        flops, min_bytes: the work of one run, dtype its arithmetic (`bf16`, …): with them a figure that the hardware
+        cannot reach is refused. Raises AssertionError for such a figure.
+        """
+        from quantbench.timing.grade import grade
+
+        measurement = self._timer.measure(cast("Callable[[], None]", run))  # what it returns is of no interest
+        samples = iter(measurement.samples_us)
+
+        def replay() -> None:
+            _CLOCK.now_s += next(samples) * 1e-6
+
+        self._benchmark.pedantic(replay, rounds=len(measurement.samples_us), iterations=1)
+        trust = grade(measurement, flops=flops, min_bytes=min_bytes, spec=self.spec, dtype=dtype, options=self._options)
+        self._benchmark.extra_info.update(
+            device=self.spec.name,
+            mode=measurement.mode,
+            cache=measurement.cache,
+            clocks_mhz=list(measurement.clocks_mhz),
+            state=asdict(measurement.state_after),
+            stopped_by=measurement.stopped_by,
+            discarded=len(measurement.discarded),
+            grade=trust.letter,
+            reasons=list(trust.reasons),
+        )
+        assert trust.letter != "rejected", trust.reasons[0]
+        return measurement
+
+    def workload(self, workload: Workload, provider: str) -> Measurement:
+        """Time a workload by one of quantbench's providers; skips the test where it is not supported."""
+        from quantbench.providers import catalog
+
+        maker = catalog.make(provider)
+        reason = maker.unsupported(workload, self.spec)
+        if reason is not None:
+            pytest.skip(reason)
+        task = maker.prepare(workload, self.spec, distribution=self._options.distribution, seed=self._options.seed)
+        self._benchmark.extra_info["workload"] = str(workload)
+        return self(task.run, flops=workload.flops, min_bytes=workload.min_bytes, dtype=workload.dtype)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of the fixture's timer."""
+    group = parser.getgroup("quantbench")
+    group.addoption("--device-cache", default="cold", choices=("cold", "hot"), help="last-level cache before each run")
+    group.addoption("--device-max-time", default="1s", help="sampling time per benchmark at most (default: 1s)")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give pytest-benchmark the device's clock in every test that uses the fixture; its other marks stay."""
+    for item in items:
+        if "device_benchmark" in getattr(item, "fixturenames", ()):
+            own = item.get_closest_marker("benchmark")
+            options = {**(own.kwargs if own is not None else {}), "timer": _CLOCK}
+            item.add_marker(pytest.mark.benchmark(**options), append=False)
+
+
+@pytest.fixture(scope="session")
+def _device_timer(request: pytest.FixtureRequest) -> tuple[DeviceSpec, Timer, TimingOptions]:
+    from quantbench import device
+    from quantbench.timing.timer import make_timer
+
+    try:
+        options = TimingOptions(
+            cache=request.config.getoption("--device-cache"),
+            max_time_s=parse_duration_s("--device-max-time", request.config.getoption("--device-max-time")),
+        )
+    except InputError as error:
+        raise pytest.UsageError(str(error)) from None
+    spec = device.current()
+    return spec, make_timer(spec, options), options
+
+
+@pytest.fixture
+def device_benchmark(benchmark: Any, _device_timer: tuple[DeviceSpec, Timer, TimingOptions]) -> DeviceBenchmark:
+    """Times work on the device at hand inside pytest-benchmark; see `DeviceBenchmark`."""
+    return DeviceBenchmark(benchmark, *_device_timer)

@@ -1,0 +1,94 @@
+"""The fixture inside a pytest run of its own, as a user's project would use it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ENVIRONMENT = {**os.environ, "QUANTBENCH_DEVICE": "cpu", "PYTHONPATH": str(ROOT)}
+SUITE = """
+import pytest, torch
+
+@pytest.mark.benchmark(group="mine")
+@pytest.mark.parametrize("size", [32, 128])
+def test_my_kernel(device_benchmark, size):
+    a = torch.randn(size, size)
+    device_benchmark(lambda: torch.mm(a, a), flops=2 * size**3, dtype="fp32")
+
+def test_impossible(device_benchmark):
+    device_benchmark(lambda: None, flops=1e18, dtype="fp32")
+
+def test_plain():
+    assert True
+"""
+
+
+def pytest_run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    (folder / "test_suite.py").write_text(SUITE)
+    plugin = ("-p", "quantbench.pytest_plugin") if not _installed() else ()
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *plugin, "-q", "--device-max-time", "50ms", "--device-cache", "hot", *words],
+        cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def _installed() -> bool:
+    from importlib.metadata import entry_points
+
+    return any(e.value == "quantbench.pytest_plugin" for e in entry_points(group="pytest11"))
+
+
+def test_the_table_and_the_json_hold_device_time(tmp_path: Path) -> None:
+    done = pytest_run(tmp_path, "--benchmark-only", "--benchmark-json=out.json", "-k", "my_kernel")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"benchmark 'mine': 2 tests", done.stdout)
+    found = {b["params"]["size"]: b for b in json.loads((tmp_path / "out.json").read_text())["benchmarks"]}
+    for each in found.values():
+        assert each["stats"]["rounds"] >= 10
+        assert each["extra_info"]["grade"] in "ABCD"
+        assert each["extra_info"]["device"].startswith("cpu-")
+        assert each["extra_info"]["cache"] == "hot"
+        # The clock was advanced by the samples: each round is one of them, to the nanosecond.
+        assert all(0 < seconds < 10 for seconds in each["stats"]["data"])
+    # 64 times the work; a clock that ticked with Python would see no difference.
+    assert found[128]["stats"]["median"] > 2 * found[32]["stats"]["median"]
+
+
+def test_a_comparison_fails_on_a_regression(tmp_path: Path) -> None:
+    only = ("--benchmark-only", "-k", "my_kernel")
+    assert pytest_run(tmp_path, *only, "--benchmark-save=base").returncode == 0
+    (saved,) = tmp_path.glob(".benchmarks/*/*.json")
+    data = json.loads(saved.read_text())
+    for each in data["benchmarks"]:
+        each["stats"]["median"] /= 100  # as if it had been a hundred times faster
+    saved.write_text(json.dumps(data))
+    again = pytest_run(tmp_path, *only, "--benchmark-compare=0001", "--benchmark-compare-fail=median:5%")
+    assert again.returncode != 0
+    assert "Performance has regressed" in again.stdout + again.stderr
+
+
+def test_a_figure_above_the_peak_fails(tmp_path: Path) -> None:
+    done = pytest_run(tmp_path, "-k", "impossible")
+    assert done.returncode == 1
+    assert "faster than the hardware's peak" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "outcome"),
+    [(("--benchmark-skip",), "1 passed, 3 skipped"), (("--benchmark-disable", "-k", "not impossible"), "3 passed")],
+)
+def test_the_switches_of_pytest_benchmark_work(tmp_path: Path, words: tuple[str, ...], outcome: str) -> None:
+    done = pytest_run(tmp_path, *words)
+    assert outcome in done.stdout, done.stdout
+
+
+def test_a_wrong_option_is_said_in_one_line(tmp_path: Path) -> None:
+    done = pytest_run(tmp_path, "--device-max-time", "soon", "-k", "my_kernel")
+    assert "--device-max-time: 'soon'; expected a time such as 90s" in done.stdout + done.stderr
