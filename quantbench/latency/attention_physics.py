@@ -1,0 +1,216 @@
+"""The time of attention from its blocks: launch, waves, matrix products against exponentials, memory.
+
+latency = launch + ‖compute, memory‖₃ (stretched where a long kernel throttles) + writing the keys and values away
+where the figure includes that. compute runs the row blocks in waves of one per SM, softened by a fluid share; each key
+block costs the longer of its two products and its exponentials, joined by a p-norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError, UnsupportedError
+from quantbench.latency.attention_tiles import Blocks, KernelFamily, cut
+from quantbench.workload import Attention
+from quantbench.workload.dtypes import element_bytes
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+#: exponentials per SM and clock: 16 in the special function units from compute capability 7.0 on
+#: (CUDA C++ Programming Guide, arithmetic instructions, throughput table)
+_EXPONENTIALS_PER_CLOCK = 16
+# A backward pass computes five products where the forward has two (FlashAttention, Dao 2022).
+_BACKWARD_FLOPS = 2.5
+# Keys are split where there are fewer row blocks than this share of the SMs (FlashAttention, hopper/heuristics.h), and
+# not below this many keys a part (as the public A100 and H200 tables show).
+_SPLIT_BELOW = 0.8
+_SPLIT_KEYS = 512
+# Widths that 16-byte loads of two-byte elements need; others are padded by copies (torch's SDPA does so).
+_ALIGNED_ELEMENTS = 8
+
+
+@dataclass(frozen=True)
+class AttentionShapes:
+    """Many attention shapes: arrays of equal length (n,), fields as in `Attention`; backward instead of direction."""
+
+    batch: IntArray
+    heads: IntArray
+    kv_heads: IntArray
+    seq_q: IntArray
+    seq_k: IntArray
+    head_dim: IntArray
+    causal: BoolArray
+    backward: BoolArray
+    dtype: str = "bf16"
+
+    @classmethod
+    def of(cls, works: Iterable[Attention]) -> AttentionShapes:
+        """Shapes of workloads that share a dtype."""
+        found = list(works)
+        dtypes = {work.dtype for work in found}
+        if len(dtypes) != 1:
+            raise InputError("attention", f"dtypes {sorted(dtypes)}", "workloads of one dtype, at least one")
+        rows = [(w.batch, w.heads, w.kv_heads, w.seq_q, w.seq_k, w.head_dim) for w in found]
+        batch, heads, kv_heads, seq_q, seq_k, head_dim = np.array(rows, dtype=np.int64).T
+        causal = np.array([w.causal for w in found])
+        backward = np.array([w.direction == "backward" for w in found])
+        return cls(batch, heads, kv_heads, seq_q, seq_k, head_dim, causal, backward, dtypes.pop())
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    def __getitem__(self, rows: Any) -> AttentionShapes:
+        return replace(self, **{name: getattr(self, name)[rows] for name in _ARRAYS})
+
+    @cached_property
+    def flops(self) -> FloatArray:
+        """Useful matrix arithmetic of each shape, as `Attention.flops`."""
+        seq_q, seq_k = self.seq_q.astype(float), self.seq_k.astype(float)
+        pairs = np.where(self.causal, seq_q * (seq_q + 1) / 2, seq_q * seq_k)
+        forward = 4.0 * self.batch * self.heads * pairs * self.head_dim
+        return np.asarray(forward * np.where(self.backward, _BACKWARD_FLOPS, 1.0))
+
+    @cached_property
+    def query_bytes(self) -> FloatArray:
+        """Size of q (and of o)."""
+        return self._size(self.heads, self.seq_q)
+
+    @cached_property
+    def key_bytes(self) -> FloatArray:
+        """Size of k and v together."""
+        return 2.0 * self._size(self.kv_heads, self.seq_k)
+
+    def _size(self, heads: IntArray, seq: IntArray) -> FloatArray:
+        return np.asarray(float(element_bytes(self.dtype)) * self.batch * heads * seq * self.head_dim)
+
+    @cached_property
+    def min_bytes(self) -> FloatArray:
+        """Fewest bytes through device memory of each shape, as `Attention.min_bytes`."""
+        row_stats = 4.0 * self.batch * self.heads * self.seq_q
+        query, key = 2.0 * self.query_bytes, self.key_bytes
+        return np.asarray(np.where(self.backward, 2.0, 1.0) * (query + key) + row_stats)
+
+    @property
+    def misaligned(self) -> BoolArray:
+        """Where head_dim is no multiple of 8."""
+        return np.asarray(self.head_dim % _ALIGNED_ELEMENTS != 0)
+
+
+_ARRAYS = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim", "causal", "backward")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One fitted number, kept as its logarithm unless `logit` (of a share) or `plain`.
+
+    start, spread: where a fit begins and how far from there it may go cheaply, before other GPUs are known.
+    """
+
+    name: str
+    start: float
+    spread: float
+    meaning: str
+
+
+PARAMETERS = (
+    Parameter("log_launch_us", 2.1, 0.7, "time of an empty call"),
+    Parameter("log_block_us", -0.7, 1.0, "fixed cost of one row block on its SM"),
+    Parameter("log_product_efficiency", -0.29, 0.3, "share of the peak that the products of a key block reach"),
+    Parameter("log_exponential_cost", 0.0, 0.7, "cost of an exponential over its ideal"),
+    Parameter("log_memory_efficiency", -0.22, 0.5, "share of the memory bandwidth that is reached"),
+    Parameter("logit_fluid_share", 0.0, 1.5, "how far blocks of different length even the waves out"),
+    Parameter("log_join", 1.0, 0.7, "p - 1 of the norm that joins products and exponentials"),
+    Parameter("throttle", 0.0, 0.1, "what is added to the logarithm of times far beyond a millisecond"),
+    Parameter("log_cache_write", 0.0, 1.0, "cost of writing keys and values away, over two passes at full bandwidth"),
+    Parameter("log_token_write_us", -2.0, 1.0, "cost of the block that writes one token's keys and values away"),
+    Parameter("log_masked_block", -1.0, 1.0, "what the masked key block of a row block costs beside a full one"),
+    Parameter("log_store", 0.0, 1.0, "cost of loading q and storing o, not hidden, over the SM's share of bandwidth"),
+)
+START = np.array([p.start for p in PARAMETERS])
+SPREAD = np.array([p.spread for p in PARAMETERS])
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the parts of a prediction come to, in microseconds; all (n,). latency_us is not their sum: they overlap."""
+
+    latency_us: FloatArray
+    launch_us: FloatArray
+    compute_us: FloatArray
+    memory_us: FloatArray
+    waves: FloatArray
+
+
+def peak_tflops(device: DeviceSpec, dtype: str) -> float:
+    """The device's peak. Raises UnsupportedError for a dtype that it has no arithmetic for."""
+    peak = device.peak(dtype)
+    if peak is None:
+        raise UnsupportedError("attention", f"{dtype} on {device.name}", "one of " + ", ".join(device.peak_tflops))
+    return peak
+
+
+def blocks_of(family: KernelFamily, shapes: AttentionShapes) -> Blocks:
+    """The blocks of shapes under a family."""
+    return cut(
+        family, shapes.batch, shapes.heads, shapes.kv_heads, shapes.seq_q, shapes.seq_k, shapes.head_dim, shapes.causal
+    )
+
+
+def times(
+    device: DeviceSpec,
+    shapes: AttentionShapes,
+    blocks: Blocks,
+    parameters: Sequence[float] | FloatArray,
+    cache_write: BoolArray,
+) -> Terms:
+    """Times of `shapes` on `device`. parameters: in the order of PARAMETERS; cache_write: (n,), where keys and values
+    are also written away (a serving engine's cache)."""
+    x = dict(zip((p.name for p in PARAMETERS), parameters, strict=True))
+    bytes_per_us = device.memory_gb_per_s * 1e3
+    per_sm = peak_tflops(device, shapes.dtype) * 1e6 / device.sm_count * np.exp(x["log_product_efficiency"])
+    work = np.where(shapes.backward, _BACKWARD_FLOPS, 1.0)
+    products_us = 4.0 * blocks.block_m * blocks.block_n * blocks.width * work / per_sm
+    exponentials_us = blocks.block_m * blocks.block_n / (_EXPONENTIALS_PER_CLOCK * device.sm_clock_mhz)
+    exponentials_us = exponentials_us * np.exp(x["log_exponential_cost"])
+    join = 1.0 + np.exp(x["log_join"])
+    key_block_us = (products_us**join + exponentials_us**join) ** (1.0 / join)
+
+    diagonal = np.where(shapes.causal, np.maximum(1.0, blocks.block_m / blocks.group / blocks.block_n), 0.0)
+    masked_us = np.exp(x["log_masked_block"]) * diagonal * key_block_us
+    per_block_bytes = 2.0 * shapes.query_bytes / blocks.rows
+    store_us = per_block_bytes / (bytes_per_us / device.sm_count) * np.exp(x["log_store"])
+    fixed_us = np.exp(x["log_block_us"]) + masked_us + store_us
+    # Few row blocks: their keys are split over the idle SMs, and the parts are combined.
+    most = np.floor(blocks.longest * blocks.block_n / _SPLIT_KEYS)
+    few = blocks.may_split & (blocks.rows < _SPLIT_BELOW * device.sm_count) & (most >= 2.0)
+    splits = np.where(few, np.minimum(np.ceil(2.0 * device.sm_count / blocks.rows), most), 1.0)
+    launched = blocks.rows * splits
+    all_us = blocks.rows * fixed_us + blocks.keys * key_block_us + (launched - blocks.rows) * np.exp(x["log_block_us"])
+    longest_us = fixed_us + blocks.longest / splits * key_block_us
+    waves = np.ceil(launched / device.sm_count)
+    quantised_us = np.where(few, 0.0, waves * all_us / launched)
+    quantised_us = np.maximum(quantised_us, longest_us)
+    fluid_us = np.maximum(all_us / device.sm_count, longest_us)
+    fluid_share = 1.0 / (1.0 + np.exp(-x["logit_fluid_share"]))
+    compute_us = (1.0 - fluid_share) * quantised_us + fluid_share * fluid_us
+
+    padding_bytes = np.where(shapes.misaligned, 2.0 * (2.0 * shapes.query_bytes + shapes.key_bytes), 0.0)
+    useful_bytes_per_us = bytes_per_us * np.exp(x["log_memory_efficiency"])
+    memory_us = (shapes.min_bytes + padding_bytes) / useful_bytes_per_us
+    busy_us = (compute_us**3 + memory_us**3) ** (1.0 / 3.0)
+    busy_us = busy_us * np.exp(x["throttle"] / (1.0 + np.exp(-(np.log(busy_us) - np.log(1000.0)) / 0.7)))
+    tokens = shapes.batch * shapes.seq_q.astype(float)
+    write_us = tokens / device.sm_count * np.exp(x["log_token_write_us"])
+    write_us = write_us + 2.0 * shapes.key_bytes / bytes_per_us * np.exp(x["log_cache_write"])
+    launch_us = np.full(len(shapes), np.exp(x["log_launch_us"]))
+    latency_us = launch_us + busy_us + np.where(cache_write, write_us, 0.0)
+    return Terms(latency_us, launch_us, compute_us, memory_us, waves)

@@ -1,0 +1,66 @@
+"""What a latency model answers: a time, an interval around it, and what bounds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+BOUNDS = ("compute", "memory", "latency")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A predicted time of one run. low_us, high_us: its 90 % interval. source: measured, interpolated or modelled.
+    bound: what takes the time: compute, memory, or latency (launching and filling)."""
+
+    latency_us: float
+    low_us: float
+    high_us: float
+    source: str
+    bound: str
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Many estimates; arrays of (n,). waves: waves of blocks that the model believes in. note: what to know of all of
+    them, in words ("" when there is nothing)."""
+
+    latency_us: FloatArray
+    low_us: FloatArray
+    high_us: FloatArray
+    waves: FloatArray
+    bound: npt.NDArray[np.str_]
+    source: str = "modelled"
+    note: str = ""
+
+    def __len__(self) -> int:
+        return len(self.latency_us)
+
+    def __getitem__(self, row: int) -> Estimate:
+        return Estimate(
+            float(self.latency_us[row]), float(self.low_us[row]), float(self.high_us[row]), self.source,
+            str(self.bound[row]),
+        )  # fmt: skip
+
+    def __iter__(self) -> Iterator[Estimate]:
+        return (self[row] for row in range(len(self)))
+
+
+def bounded(
+    latency_us: FloatArray, half_below: FloatArray, half_above: FloatArray, fastest_us: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """(latency, low, high) from half-widths in log time, none of them faster than the hardware's peak allows."""
+    latency_us = np.maximum(latency_us, fastest_us)
+    low_us = np.maximum(latency_us * np.exp(-half_below), fastest_us)
+    return latency_us, low_us, latency_us * np.exp(half_above)
+
+
+def name_bound(launch_us: FloatArray, compute_us: FloatArray, memory_us: FloatArray) -> npt.NDArray[np.str_]:
+    """The largest of the three parts, by name; all (n,)."""
+    parts = np.stack([compute_us, memory_us, launch_us])
+    return np.asarray(np.array(BOUNDS)[np.argmax(parts, axis=0)], dtype=np.str_)

@@ -1,0 +1,137 @@
+"""A Gaussian process that is fitted by scikit-learn, stored as plain numbers and evaluated with numpy alone.
+
+Matérn 3/2 kernel with one length scale per feature, plus noise. Hyperparameters are found on at most `subset` rows
+(their search costs the cube of the rows), then every row is conditioned on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.errors import InputError
+
+FloatArray = npt.NDArray[np.float64]
+
+_SQRT3 = 3**0.5
+# Digits kept in JSON: rounding at 1e-6 of a standardised feature is far below any length scale.
+_DIGITS = 6
+# Rows predicted at a time, so that the kernel matrix stays within some 40 MB.
+_BATCH = 8192
+
+
+@dataclass(frozen=True)
+class GaussianProcess:
+    """Posterior of a function of standardised features.
+
+    features: (rows, features), standardised. targets: (rows,), centred. shift, spread: (features,), what the features
+    were standardised with. length_scales: (features,). amplitude, noise: variances. centre: mean of the targets.
+    """
+
+    features: FloatArray
+    targets: FloatArray
+    shift: FloatArray
+    spread: FloatArray
+    length_scales: FloatArray
+    amplitude: float
+    noise: float
+    centre: float
+
+    @classmethod
+    def fit(cls, features: FloatArray, targets: FloatArray, *, seed: int = 0, subset: int = 300) -> GaussianProcess:
+        """Fit `targets` (rows,) as a function of `features` (rows, features)."""
+        import warnings
+
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.gaussian_process import GaussianProcessRegressor
+        from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+
+        if len(features) < 4 or not np.isfinite(features).all() or not np.isfinite(targets).all():
+            raise InputError("GaussianProcess.fit", f"{len(features)} rows", "at least 4 rows of finite numbers")
+        shift, spread = features.mean(axis=0), features.std(axis=0)
+        spread = np.where(spread > 1e-9, spread, 1.0)
+        scaled, centre = (features - shift) / spread, float(targets.mean())
+        variance = float(np.var(targets)) + 1e-8
+        kernel = ConstantKernel(variance, (1e-3 * variance, 1e2 * variance)) * Matern(
+            np.full(features.shape[1], 3.0), (0.5, 100.0), nu=1.5
+        ) + WhiteKernel(0.01 * variance, (1e-5 * variance, 0.1 * variance))
+        rows = np.random.default_rng(seed).permutation(len(scaled))[:subset]
+        search = GaussianProcessRegressor(kernel, random_state=seed)
+        with warnings.catch_warnings():  # a length scale at its bound means that the feature does not matter
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            search.fit(scaled[rows], targets[rows] - centre)
+        found = search.kernel_
+        return cls(
+            features=scaled,
+            targets=targets - centre,
+            shift=shift,
+            spread=spread,
+            length_scales=np.asarray(found.k1.k2.length_scale, dtype=float),
+            amplitude=float(found.k1.k1.constant_value),
+            noise=float(found.k2.noise_level),
+            centre=centre,
+        )
+
+    def condition(self, rows: npt.NDArray[np.int64]) -> GaussianProcess:
+        """The same hyperparameters conditioned on some of the rows only: what cross-validation needs."""
+        changes = {"features": self.features[rows], "targets": self.targets[rows]}
+        return GaussianProcess(**{**{name: getattr(self, name) for name in self.__dataclass_fields__}, **changes})
+
+    def predict(self, features: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Mean and standard deviation (of the function, without noise) at `features` (n, features): two of (n,)."""
+        from scipy.linalg import solve_triangular
+
+        mean, deviation = np.empty(len(features)), np.empty(len(features))
+        for start in range(0, len(features), _BATCH):
+            part = slice(start, start + _BATCH)
+            cross = self._kernel((features[part] - self.shift) / self.spread, self.features)
+            mean[part] = self.centre + cross @ self._weights
+            explained = solve_triangular(self._cholesky, cross.T, lower=True, check_finite=False)
+            deviation[part] = np.sqrt(np.maximum(self.amplitude - (explained**2).sum(axis=0), 0.0))
+        return mean, deviation
+
+    @cached_property
+    def _cholesky(self) -> FloatArray:
+        kernel = self._kernel(self.features, self.features)
+        # The jitter is scikit-learn's own (alpha = 1e-10), scaled to the kernel.
+        kernel[np.diag_indices_from(kernel)] += self.noise + 1e-10 * self.amplitude
+        return np.asarray(np.linalg.cholesky(kernel), dtype=np.float64)
+
+    @cached_property
+    def _weights(self) -> FloatArray:
+        from scipy.linalg import cho_solve
+
+        return np.asarray(cho_solve((self._cholesky, True), self.targets))
+
+    def _kernel(self, left: FloatArray, right: FloatArray) -> FloatArray:
+        a, b = left / self.length_scales, right / self.length_scales
+        squared = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None, :] - 2.0 * (a @ b.T)
+        distance = _SQRT3 * np.sqrt(np.maximum(squared, 0.0))
+        return np.asarray(self.amplitude * (1.0 + distance) * np.exp(-distance))
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain numbers."""
+        return {
+            "kernel": "matern-3/2",
+            "features": np.round(self.features, _DIGITS).tolist(),
+            "targets": np.round(self.targets, _DIGITS).tolist(),
+            "shift": self.shift.tolist(),
+            "spread": self.spread.tolist(),
+            "length_scales": self.length_scales.tolist(),
+            "amplitude": self.amplitude,
+            "noise": self.noise,
+            "centre": self.centre,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> GaussianProcess:
+        """What `to_json` wrote."""
+        arrays = {
+            name: np.asarray(data[name], dtype=float)
+            for name in ("features", "targets", "shift", "spread", "length_scales")
+        }
+        return cls(**arrays, amplitude=data["amplitude"], noise=data["noise"], centre=data["centre"])

@@ -1,0 +1,172 @@
+"""The time of the softmax between attention's two products: bytes, waves of row blocks, and the launch.
+
+The fused kernel reads and writes each element once. The fallback that Megatron takes when its conditions fail runs
+scale, mask and softmax as separate kernels in fp32, which moves four to six times the bytes.
+
+No public table measures this operation: before `fit`, the intervals come from what fused softmax kernels are reported
+to reach of the memory bandwidth, not from held-out rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError
+from quantbench.latency.estimate import Estimates, bounded, name_bound
+from quantbench.workload import Softmax
+from quantbench.workload.dtypes import element_bytes
+
+FloatArray = npt.NDArray[np.float64]
+
+_WHO = "SoftmaxModel"
+MODEL_FORMAT = "quantbench-softmax-model"
+MODEL_VERSION = 1
+
+# A block of 128 threads holds 4 rows of more than 128 columns (Megatron's scaled_masked_softmax.h: a warp per row),
+# and 16 such blocks fill the 2048 threads of an SM.
+_ROWS_PER_BLOCK = 4
+_BLOCKS_PER_SM = 16
+# Rows are read in whole vectors of the next power of two (log2_elements in the same file).
+_LEAST_COLUMNS = 32
+#: kernels of the fallback: scale, mask, softmax
+_FALLBACK_KERNELS = 3
+
+# (name, start, optimistic, pessimistic): logarithms. Launch and drain of a small kernel 2 to 8 µs; share of the
+# bandwidth 0.93 (a copy's) down to 0.5; fixed cost of a wave of row blocks 0.2 to 3 µs.
+_PARAMETERS = (
+    ("log_launch_us", np.log(3.5), np.log(2.0), np.log(8.0)),
+    ("log_memory_efficiency", np.log(0.8), np.log(0.93), np.log(0.5)),
+    ("log_wave_us", np.log(0.7), np.log(0.2), np.log(3.0)),
+)
+_FEWEST_ROWS = 6
+_NOISE = 0.05
+
+
+@dataclass(frozen=True)
+class SoftmaxModel:
+    """Predicted times of `Softmax` on a device. parameters: logarithms, in the order of _PARAMETERS.
+
+    half_width: of the 90 % interval in log time; None before a fit, when the interval spans what the optimistic and
+    the pessimistic parameters give. note: what to know of its predictions, in words.
+
+    >>> from quantbench.device import lookup
+    >>> model = SoftmaxModel.prior(lookup("a100-sxm4-80gb"))
+    >>> model.predict([Softmax(64, 2048, 2048)])[0].bound
+    'memory'
+    """
+
+    device: DeviceSpec
+    parameters: tuple[float, ...]
+    half_width: float | None
+    rows: int
+    note: str
+
+    @classmethod
+    def prior(cls, device: DeviceSpec) -> SoftmaxModel:
+        """From the spec sheet alone, with intervals that say how little that is."""
+        note = f"softmax on {device.name}: from the spec sheet, nothing measured; the interval is a guess"
+        return cls(device, tuple(float(p[1]) for p in _PARAMETERS), None, 0, note)
+
+    @classmethod
+    def fit(
+        cls, device: DeviceSpec, works: Iterable[Softmax], latency_us: Iterable[float], *, fused: bool = True
+    ) -> SoftmaxModel:
+        """Fit measured fused (or fallback) softmax times. Fewer than six rows leave the prior, which says so."""
+        from scipy.optimize import least_squares
+
+        found, times_us = list(works), np.asarray(list(latency_us), dtype=float)
+        if len(found) != len(times_us) or not (np.isfinite(times_us) & (times_us > 0)).all():
+            raise InputError(_WHO, f"{len(times_us)} times for {len(found)} shapes", "a finite time above 0 for each")
+        prior = cls.prior(device)
+        if len(found) < _FEWEST_ROWS:
+            note = f"{prior.note} ({len(found)} rows are fewer than the {_FEWEST_ROWS} that a fit needs)"
+            return cls(device, prior.parameters, None, 0, note)
+        start = np.array(prior.parameters)
+        spread = np.array([abs(p[3] - p[2]) / 2 for p in _PARAMETERS])
+
+        def residuals(parameters: FloatArray) -> FloatArray:
+            error = np.log(_times(device, found, parameters, fused)[0] / times_us) / _NOISE
+            return np.concatenate([error, (parameters - start) / spread])
+
+        solved = least_squares(residuals, start, loss="soft_l1")
+        predicted = _times(device, found, solved.x, fused)[0]
+        # The parameters took their share of the errors' freedom.
+        left = max(1.0, len(found) - len(start)) / len(found)
+        half_width = float(np.quantile(np.abs(np.log(predicted / times_us)), 0.9)) / left + 0.01
+        note = f"softmax on {device.name}: fitted on {len(found)} measured shapes"
+        return cls(device, tuple(float(p) for p in solved.x), half_width, len(found), note)
+
+    def predict(self, works: Iterable[Softmax], *, fused: bool = True) -> Estimates:
+        """Times of `works`; fused: as one kernel, or as the three of the fallback."""
+        found = list(works)
+        if not found:
+            raise InputError(_WHO, "no shapes", "at least one Softmax")
+        latency_us, launch_us, memory_us, waves_us, waves = _times(self.device, found, self.parameters, fused)
+        if self.half_width is None:
+            fast = _times(self.device, found, [p[2] for p in _PARAMETERS], fused)[0]
+            slow = _times(self.device, found, [p[3] for p in _PARAMETERS], fused)[0]
+            below, above = np.log(latency_us / fast), np.log(slow / latency_us)
+        else:
+            below = above = np.full(len(found), self.half_width)
+        nothing = np.zeros(len(found))
+        latency_us, low_us, high_us = bounded(latency_us, below, above, nothing)
+        return Estimates(
+            latency_us, low_us, high_us, waves, name_bound(launch_us + waves_us, nothing, memory_us), note=self.note
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain numbers; the device by its slug."""
+        return {
+            "format": MODEL_FORMAT, "version": MODEL_VERSION, "device": self.device.name,
+            "parameters": {p[0]: value for p, value in zip(_PARAMETERS, self.parameters, strict=True)},
+            "half_width": self.half_width, "rows": self.rows, "note": self.note,
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], device: DeviceSpec) -> SoftmaxModel:
+        """What `to_json` wrote, for the device that it was made for."""
+        if data.get("format") != MODEL_FORMAT or data.get("version") != MODEL_VERSION:
+            found = f"{data.get('format')} version {data.get('version')}"
+            raise InputError(_WHO, found, f"{MODEL_FORMAT} version {MODEL_VERSION}")
+        if data.get("device") != device.name:
+            raise InputError(_WHO, f"a model of {data.get('device')}", f"one of {device.name}")
+        values = tuple(float(data["parameters"][p[0]]) for p in _PARAMETERS)
+        return cls(device, values, data["half_width"], int(data["rows"]), data["note"])
+
+
+def fallback_bytes(work: Softmax) -> int:
+    """Bytes that the unfused path moves: a cast to fp32 with the scale, a masked fill, a softmax, and a cast back.
+
+    Backward is one softmax gradient in fp32 and a cast.
+    """
+    elements = work.batch * work.rows * work.cols
+    width = element_bytes(work.dtype)
+    if work.direction == "backward":
+        return elements * (4 + 4 + 4 + 4 + width)
+    mask = 0 if work.mask == "none" else elements * (4 + 4) + work.mask_batch * work.rows * work.cols
+    return elements * (width + 4 + 4 + 4 + 4 + width) + mask
+
+
+def _times(
+    device: DeviceSpec, works: list[Softmax], parameters: Iterable[float], fused: bool
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
+    """(latency, launch, memory, waves' cost) in µs and the number of waves; all (n,)."""
+    log_launch, log_efficiency, log_wave = parameters
+    moved = np.array([w.min_bytes if fused else fallback_bytes(w) for w in works], dtype=float)
+    rows = np.array([w.batch * w.rows for w in works], dtype=float)
+    columns = np.array([max(_LEAST_COLUMNS, w.cols) for w in works], dtype=float)
+    # Rows beyond 1024 columns take the place of several.
+    per_block = np.maximum(1.0, _ROWS_PER_BLOCK / np.maximum(1.0, columns / 1024.0))
+    waves = np.ceil(rows / per_block / (device.sm_count * _BLOCKS_PER_SM))
+    kernels = 1.0 if fused else float(_FALLBACK_KERNELS)
+    launch_us = np.full(len(works), kernels * np.exp(log_launch))
+    memory_us = moved / (device.memory_gb_per_s * 1e3 * np.exp(log_efficiency))
+    waves_us = kernels * waves * np.exp(log_wave)
+    busy_us = (memory_us**3 + waves_us**3) ** (1.0 / 3.0)
+    return launch_us + busy_us, launch_us, memory_us, waves_us, waves

@@ -1,0 +1,195 @@
+"""Attention's predicted time: tiles against hand-worked counts, recovery of a known truth, honest intervals."""
+
+import json
+
+import numpy as np
+import pytest
+
+from quantbench.device import lookup
+from quantbench.errors import InputError, UnsupportedError
+from quantbench.latency.attention import FEWEST_ROWS, AttentionModel
+from quantbench.latency.attention_fit import Physics
+from quantbench.latency.attention_physics import START, AttentionShapes, blocks_of, peak_tflops
+from quantbench.latency.attention_prior import architecture_family, shipped_slugs
+from quantbench.latency.attention_tiles import FAMILIES
+from quantbench.workload import Attention
+
+A100, H200, V100 = (lookup(slug) for slug in ("a100-sxm4-80gb", "h200-sxm-141gb", "v100-sxm2-32gb"))
+
+
+def causal(
+    seq: int, *, batch: int = 1, heads: int = 1, kv_heads: int = 0, head_dim: int = 128, dtype: str = "fp16"
+) -> Attention:
+    return Attention(batch, heads, seq, seq, head_dim, kv_heads=kv_heads, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("family", "work", "rows", "keys", "longest"),
+    [
+        # 128-row blocks over 64 keys: the first block's queries see 128 keys (2 blocks), the second's 256 (4).
+        ("fa3_sm80", causal(256), 2, 6, 4),
+        ("fa3_sm80", causal(256, batch=3, heads=4), 24, 72, 4),
+        ("fa3_sm80", Attention(1, 1, 256, 256, 128, causal=False), 2, 8, 4),
+        # 8 query heads share a key head: their 8 × 16 = 128 queries fill one block.
+        ("fa3_sm80", causal(16, heads=16, kv_heads=2), 2, 2, 1),
+        # FlashAttention-2 packs only a single query; 16 heads are 16 blocks otherwise.
+        ("fa2_dense", causal(16, heads=16, kv_heads=2), 16, 16, 1),
+        ("fa2_dense", Attention(1, 16, 1, 640, 128, kv_heads=2, causal=False), 2, 20, 10),
+        # 192-row blocks, 128 keys: 400 queries are 3 blocks that see 192, 384 and 400 keys: 2 + 3 + 4 key blocks.
+        ("fa3_sm90", causal(400, head_dim=64), 3, 9, 4),
+    ],
+)
+def test_blocks_by_hand(family: str, work: Attention, rows: int, keys: int, longest: int) -> None:
+    blocks = blocks_of(FAMILIES[family], AttentionShapes.of([work]))
+    assert (blocks.rows[0], blocks.keys[0], blocks.longest[0]) == (rows, keys, longest)
+
+
+def test_long_sequences_are_averaged_closely() -> None:
+    short, long = causal(64 * 128), causal(65 * 128)  # counted one by one, and averaged
+    blocks = blocks_of(FAMILIES["fa3_sm80"], AttentionShapes.of([short, long]))
+    # Row block i of 128 queries sees i + 1 times two key blocks of 64.
+    assert blocks.keys[0] == 64 * 65
+    assert blocks.keys[1] == pytest.approx(65 * 66, rel=0.02)
+
+
+def test_shapes_agree_with_the_workload() -> None:
+    works = [
+        causal(100, batch=2, heads=6, kv_heads=3, dtype="bf16"),
+        Attention(1, 2, 7, 9, 64, causal=False, direction="backward"),
+    ]
+    shapes = AttentionShapes.of(works)
+    assert shapes.flops.tolist() == [work.flops for work in works]
+    assert shapes.min_bytes.tolist() == [works[0].min_bytes, works[1].min_bytes]
+    with pytest.raises(InputError, match=r"dtypes \['bf16', 'fp16'\]; expected workloads of one dtype"):
+        AttentionShapes.of([works[0], Attention(1, 1, 8, 8, 64, dtype="fp16")])
+
+
+def truth(family: str, rows: int, seed: int) -> tuple[AttentionShapes, np.ndarray, AttentionShapes, np.ndarray]:
+    """Shapes and times of a made-up device that runs `family`, with 2 % noise: (train, times, test, times)."""
+    rng = np.random.default_rng(seed)
+    works = []
+    for _ in range(2 * rows):
+        kv_heads = int(2 ** rng.integers(0, 4))
+        works.append(
+            causal(
+                int(2 ** rng.uniform(4, 13)), batch=int(2 ** rng.integers(0, 5)), kv_heads=kv_heads,
+                heads=kv_heads * int(2 ** rng.integers(0, 4)), head_dim=int(rng.choice([64, 128, 256])),
+            )
+        )  # fmt: skip
+    shapes = AttentionShapes.of(works)
+    parameters = START + rng.normal(0, 0.2, len(START))
+    terms = Physics(A100, FAMILIES[family], parameters).terms(shapes, np.zeros(len(shapes), dtype=bool))
+    times = terms.latency_us * np.exp(rng.normal(0, 0.02, len(shapes)))
+    return shapes[:rows], times[:rows], shapes[rows:], times[rows:]
+
+
+@pytest.mark.parametrize("family", ["fa3_sm80", "fa2_paged"])
+def test_fit_recovers_the_kernel_family_and_the_times(family: str) -> None:
+    shapes, times, unseen, unseen_times = truth(family, 150, seed=1)
+    model = AttentionModel.fit(A100, shapes, times, prior="family-out")
+    assert model.physics.family.name == family
+    predicted = model.predict(unseen)
+    error = np.abs(predicted.latency_us / unseen_times - 1)
+    assert np.median(error) < 0.03
+    assert 0.8 < np.mean((unseen_times >= predicted.low_us) & (unseen_times <= predicted.high_us)) <= 1.0
+
+
+def test_bad_rows_are_refused_and_few_leave_the_prior() -> None:
+    works = [causal(128 * i) for i in range(1, 30)]
+    with pytest.raises(InputError, match=r"29 times for 29 shapes; expected a finite time above 0 for each"):
+        AttentionModel.fit(A100, works, [float("nan")] * 29)
+    with pytest.raises(InputError, match=r"2 times for 29 shapes"):
+        AttentionModel.fit(A100, works, [1.0, 2.0])
+    few = AttentionModel.fit(A100, works[:3], [20.0, 30.0, 40.0])
+    assert f"(3 rows are fewer than the {FEWEST_ROWS} a fit needs)" in few.note
+    assert few.predict(works[:1])[0] == AttentionModel.prior(A100).predict(works[:1])[0]
+    with pytest.raises(InputError, match=r"prior = 'mine'; expected one of auto, family-out"):
+        AttentionModel.prior(A100, prior="mine")
+
+
+def test_json_round_trip() -> None:
+    shapes, times, unseen, _ = truth("fa3_sm80", 60, seed=2)
+    model = AttentionModel.fit(A100, shapes, times, provenance={"tables": "none"})
+    again = AttentionModel.from_json(json.loads(json.dumps(model.to_json())), A100)
+    assert again.predict(unseen).latency_us == pytest.approx(model.predict(unseen).latency_us, rel=1e-3)
+    assert again.predict(unseen).high_us == pytest.approx(model.predict(unseen).high_us, rel=1e-3)
+    with pytest.raises(InputError, match=r"a model of a100-sxm4-80gb; expected one of h200-sxm-141gb"):
+        AttentionModel.from_json(model.to_json(), H200)
+    with pytest.raises(InputError, match=r"version 2; expected quantbench-attention-model version 1"):
+        AttentionModel.from_json({**model.to_json(), "version": 2}, A100)
+    with pytest.raises(InputError, match=r"broken model \(KeyError\('family'\)\)"):
+        AttentionModel.from_json({k: v for k, v in model.to_json().items() if k != "family"}, A100)
+
+
+def test_shipped_models_say_where_they_come_from() -> None:
+    assert shipped_slugs() == (
+        "a100-sxm4-80gb", "b200-sxm-180gb", "h100-sxm5-80gb", "h200-sxm-141gb", "l40s-48gb"
+    )  # fmt: skip
+    for slug in shipped_slugs():
+        provenance = AttentionModel.best(lookup(slug)).provenance
+        assert provenance["held_out"]["median_pct"] < 6
+        assert 0.85 < provenance["held_out"]["coverage"] < 0.95
+        assert all("aiconfigurator-core" in source for source in provenance["tables"])
+
+
+def test_h200_against_published_rows() -> None:
+    # aiconfigurator-core 0.12.0, h200_sxm, vllm 0.24.0, context attention with 32 heads of 128 over 8 key heads.
+    rows = {(4, 1024): 120.7, (4, 4096): 1002.8, (1, 8192): 938.3, (16, 2048): 1205.1}
+    works = [causal(seq, batch=batch, heads=32, kv_heads=8) for batch, seq in rows]
+    predicted = AttentionModel.best(H200).predict(works, cache_write=True)
+    assert predicted.latency_us == pytest.approx(list(rows.values()), rel=0.12)
+    assert set(predicted.bound) == {"compute"}
+
+
+def test_a_gpu_without_a_model_says_so_with_a_wide_interval() -> None:
+    works = [causal(2048, batch=4, heads=32)]
+    model = AttentionModel.best(V100)
+    estimate = model.predict(works)[0]
+    assert "nothing measured on it" in model.note
+    assert estimate.high_us / estimate.low_us > 1.8
+    shipped = AttentionModel.best(H200).predict(works)[0]
+    assert shipped.high_us / shipped.low_us < 1.6
+    beyond = AttentionModel.best(H200)
+    decode = Attention(1, 32, 1, 4096, 128, causal=False)
+    backward = Attention(4, 32, 2048, 2048, 128, direction="backward")
+    misaligned = causal(2048, batch=4, heads=32, head_dim=150)
+    for work in (decode, backward, misaligned):
+        answer = beyond.predict([work])
+        assert answer[0].high_us / answer[0].latency_us > 1.95
+        assert "1 shapes beyond what was measured" in answer.note
+
+
+def test_a_dtype_that_the_gpu_lacks_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"bf16 on v100-sxm2-32gb; expected one of fp16, fp32"):
+        AttentionModel.best(V100).predict([causal(128, dtype="bf16")])
+
+
+def test_misaligned_heads_cost_more_than_wider_ones() -> None:
+    model = AttentionModel.best(A100)
+    odd, even = model.predict([causal(2048, batch=4, heads=32, head_dim=d) for d in (150, 152)])
+    assert odd.latency_us > even.latency_us
+
+
+@pytest.mark.parametrize("slug", ["v100-sxm2-32gb", "a100-sxm4-80gb", "h200-sxm-141gb", "b200-sxm-180gb"])
+def test_never_above_the_peak_and_never_faster_for_more(slug: str) -> None:
+    device = lookup(slug)
+    model = AttentionModel.best(device)
+    grid = [
+        causal(seq, batch=batch, heads=heads, head_dim=head_dim)
+        for batch in (1, 8)
+        for heads in (1, 32)
+        for head_dim in (64, 128)
+        for seq in (128, 512, 2048, 8192, 32768)
+    ]
+    shapes = AttentionShapes.of(grid)
+    predicted = model.predict(shapes)
+    fastest_us = shapes.flops / peak_tflops(device, "fp16") / 1e6
+    assert (predicted.low_us >= fastest_us * (1 - 1e-12)).all()
+    assert (predicted.low_us <= predicted.latency_us).all()
+    assert (predicted.latency_us <= predicted.high_us).all()
+    assert (np.diff(predicted.latency_us.reshape(-1, 5), axis=1) > 0).all()
+
+
+def test_architecture_families() -> None:
+    names = [architecture_family(c) for c in ((7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), None)]
+    assert names == ["volta", "turing", "ampere", "ampere", "ada", "hopper", "blackwell", "cpu"]

@@ -1,0 +1,68 @@
+"""Softmax's predicted time: bytes of both ways, a fit that recovers a bandwidth, intervals that admit ignorance."""
+
+import json
+
+import numpy as np
+import pytest
+
+from quantbench.device import lookup
+from quantbench.errors import InputError
+from quantbench.latency.softmax import SoftmaxModel, fallback_bytes
+from quantbench.workload import Softmax
+
+A100, V100 = lookup("a100-sxm4-80gb"), lookup("v100-sxm2-32gb")
+WORKS = [Softmax(batch, seq, seq) for batch in (1, 8, 64) for seq in (64, 256, 1024, 2048)]
+
+
+def test_bytes_of_the_fallback_by_hand() -> None:
+    # 8 elements of bf16: scale reads 2 and writes 4, softmax reads and writes 4, the cast back reads 4 and writes 2.
+    assert fallback_bytes(Softmax(1, 2, 4, mask="none")) == 8 * (2 + 4 + 4 + 4 + 4 + 2)
+    assert fallback_bytes(Softmax(1, 2, 4, mask="full")) == 8 * (2 + 4 + 4 + 4 + 4 + 2) + 8 * 8 + 8
+    assert fallback_bytes(Softmax(1, 2, 4, mask="none", direction="backward")) == 8 * (4 + 4 + 4 + 4 + 2)
+
+
+def test_prior_is_wide_and_says_so() -> None:
+    model = SoftmaxModel.prior(V100)
+    assert "from the spec sheet, nothing measured" in model.note
+    for estimate in model.predict(WORKS):
+        assert estimate.low_us < estimate.latency_us < estimate.high_us
+        assert estimate.high_us / estimate.low_us > 1.8
+    large = model.predict([Softmax(64, 2048, 2048)])[0]
+    # 64 × 2048² elements: half of them read and all written, 2 bytes each, at 900 GB/s and a share of it.
+    ideal_us = 64 * (2048 * 2049 / 2 + 2048 * 2048) * 2 / 900e3
+    assert ideal_us < large.low_us < large.latency_us < 2 * ideal_us
+    assert large.bound == "memory"
+    assert model.predict([Softmax(1, 64, 64)])[0].bound == "latency"
+
+
+def test_the_fallback_takes_several_times_as_long() -> None:
+    model = SoftmaxModel.prior(A100)
+    work = [Softmax(64, 2048, 2048)]
+    ratio = model.predict(work, fused=False).latency_us / model.predict(work).latency_us
+    assert 4 < ratio[0] < 10
+
+
+def test_fit_recovers_a_device() -> None:
+    rng = np.random.default_rng(0)
+    parameters = (np.log(2.4), np.log(0.9), np.log(0.5))
+    truth = SoftmaxModel(A100, parameters, 0.0, 0, "")
+    times = truth.predict(WORKS).latency_us * np.exp(rng.normal(0, 0.02, len(WORKS)))
+    model = SoftmaxModel.fit(A100, WORKS, times)
+    unseen = [Softmax(16, 1536, 1536), Softmax(32, 512, 512)]
+    predicted, actual = model.predict(unseen), truth.predict(unseen).latency_us
+    assert predicted.latency_us == pytest.approx(actual, rel=0.05)
+    assert (predicted.low_us < actual).all()
+    assert (actual < predicted.high_us).all()
+    assert (predicted.high_us / predicted.low_us < 1.3).all()
+    again = SoftmaxModel.from_json(json.loads(json.dumps(model.to_json())), A100)
+    assert again.predict(unseen).latency_us.tolist() == predicted.latency_us.tolist()
+
+
+def test_errors() -> None:
+    with pytest.raises(InputError, match=r"12 times for 12 shapes; expected a finite time above 0 for each"):
+        SoftmaxModel.fit(A100, WORKS, [-1.0] * 12)
+    assert "2 rows are fewer than the 6 that a fit needs" in SoftmaxModel.fit(A100, WORKS[:2], [5.0, 6.0]).note
+    with pytest.raises(InputError, match=r"no shapes; expected at least one Softmax"):
+        SoftmaxModel.prior(A100).predict([])
+    with pytest.raises(InputError, match=r"a model of a100-sxm4-80gb; expected one of v100-sxm2-32gb"):
+        SoftmaxModel.from_json(SoftmaxModel.prior(A100).to_json(), V100)
