@@ -5,9 +5,7 @@ from __future__ import annotations
 from quantbench.kernels import gemm_kernels
 from quantbench.kernels.compile import KernelResources, compile_kernel
 from quantbench.kernels.gemm_config import Config, backend_options, constexprs
-from quantbench.kernels.gemm_operands import Matrix, Operands
-from quantbench.workload.dtypes import DTYPES
-from quantbench.workload.gemm import Gemm
+from quantbench.kernels.gemm_storage import Operands
 
 KERNELS = {
     "data_parallel": gemm_kernels.gemm_data_parallel,
@@ -17,26 +15,6 @@ KERNELS = {
 }
 
 _TRITON_TYPES = {"fp16": "fp16", "bf16": "bf16", "fp32": "fp32", "tf32": "fp32", "fp8": "fp8e4nv"}
-_MAX_ALIGN = 16
-
-
-def contiguous(gemm: Gemm) -> Operands:
-    """Operands of a product whose tensors are contiguous and begin at multiples of 16 bytes, as fresh ones do."""
-    a_transposed, b_transposed = (letter == "t" for letter in gemm.layout)
-    return Operands(
-        gemm,
-        _contiguous(gemm.m, gemm.k, a_transposed, gemm.batch, gemm.dtype),
-        _contiguous(gemm.k, gemm.n, b_transposed, gemm.batch, gemm.dtype),
-        _contiguous(gemm.m, gemm.n, False, gemm.batch, gemm.output_dtype),
-    )
-
-
-def _contiguous(rows: int, cols: int, transposed: bool, batch: int, dtype: str) -> Matrix:
-    leading = rows if transposed else cols
-    batch_stride = rows * cols if batch > 1 else 0
-    align = min(_MAX_ALIGN, leading & -leading)
-    descriptor = all(size * DTYPES[dtype].element_bytes % 16 == 0 for size in (leading, batch_stride))
-    return Matrix(transposed, leading, batch_stride, align, descriptor)
 
 
 def compile_gemm(operands: Operands, config: Config, arch: int) -> KernelResources:

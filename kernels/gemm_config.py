@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from quantbench.errors import InputError, require_choice
 from quantbench.kernels.gemm_menu import SCHEDULES, architecture, tiles
-from quantbench.kernels.gemm_operands import WHO, Operands
+from quantbench.kernels.gemm_storage import WHO, Operands, align_bytes
+
+from quantbench.errors import InputError, require_choice
 from quantbench.launch import Tile
 from quantbench.quantization import cdiv
-from quantbench.workload.dtypes import DTYPES
 
 OPERAND_PATHS = ("auto", "pointers", "descriptors")
 
@@ -69,12 +69,6 @@ def configure(
         subtiles=2 if schedule == "stream_k" or (store and large) else 1,
         flatten=schedule == "persistent" and load and large,
     )
-
-
-def align_bytes(operands: Operands) -> int:
-    """Bytes that every stored row of a and b begins at a multiple of, up to 16."""
-    element_bytes = DTYPES[operands.gemm.dtype].element_bytes
-    return min(16, min(operands.a.align, operands.b.align) * element_bytes)
 
 
 def complete(tile: Tile, dtype: str, capability: tuple[int, int], aligned: int) -> Tile:

@@ -25,6 +25,8 @@ Storage: `lda`, `ldb`, `ldc` are leading dimensions in elements as in BLAS, row-
 lda apart from the next. A_TRANSPOSED means that a is stored k × m, B_TRANSPOSED that b is stored n × k.
 """
 
+# ruff: noqa: N803, N806  (compile-time parameters are written in capitals, as in triton's own kernels)
+
 import triton
 import triton.language as tl
 
@@ -201,8 +203,7 @@ def gemm_data_parallel(
 @triton.jit
 def gemm_add_parts(
     parts, c, batches, m, n, ldc, batch_stride_c,
-    ALIGN_C: tl.constexpr, ALIGN_PARTS: tl.constexpr, SPLIT_K: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    ALIGN_C: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """c = sum of the SPLIT_K fp32 parts, always in the same order, so that results do not change from run to run.
 
@@ -211,12 +212,11 @@ def gemm_add_parts(
     batch = tl.program_id(2).to(tl.int64)
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    ldc = _known_multiple(ldc, ALIGN_C)
-    row_length = _known_multiple(n, ALIGN_PARTS)
+    ldc, row_length = _known_multiple(ldc, ALIGN_C), _known_multiple(n, ALIGN_C)
     inside = (rows[:, None] < m) & (cols[None, :] < row_length)
     at = rows[:, None].to(tl.int64) * row_length + cols[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for part in range(0, SPLIT_K):
+    for part in range(SPLIT_K):
         start = (part * batches + batch) * m * row_length
         acc += tl.load(parts + start + at, mask=inside, other=0.0)
     out = c + batch * batch_stride_c + rows[:, None].to(tl.int64) * ldc + cols[None, :]
@@ -268,7 +268,7 @@ def gemm_persistent(
                    ALIGN_C, STORE_DESCRIPTORS, BATCHED, SUBTILES, BLOCK_M, BLOCK_N)  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["streamed_tiles"])
 def gemm_stream_k(
     a, b, c, partials, ready, streamed_tiles,
     batches, m, n, k, lda, ldb, ldc, batch_stride_a, batch_stride_b, batch_stride_c,

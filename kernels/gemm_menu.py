@@ -39,8 +39,8 @@ class Architecture:
     tiles, unaligned, scalar: the menus for operands whose rows begin at multiples of at least 16 bytes, for others,
     and for fp32, which no tensor core multiplies. flops_per_clock: of 16-bit tensor cores. l2_bytes_per_clock: what
     the L2 cache delivers to one SM when all of them read. Sources: rates from the whitepapers of V100 2017, Turing
-    2018, A100 2020 (L2: 2048 bytes a clock on V100, 5120 on A100), GA102 2020, H100 2022; no figure is published for the
-    L2 of Hopper and later, and the A100's is assumed there, spread over their SMs.
+    2018, A100 2020 (L2: 2048 bytes a clock on V100, 5120 on A100), GA102 2020 and H100 2022; no figure is published for
+    the L2 of Hopper and later, and the A100's is assumed there, spread over their SMs.
     """
 
     tiles: tuple[Tile, ...]
@@ -107,11 +107,12 @@ def architecture(capability: tuple[int, int]) -> int:
 
 
 def scaled(tile: Tile, dtype: str) -> Tile:
-    """A tile for 16-bit operands with its step in another format: as many bytes of the reduction, at least 16 elements
-    (32 of fp8, which is what the matrix instruction takes)."""
+    """A tile for 16-bit operands in another format: as many bytes of the reduction in a step, and one stage less where
+    the result is twice as wide and takes its place in shared memory."""
     assert tile.block_k is not None
-    bytes_each = DTYPES[dtype].element_bytes
-    return replace(tile, block_k=max(32 if bytes_each == 1 else 16, 2 * tile.block_k // bytes_each))
+    assert tile.stages is not None
+    stages = tile.stages - 1 if DTYPES[dtype].output == "fp32" and tile.stages > 2 else tile.stages
+    return replace(tile, block_k=2 * tile.block_k // DTYPES[dtype].element_bytes, stages=stages)
 
 
 def tiles(arch: int, dtype: str, align_bytes: int = 16) -> tuple[Tile, ...]:

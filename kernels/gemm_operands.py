@@ -1,21 +1,19 @@
 """What `matmul` takes: checked before anything is launched, and described in the words of the kernels.
 
-A matrix is stored row-major or transposed (column-major), with a leading dimension in elements, as in BLAS. Anything
-else (a step of 2 between neighbours, rows that overlap) is refused: reading it fast needs a copy, and a copy that
-nobody asked for would be timed.
+Operands are stored by rows or by columns, with any leading dimension. Anything else (a step of 2 between neighbours,
+rows that overlap) is refused: reading it fast needs a copy, and a copy that nobody asked for would be timed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
+from quantbench.kernels.features import INTERPRETER, require_architecture
+from quantbench.kernels.gemm_storage import TMA_ALIGN_BYTES, WHO, Matrix, Operands, largest_alignment, padded
 
 from quantbench.errors import InputError, UnsupportedError
-from quantbench.kernels.features import INTERPRETER, require_architecture
 from quantbench.workload.gemm import Gemm
-
-WHO = "matmul"
 
 #: torch's formats by name; tf32 is fp32 storage with another product
 DTYPE_NAMES = {
@@ -33,35 +31,6 @@ OUTPUT_DTYPES = {
 #: Compute capability from which on the tensor cores have a format. Sources: NVIDIA A100 whitepaper 2020 (bf16, tf32),
 #: Ada whitepaper 2022 (fp8).
 FIRST_CAPABILITY = {"bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9)}
-
-_MAX_ALIGN = 16  # elements; more does not make loads wider, whatever the format
-_TMA_ALIGN_BYTES = 16  # of the first element and of every stride but the last
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """How one operand is stored. All sizes in elements.
-
-    transposed: stored cols × rows. leading: distance between stored rows. batch_stride: between products (0: all
-    products share this operand, or there is only one). align: largest power of two up to 16 that divides the length
-    of a stored row, the leading dimension and the batch stride. descriptor: whether a TMA descriptor can address it.
-    """
-
-    transposed: bool
-    leading: int
-    batch_stride: int
-    align: int
-    descriptor: bool
-
-
-@dataclass(frozen=True)
-class Operands:
-    """A checked product: its size, and how a, b and c are stored."""
-
-    gemm: Gemm
-    a: Matrix
-    b: Matrix
-    c: Matrix
 
 
 def check(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, tf32: bool) -> tuple[Operands, torch.Tensor]:
@@ -144,12 +113,12 @@ def missing_format(dtype: str, capability: tuple[int, int]) -> str | None:
 def _stored(name: str, x: torch.Tensor) -> Matrix:
     rows, cols = x.shape[-2:]
     row_stride, col_stride = x.stride()[-2:]
-    # The stride of a dimension of size 1 means nothing. A leading dimension of 1 is never needed, and is avoided: triton
-    # makes a constant of an argument that is 1.
+    # The stride of a dimension of size 1 means nothing. A leading dimension of 1 is never needed, and is avoided:
+    # triton makes a constant of an argument that is 1.
     if col_stride == 1 and (rows == 1 or row_stride >= max(cols, 2)):
-        return _matrix(x, False, cols, row_stride if rows > 1 else _padded(cols))
+        return _matrix(x, False, cols, row_stride if rows > 1 else padded(cols))
     if row_stride == 1 and (cols == 1 or col_stride >= rows):
-        return _matrix(x, True, rows, col_stride if cols > 1 else _padded(rows))
+        return _matrix(x, True, rows, col_stride if cols > 1 else padded(rows))
     if cols == 1 and row_stride > 1:
         return _matrix(x, False, 1, row_stride)
     if rows == 1 and col_stride > 1:
@@ -166,24 +135,16 @@ def _stored_in_rows(x: torch.Tensor) -> Matrix:
     interleaved = batch_stride >= cols and row_stride >= (batches - 1) * batch_stride + cols
     if not in_rows or not (batches == 1 or one_after_another or interleaved):
         raise InputError(WHO, f"out with strides {tuple(x.stride())}", "row-major storage without overlaps")
-    return _matrix(x, False, cols, row_stride if rows > 1 else _padded(cols))
+    return _matrix(x, False, cols, row_stride if rows > 1 else padded(cols))
 
 
 def _matrix(x: torch.Tensor, transposed: bool, length: int, leading: int) -> Matrix:
     batched = x.dim() == 3 and x.shape[0] > 1
     batch_stride = x.stride(0) if batched else 0
-    align = min(_MAX_ALIGN, *(_power_of_two_in(size) for size in (length, leading, batch_stride) if size))
-    aligned = all(size * x.element_size() % _TMA_ALIGN_BYTES == 0 for size in (leading, batch_stride))
-    descriptor = aligned and x.data_ptr() % _TMA_ALIGN_BYTES == 0 and (batch_stride > 0 or not batched)
+    align = largest_alignment(length, leading, batch_stride)
+    aligned = all(size * x.element_size() % TMA_ALIGN_BYTES == 0 for size in (leading, batch_stride))
+    descriptor = aligned and x.data_ptr() % TMA_ALIGN_BYTES == 0 and (batch_stride > 0 or not batched)
     return Matrix(transposed, leading, batch_stride, align, descriptor)
-
-
-def _padded(size: int) -> int:
-    return -(-size // _MAX_ALIGN) * _MAX_ALIGN
-
-
-def _power_of_two_in(size: int) -> int:
-    return size & -size
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -1,0 +1,276 @@
+"""Matrix products with a tile and a schedule of one's own choice, and a launch that is known exactly.
+
+    from quantbench.kernels.gemm import matmul, plan
+    from quantbench.launch import Tile
+
+    c = matmul(a, b, tile=Tile(128, 256), schedule="stream_k")
+
+    work = plan(a, b, schedule="persistent")   # checked, compiled, allocated
+    work.launch                                # Launch: tile, grid, block, registers, shared memory, blocks per SM
+    work.run()                                 # the launch alone; may be captured into a CUDA graph
+
+What is computed and by whom is told in `gemm_kernels`, which tiles there are in `gemm_menu`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from quantbench.kernels import gemm_kernels
+from quantbench.kernels.compile import SHARED_MEMORY_LIMIT_BYTES
+from quantbench.kernels.features import HAS_TENSOR_DESCRIPTOR, INTERPRETER
+from quantbench.kernels.gemm_compile import KERNELS, box_shapes
+from quantbench.kernels.gemm_config import (
+    Config,
+    align_bytes,
+    backend_options,
+    configure,
+    constexprs,
+    num_tiles,
+    streamed_tiles,
+)
+from quantbench.kernels.gemm_menu import architecture, pick, tiles
+from quantbench.kernels.gemm_operands import check
+from quantbench.kernels.gemm_storage import WHO, Matrix, Operands
+
+from quantbench.errors import InputError, UnsupportedError, require_int
+from quantbench.launch import Launch, Tile
+from quantbench.providers.occupancy import resident_blocks
+from quantbench.quantization import cdiv
+
+#: Device that the interpreter plays: a tile menu must come from somewhere, and few programs make short tests.
+_INTERPRETED_CAPABILITY = (8, 0)
+_INTERPRETED_SM_COUNT = 4
+_ADD_BLOCK = (32, 128)  # rows and columns per program of the kernel that adds up split-k parts
+_AUTOTUNE_WARMUP_MS, _AUTOTUNE_MS = 20, 80
+
+
+@dataclass(frozen=True)
+class GemmPlan:
+    """One product, ready to run any number of times.
+
+    out: what `run` writes. config: how the kernel was built. launches: every kernel of one run in order; the first
+    does the multiplying (split-k adds its parts up in a second one). Registers and what follows from them are None in
+    the interpreter.
+    """
+
+    out: torch.Tensor
+    operands: Operands
+    config: Config
+    launches: tuple[Launch, ...]
+    calls: tuple[Callable[[], object], ...]
+
+    @property
+    def launch(self) -> Launch:
+        """The kernel that multiplies."""
+        return self.launches[0]
+
+    def run(self) -> None:
+        """Enqueue the product once on the current stream: launches only, no allocation, no synchronisation."""
+        if self.out.is_cuda:
+            with torch.cuda.device(self.out.device):
+                for call in self.calls:
+                    call()
+        else:
+            for call in self.calls:
+                call()
+
+
+def matmul(
+    a: torch.Tensor, b: torch.Tensor, *, tile: Tile | None = None, schedule: str = "data_parallel",
+    out: torch.Tensor | None = None, tf32: bool = False, autotune: bool = False, operands: str = "auto",
+) -> torch.Tensor:  # fmt: skip
+    """c = a·b for a[m, k], b[k, n], or [batch, m, k] and [batch, k, n]; summed in fp32.
+
+    fp16, bf16, fp32 (products in fp32, or in tf32 on request) and fp8 (e4m3, result in bf16). Each operand may be
+    stored by rows or by columns. Arguments as for `plan`, which also tells the launch. No gradients.
+    """
+    work = plan(a, b, tile=tile, schedule=schedule, out=out, tf32=tf32, autotune=autotune, operands=operands)
+    work.run()
+    return work.out
+
+
+def plan(
+    a: torch.Tensor, b: torch.Tensor, *, tile: Tile | None = None, schedule: str = "data_parallel",
+    out: torch.Tensor | None = None, tf32: bool = False, autotune: bool = False, operands: str = "auto",
+    programs: int | None = None,
+) -> GemmPlan:  # fmt: skip
+    """Check the operands, choose and compile the kernel, allocate what it needs.
+
+    tile: fields left None come from the menu; None altogether picks the tile that should be fastest (`gemm_menu.pick`),
+    and with autotune=True the one that was (every tile of the menu is timed once per kind of product and process).
+    schedule: data_parallel, split_k (tile.split_k parts), stream_k or persistent. operands: `pointers`, `descriptors`
+    (TMA) or `auto`. programs: grid of stream_k and persistent, by default as many as the device holds at a time;
+    for stream_k never more than that, since its programs wait for each other.
+
+    Raises InputError for operands and tiles that do not fit, UnsupportedError for what the device cannot do.
+    """
+    checked, out = check(a, b, out, tf32)
+    if programs is not None:
+        require_int(WHO, "programs", programs)
+    capability, sm_count = _device(a)
+
+    def build(tile: Tile) -> GemmPlan:
+        config = configure(
+            checked, schedule, tile, capability, path=operands, descriptors_available=HAS_TENSOR_DESCRIPTOR
+        )
+        return _build(a, b, out, checked, config, capability, sm_count, programs)
+
+    if tile is not None:
+        return build(tile)
+    picked = pick(checked.gemm, schedule, capability, sm_count, align_bytes(checked))
+    if not autotune:
+        return build(picked)
+    menu = tiles(architecture(capability), checked.gemm.dtype, align_bytes(checked))
+    choices = {replace(choice, split_k=picked.split_k) for choice in menu}
+    return build(_fastest(build, sorted(choices, key=str), (checked, schedule, operands, a.device)))
+
+
+_FASTEST: dict[tuple[Any, ...], Tile] = {}
+
+
+def _fastest(build: Callable[[Tile], GemmPlan], choices: list[Tile], key: tuple[Any, ...]) -> Tile:
+    """The tile with the shortest median time on this device."""
+    if INTERPRETER:
+        raise UnsupportedError(WHO, "autotune in the interpreter", "a GPU to time on")
+    if key not in _FASTEST:
+        from triton.testing import do_bench
+
+        def time_ms(tile: Tile) -> float:
+            run = build(tile).run
+            return float(do_bench(run, warmup=_AUTOTUNE_WARMUP_MS, rep=_AUTOTUNE_MS, return_mode="median"))
+
+        _FASTEST[key] = min(choices, key=time_ms)
+    return _FASTEST[key]
+
+
+def _device(a: torch.Tensor) -> tuple[tuple[int, int], int]:
+    if not a.is_cuda:  # the operands were checked: this is the interpreter
+        return _INTERPRETED_CAPABILITY, _INTERPRETED_SM_COUNT
+    properties = torch.cuda.get_device_properties(a.device)
+    return (properties.major, properties.minor), properties.multi_processor_count
+
+
+def _build(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, operands: Operands, config: Config,
+    capability: tuple[int, int], sm_count: int, programs: int | None,
+) -> GemmPlan:  # fmt: skip
+    """Everything that happens once: compile, size the grid, allocate, describe."""
+    gemm, tile = operands.gemm, config.tile
+    in_all = num_tiles(operands, tile)
+    split = config.schedule == "split_k" and tile.split_k > 1
+    # Split-k parts: fp32, one after the other, rows without gaps.
+    c = out.new_empty((tile.split_k * gemm.batch, gemm.m, gemm.n), dtype=torch.float32) if split else out
+    stored_c = Matrix(False, gemm.n, gemm.m * gemm.n, operands.c.align, False) if split else operands.c
+    built = replace(operands, c=stored_c)
+    arguments: dict[str, Any] = dict(zip("abc", _tensors(a, b, c, built, config), strict=True))
+    kernel = KERNELS[config.schedule]
+    meta = constexprs(built, config) | backend_options(built, config)
+    sizes = _sizes(built)
+    if config.schedule == "stream_k":
+        arguments |= {"partials": out.new_empty(0, dtype=torch.float32), "ready": out.new_empty(0, dtype=torch.int32)}
+        sizes["streamed_tiles"] = 0
+    described = _describe(kernel, arguments | sizes | meta, tile, capability, a.device)
+
+    if config.schedule in ("data_parallel", "split_k"):
+        grid = (in_all, tile.split_k, 1)
+    else:
+        resident = sm_count * (described.blocks_per_sm or 1)
+        grid = (min(in_all, programs or resident), 1, 1)
+        if config.schedule == "stream_k":
+            if programs is not None and programs > resident and not INTERPRETER:
+                raise InputError(WHO, f"programs = {programs}", f"at most {resident}, which the device holds at a time")
+            grid = (programs or resident, 1, 1)
+            arguments["partials"] = out.new_empty(grid[0] * tile.elements, dtype=torch.float32)
+            arguments["ready"] = out.new_zeros(grid[0], dtype=torch.int32)
+            sizes["streamed_tiles"] = streamed_tiles(in_all, grid[0])
+    launches = [replace(described, grid=grid)]
+    calls = [_call(kernel, grid, arguments | sizes | meta)]
+    if split:
+        launch, call = _add_parts(c, out, operands, tile.split_k, capability)
+        launches.append(launch)
+        calls.append(call)
+    return GemmPlan(out, operands, config, tuple(launches), tuple(calls))
+
+
+def _sizes(operands: Operands) -> dict[str, int]:
+    gemm = operands.gemm
+    return {
+        "batches": gemm.batch, "m": gemm.m, "n": gemm.n, "k": gemm.k,
+        "lda": operands.a.leading, "ldb": operands.b.leading, "ldc": operands.c.leading,
+        "batch_stride_a": operands.a.batch_stride, "batch_stride_b": operands.b.batch_stride,
+        "batch_stride_c": operands.c.batch_stride,
+    }  # fmt: skip
+
+
+def _tensors(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, operands: Operands, config: Config) -> list[Any]:
+    """a, b and c as the kernel takes them: tensors (pointers), or descriptors, which are made here once."""
+    if not config.load_descriptors:
+        return [a, b, c]
+    boxes = box_shapes(operands, config)
+    described = [
+        _descriptor(x, matrix, boxes[name]) for name, x, matrix in (("a", a, operands.a), ("b", b, operands.b))
+    ]
+    return [*described, _descriptor(c, operands.c, boxes["c"]) if config.store_descriptors else c]
+
+
+def _descriptor(x: torch.Tensor, matrix: Matrix, box: list[int]) -> Any:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    rows, cols = x.shape[-2:]
+    shape, strides = [cols, rows] if matrix.transposed else [rows, cols], [matrix.leading, 1]
+    if len(box) == 3:
+        shape, strides = [x.shape[0], *shape], [matrix.batch_stride, *strides]
+    return TensorDescriptor(x, shape, strides, box)
+
+
+def _call(kernel: Any, grid: tuple[int, int, int], arguments: Mapping[str, Any]) -> Callable[[], object]:
+    launcher = kernel[grid]
+    return lambda: launcher(**arguments)
+
+
+def _describe(
+    kernel: Any, arguments: Mapping[str, Any], tile: Tile | None, capability: tuple[int, int], device: torch.device
+) -> Launch:
+    """Compile the kernel for these arguments and tell what it asks of an SM; the grid is not known yet."""
+    if INTERPRETER:
+        return Launch(kernel=kernel.fn.__name__, block=None, tile=tile)
+    with torch.cuda.device(device):
+        compiled = kernel.warmup(grid=(1, 1, 1), **arguments)
+        shared = compiled.metadata.shared
+        limit = SHARED_MEMORY_LIMIT_BYTES[architecture(capability)]
+        if shared > limit:
+            raise InputError(
+                WHO, f"tile {tile} with {tile.stages if tile else None} stages takes {shared} bytes of shared memory",
+                f"at most {limit} on sm_{capability[0]}{capability[1]}",
+            )  # fmt: skip
+        compiled._init_handles()  # loads the binary, which is when triton learns its registers
+    threads = 32 * compiled.metadata.num_warps
+    per_sm = resident_blocks(capability, threads=threads, registers=compiled.n_regs, shared_memory_bytes=shared)
+    return Launch(
+        kernel=compiled.metadata.name,
+        block=(threads, 1, 1),
+        registers=compiled.n_regs,
+        shared_memory_bytes=shared,
+        blocks_per_sm=per_sm,
+        tile=tile,
+    )
+
+
+def _add_parts(
+    parts: torch.Tensor, out: torch.Tensor, operands: Operands, split_k: int, capability: tuple[int, int]
+) -> tuple[Launch, Callable[[], object]]:
+    """The second kernel of split-k."""
+    gemm, (rows, cols) = operands.gemm, _ADD_BLOCK
+    grid = (cdiv(gemm.m, rows), cdiv(gemm.n, cols), gemm.batch)
+    arguments = {
+        "parts": parts, "c": out, "batches": gemm.batch, "m": gemm.m, "n": gemm.n,
+        "ldc": operands.c.leading, "batch_stride_c": operands.c.batch_stride,
+        "ALIGN_C": operands.c.align, "SPLIT_K": split_k, "BLOCK_M": rows, "BLOCK_N": cols, "num_warps": 4,
+    }  # fmt: skip
+    kernel = gemm_kernels.gemm_add_parts
+    launch = _describe(kernel, arguments, None, capability, out.device)
+    return replace(launch, grid=grid), _call(kernel, grid, arguments)
