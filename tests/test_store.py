@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import replace
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -203,6 +205,36 @@ def test_two_writers_into_one_run_are_refused(tmp_path: Path) -> None:
         RunWriter.resume(writer.folder)
     resumed, _ = RunWriter.resume(writer.folder)  # the first one has let go
     resumed.close()
+
+
+class _FullDisk:
+    """A file that takes half of what it is given and then has no room."""
+
+    def __init__(self, file: FileIO) -> None:
+        self._file = file
+        self._room = 100
+        self.name, self.fileno, self.close = file.name, file.fileno, file.close
+
+    def write(self, data: memoryview) -> int:
+        if self._room <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = self._file.write(data[: self._room])
+        self._room -= written
+        return written
+
+
+def test_a_full_disk_is_said_and_leaves_whole_lines(tmp_path: Path) -> None:
+    with RunWriter.create(tmp_path, INFO) as writer:
+        writer.append(record(8))
+        real, writer._records = writer._records, _FullDisk(writer._records)  # type: ignore[assignment]
+        with pytest.raises(StoreError, match=r"\(No space left on device\); expected room on the disk$"):
+            writer.append(record(16))
+        writer._records = real
+        run = read_run(writer.folder)
+        assert [r.workload.n for r in run.records] == [8]  # type: ignore[union-attr]
+        assert run.warnings == ()
+        writer.append(record(24))
+    assert [r.workload.n for r in read_run(writer.folder).records] == [8, 24]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", ["../escape", "a/b", "", ".hidden"])

@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
 
 from quantbench.errors import InputError, StoreError
 from quantbench.store.record import Record, record_from_json, record_to_json
@@ -64,7 +64,7 @@ def _read_records(path: Path) -> tuple[list[Record], int | None]:
 class RunWriter:
     """The one process that writes into a run's folder. Use as a context manager; see `create` and `resume`."""
 
-    def __init__(self, folder: Path, info: RunInfo, records: BinaryIO) -> None:
+    def __init__(self, folder: Path, info: RunInfo, records: FileIO) -> None:
         self.folder = folder
         self.info = info
         self._records = records
@@ -102,24 +102,16 @@ class RunWriter:
         return cls(folder, run.info, records), run
 
     def append(self, record: Record) -> None:
-        """Write one record and force it to the disk."""
+        """Write one record and force it to the disk; where that fails, nothing of it is left in the file."""
         line = json.dumps(record_to_json(record), separators=(",", ":"), allow_nan=False) + "\n"
+        left = memoryview(line.encode())
+        start = os.fstat(self._records.fileno()).st_size
         try:
-            self._records.write(line.encode())
-            self._records.flush()
+            while left:
+                left = left[self._records.write(left) :]
             os.fsync(self._records.fileno())
         except OSError as error:
-            raise StoreError("write record", f"{self._records.name} ({error.strerror})", "room on the disk") from None
-
-    def extend(self, records: Iterable[Record]) -> None:
-        """Write many records that cost nothing to make again (an import), forced to the disk once, at the end."""
-        try:
-            for record in records:
-                line = json.dumps(record_to_json(record), separators=(",", ":"), allow_nan=False) + "\n"
-                self._records.write(line.encode())
-            self._records.flush()
-            os.fsync(self._records.fileno())
-        except OSError as error:
+            os.ftruncate(self._records.fileno(), start)
             raise StoreError("write record", f"{self._records.name} ({error.strerror})", "room on the disk") from None
 
     def update(self, info: RunInfo) -> None:
@@ -140,12 +132,12 @@ class RunWriter:
         self.close()
 
 
-def _open_alone(folder: Path) -> BinaryIO:
+def _open_alone(folder: Path) -> FileIO:
     """Open records.jsonl for this process alone; the kernel lets go of the lock however the process ends."""
     import fcntl
 
     try:
-        records = (folder / "records.jsonl").open("ab")
+        records = FileIO(folder / "records.jsonl", "ab")  # unbuffered: what is written is with the system
     except OSError as error:
         raise StoreError("write run", f"{folder} ({error.strerror})", "a results folder that can be written") from None
     try:

@@ -6,6 +6,7 @@ History of the format:
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,13 @@ def write_run_info(folder: Path, info: RunInfo) -> None:
     """Write run.json whole or not at all: a reader never sees half of it."""
     data = {"format": RUN_FORMAT, "version": RUN_VERSION, **asdict(info), "device": spec_to_json(info.device)}
     temporary = folder / "run.json.new"
-    temporary.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, folder / "run.json")
+    try:
+        temporary.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        os.replace(temporary, folder / "run.json")
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise StoreError("write run", f"{folder} ({error.strerror})", "a results folder that can be written") from None
 
 
 def read_run_info(folder: Path) -> RunInfo:

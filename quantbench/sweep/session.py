@@ -6,6 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import count
@@ -169,7 +170,6 @@ class SweepSession:
 
     def run(self, on_progress: Callable[[Progress], None], clock: Callable[[], float] = time.monotonic) -> Finished:
         """Measure what is missing; run.json says how it ended, also after Ctrl-C (which is raised on)."""
-        how = "interrupted"
         sweep = Sweep(
             plan=self.plan,
             run_id=self._writer.info.run_id,
@@ -186,11 +186,17 @@ class SweepSession:
         )
         try:
             self.finished = sweep.run()
-            how = self.finished.how
-        finally:
-            phases_s = Counter(self._writer.info.phases_s) + sweep.phases_s
-            self._writer.update(replace(self._writer.info, ended=now_text(), how_ended=how, phases_s=dict(phases_s)))
+        except BaseException:
+            # What stopped the sweep is what the user must hear of; a disk too full for run.json too adds nothing.
+            with suppress(StoreError):
+                self._note_end("interrupted", sweep.phases_s)
+            raise
+        self._note_end(self.finished.how, sweep.phases_s)
         return self.finished
+
+    def _note_end(self, how: str, phases_s: Counter[str]) -> None:
+        total_s = Counter(self._writer.info.phases_s) + phases_s
+        self._writer.update(replace(self._writer.info, ended=now_text(), how_ended=how, phases_s=dict(total_s)))
 
     def close(self) -> None:
         """Let go of the folder and of a worker that was never used."""

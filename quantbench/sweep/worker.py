@@ -27,13 +27,18 @@ from quantbench.sweep.messages import (
     request_from_json,
     timing_from_json,
 )
+from quantbench.timing.rotation import LazyRuns, Run, cold_copies
 from quantbench.units import size
 from quantbench.workload import Workload
 
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
+    from quantbench.providers.base import Provider
     from quantbench.timing.options import TimingOptions
     from quantbench.timing.timer import Timer
+
+# Work so small that it would take more copies than this to fill the cache is timed by flushing instead.
+_MOST_COPIES = 500
 
 # What CUDA says when the context is lost; nothing runs in that process any more.
 _CONTEXT_LOST = ("illegal memory access", "device-side assert", "misaligned address", "unspecified launch failure")
@@ -90,12 +95,26 @@ class Worker:
                 request.workload, self._spec, distribution=self._timing.distribution, seed=self._timing.seed
             )
         warmup_before_s, measuring_before_s = self._timer.warmup_s, self._timer.measuring_s
-        measurement = self._timer.measure(task.run)
+        measurement = self._timer.measure(
+            task.run, rotate=self._copies(provider, request.workload), min_bytes=request.workload.min_bytes
+        )
         self._phases_s["warm-up"] = self._timer.warmup_s - warmup_before_s
         self._phases_s["measuring"] = self._timer.measuring_s - measuring_before_s
         with self._phase("identify"):
             launch = task.launch() or identify(task.run, request.workload, self._spec)
         return Reply(measurement=measurement, launch=launch, phases_s=self._phases_s)
+
+    def _copies(self, provider: Provider, workload: Workload) -> LazyRuns:
+        """Copies of the work, made only if the timer finds it too short for events and rotates over them."""
+        if self._spec.kind != "cuda" or self._timing.cache != "cold":
+            return LazyRuns(0, lambda number: lambda: None)
+        needed = cold_copies(self._spec.l2_bytes, workload.min_bytes) - 1
+
+        def copy(number: int) -> Run:
+            seed = self._timing.seed + 1 + number
+            return provider.prepare(workload, self._spec, distribution=self._timing.distribution, seed=seed).run
+
+        return LazyRuns(needed if needed <= _MOST_COPIES else 0, copy)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
