@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -103,12 +103,18 @@ class RunWriter:
 
     def append(self, record: Record) -> None:
         """Write one record and force it to the disk; where that fails, nothing of it is left in the file."""
-        line = json.dumps(record_to_json(record), separators=(",", ":"), allow_nan=False) + "\n"
-        left = memoryview(line.encode())
+        self.extend((record,))
+
+    def extend(self, records: Iterable[Record]) -> None:
+        """Write many records that cost nothing to make again (an import) and force them to the disk once, at the end;
+        where that fails, nothing of them is left in the file."""
         start = os.fstat(self._records.fileno()).st_size
         try:
-            while left:
-                left = left[self._records.write(left) :]
+            for record in records:
+                line = json.dumps(record_to_json(record), separators=(",", ":"), allow_nan=False) + "\n"
+                left = memoryview(line.encode())
+                while left:
+                    left = left[self._records.write(left) :]
             os.fsync(self._records.fileno())
         except OSError as error:
             os.ftruncate(self._records.fileno(), start)
