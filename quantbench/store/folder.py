@@ -85,7 +85,11 @@ class RunWriter:
                 "create run", f"{folder} ({error.strerror})", "a results folder that can be written"
             ) from None
         records = _open_alone(folder)
-        write_run_info(folder, info)
+        try:
+            write_run_info(folder, info)
+        except StoreError:
+            records.close()
+            raise
         return cls(folder, info, records)
 
     @classmethod
