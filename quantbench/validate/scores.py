@@ -1,0 +1,108 @@
+"""What one contestant reached in one protocol: errors, coverage, cliffs and speed, averaged over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.latency.protocol import CliffScore, ErrorSummary, mean_summary
+
+FloatArray = npt.NDArray[np.float64]
+
+PROTOCOLS = {
+    "sites": "held-out sites: half of the (n, k) pairs are the test, training rows come from the other half",
+    "random": "random split: training rows at random, all others are the test",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Predictions of one contestant for the test rows, (rows,) in µs; nan where it has none.
+
+    low_us, high_us: its 90 % interval, where it gives one. fit_s, predict_s: wall time of both steps.
+    """
+
+    latency_us: FloatArray
+    low_us: FloatArray | None = None
+    high_us: FloatArray | None = None
+    fit_s: float | None = None
+    predict_s: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Score:
+    """One seed's figures. unanswered: share of the test rows that it had no prediction for."""
+
+    errors: ErrorSummary
+    compute: ErrorSummary | None
+    unanswered: float
+    coverage: float | None
+    cliffs: CliffScore | None
+    fit_s: float | None
+    shapes_per_s: float | None
+    note: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of an accuracy table: the mean over seeds. train_rows: None for what is fitted to nothing."""
+
+    gpu: str
+    protocol: str
+    model: str
+    train_rows: int | None
+    seeds: int
+    errors: ErrorSummary
+    compute: ErrorSummary | None
+    unanswered: float
+    coverage: float | None
+    cliff_recall: float | None
+    cliff_precision: float | None
+    fit_s: float | None
+    shapes_per_s: float | None
+    note: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers; names carry their units."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A contestant that could not take part, and why."""
+
+    gpu: str
+    model: str
+    reason: str
+
+
+def line(gpu: str, protocol: str, model: str, train_rows: int | None, scores: Sequence[Score]) -> Line:
+    """The mean of several seeds' scores."""
+    compute = [score.compute for score in scores if score.compute is not None]
+    cliffs = [score.cliffs for score in scores if score.cliffs is not None]
+    return Line(
+        gpu=gpu,
+        protocol=protocol,
+        model=model,
+        train_rows=train_rows,
+        seeds=len(scores),
+        errors=mean_summary([score.errors for score in scores]),
+        compute=mean_summary(compute) if compute else None,
+        unanswered=float(np.mean([score.unanswered for score in scores])),
+        coverage=_mean([score.coverage for score in scores]),
+        cliff_recall=_mean([c.recall for c in cliffs]),
+        cliff_precision=_mean([c.precision for c in cliffs]),
+        fit_s=_mean([score.fit_s for score in scores]),
+        shapes_per_s=_mean([score.shapes_per_s for score in scores]),
+        note=next((score.note for score in scores if score.note), ""),
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None and not np.isnan(value)]
+    return float(np.mean(known)) if known else None
