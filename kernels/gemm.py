@@ -35,6 +35,7 @@ from quantbench.kernels.gemm_config import (
 from quantbench.kernels.gemm_menu import architecture, pick, tiles
 from quantbench.kernels.gemm_operands import check
 from quantbench.kernels.gemm_storage import WHO, Matrix, Operands
+from triton.runtime import OutOfResources
 
 from quantbench.errors import InputError, UnsupportedError, require_int
 from quantbench.launch import Launch, Tile
@@ -247,7 +248,10 @@ def _describe(
                 WHO, f"tile {tile} with {tile.stages if tile else None} stages takes {shared} bytes of shared memory",
                 f"at most {limit} on sm_{capability[0]}{capability[1]}",
             )  # fmt: skip
-        compiled._init_handles()  # loads the binary, which is when triton learns its registers
+        try:
+            compiled._init_handles()  # loads the binary, which is when triton learns its registers
+        except OutOfResources as error:
+            raise InputError(WHO, f"tile {tile}: {error}", "a tile that fits on one SM") from None
     threads = 32 * compiled.metadata.num_warps
     per_sm = resident_blocks(capability, threads=threads, registers=compiled.n_regs, shared_memory_bytes=shared)
     return Launch(
@@ -265,7 +269,7 @@ def _add_parts(
 ) -> tuple[Launch, Callable[[], object]]:
     """The second kernel of split-k."""
     gemm, (rows, cols) = operands.gemm, _ADD_BLOCK
-    grid = (cdiv(gemm.m, rows), cdiv(gemm.n, cols), gemm.batch)
+    grid = (cdiv(gemm.m, rows) * cdiv(gemm.n, cols) * gemm.batch, 1, 1)
     arguments = {
         "parts": parts, "c": out, "batches": gemm.batch, "m": gemm.m, "n": gemm.n,
         "ldc": operands.c.leading, "batch_stride_c": operands.c.batch_stride,

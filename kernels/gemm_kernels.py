@@ -207,11 +207,14 @@ def gemm_add_parts(
 ):  # fmt: skip
     """c = sum of the SPLIT_K fp32 parts, always in the same order, so that results do not change from run to run.
 
-    One program per BLOCK_M × BLOCK_N elements: grid (ceil(m / BLOCK_M), ceil(n / BLOCK_N), batches).
+    One program per BLOCK_M × BLOCK_N elements: grid (blocks · batches).
     """
-    batch = tl.program_id(2).to(tl.int64)
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    blocks_n = tl.cdiv(n, BLOCK_N)
+    blocks = tl.cdiv(m, BLOCK_M) * blocks_n
+    batch = (tl.program_id(0) // blocks).to(tl.int64)
+    within = tl.program_id(0) % blocks
+    rows = within // blocks_n * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = within % blocks_n * BLOCK_N + tl.arange(0, BLOCK_N)
     ldc, row_length = _known_multiple(ldc, ALIGN_C), _known_multiple(n, ALIGN_C)
     inside = (rows[:, None] < m) & (cols[None, :] < row_length)
     at = rows[:, None].to(tl.int64) * row_length + cols[None, :]

@@ -54,7 +54,7 @@ def _tile(block_m: int, block_n: int, block_k: int, stages: int, num_warps: int)
     return Tile(block_m, block_n, block_k, stages=stages, num_warps=num_warps)
 
 
-# One 2-byte element at a time goes through registers, not straight to shared memory: less fits.
+# Elements that are loaded one by one go through registers, not straight to shared memory: less fits, in any format.
 _UNALIGNED = (_tile(128, 64, 32, 2, 8), _tile(64, 64, 32, 2, 4))
 _SCALAR = (_tile(128, 128, 16, 3, 8), _tile(128, 64, 16, 3, 4))
 
@@ -124,7 +124,9 @@ def tiles(arch: int, dtype: str, align_bytes: int = 16) -> tuple[Tile, ...]:
     menu = ARCHITECTURES[arch]
     if dtype == "fp32":
         return menu.scalar
-    return tuple(scaled(tile, dtype) for tile in (menu.tiles if align_bytes >= 16 else menu.unaligned))
+    if align_bytes < 16:
+        return menu.unaligned
+    return tuple(scaled(tile, dtype) for tile in menu.tiles)
 
 
 def pick(gemm: Gemm, schedule: str, capability: tuple[int, int], sm_count: int, align_bytes: int = 16) -> Tile:
