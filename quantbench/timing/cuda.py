@@ -7,6 +7,10 @@ Three methods; `cuda_samplers` has the order of launches in each:
 - flushed graph: shorter runs, cold, no copies (needs a torch that records events in graphs). One run between two
   events inside a graph, after a flush.
 
+Events and flushed graph time a run in the same way and carry the same 1-2 µs from event to kernel to event, so a sweep
+that crosses 20 µs shows no step there. Replays do not carry them: a figure of several kernels per sample is not to be
+joined to one of single runs.
+
 Cold means that neither input nor output is in L2 and that L2 holds nothing that must be written back first. The flush
 therefore *reads* a buffer of COLD_L2_MULTIPLE times L2: reading evicts what was there, dirty lines of earlier outputs
 included, and leaves clean lines behind that cost nothing to replace. Writing the buffer, as a memset does, would leave
