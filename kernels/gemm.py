@@ -39,7 +39,7 @@ from triton.runtime import OutOfResources
 
 from quantbench.errors import InputError, UnsupportedError, require_int
 from quantbench.launch import Launch, Tile
-from quantbench.providers.occupancy import resident_blocks
+from quantbench.occupancy import resident_blocks
 from quantbench.quantization import cdiv
 
 #: Device that the interpreter plays: a tile menu must come from somewhere, and few programs make short tests.

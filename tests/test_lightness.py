@@ -20,7 +20,7 @@ LAYERS = (
     ("errors", "units"),
     ("launch",),
     ("workload", "device"),
-    ("measurement", "quantization", "stats"),
+    ("measurement", "quantization", "occupancy", "stats"),
     ("latency",),
     ("kernels",),
     ("providers", "timing"),
