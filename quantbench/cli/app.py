@@ -6,6 +6,7 @@ import typer
 
 from quantbench import __version__
 from quantbench.cli import options as o
+from quantbench.cli.compare import compare
 from quantbench.cli.sweep import sweep
 
 app = typer.Typer(
@@ -41,3 +42,4 @@ def devices(as_json: o.AsJson = False) -> None:
 
 
 app.command()(sweep)
+app.command()(compare)

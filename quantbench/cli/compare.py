@@ -1,0 +1,99 @@
+"""`quantbench compare A B`: faster, slower, same or unclear, point by point."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quantbench.errors import InputError
+
+if TYPE_CHECKING:
+    from quantbench.analysis.compare import Comparison
+
+
+def compare(
+    run_a: Annotated[Path, typer.Argument(metavar="A", help="Folder of the run to hold against.")],
+    run_b: Annotated[Path, typer.Argument(metavar="B", help="Folder of the run that may be faster or slower.")],
+    margin: Annotated[str, typer.Option(help="A change that does not matter.")] = "1%",
+    by: Annotated[str, typer.Option(help="key: same workload, provider and timing; workload: whoever ran it.")] = "key",
+    provider_a: Annotated[str, typer.Option(help="Of A, only this provider's points.")] = "",
+    provider_b: Annotated[str, typer.Option(help="Of B, only this provider's points.")] = "",
+    noise: Annotated[
+        str, typer.Option(help="How well a single figure repeats (standard deviation), for imported tables: 3%.")
+    ] = "",
+    force: Annotated[bool, typer.Option("--force", help="Compare other devices, or measured with simulated.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder for the picture (default: the run B's).")
+    ] = None,
+    junit: Annotated[Path | None, typer.Option(help="Also write JUnit XML here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
+) -> None:
+    """Compare two runs point by point; exit code 1 on a regression."""
+    from quantbench.analysis.compare import CompareOptions, compare_runs
+    from quantbench.report.compare_figure import draw_comparison
+    from quantbench.report.compare_table import comparison_to_json
+    from quantbench.report.junit import write_junit
+    from quantbench.report.source import read_one_run
+
+    options = CompareOptions(
+        margin=share("--margin", margin), by=by, provider_a=provider_a, provider_b=provider_b,
+        noise=share("--noise", noise) if noise else None, force=force,
+    )  # fmt: skip
+    comparison = compare_runs(read_one_run(run_a), read_one_run(run_b), options)
+    picture = None
+    if comparison.points:
+        picture = (output or run_b) / f"compare-with-{comparison.a.info.run_id}.png"
+        draw_comparison(comparison, picture)
+    if junit is not None:
+        write_junit(comparison, junit)
+    if as_json:
+        print(json.dumps({**comparison_to_json(comparison), "picture": picture and str(picture)}, indent=1))
+    else:
+        _say(comparison, picture, junit)
+    if comparison.regressions:
+        raise typer.Exit(1)
+
+
+def _say(comparison: Comparison, picture: Path | None, junit: Path | None) -> None:
+    from rich.markup import escape
+
+    from quantbench.cli.console import output, say
+    from quantbench.cli.devices import device_line
+    from quantbench.report.compare_table import comparison_table, differences_lines, method_lines, result_lines
+    from quantbench.report.words import printable
+
+    console = output()
+    say(console, escape(device_line(comparison.b.info.device)))
+    for name, run in (("A", comparison.a), ("B", comparison.b)):
+        origin = "" if run.info.origin == "measured" else f", [bold]{run.info.origin.upper()}[/bold]"
+        say(console, f"{name}: {escape(str(run.folder))} (started {escape(run.info.started)}{origin})")
+    for line in (*differences_lines(comparison), *method_lines(comparison)):
+        say(console, escape(printable(line)))
+    table = comparison_table(comparison)
+    if table is not None:
+        console.print()
+        console.print(table)
+    console.print()
+    for line in result_lines(comparison):
+        say(console, escape(line))
+    if picture is not None:
+        say(console, f"picture: {escape(str(picture))}")
+    if junit is not None:
+        say(console, f"JUnit: {escape(str(junit))}")
+    say(console, f"Next: quantbench report {escape(str(comparison.b.folder))}")
+
+
+def share(option: str, text: str) -> float:
+    """`1%`, `0.5 %` or `0.01` as a share.
+
+    >>> share("--margin", "1%"), share("--margin", "0.02")
+    (0.01, 0.02)
+    """
+    number = text.strip().removesuffix("%")
+    try:
+        return float(number) / (100 if number != text.strip() else 1)
+    except ValueError:
+        raise InputError(option, repr(text), "a share such as 1% or 0.01") from None

@@ -1,0 +1,281 @@
+"""Two runs held against each other: verdicts on literals, with known shifts and a known rate of false claims."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from made_runs import SPEC, STATE, record, reference, run, samples
+
+from quantbench.analysis.compare import CompareOptions, compare_runs
+from quantbench.analysis.compare_differences import Difference, differences
+from quantbench.analysis.compare_ranks import figure_test, holm, rank_test
+from quantbench.errors import InputError
+from quantbench.launch import Launch, Tile
+from quantbench.measurement import Grade
+from quantbench.store.folder import Run
+from quantbench.store.record import Failed, Measured, Record, Skipped
+from quantbench.workload import Gemm
+
+
+def points(shifts: list[float], *, seed: int, noise: float = 0.01, count: int = 30) -> list[Record]:
+    """Points along n, each around 100 µs times its shift."""
+    return [
+        record(Gemm(1024, 64 * (i + 1), 1024), samples(100 * shift, noise=noise, count=count, seed=seed + i),
+               {"n": 64 * (i + 1)})
+        for i, shift in enumerate(shifts)
+    ]  # fmt: skip
+
+
+def verdicts(a: Run, b: Run, **options: object) -> dict[int, str]:
+    compared = compare_runs(a, b, CompareOptions(**options))  # type: ignore[arg-type]
+    return {point.place.axes["n"]: point.verdict for point in compared.points}
+
+
+# --- the statistics ----------------------------------------------------------------------------------------------
+
+
+def test_holm_on_a_worked_example() -> None:
+    # 0.005·4, 0.01·3, 0.03·2 and 0.04·1, the last raised to what stands before it.
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx((0.03, 0.06, 0.06, 0.02))
+    assert holm([0.9, 0.8]) == (1.0, 1.0)
+    assert holm([]) == ()
+
+
+def test_the_rank_test_on_samples_that_do_not_overlap() -> None:
+    # Six against six apart: one of C(12, 6) = 924 orders, one-sided; twice that for two sides.
+    a, b = (10.0, 10.1, 9.9, 10.2, 9.8, 10.05), (12.0, 12.12, 11.88, 12.24, 11.76, 12.06)
+    test = rank_test(a, b, 0.01)
+    assert test.p == pytest.approx(2 / 924)
+    assert test.ratio == pytest.approx(1.2, rel=0.002)
+    assert test.low is not None
+    assert test.high is not None
+    assert test.low < test.ratio < test.high
+    back = rank_test(b, a, 0.01)
+    assert back.p == test.p
+    assert back.ratio == pytest.approx(1 / test.ratio)
+    # Within the tolerance nothing is claimed, however sure the difference is.
+    assert rank_test(a, b, 0.25).p == 1.0
+
+
+def test_three_samples_have_no_interval() -> None:
+    test = rank_test((1.0, 1.1, 1.2), (2.0, 2.1, 2.2), 0.01)
+    assert (test.low, test.high, test.p) == (None, None, 1.0)
+    assert test.ratio == pytest.approx(2.1 / 1.1)
+
+
+def test_equal_quantised_samples_are_no_change() -> None:
+    test = rank_test((1.024,) * 20, (1.024,) * 20, 0.0)
+    assert (test.ratio, test.low, test.high, test.p) == (1.0, 1.0, 1.0, 1.0)
+
+
+def test_thousands_of_samples_are_thinned_without_moving_the_interval() -> None:
+    a = samples(100.0, noise=0.02, count=1500, seed=1)
+    b = samples(101.5, noise=0.02, count=1500, seed=2)
+    test = rank_test(a, b, 0.001)
+    # Two normal samples of 2 %: the shift is known to 1.96 · 2 % · √(2 / 1500) · √(π / 3) = 0.147 %.
+    assert test.ratio == pytest.approx(1.015, abs=0.002)
+    assert test.low is not None
+    assert test.high is not None
+    assert (test.high - test.low) / 2 == pytest.approx(0.00147, rel=0.1)
+
+
+def test_a_rank_interval_covers_the_truth_as_often_as_it_says() -> None:
+    covered = 0
+    for seed in range(400):
+        a = samples(100.0, noise=0.01, count=15, seed=2 * seed)
+        b = samples(103.0, noise=0.01, count=15, seed=2 * seed + 1)
+        test = rank_test(a, b, 0.01)
+        assert test.low is not None
+        assert test.high is not None
+        covered += test.low <= 1.03 <= test.high
+    assert 0.93 <= covered / 400 <= 0.98
+
+
+def test_a_figure_without_spread_takes_the_noise_that_is_stated() -> None:
+    # ln 1.2 is 18.2 %, less ln 1.01 for the tolerance; the noise of the ratio is 3 % · √2 = 4.24 %: 4.06 sigma.
+    test = figure_test((100.0,), (120.0,), 0.01, noise=0.03)
+    assert test.p == pytest.approx(4.9e-5, rel=0.05)
+    assert (test.ratio, test.low, test.high) == pytest.approx((1.2, 1.1042, 1.3041), abs=1e-3)
+
+
+# --- verdicts ----------------------------------------------------------------------------------------------------
+
+
+def test_known_shifts_are_found_and_nothing_else() -> None:
+    shifts = [1.0] * 40
+    shifts[7], shifts[20], shifts[33] = 1.05, 0.95, 1.10
+    found = verdicts(run(points([1.0] * 40, seed=0)), run(points(shifts, seed=1000)), margin=0.01)
+    slower = {n for n, verdict in found.items() if verdict == "slower"}
+    faster = {n for n, verdict in found.items() if verdict == "faster"}
+    assert slower == {64 * 8, 64 * 34}
+    assert faster == {64 * 21}
+
+
+def test_false_regressions_stay_below_the_stated_rate() -> None:
+    # Margin 0 is the hardest case: 200 pairs of runs of 20 points without any change. 5 % of the pairs may show one
+    # false claim of either kind; binomially at most 17 of 200 with 97.5 %.
+    false = 0
+    for seed in range(200):
+        a = run(points([1.0] * 20, seed=10_000 + 100 * seed, count=12))
+        b = run(points([1.0] * 20, seed=1_000_000 + 100 * seed, count=12))
+        found = verdicts(a, b, margin=0.0).values()
+        false += any(verdict in ("slower", "faster") for verdict in found)
+    assert false <= 17
+
+
+def test_quiet_points_within_the_margin_are_the_same_and_noisy_ones_unclear() -> None:
+    quiet = verdicts(
+        run(points([1.0] * 5, seed=0, noise=0.002)), run(points([1.003] * 5, seed=50, noise=0.002)), margin=0.01
+    )
+    assert set(quiet.values()) == {"same"}
+    noisy = verdicts(
+        run(points([1.0] * 5, seed=0, noise=0.08)), run(points([1.03] * 5, seed=50, noise=0.08)), margin=0.01
+    )
+    assert set(noisy.values()) == {"unclear"}
+
+
+def test_a_change_smaller_than_the_margin_is_no_regression() -> None:
+    found = verdicts(
+        run(points([1.0] * 5, seed=0, noise=0.002)), run(points([1.02] * 5, seed=50, noise=0.002)), margin=0.03
+    )
+    assert set(found.values()) == {"same"}
+
+
+def test_what_the_reference_wanders_is_not_claimed() -> None:
+    # Both runs wander by a few per cent: a shift of 4 % is nothing that they could show.
+    drift = [1.0, 1.03, 0.97, 1.02, 0.98, 1.01, 0.99, 1.0]
+    wandering = [reference(50.0 * f, elapsed_s=60.0 * i) for i, f in enumerate(drift)]
+    a, b = points([1.0] * 5, seed=0, noise=0.002), points([1.04] * 5, seed=50, noise=0.002)
+    assert set(verdicts(run(a), run(b)).values()) == {"slower"}
+    compared = compare_runs(run([*wandering, *a]), run([*wandering, *b]))
+    assert compared.tolerance > 0.05
+    assert compared.regressions == 0
+    assert (compared.wander.repeats_a, compared.wander.shift) == (8, 1.0)
+    # MAD of {0, 3, 3, 2, 2, 1, 1, 0} is 1.5 %, times 1.4826.
+    assert compared.wander.noise_a == pytest.approx(0.0222, abs=0.002)
+
+
+def test_single_figures_are_unclear_until_their_noise_is_stated() -> None:
+    a = [record(Gemm(1024, 64, 1024), (100.0,), {"n": 64})]
+    b = [record(Gemm(1024, 64, 1024), (130.0,), {"n": 64})]
+    point = compare_runs(run(a), run(b)).points[0]
+    assert (point.verdict, point.ratio) == ("unclear", 1.3)
+    assert point.why == "single figures without a spread (--noise says how well one repeats)"
+    assert verdicts(run(a), run(b), noise=0.03) == {64: "slower"}
+    assert verdicts(run(a), run(b), noise=0.2) == {64: "unclear"}
+
+
+def test_few_samples_are_unclear() -> None:
+    a = [record(Gemm(1024, 64, 1024), (100.0, 101.0, 99.0), {"n": 64})]
+    b = [record(Gemm(1024, 64, 1024), (130.0, 131.0, 129.0), {"n": 64})]
+    point = compare_runs(run(a), run(b)).points[0]
+    assert (point.verdict, point.why) == ("unclear", "3 against 3 samples: too few for an interval")
+
+
+# --- which points belong together --------------------------------------------------------------------------------
+
+
+def test_a_point_that_fails_now_is_a_regression_and_a_skipped_one_is_not() -> None:
+    a = run(points([1.0] * 4, seed=0))
+    b = points([1.0] * 4, seed=50)
+    b[1] = replace(b[1], outcome=Failed("out_of_memory", "8 GiB asked for"))
+    b[2] = replace(b[2], outcome=Skipped("fp8 needs a newer GPU"))
+    compared = compare_runs(a, run(b[:3]))
+    assert [(lost.place.axes["n"], lost.kind) for lost in compared.lost] == [(128, "out_of_memory")]
+    assert compared.regressions == 1
+    assert (compared.only_a, compared.only_b) == (2, 0)
+
+
+def test_rejected_figures_are_not_compared() -> None:
+    a, b = points([1.0], seed=0), points([0.2], seed=50)
+    assert isinstance(b[0].outcome, Measured)
+    b[0] = replace(b[0], outcome=replace(b[0].outcome, grade=Grade("rejected", ("faster than the peak",))))
+    with pytest.raises(InputError, match="no point in common"):
+        compare_runs(run(a), run(b))
+
+
+def test_by_workload_compares_across_providers() -> None:
+    a = points([1.0] * 3, seed=0)
+    b = [record(p.workload, samples(150.0, noise=0.01, count=20, seed=7 + i), {"n": 64 * (i + 1)}, provider="triton")
+         for i, p in enumerate(a)]  # fmt: skip
+    with pytest.raises(InputError, match=r"no workload is in both\); expected .* or --by workload"):
+        compare_runs(run(a), run(b))
+    assert set(verdicts(run(a), run(b), by="workload").values()) == {"slower"}
+    both = run([*a, *b])
+    with pytest.raises(InputError, match=r"run A has torch.mm, triton for .*; expected --provider-a with one of them"):
+        compare_runs(both, run(b), CompareOptions(by="workload"))
+    assert set(verdicts(both, both, by="workload", provider_a="torch.mm", provider_b="triton").values()) == {"slower"}
+    with pytest.raises(InputError, match=r"--provider-a cublas; expected one of run A's: torch.mm, triton"):
+        compare_runs(both, both, CompareOptions(by="workload", provider_a="cublas"))
+
+
+def test_records_of_one_key_are_told_apart_by_their_kernel() -> None:
+    work = Gemm(1024, 64, 1024)
+    quick, slow = Launch("quick"), Launch("slow")
+    a = [record(work, samples(100.0, noise=0.01, count=20, seed=1), {"n": 64}, launch=quick),
+         record(work, samples(200.0, noise=0.01, count=20, seed=2), {"n": 64}, launch=slow)]  # fmt: skip
+    b = [record(work, samples(200.0, noise=0.01, count=20, seed=3), {"n": 64}, launch=slow),
+         record(work, samples(100.0, noise=0.01, count=20, seed=4), {"n": 64}, launch=quick)]  # fmt: skip
+    compared = compare_runs(run(a), run(b))
+    assert sorted(round(point.ratio, 1) for point in compared.points) == [1.0, 1.0]
+
+
+def test_a_changed_kernel_is_named() -> None:
+    work = Gemm(1024, 64, 1024)
+    a = record(work, samples(100.0, noise=0.01, count=20, seed=1), {"n": 64}, launch=Launch("k1", tile=Tile(128, 256)))
+    b = record(work, samples(130.0, noise=0.01, count=20, seed=2), {"n": 64}, launch=Launch("k2", tile=Tile(64, 64)))
+    assert compare_runs(run([a]), run([b])).points[0].why == "the library changed from 128x256 to 64x64"
+
+
+# --- what may be compared ----------------------------------------------------------------------------------------
+
+
+def test_other_devices_and_origins_are_refused_unless_forced() -> None:
+    a, b = points([1.0], seed=0, noise=0.002), points([1.0], seed=9, noise=0.002)
+    other = run(b, device=replace(SPEC, name="h100-test"))
+    with pytest.raises(InputError, match=r"different devices, a100-test and h100-test; expected .* or --force"):
+        compare_runs(run(a), other)
+    measured = run([replace(r, origin="measured") for r in b], origin="measured")
+    with pytest.raises(InputError, match=r"simulated figures against measured ones"):
+        compare_runs(run(a), measured)
+    assert compare_runs(run(a), other, CompareOptions(force=True)).obstacles == (
+        "different devices, a100-test and h100-test",
+    )
+
+
+def test_what_changed_is_named_device_first() -> None:
+    a = run(points([1.0], seed=0), options={"timing": {"cache": "cold", "seed": 0}, "providers": ["torch"]})
+    b = run(
+        points([1.0], seed=0), options={"timing": {"cache": "hot", "seed": 0}, "providers": ["torch", "triton"]},
+        software={"torch": "2.13.0", "triton": "3.7.1"}, environment={"NVIDIA_TF32_OVERRIDE": "1"},
+        device=replace(SPEC, memory_gb_per_s=1555), state=replace(STATE, other_processes=2),
+    )  # fmt: skip
+    assert differences(a, b) == (
+        Difference("device", "memory_gb_per_s", "2039", "1555"),
+        Difference("software", "torch", "2.11.0", "2.13.0"),
+        Difference("software", "triton", "absent", "3.7.1"),
+        Difference("options", "timing.cache", "cold", "hot"),
+        Difference("options", "providers", "torch", "torch, triton"),
+        Difference("environment", "NVIDIA_TF32_OVERRIDE", "absent", "1"),
+        Difference("state", "other_processes", "absent", "2"),
+    )
+    assert differences(a, a) == ()
+
+
+def test_runs_timed_differently_say_so() -> None:
+    a = run(points([1.0], seed=0), options={"timing": {"cache": "cold"}})
+    b = [replace(r, key="0" * 16) for r in points([1.0], seed=5)]
+    with pytest.raises(InputError, match=r"they are timed differently: cache cold → hot\); expected .*--by workload"):
+        compare_runs(a, run(b, options={"timing": {"cache": "hot"}}))
+
+
+def test_empty_runs_are_an_error() -> None:
+    with pytest.raises(InputError, match=r"run B has no measured point"):
+        compare_runs(run(points([1.0], seed=0)), run([]))
+
+
+@pytest.mark.parametrize(("name", "value"), [("margin", -0.1), ("margin", 1.0), ("margin", float("nan")), ("noise", 0)])
+def test_shares_are_checked(name: str, value: float) -> None:
+    with pytest.raises(InputError, match=f"--{name} .*; expected a share below 1, such as 0.01 or 1%"):
+        CompareOptions(**{name: value})
