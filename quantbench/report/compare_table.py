@@ -17,6 +17,7 @@ from quantbench.units import latency, percent
 _STYLE = {"slower": "bold red", "faster": "green", "same": "", "unclear": "yellow"}
 # Rows shown of each verdict; --json has them all.
 _MOST_SHOWN = {"slower": 30, "faster": 15, "unclear": 8, "same": 0}
+_MOST_LOST_SHOWN = 5
 
 
 def differences_lines(comparison: Comparison) -> list[str]:
