@@ -1,0 +1,79 @@
+"""A sweep that is predicted instead of measured: the same axes, a model's answer at each place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from quantbench.analysis.explain import idle_reasons
+from quantbench.analysis.summary import peak_share
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError
+from quantbench.latency.transformer import OpEstimate, ShapeEstimate, TransformerModel, total
+from quantbench.sweep.axes import Axis
+from quantbench.sweep.shapes import Held, ops_at
+from quantbench.workload import Op
+
+
+@dataclass(frozen=True)
+class ForecastRow:
+    """All ops at one place on the axes. estimate: their sum and its parts. worst: the op with the smallest share of
+    peak, and that share; peak_share: of all ops, weighted by their time (None where a peak is not known)."""
+
+    axes: dict[str, int]
+    estimate: ShapeEstimate
+    peak_share: float | None
+    worst: OpEstimate
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Rows in the order of the axes. impossible: places that cannot be, with the reason, left out."""
+
+    rows: tuple[ForecastRow, ...]
+    impossible: tuple[str, ...]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to know of the models, each once."""
+        return tuple(dict.fromkeys(note for row in self.rows for note in row.estimate.notes))
+
+
+def forecast(axes: Sequence[Axis], held: Held, model: TransformerModel, *, skip_impossible: bool) -> Forecast:
+    """Predict every place of a grid. `axes` have their edges added already, `held` its defaults filled in.
+
+    Raises InputError for a place that cannot be, unless skip_impossible, and when none is left.
+    """
+    places: list[tuple[dict[str, int], tuple[Op, ...]]] = []
+    impossible: list[str] = []
+    for values in product(*(axis.values for axis in axes)):
+        try:
+            ops = ops_at(tuple(axes), values, held)
+        except InputError as error:
+            if not skip_impossible:
+                raise
+            impossible.append(str(error))
+            continue
+        if ops:
+            places.append(({axis.field: value for axis, value in zip(axes, values, strict=True)}, ops))
+    if not places:
+        raise InputError("predict", "no place is left to predict", "axes and ops that have places in common")
+    answers = iter(model.predict_ops([op for _, ops in places for op in ops]))
+    rows = [_row(at, [next(answers) for _ in ops], model.device) for at, ops in places]
+    return Forecast(tuple(rows), tuple(impossible))
+
+
+def _row(axes: dict[str, int], ops: list[OpEstimate], spec: DeviceSpec) -> ForecastRow:
+    shares = [peak_share(o.op.workload, o.work.estimate.latency_us, spec) for o in ops]
+    estimate = total(ops)
+    known = [share * o.total_us for share, o in zip(shares, ops, strict=True) if share is not None]
+    worst = min(zip(shares, ops, strict=True), key=lambda pair: (pair[0] is None, pair[0] or 0.0, pair[1].op.label))[1]
+    return ForecastRow(
+        axes=axes,
+        estimate=estimate,
+        peak_share=sum(known) / estimate.latency_us if len(known) == len(ops) else None,
+        worst=worst,
+        reasons=idle_reasons(worst.op.workload, spec, worst.work.launch),
+    )

@@ -1,0 +1,161 @@
+"""A forecast as a table for people, as plain objects for programs, and as the picture of its sawtooth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from quantbench.analysis.forecast import ForecastRow
+from quantbench.analysis.summary import op_order, peak_share
+from quantbench.device.spec import DeviceSpec
+from quantbench.latency.transformer import OpEstimate
+from quantbench.quantization import cdiv
+from quantbench.units import latency, percent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Rows this far below the best one of the table stand out.
+_STANDS_OUT = 0.8
+_COLUMNS = 2
+# More wave edges than this in a panel would be a grey wall.
+_MOST_WAVE_EDGES = 40
+
+
+def forecast_table(rows: Sequence[ForecastRow]) -> Table:
+    """One line per place: time and interval, rate, share of peak, and the tile, waves, bound and loss of its worst
+    op. Wants about 120 columns; narrower, the last column folds."""
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for name in rows[0].axes:
+        table.add_column(name.replace("_", "-"), justify="right", no_wrap=True)
+    table.add_column("ops", justify="right", no_wrap=True)
+    for name in ("time", "low – high", "TFLOP/s", "of peak"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("worst op", "tile", "waves", "bound"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("what it loses", overflow="fold", min_width=20)
+    best = max((row.peak_share or 0.0 for row in rows), default=0.0)
+    for row in rows:
+        low = row.peak_share is not None and row.peak_share < _STANDS_OUT * best
+        launch = row.worst.work.launch
+        table.add_row(
+            *(str(value) for value in row.axes.values()),
+            str(len(row.estimate.ops)),
+            latency(row.estimate.latency_us),
+            f"{latency(row.estimate.low_us)} – {latency(row.estimate.high_us)}",
+            f"{row.estimate.tflops:.0f}" if row.estimate.tflops >= 10 else f"{row.estimate.tflops:.2g}",
+            Text("?" if row.peak_share is None else percent(row.peak_share), style="bold red" if low else ""),
+            row.worst.op.label,
+            "?" if launch is None or launch.tile is None else str(launch.tile),
+            "?" if row.worst.work.waves is None else str(row.worst.work.waves),
+            row.worst.work.estimate.bound,
+            Text(row.reasons[0] if row.reasons else ""),
+        )
+    return table
+
+
+def forecast_to_json(rows: Sequence[ForecastRow], spec: DeviceSpec) -> list[dict[str, Any]]:
+    """The table and its ops as JSON objects; names carry their units."""
+    return [
+        {
+            "axes": row.axes,
+            "latency_us": row.estimate.latency_us,
+            "low_us": row.estimate.low_us,
+            "high_us": row.estimate.high_us,
+            "tflops": row.estimate.tflops,
+            "peak_share": row.peak_share,
+            "worst_op": row.worst.op.label,
+            "reasons": list(row.reasons),
+            "ops": [_op_to_json(op, spec) for op in row.estimate.ops],
+        }
+        for row in rows
+    ]
+
+
+def _op_to_json(op: OpEstimate, spec: DeviceSpec) -> dict[str, Any]:
+    launch = op.work.launch
+    tile = None if launch is None else launch.tile
+    return {
+        "op": op.op.label,
+        "count": op.op.count,
+        "workload": str(op.op.workload),
+        **asdict(op.work.estimate),
+        "peak_share": peak_share(op.op.workload, op.work.estimate.latency_us, spec),
+        "tile": None if tile is None else [tile.block_m, tile.block_n],
+        "split_k": None if tile is None else tile.split_k,
+        "waves": op.work.waves,
+    }
+
+
+def draw_forecast(rows: Sequence[ForecastRow], axis: str, spec: DeviceSpec, path: Path, *, title: str) -> None:
+    """Write a PNG: a panel per op, its predicted share of peak over `axis` with the 90 % interval as a band, and
+    dashed lines where the model believes that one more wave begins."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    import seaborn as sns
+
+    labels = sorted({op.op.label for row in rows for op in row.estimate.ops}, key=op_order)
+    columns = min(_COLUMNS, len(labels))
+    lines = cdiv(len(labels), columns)
+    with sns.axes_style("whitegrid", {"grid.color": "#eeeeee"}):
+        figure, panels = plt.subplots(
+            lines, columns, figsize=(6.4 * columns, 3.4 * lines + 0.9), squeeze=False, sharex=True, layout="constrained"
+        )
+        for panel in panels.flat[len(labels) :]:
+            panel.set_axis_off()
+        for panel, label in zip(panels.flat, labels, strict=False):
+            _draw_panel(panel, rows, label, axis, spec)
+            panel.set_title(label, loc="left", fontweight="bold")
+        for panel in panels[-1]:
+            panel.set_xlabel(axis.replace("_", "-"))
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+        figure.savefig(path, dpi=130)
+        plt.close(figure)
+
+
+def _draw_panel(panel: Axes, rows: Sequence[ForecastRow], label: str, axis: str, spec: DeviceSpec) -> None:
+    import seaborn as sns
+
+    curves: dict[str, list[tuple[int, OpEstimate]]] = {}
+    for row in rows:
+        others = " ".join(f"{name}={value}" for name, value in row.axes.items() if name != axis)
+        curves.setdefault(others, []).extend((row.axes[axis], op) for op in row.estimate.ops if op.op.label == label)
+    palette = sns.color_palette(n_colors=len(curves))
+    for (name, curve), colour in zip(curves.items(), palette, strict=True):
+        curve.sort(key=lambda point: point[0])
+        x = [at for at, _ in curve]
+        middle, low, high = (
+            [_height(op, getattr(op.work.estimate, us), spec) for _, op in curve]
+            for us in ("latency_us", "high_us", "low_us")
+        )
+        panel.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+        sns.lineplot(x=x, y=middle, color=colour, linewidth=1.4, ax=panel, label=f"predicted {name}".strip())
+    _draw_wave_edges(panel, next(iter(curves.values())))
+    known = any(peak_share(op.op.workload, 1.0, spec) is not None for curve in curves.values() for _, op in curve)
+    panel.set_ylabel("share of peak, %" if known else "TFLOP/s")
+    panel.set_ylim(bottom=0)
+    panel.legend(fontsize=8, loc="lower right", title=None)
+
+
+def _height(op: OpEstimate, latency_us: float, spec: DeviceSpec) -> float:
+    share = peak_share(op.op.workload, latency_us, spec)
+    return op.op.workload.flops / latency_us / 1e6 if share is None else 100.0 * share
+
+
+def _draw_wave_edges(panel: Axes, curve: Sequence[tuple[int, OpEstimate]]) -> None:
+    edges = [
+        at
+        for (at, before), (_, after) in pairwise(curve)
+        if before.work.launch == after.work.launch and (before.work.waves or 0) < (after.work.waves or 0)
+    ]
+    for i, edge in enumerate(edges[:_MOST_WAVE_EDGES]):
+        label = "one more wave (predicted)" if i == 0 else None
+        panel.axvline(edge, color="tab:purple", linestyle="--", linewidth=0.7, alpha=0.5, zorder=0, label=label)
