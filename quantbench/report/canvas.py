@@ -18,6 +18,8 @@ _DPI = 130
 _STYLE = {"grid.color": "#ebebeb", "axes.edgecolor": "#999999"}
 #: what a tile edge, a wave edge, a cliff and an interval are drawn in, in every picture (Tableau's colours)
 TILE_COLOUR, WAVE_COLOUR, CLIFF_COLOUR, INTERVAL_COLOUR = "tab:red", "tab:purple", "#c1272d", "0.3"
+# What every font of matplotlib has beside Latin letters.
+_MORE_SIGNS = "–…×·µμ→≥≤±°▼"
 
 
 @contextmanager
@@ -53,5 +55,5 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def plain(text: str, longest: int = 90) -> str:
-    """Text for a picture: on one line, without formulas (dollar signs) and without signs that the font lacks."""
-    return "".join(c if ord(c) < 0x2600 and c != "$" else "?" for c in printable(text, longest))
+    """Text for a picture: on one line, without formulas (dollar signs) and without signs that the font may lack."""
+    return "".join(c if (ord(c) < 0x250 or c in _MORE_SIGNS) and c != "$" else "?" for c in printable(text, longest))

@@ -8,10 +8,15 @@ from typing import Any
 
 from quantbench.analysis.compare import VERDICTS, Compared, Comparison
 from quantbench.report.canvas import canvas, plain, save
+from quantbench.store.run import RunInfo
 
 _COLOURS = {"slower": "#c1272d", "faster": "#1a7f4b", "same": "#7a7a7a", "unclear": "#d19a00"}
 # Ratios beyond this are drawn at the rim: one point that is 40 times slower would flatten all others.
 _RIM = 3.0
+_TICK_STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+_MOST_TICKS = 9
+# More points than this are drawn smaller.
+_MANY = 300
 
 
 def draw_comparison(comparison: Comparison, path: Path) -> None:
@@ -29,10 +34,14 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
         panel.set_ylabel("time of B / time of A   (above 1: slower)")
         panel.set_xlabel(axis.replace("_", "-") if axis else "points, from fastest to slowest")
         panel.legend(fontsize=8, loc="best", ncols=2)
-        a, b = comparison.a.info, comparison.b.info
-        origin = "" if b.origin == "measured" else f" · {b.origin}"
-        figure.suptitle(plain(f"{b.device.name}{origin}: A {a.run_id} · B {b.run_id}"), x=0.01, ha="left", fontsize=10)
+        title = " · ".join(f"{name} {_name(run.info)}" for name, run in (("A", comparison.a), ("B", comparison.b)))
+        figure.suptitle(plain(title, 120), x=0.01, ha="left", fontsize=10)
         save(figure, path)
+
+
+def _name(info: RunInfo) -> str:
+    origin = "" if info.origin == "measured" else f" ({info.origin})"
+    return f"{info.device.name} {info.run_id}{origin}"
 
 
 def _axis(points: Sequence[Compared]) -> str:
@@ -46,6 +55,7 @@ def _axis(points: Sequence[Compared]) -> str:
 
 
 def _draw_points(panel: Any, points: Sequence[Compared], axis: str) -> None:
+    size = 4.0 if len(points) <= _MANY else 1.5
     ordered = sorted(points, key=lambda p: (p.place.axes[axis] if axis else p.ratio, p.place.op))
     for verdict in VERDICTS:
         own = [(i, p) for i, p in enumerate(ordered) if p.verdict == verdict]
@@ -53,7 +63,7 @@ def _draw_points(panel: Any, points: Sequence[Compared], axis: str) -> None:
             continue
         x = [p.place.axes[axis] if axis else i for i, p in own]
         y = [_inside(p.ratio) for _, p in own]
-        panel.plot(x, y, "o", markersize=4, color=_COLOURS[verdict], label=f"{len(own)} {verdict}", zorder=3)
+        panel.plot(x, y, "o", markersize=size, color=_COLOURS[verdict], label=f"{len(own)} {verdict}", zorder=3)
         panel.vlines(
             x,
             [_inside(p.ratio if p.low is None else p.low) for _, p in own],
@@ -69,9 +79,12 @@ def _inside(ratio: float) -> float:
 
 
 def _ratio_ticks(panel: Any) -> None:
-    """Plain numbers on the logarithmic axis, at steps that suit its span."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+    """Plain numbers on the logarithmic axis, 1 always among them, at steps that suit its span."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    panel.yaxis.set_major_locator(MaxNLocator(nbins=8))
+    low, high = panel.get_ylim()
+    step = next((s for s in _TICK_STEPS if (high - low) / s <= _MOST_TICKS), _TICK_STEPS[-1])
+    ticks = [1 + i * step for i in range(-round(1 / step) + 1, round(_RIM / step)) if low <= 1 + i * step <= high]
+    panel.yaxis.set_major_locator(FixedLocator(ticks))
     panel.yaxis.set_minor_locator(NullLocator())
     panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -97,7 +97,7 @@ def comparison_table(comparison: Comparison) -> Table | None:
         return None
     table = Table(header_style="bold", box=None, pad_edge=False, caption_justify="left")
     table.add_column("point", overflow="fold")
-    several = comparison.options.by == "workload"
+    several = any(point.a.provider != point.b.provider for point in shown)
     if several:
         table.add_column("providers", overflow="fold")
     for name in ("A", "B", "B / A", "95 % interval"):
