@@ -1,0 +1,100 @@
+"""Accuracy lines as Markdown for docs/accuracy.md, as a table for the terminal and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from quantbench.errors import StoreError
+from quantbench.latency.protocol import ErrorSummary
+from quantbench.units import percent
+from quantbench.validate.scores import PROTOCOLS, Absent, Line
+
+_COLUMNS = (
+    "model", "rows learned from", "all rows", "compute rows", "90 % interval covers", "cliffs found / true",
+    "fit, s", "shapes/s",
+)  # fmt: skip
+
+
+def cells(entry: Line) -> tuple[str, ...]:
+    """One line as text, in the order of the columns. Errors are median / mean / p95 in percent."""
+    found = (entry.cliff_recall, entry.cliff_precision)
+    return (
+        entry.model,
+        "–" if entry.train_rows is None else f"{entry.train_rows:,}",
+        _errors(entry.errors) + ("" if entry.unanswered == 0 else f" (no answer to {percent(entry.unanswered)})"),
+        "–" if entry.compute is None else _errors(entry.compute),
+        "–" if entry.coverage is None else percent(entry.coverage),
+        "–" if found[0] is None else f"{found[0]:.2f} / " + ("–" if found[1] is None else f"{found[1]:.2f}"),
+        "–" if not entry.fit_s or entry.fit_s < 5e-4 else f"{entry.fit_s:.2g}",
+        "–" if entry.shapes_per_s is None else _two_digits(entry.shapes_per_s),
+    )
+
+
+def _errors(errors: ErrorSummary) -> str:
+    return f"{errors.median_pct:.2f} / {errors.mean_pct:.1f} / {errors.p95_pct:.1f}"
+
+
+def _two_digits(value: float) -> str:
+    digits = max(0, len(str(int(value))) - 2)
+    return f"{round(value, -digits):,.0f}"
+
+
+def terminal_table(lines: Sequence[Line]) -> Table:
+    """Every line, for the terminal."""
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for name in ("gpu", "protocol", *_COLUMNS):
+        table.add_column(name, justify="left" if name in ("gpu", "protocol", "model") else "right")
+    for entry in lines:
+        table.add_row(entry.gpu, entry.protocol, *cells(entry))
+    return table
+
+
+def markdown(lines: Sequence[Line], absent: Sequence[Absent]) -> str:
+    """One section per protocol and device, then who could not take part."""
+    parts = []
+    for protocol, meaning in PROTOCOLS.items():
+        of_protocol = [entry for entry in lines if entry.protocol == protocol]
+        if not of_protocol:
+            continue
+        parts.append(f"**{meaning[0].upper()}{meaning[1:]}.**\n")
+        for gpu in dict.fromkeys(entry.gpu for entry in of_protocol):
+            parts.append(f"### {gpu}\n")
+            parts.append(_section([entry for entry in of_protocol if entry.gpu == gpu]))
+    parts += [f"- {a.gpu}: {a.model} is left out: {a.reason}." for a in absent]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _section(lines: Sequence[Line]) -> str:
+    rows = [cells(entry) for entry in lines]
+    # A column that nobody fills says nothing.
+    kept = [i for i in range(len(_COLUMNS)) if any(row[i] != "–" for row in rows)]
+    header = "| " + " | ".join(_COLUMNS[i] for i in kept) + " |"
+    rule = "|" + "|".join("---" if _COLUMNS[i] == "model" else "---:" for i in kept) + "|"
+    body = ["| " + " | ".join(row[i] for i in kept) + " |" for row in rows]
+    return "\n".join([header, rule, *body]) + "\n"
+
+
+def lines_to_json(lines: Sequence[Line], absent: Sequence[Absent]) -> dict[str, Any]:
+    """Everything as plain objects."""
+    return {
+        "lines": [entry.to_json() for entry in lines],
+        "absent": [{"gpu": a.gpu, "model": a.model, "reason": a.reason} for a in absent],
+    }
+
+
+def write_between(path: Path, name: str, text: str) -> None:
+    """Replace what stands in `path` between `<!-- name:begin -->` and `<!-- name:end -->`."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    try:
+        content = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise StoreError("validate", f"{path} ({error.strerror})", f"a file with {begin} in it") from None
+    if content.count(begin) != 1 or content.count(end) != 1 or content.index(end) < content.index(begin):
+        raise StoreError("validate", f"{path} without one {begin} and one {end} after it", "both, in this order")
+    head, rest = content.split(begin)
+    tail = rest.split(end)[1]
+    path.write_text(f"{head}{begin}\n{text}{end}{tail}", encoding="utf-8")
