@@ -20,7 +20,7 @@ LAYERS = (
     ("errors", "units"),
     ("launch",),
     ("workload", "device"),
-    ("measurement", "quantization", "occupancy", "stats"),
+    ("measurement", "megatron", "quantization", "occupancy", "stats"),
     ("latency",),
     ("kernels",),
     ("providers", "timing"),

@@ -1,0 +1,130 @@
+"""When Megatron-LM computes scale, mask and softmax in its fused CUDA kernel, and when it falls back to torch.
+
+The fallback reads and writes the scores several times in fp32, so that a shape on the wrong side of one of these
+conditions pays for it in every layer. The conditions come from how the kernels share out rows: a block of 128 threads
+takes `batches_per_block` rows, a whole number of blocks must cover them, and no row beyond the last is checked for.
+
+Sources, read in the repositories:
+- generation "2048": NVIDIA/apex, apex/transformer/functional/fused_softmax.py, `is_kernel_available` (sk up to 2048,
+  a mask), with `get_batch_per_block` and the limits in csrc/megatron/scaled_masked_softmax.h; Megatron-LM of 2021 the
+  same. Megatron-LM's first version (2020) had neither the rule on `batches_per_block` nor bf16.
+- generation "4096": NVIDIA/Megatron-LM, megatron/core/fusions/fused_softmax.py: sk up to 4096, sk % 4 == 0, and no mask
+  needed (bigscience-workshop/Megatron-DeepSpeed, which trained BLOOM: up to 4096 too, but without sk % 4).
+- generation "16384": the same conditions with the limit of NVIDIA/apex' present kernels, csrc/megatron/*_softmax.h.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quantbench.errors import InputError, require_choice, require_int
+from quantbench.workload.dtypes import VECTOR_DTYPES
+from quantbench.workload.softmax import MASKS
+
+_THREADS_PER_BLOCK = 128
+_WARP_THREADS = 32
+_TWO_ROWS_PER_WARP_UP_TO = 128  # columns, rounded up to a power of two
+_VECTOR = 4  # what sq, sk and the number of attention matrices must be multiples of
+_SMALLEST_SK = 17
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What one generation of the kernels asks for. max_sk: longest row. needs_mask: refuses when there is no mask.
+    sk_multiple: what sk must be a multiple of."""
+
+    max_sk: int
+    needs_mask: bool
+    sk_multiple: int
+
+
+GENERATIONS: dict[str, Generation] = {
+    "2048": Generation(2048, needs_mask=True, sk_multiple=1),
+    "4096": Generation(4096, needs_mask=False, sk_multiple=_VECTOR),
+    "16384": Generation(16384, needs_mask=False, sk_multiple=_VECTOR),
+}
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether the fused kernel runs, and if not, every condition that fails, each in words."""
+
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def available(self) -> bool:
+        """True when nothing stands against it."""
+        return not self.reasons
+
+    @property
+    def reason(self) -> str:
+        """All reasons in one line; empty when available."""
+        return "; ".join(self.reasons)
+
+
+def batches_per_block(sk: int) -> int:
+    """Rows of `sk` scores that one block of Megatron's softmax kernels takes: 8 up to 128 columns, 4 beyond (and more
+    below 17 columns, where the kernel is not used).
+
+    >>> batches_per_block(128), batches_per_block(129)
+    (8, 4)
+    """
+    columns = 1 << (require_int("batches_per_block", "sk", sk) - 1).bit_length()
+    rows_per_warp = 2 if columns <= _TWO_ROWS_PER_WARP_UP_TO else 1
+    return _THREADS_PER_BLOCK // min(columns, _WARP_THREADS) * rows_per_warp
+
+
+def megatron_fused_available(
+    *,
+    sq: int,
+    sk: int,
+    heads_per_gpu: int,
+    mbs: int,
+    dtype: str = "bf16",
+    mask: str = "causal",
+    fusion_on: bool = True,
+    generation: str = "2048",
+) -> Availability:
+    """Whether Megatron's fused softmax takes scores of [mbs, heads_per_gpu, sq, sk].
+
+    heads_per_gpu: heads / tensor-parallel degree. mask: causal, full (a padding mask) or none. fusion_on: Megatron's
+    `masked_softmax_fusion`. generation: 2048, 4096 or 16384, see the module. Raises InputError for a causal mask with
+    sq other than sk.
+
+    >>> megatron_fused_available(sq=2048, sk=2048, heads_per_gpu=14, mbs=2).available
+    True
+    >>> megatron_fused_available(sq=2048, sk=2048, heads_per_gpu=14, mbs=1).reasons
+    ('heads per GPU 14 · MBS 1 = 14 is not a multiple of 4',)
+    """
+    who = "megatron_fused_available"
+    for name, value in (("sq", sq), ("sk", sk), ("heads_per_gpu", heads_per_gpu), ("mbs", mbs)):
+        require_int(who, name, value)
+    require_choice(who, "dtype", dtype, VECTOR_DTYPES)
+    require_choice(who, "mask", mask, MASKS)
+    require_choice(who, "generation", generation, tuple(GENERATIONS))
+    rule = GENERATIONS[generation]
+    if mask == "causal" and sq != sk:
+        raise InputError(who, f"causal with sq = {sq}, sk = {sk}", "sq equal to sk, which Megatron asserts")
+    matrices = heads_per_gpu * mbs
+    per_block = batches_per_block(sk)
+    # Causal blocks take rows of as many attention matrices, the others rows of one. Either is a multiple of _VECTOR.
+    matrices_multiple, sq_multiple = (per_block, _VECTOR) if mask == "causal" else (_VECTOR, per_block)
+
+    reasons = []
+    if not fusion_on:
+        reasons.append("fusion is switched off")
+    if dtype == "fp32":
+        reasons.append("dtype fp32 is neither fp16 nor bf16")
+    if mask == "none" and rule.needs_mask:
+        reasons.append("there is no mask")
+    if not _SMALLEST_SK <= sk <= rule.max_sk:
+        reasons.append(f"sk = {sk} is not from {_SMALLEST_SK} to {rule.max_sk}")
+    if sk % rule.sk_multiple:
+        reasons.append(f"sk = {sk} is not a multiple of {rule.sk_multiple}")
+    if sq % sq_multiple:
+        reasons.append(f"sq = {sq} is not a multiple of {sq_multiple}")
+    if matrices % matrices_multiple:
+        reasons.append(
+            f"heads per GPU {heads_per_gpu} · MBS {mbs} = {matrices} is not a multiple of {matrices_multiple}"
+        )
+    return Availability(tuple(reasons))
