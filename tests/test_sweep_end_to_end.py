@@ -92,6 +92,16 @@ def test_the_table_names_the_device_the_rows_and_the_folder(tmp_path: Path) -> N
         assert expected in done.stdout
 
 
+def test_a_list_of_shapes_is_measured_as_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("name,m,n,k\na,64,96,64\nb,8,8,8\n")
+    done = run("sweep", "--shapes", "mine.csv", *QUICK[4:], "--layout", "nt", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert {(r["axes"]["m"], r["axes"]["n"], r["axes"]["k"]) for r in result["rows"]} == {(64, 96, 64), (8, 8, 8)}
+    assert run("sweep", "--resume", result["run"], cwd=tmp_path).returncode == 0
+    assert len(keys(tmp_path / result["run"])) == 2
+
+
 def test_kill_9_costs_at_most_the_point_in_flight_and_resume_measures_the_rest(tmp_path: Path) -> None:
     process, folder = start_and_wait_for_records(tmp_path, count=8)
     process.kill()
@@ -157,6 +167,7 @@ def test_a_provider_that_crashes_and_hangs_costs_its_points_alone(tmp_path: Path
         (("--dim", "n", "--cache", "warm"), "cache = 'warm'; expected one of cold, hot"),
         (("--dim", "n", "--model", "gpt-9"), "gpt-9"),
         (("--dim", "n", "--results", "/dev/null/x"), "expected a results folder that can be written"),
+        (("--shapes", "nowhere.csv"), "nowhere.csv"),
         (("--resume", "nowhere"), "nowhere; expected a folder with run.json in it"),
         (("--seq", "128"), "sweep: no --dim; expected at least one of --dim hidden"),
     ],

@@ -12,7 +12,8 @@ from quantbench.errors import StoreError
 from quantbench.store.folder import read_run
 from quantbench.sweep.child import WorkerLostError
 from quantbench.sweep.messages import Reply, Request
-from quantbench.sweep.session import SweepOptions, SweepSession
+from quantbench.sweep.options import SweepOptions
+from quantbench.sweep.session import SweepSession
 from quantbench.sweep.shapes import Held
 
 OPTIONS = SweepOptions(dims=("n=1024:8192:64",), held=Held(m=1024, k=1024), providers=("torch.mm",))

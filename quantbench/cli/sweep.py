@@ -34,6 +34,9 @@ def sweep(
     ops: o.Ops = "",
     direction: o.Direction = "forward",
     causal: o.Causal = True,
+    shapes: Annotated[
+        Path | None, typer.Option(help="Instead of --dim: a CSV file with the columns m, n, k of single products.")
+    ] = None,
     provider: Annotated[
         str, typer.Option(help="Who computes: torch, triton, torch.flash, my.module:Class, comma separated.")
     ] = "torch",
@@ -84,7 +87,7 @@ def sweep(
         kv_heads=kv_heads, gated=gated, layout=layout, model=model, config=config, dtype=dtype, ops=ops,
         direction=direction, causal=causal, provider=provider, cache=cache, mode=mode, half_width=half_width,
         min_samples=min_samples, max_time=max_time, distribution=distribution, seed=seed, budget=budget,
-        point_limit=point_limit, skip_impossible=skip_impossible,
+        point_limit=point_limit, skip_impossible=skip_impossible, shapes=shapes,
     )  # fmt: skip
     if dry_run:
         sweep_run.dry_run(arguments, gpu, as_json=as_json)

@@ -8,7 +8,8 @@ from typing import Any
 
 from quantbench.errors import InputError
 from quantbench.sweep.axes import DIMS
-from quantbench.sweep.session import SweepOptions
+from quantbench.sweep.options import SweepOptions
+from quantbench.sweep.shape_list import read_shapes
 from quantbench.sweep.shapes import Held
 from quantbench.timing.options import TimingOptions
 from quantbench.units import parse_duration_s
@@ -48,6 +49,7 @@ class SweepArguments:
     budget: str = ""
     point_limit: str = ""
     skip_impossible: bool = False
+    shapes: Path | None = None
 
 
 def held_and_dims(arguments: SweepArguments) -> tuple[Held, tuple[str, ...]]:
@@ -55,7 +57,7 @@ def held_and_dims(arguments: SweepArguments) -> tuple[Held, tuple[str, ...]]:
 
     Raises InputError for a size that is no integer, for a size given twice, and for no `--dim` at all.
     """
-    if not arguments.dims:
+    if not arguments.dims and arguments.shapes is None:
         raise InputError("sweep", "no --dim", "at least one of --dim " + ", --dim ".join(DIMS))
     dims = []
     as_axis = set()
@@ -99,6 +101,7 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
         providers=tuple(name.strip() for name in arguments.provider.split(",")),
         timing=timing,
         skip_impossible=arguments.skip_impossible,
+        shapes=() if arguments.shapes is None else read_shapes(arguments.shapes),
         budget_s=None if budget == "none" else parse_duration_s("--budget", budget),
         limit_s=parse_duration_s("--point-limit", arguments.point_limit) if arguments.point_limit else None,
     )

@@ -24,10 +24,11 @@ from quantbench.latency.roofline import roofline_us
 from quantbench.report.table import ops_line, rows_to_json, steps_to_json, sweep_table, trust_lines
 from quantbench.store.folder import Run, read_run
 from quantbench.sweep.child import WorkerProcess
+from quantbench.sweep.options import plan_sweep
 from quantbench.sweep.plan import Plan
 from quantbench.sweep.runner import Finished
 from quantbench.sweep.runner import Progress as SweepProgress
-from quantbench.sweep.session import SweepSession, plan_sweep
+from quantbench.sweep.session import SweepSession
 from quantbench.units import duration, latency, percent
 
 # Phases that are the measurement itself; everything else is the harness.
@@ -70,8 +71,8 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, gpu: str,
     start_s = time.monotonic()
     if gpu:
         raise InputError("sweep", f"--gpu {gpu} without --dry-run", "a sweep of the device at hand, or --dry-run")
-    if resume is not None and arguments.dims:
-        raise InputError("sweep", f"--resume {resume} with --dim", "the run's own dimensions: --resume alone")
+    if resume is not None and (arguments.dims or arguments.shapes):
+        raise InputError("sweep", f"--resume {resume} with --dim or --shapes", "the run's own points: --resume alone")
     console = output(stderr=as_json)
     # A scheduler that ends a job sends SIGTERM: the same clean stop as Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -150,7 +151,7 @@ def _say_result(console: Console, run: Run, finished: Finished, wall_s: float, *
             say(console, line)
         _say_not_measured(console, run)
     picture = None
-    if points:
+    if points and not run.info.options.get("shapes"):  # a list of shapes has no axis to draw along
         from quantbench.report.efficiency import draw_efficiency
 
         picture = run.folder / f"efficiency-{axis.replace('_', '-')}.png"

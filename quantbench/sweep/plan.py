@@ -66,6 +66,15 @@ class Plan:
         return total
 
 
+@dataclass(frozen=True)
+class Placed:
+    """Ops at one place on the axes, before providers and timing make points of them. rank: as in PlanPoint."""
+
+    axes: dict[str, int]
+    ops: tuple[Op, ...]
+    rank: int = 0
+
+
 def build_plan(
     axes: tuple[Axis, ...],
     held: Held,
@@ -76,13 +85,13 @@ def build_plan(
     skip_impossible: bool = False,
     budget_s: float | None = None,
 ) -> Plan:
-    """Lay out a sweep. `axes` have their edges added already, `held` its defaults filled in.
+    """Lay out a sweep over a grid of axes. `axes` have their edges added already, `held` its defaults filled in.
 
     Raises InputError for a point that cannot be, unless skip_impossible, and when nothing is left to measure.
     """
     check_axes(axes)
     ranks = [_bisection_ranks(len(axis.values)) for axis in axes]
-    points: dict[str, PlanPoint] = {}
+    placed: list[Placed] = []
     impossible: list[str] = []
     for indices in product(*(range(len(axis.values)) for axis in axes)):
         values = tuple(axis.values[i] for axis, i in zip(axes, indices, strict=True))
@@ -94,8 +103,23 @@ def build_plan(
             impossible.append(str(error))
             continue
         rank = max(rank_of[i] for rank_of, i in zip(ranks, indices, strict=True))
-        at = {axis.field: value for axis, value in zip(axes, values, strict=True)}
-        for point in _points_of(ops, at, providers, timing, spec, rank):
+        placed.append(Placed({axis.field: value for axis, value in zip(axes, values, strict=True)}, ops, rank))
+    return lay_out(placed, providers, timing, spec, budget_s=budget_s, impossible=tuple(impossible))
+
+
+def lay_out(
+    placed: Sequence[Placed],
+    providers: Sequence[str],
+    timing: TimingOptions,
+    spec: DeviceSpec,
+    *,
+    budget_s: float | None = None,
+    impossible: tuple[str, ...] = (),
+) -> Plan:
+    """Points for every op and provider that runs it: deduplicated, cut to the budget, shuffled, with a reference."""
+    points: dict[str, PlanPoint] = {}
+    for place in placed:
+        for point in _points_of(place, providers, timing, spec):
             seen = points.get(point.key)
             points[point.key] = point if seen is None else _merge(seen, point)
     if not points:
@@ -104,27 +128,20 @@ def build_plan(
     if budget_s is not None:
         kept = _fit(kept, budget_s)
     random.Random(timing.seed).shuffle(kept)
-    return Plan(tuple(kept), _reference(kept), len(points) - len(kept), tuple(impossible))
+    return Plan(tuple(kept), _reference(kept), len(points) - len(kept), impossible)
 
 
-def _points_of(
-    ops: tuple[Op, ...],
-    at: dict[str, int],
-    providers: Sequence[str],
-    timing: TimingOptions,
-    spec: DeviceSpec,
-    rank: int,
-) -> Iterator[PlanPoint]:
-    for op in ops:
+def _points_of(place: Placed, providers: Sequence[str], timing: TimingOptions, spec: DeviceSpec) -> Iterator[PlanPoint]:
+    for op in place.ops:
         for provider in providers:
             if runs_kind(provider, op.workload.kind):
                 yield PlanPoint(
                     key=record_key(op.workload, provider, timing),
                     workload=op.workload,
                     provider=provider,
-                    places=(Place(at, op.label, op.count),),
+                    places=(Place(place.axes, op.label, op.count),),
                     estimate_s=point_estimate_s(op.workload, timing, spec),
-                    rank=rank,
+                    rank=place.rank,
                 )
 
 

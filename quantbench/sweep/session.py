@@ -7,28 +7,21 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import Any
 
-from quantbench.device import default_dtype
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError, StoreError
-from quantbench.providers.catalog import expand
+from quantbench.errors import StoreError
 from quantbench.stats import median
-from quantbench.store.codec import build
 from quantbench.store.folder import RunWriter
 from quantbench.store.record import Measured, Record
 from quantbench.store.run import RunInfo, read_run_info
-from quantbench.sweep.axes import Axis, parse_axis
 from quantbench.sweep.child import Asked
-from quantbench.sweep.edges import with_edges
-from quantbench.sweep.plan import Plan, build_plan
+from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json, plan_sweep
+from quantbench.sweep.plan import Plan
 from quantbench.sweep.runner import Finished, Progress, Sweep
-from quantbench.sweep.shapes import DEFAULT_VALUES, Held, check_axes, with_defaults
-from quantbench.timing.options import TimingOptions
 
 Connect = Callable[[], Asked]
 
@@ -38,64 +31,6 @@ ENVIRONMENT = (
     "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "PYTORCH_CUDA_ALLOC_CONF", "QUANTBENCH_DEVICE",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TRITON_INTERPRET",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class SweepOptions:
-    """Everything that was asked for; with the device it makes the plan, the same one each time.
-
-    dims: texts as given, `hidden` or `hidden=1024:4096`. budget_s: seconds for the whole sweep; None for no bound.
-    limit_s: seconds after which a point counts as hanging; None for a limit from its estimate.
-    """
-
-    dims: tuple[str, ...]
-    held: Held = field(default_factory=Held)
-    providers: tuple[str, ...] = ("torch",)
-    timing: TimingOptions = field(default_factory=TimingOptions)
-    skip_impossible: bool = False
-    budget_s: float | None = None
-    limit_s: float | None = None
-
-
-def options_to_json(options: SweepOptions) -> dict[str, Any]:
-    """The options as run.json keeps them."""
-    return asdict(options)
-
-
-def options_from_json(data: object) -> SweepOptions:
-    """What `options_to_json` wrote."""
-    if not isinstance(data, dict):
-        raise InputError("options", repr(data)[:80], "a JSON object")
-    values = dict(data)
-    values["held"] = build(Held, values.get("held"), tuples=("ops",))
-    values["timing"] = build(TimingOptions, values.get("timing"))
-    return build(SweepOptions, values, tuples=("dims", "providers"))
-
-
-def plan_sweep(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Plan]:
-    """Axes with their edges, and the plan, for a device."""
-    held = with_defaults(options.held, spec.kind, default_dtype(spec))
-    defaulted = []
-    axes = []
-    for text in options.dims:
-        dim, given, values = text.partition("=")
-        if not given and dim in DEFAULT_VALUES[spec.kind]:
-            values = DEFAULT_VALUES[spec.kind][dim]
-            defaulted.append(dim)
-        axes.append(parse_axis(f"{dim}={values}"))
-    check_axes(tuple(axes))
-    edged = with_edges(tuple(axes), held, spec)
-    plan = build_plan(
-        edged,
-        held,
-        expand(options.providers),
-        options.timing,
-        spec,
-        # A range that nobody typed, or that edges were added to, may hold sizes that cannot be; a typed one may not.
-        skip_impossible=options.skip_impossible or bool(defaulted) or any(axis.edges for axis in axes),
-        budget_s=options.budget_s,
-    )
-    return edged, plan
 
 
 class SweepSession:
@@ -127,7 +62,7 @@ class SweepSession:
             options = make_options(device)
             axes, plan = plan_sweep(options, device)
             info = RunInfo(
-                run_id=new_run_id(axes, datetime.now(UTC), results / device.name),
+                run_id=new_run_id(run_name(options), datetime.now(UTC), results / device.name),
                 device=device,
                 state=worker.hello.state,
                 software=worker.hello.software,
@@ -217,14 +152,19 @@ class SweepSession:
         return worker
 
 
-def new_run_id(axes: tuple[Axis, ...], now: datetime, folder: Path) -> str:
+def run_name(options: SweepOptions) -> str:
+    """What the run is about, for its id: the dimensions varied, or `shapes`."""
+    return "-".join(text.partition("=")[0] for text in options.dims) or "shapes"
+
+
+def new_run_id(name: str, now: datetime, folder: Path) -> str:
     """`2026-11-20T134500-hidden`, with a number behind it while the folder has one of that name.
 
     >>> from datetime import datetime
-    >>> new_run_id((Axis("tp", (1, 2)),), datetime(2026, 11, 20, 13, 45), Path("/nonexistent"))
+    >>> new_run_id("tp", datetime(2026, 11, 20, 13, 45), Path("/nonexistent"))
     '2026-11-20T134500-tp'
     """
-    base = f"{now:%Y-%m-%dT%H%M%S}-" + "-".join(axis.dim for axis in axes)
+    base = f"{now:%Y-%m-%dT%H%M%S}-{name}"
     names = (base if number == 1 else f"{base}-{number}" for number in count(1))
     return next(name for name in names if not (folder / name).exists())
 

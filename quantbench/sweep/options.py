@@ -1,0 +1,90 @@
+"""What a sweep is asked for, as values, and the plan that this makes on a device."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from quantbench.device import default_dtype
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError
+from quantbench.providers.catalog import expand
+from quantbench.store.codec import build
+from quantbench.sweep.axes import GEMM_DIMS, Axis, parse_axis
+from quantbench.sweep.edges import with_edges
+from quantbench.sweep.plan import Plan, build_plan, lay_out
+from quantbench.sweep.shape_list import placed_shapes
+from quantbench.sweep.shapes import DEFAULT_VALUES, Held, check_axes, with_defaults
+from quantbench.timing.options import TimingOptions
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """Everything that was asked for; with the device it makes the plan, the same one each time.
+
+    dims: texts as given, `hidden` or `hidden=1024:4096`; or none, and shapes: (m, n, k, batch) of single products.
+    budget_s: seconds for the whole sweep; None for no bound.
+    limit_s: seconds after which a point counts as hanging; None for a limit from its estimate.
+    """
+
+    dims: tuple[str, ...]
+    held: Held = field(default_factory=Held)
+    providers: tuple[str, ...] = ("torch",)
+    timing: TimingOptions = field(default_factory=TimingOptions)
+    skip_impossible: bool = False
+    budget_s: float | None = None
+    limit_s: float | None = None
+    shapes: tuple[tuple[int, int, int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.dims and self.shapes:
+            raise InputError("sweep", f"--shapes with --dim {self.dims[0]}", "one or the other")
+
+
+def options_to_json(options: SweepOptions) -> dict[str, Any]:
+    """The options as run.json keeps them."""
+    return asdict(options)
+
+
+def options_from_json(data: object) -> SweepOptions:
+    """What `options_to_json` wrote."""
+    if not isinstance(data, dict):
+        raise InputError("options", repr(data)[:80], "a JSON object")
+    values = dict(data)
+    values["held"] = build(Held, values.get("held"), tuples=("ops",))
+    values["timing"] = build(TimingOptions, values.get("timing"))
+    values["shapes"] = tuple(tuple(shape) for shape in values.get("shapes", ()))
+    return build(SweepOptions, values, tuples=("dims", "providers"))
+
+
+def plan_sweep(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Plan]:
+    """Axes with their edges, and the plan, for a device. A list of shapes has the axes m, n, k and batch."""
+    held = with_defaults(options.held, spec.kind, default_dtype(spec))
+    if options.shapes:
+        placed = placed_shapes(options.shapes, held.dtype, held.layout)
+        axes_of = tuple(
+            Axis(dim, tuple(sorted({shape[i] for shape in options.shapes}))) for i, dim in enumerate(GEMM_DIMS)
+        )
+        providers = expand(options.providers)
+        return axes_of, lay_out(placed, providers, options.timing, spec, budget_s=options.budget_s)
+    defaulted = []
+    axes = []
+    for text in options.dims:
+        dim, given, values = text.partition("=")
+        if not given and dim in DEFAULT_VALUES[spec.kind]:
+            values = DEFAULT_VALUES[spec.kind][dim]
+            defaulted.append(dim)
+        axes.append(parse_axis(f"{dim}={values}"))
+    check_axes(tuple(axes))
+    edged = with_edges(tuple(axes), held, spec)
+    plan = build_plan(
+        edged,
+        held,
+        expand(options.providers),
+        options.timing,
+        spec,
+        # A range that nobody typed, or that edges were added to, may hold sizes that cannot be; a typed one may not.
+        skip_impossible=options.skip_impossible or bool(defaulted) or any(axis.edges for axis in axes),
+        budget_s=options.budget_s,
+    )
+    return edged, plan
