@@ -1,0 +1,77 @@
+"""The import commands as they are typed: what they print, what they leave, how they refuse."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from quantbench.cli.importing import import_aiconfigurator, import_csv, import_vidur
+from quantbench.errors import InputError
+from quantbench.store.folder import read_run
+
+app = typer.Typer()
+app.command("csv")(import_csv)
+app.command("vidur")(import_vidur)
+app.command("aiconfigurator")(import_aiconfigurator)
+
+
+def run(*words: str) -> str:
+    result = CliRunner().invoke(app, list(words))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.csv"
+    path.write_text("M,N,K,time\n4096,4096,4096,0.6\n4096,4096,4096,0.7\n4096,4096,8192,0.5\n64,4096,4096,\n")
+    return path
+
+
+def test_csv(table: Path, tmp_path: Path) -> None:
+    words = ["csv", str(table), "--map", "m=M,n=N,k=K,latency=time:ms", "--gpu", "a100-sxm4-80gb", "--dtype", "bf16"]
+    said = run(*words, "--results", str(tmp_path / "results"))
+    assert "4 rows read, 3 records written" in said
+    assert "1 of them rejected: faster than the device's peak" in said
+    assert "1 of them without a time" in said
+    folder = next((tmp_path / "results" / "a100-sxm4-80gb").iterdir())
+    assert f"Next: quantbench check {folder}" in said
+    run_read = read_run(folder)
+    assert run_read.info.options["map"] == "m=M,n=N,k=K,latency=time:ms"
+    assert len(run_read.records) == 3
+    again = run(*words, "--results", str(tmp_path / "results"), "--json")
+    assert json.loads(again)[0]["existed"] is True
+
+
+def test_an_unknown_gpu_is_named(table: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"a1000"):
+        run("csv", str(table), "--map", "m=M,n=N,k=K,latency=time:ms", "--gpu", "a1000", "--dtype", "bf16")
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_system_without_a_slug_needs_a_gpu() -> None:
+    with pytest.raises(InputError, match=r"--system gb200 without --gpu; expected a slug of `quantbench devices`"):
+        run("aiconfigurator", "--system", "gb200")
+
+
+def test_aiconfigurator_from_a_folder(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pytest.importorskip("yaml")
+    (tmp_path / "l4.yaml").write_text("data_dir: tables\n")
+    path = tmp_path / "tables" / "gemm" / "vllm" / "2" / "gemm_perf.parquet"
+    path.parent.mkdir(parents=True)
+    row = {"gemm_dtype": "bfloat16", "m": 512, "n": 512, "k": 512, "latency": 0.02, "kernel_source": "x"}
+    pq.write_table(pa.Table.from_pylist([row]), path)
+    words = ["aiconfigurator", "--system", "l4", "--root", str(tmp_path), "--results", str(tmp_path / "results")]
+    said = run(*words)
+    assert "1 rows read, 1 records written" in said
+    assert "l4 has no nccl table" in said
+    assert (tmp_path / "results" / "l4-24gb").is_dir()
+    missing_column = pa.table({"m": [1]})
+    pq.write_table(missing_column, path)
+    with pytest.raises(InputError, match=r"gemm_perf.parquet has no column 'gemm_dtype' \(it has m\)"):
+        run(*words, "--run-id", "mine")
