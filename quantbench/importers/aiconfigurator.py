@@ -249,7 +249,8 @@ def _system_data(system: str, root: Path | None) -> tuple[Path, str | None]:
 
 
 def read_rows(table: TableFile, *, dtypes: Sequence[str] = ()) -> Rows:
-    """The rows of one table. dtypes: keep only these (our names); () keeps all that have a workload here.
+    """The rows of one table. dtypes: keep only products and attention of these (our names); () keeps all that have a
+    workload here.
 
     Raises StoreError for a file that cannot be read, InputError for a column that is missing or holds nonsense.
     """
@@ -262,7 +263,7 @@ def read_rows(table: TableFile, *, dtypes: Sequence[str] = ()) -> Rows:
             raise InputError(_WHO, f"{table.shown}, row {number}: {error}", "sizes of at least 1") from None
         if isinstance(workload, str):
             found.leave_out(workload)
-        elif dtypes and workload.dtype not in dtypes:
+        elif dtypes and workload.dtype not in dtypes and not isinstance(workload, Collective):
             found.leave_out(f"dtype {workload.dtype} was not asked for")
         else:
             at = place(kind.op(raw), **kind.axes(workload))

@@ -45,8 +45,8 @@ class Origin:
 
 @dataclass(frozen=True)
 class ImportSummary:
-    """What became of a table. rows: looked at; records: written, of which `rejected` are impossible figures and
-    `no_time` hold no time at all; left_out: rows that no workload describes, by reason. existed: the same table had
+    """What became of a table. rows: looked at; records: written, of which `rejected` are impossible figures, `cached`
+    are faster than the memory allows (graded D) and `no_time` hold no time at all; left_out: rows that no workload describes, by reason. existed: the same table had
     been imported before and was left as it is."""
 
     folder: Path
@@ -54,6 +54,7 @@ class ImportSummary:
     rows: int
     records: int
     rejected: int
+    cached: int
     no_time: int
     left_out: dict[str, int]
     seconds: float
@@ -86,12 +87,14 @@ def write_run(results: Path, spec: DeviceSpec, origin: Origin, found: Rows) -> I
         writer.extend(records)
         writer.update(replace(info, ended=_now(), how_ended="complete"))
     outcomes = [record.outcome for record in records]
+    letters = Counter(o.grade.letter for o in outcomes if isinstance(o, Measured))
     return ImportSummary(
         folder=folder,
         source=origin.source,
         rows=found.total,
         records=len(records),
-        rejected=sum(isinstance(o, Measured) and o.grade.letter == "rejected" for o in outcomes),
+        rejected=letters["rejected"],
+        cached=letters["D"],
         no_time=sum(isinstance(o, Skipped) for o in outcomes),
         left_out=dict(found.left_out),
         seconds=time.perf_counter() - begun,
@@ -104,7 +107,7 @@ def _existing(folder: Path, origin: Origin) -> ImportSummary:
     if not same or info.how_ended != "complete":
         what = "holds another table" if not same else "is an import that did not finish"
         raise StoreError("import", f"{folder} {what}", "another --run-id, or that folder removed")
-    return ImportSummary(folder, origin.source, 0, 0, 0, 0, {}, 0.0, existed=True)
+    return ImportSummary(folder, origin.source, 0, 0, 0, 0, 0, {}, 0.0, existed=True)
 
 
 def _records(rows: list[Row], origin: Origin, spec: DeviceSpec) -> Iterator[Record]:
@@ -177,6 +180,8 @@ def summary_lines(summary: ImportSummary) -> list[str]:
     ]
     if summary.rejected:
         lines.append(f"  {summary.rejected:,} of them rejected: faster than the device's peak")
+    if summary.cached:
+        lines.append(f"  {summary.cached:,} of them graded D: faster than the device's memory, so from a cache")
     if summary.no_time:
         lines.append(f"  {summary.no_time:,} of them without a time")
     for reason, rows in Counter(summary.left_out).most_common():
