@@ -45,9 +45,12 @@ class Origin:
 
 @dataclass(frozen=True)
 class ImportSummary:
-    """What became of a table. rows: looked at; records: written, of which `rejected` are impossible figures, `cached`
-    are faster than the memory allows (graded D) and `no_time` hold no time at all; left_out: rows that no workload describes, by reason. existed: the same table had
-    been imported before and was left as it is."""
+    """What became of a table.
+
+    rows: looked at. records: written, of which `rejected` are impossible figures, `cached` are faster than the memory
+    allows (graded D) and `no_time` hold no time at all. left_out: rows that no workload describes, by reason.
+    existed: the same table had been imported before and was left as it is.
+    """
 
     folder: Path
     source: str
