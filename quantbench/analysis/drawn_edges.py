@@ -35,7 +35,7 @@ def drawn_edges(points: Sequence[Point], axis: str, spec: DeviceSpec) -> DrawnEd
         assert isinstance(b.workload, Gemm)
         tile, per_sm = tile_of(b, spec)
         resident = spec.sm_count * per_sm
-        for share, tiles_before, tiles_after in _tile_steps(a.workload, b.workload, tile):
+        for share, tiles_before, tiles_after in tile_steps(a.workload, b.workload, tile):
             at = low + share * (high - low)
             tile_edges.add(at)
             if spec.kind == "cuda" and cdiv(tiles_after, resident) > cdiv(tiles_before, resident):
@@ -52,7 +52,7 @@ def tile_of(point: Point, spec: DeviceSpec) -> tuple[Tile, int]:
     return assumed.tile, assumed.blocks_per_sm
 
 
-def _tile_steps(a: Gemm, b: Gemm, tile: Tile) -> list[tuple[float, int, int]]:
+def tile_steps(a: Gemm, b: Gemm, tile: Tile) -> list[tuple[float, int, int]]:
     """From a to b: (share of the way, tiles up to there, tiles just after) wherever the number of tiles grows."""
     shares = {*_crossings(a.m, b.m, tile.block_m), *_crossings(a.n, b.n, tile.block_n)}
     steps = []

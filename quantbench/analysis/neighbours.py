@@ -1,0 +1,119 @@
+"""Which sizes are bad beside a smaller one near them, and by how much: what a person who chooses a shape asks first."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from quantbench.analysis.summary import Point, Row, rows_of
+from quantbench.device.spec import DeviceSpec
+
+#: how far somebody who has chosen a size is ready to move it
+NEAR = 0.10
+# A loss below this is not worth moving for; of single figures without a spread, whose repeats differ by a few per cent,
+# more is asked for.
+_SMALLEST_LOSS, _SMALLEST_LOSS_OF_FIGURES = 0.03, 0.08
+# Growth that costs less time than this is for nothing.
+_FOR_NOTHING = 0.01
+
+
+@dataclass(frozen=True)
+class BadSize:
+    """At `row` the device does `loss` (a share) less work per second than at `better`, a smaller value of `axis` at
+    most NEAR below with everything else equal.
+
+    low, high: bounds of the loss from both intervals; None for figures without a spread. up_to: the largest value at
+    most NEAR above that takes no longer, so that one may as well grow; None where growing costs time. culprit: the op
+    that loses most, its counterpart at the better size, and its share of what is lost.
+    """
+
+    axis: str
+    row: Row
+    better: Row
+    loss: float
+    low: float | None
+    high: float | None
+    up_to: int | None
+    culprit: Point
+    culprit_at_better: Point
+    culprit_share: float
+
+    @property
+    def size(self) -> int:
+        return self.row.axes[self.axis]
+
+
+def rows_by_dtype(points: Sequence[Point], spec: DeviceSpec) -> tuple[Row, ...]:
+    """Rows as `rows_of` makes them, but of one number format each: a table may hold the same shapes in several."""
+    found: list[Row] = []
+    by_dtype = sorted(points, key=lambda p: p.workload.dtype)
+    for _, group in groupby(by_dtype, key=lambda p: p.workload.dtype):
+        found += rows_of(list(group), spec)
+    return tuple(found)
+
+
+def curves_of_rows(rows: Iterable[Row], axis: str) -> tuple[tuple[Row, ...], ...]:
+    """Rows that differ in `axis` alone, ascending: same provider, ops, number format and other axes."""
+    curves: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        if axis in row.axes:
+            held = tuple((name, value) for name, value in row.axes.items() if name != axis)
+            ops = tuple(point.op for point in row.points)
+            curves.setdefault((row.provider, ops, row.points[0].workload.dtype, held), []).append(row)
+    return tuple(tuple(sorted(curve, key=lambda row: row.axes[axis])) for curve in curves.values())
+
+
+def bad_sizes(rows: Iterable[Row], axis: str) -> tuple[BadSize, ...]:
+    """Every bad size along `axis`, the worst first."""
+    found = [bad for curve in curves_of_rows(rows, axis) for bad in _of_curve(curve, axis)]
+    return tuple(sorted(found, key=lambda bad: -bad.loss))
+
+
+def _of_curve(curve: Sequence[Row], axis: str) -> Iterable[BadSize]:
+    sizes = [row.axes[axis] for row in curve]
+    rates = [_work(row) / row.latency_us for row in curve]
+    for i, row in enumerate(curve):
+        near = range(bisect_left(sizes, sizes[i] * (1 - NEAR)), i)
+        best = max(near, key=lambda j: rates[j], default=None)
+        if best is None or rates[best] <= rates[i]:
+            continue
+        better = curve[best]
+        loss = 1 - rates[i] / rates[best]
+        width = row.half_width + better.half_width
+        measured = all(has_spread(r) for r in (row, better))
+        smallest = loss - (1 - loss) * width
+        if (smallest if measured else loss) < (_SMALLEST_LOSS if measured else _SMALLEST_LOSS_OF_FIGURES):
+            continue
+        above = range(i + 1, bisect_right(sizes, sizes[i] * (1 + NEAR)))
+        free = [j for j in above if curve[j].latency_us <= row.latency_us * (1 + _FOR_NOTHING)]
+        culprit, counterpart, share = _culprit(row, better)
+        yield BadSize(
+            axis, row, better, loss, smallest if measured else None, loss + (1 - loss) * width if measured else None,
+            sizes[free[-1]] if free else None, culprit, counterpart, share,
+        )  # fmt: skip
+
+
+def has_spread(row: Row) -> bool:
+    """Whether the row's figures come with a spread: an interval of no width is one figure alone."""
+    return all(point.high_us > point.low_us for point in row.points)
+
+
+def _work(row: Row) -> float:
+    """What is counted as useful: arithmetic, or bytes where there is none (collectives)."""
+    flops = sum(point.workload.flops * point.count for point in row.points)
+    return float(flops or sum(point.workload.min_bytes * point.count for point in row.points))
+
+
+def _culprit(row: Row, better: Row) -> tuple[Point, Point, float]:
+    """The op that takes most time beyond what it would take at the better size's rate."""
+    there = {point.op: point for point in better.points}
+    excess: list[tuple[float, Point]] = []
+    for point in row.points:
+        other = there[point.op]
+        growth = (point.workload.flops or point.workload.min_bytes) / (other.workload.flops or other.workload.min_bytes)
+        excess.append((point.count * (point.latency_us - other.latency_us * growth), point))
+    lost = sum(us for us, _ in excess if us > 0)
+    most, culprit = max(excess, key=lambda pair: pair[0])
+    return culprit, there[culprit.op], most / lost if lost > 0 else 1.0

@@ -1,0 +1,106 @@
+"""The curve that tiles and waves alone would draw, between and through the measured sizes.
+
+Between two measured sizes the product's dimensions grow in a straight line (as in `drawn_edges`), so the number of
+tiles and waves is known at every place in between. The curve is scaled once, to the middle of the measured rates: it
+says where the teeth are and how deep, not how fast the device is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from quantbench.analysis.drawn_edges import tile_of, tile_steps
+from quantbench.analysis.summary import Point
+from quantbench.device.spec import DeviceSpec
+from quantbench.launch import Tile
+from quantbench.quantization import cdiv, quantize
+from quantbench.workload import Gemm
+
+# Where the memory is what takes the time, teeth are hidden; a good kernel reaches about this share of the bandwidth.
+_BANDWIDTH_EFFICIENCY = 0.8
+# Points that reach this share of it are left out where the curve is scaled.
+_MEMORY_BOUND = 0.5
+# More teeth than this between two neighbours are finer than a picture shows: their mean is drawn.
+_MOST_TEETH = 64
+
+
+@dataclass(frozen=True)
+class Sawtooth:
+    """sizes: places on the axis, ascending, each edge twice (full, and one past it). tflops: the rate there.
+    assumed: the tile was not identified but taken for granted; tile: in words."""
+
+    sizes: tuple[float, ...]
+    tflops: tuple[float, ...]
+    assumed: bool
+    tile: str
+
+
+def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec) -> Sawtooth | None:
+    """The curve for the points of one op and provider along `axis`; None where they are no products or fewer than two
+    sizes."""
+    by_size = sorted({p.axes[axis]: p for p in points if isinstance(p.workload, Gemm)}.items())
+    if len(by_size) < 2:
+        return None
+    sizes: list[float] = []
+    compute: list[float] = []
+    memory: list[float] = []
+    for (low, a), (high, b) in pairwise(by_size):
+        assert isinstance(a.workload, Gemm)
+        assert isinstance(b.workload, Gemm)
+        tile, per_sm = tile_of(b, spec)
+        resident = spec.sm_count * per_sm if spec.kind == "cuda" else 1
+        for share, num_tiles in _places(a.workload, b.workload, tile):
+            sizes.append(low + share * (high - low))
+            m, n, k, batch = (_between(a.workload, b.workload, name, share) for name in ("m", "n", "k", "batch"))
+            slots = cdiv(num_tiles, resident) * resident
+            compute.append(m * n * batch * tile.split_k / (slots * tile.elements))
+            moved = _element_bytes(a.workload) * batch * (m * k + k * n + m * n)
+            memory.append(2 * m * n * k * batch / moved * spec.memory_gb_per_s * _BANDWIDTH_EFFICIENCY / 1e3)
+    scale = _scale([p for _, p in by_size], spec)
+    rates = np.minimum(scale * np.array(compute), np.array(memory))
+    peak = spec.peak(by_size[0][1].workload.dtype)
+    if peak is not None:
+        rates = np.minimum(rates, peak)
+    tile, _ = tile_of(by_size[-1][1], spec)
+    tiles = {str(tile_of(p, spec)[0]) for _, p in by_size}
+    assumed = all(p.launch is None or p.launch.tile is None for _, p in by_size)
+    words = f"{tile} assumed" if assumed else str(tile) if len(tiles) == 1 else "tile of the kernel that ran"
+    return Sawtooth(tuple(sizes), tuple(float(r) for r in rates), assumed, words)
+
+
+def _places(a: Gemm, b: Gemm, tile: Tile) -> list[tuple[float, int]]:
+    """(share of the way, tiles there), at both ends and on both sides of each edge between them."""
+    teeth = tile_steps(a, b, tile)
+    ends = [(0.0, quantize(a, tile, 1).num_tiles), (1.0, quantize(b, tile, 1).num_tiles)]
+    if len(teeth) > _MOST_TEETH:
+        return ends
+    inner = [(share, tiles) for share, before, after in teeth for tiles in (before, after)]
+    return [ends[0], *inner, ends[1]]
+
+
+def _between(a: Gemm, b: Gemm, name: str, share: float) -> float:
+    start: int = getattr(a, name)
+    stop: int = getattr(b, name)
+    return start + share * (stop - start)
+
+
+def _element_bytes(gemm: Gemm) -> float:
+    """Mean over inputs and output, which may be of different width."""
+    return gemm.min_bytes / (gemm.batch * (gemm.m * gemm.k + gemm.k * gemm.n + gemm.m * gemm.n))
+
+
+def _scale(points: Sequence[Point], spec: DeviceSpec) -> float:
+    """Measured rate over the share of the slots in use, in the middle of the points that arithmetic bounds."""
+    ratios, bound_by_compute = [], []
+    for point in points:
+        assert isinstance(point.workload, Gemm)
+        tile, per_sm = tile_of(point, spec)
+        found = quantize(point.workload, tile, spec.sm_count, per_sm)
+        ratios.append(point.tflops / (found.tile_efficiency if spec.kind == "cpu" else found.efficiency))
+        bound_by_compute.append(point.gb_per_s < _MEMORY_BOUND * spec.memory_gb_per_s)
+    chosen = [ratio for ratio, kept in zip(ratios, bound_by_compute, strict=True) if kept]
+    return float(np.median(chosen or ratios))
