@@ -5,7 +5,7 @@ BIN := .venv/bin
 # One thread: two threads on shared cores are 20 % noise.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install check test bench sweep docs test-volta clean
+.PHONY: install check test bench sweep evidence docs test-volta clean
 
 install: .venv/installed
 
@@ -30,6 +30,11 @@ test: install
 # The benchmark suite: pairs of sizes on both sides of predicted edges.
 bench: install
 	$(BIN)/python -m pytest --benchmark-only
+
+# All that is worth measuring on a GPU, in three steps of under ten minutes; run again, a step finishes what is missing.
+STEPS ?= 1 2 3
+evidence: install
+	for step in $(STEPS); do $(BIN)/python -m quantbench.evidence.run --step $$step || exit 1; done
 
 # The accuracy page and the pictures of docs/, from measured tables and runs.
 docs: install

@@ -23,10 +23,12 @@ T4 = SimpleNamespace(name="Tesla T4", major=7, minor=5, total_memory=15642329088
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Put a torch in place that sees these GPUs, and no NVML."""
+    """Put a torch in place that sees these GPUs, and no NVML; `gpus.chosen` tells which it was told to use."""
+    chosen: list[int] = []
 
     def put(*cards: SimpleNamespace, hip: str | None = None) -> list[dict[str, Any]]:
         torch = ModuleType("torch")
+        chosen.clear()
         torch.version = SimpleNamespace(hip=hip)  # type: ignore[attr-defined]
         torch.cuda = SimpleNamespace(  # type: ignore[attr-defined]
             is_available=lambda: bool(cards),
@@ -34,6 +36,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
             current_device=lambda: 0,
             get_device_properties=lambda index: cards[index],
             get_device_name=lambda index: cards[index].name,
+            set_device=chosen.append,
         )
         monkeypatch.setitem(sys.modules, "torch", torch)
         monkeypatch.delenv(here.VARIABLE, raising=False)
@@ -46,6 +49,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(here.Nvml, "open", absent)
         return asked
 
+    put.chosen = chosen  # type: ignore[attr-defined]
     return put
 
 
@@ -71,6 +75,7 @@ def test_the_variable_chooses(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     gpus(H200, T4)
     monkeypatch.setenv("QUANTBENCH_DEVICE", "cuda:1")
     assert device.current().name == "t4-16gb"
+    assert gpus.chosen == [1]  # work that says nothing of a device runs there too
     monkeypatch.setenv("QUANTBENCH_DEVICE", "CUDA")
     assert device.current().name == "h200-sxm-141gb"
     monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")

@@ -25,7 +25,9 @@ VARIABLE = "QUANTBENCH_DEVICE"
 
 
 def current() -> DeviceSpec:
-    """The spec of the device at hand. Imports torch, unless the processor is forced.
+    """The spec of the device at hand, which becomes torch's current one, so that work runs where it is said to.
+
+    Imports torch, unless the processor is forced.
 
     Raises InputError for a QUANTBENCH_DEVICE that names no device here, UnsupportedError for a GPU that is not
     NVIDIA's or too old.
@@ -39,6 +41,7 @@ def current() -> DeviceSpec:
         raise UnsupportedError(
             "device", f"{torch.cuda.get_device_name(index)} through ROCm", f"an NVIDIA GPU, or {VARIABLE}=cpu"
         )
+    torch.cuda.set_device(index)
     properties = torch.cuda.get_device_properties(index)
     return match(read_properties(properties, _open_nvml(properties)))
 

@@ -1,0 +1,111 @@
+"""How others time a kernel, for comparison with our timer on the same work. Each gives samples in microseconds.
+
+- do_bench: `triton.testing.do_bench`, events around launches after clearing a cache buffer by writing it.
+- profiler: kernel times as CUPTI reports them through torch.profiler, after the flush that our timer uses.
+- mamf: mamf-finder's way (stas00/ml-engineering): 50 runs to warm up, then 100, the cache cleared by zeroing 256 MiB
+  between two events each.
+- graph6: a CUDA graph of 6 runs, replayed once: the mean of each replay; nothing is flushed.
+- loop: on a processor, what one would write by hand: 30 runs, each between two readings of the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter_ns
+
+from quantbench.device.spec import DeviceSpec
+
+Run = Callable[[], object]
+_MAMF_WARM_UP, _MAMF_RUNS, _MAMF_CLEAR_BYTES = 50, 100, 256 * 2**20
+_PROFILED_RUNS = 20
+_LOOP_RUNS = 30
+
+
+def do_bench(run: Run, spec: DeviceSpec) -> list[float]:
+    """Triton's benchmark with its default times: 25 ms of warm-up, 100 ms of runs."""
+    from triton.testing import do_bench as bench
+
+    return [float(ms) * 1e3 for ms in bench(run, return_mode="all")]
+
+
+def profiler(run: Run, spec: DeviceSpec) -> list[float]:
+    """Sum of the kernel times of each run, the flush's own kernels left out."""
+    import torch
+
+    from quantbench.providers.identity import kernel_events, trace_events
+    from quantbench.timing.rotation import COLD_L2_MULTIPLE
+
+    buffer = torch.ones(COLD_L2_MULTIPLE * spec.l2_bytes // 4, device="cuda")
+    sink = torch.zeros((), device="cuda")
+
+    def flush() -> None:
+        torch.sum(buffer, dim=0, out=sink)
+
+    def flushed_runs() -> None:
+        for _ in range(_PROFILED_RUNS):
+            flush()
+            run()
+
+    flush_kernels = len(kernel_events(trace_events(flush)))
+    run_kernels = len(kernel_events(trace_events(lambda: (run(), None)[1])))
+    times_us = [event.duration_us for event in kernel_events(trace_events(flushed_runs))]
+    each = flush_kernels + run_kernels
+    if len(times_us) != each * _PROFILED_RUNS:
+        return []  # the run launches another number of kernels from time to time: which are its own cannot be told
+    return [sum(times_us[i + flush_kernels : i + each]) for i in range(0, len(times_us), each)]
+
+
+def mamf(run: Run, spec: DeviceSpec) -> list[float]:
+    """A fixed 50 + 100 runs with the cache cleared by writing zeros."""
+    import torch
+
+    clear = torch.empty(_MAMF_CLEAR_BYTES // 4, dtype=torch.int32, device="cuda")
+    for _ in range(_MAMF_WARM_UP):
+        run()
+    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(_MAMF_RUNS)]
+    for start, stop in pairs:
+        clear.zero_()
+        start.record()
+        run()
+        stop.record()
+    torch.cuda.synchronize()
+    return [float(start.elapsed_time(stop)) * 1e3 for start, stop in pairs]
+
+
+def graph6(run: Run, spec: DeviceSpec) -> list[float]:
+    """One figure: the mean of six runs in a graph."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(6):
+            run()
+    graph.replay()
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    graph.replay()
+    stop.record()
+    torch.cuda.synchronize()
+    return [float(start.elapsed_time(stop)) * 1e3 / 6]
+
+
+def loop(run: Run, spec: DeviceSpec) -> list[float]:
+    """On a processor, where a run returns when its work is done."""
+    run()
+    times_us = []
+    for _ in range(_LOOP_RUNS):
+        start_ns = perf_counter_ns()
+        run()
+        times_us.append((perf_counter_ns() - start_ns) / 1e3)
+    return times_us
+
+
+#: by kind of device: what to compare with
+METHODS: dict[str, dict[str, Callable[[Run, DeviceSpec], list[float]]]] = {
+    "cuda": {"do_bench": do_bench, "profiler": profiler, "mamf": mamf, "graph6": graph6},
+    "cpu": {"loop": loop},
+}
