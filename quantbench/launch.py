@@ -32,7 +32,7 @@ class Tile:
 
     def __post_init__(self) -> None:
         require_int("Tile", "block_m", self.block_m, high=4096)
-        require_int("Tile", "block_n", self.block_n, high=4096)
+        require_int("Tile", "block_n", self.block_n, high=65536)
         require_int("Tile", "split_k", self.split_k, high=4096)
         for name in ("block_k", "stages", "num_warps"):
             value = getattr(self, name)

@@ -1,0 +1,75 @@
+"""The softmax kernels as machine code: 16-byte loads and stores, no spills, on every architecture."""
+
+from __future__ import annotations
+
+import pytest
+from quantbench.kernels.compile import KernelResources
+from quantbench.kernels.softmax_compile import compile_softmax
+from quantbench.kernels.softmax_tile import MAX_COLS, softmax_tile, vector_elements
+
+from quantbench.errors import InputError
+
+ARCHES = (80, 90, 100)
+DIRECTIONS = ("forward", "backward")
+
+
+def loads(code: KernelResources, kind: str) -> int:
+    return sum(n for name, n in code.opcodes.items() if name.startswith("LDG.E") and kind in name.split("."))
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize(
+    ("direction", "mask"),
+    # Backward knows no difference between full and none.
+    [("forward", "causal"), ("forward", "full"), ("forward", "none"), ("backward", "causal"), ("backward", "none")],
+)
+@pytest.mark.parametrize("cols", [128, 2048, MAX_COLS])
+def test_rows_in_eights_move_16_bytes_at_a_time(cols: int, mask: str, direction: str, arch: int) -> None:
+    code = compile_softmax(cols, direction=direction, mask=mask, dtype="bf16", arch=arch)
+    assert code.spills == 0
+    assert code.stack_bytes == 0
+    assert loads(code, "128") == sum(n for name, n in code.opcodes.items() if name.startswith("LDG"))
+    assert code.count("STG.E.128") == sum(n for name, n in code.opcodes.items() if name.startswith("STG"))
+    assert code.threads == 32 * (softmax_tile(cols, 2, direction).num_warps or 0)
+
+
+def test_loads_under_way_per_thread() -> None:
+    forward = compile_softmax(2048, dtype="bf16", arch=90)
+    backward = compile_softmax(2048, direction="backward", dtype="bf16", arch=90)
+    assert loads(forward, "128") == 4
+    assert loads(backward, "128") == 4
+
+
+# What a row's length is a multiple of decides the width of its loads: the cliff of this kernel.
+@pytest.mark.parametrize(("cols", "kind"), [(2056, "128"), (2052, "64"), (2049, "U16")])
+def test_loads_narrow_with_the_alignment_of_a_row(cols: int, kind: str) -> None:
+    code = compile_softmax(cols, dtype="bf16", arch=90)
+    assert loads(code, kind) == sum(n for name, n in code.opcodes.items() if name.startswith("LDG"))
+    assert code.spills == 0
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(("cols", "dtype"), [(MAX_COLS, "fp32"), (MAX_COLS - 1, "bf16"), (1, "fp16")])
+def test_extremes_do_not_spill(cols: int, dtype: str, direction: str) -> None:
+    for arch in (80, 90):
+        assert compile_softmax(cols, direction=direction, dtype=dtype, arch=arch).spills == 0
+
+
+@pytest.mark.parametrize("cols", [1, 16, 17, 128, 2048, 4097, MAX_COLS])
+@pytest.mark.parametrize("element_bytes", [2, 4])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_tile_holds_whole_rows_and_enough_of_them(cols: int, element_bytes: int, direction: str) -> None:
+    tile = softmax_tile(cols, element_bytes, direction)
+    assert cols <= tile.block_n
+    assert tile.block_n < max(2 * cols, 17)
+    assert tile.elements >= 4096
+    assert 1 <= (tile.num_warps or 0) <= 32
+
+
+def test_rows_that_no_program_holds_are_refused() -> None:
+    with pytest.raises(InputError, match=r"^softmax: cols = 16385; expected an integer from 1 to 16384$"):
+        softmax_tile(MAX_COLS + 1, 2)
+
+
+def test_vectors_are_at_most_16_bytes() -> None:
+    assert [vector_elements(64, size) for size in (2, 4)] == [8, 4]

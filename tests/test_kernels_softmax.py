@@ -1,0 +1,306 @@
+"""The fused softmax against float64, in triton's interpreter and on the GPU where there is one.
+
+Tolerances: ‖out − ref‖ / ‖ref‖ of one rounding to the format, as for every provider (quantbench.providers.tolerances).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from interpreter import in_interpreter
+from quantbench.kernels import softmax as kernels
+from quantbench.kernels.softmax import (
+    plan_backward,
+    plan_forward,
+    scaled_causal_softmax,
+    scaled_causal_softmax_backward,
+    scaled_masked_softmax,
+    scaled_masked_softmax_backward,
+    scaled_softmax,
+)
+
+from quantbench.errors import InputError, UnsupportedError
+from quantbench.launch import Tile
+from quantbench.megatron import megatron_fused_available
+from quantbench.providers import references
+from quantbench.providers.correctness import relative_error
+
+TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 5e-3, torch.float32: 1e-5}
+FORMATS = st.sampled_from([torch.float16, torch.float32])  # the interpreter truncates to bf16
+NAN = float("nan")
+
+
+def scores_of(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0, device: str = "cpu") -> torch.Tensor:
+    generator = torch.Generator(device=device).manual_seed(seed)
+    return (3 * torch.randn(shape, generator=generator, device=device)).to(dtype)
+
+
+def mask_of(samples: int, sq: int, sk: int, seed: int = 0, device: str = "cpu") -> torch.Tensor:
+    """Half of it True, and never a whole row."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    mask = torch.rand((samples, 1, sq, sk), generator=generator, device=device) < 0.5
+    mask[..., 0] = False
+    return mask
+
+
+def upper(size: int, device: str = "cpu") -> torch.Tensor:
+    return references.causal_mask(size, size, torch.device(device))
+
+
+def check_causal(shape: tuple[int, int, int], dtype: torch.dtype, scale: float, device: str = "cpu") -> None:
+    batch, heads, size = shape
+    dropped = upper(size, device)
+    scores = scores_of((batch, heads, size, size), dtype, seed=size, device=device)
+    grad = scores_of((batch, heads, size, size), dtype, seed=size + 1, device=device)
+    poisoned = scores.masked_fill(dropped, NAN)  # above the diagonal nothing may be used
+    y = torch.full_like(scores, NAN)
+    plan_forward(poisoned, scale, causal=True, out=y).run()
+    expected = references.softmax(scores, scale, dropped)
+    assert torch.equal(y[..., dropped], torch.zeros_like(y[..., dropped]))
+    assert relative_error(y, expected) < TOLERANCE[dtype]
+    dx = torch.full_like(scores, NAN)
+    plan_backward(grad.masked_fill(dropped, NAN), y, scale, causal=True, out=dx).run()
+    assert torch.equal(dx[..., dropped], torch.zeros_like(dx[..., dropped]))
+    assert relative_error(dx, references.softmax_backward(y, grad, scale)) < TOLERANCE[dtype]
+
+
+def check_masked(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, scale: float, one_mask: bool, device: str = "cpu"
+) -> None:
+    batch, _, sq, sk = shape
+    mask = mask_of(1 if one_mask else batch, sq, sk, seed=sk, device=device)
+    scores = scores_of(shape, dtype, seed=sk, device=device)
+    grad = scores_of(shape, dtype, seed=sk + 1, device=device)
+    y, dx = torch.full_like(scores, NAN), torch.full_like(scores, NAN)
+    plan_forward(scores, scale, mask=mask, out=y).run()
+    assert relative_error(y, references.softmax(scores, scale, mask)) < TOLERANCE[dtype]
+    plan_backward(grad, y, scale, out=dx).run()
+    assert relative_error(dx, references.softmax_backward(y, grad, scale)) < TOLERANCE[dtype]
+
+
+@in_interpreter
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 70)), FORMATS, st.sampled_from([0.125, 1.0]))
+def test_causal_on_any_shape(shape: tuple[int, int, int], dtype: torch.dtype, scale: float) -> None:
+    check_causal(shape, dtype, scale)
+
+
+@in_interpreter
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 40), st.integers(1, 150)),
+    FORMATS,
+    st.sampled_from([0.125, 1.0]),
+    st.booleans(),
+)
+def test_masked_on_any_shape(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, scale: float, one_mask: bool
+) -> None:
+    check_masked(shape, dtype, scale, one_mask)
+
+
+# One vector more and less than a power of two; the longest row that there is.
+@in_interpreter
+@pytest.mark.parametrize("cols", [2040, 2048, 2056, 4097, 16384])
+def test_long_rows(cols: int) -> None:
+    check_masked((1, 1, 2, cols), torch.float16, 0.5, one_mask=False)
+
+
+@in_interpreter
+def test_a_row_masked_whole_is_uniform_as_in_megatron() -> None:
+    mask = mask_of(1, 4, 40)
+    mask[0, 0, 2] = True
+    y = scaled_masked_softmax(scores_of((1, 2, 4, 40), torch.float32), mask, 1.0)
+    assert torch.equal(y[:, :, 2], torch.full((1, 2, 40), 1 / 40))
+
+
+@in_interpreter
+def test_masked_scores_count_as_minus_10000() -> None:
+    scores = torch.full((1, 1, 1, 2), -10_000.0)  # as low as what the mask puts there
+    y = scaled_masked_softmax(scores, torch.tensor([[[[True, False]]]]), 1.0)
+    assert torch.equal(y, torch.full_like(y, 0.5))
+
+
+@in_interpreter
+def test_large_scores_neither_overflow_nor_vanish() -> None:
+    scores = torch.tensor([[[[60_000.0, 59_999.0, -60_000.0]]]]).expand(1, 1, 3, 3).contiguous()
+    y = scaled_softmax(scores, 1.0)
+    assert relative_error(y, references.softmax(scores, 1.0, None)) < 1e-5
+
+
+@in_interpreter
+@pytest.mark.parametrize("causal", [True, False])
+def test_gradients_through_autograd(causal: bool) -> None:
+    scores = scores_of((2, 2, 20, 20), torch.float32).requires_grad_()
+    mask = mask_of(2, 20, 20)
+    y = scaled_causal_softmax(scores, 0.3) if causal else scaled_masked_softmax(scores, mask, 0.3)
+    weights = scores_of((2, 2, 20, 20), torch.float32, seed=7)
+    (y * weights).sum().backward()
+    exact = scores.detach().double().requires_grad_()
+    dropped = upper(20) if causal else mask
+    (references.softmax(exact, 0.3, dropped) * weights.double()).sum().backward()
+    assert scores.grad is not None
+    assert exact.grad is not None
+    assert relative_error(scores.grad, exact.grad) < 1e-5
+
+
+@in_interpreter
+def test_expanded_gradients_are_taken() -> None:
+    scores = scores_of((1, 1, 9, 9), torch.float32).requires_grad_()
+    scaled_causal_softmax(scores, 1.0).sum().backward()  # hands on one number, expanded
+    assert scores.grad is not None
+    assert float(scores.grad.abs().max()) < 1e-6  # rows add up to 1 whatever the scores
+
+
+@in_interpreter
+def test_backward_by_itself() -> None:
+    y = scaled_causal_softmax(scores_of((1, 2, 16, 16), torch.float32), 0.5)
+    grad = scores_of((1, 2, 16, 16), torch.float32, seed=3)
+    expected = references.softmax_backward(y, grad, 0.5)
+    assert relative_error(scaled_causal_softmax_backward(grad, y, 0.5), expected) < 1e-5
+    assert relative_error(scaled_masked_softmax_backward(grad, y, 0.5), expected) < 1e-5
+
+
+@in_interpreter
+def test_a_plan_tells_its_launch_and_runs_again() -> None:
+    scores = scores_of((2, 3, 50, 50), torch.float16)
+    work = plan_forward(scores, 0.5, causal=True)
+    assert work.launch.kernel == "softmax_forward"
+    assert work.launch.grid == (5, 1, 1)  # 300 rows, 64 to a program
+    assert work.launch.tile == Tile(64, 64, num_warps=4)
+    work.run()
+    first = work.out.clone()
+    work.out.fill_(NAN)
+    work.run()
+    assert torch.equal(work.out, first)
+    assert plan_forward(scores, 0.5, tile=Tile(1, 128, num_warps=4)).launch.grid == (300, 1, 1)
+
+
+SQUARE = scores_of((2, 2, 8, 8), torch.float16)
+MASK = mask_of(2, 8, 8)
+
+
+@in_interpreter
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: scaled_softmax(SQUARE[0], 1.0), "softmax: scores of shape (2, 8, 8); expected [batch, heads, sq, sk]"),
+        (lambda: scaled_softmax(SQUARE[:0], 1.0), "softmax: scores of shape (0, 2, 8, 8); expected [batch, heads, sq"),
+        (lambda: scaled_softmax(SQUARE.double(), 1.0), "softmax: scores in float64; expected float16, bfloat16 or"),
+        (lambda: scaled_softmax(SQUARE.mT, 1.0), "softmax: scores with strides (128, 64, 1, 8); expected a contiguous"),
+        (lambda: scaled_softmax(SQUARE, 0.0), "softmax: scale = 0.0; expected a finite number above 0"),
+        (lambda: scaled_softmax(SQUARE, NAN), "softmax: scale = nan; expected a finite number above 0"),
+        (
+            lambda: scaled_softmax(torch.zeros(1, 1, 1, 16385), 1.0),
+            "softmax: scores of shape (1, 1, 1, 16385); expected at most 16384 columns, which a program holds",
+        ),
+        (
+            lambda: scaled_causal_softmax(SQUARE[:, :, :4].contiguous(), 1.0),
+            "softmax: causal with scores of shape (2, 2, 4, 8); expected sq equal to sk",
+        ),
+        (
+            lambda: scaled_masked_softmax(SQUARE, MASK[:, :, :4].contiguous(), 1.0),
+            "softmax: mask of shape (2, 1, 4, 8); expected (2, 1, 8, 8) or (1, 1, 8, 8)",
+        ),
+        (lambda: scaled_masked_softmax(SQUARE, MASK.to(torch.int8), 1.0), "softmax: mask in int8; expected bool, True"),
+        (lambda: scaled_masked_softmax(SQUARE, MASK.mT, 1.0), "softmax: mask with strides (64, 64, 1, 8); expected a"),
+        (lambda: plan_forward(SQUARE, 1.0, causal=True, mask=MASK), "softmax: causal = True with a mask; expected one"),
+        (
+            lambda: plan_forward(SQUARE, 1.0, out=SQUARE[:1]),
+            "softmax: out of shape (1, 2, 8, 8); expected (2, 2, 8, 8)",
+        ),
+        (
+            lambda: plan_forward(SQUARE, 1.0, out=SQUARE.float()),
+            "softmax: out in float32; expected float16, the format",
+        ),
+        (
+            lambda: plan_forward(SQUARE, 1.0, tile=Tile(1, 4)),
+            "softmax: tile 1x4; expected powers of two, and a block_n of at least 8 columns",
+        ),
+        (
+            lambda: plan_backward(SQUARE.float(), SQUARE, 1.0),
+            "softmax backward: grad in float32; expected float16, the format of y",
+        ),
+        (
+            lambda: plan_backward(SQUARE[:1], SQUARE, 1.0),
+            "softmax backward: grad of shape (1, 2, 8, 8); expected (2, 2, 8, 8), that of y",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(call: Callable[[], Any], text: str) -> None:
+    with pytest.raises(InputError) as told:
+        call()
+    assert str(told.value).startswith(text)
+    assert "\n" not in str(told.value)
+
+
+def test_a_cpu_tensor_needs_the_interpreter() -> None:
+    if kernels.INTERPRETER:
+        pytest.skip("this is the interpreter")
+    with pytest.raises(UnsupportedError) as told:
+        scaled_causal_softmax(SQUARE, 1.0)
+    assert str(told.value) == (
+        "softmax: scores on cpu; expected CUDA tensors, or TRITON_INTERPRET=1 set before triton is imported"
+    )
+
+
+def test_bf16_needs_ampere() -> None:
+    assert kernels.missing_bf16("bf16", (7, 5)) == "sm_75 has no bfloat16"
+    assert kernels.missing_bf16("bf16", (8, 0)) is None
+    assert kernels.missing_bf16("fp16", (7, 0)) is None
+
+
+def test_megatrons_rule_is_at_hand_beside_the_kernels() -> None:
+    assert kernels.megatron_fused_available is megatron_fused_available
+
+
+GPU_SHAPES = [(1, 1, 1), (2, 3, 17), (1, 4, 127), (2, 2, 130), (1, 2, 1000), (1, 1, 2048), (1, 2, 2052), (1, 1, 4099)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", GPU_SHAPES)
+def test_causal_on_the_gpu(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    check_causal(shape, dtype, 0.125, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (3, 2, 64, 128), (2, 2, 33, 2050), (1, 2, 16, 16384)])
+@pytest.mark.parametrize("one_mask", [True, False])
+def test_masked_on_the_gpu(shape: tuple[int, int, int, int], dtype: torch.dtype, one_mask: bool) -> None:
+    check_masked(shape, dtype, 0.125, one_mask, device="cuda")
+
+
+@pytest.mark.gpu
+def test_offsets_past_two_to_the_31() -> None:
+    scores = torch.zeros((1, 9, 16384, 16384), dtype=torch.float16, device="cuda")  # 2.4e9 scores
+    scores[:, -1, -1, 5] = 4.0
+    y = scaled_causal_softmax(scores, 1.0)
+    expected = references.softmax(scores[:, -1:, -1:], 1.0, None)
+    assert relative_error(y[:, -1:, -1:], expected) < TOLERANCE[torch.float16]
+
+
+@pytest.mark.gpu
+def test_a_plan_in_a_cuda_graph() -> None:
+    scores = scores_of((2, 4, 256, 256), torch.bfloat16, device="cuda")
+    work = plan_forward(scores, 0.125, causal=True)
+    assert work.launch.registers is not None
+    assert work.launch.blocks_per_sm is not None
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        work.run()
+    side.synchronize()
+    expected = work.out.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        work.run()
+    work.out.fill_(NAN)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(work.out, expected)
