@@ -45,8 +45,9 @@ class Measurement:
     samples_us: accepted device times of single runs, in the order they were taken, microseconds.
     clocks_mhz: SM clock beside each sample; empty where the device does not tell.
     discarded: samples that do not count. stopped_by: the rule that ended sampling (`precision`, `max_time`,
-    `max_samples`, `noise_floor`, `discards` where too many had to be thrown away; `imported` for a figure of somebody else's). mode: how it was timed (`events`,
-    `graph`, `cpu`). cache: `cold` or `hot`. Both are `unknown` where an imported figure does not tell.
+    `max_samples`, `noise_floor`; `discards` where too many had to be thrown away; `imported` for a figure of somebody
+    else's). mode: how it was timed (`events`, `graph`, `cpu`). cache: `cold` or `hot`. Both are `unknown` where an
+    imported figure does not tell.
     kernels_per_sample: runs behind one sample where a single run is too short to time (1: each run alone).
     """
 
