@@ -125,7 +125,7 @@ def plan(
     picked = pick(checked.gemm, schedule, capability, sm_count, align_bytes(checked))
     if not autotune:
         return build(picked)
-    menu = tiles(architecture(capability), checked.gemm.dtype, align_bytes(checked))
+    menu = tiles(architecture(capability), checked.gemm.dtype, schedule, align_bytes(checked))
     choices = {replace(choice, split_k=picked.split_k) for choice in menu}
     return build(_fastest(build, sorted(choices, key=str), (checked, schedule, operands, a.device)))
 
@@ -169,7 +169,7 @@ def _build(
     built = replace(operands, c=stored_c)
     arguments: dict[str, Any] = dict(zip("abc", _tensors(a, b, c, built, config), strict=True))
     kernel = KERNELS[config.schedule]
-    meta = constexprs(built, config) | backend_options(built, config)
+    meta = constexprs(built, config) | backend_options(config)
     sizes = _sizes(built)
     if config.schedule == "stream_k":
         arguments |= {"partials": out.new_empty(0, dtype=torch.float32), "ready": out.new_empty(0, dtype=torch.int32)}

@@ -19,7 +19,7 @@ _TRITON_TYPES = {"fp16": "fp16", "bf16": "bf16", "fp32": "fp32", "tf32": "fp32",
 
 def compile_gemm(operands: Operands, config: Config, arch: int) -> KernelResources:
     """Compile the kernel of `config` for sm_`arch` as a launch with `operands` would."""
-    options = backend_options(operands, config)
+    options = backend_options(config)
     return compile_kernel(
         KERNELS[config.schedule],
         signature(operands, config),

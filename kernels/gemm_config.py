@@ -23,9 +23,9 @@ GROUP_M = 8
 _SUBTILE_ELEMENTS = 128 * 256
 _SMALLEST_BLOCK = {"block_m": 16, "block_n": 16, "block_k": 16}  # what a matrix instruction takes
 _FP8_SMALLEST_BLOCK_K = 32
-_LARGEST_BOX = 256  # elements of one dimension of a TMA box. Source: cuTensorMapEncodeTiled, CUDA driver API
-_MAX_TILE_ELEMENTS = 256 * 256
+_LARGEST_BLOCK = 256  # as of a TMA box. Source: cuTensorMapEncodeTiled, CUDA driver API
 _MAX_REGISTERS = 255  # per thread, since sm_35
+_LARGEST_LEADING = (2**31 - 1) // _LARGEST_BLOCK
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Config:
     """One kernel: schedule, tile (every field filled in) and how data moves.
 
     load_descriptors, store_descriptors: operands by TMA descriptors, the result by one. subtiles: in how many parts a
-    tile is written (1 or 2). flatten: one loop over tiles and steps (persistent only). group_m: see `GROUP_M`.
+    tile is written (1 or 2). flatten: one loop over tiles and steps (persistent only). max_registers: per thread, where
+    the compiler must be told. group_m: see `GROUP_M`.
     """
 
     schedule: str
@@ -42,6 +43,7 @@ class Config:
     store_descriptors: bool
     subtiles: int
     flatten: bool
+    max_registers: int | None
     group_m: int = GROUP_M
 
 
@@ -55,9 +57,10 @@ def configure(
     """
     require_choice(WHO, "schedule", schedule, SCHEDULES)
     require_choice(WHO, "operands", path, OPERAND_PATHS)
-    tile = complete(tile, operands.gemm.dtype, capability, align_bytes(operands))
+    tile = complete(tile, operands.gemm.dtype, schedule, capability, align_bytes(operands))
     _check_tile(tile, operands.gemm.dtype, schedule)
-    load = _load_by_descriptors(operands, tile, capability, path, descriptors_available)
+    load = _load_by_descriptors(operands, capability, path, descriptors_available)
+    _check_leading(operands, load)
     in_parts = schedule == "split_k" and tile.split_k > 1  # the parts are fp32 and go by pointers
     store = load and operands.c.descriptor and not in_parts
     large = tile.elements >= _SUBTILE_ELEMENTS
@@ -68,12 +71,13 @@ def configure(
         store_descriptors=store,
         subtiles=2 if schedule == "stream_k" or (store and large) else 1,
         flatten=schedule == "persistent" and load and large,
+        max_registers=_max_registers(operands.gemm.dtype, tile, capability),
     )
 
 
-def complete(tile: Tile, dtype: str, capability: tuple[int, int], aligned: int) -> Tile:
+def complete(tile: Tile, dtype: str, schedule: str, capability: tuple[int, int], aligned: int) -> Tile:
     """The tile with every field filled in: from the menu's tile of the same output size, or the one nearest to it."""
-    menu = tiles(architecture(capability), dtype, aligned)
+    menu = tiles(architecture(capability), dtype, schedule, aligned)
     nearest = min(menu, key=lambda t: (abs(t.elements - tile.elements), (t.block_m, t.block_n) != _sides(tile)))
     missing = {f.name: getattr(nearest, f.name) for f in fields(tile) if getattr(tile, f.name) is None}
     return replace(tile, **missing)
@@ -106,11 +110,11 @@ def constexprs(operands: Operands, config: Config) -> dict[str, Any]:
     return values
 
 
-def backend_options(operands: Operands, config: Config) -> dict[str, Any]:
-    """num_warps, num_stages, and a register limit where ptxas would otherwise trade a spill for occupancy."""
+def backend_options(config: Config) -> dict[str, Any]:
+    """What the compiler is told beside the arguments."""
     options = {"num_warps": config.tile.num_warps, "num_stages": config.tile.stages}
-    if operands.gemm.dtype == "fp32" and (config.tile.num_warps or 0) <= 8:
-        options["maxnreg"] = _MAX_REGISTERS
+    if config.max_registers is not None:
+        options["maxnreg"] = config.max_registers
     return options
 
 
@@ -133,6 +137,13 @@ def streamed_tiles(tiles_in_all: int, programs: int) -> int:
     return rest + (programs if tiles_in_all > programs else 0)
 
 
+def _max_registers(dtype: str, tile: Tile, capability: tuple[int, int]) -> int | None:
+    """Where sums and fragments lie in registers, ptxas would rather spill two of them than lose a block per SM, unless
+    it is given a limit. On Hopper and newer the fragments stay in shared memory, and it is left alone."""
+    in_registers = capability < (9, 0) or dtype == "fp32"
+    return _MAX_REGISTERS if in_registers and (tile.num_warps or 0) <= 8 else None
+
+
 def _sides(tile: Tile) -> tuple[int, int]:
     return tile.block_m, tile.block_n
 
@@ -143,8 +154,8 @@ def _check_tile(tile: Tile, dtype: str, schedule: str) -> None:
         low = _FP8_SMALLEST_BLOCK_K if name == "block_k" and dtype == "fp8" else smallest
         if value < low or value & (value - 1):
             raise InputError(WHO, f"tile {tile} with {name} = {value}", f"a power of two of at least {low}")
-    if tile.elements > _MAX_TILE_ELEMENTS:
-        raise InputError(WHO, f"tile {tile}", f"at most {_MAX_TILE_ELEMENTS} output elements")
+        if value > _LARGEST_BLOCK:
+            raise InputError(WHO, f"tile {tile} with {name} = {value}", f"at most {_LARGEST_BLOCK}")
     warps = tile.num_warps or 0
     if warps not in (1, 2, 4, 8, 16, 32):
         raise InputError(WHO, f"tile {tile} with num_warps = {warps}", "a power of two up to 32")
@@ -152,18 +163,20 @@ def _check_tile(tile: Tile, dtype: str, schedule: str) -> None:
         raise InputError(WHO, f"tile {tile} with schedule = {schedule!r}", "schedule split_k")
 
 
-def _load_by_descriptors(
-    operands: Operands, tile: Tile, capability: tuple[int, int], path: str, available: bool
-) -> bool:
+def _check_leading(operands: Operands, descriptors: bool) -> None:
+    """By pointers, offsets inside a tile are 32 bits wide."""
+    longest = max(operands.a.leading, operands.b.leading)
+    if not descriptors and longest > _LARGEST_LEADING:
+        raise InputError(WHO, f"a leading dimension of {longest} elements", f"at most {_LARGEST_LEADING}")
+
+
+def _load_by_descriptors(operands: Operands, capability: tuple[int, int], path: str, available: bool) -> bool:
     possible = available and operands.a.descriptor and operands.b.descriptor
-    small = max(tile.block_m, tile.block_n, tile.block_k or 0) <= _LARGEST_BOX
     if path == "descriptors":
         if not available:
             raise InputError(WHO, "operands = 'descriptors'", "triton 3.4 or newer, or operands = 'pointers'")
-        if not possible or not small:
-            raise InputError(
-                WHO, "operands = 'descriptors'", "rows and first elements at multiples of 16 bytes, blocks up to 256"
-            )
+        if not possible:
+            raise InputError(WHO, "operands = 'descriptors'", "rows and first elements at multiples of 16 bytes")
         return True
     # fp32 without tf32 runs on scalar units, which read shared memory by rows: TMA's layout gains nothing there.
-    return path == "auto" and capability >= (9, 0) and operands.gemm.dtype != "fp32" and possible and small
+    return path == "auto" and capability >= (9, 0) and operands.gemm.dtype != "fp32" and possible

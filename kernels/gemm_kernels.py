@@ -75,42 +75,47 @@ def _accumulate(
             b_block = _load_box(b, batch, at, col, B_TRANSPOSED, BATCHED, BLOCK_K, BLOCK_N)
             acc = tl.dot(a_block, b_block, acc, input_precision=PRECISION)
     else:
-        lda = _known_multiple(lda, ALIGN_A).to(tl.int64)  # 64 bits: offsets may pass 2³¹
-        ldb = _known_multiple(ldb, ALIGN_B).to(tl.int64)
-        # Rows and columns past the edge read others of the same matrix (the remainder keeps them inside); what they
-        # yield is never stored. Only the reduction needs a mask, since everything in it counts.
-        m_a = _known_multiple(m, ALIGN_A) if A_TRANSPOSED else m
-        n_b = n if B_TRANSPOSED else _known_multiple(n, ALIGN_B)
-        k_a = k if A_TRANSPOSED else _known_multiple(k, ALIGN_A)
-        k_b = _known_multiple(k, ALIGN_B) if B_TRANSPOSED else k
-        rows = (tile_m * BLOCK_M + tl.arange(0, BLOCK_M)) % m_a
-        cols = (tile_n * BLOCK_N + tl.arange(0, BLOCK_N)) % n_b
+        # A scalar pointer walks along the reduction; what a thread adds to it stays the same and fits 32 bits.
+        lda, ldb = _known_multiple(lda, ALIGN_A), _known_multiple(ldb, ALIGN_B)
+        row, col, first = tile_m * BLOCK_M, tile_n * BLOCK_N, first_step * BLOCK_K
         ks = tl.arange(0, BLOCK_K)
-        ks_from = first_step * BLOCK_K + ks
+        k_a, k_b = k, k
         a += batch.to(tl.int64) * batch_stride_a
         b += batch.to(tl.int64) * batch_stride_b
+        # Rows of a and columns of b past the edge are replaced by others of the same matrix; what they yield is never
+        # stored. Only the reduction needs a mask, since everything in it counts.
         if A_TRANSPOSED:
-            a_at = a + rows[:, None] + ks_from[None, :] * lda
+            rows = (row + tl.arange(0, BLOCK_M)) % _known_multiple(m, ALIGN_A) - row
+            a += row + lda.to(tl.int64) * first
+            a_offsets = rows[:, None] + ks[None, :] * lda
             a_step = BLOCK_K * lda
         else:
-            a_at = a + rows[:, None] * lda + ks_from[None, :]
+            k_a = _known_multiple(k, ALIGN_A)
+            rows = tl.minimum(tl.arange(0, BLOCK_M), m - 1 - row)
+            a += row.to(tl.int64) * lda + first
+            a_offsets = rows[:, None] * lda + ks[None, :]
             a_step = BLOCK_K
         if B_TRANSPOSED:
-            b_at = b + ks_from[:, None] + cols[None, :] * ldb
+            k_b = _known_multiple(k, ALIGN_B)
+            cols = tl.minimum(tl.arange(0, BLOCK_N), n - 1 - col)
+            b += col.to(tl.int64) * ldb + first
+            b_offsets = ks[:, None] + cols[None, :] * ldb
             b_step = BLOCK_K
         else:
-            b_at = b + ks_from[:, None] * ldb + cols[None, :]
+            cols = (col + tl.arange(0, BLOCK_N)) % _known_multiple(n, ALIGN_B) - col
+            b += col + ldb.to(tl.int64) * first
+            b_offsets = ks[:, None] * ldb + cols[None, :]
             b_step = BLOCK_K * ldb
         for step in range(first_step, last_step):
             if EVEN_K:
-                a_block = tl.load(a_at)
-                b_block = tl.load(b_at)
+                a_block = tl.load(a + a_offsets)
+                b_block = tl.load(b + b_offsets)
             else:
-                a_block = tl.load(a_at, mask=ks[None, :] < k_a - step * BLOCK_K, other=0.0)
-                b_block = tl.load(b_at, mask=ks[:, None] < k_b - step * BLOCK_K, other=0.0)
+                a_block = tl.load(a + a_offsets, mask=ks[None, :] < k_a - step * BLOCK_K, other=0.0)
+                b_block = tl.load(b + b_offsets, mask=ks[:, None] < k_b - step * BLOCK_K, other=0.0)
             acc = tl.dot(a_block, b_block, acc, input_precision=PRECISION)
-            a_at += a_step
-            b_at += b_step
+            a += a_step
+            b += b_step
     return acc
 
 

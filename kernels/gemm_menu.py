@@ -115,8 +115,8 @@ def scaled(tile: Tile, dtype: str) -> Tile:
     return replace(tile, block_k=2 * tile.block_k // DTYPES[dtype].element_bytes, stages=stages)
 
 
-def tiles(arch: int, dtype: str, align_bytes: int = 16) -> tuple[Tile, ...]:
-    """The menu for an architecture, a format and the alignment of the operands' rows.
+def tiles(arch: int, dtype: str, schedule: str = "data_parallel", align_bytes: int = 16) -> tuple[Tile, ...]:
+    """The menu for an architecture, a format, a schedule and the alignment of the operands' rows.
 
     >>> [str(tile) for tile in tiles(80, "fp32")]
     ['128x128x16', '128x64x16']
@@ -126,7 +126,9 @@ def tiles(arch: int, dtype: str, align_bytes: int = 16) -> tuple[Tile, ...]:
         return menu.scalar
     if align_bytes < 16:
         return menu.unaligned
-    return tuple(scaled(tile, dtype) for tile in menu.tiles)
+    # Where fragments lie in registers, 256 rows leave none for adding up partial tiles.
+    tall = schedule != "stream_k" or arch >= 90
+    return tuple(scaled(tile, dtype) for tile in menu.tiles if tall or tile.block_m <= 128)
 
 
 def pick(gemm: Gemm, schedule: str, capability: tuple[int, int], sm_count: int, align_bytes: int = 16) -> Tile:
@@ -142,7 +144,7 @@ def pick(gemm: Gemm, schedule: str, capability: tuple[int, int], sm_count: int, 
     splits = _SPLITS if schedule == "split_k" else (1,)
     choices = [
         replace(tile, split_k=split)
-        for tile in tiles(architecture(capability), gemm.dtype, align_bytes)
+        for tile in tiles(architecture(capability), gemm.dtype, schedule, align_bytes)
         for split in splits
         if split == 1 or split * (tile.block_k or 1) <= gemm.k
     ]

@@ -40,22 +40,30 @@ def check(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, tf32: bool
     not fit together and UnsupportedError for what this device cannot do.
     """
     gemm = _gemm(a, b, tf32)
-    _check_device(a, b, gemm)
-    shape = (*a.shape[:-1], gemm.n)
-    dtype = OUTPUT_DTYPES[a.dtype]
-    if out is None:
-        out = torch.empty(shape, dtype=dtype, device=a.device)
-    elif tuple(out.shape) != shape:
-        raise InputError(WHO, f"out of shape {tuple(out.shape)}", f"{shape}")
-    elif out.dtype != dtype:
-        raise InputError(WHO, f"out in {_short(out.dtype)}", f"{_short(dtype)}, the format of this product")
-    elif out.device != a.device:
-        raise InputError(WHO, f"out on {out.device}", f"{a.device}, where a and b are")
+    if a.device != b.device:
+        raise InputError(WHO, f"a on {a.device} and b on {b.device}", "one device for both")
     stored_a, stored_b = _stored("a", a), _stored("b", b)
     layout = "".join("t" if x.transposed else "n" for x in (stored_a, stored_b))
     if layout != "tt":  # which Gemm has no word for, and the kernels do not mind
         gemm = replace(gemm, layout=layout)
+    shape = (*a.shape[:-1], gemm.n)
+    dtype = OUTPUT_DTYPES[a.dtype]
+    if out is not None:
+        _check_out(out, shape, dtype, a.device)
+    _check_device(a, gemm.dtype)
+    if out is None:
+        out = torch.empty(shape, dtype=dtype, device=a.device)
     return Operands(gemm, stored_a, stored_b, _stored_in_rows(out)), out
+
+
+def _check_out(out: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    if tuple(out.shape) != shape:
+        raise InputError(WHO, f"out of shape {tuple(out.shape)}", f"{shape}")
+    if out.dtype != dtype:
+        raise InputError(WHO, f"out in {_short(out.dtype)}", f"{_short(dtype)}, the format of this product")
+    if out.device != device:
+        raise InputError(WHO, f"out on {out.device}", f"{device}, where a and b are")
+    _stored_in_rows(out)
 
 
 def _gemm(a: torch.Tensor, b: torch.Tensor, tf32: bool) -> Gemm:
@@ -81,12 +89,11 @@ def _gemm(a: torch.Tensor, b: torch.Tensor, tf32: bool) -> Gemm:
     return Gemm(m=a.shape[-2], n=b.shape[-1], k=a.shape[-1], batch=batch, dtype=dtype)
 
 
-def _check_device(a: torch.Tensor, b: torch.Tensor, gemm: Gemm) -> None:
-    if a.device != b.device:
-        raise InputError(WHO, f"a on {a.device} and b on {b.device}", "one device for both")
+def _check_device(a: torch.Tensor, dtype: str) -> None:
     if INTERPRETER:
-        if gemm.dtype == "bf16":  # it multiplies the bit patterns
-            raise UnsupportedError(WHO, "bf16 in triton's interpreter, which computes it wrongly", "fp16 or fp32 there")
+        reason = wrong_in_interpreter(dtype)
+        if reason is not None:
+            raise UnsupportedError(WHO, reason, "fp16 or fp32 there")
         return
     if not a.is_cuda:
         raise UnsupportedError(
@@ -94,9 +101,14 @@ def _check_device(a: torch.Tensor, b: torch.Tensor, gemm: Gemm) -> None:
         )
     capability = torch.cuda.get_device_capability(a.device)
     require_architecture(WHO, capability)
-    reason = missing_format(gemm.dtype, capability)
-    if reason is not None:
-        raise UnsupportedError(WHO, reason, "a format that it has, or a newer GPU")
+    missing = missing_format(dtype, capability)
+    if missing is not None:
+        raise UnsupportedError(WHO, missing, "a format that it has, or a newer GPU")
+
+
+def wrong_in_interpreter(dtype: str) -> str | None:
+    """Why triton's interpreter must not be asked for a product in this format, or None."""
+    return "triton's interpreter multiplies the bit patterns of bf16" if dtype == "bf16" else None
 
 
 def missing_format(dtype: str, capability: tuple[int, int]) -> str | None:

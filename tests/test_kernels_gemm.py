@@ -1,0 +1,205 @@
+"""Our GEMM kernels against float64, run by triton's interpreter on the CPU.
+
+Tolerances are on ‖c − ref‖ / ‖ref‖: fp16 rounds its result to 11 bits (2e-4; 5e-4 allowed), fp32 sums up to a few
+hundred products in any order (2e-7; 2e-6 allowed), fp8 gives bf16 that the interpreter cuts instead of rounding (4e-3;
+1e-2 allowed). Outputs are filled with NaN first, so that an element that is not written shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from interpreter import in_interpreter
+from quantbench.kernels.gemm import matmul, plan
+from quantbench.kernels.gemm_menu import SCHEDULES
+
+from quantbench.errors import InputError, UnsupportedError
+from quantbench.launch import Tile
+from quantbench.quantization import quantize
+from quantbench.workload import Gemm
+
+TOLERANCE = {torch.float16: 5e-4, torch.float32: 2e-6, torch.float8_e4m3fn: 1e-2}
+SMALL = Tile(32, 32, block_k=16, stages=2, num_warps=4)
+
+
+def stored(*shape: int, transposed: bool, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    """A random matrix (or a batch of them) of `shape`, stored by columns where transposed."""
+    *batch, rows, cols = shape
+    generator = torch.Generator().manual_seed(sum(shape))
+    if transposed:
+        return torch.randn(*batch, cols, rows, generator=generator).to(dtype).transpose(-1, -2)
+    return torch.randn(*shape, generator=generator).to(dtype)
+
+
+def poisoned(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return torch.full((*a.shape[:-1], b.shape[-1]), torch.nan, dtype=dtype or a.dtype)
+
+
+def error(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
+    reference = a.double() @ b.double()
+    return float(torch.linalg.vector_norm(c.double() - reference) / torch.linalg.vector_norm(reference))
+
+
+def tile_for(schedule: str, tile: Tile = SMALL, split_k: int = 3) -> Tile:
+    return replace(tile, split_k=split_k) if schedule == "split_k" else tile
+
+
+@in_interpreter
+@pytest.mark.parametrize("operands", ["pointers", "descriptors"])
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_reads_every_layout(schedule: str, layout: str, operands: str) -> None:
+    a = stored(40, 56, transposed=layout[0] == "t")
+    b = stored(56, 40, transposed=layout[1] == "t")
+    out = poisoned(a, b)
+    matmul(a, b, tile=tile_for(schedule), schedule=schedule, out=out, operands=operands)
+    assert error(out, a, b) < TOLERANCE[torch.float16]
+
+
+@in_interpreter
+@pytest.mark.parametrize("operands", ["pointers", "descriptors"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_batches_are_separate_products(schedule: str, operands: str) -> None:
+    a, b = stored(2, 40, 40, transposed=False), stored(2, 40, 24, transposed=True)
+    out = poisoned(a, b)
+    matmul(a, b, tile=tile_for(schedule), schedule=schedule, out=out, operands=operands)
+    assert error(out, a, b) < TOLERANCE[torch.float16]
+
+
+@in_interpreter
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    m=st.integers(1, 70), n=st.integers(1, 40), k=st.integers(1, 70), programs=st.integers(1, 9),
+    split_k=st.integers(1, 5), transposed=st.tuples(st.booleans(), st.booleans()),
+    dtype=st.sampled_from([torch.float16, torch.float32]),
+)  # fmt: skip
+def test_any_shape(
+    schedule: str, m: int, n: int, k: int, programs: int, split_k: int, transposed: tuple[bool, bool],
+    dtype: torch.dtype,
+) -> None:  # fmt: skip
+    """Ragged edges, fewer steps than parts, fewer tiles than programs and more."""
+    a, b = stored(m, k, transposed=transposed[0], dtype=dtype), stored(k, n, transposed=transposed[1], dtype=dtype)
+    tile = tile_for(schedule, Tile(32, 16, block_k=32, stages=2, num_warps=4), split_k)
+    work = plan(a, b, tile=tile, schedule=schedule, out=poisoned(a, b), programs=programs)
+    work.run()
+    assert error(work.out, a, b) < TOLERANCE[dtype]
+
+
+@in_interpreter
+@pytest.mark.parametrize("programs", range(1, 8))
+def test_stream_k_shares_tiles_between_any_number_of_programs(programs: int) -> None:
+    """3 tiles of 5 steps each: every cut falls somewhere else, and some programs get less than a tile."""
+    a, b = stored(90, 70, transposed=False), stored(70, 20, transposed=False)
+    work = plan(a, b, tile=SMALL, schedule="stream_k", out=poisoned(a, b), programs=programs)
+    work.run()
+    assert error(work.out, a, b) < TOLERANCE[torch.float16]
+    assert work.launch.grid == (programs, 1, 1)
+
+
+@in_interpreter
+@pytest.mark.parametrize("schedule", ["stream_k", "split_k"])
+def test_a_second_run_gives_the_same_bits(schedule: str) -> None:
+    """Partial sums are added in a fixed order, and stream-k's flags are down again after a run."""
+    a, b = stored(90, 70, transposed=False), stored(70, 20, transposed=False)
+    out = poisoned(a, b)
+    work = plan(a, b, tile=tile_for(schedule), schedule=schedule, out=out, programs=2)
+    work.run()
+    first = out.clone()
+    out.fill_(torch.nan)
+    work.run()
+    assert torch.equal(out, first)
+
+
+@in_interpreter
+def test_fp8_products_come_out_in_bf16() -> None:
+    a = stored(40, 96, transposed=False, dtype=torch.float8_e4m3fn)
+    b = stored(96, 56, transposed=True, dtype=torch.float8_e4m3fn)
+    c = matmul(a, b, tile=Tile(32, 32, block_k=32, stages=2, num_warps=4))
+    assert c.dtype == torch.bfloat16
+    assert error(c, a, b) < TOLERANCE[torch.float8_e4m3fn]
+
+
+@in_interpreter
+def test_views_are_read_and_written_where_they_are() -> None:
+    """Leading dimensions beyond the row's length, an operand shared by all products, a result in a larger tensor."""
+    a = stored(50, 80, transposed=False)[3:43, 8:60]
+    b = stored(64, 90, transposed=True)[4:56, :33]
+    frame = torch.full((60, 40), 7.0, dtype=torch.float16)
+    matmul(a, b, tile=SMALL, out=frame[10:50, 2:35])
+    assert error(frame[10:50, 2:35], a, b) < TOLERANCE[torch.float16]
+    frame[10:50, 2:35] = 7.0
+    assert (frame == 7.0).all()
+    shared = a.unsqueeze(0).expand(2, -1, -1)
+    several = torch.stack([b, 2 * b])
+    assert error(matmul(shared, several, tile=SMALL), shared, several) < TOLERANCE[torch.float16]
+
+
+@in_interpreter
+@pytest.mark.parametrize("shape", [(1, 1, 1), (33, 1, 17), (1, 40, 1), (17, 1, 1), (1, 1, 33)])
+def test_sizes_of_one(shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    a, b = stored(m, k, transposed=False), stored(k, n, transposed=False)
+    out = poisoned(a, b)
+    matmul(a, b, tile=SMALL, out=out)
+    assert error(out, a, b) < TOLERANCE[torch.float16]
+
+
+@in_interpreter
+@pytest.mark.parametrize("split_k", [1, 3])
+def test_the_launch_is_the_one_that_quantization_counts(split_k: int) -> None:
+    a, b = stored(2, 72, 104, transposed=False), stored(2, 104, 40, transposed=False)
+    tile = replace(SMALL, split_k=split_k)
+    launch = plan(a, b, tile=tile, schedule="split_k").launch
+    counted = quantize(Gemm(72, 40, 104, batch=2, dtype="fp16"), tile, sm_count=1)
+    assert (launch.kernel, launch.tile) == ("gemm_data_parallel", tile)
+    assert launch.num_blocks == counted.num_tiles
+    assert plan(a, b, tile=SMALL, schedule="persistent", programs=5).launch.grid == (5, 1, 1)
+    assert plan(a, b, tile=SMALL, schedule="persistent", programs=50).launch.grid == (12, 1, 1)
+
+
+@in_interpreter
+def test_split_k_adds_its_parts_in_a_second_kernel() -> None:
+    a, b = stored(72, 104, transposed=False), stored(104, 40, transposed=False)
+    launches = plan(a, b, tile=replace(SMALL, split_k=2), schedule="split_k").launches
+    assert [launch.kernel for launch in launches] == ["gemm_data_parallel", "gemm_add_parts"]
+
+
+@in_interpreter
+def test_without_a_tile_the_menu_decides() -> None:
+    a, b = stored(130, 70, transposed=False, dtype=torch.float32), stored(70, 90, transposed=False, dtype=torch.float32)
+    work = plan(a, b)
+    work.run()
+    assert error(work.out, a, b) < TOLERANCE[torch.float32]
+    assert str(work.launch.tile) == "128x64x16"
+
+
+@in_interpreter
+def test_bf16_is_refused_in_the_interpreter() -> None:
+    a = torch.ones(16, 16, dtype=torch.bfloat16)
+    with pytest.raises(UnsupportedError) as caught:
+        matmul(a, a)
+    assert str(caught.value) == (
+        "matmul: triton's interpreter multiplies the bit patterns of bf16; expected fp16 or fp32 there"
+    )
+
+
+@in_interpreter
+def test_autotuning_needs_a_gpu() -> None:
+    a = torch.ones(16, 16)
+    with pytest.raises(UnsupportedError, match="autotune in the interpreter; expected a GPU to time on"):
+        matmul(a, a, autotune=True)
+
+
+@in_interpreter
+def test_descriptors_need_aligned_rows() -> None:
+    a = torch.ones(16, 17, dtype=torch.float16)
+    with pytest.raises(InputError) as caught:
+        matmul(a, torch.ones(17, 16, dtype=torch.float16), operands="descriptors")
+    assert str(caught.value) == (
+        "matmul: operands = 'descriptors'; expected rows and first elements at multiples of 16 bytes"
+    )
