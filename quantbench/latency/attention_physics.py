@@ -182,7 +182,8 @@ def times(
     exponentials_us = blocks.block_m * blocks.block_n / (_EXPONENTIALS_PER_CLOCK * device.sm_clock_mhz)
     exponentials_us = exponentials_us * np.exp(x["log_exponential_cost"])
     join = 1.0 + np.exp(x["log_join"])
-    key_block_us = (products_us**join + exponentials_us**join) ** (1.0 / join)
+    longer_us, shorter_us = np.maximum(products_us, exponentials_us), np.minimum(products_us, exponentials_us)
+    key_block_us = longer_us * (1.0 + (shorter_us / longer_us) ** join) ** (1.0 / join)
 
     diagonal = np.where(shapes.causal, np.maximum(1.0, blocks.block_m / blocks.group / blocks.block_n), 0.0)
     masked_us = np.exp(x["log_masked_block"]) * diagonal * key_block_us

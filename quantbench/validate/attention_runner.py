@@ -15,6 +15,7 @@ from quantbench.latency.attention_physics import AttentionShapes, peak_tflops
 from quantbench.latency.gaussian_process import GaussianProcess
 from quantbench.latency.protocol import coverage, summarize
 from quantbench.validate.attention_data import AttentionTable, held_out, read_attention
+from quantbench.validate.gemm_runner import Step
 from quantbench.validate.scores import Answer, Line, Score, line
 
 FloatArray = npt.NDArray[np.float64]
@@ -86,14 +87,20 @@ CONTESTANTS: dict[str, Contestant] = {
 _UNFITTED = {"ours, nothing measured", "spec-sheet roofline"}
 
 
-def attention_lines(gpus: Sequence[str], train_rows: int, seeds: Sequence[int]) -> Iterator[Line]:
+def attention_lines(
+    gpus: Sequence[str], train_rows: int, seeds: Sequence[int], progress: Callable[[Step], None]
+) -> Iterator[Line]:
     """A line for each device and contestant, as they are done."""
+    total = float(len(gpus) * len(CONTESTANTS))
+    done = 0.0
     for gpu in gpus:
         device, table = lookup(gpu), read_attention(gpu)
         for name, contestant in CONTESTANTS.items():
+            progress(Step(f"{gpu}, attention: {name}", done, total))
             fitted = name not in _UNFITTED
             scores = [_score(contestant, device, table, train_rows, seed) for seed in (seeds if fitted else seeds[:1])]
             yield line(gpu, "sites", name, train_rows if fitted else None, scores)
+            done += 1
 
 
 def _score(contestant: Contestant, device: DeviceSpec, table: AttentionTable, train_rows: int, seed: int) -> Score:

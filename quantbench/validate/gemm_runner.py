@@ -79,8 +79,12 @@ class Step:
     total: float
 
 
+#: contests, each with those who take part
+Plan = Sequence[tuple[Contest, Sequence[Contestant]]]
+
+
 def run_contests(
-    contests: Sequence[tuple[Contest, Sequence[Contestant]]],
+    contests: Plan,
     seeds: Sequence[int],
     progress: Callable[[Step], None],
 ) -> Iterator[Line | Absent]:

@@ -1,0 +1,69 @@
+"""What `quantbench predict` does and says, in order: device, where the models come from, result, picture, next."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from quantbench.analysis.forecast import Forecast, forecast
+from quantbench.cli.console import output, say
+from quantbench.cli.sweep_options import SweepArguments, held_and_dims
+from quantbench.device import default_dtype, lookup
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError
+from quantbench.latency.best import best_models
+from quantbench.report.forecast import draw_forecast, forecast_table, forecast_to_json
+from quantbench.sweep.axes import Axis, parse_axis
+from quantbench.sweep.edges import with_edges
+from quantbench.sweep.shapes import DEFAULT_VALUES, check_axes, with_defaults
+
+
+def run(arguments: SweepArguments, gpu: str, plot: Path | None, *, as_json: bool) -> None:
+    """Predict and print. plot: where the picture goes."""
+    spec = lookup(gpu)
+    if spec.kind != "cuda":
+        raise InputError("predict", f"--gpu {gpu}", "a GPU: processors are measured, not predicted")
+    axes, found = predict_sweep(arguments, spec)
+    if plot is not None and plot.suffix != ".png":
+        raise InputError("predict", f"--plot {plot}", "a name that ends in .png")
+    if plot is not None:
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        title = f"{spec.name}: predicted, with 90 % intervals"
+        draw_forecast(found.rows, axes[0].field, spec, plot, title=title)
+    if as_json:
+        answer = {
+            "device": spec.name, "dtype": found.rows[0].estimate.ops[0].op.workload.dtype, "notes": list(found.notes),
+            "rows": forecast_to_json(found.rows, spec), "impossible": list(found.impossible),
+            "plot": None if plot is None else str(plot),
+        }  # fmt: skip
+        print(json.dumps(answer, indent=1))
+        return
+    console = output()
+    say(console, f"{spec.name}: predicted, nothing is run")
+    for note in found.notes:
+        say(console, f"  {note}")
+    if found.impossible:
+        say(console, f"{len(found.impossible)} sizes are left out, the first because {found.impossible[0]}")
+    console.print(forecast_table(found.rows))
+    if plot is not None:
+        say(console, f"\npicture: {plot}")
+    say(console, f"\nOn such a card, measure it: quantbench sweep {' '.join(f'--dim {d}' for d in arguments.dims)}")
+
+
+def predict_sweep(arguments: SweepArguments, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Forecast]:
+    """The axes with their values, and the forecast, for a device."""
+    held, dims = held_and_dims(arguments)
+    held = with_defaults(held, spec.kind, default_dtype(spec))
+    if spec.peak(held.dtype) is None:
+        raise InputError("predict", f"--dtype {held.dtype} on {spec.name}", "one of " + ", ".join(spec.peak_tflops))
+    axes = []
+    defaulted = False
+    for text in dims:
+        dim, given, values = text.partition("=")
+        if not given and dim in DEFAULT_VALUES[spec.kind]:
+            values, defaulted = DEFAULT_VALUES[spec.kind][dim], True
+        axes.append(parse_axis(f"{dim}={values}"))
+    check_axes(tuple(axes))
+    edged = with_edges(tuple(axes), held, spec)
+    loose = arguments.skip_impossible or defaulted or any(axis.edges for axis in axes)
+    return edged, forecast(edged, held, best_models(spec, held.dtype), skip_impossible=loose)

@@ -1,0 +1,149 @@
+"""`quantbench predict`: a sweep without hardware, with its intervals, reasons and picture."""
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from quantbench.cli.predict import predict
+from quantbench.cli.predict_run import predict_sweep
+from quantbench.cli.sweep_options import SweepArguments
+from quantbench.device import lookup
+from quantbench.errors import InputError
+from quantbench.latency.best import best_models
+from quantbench.workload import Gemm, TransformerShape
+
+app = typer.Typer()
+app.command()(predict)
+
+
+def run(*words: str) -> str:
+    result = CliRunner().invoke(app, list(words))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def rows(*words: str) -> dict[str, object]:
+    answer = json.loads(run(*words, "--json"))
+    assert isinstance(answer, dict)
+    return answer
+
+
+def test_the_sawtooth_of_an_a100() -> None:
+    # 256×128 tiles on 108 SMs: 2048 × 1664 are 8 × 13 = 104 tiles, one wave; 2048 × 1792 are 112, two.
+    answer = rows("--gpu", "a100-sxm4-80gb", "--dim", "n=1536,1664,1792,2048", "--m", "2048", "--k", "4096")
+    found = answer["rows"]
+    assert isinstance(found, list)
+    shares = [row["peak_share"] for row in found]
+    assert shares[2] < 0.8 * shares[1]  # the wave edge
+    assert shares[3] > shares[2]  # and up the next tooth
+    for row in found:
+        assert row["low_us"] < row["latency_us"] < row["high_us"]
+        assert 0 < row["peak_share"] < 1
+        assert row["ops"][0]["bound"] == "compute"
+
+
+def test_table_in_words() -> None:
+    said = run("--gpu", "a100-sxm4-80gb", "--dim", "hidden=4096,4224")
+    assert said.splitlines()[0] == "a100-sxm4-80gb: predicted, nothing is run"
+    assert "fitted on" in said
+    assert "measured shapes of SGLang 0.5.10" in said
+    for word in ("low – high", "TFLOP/s", "of peak", "tile", "waves", "bound", "% idle"):
+        assert word in said
+    assert "measure it: quantbench sweep --dim hidden=4096,4224" in said
+
+
+def test_a_gpu_without_a_model_says_so_and_is_less_sure() -> None:
+    words = ("--dim", "hidden=4096", "--dtype", "fp16")
+    known, unknown = rows("--gpu", "a100-sxm4-80gb", *words), rows("--gpu", "v100-sxm2-32gb", *words)
+    assert any("was not measured" in note for note in unknown["notes"])  # type: ignore[attr-defined]
+    assert any("as the bf16 that was measured" in note for note in known["notes"])  # type: ignore[attr-defined]
+
+    def width(answer: dict[str, object]) -> float:
+        row = answer["rows"][0]  # type: ignore[index]
+        return float(row["high_us"] / row["low_us"])
+
+    assert width(unknown) > 1.3 > width(known)
+
+
+def test_layers_with_attention_and_backward() -> None:
+    answer = rows(
+        "--gpu", "h200-sxm-141gb", "--dim", "mbs=1,2", "--hidden", "4096", "--heads", "32", "--direction", "both"
+    )
+    first, second = answer["rows"]  # type: ignore[misc]
+    assert {"qkv", "qkv.dgrad", "qkv.wgrad", "attention", "attention.backward", "logits"} <= {
+        op["op"] for op in first["ops"]
+    }
+    assert 1.6 < second["latency_us"] / first["latency_us"] < 2.2
+    assert first["latency_us"] == pytest.approx(sum(op["latency_us"] * op["count"] for op in first["ops"]))
+
+
+def test_picture(tmp_path: Path) -> None:
+    plot = tmp_path / "pictures" / "saw.png"
+    said = run("--gpu", "a100-sxm4-80gb", "--dim", "hidden=2048:2560:64", "--plot", str(plot))
+    assert plot.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert f"picture: {plot}" in said
+    with pytest.raises(InputError, match=r"--plot saw.svg; expected a name that ends in .png"):
+        run("--gpu", "a100-sxm4-80gb", "--dim", "hidden=2048", "--plot", "saw.svg")
+
+
+def test_errors() -> None:
+    with pytest.raises(InputError, match=r"a1000"):
+        run("--gpu", "a1000", "--dim", "hidden")
+    with pytest.raises(InputError, match=r"--dtype bf16 on v100-sxm2-32gb; expected one of fp16, fp32"):
+        run("--gpu", "v100-sxm2-32gb", "--dim", "hidden", "--dtype", "bf16")
+    with pytest.raises(InputError, match=r"no --dim"):
+        run("--gpu", "a100-sxm4-80gb")
+    with pytest.raises(InputError, match=r"heads = 7"):
+        run("--gpu", "a100-sxm4-80gb", "--dim", "heads=7", "--hidden", "4096")
+
+
+def test_impossible_sizes_are_left_out_where_asked() -> None:
+    arguments = SweepArguments(dims=("heads=7,8",), sizes={"hidden": "4096"}, skip_impossible=True)
+    _, found = predict_sweep(arguments, lookup("a100-sxm4-80gb"))
+    assert [row.axes for row in found.rows] == [{"heads": 8}]
+    assert "heads = 7" in found.impossible[0]
+
+
+def test_edges_are_bracketed() -> None:
+    arguments = SweepArguments(dims=("n=1024:4096:1024@edges",), sizes={"m": "2048", "k": "4096"})
+    axes, found = predict_sweep(arguments, lookup("a100-sxm4-80gb"))
+    values = [row.axes["n"] for row in found.rows]
+    # The assumed 128×256 tile: 16 × 6 = 96 tiles at 1536, 112 past it.
+    assert {1536, 1544} <= set(values)
+    assert list(axes[0].values) == values
+    by_n = {row.axes["n"]: row for row in found.rows}
+    assert by_n[1544].estimate.tflops < by_n[1536].estimate.tflops
+
+
+def test_waves_agree_with_the_reasons() -> None:
+    model = best_models(lookup("a100-sxm4-80gb"), "bf16")
+    (found,) = model.gemm([Gemm(2048, 1024, 1024, layout="nt")])
+    assert found.launch is not None
+    assert found.launch.tile is not None
+    assert found.launch.blocks_per_sm is not None
+    tiles = -(-2048 // found.launch.tile.block_m) * -(-1024 // found.launch.tile.block_n) * found.launch.tile.split_k
+    assert found.waves == -(-tiles // (108 * found.launch.blocks_per_sm))
+
+
+def test_a_layer_grows_with_its_hidden_size() -> None:
+    model = best_models(lookup("h100-sxm5-80gb"), "bf16")
+    times = [model.predict(TransformerShape(hidden=h, heads=h // 128, seq=2048)).latency_us for h in (1024, 2048, 4096)]
+    assert all(a < b for a, b in pairwise(times))
+
+
+def test_it_runs_without_torch() -> None:
+    code = (
+        "import sys; from quantbench.cli.predict_run import run;"
+        "from quantbench.cli.sweep_options import SweepArguments;"
+        "run(SweepArguments(dims=('hidden=2048',), sizes={}), 'a100-sxm4-80gb', None, as_json=True);"
+        "assert not {'torch', 'triton', 'sklearn', 'pandas', 'pyarrow'} & set(sys.modules), sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
