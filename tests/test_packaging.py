@@ -73,6 +73,6 @@ def test_it_installs_without_network_and_imports_from_elsewhere(checkout: Path, 
     data = {
         p.relative_to(checkout).as_posix()
         for p in (checkout / "quantbench").rglob("*.*")
-        if p.suffix in (".toml", ".json")
+        if p.suffix in (".toml", ".json", ".j2", ".css")
     }
     assert data <= {path.relative_to(site).as_posix() for path in (site / "quantbench").rglob("*.*")}

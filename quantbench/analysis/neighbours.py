@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -55,14 +56,20 @@ def rows_by_dtype(points: Sequence[Point], spec: DeviceSpec) -> tuple[Row, ...]:
 
 
 def curves_of_rows(rows: Iterable[Row], axis: str) -> tuple[tuple[Row, ...], ...]:
-    """Rows that differ in `axis` alone, ascending: same provider, ops, number format and other axes."""
+    """Rows that differ in `axis` alone, ascending: same provider, number format and other axes. Rows that lack an op
+    that the others have (it failed there) cannot be held against them and are left out."""
     curves: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         if axis in row.axes:
             held = tuple((name, value) for name, value in row.axes.items() if name != axis)
-            ops = tuple(point.op for point in row.points)
-            curves.setdefault((row.provider, ops, row.points[0].workload.dtype, held), []).append(row)
-    return tuple(tuple(sorted(curve, key=lambda row: row.axes[axis])) for curve in curves.values())
+            curves.setdefault((row.provider, row.points[0].workload.dtype, held), []).append(row)
+    return tuple(_of_usual_ops(sorted(curve, key=lambda row: row.axes[axis])) for curve in curves.values())
+
+
+def _of_usual_ops(curve: Sequence[Row]) -> tuple[Row, ...]:
+    ops = [tuple(point.op for point in row.points) for row in curve]
+    usual = Counter(ops).most_common(1)[0][0]
+    return tuple(row for row, own in zip(curve, ops, strict=True) if own == usual)
 
 
 def bad_sizes(rows: Iterable[Row], axis: str) -> tuple[BadSize, ...]:
@@ -79,20 +86,36 @@ def _of_curve(curve: Sequence[Row], axis: str) -> Iterable[BadSize]:
         best = max(near, key=lambda j: rates[j], default=None)
         if best is None or rates[best] <= rates[i]:
             continue
-        better = curve[best]
-        loss = 1 - rates[i] / rates[best]
-        width = row.half_width + better.half_width
-        measured = all(has_spread(r) for r in (row, better))
-        smallest = loss - (1 - loss) * width
-        if (smallest if measured else loss) < (_SMALLEST_LOSS if measured else _SMALLEST_LOSS_OF_FIGURES):
-            continue
         above = range(i + 1, bisect_right(sizes, sizes[i] * (1 + NEAR)))
         free = [j for j in above if curve[j].latency_us <= row.latency_us * (1 + _FOR_NOTHING)]
-        culprit, counterpart, share = _culprit(row, better)
-        yield BadSize(
-            axis, row, better, loss, smallest if measured else None, loss + (1 - loss) * width if measured else None,
-            sizes[free[-1]] if free else None, culprit, counterpart, share,
-        )  # fmt: skip
+        bad = _against(row, curve[best], axis, sizes[free[-1]] if free else None)
+        if bad is not None:
+            yield bad
+
+
+def _against(row: Row, better: Row, axis: str, up_to: int | None) -> BadSize | None:
+    """The loss of one row against another; None where it is small or not sure."""
+    ratio = (_work(row) / row.latency_us) / (_work(better) / better.latency_us)
+    loss, width = 1 - ratio, row.half_width + better.half_width
+    measured = has_spread(row) and has_spread(better)
+    smallest = loss - ratio * width
+    if (smallest if measured else loss) < (_SMALLEST_LOSS if measured else _SMALLEST_LOSS_OF_FIGURES):
+        return None
+    culprit, counterpart, share = _culprit(row, better)
+    return BadSize(
+        axis, row, better, loss, smallest if measured else None, loss + ratio * width if measured else None, up_to,
+        culprit, counterpart, share,
+    )  # fmt: skip
+
+
+def against_best(rows: Iterable[Row], axis: str) -> tuple[BadSize, ...]:
+    """For sizes that are no neighbours (tp = 1, 2, 4, 8): every size that loses against the best of its curve, however
+    far away, the worst first. Nothing is said there about growing for nothing."""
+    found = []
+    for curve in curves_of_rows(rows, axis):
+        best = max(curve, key=lambda row: _work(row) / row.latency_us)
+        found += [bad for row in curve if row is not best and (bad := _against(row, best, axis, None)) is not None]
+    return tuple(sorted(found, key=lambda bad: -bad.loss))
 
 
 def has_spread(row: Row) -> bool:

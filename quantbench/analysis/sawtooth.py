@@ -24,8 +24,8 @@ from quantbench.workload import Gemm
 _BANDWIDTH_EFFICIENCY = 0.8
 # Points that reach this share of it are left out where the curve is scaled.
 _MEMORY_BOUND = 0.5
-# More teeth than this between two neighbours are finer than a picture shows: their mean is drawn.
-_MOST_TEETH = 64
+# More teeth than this between two neighbours are finer than a picture shows: a straight line is drawn between them.
+_MOST_TEETH = 12
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,12 @@ class Sawtooth:
 
 
 def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec) -> Sawtooth | None:
-    """The curve for the points of one op and provider along `axis`; None where they are no products or fewer than two
-    sizes."""
+    """The curve for the points of one op and provider along `axis`; None where they are no products, fewer than two
+    sizes, or need the same number of tiles everywhere (along k)."""
     by_size = sorted({p.axes[axis]: p for p in points if isinstance(p.workload, Gemm)}.items())
     if len(by_size) < 2:
+        return None
+    if len({quantize(p.workload, tile_of(p, spec)[0], 1).num_tiles for _, p in by_size}) == 1:  # type: ignore[arg-type]
         return None
     sizes: list[float] = []
     compute: list[float] = []

@@ -1,5 +1,6 @@
 """The commands. Each lives in a file of its own, imports what it needs when it runs, and prints what it got."""
 
+import sys
 from typing import Annotated
 
 import typer
@@ -7,13 +8,20 @@ import typer
 from quantbench import __version__
 from quantbench.cli import options as o
 from quantbench.cli.compare import compare
+from quantbench.cli.importing import import_aiconfigurator, import_csv, import_vidur
+from quantbench.cli.report import report
 from quantbench.cli.sweep import sweep
+
+# Loading rich takes as long as everything else together, and the list of commands needs no panels: it should answer
+# at once. A command's own help, with its groups of options, gets them.
+_COMMAND_GIVEN = any(not word.startswith("-") for word in sys.argv[1:])
 
 app = typer.Typer(
     help="Measure, explain and predict tile and wave quantization of matrix products on GPUs.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,  # errors raised on purpose are one line; anything else should show its traceback
+    rich_markup_mode="rich" if _COMMAND_GIVEN else None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -33,7 +41,7 @@ def _main(
     pass
 
 
-@app.command()
+@app.command(short_help="What is here, its state, known GPUs.")
 def devices(as_json: o.AsJson = False) -> None:
     """What is here, in what state, what will spoil timings, and which GPUs are known."""
     from quantbench.cli.devices import devices as show
@@ -41,5 +49,12 @@ def devices(as_json: o.AsJson = False) -> None:
     show(as_json)
 
 
-app.command()(sweep)
-app.command()(compare)
+app.command(short_help="Time real work over sizes; keep every sample.")(sweep)
+app.command(short_help="Two runs, point by point; 1 on a regression.")(compare)
+app.command(short_help="One HTML page on a run, with pictures.")(report)
+
+_import = typer.Typer(no_args_is_help=True, help="Foreign tables become runs like our own.")
+_import.command("aiconfigurator")(import_aiconfigurator)
+_import.command("vidur")(import_vidur)
+_import.command("csv")(import_csv)
+app.add_typer(_import, name="import")

@@ -27,7 +27,13 @@ class StateTrack:
     def words(self) -> str:
         """`SM clock 1410 to 1980 MHz`."""
         least, most = min(self.low or self.values), max(self.high or self.values)
-        return f"{self.name} {least:.4g} to {most:.4g} {self.unit}"
+        if _short(least) == _short(most):
+            return f"{self.name} {_short(most)} {self.unit}"
+        return f"{self.name} {_short(least)} to {_short(most)} {self.unit}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def state_tracks(records: Sequence[Record]) -> tuple[StateTrack, ...]:

@@ -50,9 +50,15 @@ def heat_maps(rows: Sequence[Row], axes: Sequence[str]) -> tuple[HeatMap, ...]:
                 slices.setdefault((row.provider, held), []).append(row)
         if not slices:
             continue
+        # Of the fullest slices those of the provider that takes most time, and of them the middle one.
         fullest = max(len(own) for own in slices.values())
-        full = sorted((key for key, own in slices.items() if len(own) >= 0.9 * fullest), key=lambda key: key[1])
-        provider, held = full[len(full) // 2]
+        full = [key for key, own in slices.items() if len(own) >= 0.9 * fullest]
+        spent: dict[str, float] = {}
+        for key in full:
+            spent[key[0]] = spent.get(key[0], 0.0) + sum(row.latency_us for row in slices[key])
+        provider = max(spent, key=lambda name: spent[name])
+        helds = sorted(held for name, held in full if name == provider)
+        held = helds[len(helds) // 2]
         own = slices[provider, held]
         if len({r.axes[x_axis] for r in own}) > 1 and len({r.axes[y_axis] for r in own}) > 1:
             found.append(HeatMap(x_axis, y_axis, provider, dict(held), tuple(own)))
@@ -78,7 +84,7 @@ def draw_heat_map(heat: HeatMap, path: Path) -> None:
     with canvas(1, 1, 6.8, min(6.5, 1.6 + 0.26 * len(y) + (0.6 if len(y) < 6 else 0.0))) as (figure, panels):
         panel = panels[0][0]
         sns.heatmap(
-            cells, ax=panel, cmap="viridis", vmin=0, vmax=float(np.nanmax(cells)), annot=cells.size <= _MOST_LABELLED,
+            cells, ax=panel, cmap="viridis", annot=cells.size <= _MOST_LABELLED,
             fmt=".0f", annot_kws={"fontsize": 7.5}, cbar_kws={"label": "share of peak, %"},
             xticklabels=_thinned(x, 14), yticklabels=_thinned(y, 20), mask=np.isnan(cells),
         )  # fmt: skip

@@ -55,7 +55,7 @@ def draw_op(
         panel.set_ylabel(_unit(curves[0].points[0]))
         panel.legend(fontsize=8, loc="best", title=None, framealpha=0.85)
         if lines:
-            _draw_bands(panels[1][0], banded, colours)
+            _draw_bands(panels[1][0], banded, series_names(curves), colours)
         panels[-1][0].set_xlabel(plain(axis.replace("_", "-")))
         figure.suptitle(plain(title), x=0.01, ha="left", fontsize=10, fontweight="bold")
         save(figure, path)
@@ -139,11 +139,11 @@ def _limits(sizes: Sequence[int]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _draw_bands(strip: Any, curves: Sequence[Series], colours: dict[str, str]) -> None:
+def _draw_bands(strip: Any, curves: Sequence[Series], names: Sequence[str], colours: dict[str, str]) -> None:
     """A line in the strip for each curve whose kernels are known: one colour a kernel, its tile written in it."""
     strip.set_ylim(len(curves), 0)
-    strip.set_yticks([])
-    strip.set_ylabel("kernel", fontsize=8, rotation=0, ha="right", va="center")
+    labels = [plain(name, 12) for name in names] if len(curves) == len(names) > 1 else ["kernel"] * len(curves)
+    strip.set_yticks([line + 0.5 for line in range(len(curves))], labels, fontsize=7)
     strip.grid(visible=False)
     strip.tick_params(axis="x", which="both", bottom=True)
     for line, curve in enumerate(curves):

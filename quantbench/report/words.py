@@ -7,8 +7,12 @@ def printable(text: str, longest: int = 200) -> str:
     >>> printable("a\\x1b[31m\\nb"), printable("cutlass_80_tensorop_bf16_s16816gemm", 21)
     ('a?[31m b', 'cutlass_80…s16816gemm')
     """
-    whole = "".join(c if c.isprintable() else " " if c in "\t\n\r" else "?" for c in text)
+    whole = text if text.isprintable() else "".join(c if c.isprintable() else _instead(c) for c in text)
     if len(whole) <= longest:
         return whole
     half = (longest - 1) // 2
     return f"{whole[:half]}…{whole[-half:]}"
+
+
+def _instead(character: str) -> str:
+    return " " if character in "\t\n\r" else "?"

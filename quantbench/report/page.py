@@ -1,0 +1,143 @@
+"""`quantbench report`: a run becomes one HTML page that needs nothing beside it, and its pictures as files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from quantbench import __version__
+from quantbench.analysis.neighbours import curves_of_rows, rows_by_dtype
+from quantbench.analysis.steps import find_steps
+from quantbench.analysis.summary import Point, Row, points_of
+from quantbench.errors import StoreError
+from quantbench.report.cards import Gallery, axis_section, maps_section, spread_card, state_section
+from quantbench.report.content import Banner, Page, Picture, Section
+from quantbench.report.lead import Lead, lead_of
+from quantbench.report.lead_figure import draw_lead
+from quantbench.report.marks import marks_of_steps
+from quantbench.report.text_sections import facts_of, how_section, sizes_section, trust_section
+from quantbench.report.words import printable
+from quantbench.store.folder import Run
+
+PAGE = "report.html"
+
+
+@dataclass(frozen=True)
+class Written:
+    """page: the HTML file; pictures: the PNGs beside it; lead: the answer of the first screen, None where nothing was
+    measured."""
+
+    page: Path
+    pictures: tuple[Path, ...]
+    lead: Lead | None
+
+
+def write_report(run: Run, folder: Path) -> Written:
+    """Write the page and its pictures into `folder`, which is made if need be. Raises StoreError where that fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError("report", f"{folder} ({error.strerror})", "a folder that can be written") from None
+    gallery = Gallery(folder)
+    page = build_page(run, gallery)
+    path = folder / PAGE
+    temporary = path.with_suffix(".html.new")
+    try:
+        temporary.write_text(render(page), encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise StoreError("report", f"{path} ({error.strerror})", "a file that can be written") from None
+    return Written(path, tuple(gallery.files), page.lead)
+
+
+def build_page(run: Run, gallery: Gallery) -> Page:
+    """Everything that the page says, with its pictures drawn."""
+    info, spec = run.info, run.info.device
+    points = points_of(run.records, spec)
+    axes = list(dict.fromkeys(name for point in points for name in point.axes))
+    rows = rows_by_dtype(points, spec)
+    sections: list[Section | None] = []
+    lead, lead_picture = None, None
+    if points and axes:
+        lead = lead_of(rows, axes, spec)
+        marks = [mark for axis in axes for mark in marks_of_steps(find_steps(points, axis, spec))]
+        ordered = sorted(axes, key=lambda axis: axis != lead.axis)
+        sections += [axis_section(axis, points, marks, spec, gallery) for axis in ordered]
+        sections.append(maps_section(rows, axes, gallery))
+        lead_picture = _lead_picture(lead, rows, points, gallery)
+    sections += [state_section(run.records, gallery, info.origin), trust_section(run)]
+    if rows:
+        sections.append(sizes_section(rows, run))
+    sections.append(how_section(run))
+    return Page(
+        title=f"{spec.name}: {', '.join(axis.replace('_', '-') for axis in axes) or 'no point measured'}",
+        subtitle=_subtitle(run, rows),
+        banners=_banners(run, points),
+        facts=facts_of(run),
+        lead=lead,
+        lead_picture=lead_picture,
+        sections=tuple(section for section in sections if section is not None),
+        made_by=f"Made by quantbench {__version__} from {printable(str(run.folder))}. Nothing on this page is loaded "
+        "from anywhere else.",
+    )
+
+
+def _lead_picture(lead: Lead, rows: Sequence[Row], points: Sequence[Point], gallery: Gallery) -> Picture | None:
+    """Over many shapes their jumps; otherwise the curve of all ops together with the bad sizes in red."""
+    name = lead.axis.replace("_", "-")
+    if lead.several:
+        found = spread_card(points, lead.axis, gallery)
+        if found is not None:
+            return found.picture
+    if all(len(curve) == 1 for curve in curves_of_rows(rows, lead.axis)):
+        return None
+    path = gallery.path("sizes", lead.axis)
+    draw_lead(rows, lead.bad, lead.axis, path)
+    return gallery.picture(path, f"share of peak over {name}, sizes that lose in red")
+
+
+def _subtitle(run: Run, rows: Sequence[Row]) -> str:
+    info = run.info
+    words = {"measured": "measured on this device", "imported": "imported", "simulated": "simulated"}[info.origin]
+    providers = ", ".join(dict.fromkeys(row.provider for row in rows))
+    dtypes = ", ".join(dict.fromkeys(row.points[0].workload.dtype for row in rows))
+    parts = [info.run_id, words, providers, dtypes, info.started]
+    return printable(" · ".join(part for part in parts if part), 300)
+
+
+def _banners(run: Run, points: Sequence[Point]) -> tuple[Banner, ...]:
+    """What must be known before any figure is read."""
+    info = run.info
+    origins = {info.origin, *(record.origin for record in run.records)}
+    found = []
+    if "simulated" in origins:
+        found.append(Banner("simulated", "SIMULATED", "These figures come from a simulation, not from a device."))
+    if "imported" in origins:
+        source = printable(info.source or next((r.source for r in run.records if r.source), ""), 240)
+        found.append(Banner("imported", "IMPORTED", f"Measured by others, not on this machine: {source}"))
+    if info.how_ended not in ("complete", "budget"):
+        found.append(Banner("warning", "NOT FINISHED", f"This run is {info.how_ended}; what it has is shown."))
+    if not points:
+        found.append(Banner("warning", "NOTHING MEASURED", "No point of this run has a figure; the reasons are below."))
+    found += [Banner("warning", "NOTE", printable(warning)) for warning in run.warnings]
+    return tuple(found)
+
+
+def render(page: Page) -> str:
+    """The page as HTML. Every text is escaped; a name that the template misses is an error."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("quantbench.report"), autoescape=True, finalize=_fit_to_show, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    return environment.get_template("report.html.j2").render(page=page)
+
+
+def _fit_to_show(value: object) -> object:
+    """Texts without control characters and without marks that turn the direction of reading; markup as it is."""
+    if type(value) is not str:
+        return value
+    return printable(value, longest=len(value))

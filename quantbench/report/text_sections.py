@@ -1,0 +1,137 @@
+"""The parts of a report that are words and tables: trust, what was not measured, all sizes, how it was measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from quantbench.analysis.summary import Row
+from quantbench.measurement import GRADES
+from quantbench.report.content import Section, Table
+from quantbench.report.table import row_words
+from quantbench.report.words import printable
+from quantbench.store.folder import Run
+from quantbench.store.record import Failed, Measured, Skipped
+from quantbench.units import duration, latency, percent, size, with_interval
+
+# Lines of the table of all sizes; a table of tens of thousands belongs into a file, and there it is.
+_MOST_ROWS = 400
+_MOST_REASONS = 14
+_MOST_KINDS = 3
+_GRADE_WORDS = {
+    "A": "steady, cold as asked, clock steady",
+    "B": "one thing off",
+    "C": "several things off, or one badly; all imported figures",
+    "D": "to be read only beside its reasons",
+    "rejected": "impossible: faster than the hardware",
+}
+
+
+def trust_section(run: Run) -> Section:
+    """How far the figures can be trusted, and what became of points without one."""
+    letters: Counter[str] = Counter()
+    reasons: dict[str, Counter[str]] = {letter: Counter() for letter in GRADES}
+    other: Counter[str] = Counter()
+    for record in run.records:
+        if record.role != "point":
+            continue
+        match record.outcome:
+            case Measured(_, grade):
+                letters[grade.letter] += 1
+                reasons[grade.letter].update(_kind(reason) for reason in grade.reasons)
+            case Skipped(reason):
+                other[f"skipped, {record.provider}: {printable(reason)}"] += 1
+            case Failed(kind, message):
+                other[f"failed, {record.provider}: {kind}: {printable(message)}"] += 1
+    rows = []
+    for letter in GRADES:
+        if letters[letter]:
+            why = "; ".join(f"{reason} ({times})" for reason, times in reasons[letter].most_common(_MOST_KINDS))
+            rows.append((letter, str(letters[letter]), _GRADE_WORDS[letter], why))
+    lines = [f"{number} × {reason}" for reason, number in other.most_common(_MOST_REASONS)]
+    if len(other) > _MOST_REASONS:
+        lines.append(f"{len(other) - _MOST_REASONS} more reasons are in records.jsonl")
+    table = Table(("trust", "points", "meaning", "mostly because"), tuple(rows), frozenset({1})) if rows else None
+    return Section("trust", "How far to trust it", table=table, lines=tuple(lines))
+
+
+def _kind(reason: str) -> str:
+    """A reason without its figures, so that alike ones are counted together."""
+    return printable("".join("#" if c.isdigit() else c for c in reason)).replace("#.#", "#").replace("##", "#")
+
+
+def sizes_section(rows: Sequence[Row], run: Run) -> Section:
+    """Every place with its figures; folded."""
+    axes = list(dict.fromkeys(name for row in rows for name in row.axes))
+    several = len({row.provider for row in rows}) > 1
+    head = [axis.replace("_", "-") for axis in axes]
+    head += ["provider"] if several else []
+    head += ["ops", "time", "TFLOP/s", "GB/s", "of peak", "trust", "what its worst op loses"]
+    lines = []
+    for row in rows[:_MOST_ROWS]:
+        lines.append((
+            *(str(row.axes.get(axis, "")) for axis in axes), *([row.provider] if several else []), str(len(row.points)),
+            latency(row.latency_us), with_interval(row.tflops, row.tflops * row.half_width),
+            with_interval(row.gb_per_s, row.gb_per_s * row.half_width),
+            "?" if row.peak_share is None else percent(row.peak_share), row.grade.letter,
+            printable(row_words(row, (), run.info.device)),
+        ))  # fmt: skip
+    numeric = frozenset(range(len(head) - 2)) - ({len(axes)} if several else set())
+    note = f"The first {_MOST_ROWS} of {len(rows)}; all of them are in records.jsonl." if len(rows) > _MOST_ROWS else ""
+    return Section("sizes", "All sizes", note, table=Table(tuple(head), tuple(lines), numeric), folded=True)
+
+
+def how_section(run: Run) -> Section:
+    """Everything that was asked for and found, so that it can be done again; folded."""
+    info = run.info
+    rows = [("folder", str(run.folder)), ("run", info.run_id), ("started", info.started)]
+    rows += [("ended", f"{info.ended or 'not yet'} ({info.how_ended})")]
+    if info.source:
+        rows.append(("source", info.source))
+    rows += [(f"version of {name}", value) for name, value in info.software.items()]
+    rows += [(f"environment {name}", value) for name, value in info.environment.items()]
+    rows += [(f"option {name}", value) for name, value in _flat(info.options)]
+    rows += [(f"seconds of {name}", f"{seconds:.1f}") for name, seconds in info.phases_s.items()]
+    rows += [(f"device {name}", f"{value}") for name, value in _constants(run)]
+    shown = tuple((printable(str(name)), printable(str(value), 300)) for name, value in rows)
+    return Section("how", "How it was measured", table=Table(("what", "value"), shown), folded=True)
+
+
+def _flat(options: dict[str, Any]) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in options.items():
+        found += [(f"{name}.{inner}", v) for inner, v in value.items()] if isinstance(value, dict) else [(name, value)]
+    return found
+
+
+def _constants(run: Run) -> list[tuple[str, Any]]:
+    """The device's constants, each with its source where that is kept."""
+    device = run.info.device
+    names = ("sm_count", "sm_clock_mhz", "l2_bytes", "memory_bytes", "memory_gb_per_s")
+    found: list[tuple[str, Any]] = [(name, getattr(device, name)) for name in names]
+    found += [(f"peak_tflops.{dtype}", peak) for dtype, peak in device.peak_tflops.items()]
+    sourced = []
+    for name, value in found:
+        source = device.source.get(name) or device.source.get(name.partition(".")[0])
+        sourced.append((name, value if source is None else f"{value} ({source})"))
+    return sourced
+
+
+def facts_of(run: Run) -> tuple[tuple[str, str], ...]:
+    """Name and value: the points, the time it took, the versions that matter."""
+    info = run.info
+    points = [r for r in run.records if r.role == "point"]
+    kinds = Counter(type(r.outcome).__name__.lower() for r in points)
+    facts = [("points", ", ".join(f"{kinds[k]} {k}" for k in ("measured", "skipped", "failed") if kinds[k]) or "none")]
+    elapsed_s = max((r.elapsed_s for r in run.records), default=0.0)
+    if elapsed_s > 0:
+        facts.append(("took", duration(elapsed_s)))
+    device = info.device
+    units = "one core" if device.kind == "cpu" else f"{device.sm_count} SMs ({device.architecture})"
+    memory = f"{size(device.memory_bytes)} at {device.memory_gb_per_s:.0f} GB/s"
+    facts.append(("device", f"{units}, {memory}, {size(device.l2_bytes)} of last-level cache"))
+    facts.append(("ended", info.how_ended))
+    facts.append(("started", info.started))
+    facts += [(name, printable(version)) for name, version in info.software.items()]
+    return tuple(facts)

@@ -1,0 +1,328 @@
+"""The report's page: what it says first, that it needs nothing beside it, that nothing in a file can speak in it."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from made_runs import SPEC, STATE, measurement, record, reference, run, samples, write
+
+from quantbench.analysis.neighbours import bad_sizes, rows_by_dtype
+from quantbench.analysis.summary import points_of
+from quantbench.device.spec import DeviceState
+from quantbench.launch import Launch, Tile
+from quantbench.measurement import Grade
+from quantbench.report.page import write_report
+from quantbench.store.folder import Run
+from quantbench.store.record import Failed, Measured, Place, Record, Skipped
+from quantbench.workload import Attention, Gemm
+
+HOSTILE = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>$\\frac{1}{0}$\x00\x1b[31m\u202e漢字" + "x" * 400
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+
+
+class Checker(html.parser.HTMLParser):
+    """Raises for tags that do not nest; keeps tags, addresses and the visible text."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.attributes: list[tuple[str, str, str | None]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> without a start"
+        assert self.open[-1] == tag, f"</{tag}> inside <{self.open[-1]}>"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def checked(page: Path) -> Checker:
+    """The page, found to be well formed, to load nothing and to run nothing."""
+    checker = Checker()
+    checker.feed(page.read_text(encoding="utf-8"))
+    checker.close()
+    assert checker.open == []
+    assert not checker.tags & {"script", "iframe", "object", "embed", "form", "base", "audio", "video"}
+    for tag, name, value in checker.attributes:
+        assert not name.startswith("on"), f"{tag} has {name}"
+        if name in ("src", "href", "srcset", "data", "action", "poster", "background"):
+            assert value is not None
+            assert value.startswith(("data:", "#")), f"{tag} {name}={value[:60]}"
+    style = page.read_text(encoding="utf-8").partition("<style>")[2].partition("</style>")[0]
+    assert not re.search(r"url\(|@import|https?:", style)
+    return checker
+
+
+def staircase(n: int) -> float:
+    """µs of a 128×256 tile on 108 SMs at m = 2048, 100 µs a wave: waves are full at n = 1536, 3328, 5120, 6912."""
+    return 3 + 100 * -(-(16 * -(-n // 256)) // 108)
+
+
+def stairs(values: Sequence[int], **changes: object) -> list[Record]:
+    return [
+        record(Gemm(2048, n, 4096), samples(staircase(n), noise=0.002, count=20, seed=n), {"n": n}, **changes)
+        for n in values
+    ]  # fmt: skip
+
+
+def report(made: Run, folder: Path) -> Checker:
+    return checked(write_report(made, folder).page)
+
+
+# --- what is bad beside its neighbours ---------------------------------------------------------------------------
+
+
+def test_a_size_past_a_wave_edge_loses_against_the_edge() -> None:
+    made = run(stairs(range(2048, 6144, 64)))
+    rows = rows_by_dtype(points_of(made.records, SPEC), SPEC)
+    bad = bad_sizes(rows, "n")
+    worst = bad[0]
+    # One wave more for 64 columns more: 3 / 2 waves times 3328 / 3392 of the work.
+    assert (worst.size, worst.better.axes["n"]) == (3392, 3328)
+    assert worst.loss == pytest.approx(1 - (203 / 303) * (3392 / 3328), abs=0.005)
+    assert worst.low is not None
+    assert worst.high is not None
+    assert worst.low < worst.loss < worst.high
+    # Up to 10 % more columns ride in the same wave.
+    assert worst.up_to == 3712
+    assert {b.better.axes["n"] for b in bad} == {3328, 5120}
+
+
+def test_noise_alone_makes_no_bad_size() -> None:
+    flat = [
+        record(Gemm(2048, n, 4096), samples(100.0 * n / 2048, noise=0.01, count=20, seed=n), {"n": n})
+        for n in range(2048, 4096, 64)
+    ]
+    rows = rows_by_dtype(points_of(run(flat).records, SPEC), SPEC)
+    assert bad_sizes(rows, "n") == ()
+
+
+def test_a_row_that_lacks_a_failed_op_is_not_held_against_whole_ones() -> None:
+    made = []
+    for n in (1024, 1088, 1152):
+        made.append(record(Gemm(512, n, 512), (100.0,) * 6 + (100.5,), {"n": n}, op="qkv"))
+        if n != 1024:
+            made.append(record(Gemm(512, n, 1024), (200.0,) * 6 + (200.5,), {"n": n}, op="proj"))
+    rows = rows_by_dtype(points_of(run(made).records, SPEC), SPEC)
+    assert bad_sizes(rows, "n") == ()
+
+
+def test_formats_of_one_table_are_not_mixed() -> None:
+    made = [
+        record(Gemm(512, n, 512, dtype=dtype), (us,) * 6 + (us + 0.1,), {"n": n})
+        for n in (1024, 1088)
+        for dtype, us in (("bf16", 100.0), ("fp16", 50.0))
+    ]
+    rows = rows_by_dtype(points_of(run(made).records, SPEC), SPEC)
+    assert [(row.axes["n"], row.latency_us) for row in rows] == [(1024, 100), (1088, 100), (1024, 50), (1088, 50)]
+
+
+# --- the page ----------------------------------------------------------------------------------------------------
+
+
+def test_the_first_words_answer_and_simulated_figures_are_labelled(tmp_path: Path) -> None:
+    written = write_report(run(stairs(range(2048, 6144, 64))), tmp_path / "out")
+    page = checked(written.page)
+    assert written.lead is not None
+    answer = "the worst, 3392, loses 32 % against 3328"
+    assert answer in written.lead.sentence
+    assert page.text.index("SIMULATED") < page.text.index(answer)
+    assert "3328, or 3968 for the same 303 µs" in page.text
+    assert "wave 3 of 3 is 7.4 % full: 31 % idle" in page.text
+    assert {path.name for path in written.pictures} == {"report-n-gemm.png", "report-sizes-n.png"}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written.pictures)
+    assert page.text.count("NOTHING MEASURED") == 0
+
+
+def test_measured_figures_carry_no_label(tmp_path: Path) -> None:
+    made = stairs((1024, 1088), origin="measured")
+    text = report(run(made, origin="measured"), tmp_path).text
+    assert "SIMULATED" not in text
+    assert "IMPORTED" not in text
+
+
+def test_imported_figures_are_labelled_with_their_source(tmp_path: Path) -> None:
+    unknown = DeviceState(note="imported: the device's state was not recorded")
+    made = []
+    for n in range(2048, 4096, 64):
+        figure = measurement((staircase(n),), clocks_mhz=(), state_before=unknown, state_after=unknown)
+        outcome = Measured(figure, Grade("C", ("imported: one mean of a few runs",)))
+        made.append(record(Gemm(2048, n, 4096), outcome, {"n": n}, origin="imported", source="a table of nobody"))
+    text = report(run(made, origin="imported", source="a table of nobody"), tmp_path).text
+    assert "IMPORTED Measured by others, not on this machine: a table of nobody" in text
+    assert "imported figures come without it" in text
+    # Single figures have no interval, and none is shown.
+    assert "32 % (" not in text
+
+
+def test_nothing_in_a_file_can_speak_on_the_page(tmp_path: Path) -> None:
+    launch = Launch(HOSTILE, tile=None)
+    made = stairs((1024, 1088, 1152), launch=launch, provider=HOSTILE, op=HOSTILE)
+    made = [replace(r, places=(Place({HOSTILE: r.places[0].axes["n"], "tp": 1}, HOSTILE),)) for r in made]
+    made[0] = replace(made[0], outcome=Failed("error", HOSTILE))
+    made.append(record(Gemm(8, 8, 8), Skipped(HOSTILE), {HOSTILE: 8, "tp": 1}))
+    graded = Measured(measurement((5.0, 5.1, 5.2)), Grade("D", (HOSTILE,)))
+    made.append(record(Gemm(9, 8, 8), graded, {HOSTILE: 1200, "tp": 2}, provider=HOSTILE))
+    hostile = run(
+        made, device=replace(SPEC, name=HOSTILE, source={"sm_count": HOSTILE}), source=HOSTILE, started=HOSTILE,
+        software={HOSTILE: HOSTILE}, options={HOSTILE: HOSTILE, "x": {HOSTILE: HOSTILE}},
+        environment={HOSTILE: HOSTILE}, origin="imported",
+    )  # fmt: skip
+    hostile = replace(hostile, folder=Path(HOSTILE.replace("\x00", "")), warnings=(HOSTILE,))
+    written = write_report(hostile, tmp_path / "out")
+    page = checked(written.page)
+    assert "<script>alert(1)</script>" in page.text  # shown as text, not run
+    assert "\x1b" not in page.text
+    assert all(path.parent == tmp_path / "out" for path in written.pictures)
+    assert all(re.fullmatch(r"report-[A-Za-z0-9._-]+\.png", path.name) for path in written.pictures)
+    assert len({path.name for path in written.pictures}) == len(written.pictures)
+
+
+def test_a_run_without_any_record(tmp_path: Path) -> None:
+    text = report(run([]), tmp_path).text
+    assert "NOTHING MEASURED" in text
+    assert "Which sizes to avoid" not in text
+
+
+def test_a_run_of_one_point(tmp_path: Path) -> None:
+    text = report(run(stairs((1024,))), tmp_path).text
+    assert "n: only 1024 was measured; a second size is needed to tell which is better." in text
+
+
+def test_a_run_full_of_failures_says_why(tmp_path: Path) -> None:
+    made = [record(Gemm(8, n, 8), Failed("crash", "killed by SIGSEGV"), {"n": n}) for n in range(1, 30)]
+    made += [record(Gemm(8, n, 8), Skipped("fp8 needs a newer GPU"), {"n": n}) for n in range(30, 33)]
+    text = report(run(made, how_ended="interrupted"), tmp_path).text
+    assert "NOTHING MEASURED" in text
+    assert "29 × failed, torch.mm: crash: killed by SIGSEGV" in text
+    assert "3 × skipped, torch.mm: fp8 needs a newer GPU" in text
+    assert "NOT FINISHED This run is interrupted" in text
+
+
+def test_rejected_figures_are_counted_and_not_drawn(tmp_path: Path) -> None:
+    made = stairs((1024, 1088, 1152))
+    assert isinstance(made[1].outcome, Measured)
+    grade = Grade("rejected", ("faster than the hardware's peak: 400 TFLOP/s",))
+    made[1] = replace(made[1], outcome=replace(made[1].outcome, grade=grade))
+    text = report(run(made), tmp_path).text
+    assert "impossible: faster than the hardware" in text
+    assert "1088 →" not in text
+
+
+def test_axes_that_stand_far_apart_are_held_against_the_best(tmp_path: Path) -> None:
+    times = {1: 400.0, 2: 220.0, 4: 140.0}
+    made = [
+        record(Gemm(2048, 8192 // tp, 4096), samples(us, noise=0.002, count=20, seed=tp), {"tp": tp})
+        for tp, us in times.items()
+    ]
+    text = report(run(made), tmp_path).text
+    assert (
+        "tp: no two sizes are within 10 % of each other; against the best of them, 1, the worst, 4, loses 29 %" in text
+    )
+
+
+def test_two_axes_have_a_map_and_many_curves_are_told_together(tmp_path: Path) -> None:
+    made = [
+        record(Gemm(m, n, 1024), (us, us * 1.001, us * 0.999), {"m": m, "n": n})
+        for n in range(1024, 1024 + 64 * 14, 64)
+        for m, us in ((256, n / 100), (257, n / 100 * 1.4))
+    ]
+    written = write_report(run(made), tmp_path)
+    assert written.lead is not None
+    assert written.lead.sentence == ("m: the worst size is 257: 14 of 14 shapes lose there, 28 % in the middle of them")
+    names = {path.name for path in written.pictures}
+    assert {"report-jumps-m.png", "report-map-n-m.png"} <= names
+
+
+def test_kernels_and_changes_of_kernel_are_named(tmp_path: Path) -> None:
+    made = []
+    for n in range(1024, 2048, 64):
+        tile = Tile(128, 256) if n < 1536 else Tile(64, 64)
+        us = n / 10 * (1.0 if n < 1536 else 1.3)
+        launch = Launch(f"ampere_gemm_{tile}", tile=tile)
+        made.append(record(Gemm(1024, n, 1024), samples(us, noise=0.002, count=20, seed=n), {"n": n}, launch=launch))
+    text = report(run(made), tmp_path).text
+    assert "the library changed from 128x256 to 64x64" in text
+    assert "ampere_gemm_128x256" in text
+
+
+def test_the_device_through_the_run(tmp_path: Path) -> None:
+    made = [reference(50.0 * (1 + 0.01 * i), elapsed_s=60.0 * i) for i in range(4)]
+    for i, n in enumerate((1024, 1088, 1152)):
+        hot = replace(STATE, temperature_c=50.0 + i, power_w=300.0 + i)
+        seen = measurement((100.0, 100.1, 100.2), clocks_mhz=(1410.0, 1395.0, 1400.0 - i), state_after=hot)
+        made.append(record(Gemm(8, n, 8), Measured(seen, Grade("A")), {"n": n}, elapsed_s=30.0 + 60 * i))
+    written = write_report(run(made), tmp_path)
+    text = checked(written.page).text
+    assert "SM clock 1395 to 1410 MHz; temperature 50 to 52 °C; power 300 to 302 W; reference point 0 to" in text
+    assert "report-device-state.png" in {path.name for path in written.pictures}
+
+
+def test_attention_and_unknown_peaks_are_drawn(tmp_path: Path) -> None:
+    made = [
+        record(Attention(1, heads, 512, 512, 128, dtype="fp32"), (10.0 * heads, 10.1 * heads), {"heads": heads})
+        for heads in (8, 16)
+    ]
+    assert "heads" in report(run(made), tmp_path).text
+
+
+# --- the command -------------------------------------------------------------------------------------------------
+
+
+def command(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "quantbench", "report", *words], cwd=cwd, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_command_writes_into_the_run_or_elsewhere(tmp_path: Path) -> None:
+    folder = write(tmp_path, run(stairs(range(2048, 6144, 64)), "one"))
+    done = command(str(folder), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "SIMULATED DATA" in done.stdout
+    assert "the worst, 3392, loses 32 % against 3328" in done.stdout
+    checked(folder / "report.html")
+    done = command(str(folder), "-o", "elsewhere", "--json", cwd=tmp_path)
+    written = json.loads(done.stdout)
+    assert written["page"] == "elsewhere/report.html"
+    assert all((tmp_path / picture).exists() for picture in written["pictures"])
+    assert "loses 32 %" in written["answer"]
+
+
+def test_wrong_use_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    write(tmp_path, run(stairs((1024,)), "one"))
+    write(tmp_path, run(stairs((1024,)), "two", device=replace(SPEC, name="h100-test")))
+    for words, message in (
+        (("nowhere",), "read run: nowhere; expected a folder with run.json in it"),
+        ((".",), "read run: . holds 2 runs; expected one of them: a100-test/one, h100-test/two"),
+        (("a100-test/one", "-o", "/dev/null/x"), "report: /dev/null/x (Not a directory); expected a folder"),
+    ):
+        done = command(*words, cwd=tmp_path)
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert message in done.stderr
+        assert done.stderr.count("\n") == 1
+    # A run whose records come from two devices' runs.
+    mixed = (tmp_path / "a100-test/one/records.jsonl").read_text() + (
+        tmp_path / "h100-test/two/records.jsonl"
+    ).read_text()
+    (tmp_path / "a100-test/one/records.jsonl").write_text(mixed)
+    done = command("a100-test/one", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "a100-test/one has records of two; expected records of one alone" in done.stderr
