@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -16,7 +16,7 @@ from quantbench.store.record import Failed, Measured, Record, Skipped
 from quantbench.sweep.axes import parse_axis
 from quantbench.sweep.child import WorkerLostError
 from quantbench.sweep.messages import Hello, Reply, Request, reply_from_json, reply_to_json
-from quantbench.sweep.plan import Plan, build_plan
+from quantbench.sweep.plan import Plan, PlanPoint, build_plan
 from quantbench.sweep.runner import Progress, Sweep
 from quantbench.sweep.shapes import Held, with_defaults
 from quantbench.timing.options import TimingOptions
@@ -225,6 +225,26 @@ def test_resuming_a_finished_run_starts_no_worker() -> None:
     assert bench.sweep(done=frozenset(p.key for p in plan.points)).run().how == "complete"
     assert bench.workers == []
     assert bench.records == []
+
+
+def test_more_points_are_measured_as_long_as_they_are_asked_for() -> None:
+    plan, others = plan_of(4), plan_of(10)
+    rest = [p for p in others.points if p.key not in {q.key for q in plan.points}]
+    asked: list[int] = []
+
+    def more(records: Sequence[Record]) -> Sequence[PlanPoint]:
+        known = [r for r in records if r.role == "point"]
+        asked.append(len(known))
+        # Two at a time, and again one that has been measured already: it must not be measured twice.
+        return [*rest[len(known) - 4 : len(known) - 2], plan.points[0]]
+
+    bench = Bench(plan, lambda request: measured(100.0))
+    bench.sweep(more=more).run()
+    keys = [r.key for r in bench.of_role("point")]
+    assert set(keys) == {p.key for p in others.points}
+    assert len(keys) == len(set(keys)) == 10
+    assert asked == [4, 6, 8, 10]
+    assert bench.progress[-1].total == bench.progress[-1].done == 10
 
 
 def test_the_budget_stops_between_points() -> None:

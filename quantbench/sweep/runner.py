@@ -7,7 +7,7 @@ tested with literals.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -58,9 +58,17 @@ class Finished:
     reason: str = ""
 
 
+#: From all records of the run so far to the points to measure next; nothing ends the sweep. Bisecting to an edge and
+#: choosing what a model is least sure of are both such a function.
+More = Callable[[Sequence[Record]], Sequence[PlanPoint]]
+
+
 @dataclass
 class Sweep:
-    """One pass over the points of a plan that are not in `done` yet."""
+    """One pass over the points of a plan that are not in `done` yet, and then over those that `more` asks for.
+
+    records: what the run held before, for `more`; the records of this pass are added to them.
+    """
 
     plan: Plan
     run_id: str
@@ -74,6 +82,8 @@ class Sweep:
     budget_s: float | None = None
     limit_s: float | None = None
     first_reference_us: float | None = None
+    more: More | None = None
+    records: list[Record] = field(default_factory=list)
     phases_s: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -89,7 +99,7 @@ class Sweep:
     def run(self) -> Finished:
         """Measure what is missing. The worker is ended however this ends, Ctrl-C included."""
         try:
-            for number, point in enumerate(self._todo):
+            for number, point in enumerate(self._points()):
                 if self.budget_s is not None and number and self._elapsed_s() > self.budget_s:
                     return self._finished("budget")
                 if self.plan.reference is not None and number % REFERENCE_EVERY == 0:
@@ -103,6 +113,19 @@ class Sweep:
             return self._finished("complete")
         finally:
             self._end_worker()
+
+    def _points(self) -> Iterator[PlanPoint]:
+        """The plan's points, then those asked for in the light of what was measured; never one twice."""
+        yield from self._todo
+        seen = {point.key for point in self._todo} | self.done
+        while self.more is not None:
+            fresh = [point for point in self.more(self.records) if point.key not in seen]
+            if not fresh:
+                return
+            seen |= {point.key for point in fresh}
+            self._todo += fresh
+            self._progress.total += len(fresh)
+            yield from fresh
 
     def _measure(self, point: PlanPoint) -> None:
         self._progress.current = f"{point.provider} {point.workload}"
@@ -172,19 +195,19 @@ class Sweep:
         return Failed(kind, message)
 
     def _append(self, point: PlanPoint, outcome: Outcome, reply: Reply, *, role: str) -> None:
-        self.writer.append(
-            Record(
-                run_id=self.run_id,
-                key=point.key,
-                workload=point.workload,
-                provider=point.provider,
-                outcome=outcome,
-                launch=reply.launch,
-                places=point.places if role == "point" else (),
-                role=role,
-                elapsed_s=self._elapsed_s(),
-            )
+        record = Record(
+            run_id=self.run_id,
+            key=point.key,
+            workload=point.workload,
+            provider=point.provider,
+            outcome=outcome,
+            launch=reply.launch,
+            places=point.places if role == "point" else (),
+            role=role,
+            elapsed_s=self._elapsed_s(),
         )
+        self.writer.append(record)
+        self.records.append(record)
 
     def _count(self, outcome: Outcome) -> None:
         progress = self._progress
