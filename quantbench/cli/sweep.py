@@ -37,6 +37,10 @@ def sweep(
     shapes: Annotated[
         Path | None, typer.Option(help="Instead of --dim: a CSV file with the columns m, n, k of single products.")
     ] = None,
+    points: Annotated[int, typer.Option(min=0, help="Measure only so many of the points (0: all).")] = 0,
+    adaptive: Annotated[
+        bool, typer.Option("--adaptive", help="Choose --points by what a fitted model is least sure of.")
+    ] = False,
     provider: Annotated[
         str, typer.Option(help="Who computes: torch, triton, torch.flash, my.module:Class, comma separated.")
     ] = "torch",
@@ -87,7 +91,7 @@ def sweep(
         kv_heads=kv_heads, gated=gated, layout=layout, model=model, config=config, dtype=dtype, ops=ops,
         direction=direction, causal=causal, provider=provider, cache=cache, mode=mode, half_width=half_width,
         min_samples=min_samples, max_time=max_time, distribution=distribution, seed=seed, budget=budget,
-        point_limit=point_limit, skip_impossible=skip_impossible, shapes=shapes,
+        point_limit=point_limit, skip_impossible=skip_impossible, shapes=shapes, points=points, adaptive=adaptive,
     )  # fmt: skip
     if dry_run:
         sweep_run.dry_run(arguments, gpu, as_json=as_json)

@@ -50,6 +50,8 @@ class SweepArguments:
     point_limit: str = ""
     skip_impossible: bool = False
     shapes: Path | None = None
+    points: int = 0
+    adaptive: bool = False
 
 
 def held_and_dims(arguments: SweepArguments) -> tuple[Held, tuple[str, ...]]:
@@ -101,6 +103,8 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
         providers=tuple(name.strip() for name in arguments.provider.split(",")),
         timing=timing,
         skip_impossible=arguments.skip_impossible,
+        points=arguments.points,
+        adaptive=arguments.adaptive,
         shapes=() if arguments.shapes is None else read_shapes(arguments.shapes),
         budget_s=None if budget == "none" else parse_duration_s("--budget", budget),
         limit_s=parse_duration_s("--point-limit", arguments.point_limit) if arguments.point_limit else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from quantbench.device import default_dtype
@@ -10,6 +10,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.providers.catalog import expand
 from quantbench.store.codec import build
+from quantbench.sweep.adaptive import first_points
 from quantbench.sweep.axes import GEMM_DIMS, Axis, parse_axis
 from quantbench.sweep.edges import with_edges
 from quantbench.sweep.plan import Plan, build_plan, lay_out
@@ -24,7 +25,8 @@ class SweepOptions:
 
     dims: texts as given, `hidden` or `hidden=1024:4096`; or none, and shapes: (m, n, k, batch) of single products.
     budget_s: seconds for the whole sweep; None for no bound.
-    limit_s: seconds after which a point counts as hanging; None for a limit from its estimate.
+    limit_s: seconds after which a point counts as hanging; None for a limit from its estimate. points: how many of the
+    plan's are measured, 0 for all; at random, or, adaptive, those that a model is least sure of.
     """
 
     dims: tuple[str, ...]
@@ -35,8 +37,12 @@ class SweepOptions:
     budget_s: float | None = None
     limit_s: float | None = None
     shapes: tuple[tuple[int, int, int, int], ...] = ()
+    points: int = 0
+    adaptive: bool = False
 
     def __post_init__(self) -> None:
+        if self.adaptive and not self.points:
+            raise InputError("sweep", "--adaptive without --points", "how many points, such as --points 200")
         if self.dims and self.shapes:
             raise InputError("sweep", f"--shapes with --dim {self.dims[0]}", "one or the other")
 
@@ -58,6 +64,16 @@ def options_from_json(data: object) -> SweepOptions:
 
 
 def plan_sweep(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Plan]:
+    """Axes, and the plan that the sweep begins with: all of its points, or as many as were asked for."""
+    axes, plan = whole_plan(options, spec)
+    if options.adaptive:
+        if spec.kind == "cpu":
+            raise InputError("--adaptive", spec.name, "a GPU: the model behind it knows blocks and waves")
+        return axes, first_points(plan, options.points)
+    return axes, replace(plan, points=plan.points[: options.points or None])
+
+
+def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Plan]:
     """Axes with their edges, and the plan, for a device. A list of shapes has the axes m, n, k and batch."""
     held = with_defaults(options.held, spec.kind, default_dtype(spec))
     if options.shapes:

@@ -18,10 +18,11 @@ from quantbench.stats import median
 from quantbench.store.folder import RunWriter
 from quantbench.store.record import Measured, Record
 from quantbench.store.run import RunInfo, read_run_info
+from quantbench.sweep.adaptive import LeastSure
 from quantbench.sweep.child import Asked
-from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json, plan_sweep
+from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json, plan_sweep, whole_plan
 from quantbench.sweep.plan import Plan
-from quantbench.sweep.runner import Finished, Progress, Sweep
+from quantbench.sweep.runner import Finished, More, Progress, Sweep
 
 Connect = Callable[[], Asked]
 
@@ -61,6 +62,7 @@ class SweepSession:
             device = worker.hello.device
             options = make_options(device)
             axes, plan = plan_sweep(options, device)
+            _more(options, device)  # what it refuses is refused before there is a folder
             info = RunInfo(
                 run_id=new_run_id(run_name(options), datetime.now(UTC), results / device.name),
                 device=device,
@@ -118,6 +120,8 @@ class SweepSession:
             budget_s=self.options.budget_s,
             limit_s=self.options.limit_s,
             first_reference_us=_first_reference_us(self._records),
+            more=_more(self.options, self.hello.device),
+            records=list(self._records),
         )
         try:
             self.finished = sweep.run()
@@ -179,3 +183,10 @@ def _first_reference_us(records: tuple[Record, ...]) -> float | None:
         if record.role == "reference" and isinstance(record.outcome, Measured):
             return median(record.outcome.measurement.samples_us)
     return None
+
+
+def _more(options: SweepOptions, device: DeviceSpec) -> More | None:
+    """What asks for points beyond the plan: the choice of an adaptive sweep."""
+    if not options.adaptive:
+        return None
+    return LeastSure(whole_plan(options, device)[1].points, device, options.points, options.timing.seed)
