@@ -29,8 +29,17 @@ def run(
     *, table: Path | None, gpus: Sequence[str], rows: int, seeds: str, dtype: str, attention: bool, adaptive: bool,
     docs: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Judge, print, and write into `docs` where it is given."""
-    drawn = _seeds(seeds)
+    """Judge, print, and write into `docs` where it is given. On one core, so that the times are one core's."""
+    from threadpoolctl import threadpool_limits  # comes with scikit-learn, which needs it
+
+    with threadpool_limits(1):
+        _run(table, gpus, rows, _seeds(seeds), dtype, attention, adaptive, docs, as_json)
+
+
+def _run(
+    table: Path | None, gpus: Sequence[str], rows: int, drawn: Sequence[int], dtype: str, attention: bool,
+    adaptive: bool, docs: Path | None, as_json: bool,
+) -> None:  # fmt: skip
     console = output(stderr=as_json)
     plan = _plan(table, gpus, rows, dtype, adaptive=adaptive)
     devices = tuple(dict.fromkeys(contest.device.name for contest, _ in plan))

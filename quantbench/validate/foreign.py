@@ -28,7 +28,7 @@ _LIMIT_S = 900.0
 
 @dataclass(frozen=True)
 class ForeignAnswer:
-    """Predictions of a child, (rows,) in µs; nan where it has none. load_s, predict_s: its own clock."""
+    """Predictions of a child, (rows,) in µs; nan where it has none. load_s, predict_s: seconds of one core."""
 
     latency_us: FloatArray
     load_s: float

@@ -29,9 +29,9 @@ def fit(contest: Contest, rows: IntArray, seed: int, *, sibling: GemmTable | Non
 
 def answer_of(model: GemmModel, contest: Contest, split: Split, *, fit_s: float) -> Answer:
     """What a model says of a split's test rows."""
-    start = time.perf_counter()
+    start = time.process_time()
     predicted = model.predict(*contest.shapes(split.test))
-    taken_s = time.perf_counter() - start
+    taken_s = time.process_time() - start
     return Answer(predicted.latency_us, predicted.low_us, predicted.high_us, fit_s, taken_s)
 
 
@@ -49,22 +49,22 @@ def few_shot(train_rows: int) -> Contestant:
     """Ours, started from the shipped models of all other GPUs, relatives of the same architecture included."""
 
     def answer(contest: Contest, split: Split, seed: int) -> Answer:
-        start = time.perf_counter()
+        start = time.process_time()
         others = [GemmModel.best(slug) for slug in sorted(SYSTEMS) if slug != contest.device.name]
         m, n, k = contest.shapes(split.train)
         model = GemmModel.fit(
             contest.device, m, n, k, contest.table.latency_us[split.train], dtype=contest.table.dtype, prior=others,
             seed=seed,
         )  # fmt: skip
-        return answer_of(model, contest, split, fit_s=time.perf_counter() - start)
+        return answer_of(model, contest, split, fit_s=time.process_time() - start)
 
     return Contestant("ours, from the other GPUs' models", train_rows, answer, weight=_WEIGHT)
 
 
 def _contestant(name: str, train_rows: int, sibling: GemmTable | None = None) -> Contestant:
     def answer(contest: Contest, split: Split, seed: int) -> Answer:
-        start = time.perf_counter()
+        start = time.process_time()
         model = fit(contest, split.train, seed, sibling=sibling)
-        return answer_of(model, contest, split, fit_s=time.perf_counter() - start)
+        return answer_of(model, contest, split, fit_s=time.process_time() - start)
 
     return Contestant(name, train_rows, answer, weight=_WEIGHT)

@@ -23,7 +23,7 @@ PROTOCOLS = {
 class Answer:
     """Predictions of one contestant for the test rows, (rows,) in µs; nan where it has none.
 
-    low_us, high_us: its 90 % interval, where it gives one. fit_s, predict_s: wall time of both steps.
+    low_us, high_us: its 90 % interval, where it gives one. fit_s, predict_s: seconds of one core, in both steps.
     """
 
     latency_us: FloatArray
