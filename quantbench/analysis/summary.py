@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from quantbench.device.spec import DeviceSpec
 from quantbench.launch import Launch
 from quantbench.measurement import GRADES, Grade
-from quantbench.stats import median, median_interval
+from quantbench.stats import Interval, median, median_interval, noise
 from quantbench.store.record import Measured, Record
 from quantbench.workload import Attention, Gemm, Workload
 
@@ -24,7 +24,8 @@ class Point:
 
     latency_us: median of the samples; low_us, high_us: its 95 % confidence interval. count: how often the shape at
     this place runs it. tflops, gb_per_s: useful work over the median. peak_share: of the dense peak for products and
-    attention, of the memory bandwidth for softmax; None where the device's figure is not known.
+    attention, of the memory bandwidth for softmax; None where the device's figure is not known. num_samples: accepted
+    samples behind the median; noise: their relative standard deviation (0 for a single figure).
     """
 
     key: str
@@ -41,6 +42,8 @@ class Point:
     gb_per_s: float
     peak_share: float | None
     grade: Grade
+    num_samples: int
+    noise: float
 
 
 @dataclass(frozen=True)
@@ -91,8 +94,11 @@ def points_of(records: Iterable[Record], spec: DeviceSpec) -> tuple[Point, ...]:
 
 def _points(record: Record, outcome: Measured, spec: DeviceSpec) -> Iterable[Point]:
     samples_us = outcome.measurement.samples_us
-    latency_us = median(samples_us)
-    interval = median_interval(samples_us)
+    if len(samples_us) == 1:  # tables of tens of thousands of single figures
+        latency_us, spread = samples_us[0], 0.0
+        interval = Interval(latency_us, latency_us, 0.0)
+    else:
+        latency_us, spread, interval = median(samples_us), noise(samples_us), median_interval(samples_us)
     work = record.workload
     tflops = work.flops / latency_us / 1e6
     gb_per_s = work.min_bytes / latency_us / 1e3
@@ -100,6 +106,7 @@ def _points(record: Record, outcome: Measured, spec: DeviceSpec) -> Iterable[Poi
         yield Point(
             record.key, place.axes, place.op, place.count, record.provider, work, record.launch, latency_us,
             interval.low, interval.high, tflops, gb_per_s, peak_share(work, latency_us, spec), outcome.grade,
+            len(samples_us), spread,
         )  # fmt: skip
 
 

@@ -1,0 +1,106 @@
+"""Curves with their piecewise fits: curves of one grid fitted together, their noise settled on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from quantbench.analysis.curves import Curve, Floats
+from quantbench.analysis.point_noise import standard_errors
+from quantbench.analysis.step_detection import Pieces, PiecewiseFit, describe, find_pieces
+
+# Pieces that leave this many times the scatter expected of them say that points differ by more than their samples do.
+_SETTLED = 1.3
+# A family's scatter is taken from its fits once they have this many degrees of freedom together.
+_ENOUGH_FREEDOM = 8
+# How far single figures may be noisier or quieter than close pairs of sizes suggest; what they suggest comes first.
+_NOISE_FACTORS = (1.0, 0.5, 0.7, 1.4)
+# A table of more curves than this has close pairs enough to tell the noise by themselves.
+_MANY_CURVES = 4
+# Share of the points that must be left as freedom to the scatter for it to tell the noise.
+_ENOUGH_SHARE = 0.4
+
+
+@dataclass(frozen=True)
+class FittedCurve:
+    """sigma: standard error of each log time (points,), what the fit's intervals rest on."""
+
+    curve: Curve
+    sigma: Floats
+    fit: PiecewiseFit
+
+
+def fit_curves(curves: Sequence[Curve], between: float) -> tuple[FittedCurve, ...]:
+    """Fit every curve, in the order given. between: scatter from point to point beyond the samples
+    (`point_noise.repeatability`). The noise is settled for each family (op, provider, variant) as a whole."""
+    sigmas = standard_errors(curves, between)
+    families: dict[tuple[str, str, str], list[int]] = {}
+    for i, curve in enumerate(curves):
+        families.setdefault(curve.family, []).append(i)
+    found: dict[int, FittedCurve] = {}
+    for members in families.values():
+        family = [curves[i] for i in members]
+        fitted = _fit_family(family, [sigmas[i] for i in members], between)
+        found.update(zip(members, fitted, strict=True))
+    return tuple(found[i] for i in range(len(curves)))
+
+
+def _fit_family(curves: Sequence[Curve], sigmas: list[Floats], between: float) -> list[FittedCurve]:
+    if all(point.num_samples < 3 for curve in curves for point in curve.points):
+        grids = _best_of_figures(curves, sigmas, between)
+    else:
+        grids = _find(curves, sigmas)
+        factor = _scatter_factor(grids)
+        if factor > _SETTLED:
+            sigmas = [sigma * factor for sigma in sigmas]
+            grids = _find(curves, sigmas)
+    found: dict[int, FittedCurve] = {}
+    for members, pieces in grids:
+        for i, sigma, fit in zip(members, pieces.sigma, describe(pieces), strict=True):
+            found[i] = FittedCurve(curves[i], sigma, fit)
+    return [found[i] for i in range(len(curves))]
+
+
+# Curves over the same sizes, by their places in the family, and their pieces.
+_Grids = list[tuple[list[int], Pieces]]
+
+
+def _find(curves: Sequence[Curve], sigmas: Sequence[Floats]) -> _Grids:
+    by_grid: dict[tuple[int, ...], list[int]] = {}
+    for i, curve in enumerate(curves):
+        by_grid.setdefault(curve.sizes, []).append(i)
+    found = []
+    for members in by_grid.values():
+        times = np.stack([curves[i].log_time for i in members])
+        errors = np.stack([sigmas[i] for i in members])
+        found.append((members, find_pieces(curves[members[0]].log_size, times, errors)))
+    return found
+
+
+def _best_of_figures(curves: Sequence[Curve], sigmas: list[Floats], between: float) -> _Grids:
+    """Single figures do not tell their noise: the level of it under which pieces and scatter together are likeliest.
+    Levels that leave the scatter little freedom are no answer: pieces of a point or two can explain anything."""
+    best: _Grids = []
+    best_cost = np.inf
+    points = sum(len(curve.points) for curve in curves)
+    for factor in _NOISE_FACTORS if len(curves) <= _MANY_CURVES else (1.0,):
+        scaled = [np.maximum(sigma * factor, between) for sigma in sigmas]
+        grids = _find(curves, scaled)
+        cost = sum(float(pieces.cost.sum() + 2 * np.log(pieces.sigma).sum()) for _, pieces in grids)
+        free = sum(float(pieces.freedom.sum()) for _, pieces in grids)
+        if not best or (cost < best_cost and free >= _ENOUGH_SHARE * points):
+            best, best_cost = grids, cost if free >= _ENOUGH_SHARE * points else np.inf
+    return best
+
+
+def _scatter_factor(grids: _Grids) -> float:
+    """Scatter about the fits over the scatter expected; 1 where there is too little freedom to tell. The middle one of
+    the curves counts, so that a few which no pieces fit do not spoil the rest."""
+    freedom = np.concatenate([pieces.freedom for _, pieces in grids])
+    chi2 = np.concatenate([pieces.chi2 for _, pieces in grids])
+    known = freedom >= 1
+    if freedom.sum() < _ENOUGH_FREEDOM:
+        return 1.0
+    return float(np.sqrt(np.median(chi2[known] / freedom[known])))

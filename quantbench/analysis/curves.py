@@ -1,0 +1,90 @@
+"""Curves: the points of a run that differ in one axis and in nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.analysis.summary import Point
+from quantbench.workload import Workload
+
+Floats = npt.NDArray[np.float64]
+
+# What of a workload is no size: points that differ in one of these are never on one curve.
+_VARIANTS = ("dtype", "layout", "mask", "causal", "direction", "op")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points of one op and provider along `axis`, ascending; no two at the same size.
+
+    held: the values of the other axes. variant: what the workloads have in common beside sizes (`gemm bf16 nt`).
+    """
+
+    axis: str
+    op: str
+    provider: str
+    variant: str
+    held: tuple[tuple[str, int], ...]
+    points: tuple[Point, ...]
+
+    @property
+    def family(self) -> tuple[str, str, str]:
+        """What curves share whose library is in the same situation: op, provider and variant."""
+        return (self.op, self.provider, self.variant)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """The axis values."""
+        return tuple(point.axes[self.axis] for point in self.points)
+
+    @cached_property
+    def log_size(self) -> Floats:
+        """Natural logarithm of the axis values (points,)."""
+        return np.log(np.array(self.sizes, dtype=np.float64))
+
+    @cached_property
+    def log_time(self) -> Floats:
+        """Natural logarithm of the medians in microseconds (points,)."""
+        return np.log([point.latency_us for point in self.points])
+
+
+def variant_of(workload: Workload) -> str:
+    """Kind and everything beside sizes: `gemm bf16 nt`."""
+    words = [str(getattr(workload, name)) for name in _VARIANTS if hasattr(workload, name)]
+    return " ".join([workload.kind, *words])
+
+
+def curves_of(points: Iterable[Point], axis: str) -> tuple[Curve, ...]:
+    """All curves along `axis` that have at least two points, in the order they are first met.
+
+    Where several records stand at one place (a table that names kernels), the fastest counts.
+    """
+    groups: dict[tuple[object, ...], dict[int, Point]] = {}
+    for point in points:
+        if axis not in point.axes:
+            continue
+        held = tuple((name, value) for name, value in point.axes.items() if name != axis)
+        group = groups.setdefault((point.op, point.provider, variant_of(point.workload), held), {})
+        seen = group.get(point.axes[axis])
+        if seen is None or point.latency_us < seen.latency_us:
+            group[point.axes[axis]] = point
+    return tuple(
+        Curve(axis, op, provider, variant, held, tuple(point for _, point in sorted(group.items())))  # type: ignore[arg-type]
+        for (op, provider, variant, held), group in groups.items()
+        if len(group) > 1
+    )
+
+
+def axes_of(points: Sequence[Point]) -> tuple[str, ...]:
+    """The axes along which the points differ, those with the most values first."""
+    values: dict[str, set[int]] = {}
+    for point in points:
+        for name, value in point.axes.items():
+            values.setdefault(name, set()).add(value)
+    varied = [name for name, found in values.items() if len(found) > 1]
+    return tuple(sorted(varied, key=lambda name: -len(values[name])))
