@@ -83,6 +83,8 @@ _HOPPER = (
     _tile(64, 128, 64, 4, 4),
     _tile(64, 64, 64, 4, 4),
 )
+# tcgen05 multiplies 128 rows at a time; 64 use half of it.
+_BLACKWELL = tuple(tile for tile in _HOPPER if (tile.block_m, tile.block_n) != (64, 256))
 
 ARCHITECTURES: dict[int, Architecture] = {
     70: Architecture(_VOLTA, _UNALIGNED, _SCALAR, 1024, 2048 / 80),
@@ -91,7 +93,7 @@ ARCHITECTURES: dict[int, Architecture] = {
     86: Architecture(_ADA, _UNALIGNED, _SCALAR, 1024, 5120 / 108),
     89: Architecture(_ADA, _UNALIGNED, _SCALAR, 1024, 5120 / 142),
     90: Architecture(_HOPPER, _UNALIGNED, _SCALAR, 4096, 5120 / 132),
-    100: Architecture(_HOPPER, _UNALIGNED, _SCALAR, 8192, 5120 / 148),
+    100: Architecture(_BLACKWELL, _UNALIGNED, _SCALAR, 8192, 5120 / 148),
     120: Architecture(_ADA, _UNALIGNED, _SCALAR, 1024, 5120 / 188),
 }
 

@@ -1,0 +1,167 @@
+"""Every GEMM kernel and every tile of the menus, compiled ahead of time: no spills, no stack, shared memory within one
+block's limit, tensor-core opcodes. Needs no GPU.
+
+Each tile is compiled for sm_80, sm_90 and sm_100 with every schedule; formats and layouts take turns, so that all of
+them occur for every architecture. QUANTBENCH_EXHAUSTIVE=1 compiles every combination instead (over 1,000 kernels).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import dataclass, replace
+
+import pytest
+from interpreter import ACTIVE
+from quantbench.kernels import gemm_kernels
+from quantbench.kernels.compile import SHARED_MEMORY_LIMIT_BYTES, KernelResources, compile_kernel
+from quantbench.kernels.features import HAS_TENSOR_DESCRIPTOR
+from quantbench.kernels.gemm_compile import compile_gemm
+from quantbench.kernels.gemm_config import align_bytes, configure
+from quantbench.kernels.gemm_menu import tiles
+from quantbench.kernels.gemm_storage import contiguous
+
+from quantbench.errors import InputError
+from quantbench.launch import Tile
+from quantbench.workload import Gemm
+
+pytestmark = pytest.mark.skipif(ACTIVE, reason="compiling needs a process without the interpreter")
+
+EXHAUSTIVE = os.environ.get("QUANTBENCH_EXHAUSTIVE") == "1"
+ARCHS = (80, 90, 100)
+SCHEDULES = ("data_parallel", "persistent", "stream_k")  # split_k is data_parallel's kernel, tested apart
+LAYOUTS = ("nt", "nn", "tn")
+#: What a product in a format must be made of, by architecture. HMMA: warp-level; HGMMA, QGMMA: wgmma of Hopper;
+#: UTCHMMA, UTCQMMA: tcgen05 of Blackwell.
+OPCODES = {
+    80: {"fp16": "HMMA", "bf16": "HMMA", "tf32": "HMMA"},
+    90: {"fp16": "HGMMA", "bf16": "HGMMA", "tf32": "HGMMA", "fp8": "QGMMA"},
+    100: {"fp16": "UTCHMMA", "bf16": "UTCHMMA", "tf32": "UTCHMMA", "fp8": "UTCQMMA"},
+}
+ALIGNED, HALF_LINE, ODD = 4096, 4104, 4097  # sizes that are multiples of 16, of 8 and of nothing
+
+
+@dataclass(frozen=True)
+class Case:
+    arch: int
+    gemm: Gemm
+    schedule: str
+    tile: Tile
+
+    def __str__(self) -> str:
+        warps = f"{self.tile.stages}s{self.tile.num_warps}w"
+        return f"sm_{self.arch}-{self.gemm.dtype}-{self.gemm.layout}-{self.gemm.k}-{self.schedule}-{self.tile}-{warps}"
+
+
+def menu_cases(arch: int, dtypes: tuple[str, ...], size: int) -> list[Case]:
+    """All combinations, or one format and layout for each tile and schedule, taking turns."""
+    turns = itertools.cycle(itertools.product(LAYOUTS, dtypes))
+    cases = []
+    for schedule in SCHEDULES:
+        aligned = align_bytes(contiguous(Gemm(size, size, size, dtype=dtypes[0])))
+        for index in range(len(tiles(arch, dtypes[0], schedule, aligned))):
+            for layout, dtype in itertools.product(LAYOUTS, dtypes) if EXHAUSTIVE else [next(turns)]:
+                gemm = Gemm(size, size, size, dtype=dtype, layout=layout)
+                menu = tiles(arch, dtype, schedule, align_bytes(contiguous(gemm)))
+                cases.append(Case(arch, gemm, schedule, menu[index]))
+    return cases
+
+
+def compiled(case: Case) -> KernelResources:
+    operands = contiguous(case.gemm)
+    capability = (case.arch // 10, case.arch % 10)
+    config = configure(operands, case.schedule, case.tile, capability, descriptors_available=HAS_TENSOR_DESCRIPTOR)
+    return compile_gemm(operands, config, case.arch)
+
+
+def check_fits(built: KernelResources) -> None:
+    assert built.spills == 0
+    assert built.stack_bytes == 0
+    assert built.registers <= 255
+    assert built.registers * built.threads <= 65_536
+    assert built.shared_memory_bytes <= SHARED_MEMORY_LIMIT_BYTES[built.arch]
+
+
+TENSOR_CORE = [case for arch in ARCHS for case in menu_cases(arch, tuple(OPCODES[arch]), ALIGNED)]
+UNALIGNED = [case for arch in ARCHS for size in (ODD,) for case in menu_cases(arch, ("fp16",), size)]
+SCALAR = [case for arch in ARCHS for case in menu_cases(arch, ("fp32",), ALIGNED)]
+
+
+@pytest.mark.parametrize("case", TENSOR_CORE, ids=str)
+def test_menu_tiles_run_on_tensor_cores_without_spills(case: Case) -> None:
+    built = compiled(case)
+    check_fits(built)
+    assert built.count(OPCODES[case.arch][case.gemm.dtype]) > 0
+    assert built.count("FFMA") == 0
+    if case.arch >= 90 and HAS_TENSOR_DESCRIPTOR:
+        assert built.count("UTMALDG") > 0  # loads by the TMA unit
+        assert built.count("UTMASTG") > 0
+    else:
+        assert built.count("LDGSTS") > 0  # straight into shared memory
+
+
+@pytest.mark.parametrize("case", UNALIGNED, ids=str)
+def test_odd_sizes_still_run_on_tensor_cores(case: Case) -> None:
+    built = compiled(case)
+    check_fits(built)
+    assert built.count(OPCODES[case.arch][case.gemm.dtype]) > 0
+
+
+@pytest.mark.parametrize("case", SCALAR, ids=str)
+def test_fp32_products_are_not_rounded_to_tf32(case: Case) -> None:
+    built = compiled(case)
+    check_fits(built)
+    assert built.count("FFMA") + built.count("FFMA2") > 0
+    assert sum(built.count(opcode) for opcode in ("HMMA", "HGMMA", "UTCHMMA")) == 0
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_split_k_and_its_addition(arch: int) -> None:
+    tile = replace(tiles(arch, "bf16")[0], split_k=4)
+    built = compiled(Case(arch, Gemm(ALIGNED, ALIGNED, ALIGNED, layout="nt"), "split_k", tile))
+    check_fits(built)
+    assert built.count(OPCODES[arch]["bf16"]) > 0
+    adding = compile_kernel(
+        gemm_kernels.gemm_add_parts,
+        {"parts": "*fp32:16", "c": "*bf16:16", "batches": "i32:1", "batch_stride_c": "i32:16"}
+        | dict.fromkeys(("m", "n", "ldc"), "i32:16"),
+        {"ALIGN_C": 16, "SPLIT_K": 4, "BLOCK_M": 32, "BLOCK_N": 128},
+        arch, 4, 3,
+    )  # fmt: skip
+    check_fits(adding)
+    assert any(opcode.startswith("LDG.") and ".128" in opcode for opcode in adding.opcodes)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_batched_products(arch: int, schedule: str) -> None:
+    gemm = Gemm(ALIGNED, ALIGNED, ALIGNED, batch=16, layout="nt")
+    built = compiled(Case(arch, gemm, schedule, tiles(arch, "bf16", schedule)[0]))
+    check_fits(built)
+    assert built.count(OPCODES[arch]["bf16"]) > 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_of_half_a_line_are_still_loaded_16_bytes_at_a_time(layout: str) -> None:
+    """triton itself knows of multiples of 16 elements only and would load 2 bytes at a time: see `_known_multiple`."""
+    tile = Tile(128, 128, 32, stages=3, num_warps=8)
+    built = compiled(Case(80, Gemm(HALF_LINE, HALF_LINE, HALF_LINE, layout=layout), "data_parallel", tile))
+    loads = {opcode: n for opcode, n in built.opcodes.items() if opcode.startswith(("LDGSTS.", "LDG."))}
+    assert loads
+    assert all(".128" in opcode for opcode in loads)
+
+
+def test_a_persistent_kernel_prefetches_the_next_tile() -> None:
+    """Flattened, one loop loads and multiplies: as many load instructions as for a single tile, two epilogues."""
+    persistent, single = (
+        compiled(Case(90, Gemm(ALIGNED, ALIGNED, ALIGNED, layout="nt"), schedule, tiles(90, "bf16")[0]))
+        for schedule in ("persistent", "data_parallel")
+    )
+    assert persistent.count("UTMALDG") == single.count("UTMALDG")
+    assert persistent.count("HGMMA") == single.count("HGMMA")
+    assert persistent.count("UTMASTG") == 2 * single.count("UTMASTG")
+
+
+def test_a_missing_or_unknown_parameter_is_named() -> None:
+    with pytest.raises(InputError, match="compile gemm_add_parts: no type for 'c'; expected exactly the parameters pa"):
+        compile_kernel(gemm_kernels.gemm_add_parts, {"parts": "*fp32"}, {}, 80, 4, 3)
