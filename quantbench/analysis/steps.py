@@ -48,13 +48,18 @@ def find_steps(points: Sequence[Point], axis: str, spec: DeviceSpec) -> tuple[St
 
 def _step(axis: str, before: Point, after: Point, spec: DeviceSpec) -> Step | None:
     # Rates in work per µs; the smallest drop is from the slowest "before" to the fastest "after".
-    work = after.workload.flops / before.workload.flops
+    work = _work(after) / _work(before)
     drop = 1 - work * before.latency_us / after.latency_us
     low = 1 - work * before.high_us / after.low_us
     high = 1 - work * before.low_us / after.high_us
     if low < SMALLEST_STEP:
         return None
     return Step(axis, before, after, drop, low, high, _cause(before, after, spec))
+
+
+def _work(point: Point) -> int:
+    """FLOPs; bytes of a collective, which has none."""
+    return point.workload.flops or point.workload.min_bytes
 
 
 def _cause(before: Point, after: Point, spec: DeviceSpec) -> str:
