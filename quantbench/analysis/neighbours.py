@@ -119,8 +119,8 @@ def against_best(rows: Iterable[Row], axis: str) -> tuple[BadSize, ...]:
 
 
 def has_spread(row: Row) -> bool:
-    """Whether the row's figures come with a spread: an interval of no width is one figure alone."""
-    return all(point.high_us > point.low_us for point in row.points)
+    """Whether the row's figures come with a spread: a figure alone has none."""
+    return all(point.num_samples > 1 for point in row.points)
 
 
 def _work(row: Row) -> float:

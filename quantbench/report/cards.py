@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from quantbench.analysis.curves import Curve, curves_of
 from quantbench.analysis.summary import Point, Row, op_order
 from quantbench.device.spec import DeviceSpec
 from quantbench.report.content import Card, KernelLabel, Picture, Section, Table
@@ -14,7 +15,7 @@ from quantbench.report.device_state import draw_state, state_tracks
 from quantbench.report.heat_map import draw_heat_map, heat_maps
 from quantbench.report.marks import Mark
 from quantbench.report.op_figure import MOST_NUMBERED, draw_op, kernel_colours, kernel_label
-from quantbench.report.series import Series, series_along, typical
+from quantbench.report.series import typical
 from quantbench.report.step_spread import draw_step_spreads, step_spreads
 from quantbench.report.words import printable
 from quantbench.store.record import Record
@@ -57,7 +58,7 @@ def axis_section(
     axis: str, points: Sequence[Point], marks: Sequence[Mark], spec: DeviceSpec, gallery: Gallery
 ) -> Section | None:
     """Curves of each op along one axis; None where nothing varies along it."""
-    curves = [curve for curve in series_along(points, axis) if len(curve.points) > 1]
+    curves = curves_of(points, axis)
     if not curves:
         return None
     name = axis.replace("_", "-")
@@ -71,7 +72,7 @@ def axis_section(
 
 
 def _op_card(
-    axis: str, op: str, curves: Sequence[Series], marks: Sequence[Mark], spec: DeviceSpec, gallery: Gallery
+    axis: str, op: str, curves: Sequence[Curve], marks: Sequence[Mark], spec: DeviceSpec, gallery: Gallery
 ) -> Card:
     drawn = typical(curves, _MOST_CURVES)
     points = [point for curve in drawn for point in curve.points]
@@ -135,7 +136,7 @@ def maps_section(rows: Sequence[Row], axes: Sequence[str], gallery: Gallery) -> 
 
 def spread_card(points: Sequence[Point], axis: str, gallery: Gallery) -> Card | None:
     """The jumps between neighbouring sizes over all shapes; None where there are too few shapes or no neighbours."""
-    spreads = step_spreads(series_along(points, axis))
+    spreads = step_spreads(curves_of(points, axis))
     if not spreads:
         return None
     path = gallery.path("jumps", axis)

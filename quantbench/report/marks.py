@@ -38,7 +38,7 @@ def marks_of_steps(steps: Iterable[Step]) -> tuple[Mark, ...]:
     """A fall of the rate by `drop` is a rise of the time per unit of work by 1 / (1 − drop)."""
     found = []
     for step in steps:
-        known = step.before.high_us > step.before.low_us and step.after.high_us > step.after.low_us
+        known = step.before.num_samples > 1 and step.after.num_samples > 1
         low, high = (1 / (1 - step.low), 1 / (1 - step.high)) if known else (None, None)
         found.append(Mark(step.axis, step.before, step.after, 1 / (1 - step.drop), low, high, step.cause))
     return tuple(found)

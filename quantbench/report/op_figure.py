@@ -8,13 +8,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from quantbench.analysis.curves import Curve
 from quantbench.analysis.sawtooth import sawtooth
 from quantbench.analysis.summary import Point
 from quantbench.device.spec import DeviceSpec
 from quantbench.launch import Launch
 from quantbench.report.canvas import CLIFF_COLOUR, canvas, plain, save
 from quantbench.report.marks import Mark
-from quantbench.report.series import Series, is_wide, series_names
+from quantbench.report.series import curve_names, is_wide
 
 # A sawtooth behind more curves than this is a thicket.
 _MOST_SAWTEETH = 2
@@ -25,7 +26,7 @@ _NAMED_BAND = 0.09
 
 
 def draw_op(
-    curves: Sequence[Series],
+    curves: Sequence[Curve],
     numbered: Sequence[tuple[int, Mark]],
     colours: dict[str, str],
     spec: DeviceSpec,
@@ -55,7 +56,7 @@ def draw_op(
         panel.set_ylabel(_unit(curves[0].points[0]))
         panel.legend(fontsize=8, loc="best", title=None, framealpha=0.85)
         if lines:
-            _draw_bands(panels[1][0], banded, series_names(curves), colours)
+            _draw_bands(panels[1][0], banded, curve_names(curves), colours)
         panels[-1][0].set_xlabel(plain(axis.replace("_", "-")))
         figure.suptitle(plain(title), x=0.01, ha="left", fontsize=10, fontweight="bold")
         save(figure, path)
@@ -89,13 +90,13 @@ def _unit(point: Point) -> str:
     return "TFLOP/s" if point.workload.flops else "GB/s"
 
 
-def _draw_curves(panel: Any, curves: Sequence[Series], spec: DeviceSpec) -> list[float]:
+def _draw_curves(panel: Any, curves: Sequence[Curve], spec: DeviceSpec) -> list[float]:
     """Draw them; the heights that must fit."""
     import matplotlib.pyplot as plt
 
     cycle = plt.rcParams["axes.prop_cycle"].by_key()["color"]
     heights = []
-    for i, (curve, name) in enumerate(zip(curves, series_names(curves), strict=True)):
+    for i, (curve, name) in enumerate(zip(curves, curve_names(curves), strict=True)):
         colour = cycle[i % len(cycle)]
         x, y = curve.sizes, [efficiency(p) for p in curve.points]
         heights += y
@@ -116,7 +117,7 @@ def _draw_curves(panel: Any, curves: Sequence[Series], spec: DeviceSpec) -> list
     return heights
 
 
-def _draw_marks(panel: Any, curves: Sequence[Series], numbered: Sequence[tuple[int, Mark]]) -> None:
+def _draw_marks(panel: Any, curves: Sequence[Curve], numbered: Sequence[tuple[int, Mark]]) -> None:
     there = {id(point) for curve in curves for point in curve.points}
     for number, mark in numbered:
         if id(mark.after) not in there:
@@ -139,7 +140,7 @@ def _limits(sizes: Sequence[int]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _draw_bands(strip: Any, curves: Sequence[Series], names: Sequence[str], colours: dict[str, str]) -> None:
+def _draw_bands(strip: Any, curves: Sequence[Curve], names: Sequence[str], colours: dict[str, str]) -> None:
     """A line in the strip for each curve whose kernels are known: one colour a kernel, its tile written in it."""
     strip.set_ylim(len(curves), 0)
     labels = [plain(name, 12) for name in names] if len(curves) == len(names) > 1 else ["kernel"] * len(curves)
@@ -158,7 +159,7 @@ def _draw_bands(strip: Any, curves: Sequence[Series], names: Sequence[str], colo
                 strip.text(middle, line + 0.5, plain(kernel_label(launch), 20), ha="center", va="center", fontsize=7)
 
 
-def _pieces(curve: Series, limits: tuple[float, float]) -> list[tuple[float, float, Launch | None]]:
+def _pieces(curve: Curve, limits: tuple[float, float]) -> list[tuple[float, float, Launch | None]]:
     """Stretches of the axis that one kernel ran on, from halfway to halfway between sizes."""
     sizes = [float(size) for size in curve.sizes]
     borders = [limits[0], *((a * b) ** 0.5 if a > 0 else (a + b) / 2 for a, b in pairwise(sizes)), limits[1]]

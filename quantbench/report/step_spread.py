@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from quantbench.analysis.curves import Curve
 from quantbench.report.canvas import CLIFF_COLOUR, canvas, plain, save
-from quantbench.report.series import Series
 
 # Sizes further apart than this are no neighbours: between them the work itself grows.
 _NEIGHBOURS = 1.1
@@ -34,7 +34,7 @@ class StepSpread:
     share_above: float
 
 
-def step_spreads(curves: Sequence[Series], smallest_work: float = 0.0) -> tuple[StepSpread, ...]:
+def step_spreads(curves: Sequence[Curve], smallest_work: float = 0.0) -> tuple[StepSpread, ...]:
     """Every pair of neighbouring sizes that enough of the curves have, ascending.
 
     smallest_work: curves whose largest product has fewer FLOPs are left out.
