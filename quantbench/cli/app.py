@@ -9,8 +9,10 @@ from quantbench import __version__
 from quantbench.cli import options as o
 from quantbench.cli.compare import compare
 from quantbench.cli.importing import import_aiconfigurator, import_csv, import_vidur
+from quantbench.cli.predict import predict
 from quantbench.cli.report import report
 from quantbench.cli.sweep import sweep
+from quantbench.cli.validate import validate
 
 # Loading rich takes as long as everything else together, and the list of commands needs no panels: it should answer
 # at once. A command's own help, with its groups of options, gets them.
@@ -50,6 +52,7 @@ def devices(as_json: o.AsJson = False) -> None:
 
 
 app.command(short_help="Time real work over sizes; keep every sample.")(sweep)
+app.command(short_help="What a sweep would show on any known GPU.")(predict)
 app.command(short_help="Two runs, point by point; 1 on a regression.")(compare)
 app.command(short_help="One HTML page on a run, with pictures.")(report)
 
@@ -58,3 +61,4 @@ _import.command("aiconfigurator")(import_aiconfigurator)
 _import.command("vidur")(import_vidur)
 _import.command("csv")(import_csv)
 app.add_typer(_import, name="import")
+app.command(short_help="How good predictions are: docs' table.")(validate)
