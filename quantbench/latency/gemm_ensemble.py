@@ -1,0 +1,143 @@
+"""Several members together, made monotone in k: the log time of a shape and how far the members and trees disagree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.latency.gemm_form import Machine, Parts, Shapes
+from quantbench.latency.gemm_menu import Menu
+from quantbench.latency.gemm_residual import Member
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+# Rows whose (rows, kernels) arrays together stay in a core's cache.
+CHUNK = 256
+# Below this k the trees are asked for this k: a step of every kernel's main loop is longer.
+_LEAST_K = 32.0
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What another model, of this GPU or of a sibling, leaves unexplained of its own measurements.
+
+    ensemble: that model. keys, residual: exact shapes that were measured there, sorted, and their residuals, log time;
+    empty where only the model is known. Other shapes take the model's own correction.
+    """
+
+    ensemble: Ensemble
+    keys: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    residual: FloatArray = field(default_factory=lambda: np.zeros(0))
+
+    def at(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
+        """Residual at shapes, (rows,), log time."""
+        out = np.empty(len(m))
+        found = np.zeros(len(m), dtype=bool)
+        if len(self.keys):
+            wanted = shape_keys(m, n, k)
+            place = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
+            found = (self.keys[place] == wanted) & (k == np.floor(k))
+            out[found] = self.residual[place[found]]
+        if not found.all():
+            rest = ~found
+            out[rest] = self.ensemble.correction(m[rest], n[rest], k[rest])
+        return out
+
+
+def shape_keys(m: FloatArray, n: FloatArray, k: FloatArray) -> IntArray:
+    """One number per shape; sizes below 2**21."""
+    parts = [np.asarray(x).astype(np.int64) for x in (m, n, k)]
+    return np.asarray((parts[0] << 42) | (parts[1] << 21) | parts[2])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """(rows,) each. log_us: the prediction. variance: of log time, between members and between trees."""
+
+    log_us: FloatArray
+    variance: FloatArray
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """Members of one machine and one menu; their log times are averaged."""
+
+    machine: Machine
+    menu: Menu
+    members: tuple[Member, ...]
+    reference: Reference | None = None
+
+    @cached_property
+    def most(self) -> float:
+        """The largest correction that the members' mean can make, log time."""
+        return float(np.mean([member.most for member in self.members]))
+
+    def monotone(self, m: FloatArray, n: FloatArray, k: FloatArray) -> Answer:
+        """The prediction at (m, n, k), but not below that at k / 2, k / 4, …: doubling k is never faster.
+
+        The cost model alone rises with k; only the trees may not. So halving stops as soon as the cost model plus the
+        trees' largest correction stays below what was found.
+        """
+        answer = self.raw(m, n, k)
+        best = answer.log_us.copy()
+        if self.most == 0.0:
+            return answer
+        rows, half = np.flatnonzero(k > _LEAST_K), k / 2
+        while len(rows):
+            physics = self.physics(m[rows], n[rows], half[rows])
+            rows = rows[physics + self.most > best[rows]]
+            if len(rows):
+                best[rows] = np.maximum(best[rows], self.raw(m[rows], n[rows], half[rows]).log_us)
+            half = half / 2
+            rows = rows[2 * half[rows] > _LEAST_K]
+        return Answer(best, answer.variance)
+
+    def raw(self, m: FloatArray, n: FloatArray, k: FloatArray) -> Answer:
+        """The members' mean, as it is."""
+        log_us, variance = np.empty(len(m)), np.empty(len(m))
+        for start in range(0, len(m), CHUNK):
+            part = slice(start, start + CHUNK)
+            log_us[part], variance[part] = self._raw(m[part], n[part], k[part])
+        return Answer(log_us, variance)
+
+    def _raw(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[FloatArray, FloatArray]:
+        deep = np.maximum(k, _LEAST_K)
+        shapes = Shapes(self.machine, self.menu, m, n, deep)
+        reference = None if self.reference is None else self.reference.at(m, n, deep)
+        log_us, within = [], []
+        for member in self.members:
+            physics, parts = member.physics(shapes)
+            correction = np.zeros(len(m))
+            if member.forest is not None:
+                x = member.features(shapes, physics, parts, member.weights(parts), reference)
+                correction, spread = member.correction(x, reference)
+                within.append(spread)
+            log_us.append(physics + correction)
+        mean = np.mean(log_us, axis=0)
+        short = k < _LEAST_K
+        if short.any():
+            mean[short] += self._physics(m[short], n[short], k[short]) - self._physics(m[short], n[short], deep[short])
+        return mean, np.var(log_us, axis=0) + (np.mean(within, axis=0) if within else 0.0)
+
+    def physics(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
+        """The cost model alone, the members' mean, (rows,), log µs."""
+        parts = [slice(start, start + CHUNK) for start in range(0, len(m), CHUNK)]
+        return np.concatenate([self._physics(m[part], n[part], k[part]) for part in parts]) if parts else np.zeros(0)
+
+    def _physics(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
+        shapes = Shapes(self.machine, self.menu, m, n, k)
+        return np.asarray(np.mean([member.physics(shapes)[0] for member in self.members], axis=0))
+
+    def correction(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
+        """What the trees add to the cost model, the members' mean, (rows,), log time."""
+        return self.raw(m, n, k).log_us - self.physics(m, n, k)
+
+    def parts(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[Shapes, Parts, FloatArray]:
+        """The first member's view of shapes: rows × kernels, what times are made of, and the choice's weights."""
+        shapes = Shapes(self.machine, self.menu, m, n, k)
+        parts = self.members[0].physics(shapes)[1]
+        return shapes, parts, self.members[0].weights(parts)

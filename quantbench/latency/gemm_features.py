@@ -1,0 +1,67 @@
+"""What the residual learner sees of a shape: its size, the waves, and how the cost model came to its time."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.latency.gemm_form import Parts, Shapes
+from quantbench.latency.gemm_menu import SPLITS, Menu
+
+FloatArray = npt.NDArray[np.float64]
+Float32Array = npt.NDArray[np.float32]
+
+_FAR = 1.5  # log time beyond which a kernel is out of the question
+_WATCHED_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 64))
+
+
+def choice_weights(parts: Parts, width: float) -> FloatArray:
+    """How likely each kernel is taken, (rows, kernels), rows summing to 1."""
+    weights = np.exp((parts.log_time.min(axis=1, keepdims=True) - parts.log_time) / width)
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+
+
+def feature_matrix(shapes: Shapes, log_us: FloatArray, parts: Parts, weights: FloatArray) -> Float32Array:
+    """(rows, features) of the shapes whose cost model says log_us and parts, and takes kernels by `weights`."""
+    menu = shapes.menu
+    log_m, log_n, log_k = np.log2(shapes.m), np.log2(shapes.n), np.log2(shapes.k)
+    per_time = weights / np.exp(parts.log_time)
+    columns = [log_m, log_n, log_k, log_m + log_n, log_n + log_k, log_m + log_k, log_m + log_n + log_k, log_us]
+    columns += [
+        np.einsum("rk,rk->r", per_time, part)
+        for part in (parts.arithmetic, parts.memory, parts.l2, parts.write, parts.reduction)
+    ]
+    columns += [
+        weights @ menu.split_k,
+        np.log(np.einsum("rk,rk->r", weights, shapes.waves)),
+        np.einsum("rk,rk->r", weights, shapes.fluid / shapes.waves),
+        shapes.m * shapes.n * ((weights / shapes.tiles) @ (1.0 / (menu.block_m * menu.block_n))),
+    ]
+    least = parts.log_time.min(axis=1)
+    far = np.minimum(parts.log_time - least[:, None], _FAR)
+    nearest = np.partition(far, min(4, far.shape[1] - 1), axis=1)
+    columns += [nearest[:, min(1, far.shape[1] - 1)], nearest[:, min(4, far.shape[1] - 1)]]
+    columns += _watched(shapes)
+    columns += _gaps(far, menu.tile_index, range(len(menu.tiles)))
+    columns += _gaps(far, menu.split_k, SPLITS)
+    return np.stack(columns, axis=1).astype(np.float32)
+
+
+def _watched(shapes: Shapes) -> list[FloatArray]:
+    """Waves, fill of the last wave and padding for tiles that libraries like, whatever the menu."""
+    columns = []
+    held = Menu.of(_WATCHED_TILES).blocks_per_sm[:: len(SPLITS)]
+    for (block_m, block_n), blocks_per_sm in zip(_WATCHED_TILES, held, strict=True):
+        tiles = np.ceil(shapes.m / block_m) * np.ceil(shapes.n / block_n)
+        waves = tiles / (shapes.machine.sm_count * blocks_per_sm)
+        columns += [np.log(waves), waves / np.ceil(waves), shapes.m * shapes.n / (tiles * (block_m * block_n))]
+    return columns
+
+
+def _gaps(far: FloatArray, group_of: npt.NDArray[np.generic], groups: range | tuple[int, ...]) -> list[FloatArray]:
+    """Log time by which the best kernel of each group is slower than the best of all, at most _FAR."""
+    columns = []
+    for group in groups:
+        members = np.flatnonzero(group_of == group)
+        columns.append(far[:, members].min(axis=1) if len(members) else np.full(len(far), _FAR))
+    return columns

@@ -1,0 +1,78 @@
+"""Extremely randomised trees as flat arrays: grown by scikit-learn, evaluated and stored by numpy alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+Float32Array = npt.NDArray[np.float32]
+
+_ROWS_AT_ONCE = 1024  # keeps the walk's arrays in cache
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Trees side by side. feature, threshold, right, value: (nodes,); roots: (trees,); depth: of the deepest tree.
+
+    A node's left child (feature <= threshold) is the next node; a leaf points to itself on both sides, with
+    threshold +inf.
+    """
+
+    feature: npt.NDArray[np.int16]
+    threshold: Float32Array
+    right: npt.NDArray[np.int32]
+    value: Float32Array
+    roots: npt.NDArray[np.int32]
+    depth: int
+
+    @classmethod
+    def grow(cls, x: Float32Array, y: FloatArray, *, trees: int, leaf: int, seed: int) -> Forest:
+        """Trees that explain y (rows,) by x (rows, features), each leaf holding at least `leaf` rows."""
+        from sklearn.ensemble import ExtraTreesRegressor
+
+        grown = ExtraTreesRegressor(trees, min_samples_leaf=leaf, max_features=0.3, random_state=seed, n_jobs=1)
+        grown.fit(x, y)
+        parts = [e.tree_ for e in grown.estimators_]
+        starts = np.cumsum([0] + [t.node_count for t in parts])
+        feature, threshold, right = [], [], []
+        for tree, start in zip(parts, starts, strict=False):
+            own = np.arange(tree.node_count)
+            is_leaf = tree.children_left < 0
+            feature.append(np.where(is_leaf, 0, tree.feature))
+            threshold.append(np.where(is_leaf, np.inf, tree.threshold))
+            right.append(start + np.where(is_leaf, own, tree.children_right))
+        return cls(
+            feature=np.concatenate(feature).astype(np.int16),
+            threshold=np.concatenate(threshold).astype(np.float32),
+            right=np.concatenate(right).astype(np.int32),
+            # Half precision is a thousandth of a correction, and half the size of a stored model.
+            value=np.concatenate([t.value[:, 0, 0] for t in parts]).astype(np.float16).astype(np.float32),
+            roots=starts[:-1].astype(np.int32),
+            depth=max(t.max_depth for t in parts),
+        )
+
+    def predict(self, x: Float32Array) -> tuple[FloatArray, FloatArray]:
+        """(mean, variance) over the trees, (rows,) each, for x (rows, features)."""
+        mean, variance = np.empty(len(x)), np.empty(len(x))
+        left = np.where(np.isinf(self.threshold), np.arange(len(self.threshold)), np.arange(len(self.threshold)) + 1)
+        child = np.stack([left, self.right], axis=1).astype(np.int32).ravel()
+        for start in range(0, len(x), _ROWS_AT_ONCE):
+            part = x[start : start + _ROWS_AT_ONCE]
+            values = self.value[self._leaves(np.ascontiguousarray(part.T), child)]
+            mean[start : start + len(part)] = values.mean(axis=0)
+            variance[start : start + len(part)] = values.var(axis=0)
+        return mean, variance
+
+    def _leaves(self, columns: Float32Array, child: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """(trees, rows) node that each row ends in; columns is (features, rows)."""
+        rows = columns.shape[1]
+        flat, offset = columns.ravel(), np.arange(rows, dtype=np.int32)
+        node = np.repeat(self.roots[:, None], rows, axis=1)
+        row_of = self.feature.astype(np.int32) * np.int32(rows)
+        for _ in range(self.depth):
+            goes_right = flat.take(row_of.take(node) + offset) > self.threshold.take(node)
+            node = child.take(2 * node + goes_right)
+        return node

@@ -1,0 +1,215 @@
+"""The GEMM cost model: how long each kernel of a menu takes for a shape, and which is taken.
+
+A kernel runs ceil(m / block_m) · ceil(n / block_n) · split_k blocks in waves. Its time is a launch, plus the p-norm of
+arithmetic (quantised by waves, softened by a fluid share), reads from memory (each operand cold or hot in L2) and
+traffic between L2 and the SMs, joined by a norm of its own with the writing of c, which kernels that do not overlap
+tiles add to the rest; plus what waves, steps of k and the reduction of split-k add. The library is taken to
+choose nearly the fastest: a soft minimum over the menu. Every term rises with k, and so does the whole.
+
+Units: µs, bytes, FLOP. Arrays are (rows, kernels) unless said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.device.spec import DeviceSpec
+from quantbench.latency.gemm_menu import LARGEST_TILE, Menu
+from quantbench.latency.gemm_parameters import Values
+from quantbench.latency.tape import exp, log, maximum, minimum, sigmoid, soft_minimum, value_of
+from quantbench.workload.dtypes import DTYPES
+
+FloatArray = npt.NDArray[np.float64]
+
+_STEP_K = 32.0  # elements of k that a block loads at a time
+_COPIES = 6.0  # of b and c, through which a benchmark of layers goes before it comes back to the first
+_TOO_SHORT = 3.0  # added to the log time of a split whose parts are shorter than a step: never chosen
+_LONG_US = 1000.0
+_POWER_WIDTH = 0.7
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the form needs of a device for one number format. Rates per µs."""
+
+    sm_count: int
+    flop_per_us: float
+    bytes_per_us: float
+    l2_bytes: float
+    element_bytes: int
+    output_bytes: int
+
+    @classmethod
+    def of(cls, device: DeviceSpec, dtype: str) -> Machine:
+        """The machine that `device` is for products of `dtype`, which it must have."""
+        kind = DTYPES[dtype]
+        return cls(
+            sm_count=device.sm_count,
+            flop_per_us=device.peak_tflops[dtype] * 1e6,
+            bytes_per_us=device.memory_gb_per_s * 1e3,
+            l2_bytes=float(device.l2_bytes),
+            element_bytes=kind.element_bytes,
+            output_bytes=DTYPES[kind.output].element_bytes,
+        )
+
+
+class Shapes:
+    """Everything about rows × kernels that does not depend on a parameter."""
+
+    def __init__(self, machine: Machine, menu: Menu, m: FloatArray, n: FloatArray, k: FloatArray) -> None:
+        self.machine, self.menu = machine, menu
+        self.m, self.n, self.k = m, n, k
+        rows, cols, depth = m[:, None], n[:, None], k[:, None]
+        block_m, block_n, split_k, held = menu.block_m, menu.block_n, menu.split_k, menu.blocks_per_sm
+        self.tiles = np.ceil(rows / block_m) * np.ceil(cols / block_n)
+        self.blocks = self.tiles * split_k
+        resident = machine.sm_count * held
+        self.fluid = self.blocks / resident
+        self.full = np.floor(self.fluid)
+        rest = self.blocks - self.full * resident
+        self.has_rest = (rest > 0).astype(np.float64)
+        self.waves = self.full + self.has_rest
+        self.last = np.ceil(rest / machine.sm_count) / held
+        self.at_once = np.minimum(self.blocks, resident)
+        self.k_part = np.maximum(np.ceil(depth / (split_k * _STEP_K)) * _STEP_K, _STEP_K)
+        self.too_short = np.where((split_k > 1) & (depth < split_k * _STEP_K), _TOO_SHORT, 0.0)
+        self.wave_flop = held * (2.0 * block_m * block_n)
+        self.l2_bytes = self.blocks * (block_m + block_n) * self.k_part * machine.element_bytes
+        self.sms_busy = np.minimum(self.blocks / machine.sm_count, 1.0)
+        self.partial_bytes = np.where(split_k > 1, 8.0, 0.0) * (self.tiles * (block_m * block_n) * split_k)
+        self.smallness = np.log1p(self.fluid) * np.log2(LARGEST_TILE / (block_m * block_n))
+        self.area = block_m * block_n / 16384.0
+        self.growth = np.log((block_m + block_n) / 256.0)
+        self.is_split = (split_k > 1).astype(np.float64)
+        self.split_doublings = np.log2(split_k)
+
+        self.a_bytes = machine.element_bytes * m * k
+        self.b_bytes = machine.element_bytes * k * n
+        self.c_bytes = machine.output_bytes * m * n
+        log_l2 = np.log(machine.l2_bytes)
+        self.reuse_a = np.log(self.a_bytes + self.b_bytes + self.c_bytes) - log_l2
+        self.reuse_b = np.log(self.a_bytes + _COPIES * self.b_bytes + self.c_bytes) - log_l2
+        self.reuse_c = np.log(self.a_bytes + self.b_bytes + _COPIES * self.c_bytes) - log_l2
+        self.is_vector = ((m == 1) | (n == 1)).astype(np.float64)
+        self.log_compute = np.log(2.0 * m * n * k / machine.flop_per_us / _LONG_US)
+        self.halvings = _halvings(machine, n, k)
+
+
+def _halvings(machine: Machine, n: FloatArray, k: FloatArray) -> FloatArray:
+    """How many times the rows' alignment falls short of 16 bytes by half, (rows,): 0 at 16 bytes, 3 at 2."""
+    worst = np.zeros(len(n))
+    for length, width in ((n, machine.output_bytes), (k, machine.element_bytes)):
+        row_bytes = (length * width).astype(np.int64)
+        worst = np.maximum(worst, 4.0 - np.log2(np.minimum(row_bytes & -row_bytes, 16)))
+    return worst
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a shape's time is made of, by kernel, µs. log_time: of the whole kernel."""
+
+    log_time: FloatArray
+    arithmetic: FloatArray
+    memory: FloatArray
+    l2: FloatArray
+    write: FloatArray
+    joined: FloatArray
+    reduction: FloatArray
+
+
+def _traffic(p: Values, s: Shapes) -> tuple[Any, Any, Any, Any]:
+    """Bytes read from memory, read from L2, written to memory and written to L2, (rows,) each."""
+    narrow = exp(-1.0 * p["hot_width"])
+    read = s.a_bytes * sigmoid((s.reuse_a - p["hot_a"]) * narrow) + s.b_bytes * sigmoid(
+        (s.reuse_b - p["hot_b"]) * narrow
+    )
+    c_bytes = s.c_bytes * exp(p["write"])
+    written = c_bytes * sigmoid((s.reuse_c - p["hot_c"]) * narrow)
+    return read, s.a_bytes + s.b_bytes - read, written, c_bytes - written
+
+
+def _column(x: Any) -> Any:
+    return x[:, None] if isinstance(x, np.ndarray) else x.column()
+
+
+def _norm(power: Any, *logs: Any) -> Any:
+    """Log of the p-norm of quantities given by their logs: between their sum (1) and the largest (infinity)."""
+    top = value_of(logs[0])
+    for x in logs[1:]:
+        top = np.maximum(top, value_of(x))
+    total = exp(power * (logs[0] - top))
+    for x in logs[1:]:
+        total = total + exp(power * (x - top))
+    return top + log(total) / power
+
+
+def kernel_parts(p: Values, s: Shapes) -> tuple[Any, Any, Any, Any, Any, Any, Any]:
+    """(log time, arithmetic, reads, L2, writes, joined, reduction) of every kernel; Variables where p holds one."""
+    machine, menu = s.machine, s.menu
+    busy = minimum(exp(p["saturation"]) / menu.blocks_per_sm, 1.0)  # share of a full wave that one block a SM takes
+    stepped = s.full + maximum(s.last, busy) * s.has_rest
+    waves = stepped + sigmoid(p["fluid"]) * (minimum(stepped, maximum(s.fluid, busy)) - stepped)
+    rate = exp(p["efficiency"] + p.tiles(menu.tile_index)) * (machine.flop_per_us / machine.sm_count)
+    unaligned = _column(exp(p["misaligned"] * s.halvings)) if s.halvings.any() else 1.0
+    arithmetic = waves * s.wave_flop * (s.k_part + exp(p["fill"])) / rate * unaligned
+
+    log_bandwidth = p["dram"] + np.log(machine.bytes_per_us)
+    l2_speed = exp(log_bandwidth + p["l2_speed"])
+    flow = p["block_flow"] + p["block_flow_growth"] * s.growth + np.log(s.at_once)
+    sharp = exp(p["flow_norm"]) + 1.0
+    # 1 / bandwidth, joined with what the resident blocks draw; exp(log …) keeps the powers in range
+    per_byte = exp(log(1.0 + exp(sharp * (log_bandwidth - flow))) / sharp - log_bandwidth)
+    read, read_l2, written, written_l2 = _traffic(p, s)
+    memory = _column(read) * per_byte + _column(read_l2) / l2_speed
+    write = _column(written) * per_byte + _column(written_l2) / l2_speed
+    l2 = s.l2_bytes / (exp(log_bandwidth + p["l2_to_sm"]) * s.sms_busy)
+
+    main_loop = _norm(exp(p["overlap"]) + 1.0, log(arithmetic), log(memory), log(l2))
+    joined = exp(_norm(exp(p["write_overlap"]) + 1.0, main_loop, log(write)))
+    reduction = (
+        exp(p["split"]) * s.is_split
+        + exp(p["split_steps"]) * s.split_doublings
+        + s.partial_bytes / (l2_speed * exp(p["split_speed"]))
+    )
+    time = (
+        exp(p["launch"])
+        + exp(p["prologue"]) * s.area
+        + joined
+        + exp(p["wave"]) * (s.waves - 1.0)
+        + exp(p["epilogue"]) * (s.area * menu.blocks_per_sm * s.waves)
+        + exp(p["step"] + p["step_growth"] * s.growth) * (s.k_part / _STEP_K)
+        + reduction
+    )
+    log_time = log(time) + exp(p["small_tile"]) * s.smallness + s.too_short
+    return log_time, arithmetic, memory, l2, write, joined, reduction
+
+
+def chosen_time(p: Values, s: Shapes, log_time: Any) -> Any:
+    """Log µs of each shape, (rows,): the soft minimum over kernels, the clock's loss, and m = 1 as matrix-vector."""
+    least = soft_minimum(log_time, exp(p["choice"]))
+    least = least + 0.1 * (p["power"] * sigmoid((s.log_compute - p["power_after"]) * (1.0 / _POWER_WIDTH)))
+    if not s.is_vector.any():
+        return least
+    read, read_l2, written, written_l2 = _traffic(p, s)
+    log_bandwidth = p["dram"] + np.log(s.machine.bytes_per_us)
+    vector = log(
+        exp(p["launch"] + p["vector_launch"])
+        + (read + written) / exp(log_bandwidth + p["vector_flow"])
+        + (read_l2 + written_l2) / exp(log_bandwidth + p["l2_speed"])
+    )
+    return least + s.is_vector * (minimum(vector, least) - least)
+
+
+def log_latency(p: Values, s: Shapes) -> Any:
+    """Log µs of each shape, (rows,)."""
+    return chosen_time(p, s, kernel_parts(p, s)[0])
+
+
+def log_latency_with_parts(p: Values, s: Shapes) -> tuple[FloatArray, Parts]:
+    """Log µs of each shape, (rows,), and what it is made of; plain arrays only."""
+    log_time, *rest = kernel_parts(p, s)
+    return chosen_time(p, s, log_time), Parts(log_time, *rest)

@@ -1,0 +1,107 @@
+"""One member of the ensemble: the cost model with its own parameters, and trees for what it leaves unexplained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.latency.gemm_features import choice_weights, feature_matrix
+from quantbench.latency.gemm_fit import Measured
+from quantbench.latency.gemm_forest import Forest
+from quantbench.latency.gemm_form import Machine, Parts, Shapes, log_latency_with_parts
+from quantbench.latency.gemm_menu import Menu
+from quantbench.latency.gemm_parameters import Values
+
+FloatArray = npt.NDArray[np.float64]
+Float32Array = npt.NDArray[np.float32]
+
+_NARROWEST_CHOICE = 0.03
+_CLIP = 3.0  # deviations beyond which a residual is taken for a freak of its row
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How trees are grown. trees: per member; leaf: least rows in a leaf."""
+
+    trees: int = 40
+    leaf: int = 2
+
+
+@dataclass(frozen=True)
+class Member:
+    """parameters: (parameters + tiles,). forest: None where there were too few rows. slope: how much of a reference's
+    residual is this GPU's too. most: the correction's limit, log time."""
+
+    parameters: FloatArray
+    forest: Forest | None
+    slope: float = 0.0
+    most: float = 0.0
+
+    def physics(self, shapes: Shapes) -> tuple[FloatArray, Parts]:
+        """Log µs, (rows,), and its parts."""
+        return log_latency_with_parts(Values(self.parameters), shapes)
+
+    def weights(self, parts: Parts) -> FloatArray:
+        """How likely each kernel is taken, (rows, kernels)."""
+        width = float(np.exp(Values(self.parameters)["choice"])[0])
+        return choice_weights(parts, max(width, _NARROWEST_CHOICE))
+
+    def features(
+        self, shapes: Shapes, log_us: FloatArray, parts: Parts, weights: FloatArray, reference: FloatArray | None
+    ) -> Float32Array:
+        """What the forest sees; a reference's residual, (rows,), is its last column."""
+        x = feature_matrix(shapes, log_us, parts, weights)
+        return x if reference is None else np.column_stack([x, reference.astype(np.float32)])
+
+    def correction(self, x: Float32Array, reference: FloatArray | None) -> tuple[FloatArray, FloatArray]:
+        """(log time to add, its variance over the trees), (rows,) each."""
+        if self.forest is None:
+            return np.zeros(len(x)), np.zeros(len(x))
+        mean, variance = self.forest.predict(x)
+        if reference is not None:
+            mean = mean + self.slope * reference
+        return np.clip(mean, -self.most, self.most), variance
+
+
+def train_member(
+    machine: Machine,
+    menu: Menu,
+    parameters: FloatArray,
+    rows: Measured,
+    reference: FloatArray | None,
+    growth: Growth,
+    seed: int,
+) -> Member:
+    """Grow the trees on what `parameters` leave unexplained. reference: another model's residual, (rows,)."""
+    bare = Member(parameters, None)
+    x, residual = _residual(bare, machine, menu, rows, reference)
+    slope = 0.0
+    if reference is not None:
+        # Ridge towards none: a reference of another library may say nothing.
+        slope = float((reference @ residual) / (reference @ reference + 10.0 * residual.var() + 1e-12))
+        residual = residual - slope * reference
+    centre = float(np.median(residual))
+    deviation = 1.4826 * float(np.median(np.abs(residual - centre))) + 1e-6
+    clipped = np.clip(residual, centre - _CLIP * deviation, centre + _CLIP * deviation)
+    forest = Forest.grow(x, clipped, trees=growth.trees, leaf=growth.leaf, seed=seed)
+    most = 1.5 * float(np.quantile(np.abs(clipped if reference is None else clipped + slope * reference), 0.995))
+    return Member(parameters, forest, slope, most)
+
+
+_CHUNK = 1000
+
+
+def _residual(
+    member: Member, machine: Machine, menu: Menu, rows: Measured, reference: FloatArray | None
+) -> tuple[Float32Array, FloatArray]:
+    features, residual = [], []
+    for start in range(0, len(rows), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        shapes = Shapes(machine, menu, rows.m[part], rows.n[part], rows.k[part])
+        predicted, parts = member.physics(shapes)
+        known = None if reference is None else reference[part]
+        features.append(member.features(shapes, predicted, parts, member.weights(parts), known))
+        residual.append(rows.log_us[part] - predicted)
+    return np.concatenate(features), np.concatenate(residual)

@@ -1,0 +1,161 @@
+"""From measured rows to an ensemble and its interval: the whole of a fit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.latency.gemm_ensemble import Ensemble, Reference
+from quantbench.latency.gemm_fit import Measured, Prior, fit_parameters
+from quantbench.latency.gemm_form import Machine, Shapes
+from quantbench.latency.gemm_menu import TILES, Menu
+from quantbench.latency.gemm_parameters import hand_prior
+from quantbench.latency.gemm_residual import Growth, Member, train_member
+from quantbench.launch import Launch
+
+FloatArray = npt.NDArray[np.float64]
+
+#: fewer rows than this teach nothing: the prior stays as it is
+FEWEST_ROWS = 20
+#: fewer rows than this grow no trees
+FEWEST_FOR_TREES = 60
+_FOLDS = 5
+_COVERED = 0.90
+# Members after the first start from a prior and from rows that are shaken by this much, so that they differ where the
+# rows leave them free.
+_SHAKEN_PRIOR, _SHAKEN_ROWS = 0.7, 0.08
+_MOST_EXTRA_TILES = 8
+_UNLIKELY = 0.02
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is spent. members: cost models fitted; rows_first, rows_other: rows that they see at most; growth: of
+    their trees."""
+
+    members: int = 4
+    rows_first: int = 800
+    rows_other: int = 400
+    growth: Growth = field(default_factory=Growth)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Half-width of the 90 % interval in log time: factor · √(variance + floor²)."""
+
+    factor: float
+    floor: float
+
+    def half_width(self, variance: FloatArray) -> FloatArray:
+        """(rows,) log time, for the ensemble's variance, (rows,)."""
+        return np.asarray(self.factor * np.sqrt(variance + self.floor**2))
+
+
+def menu_for(launches: Sequence[Launch | None] | None) -> Menu:
+    """The menu, with the most frequent recorded tiles that it lacks."""
+    seen: Counter[tuple[int, int]] = Counter(
+        (launch.tile.block_m, launch.tile.block_n) for launch in launches or () if launch is not None and launch.tile
+    )
+    extra = [tile for tile, _ in seen.most_common() if tile not in TILES][:_MOST_EXTRA_TILES]
+    return Menu.of((*TILES, *extra))
+
+
+def widen(prior: Prior, menu: Menu) -> Prior:
+    """The prior with the hand prior's expectation for tiles that it does not know."""
+    mean, sd = hand_prior(menu.tiles)
+    known = len(prior.mean)
+    return Prior(np.concatenate([prior.mean, mean[known:]]), np.concatenate([prior.sd, sd[known:]]), prior.source)
+
+
+def train(
+    machine: Machine, menu: Menu, rows: Measured, prior: Prior, reference: Reference | None, effort: Effort, seed: int
+) -> tuple[Ensemble, Interval]:
+    """Fit the members, grow their trees, and calibrate the interval on rows that a fit has not seen."""
+    rng = np.random.default_rng(seed)
+    vectors = _member_parameters(machine, menu, rows, prior, effort, rng)
+    menu, rows = _likely(machine, menu, rows, vectors)
+    known = None if reference is None else reference.at(rows.m, rows.n, rows.k)
+    ensemble = Ensemble(machine, menu, _members(machine, menu, rows, vectors, known, effort, seed), reference)
+    return ensemble, _calibrate(ensemble, rows, prior, known, effort, seed)
+
+
+def _members(
+    machine: Machine,
+    menu: Menu,
+    rows: Measured,
+    vectors: Sequence[FloatArray],
+    known: FloatArray | None,
+    effort: Effort,
+    seed: int,
+) -> tuple[Member, ...]:
+    if len(rows) < FEWEST_FOR_TREES:
+        return tuple(Member(vector, None) for vector in vectors)
+    return tuple(
+        train_member(machine, menu, vector, rows, known, effort.growth, seed=1000 * seed + i)
+        for i, vector in enumerate(vectors)
+    )
+
+
+def _member_parameters(
+    machine: Machine, menu: Menu, rows: Measured, prior: Prior, effort: Effort, rng: np.random.Generator
+) -> list[FloatArray]:
+    order = rng.permutation(len(rows))
+    vectors = [fit_parameters(machine, menu, rows.take(order[: effort.rows_first]), prior)]
+    for _ in range(1, effort.members):
+        part = rows.take(rng.permutation(len(rows))[: effort.rows_other])
+        shaken = replace(part, log_us=part.log_us + _SHAKEN_ROWS * rng.standard_normal(len(part)))
+        offset = _SHAKEN_PRIOR * prior.sd * rng.standard_normal(len(prior.mean))
+        vectors.append(fit_parameters(machine, menu, shaken, replace(prior, mean=prior.mean + offset)))
+    return vectors
+
+
+def _likely(machine: Machine, menu: Menu, rows: Measured, vectors: Sequence[FloatArray]) -> tuple[Menu, Measured]:
+    """Leave out kernels that no member would ever take: predictions cost time in proportion to the menu."""
+    rng = np.random.default_rng(0)
+    count = 1000
+    m = np.concatenate([np.floor(2 ** rng.uniform(0, 15, count)), rows.m[:count]])
+    n, k = (np.concatenate([8 * np.floor(2 ** rng.uniform(2, 13, count)), own[:count]]) for own in (rows.n, rows.k))
+    shapes = Shapes(machine, menu, m, n, k)
+    likely = np.zeros(len(menu))
+    for vector in vectors:
+        member = Member(vector, None)
+        weights = member.weights(member.physics(shapes)[1])
+        likely = np.maximum(likely, np.quantile(weights, 0.995, axis=0))
+    kept = likely > _UNLIKELY
+    kept[rows.kernel[rows.kernel >= 0]] = True
+    place = np.cumsum(kept) - 1
+    kernel = np.where(rows.kernel >= 0, place[np.maximum(rows.kernel, 0)], -1)
+    return menu.subset(np.flatnonzero(kept)), replace(rows, kernel=kernel)
+
+
+def _calibrate(
+    ensemble: Ensemble, rows: Measured, prior: Prior, known: FloatArray | None, effort: Effort, seed: int
+) -> Interval:
+    """Conformal: the quantile of |error| / scale over folds of (n, k) sites, each predicted by a fit without it."""
+    machine, menu = ensemble.machine, ensemble.menu
+    rng = np.random.default_rng(seed)
+    sites, site = np.unique(np.stack([rows.n, rows.k]), axis=1, return_inverse=True)
+    fold_of = (rng.permutation(sites.shape[1]) % _FOLDS)[site.ravel()]
+    error, variance = np.zeros(len(rows)), np.zeros(len(rows))
+    single = replace(effort, members=1, rows_first=effort.rows_other)
+    for fold in range(_FOLDS):
+        inside, outside = np.flatnonzero(fold_of == fold), np.flatnonzero(fold_of != fold)
+        if not len(inside) or not len(outside):
+            continue
+        seen = rows.take(outside)
+        few = seen.take(rng.permutation(len(seen))[: single.rows_first])
+        vector = fit_parameters(machine, menu, few, prior, start=ensemble.members[0].parameters, max_iterations=80)
+        members = _members(machine, menu, seen, [vector], None if known is None else known[outside], single, seed)
+        held = rows.take(inside)
+        answer = Ensemble(machine, menu, members, ensemble.reference).raw(held.m, held.n, held.k)
+        error[inside], variance[inside] = np.abs(answer.log_us - held.log_us), answer.variance
+    # The single member of a fold knows nothing of the spread between members.
+    between = [member.physics(Shapes(machine, menu, rows.m, rows.n, rows.k))[0] for member in ensemble.members]
+    variance += np.var(between, axis=0)
+    floor = 0.5 * float(np.median(error)) + 1e-3
+    rank = min(1.0, _COVERED * (1.0 + 1.0 / len(rows)))
+    return Interval(float(np.quantile(error / np.sqrt(variance + floor**2), rank)), floor)
