@@ -1,0 +1,165 @@
+"""What is trained, and how it is laid out over GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from quantbench.errors import InputError, require_choice, require_int
+from quantbench.planner.cluster import Cluster
+from quantbench.planner.formulas import RECOMPUTATIONS
+from quantbench.workload import TransformerShape
+
+#: head_dim must be a multiple of this for 16-byte loads of two-byte elements; without them cuBLAS falls back to slower
+#: kernels for the batched products
+ALIGNED_ELEMENTS = 8
+OPTIMIZERS = ("adam", "fused_adam", "adam_8bit")
+PRECISIONS = ("fp16", "bf16")
+#: how layers fall onto stages: equal counts; embedding and logits counted as a layer each (BLOOM's
+#: `--pp-partition-method 'type:transformer|embedding'`); or as equal as they go
+PARTITIONS = ("layers", "embedding", "uneven")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is the same for every layout that is compared.
+
+    shape: of the whole model (its mbs and tp are 1). gbs: samples per iteration. optimizer: adam is torch.optim.Adam,
+    fused_adam apex's, adam_8bit bitsandbytes'. dropout: whether hidden states and attention are dropped out (the
+    documents' runs did). dp_overlap: the share of data-parallel traffic that hides behind computation (0 as in
+    DeepSpeed's pipeline engine, which reduces after the flush). rampup_step: samples by which the batch grows at the
+    start of training, or 0. host_fault: whether the hosts are known to be set up wrongly, so that the GPUs of a node
+    wait for each other (processes bound to the wrong NUMA node).
+    """
+
+    shape: TransformerShape
+    cluster: Cluster
+    gpus: int
+    gbs: int
+    optimizer: str = "fused_adam"
+    dropout: bool = True
+    dp_overlap: float = 0.0
+    rampup_step: int = 0
+    host_fault: bool = False
+
+    def __post_init__(self) -> None:
+        require_int("plan", "gpus", self.gpus, high=2**24)
+        require_int("plan", "gbs", self.gbs, high=2**24)
+        require_int("plan", "rampup_step", self.rampup_step, low=0)
+        require_choice("plan", "optimizer", self.optimizer, OPTIMIZERS)
+        require_choice("plan", "dtype", self.shape.dtype, PRECISIONS)
+        if not 0 <= self.dp_overlap <= 1:
+            raise InputError("plan", f"dp_overlap = {self.dp_overlap!r}", "a share from 0 to 1")
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells jobs apart."""
+        return (
+            self.shape, self.cluster.key, self.gpus, self.gbs, self.optimizer, self.dropout, self.dp_overlap,
+            self.rampup_step, self.host_fault,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way of dividing the work.
+
+    dp, tp, pp: degrees of data, tensor and pipeline parallelism. mbs: samples per micro-batch. interleave: model
+    chunks per stage (1: plain 1F1B). zero: what is sharded over dp: nothing (0), optimizer states (1), gradients too
+    (2), weights too (3). recompute: full, selective (scores, softmax and context only) or none. sequence_parallel:
+    norms and dropout are divided over tp as well. partition: how layers fall onto stages.
+    """
+
+    dp: int
+    tp: int
+    pp: int
+    mbs: int
+    interleave: int = 1
+    zero: int = 1
+    recompute: str = "full"
+    sequence_parallel: bool = False
+    partition: str = "layers"
+
+    def __post_init__(self) -> None:
+        for name in ("dp", "tp", "pp", "mbs", "interleave"):
+            require_int("layout", name, getattr(self, name), high=2**24)
+        require_int("layout", "zero", self.zero, low=0, high=3)
+        require_choice("layout", "recompute", self.recompute, RECOMPUTATIONS)
+        require_choice("layout", "partition", self.partition, PARTITIONS)
+
+    def micro_batches(self, gbs: int) -> int:
+        """Micro-batches that each pipeline runs per iteration."""
+        return gbs // (self.mbs * self.dp)
+
+    def __str__(self) -> str:
+        parts = [f"DP{self.dp} TP{self.tp} PP{self.pp} MBS{self.mbs}"]
+        if self.interleave > 1:
+            parts.append(f"interleave {self.interleave}")
+        parts.append(f"ZeRO-{self.zero}")
+        parts.append({"full": "recompute", "selective": "selective", "none": "no recompute"}[self.recompute])
+        if self.sequence_parallel:
+            parts.append("SP")
+        return " ".join(parts)
+
+
+def padded_vocab(vocab: int, tp: int) -> int:
+    """Megatron pads the vocabulary to a multiple of 128 · tp.
+
+    >>> padded_vocab(250000, 8)
+    250880
+    """
+    multiple = 128 * tp
+    return -(-vocab // multiple) * multiple
+
+
+@dataclass(frozen=True)
+class StageKind:
+    """Stages of a pipeline that are alike: `count` of them with `layers` layers each; the first carries the embedding,
+    the last the logits, which are one stage without a pipeline."""
+
+    layers: int
+    count: int
+    first: bool = False
+    last: bool = False
+
+
+@lru_cache(maxsize=65536)
+def stage_kinds(layers: int, pp: int, partition: str) -> tuple[StageKind, ...]:
+    """How layers fall onto stages, from the first to the last; uneven extra layers go between the ends, which carry
+    the embedding and the logits besides.
+
+    >>> [(kind.layers, kind.count) for kind in stage_kinds(70, 12, "embedding")]
+    [(5, 1), (6, 10), (5, 1)]
+    >>> [(kind.layers, kind.count) for kind in stage_kinds(10, 4, "uneven")]
+    [(2, 1), (3, 2), (2, 1)]
+    """
+    if pp == 1:
+        return (StageKind(layers, 1, first=True, last=True),)
+    if partition == "embedding":
+        each = (layers + 2) // pp
+        ends, middles = (each - 1, each - 1), [(each, pp - 2)]
+    else:
+        each, left = divmod(layers, pp)
+        longer = min(left, pp - 2)
+        ends = (each, each + left - longer)
+        middles = [(each + 1, longer), (each, pp - 2 - longer)]
+    between = [StageKind(number, count) for number, count in middles if count]
+    return (StageKind(ends[0], 1, first=True), *between, StageKind(ends[1], 1, last=True))
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """A value that was not given, and where it comes from."""
+
+    name: str
+    value: object
+    why: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job and a layout together, with what had to be assumed to know them."""
+
+    job: Job
+    layout: Layout
+    assumed: tuple[Assumption, ...] = field(default_factory=tuple)

@@ -1,0 +1,152 @@
+"""Memory of the fullest GPU: weights, gradients, optimizer states, activations in flight, logits, and the rest.
+
+Activations follow Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022, sections 4
+and 5, written out for any MLP width, gate and number of key heads. All sizes are in bytes until they are shown; a GPU
+of 80 GB has 80 GiB, and tables made from nvidia-smi count in GiB too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quantbench.planner.calibration import Calibration
+from quantbench.planner.layout import Job, Layout, StageKind, padded_vocab, stage_kinds
+from quantbench.workload import TransformerShape
+from quantbench.workload.dtypes import element_bytes
+
+GIB = 2**30
+# CUDA reports 79.2 of an A100's 80 GiB and 31.7 of a V100's 32 as there to be used.
+_USABLE_SHARE = 0.99
+_FP32 = 4
+_MASK_BYTES = 1
+# Per parameter in fp32: the master weight, its gradient while the optimizer steps, and two moments (one byte each with
+# 8 bits). torch.optim.Adam makes one more copy, the square root of the second moment.
+_STATE_BYTES = {"adam": 4 + 4 + 8 + 4, "fused_adam": 4 + 4 + 8, "adam_8bit": 4 + 4 + 2}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the fullest GPU, by what they are for. stage: which one it is (0: the first)."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    working: float
+    slack: float
+    base: float
+    stage: int
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        static = self.weights + self.gradients + self.optimizer
+        return static + self.activations + self.working + self.slack + self.base
+
+    @property
+    def total_gib(self) -> float:
+        """All of them in GiB."""
+        return self.total / GIB
+
+
+def limit_bytes(job: Job) -> float:
+    """What a process can have of the GPU's memory."""
+    return job.cluster.device.memory_bytes * _USABLE_SHARE
+
+
+def memory(job: Job, layout: Layout, calibration: Calibration) -> Memory:
+    """Memory of the fullest stage."""
+    kinds = stage_kinds(job.shape.layers, layout.pp, layout.partition)
+    fullest: Memory | None = None
+    stage = 0
+    for kind in kinds:
+        # Of stages that are alike the first holds most micro-batches.
+        needed = _stage(job, layout, calibration, kind, stage)
+        if fullest is None or needed.total > fullest.total:
+            fullest = needed
+        stage += kind.count
+    assert fullest is not None
+    return fullest
+
+
+def layer_parameters(shape: TransformerShape, tp: int) -> int:
+    """Parameters of one layer on one of `tp` GPUs."""
+    kv = max(1, shape.kv_heads // tp)
+    attention = shape.hidden * shape.head_dim * (2 * shape.heads // tp + 2 * kv)
+    mlp = (3 if shape.gated else 2) * shape.hidden * shape.ffn // tp
+    return attention + mlp + 9 * shape.hidden
+
+
+def embedding_parameters(shape: TransformerShape, tp: int) -> int:
+    """Parameters of the embedding (and of the logits) on one of `tp` GPUs."""
+    return padded_vocab(shape.vocab, tp) // tp * shape.hidden
+
+
+def stage_parameters(job: Job, layout: Layout, kind: StageKind) -> int:
+    """Parameters of a stage on one GPU."""
+    shape, tp = job.shape, layout.tp
+    embeddings = 1 if kind.first and kind.last and shape.tied else kind.first + kind.last
+    return kind.layers * layer_parameters(shape, tp) + embeddings * embedding_parameters(shape, tp)
+
+
+def _stage(job: Job, layout: Layout, calibration: Calibration, kind: StageKind, stage: int) -> Memory:
+    shape, w = job.shape, element_bytes(job.shape.dtype)
+    count = stage_parameters(job, layout, kind)
+    shards = layout.dp
+    weights = w * count / (shards if layout.zero >= 3 else 1)
+    gradients = w * count / (shards if layout.zero >= 2 else 1)
+    optimizer = _STATE_BYTES[job.optimizer] * count / (shards if layout.zero >= 1 else 1)
+    activations = kind.layers * _kept_per_layer(job, layout) * in_flight(layout, stage, layout.micro_batches(job.gbs))
+    working = 0.0
+    if layout.recompute == "full":
+        working += _layer_activations(job, layout, with_core=True)
+    elif layout.recompute == "selective":
+        working += _core_activations(job, layout)
+    if kind.last:
+        # fp16 logits, their fp32 copy and the gradient.
+        logits = layout.mbs * shape.seq * padded_vocab(shape.vocab, layout.tp) / layout.tp
+        working += logits * (w + _FP32 + _FP32)
+    slack = calibration.activation_slack * (activations + working)
+    return Memory(weights, gradients, optimizer, activations, working, slack, calibration.base_gib * GIB, stage)
+
+
+def in_flight(layout: Layout, stage: int, micro_batches: int) -> float:
+    """Micro-batches whose activations a stage holds at a time: with 1F1B as many as stages follow it, itself included;
+    interleaved, the first stage holds pp - 1 chunks more (Korthikanti et al., section 4.2.3)."""
+    depth = float(layout.pp - stage)
+    if layout.interleave > 1:
+        depth = layout.pp * (1 + (layout.pp - 1) / (layout.pp * layout.interleave)) - stage
+    return min(depth, float(micro_batches))
+
+
+def _kept_per_layer(job: Job, layout: Layout) -> float:
+    """Bytes that one layer keeps of one micro-batch until its backward pass."""
+    if layout.recompute == "full":
+        shape = job.shape
+        kept = layout.mbs * shape.seq * shape.hidden * element_bytes(shape.dtype)
+        return kept / (layout.tp if layout.sequence_parallel else 1)
+    return _layer_activations(job, layout, with_core=layout.recompute == "none")
+
+
+def _layer_activations(job: Job, layout: Layout, *, with_core: bool) -> float:
+    """Bytes of everything that a layer's backward pass reads: s·b·h·(10 + 24/t) for a GPT layer, and its core."""
+    shape, w = job.shape, element_bytes(job.shape.dtype)
+    tokens = layout.mbs * shape.seq
+    # Inputs of two norms, of qkv and of the MLP; two dropout masks.
+    whole = float(tokens * shape.hidden * (4 * w + (2 * _MASK_BYTES if job.dropout else 0)))
+    width = shape.heads * shape.head_dim
+    kv_width = max(shape.kv_heads, layout.tp) * shape.head_dim
+    mlp = (3 if shape.gated else 2) * shape.ffn
+    divided = tokens * w * (2 * width + 2 * kv_width + mlp) / layout.tp
+    if layout.sequence_parallel:
+        whole /= layout.tp
+    return whole + divided + (_core_activations(job, layout) if with_core else 0.0)
+
+
+def _core_activations(job: Job, layout: Layout) -> float:
+    """Bytes of the probabilities: softmax's output, dropout's mask and output; a fused kernel keeps row statistics."""
+    shape, w = job.shape, element_bytes(job.shape.dtype)
+    rows = layout.mbs * shape.heads / layout.tp * shape.seq
+    if shape.fused_attention:
+        return rows * _FP32
+    return rows * shape.seq * (w + (w + _MASK_BYTES if job.dropout else 0))

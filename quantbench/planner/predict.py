@@ -1,0 +1,102 @@
+"""Predicting cases: time, TFLOPs, memory, and what forbids them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from quantbench.planner.calibration import Calibration, Calibrations
+from quantbench.planner.constraints import Violation, violations
+from quantbench.planner.formulas import CALCULATORS, megatron_flops, model_flops, tokens_per_s
+from quantbench.planner.iteration import Iteration, iteration
+from quantbench.planner.layer_time import LayerTimes
+from quantbench.planner.layout import Case, Job, Layout
+from quantbench.planner.memory import Memory, limit_bytes, memory
+from quantbench.planner.op_times import OpTimes, TimesOf
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is expected of a layout. tflops: per GPU, hardware FLOPs with what is recomputed counted (Megatron's
+    calculator where it holds); mfu: the model's own FLOPs over the GPU's peak. fits: whether memory is below the
+    limit."""
+
+    layout: Layout
+    iteration: Iteration
+    memory: Memory
+    tflops: float
+    mfu: float
+    tokens_per_s: float
+    fits: bool
+
+    @property
+    def sec_per_it(self) -> float:
+        """Predicted seconds per iteration."""
+        return self.iteration.sec.mid
+
+
+class Planner:
+    """Predictions for one job; layer times are shared between layouts."""
+
+    def __init__(self, job: Job, times: OpTimes, calibration: Calibration) -> None:
+        self.job, self.calibration = job, calibration
+        self.times = times
+        self._layers = LayerTimes(job, times, calibration)
+        self._hardware_flops = _hardware_flops(job)
+        self._model_flops = model_flops(job.shape, job.gbs)
+        self._limit_bytes = limit_bytes(job)
+        self._peak_flops = (job.cluster.device.peak(job.shape.dtype) or float("nan")) * 1e12
+
+    def prepare(self, keys: Iterable[tuple[int, int, bool]]) -> None:
+        """Ask for the layers of many layouts, (tp, mbs, sequence_parallel) each, in one batch."""
+        self._layers.prepare(keys)
+
+    def predict(self, layout: Layout) -> Prediction:
+        """Time and memory of a possible layout."""
+        return self.with_memory(layout, memory(self.job, layout, self.calibration))
+
+    def with_memory(self, layout: Layout, needed: Memory) -> Prediction:
+        """As `predict`, with the memory known already."""
+        found = iteration(self.job, layout, self._layers, self.calibration)
+        seconds = found.sec.mid * self.job.gpus
+        return Prediction(
+            layout=layout,
+            iteration=found,
+            memory=needed,
+            tflops=self._hardware_flops[layout.recompute] / seconds / 1e12,
+            mfu=self._model_flops / seconds / self._peak_flops,
+            tokens_per_s=tokens_per_s(gbs=self.job.gbs, seq=self.job.shape.seq, sec_per_it=found.sec.mid),
+            fits=needed.total <= self._limit_bytes,
+        )
+
+
+def _hardware_flops(job: Job) -> dict[str, float]:
+    """FLOPs per iteration by recomputation, as TFLOPs are usually stated of them."""
+    if CALCULATORS["megatron"].objection(job.shape) is None:
+        full = megatron_flops(job.shape, job.gbs)
+        none = 0.75 * full
+    else:
+        none = model_flops(job.shape, job.gbs)
+        full = none * 4 / 3
+    width = job.shape.heads * job.shape.head_dim
+    core = 4.0 * job.gbs * job.shape.seq**2 * width * job.shape.layers
+    return {"full": full, "selective": none + core, "none": none}
+
+
+def predict_cases(
+    cases: Sequence[Case], times: TimesOf, calibrations: Calibrations
+) -> list[Prediction | tuple[Violation, ...]]:
+    """One prediction per case, or the strict rules that make it impossible. Equal jobs share their layer times."""
+    planners: dict[tuple[object, ...], Planner] = {}
+    found: list[Prediction | tuple[Violation, ...]] = []
+    for case in cases:
+        broken = tuple(v for v in violations(case.job, case.layout) if v.constraint.strict)
+        if broken:
+            found.append(broken)
+            continue
+        key = case.job.key
+        if key not in planners:
+            where = case.job.cluster
+            planners[key] = Planner(case.job, times(where.device), calibrations.of(where))
+        found.append(planners[key].predict(case.layout))
+    return found
