@@ -1,0 +1,45 @@
+"""Stand-ins for the planner's tests: a GPU whose times can be worked out by hand, and constants that stay put."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quantbench.device import lookup
+from quantbench.device.spec import DeviceSpec
+from quantbench.planner.calibration import Calibration
+from quantbench.planner.cluster import cluster
+from quantbench.planner.layout import Job
+from quantbench.planner.op_times import Latency
+from quantbench.workload import Gemm, TransformerShape
+from quantbench.workload.transformer import Compute
+
+A100 = lookup("a100-sxm4-80gb")
+#: nothing is slower than alone, nothing is launched, the network runs at its rate
+PLAIN = Calibration(1.0, 0.0, 1.0, 0.5, base_gib=0.0, activation_slack=0.0)
+#: near what is shipped for the cluster that the tables come from
+LIKE_JEAN_ZAY = Calibration(1.1, 4.0, 0.2, 0.57, base_gib=8.9, activation_slack=0.21, fault_tensor_factor=1.7)
+
+
+@dataclass
+class EvenTimes:
+    """Every product at 250 TFLOP/s, everything else at 1 µs. Counts how often it is asked."""
+
+    device: DeviceSpec = A100
+    note: str = "made up"
+    asked: int = 0
+
+    def latencies_us(self, workloads: Sequence[Compute]) -> list[Latency]:
+        self.asked += 1
+        mids = [work.flops / 250e6 if isinstance(work, Gemm) else 1.0 for work in workloads]
+        return [Latency(0.9 * mid, mid, 1.2 * mid) for mid in mids]
+
+
+def bloom_like(layers: int = 72, heads: int = 64, hidden: int = 14336) -> TransformerShape:
+    """The shape that the documents end with."""
+    return TransformerShape(hidden=hidden, heads=heads, layers=layers, vocab=250880, fused_attention=False)
+
+
+def job(gpus: int = 384, gbs: int = 2048, shape: TransformerShape | None = None, **changes: object) -> Job:
+    """A job on the cluster of the documents."""
+    return Job(shape or bloom_like(), cluster("jean-zay-a100"), gpus, gbs, **changes)  # type: ignore[arg-type]
