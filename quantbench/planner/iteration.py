@@ -66,7 +66,8 @@ class Iteration:
             "network": self.data_parallel + self.point_to_point,
             "recomputation": self.recompute,
             "launches and stragglers": self.overhead,
-            "logits": self.logits,
+            # Without a pipeline the logits are part of the work; with one they hold the other stages up.
+            "logits": self.logits if self.bubble else 0.0,
             "memory bandwidth": self.vector + self.optimizer,
         }
         worst = max(losses, key=lambda name: losses[name])
