@@ -1,0 +1,245 @@
+"""Time of an iteration, worked out by hand with even times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from planner_doubles import A100, PLAIN, EvenTimes, bloom_like, job
+
+from quantbench.device import lookup
+from quantbench.planner.calibration import everywhere
+from quantbench.planner.cluster import Cluster, Link, cluster, gpu_named, reference_cluster, same_site
+from quantbench.planner.iteration import iteration
+from quantbench.planner.layer_time import LayerTimes, layer_weights
+from quantbench.planner.layout import Case, Job, Layout
+from quantbench.planner.op_times import BestTimes, Latency, RememberedTimes, RooflineTimes, latency_us
+from quantbench.planner.predict import Planner, predict_cases
+from quantbench.planner.traffic import exposed_s, point_to_point_s, tied_embedding_s, traffic
+from quantbench.workload import Gemm, Softmax, TransformerShape
+
+
+def times_of(of: Job, layout: Layout, calibration=PLAIN):  # type: ignore[no-untyped-def]
+    return iteration(of, layout, LayerTimes(of, EvenTimes(), calibration), calibration)
+
+
+def test_parts_add_up_to_the_whole() -> None:
+    for layout in (Layout(8, 4, 12, 2), Layout(384, 1, 1, 1, zero=3), Layout(16, 2, 12, 1, recompute="none")):
+        of = job(gbs=2304)
+        found = times_of(of, layout)
+        assert sum(found.parts.values()) == pytest.approx(found.sec.mid, rel=1e-9)
+        assert found.sec.low <= found.sec.mid <= found.sec.high
+
+
+def test_products_are_what_flops_at_the_given_rate_take() -> None:
+    of = job(gpus=8, gbs=4, shape=bloom_like(layers=6))
+    found = times_of(of, Layout(1, 8, 1, 1))
+    h, s = 14336, 2048
+    weights = 3 * 2 * 12 * h**2 * s / 8 / 250e12
+    assert found.products == pytest.approx(6 * 4 * weights, rel=1e-9)
+    # Recomputation repeats the forward third, attention's forward half-third, bytes and collectives.
+    assert found.recompute > 6 * 4 * weights / 3
+
+
+def test_a_pipeline_waits_for_its_slowest_stage_and_fills_once() -> None:
+    of = job(gpus=32, gbs=16, shape=bloom_like(layers=8))
+    single = LayerTimes(of, EvenTimes(), PLAIN).at(8, 1)
+    found = times_of(of, Layout(1, 8, 4, 1))
+    hop = point_to_point_s(of, Layout(1, 8, 4, 1))
+    layer = single.by_recompute["full"].mid
+    first = 2 * layer + hop + single.embedding
+    middle = 2 * layer + 2 * hop
+    last = 2 * layer + hop + single.logits.mid
+    rest = found.data_parallel + found.optimizer
+    assert last > middle
+    assert found.sec.mid == pytest.approx(16 * last + first + 2 * middle + rest, rel=1e-9)
+    assert found.bubble == pytest.approx(first + 2 * middle)
+    assert found.bubble_share == pytest.approx(found.bubble / found.sec.mid)
+
+
+def test_interleaving_divides_the_bubble() -> None:
+    of = job(gpus=32, gbs=16, shape=bloom_like(layers=16))
+    plain, chunked = (times_of(of, Layout(1, 8, 4, 1, interleave=v)) for v in (1, 4))
+    assert chunked.bubble == pytest.approx(plain.bubble / 4, rel=0.15)  # each chunk sends once more
+    assert chunked.point_to_point == pytest.approx(4 * plain.point_to_point)
+
+
+def test_recomputation_costs_a_forward_pass() -> None:
+    of = job(gpus=8, gbs=4, shape=bloom_like(layers=6))
+    full, selective, none = (times_of(of, Layout(1, 8, 1, 1, recompute=kind)) for kind in ("full", "selective", "none"))
+    assert none.recompute == 0
+    assert 0 < selective.recompute < 0.2 * full.recompute
+    assert full.sec.mid == pytest.approx(none.sec.mid + full.recompute)
+
+
+def test_the_overhead_and_the_factor_are_what_they_say() -> None:
+    of = job(gpus=8, gbs=4, shape=bloom_like(layers=6))
+    plain = times_of(of, Layout(1, 8, 1, 1))
+    slower = times_of(of, Layout(1, 8, 1, 1), replace(PLAIN, layer_overhead_ms=5.0, compute_factor=1.5))
+    assert slower.overhead == pytest.approx(6 * 4 * 0.005)
+    assert slower.products == pytest.approx(1.5 * plain.products)
+
+
+def test_unaligned_heads_run_at_a_share_of_fp32() -> None:
+    of = job(gpus=8, gbs=1, shape=bloom_like(layers=1, hidden=14400, heads=96))
+    time = LayerTimes(of, EvenTimes(), PLAIN).at(8, 1)
+    flops = 6 * 2 * 12 * 2048**2 * 150  # forward and backward, two products each
+    assert time.core.mid == pytest.approx(flops / (19.5e12 * 0.5), rel=1e-3)
+
+
+def test_the_softmax_fallback_moves_more_bytes() -> None:
+    # 14 heads a GPU: one sample misses the kernel, two samples meet it.
+    of = job(gpus=8, gbs=2, shape=bloom_like(layers=1, heads=112))
+    layers = LayerTimes(of, EvenTimes(), PLAIN)
+    alone, pair = layers.at(8, 1), layers.at(8, 2)
+    products = 6 * 2 * 14 * 2048**2 * 128 / 250e12
+    assert alone.core.mid - products > 2.5 * (pair.core.mid - 2 * products)
+
+
+def test_a_host_fault_slows_collectives_alone() -> None:
+    calibration = replace(PLAIN, fault_tensor_factor=2.0)
+    of = job(gpus=8, gbs=4, shape=bloom_like(layers=6))
+    sound, faulty = (times_of(replace(of, host_fault=fault), Layout(1, 8, 1, 1), calibration) for fault in (0, 1))
+    again = sound.recompute + sound.tensor / 2  # two of six collectives are recomputed
+    assert faulty.tensor == pytest.approx(2 * sound.tensor)
+    assert faulty.recompute == pytest.approx(again)
+    assert faulty.products == sound.products
+
+
+def test_rings_share_a_nodes_adapters() -> None:
+    of = job(gbs=2048)
+    share = replace(PLAIN, data_parallel_share=0.5)
+    count = 10**9
+    # TP 8: one member of each group per node, eight rings; volume 2, (dp - 1)/dp of 2 GB, at half of 50 GB/s.
+    one = traffic(of, Layout(4, 8, 12, 1), share, count, 512).data_parallel
+    assert one == pytest.approx(8 * 2 * 2e9 * 3 / 4 / 25e9)
+    # TP 4: two members per node, four rings.
+    two = traffic(of, Layout(8, 4, 12, 1), share, count, 256).data_parallel
+    assert two == pytest.approx(4 * 2 * 2e9 * 7 / 8 / 25e9)
+    assert traffic(of, Layout(1, 8, 48, 1), share, count, 2048).data_parallel == 0
+
+
+def test_zero_3_gathers_and_reduces_every_micro_batch() -> None:
+    of = job(gbs=2048)
+    plain, sharded = (traffic(of, Layout(48, 8, 1, 1, zero=z), PLAIN, 10**9, 42).data_parallel for z in (1, 3))
+    assert sharded == pytest.approx(plain / 2 * 3 * 42)
+    assert exposed_s(of, Layout(48, 8, 1, 1, zero=3), 10.0, room_s=4.0) == 6.0
+    assert exposed_s(of, Layout(48, 8, 1, 1, zero=1), 10.0, room_s=4.0) == 10.0
+    assert exposed_s(replace(of, dp_overlap=0.3), Layout(48, 8, 1, 1), 10.0, room_s=9.0) == 7.0
+
+
+def test_data_parallelism_inside_a_node_takes_its_links() -> None:
+    of = job(gpus=8, gbs=8, shape=bloom_like(layers=1))
+    found = traffic(of, Layout(8, 1, 1, 1), PLAIN, 10**8, 1).data_parallel
+    assert found == of.cluster.intra_node(8).time_s(2 * 2e8 * 7 / 8)
+
+
+def test_stages_inside_a_node_and_between_nodes() -> None:
+    inside = job(gpus=8, gbs=8, shape=bloom_like(layers=4))
+    between = job(gpus=32, gbs=32, shape=bloom_like(layers=4))
+    sent = 2048 * 14336 * 2 / 2
+    assert point_to_point_s(inside, Layout(2, 2, 2, 1)) == inside.cluster.intra_node(2).time_s(sent)
+    assert point_to_point_s(between, Layout(4, 2, 4, 1)) == pytest.approx(20e-6 + sent / 6.25e9)
+    assert tied_embedding_s(between, Layout(4, 2, 4, 1), PLAIN, 10**8) == pytest.approx(2e8 / 6.25e9)
+    assert tied_embedding_s(inside, Layout(4, 2, 1, 1), PLAIN, 10**8) == 0
+
+
+def test_what_bounds_an_iteration_is_named() -> None:
+    assert times_of(job(gpus=8, gbs=64, shape=bloom_like(layers=6)), Layout(1, 8, 1, 2, recompute="none")).bound == (
+        "compute"
+    )
+    bubbly = times_of(job(gpus=96, gbs=8, shape=bloom_like(layers=72)), Layout(1, 8, 12, 1, recompute="none"))
+    assert bubbly.bound == "pipeline bubble"
+
+
+def test_sequence_parallelism_divides_norms_and_residuals() -> None:
+    layers = LayerTimes(job(gpus=8, gbs=8), EvenTimes(), PLAIN)
+    saved = layers.at(8, 1).vector - layers.at(8, 1, sequence_parallel=True).vector
+    # Forward: two norms (8 bytes an element), two residual additions with a mask (14). Backward: norms (20), dropouts
+    # (10), residual gradients (12), bias gradients (4). Seven eighths of it go.
+    bytes_each = 8 + 14 + 20 + 10 + 12 + 4
+    assert saved == pytest.approx(7 / 8 * bytes_each * 2048 * 14336 / (0.8 * 2.039e12), rel=1e-3)
+
+
+def test_layers_are_asked_for_once_and_together() -> None:
+    times = EvenTimes()
+    of = job()
+    layers = LayerTimes(of, times, PLAIN)
+    layers.prepare([(8, 1, False), (8, 2, False), (4, 1, True)])
+    layers.at(8, 2)
+    assert times.asked == 1
+    remembered = RememberedTimes(EvenTimes())
+    works = [Gemm(64, 64, 64), Gemm(64, 64, 64), Softmax(1, 8, 8)]
+    assert remembered.latencies_us(works) == remembered.latencies_us(works)
+    assert remembered.device is A100
+    assert latency_us(remembered, works[0]) == Latency(0.9 * 0.002097152, 0.002097152, 1.2 * 0.002097152)
+
+
+def test_layer_weights_of_a_gpt_and_of_grouped_gated_layers() -> None:
+    assert layer_weights(TransformerShape(hidden=1024, heads=16, tp=2)) == 12 * 1024**2 // 2
+    llama = TransformerShape(hidden=4096, heads=32, kv_heads=8, ffn=14336, gated=True)
+    assert layer_weights(llama) == 4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14336
+
+
+def test_equal_jobs_share_their_layers() -> None:
+    times = EvenTimes()
+    cases = [Case(job(), Layout(8, 4, 12, mbs)) for mbs in (1, 2, 2)]
+    found = predict_cases(cases, lambda device: times, everywhere(PLAIN))
+    assert times.asked == 2  # mbs 1 and 2
+    assert found[1] == found[2]
+    impossible = predict_cases([Case(job(), Layout(8, 4, 13, 1))], lambda device: times, everywhere(PLAIN))[0]
+    assert isinstance(impossible, tuple)
+
+
+def test_tflops_and_mfu_of_a_prediction() -> None:
+    found = Planner(job(), EvenTimes(), PLAIN).predict(Layout(8, 4, 12, 2))
+    full = 96 * 2048 * 2048 * 72 * 14336**2 * (1 + 2048 / (6 * 14336) + 250880 / (16 * 72 * 14336))
+    assert found.tflops == pytest.approx(full / found.sec_per_it / 384 / 1e12)
+    assert 0.6 < found.mfu / (0.75 * found.tflops / 312) < 1.1
+    assert found.tokens_per_s == pytest.approx(2048 * 2048 / found.sec_per_it)
+
+
+def test_roofline_times_have_an_interval() -> None:
+    times = RooflineTimes(lookup("h100-sxm5-80gb"))
+    found = latency_us(times, Gemm(4096, 4096, 4096))
+    assert (found.low, found.high) == (found.mid / 2, found.mid * 2)
+    assert "factor of 2" in times.note
+
+
+def test_the_best_times_know_every_kind_of_work() -> None:
+    times = BestTimes()(A100)
+    shape = bloom_like(layers=1)
+    works = [op.workload for op in replace(shape, tp=8).ops()]
+    found = times.latencies_us([*works, *(op.workload for op in replace(shape, fused_attention=True).ops())])
+    assert all(0 < t.low <= t.mid <= t.high for t in found)
+    assert "a100-sxm4-80gb" in times.note
+    fp16 = latency_us(times, Gemm(4096, 4096, 4096, dtype="fp16"))
+    assert fp16 == latency_us(times, Gemm(4096, 4096, 4096, dtype="bf16"))
+
+
+def test_links_interpolate_the_public_table() -> None:
+    where = cluster("jean-zay-a100")
+    link = where.intra_node(8)
+    for size, us in list(zip(link.bus_bytes, link.latency_us, strict=True))[::5]:
+        assert link.time_s(size) == pytest.approx(us * 1e-6)
+    between = link.time_s((link.bus_bytes[-2] * link.bus_bytes[-1]) ** 0.5)
+    assert link.latency_us[-2] < between * 1e6 < link.latency_us[-1]
+    assert link.time_s(1) == link.latency_us[0] * 1e-6
+    assert link.time_s(10 * link.bus_bytes[-1]) == pytest.approx(1e-5 * link.latency_us[-1])
+    assert where.intra_node(3) == where.intra_node(4)
+    rate = Link.of_rate(100.0, 10.0)
+    assert rate.time_s(1e9) == pytest.approx(0.01001, rel=0.01)
+
+
+def test_gpus_by_loose_names_and_their_systems() -> None:
+    names = {"A100-80GB": "a100-sxm4-80gb", "V100-32GB": "v100-sxm2-32gb", "H100": "h100-sxm5-80gb",
+             "NVIDIA H200": "h200-sxm-141gb", "a100-pcie-40gb": "a100-pcie-40gb"}  # fmt: skip
+    assert {name: gpu_named(name).name for name in names} == names
+    assert reference_cluster(gpu_named("H200")).name == "dgx-h100"
+    generic = reference_cluster(lookup("l40s-48gb"))
+    assert generic.name == "generic"
+    assert "assumed" in generic.source
+    assert same_site("jean-zay-a100") == ("jean-zay-v100",)
+    changed: Cluster = generic.changed(gpus_per_node=4, node_gb_per_s=50.0)
+    assert (changed.gpus_per_node, changed.gpu_gb_per_s) == (4, 12.5)
+    assert generic.changed() is generic

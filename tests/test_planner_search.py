@@ -1,0 +1,212 @@
+"""Searching layouts and shapes, and the rules of thumb beside them."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from planner_doubles import LIKE_JEAN_ZAY, PLAIN, EvenTimes, bloom_like, job
+
+from quantbench.errors import InputError
+from quantbench.planner.calibration import shipped
+from quantbench.planner.cluster import cluster, reference_cluster
+from quantbench.planner.constraints import is_possible
+from quantbench.planner.folklore import judge
+from quantbench.planner.layout import Job, Layout
+from quantbench.planner.memory import limit_bytes, memory
+from quantbench.planner.op_times import BestTimes
+from quantbench.planner.report import job_to_json, judged_to_json, prediction_to_json, provenance, shape_to_json
+from quantbench.planner.search import Space, divisors, layout_groups, search
+from quantbench.planner.shape_search import ShapeSpace, candidates, shape_search
+from quantbench.workload import TransformerShape
+from quantbench.workload.presets import preset
+
+AS_THEN = Space(recompute=("full",), sequence_parallel=False, interleave=(1,))
+SMALL = TransformerShape(hidden=1024, heads=16, layers=4, vocab=51200, seq=512, fused_attention=False)
+
+
+def test_every_layout_that_keeps_the_rules_is_looked_at() -> None:
+    of = job(gpus=16, gbs=16, shape=SMALL)
+    space = Space(zero=(0, 1), recompute=("full", "none"))
+    found = {layout for group in layout_groups(of, space) for layout in group}
+    expected = set()
+    degrees = divisors(16)
+    for dp, tp, pp, mbs, chunks, zero, recompute, parallel in product(
+        degrees, degrees, degrees, degrees, (1, 2, 4), (0, 1), ("full", "none"), (False, True)
+    ):
+        layout = Layout(dp, tp, pp, mbs, chunks, zero, recompute, parallel)
+        if (dp == 1 and zero) or (tp == 1 and parallel) or pp > 4:
+            continue
+        if is_possible(of, layout):
+            expected.add(layout)
+    assert {layout for layout in found if layout.partition == "layers"} == expected
+
+
+def test_a_search_ranks_what_fits_by_time() -> None:
+    of = job()
+    found = search(of, EvenTimes(), LIKE_JEAN_ZAY, AS_THEN)
+    assert found.looked_at == len(found.ranked) + found.too_large
+    times = [p.sec_per_it for p in found.ranked]
+    assert times == sorted(times)
+    assert all(p.memory.total <= limit_bytes(of) for p in found.ranked)
+    assert all(is_possible(of, p.layout) for p in found.ranked)
+
+
+def test_a_bound_degree_stays() -> None:
+    found = search(job(), EvenTimes(), LIKE_JEAN_ZAY, Space(tp=(4,), pp=(12,), mbs=(2,), zero=(1,), dp=(8,)))
+    assert {(p.layout.tp, p.layout.pp, p.layout.mbs) for p in found.ranked} == {(4, 12, 2)}
+
+
+def test_nothing_fits_and_nothing_is_possible() -> None:
+    found = search(job(gpus=8, gbs=8), EvenTimes(), PLAIN)
+    assert found.ranked == ()
+    assert found.smallest is not None
+    assert found.smallest[1].total > limit_bytes(job(gpus=8, gbs=8))
+    assert judge(job(gpus=8, gbs=8), found) == []
+    with pytest.raises(InputError, match=r"plan: no dp · tp · pp = 384 GPUs for gbs 7 and 71 layers keeps every rule"):
+        search(job(gbs=7, shape=bloom_like(layers=71)), EvenTimes(), PLAIN)
+
+
+def test_uneven_stages_are_found_when_asked_for() -> None:
+    of = job(gpus=8, gbs=8, shape=replace(SMALL, layers=5))
+    plain = search(of, EvenTimes(), PLAIN, Space(pp=(4,), uneven=True))
+    assert {p.layout.partition for p in plain.ranked} == {"uneven"}
+    with pytest.raises(InputError):
+        search(of, EvenTimes(), PLAIN, Space(pp=(4,)))
+
+
+def test_layers_that_fit_are_asked_for_in_one_batch() -> None:
+    times = EvenTimes()
+    search(job(), times, LIKE_JEAN_ZAY)
+    assert times.asked == 1
+
+
+def test_the_measured_best_is_near_the_top() -> None:
+    of = Job(bloom_like(), cluster("jean-zay-a100"), 384, 2048)
+    found = search(of, BestTimes()(of.cluster.device), shipped().of(of.cluster), AS_THEN)
+    ranks = {(p.layout.dp, p.layout.tp, p.layout.pp, p.layout.mbs): p.sec_per_it for p in found.ranked}
+    best = found.ranked[0].sec_per_it
+    # Lines 474, 477 and 478 were within 2 % of each other and the fastest of all that was tried.
+    for layout in ((8, 4, 12, 2), (16, 4, 6, 2), (16, 2, 12, 2)):
+        assert ranks[layout] < 1.06 * best
+    assert ranks[8, 8, 6, 4] > ranks[8, 4, 12, 2]  # line 448 against 474
+    assert ranks[4, 8, 12, 1] > 1.1 * best  # line 278, the slowest of those
+
+
+def test_a_thousand_gpus_and_a_hundred_thousand() -> None:
+    shape = replace(preset("bloom-176b"), fused_attention=False)
+    where = reference_cluster(cluster("dgx-a100").device)
+    begun = time.process_time()
+    found = search(Job(shape, where, 1024, 2048), EvenTimes(), PLAIN)
+    assert found.looked_at > 1000
+    giant = TransformerShape(hidden=65536, heads=512, layers=192, vocab=256000, seq=4096, fused_attention=False)
+    of = Job(giant, reference_cluster(cluster("dgx-h100").device), 100_000, 100_000)
+    huge = search(of, EvenTimes(), PLAIN, Space(uneven=True))
+    assert huge.looked_at > 3000
+    # No bound on time belongs into a test; a factor of ten beyond what it takes would be another algorithm.
+    assert time.process_time() - begun < 60
+
+
+def test_rules_of_thumb_are_judged() -> None:
+    of = job()
+    found = search(of, EvenTimes(), LIKE_JEAN_ZAY, AS_THEN)
+    judged = {j.rule.name: j for j in judge(of, found)}
+    most = max(p.layout.dp for p in found.ranked)
+    assert f"with the most DP ({most})" in judged["DP"].finding
+    for j in judged.values():
+        if j.choice is not None:
+            assert j.cost == pytest.approx(j.choice.sec_per_it / found.ranked[0].sec_per_it - 1)
+            assert j.verdict == ("holds" if (j.cost or 0) <= 0.02 else "costs time")
+    assert {"holds", "costs time"} <= {j.verdict for j in judged.values()}
+    assert judged["18 bytes"].verdict == "holds"
+    assert judged["hidden % 108"].finding == "hidden 14336: 0 over a multiple of 128, 80 over one of 108"
+    assert judged["head_dim"].verdict == "holds"
+    assert all(j.rule.source and j.rule.weakness for j in judged.values())
+
+
+def test_a_rule_that_asks_for_what_does_not_fit_fails() -> None:
+    of = job()
+    found = search(of, EvenTimes(), LIKE_JEAN_ZAY, Space(mbs=(1,), recompute=("full",)))
+    assert {j.rule.name: j.verdict for j in judge(of, found)}["MBS 2"] == "fails"
+    unaligned = job(shape=bloom_like(layers=80, heads=96, hidden=14400), gpus=320)
+    judged = judge(unaligned, search(unaligned, EvenTimes(), LIKE_JEAN_ZAY, AS_THEN))
+    assert {j.rule.name: j.verdict for j in judged}["head_dim"] == "costs time"
+    small = job(gpus=8, gbs=64, shape=SMALL)
+    one = {j.rule.name: j for j in judge(small, search(small, EvenTimes(), PLAIN))}["18 bytes"]
+    assert "the model fits one GPU" in one.finding
+
+
+def test_candidates_keep_the_bounds() -> None:
+    base = replace(preset("bloom-176b"), fused_attention=False)
+    space = ShapeSpace(parameters=176.2e9)
+    shapes = list(candidates(base, space))
+    assert {(14336, 112, 70), (13824, 64, 76)} <= {(s.hidden, s.heads, s.layers) for s in shapes}
+    for shape in shapes:
+        assert 125 <= shape.hidden / shape.layers <= 205
+        assert 64 <= shape.head_dim <= 256
+        assert shape.ffn == 4 * shape.hidden
+        assert abs(12 * shape.layers * shape.hidden**2 + 250880 * shape.hidden - 176.2e9) < 0.035 * 176.2e9
+    grouped = replace(preset("llama-3-70b"), fused_attention=False)
+    some = list(candidates(grouped, replace(space, parameters=70.5e9, aspect=(90, 110))))
+    assert some
+    assert all(s.heads == 8 * s.kv_heads for s in some)
+
+
+def test_the_shape_search_finds_what_a_week_of_hand_search_found() -> None:
+    base = replace(preset("bloom-176b"), fused_attention=False)
+    of = Job(base, cluster("jean-zay-a100"), 384, 2048)
+    space = ShapeSpace(parameters=176.25e9)
+    found = shape_search(of, BestTimes()(of.cluster.device), shipped().of(of.cluster), space, AS_THEN)
+    scaled = {(f.shape.hidden, f.shape.heads, f.shape.layers): f.scaled_s for f in found}
+    best = found[0]
+    # BLOOM: 14336 / 112 / 70, within a few percent of the fastest, and no other hidden size does better.
+    assert (best.shape.hidden, best.shape.layers) == (14336, 70)
+    assert scaled[14336, 112, 70] < 1.05 * best.scaled_s
+    # Heads whose width is no multiple of 8 lose, as 13824 / 128 did by 34 %.
+    assert best.shape.head_dim % 8 == 0
+    assert scaled[13824, 128, 76] > 1.2 * scaled[13824, 64, 76]
+    assert all(f.shape.head_dim % 8 == 0 for f in found[: len(found) // 3])
+
+
+def test_shape_searches_that_cannot_be() -> None:
+    of = job(gpus=8, gbs=8)
+    with pytest.raises(InputError, match="plan --shape-search: no layout of the given shape fits"):
+        shape_search(of, EvenTimes(), PLAIN, ShapeSpace(parameters=180e9), Space())
+    with pytest.raises(InputError, match=r"no shape of 1e\+03 parameters within the bounds"):
+        shape_search(job(), EvenTimes(), LIKE_JEAN_ZAY, ShapeSpace(parameters=1e3), AS_THEN)
+
+
+def test_plans_carry_what_is_needed_to_make_them_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    data = provenance(["plan", "--gpus", "384"])
+    assert data["environment"]["CUDA_LAUNCH_BLOCKING"] == "1"
+    assert data["environment"]["NCCL_ALGO"] == "Ring"
+    assert {"quantbench", "python", "os"} <= data["software"].keys()
+    of = job()
+    found = search(of, EvenTimes(), LIKE_JEAN_ZAY, AS_THEN)
+    whole = {
+        "job": job_to_json(of, LIKE_JEAN_ZAY, "made up"),
+        "layouts": [prediction_to_json(p) for p in found.ranked[:2]],
+        "rules": [judged_to_json(j) for j in judge(of, found)],
+    }
+    again = json.loads(json.dumps(whole))
+    topology = again["job"]["topology"]
+    assert (topology["cluster"], topology["nodes"], topology["gpus_per_node"]) == ("jean-zay-a100", 48, 8)
+    one = again["layouts"][0]
+    assert sum(one["seconds"].values()) == pytest.approx(one["sec_per_it"])
+    assert sum(one["memory_gib"].values()) == pytest.approx(one["mem_gb"])
+    shape = shape_search(of, EvenTimes(), LIKE_JEAN_ZAY, ShapeSpace(parameters=181e9), AS_THEN)[0]
+    assert json.loads(json.dumps(shape_to_json(shape)))["parameters"] == shape.parameters
+
+
+def test_memory_grows_with_the_micro_batch_as_the_search_assumes() -> None:
+    of = job()
+    for recompute in ("full", "none"):
+        sizes = [
+            memory(of, Layout(8, 4, 12, mbs, recompute=recompute), LIKE_JEAN_ZAY).total for mbs in (1, 2, 4, 8, 16)
+        ]
+        assert sizes == sorted(sizes)
