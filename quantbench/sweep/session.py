@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from pathlib import Path
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import StoreError
 from quantbench.stats import median
+from quantbench.store.environment import relevant_environment
 from quantbench.store.folder import RunWriter
 from quantbench.store.record import Measured, Record
 from quantbench.store.run import RunInfo, read_run_info
@@ -25,13 +25,6 @@ from quantbench.sweep.plan import Plan
 from quantbench.sweep.runner import Finished, More, Progress, Sweep
 
 Connect = Callable[[], Asked]
-
-#: variables of the environment that change what is measured; kept in run.json
-ENVIRONMENT = (
-    "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE",
-    "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "PYTORCH_CUDA_ALLOC_CONF", "QUANTBENCH_DEVICE",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TRITON_INTERPRET",
-)  # fmt: skip
 
 
 class SweepSession:
@@ -71,7 +64,7 @@ class SweepSession:
                 axes={axis.dim: list(axis.values) for axis in axes},
                 options=options_to_json(options),
                 seed=options.timing.seed,
-                environment={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+                environment=relevant_environment(),
                 started=now_text(),
             )
             return cls(worker, connect, options, plan, RunWriter.create(results, info))
