@@ -9,6 +9,7 @@ from quantbench import __version__
 from quantbench.cli import options as o
 from quantbench.cli.compare import compare
 from quantbench.cli.importing import import_aiconfigurator, import_csv, import_vidur
+from quantbench.cli.plan import plan
 from quantbench.cli.predict import predict
 from quantbench.cli.report import report
 from quantbench.cli.sweep import sweep
@@ -53,6 +54,7 @@ def devices(as_json: o.AsJson = False) -> None:
 
 app.command(short_help="Time real work over sizes; keep every sample.")(sweep)
 app.command(short_help="What a sweep would show on any known GPU.")(predict)
+app.command(short_help="The fastest layout over many GPUs.")(plan)
 app.command(short_help="Two runs, point by point; 1 on a regression.")(compare)
 app.command(short_help="One HTML page on a run, with pictures.")(report)
 

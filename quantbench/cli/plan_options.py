@@ -1,0 +1,207 @@
+"""The options of `quantbench plan` as the planner's own types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from quantbench.errors import InputError, require_choice
+from quantbench.planner.cluster import Cluster, cluster, gpu_named, reference_cluster
+from quantbench.planner.context import Given
+from quantbench.planner.formulas import RECOMPUTATIONS, parameters
+from quantbench.planner.layout import Job, Layout
+from quantbench.planner.search import Space
+from quantbench.planner.shape_search import ShapeSpace
+from quantbench.workload import TransformerShape
+
+_WHO = "plan"
+_BITS_PER_BYTE = 8
+ATTENTIONS = ("unfused", "flash")
+
+
+@dataclass(frozen=True)
+class PlanArguments:
+    """What was typed. 0, "" and None leave a thing open."""
+
+    model: str
+    config: Path | None
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    gated: bool
+    layers: int
+    seq: int
+    vocab: int
+    dtype: str
+    attention: str
+    dropout: bool
+    optimizer: str
+    gpus: int
+    gpu: str
+    cluster: str
+    gpus_per_node: int
+    node_gbit_per_s: float
+    gbs: int
+    rampup_step: int
+    dp_overlap: float
+    dp: str
+    tp: str
+    pp: str
+    mbs: str
+    interleave: str
+    zero: str
+    recompute: str
+    sequence_parallel: bool | None
+    allow_uneven: bool
+    params: float
+    tolerance: float
+    aspect: str
+    head_dim: str
+    as_typed: bool
+
+    def shape(self) -> TransformerShape:
+        """The model, from a preset or a config, changed by what else was typed."""
+        base = self._base()
+        changes = {
+            name: getattr(self, name)
+            for name in ("hidden", "heads", "kv_heads", "ffn", "layers", "seq", "vocab")
+            if getattr(self, name)
+        }
+        if {"hidden", "heads"} & changes.keys():
+            changes.setdefault("kv_heads", 0)
+            changes["head_dim"] = 0
+            if "hidden" in changes:
+                changes.setdefault("ffn", round(base.ffn / base.hidden * changes["hidden"]))
+        if self.gated:
+            changes["gated"] = True
+        require_choice(_WHO, "attention", self.attention, ATTENTIONS)
+        return replace(base, **changes, dtype=self._dtype(), fused_attention=self.attention == "flash")
+
+    def _base(self) -> TransformerShape:
+        from quantbench.workload.huggingface import from_config
+        from quantbench.workload.presets import preset
+
+        if self.model and self.config is not None:
+            raise InputError(_WHO, "--model and --config", "one of them")
+        if self.model:
+            return preset(self.model)
+        if self.config is not None:
+            return from_config(self.config)
+        missing = [f"--{name}" for name in ("hidden", "heads", "layers", "vocab") if not getattr(self, name)]
+        if missing:
+            raise InputError(_WHO, "no model", f"--model, --config, or all of {', '.join(missing)}")
+        return TransformerShape(hidden=self.hidden, heads=self.heads, layers=self.layers, vocab=self.vocab)
+
+    def _dtype(self) -> str:
+        if self.dtype:
+            return self.dtype
+        return "fp16" if self.where().device.peak("bf16") is None else "bf16"
+
+    def where(self) -> Cluster:
+        """The cluster: by name, or the reference system of the GPU."""
+        if not self.gpu and not self.cluster:
+            raise InputError(_WHO, "no GPU", "--gpu (quantbench devices lists them) or --cluster")
+        device = gpu_named(self.gpu) if self.gpu else None
+        found = cluster(self.cluster, device) if self.cluster or device is None else reference_cluster(device)
+        node_gb_per_s = self.node_gbit_per_s / _BITS_PER_BYTE
+        return found.changed(gpus_per_node=self.gpus_per_node or None, node_gb_per_s=node_gb_per_s or None)
+
+    def job(self, gpus: int = 0) -> Job:
+        """What is planned for."""
+        for name, value in (("gpus", gpus or self.gpus), ("gbs", self.gbs)):
+            if not value:
+                raise InputError(_WHO, f"no --{name}", f"--{name} as well")
+        return Job(
+            self.shape(), self.where(), gpus or self.gpus, self.gbs, optimizer=self.optimizer or "fused_adam",
+            dropout=self.dropout, dp_overlap=self.dp_overlap, rampup_step=self.rampup_step,
+        )  # fmt: skip
+
+    def space(self) -> Space:
+        """What may vary in a search."""
+        kinds = tuple(self.recompute.split(",")) if self.recompute else RECOMPUTATIONS
+        return Space(
+            dp=_integers("--dp", self.dp), tp=_integers("--tp", self.tp), pp=_integers("--pp", self.pp),
+            mbs=_integers("--mbs", self.mbs), interleave=_integers("--interleave", self.interleave),
+            zero=_integers("--zero", self.zero, low=0) or (0, 1, 2, 3), recompute=kinds,
+            sequence_parallel=self.sequence_parallel, uneven=self.allow_uneven,
+        )  # fmt: skip
+
+    def layout(self) -> Layout:
+        """The one layout that is to be checked."""
+        tp, pp = self._one("tp"), self._one("pp")
+        dp = self._one("dp", default=max(1, self.gpus // (tp * pp)) if self.gpus else 0)
+        found = Layout(
+            dp=dp, tp=tp, pp=pp, mbs=self._one("mbs", default=1), interleave=self._one("interleave", default=1),
+            zero=self._one("zero", default=1, low=0), recompute=self.recompute or "full",
+            sequence_parallel=bool(self.sequence_parallel),
+        )  # fmt: skip
+        layers = self.shape().layers
+        if layers % pp == 0:
+            return found
+        if (layers + 2) % pp == 0:
+            return replace(found, partition="embedding")
+        return replace(found, partition="uneven" if self.allow_uneven else "layers")
+
+    def _one(self, name: str, *, default: int = 0, low: int = 1) -> int:
+        values = _integers(f"--{name}", getattr(self, name), low=low)
+        if not values and default >= low:
+            return default
+        if len(values) != 1:
+            raise InputError(f"{_WHO} --check", f"--{name} {getattr(self, name)!r}", "one value")
+        return values[0]
+
+    def given(self) -> Given:
+        """What the options say about rows that do not say it themselves."""
+        cells = {
+            name: getattr(self, name)
+            for name in ("hidden", "heads", "layers", "seq", "vocab", "gpus", "gbs", "optimizer", "recompute", "ffn")
+            if getattr(self, name)
+        }
+        for name in ("dp", "tp", "pp", "mbs", "interleave", "zero"):
+            values = _integers(f"--{name}", getattr(self, name), low=0)
+            if len(values) > 1:
+                raise InputError(f"{_WHO} --rows", f"--{name} {getattr(self, name)}", "one value for rows without it")
+            if values:
+                cells[name] = values[0]
+        if self.dtype:
+            cells["precision"] = self.dtype
+        if self.sequence_parallel:
+            cells["sequence_parallel"] = True
+        if "recompute" in cells:
+            require_choice(_WHO, "recompute", cells["recompute"], RECOMPUTATIONS)
+        require_choice(_WHO, "attention", self.attention, ATTENTIONS)
+        return Given(
+            cells=cells, cluster=self.cluster, gpu=self.gpu, gpus_per_node=self.gpus_per_node or None,
+            node_gb_per_s=self.node_gbit_per_s / _BITS_PER_BYTE or None, attention=self.attention,
+            dp_overlap=self.dp_overlap, as_typed=self.as_typed,
+        )  # fmt: skip
+
+    def shape_space(self) -> ShapeSpace:
+        """What shapes are tried."""
+        low, high = _range("--aspect", self.aspect)
+        narrow, wide = _range("--head-dim", self.head_dim)
+        return ShapeSpace(
+            parameters=self.params or parameters(self.shape()), tolerance=self.tolerance, aspect=(low, high),
+            head_dim=(int(narrow), int(wide)),
+        )  # fmt: skip
+
+
+def _integers(option: str, text: str, *, low: int = 1) -> tuple[int, ...]:
+    if not text:
+        return ()
+    words = text.split(",")
+    if not all(word.strip().isdigit() and int(word) >= low for word in words):
+        raise InputError(option, repr(text), f"integers of at least {low}, comma separated")
+    return tuple(int(word) for word in words)
+
+
+def _range(option: str, text: str) -> tuple[float, float]:
+    low, colon, high = text.partition(":")
+    try:
+        values = float(low), float(high)
+    except ValueError:
+        values = (0.0, 0.0)
+    if not colon or not 0 < values[0] <= values[1]:
+        raise InputError(option, repr(text), "from:to, both above 0")
+    return values

@@ -1,0 +1,184 @@
+"""Plans as lines and tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from quantbench.cli.plan_options import PlanArguments
+from quantbench.planner.calibration import Calibration
+from quantbench.planner.constraints import Violation
+from quantbench.planner.folklore import Judged
+from quantbench.planner.formulas import parameters
+from quantbench.planner.judge import WORTH_A_WORD, RowResult, Summary
+from quantbench.planner.layout import Job, Layout
+from quantbench.planner.memory import GIB
+from quantbench.planner.predict import Prediction
+from quantbench.planner.search import Found
+from quantbench.planner.shape_search import ShapeFound
+from quantbench.units import percent
+
+_RECOMPUTE = {"full": "full", "selective": "select", "none": "no"}
+_VERDICTS = {"holds": "green", "costs time": "yellow", "fails": "red", "note": "cyan"}
+# A layout within this of the limit may fail on a day when another allocation order fragments more.
+_NEARLY_FULL = 0.95
+
+
+def header_lines(job: Job, calibration: Calibration, note: str) -> list[str]:
+    """What is planned for, on what, and what the times rest on."""
+    shape, where = job.shape, job.cluster
+    heads = f"{shape.heads} heads of {shape.head_dim}"
+    attention = "flash attention" if shape.fused_attention else "unfused attention"
+    rests = "fitted there" if calibration.fitted else calibration.provenance.get("rule", "")
+    return [
+        f"model: {parameters(shape) / 1e9:.1f} B parameters: {shape.layers} layers of {shape.hidden}, {heads}, "
+        f"seq {shape.seq}, vocab {shape.vocab}, {shape.dtype}, {attention}; gbs {job.gbs}, {job.optimizer}",
+        f"machines: {job.gpus} × {where.device.name}, {where.gpus_per_node} per node, {where.node_gb_per_s:g} GB/s "
+        f"between nodes ({where.name})",
+        f"constants: {calibration} ({rests})",
+        f"times: {note}",
+    ]
+
+
+def search_line(job: Job, found: Found, elapsed_s: float) -> str:
+    """How much was looked at, and what became of it."""
+    text = f"{found.looked_at} layouts keep every rule, {len(found.ranked)} of them fit; {elapsed_s:.2f} s"
+    if found.ranked or found.smallest is None:
+        return text
+    layout, needed = found.smallest
+    return f"{text}. The smallest is {layout} with {needed.total_gib:.0f} GiB: more GPUs, or a smaller model"
+
+
+def layouts_table(ranked: Sequence[Prediction], limit_bytes: float) -> Table:
+    """One line per layout, the fastest first."""
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for name in ("DP", "TP", "PP", "MBS", "intlv", "ZeRO", "recomp", "SP", "sec/it", "TFLOPs", "MFU", "GiB", "bubble"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("look at first", no_wrap=True)
+    best = ranked[0].sec_per_it if ranked else 1.0
+    for p in ranked:
+        layout, sec = p.layout, p.iteration.sec
+        full = p.memory.total > _NEARLY_FULL * limit_bytes
+        table.add_row(
+            str(layout.dp), str(layout.tp), str(layout.pp), str(layout.mbs), str(layout.interleave), str(layout.zero),
+            _RECOMPUTE[layout.recompute], "yes" if layout.sequence_parallel else "",
+            f"{sec.mid:.4g} ({sec.low:.3g}–{sec.high:.3g})", f"{p.tflops:.0f}", percent(p.mfu),
+            Text(f"{p.memory.total / GIB:.0f}", style="yellow" if full else ""), percent(p.iteration.bubble_share),
+            p.iteration.bound, style="bold" if p.sec_per_it == best else "",
+        )  # fmt: skip
+    return table
+
+
+def parts_lines(found: Prediction) -> list[str]:
+    """Seconds by what they go to, the largest first."""
+    parts = sorted(found.iteration.parts.items(), key=lambda part: -part[1])
+    total = found.sec_per_it
+    return [
+        f"{name.replace('_', ' '):15} {s:8.2f} s  {percent(s / total):>6}" for name, s in parts if s >= 0.001 * total
+    ]
+
+
+def rules_lines(judged: Sequence[Judged]) -> list[str]:
+    """Each rule with its verdict, and below it where it goes wrong."""
+    lines = []
+    for j in judged:
+        style = _VERDICTS[j.verdict]
+        lines.append(f"[{style}]{j.verdict}[/{style}] {escape(j.rule.text)} ({j.rule.source}): {escape(j.finding)}")
+        if j.verdict != "holds":
+            lines.append(f"    {escape(j.rule.weakness)}")
+    return lines
+
+
+def check_line(broken: Sequence[Violation]) -> str:
+    """How many rules a layout breaks."""
+    strict = sum(v.constraint.strict for v in broken)
+    if not broken:
+        return "keeps every rule"
+    return f"{strict} rules make it impossible, {len(broken) - strict} cost time"
+
+
+def prediction_line(p: Prediction) -> str:
+    """One layout in one line."""
+    sec = p.iteration.sec
+    return (
+        f"{sec.mid:.4g} s per iteration ({sec.low:.3g} to {sec.high:.3g}), {p.tflops:.0f} TFLOPs per GPU, "
+        f"{p.tokens_per_s:.4g} tokens/s, {percent(p.iteration.bubble_share)} bubble, look first at: {p.iteration.bound}"
+    )
+
+
+def next_command(arguments: PlanArguments, layout: Layout) -> str:
+    """How to look closer at a layout."""
+    model = f"--model {arguments.model} " if arguments.model else ""
+    degrees = f"--dp {layout.dp} --tp {layout.tp} --pp {layout.pp} --mbs {layout.mbs} --zero {layout.zero}"
+    return f"quantbench plan --check {model}{degrees} --recompute {layout.recompute} …"
+
+
+def shapes_table(found: Sequence[ShapeFound], budget: float) -> Table:
+    """One line per shape, the fastest first."""
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for name in ("hidden", "heads", "head_dim", "layers", "B params", "sec/it", "scaled", "of best", "TFLOPs", "GiB"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("layout", no_wrap=True)
+    best = min((f.scaled_s for f in found), default=1.0)
+    for f in found:
+        table.add_row(
+            str(f.shape.hidden), str(f.shape.heads), str(f.shape.head_dim), str(f.shape.layers),
+            f"{f.parameters / 1e9:.1f}", f"{f.best.sec_per_it:.2f}", f"{f.scaled_s:.2f}",
+            f"+{100 * (f.scaled_s / best - 1):.1f} %", f"{f.best.tflops:.0f}", f"{f.best.memory.total_gib:.0f}",
+            str(f.best.layout),
+        )  # fmt: skip
+    table.caption = f"scaled: time at {budget / 1e9:.1f} B parameters"
+    return table
+
+
+def best_by_hidden(found: Sequence[ShapeFound]) -> list[ShapeFound]:
+    """The fastest shape of each hidden size, hidden ascending."""
+    best: dict[int, ShapeFound] = {}
+    for f in found:
+        best.setdefault(f.shape.hidden, f)
+    return [best[hidden] for hidden in sorted(best)]
+
+
+def rows_table(results: Sequence[RowResult]) -> Table:
+    """One line per predicted row: predicted beside measured."""
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for name in ("row", "line", "sec/it", "measured", "error", "TFLOPs", "reported", "GiB", "stated"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("layout", no_wrap=True)
+    for r in results:
+        p, row = r.prediction, r.row
+        if p is None:
+            continue
+        missed = r.error is not None and abs(r.error) > WORTH_A_WORD
+        table.add_row(
+            row.row_id, _or_dash(row.line), f"{p.sec_per_it:.2f}", _or_dash(row.sec_per_it),
+            "" if r.error is None else Text(f"{100 * r.error:+.1f} %", style="bold red" if missed else ""),
+            f"{r.tflops:.1f}", _or_dash(row.tflops),
+            Text(f"{p.memory.total_gib:.0f}", style="" if p.fits else "red"),
+            "OOM" if row.status == "oom" else _or_dash(row.mem_gb), str(p.layout),
+        )  # fmt: skip
+    return table
+
+
+def summary_lines(summary: Summary) -> list[str]:
+    """How good the predictions are."""
+    lines = []
+    if summary.rows:
+        lines.append(
+            f"time, {summary.rows} rows: mean error {summary.mape:.2f} %, median {summary.median:.2f} %, bias "
+            f"{summary.bias:+.2f} %, rank correlation {summary.spearman:.3f}"
+        )
+    if summary.memory_rows:
+        lines.append(
+            f"memory, {summary.memory_rows} rows: mean error {summary.memory_mape:.1f} %; {summary.oom_seen} of "
+            f"{summary.oom_rows} rows that ran out of it were predicted to; a row that ran is predicted at most "
+            f"{100 * summary.worst_overrun:+.1f} % over the limit"
+        )
+    return lines
+
+
+def _or_dash(value: float | None) -> str:
+    return "–" if value is None else f"{value:g}"

@@ -1,0 +1,188 @@
+"""What `quantbench plan` does, mode by mode. Each returns whether something was found that makes the exit code 1."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from quantbench.cli import plan_print as show
+from quantbench.cli.console import output, say
+from quantbench.cli.plan_options import PlanArguments
+from quantbench.planner import report
+from quantbench.planner.calibration import shipped
+from quantbench.planner.constraints import violations
+from quantbench.planner.folklore import judge
+from quantbench.planner.judge import misses, predict_rows, summarize
+from quantbench.planner.memory import GIB, limit_bytes
+from quantbench.planner.op_times import BestTimes
+from quantbench.planner.predict import Planner
+from quantbench.planner.row_checks import check_rows
+from quantbench.planner.search import search
+from quantbench.planner.shape_search import shape_search
+from quantbench.planner.table import read_table
+
+
+def search_layouts(arguments: PlanArguments, top: int, as_json: bool) -> bool:
+    """Rank every layout of a job."""
+    job, space = arguments.job(), arguments.space()
+    begun = time.perf_counter()
+    times = BestTimes()(job.cluster.device)
+    calibration = shipped().of(job.cluster)
+    found = search(job, times, calibration, space)
+    elapsed_s = time.perf_counter() - begun
+    judged = judge(job, found)
+    if as_json:
+        answer = {
+            **report.provenance(sys.argv[1:]),
+            "job": report.job_to_json(job, calibration, times.note),
+            "space": asdict(space), "looked_at": found.looked_at, "too_large": found.too_large, "search_s": elapsed_s,
+            "layouts": [report.prediction_to_json(p) for p in found.ranked],
+            "rules_of_thumb": [report.judged_to_json(j) for j in judged],
+        }  # fmt: skip
+        _print_json(answer)
+        return not found.ranked
+    console = output()
+    for line in show.header_lines(job, calibration, times.note):
+        say(console, line)
+    say(console, show.search_line(job, found, elapsed_s))
+    if not found.ranked:
+        return True
+    console.print(show.layouts_table(found.ranked[:top], limit_bytes(job)))
+    say(console, "\nThe fastest layout's iteration, by what takes the time:")
+    for line in show.parts_lines(found.ranked[0]):
+        say(console, f"  {line}")
+    say(console, "\nRules of thumb, held against this search:")
+    for line in show.rules_lines(judged):
+        say(console, f"  {line}")
+    say(console, f"\nNext: {show.next_command(arguments, found.ranked[0].layout)}")
+    return False
+
+
+def check_layout(arguments: PlanArguments, as_json: bool) -> bool:
+    """Hold one layout against every rule, and say what it would take."""
+    layout = arguments.layout()
+    job = arguments.job(gpus=arguments.gpus or layout.dp * layout.tp * layout.pp)
+    broken = violations(job, layout)
+    strict = [v for v in broken if v.constraint.strict]
+    calibration = shipped().of(job.cluster)
+    times = BestTimes()(job.cluster.device)
+    prediction = None if strict else Planner(job, times, calibration).predict(layout)
+    wrong = bool(strict) or (prediction is not None and not prediction.fits)
+    if as_json:
+        answer: dict[str, Any] = {**report.provenance(sys.argv[1:])}
+        answer["job"] = report.job_to_json(job, calibration, times.note)
+        answer["violations"] = [
+            {"rule": v.constraint.rule, "name": v.constraint.name, "strict": v.constraint.strict, "message": v.message}
+            for v in broken
+        ]
+        answer["layout"] = asdict(layout)
+        answer["prediction"] = None if prediction is None else report.prediction_to_json(prediction)
+        _print_json(answer)
+        return wrong
+    console = output()
+    for line in show.header_lines(job, calibration, times.note):
+        say(console, line)
+    say(console, f"{layout}: {show.check_line(broken)}")
+    for violation in broken:
+        style = "red" if violation.constraint.strict else "yellow"
+        word = "impossible" if violation.constraint.strict else "costs time"
+        say(console, f"  [{style}]{word}[/{style}] {violation}")
+    if prediction is not None:
+        limit = limit_bytes(job) / GIB
+        fits = "fits" if prediction.fits else "[red]does not fit[/red]"
+        say(console, f"  memory {prediction.memory.total_gib:.1f} of {limit:.1f} GiB: {fits}")
+        say(console, f"  {show.prediction_line(prediction)}")
+    return wrong
+
+
+def shapes(arguments: PlanArguments, top: int, as_json: bool) -> bool:
+    """Rank shapes of about the same number of parameters."""
+    job, space = arguments.job(), arguments.shape_space()
+    begun = time.perf_counter()
+    times = BestTimes()(job.cluster.device)
+    calibration = shipped().of(job.cluster)
+    found = shape_search(job, times, calibration, space, arguments.space())
+    elapsed_s = time.perf_counter() - begun
+    if as_json:
+        answer = {
+            **report.provenance(sys.argv[1:]), "job": report.job_to_json(job, calibration, times.note),
+            "space": asdict(space), "search_s": elapsed_s, "shapes": [report.shape_to_json(s) for s in found],
+        }  # fmt: skip
+        _print_json(answer)
+        return not found
+    console = output()
+    for line in show.header_lines(job, calibration, times.note):
+        say(console, line)
+    hiddens = len({s.shape.hidden for s in found})
+    budget = f"{space.parameters / 1e9:.1f} B parameters ±{space.tolerance:.0%}"
+    say(console, f"{len(found)} shapes of {hiddens} hidden sizes, {budget}, in {elapsed_s:.1f} s")
+    console.print(show.shapes_table(found[:top], space.parameters))
+    say(console, "\nThe best of each hidden size:")
+    console.print(show.shapes_table(show.best_by_hidden(found), space.parameters))
+    return not found
+
+
+def rows(path: Path, arguments: PlanArguments, as_json: bool) -> bool:
+    """Predict every row of a table and hold it against what was measured."""
+    results = predict_rows(read_table(path), BestTimes(), shipped(), arguments.given())
+    summary = summarize(results)
+    if as_json:
+        missed = [{**r.to_json(), "known": known} for r, known in misses(results)]
+        answer = {
+            **report.provenance(sys.argv[1:]), "file": str(path), "calibrations": shipped().to_json(),
+            "rows": [r.to_json() for r in results], "summary": asdict(summary), "missed_by_more_than_8_percent": missed,
+        }  # fmt: skip
+        _print_json(answer)
+        return False
+    console = output()
+    console.print(show.rows_table(results))
+    for line in show.summary_lines(summary):
+        say(console, line)
+    missed_rows = misses(results)
+    if missed_rows:
+        say(console, "\nMissed by more than 8 %, and what is known:")
+        for result, known in missed_rows:
+            say(console, f"  {result.row.place}: {100 * (result.error or 0):+.1f} %: {known}")
+    unpredicted = [r for r in results if r.prediction is None]
+    if unpredicted:
+        say(console, f"\n{len(unpredicted)} rows are not predicted, the first: {unpredicted[0].problem}")
+    return False
+
+
+def check_table(path: Path, arguments: PlanArguments, as_json: bool) -> bool:
+    """Look for rows that cannot be and cells that contradict each other."""
+    found = check_rows(read_table(path), BestTimes(), shipped())
+    if as_json:
+        answer = {
+            **report.provenance(sys.argv[1:]), "file": str(path),
+            "findings": [
+                {"row_id": f.row.row_id, "line": f.row.line, "kind": f.kind, "message": f.message} for f in found
+            ],
+        }  # fmt: skip
+        _print_json(answer)
+        return bool(found)
+    console = output()
+    for finding in found:
+        say(console, str(finding))
+    count = len({f.row.row_id for f in found})
+    say(console, f"{count} rows of {path.name} have something wrong" if found else f"nothing is wrong in {path.name}")
+    return bool(found)
+
+
+def _print_json(answer: dict[str, Any]) -> None:
+    print(json.dumps(_finite(answer), indent=1, ensure_ascii=False))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no nan."""
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None
+    if isinstance(value, dict):
+        return {str(name): _finite(v) for name, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return str(value) if isinstance(value, Path) else value
