@@ -21,17 +21,20 @@ cores rest while those are computed. OVERLAP lets them work on the next block's 
 Exponentials are of base 2, one instruction each, with log₂e folded into the scale.
 """
 
+# ruff: noqa: N803, N806, E741  (compile-time parameters are written in capitals, as in triton's own kernels; l is the papers' row sum)
+
 import triton
 import triton.language as tl
-from quantbench.kernels.attention_tile import load_rows, multiply_transposed, store_rows
+from quantbench.kernels.attention_tile import head_offset, load_rows, multiply_transposed, store_rows
 
 
 @triton.jit
 def attention_forward(
     q, k, v, q_tail, k_tail, v_tail, o, lse,
-    q_batch_stride, q_head_stride, q_row_stride, k_batch_stride, k_head_stride, k_row_stride,
-    v_batch_stride, v_head_stride, v_row_stride, o_batch_stride, o_head_stride, o_row_stride,
+    q_batch_stride, q_head_stride, k_batch_stride, k_head_stride,
+    v_batch_stride, v_head_stride, o_batch_stride, o_head_stride,
     all_heads, heads, kv_group, side_by_side, seq_q, seq_k, scale_log2e,
+    Q_ROW_STRIDE: tl.constexpr, K_ROW_STRIDE: tl.constexpr, V_ROW_STRIDE: tl.constexpr, O_ROW_STRIDE: tl.constexpr,
     HEAD_DIM: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, ALIGN: tl.constexpr, CAUSAL: tl.constexpr,
     EVEN_K: tl.constexpr, DESCRIPTORS: tl.constexpr, OVERLAP: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -39,9 +42,9 @@ def attention_forward(
     """One program per BLOCK_M rows of one head: grid (ceil(seq_q / BLOCK_M) · all_heads).
 
     q, o: [batch, heads, seq_q, head_dim]. k, v: [batch, heads / kv_group, seq_k, head_dim]. lse: fp32 [batch, heads,
-    seq_q], contiguous, log₂ of the row sums. Strides in elements, multiples of ALIGN; all_heads = batch · heads.
-    side_by_side: heads whose programs run together, so that their k and v stay in the L2 cache.
-    EVEN_K: seq_k % BLOCK_N == 0.
+    seq_q], contiguous, log₂ of the row sums. Strides in elements; batch and head strides are multiples of ALIGN, and
+    descriptors need none. all_heads = batch · heads. side_by_side: heads whose programs run together, so that their k
+    and v stay in the L2 cache. EVEN_K: seq_k % BLOCK_N == 0.
     """
     # Programs start in the order of their ids: group of heads after group, and in each the last row blocks first.
     row_blocks = tl.cdiv(seq_q, BLOCK_M)
@@ -53,12 +56,12 @@ def attention_forward(
     batch, head = batch_head // heads, batch_head % heads
     kv_head = head // kv_group
     if not DESCRIPTORS:
-        q += _head_offset(batch, head, q_batch_stride, q_head_stride, ALIGN)
-        k += _head_offset(batch, kv_head, k_batch_stride, k_head_stride, ALIGN)
-        v += _head_offset(batch, kv_head, v_batch_stride, v_head_stride, ALIGN)
+        q += head_offset(batch, head, q_batch_stride, q_head_stride, ALIGN)
+        k += head_offset(batch, kv_head, k_batch_stride, k_head_stride, ALIGN)
+        v += head_offset(batch, kv_head, v_batch_stride, v_head_stride, ALIGN)
 
-    q_rows, q_rest = load_rows(q, q_tail, batch, head, first_row, q_row_stride, seq_q,
-                               BLOCK_M, MAIN, TAIL, HEAD_DIM, ALIGN, DESCRIPTORS, True)  # fmt: skip
+    q_rows, q_rest = load_rows(q, q_tail, batch, head, first_row, seq_q,
+                               Q_ROW_STRIDE, BLOCK_M, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, True)  # fmt: skip
     rows = first_row + tl.arange(0, BLOCK_M)
     m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     l = tl.zeros((BLOCK_M,), tl.float32)
@@ -72,57 +75,60 @@ def attention_forward(
         edge, end = seq_k // BLOCK_N * BLOCK_N, seq_k
     if OVERLAP:
         acc, acc_rest, m, l = _overlapped(
-            acc, acc_rest, m, l, q_rows, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head, k_row_stride, v_row_stride,
-            edge, end, seq_k, scale_log2e, MAIN, TAIL, HEAD_DIM, ALIGN, DESCRIPTORS, CAUSAL, PRECISION,
-            BLOCK_M, BLOCK_N,
+            acc, acc_rest, m, l, q_rows, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head,
+            edge, end, seq_k, scale_log2e,
+            K_ROW_STRIDE, V_ROW_STRIDE, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, CAUSAL, PRECISION, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     else:
         acc, acc_rest, m, l = _plain(
-            acc, acc_rest, m, l, q_rows, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head, k_row_stride, v_row_stride,
-            0, edge, seq_k, scale_log2e, MAIN, TAIL, HEAD_DIM, ALIGN, DESCRIPTORS, CAUSAL, PRECISION, False, BLOCK_N,
+            acc, acc_rest, m, l, q_rows, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head,
+            0, edge, seq_k, scale_log2e,
+            K_ROW_STRIDE, V_ROW_STRIDE, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, CAUSAL, PRECISION, False, BLOCK_N,
         )  # fmt: skip
         if CAUSAL or not EVEN_K:
             acc, acc_rest, m, l = _plain(
-                acc, acc_rest, m, l, q_rows, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head, k_row_stride,
-                v_row_stride, edge, end, seq_k, scale_log2e, MAIN, TAIL, HEAD_DIM, ALIGN, DESCRIPTORS, CAUSAL,
-                PRECISION, True, BLOCK_N,
+                acc, acc_rest, m, l, q_rows, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head,
+                edge, end, seq_k, scale_log2e,
+                K_ROW_STRIDE, V_ROW_STRIDE, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, CAUSAL, PRECISION, True, BLOCK_N,
             )  # fmt: skip
 
     inverse = 1.0 / l
-    o += _head_offset(batch, head, o_batch_stride, o_head_stride, ALIGN)
-    store_rows(o, acc * inverse[:, None], acc_rest * inverse[:, None], first_row, o_row_stride, seq_q,
-               BLOCK_M, MAIN, TAIL, HEAD_DIM, ALIGN)  # fmt: skip
+    o += head_offset(batch, head, o_batch_stride, o_head_stride, ALIGN)
+    store_rows(o, acc * inverse[:, None], acc_rest * inverse[:, None], first_row, seq_q,
+               O_ROW_STRIDE, BLOCK_M, MAIN, TAIL, HEAD_DIM)  # fmt: skip
     tl.store(lse + batch_head.to(tl.int64) * seq_q + rows, m * scale_log2e + tl.log2(l), mask=rows < seq_q)
 
 
 @triton.jit
 def _plain(
-    acc, acc_rest, m, l, q, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head, k_row_stride, v_row_stride,
+    acc, acc_rest, m, l, q, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head,
     start, end, seq_k, scale_log2e,
-    MAIN: tl.constexpr, TAIL: tl.constexpr, HEAD_DIM: tl.constexpr, ALIGN: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    K_ROW_STRIDE: tl.constexpr, V_ROW_STRIDE: tl.constexpr,
+    MAIN: tl.constexpr, TAIL: tl.constexpr, HEAD_DIM: tl.constexpr, DESCRIPTORS: tl.constexpr,
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Blocks [start, end) of k and v, one after the other; EDGE says that some of their elements do not count."""
     for n in range(start, end, BLOCK_N):
-        k_rows, k_rest = load_rows(k, k_tail, batch, kv_head, n, k_row_stride, seq_k,
-                                   BLOCK_N, MAIN, TAIL, HEAD_DIM, ALIGN, DESCRIPTORS, EDGE)  # fmt: skip
+        k_rows, k_rest = load_rows(k, k_tail, batch, kv_head, n, seq_k,
+                                   K_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, EDGE)  # fmt: skip
         s = multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION)
         if EDGE:
             s = _drop(s, rows, n, seq_k, CAUSAL, BLOCK_N)
         p, shrink, m, l = _softmax(s, m, l, scale_log2e)
         acc *= shrink[:, None]
         acc_rest *= shrink[:, None]
-        v_rows, v_rest = load_rows(v, v_tail, batch, kv_head, n, v_row_stride, seq_k,
-                                   BLOCK_N, MAIN, TAIL, HEAD_DIM, ALIGN, DESCRIPTORS, EDGE)  # fmt: skip
+        v_rows, v_rest = load_rows(v, v_tail, batch, kv_head, n, seq_k,
+                                   V_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, EDGE)  # fmt: skip
         acc, acc_rest = _add_product(acc, acc_rest, p.to(v_rows.dtype), v_rows, v_rest, TAIL, PRECISION)
     return acc, acc_rest, m, l
 
 
 @triton.jit
 def _overlapped(
-    acc, acc_rest, m, l, q, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head, k_row_stride, v_row_stride,
+    acc, acc_rest, m, l, q, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head,
     edge, end, seq_k, scale_log2e,
-    MAIN: tl.constexpr, TAIL: tl.constexpr, HEAD_DIM: tl.constexpr, ALIGN: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    K_ROW_STRIDE: tl.constexpr, V_ROW_STRIDE: tl.constexpr,
+    MAIN: tl.constexpr, TAIL: tl.constexpr, HEAD_DIM: tl.constexpr, DESCRIPTORS: tl.constexpr,
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """All blocks: first those at the edge, then [0, edge) with each block's softmax beside the next block's q·kᵀ.
@@ -135,51 +141,55 @@ def _overlapped(
     - p crosses the loop as plain bits: as a 16-bit float it would be moved to shared memory first;
     - s is read for the last time before the next s is started (x = s - m), so that both can have the same registers.
     """
-    last = (end - 1) // BLOCK_N * BLOCK_N
-    if not CAUSAL:
-        edge = last  # the last block, cut or not
-    if CAUSAL and BLOCK_M > BLOCK_N:
-        acc, acc_rest, m, l = _plain(
-            acc, acc_rest, m, l, q, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head, k_row_stride, v_row_stride,
-            edge, last, seq_k, scale_log2e, MAIN, TAIL, HEAD_DIM, ALIGN, DESCRIPTORS, CAUSAL, PRECISION, True, BLOCK_N,
-        )  # fmt: skip
-    k_rows, k_rest = load_rows(k, k_tail, batch, kv_head, last, k_row_stride, seq_k,
-                               BLOCK_N, MAIN, TAIL, HEAD_DIM, ALIGN, DESCRIPTORS, True)  # fmt: skip
-    s = _drop(multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION), rows, last, seq_k, CAUSAL, BLOCK_N)
-    p, shrink, m, l = _softmax(s, m, l, scale_log2e)
-    acc *= shrink[:, None]
-    acc_rest *= shrink[:, None]
-    bits = p.to(q.dtype).to(tl.int16, bitcast=True)
-    before = last
-    if edge > 0:
-        k_rows, k_rest = load_rows(k, k_tail, batch, kv_head, 0, k_row_stride, seq_k,
-                                   BLOCK_N, MAIN, TAIL, HEAD_DIM, ALIGN, DESCRIPTORS, False)  # fmt: skip
-        s = multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION)
-        for n in range(0, edge - BLOCK_N, BLOCK_N):
-            before = tl.where(n == 0, last, n - BLOCK_N)
-            v_rows, v_rest = load_rows(v, v_tail, batch, kv_head, before, v_row_stride, seq_k,
-                                       BLOCK_N, MAIN, TAIL, HEAD_DIM, ALIGN, DESCRIPTORS, True)  # fmt: skip
-            acc, acc_rest = _add_product(acc, acc_rest, bits.to(q.dtype, bitcast=True), v_rows, v_rest, TAIL, PRECISION)
-            x = s - m[:, None]
-            k_rows, k_rest = load_rows(k, k_tail, batch, kv_head, n + BLOCK_N, k_row_stride, seq_k,
-                                       BLOCK_N, MAIN, TAIL, HEAD_DIM, ALIGN, DESCRIPTORS, False)  # fmt: skip
-            s = multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION)
-            p, shrink, m, l = _softmax_of_difference(x, m, l, scale_log2e)
-            acc *= shrink[:, None]
-            acc_rest *= shrink[:, None]
+    if CAUSAL:
+        EDGE_BLOCKS: tl.constexpr = BLOCK_M // BLOCK_N if BLOCK_M > BLOCK_N else 1
+    else:
+        EDGE_BLOCKS: tl.constexpr = 1
+        edge = (end - 1) // BLOCK_N * BLOCK_N  # the last block, cut or not
+    last = edge + (EDGE_BLOCKS - 1) * BLOCK_N
+    for i in tl.static_range(EDGE_BLOCKS):
+        n = edge + i * BLOCK_N
+        k_rows, k_rest = load_rows(k, k_tail, batch, kv_head, n, seq_k,
+                                   K_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, True)  # fmt: skip
+        s = _drop(multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION), rows, n, seq_k, CAUSAL, BLOCK_N)
+        p, shrink, m, l = _softmax(s, m, l, scale_log2e)
+        acc *= shrink[:, None]
+        acc_rest *= shrink[:, None]
+        if i < EDGE_BLOCKS - 1:
+            v_rows, v_rest = load_rows(v, v_tail, batch, kv_head, n, seq_k,
+                                       V_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, True)  # fmt: skip
+            acc, acc_rest = _add_product(acc, acc_rest, p.to(q.dtype), v_rows, v_rest, TAIL, PRECISION)
+        else:
             bits = p.to(q.dtype).to(tl.int16, bitcast=True)
-        before = tl.where(edge == BLOCK_N, last, edge - 2 * BLOCK_N)
-        v_rows, v_rest = load_rows(v, v_tail, batch, kv_head, before, v_row_stride, seq_k,
-                                   BLOCK_N, MAIN, TAIL, HEAD_DIM, ALIGN, DESCRIPTORS, True)  # fmt: skip
+    k_rows, k_rest = load_rows(k, k_tail, batch, kv_head, 0, seq_k,
+                               K_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, False)  # fmt: skip
+    s = multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION)
+    for n in range(0, edge - BLOCK_N, BLOCK_N):
+        before = tl.where(n == 0, last, n - BLOCK_N)
+        v_rows, v_rest = load_rows(v, v_tail, batch, kv_head, before, seq_k,
+                                   V_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, True)  # fmt: skip
         acc, acc_rest = _add_product(acc, acc_rest, bits.to(q.dtype, bitcast=True), v_rows, v_rest, TAIL, PRECISION)
-        p, shrink, m, l = _softmax_of_difference(s - m[:, None], m, l, scale_log2e)
+        x = s - m[:, None]
+        k_rows, k_rest = load_rows(k, k_tail, batch, kv_head, n + BLOCK_N, seq_k,
+                                   K_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, False)  # fmt: skip
+        s = multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION)
+        p, shrink, m, l = _softmax_of_difference(x, m, l, scale_log2e)
         acc *= shrink[:, None]
         acc_rest *= shrink[:, None]
         bits = p.to(q.dtype).to(tl.int16, bitcast=True)
-        before = edge - BLOCK_N
-    v_rows, v_rest = load_rows(v, v_tail, batch, kv_head, before, v_row_stride, seq_k,
-                               BLOCK_N, MAIN, TAIL, HEAD_DIM, ALIGN, DESCRIPTORS, True)  # fmt: skip
+    # What is left: p·v of the block before the last whole one, and the last whole one. Where there is none (the first
+    # row block), block 0 takes its place and counts for nothing: a branch here would cost the overlap above.
+    before = tl.where(edge > BLOCK_N, edge - 2 * BLOCK_N, last)
+    v_rows, v_rest = load_rows(v, v_tail, batch, kv_head, before, seq_k,
+                               V_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, True)  # fmt: skip
     acc, acc_rest = _add_product(acc, acc_rest, bits.to(q.dtype, bitcast=True), v_rows, v_rest, TAIL, PRECISION)
+    x = tl.where(edge > 0, s - m[:, None], float("-inf"))
+    p, shrink, m, l = _softmax_of_difference(x, m, l, scale_log2e)
+    acc *= shrink[:, None]
+    acc_rest *= shrink[:, None]
+    v_rows, v_rest = load_rows(v, v_tail, batch, kv_head, tl.maximum(edge - BLOCK_N, 0), seq_k,
+                               V_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, True)  # fmt: skip
+    acc, acc_rest = _add_product(acc, acc_rest, p.to(q.dtype), v_rows, v_rest, TAIL, PRECISION)
     return acc, acc_rest, m, l
 
 
@@ -218,9 +228,3 @@ def _add_product(acc, acc_rest, p, v, v_rest, TAIL: tl.constexpr, PRECISION: tl.
     if TAIL > 0:
         acc_rest = tl.dot(p, v_rest, acc_rest, input_precision=PRECISION)
     return acc, acc_rest
-
-
-@triton.jit
-def _head_offset(batch, head, batch_stride, head_stride, ALIGN: tl.constexpr):
-    """Elements from a tensor's beginning to one head of one sample, a multiple of ALIGN."""
-    return (batch.to(tl.int64) * batch_stride + head.to(tl.int64) * head_stride) // ALIGN * ALIGN

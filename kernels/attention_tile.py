@@ -12,21 +12,30 @@ Two ways to load:
   is the cliff of misaligned head_dim: 108 and 100 load 8 bytes at a time, 150 loads 4.
 """
 
+# ruff: noqa: N803  (compile-time parameters are written in capitals, as in triton's own kernels)
+
 import triton
 import triton.language as tl
 
 
 @triton.jit
+def head_offset(batch, head, batch_stride, head_stride, ALIGN: tl.constexpr):
+    """Elements from a tensor's beginning to one head of one sample, a multiple of ALIGN."""
+    return (batch.to(tl.int64) * batch_stride + head.to(tl.int64) * head_stride) // ALIGN * ALIGN
+
+
+@triton.jit
 def load_rows(
-    source, tail, batch, head, row, row_stride, rows_end,
-    ROWS: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, HEAD_DIM: tl.constexpr, ALIGN: tl.constexpr,
+    source, tail, batch, head, row, rows_end,
+    ROW_STRIDE: tl.constexpr, ROWS: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, HEAD_DIM: tl.constexpr,
     DESCRIPTORS: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows of one head from `row` on, as (ROWS × MAIN, ROWS × TAIL); the second is unused when TAIL is 0.
 
     source, tail: descriptors of [batch, head, row, head_dim] with boxes of MAIN and TAIL columns; or source is a
-    pointer to the head's first element. row_stride: elements, a multiple of ALIGN. BOUNDED: rows from `rows_end` on
-    are read as zeros (descriptors do so in any case).
+    pointer to the head's first element. ROW_STRIDE: elements; being constant, it leaves one address register per
+    thread where each load would have its own. BOUNDED: rows from `rows_end` on are read as zeros (descriptors do so
+    in any case).
     """
     if DESCRIPTORS:
         main = source.load([batch, head, row, 0]).reshape(ROWS, MAIN)
@@ -34,24 +43,22 @@ def load_rows(
         if TAIL > 0:
             rest = tail.load([batch, head, row, MAIN]).reshape(ROWS, TAIL)
     else:
-        # 64 bits up to the block's first row, 32 within the block: fewer registers. The stride is written so that the
-        # compiler knows its divisor, which decides the width of the loads.
-        stride = row_stride // ALIGN * ALIGN
-        first = source + row * stride.to(tl.int64)
-        main = _load_part(first, stride, rows_end - row, 0, ROWS, MAIN, HEAD_DIM, BOUNDED)
+        first = source + row * tl.full((), ROW_STRIDE, tl.int64)  # 64 bits up to the block's first row, 32 within
+        main = _load_part(first, rows_end - row, ROW_STRIDE, 0, ROWS, MAIN, HEAD_DIM, BOUNDED)
         rest = main
         if TAIL > 0:
-            rest = _load_part(first, stride, rows_end - row, MAIN, ROWS, TAIL, HEAD_DIM, BOUNDED)
+            rest = _load_part(first, rows_end - row, ROW_STRIDE, MAIN, ROWS, TAIL, HEAD_DIM, BOUNDED)
     return main, rest
 
 
 @triton.jit
 def _load_part(
-    first, stride, rows_left, FIRST: tl.constexpr,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr, BOUNDED: tl.constexpr,
+    first, rows_left,
+    ROW_STRIDE: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BOUNDED: tl.constexpr,
 ):  # fmt: skip
     rows, cols = tl.arange(0, ROWS), FIRST + tl.arange(0, WIDTH)
-    at = first + rows[:, None] * stride + cols[None, :]
+    at = first + rows[:, None] * ROW_STRIDE + cols[None, :]
     if BOUNDED and FIRST + WIDTH > HEAD_DIM:
         part = tl.load(at, mask=(rows[:, None] < rows_left) & (cols[None, :] < HEAD_DIM), other=0.0)
     elif BOUNDED:
@@ -65,24 +72,23 @@ def _load_part(
 
 @triton.jit
 def store_rows(
-    target, main, rest, row, row_stride, rows_end,
-    ROWS: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, HEAD_DIM: tl.constexpr, ALIGN: tl.constexpr,
+    target, main, rest, row, rows_end,
+    ROW_STRIDE: tl.constexpr, ROWS: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
     """Write ROWS × (MAIN + TAIL) values to the rows from `row` on of one head, as far as they lie inside."""
-    stride = row_stride // ALIGN * ALIGN
-    first = target + row * stride.to(tl.int64)
-    _store_part(first, main, stride, rows_end - row, 0, ROWS, MAIN, HEAD_DIM)
+    first = target + row * tl.full((), ROW_STRIDE, tl.int64)
+    _store_part(first, main, rows_end - row, ROW_STRIDE, 0, ROWS, MAIN, HEAD_DIM)
     if TAIL > 0:
-        _store_part(first, rest, stride, rows_end - row, MAIN, ROWS, TAIL, HEAD_DIM)
+        _store_part(first, rest, rows_end - row, ROW_STRIDE, MAIN, ROWS, TAIL, HEAD_DIM)
 
 
 @triton.jit
 def _store_part(
-    first, values, stride, rows_left, FIRST: tl.constexpr,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr,
+    first, values, rows_left,
+    ROW_STRIDE: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
     rows, cols = tl.arange(0, ROWS), FIRST + tl.arange(0, WIDTH)
-    at = first + rows[:, None] * stride + cols[None, :]
+    at = first + rows[:, None] * ROW_STRIDE + cols[None, :]
     inside = rows[:, None] < rows_left
     if FIRST + WIDTH > HEAD_DIM:
         inside = inside & (cols[None, :] < HEAD_DIM)
