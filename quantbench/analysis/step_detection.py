@@ -69,9 +69,9 @@ class PiecewiseFit:
 class Pieces:
     """The best pieces of each curve, as found.
 
-    starts: per curve, the first point of each piece. cost: squared residuals over variance, and the penalties (curves,).
-    freedom: degrees of freedom left to the residuals (curves,). chi2: their squares over variance (curves,), about
-    `freedom` where sigma is right.
+    starts: per curve, the first point of each piece. cost: squared residuals over variance, and the penalties. freedom:
+    degrees of freedom left to the residuals. chi2: their squares over variance, about `freedom` where sigma is right.
+    These three are (curves,).
     """
 
     log_size: Floats
@@ -103,9 +103,9 @@ def find_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
             trend = _trend(sums, _Flat.of(new_starts, points), trend)
     flat = _Flat.of(starts, points)
     per_piece = _Sums(log_size, log_time, sigma, trends).cost(flat.curve, flat.start, flat.stop)
-    chi2 = np.bincount(flat.curve, per_piece, minlength=curves)
+    chi2 = np.bincount(flat.curve, per_piece, minlength=curves).astype(np.float64)
     # A piece of one point has no freedom left; their prior leaves the slopes of the others about half a parameter.
-    spent = np.bincount(flat.curve, np.where(flat.stop - flat.start > 1, 1.5, 1.0), minlength=curves)
+    spent = np.bincount(flat.curve, np.where(flat.stop - flat.start > 1, 1.5, 1.0), minlength=curves).astype(np.float64)
     return Pieces(log_size, log_time, sigma, tuple(starts), trends, cost, np.maximum(points - spent, 0.0), chi2)
 
 
@@ -172,7 +172,8 @@ def _moments(sums: Floats) -> tuple[Floats, ...]:
 
 def _cost(moments: tuple[Floats, ...]) -> Floats:
     _, _, _, suu, suz, szz = moments
-    return szz - suz**2 / (suu + _Sums.ridge)
+    cost: Floats = szz - suz**2 / (suu + _Sums.ridge)
+    return cost
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,8 @@ def _trend(sums: _Sums, pieces: _Flat, trend: Floats) -> Floats:
     total = weight.sum(axis=1, keepdims=True)
     mean_slope = np.divide(weighted_slope.sum(axis=1, keepdims=True), total, out=trend.copy(), where=total > 0)
     blend = (weighted_slope @ near + sums.ridge * mean_slope) / (weight @ near + sums.ridge)
-    return np.clip(blend, *_TREND_RANGE)
+    clipped: Floats = np.clip(blend, *_TREND_RANGE)
+    return clipped
 
 
 def _describe(sums: _Sums, curve: int, starts: Ints, u: Floats, trend: Floats) -> PiecewiseFit:

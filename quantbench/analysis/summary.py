@@ -25,7 +25,8 @@ class Point:
     latency_us: median of the samples; low_us, high_us: its 95 % confidence interval. count: how often the shape at
     this place runs it. tflops, gb_per_s: useful work over the median. peak_share: of the dense peak for products and
     attention, of the memory bandwidth for softmax; None where the device's figure is not known. num_samples: accepted
-    samples behind the median; noise: their relative standard deviation (0 for a single figure).
+    samples behind the median; noise: their relative standard deviation (0 for a single figure). clock_mhz: median SM
+    clock beside the samples; None where the device did not tell.
     """
 
     key: str
@@ -44,6 +45,7 @@ class Point:
     grade: Grade
     num_samples: int
     noise: float
+    clock_mhz: float | None
 
 
 @dataclass(frozen=True)
@@ -102,11 +104,13 @@ def _points(record: Record, outcome: Measured, spec: DeviceSpec) -> Iterable[Poi
     work = record.workload
     tflops = work.flops / latency_us / 1e6
     gb_per_s = work.min_bytes / latency_us / 1e3
+    clocks_mhz = outcome.measurement.clocks_mhz
+    clock_mhz = median(clocks_mhz) if clocks_mhz else None
     for place in record.places:
         yield Point(
             record.key, place.axes, place.op, place.count, record.provider, work, record.launch, latency_us,
             interval.low, interval.high, tflops, gb_per_s, peak_share(work, latency_us, spec), outcome.grade,
-            len(samples_us), spread,
+            len(samples_us), spread, clock_mhz,
         )  # fmt: skip
 
 

@@ -1,0 +1,199 @@
+"""Why the time steps between two neighbouring sizes: from what was recorded of the kernels, else from arithmetic.
+
+Questions in this order: did the clock fall? did the library change kernel? did rows lose their alignment? does the
+number of waves, or of tiles, rise? does the working set outgrow the cache? The first yes that can be as large as the
+step is its cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import exp, log
+
+from quantbench.analysis.blocks import TileInUse, num_blocks, padded, row_alignment_bytes
+from quantbench.analysis.summary import Point
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import require_choice
+from quantbench.launch import Launch
+from quantbench.quantization import cdiv
+from quantbench.units import percent, size
+
+KINDS = ("throttling", "kernel change", "alignment", "wave edge", "tile edge", "memory boundary", "unexplained")
+EVIDENCE = ("identity", "arithmetic", "clock")
+
+# An effect must be able to make up this share of a step's height to be called its cause.
+_ENOUGH = 0.5
+# The clock must account for more: products draw the clock down a little wherever they do more work at a time.
+_ENOUGH_CLOCK = 0.5
+# Where the working set passes the cache, the loss begins a little before and ends a little after.
+_CACHE_EDGE = 1.15
+# How many points further on are asked whether the time came back with the alignment.
+_LOOK_AHEAD = 8
+
+
+@dataclass(frozen=True)
+class Cause:
+    """kind: one of KINDS. words: for people. evidence: `identity` where the recorded kernels say so, `arithmetic` where
+    it is worked out from sizes and a tile, `clock` where the recorded clock does."""
+
+    kind: str
+    words: str
+    evidence: str
+
+    def __post_init__(self) -> None:
+        require_choice("Cause", "kind", self.kind, KINDS)
+        require_choice("Cause", "evidence", self.evidence, EVIDENCE)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step as it was found: between points `index` and `index + 1` of a curve's `points`, by `log_jump`."""
+
+    points: Sequence[Point]
+    index: int
+    log_jump: float
+
+    @property
+    def before(self) -> Point:
+        return self.points[self.index]
+
+    @property
+    def after(self) -> Point:
+        return self.points[self.index + 1]
+
+
+#: the tile of a point: that of its launch, the one recovered from the steps, or the one assumed for the device; None
+#: where no tile can be believed
+TileOf = Callable[[Point], TileInUse | None]
+
+
+def cause_of(step: Step, spec: DeviceSpec, tile_of: TileOf) -> Cause:
+    """The cause of one step up or down."""
+    old, new = tile_of(step.before), tile_of(step.after)
+    evidence = "identity" if old and new and old.identified and new.identified else "arithmetic"
+    found = (
+        _throttling(step)
+        or _kernel_change(step)
+        or _alignment(step, tile_of)
+        or (_more_blocks(step, old, new, evidence) if old and new else None)
+        or _padding(step)
+        or _memory(step, spec)
+    )
+    return found or Cause("unexplained", _nothing_fits(old, new), evidence)
+
+
+def _throttling(step: Step) -> Cause | None:
+    old, new = step.before.clock_mhz, step.after.clock_mhz
+    if not old or not new or log(old / new) / step.log_jump < _ENOUGH_CLOCK:
+        return None
+    return Cause("throttling", f"the SM clock went from {old:.0f} to {new:.0f} MHz", "clock")
+
+
+def _kernel_change(step: Step) -> Cause | None:
+    old, new = step.before.launch, step.after.launch
+    if old is None or new is None or (old.kernel, _work_of(old)) == (new.kernel, _work_of(new)):
+        return None
+    words = f"the library changed from {_name(old, new)} to {_name(new, old)}"
+    misaligned = _misaligned(step)
+    return Cause("kernel change", f"{words}, as {misaligned}" if misaligned else words, "identity")
+
+
+def _work_of(launch: Launch) -> tuple[int, int, int] | None:
+    tile = launch.tile
+    return None if tile is None else (tile.block_m, tile.block_n, tile.split_k)
+
+
+def _name(launch: Launch, other: Launch) -> str:
+    """The tile where that tells the two apart, else the kernel's name."""
+    if launch.tile is not None and other.tile is not None and str(launch.tile) != str(other.tile):
+        return str(launch.tile)
+    return launch.kernel if len(launch.kernel) <= 60 else f"{launch.kernel[:57]}…"
+
+
+def _misaligned(step: Step) -> str | None:
+    """How rows lose their alignment across a step up (or regain it across one down)."""
+    aligned, other = (step.before, step.after) if step.log_jump > 0 else (step.after, step.before)
+    whole, broken = row_alignment_bytes(aligned.workload), row_alignment_bytes(other.workload)
+    if whole is None or broken is None or broken >= whole:
+        return None
+    for needed in (16, 128):
+        if broken < needed <= whole:
+            verb = "are" if step.log_jump > 0 else "were"
+            return f"rows {verb} aligned to {broken} bytes, not {needed}"
+    return None
+
+
+def _alignment(step: Step, tile_of: TileOf) -> Cause | None:
+    words = _misaligned(step)
+    if words is None:
+        return None
+    back = _came_back(step, tile_of)
+    if back is None:  # nothing further on tells: rows below 16 bytes cannot be loaded whole, 128 are a nicety
+        back = "not 16" in words
+    return Cause("alignment", words, "arithmetic") if back else None
+
+
+def _came_back(step: Step, tile_of: TileOf) -> bool | None:
+    """Whether, with the alignment restored and no more waves than behind the step, the time is what it was before it;
+    None where no such point lies near."""
+    if step.log_jump < 0:
+        return None
+    whole, waves = row_alignment_bytes(step.before.workload), _waves(step.after, tile_of)
+    for point in step.points[step.index + 2 : step.index + 2 + _LOOK_AHEAD]:
+        if row_alignment_bytes(point.workload) == whole and _waves(point, tile_of) == waves:
+            return log(point.latency_us / step.before.latency_us) < step.log_jump / 2
+    return None
+
+
+def _waves(point: Point, tile_of: TileOf) -> int | None:
+    used = tile_of(point)
+    blocks = None if used is None else num_blocks(point.workload, used.tile)
+    return None if used is None or blocks is None else cdiv(blocks, used.resident_blocks)
+
+
+def _more_blocks(step: Step, old: TileInUse, new: TileInUse, evidence: str) -> Cause | None:
+    before, after = num_blocks(step.before.workload, old.tile), num_blocks(step.after.workload, new.tile)
+    if before is None or after is None or (before < after) != (step.log_jump > 0):
+        return None
+    waves = cdiv(before, old.resident_blocks), cdiv(after, new.resident_blocks)
+    if new.waves and waves[0] != waves[1] and log(waves[1] / waves[0]) / step.log_jump >= _ENOUGH:
+        last = after - (waves[1] - 1) * new.resident_blocks
+        words = f"{new.words}: {waves[0]} to {waves[1]} waves, the last {percent(last / new.resident_blocks)} full"
+        return Cause("wave edge", words, evidence)
+    # Tiles that fit into the waves there are anyway cost nothing, unless waves are not what runs.
+    if (not new.waves or waves[0] == waves[1] == 1) and log(after / before) / step.log_jump >= _ENOUGH:
+        return Cause("tile edge", f"{new.words}: {before} to {after} tiles", evidence)
+    return None
+
+
+def _padding(step: Step) -> Cause | None:
+    old, new = padded(step.before.workload), padded(step.after.workload)
+    if old is None or new is None or old[2] == new[2] or log(new[2] / old[2]) / step.log_jump < _ENOUGH:
+        return None
+    name, needed, padded_to = new
+    return Cause("tile edge", f"{name} = {needed} pads to {padded_to}, {old[1]} to {old[2]}", "arithmetic")
+
+
+def _memory(step: Step, spec: DeviceSpec) -> Cause | None:
+    small, large = sorted((step.before.workload.min_bytes, step.after.workload.min_bytes))
+    grows = step.after.workload.min_bytes >= step.before.workload.min_bytes
+    if small >= spec.l2_bytes * _CACHE_EDGE or large <= spec.l2_bytes / _CACHE_EDGE or small == large:
+        return None
+    if grows != (step.log_jump > 0):
+        return None
+    words = f"the working set passes {size(large)}, the last-level cache holds {size(spec.l2_bytes)}"
+    return Cause("memory boundary", words, "arithmetic")
+
+
+def _nothing_fits(old: TileInUse | None, new: TileInUse | None) -> str:
+    if old is None or new is None:
+        return "no kernel was recorded, and no single tile explains the steps of this run"
+    if old.identified and new.identified:
+        return "the same kernel on both sides, and no edge of its tile that could cost as much"
+    return f"no edge of a {new.words} that could cost as much"
+
+
+def height_words(log_jump: float) -> str:
+    """`1.31x` for a step up, `0.85x` for one down."""
+    return f"{exp(log_jump):.2f}x"

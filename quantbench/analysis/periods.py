@@ -1,0 +1,171 @@
+"""The period of a staircase: how far its steps are apart, and which tile on how many SMs makes them so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from quantbench.analysis.blocks import compute_bound
+from quantbench.analysis.curve_fits import FittedCurve
+from quantbench.analysis.period import Recovered, recover
+from quantbench.analysis.staircase import (
+    BLOCK_SIDES,
+    CPU_BLOCK_SIDES,
+    MOST_BLOCKS_PER_SM,
+    UNKNOWN_RESIDENT,
+    Explanation,
+    candidates,
+)
+from quantbench.device.registry import known
+from quantbench.device.spec import DeviceSpec
+from quantbench.latency.roofline import assumed_tile
+from quantbench.workload import Gemm, Workload
+
+# Curves that are held against the candidates: more of a table's hundreds only take time. Points, where every number of
+# blocks from a range is a candidate.
+_MOST_CURVES = 48
+_MOST_POINTS_BLIND = 600
+# Fewer points than this show no period.
+_FEWEST_POINTS = 6
+# Between sizes further apart than this (in log size) there may be any number of steps.
+COARSE = 0.125
+
+
+@dataclass(frozen=True)
+class Period:
+    """What explains the steps of one family of curves (op, provider, variant) along `axis`.
+
+    spacing: axis units between one step and the next, with its standard error; None where fewer than three steps were
+    found or they are not evenly spaced. num_curves: curves that were held against the candidates. sm_count: of the
+    device, None where it was not used.
+    """
+
+    axis: str
+    op: str
+    provider: str
+    variant: str
+    recovered: Recovered
+    sm_count: int | None
+    num_curves: int
+    spacing: float | None = None
+    spacing_error: float | None = None
+    chosen: Explanation | None = field(default=None)
+
+    @property
+    def family(self) -> tuple[str, str, str]:
+        return (self.op, self.provider, self.variant)
+
+    @property
+    def clear(self) -> bool:
+        """Whether one class of explanations is sure."""
+        return self.recovered.verdict == "clear"
+
+    @property
+    def tile_words(self) -> str:
+        """`128x256 tile on 108 SMs`, of the explanation that is named first."""
+        return "" if self.chosen is None else explanation_words(self.chosen, self.sm_count)
+
+
+def explanation_words(explanation: Explanation, sm_count: int | None) -> str:
+    """`128x256 tile on 108 SMs`, `64x64 tile, 2 blocks on each of 108 SMs`; `…, 97 blocks at a time` where that is no
+    multiple of the SMs."""
+    tile = f"{explanation.block_m}x{explanation.block_n} tile"
+    per_sm = explanation.per_sm(sm_count)
+    if sm_count == 1:
+        return tile
+    if per_sm is None:
+        return f"{tile}, {explanation.resident_blocks} blocks at a time"
+    return f"{tile} on {sm_count} SMs" if per_sm == 1 else f"{tile}, {per_sm} blocks on each of {sm_count} SMs"
+
+
+def find_periods(fitted: Sequence[FittedCurve], spec: DeviceSpec, *, blind: bool = False) -> tuple[Period, ...]:
+    """The period of each family of products, along the axis that shows it best.
+
+    blind: as if the device's number of SMs were not known. Families without enough close points are left out.
+    """
+    families: dict[tuple[str, str, str], dict[str, list[FittedCurve]]] = {}
+    for one in fitted:
+        if isinstance(one.curve.points[0].workload, Gemm) and _close_gaps(one) >= _FEWEST_POINTS - 1:
+            families.setdefault(one.curve.family, {}).setdefault(one.curve.axis, []).append(one)
+    found = []
+    for by_axis in families.values():
+        axis = max(by_axis, key=lambda name: sum(_close_gaps(one) for one in by_axis[name]))
+        found.append(_period(by_axis[axis], spec, blind=blind))
+    return tuple(found)
+
+
+def _close_gaps(one: FittedCurve) -> int:
+    return int((np.diff(one.curve.log_size) <= COARSE).sum())
+
+
+def _period(curves: Sequence[FittedCurve], spec: DeviceSpec, *, blind: bool) -> Period:
+    chosen = _choose(curves, spec, _MOST_POINTS_BLIND if blind else None)
+    sides, resident = _what_to_try(spec, blind=blind)
+    products = [[p.workload for p in one.curve.points if isinstance(p.workload, Gemm)] for one in chosen]
+    recovered = recover(chosen, candidates(products, sides, resident))
+    curve = curves[0].curve
+    sm_count = None if blind else spec.sm_count
+    best = min(recovered.best, key=lambda e: _strangeness(e, sm_count, spec))
+    spacing, error = _spacing(curves)
+    return Period(
+        curve.axis, *curve.family, recovered, sm_count, len(chosen), spacing, error,
+        best if recovered.verdict == "clear" else None,
+    )  # fmt: skip
+
+
+def _what_to_try(spec: DeviceSpec, *, blind: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sides of tiles, and numbers of blocks at a time. One block at a time stands for kernels that run tile after tile
+    without waves (one core; persistent kernels that share the last ones out)."""
+    if spec.kind == "cpu":
+        return CPU_BLOCK_SIDES, (1,)
+    if blind:
+        return BLOCK_SIDES, (1, *range(*UNKNOWN_RESIDENT))
+    return BLOCK_SIDES, (1, *(spec.sm_count * per_sm for per_sm in range(1, MOST_BLOCKS_PER_SM + 1)))
+
+
+def _choose(curves: Sequence[FittedCurve], spec: DeviceSpec, most_points: int | None) -> list[FittedCurve]:
+    """Curves that arithmetic bounds (memory hides waves), evenly from among them."""
+    bound = [one for one in curves if compute_bound(_middle(one), spec)] or list(curves)
+    number = min(len(bound), _MOST_CURVES)
+    if most_points is not None:
+        number = min(number, max(1, most_points // max(len(one.curve.points) for one in bound)))
+    return [bound[i * len(bound) // number] for i in range(number)]
+
+
+def _middle(one: FittedCurve) -> Workload:
+    return one.curve.points[len(one.curve.points) // 2].workload
+
+
+def _strangeness(explanation: Explanation, sm_count: int | None, spec: DeviceSpec) -> tuple[float, ...]:
+    """What decides which of several equal explanations is named: few blocks per SM (where the SMs are not known, a
+    number that some card has), sides that are powers of two, a size near the one assumed for the device."""
+    counts = {sm_count} if sm_count else {known_spec.sm_count for known_spec in known()}
+    per_sm = min((explanation.resident_blocks / c for c in counts if explanation.resident_blocks % c == 0), default=99)
+    assumed = assumed_tile(spec).tile
+    sides = (explanation.block_m, explanation.block_n)
+    odd = sum(side & (side - 1) != 0 for side in sides)
+    away = abs(np.log(sides[0] / assumed.block_m)) + abs(np.log(sides[1] / assumed.block_n))
+    return (per_sm, odd, float(away), *sides)
+
+
+def _spacing(curves: Sequence[FittedCurve]) -> tuple[float | None, float | None]:
+    """Mean distance between steps on the curve with the most of them, and its standard error. Steps that were missed
+    leave gaps of a whole number of distances."""
+    best: list[float] = []
+    for one in curves:
+        sizes = one.curve.sizes
+        rises = [b for b in one.fit.breaks if b.log_jump > 4 * b.standard_error]
+        places = [(sizes[b.index] + sizes[b.index + 1]) / 2 for b in rises]
+        best = max(best, places, key=len)
+    if len(best) < 3:
+        return None, None
+    usual = float(np.median([b - a for a, b in pairwise(best)]))
+    number = np.array([0, *np.cumsum([max(1, round((b - a) / usual)) for a, b in pairwise(best)])], dtype=np.float64)
+    slope, offset = np.polyfit(number, best, 1)
+    scatter = float(np.std(np.array(best) - slope * number - offset, ddof=2 if len(best) > 2 else 1))
+    if scatter > slope / 2:
+        return None, None
+    return float(slope), scatter / float(np.sqrt(((number - number.mean()) ** 2).sum()))
