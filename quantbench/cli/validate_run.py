@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from quantbench.cli.console import output, say
 from quantbench.errors import InputError
 from quantbench.units import duration
-from quantbench.validate.adaptive import adaptive_contests
+from quantbench.validate.adaptive import ADAPTIVE_GPUS, adaptive_contests
 from quantbench.validate.attention_runner import attention_lines
 from quantbench.validate.gemm_runner import Plan, Step, run_contests
 from quantbench.validate.plan import packaged_contests, packaged_gpus, table_contests
@@ -72,8 +72,9 @@ def _plan(table: Path | None, gpus: Sequence[str], rows: int, dtype: str, *, ada
         if len(gpus) != 1:
             raise InputError("validate", f"--table {table} with {len(gpus)} --gpu", "one --gpu: where it was measured")
         return table_contests(table, gpus[0], rows, dtype)
-    chosen = tuple(gpus) or packaged_gpus()
-    return adaptive_contests(chosen, rows, dtype) if adaptive else packaged_contests(chosen, rows, dtype)
+    if adaptive:
+        return adaptive_contests(tuple(gpus) or ADAPTIVE_GPUS, rows, dtype)
+    return packaged_contests(tuple(gpus) or packaged_gpus(), rows, dtype)
 
 
 def _say(

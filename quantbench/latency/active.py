@@ -20,8 +20,8 @@ IntArray = npt.NDArray[np.int64]
 _SUSPECTED_STEP = 0.05
 # Neighbours further apart than this are two sizes, not two sides of an edge.
 _NEIGHBOUR_RATIO = 1.02
-# Length over which a measured shape lowers the worth of others, in log2 of each size.
-_REACH = 1.0
+# A model that is sure of a shape (it may be wrong) still leaves it a small chance.
+_LEAST_WIDTH = 0.01
 
 
 class _Predicted(Protocol):
@@ -40,12 +40,12 @@ class Model(Protocol):
 
 
 def next_points(
-    model: Model, candidates: tuple[IntArray, IntArray, IntArray], count: int, *, edge_share: float = 0.3
+    model: Model, candidates: tuple[IntArray, IntArray, IntArray], count: int, *, edge_share: float = 0.3, seed: int = 0
 ) -> IntArray:
     """Indices of `count` of the candidates (m, n, k), each (rows,), in the order they should be measured.
 
-    A share `edge_share` goes to both sides of the steepest suspected edges, the rest to the widest intervals; whatever
-    is chosen lowers the worth of what lies near it, so that one doubtful corner does not take everything.
+    A share `edge_share` goes to both sides of the steepest suspected edges. The rest is drawn with odds of the squared
+    width of the interval: always taking the widest would crowd into the few corners that no model gets right.
     """
     m, n, k = candidates
     require_int("next_points", "count", count, high=len(m))
@@ -58,21 +58,10 @@ def next_points(
         if len(chosen) + 2 > edge_share * count:
             break
         chosen += [i for i in (low, high) if i not in chosen]
-    where = np.log2(np.column_stack([m, n, k]).astype(float))
-    worth = width.copy()
-    for i in chosen:
-        worth *= _discount(where, i)
-    while len(chosen) < count:
-        worth[chosen] = -1.0
-        best = int(np.argmax(worth))
-        chosen.append(best)
-        worth *= _discount(where, best)
-    return np.array(chosen, dtype=np.int64)
-
-
-def _discount(where: FloatArray, at: int) -> FloatArray:
-    squared = ((where - where[at]) ** 2).sum(axis=1) / _REACH**2
-    return np.asarray(1.0 - np.exp(-squared / 2.0))
+    left = np.setdiff1d(np.arange(len(m)), chosen)
+    odds = np.maximum(width[left], _LEAST_WIDTH) ** 2
+    drawn = np.random.default_rng(seed).choice(left, count - len(chosen), replace=False, p=odds / odds.sum())
+    return np.concatenate([np.array(chosen, dtype=np.int64), drawn])
 
 
 def _edges(m: IntArray, n: IntArray, k: IntArray, latency_us: FloatArray, width: FloatArray) -> list[tuple[int, int]]:
