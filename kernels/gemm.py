@@ -126,8 +126,8 @@ def plan(
     if not autotune:
         return build(picked)
     menu = tiles(architecture(capability), checked.gemm.dtype, schedule, align_bytes(checked))
-    choices = {replace(choice, split_k=picked.split_k) for choice in menu}
-    return build(_fastest(build, sorted(choices, key=str), (checked, schedule, operands, a.device)))
+    choices = [replace(choice, split_k=picked.split_k) for choice in menu]
+    return build(_fastest(build, choices, (checked, schedule, operands, a.device)))
 
 
 _FASTEST: dict[tuple[Any, ...], Tile] = {}

@@ -33,8 +33,9 @@ class Config:
     """One kernel: schedule, tile (every field filled in) and how data moves.
 
     load_descriptors, store_descriptors: operands by TMA descriptors, the result by one. subtiles: in how many parts a
-    tile is written (1 or 2). flatten: one loop over tiles and steps (persistent only). max_registers: per thread, where
-    the compiler must be told. group_m: see `GROUP_M`.
+    tile is written (1 or 2). flatten: one loop over tiles and steps (persistent only). warp_specialize: warps of their
+    own for loading, multiplying and writing (persistent on Blackwell; on Hopper triton 3.6 and 3.7 fail or ignore it).
+    max_registers: per thread, where the compiler must be told. group_m: see `GROUP_M`.
     """
 
     schedule: str
@@ -43,6 +44,7 @@ class Config:
     store_descriptors: bool
     subtiles: int
     flatten: bool
+    warp_specialize: bool
     max_registers: int | None
     group_m: int = GROUP_M
 
@@ -64,13 +66,16 @@ def configure(
     in_parts = schedule == "split_k" and tile.split_k > 1  # the parts are fp32 and go by pointers
     store = load and operands.c.descriptor and not in_parts
     large = tile.elements >= _SUBTILE_ELEMENTS
+    narrow = operands.gemm.dtype != "tf32"  # its copies for transposing take the shared memory
+    specialize = schedule == "persistent" and load and capability[0] == 10 and (tile.num_warps or 0) >= 4 and narrow
     return Config(
         schedule=schedule,
         tile=tile,
         load_descriptors=load,
         store_descriptors=store,
         subtiles=2 if schedule == "stream_k" or (store and large) else 1,
-        flatten=schedule == "persistent" and load and large,
+        flatten=schedule == "persistent" and load and (large or specialize),
+        warp_specialize=specialize,
         max_registers=_max_registers(operands.gemm.dtype, tile, capability),
     )
 
@@ -106,7 +111,7 @@ def constexprs(operands: Operands, config: Config) -> dict[str, Any]:
     if config.schedule in ("data_parallel", "split_k"):
         values["SPLIT_K"] = tile.split_k
     if config.schedule == "persistent":
-        values["FLATTEN"] = config.flatten
+        values |= {"FLATTEN": config.flatten, "WARP_SPECIALIZE": config.warp_specialize}
     return values
 
 

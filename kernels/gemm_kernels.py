@@ -239,12 +239,13 @@ def gemm_persistent(
     LOAD_DESCRIPTORS: tl.constexpr, STORE_DESCRIPTORS: tl.constexpr, BATCHED: tl.constexpr,
     EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SUBTILES: tl.constexpr, FLATTEN: tl.constexpr,
+    SUBTILES: tl.constexpr, FLATTEN: tl.constexpr, WARP_SPECIALIZE: tl.constexpr,
 ):  # fmt: skip
     """One program per block slot of the device, each of which computes tiles p, p + P, p + 2P, …: grid (P).
 
     FLATTEN joins the loop over tiles and the loop over steps into one, so that its software pipeline does not drain
     between tiles: the first loads of a tile are under way while the tile before is still being written.
+    WARP_SPECIALIZE (Blackwell) gives loading, multiplying and writing to warps of their own.
     """
     tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
     tiles = tiles_m * tiles_n
@@ -253,7 +254,9 @@ def gemm_persistent(
     if FLATTEN:
         # The index of the tile to be written is counted apart from the one being loaded, which runs ahead.
         written = tl.program_id(0) - programs
-        for index in tl.range(tl.program_id(0), tiles * batches, programs, flatten=True):
+        for index in tl.range(
+            tl.program_id(0), tiles * batches, programs, flatten=True, warp_specialize=WARP_SPECIALIZE
+        ):
             tile_m, tile_n = _tile_position(index % tiles, tiles_m, tiles_n, GROUP_M)
             acc = _accumulate(
                 a, b, index // tiles, tile_m, tile_n, 0, steps, m, n, k, lda, ldb, batch_stride_a, batch_stride_b,
