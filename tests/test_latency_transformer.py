@@ -77,6 +77,7 @@ def test_interval_of_a_sum() -> None:
     # Two equal parts of ±10: ±14.1 if their errors cancel, ±20 if they add up, √((200 + 400) / 2) when half of each.
     found = total([op(100, 10), op(100, 10)])
     assert (found.latency_us, found.high_us) == pytest.approx((200, 200 + 300**0.5))
+    assert total([op(100, 10), op(100, 10)], correlation=1.0).low_us == pytest.approx(180)
     assert total([op(100, 10, count=3)]).low_us == pytest.approx(270)
     with pytest.raises(InputError, match=r"no ops; expected at least one"):
         total([])

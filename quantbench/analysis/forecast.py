@@ -8,7 +8,6 @@ from itertools import product
 
 from quantbench.analysis.explain import idle_reasons
 from quantbench.analysis.summary import peak_share
-from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.transformer import OpEstimate, ShapeEstimate, TransformerModel, total
 from quantbench.sweep.axes import Axis
@@ -61,13 +60,14 @@ def forecast(axes: Sequence[Axis], held: Held, model: TransformerModel, *, skip_
     if not places:
         raise InputError("predict", "no place is left to predict", "axes and ops that have places in common")
     answers = iter(model.predict_ops([op for _, ops in places for op in ops]))
-    rows = [_row(at, [next(answers) for _ in ops], model.device) for at, ops in places]
+    rows = [_row(at, [next(answers) for _ in ops], model) for at, ops in places]
     return Forecast(tuple(rows), tuple(impossible))
 
 
-def _row(axes: dict[str, int], ops: list[OpEstimate], spec: DeviceSpec) -> ForecastRow:
+def _row(axes: dict[str, int], ops: list[OpEstimate], model: TransformerModel) -> ForecastRow:
+    spec = model.device
     shares = [peak_share(o.op.workload, o.work.estimate.latency_us, spec) for o in ops]
-    estimate = total(ops)
+    estimate = total(ops, model.correlation)
     known = [share * o.total_us for share, o in zip(shares, ops, strict=True) if share is not None]
     worst = min(zip(shares, ops, strict=True), key=lambda pair: (pair[0] is None, pair[0] or 0.0, pair[1].op.label))[1]
     return ForecastRow(

@@ -10,22 +10,35 @@ from quantbench.latency.attention import AttentionModel
 from quantbench.latency.gemm_menu import Menu
 from quantbench.latency.gemm_model import GemmModel, shipped_model
 from quantbench.latency.softmax import SoftmaxModel
-from quantbench.latency.transformer import GemmPredictor, TransformerModel, WorkEstimate
+from quantbench.latency.transformer import (
+    CORRELATION,
+    UNMEASURED_CORRELATION,
+    GemmPredictor,
+    TransformerModel,
+    WorkEstimate,
+)
 from quantbench.workload import Gemm
 
 
 def best_models(device: DeviceSpec, dtype: str) -> TransformerModel:
     """Models of products of `dtype`, of softmax and of attention on `device`."""
-    return TransformerModel(device, _gemm(device, dtype), SoftmaxModel.prior(device), AttentionModel.best(device))
+    gemm, measured = _gemm(device, dtype)
+    return TransformerModel(
+        device, gemm, SoftmaxModel.prior(device), AttentionModel.best(device),
+        CORRELATION if measured else UNMEASURED_CORRELATION,
+    )  # fmt: skip
 
 
-def _gemm(device: DeviceSpec, dtype: str) -> GemmPredictor:
+def _gemm(device: DeviceSpec, dtype: str) -> tuple[GemmPredictor, bool]:
+    """The predictor of products, and whether anything was measured behind it."""
     if dtype == "fp16" and device.peak("bf16") == device.peak("fp16"):
         shipped = shipped_model(device.name, "bf16")
         if shipped is not None:
             # The same bytes at the same peak, by kernels of the same tiles.
-            return _predictor(shipped, f"; fp16 is taken to run as the bf16 that was measured on {device.name}")
-    return _predictor(GemmModel.best(device, dtype=dtype), "")
+            note = f"; fp16 is taken to run as the bf16 that was measured on {device.name}"
+            return _predictor(shipped, note), True
+    model = GemmModel.best(device, dtype=dtype)
+    return _predictor(model, ""), model.rows > 0
 
 
 def _predictor(model: GemmModel, addition: str) -> GemmPredictor:
