@@ -1,0 +1,41 @@
+"""Predicted times: what a product, a softmax, an attention or a whole transformer shape takes, and how surely.
+
+The models are imported when they are first asked for, so that light parts of this package stay light.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quantbench.latency.attention import AttentionModel
+    from quantbench.latency.best import best_models
+    from quantbench.latency.estimate import Estimate, Estimates
+    from quantbench.latency.gemm_model import GemmModel
+    from quantbench.latency.softmax import SoftmaxModel
+    from quantbench.latency.transformer import TransformerModel
+
+_MODULES = {
+    "AttentionModel": "attention",
+    "Estimate": "estimate",
+    "Estimates": "estimate",
+    "GemmModel": "gemm_model",
+    "SoftmaxModel": "softmax",
+    "TransformerModel": "transformer",
+    "best_models": "best",
+}
+
+__all__ = [
+    "AttentionModel",
+    "Estimate",
+    "Estimates",
+    "GemmModel",
+    "SoftmaxModel",
+    "TransformerModel",
+    "best_models",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
