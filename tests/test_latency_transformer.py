@@ -1,9 +1,12 @@
 """A whole shape's time is the sum of its ops, with an interval between 'all errors cancel' and 'all errors add up'."""
 
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import pytest
 
+from quantbench import latency
 from quantbench.device import lookup
 from quantbench.errors import InputError
 from quantbench.latency.attention import AttentionModel
@@ -81,3 +84,14 @@ def test_interval_of_a_sum() -> None:
     assert total([op(100, 10, count=3)]).low_us == pytest.approx(270)
     with pytest.raises(InputError, match=r"no ops; expected at least one"):
         total([])
+
+
+def test_the_models_are_offered_by_name_and_loaded_when_asked_for() -> None:
+    code = (
+        "import sys, quantbench.latency as latency; assert 'numpy' not in sys.modules;"
+        "assert latency.SoftmaxModel.__module__ == 'quantbench.latency.softmax'; assert 'scipy' not in sys.modules;"
+        "assert [n for n in latency.__all__ if not getattr(latency, n)] == []"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match=r"module 'quantbench.latency' has no attribute 'Oracle'"):
+        getattr(latency, "Oracle")  # noqa: B009
