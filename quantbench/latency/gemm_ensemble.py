@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,6 +14,7 @@ from quantbench.latency.gemm_residual import Member
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+IndexArray = npt.NDArray[np.intp]
 
 # Rows whose (rows, kernels) arrays together stay in a core's cache.
 CHUNK = 256
@@ -56,10 +57,12 @@ def shape_keys(m: FloatArray, n: FloatArray, k: FloatArray) -> IntArray:
 
 @dataclass(frozen=True)
 class Answer:
-    """(rows,) each. log_us: the prediction. variance: of log time, between members and between trees."""
+    """log_us, variance: (rows,) the prediction, and its variance between members and between trees, log time.
+    kernels: (members, rows) index of the kernel that each member finds fastest."""
 
     log_us: FloatArray
     variance: FloatArray
+    kernels: IndexArray
 
 
 @dataclass(frozen=True)
@@ -88,32 +91,42 @@ class Ensemble:
             return answer
         rows, half = np.flatnonzero(k > _LEAST_K), k / 2
         while len(rows):
-            physics = self.physics(m[rows], n[rows], half[rows])
-            rows = rows[physics + self.most > best[rows]]
+            bound = self._at_most(answer.kernels[:, rows], m[rows], n[rows], half[rows])
+            rows = rows[bound + self.most > best[rows]]
             if len(rows):
                 best[rows] = np.maximum(best[rows], self.raw(m[rows], n[rows], half[rows]).log_us)
             half = half / 2
             rows = rows[2 * half[rows] > _LEAST_K]
-        return Answer(best, answer.variance)
+        return replace(answer, log_us=best)
+
+    def _at_most(self, kernels: IndexArray, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
+        """No less than the cost model's log time, (rows,), cheaply: that of one kernel instead of the best of all."""
+        total = np.zeros(len(m))
+        for member, kernel in zip(self.members, kernels, strict=True):
+            shapes = Shapes(self.machine, self.menu.by_row(kernel), m, n, k)
+            total += member.physics(shapes)[0]
+        return total / len(self.members)
 
     def raw(self, m: FloatArray, n: FloatArray, k: FloatArray) -> Answer:
         """The members' mean, as it is."""
         log_us, variance = np.empty(len(m)), np.empty(len(m))
+        kernels = np.empty((len(self.members), len(m)), dtype=np.intp)
         for start in range(0, len(m), CHUNK):
             part = slice(start, start + CHUNK)
-            log_us[part], variance[part] = self._raw(m[part], n[part], k[part])
-        return Answer(log_us, variance)
+            log_us[part], variance[part], kernels[:, part] = self._raw(m[part], n[part], k[part])
+        return Answer(log_us, variance, kernels)
 
-    def _raw(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def _raw(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[FloatArray, FloatArray, IndexArray]:
         deep = np.maximum(k, _LEAST_K)
         shapes = Shapes(self.machine, self.menu, m, n, deep)
         reference = None if self.reference is None else self.reference.at(m, n, deep)
-        log_us, within = [], []
+        log_us, within, kernels = [], [], []
         for member in self.members:
             physics, parts = member.physics(shapes)
+            kernels.append(parts.log_time.argmin(axis=1))
             correction = np.zeros(len(m))
             if member.forest is not None:
-                x = member.features(shapes, physics, parts, member.weights(parts), reference)
+                x = member.features(self.menu, shapes, physics, parts, member.weights(parts), reference)
                 correction, spread = member.correction(x, reference)
                 within.append(spread)
             log_us.append(physics + correction)
@@ -121,7 +134,7 @@ class Ensemble:
         short = k < _LEAST_K
         if short.any():
             mean[short] += self._physics(m[short], n[short], k[short]) - self._physics(m[short], n[short], deep[short])
-        return mean, np.var(log_us, axis=0) + (np.mean(within, axis=0) if within else 0.0)
+        return mean, np.var(log_us, axis=0) + (np.mean(within, axis=0) if within else 0.0), np.stack(kernels)
 
     def physics(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
         """The cost model alone, the members' mean, (rows,), log µs."""
@@ -136,8 +149,7 @@ class Ensemble:
         """What the trees add to the cost model, the members' mean, (rows,), log time."""
         return self.raw(m, n, k).log_us - self.physics(m, n, k)
 
-    def parts(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[Shapes, Parts, FloatArray]:
-        """The first member's view of shapes: rows × kernels, what times are made of, and the choice's weights."""
-        shapes = Shapes(self.machine, self.menu, m, n, k)
-        parts = self.members[0].physics(shapes)[1]
-        return shapes, parts, self.members[0].weights(parts)
+    def view(self, kernel: IndexArray, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[Shapes, Parts]:
+        """What the first member says of one kernel for each row; arrays are (rows, 1)."""
+        shapes = Shapes(self.machine, self.menu.by_row(kernel), m, n, k)
+        return shapes, self.members[0].physics(shapes)[1]

@@ -21,9 +21,8 @@ def choice_weights(parts: Parts, width: float) -> FloatArray:
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
-def feature_matrix(shapes: Shapes, log_us: FloatArray, parts: Parts, weights: FloatArray) -> Float32Array:
+def feature_matrix(menu: Menu, shapes: Shapes, log_us: FloatArray, parts: Parts, weights: FloatArray) -> Float32Array:
     """(rows, features) of the shapes whose cost model says log_us and parts, and takes kernels by `weights`."""
-    menu = shapes.menu
     log_m, log_n, log_k = np.log2(shapes.m), np.log2(shapes.n), np.log2(shapes.k)
     per_time = weights / np.exp(parts.log_time)
     columns = [log_m, log_n, log_k, log_m + log_n, log_n + log_k, log_m + log_k, log_m + log_n + log_k, log_us]
@@ -42,9 +41,15 @@ def feature_matrix(shapes: Shapes, log_us: FloatArray, parts: Parts, weights: Fl
     nearest = np.partition(far, min(4, far.shape[1] - 1), axis=1)
     columns += [nearest[:, min(1, far.shape[1] - 1)], nearest[:, min(4, far.shape[1] - 1)]]
     columns += _watched(shapes)
-    columns += _gaps(far, menu.tile_index, range(len(menu.tiles)))
-    columns += _gaps(far, menu.split_k, SPLITS)
-    return np.stack(columns, axis=1).astype(np.float32)
+    stacked = np.empty((len(far), len(columns) + len(menu.tiles) + len(SPLITS)), dtype=np.float32)
+    for i, column in enumerate(columns):
+        stacked[:, i] = column
+    gaps = stacked[:, len(columns) :]
+    gaps[...] = _FAR
+    gaps[:, np.unique(menu.tile_index)] = _least_by(far, menu.tile_index)
+    split_place = np.searchsorted(SPLITS, menu.split_k)
+    gaps[:, len(menu.tiles) + np.unique(split_place)] = _least_by(far, split_place)
+    return stacked
 
 
 def _watched(shapes: Shapes) -> list[FloatArray]:
@@ -58,10 +63,8 @@ def _watched(shapes: Shapes) -> list[FloatArray]:
     return columns
 
 
-def _gaps(far: FloatArray, group_of: npt.NDArray[np.generic], groups: range | tuple[int, ...]) -> list[FloatArray]:
-    """Log time by which the best kernel of each group is slower than the best of all, at most _FAR."""
-    columns = []
-    for group in groups:
-        members = np.flatnonzero(group_of == group)
-        columns.append(far[:, members].min(axis=1) if len(members) else np.full(len(far), _FAR))
-    return columns
+def _least_by(far: FloatArray, group: npt.NDArray[np.intp]) -> FloatArray:
+    """(rows, groups) the least of each group's columns: how much slower its best kernel is than the best of all."""
+    order = np.argsort(group, kind="stable")
+    starts = np.flatnonzero(np.diff(group[order], prepend=-1))
+    return np.asarray(np.minimum.reduceat(far[:, order], starts, axis=1))

@@ -33,7 +33,10 @@ class Forest:
         """Trees that explain y (rows,) by x (rows, features), each leaf holding at least `leaf` rows."""
         from sklearn.ensemble import ExtraTreesRegressor
 
-        grown = ExtraTreesRegressor(trees, min_samples_leaf=leaf, max_features=0.3, random_state=seed, n_jobs=1)
+        deepest = int(np.ceil(np.log2(len(y)))) + 3  # every level costs a walk over all rows and trees
+        grown = ExtraTreesRegressor(
+            trees, min_samples_leaf=leaf, max_depth=deepest, max_features=0.3, random_state=seed, n_jobs=1
+        )
         grown.fit(x, y)
         parts = [e.tree_ for e in grown.estimators_]
         starts = np.cumsum([0] + [t.node_count for t in parts])

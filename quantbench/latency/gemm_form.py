@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
-from quantbench.latency.gemm_menu import LARGEST_TILE, Menu
+from quantbench.latency.gemm_menu import LARGEST_TILE, Menu, RowKernels
 from quantbench.latency.gemm_parameters import Values
 from quantbench.latency.tape import exp, log, maximum, minimum, sigmoid, soft_minimum, value_of
 from quantbench.workload.dtypes import DTYPES
@@ -60,7 +60,7 @@ class Machine:
 class Shapes:
     """Everything about rows × kernels that does not depend on a parameter."""
 
-    def __init__(self, machine: Machine, menu: Menu, m: FloatArray, n: FloatArray, k: FloatArray) -> None:
+    def __init__(self, machine: Machine, menu: Menu | RowKernels, m: FloatArray, n: FloatArray, k: FloatArray) -> None:
         self.machine, self.menu = machine, menu
         self.m, self.n, self.k = m, n, k
         rows, cols, depth = m[:, None], n[:, None], k[:, None]

@@ -75,6 +75,17 @@ class Menu:
         """(kernels,) resident blocks, as the accumulator's registers allow."""
         return np.clip(np.floor(LARGEST_TILE / (self.block_m * self.block_n)), 1, MOST_BLOCKS_PER_SM)
 
+    def by_row(self, kernel: npt.NDArray[np.intp]) -> RowKernels:
+        """One kernel for each row, (rows,) indices."""
+        index = kernel[:, None]
+        return RowKernels(
+            tile_index=self.tile_index[index],
+            split_k=self.split_k[index],
+            block_m=self.block_m[index],
+            block_n=self.block_n[index],
+            blocks_per_sm=self.blocks_per_sm[index],
+        )
+
     def nearest(self, block_m: int, block_n: int, split_k: int) -> int:
         """Index of the kernel closest to a recorded tile and split, in factors."""
         distance = (
@@ -83,3 +94,14 @@ class Menu:
             + np.abs(np.log2(self.split_k / split_k))
         )
         return int(np.argmin(distance))
+
+
+@dataclass(frozen=True)
+class RowKernels:
+    """A single kernel for each row, as (rows, 1) arrays: what Menu has as (kernels,)."""
+
+    tile_index: npt.NDArray[np.intp]
+    split_k: FloatArray
+    block_m: FloatArray
+    block_n: FloatArray
+    blocks_per_sm: FloatArray

@@ -24,7 +24,7 @@ from quantbench.latency import gemm_codec
 from quantbench.latency.gemm_ensemble import CHUNK, Ensemble, Reference, shape_keys
 from quantbench.latency.gemm_estimates import GemmEstimates
 from quantbench.latency.gemm_fit import Measured, Prior
-from quantbench.latency.gemm_form import Machine
+from quantbench.latency.gemm_form import Machine, Shapes
 from quantbench.latency.gemm_menu import Menu
 from quantbench.latency.gemm_prior import Known, choose, family, near, pooled, shipped_pool
 from quantbench.latency.gemm_residual import Growth, Member
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from quantbench.workload import Gemm
 
 FloatArray = npt.NDArray[np.float64]
+IndexArray = npt.NDArray[np.intp]
 
 _LARGEST = 2**21 - 1
 _SIBLING_EFFORT = Effort(members=1, rows_first=600, growth=Growth(trees=20, leaf=3))
@@ -146,12 +147,15 @@ class GemmModel:
         sizes = _sizes("GemmModel.predict", *(w.ravel() for w in wide))
         answer = self.ensemble.monotone(*sizes)
         log_us = answer.log_us
+        kernel = answer.kernels[0]
         if launches is not None:
-            log_us = self._known_kernels(sizes, log_us, launches)
+            recorded = _kernels(self.ensemble.menu, launches, len(log_us))
+            log_us = self._known_kernels(sizes, log_us, recorded)
+            kernel = np.where(recorded >= 0, recorded, kernel)
         peak_us = 2.0 * sizes[0] * sizes[1] * sizes[2] / self.ensemble.machine.flop_per_us
         latency_us = np.maximum(np.exp(log_us), peak_us)
         factor = np.exp(self.interval.half_width(answer.variance))
-        kernel, waves, bound = self._beliefs(sizes, launches)
+        waves, bound = self._beliefs(sizes, kernel)
         menu = self.ensemble.menu
         return GemmEstimates(
             latency_us=latency_us,
@@ -166,7 +170,7 @@ class GemmModel:
         ).reshape(wide[0].shape)
 
     def predict_gemms(self, gemms: Sequence[Gemm]) -> list[WorkEstimate]:
-        """Estimates of workloads of the model's dtype, in order. A batch counts as one product with batch times the rows."""
+        """Estimates of workloads of the model's dtype, in order; a batch counts as batch times the rows."""
         from quantbench.latency.estimate import Estimate
         from quantbench.latency.transformer import WorkEstimate
         from quantbench.launch import Tile
@@ -184,47 +188,33 @@ class GemmModel:
             out.append(WorkEstimate(estimate, launch, int(found.num_waves[i]), self.note))
         return out
 
-    def _known_kernels(
-        self, sizes: tuple[FloatArray, ...], log_us: FloatArray, launches: Sequence[Launch | None]
-    ) -> FloatArray:
+    def _known_kernels(self, sizes: tuple[FloatArray, ...], log_us: FloatArray, kernel: IndexArray) -> FloatArray:
         """Where the kernel is known, the cost model's time of that kernel in the place of its choice's."""
-        kernel = _kernels(self.ensemble.menu, launches, len(log_us))
         named = np.flatnonzero(kernel >= 0)
         out = log_us.copy()
         for start in range(0, len(named), CHUNK):
             rows = named[start : start + CHUNK]
             m, n, k = (x[rows] for x in sizes)
-            shapes = self.ensemble_shapes(m, n, k)
+            shapes = Shapes(self.ensemble.machine, self.ensemble.menu, m, n, k)
             for member in self.ensemble.members:
                 chosen, parts = member.physics(shapes)
                 own = parts.log_time[np.arange(len(rows)), kernel[rows]]
                 out[rows] += (own - chosen) / len(self.ensemble.members)
         return out
 
-    def ensemble_shapes(self, m: FloatArray, n: FloatArray, k: FloatArray) -> Any:
-        """Rows × kernels of the model's machine and menu."""
-        from quantbench.latency.gemm_form import Shapes
-
-        return Shapes(self.ensemble.machine, self.ensemble.menu, m, n, k)
-
     def _beliefs(
-        self, sizes: tuple[FloatArray, ...], launches: Sequence[Launch | None] | None
-    ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64], npt.NDArray[np.str_]]:
-        """Kernel index, waves and bound of each row, as the first member sees them."""
-        rows = len(sizes[0])
-        kernel, waves = np.zeros(rows, dtype=np.intp), np.zeros(rows, dtype=np.int64)
-        bound = np.empty(rows, dtype="<U7")
-        recorded = _kernels(self.ensemble.menu, launches, rows)
-        for start in range(0, rows, CHUNK):
+        self, sizes: tuple[FloatArray, ...], kernel: IndexArray
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.str_]]:
+        """Waves and bound of each row, as the first member sees them for the kernel of each row."""
+        waves, bound = np.zeros(len(kernel), dtype=np.int64), np.empty(len(kernel), dtype="<U7")
+        for start in range(0, len(kernel), CHUNK):
             part = slice(start, start + CHUNK)
-            shapes, parts, weights = self.ensemble.parts(*(x[part] for x in sizes))
-            best = np.where(recorded[part] >= 0, recorded[part], weights.argmax(axis=1))
-            at = (np.arange(len(best)), best)
-            traffic = np.maximum(np.maximum(parts.memory[at], parts.write[at]), parts.l2[at])
-            kernel[part], waves[part] = best, shapes.waves[at]
-            busy = np.where(parts.arithmetic[at] >= traffic, "compute", "memory")
-            bound[part] = np.where(np.log(2.0 * parts.joined[at]) < parts.log_time[at], "latency", busy)
-        return kernel, waves, bound
+            shapes, parts = self.ensemble.view(kernel[part], *(x[part] for x in sizes))
+            traffic = np.maximum(np.maximum(parts.memory, parts.write), parts.l2)
+            busy = np.where(parts.arithmetic >= traffic, "compute", "memory")
+            waves[part] = shapes.waves[:, 0]
+            bound[part] = np.where(np.log(2.0 * parts.joined) < parts.log_time, "latency", busy)[:, 0]
+        return waves, bound
 
     def known(self, table: str = "") -> Known:
         """Its cost model's parameters as a prior for other GPUs."""

@@ -46,7 +46,7 @@ PARAMETERS = (
     Parameter("write", "log cost of a written byte over a read one", 0.0, 0.15),
     Parameter("l2_to_sm", "log bandwidth between L2 and the SMs over that of memory", np.log(3.0), 0.5),
     Parameter("overlap", "log(p - 1) of the norm that joins arithmetic and traffic", np.log(2.0), 0.5),
-    Parameter("write_overlap", "log(p - 1) of the norm that joins the main loop and the writing of c", np.log(0.7), 1.0),
+    Parameter("write_overlap", "log(p - 1) of the norm that joins the main loop and writing c", np.log(0.7), 1.0),
     Parameter("launch", "log µs of an empty kernel", np.log(2.2), 0.4),
     Parameter("prologue", "log µs that a block of 128 × 128 adds to it", np.log(0.3), 0.8),
     Parameter("wave", "log µs between waves", np.log(0.4), 0.8),

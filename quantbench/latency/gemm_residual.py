@@ -49,10 +49,16 @@ class Member:
         return choice_weights(parts, max(width, _NARROWEST_CHOICE))
 
     def features(
-        self, shapes: Shapes, log_us: FloatArray, parts: Parts, weights: FloatArray, reference: FloatArray | None
+        self,
+        menu: Menu,
+        shapes: Shapes,
+        log_us: FloatArray,
+        parts: Parts,
+        weights: FloatArray,
+        reference: FloatArray | None,
     ) -> Float32Array:
         """What the forest sees; a reference's residual, (rows,), is its last column."""
-        x = feature_matrix(shapes, log_us, parts, weights)
+        x = feature_matrix(menu, shapes, log_us, parts, weights)
         return x if reference is None else np.column_stack([x, reference.astype(np.float32)])
 
     def correction(self, x: Float32Array, reference: FloatArray | None) -> tuple[FloatArray, FloatArray]:
@@ -86,8 +92,8 @@ def train_member(
     deviation = 1.4826 * float(np.median(np.abs(residual - centre))) + 1e-6
     clipped = np.clip(residual, centre - _CLIP * deviation, centre + _CLIP * deviation)
     forest = Forest.grow(x, clipped, trees=growth.trees, leaf=growth.leaf, seed=seed)
-    most = 1.5 * float(np.quantile(np.abs(clipped if reference is None else clipped + slope * reference), 0.995))
-    return Member(parameters, forest, slope, most)
+    fitted = forest.predict(x)[0] + (0.0 if reference is None else slope * reference)
+    return Member(parameters, forest, slope, float(np.abs(fitted).max()))
 
 
 _CHUNK = 1000
@@ -102,6 +108,6 @@ def _residual(
         shapes = Shapes(machine, menu, rows.m[part], rows.n[part], rows.k[part])
         predicted, parts = member.physics(shapes)
         known = None if reference is None else reference[part]
-        features.append(member.features(shapes, predicted, parts, member.weights(parts), known))
+        features.append(member.features(menu, shapes, predicted, parts, member.weights(parts), known))
         residual.append(rows.log_us[part] - predicted)
     return np.concatenate(features), np.concatenate(residual)

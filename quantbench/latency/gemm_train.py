@@ -25,11 +25,13 @@ FEWEST_ROWS = 20
 FEWEST_FOR_TREES = 60
 _FOLDS = 5
 _COVERED = 0.90
+# A fold has one member and four fifths of the rows: its errors are this much larger than the whole ensemble's.
+_FOLD_EXCESS = 1.04
 # Members after the first start from a prior and from rows that are shaken by this much, so that they differ where the
 # rows leave them free.
 _SHAKEN_PRIOR, _SHAKEN_ROWS = 0.7, 0.08
 _MOST_EXTRA_TILES = 8
-_UNLIKELY = 0.02
+_UNLIKELY = 0.04
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def _likely(machine: Machine, menu: Menu, rows: Measured, vectors: Sequence[Floa
     for vector in vectors:
         member = Member(vector, None)
         weights = member.weights(member.physics(shapes)[1])
-        likely = np.maximum(likely, np.quantile(weights, 0.995, axis=0))
+        likely = np.maximum(likely, np.quantile(weights, 0.98, axis=0))
     kept = likely > _UNLIKELY
     kept[rows.kernel[rows.kernel >= 0]] = True
     place = np.cumsum(kept) - 1
@@ -158,4 +160,5 @@ def _calibrate(
     variance += np.var(between, axis=0)
     floor = 0.5 * float(np.median(error)) + 1e-3
     rank = min(1.0, _COVERED * (1.0 + 1.0 / len(rows)))
-    return Interval(float(np.quantile(error / np.sqrt(variance + floor**2), rank)), floor)
+    factor = float(np.quantile(error / np.sqrt(variance + floor**2), rank))
+    return Interval(factor / _FOLD_EXCESS, floor)
