@@ -8,6 +8,7 @@ import typer
 from quantbench import __version__
 from quantbench.cli import options as o
 from quantbench.cli.compare import compare
+from quantbench.cli.import_megatron import import_megatron_log
 from quantbench.cli.importing import import_aiconfigurator, import_csv, import_vidur
 from quantbench.cli.plan import plan
 from quantbench.cli.predict import predict
@@ -62,5 +63,6 @@ _import = typer.Typer(no_args_is_help=True, help="Foreign tables become runs lik
 _import.command("aiconfigurator")(import_aiconfigurator)
 _import.command("vidur")(import_vidur)
 _import.command("csv")(import_csv)
+_import.command("megatron-log")(import_megatron_log)
 app.add_typer(_import, name="import")
 app.command(short_help="How good predictions are: docs' table.")(validate)

@@ -1,0 +1,316 @@
+"""Training logs of Megatron-LM and Megatron-DeepSpeed: iterations with time, tokens per second, TFLOPs and loss.
+
+One line an iteration, fields between bars, in an order that differs from release to release:
+
+`[default7]: iteration 2/ 250000 | consumed samples: 384 | … | elapsed time per iteration (ms): 5350.0 | … |`
+
+Read as a stream of blocks. The fields of a complete line are learnt once and compiled to one pattern, which then finds
+all lines of a block in one go; lines that do not fit it (cut short, two ranks on one line, other fields) are taken one
+by one. A field counts only when its closing bar is there, so that a number cut in half is never taken for a whole one.
+"""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.errors import InputError, StoreError
+
+_WHO = "import megatron-log"
+_OPENERS = {".gz": gzip.open, ".xz": lzma.open}
+_BLOCK_BYTES = 2**23
+_MARK = b"elapsed time per iteration"
+_START = re.compile(rb"iteration +(\d+)/ *(\d+) \|")
+_FIELD = re.compile(rb" *([^:|\n]+?): *([^|\n]*?) *\|")
+# What is taken of a line, by the log's own names.
+_ELAPSED = {"elapsed time per iteration (ms)": 1e3, "elapsed time per iteration (s)": 1.0}  # units in a second
+_WANTED = {
+    **dict.fromkeys(_ELAPSED, "elapsed_s"),
+    "consumed samples": "consumed_samples",
+    "consumed tokens": "consumed_tokens",
+    "global batch size": "gbs",
+    "lm loss": "loss",
+    "actual seq length": "seq",
+    "curriculum seqlen": "seq",
+    "number of skipped iterations": "skipped",
+    "number of nan iterations": "nan_iterations",
+    "samples per second": "samples_per_s",
+    "TFLOPs": "tflops",
+    "tokens per gpu per second (tgs)": "tokens_per_gpu_per_s",
+}
+COLUMNS = (
+    "iteration", "elapsed_s", "consumed_samples", "consumed_tokens", "gbs", "loss", "seq", "skipped", "nan_iterations",
+    "samples_per_s", "tflops", "tokens_per_gpu_per_s",
+)  # fmt: skip
+#: arguments that Megatron prints when it starts, `  micro_batch_size ....... 2`, and how they are called here
+ARGUMENTS = {
+    "tensor_model_parallel_size": "tp", "pipeline_model_parallel_size": "pp", "data_parallel_size": "dp",
+    "world_size": "gpus", "micro_batch_size": "mbs", "num_layers": "layers", "hidden_size": "hidden",
+    "num_attention_heads": "heads", "seq_length": "seq", "padded_vocab_size": "vocab",
+}  # fmt: skip
+_ARGUMENT = re.compile(rb"(?:^|[ \t])(" + b"|".join(a.encode() for a in ARGUMENTS) + rb") \.{2,} (\d+)\b", re.MULTILINE)
+# Megatron's first line: "using world size: 384, data-parallel-size: 8, tensor-model-parallel size: 4, pipeline-…: 12".
+_WORLD = re.compile(
+    rb"using world size: (\d+), data-parallel-size: (\d+), tensor-model-parallel size: (\d+), "
+    rb"pipeline-model-parallel size: (\d+)"
+)
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Iterations:
+    """Columns of equal length (n,), in the log's order; nan where a line does not tell.
+
+    values: the columns of COLUMNS by name. segment: (n,) 0 for the first start of the job, one more after each
+    restart. left_out: lines that were no iteration, counted by reason. arguments: the job's degrees and dimensions, as
+    far as the log prints them.
+    """
+
+    values: dict[str, FloatArray]
+    segment: npt.NDArray[np.int64]
+    left_out: Counter[str]
+    arguments: dict[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.segment)
+
+    @property
+    def seq(self) -> FloatArray:
+        """Tokens of a sample: as logged, from consumed tokens over samples, or from the job's arguments."""
+        logged = self.values["seq"]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            ratio = self.values["consumed_tokens"] / self.values["consumed_samples"]
+        found = np.where(np.isnan(logged), ratio, logged)
+        return np.where(np.isnan(found), float(self.arguments.get("seq", np.nan)), found)
+
+    @property
+    def tokens_per_s(self) -> FloatArray:
+        """Samples per second times their length."""
+        return np.asarray(self.values["gbs"] * self.seq / self.values["elapsed_s"])
+
+    @property
+    def final(self) -> npt.NDArray[np.bool_]:
+        """(n,): whether a line is the last one of its iteration: what a restart did again is not counted twice."""
+        iteration = self.values["iteration"]
+        _, last = np.unique(iteration[::-1], return_index=True)
+        mask = np.zeros(len(self), dtype=bool)
+        mask[len(self) - 1 - last] = True
+        return mask
+
+
+def read_log(path: Path) -> Iterations:
+    """All iterations of a log (plain, .gz or .xz). Raises InputError for one without any."""
+    try:
+        with _OPENERS.get(path.suffix, open)(path, "rb") as stream:  # type: ignore[operator]
+            found = read_stream(stream)
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise StoreError(_WHO, f"{path} ({error})", "a log that can be read") from None
+    if not len(found):
+        reason = ", ".join(f"{count} lines {reason}" for reason, count in found.left_out.most_common(2))
+        what = f"{path.name} holds no iteration{': ' + reason if reason else ''}"
+        raise InputError(_WHO, what, "lines with 'iteration N/ M | … | elapsed time per iteration'")
+    return found
+
+
+def read_stream(stream: BinaryIO) -> Iterations:
+    """All iterations of an open log, read block by block."""
+    reader = _Reader()
+    for block in _blocks(stream):
+        reader.take(block)
+    return reader.finish()
+
+
+def _blocks(stream: BinaryIO) -> Iterator[bytes]:
+    """Whole lines, about eight megabytes at a time."""
+    rest = b""
+    while block := stream.read(_BLOCK_BYTES):
+        cut = block.rfind(b"\n") + 1
+        if not cut:
+            rest += block
+            continue
+        yield rest + block[:cut]
+        rest = block[cut:]
+    if rest:
+        yield rest
+
+
+class _Pattern:
+    """The fields of one kind of line, as one expression over all of it."""
+
+    def __init__(self, names: list[bytes]) -> None:
+        self.names = names
+        parts = [_START.pattern]
+        self.columns: list[str] = ["iteration", ""]
+        self.per_second = 1.0
+        for name in names:
+            text = name.decode(errors="replace")
+            column = _WANTED.get(text, "")
+            if column == "elapsed_s":
+                self.per_second = _ELAPSED[text]
+            if column and column not in self.columns:
+                self.columns.append(column)
+                parts.append(b" *" + re.escape(name) + rb":([^|\n]*)\|")
+            else:
+                parts.append(b" *" + re.escape(name) + rb":[^|\n]*\|")
+        # A line must end here: one that has more fields is another kind, and one cut at a bar would pass for this.
+        self.expression = re.compile(b"".join(parts) + rb"(?=[ \t\r]*(?:\n|\Z))")
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self._pattern: _Pattern | None = None
+        self._chunks: list[dict[str, FloatArray]] = []
+        self._left_out: Counter[str] = Counter()
+        self._arguments: dict[str, int] = {}
+
+    def take(self, block: bytes) -> None:
+        """Read one block of whole lines."""
+        if b"world size: " in block or b"world_size ." in block:
+            self._read_arguments(block)
+        expected = block.count(_MARK)
+        if not expected:
+            return
+        pattern = self._pattern
+        if pattern is None:
+            self._gap(block)
+            return
+        found = pattern.expression.findall(block)
+        if len(found) == expected:
+            self._keep(pattern, found)
+            return
+        self._with_gaps(pattern, block)
+
+    def _with_gaps(self, pattern: _Pattern, block: bytes) -> None:
+        """A block in which some lines do not fit the pattern: what stands between those that do is looked at."""
+        found: list[tuple[bytes, ...]] = []
+        position = 0
+        for match in pattern.expression.finditer(block):
+            if block.find(_MARK, position, match.start()) >= 0:
+                if found:
+                    self._keep(pattern, found)
+                    found = []
+                self._gap(block[position : match.start()])
+            found.append(match.groups())
+            position = match.end()
+        if found:
+            self._keep(pattern, found)
+        self._gap(block[position:])
+
+    def _gap(self, text: bytes) -> None:
+        """Lines one by one. Those that fit a pattern learnt on the way are kept together."""
+        lines = text.split(b"\n")
+        for number, line in enumerate(lines):
+            if _MARK not in line:
+                continue
+            # Two ranks that print at once can share a line: every start begins a piece of its own.
+            starts = [match.start() for match in _START.finditer(line)]
+            if not starts:
+                self._left_out["without an iteration"] += 1
+            for begin, end in zip(starts, [*starts[1:], len(line)], strict=True):
+                learnt = self._take_piece(line[begin:end])
+                if learnt is not None and learnt.names != getattr(self._pattern, "names", None):
+                    self._pattern = learnt
+                    if len(lines) - number > _WORTH_A_PATTERN:
+                        self.take(b"\n".join(lines[number + 1 :]))
+                        return
+
+    def _take_piece(self, piece: bytes) -> _Pattern | None:
+        """One line on its own; the pattern of its fields when it is complete."""
+        start = _START.match(piece)
+        assert start is not None
+        fields = _FIELD.findall(piece, start.end())
+        if not any(name.decode(errors="replace") in _ELAPSED for name, _ in fields):
+            self._left_out["cut short before the time"] += 1
+            return None
+        pattern = _Pattern([name for name, _ in fields])
+        row = [start.group(1), start.group(2)]
+        seen = {"iteration"}
+        for name, value in fields:
+            column = _WANTED.get(name.decode(errors="replace"), "")
+            if column and column not in seen:
+                row.append(value)
+                seen.add(column)
+        self._keep(pattern, [tuple(row)])
+        return pattern if piece.rstrip().endswith(b"|") else None
+
+    def _keep(self, pattern: _Pattern, found: list[tuple[bytes, ...]]) -> None:
+        columns: dict[str, FloatArray] = {}
+        for name, texts in zip(pattern.columns, zip(*found, strict=True), strict=True):
+            if name:
+                columns[name] = _numbers(texts)
+        columns["elapsed_s"] = columns["elapsed_s"] / pattern.per_second
+        nothing = np.full(len(found), np.nan)
+        self._chunks.append({name: columns.get(name, nothing) for name in COLUMNS})
+
+    def _read_arguments(self, block: bytes) -> None:
+        for match in _WORLD.finditer(block):
+            self._arguments.update(zip(("gpus", "dp", "tp", "pp"), map(int, match.groups()), strict=True))
+        for name, value in _ARGUMENT.findall(block):
+            self._arguments[ARGUMENTS[name.decode()]] = int(value)
+
+    def finish(self) -> Iterations:
+        """Join the blocks, drop what is no iteration, and find restarts."""
+        nothing: FloatArray = np.array([])
+        values = {
+            name: np.concatenate([chunk[name] for chunk in self._chunks]) if self._chunks else nothing
+            for name in COLUMNS
+        }
+        elapsed_s = values["elapsed_s"]
+        timed = np.isfinite(elapsed_s) & (elapsed_s > 0) & np.isfinite(values["gbs"])
+        if not timed.all():
+            without_gbs = int((np.isnan(values["gbs"]) & np.isfinite(elapsed_s)).sum())
+            self._left_out["cut short before the batch size"] += without_gbs
+            self._left_out["with a time that is none"] += int((~timed).sum()) - without_gbs
+        values = {name: column[timed] for name, column in values.items()}
+        echo = _echoes(values)
+        self._left_out["repeated by another rank"] += int(echo.sum())
+        values = {name: column[~echo] for name, column in values.items()}
+        iteration = values["iteration"]
+        back = np.diff(iteration, prepend=iteration[:1]) <= 0
+        if len(back):
+            back[0] = False
+        return Iterations(values, np.cumsum(back), +self._left_out, self._arguments)
+
+
+def _numbers(texts: tuple[bytes, ...]) -> FloatArray:
+    """Texts as numbers; what is none (`nan`, half a number) is nan."""
+    try:
+        return np.fromiter(map(float, texts), dtype=np.float64, count=len(texts))
+    except ValueError:
+        return np.array([_number(text) for text in texts])
+
+
+def _number(text: bytes) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
+
+
+def _echoes(values: dict[str, FloatArray]) -> npt.NDArray[np.bool_]:
+    """(n,): lines that repeat the one before: the same iteration after the same number of samples, by another rank."""
+    iteration, samples = values["iteration"], values["consumed_samples"]
+    same = np.zeros(len(iteration), dtype=bool)
+    for back in range(1, min(_MOST_RANKS, len(iteration))):
+        alike = (iteration[back:] == iteration[:-back]) & (samples[back:] == samples[:-back])
+        alike &= values["elapsed_s"][back:] == values["elapsed_s"][:-back]
+        if not alike.any():
+            break
+        same[back:] |= alike
+    return same
+
+
+# Lines that are worth another look with a pattern just learnt.
+_WORTH_A_PATTERN = 100
+# Ranks that may print one iteration in a row: those of a node.
+_MOST_RANKS = 17

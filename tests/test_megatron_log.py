@@ -1,0 +1,297 @@
+"""Training logs: both forms of the documents, prefixes, ranks, restarts, cut lines, nan; and what is left of them."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from quantbench.cli.import_megatron import import_megatron_log
+from quantbench.errors import InputError, StoreError
+from quantbench.importers import megatron_log
+from quantbench.importers.megatron_log import COLUMNS, Iterations, read_log, read_stream
+from quantbench.importers.training_run import (
+    TrainingSummary,
+    default_run_id,
+    read_training,
+    summarize,
+    write_training,
+)
+from quantbench.report.training import draw_throughput, training_table
+
+# The two lines of the documents, in full.
+MS_LINE = (
+    "[default7]: iteration 2/ 250000 | consumed samples: 384 | consumed tokens: 786432 | elapsed time per iteration "
+    "(ms): 5350.0 | learning rate: 3.000E-07 | global batch size: 192 | lm loss: 1.119602E+01 | grad norm: 18.118 | "
+    "num zeros: 0.0 | actual seq length: 2048 | number of skipped iterations: 0 | number of nan iterations: 0 | "
+    "samples per second: 35.888 | TFLOPs: 48.77 |"
+)
+S_LINE = (
+    " iteration        2/   95367 | consumed samples:         4096 | consumed tokens:      8388608 | elapsed time per "
+    "iteration (s): 769.99 | learning rate: 3.787E-06 | global batch size:  2048 | lm loss: 6.384045E+01 | loss "
+    "scale: 4096.0 | grad norm: 15906.210 | num zeros: 0.0 | number of skipped iterations:   0 | number of nan "
+    "iterations:   0 | samples per second: 2.660 | TFLOPs: 108.47 |"
+)
+
+
+def line(iteration: int, *, elapsed: object = 5350.0, loss: object = 2.5, prefix: str = "[default7]: ") -> str:
+    return (
+        f"{prefix}iteration {iteration:8d}/  250000 | consumed samples: {192 * iteration:12d} | consumed tokens: "
+        f"{192 * 2048 * iteration:14d} | elapsed time per iteration (ms): {elapsed} | learning rate: 3.000E-07 | "
+        f"global batch size:   192 | lm loss: {loss} | number of skipped iterations:   0 | number of nan "
+        "iterations:   0 | samples per second: 35.888 | TFLOPs: 48.77 |"
+    )
+
+
+def read(lines: Sequence[str]) -> Iterations:
+    return read_stream(io.BytesIO("\n".join(lines).encode() + b"\n"))
+
+
+def column(found: Iterations, name: str) -> list[float]:
+    return [float(v) for v in found.values[name]]
+
+
+def test_the_line_of_001() -> None:
+    found = read([MS_LINE])
+    assert column(found, "iteration") == [2]
+    assert column(found, "elapsed_s") == [5.35]
+    assert column(found, "loss") == [11.19602]
+    assert column(found, "tflops") == [48.77]
+    assert column(found, "samples_per_s") == [35.888]
+    # The document: samples per second times sequence length = 73 498.624 (it has 73 498,644).
+    assert found.tokens_per_s[0] == pytest.approx(35.888 * 2048, rel=1e-4)
+
+
+def test_the_line_of_003() -> None:
+    found = read([S_LINE])
+    assert column(found, "elapsed_s") == [769.99]
+    assert column(found, "gbs") == [2048]
+    assert found.seq[0] == 2048  # consumed tokens over consumed samples
+    assert found.tokens_per_s[0] == pytest.approx(2048 * 2048 / 769.99)
+    assert column(found, "tflops") == [108.47]
+
+
+def test_both_forms_in_one_log() -> None:
+    found = read([MS_LINE, S_LINE.replace("       2/", "       3/"), MS_LINE.replace(" 2/", " 4/")])
+    assert column(found, "elapsed_s") == [5.35, 769.99, 5.35]
+    assert column(found, "iteration") == [2, 3, 4]
+
+
+def test_lines_of_other_things_are_passed_over() -> None:
+    noise = ["Loading extension module", "time (ms) | forward-compute: 3041.31 | optimizer: 12.3", "", "| iteration |"]
+    found = read([*noise, line(1), *noise, line(2), *noise])
+    assert column(found, "iteration") == [1, 2]
+    assert not found.left_out
+
+
+@pytest.mark.parametrize("prefix", ["", " ", "[default0]:", "7: ", "2022-03-11 19:42:00,123 [Rank 383] ", "r10i1n2: "])
+def test_prefixes(prefix: str) -> None:
+    found = read([line(i, prefix=prefix) for i in range(1, 400)])
+    assert column(found, "iteration") == list(range(1, 400))
+    assert not found.left_out
+
+
+def test_carriage_returns_and_a_last_line_without_its_end() -> None:
+    text = "\r\n".join(line(i) for i in range(1, 300))
+    found = read_stream(io.BytesIO(text.encode()))
+    assert len(found) == 299
+
+
+def test_ranks_that_print_the_same_iteration() -> None:
+    lines = [line(i, prefix=f"[default{rank}]: ") for i in range(1, 50) for rank in range(4)]
+    found = read(lines)
+    assert column(found, "iteration") == list(range(1, 50))
+    assert found.left_out == {"repeated by another rank": 3 * 49}
+    assert found.segment.max() == 0
+
+
+def test_two_ranks_on_one_line() -> None:
+    whole = line(5)
+    half = line(5, prefix="[default3]: ")[:150]
+    found = read([*(line(i) for i in range(1, 5)), half + whole, line(6)])
+    assert column(found, "iteration") == [1, 2, 3, 4, 5, 6]
+    found = read([line(1) + line(2), line(3)])
+    assert column(found, "iteration") == [1, 2, 3]
+
+
+@pytest.mark.parametrize("cut", [30, 100, 131, 150, 165, 200, 220, 240, 250, 300, 340])
+def test_a_line_cut_short_never_gives_half_a_number(cut: int) -> None:
+    lines = [line(i) for i in range(1, 6)]
+    lines[2] = lines[2][:cut]
+    found = read(lines)
+    whole = read([line(3)])
+    kept = {int(i): row for row, i in enumerate(found.values["iteration"])}
+    assert {1, 2, 4, 5} <= kept.keys()
+    if 3 in kept:
+        for name in COLUMNS:
+            value = found.values[name][kept[3]]
+            assert np.isnan(value) or value == whole.values[name][0], name
+        assert np.isfinite(found.values["gbs"][kept[3]])
+
+
+def test_a_first_line_cut_at_a_bar_does_not_hide_the_fields_of_the_others() -> None:
+    first = line(1)
+    cut = first[: first.index(" samples per second")]
+    assert cut.endswith("|")
+    found = read([cut, *(line(i) for i in range(2, 400))])
+    assert np.isnan(found.values["tflops"][0])
+    assert (found.values["tflops"][1:] == 48.77).all()
+
+
+def test_nan_and_infinite_values() -> None:
+    found = read([line(1), line(2, loss="nan"), line(3, loss="inf"), line(4, elapsed="nan"), line(5)])
+    assert column(found, "iteration") == [1, 2, 3, 5]
+    assert np.isnan(found.values["loss"][1])
+    assert np.isinf(found.values["loss"][2])
+    assert found.left_out == {"with a time that is none": 1}
+
+
+def test_restarts_are_segments_and_repeated_work_counts_once() -> None:
+    lines = [line(i) for i in range(1, 11)] + [line(i, elapsed=6000.0) for i in range(6, 13)] + [line(1, elapsed=1.0)]
+    found = read(lines)
+    assert found.segment.tolist() == [0] * 10 + [1] * 7 + [2]
+    final = found.values["iteration"][found.final]
+    assert sorted(final) == list(range(1, 13))
+    assert found.values["elapsed_s"][found.final & (found.values["iteration"] == 8)] == [6.0]
+
+
+def test_degrees_from_what_megatron_prints() -> None:
+    said = [
+        "using world size: 384, data-parallel-size: 8, tensor-model-parallel size: 4, pipeline-model-parallel size: 12",
+        "  micro_batch_size ................................ 2",
+        "  seq_length ...................................... 2048",
+        "  tensor_model_parallel_size ...................... 4",
+    ]
+    found = read([*said, line(1)])
+    assert found.arguments == {"gpus": 384, "dp": 8, "tp": 4, "pp": 12, "mbs": 2, "seq": 2048}
+
+
+def test_blocks_end_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [line(i) for i in range(1, 60)]
+    for size in (64, 333, 1000, 5000):
+        monkeypatch.setattr(megatron_log, "_BLOCK_BYTES", size)
+        assert column(read(lines), "iteration") == list(range(1, 60))
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8"), max_size=60), max_size=8), st.integers(0, 7))
+def test_whatever_stands_between_whole_lines_they_are_read(noise: list[str], where: int) -> None:
+    clean = [text.replace("\n", " ").replace("elapsed time per iteration", "") for text in noise]
+    lines = [line(i) for i in range(1, 9)]
+    lines[where:where] = clean
+    assert column(read(lines), "iteration") == list(range(1, 9))
+
+
+def test_a_log_without_iterations_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "empty.log"
+    file.write_text("nothing\n" + line(1)[:120] + "\n")
+    with pytest.raises(InputError, match=r"import megatron-log: empty\.log holds no iteration"):
+        read_log(file)
+    with pytest.raises(StoreError, match="a log that can be read"):
+        read_log(tmp_path / "missing.log")
+
+
+def test_compressed_logs(tmp_path: Path) -> None:
+    file = tmp_path / "train.log.gz"
+    file.write_bytes(gzip.compress("\n".join(line(i) for i in range(1, 30)).encode()))
+    assert len(read_log(file)) == 29
+
+
+def test_a_summary_leaves_the_first_iteration_out() -> None:
+    times = [60_000.0, 5000.0, 5100.0, 5200.0]
+    found = read([line(i, elapsed=t, loss=10 - i) for i, t in enumerate(times, start=1)])
+    summary = summarize("x", found, {"gpus": 8, "tp": 2, "pp": 1})
+    assert summary.sec_per_it == 5.1
+    assert summary.tokens_per_s == pytest.approx(192 * 2048 / 5.1)
+    assert (summary.gpus, summary.layout, summary.iterations, summary.restarts) == (8, "TP=2, PP=1", 4, 0)
+    assert (summary.first_loss, summary.last_loss, summary.tflops) == (9, 6, 48.77)
+    alone = summarize("y", read([line(1)]))
+    assert alone.sec_per_it == 5.35
+    assert alone.layout == "layout not known"
+
+
+def test_a_batch_that_grows_is_judged_at_its_last_size() -> None:
+    small = line(1, elapsed=1000.0).replace("batch size:   192", "batch size:    16")
+    found = read([small, small.replace("       1/", "       2/"), *(line(i) for i in range(3, 9))])
+    assert summarize("x", found).sec_per_it == 5.35
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    log = tmp_path / "tr 1.log"
+    log.write_text("\n".join([line(1), line(2, loss="nan"), line(2, elapsed=1.0), line(3)]) + "\n")
+    found = read_log(log)
+    summary = summarize("a", found)
+    folder = write_training(tmp_path / "results", "a100-sxm4-80gb", "a", log, found, summary)
+    assert read_training(folder) == summary
+    with (folder / "iterations.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert [r["iteration"] for r in rows] == ["1", "2", "2", "3"]
+    assert [r["segment"] for r in rows] == ["0", "0", "1", "1"]
+    assert [r["final"] for r in rows] == ["1", "0", "1", "1"]
+    assert rows[1]["loss"] == ""
+    assert write_training(tmp_path / "results", "a100-sxm4-80gb", "a", log, found, summary) == folder
+    log.write_text(line(1) + "\n")
+    with pytest.raises(StoreError, match=r"holds another log; expected another --run-id"):
+        write_training(tmp_path / "results", "a100-sxm4-80gb", "a", log, read_log(log), summary)
+    (folder / "training.json").write_text('{"format": "x"}')
+    with pytest.raises(StoreError, match="quantbench-training version 1"):
+        read_training(folder)
+
+
+def test_names_of_runs() -> None:
+    assert default_run_id(Path("main_log.txt")) == "megatron-main_log"
+    with pytest.raises(InputError, match="--run-id for a file of that name"):
+        default_run_id(Path("....log"))
+
+
+app = typer.Typer()
+app.command()(import_megatron_log)
+
+
+def run(*words: str) -> str:
+    result = CliRunner().invoke(app, list(words))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_command(tmp_path: Path) -> None:
+    logs = []
+    for tp, ms in ((1, 5000.0), (2, 4000.0)):
+        log = tmp_path / f"tp{tp}.log"
+        start = f"using world size: 8, data-parallel-size: {8 // tp}, tensor-model-parallel size: {tp}, "
+        body = [line(i, elapsed=ms + i) for i in range(1, 20)]
+        log.write_text("\n".join([start + "pipeline-model-parallel size: 1", *body]) + "\n")
+        logs.append(str(log))
+    picture = tmp_path / "p.png"
+    words = ("--gpu", "a100-sxm4-80gb", "--results", str(tmp_path / "r"), "--mbs", "2")
+    said = run(*logs, *words, "--plot", str(picture))
+    assert "megatron-tp1" in said
+    assert f"picture: {picture}" in said
+    assert picture.stat().st_size > 5000
+    data = json.loads(run(*logs, *words, "--json"))
+    assert [(d["tp"], d["mbs"], d["iterations"]) for d in data] == [(1, 2, 19), (2, 2, 19)]
+    assert data[1]["tokens_per_s"] > data[0]["tokens_per_s"]
+    with pytest.raises(InputError, match="--run-id x for 2 files; expected one file with it"):
+        run(*logs, *words, "--run-id", "x")
+    with pytest.raises(InputError, match=r"a name that ends in \.png"):
+        run(*logs, *words, "--plot", "p.pdf")
+
+
+def test_logs_that_say_little_can_be_drawn_and_tabled(tmp_path: Path) -> None:
+    bare = summarize("bare", read([line(1).replace("consumed tokens", "tokens")]))
+    assert isinstance(bare, TrainingSummary)
+    assert bare.tokens_per_s is None
+    assert training_table([bare]).row_count == 1
+    draw_throughput([bare], tmp_path / "empty.png")
+    assert (tmp_path / "empty.png").exists()
