@@ -28,6 +28,7 @@ LAYERS = (
     ("analysis", "validate"),
     ("report", "planner", "profile"),
     ("cli", "pytest_plugin", "__main__"),
+    ("evidence",),
 )
 
 
