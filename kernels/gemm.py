@@ -14,13 +14,12 @@ What is computed and by whom is told in `gemm_kernels`, which tiles there are in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from quantbench.kernels import gemm_kernels
-from quantbench.kernels.compile import SHARED_MEMORY_LIMIT_BYTES
+from quantbench.kernels import gemm_kernels, launching
 from quantbench.kernels.features import HAS_TENSOR_DESCRIPTOR, INTERPRETER
 from quantbench.kernels.gemm_compile import KERNELS, box_shapes
 from quantbench.kernels.gemm_config import (
@@ -35,11 +34,9 @@ from quantbench.kernels.gemm_config import (
 from quantbench.kernels.gemm_menu import architecture, pick, tiles
 from quantbench.kernels.gemm_operands import check
 from quantbench.kernels.gemm_storage import WHO, Matrix, Operands
-from triton.runtime import OutOfResources
 
 from quantbench.errors import InputError, UnsupportedError, require_int
 from quantbench.launch import Launch, Tile
-from quantbench.occupancy import resident_blocks
 from quantbench.quantization import cdiv
 
 #: Device that the interpreter plays: a tile menu must come from somewhere, and few programs make short tests.
@@ -53,31 +50,24 @@ _AUTOTUNE_WARMUP_MS, _AUTOTUNE_MS = 20, 80
 class GemmPlan:
     """One product, ready to run any number of times.
 
-    out: what `run` writes. config: how the kernel was built. launches: every kernel of one run in order; the first
-    does the multiplying (split-k adds its parts up in a second one). Registers and what follows from them are None in
-    the interpreter.
+    out: what `run` writes. config: how the kernel was built. steps: every kernel of one run in order; the first does
+    the multiplying (split-k adds its parts up in a second one). One plan must not run on two streams at the same time:
+    partial sums have one place.
     """
 
     out: torch.Tensor
     operands: Operands
     config: Config
-    launches: tuple[Launch, ...]
-    calls: tuple[Callable[[], object], ...]
+    steps: tuple[launching.Step, ...]
 
     @property
     def launch(self) -> Launch:
-        """The kernel that multiplies."""
-        return self.launches[0]
+        """The kernel that multiplies. Registers and what follows from them are None in the interpreter."""
+        return self.steps[0].launch
 
     def run(self) -> None:
         """Enqueue the product once on the current stream: launches only, no allocation, no synchronisation."""
-        if self.out.is_cuda:
-            with torch.cuda.device(self.out.device):
-                for call in self.calls:
-                    call()
-        else:
-            for call in self.calls:
-                call()
+        launching.run(self.steps, self.out.device)
 
 
 def matmul(
@@ -118,7 +108,7 @@ def plan(
         config = configure(
             checked, schedule, tile, capability, path=operands, descriptors_available=HAS_TENSOR_DESCRIPTOR
         )
-        return _build(a, b, out, checked, config, capability, sm_count, programs)
+        return _build(a, b, out, checked, config, sm_count, programs)
 
     if tile is not None:
         return build(tile)
@@ -156,45 +146,46 @@ def _device(a: torch.Tensor) -> tuple[tuple[int, int], int]:
 
 
 def _build(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, operands: Operands, config: Config,
-    capability: tuple[int, int], sm_count: int, programs: int | None,
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, operands: Operands, config: Config, sm_count: int,
+    programs: int | None,
 ) -> GemmPlan:  # fmt: skip
-    """Everything that happens once: compile, size the grid, allocate, describe."""
+    """Everything that happens once: compile, size the grid, allocate."""
     gemm, tile = operands.gemm, config.tile
-    in_all = num_tiles(operands, tile)
     split = config.schedule == "split_k" and tile.split_k > 1
-    # Split-k parts: fp32, one after the other, rows without gaps.
-    c = out.new_empty((tile.split_k * gemm.batch, gemm.m, gemm.n), dtype=torch.float32) if split else out
-    stored_c = Matrix(False, gemm.n, gemm.m * gemm.n, operands.c.align, False) if split else operands.c
-    built = replace(operands, c=stored_c)
-    arguments: dict[str, Any] = dict(zip("abc", _tensors(a, b, c, built, config), strict=True))
-    kernel = KERNELS[config.schedule]
-    meta = constexprs(built, config) | backend_options(config)
-    sizes = _sizes(built)
+    c, stored = out, operands
+    if split:  # the parts: fp32, one after the other, rows without gaps
+        c = out.new_empty((tile.split_k * gemm.batch, gemm.m, gemm.n), dtype=torch.float32)
+        stored = replace(operands, c=Matrix(False, gemm.n, gemm.m * gemm.n, operands.c.align, False))
+    arguments: dict[str, Any] = dict(zip("abc", _tensors(a, b, c, stored, config), strict=True))
+    arguments |= _sizes(stored) | constexprs(stored, config) | backend_options(config)
     if config.schedule == "stream_k":
-        arguments |= {"partials": out.new_empty(0, dtype=torch.float32), "ready": out.new_empty(0, dtype=torch.int32)}
-        sizes["streamed_tiles"] = 0
-    described = _describe(kernel, arguments | sizes | meta, tile, capability, a.device)
+        arguments |= _stream_k_arguments(out, tile, 0, 0)
 
-    if config.schedule in ("data_parallel", "split_k"):
-        grid = (in_all, tile.split_k, 1)
-    else:
-        resident = sm_count * (described.blocks_per_sm or 1)
+    kernel = KERNELS[config.schedule]
+    described = launching.describe(WHO, kernel, arguments, a.device, tile)
+    in_all, resident = num_tiles(operands, tile), sm_count * (described.blocks_per_sm or 1)
+    if config.schedule == "persistent":
         grid = (min(in_all, programs or resident), 1, 1)
-        if config.schedule == "stream_k":
-            if programs is not None and programs > resident and not INTERPRETER:
-                raise InputError(WHO, f"programs = {programs}", f"at most {resident}, which the device holds at a time")
-            grid = (programs or resident, 1, 1)
-            arguments["partials"] = out.new_empty(grid[0] * tile.elements, dtype=torch.float32)
-            arguments["ready"] = out.new_zeros(grid[0], dtype=torch.int32)
-            sizes["streamed_tiles"] = streamed_tiles(in_all, grid[0])
-    launches = [replace(described, grid=grid)]
-    calls = [_call(kernel, grid, arguments | sizes | meta)]
+    elif config.schedule == "stream_k":
+        grid = (programs or resident, 1, 1)
+        if grid[0] > resident and not INTERPRETER:
+            raise InputError(WHO, f"programs = {programs}", f"at most {resident}, which the device holds at a time")
+        arguments |= _stream_k_arguments(out, tile, grid[0], streamed_tiles(in_all, grid[0]))
+    else:
+        grid = (in_all, tile.split_k, 1)
+    steps = [launching.enqueue(kernel, grid, arguments, described)]
     if split:
-        launch, call = _add_parts(c, out, operands, tile.split_k, capability)
-        launches.append(launch)
-        calls.append(call)
-    return GemmPlan(out, operands, config, tuple(launches), tuple(calls))
+        steps.append(_add_parts(c, out, operands, tile.split_k))
+    return GemmPlan(out, operands, config, tuple(steps))
+
+
+def _stream_k_arguments(out: torch.Tensor, tile: Tile, programs: int, streamed: int) -> dict[str, Any]:
+    """A slot for a partial tile and a flag for each program. The flags are down, and every run leaves them down."""
+    return {
+        "partials": out.new_empty(programs * tile.elements, dtype=torch.float32),
+        "ready": out.new_zeros(programs, dtype=torch.int32),
+        "streamed_tiles": streamed,
+    }
 
 
 def _sizes(operands: Operands) -> dict[str, int]:
@@ -228,53 +219,13 @@ def _descriptor(x: torch.Tensor, matrix: Matrix, box: list[int]) -> Any:
     return TensorDescriptor(x, shape, strides, box)
 
 
-def _call(kernel: Any, grid: tuple[int, int, int], arguments: Mapping[str, Any]) -> Callable[[], object]:
-    launcher = kernel[grid]
-    return lambda: launcher(**arguments)
-
-
-def _describe(
-    kernel: Any, arguments: Mapping[str, Any], tile: Tile | None, capability: tuple[int, int], device: torch.device
-) -> Launch:
-    """Compile the kernel for these arguments and tell what it asks of an SM; the grid is not known yet."""
-    if INTERPRETER:
-        return Launch(kernel=kernel.fn.__name__, block=None, tile=tile)
-    with torch.cuda.device(device):
-        compiled = kernel.warmup(grid=(1, 1, 1), **arguments)
-        shared = compiled.metadata.shared
-        limit = SHARED_MEMORY_LIMIT_BYTES[architecture(capability)]
-        if shared > limit:
-            raise InputError(
-                WHO, f"tile {tile} with {tile.stages if tile else None} stages takes {shared} bytes of shared memory",
-                f"at most {limit} on sm_{capability[0]}{capability[1]}",
-            )  # fmt: skip
-        try:
-            compiled._init_handles()  # loads the binary, which is when triton learns its registers
-        except OutOfResources as error:
-            raise InputError(WHO, f"tile {tile}: {error}", "a tile that fits on one SM") from None
-    threads = 32 * compiled.metadata.num_warps
-    per_sm = resident_blocks(capability, threads=threads, registers=compiled.n_regs, shared_memory_bytes=shared)
-    return Launch(
-        kernel=compiled.metadata.name,
-        block=(threads, 1, 1),
-        registers=compiled.n_regs,
-        shared_memory_bytes=shared,
-        blocks_per_sm=per_sm,
-        tile=tile,
-    )
-
-
-def _add_parts(
-    parts: torch.Tensor, out: torch.Tensor, operands: Operands, split_k: int, capability: tuple[int, int]
-) -> tuple[Launch, Callable[[], object]]:
+def _add_parts(parts: torch.Tensor, out: torch.Tensor, operands: Operands, split_k: int) -> launching.Step:
     """The second kernel of split-k."""
     gemm, (rows, cols) = operands.gemm, _ADD_BLOCK
-    grid = (cdiv(gemm.m, rows) * cdiv(gemm.n, cols) * gemm.batch, 1, 1)
     arguments = {
         "parts": parts, "c": out, "batches": gemm.batch, "m": gemm.m, "n": gemm.n,
         "ldc": operands.c.leading, "batch_stride_c": operands.c.batch_stride,
         "ALIGN_C": operands.c.align, "SPLIT_K": split_k, "BLOCK_M": rows, "BLOCK_N": cols, "num_warps": 4,
     }  # fmt: skip
-    kernel = gemm_kernels.gemm_add_parts
-    launch = _describe(kernel, arguments, None, capability, out.device)
-    return replace(launch, grid=grid), _call(kernel, grid, arguments)
+    blocks = cdiv(gemm.m, rows) * cdiv(gemm.n, cols) * gemm.batch
+    return launching.step(WHO, gemm_kernels.gemm_add_parts, blocks, arguments, out.device)

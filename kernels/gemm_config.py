@@ -76,7 +76,7 @@ def configure(
         subtiles=2 if schedule == "stream_k" or (store and large) else 1,
         flatten=schedule == "persistent" and load and (large or specialize),
         warp_specialize=specialize,
-        max_registers=_max_registers(operands.gemm.dtype, tile, capability),
+        max_registers=_max_registers(operands.gemm.dtype, schedule, tile, capability),
     )
 
 
@@ -142,11 +142,11 @@ def streamed_tiles(tiles_in_all: int, programs: int) -> int:
     return rest + (programs if tiles_in_all > programs else 0)
 
 
-def _max_registers(dtype: str, tile: Tile, capability: tuple[int, int]) -> int | None:
-    """Where sums and fragments lie in registers, ptxas would rather spill two of them than lose a block per SM, unless
-    it is given a limit. On Hopper and newer the fragments stay in shared memory, and it is left alone."""
-    in_registers = capability < (9, 0) or dtype == "fp32"
-    return _MAX_REGISTERS if in_registers and (tile.num_warps or 0) <= 8 else None
+def _max_registers(dtype: str, schedule: str, tile: Tile, capability: tuple[int, int]) -> int | None:
+    """Where sums and fragments, or two partial tiles, lie in registers, ptxas would rather spill two of them than lose
+    a block per SM, unless it is given a limit. Elsewhere (fragments in shared memory) it is left alone."""
+    crowded = capability < (9, 0) or dtype == "fp32" or schedule == "stream_k"
+    return _MAX_REGISTERS if crowded and (tile.num_warps or 0) <= 8 else None
 
 
 def _sides(tile: Tile) -> tuple[int, int]:

@@ -108,12 +108,13 @@ def architecture(capability: tuple[int, int]) -> int:
     return max((arch for arch in ARCHITECTURES if arch <= number), default=min(ARCHITECTURES))
 
 
-def scaled(tile: Tile, dtype: str) -> Tile:
-    """A tile for 16-bit operands in another format: as many bytes of the reduction in a step, and one stage less where
-    the result is twice as wide and takes its place in shared memory."""
+def scaled(tile: Tile, dtype: str, arch: int) -> Tile:
+    """A tile for 16-bit operands in another format: as many bytes of the reduction in a step. tf32 has fewer stages,
+    since its result is twice as wide, and fewer still on Blackwell, where operands are transposed by way of a copy."""
     assert tile.block_k is not None
     assert tile.stages is not None
-    stages = tile.stages - 1 if DTYPES[dtype].output == "fp32" and tile.stages > 2 else tile.stages
+    fewer = 0 if dtype != "tf32" else 2 if arch >= 100 else 1
+    stages = max(min(2, tile.stages), tile.stages - fewer)
     return replace(tile, block_k=2 * tile.block_k // DTYPES[dtype].element_bytes, stages=stages)
 
 
@@ -130,7 +131,7 @@ def tiles(arch: int, dtype: str, schedule: str = "data_parallel", align_bytes: i
         return menu.unaligned
     # Where fragments lie in registers, 256 rows leave none for adding up partial tiles.
     tall = schedule != "stream_k" or arch >= 90
-    return tuple(scaled(tile, dtype) for tile in menu.tiles if tall or tile.block_m <= 128)
+    return tuple(scaled(tile, dtype, arch) for tile in menu.tiles if tall or tile.block_m <= 128)
 
 
 def pick(gemm: Gemm, schedule: str, capability: tuple[int, int], sm_count: int, align_bytes: int = 16) -> Tile:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,22 +33,29 @@ def step(
 ) -> Step:
     """Compile `kernel` for these arguments (num_warps and the like among them) and a grid of `grid` blocks.
 
-    Registers and what follows from them are None in the interpreter. Raises InputError when a block does not fit on
-    one SM; who: the operation that the message names.
+    Raises InputError when a block does not fit on one SM; who: the operation that the message names.
     """
-    launcher = kernel[(grid, 1, 1)]
+    return enqueue(kernel, (grid, 1, 1), arguments, describe(who, kernel, arguments, device, tile))
+
+
+def describe(
+    who: str, kernel: Any, arguments: Mapping[str, Any], device: torch.device, tile: Tile | None = None
+) -> Launch:
+    """Compile `kernel` for these arguments and tell what a block of it takes; the grid is left open.
+
+    Registers and what follows from them are None in the interpreter.
+    """
     if INTERPRETER:
-        return Step(Launch(kernel.fn.__name__, (grid, 1, 1), tile=tile), lambda: launcher(**arguments))
+        return Launch(kernel.fn.__name__, tile=tile)
     with torch.cuda.device(device):
-        compiled = kernel.warmup(grid=(grid, 1, 1), **arguments)
+        compiled = kernel.warmup(grid=(1, 1, 1), **arguments)
         try:
             compiled._init_handles()  # loads the binary, which is when triton learns its registers
         except OutOfResources as error:
             raise InputError(who, f"tile {tile}: {error}", "a tile that fits on one SM") from None
     threads = 32 * compiled.metadata.num_warps
-    launch = Launch(
+    return Launch(
         kernel=compiled.metadata.name,
-        grid=(grid, 1, 1),
         block=(threads, 1, 1),
         registers=compiled.n_regs,
         shared_memory_bytes=compiled.metadata.shared,
@@ -60,7 +67,12 @@ def step(
         ),
         tile=tile,
     )
-    return Step(launch, lambda: launcher(**arguments))
+
+
+def enqueue(kernel: Any, grid: tuple[int, int, int], arguments: Mapping[str, Any], described: Launch) -> Step:
+    """A kernel that was described, with the grid that it is to run on."""
+    launcher = kernel[grid]
+    return Step(replace(described, grid=grid), lambda: launcher(**arguments))
 
 
 def run(steps: tuple[Step, ...], device: torch.device) -> None:

@@ -165,8 +165,8 @@ def test_the_launch_is_the_one_that_quantization_counts(split_k: int) -> None:
 @in_interpreter
 def test_split_k_adds_its_parts_in_a_second_kernel() -> None:
     a, b = stored(72, 104, transposed=False), stored(104, 40, transposed=False)
-    launches = plan(a, b, tile=replace(SMALL, split_k=2), schedule="split_k").launches
-    assert [launch.kernel for launch in launches] == ["gemm_data_parallel", "gemm_add_parts"]
+    steps = plan(a, b, tile=replace(SMALL, split_k=2), schedule="split_k").steps
+    assert [step.launch.kernel for step in steps] == ["gemm_data_parallel", "gemm_add_parts"]
 
 
 @in_interpreter
