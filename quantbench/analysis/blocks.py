@@ -14,15 +14,21 @@ from quantbench.workload import Attention, Gemm, Softmax, Workload
 class TileInUse:
     """The tile a workload is computed with, and how many blocks of it run at a time.
 
-    identified: read from the launch that was recorded. words: where it comes from, for people (`128x256 tile on 108
-    SMs`). waves: False where blocks are not seen to run in waves (one core; persistent kernels that share out work).
+    source: `launch` (read from the launch that was recorded), `steps` (recovered from the staircase of the run) or
+    `assumed` (for the device). words: for people (`128x256 tile on 108 SMs`). waves: False where blocks are not seen to
+    run in waves (one core; persistent kernels that share out work).
     """
 
     tile: Tile
     resident_blocks: int
-    identified: bool
+    source: str
     words: str
     waves: bool = True
+
+    @property
+    def identified(self) -> bool:
+        """Whether the kernel that ran told it."""
+        return self.source == "launch"
 
 
 def num_blocks(workload: Workload, tile: Tile) -> int | None:

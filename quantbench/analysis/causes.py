@@ -7,12 +7,13 @@ step is its cause.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, log
+from math import log
 
 from quantbench.analysis.blocks import TileInUse, num_blocks, padded, row_alignment_bytes
 from quantbench.analysis.summary import Point
+from quantbench.analysis.tiles import TileOf
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import require_choice
 from quantbench.launch import Launch
@@ -61,11 +62,6 @@ class Step:
     @property
     def after(self) -> Point:
         return self.points[self.index + 1]
-
-
-#: the tile of a point: that of its launch, the one recovered from the steps, or the one assumed for the device; None
-#: where no tile can be believed
-TileOf = Callable[[Point], TileInUse | None]
 
 
 def cause_of(step: Step, spec: DeviceSpec, tile_of: TileOf) -> Cause:
@@ -163,7 +159,8 @@ def _more_blocks(step: Step, old: TileInUse, new: TileInUse, evidence: str) -> C
         return Cause("wave edge", words, evidence)
     # Tiles that fit into the waves there are anyway cost nothing, unless waves are not what runs.
     if (not new.waves or waves[0] == waves[1] == 1) and log(after / before) / step.log_jump >= _ENOUGH:
-        return Cause("tile edge", f"{new.words}: {before} to {after} tiles", evidence)
+        where = " within one wave" if new.waves else ""
+        return Cause("tile edge", f"{new.words}: {before} to {after} tiles{where}", evidence)
     return None
 
 
@@ -192,8 +189,3 @@ def _nothing_fits(old: TileInUse | None, new: TileInUse | None) -> str:
     if old.identified and new.identified:
         return "the same kernel on both sides, and no edge of its tile that could cost as much"
     return f"no edge of a {new.words} that could cost as much"
-
-
-def height_words(log_jump: float) -> str:
-    """`1.31x` for a step up, `0.85x` for one down."""
-    return f"{exp(log_jump):.2f}x"

@@ -6,16 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
 
-from quantbench.analysis.blocks import TileInUse
-from quantbench.analysis.causes import Cause, Step, TileOf, cause_of
+from quantbench.analysis.causes import Cause, Step, cause_of
 from quantbench.analysis.curve_fits import FittedCurve
 from quantbench.analysis.curves import Curve
-from quantbench.analysis.periods import COARSE, Period
+from quantbench.analysis.periods import Period
 from quantbench.analysis.step_detection import Break
 from quantbench.analysis.summary import Point
+from quantbench.analysis.tiles import TileOf, tile_finder
 from quantbench.device.spec import DeviceSpec
-from quantbench.latency.roofline import assumed_tile
-from quantbench.launch import Tile
 from quantbench.workload import Workload
 
 # A jump of the time below this is not called a cliff, however quiet the measurement.
@@ -70,11 +68,10 @@ def find_cliffs(fitted: Iterable[FittedCurve], spec: DeviceSpec, periods: Sequen
 
     periods: what explains the steps of each family, for the causes of points whose kernel was not recorded.
     """
-    tiles = {period.family: _tile_finder(spec, period) for period in periods}
-    unknown = _tile_finder(spec, None)
+    tile_of_family = tile_finder(spec, periods)
     found = []
     for one in fitted:
-        tile_of = tiles.get(one.curve.family, unknown)
+        tile_of = tile_of_family(one.curve.family)
         found += [_cliff(one, b, spec, tile_of) for b in one.fit.breaks if _counts(one, b)]
     return tuple(sorted(found, key=lambda cliff: -abs(log(cliff.ratio))))
 
@@ -85,7 +82,7 @@ def _counts(one: FittedCurve, found: Break) -> bool:
     i, jump = found.index, found.log_jump
     if abs(jump) < SMALLEST_CLIFF or abs(jump) < _SURE * found.standard_error:
         return False
-    if one.curve.log_size[i + 1] - one.curve.log_size[i] > COARSE:
+    if i not in one.curve.close_gaps:
         return False
     return jump < 0 or bool(one.fit.levels[i + 1] - one.fit.levels[i] > log(_growth(one.curve, i)))
 
@@ -110,38 +107,3 @@ def _cliff(one: FittedCurve, found: Break, spec: DeviceSpec, tile_of: TileOf) ->
         rate_ratio=_growth(curve, i) * before.latency_us / after.latency_us,
         cause=cause_of(Step(curve.points, i, found.log_jump), spec, tile_of),
     )  # fmt: skip
-
-
-def _tile_finder(spec: DeviceSpec, period: Period | None) -> TileOf:
-    """Whose tile explains a step: the recorded launch's; else the one that explains the family's staircase; else the
-    one assumed for the device. Where the staircase was looked at and no single tile explains it, none is assumed."""
-    believed: TileInUse | None = None
-    one_core = spec.kind == "cpu"
-    if period is not None and period.chosen is not None:
-        chosen = period.chosen
-        waves = not one_core and chosen.resident_blocks > 1
-        believed = TileInUse(chosen.tile, chosen.resident_blocks, False, period.tile_words, waves)
-    elif period is None or period.recovered.verdict not in ("no single tile", "no waves"):
-        assumed = assumed_tile(spec)
-        at_a_time = 1 if one_core else spec.sm_count * assumed.blocks_per_sm
-        words = f"{assumed.tile} tile (assumed)" + ("" if one_core else f" on {spec.sm_count} SMs")
-        believed = TileInUse(assumed.tile, at_a_time, False, words, not one_core)
-
-    def tile_of(point: Point) -> TileInUse | None:
-        launch = point.launch
-        if launch is None or launch.tile is None:
-            return believed
-        per_sm = launch.blocks_per_sm or 1
-        at_a_time = 1 if one_core else spec.sm_count * per_sm
-        return TileInUse(launch.tile, at_a_time, True, _launch_words(launch.tile, per_sm, spec), not one_core)
-
-    return tile_of
-
-
-def _launch_words(tile: Tile, per_sm: int, spec: DeviceSpec) -> str:
-    short = f"{tile.block_m}x{tile.block_n} tile" + (f", split-k {tile.split_k}," if tile.split_k > 1 else "")
-    if spec.kind == "cpu":
-        return short
-    return (
-        f"{short} on {spec.sm_count} SMs" if per_sm == 1 else f"{short}, {per_sm} blocks on each of {spec.sm_count} SMs"
-    )

@@ -16,7 +16,6 @@ import numpy as np
 from quantbench.analysis.blocks import compute_bound, num_blocks
 from quantbench.analysis.cliffs import SMALLEST_CLIFF, Cliff
 from quantbench.analysis.curve_fits import FittedCurve
-from quantbench.analysis.periods import COARSE
 from quantbench.analysis.staircase import Explanation
 from quantbench.device.spec import DeviceSpec
 from quantbench.quantization import cdiv
@@ -68,10 +67,10 @@ def common_cliffs(
         curve, sizes = one.curve, one.curve.sizes
         rise = np.diff(curve.log_time) - one.fit.trend * np.diff(curve.log_size)
         explanation = explained_by.get(curve.family)
-        for i in np.flatnonzero(np.diff(curve.log_size) <= COARSE):
+        for i in curve.close_gaps:
             if compute_bound(curve.points[i + 1].workload, spec):
                 key: _Key = (curve.axis, *curve.family, sizes[i], sizes[i + 1])
-                steps = None if explanation is None else _steps(one, int(i), explanation)
+                steps = None if explanation is None else _steps(one, i, explanation)
                 jumps.setdefault(key, []).append((float(rise[i]), steps))
                 counted.add((key, curve.points[i].key))
     causes: dict[_Key, Counter[str]] = {}

@@ -14,6 +14,9 @@ from quantbench.workload import Workload
 
 Floats = npt.NDArray[np.float64]
 
+#: between sizes further apart than this (in log size) there may be any number of steps
+COARSE = 0.125
+
 # What of a workload is no size: points that differ in one of these are never on one curve.
 _VARIANTS = ("dtype", "layout", "mask", "causal", "direction", "op")
 
@@ -46,6 +49,11 @@ class Curve:
     def log_size(self) -> Floats:
         """Natural logarithm of the axis values (points,)."""
         return np.log(np.array(self.sizes, dtype=np.float64))
+
+    @cached_property
+    def close_gaps(self) -> tuple[int, ...]:
+        """Indices of the points whose next neighbour is close enough for a step between the two to be told."""
+        return tuple(int(i) for i in np.flatnonzero(np.diff(self.log_size) <= COARSE))
 
     @cached_property
     def log_time(self) -> Floats:

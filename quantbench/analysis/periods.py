@@ -30,8 +30,6 @@ _MOST_CURVES = 48
 _MOST_POINTS_BLIND = 600
 # Fewer points than this show no period.
 _FEWEST_POINTS = 6
-# Between sizes further apart than this (in log size) there may be any number of steps.
-COARSE = 0.125
 
 
 @dataclass(frozen=True)
@@ -88,17 +86,13 @@ def find_periods(fitted: Sequence[FittedCurve], spec: DeviceSpec, *, blind: bool
     """
     families: dict[tuple[str, str, str], dict[str, list[FittedCurve]]] = {}
     for one in fitted:
-        if isinstance(one.curve.points[0].workload, Gemm) and _close_gaps(one) >= _FEWEST_POINTS - 1:
+        if isinstance(one.curve.points[0].workload, Gemm) and len(one.curve.close_gaps) >= _FEWEST_POINTS - 1:
             families.setdefault(one.curve.family, {}).setdefault(one.curve.axis, []).append(one)
     found = []
     for by_axis in families.values():
-        axis = max(by_axis, key=lambda name: sum(_close_gaps(one) for one in by_axis[name]))
+        axis = max(by_axis, key=lambda name: sum(len(one.curve.close_gaps) for one in by_axis[name]))
         found.append(_period(by_axis[axis], spec, blind=blind))
     return tuple(found)
-
-
-def _close_gaps(one: FittedCurve) -> int:
-    return int((np.diff(one.curve.log_size) <= COARSE).sum())
 
 
 def _period(curves: Sequence[FittedCurve], spec: DeviceSpec, *, blind: bool) -> Period:

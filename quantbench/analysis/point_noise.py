@@ -19,10 +19,10 @@ from quantbench.store.record import Measured, Record
 
 Floats = npt.NDArray[np.float64]
 
-# The standard error of a median over that of a mean, for a normal distribution: √(π/2).
-_MEDIAN_FACTOR = sqrt(np.pi / 2)
-# Two measurements of one point agree no better than this on a quiet GPU, whatever their samples say.
-_LEAST_ERROR = 0.002
+#: the standard error of a median over that of a mean, for a normal distribution: √(π/2).
+MEDIAN_FACTOR = sqrt(np.pi / 2)
+#: two measurements of one point agree no better than this on a quiet GPU, whatever their samples say.
+LEAST_ERROR = 0.002
 # Of a curve's single figures nothing is known when too few of them lie close together; published tables repeat within
 # 1 to 3 % (aiconfigurator-core, row to row where the work is the same).
 _UNKNOWN_ERROR = 0.03
@@ -50,9 +50,9 @@ def repeatability(records: Iterable[Record]) -> float:
         if record.role == "reference" and isinstance(record.outcome, Measured)
     ]
     if len(medians_us) < _FEWEST_REFERENCES:
-        return _LEAST_ERROR
+        return LEAST_ERROR
     middle = median(medians_us)
-    return max(_LEAST_ERROR, noise([1 + log(us / middle) for us in medians_us]))
+    return max(LEAST_ERROR, noise([1 + log(us / middle) for us in medians_us]))
 
 
 def standard_errors(curves: Sequence[Curve], between: float) -> list[Floats]:
@@ -71,7 +71,7 @@ def _errors(curve: Curve, between: float, figure_error: float) -> Floats:
     shared = float(np.mean(own[several])) if several.any() else 0.0
     known = np.minimum(count, _OWN_SAMPLES) / _OWN_SAMPLES
     scatter = np.where(several, np.sqrt(known * own**2 + (1 - known) * shared**2), shared)
-    errors = np.sqrt((_MEDIAN_FACTOR * scatter) ** 2 / count + between**2)
+    errors = np.sqrt((MEDIAN_FACTOR * scatter) ** 2 / count + between**2)
     return errors if several.any() else np.sqrt(errors**2 + figure_error**2 / count)
 
 

@@ -12,9 +12,9 @@ from quantbench.sweep.axes import Axis
 from quantbench.sweep.shapes import Held, ops_at
 from quantbench.workload import Gemm
 
-# How far past an edge its neighbour stands. Rows of bf16 stay 16-byte aligned in steps of 8, so that an edge is not
-# mistaken for a misalignment; m, batches, heads and samples are never a stored row's length.
-_NEIGHBOUR = {"hidden": 8, "head-dim": 8, "ffn": 8, "seq": 8, "vocab": 8, "n": 8, "k": 8}
+#: how far past an edge its neighbour stands. Rows of bf16 stay 16-byte aligned in steps of 8, so that an edge is not
+#: mistaken for a misalignment; m, batches, heads and samples are never a stored row's length.
+NEIGHBOUR = {"hidden": 8, "head-dim": 8, "ffn": 8, "seq": 8, "vocab": 8, "n": 8, "k": 8}
 # A smaller step in the number of waves is lost in the noise of a measurement.
 _SMALLEST_STEP = 1.02
 
@@ -27,7 +27,7 @@ def with_edges(axes: tuple[Axis, ...], held: Held, spec: DeviceSpec) -> tuple[Ax
 def _add_edges(axes: tuple[Axis, ...], index: int, held: Held, spec: DeviceSpec) -> Axis:
     axis = axes[index]
     edges = predicted_edges(axes, index, held, spec)
-    neighbour = _NEIGHBOUR.get(axis.dim, 1)
+    neighbour = NEIGHBOUR.get(axis.dim, 1)
     both = {side for edge in edges for side in (edge, edge + neighbour)}
     inside = {v for v in both if axis.values[0] <= v <= axis.values[-1]}
     return replace(axis, values=tuple(sorted({*axis.values, *inside})))
@@ -39,7 +39,7 @@ def predicted_edges(axes: tuple[Axis, ...], index: int, held: Held, spec: Device
     The other axes stand at their first value. Sizes that cannot be (heads that do not divide, …) are passed over.
     """
     axis = axes[index]
-    step = _NEIGHBOUR.get(axis.dim, 1)
+    step = NEIGHBOUR.get(axis.dim, 1)
     assumed = assumed_tile(spec)
     start = -(-axis.values[0] // step) * step
     edges: list[int] = []

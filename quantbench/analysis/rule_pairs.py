@@ -1,0 +1,329 @@
+"""Controlled pairs: two measured things that differ in what a rule is about and in as little else as can be.
+
+Each finder looks through a run for its kind of pair and returns what it found, or says in words why there is none.
+Effects are ratios of time per unit of useful work, what breaks the rule over what keeps it: above 1 the rule pays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import hypot, log
+
+import numpy as np
+
+from quantbench.analysis.blocks import TileInUse, compute_bound, num_blocks, padded, row_alignment_bytes
+from quantbench.analysis.cliffs import useful_work
+from quantbench.analysis.curve_fits import FittedCurve
+from quantbench.analysis.point_noise import LEAST_ERROR, MEDIAN_FACTOR
+from quantbench.analysis.summary import Point
+from quantbench.analysis.tiles import Family, TileOf
+from quantbench.device.spec import DeviceSpec
+from quantbench.quantization import quantize
+from quantbench.workload import Gemm, Softmax
+
+# Neighbours of a size lie within this share of it; what is further away differs in more than the rule.
+_NEAR = 0.06
+# On the edge of a range a size has neighbours on one side only; they count when they are this close.
+_VERY_NEAR = 0.02
+# A last wave at least this full counts as whole.
+_WHOLE = 0.9
+
+#: the provider that computes softmax as Megatron does where its fused kernel refuses
+FALLBACK = "torch.eager"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """log_effect: logarithm of time per work of what breaks the rule over what keeps it. standard_error: of it.
+    predicted: what tiles and waves alone would make it, where the tile is known. keys: the records behind it."""
+
+    keys: tuple[str, ...]
+    log_effect: float
+    standard_error: float
+    predicted: float | None = None
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a run has to offer. tile_of: see `tiles.tile_finder`."""
+
+    points: Sequence[Point]
+    fitted: Sequence[FittedCurve]
+    spec: DeviceSpec
+    tile_of: Callable[[Family], TileOf]
+
+    def along(self, axis: str) -> list[FittedCurve]:
+        """Curves along one axis."""
+        return [one for one in self.fitted if one.curve.axis == axis]
+
+    @cached_property
+    def _sigma(self) -> dict[int, float]:
+        return {
+            id(point): float(sigma)
+            for one in self.fitted
+            for point, sigma in zip(one.curve.points, one.sigma, strict=True)
+        }
+
+    def sigma(self, point: Point) -> float:
+        """Standard error of a point's log time; from its own samples where it lies on no curve."""
+        own = MEDIAN_FACTOR * point.noise / float(np.sqrt(point.num_samples))
+        return self._sigma.get(id(point), max(own, LEAST_ERROR))
+
+
+#: pairs, or why there are none
+Found = list[Pair] | str
+Finder = Callable[[Material], Found]
+
+
+def log_cost(point: Point) -> float:
+    """Logarithm of the time per unit of useful work."""
+    return log(point.latency_us / useful_work(point.workload))
+
+
+def multiples(
+    axis: str,
+    divisor: int | Callable[[DeviceSpec], int],
+    *,
+    alike: Sequence[int] = (),
+    same_padding: bool = False,
+    ops: Sequence[str] = (),
+) -> Finder:
+    """Each size that `divisor` divides against its nearest neighbours on both sides that it does not divide.
+
+    alike: divisors that must divide both or neither (what the rule's kin claim). same_padding: head_dim or columns must
+    pad to the same size. On both sides, so that the trend along the axis cancels.
+    """
+
+    def find(material: Material) -> Found:
+        by = divisor if isinstance(divisor, int) else divisor(material.spec)
+        curves = [one for one in material.along(axis) if not ops or one.curve.op.partition(".")[0] in ops]
+        if not curves:
+            return f"no curve along {axis.replace('_', '-')}" + (f" of {', '.join(ops)}" if ops else "")
+        if by < 2:
+            return "one core: there are no SMs to be a multiple of"
+        pairs = [pair for one in curves for pair in _around_multiples(one, by, alike, same_padding, material)]
+        return pairs or f"no {axis.replace('_', '-')} that {by} divides lies beside one that it does not"
+
+    return find
+
+
+def _around_multiples(
+    one: FittedCurve, by: int, alike: Sequence[int], same_padding: bool, material: Material
+) -> Iterable[Pair]:
+    curve, sizes = one.curve, one.curve.sizes
+    for i, size in enumerate(sizes):
+        if size % by:
+            continue
+
+        def fits(j: int, size: int = size, i: int = i) -> bool:
+            if sizes[j] % by == 0 or any((sizes[j] % d == 0) != (size % d == 0) for d in alike):
+                return False
+            pads = [padded(curve.points[k].workload) for k in (i, j)]
+            return not same_padding or pads[0] is None or pads[0][2] == (pads[1] or pads[0])[2]
+
+        below = next((j for j in range(i - 1, -1, -1) if fits(j)), None)
+        above = next((j for j in range(i + 1, len(sizes)) if fits(j)), None)
+        sides = [j for j in (below, above) if j is not None and abs(log(sizes[j] / size)) <= _NEAR]
+        if len(sides) == 2 or (sides and abs(log(sizes[sides[0]] / size)) <= _VERY_NEAR):
+            yield _pair([curve.points[i]], [curve.points[j] for j in sides], material, curve.family)
+
+
+def _pair(good: Sequence[Point], bad: Sequence[Point], material: Material, family: Family | None) -> Pair:
+    """What breaks the rule (in the geometric mean) against what keeps it."""
+    effect = float(np.mean([log_cost(p) for p in bad]) - np.mean([log_cost(p) for p in good]))
+    errors = [
+        float(np.sqrt(sum(material.sigma(p) ** 2 for p in side))) / len(side)
+        for side in (good, bad)
+    ]  # fmt: skip
+    predicted = None
+    if family is not None:
+        tile_of = material.tile_of(family)
+        logs = [[_log_slots(point, tile_of(point)) for point in side] for side in (good, bad)]
+        if all(value is not None for side in logs for value in side):
+            predicted = float(np.mean(logs[1]) - np.mean(logs[0]))  # type: ignore[arg-type]
+    return Pair(tuple(p.key for p in (*good, *bad)), effect, hypot(*errors), predicted)
+
+
+def _log_slots(point: Point, used: TileInUse | None) -> float | None:
+    """Logarithm of the block slots × tile elements that the product occupies, per element it needs; None where its tile
+    is not known (an assumed one would only predict what was assumed)."""
+    if used is None or used.source == "assumed" or not isinstance(point.workload, Gemm):
+        return None
+    return -log(quantize(point.workload, used.tile, max(1, used.resident_blocks if used.waves else 1)).efficiency)
+
+
+def halves(axis: str) -> Finder:
+    """Along `axis`, each size against half of it: what a product loses when a dimension is shared out once more."""
+
+    def find(material: Material) -> Found:
+        pairs = []
+        for one in material.along(axis):
+            at = dict(zip(one.curve.sizes, one.curve.points, strict=True))
+            for size, whole in at.items():
+                half = at.get(size // 2) if size % 2 == 0 else None
+                if (
+                    half is not None
+                    and isinstance(whole.workload, Gemm)
+                    and compute_bound(half.workload, material.spec)
+                ):
+                    pairs.append(_pair([whole], [half], material, one.curve.family))
+        return pairs or f"no product at some {axis} and at half of it"
+
+    return find
+
+
+def whole_waves(material: Material) -> Found:
+    """Neighbours on both sides of a wave's end: the last wave full, and one more begun. Same kernel, same alignment."""
+    pairs, known = [], False
+    for one in material.fitted:
+        tile_of = material.tile_of(one.curve.family)
+        uses = [tile_of(point) for point in one.curve.points]
+        known = known or any(used is not None and used.source != "assumed" and used.waves for used in uses)
+        for i in one.curve.close_gaps:
+            before, after = one.curve.points[i], one.curve.points[i + 1]
+            if _ends_a_wave(before, uses[i], after, uses[i + 1]):
+                pairs.append(_pair([before], [after], material, one.curve.family))
+    if not pairs and not known:
+        return "the tile is not known: no kernel was recorded, and the steps do not tell one"
+    return pairs or "no two neighbours with the last wave full on one side and a new one begun on the other"
+
+
+def _ends_a_wave(before: Point, used: TileInUse | None, after: Point, used_after: TileInUse | None) -> bool:
+    if used is None or used_after is None or used.source == "assumed" or not used.waves:
+        return False
+    if (used.tile, used.resident_blocks) != (used_after.tile, used_after.resident_blocks):
+        return False
+    blocks = num_blocks(before.workload, used.tile), num_blocks(after.workload, used.tile)
+    if blocks[0] is None or blocks[1] is None:
+        return False
+    full = (blocks[0] - 1) % used.resident_blocks + 1
+    crossed = (blocks[1] - 1) // used.resident_blocks > (blocks[0] - 1) // used.resident_blocks
+    alike = row_alignment_bytes(before.workload) == row_alignment_bytes(after.workload)
+    return crossed and alike and full >= _WHOLE * used.resident_blocks
+
+
+def fallbacks(
+    keeps: Callable[[Softmax], bool], breaks: Callable[[Softmax], bool], *, same: Sequence[str], what: str
+) -> Finder:
+    """The fused softmax where the rule is kept against the fallback at the nearest size where it is broken.
+
+    same: fields that must be equal. what: what such sizes are, for people.
+    """
+
+    def find(material: Material) -> Found:
+        points = [p for p in material.points if isinstance(p.workload, Softmax)]
+        if not points:
+            return "no softmax"
+        good = [p for p in points if p.provider != FALLBACK and keeps(_softmax(p))]
+        bad = [p for p in points if p.provider == FALLBACK and breaks(_softmax(p))]
+        if not good or not bad:
+            missing = (
+                "a fused softmax where the rule is kept" if not good else f"the fallback where it is broken ({what})"
+            )
+            return f"not measured: {missing}"
+        pairs = []
+        names = (*same, "dtype", "mask", "direction")
+        for point in bad:
+            alike = [p for p in good if all(_get(p, name) == _get(point, name) for name in names)]
+            nearest = min(alike, key=lambda p: abs(log(_elements(p) / _elements(point))), default=None)
+            if nearest is not None:
+                pairs.append(_pair([nearest], [point], material, None))
+        return pairs or f"no two softmax alike in {', '.join(same)}, one fused and one {what}"
+
+    return find
+
+
+def _softmax(point: Point) -> Softmax:
+    assert isinstance(point.workload, Softmax)
+    return point.workload
+
+
+def _get(point: Point, name: str) -> object:
+    return getattr(point.workload, name)
+
+
+def _elements(point: Point) -> int:
+    return _softmax(point).live_elements
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """All ops of one place together. log_cost: of time per work; sigma: its standard error."""
+
+    keys: tuple[str, ...]
+    log_cost: float
+    sigma: float
+
+
+def _layers(material: Material, axis: str) -> list[dict[int, _Layer]]:
+    """For each setting of the other axes: layers by value of `axis`. Each op by its fastest provider; only ops that
+    were measured at every value count."""
+    groups: dict[tuple[object, ...], dict[int, dict[str, Point]]] = {}
+    for point in material.points:
+        if axis in point.axes:
+            held = tuple((name, value) for name, value in point.axes.items() if name != axis)
+            ops = groups.setdefault((held, point.workload.dtype), {}).setdefault(point.axes[axis], {})
+            seen = ops.get(point.op)
+            if seen is None or point.latency_us < seen.latency_us:
+                ops[point.op] = point
+    found = []
+    for by_value in groups.values():
+        common = set.intersection(*(set(ops) for ops in by_value.values()))
+        if common:
+            layers = {v: _layer([ops[name] for name in sorted(common)], material) for v, ops in by_value.items()}
+            found.append(layers)
+    return found
+
+
+def _layer(points: Sequence[Point], material: Material) -> _Layer:
+    times = [p.latency_us * p.count for p in points]
+    work = sum(useful_work(p.workload) * p.count for p in points)
+    error = float(np.sqrt(sum((t * material.sigma(p)) ** 2 for t, p in zip(times, points, strict=True)))) / sum(times)
+    return _Layer(tuple(p.key for p in points), log(sum(times) / work), error)
+
+
+def best_value(axis: str, value: int) -> Finder:
+    """Whole layers at `value` of `axis` against the other value that does best."""
+
+    def find(material: Material) -> Found:
+        groups = [layers for layers in _layers(material, axis) if value in layers and len(layers) > 1]
+        if not groups:
+            return f"no {axis} = {value} beside others"
+        by_rival: dict[int, list[Pair]] = {}
+        for layers in groups:
+            for rival in layers.keys() - {value}:
+                by_rival.setdefault(rival, []).append(_between(layers[value], layers[rival]))
+        return min(by_rival.values(), key=lambda pairs: float(np.mean([pair.log_effect for pair in pairs])))
+
+    return find
+
+
+def doublings(axis: str) -> Finder:
+    """Whole layers at each value of `axis` against twice that value."""
+
+    def find(material: Material) -> Found:
+        pairs = [
+            _between(layers[value], layers[2 * value])
+            for layers in _layers(material, axis)
+            for value in layers
+            if 2 * value in layers
+        ]
+        return pairs or f"no {axis} and twice that {axis}"
+
+    return find
+
+
+def _between(good: _Layer, bad: _Layer) -> Pair:
+    return Pair(good.keys + bad.keys, bad.log_cost - good.log_cost, hypot(good.sigma, bad.sigma))
+
+
+def first_of(*finders: Finder) -> Finder:
+    """What the first of several finders finds; the first one's reason where none finds anything."""
+
+    def find(material: Material) -> Found:
+        results = [finder(material) for finder in finders]
+        return next((found for found in results if not isinstance(found, str)), results[0])
+
+    return find

@@ -1,0 +1,214 @@
+"""The folklore of transformer shapes as declared experiments: what each rule says, and what would show it.
+
+The rules are those of BigScience's notes on sizing BLOOM and of Megatron-LM's code. What one GPU cannot test is not
+here: data- and pipeline-parallel degrees, batch-size ramp-up, memory's rule of thumb, `CUDA_LAUNCH_BLOCKING` over many
+nodes; nor what is a condition rather than an advice (`hidden % heads == 0`, `tp` no larger than a node).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import lcm
+
+from quantbench.analysis.rule_pairs import (
+    Finder,
+    Material,
+    best_value,
+    doublings,
+    fallbacks,
+    first_of,
+    halves,
+    multiples,
+    whole_waves,
+)
+from quantbench.analysis.rule_verdicts import Verdict, judge
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError, UnsupportedError
+from quantbench.megatron import batches_per_block, megatron_fused_available
+from quantbench.sweep.shapes import LINEAR_OPS, Held
+from quantbench.workload import Softmax
+
+_ATTENTION_OPS = ("scores", "context", "attention")
+_SOFTMAX_PROVIDERS = ("torch.eager", "triton.fused")
+_LAYER_OPS = ("qkv", "attention", "proj", "mlp_up", "mlp_down")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The points that one rule needs, as a sweep's words. dims: axes with their values; held: everything else."""
+
+    dims: tuple[str, ...]
+    held: Held
+    providers: tuple[str, ...] = ("torch",)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """predicate: the rule as a condition. claim: what it promises. find: the pairs that show it. plan: the points it
+    needs on a device; raises UnsupportedError where the rule makes no sense there."""
+
+    id: str
+    predicate: str
+    claim: str
+    find: Finder
+    plan: Callable[[DeviceSpec], Experiment]
+
+
+def _around(bases: Sequence[int], offsets: Sequence[int]) -> str:
+    """Values around each base: `1984,2048,2112`."""
+    return ",".join(str(v) for v in sorted({base + offset for base in bases for offset in offsets}))
+
+
+def _scaled(spec: DeviceSpec, gpu: Sequence[int], cpu: Sequence[int]) -> Sequence[int]:
+    """Sizes that take long enough to time on a GPU, and not too long on one core."""
+    return gpu if spec.kind == "cuda" else cpu
+
+
+def _need_sms(spec: DeviceSpec, rule: str) -> None:
+    if spec.kind != "cuda":
+        raise UnsupportedError(f"--experiment {rule}", f"{spec.name} is one core, without SMs or waves", "a GPU")
+
+
+def _linear(spec: DeviceSpec, bases: Sequence[int], offsets: Sequence[int]) -> Experiment:
+    seq = 2048 if spec.kind == "cuda" else 256
+    return Experiment((f"hidden={_around(bases, offsets)}",), Held(seq=seq, ops=LINEAR_OPS))
+
+
+def _hidden_sm_count(spec: DeviceSpec) -> Experiment:
+    _need_sms(spec, "hidden-sm-count")
+    step = lcm(spec.sm_count, 64)
+    bases = [step * i for i in range(1, 9) if 1024 <= step * i <= 12288][:5]
+    return _linear(spec, bases, (-128, 0, 128))
+
+
+def _k(spec: DeviceSpec, offsets: Sequence[int]) -> Experiment:
+    m = n = 4096 if spec.kind == "cuda" else 384
+    bases = _scaled(spec, (1024, 2048, 4096, 8192), (256, 512))
+    return Experiment((f"k={_around(bases, offsets)}",), Held(m=m, n=n, layout="nt"))
+
+
+def _head_dim(spec: DeviceSpec, values: str) -> Experiment:
+    heads, seq = (32, 2048) if spec.kind == "cuda" else (4, 256)
+    held = Held(hidden=64 * heads, heads=heads, seq=seq, ops=_ATTENTION_OPS)
+    return Experiment((f"head-dim={values}",), held)
+
+
+def _vocab(spec: DeviceSpec, offsets: Sequence[int]) -> Experiment:
+    hidden, seq = (4096, 2048) if spec.kind == "cuda" else (256, 128)
+    bases = _scaled(spec, (32000, 50304, 128256), (1024, 2048))
+    return Experiment((f"vocab={_around(bases, offsets)}",), Held(hidden=hidden, seq=seq))
+
+
+def _softmax(spec: DeviceSpec, *dims: str, heads: int = 0, seq: int = 0) -> Experiment:
+    held = Held(hidden=2048, heads=heads, head_dim=64, seq=seq, ops=("softmax",))
+    return Experiment(dims, held, _SOFTMAX_PROVIDERS)
+
+
+def _layer(spec: DeviceSpec, dim: str) -> Experiment:
+    hidden, seq = (4096, 2048) if spec.kind == "cuda" else (256, 128)
+    return Experiment((dim,), Held(hidden=hidden, heads=32, seq=seq, ops=_LAYER_OPS))
+
+
+def _whole_waves(spec: DeviceSpec) -> Experiment:
+    _need_sms(spec, "whole-waves")
+    return Experiment(("n=2048:8192:1024@edges",), Held(m=2048, k=4096, layout="nt"))
+
+
+def _fused(work: Softmax) -> bool:
+    heads = work.batch // work.mask_batch
+    return megatron_fused_available(
+        sq=work.rows, sk=work.cols, heads_per_gpu=heads, mbs=work.mask_batch, dtype=work.dtype, mask=work.mask
+    ).available
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "hidden-128", "hidden % 128 == 0", "tiles are filled: hidden sizes between are slower",
+        multiples("hidden", 128, alike=(64,), ops=LINEAR_OPS),
+        lambda spec: _linear(spec, _scaled(spec, (1024, 2048, 3072, 4096, 6144), (256, 512, 768)), (-64, 0, 64)),
+    ),
+    Rule(
+        "hidden-sm-count", "hidden % SM count == 0", "the tiles come out as whole waves",
+        multiples("hidden", lambda spec: spec.sm_count, alike=(64, 128), ops=LINEAR_OPS), _hidden_sm_count,
+    ),
+    Rule(
+        "hidden-864", "hidden % 864 == 0", "128 and 108 at once, as the notes put it (864 is neither's multiple)",
+        multiples("hidden", 864, alike=(32, 64, 128), ops=LINEAR_OPS),
+        lambda spec: _linear(spec, _scaled(spec, (1728, 2592, 3456, 5184, 6912), (864,)), (-128, 0, 128)),
+    ),
+    Rule(
+        "k-8", "k % 8 == 0", "rows of 16-bit numbers start at 16 bytes and are loaded whole",
+        multiples("k", 8), lambda spec: _k(spec, (-4, -2, -1, 0, 1, 2, 4)),
+    ),
+    Rule(
+        "k-64", "k % 64 == 0", "rows start at whole cache lines, and the reduction's last step is full",
+        multiples("k", 64, alike=(8,)), lambda spec: _k(spec, (-32, -16, -8, 0, 8, 16, 32)),
+    ),
+    Rule(
+        "head-dim-8", "head_dim % 8 == 0", "attention's rows start at 16 bytes",
+        multiples("head_dim", 8, same_padding=True, ops=_ATTENTION_OPS),
+        lambda spec: _head_dim(spec, "68,70,72,74,76,100,102,104,106,108,116,118,120,122,124"),
+    ),
+    Rule(
+        "head-dim-64", "head_dim % 64 == 0", "attention pads to whole tiles of 64",
+        multiples("head_dim", 64, alike=(8,), ops=_ATTENTION_OPS),
+        lambda spec: _head_dim(spec, "56,64,72,112,120,128,136,184,192,200"),
+    ),
+    Rule(
+        "vocab-8", "vocab % 8 == 0", "the logits' rows start at 16 bytes",
+        multiples("vocab", 8, ops=("logits",)), lambda spec: _vocab(spec, (-4, -1, 0, 1, 4)),
+    ),
+    Rule(
+        "vocab-128", "vocab % 128 == 0", "the logits fill their tiles (Megatron pads the vocabulary to it)",
+        multiples("vocab", 128, alike=(8,), ops=("logits",)), lambda spec: _vocab(spec, (-64, -8, 0, 8, 64)),
+    ),
+    Rule(
+        "heads-mbs-4", "heads / TP × MBS % 4 == 0", "Megatron's fused softmax runs instead of its fallback",
+        fallbacks(
+            _fused, lambda work: work.batch % 4 != 0, same=("rows", "cols"), what="heads / TP × MBS no multiple of 4"
+        ),
+        lambda spec: _softmax(spec, "heads=8,9,10,15,16,17,24,26,32,33", seq=2048 if spec.kind == "cuda" else 128),
+    ),
+    Rule(
+        "batches-per-block", "heads / TP × MBS % batches_per_block == 0",
+        "the fused softmax runs: rows of up to 128 columns ask for a multiple of 8, not of 4",
+        fallbacks(
+            _fused, lambda work: work.batch % 4 == 0 and work.batch % batches_per_block(work.cols) != 0,
+            same=("rows", "cols"), what="heads / TP × MBS a multiple of 4 and not of 8",
+        ),
+        lambda spec: _softmax(spec, "heads=8,12,16,20,24,28,32,36,64,68", "seq=64,128"),
+    ),
+    Rule(
+        "softmax-sk-2048", "16 < sk <= 2048", "the fused softmax of Megatron's first generations runs",
+        fallbacks(
+            _fused, lambda work: work.cols > 2048, same=("batch",), what="rows of more than 2048 columns"
+        ),
+        lambda spec: _softmax(spec, "seq=1024,1536,2048,2112,2560,3072,4096", heads=16),
+    ),
+    Rule(
+        "mbs-2", "MBS == 2", "a micro-batch of two is the fastest per token",
+        best_value("mbs", 2), lambda spec: _layer(spec, "mbs=1,2,4,8"),
+    ),
+    Rule(
+        "tp-shrinks-n", "TP as small as memory allows", "each doubling of TP halves n and costs rate on every GPU",
+        first_of(doublings("tp"), halves("n")), lambda spec: _layer(spec, "tp=1,2,4,8"),
+    ),
+    Rule(
+        "whole-waves", "tiles % (SM count × blocks per SM) == 0", "no wave runs nearly empty",
+        whole_waves, _whole_waves,
+    ),
+)  # fmt: skip
+
+
+def rule_named(name: str) -> Rule:
+    """The rule of that id. Raises InputError, naming them all, for any other."""
+    for rule in RULES:
+        if rule.id == name:
+            return rule
+    raise InputError("--experiment", repr(name), "one of " + ", ".join(rule.id for rule in RULES))
+
+
+def judge_all(material: Material, rules: Sequence[Rule] = RULES) -> tuple[Verdict, ...]:
+    """A verdict on each rule from what a run has to offer."""
+    return tuple(judge(rule.id, rule.find(material)) for rule in rules)
