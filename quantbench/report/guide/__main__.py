@@ -1,0 +1,70 @@
+"""`python -m quantbench.report.guide [docs]`: write the numbers, tables and figures of docs/choosing-shapes.md."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from quantbench.errors import QuantbenchError, StoreError
+from quantbench.launch import Tile
+from quantbench.report.guide import figures
+from quantbench.report.guide.arithmetic import shares
+from quantbench.report.guide.edges import SMALLEST_M
+from quantbench.report.guide.evidence import evidence
+from quantbench.report.guide.fill import fill
+from quantbench.report.guide.findings import Findings, find
+from quantbench.report.guide.shrink import TOKENS
+from quantbench.report.guide.texts import texts
+
+PAGE = "choosing-shapes.md"
+_SEARCHES = Path("tests/data/bloom_tables.csv")
+_STEPS_DRAWN = (64, 128, 192, 256, 512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 3584, 4096, 4352)
+
+
+def write_guide(docs: Path) -> list[Path]:
+    """Fill docs/choosing-shapes.md and draw docs/figures/choosing-*.png. Returns what was written."""
+    page = docs / PAGE
+    try:
+        before = page.read_text(encoding="utf-8")
+    except OSError as error:
+        raise StoreError("guide", f"{page} ({error.strerror})", "the docs folder of a checkout") from None
+    found = find(evidence(), docs.parent / _SEARCHES)
+    page.write_text(fill(before, texts(found)), encoding="utf-8")
+    return [page, *draw_figures(found, docs / "figures")]
+
+
+def draw_figures(found: Findings, folder: Path) -> list[Path]:
+    """Every picture of the page."""
+    gpus = found.gpus
+    paths = {
+        name: folder / f"choosing-{name}.png"
+        for name in ("staircases", "steps", "waves", "hidden", "widths", "heads", "tp")
+    }
+    figures.draw_staircases(
+        {n: g.curve for n, g in gpus.items()}, {n: g.teeth for n, g in gpus.items()}, paths["staircases"]
+    )
+    figures.draw_steps(
+        {n: g.edges for n, g in gpus.items()}, [m for m in _STEPS_DRAWN if m >= SMALLEST_M], paths["steps"]
+    )
+    figures.draw_waves({n: g.edges.fit(Tile(128, 256)) for n, g in gpus.items()}, paths["waves"])
+    a100 = gpus["A100"].spec
+    figures.draw_hidden_sizes({mbs: shares(a100, mbs) for mbs in (1, 4)}, a100.sm_count, paths["hidden"])
+    figures.draw_widths({n: g.widths for n, g in gpus.items()}, paths["widths"])
+    figures.draw_head_counts({n: g.head_counts for n, g in gpus.items()}, paths["heads"])
+    figures.draw_prices({n: g.prices for n, g in gpus.items()}, TOKENS, paths["tp"])
+    return list(paths.values())
+
+
+def main() -> None:
+    """Write and say what was written."""
+    docs = Path(sys.argv[1] if len(sys.argv) > 1 else "docs")
+    try:
+        for path in write_guide(docs):
+            print(path)
+    except QuantbenchError as error:
+        print(f"quantbench: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""What one row more costs: steps from m to m + 1 over all large shapes of a table, and whether waves explain them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from quantbench.analysis.summary import Point
+from quantbench.device.spec import DeviceSpec
+from quantbench.launch import Tile
+from quantbench.quantization import quantize
+from quantbench.stats import noise
+from quantbench.workload import Gemm
+
+# Smaller products wait for launches and memory; what they show is not the tiles.
+SMALLEST_N_K = 1024
+SMALLEST_M = 64
+_QUIET_M = range(6, 15)
+# Where m + 1 is faster by more than single figures of these tables repeat within.
+FASTER = 0.97
+# The tiles that cuBLAS ships for these formats (kernel names), with what may be resident of them on an SM.
+_TILES = tuple((Tile(m, n), per_sm) for m in (64, 128, 192, 256) for n in (64, 128, 192, 256) for per_sm in (1, 2))
+
+
+@dataclass(frozen=True)
+class EdgeStep:
+    """From m to m + 1 over all pairs (n, k): ratios of the times, 10 %, 50 % and 90 % quantile of them, and the share
+    of shapes that are more than 3 % faster with the larger m."""
+
+    m: int
+    ratios: tuple[float, ...]
+    low: float
+    median: float
+    high: float
+    share_faster: float
+
+    @property
+    def shapes(self) -> int:
+        return len(self.ratios)
+
+
+@dataclass(frozen=True)
+class TileFit:
+    """How well the waves of one tile explain the steps. correlation: of the logarithms of both ratios.
+    at_wave, elsewhere: median step where the number of waves grows, and where it does not; low, high of each: its
+    quartiles."""
+
+    tile: Tile
+    blocks_per_sm: int
+    correlation: float
+    at_wave: float
+    elsewhere: float
+    quartiles_at_wave: tuple[float, float]
+    quartiles_elsewhere: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Edges:
+    """steps: ascending in m. fits: every candidate tile, the best first. repeats: relative standard deviation of one
+    figure, from neighbours between which nothing changes."""
+
+    steps: tuple[EdgeStep, ...]
+    fits: tuple[TileFit, ...]
+    repeats: float
+
+    def step(self, m: int) -> EdgeStep:
+        """The step behind m."""
+        return next(step for step in self.steps if step.m == m)
+
+    def fit(self, tile: Tile, blocks_per_sm: int = 1) -> TileFit:
+        """How well one tile does."""
+        return next(fit for fit in self.fits if (fit.tile, fit.blocks_per_sm) == (tile, blocks_per_sm))
+
+
+def edges_of(points: Sequence[Point], spec: DeviceSpec) -> Edges:
+    """Steps and fits of a table of plain products whose m runs over both sides of edges."""
+    times = {p.workload: p.latency_us for p in points if isinstance(p.workload, Gemm)}
+    pairs: list[tuple[Gemm, Gemm, float]] = []
+    for work, before_us in times.items():
+        after = Gemm(work.m + 1, work.n, work.k, dtype=work.dtype, layout=work.layout)
+        if after in times and work.m >= SMALLEST_M and min(work.n, work.k) >= SMALLEST_N_K:
+            pairs.append((work, after, times[after] / before_us))
+    steps = [_step(m, [ratio for a, _, ratio in pairs if a.m == m]) for m in sorted({a.m for a, _, _ in pairs})]
+    fits = [fit for tile, per_sm in _TILES if (fit := _fit(pairs, tile, per_sm, spec.sm_count)) is not None]
+    return Edges(tuple(steps), tuple(sorted(fits, key=lambda fit: -fit.correlation)), _repeats(times))
+
+
+def _repeats(times: Mapping[Gemm, float]) -> float:
+    """From m = 5 to 15 a product of these sizes reads its weights, and one row more changes nothing: each figure
+    against the mean of its neighbours, whose variance is 3/2 of that of one figure."""
+    off = []
+    for work, us in times.items():
+        if work.m in _QUIET_M and min(work.n, work.k) >= SMALLEST_N_K:
+            around = [times.get(replace(work, m=work.m + step)) for step in (-1, 1)]
+            if None not in around:
+                off.append(us / (sum(a for a in around if a is not None) / 2))
+    return float(noise(off) / np.sqrt(1.5))
+
+
+def _step(m: int, ratios: Sequence[float]) -> EdgeStep:
+    values = np.array(ratios)
+    low, middle, high = (float(q) for q in np.quantile(values, (0.1, 0.5, 0.9)))
+    return EdgeStep(m, tuple(ratios), low, middle, high, float(np.mean(values < FASTER)))
+
+
+def _fit(pairs: Sequence[tuple[Gemm, Gemm, float]], tile: Tile, per_sm: int, sm_count: int) -> TileFit | None:
+    waves = np.array([
+        quantize(b, tile, sm_count, per_sm).num_waves / quantize(a, tile, sm_count, per_sm).num_waves
+        for a, b, _ in pairs
+    ])  # fmt: skip
+    ratios = np.array([ratio for _, _, ratio in pairs])
+    grows = waves > 1
+    if grows.all() or not grows.any():
+        return None
+    at_wave, elsewhere = (np.quantile(ratios[chosen], (0.25, 0.5, 0.75)) for chosen in (grows, ~grows))
+    return TileFit(
+        tile, per_sm, float(np.corrcoef(np.log(waves), np.log(ratios))[0, 1]), float(at_wave[1]), float(elsewhere[1]),
+        (float(at_wave[0]), float(at_wave[2])), (float(elsewhere[0]), float(elsewhere[2])),
+    )  # fmt: skip

@@ -1,0 +1,40 @@
+"""What a rule is worth, with an interval over the shapes that it was tried on, and the verdict that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quantbench.stats import median, median_interval
+
+CONFIRMED, REFUTED, INCONCLUSIVE, NOT_TESTED = "CONFIRMED", "REFUTED", "INCONCLUSIVE", "NOT TESTED"
+# An effect below this is not worth a rule, however sure it is.
+WORTH = 0.02
+# Fewer pairs than this say nothing about all shapes.
+_FEWEST = 10
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Time where the rule is broken over time where it is kept, less 1, in the middle of `pairs` pairs of shapes; low,
+    high: the 95 % interval of that middle."""
+
+    middle: float
+    low: float
+    high: float
+    pairs: int
+
+    @property
+    def verdict(self) -> str:
+        """CONFIRMED where breaking the rule surely costs more than WORTH, REFUTED where it surely costs less."""
+        if self.low > WORTH:
+            return CONFIRMED
+        return REFUTED if self.high < WORTH else INCONCLUSIVE
+
+
+def effect_of(ratios: Sequence[float]) -> Effect | None:
+    """The effect of ratios of times, broken over kept; None for too few."""
+    if len(ratios) < _FEWEST:
+        return None
+    interval = median_interval(ratios)
+    return Effect(median(ratios) - 1, interval.low - 1, interval.high - 1, len(ratios))

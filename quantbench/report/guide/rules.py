@@ -1,0 +1,113 @@
+"""The rules of the folklore, GPU by GPU: verdict and effect where the tables or the arithmetic can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quantbench.analysis.compare_ranks import rank_test
+from quantbench.report.guide.effects import (
+    CONFIRMED,
+    INCONCLUSIVE,
+    NOT_TESTED,
+    REFUTED,
+    WORTH,
+    Effect,
+    effect_of,
+)
+from quantbench.report.guide.fill import table
+from quantbench.report.guide.findings import FEW_TOKENS, MANY_TOKENS, Findings, Of
+from quantbench.units import percent
+
+# A tile whose waves agree this well with the steps explains them; below the second, it explains next to nothing.
+_EXPLAINS, _EXPLAINS_NOTHING = 0.5, 0.3
+_WIDTH_SEQ = 4096
+_TP, _TP_TOKENS = 8, 2048
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule, what is said of it on one GPU, and what to do instead of following it blindly."""
+
+    name: str
+    judge: Callable[[Of], str]
+    instead: str
+
+
+def rules_table(found: Findings) -> str:
+    """A line a rule, a column a GPU."""
+    rows = [[rule.name, *(rule.judge(of) for of in found.gpus.values()), rule.instead] for rule in RULES]
+    return table(["rule", *found.gpus, "what to do"], rows, numeric=False)
+
+
+def words(effect: Effect | None) -> str:
+    """`CONFIRMED: 30 % (27 % to 33 %)`."""
+    if effect is None:
+        return NOT_TESTED
+    return f"{effect.verdict}: {_signed(effect.middle)} ({_signed(effect.low)} to {_signed(effect.high)})"
+
+
+def _signed(share: float) -> str:
+    return percent(share).replace("-", "−")
+
+
+def _edge(m: int) -> Callable[[Of], str]:
+    return lambda of: words(effect_of(of.edges.step(m).ratios))
+
+
+def _one_tile(of: Of) -> str:
+    best = of.edges.fits[0].correlation
+    verdict = CONFIRMED if best >= _EXPLAINS else REFUTED if best < _EXPLAINS_NOTHING else INCONCLUSIVE
+    return f"{verdict}: correlation {best:.2f}"
+
+
+def _narrow_heads(of: Of) -> str:
+    widths = [w for w in of.widths if (w.head_dim, w.seq) == (64, _WIDTH_SEQ)]
+    return words(effect_of([1 / ratio for ratio in widths[0].ratios])) if widths else NOT_TESTED
+
+
+def _fours(of: Of) -> str:
+    """The two groups are different shapes, so their middles are compared by ranks."""
+    if of.fours is None:
+        return NOT_TESTED
+    test = rank_test([1 / r for r in of.fours.on], [1 / r for r in of.fours.off], WORTH)
+    if test.low is None or test.high is None:
+        return NOT_TESTED
+    return words(Effect(test.ratio - 1, test.low - 1, test.high - 1, len(of.fours.off)))
+
+
+def _split(column: bool) -> Callable[[Of], str]:
+    def judge(of: Of) -> str:
+        own = [p for p in of.prices if (p.column, p.tp, p.tokens) == (column, _TP, _TP_TOKENS)]
+        return words(effect_of(own[0].ratios)) if own else NOT_TESTED
+
+    return judge
+
+
+def _not_in_the_tables(of: Of) -> str:
+    return NOT_TESTED
+
+
+def _by_counting(of: Of) -> str:
+    return f"{REFUTED} by counting"
+
+
+_MORE_TOKENS = "more tokens, or a smaller tp"
+
+RULES = (
+    Rule("n, hidden, ffn, vocab % 128", _not_in_the_tables, "keep it: padding up to it is cheap"),
+    Rule("hidden % number of SMs", _by_counting, "drop it; count tiles and waves of each product"),
+    Rule("tokens not one past a multiple of 128", _edge(128), "keep m on multiples of 256"),
+    Rule("tokens not one past a multiple of 256", _edge(256), "keep m on multiples of 256"),
+    Rule("the waves of one tile predict the cliffs", _one_tile, "where refuted: measure, do not compute"),
+    Rule("head_dim % 8", _not_in_the_tables, "keep it without exception: see the search on A100s below"),
+    Rule("heads of 128 rather than 64", _narrow_heads, "128, or 256"),
+    Rule("(heads / tp × MBS) % 4", _fours, "drop it with fused attention; keep it with Megatron's fused softmax"),
+    Rule(f"tp {_TP} costs what splits n (at {_TP_TOKENS} tokens)", _split(True), _MORE_TOKENS),
+    Rule(f"tp {_TP} costs what splits k (at {_TP_TOKENS} tokens)", _split(False), _MORE_TOKENS),
+    Rule(
+        f"{MANY_TOKENS} tokens at once are faster than {FEW_TOKENS}",
+        lambda of: words(effect_of(of.few_tokens)),
+        "choose MBS for memory and pipeline, not for these products",
+    ),
+)
