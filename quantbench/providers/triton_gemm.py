@@ -65,12 +65,15 @@ class _TritonGemm:
             return f"{self.id} runs matrix products, not {workload.kind}"
         if workload.dtype == "int8":
             return f"{self.id} does not take int8"
+        reason: str | None
         if INTERPRETER:
-            return wrong_in_interpreter(workload.dtype)
+            reason = wrong_in_interpreter(workload.dtype)
+            return reason
         if device.compute_capability is None:
             return f"{self.id} needs a CUDA GPU, or TRITON_INTERPRET=1 set to run in triton's interpreter"
         capability = device.compute_capability
-        return unsupported_architecture(capability) or missing_format(workload.dtype, capability)
+        reason = unsupported_architecture(capability) or missing_format(workload.dtype, capability)
+        return reason
 
     def prepare(self, workload: Workload, device: DeviceSpec, *, distribution: str = "normal", seed: int = 0) -> Task:
         """Operands as the layout stores them, a contiguous c, the kernel compiled."""
