@@ -41,6 +41,9 @@ def sweep(
     adaptive: Annotated[
         bool, typer.Option("--adaptive", help="Choose --points by what a fitted model is least sure of.")
     ] = False,
+    refine: Annotated[
+        bool, typer.Option("--refine", help="Then bisect to the exact size of every edge the points show.")
+    ] = False,
     provider: Annotated[
         str, typer.Option(help="Who computes: torch, triton, torch.flash, my.module:Class, comma separated.")
     ] = "torch",
@@ -92,6 +95,7 @@ def sweep(
         direction=direction, causal=causal, provider=provider, cache=cache, mode=mode, half_width=half_width,
         min_samples=min_samples, max_time=max_time, distribution=distribution, seed=seed, budget=budget,
         point_limit=point_limit, skip_impossible=skip_impossible, shapes=shapes, points=points, adaptive=adaptive,
+        refine=refine,
     )  # fmt: skip
     if dry_run:
         sweep_run.dry_run(arguments, gpu, as_json=as_json)

@@ -52,6 +52,7 @@ class SweepArguments:
     shapes: Path | None = None
     points: int = 0
     adaptive: bool = False
+    refine: bool = False
 
 
 def held_and_dims(arguments: SweepArguments) -> tuple[Held, tuple[str, ...]]:
@@ -105,6 +106,7 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
         skip_impossible=arguments.skip_impossible,
         points=arguments.points,
         adaptive=arguments.adaptive,
+        refine=arguments.refine,
         shapes=() if arguments.shapes is None else read_shapes(arguments.shapes),
         budget_s=None if budget == "none" else parse_duration_s("--budget", budget),
         limit_s=parse_duration_s("--point-limit", arguments.point_limit) if arguments.point_limit else None,

@@ -18,14 +18,17 @@ from quantbench.analysis.steps import find_steps
 from quantbench.analysis.summary import points_of, rows_of
 from quantbench.cli.console import output, say
 from quantbench.cli.devices import say_device
+from quantbench.cli.edge_output import edge_lines, edges_to_json
 from quantbench.cli.sweep_options import SweepArguments, sweep_options
+from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.roofline import roofline_us
 from quantbench.report.table import ops_line, rows_to_json, steps_to_json, sweep_table, trust_lines
 from quantbench.store.folder import Run, read_run
 from quantbench.sweep.child import WorkerProcess
-from quantbench.sweep.options import plan_sweep
+from quantbench.sweep.options import SweepOptions, options_from_json, plan_sweep
 from quantbench.sweep.plan import Plan
+from quantbench.sweep.refine import Refine
 from quantbench.sweep.runner import Finished
 from quantbench.sweep.runner import Progress as SweepProgress
 from quantbench.sweep.session import SweepSession
@@ -86,7 +89,7 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, gpu: str,
         _say_plan(console, session.plan, session.options.budget_s, already=len(session.done))
         try:
             with _progress_shown(console) as show:
-                finished = session.run(show)
+                finished = session.run(show, more=_refinement(session.options, session.hello.device))
         except KeyboardInterrupt:
             console.print(
                 f"\nstopped; everything measured is kept. Go on with: quantbench sweep --resume {session.folder}"
@@ -94,6 +97,14 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, gpu: str,
             raise
     measured = read_run(session.folder)
     _say_result(console, measured, finished, time.monotonic() - start_s, as_json=as_json)
+
+
+def _refinement(options: SweepOptions, spec: DeviceSpec) -> Refine | None:
+    if not options.refine:
+        return None
+    from quantbench.analysis.refinable import refine_of
+
+    return refine_of(options, spec)
 
 
 def _say_plan(console: Console, plan: Plan, budget_s: float | None, *, already: int = 0) -> None:
@@ -150,6 +161,11 @@ def _say_result(console: Console, run: Run, finished: Finished, wall_s: float, *
         for line in trust_lines(rows):
             say(console, line)
         _say_not_measured(console, run)
+    refinement = None if run.info.options.get("shapes") else _refinement(options_from_json(run.info.options), spec)
+    edges = () if refinement is None else refinement.edges(run.records)
+    if not as_json and refinement is not None:
+        for line in edge_lines(edges):
+            say(console, line)
     picture = None
     if points and not run.info.options.get("shapes"):  # a list of shapes has no axis to draw along
         from quantbench.report.efficiency import draw_efficiency
@@ -161,7 +177,7 @@ def _say_result(console: Console, run: Run, finished: Finished, wall_s: float, *
         _print_json({
             "run": str(run.folder), "device": spec.name, "how_ended": finished.how,
             "rows": rows_to_json(rows, steps, spec), "steps": steps_to_json(steps),
-            "picture": None if picture is None else str(picture),
+            "edges": edges_to_json(edges), "picture": None if picture is None else str(picture),
             "wall_s": wall_s, "overhead_share": overhead_s / wall_s,
         })  # fmt: skip
         return

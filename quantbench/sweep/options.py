@@ -26,7 +26,8 @@ class SweepOptions:
     dims: texts as given, `hidden` or `hidden=1024:4096`; or none, and shapes: (m, n, k, batch) of single products.
     budget_s: seconds for the whole sweep; None for no bound.
     limit_s: seconds after which a point counts as hanging; None for a limit from its estimate. points: how many of the
-    plan's are measured, 0 for all; at random, or, adaptive, those that a model is least sure of.
+    plan's are measured, 0 for all; at random, or, adaptive, those that a model is least sure of. refine: bisect to
+    every edge that the plan's points show.
     """
 
     dims: tuple[str, ...]
@@ -39,10 +40,14 @@ class SweepOptions:
     shapes: tuple[tuple[int, int, int, int], ...] = ()
     points: int = 0
     adaptive: bool = False
+    refine: bool = False
 
     def __post_init__(self) -> None:
         if self.adaptive and not self.points:
             raise InputError("sweep", "--adaptive without --points", "how many points, such as --points 200")
+        if self.refine and (self.adaptive or self.shapes):
+            with_what = "--adaptive" if self.adaptive else "--shapes"
+            raise InputError("sweep", f"--refine with {with_what}", "--refine along --dim, all of its points measured")
         if self.dims and self.shapes:
             raise InputError("sweep", f"--shapes with --dim {self.dims[0]}", "one or the other")
 

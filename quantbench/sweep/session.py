@@ -98,8 +98,16 @@ class SweepSession:
         """Keys of the points that the folder already holds."""
         return frozenset(record.key for record in self._records if record.role == "point")
 
-    def run(self, on_progress: Callable[[Progress], None], clock: Callable[[], float] = time.monotonic) -> Finished:
-        """Measure what is missing; run.json says how it ended, also after Ctrl-C (which is raised on)."""
+    def run(
+        self,
+        on_progress: Callable[[Progress], None],
+        clock: Callable[[], float] = time.monotonic,
+        more: More | None = None,
+    ) -> Finished:
+        """Measure what is missing; run.json says how it ended, also after Ctrl-C (which is raised on).
+
+        more: asks for points beyond the plan, such as a bisection to its edges.
+        """
         sweep = Sweep(
             plan=self.plan,
             run_id=self._writer.info.run_id,
@@ -113,7 +121,7 @@ class SweepSession:
             budget_s=self.options.budget_s,
             limit_s=self.options.limit_s,
             first_reference_us=_first_reference_us(self._records),
-            more=_more(self.options, self.hello.device),
+            more=more or _more(self.options, self.hello.device),
             records=list(self._records),
         )
         try:
