@@ -7,6 +7,8 @@ import typer
 
 from quantbench import __version__
 from quantbench.cli import options as o
+from quantbench.cli.check import check
+from quantbench.cli.comm import comm
 from quantbench.cli.compare import compare
 from quantbench.cli.import_megatron import import_megatron_log
 from quantbench.cli.importing import import_aiconfigurator, import_csv, import_vidur
@@ -56,6 +58,8 @@ def devices(as_json: o.AsJson = False) -> None:
 app.command(short_help="Time real work over sizes; keep every sample.")(sweep)
 app.command(short_help="What a sweep would show on any known GPU.")(predict)
 app.command(short_help="The fastest layout over many GPUs.")(plan)
+app.command(short_help="Collectives over sizes, under torchrun.")(comm)
+app.command(short_help="Cliffs, their causes, and the rules judged.")(check)
 app.command(short_help="Two runs, point by point; 1 on a regression.")(compare)
 app.command(short_help="One HTML page on a run, with pictures.")(report)
 

@@ -85,18 +85,21 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, gpu: str,
     else:
         session = SweepSession.resume(resume, WorkerProcess)
     with session:
-        say_device(console, session.hello.device, session.hello.state)
-        _say_plan(console, session.plan, session.options.budget_s, already=len(session.done))
-        try:
-            with _progress_shown(console) as show:
-                finished = session.run(show, more=_refinement(session.options, session.hello.device))
-        except KeyboardInterrupt:
-            console.print(
-                f"\nstopped; everything measured is kept. Go on with: quantbench sweep --resume {session.folder}"
-            )
-            raise
+        finished = measure(console, session)
     measured = read_run(session.folder)
     _say_result(console, measured, finished, time.monotonic() - start_s, as_json=as_json)
+
+
+def measure(console: Console, session: SweepSession) -> Finished:
+    """Say what will be measured, measure it, and say what to do when stopped."""
+    say_device(console, session.hello.device, session.hello.state)
+    _say_plan(console, session.plan, session.options.budget_s, already=len(session.done))
+    try:
+        with _progress_shown(console) as show:
+            return session.run(show, more=_refinement(session.options, session.hello.device))
+    except KeyboardInterrupt:
+        console.print(f"\nstopped; everything measured is kept. Go on with: quantbench sweep --resume {session.folder}")
+        raise
 
 
 def _refinement(options: SweepOptions, spec: DeviceSpec) -> Refine | None:

@@ -1,0 +1,110 @@
+"""`quantbench check RUN`: cliffs, what explains them, and the rules of thumb judged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quantbench.errors import InputError
+
+if TYPE_CHECKING:
+    from quantbench.analysis.check import Check
+    from quantbench.analysis.rules import Rule
+
+
+def check(
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="Folder of a run.")] = None,
+    experiment: Annotated[
+        str, typer.Option(metavar="RULE", help="Measure just the points this rule needs, then judge it: k-8, mbs-2, …")
+    ] = "",
+    results: Annotated[Path, typer.Option(help="Where an experiment's run is kept.")] = Path("results"),
+    budget: Annotated[str, typer.Option(help="Time for an experiment: 8m, 90s, none (default: 4m; CPU 75s).")] = "",
+    blind: Annotated[bool, typer.Option("--blind", help="Do not use the device's number of SMs.")] = False,
+    fail_above: Annotated[
+        float | None, typer.Option(help="Exit with 1 when a cliff is surely higher than this ratio, such as 1.2.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
+) -> None:
+    """Find the sizes past which the time jumps, say why, and judge the rules of thumb.
+
+    Every device has cliffs, so finding them is no failure: the exit code is 1 only with --fail-above.
+    """
+    from quantbench.analysis.check import check_run
+    from quantbench.analysis.rules import RULES, rule_named
+    from quantbench.cli.check_output import check_to_json
+    from quantbench.report.source import read_one_run
+
+    if fail_above is not None and not 1 < fail_above < float("inf"):
+        raise InputError("--fail-above", repr(fail_above), "a ratio above 1, such as 1.2")
+    if (run is None) == (not experiment):
+        given = "a run and --experiment" if experiment else "no run"
+        raise InputError("check", given, "the folder of a run, or --experiment with a rule")
+    rules = (rule_named(experiment),) if experiment else RULES
+    folder = run if run is not None else _measure(rules[0], results, budget, as_json=as_json)
+    found = check_run(read_one_run(folder), rules=rules, blind=blind)
+    if as_json:
+        print(json.dumps(check_to_json(found), indent=1, allow_nan=False))
+    else:
+        _say(found)
+    if fail_above is not None and any(cliff.low > fail_above for cliff in found.cliffs):
+        raise typer.Exit(1)
+
+
+def _measure(rule: Rule, results: Path, budget: str, *, as_json: bool) -> Path:
+    """Run a rule's experiment on the device at hand; the folder of its run."""
+    import signal
+    from dataclasses import replace
+
+    from quantbench.cli.console import output, say
+    from quantbench.cli.sweep_options import SweepArguments, sweep_options
+    from quantbench.cli.sweep_run import measure
+    from quantbench.device.spec import DeviceSpec
+    from quantbench.sweep.child import WorkerProcess
+    from quantbench.sweep.options import SweepOptions
+    from quantbench.sweep.session import SweepSession
+
+    def options(spec: DeviceSpec) -> SweepOptions:
+        plan = rule.plan(spec)
+        usual = sweep_options(SweepArguments(plan.dims, {}, budget=budget), spec.kind)
+        return replace(usual, held=plan.held, providers=plan.providers, skip_impossible=True)
+
+    console = output(stderr=as_json)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    say(console, f"experiment {rule.id}: {rule.predicate} ({rule.claim})")
+    with SweepSession.new(options, results, WorkerProcess) as session:
+        measure(console, session)
+        return session.folder
+
+
+def _say(found: Check) -> None:
+    from rich.markup import escape
+
+    from quantbench.cli.check_output import cliff_table, head_lines, period_lines, rule_table
+    from quantbench.cli.console import output, say
+    from quantbench.cli.devices import device_line
+    from quantbench.report.words import printable
+
+    console = output()
+    info = found.run.info
+    say(console, escape(device_line(info.device)))
+    if info.origin != "measured":
+        source = f": {printable(info.source)}" if info.source else ""
+        say(console, f"[bold]{info.origin.upper()} DATA[/bold]{escape(source)}")
+    for line in (*found.run.warnings, *head_lines(found)):
+        say(console, escape(printable(line)))
+    table = cliff_table(found)
+    if table is not None:
+        console.print()
+        console.print(table)
+    for line in period_lines(found):
+        say(console, escape(line))
+    console.print()
+    console.print(rule_table(found))
+    untested = [verdict.rule for verdict in found.rules if verdict.verdict == "NOT TESTED"]
+    if untested:
+        say(console, f"to measure just what a rule needs: quantbench check --experiment {untested[0]}")
+    console.print()
+    say(console, f"next: quantbench report {escape(str(found.run.folder))}")
