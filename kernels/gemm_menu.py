@@ -108,14 +108,13 @@ def architecture(capability: tuple[int, int]) -> int:
     return max((arch for arch in ARCHITECTURES if arch <= number), default=min(ARCHITECTURES))
 
 
-def scaled(tile: Tile, dtype: str, arch: int) -> Tile:
-    """A tile for 16-bit operands in another format: as many bytes of the reduction in a step. tf32 has fewer stages,
-    since its result is twice as wide, and fewer still on Blackwell, where operands are transposed by way of a copy."""
+def scaled(tile: Tile, dtype: str) -> Tile:
+    """A tile for 16-bit operands in another format: as many bytes of the reduction in a step. tf32 has a stage less,
+    since its result is twice as wide and takes its place in shared memory."""
     assert tile.block_k is not None
     assert tile.stages is not None
-    fewer = 0 if dtype != "tf32" else 2 if arch >= 100 else 1
-    stages = max(min(2, tile.stages), tile.stages - fewer)
-    return replace(tile, block_k=2 * tile.block_k // DTYPES[dtype].element_bytes, stages=stages)
+    fewer = 1 if dtype == "tf32" and tile.stages > 2 else 0
+    return replace(tile, block_k=2 * tile.block_k // DTYPES[dtype].element_bytes, stages=tile.stages - fewer)
 
 
 def tiles(arch: int, dtype: str, schedule: str = "data_parallel", align_bytes: int = 16) -> tuple[Tile, ...]:
@@ -129,9 +128,14 @@ def tiles(arch: int, dtype: str, schedule: str = "data_parallel", align_bytes: i
         return menu.scalar
     if align_bytes < 16:
         return menu.unaligned
-    # Where fragments lie in registers, 256 rows leave none for adding up partial tiles.
-    tall = schedule != "stream_k" or arch >= 90
-    return tuple(scaled(tile, dtype, arch) for tile in menu.tiles if tall or tile.block_m <= 128)
+    fitting = menu.tiles
+    if schedule == "stream_k" and arch < 90:
+        # Where fragments lie in registers, 256 rows leave none for adding up partial tiles.
+        fitting = tuple(tile for tile in fitting if tile.block_m <= 128)
+    if dtype == "tf32" and arch >= 100:
+        # Blackwell transposes tf32 by way of copies in shared memory, and large tiles leave no room for them.
+        fitting = tuple(tile for tile in fitting if tile.elements <= 128 * 128)
+    return tuple(scaled(tile, dtype) for tile in fitting)
 
 
 def pick(gemm: Gemm, schedule: str, capability: tuple[int, int], sm_count: int, align_bytes: int = 16) -> Tile:

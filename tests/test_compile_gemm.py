@@ -63,8 +63,8 @@ def menu_cases(arch: int, dtypes: tuple[str, ...], size: int) -> list[Case]:
             for layout, dtype in itertools.product(LAYOUTS, dtypes) if EXHAUSTIVE else [next(turns)]:
                 gemm = Gemm(size, size, size, dtype=dtype, layout=layout)
                 menu = tiles(arch, dtype, schedule, align_bytes(contiguous(gemm)))
-                cases.append(Case(arch, gemm, schedule, menu[index]))
-    return cases
+                cases.append(Case(arch, gemm, schedule, menu[index % len(menu)]))  # tf32 may have fewer
+    return list(dict.fromkeys(cases))
 
 
 def compiled(case: Case) -> KernelResources:
