@@ -24,7 +24,7 @@ LAYERS = (
     ("latency",),
     ("kernels",),
     ("providers", "timing"),
-    ("store", "sweep", "importers"),
+    ("store", "sweep", "importers", "comm"),
     ("analysis", "validate"),
     ("report", "planner", "profile"),
     ("cli", "pytest_plugin", "__main__"),

@@ -9,6 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
+
 from quantbench.cli import plan_print as show
 from quantbench.cli.console import output, say
 from quantbench.cli.plan_options import PlanArguments
@@ -47,7 +49,7 @@ def search_layouts(arguments: PlanArguments, top: int, as_json: bool) -> bool:
         return not found.ranked
     console = output()
     for line in show.header_lines(job, calibration, times.note):
-        say(console, line)
+        say(console, escape(line))
     say(console, show.search_line(job, found, elapsed_s))
     if not found.ranked:
         return True
@@ -85,12 +87,12 @@ def check_layout(arguments: PlanArguments, as_json: bool) -> bool:
         return wrong
     console = output()
     for line in show.header_lines(job, calibration, times.note):
-        say(console, line)
+        say(console, escape(line))
     say(console, f"{layout}: {show.check_line(broken)}")
     for violation in broken:
         style = "red" if violation.constraint.strict else "yellow"
         word = "impossible" if violation.constraint.strict else "costs time"
-        say(console, f"  [{style}]{word}[/{style}] {violation}")
+        say(console, f"  [{style}]{word}[/{style}] {escape(str(violation))}")
     if prediction is not None:
         limit = limit_bytes(job) / GIB
         fits = "fits" if prediction.fits else "[red]does not fit[/red]"
@@ -116,7 +118,7 @@ def shapes(arguments: PlanArguments, top: int, as_json: bool) -> bool:
         return not found
     console = output()
     for line in show.header_lines(job, calibration, times.note):
-        say(console, line)
+        say(console, escape(line))
     hiddens = len({s.shape.hidden for s in found})
     budget = f"{space.parameters / 1e9:.1f} B parameters ±{space.tolerance:.0%}"
     say(console, f"{len(found)} shapes of {hiddens} hidden sizes, {budget}, in {elapsed_s:.1f} s")
@@ -141,15 +143,15 @@ def rows(path: Path, arguments: PlanArguments, as_json: bool) -> bool:
     console = output()
     console.print(show.rows_table(results))
     for line in show.summary_lines(summary):
-        say(console, line)
+        say(console, escape(line))
     missed_rows = misses(results)
     if missed_rows:
         say(console, "\nMissed by more than 8 %, and what is known:")
         for result, known in missed_rows:
-            say(console, f"  {result.row.place}: {100 * (result.error or 0):+.1f} %: {known}")
+            say(console, escape(f"  {result.row.place}: {100 * (result.error or 0):+.1f} %: {known}"))
     unpredicted = [r for r in results if r.prediction is None]
     if unpredicted:
-        say(console, f"\n{len(unpredicted)} rows are not predicted, the first: {unpredicted[0].problem}")
+        say(console, escape(f"\n{len(unpredicted)} rows are not predicted, the first: {unpredicted[0].problem}"))
     return False
 
 
@@ -167,7 +169,7 @@ def check_table(path: Path, arguments: PlanArguments, as_json: bool) -> bool:
         return bool(found)
     console = output()
     for finding in found:
-        say(console, str(finding))
+        say(console, escape(str(finding)))
     count = len({f.row.row_id for f in found})
     say(console, f"{count} rows of {path.name} have something wrong" if found else f"nothing is wrong in {path.name}")
     return bool(found)

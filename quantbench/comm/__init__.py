@@ -1,0 +1,1 @@
+"""Collectives between ranks: which points, in lock step, kept like any sweep. `quantbench comm` under torchrun."""

@@ -1,0 +1,253 @@
+"""Collectives by torch.distributed: NCCL between GPUs, gloo between processes without.
+
+One process is one rank, started by torchrun. Commands and results go over a gloo group of their own, so that nothing
+but the collective itself runs on the links while it is timed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from quantbench.errors import InputError, UnsupportedError
+from quantbench.timing.lockstep import COMMAND_LENGTH, OUT_OF_MEMORY
+from quantbench.workload import Collective
+
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "int8": torch.int8}
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_TIMEOUT = timedelta(minutes=5)
+# torch 2.13 renamed them and warns of the old names; the arguments are the same.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+# Values of the check are small whole numbers: their sums are exact in every format up to some hundred ranks.
+_PATTERN = 5
+
+
+def backend_here() -> str:
+    """nccl where there is a GPU for every process of this node, gloo otherwise; QUANTBENCH_DEVICE=cpu asks for gloo."""
+    if os.environ.get("QUANTBENCH_DEVICE", "").strip().lower() == "cpu":
+        return "gloo"
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if dist.is_nccl_available() and torch.cuda.is_available() and torch.cuda.device_count() >= local:
+        return "nccl"
+    return "gloo"
+
+
+class TorchRanks:
+    """The group of ranks that torchrun started. Use as a context manager."""
+
+    def __init__(self, backend: str) -> None:
+        missing = [name for name in _TORCHRUN if name not in os.environ]
+        if missing:
+            raise InputError(
+                "comm", f"{missing[0]} is not set", "torchrun --nproc-per-node=N -m quantbench comm …, on every node"
+            )
+        self.world_size = int(os.environ["WORLD_SIZE"])
+        if self.world_size < 2:
+            raise InputError("comm", "a single rank", "at least two: torchrun --nproc-per-node=2 or more")
+        self.rank, self.local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+        per_node = int(os.environ["LOCAL_WORLD_SIZE"])
+        if self.world_size % per_node:
+            raise UnsupportedError("comm", f"{self.world_size} ranks, {per_node} on this node", "as many on every node")
+        self.num_nodes = self.world_size // per_node
+        self.backend = backend
+        self.device = torch.device("cuda", self.local_rank) if backend == "nccl" else torch.device("cpu")
+        if backend == "nccl":
+            torch.cuda.set_device(self.device)
+        else:
+            torch.set_num_threads(1)
+
+    def __enter__(self) -> TorchRanks:
+        dist.init_process_group(self.backend, timeout=_TIMEOUT)
+        self._control = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        dist.destroy_process_group()
+
+    def broadcast(self, command: Sequence[int] | None) -> list[int]:
+        """Rank 0's command, on every rank."""
+        numbers = torch.tensor(command if command is not None else [0] * COMMAND_LENGTH, dtype=torch.int64)
+        dist.broadcast(numbers, src=0, group=self._control)
+        return [int(n) for n in numbers.tolist()]
+
+    def gather(self, value: object) -> list[object] | None:
+        """Every rank's value in rank order on rank 0, None elsewhere."""
+        gathered: list[object] | None = [None] * self.world_size if self.rank == 0 else None
+        dist.gather_object(value, gathered, dst=0, group=self._control)
+        return gathered
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        dist.barrier(group=self._control)
+
+
+class TorchWork:
+    """One rank's part of a collective: buffers, the call, the check, the clock."""
+
+    def __init__(self, ranks: TorchRanks) -> None:
+        self._ranks = ranks
+        self._run: Callable[[], None] = _nothing
+        self._expected: Callable[[], torch.Tensor] = lambda: torch.zeros(0)
+        self._fill: Callable[[], None] = _nothing
+        self._output = torch.zeros(0)
+
+    def allocate(self, collective: Collective) -> str:
+        """Make buffers. An empty text, or why it cannot be done here."""
+        self._output = torch.zeros(0)  # the last point's buffers go before new ones come
+        self._run, self._fill = _nothing, _nothing
+        dtype = _DTYPES.get(collective.dtype)
+        if dtype is None:
+            return f"torch.distributed reduces no {collective.dtype}: not supported"
+        try:
+            self._make(collective, dtype)
+        except torch.OutOfMemoryError as error:
+            return OUT_OF_MEMORY + str(error).splitlines()[0]
+        except RuntimeError as error:
+            if "can't allocate memory" in str(error):
+                return OUT_OF_MEMORY + str(error).splitlines()[0]
+            raise
+        return ""
+
+    def _make(self, collective: Collective, dtype: torch.dtype) -> None:
+        ranks, device = self._ranks, self._ranks.device
+        world, rank = ranks.world_size, ranks.rank
+        count = collective.message_bytes // dtype.itemsize
+        share = count // world
+        op = collective.op
+
+        def values(of: int, size: int) -> torch.Tensor:
+            return ((torch.arange(size, device=device) + of) % _PATTERN).to(dtype)
+
+        if op in ("all_reduce", "broadcast"):
+            data = torch.zeros(count, dtype=dtype, device=device)
+            self._output = data
+            self._fill = lambda: _copy(data, values(rank, count))
+            if op == "all_reduce":
+                self._run = lambda: _wait(dist.all_reduce(data))
+                self._expected = lambda: _sum(values(r, count) for r in range(world))
+            else:
+                self._run = lambda: _wait(dist.broadcast(data, src=0))
+                self._expected = lambda: values(0, count).double()
+            return
+        if op == "all_gather":
+            part = values(rank, share)
+            whole = torch.zeros(count, dtype=dtype, device=device)
+            self._run = lambda: _wait(_all_gather(whole, part))
+            self._expected = lambda: torch.cat([values(r, share) for r in range(world)]).double()
+        elif op == "reduce_scatter":
+            mine = values(rank, count)
+            whole = torch.zeros(share, dtype=dtype, device=device)
+            self._run = lambda: _wait(_reduce_scatter(whole, mine))
+            self._expected = lambda: _sum(values(r, count)[rank * share : (rank + 1) * share] for r in range(world))
+        elif op == "all_to_all":
+            mine = values(rank, count)
+            whole = torch.zeros(count, dtype=dtype, device=device)
+            self._run = lambda: _wait(dist.all_to_all_single(whole, mine))
+            self._expected = lambda: torch.cat(
+                [values(r, count)[rank * share : (rank + 1) * share] for r in range(world)]
+            ).double()
+        else:
+            mine = values(rank, count)
+            whole = torch.zeros(count, dtype=dtype, device=device)
+            ahead, behind = (rank + 1) % world, (rank - 1) % world
+            self._run = lambda: _exchange(mine, whole, ahead, behind)
+            self._expected = lambda: values(behind, count).double()
+        self._output = whole
+
+    def check(self) -> str:
+        """Run once and hold the result against what it must be."""
+        self._fill()
+        try:
+            self._run()
+            self._synchronize()
+        except (RuntimeError, ValueError) as error:  # NotImplementedError is a RuntimeError
+            text = str(error).strip()
+            # A lost connection is no lack of the library's: it ends the run.
+            if not isinstance(error, NotImplementedError) and "support" not in text.lower():
+                raise
+            return (
+                f"not supported by {self._ranks.backend}: {text.splitlines()[0][:200] if text else 'it says no more'}"
+            )
+        expected = self._expected()
+        wrong = int((self._output.double() != expected).sum())
+        if wrong and self._output.is_floating_point():
+            # Beyond 256 bf16 counts in twos: sums over many ranks are right to their format's last bit.
+            off = (self._output.double() - expected).abs() > torch.finfo(self._output.dtype).eps * expected.abs()
+            wrong = int(off.sum())
+        return f"{wrong} of {expected.numel()} elements are wrong" if wrong else ""
+
+    def sample(self, count: int, runs: int) -> list[float]:
+        """`count` times of `runs` runs each, microseconds per run; all ranks begin together."""
+        self._ranks.barrier()
+        if self._ranks.backend == "nccl":
+            return self._event_samples(count, runs)
+        times = []
+        for _ in range(count):
+            start_ns = time.perf_counter_ns()
+            for _ in range(runs):
+                self._run()
+            times.append((time.perf_counter_ns() - start_ns) / runs / 1e3)
+        return times
+
+    def _event_samples(self, count: int, runs: int) -> list[float]:
+        """Between two events on the current stream, which waits for NCCL's own and is waited for by it."""
+        pairs = []
+        for _ in range(count):
+            start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            for _ in range(runs):
+                self._run()
+            stop.record()
+            pairs.append((start, stop))
+        torch.cuda.synchronize()
+        return [start.elapsed_time(stop) * 1e3 / runs for start, stop in pairs]
+
+    def _synchronize(self) -> None:
+        if self._ranks.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def topology(ranks: TorchRanks) -> dict[str, object]:
+    """What connects to what, from this rank: host, device, and the library's version."""
+    found: dict[str, object] = {"rank": ranks.rank, "host": os.uname().nodename, "device": str(ranks.device)}
+    if ranks.device.type == "cuda":
+        properties = torch.cuda.get_device_properties(ranks.device)
+        found["gpu"] = properties.name
+        found["pci_bus_id"] = getattr(properties, "pci_bus_id", None)
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        others = [d for d in range(torch.cuda.device_count()) if d != ranks.device.index]
+        found["peer_access"] = [d for d in others if torch.cuda.can_device_access_peer(ranks.device.index or 0, d)]
+    return found
+
+
+def _wait(work: object) -> None:
+    """Collectives called without async_op return None when they are done (queued, on a GPU)."""
+    assert work is None
+
+
+def _exchange(sent: torch.Tensor, received: torch.Tensor, ahead: int, behind: int) -> None:
+    works = dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, ahead), dist.P2POp(dist.irecv, received, behind)])
+    for work in works:
+        work.wait()
+
+
+def _sum(parts: object) -> torch.Tensor:
+    total: torch.Tensor | None = None
+    for part in parts:  # type: ignore[attr-defined]
+        total = part.double() if total is None else total + part.double()
+    assert total is not None
+    return total
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.copy_(source)
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,140 @@
+"""Ranks that do the same thing at the same time: rank 0 decides, the others follow.
+
+Only rank 0 runs the policy (warming up, stopping, discarding); what it wants done goes out as a few integers, every
+rank does it, and what came of it is gathered. A sample is the time of the slowest rank: a collective is over when the
+last rank has its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from quantbench.errors import MeasurementError
+from quantbench.timing.session import Batch
+from quantbench.workload import Collective
+from quantbench.workload.collective import COLLECTIVE_DTYPES, COLLECTIVE_OPS
+
+STOP, ALLOCATE, CHECK, SAMPLE = range(4)
+#: integers in a command: what to do, op, message_bytes, dtype, samples, runs per sample
+COMMAND_LENGTH = 6
+
+
+class Ranks(Protocol):
+    """The group of processes, as one of them sees it."""
+
+    rank: int
+    world_size: int
+    num_nodes: int
+
+    def broadcast(self, command: Sequence[int] | None) -> list[int]:
+        """Rank 0's command, on every rank; only rank 0 gives one."""
+
+    def gather(self, value: object) -> list[object] | None:
+        """Every rank's value in rank order on rank 0, None elsewhere."""
+
+
+class Work(Protocol):
+    """What one rank does of a collective."""
+
+    def allocate(self, collective: Collective) -> str:
+        """Make buffers. An empty text, or why it cannot be done here."""
+
+    def check(self) -> str:
+        """Run once and hold the result against what it must be. An empty text, or what is wrong with it."""
+
+    def sample(self, count: int, runs: int) -> list[float]:
+        """`count` times of `runs` runs each, microseconds per run."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why a point is not measured. kind: unsupported, out_of_memory or wrong_result."""
+
+    kind: str
+    message: str
+
+
+OUT_OF_MEMORY = "out of memory: "
+
+
+class Leader:
+    """Rank 0's side."""
+
+    def __init__(self, ranks: Ranks, work: Work) -> None:
+        self._ranks, self._work = ranks, work
+
+    def begin(self, collective: Collective) -> Refused | None:
+        """Allocate and check one point on every rank; what forbids it, if anything does."""
+        troubles = self._do(ALLOCATE, collective)
+        if trouble := _first(troubles):
+            memory = trouble.startswith(OUT_OF_MEMORY)
+            return Refused("out_of_memory" if memory else "unsupported", trouble)
+        if trouble := _first(self._do(CHECK, collective)):
+            return Refused("unsupported" if "not supported" in trouble else "wrong_result", trouble)
+        return None
+
+    def sample(self, collective: Collective, count: int, runs: int) -> list[float]:
+        """`count` samples: of each, the time of the slowest rank."""
+        gathered = self._do(SAMPLE, collective, count, runs)
+        times = [[float(t) for t in mine] for mine in gathered if isinstance(mine, list)]
+        if len(times) != self._ranks.world_size or any(len(mine) != count for mine in times):
+            raise MeasurementError("comm", f"{len(times)} ranks answered", f"{count} samples from each rank")
+        return [max(column) for column in zip(*times, strict=True)]
+
+    def stop(self) -> None:
+        """Let the followers go."""
+        self._ranks.broadcast([STOP] + [0] * (COMMAND_LENGTH - 1))
+
+    def _do(self, code: int, collective: Collective, count: int = 0, runs: int = 0) -> list[object]:
+        command = encode(code, collective, count, runs)
+        self._ranks.broadcast(command)
+        gathered = self._ranks.gather(perform(self._work, command, self._ranks))
+        assert gathered is not None
+        return gathered
+
+
+def follow(ranks: Ranks, work: Work) -> None:
+    """Do what rank 0 says until it says stop."""
+    while (command := ranks.broadcast(None))[0] != STOP:
+        ranks.gather(perform(work, command, ranks))
+
+
+def encode(code: int, collective: Collective, count: int, runs: int) -> list[int]:
+    """A command as integers."""
+    op, dtype = COLLECTIVE_OPS.index(collective.op), COLLECTIVE_DTYPES.index(collective.dtype)
+    return [code, op, collective.message_bytes, dtype, count, runs]
+
+
+def perform(work: Work, command: Sequence[int], ranks: Ranks) -> object:
+    """One command on one rank."""
+    code, op, message_bytes, dtype, count, runs = command
+    if code == ALLOCATE:
+        return work.allocate(
+            Collective(COLLECTIVE_OPS[op], message_bytes, ranks.world_size, COLLECTIVE_DTYPES[dtype], ranks.num_nodes)
+        )
+    if code == CHECK:
+        return work.check()
+    return work.sample(count, runs)
+
+
+def _first(troubles: Sequence[object]) -> str:
+    """The first rank's trouble, by number."""
+    for rank, text in enumerate(troubles):
+        if text:
+            return str(text) if rank == 0 else f"{text} (rank {rank})"
+    return ""
+
+
+@dataclass
+class LeaderSampler:
+    """Samples for `quantbench.timing.session`, taken on all ranks."""
+
+    leader: Leader
+    collective: Collective
+    runs: int = 1
+
+    def sample(self, count: int) -> Batch:
+        """Take `count` samples."""
+        return Batch(tuple(self.leader.sample(self.collective, count, self.runs)))
