@@ -51,6 +51,8 @@ def test_a_table_of_ones_own(table: Path, tmp_path: Path) -> None:
     assert "**Random split" in written
     assert "| ours | 30 |" in written
     assert "| spec-sheet roofline | – |" in written
+    assert "- a100-sxm4-80gb: 63 rows of bf16 from mine.csv" in written
+    assert written.count("- Made with quantbench") == 1
 
 
 def test_json(table: Path) -> None:

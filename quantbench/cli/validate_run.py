@@ -15,8 +15,10 @@ from quantbench.cli.console import output, say
 from quantbench.errors import InputError
 from quantbench.units import duration
 from quantbench.validate.adaptive import ADAPTIVE_GPUS, adaptive_contests
+from quantbench.validate.attention_data import read_attention
 from quantbench.validate.attention_runner import attention_lines
 from quantbench.validate.gemm_runner import Plan, Step, run_contests
+from quantbench.validate.origins import attention_origins, gemm_origins
 from quantbench.validate.plan import packaged_contests, packaged_gpus, table_contests
 from quantbench.validate.scores import Absent, Line
 from quantbench.validate.table import lines_to_json, markdown, terminal_table, write_between
@@ -57,9 +59,11 @@ def _run(
         with _shown(console) as show:
             on_attention = list(attention_lines(devices, rows, drawn, show))
     if docs is not None:
-        write_between(docs, "adaptive" if adaptive else "gemm", markdown(lines, absent))
+        made_from = gemm_origins((contest.device.name, contest.table) for contest, _ in plan)
+        write_between(docs, "adaptive" if adaptive else "gemm", markdown(lines, absent, made_from))
         if on_attention:
-            write_between(docs, "attention", markdown(on_attention, []))
+            made_from = attention_origins((device, read_attention(device)) for device in devices)
+            write_between(docs, "attention", markdown(on_attention, [], made_from))
     if as_json:
         answer = {**lines_to_json(lines, absent), "attention": lines_to_json(on_attention, [])["lines"]}
         print(json.dumps(answer, indent=1))

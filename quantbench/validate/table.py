@@ -53,8 +53,8 @@ def terminal_table(lines: Sequence[Line]) -> Table:
     return table
 
 
-def markdown(lines: Sequence[Line], absent: Sequence[Absent]) -> str:
-    """One section per protocol and device, then who could not take part."""
+def markdown(lines: Sequence[Line], absent: Sequence[Absent], origins: Sequence[str] = ()) -> str:
+    """One section per protocol and device, then who could not take part, then `origins`: what it was made from."""
     parts = []
     for protocol, meaning in PROTOCOLS.items():
         of_protocol = [entry for entry in lines if entry.protocol == protocol]
@@ -65,6 +65,7 @@ def markdown(lines: Sequence[Line], absent: Sequence[Absent]) -> str:
             parts.append(f"### {gpu}\n")
             parts.append(_section([entry for entry in of_protocol if entry.gpu == gpu]))
     parts += [f"- {a.gpu}: {a.model} is left out: {a.reason}." for a in absent]
+    parts += [f"- {origin}." for origin in origins]
     return "\n".join(parts).rstrip() + "\n"
 
 
