@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from made_runs import SPEC, STATE, measurement, record, reference, run, samples, write
 
@@ -249,6 +250,29 @@ def test_two_axes_have_a_map_and_many_curves_are_told_together(tmp_path: Path) -
     assert written.lead.sentence == ("m: the worst size is 257: 14 of 14 shapes lose there, 28 % in the middle of them")
     names = {path.name for path in written.pictures}
     assert {"report-jumps-m.png", "report-map-n-m.png"} <= names
+
+
+def test_the_check_speaks_on_the_page(tmp_path: Path) -> None:
+    launch = Launch("ampere_gemm_128x256", tile=Tile(128, 256), blocks_per_sm=1)
+    text = report(run(stairs(range(1024, 8192, 64), launch=launch)), tmp_path).text
+    assert "n, gemm, torch.mm: 128x256 tile on 108 SMs explains the steps" in text
+    assert "128x256 tile on 108 SMs: 2 to 3 waves, the last 7.4 % full (identity)" in text
+    assert "tiles % (SM count × blocks per SM) == 0" in text
+    assert "not tested: hidden % 128 == 0" in text
+    assert text.index("explains the steps") < text.index("take instead")
+
+
+def test_an_assumed_tile_is_no_cause(tmp_path: Path) -> None:
+    # Times that no tile explains, and no kernel recorded: the page must not say "wave 3 of 3".
+    rng = np.random.default_rng(5)
+    made = [
+        record(Gemm(2048, n, 4096), samples(n / 20 * rng.choice((1.0, 1.25)), noise=0.003, count=20, seed=n), {"n": n})
+        for n in range(1024, 4096, 64)
+    ]
+    written = write_report(run(made), tmp_path)
+    assert written.lead is not None
+    assert len(written.lead.rows) > 3
+    assert not any("wave" in row.why or "pads" in row.why for row in written.lead.rows)
 
 
 def test_kernels_and_changes_of_kernel_are_named(tmp_path: Path) -> None:

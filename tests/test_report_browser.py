@@ -32,10 +32,12 @@ def grid() -> Run:
     """Two axes, two ops, kernels, a device that drifts, and texts that are long and hostile."""
     made = [reference(50.0 + i / 10, elapsed_s=20.0 * i) for i in range(6)]
     long_name = "ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_nn" * 3
-    for hidden in range(2048, 6144, 256):
-        for mbs in (1, 2):
+    for hidden in range(2048, 6144, 512):
+        for mbs in (1, 2, 4, 8):
             for op, n in (("qkv", 3 * hidden), ("mlp_up", 4 * hidden)):
-                us = samples(hidden / 10 * (1.2 if hidden % 512 else 1.0), noise=0.003, count=12, seed=hidden + n + mbs)
+                us = samples(
+                    hidden / 10 * (1.2 if hidden % 1024 else 1.0), noise=0.003, count=12, seed=hidden + n + mbs
+                )
                 launch = Launch(long_name if hidden < 4096 else HOSTILE, tile=Tile(128, 256 if hidden < 4096 else 128))
                 axes = {"hidden": hidden, "mbs": mbs}
                 made.append(record(Gemm(2048 * mbs, n, hidden), us, axes, op=op, launch=launch, elapsed_s=hidden / 50))

@@ -13,7 +13,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.report.content import Card, KernelLabel, Picture, Section, Table
 from quantbench.report.device_state import draw_state, state_tracks
 from quantbench.report.heat_map import draw_heat_map, heat_maps
-from quantbench.report.marks import Mark
+from quantbench.report.marks import Mark, place_key
 from quantbench.report.op_figure import MOST_NUMBERED, draw_op, kernel_colours, kernel_label
 from quantbench.report.series import typical
 from quantbench.report.step_spread import draw_step_spreads, step_spreads
@@ -76,8 +76,8 @@ def _op_card(
 ) -> Card:
     drawn = typical(curves, _MOST_CURVES)
     points = [point for curve in drawn for point in curve.points]
-    there = {id(point) for point in points}
-    own = sorted((m for m in marks if m.axis == axis and id(m.after) in there), key=lambda m: -m.ratio)
+    there = {place_key(point) for point in points}
+    own = sorted((m for m in marks if m.axis == axis and place_key(m.after) in there), key=lambda m: -m.ratio)
     chosen = sorted(own[:MOST_NUMBERED], key=lambda m: m.after.axes[axis])
     numbered = list(enumerate(chosen, start=1))
     colours = kernel_colours(points)
@@ -102,15 +102,12 @@ def cliffs_table(numbered: Sequence[tuple[int, Mark]], axis: str) -> Table | Non
         place = f"{mark.before.axes[axis]} → {mark.after.axes[axis]}"
         held = " ".join(f"{name}={value}" for name, value in mark.held.items())
         rows.append((str(number), f"{place} {held}".strip(), _cost(mark), printable(mark.cause)))
-    return Table(("#", axis.replace("_", "-"), "time per work", "cause"), tuple(rows))
+    return Table(("#", axis.replace("_", "-"), "time", "cause"), tuple(rows))
 
 
 def _cost(mark: Mark) -> str:
     """`+31 % (30 % to 32 %)`."""
-    cost = f"+{percent(mark.ratio - 1)}"
-    if mark.low is None or mark.high is None:
-        return cost
-    return f"{cost} ({percent(mark.low - 1)} to {percent(mark.high - 1)})"
+    return f"+{percent(mark.ratio - 1)} ({percent(mark.low - 1)} to {percent(mark.high - 1)})"
 
 
 def _kernels(points: Sequence[Point], colours: dict[str, str]) -> tuple[KernelLabel, ...]:

@@ -21,11 +21,12 @@ class Picture:
 
 @dataclass(frozen=True)
 class Table:
-    """A plain table. numeric: columns that are aligned to the right."""
+    """A plain table. numeric: columns that are aligned to the right; whole: columns that are never folded."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     numeric: frozenset[int] = frozenset()
+    whole: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -72,13 +73,15 @@ class Banner:
 
 @dataclass(frozen=True)
 class Page:
-    """The whole page. facts: name and value, for the head. lead: None where nothing was measured."""
+    """The whole page. facts: name and value, for the foot. lead: None where nothing was measured. explanation: what
+    makes the steps, in a sentence, or nothing."""
 
     title: str
     subtitle: str
     banners: tuple[Banner, ...]
     facts: tuple[tuple[str, str], ...]
     lead: Lead | None
+    explanation: str
     lead_picture: Picture | None
     sections: tuple[Section, ...]
     made_by: str

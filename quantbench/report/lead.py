@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from quantbench.analysis.explain import idle_reasons
 from quantbench.analysis.neighbours import NEAR, BadSize, against_best, bad_sizes, curves_of_rows
 from quantbench.analysis.summary import Row
-from quantbench.device.spec import DeviceSpec
+from quantbench.report.lead_causes import Causes
 from quantbench.report.words import printable
 from quantbench.units import latency, percent
 
@@ -52,7 +51,7 @@ class Lead:
     bad: tuple[BadSize, ...] = ()
 
 
-def lead_of(rows: Sequence[Row], axes: Sequence[str], spec: DeviceSpec) -> Lead:
+def lead_of(rows: Sequence[Row], axes: Sequence[str], why: Causes) -> Lead:
     """The first screen of a run with at least one row."""
     by_axis = {axis: bad_sizes(rows, axis) for axis in axes if any(axis in row.axes for row in rows)}
     axis = max(by_axis, key=lambda a: (sum(bad.loss for bad in by_axis[a]), len({row.axes.get(a) for row in rows})))
@@ -62,11 +61,11 @@ def lead_of(rows: Sequence[Row], axes: Sequence[str], spec: DeviceSpec) -> Lead:
     sizes = sorted({row.axes[axis] for curve in curves for row in curve})
     if not bad:
         if not any(_close(a, b) for curve in curves for a, b in pairwise(curve)):
-            return _of_far_sizes(rows, axis, name, sizes, spec)
+            return _of_far_sizes(rows, axis, name, sizes, why)
         nothing = f"{name}: none of {len(sizes)} sizes between {sizes[0]} and {sizes[-1]} loses against a smaller one"
         return Lead(axis, f"{nothing} within {percent(NEAR)}")
     if len(curves) >= _MANY_CURVES:
-        return _over_shapes(axis, name, bad, len(curves), spec)
+        return _over_shapes(axis, name, bad, len(curves), why)
     worst = bad[0]
     sentence = (
         f"{name}: {len({b.size for b in bad})} of {len(sizes)} sizes lose against a smaller size within "
@@ -75,7 +74,7 @@ def lead_of(rows: Sequence[Row], axes: Sequence[str], spec: DeviceSpec) -> Lead:
     stretches = sorted(_stretches(bad, curves), key=lambda s: -max(b.loss for b in s))
     shown = sorted(stretches[:_MOST_ROWS], key=lambda s: s[0].size)
     alone = len({row.provider for row in rows}) == 1
-    lines = tuple(_row(s, spec, alone, worst.loss) for s in shown)
+    lines = tuple(_row(s, why, alone, worst.loss) for s in shown)
     return Lead(axis, sentence, lines, len(stretches) - len(shown), bad=bad)
 
 
@@ -95,7 +94,7 @@ def _stretches(bad: Sequence[BadSize], curves: Sequence[tuple[Row, ...]]) -> lis
     return found
 
 
-def _of_far_sizes(rows: Sequence[Row], axis: str, name: str, sizes: Sequence[int], spec: DeviceSpec) -> Lead:
+def _of_far_sizes(rows: Sequence[Row], axis: str, name: str, sizes: Sequence[int], why: Causes) -> Lead:
     """Sizes that are no neighbours of each other are held against the best of them."""
     if len(sizes) == 1:
         only = f"{name}: only {sizes[0]} was measured; a second size is needed to tell which is better"
@@ -110,7 +109,7 @@ def _of_far_sizes(rows: Sequence[Row], axis: str, name: str, sizes: Sequence[int
     )
     shown = sorted(bad[:_MOST_ROWS], key=lambda b: (b.size, -b.loss))
     alone = len({row.provider for row in rows}) == 1
-    lines = tuple(_row([b], spec, alone, worst.loss) for b in shown)
+    lines = tuple(_row([b], why, alone, worst.loss) for b in shown)
     return Lead(axis, sentence, lines, len(bad) - len(shown), bad=bad)
 
 
@@ -119,7 +118,7 @@ def _close(a: Row, b: Row) -> bool:
     return all(b.axes[name] * (1 - NEAR) <= value for name, value in a.axes.items())
 
 
-def _row(stretch: Sequence[BadSize], spec: DeviceSpec, alone: bool, most: float) -> LeadRow:
+def _row(stretch: Sequence[BadSize], why: Causes, alone: bool, most: float) -> LeadRow:
     """alone: no other provider is in the run, so that its name tells nothing. most: the largest loss of the table."""
     worst = max(stretch, key=lambda b: b.loss)
     first, last = stretch[0], stretch[-1]
@@ -135,31 +134,12 @@ def _row(stretch: Sequence[BadSize], spec: DeviceSpec, alone: bool, most: float)
     held = [f"{name.replace('_', '-')} = {value}" for name, value in worst.row.axes.items() if name != worst.axis]
     return LeadRow(
         size=size, loses=percent(worst.loss), interval=interval, bar=worst.loss / most, instead=instead,
-        why=printable(_why(worst, spec)), trust=max(max(b.row.grade.letter, b.better.grade.letter) for b in stretch),
+        why=printable(why.words(worst)), trust=max(max(b.row.grade.letter, b.better.grade.letter) for b in stretch),
         details=", ".join([*([] if alone else [worst.row.provider]), *held]),
     )  # fmt: skip
 
 
-def _why(bad: BadSize, spec: DeviceSpec) -> str:
-    """From kernel identity where it is recorded, from the arithmetic of tiles and waves otherwise."""
-    cause = _cause(bad, spec)
-    several = len(bad.row.points) > 1
-    return f"{bad.culprit.op}: {cause}" if several else cause
-
-
-def _cause(bad: BadSize, spec: DeviceSpec) -> str:
-    old, new = bad.culprit_at_better.launch, bad.culprit.launch
-    if old is not None and new is not None and old.kernel != new.kernel:
-        if old.tile is not None and new.tile is not None and old.tile != new.tile:
-            return f"the library changed from {old.tile} to {new.tile}"
-        return f"the library changed kernel ({printable(old.kernel, 40)} to {printable(new.kernel, 40)})"
-    reasons = idle_reasons(bad.culprit.workload, spec, new)
-    before = idle_reasons(bad.culprit_at_better.workload, spec, old)
-    fresh = [reason for reason in reasons if reason not in before]
-    return fresh[0] if fresh else "unexplained"
-
-
-def _over_shapes(axis: str, name: str, bad: Sequence[BadSize], curves: int, spec: DeviceSpec) -> Lead:
+def _over_shapes(axis: str, name: str, bad: Sequence[BadSize], curves: int, why: Causes) -> Lead:
     """One line a size, over all shapes that have it: how many of them lose, how much in the middle and at worst."""
     by_size: dict[int, list[BadSize]] = {}
     for one in bad:
@@ -172,16 +152,16 @@ def _over_shapes(axis: str, name: str, bad: Sequence[BadSize], curves: int, spec
         f"{percent(median(b.loss for b in first))} in the middle of them"
     )
     most = max(median(b.loss for b in by_size[size]) for size in shown)
-    rows = tuple(_row_over_shapes(size, by_size[size], curves, spec, most) for size in shown)
+    rows = tuple(_row_over_shapes(size, by_size[size], curves, why, most) for size in shown)
     return Lead(axis, sentence, rows, len(by_size) - len(shown), several=True, bad=tuple(bad))
 
 
-def _row_over_shapes(size: int, bad: Sequence[BadSize], curves: int, spec: DeviceSpec, most: float) -> LeadRow:
+def _row_over_shapes(size: int, bad: Sequence[BadSize], curves: int, causes_of: Causes, most: float) -> LeadRow:
     middle = median(b.loss for b in bad)
     worst = max(bad, key=lambda b: b.loss)
     held = " ".join(f"{name}={value}" for name, value in worst.row.axes.items() if name != worst.axis)
     instead = Counter(b.better.axes[b.axis] for b in bad).most_common(1)[0][0]
-    causes = Counter(_kind(_cause(b, spec)) for b in bad)
+    causes = Counter(causes_of.kind(b) for b in bad)
     cause, times = causes.most_common(1)[0]
     why = cause if times >= _COMMON_CAUSE * len(bad) else "various: " + ", ".join(c for c, _ in causes.most_common(2))
     return LeadRow(
@@ -189,14 +169,3 @@ def _row_over_shapes(size: int, bad: Sequence[BadSize], curves: int, spec: Devic
         trust=max(b.row.grade.letter for b in bad),
         details=f"{len(bad)} of {curves} shapes; worst {percent(worst.loss)} at {held}",
     )  # fmt: skip
-
-
-def _kind(cause: str) -> str:
-    """A cause without its figures, so that shapes can be counted together."""
-    if cause.startswith("wave "):
-        return "a wave that is hardly full"
-    if "pads to" in cause:
-        return "padding to whole tiles"
-    if cause.startswith("rows are aligned"):
-        return "misaligned rows"
-    return "the library changed kernel" if cause.startswith("the library") else cause

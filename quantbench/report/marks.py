@@ -1,32 +1,31 @@
-"""Cliffs as pictures and tables show them, wherever they were found."""
+"""Cliffs as pictures and tables show them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from quantbench.analysis.steps import Step
+from quantbench.analysis.cliffs import Cliff
 from quantbench.analysis.summary import Point
+
+#: what tells one point of a run from another: its record, its op and its place
+PlaceKey = tuple[str, str, tuple[tuple[str, int], ...]]
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Between two neighbouring points of a curve the time per unit of work jumps by `ratio` (1.3: 30 % longer).
+    """Between two neighbouring points of a curve the time jumps by `ratio` beyond the trend around it (1.3: 30 %).
 
-    low, high: its 95 % interval, None for figures without a spread. cause: in words.
+    low, high: its 95 % interval. cause: in words, with what it rests on.
     """
 
     axis: str
     before: Point
     after: Point
     ratio: float
-    low: float | None
-    high: float | None
+    low: float
+    high: float
     cause: str
-
-    @property
-    def op(self) -> str:
-        return self.after.op
 
     @property
     def held(self) -> dict[str, int]:
@@ -34,11 +33,13 @@ class Mark:
         return {name: value for name, value in self.after.axes.items() if name != self.axis}
 
 
-def marks_of_steps(steps: Iterable[Step]) -> tuple[Mark, ...]:
-    """A fall of the rate by `drop` is a rise of the time per unit of work by 1 / (1 − drop)."""
-    found = []
-    for step in steps:
-        known = step.before.num_samples > 1 and step.after.num_samples > 1
-        low, high = (1 / (1 - step.low), 1 / (1 - step.high)) if known else (None, None)
-        found.append(Mark(step.axis, step.before, step.after, 1 / (1 - step.drop), low, high, step.cause))
-    return tuple(found)
+def place_key(point: Point) -> PlaceKey:
+    """The same for the same point, however often the run was read."""
+    return (point.key, point.op, tuple(point.axes.items()))
+
+
+def marks_of(cliffs: Iterable[Cliff]) -> tuple[Mark, ...]:
+    """Cliffs in the order given."""
+    return tuple(
+        Mark(c.axis, c.before, c.after, c.ratio, c.low, c.high, f"{c.cause.words} ({c.cause.evidence})") for c in cliffs
+    )

@@ -14,7 +14,7 @@ from quantbench.analysis.summary import Point
 from quantbench.device.spec import DeviceSpec
 from quantbench.launch import Launch
 from quantbench.report.canvas import CLIFF_COLOUR, canvas, plain, save
-from quantbench.report.marks import Mark
+from quantbench.report.marks import Mark, place_key
 from quantbench.report.series import curve_names, is_wide
 
 # A sawtooth behind more curves than this is a thicket.
@@ -118,9 +118,9 @@ def _draw_curves(panel: Any, curves: Sequence[Curve], spec: DeviceSpec) -> list[
 
 
 def _draw_marks(panel: Any, curves: Sequence[Curve], numbered: Sequence[tuple[int, Mark]]) -> None:
-    there = {id(point) for curve in curves for point in curve.points}
+    there = {place_key(point) for curve in curves for point in curve.points}
     for number, mark in numbered:
-        if id(mark.after) not in there:
+        if place_key(mark.after) not in there:
             continue
         x, y = mark.after.axes[mark.axis], efficiency(mark.after)
         panel.annotate(

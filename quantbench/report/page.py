@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quantbench import __version__
+from quantbench.analysis.check import check_run
 from quantbench.analysis.neighbours import curves_of_rows, rows_by_dtype
-from quantbench.analysis.steps import find_steps
 from quantbench.analysis.summary import Point, Row, points_of
 from quantbench.errors import StoreError
 from quantbench.report.cards import Gallery, axis_section, maps_section, spread_card, state_section
 from quantbench.report.content import Banner, Page, Picture, Section
+from quantbench.report.judged import period_words, rules_section, steps_section
 from quantbench.report.lead import Lead, lead_of
+from quantbench.report.lead_causes import Causes
 from quantbench.report.lead_figure import draw_lead
-from quantbench.report.marks import marks_of_steps
+from quantbench.report.marks import marks_of
 from quantbench.report.text_sections import facts_of, how_section, sizes_section, trust_section
 from quantbench.report.words import printable
 from quantbench.store.folder import Run
@@ -60,12 +62,15 @@ def build_page(run: Run, gallery: Gallery) -> Page:
     rows = rows_by_dtype(points, spec)
     sections: list[Section | None] = []
     lead, lead_picture = None, None
+    explanation = ""
     if points and axes:
-        lead = lead_of(rows, axes, spec)
-        marks = [mark for axis in axes for mark in marks_of_steps(find_steps(points, axis, spec))]
+        check = check_run(run)
+        lead = lead_of(rows, axes, Causes(spec, check.cliffs, check.periods))
+        explanation = "" if check.period is None else period_words(check.period)
+        marks = marks_of(check.cliffs)
         ordered = sorted(axes, key=lambda axis: axis != lead.axis)
         sections += [axis_section(axis, points, marks, spec, gallery) for axis in ordered]
-        sections.append(maps_section(rows, axes, gallery))
+        sections += [steps_section(check), maps_section(rows, axes, gallery), rules_section(check.rules)]
         lead_picture = _lead_picture(lead, rows, points, gallery)
     sections += [state_section(run.records, gallery, info.origin), trust_section(run)]
     if rows:
@@ -77,6 +82,7 @@ def build_page(run: Run, gallery: Gallery) -> Page:
         banners=_banners(run, points),
         facts=facts_of(run),
         lead=lead,
+        explanation=explanation,
         lead_picture=lead_picture,
         sections=tuple(section for section in sections if section is not None),
         made_by=f"Made by quantbench {__version__} from {printable(str(run.folder))}. Nothing on this page is loaded "

@@ -1,0 +1,108 @@
+"""What the check of a run found, as parts of its report: what makes the steps, steps that shapes share, the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quantbench.analysis.check import Check
+from quantbench.analysis.common_cliffs import CommonCliff
+from quantbench.analysis.periods import Period, explanation_words
+from quantbench.analysis.rule_verdicts import VERDICTS, Verdict
+from quantbench.analysis.rules import RULES
+from quantbench.report.content import Section, Table
+from quantbench.report.words import printable
+from quantbench.units import percent
+
+# Explanations that make the same staircase, named in one line.
+_MOST_ALIKE = 3
+_MOST_COMMON = 24
+
+
+def steps_section(check: Check) -> Section | None:
+    """What makes the steps, and where many shapes step together; None where there is nothing to say of either."""
+    lines = [period_words(period) for period in check.periods]
+    if check.falls:
+        lines.append(
+            f"at {len(check.falls)} places the time falls where the size grows: another kernel is better there"
+        )
+    table = common_table(check.common)
+    if not lines and table is None:
+        return None
+    note = (
+        ""
+        if table is None
+        else "Sizes after which the time jumps in the middle of many shapes, with its 95 % interval:"
+    )
+    return Section("steps", "What makes the steps", note, table=table, lines=tuple(lines))
+
+
+def period_words(period: Period) -> str:
+    """`m, gemm: 128x256 tile on 108 SMs explains the steps (…)`."""
+    recovered = period.recovered
+    where = printable(f"{period.axis.replace('_', '-')}, {period.op}, {period.provider}")
+    accounts = f"accounts for {percent(recovered.explained)} of what is no smooth trend"
+    if recovered.verdict == "no waves":
+        return f"{where}: no staircase of waves is seen"
+    if recovered.verdict == "no single tile":
+        return f"{where}: no single tile explains the steps; the best {accounts}"
+    named = period.tile_words or explanation_words(recovered.best[0], period.sm_count)
+    alike = [words for e in recovered.best if (words := explanation_words(e, period.sm_count)) != named]
+    same = ""
+    if alike:
+        more = f" and {len(alike) - _MOST_ALIKE} more" if len(alike) > _MOST_ALIKE else ""
+        same = f"; the same staircase: {', '.join(alike[:_MOST_ALIKE])}{more}"
+    sure = f"confidence {percent(recovered.confidence)}, {accounts}"
+    if recovered.verdict == "clear":
+        return f"{where}: {named} explains the steps ({sure}{same})"
+    return f"{where}: unclear; the likeliest is {named} ({sure}{same})"
+
+
+def common_table(common: Sequence[CommonCliff]) -> Table | None:
+    """The sizes that many shapes step at, the largest step first."""
+    if not common:
+        return None
+    rows = []
+    for one in common[:_MOST_COMMON]:
+        rows.append((
+            one.axis.replace("_", "-"), f"{one.at} → {one.next}", str(one.num_curves),
+            f"+{percent(one.ratio - 1)} ({percent(one.low - 1)} to {percent(one.high - 1)})",
+            _group(one.stepping), _group(one.level), one.cause,
+        ))  # fmt: skip
+    head = ("axis", "between", "shapes", "time", "where a wave more begins", "where none does", "mostly because")
+    return Table(head, tuple(rows), frozenset({2}))
+
+
+def _group(group: tuple[float, int] | None) -> str:
+    if group is None:
+        return "–"
+    ratio, shapes = group
+    return f"{'+' if ratio >= 1 else '−'}{percent(abs(ratio - 1))} ({shapes})"
+
+
+def rules_section(verdicts: Sequence[Verdict]) -> Section | None:
+    """The folklore, judged; rules that the run has no pairs for are named below with what is missing."""
+    if not verdicts:
+        return None
+    rules = {rule.id: rule for rule in RULES}
+    tested = sorted((v for v in verdicts if v.num_pairs), key=lambda v: VERDICTS.index(v.verdict))
+    rows = tuple(
+        (rules[v.rule].predicate, v.verdict, _effect(v), str(v.num_pairs), v.reason or rules[v.rule].claim)
+        for v in tested
+    )
+    head = ("rule", "verdict", "breaking it costs", "pairs", "what it promises, or what stands in the way")
+    table = Table(head, rows, frozenset({3}), whole=frozenset({1})) if rows else None
+    untested = tuple(f"not tested: {rules[v.rule].predicate} ({v.reason})" for v in verdicts if not v.num_pairs)
+    note = "Pairs of points that differ in the rule's condition alone; the cost is in time per unit of work."
+    return Section("rules", "The rules of thumb, judged", note, table=table, lines=untested)
+
+
+def _effect(verdict: Verdict) -> str:
+    if verdict.effect is None or verdict.low is None or verdict.high is None:
+        return "–"
+    text = f"{_signed(verdict.effect)} ({_signed(verdict.low)} to {_signed(verdict.high)})"
+    return text if verdict.predicted is None else f"{text}; tiles and waves alone: {_signed(verdict.predicted)}"
+
+
+def _signed(ratio: float) -> str:
+    text = percent(ratio - 1).replace("-", "−")
+    return "0.0 %" if text == "−0.0 %" else text
