@@ -2,8 +2,8 @@
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.roofline import assumed_tile
-from quantbench.launch import Launch
-from quantbench.quantization import cdiv, quantize
+from quantbench.launch import Launch, Tile
+from quantbench.quantization import Quantization, cdiv, quantize
 from quantbench.units import percent
 from quantbench.workload import Attention, Gemm, Workload
 
@@ -20,11 +20,7 @@ def idle_reasons(workload: Workload, spec: DeviceSpec, launch: Launch | None = N
         return _attention_reasons(workload)
     if not isinstance(workload, Gemm):
         return ()
-    assumed = assumed_tile(spec)
-    tile, per_sm = assumed.tile, assumed.blocks_per_sm
-    if launch is not None and launch.tile is not None:
-        tile, per_sm = launch.tile, launch.blocks_per_sm or 1
-    q = quantize(workload, tile, spec.sm_count, per_sm)
+    tile, q = _quantized(workload, spec, launch)
     found: list[tuple[float, str]] = []
     for name, size, block in (("m", workload.m, tile.block_m), ("n", workload.n, tile.block_n)):
         padded = cdiv(size, block) * block
@@ -36,6 +32,20 @@ def idle_reasons(workload: Workload, spec: DeviceSpec, launch: Launch | None = N
     if q.alignment_bytes < 16:
         said.append(f"rows are aligned to {q.alignment_bytes} bytes, not 16")
     return tuple(said)
+
+
+def quantized_efficiency(workload: Gemm, spec: DeviceSpec, launch: Launch | None = None) -> float:
+    """Share of the device's block slots and of the padded tiles that does useful work; on one core, of the tiles."""
+    q = _quantized(workload, spec, launch)[1]
+    return q.efficiency if spec.kind == "cuda" else q.tile_efficiency
+
+
+def _quantized(workload: Gemm, spec: DeviceSpec, launch: Launch | None) -> tuple[Tile, Quantization]:
+    assumed = assumed_tile(spec)
+    tile, per_sm = assumed.tile, assumed.blocks_per_sm
+    if launch is not None and launch.tile is not None:
+        tile, per_sm = launch.tile, launch.blocks_per_sm or 1
+    return tile, quantize(workload, tile, spec.sm_count, per_sm)
 
 
 def _attention_reasons(work: Attention) -> tuple[str, ...]:
