@@ -27,6 +27,15 @@ check: install
 test: install
 	$(BIN)/python -m pytest --benchmark-skip
 
+# Ahead-of-time compilation for V100 and T4, which only triton 3.2 still serves, in an environment of its own.
+.venv-volta/installed: Makefile
+	$(PYTHON) -m venv .venv-volta
+	.venv-volta/bin/python -m pip install --quiet --disable-pip-version-check triton==3.2.0 setuptools pytest
+	@touch $@
+
+test-volta: .venv-volta/installed
+	.venv-volta/bin/python -m pytest tests/volta
+
 # The benchmark suite: pairs of sizes on both sides of predicted edges.
 bench: install
 	$(BIN)/python -m pytest --benchmark-only
