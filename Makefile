@@ -49,6 +49,7 @@ evidence: install
 docs: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[tables]'
 	$(BIN)/quantbench validate
+	$(BIN)/python -m quantbench.report.guide docs
 
 clean:
 	rm -rf .venv .venv-volta build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
