@@ -13,6 +13,8 @@ from quantbench.device.spec import DeviceSpec
 
 #: how far somebody who has chosen a size is ready to move it
 NEAR = 0.10
+#: and where sizes come in powers of two
+DOUBLE = 2
 # A loss below this is not worth moving for; of single figures without a spread, whose repeats differ by a few per cent,
 # more is asked for.
 _SMALLEST_LOSS, _SMALLEST_LOSS_OF_FIGURES = 0.03, 0.08
@@ -108,13 +110,17 @@ def _against(row: Row, better: Row, axis: str, up_to: int | None) -> BadSize | N
     )  # fmt: skip
 
 
-def against_best(rows: Iterable[Row], axis: str) -> tuple[BadSize, ...]:
-    """For sizes that are no neighbours (tp = 1, 2, 4, 8): every size that loses against the best of its curve, however
-    far away, the worst first. Nothing is said there about growing for nothing."""
+def against_doubles(rows: Iterable[Row], axis: str) -> tuple[BadSize, ...]:
+    """For sizes that are no neighbours (tp = 1, 2, 4, 8): every size that loses against one that is at most DOUBLE
+    times as large or as small, the worst first. Nothing is said there about growing for nothing."""
     found = []
     for curve in curves_of_rows(rows, axis):
-        best = max(curve, key=lambda row: _work(row) / row.latency_us)
-        found += [bad for row in curve if row is not best and (bad := _against(row, best, axis, None)) is not None]
+        for row in curve:
+            size = row.axes[axis]
+            around = [other for other in curve if size <= DOUBLE * other.axes[axis] <= DOUBLE**2 * size]
+            best = max(around, key=lambda other: _work(other) / other.latency_us)
+            if best is not row and (bad := _against(row, best, axis, None)) is not None:
+                found.append(bad)
     return tuple(sorted(found, key=lambda bad: -bad.loss))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from quantbench.analysis.neighbours import NEAR, BadSize, against_best, bad_sizes, curves_of_rows
+from quantbench.analysis.neighbours import NEAR, BadSize, against_doubles, bad_sizes, curves_of_rows
 from quantbench.analysis.summary import Row
 from quantbench.report.lead_causes import Causes
 from quantbench.report.words import printable
@@ -61,7 +61,7 @@ def lead_of(rows: Sequence[Row], axes: Sequence[str], why: Causes) -> Lead:
     sizes = sorted({row.axes[axis] for curve in curves for row in curve})
     if not bad:
         if not any(_close(a, b) for curve in curves for a, b in pairwise(curve)):
-            return _of_far_sizes(rows, axis, name, sizes, why)
+            return _of_far_sizes(rows, axis, name, sizes, len(curves), why)
         nothing = f"{name}: none of {len(sizes)} sizes between {sizes[0]} and {sizes[-1]} loses against a smaller one"
         return Lead(axis, f"{nothing} within {percent(NEAR)}")
     if len(curves) >= _MANY_CURVES:
@@ -94,18 +94,20 @@ def _stretches(bad: Sequence[BadSize], curves: Sequence[tuple[Row, ...]]) -> lis
     return found
 
 
-def _of_far_sizes(rows: Sequence[Row], axis: str, name: str, sizes: Sequence[int], why: Causes) -> Lead:
-    """Sizes that are no neighbours of each other are held against the best of them."""
+def _of_far_sizes(rows: Sequence[Row], axis: str, name: str, sizes: Sequence[int], curves: int, why: Causes) -> Lead:
+    """Sizes that are no neighbours of each other are held against those of half and twice the size."""
     if len(sizes) == 1:
         only = f"{name}: only {sizes[0]} was measured; a second size is needed to tell which is better"
         return Lead(axis, only)
-    bad = against_best(rows, axis)
+    bad = against_doubles(rows, axis)
     if not bad:
         return Lead(axis, f"{name}: its {len(sizes)} sizes differ by less than the intervals tell")
+    if curves >= _MANY_CURVES:
+        return _over_shapes(axis, name, bad, curves, why)
     worst = bad[0]
     sentence = (
-        f"{name}: no two sizes are within {percent(NEAR)} of each other; against the best of them, "
-        f"{worst.better.axes[axis]}, the worst, {worst.size}, loses {percent(worst.loss)}"
+        f"{name}: no two sizes are within {percent(NEAR)} of each other; of those at most twice as large or small, "
+        f"the worst, {worst.size}, loses {percent(worst.loss)} against {worst.better.axes[axis]}"
     )
     shown = sorted(bad[:_MOST_ROWS], key=lambda b: (b.size, -b.loss))
     alone = len({row.provider for row in rows}) == 1
