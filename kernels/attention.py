@@ -135,7 +135,9 @@ def plan_backward(
         )
     capability, _ = _device(q)
     descriptors = _by_descriptors(checked, capability, operands)
-    defaults = backward_tiles(architecture(capability), work.head_dim, fp32=work.dtype == "fp32")
+    defaults = backward_tiles(
+        architecture(capability), work.head_dim, descriptors=descriptors, fp32=work.dtype == "fp32"
+    )
     kv_tile, q_tile = kv_tile or defaults[0], q_tile or defaults[1]
     delta = torch.empty_like(lse)
     gradients = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))

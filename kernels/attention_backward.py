@@ -20,7 +20,7 @@ batch · kv_heads, which can leave SMs idle.
 
 import triton
 import triton.language as tl
-from quantbench.kernels.attention_tile import head_offset, load_rows, multiply_transposed, store_rows
+from quantbench.kernels.attention_tile import drop, head_offset, load_rows, multiply_transposed, store_rows
 
 
 @triton.jit
@@ -124,9 +124,9 @@ def _walk_rows(
         # Rows past the end have an infinite sum: their p is 0.
         row_lse = tl.load(lse + rows, mask=rows < seq_q, other=float("inf"))
         s = multiply_transposed(k, k_rest, q_rows, q_rest, TAIL, PRECISION)
-        p = tl.exp2(s * scale_log2e - row_lse[None, :])
         if EDGE:
-            p = tl.where(cols[:, None] <= rows[None, :], p, 0.0)
+            s = tl.where(cols[:, None] <= rows[None, :], s, float("-inf"))
+        p = tl.exp2(s * scale_log2e - row_lse[None, :])
         do_rows, do_rest = load_rows(do, do_tail, batch, head, first_row, seq_q,
                                      DO_ROW_STRIDE, BLOCK_M, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, BOUNDED)  # fmt: skip
         p_low = p.to(do_rows.dtype)
@@ -212,13 +212,9 @@ def _walk_columns(
         v_rows, v_rest = load_rows(v, v_tail, batch, kv_head, n, seq_k,
                                    V_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, EDGE)  # fmt: skip
         s = multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION)
-        p = tl.exp2(s * scale_log2e - row_lse[:, None])
         if EDGE:
-            cols = n + tl.arange(0, BLOCK_N)
-            counts = cols[None, :] < seq_k
-            if CAUSAL:
-                counts = counts & (cols[None, :] <= rows[:, None])
-            p = tl.where(counts, p, 0.0)
+            s = drop(s, rows, n, seq_k, CAUSAL, BLOCK_N)
+        p = tl.exp2(s * scale_log2e - row_lse[:, None])
         dp = multiply_transposed(do, do_rest, v_rows, v_rest, TAIL, PRECISION)
         ds = (p * (dp - row_delta[:, None])).to(k_rows.dtype)
         dq = tl.dot(ds, k_rows, dq, input_precision=PRECISION)

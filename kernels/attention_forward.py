@@ -25,7 +25,7 @@ Exponentials are of base 2, one instruction each, with log₂e folded into the s
 
 import triton
 import triton.language as tl
-from quantbench.kernels.attention_tile import head_offset, load_rows, multiply_transposed, store_rows
+from quantbench.kernels.attention_tile import drop, head_offset, load_rows, multiply_transposed, store_rows
 
 
 @triton.jit
@@ -113,7 +113,7 @@ def _plain(
                                    K_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, EDGE)  # fmt: skip
         s = multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION)
         if EDGE:
-            s = _drop(s, rows, n, seq_k, CAUSAL, BLOCK_N)
+            s = drop(s, rows, n, seq_k, CAUSAL, BLOCK_N)
         p, shrink, m, l = _softmax(s, m, l, scale_log2e)
         acc *= shrink[:, None]
         acc_rest *= shrink[:, None]
@@ -151,7 +151,7 @@ def _overlapped(
         n = edge + i * BLOCK_N
         k_rows, k_rest = load_rows(k, k_tail, batch, kv_head, n, seq_k,
                                    K_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, True)  # fmt: skip
-        s = _drop(multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION), rows, n, seq_k, CAUSAL, BLOCK_N)
+        s = drop(multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION), rows, n, seq_k, CAUSAL, BLOCK_N)
         p, shrink, m, l = _softmax(s, m, l, scale_log2e)
         acc *= shrink[:, None]
         acc_rest *= shrink[:, None]
@@ -209,16 +209,6 @@ def _softmax_of_difference(x, m, l, scale_log2e):
     p = tl.exp2(x * scale_log2e - (rise * scale_log2e)[:, None])
     shrink = tl.exp2(-rise * scale_log2e)
     return p, shrink, m + rise, l * shrink + tl.sum(p, 1)
-
-
-@triton.jit
-def _drop(s, rows, n, seq_k, CAUSAL: tl.constexpr, BLOCK_N: tl.constexpr):
-    """s with -inf for columns past the end of the keys, and past the row under a causal mask."""
-    cols = n + tl.arange(0, BLOCK_N)
-    counts = cols[None, :] < seq_k
-    if CAUSAL:
-        counts = counts & (cols[None, :] <= rows[:, None])
-    return tl.where(counts, s, float("-inf"))
 
 
 @triton.jit

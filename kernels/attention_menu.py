@@ -128,6 +128,12 @@ _BACKWARD_BLACKWELL = {
     192: (_tile(32, 64, 8, 1), _tile(64, 64, 8, 2)),
     256: (_tile(32, 64, 8, 1), _tile(64, 32, 8, 2)),
 }
+_BACKWARD_BY_POINTERS = {
+    64: (_tile(16, 64, 8, 2), _tile(64, 32, 8, 2)),
+    96: (_tile(16, 64, 8, 2), _tile(64, 32, 8, 2)),
+    128: (_tile(16, 32, 8, 2), _tile(32, 32, 8, 2)),
+    256: (_tile(16, 32, 8, 2), _tile(32, 32, 8, 2)),
+}
 _BACKWARD_SCALAR = {64: (_tile(32, 16, 8, 1), _tile(32, 16, 8, 1)), 256: (_tile(16, 16, 4, 1), _tile(16, 16, 4, 1))}
 _BACKWARD = {
     80: _BACKWARD_AMPERE,
@@ -160,9 +166,13 @@ def forward_menu(arch: int, head_dim: int, *, descriptors: bool, fp32: bool = Fa
     return _up_to(_FORWARD[arch], head_dim)
 
 
-def backward_tiles(arch: int, head_dim: int, *, fp32: bool = False) -> tuple[Tile, Tile]:
+def backward_tiles(arch: int, head_dim: int, *, descriptors: bool, fp32: bool = False) -> tuple[Tile, Tile]:
     """The tiles of the kernel that keeps k and v and of the one that keeps q."""
-    return _up_to(_BACKWARD_SCALAR if fp32 else _BACKWARD[arch], head_dim)
+    if fp32:
+        return _up_to(_BACKWARD_SCALAR, head_dim)
+    if arch in _WITH_DESCRIPTORS and not descriptors:
+        return _up_to(_BACKWARD_BY_POINTERS, head_dim)
+    return _up_to(_BACKWARD[arch], head_dim)
 
 
 def _up_to(menu: dict, head_dim: int):

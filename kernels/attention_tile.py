@@ -108,3 +108,13 @@ def multiply_transposed(
     else:
         c = tl.dot(a, b.T, input_precision=PRECISION)
     return c
+
+
+@triton.jit
+def drop(s, rows, n, seq_k, CAUSAL: tl.constexpr, BLOCK_N: tl.constexpr):
+    """s with -inf for columns past the end of the keys, and past the row under a causal mask."""
+    cols = n + tl.arange(0, BLOCK_N)
+    counts = cols[None, :] < seq_k
+    if CAUSAL:
+        counts = counts & (cols[None, :] <= rows[:, None])
+    return tl.where(counts, s, float("-inf"))

@@ -1,0 +1,106 @@
+"""Attention by our own Triton kernels: tile and grid are known, head_dim is free, gradients are the same each run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quantbench.kernels.attention import AttentionPlan, plan_backward, plan_forward
+from quantbench.kernels.attention_menu import MAX_HEAD_DIM, MIN_HEAD_DIM
+from quantbench.kernels.attention_operands import too_old, wrong_in_interpreter
+from quantbench.kernels.features import INTERPRETER, unsupported_architecture
+from quantbench.providers import references
+from quantbench.providers.base import Task, Tolerance
+from quantbench.providers.inputs import Inputs
+from quantbench.providers.tolerances import attention_tolerance
+from quantbench.workload import Attention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from quantbench.device.spec import DeviceSpec
+    from quantbench.launch import Launch, Tile
+    from quantbench.workload import Workload
+
+
+class TritonAttentionTask:
+    """One planned attention, or its gradients."""
+
+    def __init__(
+        self, work: AttentionPlan, outputs: tuple[torch.Tensor, ...], reference: Callable[[], tuple[torch.Tensor, ...]]
+    ) -> None:
+        self._work = work
+        self._outputs = outputs
+        self._reference = reference
+
+    def run(self) -> None:
+        """Enqueue the kernel (backward: its three kernels)."""
+        self._work.run()
+
+    def outputs(self) -> tuple[torch.Tensor, ...]:
+        """o, or the gradients of q, k and v."""
+        return self._outputs
+
+    def reference(self) -> tuple[torch.Tensor, ...]:
+        """The float64 results."""
+        return self._reference()
+
+    def launch(self) -> Launch | None:
+        """Exactly what runs, of backward the kernel that keeps k and v; None in the interpreter."""
+        return None if INTERPRETER else self._work.launch
+
+
+class TritonFlash:
+    """`triton.flash`: flash attention (`quantbench.kernels.attention`).
+
+    tile, schedule: of forward, for every workload; None takes the menu's. autotune: the fastest entry of the menu is
+    taken instead of the first.
+    """
+
+    id = "triton.flash"
+    kind = "attention"
+
+    def __init__(self, tile: Tile | None = None, *, schedule: str | None = None, autotune: bool = False) -> None:
+        self._tile = tile
+        self._schedule = schedule
+        self._autotune = autotune
+
+    def unsupported(self, workload: Workload, device: DeviceSpec) -> str | None:
+        """From head_dim, the format and the device."""
+        if not isinstance(workload, Attention):
+            return f"{self.id} runs attention, not {workload.kind}"
+        if not MIN_HEAD_DIM <= workload.head_dim <= MAX_HEAD_DIM:
+            return f"{self.id} takes head_dim from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {workload.head_dim}"
+        reason: str | None
+        if INTERPRETER:
+            reason = wrong_in_interpreter(workload.dtype)
+        elif device.compute_capability is None:
+            reason = f"{self.id} needs a CUDA GPU, or TRITON_INTERPRET=1 set to run in triton's interpreter"
+        else:
+            reason = too_old(device.compute_capability) or unsupported_architecture(device.compute_capability)
+        return reason
+
+    def prepare(self, workload: Workload, device: DeviceSpec, *, distribution: str = "normal", seed: int = 0) -> Task:
+        """Inputs: q, k and v; for backward what forward made of them and a gradient of o."""
+        assert isinstance(workload, Attention)
+        work = workload
+        inputs = Inputs(device, distribution, seed)
+        q, k, v = inputs.attention_operands(work)
+        forward = plan_forward(
+            q, k, v, causal=work.causal, tile=self._tile, schedule=self._schedule, autotune=self._autotune
+        )
+        o, lse = forward.outputs
+        if work.direction == "forward":
+            return TritonAttentionTask(forward, (o,), lambda: (references.attention(work, q, k, v),))
+        forward.run()
+        gradient = inputs.tensor(*q.shape, dtype=work.dtype)
+        backward = plan_backward(q, k, v, o, lse, gradient, causal=work.causal)
+        return TritonAttentionTask(
+            backward, backward.outputs, lambda: references.attention_backward(work, q, k, v, gradient)
+        )
+
+    def tolerance(self, workload: Workload) -> Tolerance:
+        """By format and direction."""
+        assert isinstance(workload, Attention)
+        return attention_tolerance(workload)

@@ -1,0 +1,101 @@
+"""Softmax by our own fused Triton kernel, with Megatron-LM's semantics and none of its conditions on shapes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quantbench.kernels.features import INTERPRETER, unsupported_architecture
+from quantbench.kernels.softmax import SoftmaxPlan, missing_bf16, plan_backward, plan_forward
+from quantbench.kernels.softmax_tile import MAX_COLS
+from quantbench.providers import references
+from quantbench.providers.base import Task, Tolerance
+from quantbench.providers.inputs import Inputs
+from quantbench.providers.tolerances import softmax_tolerance
+from quantbench.workload import Softmax
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from quantbench.device.spec import DeviceSpec
+    from quantbench.launch import Launch, Tile
+    from quantbench.workload import Workload
+
+
+class TritonSoftmaxTask:
+    """One planned softmax, or its gradient."""
+
+    def __init__(self, work: SoftmaxPlan, reference: Callable[[], torch.Tensor]) -> None:
+        self._work = work
+        self._reference = reference
+
+    def run(self) -> None:
+        """Enqueue the kernel."""
+        self._work.run()
+
+    def outputs(self) -> tuple[torch.Tensor, ...]:
+        """y, or the gradient of the scores: [samples, heads, rows, cols]."""
+        return (self._work.out,)
+
+    def reference(self) -> tuple[torch.Tensor, ...]:
+        """The float64 result."""
+        return (self._reference(),)
+
+    def launch(self) -> Launch | None:
+        """Exactly what runs; None in the interpreter, where nothing is launched."""
+        return None if INTERPRETER else self._work.launch
+
+
+class TritonFusedSoftmax:
+    """`triton.fused`: scale, mask and softmax in one pass (`quantbench.kernels.softmax`).
+
+    tile: rows, row length and warps of a program, for every workload; None takes what fits each.
+    """
+
+    id = "triton.fused"
+    kind = "softmax"
+
+    def __init__(self, tile: Tile | None = None) -> None:
+        self._tile = tile
+
+    def unsupported(self, workload: Workload, device: DeviceSpec) -> str | None:
+        """From the row's length, the format and the device. V100 and T4 are refused under triton 3.3 and newer, as for
+        all our kernels."""
+        if not isinstance(workload, Softmax):
+            return f"{self.id} runs softmax, not {workload.kind}"
+        if workload.cols > MAX_COLS:
+            return f"{self.id} takes rows of up to {MAX_COLS} columns, not {workload.cols}"
+        if INTERPRETER:
+            return "triton's interpreter truncates to bf16" if workload.dtype == "bf16" else None
+        if device.compute_capability is None:
+            return f"{self.id} needs a CUDA GPU, or TRITON_INTERPRET=1 set to run in triton's interpreter"
+        capability = device.compute_capability
+        reason: str | None = unsupported_architecture(capability) or missing_bf16(workload.dtype, capability)
+        return reason
+
+    def prepare(self, workload: Workload, device: DeviceSpec, *, distribution: str = "normal", seed: int = 0) -> Task:
+        """Inputs: scores, for `full` a boolean mask; for backward the softmax of these scores and a gradient of it."""
+        assert isinstance(workload, Softmax)
+        work = workload
+        inputs = Inputs(device, distribution, seed)
+        x = inputs.scores(work)
+        causal = work.mask == "causal"
+        mask = inputs.padding_mask(work) if work.mask == "full" else None
+
+        def expected() -> torch.Tensor:
+            dropped = references.causal_mask(work.rows, work.cols, x.device) if causal else mask
+            return references.softmax(x, work.scale, dropped)
+
+        if work.direction == "forward":
+            return TritonSoftmaxTask(plan_forward(x, work.scale, causal=causal, mask=mask, tile=self._tile), expected)
+        forward = plan_forward(x, work.scale, causal=causal, mask=mask)
+        forward.run()
+        gradient = inputs.tensor(*x.shape, dtype=work.dtype)
+        backward = plan_backward(gradient, forward.out, work.scale, causal=causal, tile=self._tile)
+        return TritonSoftmaxTask(backward, lambda: references.softmax_backward(expected(), gradient, work.scale))
+
+    def tolerance(self, workload: Workload) -> Tolerance:
+        """By format."""
+        assert isinstance(workload, Softmax)
+        return softmax_tolerance(workload)
