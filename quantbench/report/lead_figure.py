@@ -14,6 +14,7 @@ from quantbench.units import percent
 _MOST_CURVES = 4
 # Labels further apart than this share of the axis do not touch.
 _LABEL_GAP = 0.06
+_NEAR_THE_FOOT = 0.1
 
 
 def draw_lead(rows: Sequence[Row], bad: Sequence[BadSize], axis: str, path: Path) -> None:
@@ -46,7 +47,7 @@ def draw_lead(rows: Sequence[Row], bad: Sequence[BadSize], axis: str, path: Path
         panel.plot([], [], "o", color=CLIFF_COLOUR, markersize=4, label="loses")
         panel.set_xlabel(plain(axis.replace("_", "-")))
         panel.set_ylabel("TFLOP/s" if curves[0][0].peak_share is None else "share of peak, %")
-        panel.legend(fontsize=8, loc="lower right", title=None, framealpha=0.85)
+        panel.legend(fontsize=8, loc="best", title=None, framealpha=0.85)
         ops = ", ".join(dict.fromkeys(point.op for point in curves[0][0].points))
         figure.suptitle(plain(f"{ops}, together" if "," in ops else ops, 80), x=0.01, ha="left", fontsize=9.5)
         save(figure, path)
@@ -72,11 +73,13 @@ def _label_worst(panel: object, bad: Sequence[BadSize], axis: str, sizes: Sequen
     scale = log if is_wide(sizes) else float
     span = scale(sizes[-1]) - scale(sizes[0]) or 1.0
     placed: list[float] = []
+    floor = _NEAR_THE_FOOT * panel.get_ylim()[1]  # below it a label stands above its point
     for one in sorted(bad, key=lambda b: -b.loss):
         at = (scale(one.size) - scale(sizes[0])) / span
         if all(abs(at - other) > _LABEL_GAP for other in placed):
             placed.append(at)
+            height = _height(one.row)
             panel.annotate(
-                f"−{percent(one.loss)}", (one.size, _height(one.row)), xytext=(0, -11), textcoords="offset points",
+                f"−{percent(one.loss)}", (one.size, height), xytext=(0, -11 if height > floor else 6), textcoords="offset points",
                 ha="center", fontsize=8, color=CLIFF_COLOUR, fontweight="bold", zorder=5,
             )  # fmt: skip
