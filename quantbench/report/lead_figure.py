@@ -79,7 +79,8 @@ def _label_worst(panel: object, bad: Sequence[BadSize], axis: str, sizes: Sequen
         if all(abs(at - other) > _LABEL_GAP for other in placed):
             placed.append(at)
             height = _height(one.row)
+            offset = (0, -11) if height > floor else (0, 6)
             panel.annotate(
-                f"−{percent(one.loss)}", (one.size, height), xytext=(0, -11 if height > floor else 6), textcoords="offset points",
+                f"−{percent(one.loss)}", (one.size, height), xytext=offset, textcoords="offset points",
                 ha="center", fontsize=8, color=CLIFF_COLOUR, fontweight="bold", zorder=5,
             )  # fmt: skip
