@@ -101,6 +101,6 @@ def _scatter_factor(grids: _Grids) -> float:
     freedom = np.concatenate([pieces.freedom for _, pieces in grids])
     chi2 = np.concatenate([pieces.chi2 for _, pieces in grids])
     known = freedom >= 1
-    if freedom.sum() < _ENOUGH_FREEDOM:
+    if freedom.sum() < _ENOUGH_FREEDOM or not known.any():
         return 1.0
     return float(np.sqrt(np.median(chi2[known] / freedom[known])))
