@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from interpreter import ACTIVE, in_interpreter
 from quantbench.kernels.attention import AttentionPlan, attention, heads_side_by_side, plan_backward, plan_forward
 from quantbench.kernels.attention_menu import (
+    WITH_DESCRIPTORS,
+    Loads,
     Setting,
     architecture,
     backward_tiles,
@@ -240,7 +242,8 @@ LSE = torch.zeros(1, 4, 20)
         ),
         (
             lambda: attention(Q[..., :16], K, V),
-            "attention: q of shape (1, 4, 20, 16), k of (1, 2, 20, 32), v of (1, 2, 20, 32); expected the same batch and",
+            "attention: q of shape (1, 4, 20, 16), k of (1, 2, 20, 32), v of (1, 2, 20, 32); "
+            "expected the same batch and",
         ),
         (lambda: attention(Q[:, :3], K, V), "Attention: kv_heads = 2; expected a divisor of heads = 3"),
         (
@@ -275,7 +278,8 @@ LSE = torch.zeros(1, 4, 20)
         ),
         (
             lambda: plan_forward(Q.float(), K.float(), V.float(), operands="descriptors"),
-            "attention: operands = 'descriptors'; expected triton 3.4 or newer, 16-bit numbers, and rows at multiples of",
+            "attention: operands = 'descriptors'; expected triton 3.4 or newer, 16-bit "
+            "numbers, and rows at multiples of",
         ),
         (
             lambda: plan_forward(Q, K, V, out=Q[:, :2]),
@@ -347,15 +351,15 @@ def test_parts_of_head_dim(head_dim: int, parts: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("arch", [80, 86, 89, 90, 100, 120])
-@pytest.mark.parametrize("descriptors", [True, False])
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_every_head_dim_has_a_menu(arch: int, descriptors: bool, dtype: str) -> None:
+@pytest.mark.parametrize("loads", [Loads(2), Loads(4), Loads(8), Loads(16), Loads(16, descriptors=True)], ids=str)
+@pytest.mark.parametrize("fp32", [False, True])
+def test_every_head_dim_has_a_menu(arch: int, loads: Loads, fp32: bool) -> None:
     for head_dim in range(8, 257):
-        menu = forward_menu(arch, head_dim, descriptors=descriptors and dtype == "bf16", fp32=dtype == "fp32")
+        menu = forward_menu(arch, head_dim, loads, fp32=fp32)
         assert menu
         overlapped = [setting for setting in menu if setting.schedule == "overlapped"]
-        assert not overlapped or (arch == 90 and descriptors)
-        assert len(backward_tiles(arch, head_dim, descriptors=descriptors, fp32=dtype == "fp32")) == 2
+        assert not overlapped or (arch == 90 and loads.descriptors)
+        assert len(backward_tiles(arch, head_dim, loads, fp32=fp32)) == 2
 
 
 @pytest.mark.parametrize(
@@ -394,7 +398,7 @@ def test_the_whole_menu_on_the_gpu(head_dim: int, causal: bool) -> None:
     arch = architecture(torch.cuda.get_device_capability())
     work = Attention(1, 3, 700, 700, head_dim, causal=causal)
     operands = operands_of(work, device="cuda")
-    for setting in forward_menu(arch, head_dim, descriptors=arch in (90, 100)):
+    for setting in forward_menu(arch, head_dim, Loads(descriptors=arch in WITH_DESCRIPTORS)):
         check_both_ways(work, operands, tile=setting.tile, schedule=setting.schedule)
 
 
@@ -423,7 +427,7 @@ def test_autotuning_takes_an_entry_of_the_menu() -> None:
     q, k, v, _ = operands_of(Attention(1, 4, 512, 512, 128), device="cuda")
     arch = architecture(torch.cuda.get_device_capability())
     setting = plan_forward(q, k, v, autotune=True).setting
-    assert setting in forward_menu(arch, 128, descriptors=arch in (90, 100))
+    assert setting in forward_menu(arch, 128, Loads(descriptors=arch in WITH_DESCRIPTORS))
 
 
 @pytest.mark.gpu
