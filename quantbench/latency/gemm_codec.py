@@ -88,9 +88,7 @@ def ensemble_from_json(data: Mapping[str, Any]) -> Ensemble:
     reference = data["reference"]
     return Ensemble(
         machine=Machine(**data["machine"]),
-        menu=Menu(
-            tuple((int(m), int(n)) for m, n in data["tiles"]), tuple((int(t), int(s)) for t, s in data["kernels"])
-        ),
+        menu=menu_from_json(data),
         members=tuple(_member_from_json(member) for member in data["members"]),
         reference=None
         if reference is None
@@ -108,16 +106,25 @@ def _member_to_json(member: Member) -> dict[str, Any]:
         "parameters": [float(z) for z in member.parameters],
         "slope": member.slope,
         "most": member.most,
-        "forest": None
-        if forest is None
-        else {
-            "depth": forest.depth,
-            "feature": array_to_json(forest.feature),
-            "threshold": array_to_json(forest.threshold),
-            "right_offset": array_to_json(forest.right - _own_index(forest.right)),
-            "value": array_to_json(forest.value.astype(np.float16)),
-            "roots": array_to_json(forest.roots),
-        },
+        "forest": None if forest is None else forest_to_json(forest),
+    }
+
+
+def menu_from_json(data: Mapping[str, Any]) -> Menu:
+    """The menu of fields "tiles" and "kernels"."""
+    tiles = tuple((int(m), int(n)) for m, n in data["tiles"])
+    return Menu(tiles, tuple((int(t), int(s)) for t, s in data["kernels"]))
+
+
+def forest_to_json(forest: Forest) -> dict[str, Any]:
+    """The forest's arrays."""
+    return {
+        "depth": forest.depth,
+        "feature": array_to_json(forest.feature),
+        "threshold": array_to_json(forest.threshold),
+        "right_offset": array_to_json(forest.right - _own_index(forest.right)),
+        "value": array_to_json(forest.value.astype(np.float16)),
+        "roots": array_to_json(forest.roots),
     }
 
 
@@ -131,11 +138,12 @@ def _member_from_json(data: Mapping[str, Any]) -> Member:
         parameters=np.array(data["parameters"], dtype=np.float64),
         slope=float(data["slope"]),
         most=float(data["most"]),
-        forest=None if forest is None else _forest_from_json(forest),
+        forest=None if forest is None else forest_from_json(forest),
     )
 
 
-def _forest_from_json(data: Mapping[str, Any]) -> Forest:
+def forest_from_json(data: Mapping[str, Any]) -> Forest:
+    """The forest of forest_to_json."""
     offset = array_from_json(data["right_offset"])
     return Forest(
         feature=array_from_json(data["feature"]),

@@ -41,7 +41,7 @@ class Reference:
         if len(self.keys):
             wanted = shape_keys(m, n, k)
             place = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
-            found = (self.keys[place] == wanted) & (k == np.floor(k))
+            found = self.keys[place] == wanted
             out[found] = self.residual[place[found]]
         if not found.all():
             rest = ~found
@@ -80,7 +80,8 @@ class Ensemble:
         return float(np.mean([member.most for member in self.members]))
 
     def monotone(self, m: FloatArray, n: FloatArray, k: FloatArray) -> Answer:
-        """The prediction at (m, n, k), but not below that at k / 2, k / 4, …: doubling k is never faster.
+        """The prediction at (m, n, k), but not below that at k / 2, k / 4, … as long as they are whole.
+        So doubling k is never faster.
 
         The cost model alone rises with k; only the trees may not. So halving stops as soon as the cost model plus the
         trees' largest correction stays below what was found.
@@ -89,14 +90,14 @@ class Ensemble:
         best = answer.log_us.copy()
         if self.most == 0.0:
             return answer
-        rows, half = np.flatnonzero(k > _LEAST_K), k / 2
+        rows, half = np.flatnonzero((k > _LEAST_K) & (k % 2 == 0)), k / 2
         while len(rows):
             bound = self._at_most(answer.kernels[:, rows], m[rows], n[rows], half[rows])
             rows = rows[bound + self.most > best[rows]]
             if len(rows):
                 best[rows] = np.maximum(best[rows], self.raw(m[rows], n[rows], half[rows]).log_us)
+            rows = rows[(half[rows] > _LEAST_K) & (half[rows] % 2 == 0)]
             half = half / 2
-            rows = rows[2 * half[rows] > _LEAST_K]
         return replace(answer, log_us=best)
 
     def _at_most(self, kernels: IndexArray, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:

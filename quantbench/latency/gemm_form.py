@@ -25,11 +25,12 @@ from quantbench.workload.dtypes import DTYPES
 
 FloatArray = npt.NDArray[np.float64]
 
-_STEP_K = 32.0  # elements of k that a block loads at a time
+STEP_K = 32.0  # elements of k that a block loads at a time
 _COPIES = 6.0  # of b and c, through which a benchmark of layers goes before it comes back to the first
-_TOO_SHORT = 3.0  # added to the log time of a split whose parts are shorter than a step: never chosen
-_LONG_US = 1000.0
-_POWER_WIDTH = 0.7
+LONG_US = 1000.0
+# Doubling k halves a misalignment and at least multiplies the steps by 1.5: below log(1.5) it is never faster.
+MOST_MISALIGNED = 0.4
+POWER_WIDTH = 0.7
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ class Shapes:
         self.waves = self.full + self.has_rest
         self.last = np.ceil(rest / machine.sm_count) / held
         self.at_once = np.minimum(self.blocks, resident)
-        self.k_part = np.maximum(np.ceil(depth / (split_k * _STEP_K)) * _STEP_K, _STEP_K)
-        self.too_short = np.where((split_k > 1) & (depth < split_k * _STEP_K), _TOO_SHORT, 0.0)
+        # A part is never shorter than a step: a split beyond that only adds blocks, and time still rises with k.
+        self.k_part = np.maximum(np.ceil(depth / (split_k * STEP_K)) * STEP_K, STEP_K)
         self.wave_flop = held * (2.0 * block_m * block_n)
         self.l2_bytes = self.blocks * (block_m + block_n) * self.k_part * machine.element_bytes
         self.sms_busy = np.minimum(self.blocks / machine.sm_count, 1.0)
@@ -95,17 +96,19 @@ class Shapes:
         self.reuse_b = np.log(self.a_bytes + _COPIES * self.b_bytes + self.c_bytes) - log_l2
         self.reuse_c = np.log(self.a_bytes + self.b_bytes + _COPIES * self.c_bytes) - log_l2
         self.is_vector = ((m == 1) | (n == 1)).astype(np.float64)
-        self.log_compute = np.log(2.0 * m * n * k / machine.flop_per_us / _LONG_US)
-        self.halvings = _halvings(machine, n, k)
+        self.log_compute = np.log(2.0 * m * n * k / machine.flop_per_us / LONG_US)
+        by_n, by_k = _halvings(n * machine.output_bytes), _halvings(k * machine.element_bytes)
+        # A part of k that is shorter than a step is padded to one, however it is aligned.
+        self.halvings: FloatArray | None = None
+        if by_n.any() or by_k.any():
+            padded = depth < split_k * STEP_K
+            self.halvings = np.where(padded, by_n[:, None], np.maximum(by_n, by_k)[:, None])
 
 
-def _halvings(machine: Machine, n: FloatArray, k: FloatArray) -> FloatArray:
-    """How many times the rows' alignment falls short of 16 bytes by half, (rows,): 0 at 16 bytes, 3 at 2."""
-    worst = np.zeros(len(n))
-    for length, width in ((n, machine.output_bytes), (k, machine.element_bytes)):
-        row_bytes = (length * width).astype(np.int64)
-        worst = np.maximum(worst, 4.0 - np.log2(np.minimum(row_bytes & -row_bytes, 16)))
-    return worst
+def _halvings(row_bytes: FloatArray) -> FloatArray:
+    """How many times a row's alignment falls short of 16 bytes by half, (rows,): 0 at 16 bytes, 3 at 2."""
+    whole = row_bytes.astype(np.int64)
+    return np.asarray(4.0 - np.log2(np.minimum(whole & -whole, 16)))
 
 
 @dataclass(frozen=True)
@@ -154,8 +157,8 @@ def kernel_parts(p: Values, s: Shapes) -> tuple[Any, Any, Any, Any, Any, Any, An
     stepped = s.full + maximum(s.last, busy) * s.has_rest
     waves = stepped + sigmoid(p["fluid"]) * (minimum(stepped, maximum(s.fluid, busy)) - stepped)
     rate = exp(p["efficiency"] + p.tiles(menu.tile_index)) * (machine.flop_per_us / machine.sm_count)
-    unaligned = _column(exp(p["misaligned"] * s.halvings)) if s.halvings.any() else 1.0
-    arithmetic = waves * s.wave_flop * (s.k_part + exp(p["fill"])) / rate * unaligned
+    slow = 1.0 if s.halvings is None else exp(minimum(p["misaligned"], MOST_MISALIGNED) * s.halvings)
+    arithmetic = waves * s.wave_flop * (s.k_part * slow + exp(p["fill"])) / rate
 
     log_bandwidth = p["dram"] + np.log(machine.bytes_per_us)
     l2_speed = exp(log_bandwidth + p["l2_speed"])
@@ -181,17 +184,17 @@ def kernel_parts(p: Values, s: Shapes) -> tuple[Any, Any, Any, Any, Any, Any, An
         + joined
         + exp(p["wave"]) * (s.waves - 1.0)
         + exp(p["epilogue"]) * (s.area * menu.blocks_per_sm * s.waves)
-        + exp(p["step"] + p["step_growth"] * s.growth) * (s.k_part / _STEP_K)
+        + exp(p["step"] + p["step_growth"] * s.growth) * (s.k_part / STEP_K)
         + reduction
     )
-    log_time = log(time) + exp(p["small_tile"]) * s.smallness + s.too_short
+    log_time = log(time) + exp(p["small_tile"]) * s.smallness
     return log_time, arithmetic, memory, l2, write, joined, reduction
 
 
 def chosen_time(p: Values, s: Shapes, log_time: Any) -> Any:
     """Log µs of each shape, (rows,): the soft minimum over kernels, the clock's loss, and m = 1 as matrix-vector."""
     least = soft_minimum(log_time, exp(p["choice"]))
-    least = least + 0.1 * (p["power"] * sigmoid((s.log_compute - p["power_after"]) * (1.0 / _POWER_WIDTH)))
+    least = least + 0.1 * (maximum(p["power"], 0.0) * sigmoid((s.log_compute - p["power_after"]) * (1.0 / POWER_WIDTH)))
     if not s.is_vector.any():
         return least
     read, read_l2, written, written_l2 = _traffic(p, s)

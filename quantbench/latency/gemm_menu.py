@@ -24,6 +24,11 @@ LARGEST_TILE = 32768
 MOST_BLOCKS_PER_SM = 6
 
 
+def cdiv_array(size: FloatArray, block: float | FloatArray) -> FloatArray:
+    """size / block, rounded up, for arrays of whole numbers."""
+    return np.asarray(np.ceil(size / block))
+
+
 @dataclass(frozen=True)
 class Menu:
     """Kernels to choose from: every tile with every split, or a part of them.

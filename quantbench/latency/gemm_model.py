@@ -23,6 +23,7 @@ from quantbench.errors import InputError, StoreError, UnsupportedError, require_
 from quantbench.latency import gemm_codec
 from quantbench.latency.gemm_ensemble import CHUNK, Ensemble, Reference, shape_keys
 from quantbench.latency.gemm_estimates import GemmEstimates
+from quantbench.latency.gemm_fast import FastGemm, distil, fast_from_json, fast_to_json
 from quantbench.latency.gemm_fit import Measured, Prior
 from quantbench.latency.gemm_form import Machine, Shapes
 from quantbench.latency.gemm_menu import Menu
@@ -51,6 +52,7 @@ class GemmModel:
 
     ensemble: what predicts. interval: its calibration. rows: measured rows behind it. prior_source: where it started.
     provenance: what is known of the measurements, for files. note: what a reader of its predictions must know.
+    fast: its distilled form, where that was made (`compiled`).
     """
 
     device: DeviceSpec
@@ -61,6 +63,7 @@ class GemmModel:
     prior_source: str
     note: str = ""
     provenance: dict[str, Any] = field(default_factory=dict)
+    fast: FastGemm | None = None
 
     @classmethod
     def fit(
@@ -169,6 +172,10 @@ class GemmModel:
             note=self.note,
         ).reshape(wide[0].shape)
 
+    def compiled(self) -> FastGemm:
+        """The distilled form: ten times faster, without interval. Shipped models have it; others take seconds."""
+        return self.fast or distil(self.ensemble)
+
     def predict_gemms(self, gemms: Sequence[Gemm]) -> list[WorkEstimate]:
         """Estimates of workloads of the model's dtype, in order; a batch counts as batch times the rows."""
         from quantbench.latency.estimate import Estimate
@@ -195,11 +202,10 @@ class GemmModel:
         for start in range(0, len(named), CHUNK):
             rows = named[start : start + CHUNK]
             m, n, k = (x[rows] for x in sizes)
-            shapes = Shapes(self.ensemble.machine, self.ensemble.menu, m, n, k)
+            every = Shapes(self.ensemble.machine, self.ensemble.menu, m, n, k)
+            own = Shapes(self.ensemble.machine, self.ensemble.menu.by_row(kernel[rows]), m, n, k)
             for member in self.ensemble.members:
-                chosen, parts = member.physics(shapes)
-                own = parts.log_time[np.arange(len(rows)), kernel[rows]]
-                out[rows] += (own - chosen) / len(self.ensemble.members)
+                out[rows] += (member.physics(own)[0] - member.physics(every)[0]) / len(self.ensemble.members)
         return out
 
     def _beliefs(
@@ -234,6 +240,7 @@ class GemmModel:
             "interval": dict(vars(self.interval)),
             "provenance": self.provenance,
             "ensemble": gemm_codec.ensemble_to_json(self.ensemble),
+            "fast": None if self.fast is None else fast_to_json(self.fast),
         }
 
     @classmethod
@@ -250,6 +257,7 @@ class GemmModel:
                 prior_source=str(data["prior_source"]),
                 note=str(data["note"]),
                 provenance=dict(data["provenance"]),
+                fast=None if data["fast"] is None else fast_from_json(data["fast"]),
             )
         except KeyError as error:
             raise StoreError("GemmModel.from_json", f"no field {error}", "a whole model") from error

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from quantbench.device.registry import lookup
 from quantbench.latency.gemm_ensemble import Ensemble
+from quantbench.latency.gemm_fast import distil
 from quantbench.latency.gemm_fit import Measured, fit_parameters
 from quantbench.latency.gemm_form import Machine
 from quantbench.latency.gemm_menu import Menu
@@ -62,7 +64,7 @@ def _model(slug: str, table: GemmTable) -> GemmModel:
     found = model.predict(table.m[test], table.n[test], table.k[test])
     errors = summarize(found.latency_us, table.latency_us[test])
     source = table.provenance
-    provenance = {
+    provenance: dict[str, Any] = {
         "table": source.file, "sha256": source.sha256, "package": source.package, "framework": source.framework,
         "framework_version": source.version, "measured_on": source.device, "rows_fitted": len(rows),
         "held_out": {
@@ -71,7 +73,10 @@ def _model(slug: str, table: GemmTable) -> GemmModel:
             "interval_coverage": round(coverage(table.latency_us[test], found.low_us, found.high_us), 4),
         },
     }  # fmt: skip
-    return replace(model, provenance=provenance)
+    fast = distil(model.ensemble, also=(table.m.astype(float), table.n.astype(float), table.k.astype(float)))
+    quick = summarize(fast.predict_us(table.m[test], table.n[test], table.k[test]), table.latency_us[test])
+    provenance["held_out"]["fast_median_pct"] = round(quick.median_pct, 2)
+    return replace(model, provenance=provenance, fast=fast)
 
 
 def main() -> None:

@@ -1,0 +1,171 @@
+"""The GEMM model distilled for planners, which ask for millions of shapes: nearly the same answers, much faster.
+
+The cost model keeps eight kernels, refitted to the whole model's answers, and a few dozen boosted trees, grown on the
+same answers, carry what that leaves. No interval: ask the whole model for it. Batches run in numpy; a single shape runs
+in `gemm_fast_single`, which is plain Python without an array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.latency.gemm_codec import forest_from_json, forest_to_json, menu_from_json
+from quantbench.latency.gemm_fit import Measured, Prior, fit_parameters
+from quantbench.latency.gemm_forest import Forest
+from quantbench.latency.gemm_form import Machine, Shapes, log_latency, log_latency_with_parts
+from quantbench.latency.gemm_menu import Menu, cdiv_array
+from quantbench.latency.gemm_parameters import Values, hand_prior
+
+if TYPE_CHECKING:
+    from quantbench.latency.gemm_ensemble import Ensemble
+
+FloatArray = npt.NDArray[np.float64]
+Float32Array = npt.NDArray[np.float32]
+
+_KERNELS = 8
+_TREES, _DEPTH, _RATE, _LEAF = 36, 8, 0.25, 8
+_TAUGHT = 20_000  # shapes at which the whole model is asked
+_TAUGHT_PHYSICS = 1500
+_CHUNK = 2048
+_LEAST_K = 32.0
+#: (block_m, block_n, blocks per SM) whose last wave the trees watch; padding of the first two too
+WATCHED = ((128, 256, 1), (128, 128, 2), (64, 64, 6))
+
+
+@dataclass(frozen=True)
+class FastGemm:
+    """machine, menu, parameters: a small cost model. forest: its trees' mean corrects it, by at most `most`."""
+
+    machine: Machine
+    menu: Menu
+    parameters: FloatArray
+    forest: Forest
+    most: float
+
+    def predict_us(self, sizes_m: npt.ArrayLike, sizes_n: npt.ArrayLike, sizes_k: npt.ArrayLike) -> FloatArray:
+        """Predicted µs of products, (rows,) each; whole numbers of at least 1, which are not checked."""
+        m, n, k = np.broadcast_arrays(
+            *(np.atleast_1d(np.asarray(x, dtype=np.float64)) for x in (sizes_m, sizes_n, sizes_k))
+        )
+        log_us, kernel = self._raw(m, n, k)
+        best = log_us.copy()
+        rows, half = np.flatnonzero((k > _LEAST_K) & (k % 2 == 0)), k / 2
+        # Doubling k must not be faster: see Ensemble.monotone, which stops by the same bound.
+        while len(rows):
+            rows = rows[self._one_kernel(kernel[rows], m[rows], n[rows], half[rows]) + self.most > best[rows]]
+            if len(rows):
+                best[rows] = np.maximum(best[rows], self._raw(m[rows], n[rows], half[rows])[0])
+            rows = rows[(half[rows] > _LEAST_K) & (half[rows] % 2 == 0)]
+            half = half / 2
+        return np.asarray(np.maximum(np.exp(best), 2.0 * m * n * k / self.machine.flop_per_us))
+
+    @cached_property
+    def single_us(self) -> Callable[[int, int, int], float]:
+        """A function of one shape: its predicted µs."""
+        from quantbench.latency.gemm_fast_single import single_function
+
+        return single_function(self)
+
+    def _raw(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[FloatArray, npt.NDArray[np.intp]]:
+        log_us, kernel = np.empty(len(m)), np.empty(len(m), dtype=np.intp)
+        for start in range(0, len(m), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            log_us[part], kernel[part] = self._chunk(m[part], n[part], k[part])
+        return log_us, kernel
+
+    def _chunk(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[FloatArray, npt.NDArray[np.intp]]:
+        values = Values(self.parameters)
+        deep = np.maximum(k, _LEAST_K)
+        physics, parts = log_latency_with_parts(values, Shapes(self.machine, self.menu, m, n, deep))
+        x = features(self.machine, m, n, deep, physics)
+        log_us = physics + np.clip(self.forest.predict(x)[0], -self.most, self.most)
+        short = k < _LEAST_K
+        if short.any():
+            shallow = log_latency(values, Shapes(self.machine, self.menu, m[short], n[short], k[short]))
+            log_us[short] += shallow - physics[short]
+        return log_us, parts.log_time.argmin(axis=1)
+
+    def _one_kernel(self, kernel: npt.NDArray[np.intp], m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
+        shapes = Shapes(self.machine, self.menu.by_row(kernel), m, n, k)
+        return np.asarray(log_latency(Values(self.parameters), shapes))
+
+
+def features(machine: Machine, m: FloatArray, n: FloatArray, k: FloatArray, log_us: FloatArray) -> Float32Array:
+    """What the trees see, (rows, 9); `gemm_fast_single` computes the same."""
+    out = np.empty((len(m), 4 + len(WATCHED) + 2), dtype=np.float32)
+    out[:, 0], out[:, 1], out[:, 2], out[:, 3] = np.log2(m), np.log2(n), np.log2(k), log_us
+    for i, (block_m, block_n, held) in enumerate(WATCHED):
+        tiles = cdiv_array(m, block_m) * cdiv_array(n, block_n)
+        waves = tiles / (machine.sm_count * held)
+        out[:, 4 + i] = waves / np.ceil(waves)
+        if i < 2:
+            out[:, 4 + len(WATCHED) + i] = m * n / (tiles * (block_m * block_n))
+    return out
+
+
+def distil(
+    ensemble: Ensemble, *, also: tuple[FloatArray, FloatArray, FloatArray] | None = None, seed: int = 0
+) -> FastGemm:
+    """A FastGemm that repeats `ensemble`. also: (m, n, k) of shapes that matter beside random ones. Takes seconds."""
+    m, n, k = _teaching_shapes(_TAUGHT, np.random.default_rng(seed))
+    if also is not None:
+        m, n, k = (np.concatenate([own, other]) for own, other in zip((m, n, k), also, strict=True))
+    answer = ensemble.monotone(m, n, k)
+    taken = np.bincount(answer.kernels.ravel(), minlength=len(ensemble.menu))
+    menu = ensemble.menu.subset(np.sort(np.argsort(-taken, kind="stable")[:_KERNELS]))
+    mean = np.mean([member.parameters for member in ensemble.members], axis=0)
+    few = slice(0, _TAUGHT_PHYSICS)
+    rows = Measured(m[few], n[few], k[few], answer.log_us[few], np.full(_TAUGHT_PHYSICS, -1))
+    prior = Prior(mean, 0.5 * hand_prior(menu.tiles)[1], "the whole model")
+    parameters = fit_parameters(ensemble.machine, menu, rows, prior)
+    values, parts = Values(parameters), [slice(i, i + _CHUNK) for i in range(0, len(m), _CHUNK)]
+    physics = np.concatenate(
+        [log_latency(values, Shapes(ensemble.machine, menu, m[part], n[part], k[part])) for part in parts]
+    )
+    x = features(ensemble.machine, m, n, k, physics)
+    forest = Forest.boost(x, answer.log_us - physics, trees=_TREES, depth=_DEPTH, rate=_RATE, leaf=_LEAF, seed=seed)
+    most = float(np.quantile(np.abs(forest.predict(x)[0]), 0.99))
+    return FastGemm(ensemble.machine, menu, parameters, forest, most)
+
+
+def _teaching_shapes(count: int, rng: np.random.Generator) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Shapes as planners ask for them: m of any size, both sides of tile edges often; n and k mostly round."""
+
+    def rounded(x: FloatArray, steps: tuple[int, ...]) -> FloatArray:
+        step = rng.choice(steps, count)
+        return np.asarray(np.maximum(np.round(x / step), 1) * step)
+
+    any_m = np.floor(2 ** rng.uniform(0, 15.5, count))
+    edge_m = rounded(any_m, (16, 64, 128, 256)) + (rng.random(count) < 0.5)
+    m = np.where(rng.random(count) < 0.7, edge_m, any_m)
+    n, k = (rounded(2 ** rng.uniform(5, 16.05, count), (8, 32, 64, 128, 256, 512)) for _ in range(2))
+    return m, n, k
+
+
+def fast_to_json(fast: FastGemm) -> dict[str, Any]:
+    """As a part of a model's JSON."""
+    return {
+        "machine": dict(vars(fast.machine)),
+        "tiles": [list(tile) for tile in fast.menu.tiles],
+        "kernels": [list(kernel) for kernel in fast.menu.kernels],
+        "parameters": [float(z) for z in fast.parameters],
+        "most": fast.most,
+        "forest": forest_to_json(fast.forest),
+    }
+
+
+def fast_from_json(data: Any) -> FastGemm:
+    """The FastGemm of fast_to_json."""
+    return FastGemm(
+        machine=Machine(**data["machine"]),
+        menu=menu_from_json(data),
+        parameters=np.array(data["parameters"], dtype=np.float64),
+        forest=forest_from_json(data["forest"]),
+        most=float(data["most"]),
+    )

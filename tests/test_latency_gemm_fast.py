@@ -1,0 +1,82 @@
+"""The distilled model: close to the whole one, the same one shape at a time, and as sane."""
+
+import json
+from functools import cache
+
+import numpy as np
+import pytest
+
+from quantbench.latency.gemm_fast import FastGemm, fast_from_json, fast_to_json
+from quantbench.latency.gemm_fast_single import tree_source
+from quantbench.latency.gemm_forest import Forest
+from quantbench.latency.gemm_model import GemmModel
+
+
+@cache
+def both() -> tuple[GemmModel, FastGemm]:
+    model = GemmModel.best("h200-sxm-141gb")
+    return model, model.compiled()
+
+
+def sizes(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(3)
+    m = np.floor(2 ** rng.uniform(0, 14, count))
+    n, k = (64 * np.floor(2 ** rng.uniform(0, 8, count)) for _ in range(2))
+    return m, n, k
+
+
+def test_it_repeats_the_whole_model() -> None:
+    model, fast = both()
+    m, n, k = sizes(1000)
+    error = np.abs(fast.predict_us(m, n, k) / model.predict(m, n, k).latency_us - 1)
+    assert np.median(error) < 0.03
+    assert np.quantile(error, 0.95) < 0.12
+
+
+def test_one_shape_at_a_time_gives_the_batch() -> None:
+    _, fast = both()
+    m, n, k = sizes(500)
+    k[:20] = np.arange(1, 21)
+    m[20:30] = 1
+    n[30:40] += 1  # rows that no vector load fits
+    one = np.array([fast.single_us(int(a), int(b), int(c)) for a, b, c in zip(m, n, k, strict=True)])
+    error = np.abs(one / fast.predict_us(m, n, k) - 1)
+    # A few shapes lie within float32 of a tree's threshold and fall to its other side.
+    assert np.quantile(error, 0.95) < 1e-3
+    assert error.max() < 0.2
+
+
+def test_doubling_k_is_never_faster_and_nothing_beats_the_peak() -> None:
+    model, fast = both()
+    m, n, k = sizes(500)
+    k[:20] = np.arange(1, 21)
+    last = fast.predict_us(m, n, k)
+    for factor in (2, 4, 8):
+        longer = fast.predict_us(m, n, factor * k)
+        assert (longer >= last * (1 - 1e-12)).all()
+        last = longer
+    assert (fast.predict_us(m, n, k) >= 2 * m * n * k / (model.device.peak_tflops["bf16"] * 1e6)).all()
+
+
+def test_json_gives_the_same_predictions() -> None:
+    _, fast = both()
+    back = fast_from_json(json.loads(json.dumps(fast_to_json(fast))))
+    m, n, k = sizes(100)
+    assert np.array_equal(back.predict_us(m, n, k), fast.predict_us(m, n, k))
+
+
+@pytest.mark.parametrize("way", ["grow", "boost"])
+def test_forests_learn_and_their_source_computes_the_same(way: str) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.uniform(size=(400, 3)).astype(np.float32)
+    y = np.where(x[:, 0] > 0.5, 1.0, -1.0) + x[:, 1]
+    if way == "grow":
+        forest = Forest.grow(x, y, trees=10, leaf=2, seed=0)
+    else:
+        forest = Forest.boost(x, y, trees=20, depth=4, rate=0.3, leaf=5, seed=0)
+    mean, variance = forest.predict(x)
+    assert np.abs(mean - y).mean() < 0.15
+    assert (variance >= 0).all()
+    names: dict[str, object] = {}
+    exec(tree_source(forest), names)
+    assert [names["correction"](*map(float, row)) for row in x[:50]] == pytest.approx(mean[:50], rel=1e-5)  # type: ignore[operator]

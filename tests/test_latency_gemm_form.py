@@ -1,0 +1,144 @@
+"""The cost model's arithmetic: gradients against differences, what must rise, and what the menu means."""
+
+import numpy as np
+import pytest
+from scipy.optimize import approx_fprime
+
+from quantbench.device import lookup
+from quantbench.latency import tape
+from quantbench.latency.gemm_fit import Measured, fit_parameters
+from quantbench.latency.gemm_form import Machine, Shapes, log_latency, log_latency_with_parts
+from quantbench.latency.gemm_menu import TILES, Menu
+from quantbench.latency.gemm_parameters import PARAMETERS, Values, hand_prior
+from quantbench.latency.gemm_prior import pooled
+from quantbench.latency.tape import Variable, gradient
+from quantbench.launch import Tile
+from quantbench.quantization import quantize
+from quantbench.workload import Gemm
+
+MACHINE = Machine.of(lookup("a100-sxm4-80gb"), "bf16")
+MENU = Menu.of()
+
+
+def sizes(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    m = np.floor(2 ** rng.uniform(0, 14, count))
+    n, k = (32 * np.floor(2 ** rng.uniform(0, 10, count)) for _ in range(2))
+    return m, n, k
+
+
+@pytest.mark.parametrize("operation", ["exp", "log", "sigmoid"])
+def test_tape_gradients_of_functions(operation: str) -> None:
+    function = getattr(tape, operation)
+    x = np.array([0.3, 1.7, 2.0])
+    source = Variable(x)
+    found = gradient(function(source * 2.0), source, np.ones(3))
+    assert found == pytest.approx(approx_fprime(x, lambda v: function(v * 2.0).sum()), rel=1e-5)
+
+
+def test_tape_gradients_of_soft_minimum_and_broadcasting() -> None:
+    x = np.array([0.3, 1.1])
+    offsets = np.array([[0.0, 0.2, 0.1], [0.5, 0.0, 0.3]])
+
+    def function(v):  # type: ignore[no-untyped-def]
+        column = v[:, None] if isinstance(v, np.ndarray) else v.column()
+        return tape.soft_minimum(
+            column * offsets + offsets, tape.exp(v[:1] if isinstance(v, np.ndarray) else v.take(slice(0, 1)))
+        )
+
+    source = Variable(x)
+    found = gradient(function(source), source, np.ones(2))
+    assert found == pytest.approx(approx_fprime(x, lambda v: function(v).sum()), rel=1e-5)
+
+
+def test_gradient_of_the_whole_form() -> None:
+    mean, _ = hand_prior()
+    shapes = Shapes(MACHINE, MENU, *sizes(12))
+    source = Variable(mean + 0.01)
+    found = gradient(log_latency(Values(source), shapes), source, np.ones(12))
+    numeric = approx_fprime(mean + 0.01, lambda z: log_latency(Values(z), shapes).sum(), 1e-6)
+    assert found == pytest.approx(numeric, abs=2e-3)
+    assert np.count_nonzero(found) > len(PARAMETERS) - 6  # m = 1, misalignment and the like need such shapes
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_kernel_and_the_choice_rise_with_k(seed: int) -> None:
+    mean, sd = hand_prior()
+    values = Values(mean + sd * np.random.default_rng(seed).standard_normal(len(mean)))
+    values.vector[[i for i, p in enumerate(PARAMETERS) if p.name == "power"]] = 0.5
+    m, n, k = sizes(200, seed)
+    k[:50], n[50:70] = np.arange(1, 51), 33  # unaligned, whose alignment doubling mends
+    k[70:120] = 2 * np.arange(50) + 33
+    low, low_parts = log_latency_with_parts(values, Shapes(MACHINE, MENU, m, n, k))
+    high, high_parts = log_latency_with_parts(values, Shapes(MACHINE, MENU, m, n, 2 * k))
+    assert (high_parts.log_time >= low_parts.log_time - 1e-9).all()
+    assert (high >= low - 1e-9).all()
+
+
+def test_waves_agree_with_the_exact_arithmetic() -> None:
+    tile = Tile(128, 256)
+    index = MENU.nearest(tile.block_m, tile.block_n, 1)
+    for m, n in ((2304, 3072), (2305, 3072), (128, 256), (8192, 5120)):
+        shapes = Shapes(MACHINE, MENU, *(np.array([float(x)]) for x in (m, n, 4096)))
+        exact = quantize(Gemm(m=m, n=n, k=4096), tile, sm_count=108)
+        assert shapes.waves[0, index] == exact.num_waves
+        assert shapes.blocks[0, index] == exact.num_tiles
+
+
+def test_wave_quantization_shows_in_the_time() -> None:
+    mean, _ = hand_prior()
+    only = MENU.subset(np.array([MENU.nearest(128, 256, 1)]))
+    m = np.array([1152.0, 1153.0, 1280.0])  # 9 × 12 tiles fill 108 SMs; one row more starts a second wave
+    t = np.exp(log_latency(Values(mean), Shapes(MACHINE, only, m, np.full(3, 3072.0), np.full(3, 4096.0))))
+    assert t[1] / t[0] > 1.3
+    assert t[2] / t[1] < 1.02
+
+
+def test_misaligned_rows_cost_more_and_aligned_ones_nothing() -> None:
+    mean, _ = hand_prior()
+    one = np.array([4096.0])
+
+    def time_us(n: float) -> float:
+        return float(np.exp(log_latency(Values(mean), Shapes(MACHINE, MENU, one, np.array([n]), one)))[0])
+
+    assert time_us(4095.0) > 1.2 * time_us(4096.0)
+    assert time_us(4088.0) == pytest.approx(time_us(4096.0), rel=0.02)
+
+
+def test_a_fit_recovers_what_made_the_data() -> None:
+    prior = pooled(())
+    rng = np.random.default_rng(5)
+    truth = prior.mean + 0.5 * prior.sd * rng.standard_normal(len(prior.mean))
+    m, n, k = sizes(150, seed=6)
+    log_us = log_latency(Values(truth), Shapes(MACHINE, MENU, m, n, k))
+    rows = Measured(m, n, k, log_us, np.full(len(m), -1))
+    found = fit_parameters(MACHINE, MENU, rows, prior)
+    held = Shapes(MACHINE, MENU, *sizes(300, seed=7))
+    error = np.abs(log_latency(Values(found), held) - log_latency(Values(truth), held))
+    blind = np.abs(log_latency(Values(prior.mean), held) - log_latency(Values(truth), held))
+    assert np.median(error) < 0.03
+    assert np.median(error) < 0.3 * np.median(blind)
+
+
+def test_recorded_kernels_teach_the_choice() -> None:
+    """A library that always takes 64 × 64, which the prior would not: only its kernels' names tell."""
+    prior = pooled(())
+    index = MENU.nearest(64, 64, 1)
+    m, n, k = sizes(80, seed=8)
+    big = m * n > 2**20
+    m, n, k = m[big], n[big], k[big]
+    shapes = Shapes(MACHINE, MENU, m, n, k)
+    log_us = log_latency_with_parts(Values(prior.mean), shapes)[1].log_time[:, index]
+    vectors = [
+        fit_parameters(MACHINE, MENU, Measured(m, n, k, log_us, np.full(len(m), kernel)), prior)
+        for kernel in (-1, index)
+    ]
+    taken = [(log_latency_with_parts(Values(z), shapes)[1].log_time.argmin(axis=1) == index).mean() for z in vectors]
+    assert taken[1] > 0.9
+    assert taken[1] > taken[0]
+
+
+def test_menu_finds_the_nearest_kernel() -> None:
+    index = MENU.nearest(128, 250, 3)
+    assert (MENU.block_m[index], MENU.block_n[index], MENU.split_k[index]) in {(128, 256, 2), (128, 256, 4)}
+    assert len(MENU) == 6 * len(TILES)

@@ -1,0 +1,279 @@
+"""GemmModel: fitting, priors, intervals, sanity of what it predicts, files and bad input."""
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quantbench.device import DeviceSpec, lookup
+from quantbench.errors import InputError, StoreError, UnsupportedError
+from quantbench.latency.gemm_estimates import GemmEstimates
+from quantbench.latency.gemm_form import Machine, Shapes, log_latency
+from quantbench.latency.gemm_menu import Menu
+from quantbench.latency.gemm_model import GemmModel, shipped_model
+from quantbench.latency.gemm_parameters import Values, hand_prior
+from quantbench.latency.gemm_prior import choose, family, shipped_pool
+from quantbench.latency.gemm_residual import Growth
+from quantbench.latency.gemm_train import Effort
+from quantbench.latency.protocol import coverage, summarize
+from quantbench.latency.tables import SYSTEMS, GemmTable, TableProvenance
+from quantbench.launch import Launch, Tile
+from quantbench.quantization import quantize
+from quantbench.workload import Gemm
+
+A100 = "a100-sxm4-80gb"
+QUICK = Effort(members=2, rows_first=150, rows_other=100, growth=Growth(trees=10))
+
+
+def invented(count: int, seed: int, gpu: str = A100, quirk: float = 0.15) -> tuple[np.ndarray, ...]:
+    """(m, n, k, latency_us) of a made-up GPU: the cost model elsewhere in its prior, with a quirk and noise."""
+    rng = np.random.default_rng(seed)
+    m = np.floor(2 ** rng.uniform(0, 13, count))
+    n, k = (64 * np.floor(2 ** rng.uniform(0, 8, count)) for _ in range(2))
+    mean, sd = hand_prior()
+    truth = mean + 0.5 * sd * np.random.default_rng(99).standard_normal(len(mean))
+    log_us = log_latency(Values(truth), Shapes(Machine.of(lookup(gpu), "bf16"), Menu.of(), m, n, k))
+    log_us = log_us + quirk * ((n > 2048) & (k > 1024)) + 0.02 * rng.standard_normal(count)
+    return m, n, k, np.exp(log_us)
+
+
+@cache
+def fitted() -> GemmModel:
+    return GemmModel.fit(A100, *invented(200, seed=1), prior="none", effort=QUICK)
+
+
+def equal(a: GemmEstimates, b: GemmEstimates) -> bool:
+    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in ("latency_us", "low_us", "block_m"))
+
+
+def test_a_fit_predicts_other_shapes_and_its_interval_covers_them() -> None:
+    m, n, k, measured = invented(800, seed=2)
+    found = fitted().predict(m, n, k)
+    assert summarize(found.latency_us, measured).median_pct < 5.0
+    assert 0.80 < coverage(measured, found.low_us, found.high_us) < 0.99
+    blind = GemmModel.prior(A100).predict(m, n, k)
+    assert summarize(blind.latency_us, measured).median_pct > 2 * summarize(found.latency_us, measured).median_pct
+
+
+def test_the_same_rows_and_seed_give_the_same_model() -> None:
+    again = GemmModel.fit(A100, *invented(200, seed=1), prior="none", effort=QUICK)
+    assert again.to_json() == fitted().to_json()
+
+
+def test_doubling_k_is_never_faster() -> None:
+    m, n, k, _ = invented(300, seed=3)
+    k = np.concatenate([k[:280], np.floor(np.linspace(1, 31, 20))])
+    model = fitted()
+    last = model.predict(m, n, k).latency_us
+    raw = model.ensemble.raw(m, n, k).log_us
+    violated = False
+    for factor in (2, 4, 8, 16):
+        longer = model.predict(m, n, factor * k).latency_us
+        assert (longer >= last * (1 - 1e-12)).all()
+        following = model.ensemble.raw(m, n, factor * k).log_us
+        violated |= bool((following < raw).any())
+        last, raw = longer, following
+    assert violated, "the trees alone never broke the rule, so this test shows nothing"
+
+
+def test_nothing_is_faster_than_the_peak() -> None:
+    """Rows that claim ten times the peak do not make the model believe it."""
+    m = n = k = np.full(40, 8192.0) + 64 * np.arange(40)
+    model = GemmModel.fit(A100, m, n, k, 2 * m * n * k / 312e6 / 10, prior="none", effort=QUICK)
+    found = model.predict(m, n, k)
+    assert (found.latency_us >= 2 * m * n * k / 312e6).all()
+    assert (found.low_us >= 2 * m * n * k / 312e6).all()
+
+
+def test_answers_take_the_shape_of_the_question() -> None:
+    model = GemmModel.prior(A100)
+    one = model.predict(4096, 4096, 4096)
+    assert one.latency_us.shape == ()
+    assert one.low_us < one.latency_us < one.high_us
+    grid = model.predict(np.array([[1], [4096]]), 4096, [64, 128, 4096])
+    assert grid.latency_us.shape == grid.bound.shape == (2, 3)
+    assert grid.tile.shape == (2, 3, 2)
+    assert grid.latency_us[1, 2] == one.latency_us
+    assert (one.bound, grid.bound[0, 0]) == ("compute", "latency")
+    assert model.predict(8, 16384, 16384).bound == "memory"
+    tile = Tile(int(one.block_m), int(one.block_n), split_k=int(one.split_k))
+    exact = [quantize(Gemm(m=4096, n=4096, k=4096), tile, 108, held).num_waves for held in range(1, 7)]
+    assert one.num_waves in exact
+
+
+def test_json_gives_the_same_predictions(tmp_path: Path) -> None:
+    fitted().save(tmp_path / "model.json")
+    back = GemmModel.load(tmp_path / "model.json")
+    m, n, k, _ = invented(100, seed=4)
+    assert equal(back.predict(m, n, k), fitted().predict(m, n, k))
+    assert (back.device, back.dtype, back.rows) == (lookup(A100), "bf16", 200)
+
+
+def test_files_that_are_no_models_are_refused(tmp_path: Path) -> None:
+    whole = fitted().to_json()
+    with pytest.raises(InputError, match=r"format 'other'; expected 'quantbench-gemm-model'"):
+        GemmModel.from_json({**whole, "format": "other"})
+    with pytest.raises(StoreError, match=r"version 99; expected version 1"):
+        GemmModel.from_json({**whole, "version": 99})
+    with pytest.raises(StoreError, match=r"no field 'interval'"):
+        GemmModel.from_json({name: value for name, value in whole.items() if name != "interval"})
+    broken = json.loads(json.dumps(whole))
+    broken["ensemble"]["members"][0]["forest"]["value"]["zlib"] = "!"
+    with pytest.raises(StoreError, match=r"a broken array"):
+        GemmModel.from_json(broken)
+    (tmp_path / "text.json").write_text("{")
+    with pytest.raises(StoreError, match=r"GemmModel.save wrote"):
+        GemmModel.load(tmp_path / "text.json")
+
+
+def test_few_rows_fall_back_to_the_prior_and_say_so() -> None:
+    model = GemmModel.fit(A100, [64, 128, 256], [512] * 3, [512] * 3, [5.0, 6.0, 7.0], prior="family-out")
+    bare = GemmModel.prior(A100, family_out=True)
+    assert equal(model.predict(100, 200, 300), bare.predict(100, 200, 300))
+    assert "3 rows are too few" in model.note
+    assert model.predict(1, 1, 1).note == model.note
+    some = GemmModel.fit(A100, *invented(30, seed=5), prior="none", effort=QUICK)
+    assert "no trees were grown" in some.note
+    assert some.ensemble.members[0].forest is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"m": [-1] * 30}, r"m = -1; expected a whole number from 1 to 2097151"),
+        ({"k": [float("nan")] * 30}, r"k = nan; expected a whole number"),
+        ({"n": [1.5] * 30}, r"n = 1.5; expected a whole number"),
+        ({"n": ["8"] * 30}, r"n of shape \(30,\) and type <U1; expected whole numbers"),
+        ({"m": [1] * 29}, r"29, 30, 30 values of m, n, k"),
+        ({"latency_us": [0.0] * 30}, r"latency_us = 0.0; expected finite times above 0"),
+        ({"latency_us": [float("inf")] * 30}, r"latency_us = inf; expected finite times"),
+        ({"latency_us": [1.0] * 3}, r"latency_us of shape \(3,\) for 30 shapes"),
+        ({"prior": "good"}, r"prior = 'good'; expected one of auto, family-out, none"),
+        ({"prior": []}, r"prior = \[\]; expected GemmModels"),
+        ({"dtype": "fp4"}, r"dtype = 'fp4'; expected one of"),
+        ({"launches": [None]}, r"1 launches for 30 shapes"),
+    ],
+)
+def test_bad_input_is_named(changed: dict[str, object], message: str) -> None:
+    arguments: dict[str, object] = {name: [64] * 30 for name in "mnk"} | {"latency_us": [5.0] * 30} | changed
+    with pytest.raises(InputError, match=message):
+        GemmModel.fit(A100, **arguments)  # type: ignore[arg-type]
+
+
+def test_a_dtype_that_the_gpu_lacks_and_a_processor_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"a100-sxm4-80gb has no peak for fp8; expected one of"):
+        GemmModel.prior(A100, dtype="fp8")
+    cpu = DeviceSpec("cpu-x", "cpu", 8, 3000, 2**25, 0, 2**34, 40, {"fp32": 1.0})
+    with pytest.raises(UnsupportedError, match=r"cpu-x is a cpu"):
+        GemmModel.prior(cpu, dtype="fp32")
+    with pytest.raises(InputError, match=r"GemmModel.predict: m = 0"):
+        GemmModel.prior(A100).predict(0, 1, 1)
+
+
+def test_family_out_knows_nothing_of_the_family() -> None:
+    for slug in SYSTEMS:
+        device = lookup(slug)
+        own = [k.device for k in shipped_pool() if k.family == family(device)]
+        assert slug in own
+        prior, _ = choose(device, "bf16", shipped_pool(), family_out=True)
+        assert not any(name in prior.source for name in own)
+        without, _ = choose(device, "bf16", [k for k in shipped_pool() if k.family != family(device)], family_out=False)
+        assert np.array_equal(prior.mean, without.mean)
+    assert GemmModel.fit(A100, *invented(60, seed=6), prior="family-out", effort=QUICK).ensemble.reference is None
+
+
+def test_auto_starts_from_the_same_gpu() -> None:
+    rows = invented(60, seed=7)
+    model = GemmModel.fit(A100, *rows, prior="auto", effort=QUICK)
+    assert model.prior_source == A100
+    assert model.ensemble.reference is not None
+    back = GemmModel.from_json(json.loads(json.dumps(model.to_json())))
+    assert equal(back.predict(*rows[:3]), model.predict(*rows[:3]))
+
+
+def test_an_unknown_gpu_gets_a_wide_interval_that_says_so() -> None:
+    v100 = GemmModel.best("v100-sxm2-16gb", dtype="fp16")
+    found = v100.predict(4096, 4096, 4096)
+    assert "was not measured" in found.note
+    assert found.high_us / found.low_us > 1.5
+    known = GemmModel.best(A100).predict(4096, 4096, 4096)
+    assert known.note == ""
+    assert known.high_us / known.low_us < 1.4
+
+
+@pytest.mark.parametrize("slug", sorted(SYSTEMS))
+def test_shipped_models_state_where_they_come_from_and_are_sane(slug: str) -> None:
+    model = shipped_model(slug, "bf16")
+    assert model is not None
+    held_out = model.provenance["held_out"]
+    assert 0 < held_out["median_pct"] < 6
+    assert len(model.provenance["sha256"]) == 64
+    assert model.device == lookup(slug)
+    big = model.predict(8192, 8192, 8192)
+    tflops = 2 * 8192**3 / big.latency_us / 1e6
+    assert 0.4 * model.device.peak_tflops["bf16"] < tflops <= model.device.peak_tflops["bf16"]
+    m = np.array([128, 129, 4096, 17])
+    whole, fast = model.predict(m, 4096, 4096).latency_us, model.compiled().predict_us(m, 4096, 4096)
+    assert fast == pytest.approx(whole, rel=0.25)
+
+
+def table_of(gpu: str, rows: tuple[np.ndarray, ...]) -> GemmTable:
+    m, n, k = (x.astype(np.int64) for x in rows[:3])
+    source = TableProvenance("t", "", "", SYSTEMS[gpu], "", "", "", (), 0, 0)
+    return GemmTable(m, n, k, rows[3], "bf16", source)
+
+
+def test_a_siblings_table_helps_where_it_was_measured() -> None:
+    """H100 and H200 share a quirk that no feature shows: every other n is slow."""
+
+    def odd(rows: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+        slow = np.random.default_rng(11).random(2**16) < 0.5
+        return (*rows[:3], rows[3] * np.where(slow[(rows[1] / 64 + 7 * rows[2] / 64).astype(int)], 1.3, 1.0))
+
+    sibling = table_of("h200-sxm-141gb", odd(invented(1200, seed=12, gpu="h200-sxm-141gb", quirk=0.0)))
+    m, n, k = (np.asarray(x, dtype=float) for x in (sibling.m, sibling.n, sibling.k))
+    mean, sd = hand_prior()
+    truth = mean + 0.5 * sd * np.random.default_rng(99).standard_normal(len(mean))
+    own = np.exp(log_latency(Values(truth), Shapes(Machine.of(lookup("h100-sxm5-80gb"), "bf16"), Menu.of(), m, n, k)))
+    measured = odd((m, n, k, own))[3]
+    train, test = slice(0, 100), slice(100, 600)
+    arguments = (m[train], n[train], k[train], measured[train])
+    errors = []
+    for helper in (None, sibling):
+        model = GemmModel.fit("h100-sxm5-80gb", *arguments, prior="none", sibling=helper, effort=QUICK)
+        errors.append(summarize(model.predict(m[test], n[test], k[test]).latency_us, measured[test]).median_pct)
+        assert model.to_json()
+    assert errors[1] < 0.5 * errors[0]
+
+
+def test_recorded_launches_are_used_and_never_required() -> None:
+    m, n, k, measured = invented(80, seed=13)
+    launch = Launch("ampere_bf16_gemm_96x96", tile=Tile(96, 96))
+    model = GemmModel.fit(A100, m, n, k, measured, prior="none", launches=[launch, None] * 40, effort=QUICK)
+    assert (96, 96) in model.ensemble.menu.tiles
+    found = model.predict([4096, 4096], [4096] * 2, [4096] * 2, launches=[launch, None])
+    assert (found.block_m[0], found.block_n[0]) == (96, 96)
+    assert found.latency_us[0] >= found.latency_us[1] * 0.999
+
+
+def test_workloads_are_answered_in_order() -> None:
+    gemms = [Gemm(m=128, n=1024, k=1024), Gemm(m=64, n=1024, k=1024, batch=2), Gemm(m=4096, n=4096, k=64)]
+    works = GemmModel.prior(A100).predict_gemms(gemms)
+    assert works[0].estimate == works[1].estimate
+    assert works[2].launch is not None
+    assert works[2].launch.tile is not None
+    with pytest.raises(InputError, match=r"products of bf16"):
+        GemmModel.prior(A100).predict_gemms([Gemm(m=1, n=1, k=1, dtype="fp16")])
+
+
+def test_predicting_needs_neither_torch_nor_scikit_learn() -> None:
+    code = (
+        "import sys; from quantbench.latency.gemm_model import GemmModel;"
+        "GemmModel.best('a100-sxm4-80gb').predict(1, 64, 64);"
+        "print([name for name in ('torch', 'triton', 'sklearn', 'pandas', 'scipy') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
