@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import ceil
 from pathlib import Path
 
@@ -79,7 +80,7 @@ class SimulatedGpu:
         """As a device that a run can name."""
         peak = 2 * self.tile.block_m * self.tile.block_n / self.tile_ns_per_k * self.sm_count / 1e3 * 1.3
         return DeviceSpec(
-            f"simulated-{self.sm_count}sm", "cuda", self.sm_count, 1400, 40 * 2**20, 164 * 2**10, 80 * 2**30, 2000,
+            f"simulated-{self.sm_count}sm", "cuda", self.sm_count, 1400, 40 * 2**20, 164 * 2**10, 80 * 2**30, 20_000,
             {"bf16": peak}, (8, 0), source={"sm_count": "simulated"}, registered=False,
         )  # fmt: skip
 
@@ -145,8 +146,62 @@ def write_simulated(results: Path, gpu: SimulatedGpu, records: Sequence[Record],
         origin="simulated", source="tests/simulator.py",
     )  # fmt: skip
     with RunWriter.create(results, info) as writer:
-        writer.extend(records)
+        writer.extend(replace(record, run_id=run_id) for record in records)
     return writer.folder
+
+
+#: SM counts of real cards, and tiles that libraries use
+_SM_COUNTS = (46, 60, 72, 78, 80, 84, 108, 114, 128, 132, 142, 144, 148, 160)
+_TILES = (
+    (256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (256, 64), (64, 256), (192, 128), (128, 192),
+    (96, 128),
+)  # fmt: skip
+# A sweep shows a staircase when its plateaus have this many points, in the mean.
+_FEWEST_ON_A_PLATEAU = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """A random device and a sweep of it along one axis that resolves its plateaus and sees at least three waves."""
+
+    gpu: SimulatedGpu
+    axis: str
+    points: list[tuple[dict[str, int], Gemm]]
+
+    @property
+    def log_steps(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """The true jump of the log time behind each point but the last (points − 1,): what the waves there add."""
+        gemms = [gemm for _, gemm in self.points]
+        return np.array([np.log(self.gpu.time_us(b) / self._without_step(a, b)) for a, b in pairwise(gemms)])
+
+    def _without_step(self, a: Gemm, b: Gemm) -> float:
+        """What b would take with the waves of a: its reduction and its bytes grow, its tiles do not."""
+        gpu = self.gpu
+        waves = (1 - gpu.fluid_share) * gpu.waves(a) + gpu.fluid_share * gpu.blocks(a) / gpu.resident
+        wave_us = gpu.tile_ns_per_k * 1e-3 * b.k * gpu.blocks_per_sm
+        return gpu.overhead_us + waves * wave_us + b.min_bytes * gpu.us_per_byte
+
+
+def random_case(seed: int) -> Case:
+    """Tile, SMs, blocks per SM, overhead, softness of waves, memory, axis, range and held sizes drawn at random."""
+    rng = np.random.default_rng(seed)
+    while True:
+        block_m, block_n = _TILES[rng.integers(len(_TILES))]
+        gpu = SimulatedGpu(
+            int(rng.choice(_SM_COUNTS)), Tile(block_m, block_n), int(rng.choice([1, 1, 2])),
+            tile_ns_per_k=float(rng.choice([10, 20, 40])), overhead_us=float(rng.choice([2, 5, 10])),
+            fluid_share=float(rng.choice([0, 0, 0.1, 0.25])), us_per_byte=float(rng.choice([0, 0, 5e-7])),
+        )  # fmt: skip
+        axis, step = str(rng.choice(["n", "m", "hidden"])), int(rng.choice([16, 32, 64, 128]))
+        start = int(rng.choice([256, 512, 1024, 2048]))
+        values = range(start, start + step * int(rng.integers(50, 140)), step)
+        other = int(rng.choice([512, 1000, 1024, 1536, 2048, 3000, 3072, 4096, 6144, 8192]))
+        held = Gemm(m=other, n=other, k=int(rng.choice([1024, 2048, 4096, 8192])))
+        points = along(axis, values, held)
+        along_axis, across = (block_m, block_n) if axis == "m" else (block_n, block_m)
+        on_a_plateau = gpu.resident * along_axis / (step * ceil(other / across))
+        if on_a_plateau >= _FEWEST_ON_A_PLATEAU and step <= along_axis and gpu.waves(points[-1][1]) >= 3:
+            return Case(gpu, axis, points)
 
 
 @dataclass

@@ -91,7 +91,7 @@ def _kernel_change(step: Step) -> Cause | None:
     if old is None or new is None or (old.kernel, _work_of(old)) == (new.kernel, _work_of(new)):
         return None
     words = f"the library changed from {_name(old, new)} to {_name(new, old)}"
-    misaligned = _misaligned(step)
+    misaligned = _misaligned(step, (16,))  # what forces a library's hand; whole cache lines do not
     return Cause("kernel change", f"{words}, as {misaligned}" if misaligned else words, "identity")
 
 
@@ -107,13 +107,13 @@ def _name(launch: Launch, other: Launch) -> str:
     return launch.kernel if len(launch.kernel) <= 60 else f"{launch.kernel[:57]}…"
 
 
-def _misaligned(step: Step) -> str | None:
-    """How rows lose their alignment across a step up (or regain it across one down)."""
+def _misaligned(step: Step, limits: Sequence[int] = (16, 128)) -> str | None:
+    """How rows fall below one of `limits` bytes across a step up (or regain it across one down)."""
     aligned, other = (step.before, step.after) if step.log_jump > 0 else (step.after, step.before)
     whole, broken = row_alignment_bytes(aligned.workload), row_alignment_bytes(other.workload)
     if whole is None or broken is None or broken >= whole:
         return None
-    for needed in (16, 128):
+    for needed in limits:
         if broken < needed <= whole:
             verb = "are" if step.log_jump > 0 else "were"
             return f"rows {verb} aligned to {broken} bytes, not {needed}"

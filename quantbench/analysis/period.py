@@ -34,6 +34,8 @@ _EXPLAINS_LITTLE, _EXPLAINS_MUCH = 0.3, 0.4
 _FEWEST_TO_RESAMPLE, _RESAMPLES, _RESAMPLE_SEED = 8, 200, 0
 # Waves that improve the fit by less than this (twice log likelihood) are no waves at all.
 _LEAST_IMPROVEMENT = 12.0
+# That there are none can be said when those of three in four candidates would improve it by more than this.
+_WOULD_SHOW = 100.0
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Recovered:
 def recover(curves: Sequence[FittedCurve], found: Candidates) -> Recovered:
     """The class of `found` that explains the curves best; the points of `found.waves` are those of `curves`."""
     found = _shortlist(curves, found)
-    misfit, null, points = _misfits(curves, found.waves, _OVERHEADS)
+    misfit, visible, null, points = _misfits(curves, found.waves, _OVERHEADS)
     total = misfit.sum(axis=0)
     order = np.argsort(total, kind="stable")
     best = int(order[0])
@@ -69,7 +71,9 @@ def recover(curves: Sequence[FittedCurve], found: Candidates) -> Recovered:
     gain = null.sum() - total[best]
     explained = float(np.clip(gain / max(null.sum() - freedom, 1e-9), 0.0, 1.0))
     if gain / scale < _LEAST_IMPROVEMENT or not _rises(found.waves[best]):
-        verdict = "no waves"
+        rising = visible[found.waves.max(axis=1) > found.waves.min(axis=1)]
+        would_show = not rising.size or np.quantile(rising, 0.25) / scale > _WOULD_SHOW
+        verdict = "no waves" if would_show else "unclear"
     elif explained < _EXPLAINS_LITTLE:
         verdict = "no single tile"
     elif confidence >= CONFIDENT and explained >= _EXPLAINS_MUCH:
@@ -99,15 +103,18 @@ _MANY_CLASSES, _FIRST_OVERHEADS, _SHORTLIST = 4000, (0.0, 1.0), 2000
 def _shortlist(curves: Sequence[FittedCurve], found: Candidates) -> Candidates:
     if len(found.waves) <= _MANY_CLASSES:
         return found
-    misfit, _, _ = _misfits(curves, found.waves, _FIRST_OVERHEADS)
+    misfit, _, _, _ = _misfits(curves, found.waves, _FIRST_OVERHEADS)
     kept = np.sort(np.argsort(misfit.sum(axis=0), kind="stable")[:_SHORTLIST])
     return Candidates(found.waves[kept], tuple(found.members[i] for i in kept))
 
 
-def _misfits(curves: Sequence[FittedCurve], waves: Ints, overheads: Sequence[float]) -> tuple[Floats, Floats, int]:
-    """Squared misfit over variance of each candidate on each curve (curves, classes), that of the trend alone
-    (curves,), and the number of points."""
+def _misfits(
+    curves: Sequence[FittedCurve], waves: Ints, overheads: Sequence[float]
+) -> tuple[Floats, Floats, Floats, int]:
+    """Squared misfit over variance of each candidate on each curve (curves, classes), what its waves would add to it
+    if they were there and not seen (classes,), the misfit of the trend alone (curves,), and the number of points."""
     misfit = np.full((len(curves), len(waves)), np.inf)
+    visible = np.zeros(len(waves))
     null = np.empty(len(curves))
     logs = [np.log(np.arange(1, int(waves.max()) + 1) + overhead) for overhead in overheads]
     start = 0
@@ -117,12 +124,13 @@ def _misfits(curves: Sequence[FittedCurve], waves: Ints, overheads: Sequence[flo
         whiten = _whitener(fitted.curve.log_size, fitted.sigma)
         y = whiten @ fitted.curve.log_time
         null[i] = y @ y
-        for log_of in logs:
+        for number, log_of in enumerate(logs):
             x = log_of[own] @ whiten.T
             xx, xy = np.einsum("ij,ij->i", x, x), x @ y
+            visible += xx if number == 0 else 0.0
             share = np.clip(xy / np.maximum(xx, 1e-12), 0.0, _MOST_SHARE)
             misfit[i] = np.minimum(misfit[i], null[i] - 2 * share * xy + share**2 * xx)
-    return misfit, null, start
+    return misfit, visible, null, start
 
 
 def _whitener(log_size: Floats, sigma: Floats) -> Floats:

@@ -28,6 +28,8 @@ from quantbench.workload import Gemm, Workload
 # blocks from a range is a candidate.
 _MOST_CURVES = 48
 _MOST_POINTS_BLIND = 600
+# Tiles are rarely longer than this many times their width.
+_USUAL_ASPECT = 2.0
 # Fewer points than this show no period.
 _FEWEST_POINTS = 6
 
@@ -135,14 +137,14 @@ def _middle(one: FittedCurve) -> Workload:
 
 def _strangeness(explanation: Explanation, sm_count: int | None, spec: DeviceSpec) -> tuple[float, ...]:
     """What decides which of several equal explanations is named: few blocks per SM (where the SMs are not known, a
-    number that some card has), sides that are powers of two, a size near the one assumed for the device."""
+    number that some card has), sides that are powers of two, no long strips, a size near the one assumed for the device."""
     counts = {sm_count} if sm_count else {known_spec.sm_count for known_spec in known()}
     per_sm = min((explanation.resident_blocks / c for c in counts if explanation.resident_blocks % c == 0), default=99)
     assumed = assumed_tile(spec).tile
     sides = (explanation.block_m, explanation.block_n)
     odd = sum(side & (side - 1) != 0 for side in sides)
     away = abs(np.log(sides[0] / assumed.block_m)) + abs(np.log(sides[1] / assumed.block_n))
-    return (per_sm, odd, float(away), *sides)
+    return (per_sm, odd, max(_USUAL_ASPECT, max(sides) / min(sides)), float(away), *sides)
 
 
 def _spacing(curves: Sequence[FittedCurve]) -> tuple[float | None, float | None]:

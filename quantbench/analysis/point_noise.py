@@ -28,8 +28,8 @@ LEAST_ERROR = 0.002
 _UNKNOWN_ERROR = 0.03
 # A point with fewer samples borrows the noise of its neighbours.
 _OWN_SAMPLES = 10
-# The median absolute deviation of few samples is too small on average; factors for 2 … 9 samples from Croux and
-# Rousseeuw, "Time-efficient algorithms for two highly robust estimators of scale" (COMPSTAT 1992), for MAD.
+# The median absolute deviation of few samples is too small on average; factors for 2 … 9 samples, and n / (n − 0.8) for
+# more, from Croux and Rousseeuw, "Time-efficient algorithms for two highly robust estimators of scale" (COMPSTAT 1992).
 _FEW_SAMPLES = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
 _FEWEST_REFERENCES = 4
 # Sizes this close in log size are near enough to ask how well figures repeat.
@@ -66,13 +66,17 @@ def standard_errors(curves: Sequence[Curve], between: float) -> list[Floats]:
 
 def _errors(curve: Curve, between: float, figure_error: float) -> Floats:
     count = np.array([point.num_samples for point in curve.points], dtype=np.float64)
-    own = np.array([point.noise * _FEW_SAMPLES.get(point.num_samples, 1.0) for point in curve.points])
+    own = np.array([point.noise * _small_sample_factor(point.num_samples) for point in curve.points])
     several = count >= 3
     shared = float(np.mean(own[several])) if several.any() else 0.0
     known = np.minimum(count, _OWN_SAMPLES) / _OWN_SAMPLES
     scatter = np.where(several, np.sqrt(known * own**2 + (1 - known) * shared**2), shared)
     errors = np.sqrt((MEDIAN_FACTOR * scatter) ** 2 / count + between**2)
     return errors if several.any() else np.sqrt(errors**2 + figure_error**2 / count)
+
+
+def _small_sample_factor(samples: int) -> float:
+    return _FEW_SAMPLES.get(samples, samples / (samples - 0.8))
 
 
 def _errors_of_figures(curves: Sequence[Curve]) -> dict[tuple[str, str, str], float]:

@@ -95,6 +95,9 @@ def _say(found: Check) -> None:
         say(console, f"[bold]{info.origin.upper()} DATA[/bold]{escape(source)}")
     for line in (*found.run.warnings, *head_lines(found)):
         say(console, escape(printable(line)))
+    if not found.num_points:
+        say(console, "nothing to find cliffs in, and nothing to judge rules by")
+        return
     table = cliff_table(found)
     if table is not None:
         console.print()

@@ -1,0 +1,218 @@
+"""Causes of steps: each kind on points made for it, with what was recorded and without."""
+
+from __future__ import annotations
+
+import pytest
+from simulator import SimulatedGpu, along, measurement, records_of
+
+from quantbench.analysis.blocks import TileInUse, num_blocks, padded, row_alignment_bytes
+from quantbench.analysis.causes import Cause, Step, cause_of
+from quantbench.analysis.check import fit_all
+from quantbench.analysis.cliffs import find_cliffs
+from quantbench.analysis.periods import find_periods
+from quantbench.analysis.point_noise import LEAST_ERROR
+from quantbench.analysis.summary import Point, points_of
+from quantbench.analysis.tiles import tile_finder
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError
+from quantbench.launch import Launch, Tile
+from quantbench.measurement import Grade
+from quantbench.store.record import Measured, Place, Record
+from quantbench.workload import Attention, Collective, Gemm, Softmax, Workload
+
+A100 = DeviceSpec("a100-test", "cuda", 108, 1410, 40 * 2**20, 164 * 2**10, 80 * 2**30, 2039, {"bf16": 312}, (8, 0))
+CPU = DeviceSpec("cpu-test", "cpu", 1, 3000, 32 * 2**20, 0, 2**34, 50, {"fp32": 0.1})
+TILE = Tile(128, 256)
+
+
+def point(workload: Workload, us: float, launch: Launch | None = None, clock_mhz: float = 1400.0) -> Point:
+    outcome = Measured(measurement([us] * 8, clock_mhz), Grade("A"))
+    record = Record("run", f"key-{us}", workload, "torch.mm", outcome, launch, (Place({"x": int(us)}, "gemm"),))
+    (found,) = points_of([record], A100)
+    return found
+
+
+def launched(kernel: str, tile: Tile | None, per_sm: int = 1) -> Launch:
+    return Launch(kernel, (1, 1, 1), (256, 1, 1), blocks_per_sm=per_sm, tile=tile)
+
+
+def cause(before: Point, after: Point, jump: float, spec: DeviceSpec = A100, *more: Point) -> Cause:
+    family = ("gemm", "torch.mm", "gemm bf16 nn")
+    return cause_of(Step((before, after, *more), 0, jump), spec, tile_finder(spec, ())(family))
+
+
+def test_a_wave_edge_by_the_kernel_that_ran() -> None:
+    launch = launched("k", TILE)
+    before, after = point(Gemm(2304, 3072, 4096), 100, launch), point(Gemm(2305, 3072, 4096), 130, launch)
+    found = cause(before, after, 0.26)
+    assert (found.kind, found.evidence) == ("wave edge", "identity")
+    assert found.words == "128x256 tile on 108 SMs: 2 to 3 waves, the last 11 % full"
+
+
+def test_the_same_edge_by_arithmetic_says_what_is_assumed() -> None:
+    found = cause(point(Gemm(2304, 3072, 4096), 100), point(Gemm(2305, 3072, 4096), 130), 0.26)
+    assert (found.kind, found.evidence) == ("wave edge", "arithmetic")
+    assert found.words == "128x256 tile (assumed) on 108 SMs: 2 to 3 waves, the last 11 % full"
+
+
+def test_waves_that_could_not_cost_as_much_are_no_cause() -> None:
+    # 20 to 21 waves are 5 %; a step of 40 % has another cause.
+    before, after = Gemm(128 * 108, 256 * 20, 4096), Gemm(128 * 108 + 1, 256 * 20, 4096)
+    assert cause(point(before, 100), point(after, 104), 0.045).kind == "wave edge"
+    assert cause(point(before, 100), point(after, 150), 0.40).kind == "unexplained"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (launched("a", TILE), launched("b", Tile(64, 64)), "the library changed from 128x256 to 64x64"),
+        (launched("a", TILE), launched("a", Tile(128, 256, split_k=2)),
+         "the library changed from 128x256 to 128x256 split-k 2"),
+        (launched("gemm_tn", None), launched("gemm_nn", None), "the library changed from gemm_tn to gemm_nn"),
+    ],
+)  # fmt: skip
+def test_the_library_changed_kernel_when_name_tile_or_split_differ(old: Launch, new: Launch, words: str) -> None:
+    found = cause(point(Gemm(1024, 1024, 64), 100, old), point(Gemm(1025, 1024, 64), 120, new), 0.18)
+    assert (found.kind, found.evidence, found.words) == ("kernel change", "identity", words)
+
+
+def test_a_kernel_change_names_the_alignment_that_forced_it() -> None:
+    old, new = launched("align8", TILE), launched("align1", Tile(64, 64))
+    found = cause(point(Gemm(1024, 1024, 4096), 100, old), point(Gemm(1024, 1024, 4097), 200, new), 0.69)
+    assert found.kind == "kernel change"
+    assert found.words.endswith("as rows are aligned to 2 bytes, not 16")
+
+
+def test_rows_that_lose_their_16_bytes() -> None:
+    found = cause(point(Gemm(512, 512, 4096), 100), point(Gemm(512, 512, 4100), 130), 0.26)
+    assert (found.kind, found.evidence) == ("alignment", "arithmetic")
+    assert found.words == "rows are aligned to 8 bytes, not 16"
+
+
+def test_alignment_and_a_wave_edge_at_one_place_are_told_apart_by_what_follows() -> None:
+    # 8 × 13 tiles are one wave, 8 × 14 are two. n = 3332 has lost the 16 bytes as well, n = 3392 has them back.
+    sizes = [Gemm(1024, n, 1024) for n in (3328, 3332, 3392)]
+    back = cause(point(sizes[0], 100), point(sizes[1], 140), 0.33, A100, point(sizes[2], 101))
+    stays = cause(point(sizes[0], 100), point(sizes[1], 140), 0.33, A100, point(sizes[2], 139))
+    assert back.kind == "alignment"
+    assert stays.kind == "wave edge"
+
+
+def test_whole_cache_lines_are_named_where_nothing_else_explains_the_step() -> None:
+    found = cause(
+        point(Gemm(512, 512, 4096), 100), point(Gemm(512, 512, 4104), 110), 0.09, A100, point(Gemm(512, 512, 4160), 101)
+    )
+    assert (found.kind, found.words) == ("alignment", "rows are aligned to 16 bytes, not 128")
+
+
+def test_tiles_within_one_wave() -> None:
+    found = cause(point(Gemm(256, 4096, 8192), 100), point(Gemm(257, 4096, 8192), 130), 0.26)
+    assert found.kind == "tile edge"
+    assert found.words == "128x256 tile (assumed) on 108 SMs: 32 to 48 tiles within one wave"
+
+
+def test_a_processor_has_tiles_and_no_waves() -> None:
+    found = cause(point(Gemm(64, 64, 64, dtype="fp32"), 100), point(Gemm(64, 72, 64, dtype="fp32"), 150), 0.4, CPU)
+    assert found.kind == "tile edge"
+    assert "SM" not in found.words
+
+
+def test_the_cache_is_outgrown() -> None:
+    # b alone takes 32.5 MiB; with a and c the working set passes the 40 MiB of L2. Tiles and alignment stay.
+    before, after = Gemm(400, 4096, 4160), Gemm(512, 4096, 4160)
+    assert before.min_bytes < A100.l2_bytes < after.min_bytes
+    found = cause(point(before, 100), point(after, 112), 0.11)
+    assert (found.kind, found.evidence) == ("memory boundary", "arithmetic")
+    assert found.words == "the working set passes 40.6 MiB, the last-level cache holds 40.0 MiB"
+
+
+def test_throttling_is_seen_by_the_clock_and_comes_first() -> None:
+    before = point(Gemm(2304, 3072, 4096), 100, clock_mhz=1410)
+    after = point(Gemm(2305, 3072, 4096), 130, clock_mhz=1100)
+    found = cause(before, after, 0.26)
+    assert (found.kind, found.evidence) == ("throttling", "clock")
+    assert found.words == "the SM clock went from 1410 to 1100 MHz"
+
+
+def test_the_same_kernel_on_both_sides_and_no_edge() -> None:
+    launch = launched("k", TILE)
+    found = cause(point(Gemm(1024, 4096, 256), 100, launch), point(Gemm(1024, 4096, 320), 150, launch), 0.3)
+    assert (found.kind, found.evidence) == ("unexplained", "identity")
+    assert found.words == "the same kernel on both sides, and no edge of its tile that could cost as much"
+
+
+def test_attention_pads_its_heads_and_softmax_its_columns() -> None:
+    heads = [Attention(1, 16, 1024, 1024, d) for d in (128, 136)]
+    found = cause(point(heads[0], 100), point(heads[1], 130), 0.2)
+    assert (found.kind, found.words) == ("tile edge", "head_dim = 136 pads to 160, 128 to 128")
+    rows = [Softmax(16, s, s) for s in (1024, 1152)]
+    assert cause(point(rows[0], 100), point(rows[1], 170), 0.5).words == "columns = 1152 pads to 2048, 1024 to 1024"
+
+
+def test_attention_has_waves_of_rows_of_queries() -> None:
+    launch = launched("flash", Tile(128, 64))
+    works = [Attention(1, 54, s, s, 128) for s in (256, 264)]
+    found = cause(point(works[0], 100, launch), point(works[1], 150, launch), 0.4)
+    assert (found.kind, found.evidence) == ("wave edge", "identity")
+
+
+def test_a_cause_is_of_a_known_kind() -> None:
+    with pytest.raises(InputError, match=r"^Cause: kind = 'magic'; expected one of throttling, "):
+        Cause("magic", "", "identity")
+    with pytest.raises(InputError, match=r"^Cause: evidence = 'rumour'; expected one of identity, arithmetic, clock$"):
+        Cause("unexplained", "", "rumour")
+
+
+def test_blocks_padding_and_alignment_by_hand() -> None:
+    assert num_blocks(Gemm(257, 512, 64, batch=2), Tile(128, 256, split_k=3)) == 3 * 2 * 2 * 3
+    assert num_blocks(Attention(2, 8, 300, 300, 64), Tile(128, 64)) == 2 * 8 * 3
+    assert num_blocks(Softmax(8, 64, 64), TILE) is None
+    assert padded(Gemm(1, 1, 1)) is None
+    assert row_alignment_bytes(Softmax(8, 100, 100)) == 8
+    assert row_alignment_bytes(Collective("all_reduce", 1024, 2)) is None
+    assert TileInUse(TILE, 108, "launch", "").identified
+    assert not TileInUse(TILE, 108, "assumed", "").identified
+
+
+def causes_of(gpu: SimulatedGpu, axis: str, values: range, held: Gemm, *, launches: bool) -> set[tuple[str, str]]:
+    records = records_of(gpu, along(axis, values, held), noise=0.01, seed=4, launches=launches)
+    spec = gpu.spec()
+    fitted = fit_all(points_of(records, spec), LEAST_ERROR)
+    found = find_cliffs(fitted, spec, find_periods(fitted, spec))
+    assert found
+    return {(cliff.cause.kind, cliff.cause.evidence) for cliff in found}
+
+
+@pytest.mark.parametrize(("launches", "evidence"), [(True, "identity"), (False, "arithmetic")])
+def test_every_cliff_of_a_simulated_staircase_is_a_wave_edge(launches: bool, evidence: str) -> None:
+    gpu = SimulatedGpu(108, Tile(64, 128), blocks_per_sm=2)
+    found = causes_of(gpu, "n", range(512, 4097, 64), Gemm(4096, 1, 4096), launches=launches)
+    assert found == {("wave edge", evidence)}
+
+
+def test_the_recovered_tile_is_named_not_the_assumed_one() -> None:
+    gpu = SimulatedGpu(132, Tile(64, 128))
+    records = records_of(gpu, along("n", range(512, 4097, 64), Gemm(2048, 1, 4096)), noise=0.01, seed=4)
+    fitted = fit_all(points_of(records, gpu.spec()), LEAST_ERROR)
+    found = find_cliffs(fitted, gpu.spec(), find_periods(fitted, gpu.spec()))
+    assert all(cliff.cause.words.startswith("64x128 tile on 132 SMs: ") for cliff in found)
+
+
+def test_misaligned_sizes_of_a_simulated_run_are_called_so() -> None:
+    gpu = SimulatedGpu(108, Tile(128, 256), misaligned=1.4)
+    points = along("k", (4032, 4064, 4096, 4097, 4098, 4100, 4104, 4128, 4160), Gemm(4096, 4096, 1))
+    records = records_of(gpu, points, noise=0.01, seed=4)
+    fitted = fit_all(points_of(records, gpu.spec()), LEAST_ERROR)
+    (rise,) = [cliff for cliff in find_cliffs(fitted, gpu.spec(), ()) if cliff.ratio > 1]
+    assert (rise.at, rise.cause.kind, rise.cause.words) == (4096, "alignment", "rows are aligned to 2 bytes, not 16")
+    (fall,) = [cliff for cliff in find_cliffs(fitted, gpu.spec(), ()) if cliff.ratio < 1]
+    assert (fall.next, fall.cause.words) == (4104, "rows were aligned to 8 bytes, not 16")
+
+
+def test_a_library_that_changes_kernel_at_a_size_is_caught_by_its_launches() -> None:
+    gpu = SimulatedGpu(108, Tile(128, 128), choose=lambda g: Tile(128, 128 if g.n <= 2048 else 256))
+    records = records_of(gpu, along("n", range(1920, 2177, 32), Gemm(4096, 1, 512)), noise=0.005, seed=1, launches=True)
+    fitted = fit_all(points_of(records, gpu.spec()), LEAST_ERROR)
+    at_change = [c for c in find_cliffs(fitted, gpu.spec(), ()) if c.at == 2048]
+    assert [c.cause.kind for c in at_change] == ["kernel change"]
+    assert at_change[0].cause.words == "the library changed from 128x128 to 128x256"
