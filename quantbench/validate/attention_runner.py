@@ -99,7 +99,7 @@ def attention_lines(
             progress(Step(f"{gpu}, attention: {name}", done, total))
             fitted = name not in _UNFITTED
             scores = [_score(contestant, device, table, train_rows, seed) for seed in (seeds if fitted else seeds[:1])]
-            yield line(gpu, "sites", name, train_rows if fitted else None, scores)
+            yield line(gpu, "heads", name, train_rows if fitted else None, scores)
             done += 1
 
 

@@ -16,6 +16,7 @@ FloatArray = npt.NDArray[np.float64]
 PROTOCOLS = {
     "sites": "held-out sites: half of the (n, k) pairs are the test, training rows come from the other half",
     "random": "random split: training rows at random, all others are the test",
+    "heads": "held-out heads: half of the combinations of heads, key heads, head_dim and mask are the test",
 }
 
 
