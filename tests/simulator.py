@@ -81,7 +81,7 @@ class SimulatedGpu:
         peak = 2 * self.tile.block_m * self.tile.block_n / self.tile_ns_per_k * self.sm_count / 1e3 * 1.3
         return DeviceSpec(
             f"simulated-{self.sm_count}sm", "cuda", self.sm_count, 1400, 40 * 2**20, 164 * 2**10, 80 * 2**30, 20_000,
-            {"bf16": peak}, (8, 0), source={"sm_count": "simulated"}, registered=False,
+            {"bf16": peak}, (8, 0), source={"sm_count": "simulated", "peak_tflops": "simulated"}, registered=False,
         )  # fmt: skip
 
     def launch(self, gemm: Gemm) -> Launch:

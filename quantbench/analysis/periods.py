@@ -137,7 +137,7 @@ def _middle(one: FittedCurve) -> Workload:
 
 def _strangeness(explanation: Explanation, sm_count: int | None, spec: DeviceSpec) -> tuple[float, ...]:
     """What decides which of several equal explanations is named: few blocks per SM (where the SMs are not known, a
-    number that some card has), sides that are powers of two, no long strips, a size near the one assumed for the device."""
+    number that some card has), sides that are powers of two, no long strips, a size near the device's assumed one."""
     counts = {sm_count} if sm_count else {known_spec.sm_count for known_spec in known()}
     per_sm = min((explanation.resident_blocks / c for c in counts if explanation.resident_blocks % c == 0), default=99)
     assumed = assumed_tile(spec).tile

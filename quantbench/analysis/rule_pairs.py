@@ -16,6 +16,7 @@ import numpy as np
 from quantbench.analysis.blocks import TileInUse, compute_bound, num_blocks, padded, row_alignment_bytes
 from quantbench.analysis.cliffs import useful_work
 from quantbench.analysis.curve_fits import FittedCurve
+from quantbench.analysis.curves import COARSE
 from quantbench.analysis.point_noise import LEAST_ERROR, MEDIAN_FACTOR
 from quantbench.analysis.summary import Point
 from quantbench.analysis.tiles import Family, TileOf
@@ -23,8 +24,6 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.quantization import quantize
 from quantbench.workload import Gemm, Softmax
 
-# Neighbours of a size lie within this share of it; what is further away differs in more than the rule.
-_NEAR = 0.06
 # On the edge of a range a size has neighbours on one side only; they count when they are this close.
 _VERY_NEAR = 0.02
 # A last wave at least this full counts as whole.
@@ -125,7 +124,7 @@ def _around_multiples(
 
         below = next((j for j in range(i - 1, -1, -1) if fits(j)), None)
         above = next((j for j in range(i + 1, len(sizes)) if fits(j)), None)
-        sides = [j for j in (below, above) if j is not None and abs(log(sizes[j] / size)) <= _NEAR]
+        sides = [j for j in (below, above) if j is not None and abs(log(sizes[j] / size)) <= COARSE]
         if len(sides) == 2 or (sides and abs(log(sizes[sides[0]] / size)) <= _VERY_NEAR):
             yield _pair([curve.points[i]], [curve.points[j] for j in sides], material, curve.family)
 
@@ -200,8 +199,13 @@ def _ends_a_wave(before: Point, used: TileInUse | None, after: Point, used_after
         return False
     full = (blocks[0] - 1) % used.resident_blocks + 1
     crossed = (blocks[1] - 1) // used.resident_blocks > (blocks[0] - 1) // used.resident_blocks
-    alike = row_alignment_bytes(before.workload) == row_alignment_bytes(after.workload)
+    # Whole cache lines are a nicety; rows below 16 bytes are another kernel.
+    alike = _whole_loads(before) == _whole_loads(after)
     return crossed and alike and full >= _WHOLE * used.resident_blocks
+
+
+def _whole_loads(point: Point) -> bool:
+    return (row_alignment_bytes(point.workload) or 0) >= 16
 
 
 def fallbacks(
@@ -219,9 +223,7 @@ def fallbacks(
         good = [p for p in points if p.provider != FALLBACK and keeps(_softmax(p))]
         bad = [p for p in points if p.provider == FALLBACK and breaks(_softmax(p))]
         if not good or not bad:
-            missing = (
-                "a fused softmax where the rule is kept" if not good else f"the fallback where it is broken ({what})"
-            )
+            missing = f"the fallback with {what}" if good else "a fused softmax where the rule is kept"
             return f"not measured: {missing}"
         pairs = []
         names = (*same, "dtype", "mask", "direction")

@@ -57,8 +57,9 @@ def judge(rule: str, found: Found) -> Verdict:
 
 
 def _interval(pairs: Sequence[Pair]) -> tuple[float, float, float]:
-    """Middle and 95 % interval of the log effects: the median and order statistics of many pairs, else the mean, with
-    the pairs' own errors or, where they are at odds with each other, their scatter."""
+    """Middle and 95 % interval of the log effects: the median and order statistics of many pairs, else the mean with
+    the pairs' own errors. Few pairs that differ by more than these: what all their intervals span where they agree
+    about whether the effect is worth having, and differ only in its size; else the scatter of the pairs."""
     effects = np.array([pair.log_effect for pair in pairs])
     errors = np.array([pair.standard_error for pair in pairs])
     own = sqrt(float((errors**2).sum())) / len(pairs)
@@ -73,5 +74,9 @@ def _interval(pairs: Sequence[Pair]) -> tuple[float, float, float]:
     if len(pairs) > 1:
         scatter = float(effects.std(ddof=1))
         if scatter > _AT_ODDS * float(np.sqrt((errors**2).mean())):
+            width = float(special.ndtri((1 + CONFIDENCE) / 2))
+            lows, highs = effects - width * errors, effects + width * errors
+            if lows.min() > log(1 + MARGIN) or highs.max() < log(1 + MARGIN):
+                return mean, float(lows.min()), float(highs.max())
             reach = float(special.stdtrit(len(pairs) - 1, (1 + CONFIDENCE) / 2)) * scatter / sqrt(len(pairs))
     return mean, mean - reach, mean + reach

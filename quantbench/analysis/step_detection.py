@@ -172,7 +172,7 @@ def _moments(sums: Floats) -> tuple[Floats, ...]:
 
 def _cost(moments: tuple[Floats, ...]) -> Floats:
     _, _, _, suu, suz, szz = moments
-    cost: Floats = szz - suz**2 / (suu + _Sums.ridge)
+    cost: Floats = np.maximum(szz - suz**2 / (suu + _Sums.ridge), 0.0)  # rounding may leave less than nothing
     return cost
 
 

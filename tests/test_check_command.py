@@ -1,0 +1,206 @@
+"""`quantbench check` as it is typed: runs of every kind, measured tables, experiments, exit codes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulator import SimulatedGpu, SimulatedWorker, along, records_of, write_simulated
+from typer.testing import CliRunner
+
+from quantbench.cli.app import app
+from quantbench.errors import InputError, StoreError
+from quantbench.launch import Tile
+from quantbench.store.record import Failed, Record, Skipped
+from quantbench.workload import Gemm
+
+GPU = SimulatedGpu(108, Tile(128, 256))
+HELD = Gemm(m=4096, n=1, k=4096)
+NEEDS_TABLES = pytest.mark.skipif(
+    find_spec("aiconfigurator_core") is None or find_spec("yaml") is None, reason="needs the extra quantbench[tables]"
+)
+
+
+def call(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["check", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout
+
+
+def call_json(*arguments: object) -> dict[str, Any]:
+    code, text = call(*arguments, "--json")
+    assert code == 0
+    data: dict[str, Any] = json.loads(text)
+    return data
+
+
+def staircase(noise: float = 0.01) -> list[Record]:
+    return records_of(GPU, along("n", range(1024, 8193, 64), HELD), noise=noise, seed=1)
+
+
+def test_a_page_in_words(tmp_path: Path) -> None:
+    code, text = call(write_simulated(tmp_path, GPU, staircase()))
+    assert code == 0
+    assert "SIMULATED DATA: tests/simulator.py" in text
+    assert "113 points with a figure, 1 curves with close neighbours" in text
+    assert "n = 1536 to 1600" in text
+    assert "128x256 tile on 108 SMs: 2 to 3 waves" in text
+    assert "the steps are those of a 128x256 tile on 108 SMs" in text
+    assert "NOT TESTED" in text
+    assert "to measure just what a rule needs: quantbench check --experiment hidden-128" in text
+    assert text.rstrip().endswith("simulated-108sm/simulated-run")
+
+
+def test_a_page_for_programs(tmp_path: Path) -> None:
+    data = call_json(write_simulated(tmp_path, GPU, staircase()))
+    assert data["origin"] == "simulated"
+    first = data["cliffs"][0]
+    assert (first["axis"], first["at"], first["next"]) == ("n", 1536, 1600)
+    assert 1.0 < first["low"] < first["ratio"] < first["high"]
+    assert (first["cause"], first["evidence"]) == ("wave edge", "arithmetic")
+    assert len(first["keys"]) == 2
+    period = data["period"]
+    assert (period["verdict"], period["tile"], period["sm_count"]) == ("clear", "128x256", 108)
+    assert period["confidence"] > 0.95
+    assert {"block_m": 128, "block_n": 256, "resident_blocks": 108} in period["same"]
+    rules = {rule["id"]: rule for rule in data["rules"]}
+    assert rules["whole-waves"]["verdict"] == "CONFIRMED"
+    assert rules["whole-waves"]["evidence"]
+    assert rules["k-8"] == {
+        **rules["k-8"], "verdict": "NOT TESTED", "effect": None, "low": None, "high": None, "evidence": [],
+    }  # fmt: skip
+
+
+def test_the_number_of_sms_need_not_be_known(tmp_path: Path) -> None:
+    period = call_json(write_simulated(tmp_path, GPU, staircase()), "--blind")["period"]
+    assert (period["verdict"], period["tile"], period["sm_count"]) == ("clear", "128x256", 108)
+
+
+def test_too_much_noise_is_unclear(tmp_path: Path) -> None:
+    records = records_of(GPU, along("n", range(4096, 5633, 128), HELD), noise=0.06, samples=1, seed=1)
+    period = call_json(write_simulated(tmp_path, GPU, records))["period"]
+    assert (period["verdict"], period["tile"], period["sm_count"]) == ("unclear", None, None)
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        (0, "0 points with a figure"),
+        (1, "1 points with a figure"),
+        (2, "2 points with a figure, 1 curves with close neighbours"),
+    ],
+)
+def test_runs_of_few_points(tmp_path: Path, kept: int, said: str) -> None:
+    folder = write_simulated(tmp_path, GPU, staircase()[:kept])
+    code, text = call(folder)
+    assert code == 0
+    assert said in text
+    data = call_json(folder)
+    assert (data["cliffs"], data["period"]) == ([], None)
+    assert {rule["verdict"] for rule in data["rules"]} == {"NOT TESTED"}
+
+
+def test_a_run_full_of_failures(tmp_path: Path) -> None:
+    failed = [replace(record, outcome=Failed("out_of_memory", "CUDA out of memory")) for record in staircase()[:20]]
+    skipped = [replace(record, outcome=Skipped("not here")) for record in staircase()[20:40]]
+    code, text = call(write_simulated(tmp_path, GPU, failed + skipped))
+    assert code == 0
+    assert "0 points with a figure, 40 skipped or failed" in text
+    assert "nothing to find cliffs in, and nothing to judge rules by" in text
+
+
+def test_several_runs_or_devices_at_once_are_refused(tmp_path: Path) -> None:
+    folder = write_simulated(tmp_path, GPU, staircase()[:3])
+    write_simulated(tmp_path, replace(GPU, sm_count=132), staircase()[:3])
+    with pytest.raises(StoreError, match=r"holds 2 runs; expected one of them: "):
+        call(tmp_path)
+    (folder / "records.jsonl").write_text(
+        (folder / "records.jsonl").read_text().replace('"run_id":"simulated-run"', '"run_id":"other"', 1)
+    )
+    with pytest.raises(StoreError, match=r"has records of other; expected records of simulated-run alone$"):
+        call(folder)
+
+
+def test_the_exit_code_is_1_only_when_asked(tmp_path: Path) -> None:
+    folder = write_simulated(tmp_path, GPU, staircase())
+    assert call(folder)[0] == 0
+    assert call(folder, "--fail-above", 1.2)[0] == 1
+    assert call(folder, "--fail-above", 5)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "check: no run; expected the folder of a run, or --experiment with a rule"),
+        (("run", "--experiment", "k-8"),
+         "check: a run and --experiment; expected the folder of a run, or --experiment with a rule"),
+        (("run", "--fail-above", "0.9"), "--fail-above: 0.9; expected a ratio above 1, such as 1.2"),
+    ],
+)  # fmt: skip
+def test_wrong_use(arguments: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        call(*arguments)
+    assert str(error.value) == message
+
+
+def test_an_experiment_measures_what_its_rule_needs_and_judges_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers: list[SimulatedWorker] = []
+
+    def start() -> SimulatedWorker:
+        workers.append(SimulatedWorker(replace(GPU, misaligned=1.4), noise=0.01, seed=3))
+        return workers[-1]
+
+    monkeypatch.setattr("quantbench.sweep.child.WorkerProcess", start)
+    data = call_json("--experiment", "k-8", "--results", tmp_path, "--budget", "none")
+    (rule,) = data["rules"]
+    assert (rule["id"], rule["verdict"]) == ("k-8", "CONFIRMED")
+    assert rule["effect"] == pytest.approx(1.4, rel=0.02)
+    assert {(gemm.m, gemm.n) for gemm in workers[0].asked} == {(4096, 4096)}
+    assert {abs(gemm.k - round(gemm.k / 1024) * 1024) for gemm in workers[0].asked} == {0, 1, 2, 4}
+    assert Path(data["run"]).is_relative_to(tmp_path)
+
+
+def imported(results: Path, system: str) -> Path:
+    what = ["--system", system, "--table", "gemm", "--dtype", "bf16", "--results", str(results)]
+    result = CliRunner().invoke(app, ["import", "aiconfigurator", *what, "--json"])
+    assert result.exit_code == 0
+    return Path(json.loads(result.stdout)[0]["folder"])
+
+
+@NEEDS_TABLES
+def test_the_wave_cliffs_of_the_a100_table(tmp_path: Path) -> None:
+    data = call_json(imported(tmp_path, "a100_sxm"))
+    period = data["period"]
+    assert (period["verdict"], period["tile"], period["sm_count"]) == ("clear", "128x256", 108)
+    assert {"block_m": 128, "block_n": 128, "resident_blocks": 216} in period["same"]
+    large = [
+        cliff for cliff in data["cliffs"]
+        if (cliff["axis"], cliff["at"]) == ("m", 256) and min(cliff["held"].values()) >= 1024
+    ]  # fmt: skip
+    assert len(large) > 100
+    by_waves = [cliff for cliff in large if cliff["cause"] == "wave edge"]
+    assert len(by_waves) > 50
+    assert all(cliff["why"].startswith("128x256 tile on 108 SMs: ") for cliff in by_waves)
+    assert all(cliff["evidence"] == "arithmetic" for cliff in large)
+    (common,) = [common for common in data["common"] if common["at"] == 256]
+    assert 1.15 < common["low"] < common["ratio"] < common["high"] < 1.35
+    assert common["stepping_ratio"] > 1.4 > 1.2 > common["level_ratio"]
+    verdicts = {rule["id"]: rule["verdict"] for rule in data["rules"]}
+    assert verdicts["whole-waves"] == "CONFIRMED"
+
+
+@NEEDS_TABLES
+@pytest.mark.parametrize("system", ["h100_sxm", "h200_sxm"])
+def test_no_single_tile_explains_the_steps_of_hopper(tmp_path: Path, system: str) -> None:
+    folder = imported(tmp_path, system)
+    period = call_json(folder)["period"]
+    assert (period["verdict"], period["tile"]) == ("no single tile", None)
+    assert period["explained"] < 0.3
+    assert "no single tile explains the steps" in call(folder)[1]
