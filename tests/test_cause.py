@@ -98,6 +98,12 @@ def test_alignment_and_a_wave_edge_at_one_place_are_told_apart_by_what_follows()
     assert stays.kind == "wave edge"
 
 
+def test_a_point_of_twice_the_work_says_nothing_of_whether_the_time_came_back() -> None:
+    sizes = [Gemm(512, 512, k) for k in (256, 257, 512)]
+    found = cause(point(sizes[0], 100), point(sizes[1], 122), 0.2, A100, point(sizes[2], 200))
+    assert (found.kind, found.words) == ("alignment", "rows are aligned to 2 bytes, not 16")
+
+
 def test_whole_cache_lines_are_named_where_nothing_else_explains_the_step() -> None:
     found = cause(
         point(Gemm(512, 512, 4096), 100), point(Gemm(512, 512, 4104), 110), 0.09, A100, point(Gemm(512, 512, 4160), 101)

@@ -29,8 +29,8 @@ _ENOUGH = 0.5
 _ENOUGH_CLOCK = 0.5
 # Where the working set passes the cache, the loss begins a little before and ends a little after.
 _CACHE_EDGE = 1.15
-# How many points further on are asked whether the time came back with the alignment.
-_LOOK_AHEAD = 8
+# How many points further on are asked whether the time came back with the alignment, and how much more work they may be.
+_LOOK_AHEAD, _LITTLE_MORE_WORK = 8, 1.1
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,10 @@ def _came_back(step: Step, tile_of: TileOf) -> bool | None:
     if step.log_jump < 0:
         return None
     whole, waves = row_alignment_bytes(step.before.workload), _waves(step.after, tile_of)
+    most_flops = step.before.workload.flops * _LITTLE_MORE_WORK
     for point in step.points[step.index + 2 : step.index + 2 + _LOOK_AHEAD]:
+        if point.workload.flops > most_flops:
+            break
         if row_alignment_bytes(point.workload) == whole and _waves(point, tile_of) == waves:
             return log(point.latency_us / step.before.latency_us) < step.log_jump / 2
     return None

@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import lcm
 
+from quantbench.analysis.rule_layers import best_value, doublings
 from quantbench.analysis.rule_pairs import (
     Finder,
     Material,
-    best_value,
-    doublings,
     fallbacks,
     first_of,
     halves,
