@@ -29,7 +29,8 @@ _ENOUGH = 0.5
 _ENOUGH_CLOCK = 0.5
 # Where the working set passes the cache, the loss begins a little before and ends a little after.
 _CACHE_EDGE = 1.15
-# How many points further on are asked whether the time came back with the alignment, and how much more work they may be.
+# How many points further on are asked whether the time came back with the alignment, and how much more work they may
+# be.
 _LOOK_AHEAD, _LITTLE_MORE_WORK = 8, 1.1
 
 
