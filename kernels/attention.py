@@ -28,6 +28,7 @@ from quantbench.kernels.attention_compile import DELTA_TILE, precision
 from quantbench.kernels.attention_forward import attention_forward
 from quantbench.kernels.attention_menu import (
     SCHEDULES,
+    WITH_DESCRIPTORS,
     Setting,
     architecture,
     backward_tiles,
@@ -106,7 +107,7 @@ def plan_forward(
         lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     else:
         lse = contiguous_like("lse", lse, torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device))
-    menu = forward_menu(architecture(capability), work.head_dim, descriptors=descriptors, fp32=work.dtype == "fp32")
+    menu = forward_menu(architecture(capability), work.head_dim, checked.loads(descriptors), fp32=work.dtype == "fp32")
 
     def build(setting: Setting) -> AttentionPlan:
         return _forward(q, k, v, out, lse, checked, setting, descriptors, l2_bytes)
@@ -136,7 +137,7 @@ def plan_backward(
     capability, _ = _device(q)
     descriptors = _by_descriptors(checked, capability, operands)
     defaults = backward_tiles(
-        architecture(capability), work.head_dim, descriptors=descriptors, fp32=work.dtype == "fp32"
+        architecture(capability), work.head_dim, checked.loads(descriptors), fp32=work.dtype == "fp32"
     )
     kv_tile, q_tile = kv_tile or defaults[0], q_tile or defaults[1]
     delta = torch.empty_like(lse)
@@ -291,7 +292,7 @@ def _by_descriptors(checked: Checked, capability: tuple[int, int], operands: str
         )
     # sm_120 has TMA but not the matrix instructions that read what it writes.
     return operands == "descriptors" or (
-        operands == "auto" and checked.descriptors and architecture(capability) in (90, 100)
+        operands == "auto" and checked.descriptors and architecture(capability) in WITH_DESCRIPTORS
     )
 
 

@@ -183,41 +183,48 @@ def attention_backward_q(
         edge, end = first_row // BLOCK_N * BLOCK_N, tl.minimum(first_row + BLOCK_M, seq_k)
     else:
         edge, end = seq_k // BLOCK_N * BLOCK_N, seq_k
-    dq_main, dq_rest = _walk_columns(
-        dq_main, dq_rest, q_rows, q_rest, do_rows, do_rest, row_lse, row_delta, rows, k, k_tail, v, v_tail, batch,
-        kv_head, 0, edge, seq_k, scale_log2e,
-        K_ROW_STRIDE, V_ROW_STRIDE, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, CAUSAL, PRECISION, False, BLOCK_N,
-    )  # fmt: skip
-    if CAUSAL or not EVEN_K:
-        dq_main, dq_rest = _walk_columns(
+    if not CAUSAL and not EVEN_K:
+        dq_main, dq_rest = _add_columns(
             dq_main, dq_rest, q_rows, q_rest, do_rows, do_rest, row_lse, row_delta, rows, k, k_tail, v, v_tail, batch,
-            kv_head, edge, end, seq_k, scale_log2e,
+            kv_head, edge, seq_k, scale_log2e,
             K_ROW_STRIDE, V_ROW_STRIDE, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, CAUSAL, PRECISION, True, BLOCK_N,
         )  # fmt: skip
+    for n in range(0, edge, BLOCK_N):
+        dq_main, dq_rest = _add_columns(
+            dq_main, dq_rest, q_rows, q_rest, do_rows, do_rest, row_lse, row_delta, rows, k, k_tail, v, v_tail, batch,
+            kv_head, n, seq_k, scale_log2e,
+            K_ROW_STRIDE, V_ROW_STRIDE, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, CAUSAL, PRECISION, False, BLOCK_N,
+        )  # fmt: skip
+    if CAUSAL:
+        for n in range(edge, end, BLOCK_N):
+            dq_main, dq_rest = _add_columns(
+                dq_main, dq_rest, q_rows, q_rest, do_rows, do_rest, row_lse, row_delta, rows, k, k_tail, v, v_tail,
+                batch, kv_head, n, seq_k, scale_log2e,
+                K_ROW_STRIDE, V_ROW_STRIDE, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, CAUSAL, PRECISION, True, BLOCK_N,
+            )  # fmt: skip
     store_rows(dq + batch_head.to(tl.int64) * seq_q * HEAD_DIM, dq_main * scale, dq_rest * scale, first_row,
                seq_q, HEAD_DIM, BLOCK_M, MAIN, TAIL, HEAD_DIM)  # fmt: skip
 
 
 @triton.jit
-def _walk_columns(
+def _add_columns(
     dq, dq_rest, q, q_rest, do, do_rest, row_lse, row_delta, rows, k, k_tail, v, v_tail, batch, kv_head,
-    start, end, seq_k, scale_log2e, K_ROW_STRIDE: tl.constexpr, V_ROW_STRIDE: tl.constexpr,
+    n, seq_k, scale_log2e, K_ROW_STRIDE: tl.constexpr, V_ROW_STRIDE: tl.constexpr,
     MAIN: tl.constexpr, TAIL: tl.constexpr, HEAD_DIM: tl.constexpr, DESCRIPTORS: tl.constexpr,
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Add what rows [start, end) of k and v give to dq / scale."""
-    for n in range(start, end, BLOCK_N):
-        k_rows, k_rest = load_rows(k, k_tail, batch, kv_head, n, seq_k,
-                                   K_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, EDGE)  # fmt: skip
-        v_rows, v_rest = load_rows(v, v_tail, batch, kv_head, n, seq_k,
-                                   V_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, EDGE)  # fmt: skip
-        s = multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION)
-        if EDGE:
-            s = drop(s, rows, n, seq_k, CAUSAL, BLOCK_N)
-        p = tl.exp2(s * scale_log2e - row_lse[:, None])
-        dp = multiply_transposed(do, do_rest, v_rows, v_rest, TAIL, PRECISION)
-        ds = (p * (dp - row_delta[:, None])).to(k_rows.dtype)
-        dq = tl.dot(ds, k_rows, dq, input_precision=PRECISION)
-        if TAIL > 0:
-            dq_rest = tl.dot(ds, k_rest, dq_rest, input_precision=PRECISION)
+    """Add what BLOCK_N rows of k and v from n on give to dq / scale."""
+    k_rows, k_rest = load_rows(k, k_tail, batch, kv_head, n, seq_k,
+                               K_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, EDGE)  # fmt: skip
+    v_rows, v_rest = load_rows(v, v_tail, batch, kv_head, n, seq_k,
+                               V_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, EDGE)  # fmt: skip
+    s = multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION)
+    if EDGE:
+        s = drop(s, rows, n, seq_k, CAUSAL, BLOCK_N)
+    p = tl.exp2(s * scale_log2e - row_lse[:, None])
+    dp = multiply_transposed(do, do_rest, v_rows, v_rest, TAIL, PRECISION)
+    ds = (p * (dp - row_delta[:, None])).to(k_rows.dtype)
+    dq = tl.dot(ds, k_rows, dq, input_precision=PRECISION)
+    if TAIL > 0:
+        dq_rest = tl.dot(ds, k_rest, dq_rest, input_precision=PRECISION)
     return dq, dq_rest

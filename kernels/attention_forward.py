@@ -7,7 +7,7 @@ before is scaled down (Milakov and Gimelshein, "Online normalizer calculation fo
 "FlashAttention-2", 2023). Everything between the two products stays in registers.
 
 There are two kinds of block: those that the diagonal or the end of the keys cuts (the *edge*), which need a comparison
-per element, and those that every row sees whole, which need none. Each kind has its own loop.
+per element, and those that every row sees whole, which need none. Each kind has its own code.
 
 The cliffs:
 - seq_q rounds up to BLOCK_M, seq_k to BLOCK_N, and head_dim to MAIN + TAIL columns (see attention_tile.py).
@@ -80,17 +80,27 @@ def attention_forward(
             K_ROW_STRIDE, V_ROW_STRIDE, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, CAUSAL, PRECISION, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     else:
-        acc, acc_rest, m, l = _plain(
-            acc, acc_rest, m, l, q_rows, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head,
-            0, edge, seq_k, scale_log2e,
-            K_ROW_STRIDE, V_ROW_STRIDE, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, CAUSAL, PRECISION, False, BLOCK_N,
-        )  # fmt: skip
-        if CAUSAL or not EVEN_K:
-            acc, acc_rest, m, l = _plain(
+        # A last block that is cut by the end of the keys comes first where it is loaded by pointers: behind the loop it
+        # makes ptxas serialise all products on Hopper (C7515). By descriptors it would take shared memory of its own.
+        if not CAUSAL and not EVEN_K and not DESCRIPTORS:
+            acc, acc_rest, m, l = _block(
                 acc, acc_rest, m, l, q_rows, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head,
-                edge, end, seq_k, scale_log2e,
+                edge, seq_k, scale_log2e,
                 K_ROW_STRIDE, V_ROW_STRIDE, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, CAUSAL, PRECISION, True, BLOCK_N,
             )  # fmt: skip
+        for n in range(0, edge, BLOCK_N):
+            acc, acc_rest, m, l = _block(
+                acc, acc_rest, m, l, q_rows, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head,
+                n, seq_k, scale_log2e,
+                K_ROW_STRIDE, V_ROW_STRIDE, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, CAUSAL, PRECISION, False, BLOCK_N,
+            )  # fmt: skip
+        if CAUSAL or (not EVEN_K and DESCRIPTORS):
+            for n in range(edge, end, BLOCK_N):
+                acc, acc_rest, m, l = _block(
+                    acc, acc_rest, m, l, q_rows, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head,
+                    n, seq_k, scale_log2e,
+                    K_ROW_STRIDE, V_ROW_STRIDE, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, CAUSAL, PRECISION, True, BLOCK_N,
+                )  # fmt: skip
 
     inverse = 1.0 / l
     o += head_offset(batch, head, o_batch_stride, o_head_stride, ALIGN)
@@ -100,26 +110,24 @@ def attention_forward(
 
 
 @triton.jit
-def _plain(
-    acc, acc_rest, m, l, q, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head,
-    start, end, seq_k, scale_log2e,
+def _block(
+    acc, acc_rest, m, l, q, q_rest, rows, k, v, k_tail, v_tail, batch, kv_head, n, seq_k, scale_log2e,
     K_ROW_STRIDE: tl.constexpr, V_ROW_STRIDE: tl.constexpr,
     MAIN: tl.constexpr, TAIL: tl.constexpr, HEAD_DIM: tl.constexpr, DESCRIPTORS: tl.constexpr,
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Blocks [start, end) of k and v, one after the other; EDGE says that some of their elements do not count."""
-    for n in range(start, end, BLOCK_N):
-        k_rows, k_rest = load_rows(k, k_tail, batch, kv_head, n, seq_k,
-                                   K_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, EDGE)  # fmt: skip
-        s = multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION)
-        if EDGE:
-            s = drop(s, rows, n, seq_k, CAUSAL, BLOCK_N)
-        p, shrink, m, l = _softmax(s, m, l, scale_log2e)
-        acc *= shrink[:, None]
-        acc_rest *= shrink[:, None]
-        v_rows, v_rest = load_rows(v, v_tail, batch, kv_head, n, seq_k,
-                                   V_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, EDGE)  # fmt: skip
-        acc, acc_rest = _add_product(acc, acc_rest, p.to(v_rows.dtype), v_rows, v_rest, TAIL, PRECISION)
+    """The block of k and v from row n on; EDGE says that some of its elements do not count."""
+    k_rows, k_rest = load_rows(k, k_tail, batch, kv_head, n, seq_k,
+                               K_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, EDGE)  # fmt: skip
+    s = multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION)
+    if EDGE:
+        s = drop(s, rows, n, seq_k, CAUSAL, BLOCK_N)
+    p, shrink, m, l = _softmax(s, m, l, scale_log2e)
+    acc *= shrink[:, None]
+    acc_rest *= shrink[:, None]
+    v_rows, v_rest = load_rows(v, v_tail, batch, kv_head, n, seq_k,
+                               V_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, EDGE)  # fmt: skip
+    acc, acc_rest = _add_product(acc, acc_rest, p.to(v_rows.dtype), v_rows, v_rest, TAIL, PRECISION)
     return acc, acc_rest, m, l
 
 

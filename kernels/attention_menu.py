@@ -9,7 +9,9 @@ blocks of k and v short enough to be held in registers, since its matrix instruc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from quantbench.errors import InputError
 from quantbench.launch import Tile
@@ -20,6 +22,7 @@ SCHEDULES = ("plain", "overlapped")
 MIN_HEAD_DIM, MAX_HEAD_DIM = 8, 256
 
 _SMALLEST_PART = 16  # what a matrix instruction takes
+_VECTOR_BYTES, _ELEMENT_BYTES = 16, 2
 
 
 @dataclass(frozen=True)
@@ -68,16 +71,14 @@ def _overlapped(*blocks: tuple[int, int, int, int]) -> tuple[Setting, ...]:
 
 # By held columns up to …: (block_m, block_n, warps, stages).
 _AMPERE = {
-    64: _plain((128, 64, 8, 3), (128, 32, 8, 3), (64, 64, 4, 2)),
-    96: _plain((128, 32, 8, 3), (64, 64, 4, 2)),
-    128: _plain((128, 32, 8, 2), (64, 64, 4, 2)),
+    64: _plain((128, 64, 8, 3), (128, 32, 8, 3), (64, 64, 4, 3)),
+    96: _plain((128, 64, 8, 3), (128, 32, 8, 3)),
+    128: _plain((128, 64, 8, 3), (128, 32, 8, 3)),
     192: _plain((128, 16, 8, 3), (64, 16, 8, 3)),
-    256: _plain((64, 64, 8, 2), (64, 32, 8, 2)),
+    256: _plain((64, 64, 8, 2), (64, 32, 8, 3)),
 }
 _ADA = {  # 99 KiB of shared memory per block
-    64: _plain((128, 64, 8, 2), (64, 64, 4, 2)),
-    96: _plain((128, 32, 8, 2), (64, 64, 4, 2)),
-    128: _plain((64, 32, 4, 2), (128, 16, 8, 2)),
+    128: _plain((128, 64, 8, 2)),
     192: _plain((128, 16, 8, 2)),
     256: _plain((64, 32, 8, 2)),
 }
@@ -89,60 +90,118 @@ _HOPPER = {
     256: _plain((128, 64, 8, 2), (64, 64, 4, 3)) + _overlapped((64, 64, 4, 2)),
 }
 _BLACKWELL = {
-    64: _plain((128, 64, 4, 3), (128, 128, 8, 2)),
     96: _plain((128, 64, 4, 3), (128, 128, 8, 2)),
     128: _plain((128, 64, 4, 2), (128, 128, 8, 2)),
-    192: _plain((128, 64, 8, 2), (64, 64, 4, 2)),
     256: _plain((128, 64, 8, 2), (64, 64, 4, 2)),
 }
-# Rows that no descriptor can address, on Hopper and Blackwell.
-_BY_POINTERS = {
-    96: _plain((128, 64, 8, 3), (64, 64, 4, 2)),
-    128: _plain((128, 64, 8, 2), (64, 64, 4, 2)),
-    192: _plain((128, 64, 8, 2), (64, 32, 8, 2)),
+# Rows that begin at multiples of 4 or 8 bytes: more addresses in registers, less room for blocks.
+_AMPERE_NARROW = {
+    96: _plain((128, 64, 8, 2)),
+    128: _plain((64, 64, 8, 2)),
+    192: _plain((64, 16, 8, 2)),
     256: _plain((64, 32, 8, 2)),
+}
+_HOPPER_BY_POINTERS = {192: _plain((128, 64, 8, 2)), 256: _plain((64, 64, 8, 2))}
+_BLACKWELL_BY_POINTERS = {
+    128: _plain((128, 64, 8, 2)),
+    192: _plain((64, 32, 8, 2)),
+    256: _plain((64, 16, 8, 2)),
+}
+# Rows of an odd number of 16-bit elements: read one by one.
+_ODD = {
+    64: _plain((64, 64, 8, 2)),
+    128: _plain((64, 32, 8, 2)),
+    192: _plain((64, 16, 8, 2)),
+    256: _plain((32, 32, 8, 2)),
 }
 # fp32 is multiplied without tensor cores and unrolled whole: small blocks. To check with, not to be fast.
 _SCALAR = {64: _plain((32, 32, 4, 1)), 256: _plain((16, 16, 4, 1))}
 
-_FORWARD = {80: _AMPERE, 86: _ADA, 89: _ADA, 90: _HOPPER, 100: _BLACKWELL, 120: _ADA}
-_WITH_DESCRIPTORS = (90, 100)
-
 # Backward: (the kernel that keeps k and v, the kernel that keeps q).
 _BACKWARD_AMPERE = {
-    64: (_tile(16, 64, 4, 2), _tile(64, 32, 4, 2)),
-    96: (_tile(16, 64, 4, 2), _tile(64, 32, 4, 2)),
+    64: (_tile(32, 128, 8, 2), _tile(128, 64, 8, 2)),
+    96: (_tile(16, 64, 8, 2), _tile(128, 32, 8, 2)),
     128: (_tile(32, 64, 8, 2), _tile(64, 64, 8, 2)),
-    192: (_tile(32, 32, 8, 2), _tile(64, 16, 4, 2)),
+    192: (_tile(32, 32, 8, 2), _tile(64, 32, 8, 2)),
     256: (_tile(32, 32, 8, 2), _tile(64, 32, 8, 2)),
+}
+_BACKWARD_ADA = _BACKWARD_AMPERE | {
+    128: (_tile(32, 64, 8, 2), _tile(64, 32, 8, 2)),
+    256: (_tile(32, 32, 8, 2), _tile(32, 32, 8, 2)),
 }
 _BACKWARD_HOPPER = {
     64: (_tile(64, 128, 8, 2), _tile(128, 64, 8, 2)),
     128: (_tile(32, 128, 8, 2), _tile(128, 64, 8, 2)),
-    192: (_tile(32, 64, 8, 2), _tile(64, 64, 4, 2)),
     256: (_tile(32, 64, 8, 2), _tile(64, 64, 4, 2)),
 }
 _BACKWARD_BLACKWELL = {
     64: (_tile(32, 128, 8, 2), _tile(128, 64, 8, 2)),
+    96: (_tile(32, 64, 8, 2), _tile(128, 64, 8, 2)),
     128: (_tile(64, 64, 8, 2), _tile(128, 64, 8, 2)),
     192: (_tile(32, 64, 8, 1), _tile(64, 64, 8, 2)),
     256: (_tile(32, 64, 8, 1), _tile(64, 32, 8, 2)),
 }
-_BACKWARD_BY_POINTERS = {
-    64: (_tile(16, 64, 8, 2), _tile(64, 32, 8, 2)),
-    96: (_tile(16, 64, 8, 2), _tile(64, 32, 8, 2)),
-    128: (_tile(16, 32, 8, 2), _tile(32, 32, 8, 2)),
+_BACKWARD_AMPERE_NARROW = {
+    64: (_tile(32, 32, 8, 2), _tile(64, 64, 8, 2)),
+    96: (_tile(16, 16, 8, 2), _tile(64, 32, 8, 2)),
+    128: (_tile(32, 32, 8, 2), _tile(64, 32, 8, 2)),
+    192: (_tile(16, 32, 8, 2), _tile(64, 32, 8, 2)),
     256: (_tile(16, 32, 8, 2), _tile(32, 32, 8, 2)),
 }
-_BACKWARD_SCALAR = {64: (_tile(32, 16, 8, 1), _tile(32, 16, 8, 1)), 256: (_tile(16, 16, 4, 1), _tile(16, 16, 4, 1))}
-_BACKWARD = {
-    80: _BACKWARD_AMPERE,
-    86: _BACKWARD_AMPERE,
-    89: _BACKWARD_AMPERE,
-    90: _BACKWARD_HOPPER,
-    100: _BACKWARD_BLACKWELL,
-    120: _BACKWARD_AMPERE,
+_BACKWARD_HOPPER_BY_POINTERS = {
+    96: (_tile(32, 64, 8, 2), _tile(64, 64, 8, 2)),
+    128: (_tile(32, 32, 8, 2), _tile(64, 64, 8, 2)),
+    192: (_tile(16, 64, 8, 1), _tile(64, 32, 8, 2)),
+    256: (_tile(16, 16, 8, 2), _tile(64, 32, 8, 2)),
 }
+_BACKWARD_BLACKWELL_BY_POINTERS = {
+    64: (_tile(32, 64, 8, 2), _tile(64, 64, 8, 2)),
+    96: (_tile(16, 16, 8, 2), _tile(64, 64, 8, 2)),
+    192: (_tile(16, 32, 8, 2), _tile(64, 64, 8, 2)),
+    256: (_tile(16, 16, 8, 2), _tile(64, 32, 8, 2)),
+}
+_BACKWARD_ODD = {
+    64: (_tile(32, 32, 8, 2), _tile(64, 32, 8, 2)),
+    96: (_tile(16, 16, 8, 2), _tile(64, 32, 8, 2)),
+    128: (_tile(32, 32, 8, 2), _tile(32, 32, 8, 2)),
+    192: (_tile(16, 16, 8, 2), _tile(32, 32, 8, 2)),
+    256: (_tile(32, 32, 8, 2), _tile(32, 32, 8, 2)),
+}
+_BACKWARD_SCALAR = {64: (_tile(32, 16, 8, 1), _tile(32, 16, 8, 1)), 256: (_tile(16, 16, 4, 1), _tile(16, 16, 4, 1))}
+
+
+@dataclass(frozen=True)
+class _Menus:
+    """Of one architecture, for 16-bit rows that begin at multiples of 16 bytes, and for others by pointers."""
+
+    forward: Mapping[int, tuple[Setting, ...]]
+    forward_narrow: Mapping[int, tuple[Setting, ...]]
+    backward: Mapping[int, tuple[Tile, Tile]]
+    backward_narrow: Mapping[int, tuple[Tile, Tile]]
+
+
+_AMPERE_MENUS = _Menus(_AMPERE, _AMPERE_NARROW, _BACKWARD_AMPERE, _BACKWARD_AMPERE_NARROW)
+_ADA_MENUS = _Menus(_ADA, _AMPERE_NARROW, _BACKWARD_ADA, _BACKWARD_AMPERE_NARROW)
+_HOPPER_MENUS = _Menus(_HOPPER, _HOPPER_BY_POINTERS, _BACKWARD_HOPPER, _BACKWARD_HOPPER_BY_POINTERS)
+_BLACKWELL_MENUS = _Menus(_BLACKWELL, _BLACKWELL_BY_POINTERS, _BACKWARD_BLACKWELL, _BACKWARD_BLACKWELL_BY_POINTERS)
+_MENUS = {
+    80: _AMPERE_MENUS,
+    86: _ADA_MENUS,
+    89: _ADA_MENUS,
+    90: _HOPPER_MENUS,
+    100: _BLACKWELL_MENUS,
+    120: _ADA_MENUS,
+}
+#: architectures whose menus are for loads by descriptors
+WITH_DESCRIPTORS = (90, 100)
+
+
+@dataclass(frozen=True)
+class Loads:
+    """How rows arrive. bytes: what a thread moves at a time, 2 to 16. descriptors: by the TMA unit instead."""
+
+    bytes: int = 16
+    descriptors: bool = False
 
 
 def architecture(capability: tuple[int, int]) -> int:
@@ -152,28 +211,34 @@ def architecture(capability: tuple[int, int]) -> int:
     (90, 100, 86)
     """
     number = 10 * capability[0] + capability[1]
-    if number < min(_FORWARD):
+    if number < min(_MENUS):
         raise InputError("attention", f"sm_{number}", "compute capability 8.0 or newer")
-    return max(arch for arch in _FORWARD if arch <= number)
+    return max(arch for arch in _MENUS if arch <= number)
 
 
-def forward_menu(arch: int, head_dim: int, *, descriptors: bool, fp32: bool = False) -> tuple[Setting, ...]:
-    """What forward is offered in, the default first. descriptors: whether q, k and v can be loaded by them."""
-    if fp32:
-        return _up_to(_SCALAR, head_dim)
-    if arch in _WITH_DESCRIPTORS and not descriptors:
-        return _up_to(_BY_POINTERS, head_dim)
-    return _up_to(_FORWARD[arch], head_dim)
+def forward_menu(arch: int, head_dim: int, loads: Loads, *, fp32: bool = False) -> tuple[Setting, ...]:
+    """What forward is offered in, the default first."""
+    menus = _MENUS[arch]
+    return _entry(_SCALAR if fp32 else _choose(arch, loads, menus.forward, menus.forward_narrow, _ODD), head_dim)
 
 
-def backward_tiles(arch: int, head_dim: int, *, descriptors: bool, fp32: bool = False) -> tuple[Tile, Tile]:
+def backward_tiles(arch: int, head_dim: int, loads: Loads, *, fp32: bool = False) -> tuple[Tile, Tile]:
     """The tiles of the kernel that keeps k and v and of the one that keeps q."""
-    if fp32:
-        return _up_to(_BACKWARD_SCALAR, head_dim)
-    if arch in _WITH_DESCRIPTORS and not descriptors:
-        return _up_to(_BACKWARD_BY_POINTERS, head_dim)
-    return _up_to(_BACKWARD[arch], head_dim)
+    menus = _MENUS[arch]
+    table = _BACKWARD_SCALAR if fp32 else _choose(arch, loads, menus.backward, menus.backward_narrow, _BACKWARD_ODD)
+    return _entry(table, head_dim)
 
 
-def _up_to(menu: dict, head_dim: int):
+_T = TypeVar("_T")
+
+
+def _choose(
+    arch: int, loads: Loads, usual: Mapping[int, _T], narrow: Mapping[int, _T], odd: Mapping[int, _T]
+) -> Mapping[int, _T]:
+    if loads.descriptors or (loads.bytes == _VECTOR_BYTES and arch not in WITH_DESCRIPTORS):
+        return usual
+    return narrow if loads.bytes > _ELEMENT_BYTES else odd
+
+
+def _entry(menu: Mapping[int, _T], head_dim: int) -> _T:
     return menu[min(limit for limit in menu if held_columns(head_dim) <= limit)]

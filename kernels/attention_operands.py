@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from quantbench.kernels.attention_compile import aligned, box
-from quantbench.kernels.attention_menu import MAX_HEAD_DIM, MIN_HEAD_DIM, split_head_dim
+from quantbench.kernels.attention_menu import MAX_HEAD_DIM, MIN_HEAD_DIM, Loads, split_head_dim
 from quantbench.kernels.features import HAS_TENSOR_DESCRIPTOR, INTERPRETER
 
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.workload.attention import Attention
+from quantbench.workload.dtypes import DTYPES
 
 WHO = "attention"
 DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
@@ -38,6 +39,10 @@ class Checked:
     scale: float
     align: int
     descriptors: bool
+
+    def loads(self, descriptors: bool) -> Loads:
+        """How rows arrive, by descriptors or not."""
+        return Loads(self.align * DTYPES[self.work.dtype].element_bytes, descriptors)
 
 
 def check(
