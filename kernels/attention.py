@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from quantbench.kernels import launching
 from quantbench.kernels.attention_backward import attention_backward_kv, attention_backward_q, attention_delta
-from quantbench.kernels.attention_compile import DELTA_TILE, precision
+from quantbench.kernels.attention_compile import DELTA_TILE, backend_options, precision
 from quantbench.kernels.attention_forward import attention_forward
 from quantbench.kernels.attention_menu import (
     SCHEDULES,
@@ -205,8 +205,9 @@ def _delta(o: torch.Tensor, grad: torch.Tensor, delta: torch.Tensor, checked: Ch
     arguments = {
         "o": o, "do": grad, "delta": delta, "heads": work.heads, "seq_q": work.seq_q, "HEAD_DIM": work.head_dim,
         "MAIN": main, "TAIL": tail, "ALIGN": checked.align, "BLOCK_M": DELTA_TILE.block_m,
-        "num_warps": DELTA_TILE.num_warps, "num_stages": DELTA_TILE.stages,
-    } | strides("o", o, descriptors=False) | strides("do", grad, descriptors=False)  # fmt: skip
+    }  # fmt: skip
+    arguments |= strides("o", o, descriptors=False) | strides("do", grad, descriptors=False)
+    arguments |= backend_options(DELTA_TILE)
     grid = cdiv(work.seq_q, DELTA_TILE.block_m) * work.batch * work.heads
     return launching.step(WHO, attention_delta, grid, arguments, o.device, DELTA_TILE)
 
@@ -257,8 +258,7 @@ def _arguments(tensors: dict[str, torch.Tensor], checked: Checked, tile: Tile, d
         "seq_q": work.seq_q, "seq_k": work.seq_k, "HEAD_DIM": work.head_dim, "MAIN": main, "TAIL": tail,
         "ALIGN": checked.align, "CAUSAL": work.causal, "DESCRIPTORS": descriptors, "PRECISION": precision(work.dtype),
         "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
-        "num_warps": tile.num_warps or 4, "num_stages": tile.stages or 2,
-    }  # fmt: skip
+    } | backend_options(tile)  # fmt: skip
 
 
 def _completed(

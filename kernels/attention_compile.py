@@ -14,6 +14,7 @@ from quantbench.workload.dtypes import DTYPES
 
 DELTA_TILE = Tile(64, 16, num_warps=4, stages=1)
 _VECTOR_BYTES = 16
+_MAX_REGISTERS = 255  # per thread, every compute capability. Source: CUDA C++ Programming Guide 13.0
 
 
 def compile_forward(
@@ -114,4 +115,14 @@ def _strides(name: str, head_dim: int) -> dict[str, str]:
 
 
 def _compile(kernel: Any, types: dict[str, str], constants: dict[str, Any], tile: Tile, arch: int) -> KernelResources:
-    return compile_kernel(kernel, types, constants, arch, tile.num_warps or 4, tile.stages or 1)
+    options = backend_options(tile)
+    return compile_kernel(
+        kernel, types, constants, arch, options.pop("num_warps"), options.pop("num_stages"), **options
+    )
+
+
+def backend_options(tile: Tile) -> dict[str, int]:
+    """num_warps and num_stages, and for up to 8 warps the register limit that they have anyway: without it ptxas may
+    halve the limit, and spill, for the sake of a second block."""
+    options = {"num_warps": tile.num_warps or 4, "num_stages": tile.stages or 2}
+    return options | ({"maxnreg": _MAX_REGISTERS} if options["num_warps"] <= 8 else {})

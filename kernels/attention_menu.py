@@ -96,9 +96,10 @@ _BLACKWELL = {
 }
 # Rows that begin at multiples of 4 or 8 bytes: more addresses in registers, less room for blocks.
 _AMPERE_NARROW = {
-    96: _plain((128, 64, 8, 2)),
+    64: _plain((128, 64, 8, 2)),
+    96: _plain((128, 32, 8, 2)),
     128: _plain((64, 64, 8, 2)),
-    192: _plain((64, 16, 8, 2)),
+    192: _plain((32, 32, 8, 2)),
     256: _plain((64, 32, 8, 2)),
 }
 _HOPPER_BY_POINTERS = {192: _plain((128, 64, 8, 2)), 256: _plain((64, 64, 8, 2))}
@@ -145,7 +146,7 @@ _BACKWARD_AMPERE_NARROW = {
     64: (_tile(32, 32, 8, 2), _tile(64, 64, 8, 2)),
     96: (_tile(16, 16, 8, 2), _tile(64, 32, 8, 2)),
     128: (_tile(32, 32, 8, 2), _tile(64, 32, 8, 2)),
-    192: (_tile(16, 32, 8, 2), _tile(64, 32, 8, 2)),
+    192: (_tile(16, 16, 8, 2), _tile(32, 32, 8, 2)),
     256: (_tile(16, 32, 8, 2), _tile(32, 32, 8, 2)),
 }
 _BACKWARD_HOPPER_BY_POINTERS = {
@@ -157,7 +158,8 @@ _BACKWARD_HOPPER_BY_POINTERS = {
 _BACKWARD_BLACKWELL_BY_POINTERS = {
     64: (_tile(32, 64, 8, 2), _tile(64, 64, 8, 2)),
     96: (_tile(16, 16, 8, 2), _tile(64, 64, 8, 2)),
-    192: (_tile(16, 32, 8, 2), _tile(64, 64, 8, 2)),
+    128: (_tile(16, 32, 8, 2), _tile(64, 64, 8, 2)),
+    192: (_tile(16, 16, 8, 2), _tile(64, 64, 8, 2)),
     256: (_tile(16, 16, 8, 2), _tile(64, 32, 8, 2)),
 }
 _BACKWARD_ODD = {
