@@ -33,14 +33,21 @@ class Causes:
 
     def words(self, bad: BadSize) -> str:
         """The cause in words, with the op where there are several."""
-        cliff = self._between(bad)
+        cliff = self._told_by(bad)
         cause = cliff.cause.words if cliff is not None else self._arithmetic(bad)
         return f"{bad.culprit.op}: {cause}" if len(bad.row.points) > 1 else cause
 
     def kind(self, bad: BadSize) -> str:
         """The cause without its figures, so that shapes can be counted together."""
-        cliff = self._between(bad)
+        cliff = self._told_by(bad)
         return cliff.cause.kind if cliff is not None else _kind(self._arithmetic(bad))
+
+    def _told_by(self, bad: BadSize) -> Cliff | None:
+        """The cliff in between whose cause is known; None where it was worked out from a tile that is only assumed."""
+        cliff = self._between(bad)
+        if cliff is None or cliff.cause.kind not in ("tile edge", "wave edge"):
+            return cliff
+        return None if cliff.cause.evidence == "arithmetic" and self._known(cliff.after) is None else cliff
 
     def _between(self, bad: BadSize) -> Cliff | None:
         """The largest cliff of the op that loses most, between the two sizes."""
