@@ -258,7 +258,7 @@ def _arguments(tensors: dict[str, torch.Tensor], checked: Checked, tile: Tile, d
         "seq_q": work.seq_q, "seq_k": work.seq_k, "HEAD_DIM": work.head_dim, "MAIN": main, "TAIL": tail,
         "ALIGN": checked.align, "CAUSAL": work.causal, "DESCRIPTORS": descriptors, "PRECISION": precision(work.dtype),
         "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
-    } | backend_options(tile)  # fmt: skip
+    } | backend_options(tile, work.dtype, checked.align, work.causal)  # fmt: skip
 
 
 def _completed(

@@ -26,7 +26,7 @@ def compile_forward(
     types |= _strides("o", head_dim) | dict.fromkeys(("all_heads", "heads", "kv_group", "side_by_side"), "i32")
     types |= {"o": f"*{dtype}:16", "lse": "*fp32:16", "scale_log2e": "fp32"}
     constants |= {"EVEN_K": False, "OVERLAP": setting.schedule == "overlapped", "O_ROW_STRIDE": head_dim}
-    return _compile(attention_forward, types, constants, tile, arch)
+    return _compile(attention_forward, types, constants, tile, dtype, arch)
 
 
 def compile_backward_kv(
@@ -35,7 +35,7 @@ def compile_backward_kv(
     """As `compile_forward`, for the kernel that keeps k and v."""
     types, constants = _backward(tile, head_dim, dtype, causal, descriptors)
     types |= {"dk": f"*{dtype}:16", "dv": f"*{dtype}:16", "kv_heads": "i32"}
-    return _compile(attention_backward_kv, types, constants | {"EVEN_Q": False}, tile, arch)
+    return _compile(attention_backward_kv, types, constants | {"EVEN_Q": False}, tile, dtype, arch)
 
 
 def compile_backward_q(
@@ -44,7 +44,7 @@ def compile_backward_q(
     """As `compile_forward`, for the kernel that keeps q."""
     types, constants = _backward(tile, head_dim, dtype, causal, descriptors)
     types |= {"dq": f"*{dtype}:16", "heads": "i32"}
-    return _compile(attention_backward_q, types, constants | {"EVEN_K": False}, tile, arch)
+    return _compile(attention_backward_q, types, constants | {"EVEN_K": False}, tile, dtype, arch)
 
 
 def compile_delta(head_dim: int, arch: int, *, dtype: str = "bf16") -> KernelResources:
@@ -56,7 +56,7 @@ def compile_delta(head_dim: int, arch: int, *, dtype: str = "bf16") -> KernelRes
         "HEAD_DIM": head_dim, "MAIN": main, "TAIL": tail, "ALIGN": aligned(dtype, head_dim),
         "O_ROW_STRIDE": head_dim, "DO_ROW_STRIDE": head_dim, "BLOCK_M": DELTA_TILE.block_m,
     }  # fmt: skip
-    return _compile(attention_delta, types, constants, DELTA_TILE, arch)
+    return _compile(attention_delta, types, constants, DELTA_TILE, dtype, arch)
 
 
 def aligned(dtype: str, *sizes: int) -> int:
@@ -114,15 +114,19 @@ def _strides(name: str, head_dim: int) -> dict[str, str]:
     return {f"{name}_batch_stride": stride, f"{name}_head_stride": stride}
 
 
-def _compile(kernel: Any, types: dict[str, str], constants: dict[str, Any], tile: Tile, arch: int) -> KernelResources:
-    options = backend_options(tile)
+def _compile(
+    kernel: Any, types: dict[str, str], constants: dict[str, Any], tile: Tile, dtype: str, arch: int
+) -> KernelResources:
+    options = backend_options(tile, dtype, constants["ALIGN"], constants.get("CAUSAL", True))
     return compile_kernel(
         kernel, types, constants, arch, options.pop("num_warps"), options.pop("num_stages"), **options
     )
 
 
-def backend_options(tile: Tile) -> dict[str, int]:
-    """num_warps and num_stages, and for up to 8 warps the register limit that they have anyway: without it ptxas may
-    halve the limit, and spill, for the sake of a second block."""
+def backend_options(tile: Tile, dtype: str = "bf16", align: int = 8, causal: bool = True) -> dict[str, int]:
+    """num_warps and num_stages. For rows that are loaded in less than 16 bytes at a time under a full mask also the
+    register limit that up to 8 warps have anyway: without it ptxas halves it, and spills, for the sake of a second
+    block. (Where it does not, stating the limit makes its code worse, so it is not stated.)"""
     options = {"num_warps": tile.num_warps or 4, "num_stages": tile.stages or 2}
-    return options | ({"maxnreg": _MAX_REGISTERS} if options["num_warps"] <= 8 else {})
+    narrow = align * DTYPES[dtype].element_bytes < _VECTOR_BYTES
+    return options | ({"maxnreg": _MAX_REGISTERS} if narrow and not causal and options["num_warps"] <= 8 else {})
