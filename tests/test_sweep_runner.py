@@ -118,6 +118,15 @@ def test_the_result_is_checked_once_per_provider_and_kind() -> None:
     assert bench.workers[0].asked[0].check
 
 
+@pytest.mark.parametrize(("provider", "letter"), [("torch.mm", "A"), ("triton.data_parallel", "D")])
+def test_only_what_the_interpreter_ran_is_marked(provider: str, letter: str) -> None:
+    axis = parse_axis("n=1024:2048:64")
+    plan = build_plan((axis,), HELD, (provider,), TimingOptions(), A100)
+    bench = Bench(plan, lambda request: measured(100.0))
+    bench.sweep(interpreter=True).run()
+    assert {r.outcome.grade.letter for r in bench.of_role("point")} == {letter}  # type: ignore[union-attr]
+
+
 def test_drift_of_the_reference_lowers_the_trust() -> None:
     # The device slows down by 20 % after the second repetition of the reference.
     plan = plan_of(25)

@@ -41,6 +41,12 @@ def test_a_steady_cold_measurement_is_an_a_without_reasons() -> None:
     assert graded(measured()) == Grade("A")
 
 
+def test_what_an_interpreter_took_is_the_time_of_no_kernel() -> None:
+    assert graded(measured(), interpreted=True) == Grade(
+        "D", ("it ran in triton's interpreter: the time of no kernel",)
+    )
+
+
 # ---- impossible
 
 

@@ -94,6 +94,8 @@ def measure(console: Console, session: SweepSession) -> Finished:
     """Say what will be measured, measure it, and say what to do when stopped."""
     say_device(console, session.hello.device, session.hello.state)
     _say_plan(console, session.plan, session.options.budget_s, already=len(session.done))
+    if session.interpreted:
+        console.print("TRITON_INTERPRET is set: triton's interpreter checks results; its times are those of no kernel.")
     try:
         with _progress_shown(console) as show:
             return session.run(show, more=_refinement(session.options, session.hello.device))

@@ -67,7 +67,8 @@ More = Callable[[Sequence[Record]], Sequence[PlanPoint]]
 class Sweep:
     """One pass over the points of a plan that are not in `done` yet, and then over those that `more` asks for.
 
-    records: what the run held before, for `more`; the records of this pass are added to them.
+    records: what the run held before, for `more`; the records of this pass are added to them. interpreter: triton's
+    kernels run in its interpreter, so that their times are no kernel's.
     """
 
     plan: Plan
@@ -84,6 +85,7 @@ class Sweep:
     first_reference_us: float | None = None
     more: More | None = None
     records: list[Record] = field(default_factory=list)
+    interpreter: bool = False
     phases_s: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -187,6 +189,7 @@ class Sweep:
                 dtype=work.dtype,
                 drift_ratio=drift_ratio,
                 options=self.timing,
+                interpreted=self.interpreter and point.provider.startswith("triton."),
             )
             return Measured(reply.measurement, verdict)
         if reply.skipped is not None:

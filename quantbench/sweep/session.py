@@ -94,6 +94,12 @@ class SweepSession:
             raise
 
     @property
+    def interpreted(self) -> bool:
+        """Whether triton's interpreter runs some of the points: it checks results, and its times are no kernel's."""
+        interpreter = relevant_environment().get("TRITON_INTERPRET") == "1"
+        return interpreter and any(point.provider.startswith("triton.") for point in self.plan.points)
+
+    @property
     def done(self) -> frozenset[str]:
         """Keys of the points that the folder already holds."""
         return frozenset(record.key for record in self._records if record.role == "point")
@@ -123,6 +129,7 @@ class SweepSession:
             first_reference_us=_first_reference_us(self._records),
             more=more or _more(self.options, self.hello.device),
             records=list(self._records),
+            interpreter=self.interpreted,
         )
         try:
             self.finished = sweep.run()

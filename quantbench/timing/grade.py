@@ -56,12 +56,14 @@ def grade(
     dtype: str,
     drift_ratio: float | None = None,
     options: TimingOptions | None = None,
+    interpreted: bool = False,
 ) -> Grade:
     """Grade one point.
 
     flops, min_bytes: what the work must compute and move through device memory, once per run. dtype: the arithmetic,
     for the peak. drift_ratio: time of the reference point now over its first time; None where there is none.
     options: what was asked for (target half width, cache, sample count); the defaults where it is not given.
+    interpreted: it ran in triton's interpreter, which checks results and times nothing.
     """
     impossible = _impossible(measurement, flops, min_bytes, spec, dtype)
     if impossible:
@@ -74,6 +76,8 @@ def grade(
         *_clock(measurement, spec),
         *_surroundings(measurement, options, drift_ratio),
     ]
+    if interpreted:
+        found.insert(0, (_WORTHLESS, "it ran in triton's interpreter: the time of no kernel"))
     weight = sum(w for w, _ in found)
     letter = "A" if weight == 0 else "B" if weight == 1 else "C" if weight <= 3 else "D"
     return Grade(letter, tuple(reason for _, reason in sorted(found, key=lambda f: -f[0])))
