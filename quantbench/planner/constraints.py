@@ -201,8 +201,13 @@ def fused_softmax_missing(job: Job, layout: Layout) -> tuple[str, ...]:
         return ()
     return megatron_fused_available(
         sq=shape.seq, sk=shape.seq, heads_per_gpu=max(1, shape.heads // layout.tp), mbs=layout.mbs, dtype=shape.dtype,
-        mask="causal" if shape.causal else "full", generation="2048" if shape.seq <= _FIRST_LIMIT else "16384",
+        mask="causal" if shape.causal else "full", generation=softmax_generation(shape.seq),
     ).reasons  # fmt: skip
+
+
+def softmax_generation(sk: int) -> str:
+    """The generation of Megatron's softmax kernels that rows of sk scores are taken to run with."""
+    return "2048" if sk <= _FIRST_LIMIT else "16384"
 
 
 def _fused_softmax(job: Job, layout: Layout) -> str | None:

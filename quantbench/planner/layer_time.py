@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from quantbench.device.spec import DeviceSpec
 from quantbench.latency.softmax import fallback_bytes
 from quantbench.planner.calibration import Calibration
 from quantbench.planner.constraints import fused_softmax_missing
@@ -140,7 +141,7 @@ class LayerTimes:
         )
 
     def _span(self, work: Compute, us: Latency, fused: bool) -> Span:
-        slow_s = self._unaligned_s(work)
+        slow_s = unaligned_s(work, self._job.cluster.device, self._calibration.unaligned_share)
         if slow_s is not None:
             return exactly(slow_s)
         if isinstance(work, Softmax):
@@ -148,18 +149,6 @@ class LayerTimes:
         else:
             factor = self._calibration.compute_factor
         return Span(us.low, us.mid, us.high).times(factor * 1e-6)
-
-    def _unaligned_s(self, work: Compute) -> float | None:
-        """Batched products whose rows are not 16-byte aligned run at a fitted share of the fp32 peak; fused attention
-        pads its heads instead and is left to its own model."""
-        if not isinstance(work, Gemm) or work.batch == 1 or work.dtype not in ("fp16", "bf16"):
-            return None
-        if all(size % ALIGNED_ELEMENTS == 0 for size in (work.m, work.n, work.k)):
-            return None
-        peak = self._job.cluster.device.peak("fp32")
-        if peak is None:
-            return None
-        return work.flops / (peak * 1e12 * self._calibration.unaligned_share)
 
     def _reduce_s(self, shape: TransformerShape) -> float:
         if shape.tp == 1:
@@ -170,6 +159,17 @@ class LayerTimes:
             factor = self._calibration.fault_tensor_factor if self._job.host_fault else 1.0
             return factor * cluster.intra_node(shape.tp).time_s(bus_bytes)
         return bus_bytes / (cluster.gpu_gb_per_s * 1e9)
+
+
+def unaligned_s(work: Compute, device: DeviceSpec, share: float) -> float | None:
+    """Seconds of a batched product whose rows are not 16-byte aligned: it runs at a fitted share of the fp32 peak. None
+    for all other work; fused attention pads its heads instead and is left to its own model."""
+    if not isinstance(work, Gemm) or work.batch == 1 or work.dtype not in ("fp16", "bf16"):
+        return None
+    if all(size % ALIGNED_ELEMENTS == 0 for size in (work.m, work.n, work.k)):
+        return None
+    peak = device.peak("fp32")
+    return None if peak is None else work.flops / (peak * 1e12 * share)
 
 
 def layer_workloads(job: Job, degrees: Iterable[tuple[int, int]]) -> list[Compute]:

@@ -57,10 +57,7 @@ def candidates(base: TransformerShape, space: ShapeSpace) -> Iterator[Transforme
     for hidden in range(space.hidden_step, 2**20, space.hidden_step):
         ffn = round(ratio * hidden)
         one = replace(base, hidden=hidden, heads=1, kv_heads=1, head_dim=hidden, ffn=ffn, layers=1)
-        each = parameters(replace(one, layers=2)) - parameters(one)
-        rest = parameters(one) - each
-        low = ((1 - space.tolerance) * space.parameters - rest) / each
-        high = ((1 + space.tolerance) * space.parameters - rest) / each
+        low, _, high = layers_within(one, space.parameters, space.tolerance)
         if hidden > space.aspect[1] * max(1.0, high):
             return
         for layers in range(max(1, ceil(low)), int(high) + 1):
@@ -73,6 +70,15 @@ def candidates(base: TransformerShape, space: ShapeSpace) -> Iterator[Transforme
                         base, hidden=hidden, heads=heads, kv_heads=heads // group, head_dim=width, ffn=ffn,
                         layers=layers,
                     )  # fmt: skip
+
+
+def layers_within(shape: TransformerShape, budget: float, tolerance: float) -> tuple[float, float, float]:
+    """How many of its layers give `shape` the budget of parameters: at its lower end, exactly, at its upper end."""
+    one = parameters(replace(shape, layers=1))
+    each = parameters(replace(shape, layers=2)) - one
+    rest = one - each
+    low, middle, high = (((1 + part) * budget - rest) / each for part in (-tolerance, 0.0, tolerance))
+    return low, middle, high
 
 
 def shape_search(
