@@ -14,6 +14,7 @@ from quantbench.cli.import_megatron import import_megatron_log
 from quantbench.cli.importing import import_aiconfigurator, import_csv, import_vidur
 from quantbench.cli.plan import plan
 from quantbench.cli.predict import predict
+from quantbench.cli.profile import profile
 from quantbench.cli.report import report
 from quantbench.cli.sweep import sweep
 from quantbench.cli.validate import validate
@@ -62,6 +63,8 @@ app.command(short_help="Collectives over sizes, under torchrun.")(comm)
 app.command(short_help="Cliffs, their causes, and the rules judged.")(check)
 app.command(short_help="Two runs, point by point; 1 on a regression.")(compare)
 app.command(short_help="One HTML page on a run, with pictures.")(report)
+
+app.add_typer(profile, name="profile", short_help="Tables, models and cliffs as a file for planners.")
 
 _import = typer.Typer(no_args_is_help=True, help="Foreign tables become runs like our own.")
 _import.command("aiconfigurator")(import_aiconfigurator)

@@ -1,0 +1,63 @@
+"""`quantbench profile`: a GPU's measurements as one file that planners load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quantbench.cli import options as o
+
+profile = typer.Typer(no_args_is_help=True, help="One GPU's tables, models and cliffs as a file for planners.")
+
+File = Annotated[Path, typer.Argument(help="A profile's JSON file.", metavar="FILE")]
+Runs = Annotated[list[Path], typer.Argument(help="Folders of runs of one device.", metavar="RUN…")]
+
+
+@profile.command(short_help="Runs become one profile.")
+def export(
+    runs: Runs,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The JSON file to write.")] = Path("profile.json"),
+    fit: Annotated[bool, typer.Option(help="Fit models to the rows (else: what is known without them).")] = True,
+    as_json: o.AsJson = False,
+) -> None:
+    """Tables, fitted models, cliffs and rule verdicts of one or more runs of a device, in one file."""
+    from quantbench.cli.profile_run import export_profile
+
+    export_profile(runs, output, fit, as_json)
+
+
+@profile.command(short_help="What is in a profile, and how good it is.")
+def show(file: File, as_json: o.AsJson = False) -> None:
+    """The device, what was measured on it, how good the models are, and the worst cliffs."""
+    from quantbench.cli.profile_run import show_profile
+
+    show_profile(file, as_json)
+
+
+@profile.command(short_help="Is a file a whole, unchanged, possible profile?")
+def validate(file: File, as_json: o.AsJson = False) -> None:
+    """Check a profile's digest, version, types, and every figure against the hardware's peak."""
+    from quantbench.cli.profile_run import validate_profile
+
+    validate_profile(file, as_json)
+
+
+@profile.command(short_help="The time of one product, softmax or attention.")
+def query(
+    file: File,
+    gemm: Annotated[list[str] | None, typer.Option("--gemm", help="m,n,k or m,n,k,batch; may be given often.")] = None,
+    softmax: Annotated[list[str] | None, typer.Option("--softmax", help="batch,rows,cols.")] = None,
+    attention: Annotated[
+        list[str] | None, typer.Option("--attention", help="batch,heads,seq,head_dim or with kv_heads at the end.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Number format (default: the profile's own).")] = "",
+    layout: Annotated[str, typer.Option(help="nn, nt or tn (default: the profile's own).")] = "",
+    direction: Annotated[str, typer.Option(help="forward or backward.")] = "forward",
+    as_json: o.AsJson = False,
+) -> None:
+    """What a shape takes: measured, interpolated between measured shapes, or modelled; with its interval."""
+    from quantbench.cli.profile_run import query_profile
+
+    query_profile(file, gemm or [], softmax or [], attention or [], dtype, layout, direction, as_json)

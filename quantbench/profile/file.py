@@ -1,0 +1,216 @@
+"""A profile on disk: one JSON file, and a Parquet file beside it for each table of more than a few thousand rows.
+
+`sha256` in the JSON is the digest of everything else in it, and each Parquet file's digest stands there too: whatever
+was changed since it was written is noticed, down to the last digit of a number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quantbench.errors import InputError, StoreError, UnsupportedError
+from quantbench.profile.codec import table_from_json, table_to_json
+from quantbench.profile.columns import LAYOUTS
+from quantbench.profile.fields import Json
+from quantbench.profile.migrations import PROFILE_FORMAT, upgrade
+from quantbench.profile.table import Table
+
+#: a table of more rows stands in a Parquet file beside the JSON
+MOST_ROWS_INLINE = 2000
+
+_PARTS = ("device", "software", "provenance", "tables", "models", "cliffs", "findings")
+# Parts whose entries each get a line of their own, so that two profiles can be compared with `diff`.
+_LINES = ("cliffs", "findings")
+
+
+def write_document(path: Path, parts: Json, tables: dict[str, Table]) -> None:
+    """Write the JSON and the Parquet files that it needs, the JSON last and whole or not at all."""
+    stored: Json = {}
+    files: list[tuple[Path, bytes]] = []
+    for kind, table in tables.items():
+        if len(table) <= MOST_ROWS_INLINE:
+            stored[kind] = table_to_json(table)
+            continue
+        beside = path.with_name(f"{path.stem}.{kind}.parquet")
+        content = to_parquet(table)
+        files.append((beside, content))
+        stored[kind] = {
+            "columns": list(table.columns), "file": beside.name, "num_rows": len(table),
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }  # fmt: skip
+    data = {"format": PROFILE_FORMAT, **parts, "tables": stored}
+    data = {"format": data.pop("format"), "version": data.pop("version"), "sha256": digest(data), **data}
+    data["sha256"] = digest(data)
+    files.append((path, document_text(data).encode()))
+    for target, content in files:
+        _replace(target, content)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = path.with_name(path.name + ".new")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise StoreError("write profile", f"{path} ({error.strerror})", "a folder that can be written") from None
+
+
+def digest(data: Json) -> str:
+    """SHA-256 of a document without its own `sha256`, whatever the spaces and the order of its names."""
+    rest = {name: value for name, value in data.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()).hexdigest()
+
+
+def document_text(data: Json) -> str:
+    """The JSON text: one line a part, and one a row, a cliff or a finding."""
+    lines = []
+    for name, value in data.items():
+        if name == "tables":
+            text = _block({kind: _table_text(table) for kind, table in value.items()})
+        elif name == "models":
+            text = _block({kind: _rows_text(models) for kind, models in value.items()})
+        else:
+            text = _rows_text(value) if name in _LINES else _text(value)
+        lines.append(f" {_text(name)}: {text}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _block(texts: dict[str, str]) -> str:
+    return "{\n" + ",\n".join(f"  {_text(name)}: {text}" for name, text in texts.items()) + "}" if texts else "{}"
+
+
+def _rows_text(values: Any) -> str:
+    return "[\n" + ",\n".join(f"   {_text(value)}" for value in values) + "]" if values else "[]"
+
+
+def _table_text(table: Json) -> str:
+    if "rows" not in table:
+        return _text(table)
+    return f'{{"columns": {_text(table["columns"])}, "rows": {_rows_text(table["rows"])}}}'
+
+
+def to_parquet(table: Table) -> bytes:
+    """The table as a Parquet file; the same rows give the same bytes."""
+    pa, pq = _arrow("write a large profile")
+    columns = {
+        name: pa.array(values).dictionary_encode() if values.dtype.kind == "U" else pa.array(values)
+        for name, values in table.columns.items()
+    }
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), sink, compression="zstd", store_schema=False)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def read_document(path: Path) -> tuple[Json, dict[str, Table]]:
+    """(parts in this version, tables). Raises StoreError for a file that cannot be read, or was damaged or changed,
+    and InputError for what cannot be."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise StoreError("read profile", f"{path} ({error.strerror})", "a readable file") from None
+    data = parse(raw, str(path))
+    data = upgrade(data, f"profile {path}")
+    extra = sorted(set(data) ^ {"format", "version", "sha256", *_PARTS})
+    if extra:
+        raise InputError(f"profile {path}", f"field {extra[0][:60]!r}", "exactly " + ", ".join(_PARTS))
+    if not isinstance(data["tables"], dict) or set(data["tables"]) != set(LAYOUTS):
+        raise InputError(f"profile {path}", "tables of other kinds", ", ".join(LAYOUTS))
+    tables = {kind: _table(path, kind, data["tables"][kind]) for kind in LAYOUTS}
+    return {name: data[name] for name in _PARTS if name != "tables"}, tables
+
+
+def parse(raw: bytes, shown: str) -> Json:
+    """The document in a file's bytes, once its digest was found to be right."""
+    try:
+        data = json.loads(raw, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise StoreError("read profile", f"{shown} ({error})"[:200], "a whole JSON file") from None
+    if not isinstance(data, dict) or data.get("format") != PROFILE_FORMAT:
+        found = data.get("format") if isinstance(data, dict) else type(data).__name__
+        raise StoreError("read profile", f"{shown} with format {found!r}"[:200], f'format "{PROFILE_FORMAT}"')
+    try:
+        right = digest(data)
+    except (ValueError, RecursionError):
+        raise InputError(f"profile {shown}", "a number that is not finite", "finite numbers") from None
+    if data.get("sha256") != right:
+        # A version of which we do not know how it was digested is told apart from a damaged file.
+        upgrade({"version": data.get("version")}, f"profile {shown}", migrations={})
+        raise StoreError("read profile", f"{shown} was changed or damaged: its sha256 is not that of its content",
+                         "the file as it was exported")  # fmt: skip
+    return data
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number")
+
+
+def _table(path: Path, kind: str, data: Any) -> Table:
+    who = f"profile table {kind}"
+    if not isinstance(data, dict):
+        raise InputError(who, repr(data)[:80], "columns with rows, or a file")
+    if set(data) == {"columns", "rows"}:
+        return table_from_json(kind, data, who)
+    if set(data) != {"columns", "file", "num_rows", "sha256"}:
+        raise InputError(
+            who, "fields " + ", ".join(map(str, data))[:100], "columns and rows, or file, num_rows, sha256"
+        )
+    name = data["file"]
+    if not isinstance(name, str) or not name or Path(name).name != name:
+        raise InputError(who, f"file {name!r}"[:100], "the name of a file beside the profile")
+    beside = path.with_name(name)
+    try:
+        content = beside.read_bytes()
+    except (OSError, ValueError) as error:
+        raise StoreError("read profile", f"{beside} ({error})"[:200], f"the Parquet file beside {path.name}") from None
+    if hashlib.sha256(content).hexdigest() != data["sha256"]:
+        raise StoreError("read profile", f"{beside} was changed or damaged: its sha256 is not what {path.name} says",
+                         "the file as it was exported")  # fmt: skip
+    table = from_parquet(kind, content, str(beside))
+    if data["num_rows"] != len(table) or data["columns"] != list(table.columns):
+        raise InputError(who, f"{len(table)} rows in {name}", f"{data['num_rows']!r} rows of {data['columns']!r}"[:200])
+    return table
+
+
+def from_parquet(kind: str, content: bytes, shown: str) -> Table:
+    """The table that `to_parquet` wrote."""
+    pa, pq = _arrow(f"read {shown}")
+    who = f"profile table {kind}"
+    try:
+        found = pq.read_table(pa.BufferReader(content), use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise StoreError("read profile", f"{shown} ({error})"[:200].replace("\n", " "), "a Parquet file") from None
+    if found.column_names != list(LAYOUTS[kind].names):
+        raise InputError(who, "columns " + ", ".join(found.column_names)[:150], ", ".join(LAYOUTS[kind].names))
+    columns = {}
+    for name in found.column_names:
+        column = found.column(name).combine_chunks()
+        if column.null_count:
+            raise InputError(who, f"{column.null_count} nulls in {name}", "a value in every row")
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        values = column.to_numpy(zero_copy_only=False)
+        columns[name] = values.astype(np.str_) if pa.types.is_string(column.type) else values
+    return Table(kind, columns)
+
+
+def _arrow(purpose: str) -> tuple[Any, Any]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise UnsupportedError(purpose, "pyarrow is not installed", "pip install pyarrow") from None
+    return pa, pq
