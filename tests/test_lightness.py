@@ -25,6 +25,7 @@ LAYERS = (
     ("kernels",),
     ("providers", "timing"),
     ("store", "sweep", "importers", "comm"),
+    ("cluster",),
     ("analysis", "validate"),
     ("report", "planner", "profile"),
     ("cli", "pytest_plugin", "__main__"),

@@ -68,7 +68,8 @@ class Sweep:
     """One pass over the points of a plan that are not in `done` yet, and then over those that `more` asks for.
 
     records: what the run held before, for `more`; the records of this pass are added to them. interpreter: triton's
-    kernels run in its interpreter, so that their times are no kernel's.
+    kernels run in its interpreter, so that their times are no kernel's. more_references: measured beside the plan's
+    reference at the beginning and at the end, to compare this device with others.
     """
 
     plan: Plan
@@ -86,6 +87,7 @@ class Sweep:
     more: More | None = None
     records: list[Record] = field(default_factory=list)
     interpreter: bool = False
+    more_references: tuple[PlanPoint, ...] = ()
     phases_s: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -106,12 +108,15 @@ class Sweep:
                     return self._finished("budget")
                 if self.plan.reference is not None and number % REFERENCE_EVERY == 0:
                     self._repeat_reference(self.plan.reference)
+                if number == 0:
+                    self._measure_more_references()
                 self._measure(point)
                 if self._lost_in_a_row >= _MAX_LOST_IN_A_ROW:
                     reason = f"{_MAX_LOST_IN_A_ROW} workers in a row were lost"
                     return self._finished("failed", reason)
             if self.plan.reference is not None and self._todo:
                 self._repeat_reference(self.plan.reference)
+                self._measure_more_references()
             return self._finished("complete")
         finally:
             self._end_worker()
@@ -147,6 +152,12 @@ class Sweep:
             self._last_reference_us = median(reply.measurement.samples_us)
             self.first_reference_us = self.first_reference_us or self._last_reference_us
         self._append(point, self._outcome(reply, point), reply, role="reference")
+
+    def _measure_more_references(self) -> None:
+        for point in self.more_references:
+            self._progress.current = f"reference {point.workload}"
+            reply = self._ask(point)
+            self._append(point, self._outcome(reply, point), reply, role="reference")
 
     def _ask(self, point: PlanPoint) -> Reply:
         family = check_family(point.workload, point.provider)

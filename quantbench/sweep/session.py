@@ -55,7 +55,7 @@ class SweepSession:
             device = worker.hello.device
             options = make_options(device)
             axes, plan = plan_sweep(options, device)
-            _more(options, device)  # what it refuses is refused before there is a folder
+            adaptive_more(options, device)  # what it refuses is refused before there is a folder
             info = RunInfo(
                 run_id=new_run_id(run_name(options), datetime.now(UTC), results / device.name),
                 device=device,
@@ -127,7 +127,7 @@ class SweepSession:
             budget_s=self.options.budget_s,
             limit_s=self.options.limit_s,
             first_reference_us=_first_reference_us(self._records),
-            more=more or _more(self.options, self.hello.device),
+            more=more or adaptive_more(self.options, self.hello.device),
             records=list(self._records),
             interpreter=self.interpreted,
         )
@@ -193,7 +193,7 @@ def _first_reference_us(records: tuple[Record, ...]) -> float | None:
     return None
 
 
-def _more(options: SweepOptions, device: DeviceSpec) -> More | None:
+def adaptive_more(options: SweepOptions, device: DeviceSpec) -> More | None:
     """What asks for points beyond the plan: the choice of an adaptive sweep."""
     if not options.adaptive:
         return None

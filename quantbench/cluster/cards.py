@@ -1,0 +1,110 @@
+"""Which cards of a run are slow: each device measured the same references, so their times tell.
+
+Works on records alone, read back from a run or still in memory; `source` names the device of a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import median_high, median_low
+
+from quantbench.stats import median, noise
+from quantbench.store.record import Measured, Record
+from quantbench.sweep.plan import Plan, PlanPoint
+from quantbench.workload import Gemm
+
+# Cards of one kind differ by 1 to 2 % in clock at the same power; what is beyond that deserves a name.
+_SLOW = 0.03
+# Standard errors that the difference must exceed as well.
+_SURE = 3.0
+
+
+@dataclass(frozen=True)
+class Card:
+    """One device of a run. slowdown: its time over the usual card's, minus 1, over the references that both measured.
+    error: the standard error of it. clock_mhz, usual_clock_mhz: medians at the references, its own and the
+    usual card's; None where unknown. throttled: reasons it gave."""
+
+    label: str
+    slowdown: float
+    error: float
+    repeats: int
+    clock_mhz: float | None
+    usual_clock_mhz: float | None
+    throttled: tuple[str, ...] = ()
+
+    @property
+    def slow(self) -> bool:
+        """Slower than cards of one kind are, and than its own scatter explains."""
+        return self.slowdown > max(_SLOW, _SURE * self.error)
+
+    def __str__(self) -> str:
+        text = f"{self.label} is {self.slowdown:.0%} slower".replace("%", " %")
+        if self.clock_mhz is not None and self.usual_clock_mhz is not None:
+            text += f", clock {self.clock_mhz:.0f} of {self.usual_clock_mhz:.0f} MHz"
+        return text + (f" ({', '.join(self.throttled)})" if self.throttled else "")
+
+
+def reference_set(plan: Plan) -> tuple[PlanPoint, ...]:
+    """What every device measures beside the plan's reference: the product that takes longest (heat, power limit) and
+    the one with the fewest operations a byte (memory)."""
+    if plan.reference is None:
+        return ()
+    products = [point for point in plan.points if isinstance(point.workload, Gemm)]
+    longest = max(products, key=lambda p: (p.estimate_s, p.key), default=plan.reference)
+    thinnest = min(products, key=lambda p: (p.workload.flops / p.workload.min_bytes, p.key), default=plan.reference)
+    found = {point.key: point for point in (longest, thinnest) if point.key != plan.reference.key}
+    return tuple(found.values())
+
+
+def compare_cards(records: Iterable[Record]) -> tuple[Card, ...]:
+    """Every device of a run against the usual one, slowest first; empty where only one device measured."""
+    times: dict[str, dict[str, list[float]]] = {}
+    clocks: dict[str, list[float]] = {}
+    reasons: dict[str, set[str]] = {}
+    for record in records:
+        if record.role != "reference" or record.origin == "imported" or not isinstance(record.outcome, Measured):
+            continue
+        measurement = record.outcome.measurement
+        times.setdefault(record.source, {}).setdefault(record.key, []).append(median(measurement.samples_us))
+        clocks.setdefault(record.source, []).extend(measurement.clocks_mhz)
+        reasons.setdefault(record.source, set()).update(measurement.state_after.throttle_reasons)
+    if len(times) < 2:
+        return ()
+    usual_us = _usual(times)
+    own_clock = {label: median(values) for label, values in clocks.items() if values}
+    usual_clock = median_high(own_clock.values()) if own_clock else None
+    cards = []
+    for label, of_card in times.items():
+        ratios = [us / usual_us[key] for key, repeats in of_card.items() for us in repeats]
+        by_key = [median(repeats) / usual_us[key] for key, repeats in of_card.items()]
+        scatter = [us / median(repeats) for repeats in of_card.values() for us in repeats]
+        cards.append(
+            Card(
+                label=label,
+                slowdown=median(by_key) - 1,
+                error=noise(scatter) / sqrt(len(ratios)) if len(ratios) > 1 else 0.0,
+                repeats=len(ratios),
+                clock_mhz=own_clock.get(label),
+                usual_clock_mhz=usual_clock,
+                throttled=tuple(sorted(reasons[label])),
+            )
+        )
+    return tuple(sorted(cards, key=lambda card: -card.slowdown))
+
+
+def _usual(times: dict[str, dict[str, list[float]]]) -> dict[str, float]:
+    """The usual card's time of each reference: the middle card's, of two the faster one's."""
+    keys = {key for of_card in times.values() for key in of_card}
+    return {key: median_low([median(of[key]) for of in times.values() if key in of]) for key in keys}
+
+
+def card_lines(cards: Sequence[Card]) -> tuple[str, ...]:
+    """The slow cards by name, or one line that there are none."""
+    if not cards:
+        return ()
+    slow = tuple(str(card) for card in cards if card.slow)
+    alike = (f"{len(cards)} devices agree: the slowest is {max(0.0, cards[0].slowdown):.1%} behind the usual one",)
+    return slow or alike

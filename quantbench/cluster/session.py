@@ -1,0 +1,216 @@
+"""A sweep over every device of a cluster: who is there, one run per kind of device, and a thread beside each device."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from quantbench.cluster.lane import Lane
+from quantbench.cluster.members import ClusterWorker, DeviceLostError, Host
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import MeasurementError, StoreError
+from quantbench.store.environment import relevant_environment
+from quantbench.store.folder import RunWriter
+from quantbench.store.run import RunInfo, read_run_info
+from quantbench.sweep.messages import Hello
+from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json, plan_sweep
+from quantbench.sweep.runner import More
+from quantbench.sweep.session import new_run_id, now_text, run_name
+
+# Devices of one cluster start within seconds of each other; a node that takes longer joins when it is ready.
+_STRAGGLERS_S = 60.0
+# A device that was lost so often is left alone.
+_MOST_LOSSES = 3
+_RECONNECT_PAUSE_S = 1.0
+_WATCH_S = 0.2
+
+MakeOptions = Callable[[DeviceSpec], SweepOptions]
+MakeMore = Callable[[SweepOptions, DeviceSpec], More | None]
+Kind = tuple[str, tuple[tuple[str, str], ...]]
+
+
+class _StoppedError(Exception):
+    """Ends a device's thread when the whole sweep is stopped."""
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """What to measure and where to keep it.
+
+    make_options: the options for a kind of device; its budget is wall time for the whole cluster. make_more: what asks
+    for points beyond a run's plan. resume: a run to finish, instead of a new one under `results`.
+    """
+
+    make_options: MakeOptions
+    results: Path
+    make_more: MakeMore = lambda options, spec: None
+    resume: Path | None = None
+
+
+@dataclass
+class ClusterSweep:
+    """One sweep over `hosts`. `run`, then `lanes` holds the runs.
+
+    on_note: told in words when a device joins, is lost or does not take part. on_progress: called a few times a second
+    while it runs. clock, pause: injected for tests.
+    """
+
+    hosts: Sequence[Host]
+    options: ClusterOptions
+    on_note: Callable[[str], None] = lambda text: None
+    on_progress: Callable[[Sequence[Lane]], None] = lambda lanes: None
+    clock: Callable[[], float] = time.monotonic
+    pause: Callable[[float], None] = time.sleep
+
+    def __post_init__(self) -> None:
+        self.lanes: dict[Kind, Lane] = {}
+        self._stop = threading.Event()
+        self._changed = threading.Condition()
+        self._hellos: dict[str, Hello] = {}
+        self._given_up: dict[str, str] = {}
+        self._heard: set[str] = set()
+        self._first_s: float | None = None
+
+    def run(self) -> tuple[Lane, ...]:
+        """Measure until every run is complete, out of time, or without a device. What is measured is kept however this
+        ends. Raises MeasurementError when no device answered, and what any device's part raised."""
+        with ThreadPoolExecutor(max_workers=max(1, len(self.hosts)), thread_name_prefix="device") as threads:
+            parts = [threads.submit(self._serve, host) for host in self.hosts]
+            try:
+                pending = set(parts)
+                while pending:
+                    self.on_progress(tuple(self.lanes.values()))
+                    done, pending = wait(pending, timeout=_WATCH_S, return_when=FIRST_EXCEPTION)
+                    for part in done:
+                        part.result()
+            except BaseException:
+                self._stop.set()
+                wait(parts)
+                self._note_ends("interrupted")
+                raise
+        if not self.lanes:
+            reasons = "; ".join(f"{name}: {why}" for name, why in self._given_up.items())
+            raise MeasurementError("cluster", reasons or "no devices", "at least one device that answers")
+        self._note_ends()
+        return tuple(self.lanes.values())
+
+    def _serve(self, host: Host) -> None:
+        """One device's thread: connect, work, and again after a loss."""
+        for loss in range(_MOST_LOSSES):
+            with suppress(_StoppedError):
+                try:
+                    self._work(host, host.connect(self._tick))
+                except DeviceLostError as lost:
+                    self.on_note(f"{lost.who} was lost: {lost.reason}")
+                    self._answered(host, lost.reason)  # the others need not wait for it
+                    if loss + 1 < _MOST_LOSSES:
+                        self.pause(_RECONNECT_PAUSE_S)
+                        continue
+            return
+
+    def _work(self, host: Host, worker: ClusterWorker) -> None:
+        self._hellos[worker.label] = worker.hello
+        self._answered(host)
+        lane = self._lane_of(worker)
+        if lane is None:
+            worker.close()
+            return
+        worker.begin(lane.options.timing)
+        ending = lane.measure(worker, self._tick)
+        if ending.how == "failed":
+            self.on_note(f"{worker.label} takes no more points: {ending.reason}")
+
+    def _tick(self) -> None:
+        if self._stop.is_set():
+            raise _StoppedError
+
+    def _answered(self, host: Host, given_up: str = "") -> None:
+        with self._changed:
+            if given_up:
+                self._given_up[host.name] = given_up
+            self._first_s = self.clock() if self._first_s is None else self._first_s
+            self._heard.add(host.name)
+            self._changed.notify_all()
+
+    def _lane_of(self, worker: ClusterWorker) -> Lane | None:
+        """The run that this device works for, once all devices have answered or been waited for."""
+        with self._changed:
+            while not self._all_here():
+                self._tick()
+                self._changed.wait(_WATCH_S)
+            kind = kind_of(worker.hello)
+            if kind not in self.lanes:
+                lane = self._open(kind, worker)
+                if lane is None:
+                    return None
+                self.lanes[kind] = lane
+            return self.lanes[kind]
+
+    def _all_here(self) -> bool:
+        waited_s = self.clock() - (self._first_s or 0.0)
+        return len(self._heard) >= len(self.hosts) or waited_s > _STRAGGLERS_S
+
+    def _open(self, kind: Kind, worker: ClusterWorker) -> Lane | None:
+        members = sum(kind_of(hello) == kind for hello in self._hellos.values())
+        if self.options.resume is not None:
+            return self._reopen(self.options.resume, worker, members)
+        device = worker.hello.device
+        options = self.options.make_options(device)
+        budget_s = options.budget_s
+        if budget_s is not None:
+            # A plan is laid out for one device; several work off more of it in the same time.
+            options = replace(options, budget_s=budget_s * members)
+        axes, plan = plan_sweep(options, device)
+        more = self.options.make_more(options, device)
+        info = RunInfo(
+            run_id=new_run_id(run_name(options), datetime.now(UTC), self.options.results / device.name),
+            device=device,
+            state=worker.hello.state,
+            software=worker.hello.software,
+            axes={axis.dim: list(axis.values) for axis in axes},
+            options=options_to_json(options),
+            seed=options.timing.seed,
+            environment=relevant_environment(),
+            started=now_text(),
+        )
+        writer = RunWriter.create(self.options.results, info)
+        return Lane(device, options, plan, writer, self.clock, self.pause, budget_s, more)
+
+    def _reopen(self, folder: Path, worker: ClusterWorker, members: int) -> Lane | None:
+        info = read_run_info(folder)
+        device = worker.hello.device
+        if device.name != info.device.name or self.lanes:
+            self.on_note(f"{worker.label} takes no part: it is a {device.name}, the run is of {info.device.name}")
+            return None
+        options = options_from_json(info.options)
+        _, plan = plan_sweep(options, device)
+        more = self.options.make_more(options, device)
+        writer, run = RunWriter.resume(folder)
+        budget_s = None if options.budget_s is None else options.budget_s / members
+        return Lane(device, options, plan, writer, self.clock, self.pause, budget_s, more, run.records)
+
+    def _note_ends(self, how: str = "") -> None:
+        """Say in each run.json how it ended. how: of all, "" for each run's own ending."""
+        for lane in self.lanes.values():
+            before = lane.writer.info.phases_s
+            phases_s = {name: before.get(name, 0.0) + lane.phases_s[name] for name in before.keys() | lane.phases_s}
+            info = replace(lane.writer.info, ended=now_text(), how_ended=how or lane.finished.how, phases_s=phases_s)
+            try:
+                lane.writer.update(info)
+            except StoreError:
+                # What stopped the sweep is what the user must hear of; a disk too full for run.json too adds nothing.
+                if not how:
+                    raise
+            finally:
+                lane.writer.close()
+
+
+def kind_of(hello: Hello) -> Kind:
+    """What must be the same for figures to stand in one run: the device and all versions but the machine's own."""
+    return hello.device.name, tuple(sorted((k, v) for k, v in hello.software.items() if k != "os"))
