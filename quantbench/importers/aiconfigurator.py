@@ -35,7 +35,8 @@ _NOT_KERNELS = {"torch.nn.functional.linear", "sglang", "sglang_torch_linear", "
 _MODE = "graph"
 _CAVEATS = ("imported: one mean of a few runs, its spread, clock and cache state not recorded",)
 
-_COLLECTIVES = {
+#: the package's names of collectives → ours
+COLLECTIVES = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
     "alltoall": "all_to_all",
 }  # fmt: skip
@@ -130,7 +131,7 @@ def _generation_attention(row: dict[str, Any]) -> Attention | str:
 
 
 def _collective(row: dict[str, Any]) -> Collective | str:
-    op, dtype = _COLLECTIVES.get(row["op_name"]), dtype_name(row["nccl_dtype"])
+    op, dtype = COLLECTIVES.get(row["op_name"]), dtype_name(row["nccl_dtype"])
     if op is None:
         return f"op_name {row['op_name']}: no such collective here"
     # The table counts elements; nccl-tests was run with sizes in bytes (collector/collect_nccl.py).
@@ -156,7 +157,7 @@ TABLES: dict[str, _Kind] = {
     ),
     "nccl": _Kind(
         "comm", "nccl_perf", ("op_name", "nccl_dtype", "num_gpus", "message_size", "latency"), _collective,
-        lambda row: _COLLECTIVES[row["op_name"]],
+        lambda row: COLLECTIVES[row["op_name"]],
         lambda work: {"message_bytes": work.message_bytes, "num_gpus": work.num_gpus},
     ),
     "encoder_attention": _Kind(

@@ -22,7 +22,8 @@ _WHO = "import vidur"
 #: what Vidur profiles in (mlp_wrapper.py: the model is cast to float16)
 DEFAULT_DTYPE = "fp16"
 
-_GEMM_OPS = {"attn_pre_proj": "qkv", "attn_post_proj": "proj", "mlp_up_proj": "mlp_up", "mlp_down_proj": "mlp_down"}
+#: Vidur's names of a layer's products → ours
+GEMM_OPS = {"attn_pre_proj": "qkv", "attn_post_proj": "proj", "mlp_up_proj": "mlp_up", "mlp_down_proj": "mlp_down"}
 _MLP_KEYS = ("n_head", "n_kv_head", "n_embd", "n_expanded_embd", "use_gated_mlp", "num_tokens",
              "num_tensor_parallel_workers")  # fmt: skip
 _ATTENTION_KEYS = ("n_embd", "n_q_head", "n_kv_head", "num_tensor_parallel_workers", "batch_size",
@@ -76,7 +77,7 @@ def _read_mlp(file: CsvFile, row: CsvRow, dtype: str, found: Rows) -> None:
             found.leave_out(f"op {op}: no such workload here")
             continue
         n, k = shapes[op]
-        name = "mlp_up_gate" if op == "mlp_up_proj" and row.flag("use_gated_mlp") else _GEMM_OPS[op]
+        name = "mlp_up_gate" if op == "mlp_up_proj" and row.flag("use_gated_mlp") else GEMM_OPS[op]
         work = _make(row, lambda n=n, k=k: Gemm(tokens, n, k, dtype=dtype, layout="nt"))  # type: ignore[misc]
         found.add(Row(work, latency_us, "sarathi", place(name, m=tokens, n=n, k=k)))
 

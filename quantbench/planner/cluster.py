@@ -185,6 +185,12 @@ def _links(device: DeviceSpec) -> tuple[dict[int, Link], str]:
     return {1: link}, f"{stated['source']}; {_UNMEASURED_SHARE:.0%} of it assumed"
 
 
+def stated_link(device: DeviceSpec) -> tuple[float, str]:
+    """What connects a GPU with the others of its node, one direction, in 1e9 bytes a second, and who states it."""
+    found = _stated(device)
+    return float(found["value"]), str(found["source"])
+
+
 def _stated(device: DeviceSpec) -> dict[str, Any]:
     table: dict[str, dict[str, Any]] = _data()["intra_node_gb_per_s"]
     for prefix, values in table.items():
