@@ -193,3 +193,10 @@ def test_never_above_the_peak_and_never_faster_for_more(slug: str) -> None:
 def test_architecture_families() -> None:
     names = [architecture_family(c) for c in ((7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), None)]
     assert names == ["volta", "turing", "ampere", "ampere", "ada", "hopper", "blackwell", "cpu"]
+
+
+def test_heads_that_must_be_padded_pay_for_the_copies_in_full() -> None:
+    model = AttentionModel.prior(A100)
+    padded, aligned = (Attention(1, 12, 2048, 2048, width) for width in (150, 152))
+    copied_us = 2 * 4 * 12 * 2048 * 150 * 2 / (A100.memory_gb_per_s * 1e3)
+    assert model.predict([padded])[0].latency_us > model.predict([aligned])[0].latency_us + 0.9 * copied_us

@@ -206,12 +206,14 @@ def times(
 
     padding_bytes = np.where(shapes.misaligned, 2.0 * (2.0 * shapes.query_bytes + shapes.key_bytes), 0.0)
     useful_bytes_per_us = bytes_per_us * np.exp(x["log_memory_efficiency"])
-    memory_us = (shapes.min_bytes + padding_bytes) / useful_bytes_per_us
+    memory_us = shapes.min_bytes / useful_bytes_per_us
     busy_us = (compute_us**3 + memory_us**3) ** (1.0 / 3.0)
     busy_us = busy_us * np.exp(x["throttle"] / (1.0 + np.exp(-(np.log(busy_us) - np.log(1000.0)) / 0.7)))
     tokens = shapes.batch * shapes.seq_q.astype(float)
     write_us = tokens / device.sm_count * np.exp(x["log_token_write_us"])
     write_us = write_us + 2.0 * shapes.key_bytes / bytes_per_us * np.exp(x["log_cache_write"])
     launch_us = np.full(len(shapes), np.exp(x["log_launch_us"]))
-    latency_us = launch_us + busy_us + np.where(cache_write, write_us, 0.0)
+    # Copies are kernels of their own: nothing hides them.
+    padding_us = padding_bytes / useful_bytes_per_us
+    latency_us = launch_us + busy_us + padding_us + np.where(cache_write, write_us, 0.0)
     return Terms(latency_us, launch_us, compute_us, memory_us, waves)
