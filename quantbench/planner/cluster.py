@@ -191,10 +191,21 @@ def stated_link(device: DeviceSpec) -> tuple[float, str]:
     return float(found["value"]), str(found["source"])
 
 
+def host_link(device: DeviceSpec) -> tuple[float, str]:
+    """The slot between a GPU and its host, one direction, in 1e9 bytes a second, by the GPU's generation."""
+    found = _slot(device)
+    return float(found["value"]), str(found["source"])
+
+
 def _stated(device: DeviceSpec) -> dict[str, Any]:
     table: dict[str, dict[str, Any]] = _data()["intra_node_gb_per_s"]
     for prefix, values in table.items():
         if device.name.startswith(prefix):
             return values
+    return _slot(device)
+
+
+def _slot(device: DeviceSpec) -> dict[str, Any]:
+    table: dict[str, dict[str, Any]] = _data()["intra_node_gb_per_s"]
     major = (device.compute_capability or (0, 0))[0]
     return table["pcie-gen3" if major < 8 else "pcie-gen4" if major == 8 else "pcie-gen5"]
