@@ -27,7 +27,7 @@ LAYERS = (
     ("store", "sweep", "importers", "comm"),
     ("cluster",),
     ("analysis", "validate"),
-    ("report", "planner", "profile"),
+    ("report", "planner", "profile", "advice"),
     ("cli", "pytest_plugin", "__main__"),
     ("evidence",),
 )

@@ -1,0 +1,133 @@
+"""What an operation takes and which kernel runs it: asked for in batches, remembered, from any source of times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol, runtime_checkable
+
+from quantbench.device.spec import DeviceSpec
+from quantbench.latency.softmax import fallback_bytes
+from quantbench.latency.transformer import TransformerModel
+from quantbench.launch import Launch
+from quantbench.megatron import megatron_fused_available
+from quantbench.planner.calibration import shipped
+from quantbench.planner.constraints import softmax_generation
+from quantbench.planner.layer_time import unaligned_s
+from quantbench.planner.op_times import Latency, OpTimes, RememberedTimes
+from quantbench.workload import Op, Softmax
+from quantbench.workload.transformer import Compute
+
+# The rate of unaligned batched products was fitted to whole iterations of training and never timed alone; how far off
+# it is, is a guess.
+_UNALIGNED_SPREAD = 1.5
+
+
+@runtime_checkable
+class KernelTimes(OpTimes, Protocol):
+    """Times that come with the kernels they belong to."""
+
+    def launches(self, workloads: Sequence[Compute]) -> list[Launch | None]:
+        """The launch that is believed in, per workload, None where none is known."""
+
+
+class ModelledTimes:
+    """Times of a device's latency models, with the kernels they believe in.
+
+    Batched products whose rows are not 16-byte aligned, which no public table holds, run at the share of the fp32 peak
+    that the planner fitted to measured training iterations (`Calibration.unaligned_share`).
+    """
+
+    def __init__(self, model: TransformerModel, unaligned_share: float | None = None) -> None:
+        self._model = model
+        self._share = shipped().elsewhere.unaligned_share if unaligned_share is None else unaligned_share
+        self._launches: dict[Compute, Launch | None] = {}
+        self._notes: dict[str, None] = {}
+
+    @property
+    def device(self) -> DeviceSpec:
+        """The GPU that the times are of."""
+        return self._model.device
+
+    @property
+    def note(self) -> str:
+        """What the times that were asked for so far rest on."""
+        return "; ".join(filter(None, self._notes))
+
+    def latencies_us(self, workloads: Sequence[Compute]) -> list[Latency]:
+        """One latency per workload, in their order."""
+        found = []
+        for op in self._model.predict_ops([Op(work.kind, "forward", work, 1) for work in workloads]):
+            work, estimate = op.op.workload, op.work.estimate
+            self._launches[work] = op.work.launch
+            self._note(op.work.note)
+            latency = Latency(estimate.low_us, estimate.latency_us, estimate.high_us)
+            slow_s = unaligned_s(work, self.device, self._share)
+            if slow_s is not None:
+                # No slower than aligned rows would be, whatever the fitted rate says.
+                mid = max(slow_s * 1e6, latency.mid)
+                latency = Latency(max(mid / _UNALIGNED_SPREAD, latency.low), mid, mid * _UNALIGNED_SPREAD)
+                self._note("batched products of unaligned rows: at a rate fitted to whole iterations on A100s")
+            found.append(latency)
+        return found
+
+    def _note(self, note: str) -> None:
+        """Keep a note. The attention model adds to its own how many of a batch are beyond what was measured."""
+        own = self._model.attention.note
+        if note.startswith(own) and note != own:
+            self._notes[own] = None
+            note = "backward attention and unusual heads are beyond what was measured there"
+        self._notes[note] = None
+
+    def launches(self, workloads: Sequence[Compute]) -> list[Launch | None]:
+        """The launch that is believed in, per workload; None for softmax and attention."""
+        missing = [work for work in workloads if work not in self._launches]
+        if missing:
+            self.latencies_us(missing)
+        return [self._launches[work] for work in workloads]
+
+
+class Answers:
+    """Latencies and launches of single operations. A softmax that Megatron's fused kernel refuses takes as much longer
+    as its fallback moves more bytes; everything else is as the source says."""
+
+    def __init__(self, times: OpTimes) -> None:
+        self._source = times
+        self._times = RememberedTimes(times)
+
+    @property
+    def device(self) -> DeviceSpec:
+        """The GPU that the times are of."""
+        return self._times.device
+
+    @property
+    def note(self) -> str:
+        """What the times rest on."""
+        return self._times.note
+
+    def ask(self, workloads: Iterable[Compute]) -> None:
+        """Ask for many at once what is not known yet."""
+        self._times.ask(workloads)
+
+    def fused(self, work: Compute) -> Latency:
+        """The time of one run; of a softmax, as if the fused kernel ran."""
+        return self._times.latencies_us([work])[0]
+
+    def latency(self, work: Compute) -> Latency:
+        """The time of one run."""
+        us = self.fused(work)
+        if not isinstance(work, Softmax) or not softmax_objections(work):
+            return us
+        factor = fallback_bytes(work) / work.min_bytes
+        return Latency(us.low * factor, us.mid * factor, us.high * factor)
+
+    def launch(self, work: Compute) -> Launch | None:
+        """The kernel that is believed to run it; None where the source does not know."""
+        return self._source.launches([work])[0] if isinstance(self._source, KernelTimes) else None
+
+
+def softmax_objections(work: Softmax) -> tuple[str, ...]:
+    """Why Megatron's fused softmax does not take this one; empty where it does."""
+    return megatron_fused_available(
+        sq=work.rows, sk=work.cols, heads_per_gpu=work.batch // work.mask_batch, mbs=work.mask_batch, dtype=work.dtype,
+        mask=work.mask, generation=softmax_generation(work.cols),
+    ).reasons  # fmt: skip

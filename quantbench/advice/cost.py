@@ -1,0 +1,185 @@
+"""What a shape costs on one GPU, op by op, and what of that is wasted past edges."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from math import sqrt
+
+from quantbench.advice.answers import Answers
+from quantbench.advice.edges import Edge, edges, tile_of
+from quantbench.advice.spread import ratio_factor
+from quantbench.latency.estimate import Estimate
+from quantbench.latency.transformer import CORRELATION, OpEstimate, WorkEstimate, total
+from quantbench.launch import Launch
+from quantbench.planner.op_times import Latency
+from quantbench.quantization import Quantization, quantize
+from quantbench.workload import Gemm, Op, TransformerShape
+from quantbench.workload.transformer import Compute
+
+# A loss of less than this share of an op's time is not worth a word, nor can any model tell it.
+_WORTH_SAYING = 0.01
+_TRILLION = 1e12
+_US_PER_HOUR = 3.6e9
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An edge that an op is past, and what that wastes: waste_us per run, low_us to high_us nine times out of ten.
+
+    The waste is the predicted time less the time that the same arithmetic would take at the rate (FLOP per µs) that is
+    predicted just before the edge; for the fused softmax, less the time of the fused kernel. Where tiles and waves are
+    the reason, it is no more than the share of the device that they leave idle beyond what is idle before the edge.
+    """
+
+    edge: Edge
+    waste_us: float
+    low_us: float
+    high_us: float
+
+
+@dataclass(frozen=True)
+class OpCost:
+    """One op of a shape. latency: of one run, in µs. launch: the kernel that is believed in, None where none is known.
+    quantization: how a product falls into its tiles (or the device's assumed ones) and waves. findings: the edges that
+    it is past, the worst first; they overlap, so that the op's waste is that of the worst."""
+
+    op: Op
+    latency: Latency
+    launch: Launch | None
+    quantization: Quantization | None
+    findings: tuple[Finding, ...]
+
+    @property
+    def total_us(self) -> float:
+        """Time of all its runs in a micro-batch."""
+        return self.latency.mid * self.op.count
+
+    @property
+    def waste_us(self) -> float:
+        """What all its runs waste in a micro-batch."""
+        return self.findings[0].waste_us * self.op.count if self.findings else 0.0
+
+
+@dataclass(frozen=True)
+class ShapeCost:
+    """All ops of a shape together, forward and backward, per micro-batch on one GPU. latency: of all of them, in µs.
+
+    Only products, softmax and attention are in it: norms, activations, communication, the optimizer and what is
+    recomputed are not.
+    """
+
+    shape: TransformerShape
+    ops: tuple[OpCost, ...]
+    latency: Latency
+    waste_low_us: float
+    waste_high_us: float
+
+    @property
+    def waste_us(self) -> float:
+        """What is wasted past edges in a micro-batch."""
+        return sum(op.waste_us for op in self.ops)
+
+    @property
+    def waste_share(self) -> float:
+        """The part of the time that is wasted past edges."""
+        return self.waste_us / self.latency.mid
+
+    @property
+    def tflops(self) -> float:
+        """Useful arithmetic per second on one GPU."""
+        return sum(o.op.workload.flops * o.op.count for o in self.ops) / self.latency.mid / 1e6
+
+    def gpu_hours_per_trillion_tokens(self, us: float) -> float:
+        """GPU-hours that `us` per micro-batch on each of the tp GPUs come to over 1e12 tokens."""
+        return us * self.shape.tp / self.shape.tokens * _TRILLION / _US_PER_HOUR
+
+    @cached_property
+    def by_name(self) -> dict[str, tuple[OpCost, ...]]:
+        """The ops by name (qkv, proj, …), forward first; the name that wastes most first, then the longest."""
+        named: dict[str, list[OpCost]] = defaultdict(list)
+        for cost in self.ops:
+            named[cost.op.name].append(cost)
+        worst = sorted(named.values(), key=lambda own: (-sum(c.waste_us for c in own), -sum(c.total_us for c in own)))
+        return {costs[0].op.name: tuple(costs) for costs in worst}
+
+
+def cost_of(shape: TransformerShape, answers: Answers) -> ShapeCost:
+    """What every op of a shape takes, and what it wastes."""
+    ops = shape.ops()
+    answers.ask(op.workload for op in ops)
+    found = {op: edges(op, answers.device, answers.launch(op.workload)) for op in dict.fromkeys(ops)}
+    answers.ask(edge.before for own in found.values() for edge in own)
+    costs = tuple(_cost(op, found[op], answers) for op in ops)
+    whole = latency_of(costs)
+    wasted = sum(cost.waste_us for cost in costs)
+    low, high = _waste_interval(costs, whole.mid, wasted, answers)
+    return ShapeCost(shape, costs, whole, low, high)
+
+
+def latency_of(costs: Iterable[OpCost]) -> Latency:
+    """The time of several ops together, with its interval; their errors are alike, see latency.transformer."""
+    parts = [
+        OpEstimate(c.op, WorkEstimate(Estimate(c.latency.mid, c.latency.low, c.latency.high, "modelled", "compute")))
+        for c in costs
+    ]
+    summed = total(parts, CORRELATION)
+    return Latency(summed.low_us, summed.latency_us, summed.high_us)
+
+
+def _cost(op: Op, past: Iterable[Edge], answers: Answers) -> OpCost:
+    launch, quantization = answers.launch(op.workload), None
+    if isinstance(op.workload, Gemm):
+        tile, held = tile_of(answers.device, launch)
+        quantization = quantize(op.workload, tile, answers.device.sm_count, held)
+    return OpCost(op, answers.latency(op.workload), launch, quantization, _findings(op, past, answers))
+
+
+def _findings(op: Op, past: Iterable[Edge], answers: Answers) -> tuple[Finding, ...]:
+    now = answers.latency(op.workload)
+    found = []
+    for edge in past:
+        ideal = _at_the_rate_before(op.workload, edge, answers)
+        share = min(edge.most, 1 - ideal.mid / now.mid)
+        if share < _WORTH_SAYING:
+            continue
+        # The fallback's bytes are counted and its time is not measured: nothing cancels there.
+        same = edge.before == op.workload
+        factor = (
+            sqrt(now.high / now.low) if same else ratio_factor({op.workload: (1.0, now)}, {edge.before: (1.0, ideal)})
+        )
+        low, high = (min(edge.most, max(0.0, 1 - (1 - share) * by)) for by in (factor, 1 / factor))
+        found.append(Finding(edge, share * now.mid, low * now.mid, high * now.mid))
+    return tuple(sorted(found, key=lambda f: -f.waste_us))
+
+
+def _at_the_rate_before(work: Compute, edge: Edge, answers: Answers) -> Latency:
+    """The time of `work` at the rate that is reached just before the edge."""
+    us = answers.fused(edge.before)
+    growth = work.flops / edge.before.flops
+    return Latency(us.low * growth, us.mid * growth, us.high * growth)
+
+
+def _waste_interval(
+    costs: Iterable[OpCost], whole_us: float, wasted_us: float, answers: Answers
+) -> tuple[float, float]:
+    """What is wasted at the least and at the most: from the ratio of what would be left to the whole."""
+    if not wasted_us:
+        return 0.0, 0.0
+    above: dict[Compute, tuple[float, Latency]] = {}
+    below: dict[Compute, tuple[float, Latency]] = {}
+
+    def add(parts: dict[Compute, tuple[float, Latency]], work: Compute, share: float, latency: Latency) -> None:
+        parts[work] = (parts.get(work, (0.0, latency))[0] + share, latency)
+
+    for cost in costs:
+        add(above, cost.op.workload, cost.total_us / whole_us, cost.latency)
+        left = (cost.total_us - cost.waste_us) / (whole_us - wasted_us)
+        before = cost.findings[0].edge.before if cost.findings else cost.op.workload
+        add(below, before, left, answers.fused(before) if cost.findings else cost.latency)
+    factor = ratio_factor(above, below)
+    share = wasted_us / whole_us
+    low, high = (max(0.0, 1 - (1 - share) * by) for by in (factor, 1 / factor))
+    return low * whole_us, high * whole_us

@@ -1,0 +1,143 @@
+"""Which edges an operation has just passed: alignment, a tile, a wave, or what Megatron's fused softmax asks for.
+
+Arithmetic names the edges; what one costs is asked of the times, see `cost`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from quantbench.advice.answers import softmax_objections
+from quantbench.advice.dims import side_names
+from quantbench.analysis.blocks import padded
+from quantbench.analysis.neighbours import NEAR
+from quantbench.device.spec import DeviceSpec
+from quantbench.latency.roofline import assumed_tile
+from quantbench.launch import Launch, Tile
+from quantbench.quantization import alignment_bytes, cdiv, gemm_alignment_bytes, quantize
+from quantbench.units import percent
+from quantbench.workload import Attention, Gemm, Op, Softmax
+from quantbench.workload.dtypes import DTYPES
+from quantbench.workload.transformer import Compute
+
+KINDS = ("alignment", "fused softmax", "wave edge", "tile edge")
+#: what kernels load at a time
+VECTOR_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Edge:
+    """An edge that an operation is past. kind: one of KINDS. words: the reason, for people.
+
+    before: the operation just before the edge; the same operation for the fused softmax, which the edge switches off.
+    most: the share of the operation's time that it can have lost by this edge: what tiles and waves are empty, 1 where
+    no arithmetic bounds it.
+    """
+
+    kind: str
+    words: str
+    before: Compute
+    most: float = 1.0
+
+
+def edges(op: Op, device: DeviceSpec, launch: Launch | None = None) -> tuple[Edge, ...]:
+    """Every edge that the op is past. launch: the kernel that runs it; the device's assumed tile where none is known.
+
+    Waves are looked for as far back as NEAR, the way that somebody is ready to move a size.
+    """
+    work = op.workload
+    if isinstance(work, Gemm):
+        names = side_names(op)
+        return (*_unaligned(work, names), *_tiles_and_waves(work, names, device, launch))
+    return tuple(_of_attention(work) if isinstance(work, Attention) else _of_softmax(work))
+
+
+def tile_of(device: DeviceSpec, launch: Launch | None) -> tuple[Tile, int]:
+    """The tile of a launch and the blocks of it that an SM holds; those assumed for the device where none is known."""
+    if launch is not None and launch.tile is not None:
+        return launch.tile, launch.blocks_per_sm or 1
+    assumed = assumed_tile(device)
+    return assumed.tile, assumed.blocks_per_sm
+
+
+def _unaligned(gemm: Gemm, names: dict[str, str]) -> Iterator[Edge]:
+    steps = _row_steps(gemm)
+    off = {side: step for side, step in steps.items() if getattr(gemm, side) % step}
+    if not off:
+        return
+    changes: dict[str, Any] = {side: _down(getattr(gemm, side), step) for side, step in off.items()}
+    said = dict.fromkeys(
+        f"{names.get(side, side)} = {getattr(gemm, side)} is no multiple of {step}" for side, step in off.items()
+    )
+    words = f"{', '.join(said)}: rows aligned to {gemm_alignment_bytes(gemm)} bytes, not {VECTOR_BYTES}"
+    yield Edge("alignment", words, replace(gemm, **changes))
+
+
+def _row_steps(gemm: Gemm) -> dict[str, int]:
+    """The sides that are rows in memory, and what each must be a multiple of for whole vectors."""
+    step = VECTOR_BYTES // DTYPES[gemm.dtype].element_bytes
+    rows = {"k" if gemm.layout[0] == "n" else "m": step}
+    rows["n" if gemm.layout[1] == "n" else "k"] = step
+    rows["n"] = max(rows.get("n", 1), VECTOR_BYTES // DTYPES[gemm.output_dtype].element_bytes)
+    return rows
+
+
+def _down(size: int, step: int) -> int:
+    """The multiple of step below size, or the first one where there is none below."""
+    return max(step, size // step * step)
+
+
+def _tiles_and_waves(gemm: Gemm, names: dict[str, str], device: DeviceSpec, launch: Launch | None) -> Iterator[Edge]:
+    tile, held = tile_of(device, launch)
+    now = quantize(gemm, tile, device.sm_count, held)
+    for side, block in (("m", tile.block_m), ("n", tile.block_n)):
+        size, name = getattr(gemm, side), names.get(side, side)
+        first = (size - 1) // block * block
+        for below in range(first, 0, -block):
+            near = below >= size * (1 - NEAR)
+            if not near and below != first:
+                break
+            changes: dict[str, Any] = {side: below}
+            shorter = replace(gemm, **changes)
+            then = quantize(shorter, tile, device.sm_count, held)
+            if near and then.num_waves < now.num_waves:
+                full = percent(now.last_wave_tiles / now.resident_blocks)
+                words = f"wave {now.num_waves} of {now.num_waves} is {full} full, and {name} = {size} is past {below}"
+                yield Edge(
+                    "wave edge", f"{words} ({tile} tiles)", shorter, max(0.0, 1 - now.efficiency / then.efficiency)
+                )
+                break
+            if below == first and size % block:
+                to = cdiv(size, block) * block
+                words = f"{name} = {size} pads to {to}: {percent(1 - size / to)} idle ({tile} tiles)"
+                yield Edge("tile edge", words, shorter, 1 - size / to)
+
+
+def _of_attention(work: Attention) -> Iterator[Edge]:
+    step = VECTOR_BYTES // DTYPES[work.dtype].element_bytes
+    if work.head_dim % step:
+        bytes_now = alignment_bytes(work.head_dim, work.dtype)
+        words = (
+            f"head_dim = {work.head_dim} is no multiple of {step}: "
+            f"rows aligned to {bytes_now} bytes, not {VECTOR_BYTES}"
+        )
+        yield Edge("alignment", words, replace(work, head_dim=_down(work.head_dim, step)))
+    to = _padded(work)
+    narrower = (replace(work, head_dim=width) for width in range(work.head_dim - 1, 0, -1))
+    before = next((other for other in narrower if _padded(other) == other.head_dim), None)
+    if to != work.head_dim and before is not None:
+        idle = 1 - work.head_dim / to
+        yield Edge("tile edge", f"head_dim = {work.head_dim} pads to {to}: {percent(idle)} idle", before, idle)
+
+
+def _padded(work: Attention) -> int:
+    found = padded(work)
+    return work.head_dim if found is None else found[2]
+
+
+def _of_softmax(work: Compute) -> Iterator[Edge]:
+    reasons = softmax_objections(work) if isinstance(work, Softmax) else ()
+    if reasons:
+        yield Edge("fused softmax", f"Megatron's fused softmax does not run: {'; '.join(reasons)}", work)

@@ -1,0 +1,133 @@
+"""The best shapes near one: by predicted time per token at equal parameters, and by how far one must move for it.
+
+A smaller model is faster for being small, so times are held against each other per token and parameter: `gain` is how
+many more tokens a second the neighbour's ops would take at the shape's own number of parameters. Arithmetic that
+parameters do not pay for (attention between all pairs of tokens) counts as time and as nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from quantbench.advice.answers import Answers
+from quantbench.advice.space import Space, alone, together, useful_parameters
+from quantbench.advice.spread import Parts, ratio_factor
+from quantbench.workload import Op, TransformerShape
+from quantbench.workload.transformer import Compute
+
+# Heads of one hidden size whose times differ by less are as good as each other: no model here tells them apart.
+_AS_GOOD = 0.01
+# A neighbour must promise this much.
+_WORTH_MOVING = 0.005
+# Rows of heads in whole cache lines of 128 bytes; wider alignment is worth nothing more.
+_LINE_ELEMENTS = 64
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A shape near the one asked about. gain: tokens per second at equal parameters, as a share more; low, high: nine
+    times out of ten. parameters: of it, a padded vocabulary left out; more: the change in them, as a share. move: the
+    largest relative change among hidden, ffn and layers. nearest: whether no shape that is nearer gains as much.
+    reasons: why, the largest saving first."""
+
+    shape: TransformerShape
+    gain: float
+    low: float
+    high: float
+    parameters: int
+    more: float
+    move: float
+    nearest: bool
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """us: per token and parameter, in proportion. parts: each op's share of it."""
+
+    shape: TransformerShape
+    us: float
+    parameters: int
+    parts: Parts
+    move: float
+
+
+class Neighbours:
+    """The search around one shape."""
+
+    def __init__(self, base: TransformerShape, answers: Answers, space: Space) -> None:
+        self._answers, self._space = answers, space
+        self._base = base
+        self._singles = alone(base, space)
+        self._joint = list(together(base, space))
+        every = [base, *self._joint, *(shape for shapes in self._singles.values() for shape in shapes)]
+        ops = {shape: shape.ops() for shape in every}
+        answers.ask(op.workload for own in ops.values() for op in own)
+        self._timed = {shape: self._time(shape, ops[shape]) for shape in every}
+
+    @property
+    def tried(self) -> int:
+        """How many shapes were looked at."""
+        return len(self._timed) - 1
+
+    def best(self, count: int) -> tuple[Neighbour, ...]:
+        """At most `count` shapes, of each hidden size one: first those that no nearer shape equals, then the others,
+        fastest first in both."""
+        per_size: dict[int, list[_Timed]] = defaultdict(list)
+        for shape in self._joint:
+            per_size[shape.hidden].append(self._timed[shape])
+        chosen = [_of_equals(timed) for timed in per_size.values()]
+        nearest: set[TransformerShape] = set()
+        record = float("inf")
+        for timed in sorted(chosen, key=lambda t: (t.move, t.us)):
+            if timed.us < record:
+                record = timed.us
+                nearest.add(timed.shape)
+        ranked = sorted(chosen, key=lambda t: (t.shape not in nearest, t.us))
+        return self._worth_it(ranked, nearest)[:count]
+
+    def single(self) -> tuple[Neighbour, ...]:
+        """The best change of each thing alone, where one is worth it; the largest gain first."""
+        found: list[Neighbour] = []
+        for name, shapes in self._singles.items():
+            timed = [self._timed[shape] for shape in shapes]
+            best = _of_equals(timed) if name == "heads" and timed else min(timed, key=lambda t: t.us, default=None)
+            found += self._worth_it([best], {best.shape}) if best is not None else ()
+        return tuple(sorted(found, key=lambda n: -n.gain))
+
+    def _worth_it(self, ranked: Iterable[_Timed], nearest: set[TransformerShape]) -> tuple[Neighbour, ...]:
+        base = self._timed[self._base]
+        found = []
+        for timed in ranked:
+            ratio = base.us / timed.us
+            if ratio - 1 < _WORTH_MOVING:
+                continue
+            factor = ratio_factor(base.parts, timed.parts)
+            more = timed.parameters / base.parameters - 1
+            found.append(
+                Neighbour(
+                    timed.shape, ratio - 1, ratio / factor - 1, ratio * factor - 1, timed.parameters, more, timed.move,
+                    timed.shape in nearest,
+                )
+            )  # fmt: skip
+        return tuple(found)
+
+    def _time(self, shape: TransformerShape, ops: Sequence[Op]) -> _Timed:
+        times: dict[Compute, float] = defaultdict(float)
+        for op in ops:
+            times[op.workload] += self._answers.latency(op.workload).mid * op.count
+        total_us = sum(times.values())
+        parts = {work: (us / total_us, self._answers.latency(work)) for work, us in times.items()}
+        count = useful_parameters(shape, self._base.vocab)
+        pairs = ((getattr(shape, name), getattr(self._base, name)) for name in ("hidden", "ffn", "layers"))
+        move = max(abs(own / other - 1) for own, other in pairs)
+        return _Timed(shape, total_us / shape.tokens / count, count, parts, move)
+
+
+def _of_equals(timed: Sequence[_Timed]) -> _Timed:
+    """Of those as fast as the fastest, the one whose heads' rows are aligned best."""
+    least = min(t.us for t in timed)
+    equals = [t for t in timed if t.us <= least * (1 + _AS_GOOD)]
+    return max(equals, key=lambda t: (min(_LINE_ELEMENTS, t.shape.head_dim & -t.shape.head_dim), -t.us))
