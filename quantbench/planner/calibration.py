@@ -1,12 +1,13 @@
 """The fitted constants of the planner, as shipped in planner.json with where they come from.
 
 Four belong to the iteration's time and two to the memory. They describe a site: its machines and its software. At a
-site that nothing was fitted for, products take the time that they take alone, launches are hidden and the network
+site that nothing was fitted for, collectives take the time that they take alone, launches are hidden and the network
 runs at its rate. Everything else in the planner is counted (bytes, FLOPs, micro-batches), taken from a specification,
 or asked of a latency model.
 
 History of the format:
 1  first version.
+2  tensor_factor instead of compute_factor (products take the time that they take alone) and of fault_tensor_factor.
 """
 
 from __future__ import annotations
@@ -23,46 +24,41 @@ from quantbench.planner.cluster import Cluster
 
 _WHO = "planner.json"
 CALIBRATION_FORMAT = "quantbench-planner"
-CALIBRATION_VERSION = 1
+CALIBRATION_VERSION = 2
 #: the constants of the iteration's time: name → (lowest, highest) that can be believed
 RANGES = {
-    "compute_factor": (0.5, 3.0),
+    "tensor_factor": (1.0, 10.0),
     "layer_overhead_ms": (0.0, 50.0),
     "data_parallel_share": (0.01, 1.0),
     "unaligned_share": (0.01, 16.0),
 }
 #: those of the memory
 MEMORY_RANGES = {"base_gib": (0.0, 20.0), "activation_slack": (0.0, 2.0)}
-_STATED_RANGES = {"fault_tensor_factor": (1.0, 5.0)}
 
 
 @dataclass(frozen=True)
 class Calibration:
     """The constants of one site.
 
-    compute_factor: time of a product inside training over its time alone (clocks under sustained load, other
-    layouts, interference). layer_overhead_ms: per layer and micro-batch, forward to backward: launches, small kernels,
-    stragglers. data_parallel_share: what data-parallel traffic gets of a node's network adapters. unaligned_share:
-    rate of batched products whose rows are not 16-byte aligned, over the GPU's fp32 peak.
+    tensor_factor: time of a tensor-parallel collective inside training over that of NCCL's table, where all GPUs enter
+    it at once: waiting for the last of them, and the hosts. layer_overhead_ms: per layer and micro-batch, forward to
+    backward: launches, small kernels. data_parallel_share: what data-parallel traffic gets of a node's network
+    adapters. unaligned_share: rate of batched products whose rows are not 16-byte aligned, over the GPU's fp32 peak.
 
     Of the memory, fitted apart: base_gib: context, communicators, buckets and workspaces of a process.
     activation_slack: what the caching allocator holds beyond the activations, as a share of them.
-
-    Not fitted: fault_tensor_factor: time of a tensor-parallel collective over that of NCCL's table while the hosts are
-    set up wrongly (`Job.host_fault`), from what is stated about that fault.
     """
 
-    compute_factor: float
+    tensor_factor: float
     layer_overhead_ms: float
     data_parallel_share: float
     unaligned_share: float
     base_gib: float
     activation_slack: float
-    fault_tensor_factor: float = 1.0
     provenance: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, (low, high) in {**RANGES, **MEMORY_RANGES, **_STATED_RANGES}.items():
+        for name, (low, high) in {**RANGES, **MEMORY_RANGES}.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
                 raise InputError(_WHO, f"{name} = {value!r}", f"a number from {low} to {high}")
@@ -79,7 +75,7 @@ class Calibration:
 
     def __str__(self) -> str:
         return (
-            f"products take {self.compute_factor:.2f} times their time alone, {self.layer_overhead_ms:.1f} ms per "
+            f"collectives take {self.tensor_factor:.2f} times their time alone, {self.layer_overhead_ms:.1f} ms per "
             f"layer and micro-batch, {self.data_parallel_share:.0%} of the network"
         )
 

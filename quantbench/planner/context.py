@@ -4,7 +4,6 @@ or from what is usual, in that order, and each filling is recorded."""
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
@@ -118,7 +117,7 @@ def case_of(row: TableRow, given: Given | None = None) -> Case:
     job = Job(
         shape, where, gpus, filling.need("gbs", "--gbs"),
         optimizer=filling.known("optimizer") or filling.assume("optimizer", "fused_adam", "usual"),
-        dp_overlap=filling.given.dp_overlap, host_fault=_host_fault(filling),
+        dp_overlap=filling.given.dp_overlap,
     )  # fmt: skip
     return Case(job, layout, tuple(filling.assumed))
 
@@ -219,24 +218,6 @@ def usual_heads(hidden: int, tp: int) -> int:
     if not aligned:
         raise InputError(_WHO, f"hidden = {hidden} with tp = {tp}", "hidden divisible by tp")
     return hidden // min(aligned, key=lambda width: (abs(width - _USUAL_HEAD_DIM), width))
-
-
-def _host_fault(filling: _Filling) -> bool:
-    host = filling.context.get("host")
-    if host is None or not filling.row.date or filling.row.date >= host["fault_before"]:
-        return False
-    return bool(filling.assume("host_fault", True, host["why"]))
-
-
-def repeated_across_fault(rows: Sequence[TableRow]) -> list[tuple[TableRow, TableRow]]:
-    """Rows of one layout before and after a fault of the hosts was mended: pairs (before, after)."""
-    pairs = []
-    for row in rows:
-        for before, after in _context_of(row).get("host", {}).get("repeated", ()):
-            if row.line == before:
-                same = [r for r in rows if r.source_file == row.source_file and r.line == after]
-                pairs += [(row, other) for other in same]
-    return pairs
 
 
 def known_of(row: TableRow) -> str:

@@ -144,10 +144,7 @@ class LayerTimes:
         slow_s = unaligned_s(work, self._job.cluster.device, self._calibration.unaligned_share)
         if slow_s is not None:
             return exactly(slow_s)
-        if isinstance(work, Softmax):
-            factor = 1.0 if fused else fallback_bytes(work) / work.min_bytes
-        else:
-            factor = self._calibration.compute_factor
+        factor = fallback_bytes(work) / work.min_bytes if isinstance(work, Softmax) and not fused else 1.0
         return Span(us.low, us.mid, us.high).times(factor * 1e-6)
 
     def _reduce_s(self, shape: TransformerShape) -> float:
@@ -156,8 +153,7 @@ class LayerTimes:
         cluster = self._job.cluster
         bus_bytes = 2 * (shape.tp - 1) / shape.tp * shape.tokens * shape.hidden * element_bytes(shape.dtype)
         if shape.tp <= cluster.gpus_per_node:
-            factor = self._calibration.fault_tensor_factor if self._job.host_fault else 1.0
-            return factor * cluster.intra_node(shape.tp).time_s(bus_bytes)
+            return self._calibration.tensor_factor * cluster.intra_node(shape.tp).time_s(bus_bytes)
         return bus_bytes / (cluster.gpu_gb_per_s * 1e9)
 
 

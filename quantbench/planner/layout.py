@@ -28,8 +28,7 @@ class Job:
     fused_adam apex's, adam_8bit bitsandbytes'. dropout: whether hidden states and attention are dropped out (the
     documents' runs did). dp_overlap: the share of data-parallel traffic that hides behind computation (0 as in
     DeepSpeed's pipeline engine, which reduces after the flush). rampup_step: samples by which the batch grows at the
-    start of training, or 0. host_fault: whether the hosts are known to be set up wrongly, so that the GPUs of a node
-    wait for each other (processes bound to the wrong NUMA node).
+    start of training, or 0.
     """
 
     shape: TransformerShape
@@ -40,7 +39,6 @@ class Job:
     dropout: bool = True
     dp_overlap: float = 0.0
     rampup_step: int = 0
-    host_fault: bool = False
 
     def __post_init__(self) -> None:
         require_int("plan", "gpus", self.gpus, high=2**24)
@@ -56,7 +54,7 @@ class Job:
         """What tells jobs apart."""
         return (
             self.shape, self.cluster.key, self.gpus, self.gbs, self.optimizer, self.dropout, self.dp_overlap,
-            self.rampup_step, self.host_fault,
+            self.rampup_step,
         )  # fmt: skip
 
 

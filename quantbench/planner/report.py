@@ -40,7 +40,6 @@ def job_to_json(job: Job, calibration: Calibration, times_note: str) -> dict[str
         "dropout": job.dropout,
         "dp_overlap": job.dp_overlap,
         "rampup_step": job.rampup_step,
-        "host_fault": job.host_fault,
         "topology": {
             "cluster": where.name, "device": where.device.name, "gpus_per_node": where.gpus_per_node,
             "nodes": -(-job.gpus // where.gpus_per_node), "node_gb_per_s": where.node_gb_per_s, "source": where.source,
