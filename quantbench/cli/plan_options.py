@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from quantbench.errors import InputError, require_choice
 from quantbench.planner.cluster import Cluster, cluster, gpu_named, reference_cluster
@@ -63,16 +65,9 @@ class PlanArguments:
     def shape(self) -> TransformerShape:
         """The model, from a preset or a config, changed by what else was typed."""
         base = self._base()
-        changes = {
-            name: getattr(self, name)
-            for name in ("hidden", "heads", "kv_heads", "ffn", "layers", "seq", "vocab")
-            if getattr(self, name)
-        }
-        if {"hidden", "heads"} & changes.keys():
-            changes.setdefault("kv_heads", 0)
-            changes["head_dim"] = 0
-            if "hidden" in changes:
-                changes.setdefault("ffn", round(base.ffn / base.hidden * changes["hidden"]))
+        names = ("hidden", "heads", "kv_heads", "ffn", "layers", "seq", "vocab")
+        typed = {name: getattr(self, name) for name in names if getattr(self, name)}
+        changes = with_what_follows(base, typed)
         if self.gated:
             changes["gated"] = True
         require_choice(_WHO, "attention", self.attention, ATTENTIONS)
@@ -185,6 +180,18 @@ class PlanArguments:
             parameters=self.params or parameters(self.shape()), tolerance=self.tolerance, aspect=(low, high),
             head_dim=(int(narrow), int(wide)),
         )  # fmt: skip
+
+
+def with_what_follows(base: TransformerShape, typed: Mapping[str, int]) -> dict[str, Any]:
+    """Sizes that were typed over those of `base`, and what must not stay at the base's value then: key/value heads and
+    head_dim when hidden or heads were, and the MLP's width, which follows hidden."""
+    changes: dict[str, Any] = dict(typed)
+    if {"hidden", "heads"} & typed.keys():
+        changes.setdefault("kv_heads", 0)
+        changes.setdefault("head_dim", 0)
+        if "hidden" in typed:
+            changes.setdefault("ffn", round(base.ffn / base.hidden * typed["hidden"]))
+    return changes
 
 
 def _integers(option: str, text: str, *, low: int = 1) -> tuple[int, ...]:
