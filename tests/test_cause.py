@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from simulator import SimulatedGpu, along, measurement, records_of
 
@@ -11,6 +13,7 @@ from quantbench.analysis.check import fit_all
 from quantbench.analysis.cliffs import find_cliffs
 from quantbench.analysis.periods import find_periods
 from quantbench.analysis.point_noise import LEAST_ERROR
+from quantbench.analysis.staircase import Explanation
 from quantbench.analysis.summary import Point, points_of
 from quantbench.analysis.tiles import tile_finder
 from quantbench.device.spec import DeviceSpec
@@ -115,6 +118,45 @@ def test_tiles_within_one_wave() -> None:
     found = cause(point(Gemm(256, 4096, 8192), 100), point(Gemm(257, 4096, 8192), 130), 0.26)
     assert found.kind == "tile edge"
     assert found.words == "128x256 tile (assumed) on 108 SMs: 32 to 48 tiles within one wave"
+
+
+@pytest.mark.parametrize(
+    ("n", "kind", "words"),
+    [
+        # 24 to 36 tiles: in four parts each they are 96 and 144, and 144 are more than run at once.
+        (3072, "wave edge", "128x256 tile on 108 SMs, each cut in 4 to fill them (narrower tiles or split-k): "
+         "96 to 144 blocks, 1 to 2 waves"),
+        # 16 to 24: in four parts 64 and 96, which still fit.
+        (2048, "tile edge", "128x256 tile on 108 SMs: 16 to 24 tiles within one wave"),
+        (10240, "wave edge", "128x256 tile on 108 SMs: 1 to 2 waves, the last 11 % full"),
+    ],
+)  # fmt: skip
+def test_below_one_wave_a_recovered_tile_is_cut_until_the_sms_are_busy(n: int, kind: str, words: str) -> None:
+    step = Step((point(Gemm(256, n, 4096), 100), point(Gemm(257, n, 4096), 130)), 0, 0.26)
+    found = cause_of(step, A100, lambda _: TileInUse(TILE, 108, "steps", "128x256 tile on 108 SMs"))
+    assert (found.kind, found.words) == (kind, words)
+    back = cause_of(Step(step.points[::-1], 0, -0.26), A100, lambda _: TileInUse(TILE, 108, "steps", "tile"))
+    assert back.kind == kind
+
+
+def test_an_assumed_tile_is_dropped_where_the_steps_speak_against_it() -> None:
+    # Steps of a 64x64 tile, too noisy to tell it from its likes, but not from a 128x256 one.
+    gpu = SimulatedGpu(108, Tile(64, 64))
+    records = records_of(gpu, along("n", range(1024, 4097, 64), Gemm(2048, 1, 4096)), noise=0.01, seed=4)
+    fitted = fit_all(points_of(records, gpu.spec()), LEAST_ERROR)
+    (period,) = find_periods(fitted, gpu.spec())
+    family = period.family
+    (first, *_) = points_of(records, gpu.spec())
+
+    def believed(plausible: frozenset[Explanation]) -> TileInUse | None:
+        recovered = replace(period.recovered, verdict="unclear", plausible=plausible)
+        return tile_finder(gpu.spec(), [replace(period, recovered=recovered, chosen=None)])(family)(first)
+
+    assert Explanation(64, 64, 108) in period.recovered.plausible
+    assert believed(period.recovered.plausible) is None
+    kept = believed(frozenset({Explanation(128, 256, 108)}))
+    assert kept is not None
+    assert kept.source == "assumed"
 
 
 def test_a_processor_has_tiles_and_no_waves() -> None:

@@ -49,6 +49,16 @@ def num_blocks(workload: Workload, tile: Tile) -> int | None:
             return None
 
 
+def parts_to_fill(blocks: int, resident_blocks: int) -> int:
+    """Into how many parts a library can cut each block (narrower tiles, or a split reduction) so that blocks of less
+    than half a wave keep more SMs busy and still run at once: the largest such power of two.
+
+    >>> parts_to_fill(24, 108), parts_to_fill(60, 108)
+    (4, 1)
+    """
+    return int(1 << max(0, (resident_blocks // max(1, blocks)).bit_length() - 1))
+
+
 def row_alignment_bytes(workload: Workload) -> int | None:
     """The largest power of two up to 128 that divides the rows in memory, in bytes; None for a collective."""
     match workload:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 
-from quantbench.analysis.blocks import TileInUse, num_blocks, padded, row_alignment_bytes
+from quantbench.analysis.blocks import TileInUse, num_blocks, padded, parts_to_fill, row_alignment_bytes
 from quantbench.analysis.summary import Point
 from quantbench.analysis.tiles import TileOf
 from quantbench.device.spec import DeviceSpec
@@ -161,11 +161,28 @@ def _more_blocks(step: Step, old: TileInUse, new: TileInUse, evidence: str) -> C
         last = after - (waves[1] - 1) * new.resident_blocks
         words = f"{new.words}: {waves[0]} to {waves[1]} waves, the last {percent(last / new.resident_blocks)} full"
         return Cause("wave edge", words, evidence)
-    # Tiles that fit into the waves there are anyway cost nothing, unless waves are not what runs.
+    found = _cut_to_fill(step, before, after, new) if waves == (1, 1) else None
+    if found is not None:
+        return found
+    # More tiles in as many whole waves cost nothing. Below one wave they do: all of them share the memory.
     if (not new.waves or waves[0] == waves[1] == 1) and log(after / before) / step.log_jump >= _ENOUGH:
         where = " within one wave" if new.waves else ""
         return Cause("tile edge", f"{new.words}: {before} to {after} tiles{where}", evidence)
     return None
+
+
+def _cut_to_fill(step: Step, before: int, after: int, used: TileInUse) -> Cause | None:
+    """Below one wave the recovered tile is not what ran: libraries cut it until the SMs are busy, and the parts begin a
+    second wave where whole tiles would not. docs/choosing-shapes.md has the measured steps with and without."""
+    parts = parts_to_fill(min(before, after), used.resident_blocks)
+    if used.source != "steps" or not used.waves or parts == 1:
+        return None
+    waves = [cdiv(blocks * parts, used.resident_blocks) for blocks in (before, after)]
+    if waves[0] == waves[1] or log(waves[1] / waves[0]) / step.log_jump < _ENOUGH:
+        return None
+    cut = f"{used.words}, each cut in {parts} to fill them (narrower tiles or split-k)"
+    words = f"{cut}: {before * parts} to {after * parts} blocks, {waves[0]} to {waves[1]} waves"
+    return Cause("wave edge", words, "arithmetic")
 
 
 def _padding(step: Step) -> Cause | None:

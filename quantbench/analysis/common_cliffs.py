@@ -6,10 +6,9 @@ not. Every compute-bound curve that has both sizes counts, whether or not it sho
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import exp
+from math import exp, log
 
 import numpy as np
 
@@ -25,6 +24,9 @@ from quantbench.stats import median_interval
 _FEWEST_CURVES = 8
 
 
+# Kinds of cause that are told of one size.
+_CAUSES_SAID = 2
+
 #: axis, op, provider, variant, and the sizes on both sides
 _Key = tuple[str, str, str, str, int, int]
 
@@ -33,9 +35,10 @@ _Key = tuple[str, str, str, str, int, int]
 class CommonCliff:
     """After size `at` of `axis` the time jumps by `ratio` in the middle of num_curves curves of one family.
 
-    low, high: 95 % interval of that median. num_cliffs: curves whose own jump there is sure. cause: the most frequent
-    cause of those. stepping, level: median ratio of the curves whose waves (of the explanation that the family's
-    period names) rise there, and of those whose do not, with their number; None where no explanation is sure.
+    low, high: 95 % interval of that median. num_cliffs: curves whose own jump there is sure. causes: kinds of cause of
+    those with their number, the kind that costs most first. stepping, level: median ratio of the curves whose waves (of
+    the explanation that the family's period names) rise there, and of those whose do not, with their number; None where
+    no explanation is sure.
     """
 
     axis: str
@@ -49,9 +52,19 @@ class CommonCliff:
     low: float
     high: float
     num_cliffs: int
-    cause: str
+    causes: tuple[tuple[str, int], ...]
     stepping: tuple[float, int] | None = None
     level: tuple[float, int] | None = None
+
+    @property
+    def cause(self) -> str:
+        """The kind that costs most."""
+        return self.causes[0][0] if self.causes else "unexplained"
+
+    @property
+    def cause_words(self) -> str:
+        """`wave edge 71, tile edge 64`: what explains the most costly cliffs, with the number of curves."""
+        return ", ".join(f"{kind} {number}" for kind, number in self.causes[:_CAUSES_SAID]) or "unexplained"
 
 
 def common_cliffs(
@@ -73,12 +86,12 @@ def common_cliffs(
                 steps = None if explanation is None else _steps(one, i, explanation)
                 jumps.setdefault(key, []).append((float(rise[i]), steps))
                 counted.add((key, curve.points[i].key))
-    causes: dict[_Key, Counter[str]] = {}
+    heights: dict[_Key, dict[str, list[float]]] = {}
     for cliff in cliffs:
         at = (cliff.axis, *cliff.family, cliff.at, cliff.next)
         if cliff.ratio > 1 and (at, cliff.before.key) in counted:
-            causes.setdefault(at, Counter())[cliff.cause.kind] += 1
-    found = [_common(key, of_key, causes.get(key, Counter())) for key, of_key in jumps.items()]
+            heights.setdefault(at, {}).setdefault(cliff.cause.kind, []).append(log(cliff.ratio))
+    found = [_common(key, of_key, heights.get(key, {})) for key, of_key in jumps.items()]
     return tuple(sorted((c for c in found if c is not None), key=lambda c: -c.ratio))
 
 
@@ -91,7 +104,9 @@ def _steps(one: FittedCurve, i: int, explanation: Explanation) -> bool | None:
     return after > before
 
 
-def _common(key: _Key, jumps: Sequence[tuple[float, bool | None]], causes: Counter[str]) -> CommonCliff | None:
+def _common(
+    key: _Key, jumps: Sequence[tuple[float, bool | None]], heights: dict[str, list[float]]
+) -> CommonCliff | None:
     if len(jumps) < _FEWEST_CURVES:
         return None
     rises = [rise for rise, _ in jumps]
@@ -100,10 +115,10 @@ def _common(key: _Key, jumps: Sequence[tuple[float, bool | None]], causes: Count
     if middle < SMALLEST_CLIFF or interval.low <= 0:
         return None
     axis, op, provider, variant, at, following = key
-    usual = causes.most_common(1)
+    causes = tuple((kind, len(heights[kind])) for kind in sorted(heights, key=lambda kind: -sum(heights[kind])))
     return CommonCliff(
         axis, op, provider, variant, at, following, len(jumps), exp(middle), exp(interval.low), exp(interval.high),
-        causes.total(), usual[0][0] if usual else "unexplained",
+        sum(number for _, number in causes), causes,
         _median_ratio([rise for rise, steps in jumps if steps]),
         _median_ratio([rise for rise, steps in jumps if steps is False]),
     )  # fmt: skip

@@ -37,18 +37,16 @@ class Wander:
 def wander(a: Run, b: Run, points: int) -> Wander:
     """The wander of two runs of which `points` points are compared."""
     ours, theirs = _references(a), _references(b)
-    medians_a = [us for times in ours.values() for us in times]
-    medians_b = [us for times in theirs.values() for us in times]
-    noise_a, noise_b = _noise(medians_a), _noise(medians_b)
+    noise_a, noise_b = _noise(ours), _noise(theirs)
     common = ours.keys() & theirs.keys()
     shift = None
-    if len(common) == 1:
-        (key,) = common
-        shift = median(theirs[key]) / median(ours[key])
+    if common:  # several, where many devices were compared by them
+        shift = median([median(theirs[key]) / median(ours[key]) for key in common])
     # The quantile that the largest of so many undisturbed points stays below.
     z = float(special.ndtri(1 - (1 - CONFIDENCE) / 2 / max(points, 1)))
     allowance = exp(z * hypot(noise_a or 0.0, noise_b or 0.0)) - 1
-    return Wander(len(medians_a), len(medians_b), noise_a, noise_b, allowance, shift)
+    repeats_a, repeats_b = (sum(map(len, side.values())) for side in (ours, theirs))
+    return Wander(repeats_a, repeats_b, noise_a, noise_b, allowance, shift)
 
 
 def _references(run: Run) -> dict[str, list[float]]:
@@ -60,6 +58,7 @@ def _references(run: Run) -> dict[str, list[float]]:
     return found
 
 
-def _noise(medians_us: list[float]) -> float | None:
-    """Of the logarithms, so that it is relative."""
-    return noise([1 + log(us / median(medians_us)) for us in medians_us]) if len(medians_us) >= _FEWEST else None
+def _noise(medians_us: dict[str, list[float]]) -> float | None:
+    """Of the logarithms, each against its own reference, so that it is relative."""
+    ratios = [1 + log(us / median(of_key)) for of_key in medians_us.values() if len(of_key) > 1 for us in of_key]
+    return noise(ratios) if len(ratios) >= _FEWEST else None

@@ -45,6 +45,7 @@ class Recovered:
     verdict: one of VERDICTS. best: the explanations of the likeliest class, indistinguishable at the sizes measured.
     confidence: that it is this class and no other candidate. explained: share of the squared deviations from a smooth
     trend, beyond noise, that its waves account for. rivals: one explanation each of the next classes, likeliest first.
+    plausible: every explanation of these classes and the best one.
     """
 
     verdict: str
@@ -52,6 +53,7 @@ class Recovered:
     confidence: float
     explained: float
     rivals: tuple[Explanation, ...]
+    plausible: frozenset[Explanation]
 
 
 def recover(curves: Sequence[FittedCurve], found: Candidates) -> Recovered:
@@ -80,7 +82,11 @@ def recover(curves: Sequence[FittedCurve], found: Candidates) -> Recovered:
         verdict = "clear"
     else:
         verdict = "unclear"
-    return Recovered(verdict, found.members[best], confidence, explained, _rivals(found, order, weight))
+    likely = _likely(order, weight)
+    return Recovered(
+        verdict, found.members[best], confidence, explained, tuple(found.members[i][0] for i in likely),
+        frozenset(explanation for i in (best, *likely) for explanation in found.members[i]),
+    )  # fmt: skip
 
 
 def _rises(waves: Ints) -> bool:
@@ -91,9 +97,8 @@ def _rises(waves: Ints) -> bool:
 _RIVAL, _MOST_RIVALS = 0.01, 5
 
 
-def _rivals(found: Candidates, order: Ints, weight: Floats) -> tuple[Explanation, ...]:
-    likely = [int(i) for i in order[1 : _MOST_RIVALS + 1] if weight[i] >= _RIVAL]
-    return tuple(found.members[i][0] for i in likely)
+def _likely(order: Ints, weight: Floats) -> list[int]:
+    return [int(i) for i in order[1 : _MOST_RIVALS + 1] if weight[i] >= _RIVAL]
 
 
 # More classes than the first number are first tried with these overheads alone, and the best so many kept.

@@ -42,17 +42,14 @@ _QUARTILE_PER_SIGMA = sqrt(2) * 0.318639
 
 
 def repeatability(records: Iterable[Record]) -> float:
-    """Relative standard deviation between repetitions of the run's reference point; the least known of any device where
-    there are too few."""
-    medians_us = [
-        median(record.outcome.measurement.samples_us)
-        for record in records
-        if record.role == "reference" and isinstance(record.outcome, Measured)
-    ]
-    if len(medians_us) < _FEWEST_REFERENCES:
-        return LEAST_ERROR
-    middle = median(medians_us)
-    return max(LEAST_ERROR, noise([1 + log(us / middle) for us in medians_us]))
+    """Relative standard deviation between repetitions of the run's reference points; the least known of any device
+    where there are too few. A run of many devices has several references, and its devices' differences count."""
+    medians_us: dict[str, list[float]] = {}
+    for record in records:
+        if record.role == "reference" and isinstance(record.outcome, Measured):
+            medians_us.setdefault(record.key, []).append(median(record.outcome.measurement.samples_us))
+    ratios = [1 + log(us / median(of_key)) for of_key in medians_us.values() if len(of_key) > 1 for us in of_key]
+    return max(LEAST_ERROR, noise(ratios)) if len(ratios) >= _FEWEST_REFERENCES else LEAST_ERROR
 
 
 def standard_errors(curves: Sequence[Curve], between: float) -> list[Floats]:

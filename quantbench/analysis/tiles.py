@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from quantbench.analysis.blocks import TileInUse
 from quantbench.analysis.periods import Period
+from quantbench.analysis.staircase import Explanation
 from quantbench.analysis.summary import Point
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.roofline import assumed_tile
@@ -25,18 +26,19 @@ def tile_finder(spec: DeviceSpec, periods: Iterable[Period]) -> Callable[[Family
 
 def _finder(spec: DeviceSpec, period: Period | None) -> TileOf:
     """Whose tile explains a step: the recorded launch's; else the one that explains the family's staircase; else the
-    one assumed for the device. Where the staircase was looked at and no single tile explains it, none is assumed."""
+    one assumed for the device. Where the staircase was looked at and speaks against that one, none is assumed."""
     believed: TileInUse | None = None
     one_core = spec.kind == "cpu"
     if period is not None and period.chosen is not None:
         chosen = period.chosen
         waves = not one_core and chosen.resident_blocks > 1
         believed = TileInUse(chosen.tile, chosen.resident_blocks, "steps", period.tile_words, waves)
-    elif period is None or period.recovered.verdict not in ("no single tile", "no waves"):
+    else:
         assumed = assumed_tile(spec)
         at_a_time = 1 if one_core else spec.sm_count * assumed.blocks_per_sm
         words = f"{assumed.tile} tile (assumed)" + ("" if one_core else f" on {spec.sm_count} SMs")
-        believed = TileInUse(assumed.tile, at_a_time, "assumed", words, not one_core)
+        if period is None or _may_be(Explanation(assumed.tile.block_m, assumed.tile.block_n, at_a_time), period):
+            believed = TileInUse(assumed.tile, at_a_time, "assumed", words, not one_core)
 
     def tile_of(point: Point) -> TileInUse | None:
         launch = point.launch
@@ -47,6 +49,11 @@ def _finder(spec: DeviceSpec, period: Period | None) -> TileOf:
         return TileInUse(launch.tile, at_a_time, "launch", _launch_words(launch.tile, per_sm, spec), not one_core)
 
     return tile_of
+
+
+def _may_be(assumed: Explanation, period: Period) -> bool:
+    """Whether a staircase that was looked at, and that tells no tile for sure, leaves room for this one."""
+    return period.recovered.verdict == "unclear" and assumed in period.recovered.plausible
 
 
 def _launch_words(tile: Tile, per_sm: int, spec: DeviceSpec) -> str:

@@ -64,14 +64,14 @@ def _table(title: str, *columns: str, right: int) -> Table:
 def _common_table(found: Check) -> Table:
     several = len({(c.op, c.provider, c.variant) for c in found.common}) > 1
     waves = any(c.stepping for c in found.common)
-    names = ("size", "time", "curves", *(("where waves rise", "elsewhere") if waves else ()), "mostly")
+    names = ("size", "time", "curves", *(("where waves rise", "elsewhere") if waves else ()), "sure cliffs by cause")
     table = _table("cliffs in the middle of all compute-bound curves", *names, right=len(names) - 1)
     for c in found.common[:_MOST_CLIFFS]:
         split = (_ratio_of(c.stepping), _ratio_of(c.level)) if waves else ()
         which = f" of {c.provider} {c.variant}" if several else ""
         table.add_row(
             f"{_axis(c.axis)} = {c.at} to {c.next}", f"{c.ratio:.2f}x ({c.low:.2f} to {c.high:.2f})",
-            str(c.num_curves), *split, c.cause + which,
+            str(c.num_curves), *split, c.cause_words + which,
         )  # fmt: skip
     return table
 
@@ -186,7 +186,7 @@ def _common_to_json(common: CommonCliff) -> dict[str, Any]:
     for name in ("stepping", "level"):
         part = data.pop(name)
         data[f"{name}_ratio"], data[f"{name}_curves"] = part or (None, 0)
-    return data
+    return {**data, "cause": common.cause, "causes": dict(common.causes)}
 
 
 def _period_to_json(period: Period) -> dict[str, Any]:

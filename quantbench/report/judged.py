@@ -66,9 +66,9 @@ def common_table(common: Sequence[CommonCliff]) -> Table | None:
         rows.append((
             one.axis.replace("_", "-"), f"{one.at} → {one.next}", str(one.num_curves),
             f"+{percent(one.ratio - 1)} ({percent(one.low - 1)} to {percent(one.high - 1)})",
-            _group(one.stepping), _group(one.level), one.cause,
+            _group(one.stepping), _group(one.level), one.cause_words,
         ))  # fmt: skip
-    head = ("axis", "between", "shapes", "time", "where a wave more begins", "where none does", "mostly because")
+    head = ("axis", "between", "shapes", "time", "where a wave more begins", "where none does", "sure cliffs by cause")
     return Table(head, tuple(rows), frozenset({2}))
 
 
