@@ -51,8 +51,8 @@ def _compiled(forest: Forest) -> Callable[..., float]:
     return names["correction"]
 
 
-def single_function(fast: FastGemm) -> Callable[[int, int, int], float]:
-    """A function (m, n, k) → µs that agrees with `fast.predict_us`."""
+def single_function(fast: FastGemm, *, rising: bool = True) -> Callable[[int, int, int], float]:
+    """A function (m, n, k) → µs that agrees with `fast.predict_us`; rising: as there."""
     from quantbench.latency.gemm_fast import WATCHED
 
     machine, correction, most = fast.machine, _compiled(fast.forest), fast.most
@@ -74,7 +74,7 @@ def single_function(fast: FastGemm) -> Callable[[int, int, int], float]:
 
     def single_us(m: int, n: int, k: int) -> float:
         found, best = raw(m, n, k)
-        half = k
+        half = k if rising else 0
         while half > _LEAST_K and half % 2 == 0:
             half //= 2
             if one_kernel(best, m, n, half) + most <= found:
