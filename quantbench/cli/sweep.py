@@ -74,6 +74,12 @@ def sweep(
     skip_impossible: Annotated[
         bool, typer.Option(help="Leave out sizes that cannot be, instead of refusing them.", rich_help_panel=_RUN)
     ] = False,
+    on: Annotated[
+        str, typer.Option(help="ray: on every GPU of a Ray cluster, one run per kind.", rich_help_panel=_RUN)
+    ] = "",
+    shard: Annotated[
+        str, typer.Option(help="Part I/N of the plan, for N tasks whose runs are merged.", rich_help_panel=_RUN)
+    ] = "",
     results: Annotated[Path, typer.Option(help="Where runs are kept.", rich_help_panel=_RUN)] = Path("results"),
     resume: Annotated[Path | None, typer.Option(help="Finish this run instead.", rich_help_panel=_RUN)] = None,
     dry_run: Annotated[bool, typer.Option(help="Print the plan and its time; run nothing.", rich_help_panel=_RUN)] = (
@@ -95,9 +101,13 @@ def sweep(
         direction=direction, causal=causal, provider=provider, cache=cache, mode=mode, half_width=half_width,
         min_samples=min_samples, max_time=max_time, distribution=distribution, seed=seed, budget=budget,
         point_limit=point_limit, skip_impossible=skip_impossible, shapes=shapes, points=points, adaptive=adaptive,
-        refine=refine,
+        refine=refine, shard=shard,
     )  # fmt: skip
     if dry_run:
         sweep_run.dry_run(arguments, gpu, as_json=as_json)
+    elif on:
+        from quantbench.cli import sweep_on
+
+        sweep_on.run(arguments, on, results, resume, gpu, as_json=as_json)
     else:
         sweep_run.run(arguments, results, resume, gpu, as_json=as_json)

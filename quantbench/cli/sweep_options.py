@@ -53,6 +53,7 @@ class SweepArguments:
     points: int = 0
     adaptive: bool = False
     refine: bool = False
+    shard: str = ""
 
 
 def held_and_dims(arguments: SweepArguments) -> tuple[Held, tuple[str, ...]]:
@@ -107,6 +108,7 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
         points=arguments.points,
         adaptive=arguments.adaptive,
         refine=arguments.refine,
+        shard=_shard(arguments.shard),
         shapes=() if arguments.shapes is None else read_shapes(arguments.shapes),
         budget_s=None if budget == "none" else parse_duration_s("--budget", budget),
         limit_s=parse_duration_s("--point-limit", arguments.point_limit) if arguments.point_limit else None,
@@ -117,6 +119,16 @@ def _size(dim: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) < 2**31):
         raise InputError(f"--{dim}", repr(text), f"an integer of at least 1, or a range together with --dim {dim}")
     return int(text)
+
+
+def _shard(text: str) -> tuple[int, ...]:
+    """`2/8` as (2, 8); () where none was given."""
+    if not text:
+        return ()
+    part, _, parts = text.partition("/")
+    if not all(number.isascii() and number.isdigit() for number in (part, parts)) or not 1 <= int(part) <= int(parts):
+        raise InputError("--shard", repr(text), "PART/PARTS from 1/PARTS to PARTS/PARTS, such as 2/8")
+    return int(part), int(parts)
 
 
 def _shape(arguments: SweepArguments) -> TransformerShape | None:

@@ -57,11 +57,11 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
             for p in plan.points
         ]  # fmt: skip
         axis_values = {axis.dim: list(axis.values) for axis in axes}
-        _print_json({"device": spec.name, "axes": axis_values, "estimate_s": plan.estimate_s, "points": points})
+        print_json({"device": spec.name, "axes": axis_values, "estimate_s": plan.estimate_s, "points": points})
         return
     console = output()
     console.print(f"plan for {spec.name}")
-    _say_plan(console, plan, options.budget_s)
+    say_plan(console, plan, options.budget_s)
     for point in plan.points[:_MOST_PLANNED_LINES]:
         estimate = latency(roofline_us(point.workload, spec))
         say(console, f"  {point.provider:<14} {point.workload}  about {estimate}")
@@ -72,39 +72,48 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
 def run(arguments: SweepArguments, results: Path, resume: Path | None, gpu: str, *, as_json: bool) -> None:
     """Run a new sweep, or finish the one in the folder `resume`."""
     start_s = time.monotonic()
-    if gpu:
-        raise InputError("sweep", f"--gpu {gpu} without --dry-run", "a sweep of the device at hand, or --dry-run")
-    if resume is not None and (arguments.dims or arguments.shapes):
-        raise InputError("sweep", f"--resume {resume} with --dim or --shapes", "the run's own points: --resume alone")
+    check_words(arguments, resume, gpu)
     console = output(stderr=as_json)
     # A scheduler that ends a job sends SIGTERM: the same clean stop as Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if resume is None:
-        sweep_options(arguments, "cuda")  # what is wrong with the words is said before a worker is started
         session = SweepSession.new(lambda spec: sweep_options(arguments, spec.kind), results, WorkerProcess)
     else:
         session = SweepSession.resume(resume, WorkerProcess)
     with session:
         finished = measure(console, session)
     measured = read_run(session.folder)
-    _say_result(console, measured, finished, time.monotonic() - start_s, as_json=as_json)
+    told = say_result(console, measured, finished, time.monotonic() - start_s, as_json=as_json)
+    if as_json:
+        print_json(told)
+
+
+def check_words(arguments: SweepArguments, resume: Path | None, gpu: str) -> None:
+    """What is wrong with the words is said before a worker is started."""
+    if gpu:
+        raise InputError("sweep", f"--gpu {gpu} without --dry-run", "a sweep of the device at hand, or --dry-run")
+    if resume is not None and (arguments.dims or arguments.shapes):
+        raise InputError("sweep", f"--resume {resume} with --dim or --shapes", "the run's own points: --resume alone")
+    if resume is None:
+        sweep_options(arguments, "cuda")
 
 
 def measure(console: Console, session: SweepSession) -> Finished:
     """Say what will be measured, measure it, and say what to do when stopped."""
     say_device(console, session.hello.device, session.hello.state)
-    _say_plan(console, session.plan, session.options.budget_s, already=len(session.done))
+    say_plan(console, session.plan, session.options.budget_s, already=len(session.done))
     if session.interpreted:
         console.print("TRITON_INTERPRET is set: triton's interpreter checks results; its times are those of no kernel.")
     try:
-        with _progress_shown(console) as show:
-            return session.run(show, more=_refinement(session.options, session.hello.device))
+        with progress_shown(console) as show:
+            return session.run(show, more=refinement(session.options, session.hello.device))
     except KeyboardInterrupt:
         console.print(f"\nstopped; everything measured is kept. Go on with: quantbench sweep --resume {session.folder}")
         raise
 
 
-def _refinement(options: SweepOptions, spec: DeviceSpec) -> Refine | None:
+def refinement(options: SweepOptions, spec: DeviceSpec) -> Refine | None:
+    """What bisects to every edge, where that was asked for."""
     if not options.refine:
         return None
     from quantbench.analysis.refinable import refine_of
@@ -112,8 +121,11 @@ def _refinement(options: SweepOptions, spec: DeviceSpec) -> Refine | None:
     return refine_of(options, spec)
 
 
-def _say_plan(console: Console, plan: Plan, budget_s: float | None, *, already: int = 0) -> None:
-    text = f"{len(plan.points)} points, about {duration(plan.estimate_s)}"
+def say_plan(console: Console, plan: Plan, budget_s: float | None, *, already: int = 0, devices: int = 1) -> None:
+    """How much there is to measure, how long it takes, and what is left out."""
+    text = f"{len(plan.points)} points, about {duration(plan.estimate_s / devices)}"
+    if devices > 1:
+        text += f" on {devices} devices"
     if already:
         text += f"; {already} of them are measured already"
     if plan.dropped:
@@ -126,7 +138,7 @@ def _say_plan(console: Console, plan: Plan, budget_s: float | None, *, already: 
 
 
 @contextmanager
-def _progress_shown(console: Console) -> Iterator[Callable[[SweepProgress], None]]:
+def progress_shown(console: Console) -> Iterator[Callable[[SweepProgress], None]]:
     """A bar on a terminal; now and then a line where there is none."""
     if not console.is_terminal:
         last_s = [time.monotonic()]
@@ -150,7 +162,10 @@ def _progress_shown(console: Console) -> Iterator[Callable[[SweepProgress], None
         yield update
 
 
-def _say_result(console: Console, run: Run, finished: Finished, wall_s: float, *, as_json: bool) -> None:
+def say_result(
+    console: Console, run: Run, finished: Finished, wall_s: float, *, as_json: bool, devices: int = 1
+) -> dict[str, Any]:
+    """Say what came of a run, unless it is asked for as JSON, which is returned. devices: that measured it together."""
     spec = run.info.device
     points = points_of(run.records, spec)
     axis = _widest_axis(run)
@@ -166,9 +181,9 @@ def _say_result(console: Console, run: Run, finished: Finished, wall_s: float, *
         for line in trust_lines(rows):
             say(console, line)
         _say_not_measured(console, run)
-    refinement = None if run.info.options.get("shapes") else _refinement(options_from_json(run.info.options), spec)
-    edges = () if refinement is None else refinement.edges(run.records)
-    if not as_json and refinement is not None:
+    refine = None if run.info.options.get("shapes") else refinement(options_from_json(run.info.options), spec)
+    edges = () if refine is None else refine.edges(run.records)
+    if not as_json and refine is not None:
         for line in edge_lines(edges):
             say(console, line)
     picture = None
@@ -177,19 +192,19 @@ def _say_result(console: Console, run: Run, finished: Finished, wall_s: float, *
 
         picture = run.folder / f"efficiency-{axis.replace('_', '-')}.png"
         draw_efficiency(points, axis, spec, picture, title=f"{spec.name} · {run.info.run_id} · measured")
-    overhead_s = wall_s - sum(run.info.phases_s.get(name, 0.0) for name in _MEASUREMENT_PHASES)
+    measuring_s = sum(run.info.phases_s.get(name, 0.0) for name in _MEASUREMENT_PHASES)
+    overhead_share = 1 - measuring_s / (wall_s * devices)
     if as_json:
-        _print_json({
+        return {
             "run": str(run.folder), "device": spec.name, "how_ended": finished.how,
             "rows": rows_to_json(rows, steps, spec), "steps": steps_to_json(steps),
             "edges": edges_to_json(edges), "picture": None if picture is None else str(picture),
-            "wall_s": wall_s, "overhead_share": overhead_s / wall_s,
-        })  # fmt: skip
-        return
+            "wall_s": wall_s, "overhead_share": overhead_share,
+        }  # fmt: skip
     for warning in run.warnings:
         say(console, f"[yellow]warning:[/yellow] {warning}")
     console.print(
-        f"{finished.how} in {duration(wall_s)}; the harness itself took {percent(overhead_s / wall_s)} of it"
+        f"{finished.how} in {duration(wall_s)}; the harness itself took {percent(overhead_share)} of it"
         + (f" ({finished.reason})" if finished.reason else "")
     )
     say(console, f"kept in {run.folder}/ (run.json, records.jsonl)")
@@ -197,6 +212,7 @@ def _say_result(console: Console, run: Run, finished: Finished, wall_s: float, *
         say(console, f"picture: {picture}")
     if finished.how == "budget":
         say(console, f"the rest: quantbench sweep --resume {run.folder}")
+    return {}
 
 
 def _say_not_measured(console: Console, run: Run) -> None:
@@ -225,6 +241,7 @@ def _widest_axis(run: Run) -> str:
     return max(run.info.axes, key=lambda dim: len(run.info.axes[dim])).replace("-", "_")
 
 
-def _print_json(data: dict[str, Any]) -> None:
+def print_json(data: dict[str, Any]) -> None:
+    """One JSON value on the standard output."""
     json.dump(data, sys.stdout, indent=1)
     print()

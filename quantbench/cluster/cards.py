@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import pi, sqrt
 from statistics import median_high, median_low
 
 from quantbench.stats import median, noise
@@ -17,8 +17,10 @@ from quantbench.workload import Gemm
 
 # Cards of one kind differ by 1 to 2 % in clock at the same power; what is beyond that deserves a name.
 _SLOW = 0.03
-# Standard errors that the difference must exceed as well.
+# Standard errors that the difference must exceed as well; that of a median is √(π/2) of a mean's, and the usual card's
+# figure has one too.
 _SURE = 3.0
+_ERROR_FACTOR = sqrt(pi / 2) * sqrt(2)
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,14 @@ class Card:
 
 
 def reference_set(plan: Plan) -> tuple[PlanPoint, ...]:
-    """What every device measures beside the plan's reference: the product that takes longest (heat, power limit) and
+    """What every device measures beside the plan's reference: the largest product (heat, power limit) and
     the one with the fewest operations a byte (memory)."""
     if plan.reference is None:
         return ()
     products = [point for point in plan.points if isinstance(point.workload, Gemm)]
-    longest = max(products, key=lambda p: (p.estimate_s, p.key), default=plan.reference)
+    largest = max(products, key=lambda p: (p.workload.flops, p.key), default=plan.reference)
     thinnest = min(products, key=lambda p: (p.workload.flops / p.workload.min_bytes, p.key), default=plan.reference)
-    found = {point.key: point for point in (longest, thinnest) if point.key != plan.reference.key}
+    found = {point.key: point for point in (largest, thinnest) if point.key != plan.reference.key}
     return tuple(found.values())
 
 
@@ -76,23 +78,31 @@ def compare_cards(records: Iterable[Record]) -> tuple[Card, ...]:
     usual_us = _usual(times)
     own_clock = {label: median(values) for label, values in clocks.items() if values}
     usual_clock = median_high(own_clock.values()) if own_clock else None
+    scatter = _scatter(times)
     cards = []
     for label, of_card in times.items():
-        ratios = [us / usual_us[key] for key, repeats in of_card.items() for us in repeats]
-        by_key = [median(repeats) / usual_us[key] for key, repeats in of_card.items()]
-        scatter = [us / median(repeats) for repeats in of_card.values() for us in repeats]
+        repeats = sum(map(len, of_card.values()))
+        by_key = [median(repeated) / usual_us[key] for key, repeated in of_card.items()]
         cards.append(
             Card(
                 label=label,
                 slowdown=median(by_key) - 1,
-                error=noise(scatter) / sqrt(len(ratios)) if len(ratios) > 1 else 0.0,
-                repeats=len(ratios),
+                error=_ERROR_FACTOR * scatter / sqrt(repeats),
+                repeats=repeats,
                 clock_mhz=own_clock.get(label),
                 usual_clock_mhz=usual_clock,
                 throttled=tuple(sorted(reasons[label])),
             )
         )
     return tuple(sorted(cards, key=lambda card: -card.slowdown))
+
+
+def _scatter(times: dict[str, dict[str, list[float]]]) -> float:
+    """Relative standard deviation of one repetition against the others of its reference on its card, over all cards."""
+    groups = [repeats for of_card in times.values() for repeats in of_card.values() if len(repeats) > 1]
+    ratios = [us / median(repeats) for repeats in groups for us in repeats]
+    # Each group's own median takes one of its repetitions.
+    return noise(ratios) * sqrt(len(ratios) / (len(ratios) - len(groups))) if ratios else 0.0
 
 
 def _usual(times: dict[str, dict[str, list[float]]]) -> dict[str, float]:

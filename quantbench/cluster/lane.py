@@ -31,7 +31,8 @@ _IDLE_S = 0.2
 class Lane:
     """A run, the points that are left of it, and what its devices have in common.
 
-    clock: seconds, of any origin. budget_s: wall seconds for all; None for no bound.
+    clock: seconds, of any origin. budget_s: wall seconds for all; None for no bound. expected_members: devices there
+    were when the plan was laid out; members: those that measured.
     """
 
     spec: DeviceSpec
@@ -44,6 +45,7 @@ class Lane:
     more: More | None = None
     records: tuple[Record, ...] = ()
     phases_s: Counter[str] = field(default_factory=Counter)
+    expected_members: int = 1
     endings: list[Finished] = field(default_factory=list)
     members: set[str] = field(default_factory=set)
 

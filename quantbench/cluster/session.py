@@ -180,7 +180,9 @@ class ClusterSweep:
             started=now_text(),
         )
         writer = RunWriter.create(self.options.results, info)
-        return Lane(device, options, plan, writer, self.clock, self.pause, budget_s, more)
+        return Lane(
+            device, options, plan, writer, self.clock, self.pause, budget_s, more, expected_members=members
+        )  # fmt: skip
 
     def _reopen(self, folder: Path, worker: ClusterWorker, members: int) -> Lane | None:
         info = read_run_info(folder)
@@ -193,7 +195,9 @@ class ClusterSweep:
         more = self.options.make_more(options, device)
         writer, run = RunWriter.resume(folder)
         budget_s = None if options.budget_s is None else options.budget_s / members
-        return Lane(device, options, plan, writer, self.clock, self.pause, budget_s, more, run.records)
+        return Lane(
+            device, options, plan, writer, self.clock, self.pause, budget_s, more, run.records, expected_members=members
+        )  # fmt: skip
 
     def _note_ends(self, how: str = "") -> None:
         """Say in each run.json how it ended. how: of all, "" for each run's own ending."""

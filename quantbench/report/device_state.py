@@ -72,16 +72,17 @@ def _of_state(records: Sequence[Record], field: str, name: str, unit: str) -> St
 def _drift(records: Sequence[Record]) -> StateTrack | None:
     """The reference point's time against its first, in percent."""
     found = []
+    first_us: dict[str, float] = {}  # of each reference: a run of many devices has several
     for record in records:
         if record.role == "reference":
             assert isinstance(record.outcome, Measured)
-            found.append((record.elapsed_s / 60, median(record.outcome.measurement.samples_us)))
+            us = median(record.outcome.measurement.samples_us)
+            found.append((record.elapsed_s / 60, us / first_us.setdefault(record.key, us)))
     if len(found) < 2:
         return None
-    first = found[0][1]
     return StateTrack(
         "reference point", "% against its first time", tuple(minute for minute, _ in found),
-        tuple(100 * (us / first - 1) for _, us in found),
+        tuple(100 * (ratio - 1) for _, ratio in found),
     )  # fmt: skip
 
 

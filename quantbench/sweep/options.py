@@ -27,7 +27,7 @@ class SweepOptions:
     budget_s: seconds for the whole sweep; None for no bound.
     limit_s: seconds after which a point counts as hanging; None for a limit from its estimate. points: how many of the
     plan's are measured, 0 for all; at random, or, adaptive, those that a model is least sure of. refine: bisect to
-    every edge that the plan's points show.
+    every edge that the plan's points show. shard: (2, 8) for the second of eight parts of the plan, () for all of it.
     """
 
     dims: tuple[str, ...]
@@ -41,6 +41,7 @@ class SweepOptions:
     points: int = 0
     adaptive: bool = False
     refine: bool = False
+    shard: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.adaptive and not self.points:
@@ -48,6 +49,9 @@ class SweepOptions:
         if self.refine and (self.adaptive or self.shapes):
             with_what = "--adaptive" if self.adaptive else "--shapes"
             raise InputError("sweep", f"--refine with {with_what}", "--refine along --dim, all of its points measured")
+        if self.shard and (self.refine or self.adaptive):
+            with_what = "--adaptive" if self.adaptive else "--refine"
+            raise InputError("sweep", f"--shard with {with_what}", "--shard of a plan that is known beforehand")
         if self.dims and self.shapes:
             raise InputError("sweep", f"--shapes with --dim {self.dims[0]}", "one or the other")
 
@@ -65,7 +69,7 @@ def options_from_json(data: object) -> SweepOptions:
     values["held"] = build(Held, values.get("held"), tuples=("ops",))
     values["timing"] = build(TimingOptions, values.get("timing"))
     values["shapes"] = tuple(tuple(shape) for shape in values.get("shapes", ()))
-    return build(SweepOptions, values, tuples=("dims", "providers"))
+    return build(SweepOptions, values, tuples=("dims", "providers", "shard"))
 
 
 def plan_sweep(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Plan]:
@@ -75,19 +79,29 @@ def plan_sweep(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...
         if spec.kind == "cpu":
             raise InputError("--adaptive", spec.name, "a GPU: the model behind it knows blocks and waves")
         return axes, first_points(plan, options.points)
-    return axes, replace(plan, points=plan.points[: options.points or None])
+    points = plan.points[: options.points or None]
+    if options.shard:
+        part, parts = options.shard
+        points = points[part - 1 :: parts]
+        if not points:
+            raise InputError(
+                "--shard", f"{part}/{parts}", f"at most {len(plan.points)} parts: so many points there are"
+            )
+    return axes, replace(plan, points=points)
 
 
 def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Plan]:
     """Axes with their edges, and the plan, for a device. A list of shapes has the axes m, n, k and batch."""
     held = with_defaults(options.held, spec.kind, default_dtype(spec))
+    # Several tasks work off their parts of one plan at the same time: it may be that much longer.
+    budget_s = options.budget_s and options.budget_s * (options.shard[1] if options.shard else 1)
     if options.shapes:
         placed = placed_shapes(options.shapes, held.dtype, held.layout)
         axes_of = tuple(
             Axis(dim, tuple(sorted({shape[i] for shape in options.shapes}))) for i, dim in enumerate(GEMM_DIMS)
         )
         providers = expand(options.providers)
-        return axes_of, lay_out(placed, providers, options.timing, spec, budget_s=options.budget_s)
+        return axes_of, lay_out(placed, providers, options.timing, spec, budget_s=budget_s)
     defaulted = []
     axes = []
     for text in options.dims:
@@ -106,6 +120,6 @@ def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...
         spec,
         # A range that nobody typed, or that edges were added to, may hold sizes that cannot be; a typed one may not.
         skip_impossible=options.skip_impossible or bool(defaulted) or any(axis.edges for axis in axes),
-        budget_s=options.budget_s,
+        budget_s=budget_s,
     )
     return edged, plan

@@ -1,0 +1,105 @@
+"""`quantbench sweep --on ray`: the same sweep on every device of a cluster, one run per kind of device."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from quantbench.cli.console import output, say
+from quantbench.cli.sweep_options import SweepArguments, sweep_options
+from quantbench.cli.sweep_run import check_words, print_json, progress_shown, refinement, say_plan, say_result
+from quantbench.cluster.cards import card_lines, compare_cards
+from quantbench.cluster.lane import Lane
+from quantbench.cluster.members import Host
+from quantbench.cluster.ray_pool import RayPool
+from quantbench.cluster.session import ClusterOptions, ClusterSweep
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import require_choice
+from quantbench.store.folder import read_run
+from quantbench.sweep.options import SweepOptions
+from quantbench.sweep.runner import More, Progress
+from quantbench.sweep.session import adaptive_more
+
+WHERE = ("ray",)
+
+
+def run(arguments: SweepArguments, on: str, results: Path, resume: Path | None, gpu: str, *, as_json: bool) -> None:
+    """Run a new sweep over the cluster, or finish the one in the folder `resume` there."""
+    require_choice("sweep", "--on", on, WHERE)
+    check_words(arguments, resume, gpu)
+    start_s = time.monotonic()
+    console = output(stderr=as_json)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    options = ClusterOptions(lambda spec: sweep_options(arguments, spec.kind), results, _more, resume)
+    with RayPool() as pool:
+        lanes = _measure(console, pool.hosts(), options)
+    wall_s = time.monotonic() - start_s
+    told = []
+    for lane in lanes:
+        measured = read_run(lane.writer.folder)
+        devices = len(lane.members)
+        result = say_result(console, measured, lane.finished, wall_s, as_json=as_json, devices=devices)
+        cards = compare_cards(measured.records)
+        told.append({**result, "devices": devices, "cards": [{**asdict(card), "slow": card.slow} for card in cards]})
+        if not as_json:
+            for line in card_lines(cards):
+                say(console, line)
+    if as_json:
+        print_json({"runs": told})
+
+
+def _measure(console: Console, hosts: Sequence[Host], options: ClusterOptions) -> tuple[Lane, ...]:
+    say(console, f"Ray: {_counted(hosts)}")
+    shown: set[str] = set()
+    with progress_shown(console) as show:
+        sweep = ClusterSweep(
+            hosts,
+            options,
+            on_note=lambda text: say(console, text),
+            on_progress=lambda lanes: _show(console, lanes, shown, show),
+        )
+        try:
+            return sweep.run()
+        except KeyboardInterrupt:
+            say(console, "stopped; everything measured is kept. Go on with:")
+            for lane in sweep.lanes.values():
+                say(console, f"  quantbench sweep --on ray --resume {lane.writer.folder}")
+            raise
+
+
+def _show(console: Console, lanes: Sequence[Lane], shown: set[str], show: Callable[[Progress], None]) -> None:
+    """Each run's plan once, and how far all of them are together."""
+    for lane in lanes:
+        run_id = lane.writer.info.run_id
+        if run_id not in shown:
+            shown.add(run_id)
+            say(console, f"{lane.spec.name}: kept in {lane.writer.folder}/")
+            done = sum(record.role == "point" for record in lane.records)
+            say_plan(console, lane.plan, lane.budget_s, already=done, devices=lane.expected_members)
+    parts = [lane.progress() for lane in lanes]
+    if parts:
+        show(
+            Progress(
+                total=sum(part.total for part in parts),
+                done=sum(part.done for part in parts),
+                current=" and ".join(part.current for part in parts),
+                elapsed_s=max(part.elapsed_s for part in parts),
+                left_s=max((part.left_s for part in parts if part.left_s is not None), default=None),
+            )
+        )
+
+
+def _counted(hosts: Sequence[Host]) -> str:
+    """`8 devices on 2 machines`."""
+    machines = Counter(host.name.partition(" on ")[2] for host in hosts)
+    return f"{len(hosts)} device{'s' if len(hosts) > 1 else ''} on {', '.join(sorted(machines))}"
+
+
+def _more(options: SweepOptions, spec: DeviceSpec) -> More | None:
+    return refinement(options, spec) or adaptive_more(options, spec)
