@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -91,7 +92,7 @@ def places_between(rows_m: IntArray) -> IntArray:
     Between neighbours that are far apart only every second, fourth, … edge is looked at, 32 of them at most.
     """
     found = [rows_m]
-    for low, high in zip(rows_m[:-1], rows_m[1:], strict=True):
+    for low, high in pairwise(rows_m):
         step = _SMALLEST_BLOCK_M
         while (high - low) > _EDGES_PER_GAP * step:
             step *= 2
@@ -125,7 +126,7 @@ def choose(sites: Sequence[Site], bound: float, target: str = "p95") -> Choice:
     for gap in sorted(gaps, key=lambda gap: -gap.mends / len(gap.rows)):
         if wrong <= allowed:
             break
-        added[gap.site][gap.rows] = True
+        added[gap.site][list(gap.rows)] = True
         wrong -= gap.mends
     after = _outside(sites, [site.in_table | add for site, add in zip(sites, added, strict=True)])
     return Choice(tuple(sites), tuple(added), before, after)
@@ -151,7 +152,7 @@ def _mended_gaps(index: int, site: Site, bound: float) -> list[_Gap]:
     wrong = np.abs(site.errors()) > bound
     rows = np.flatnonzero(site.in_table)
     found = []
-    for low, high in zip(rows[:-1], rows[1:], strict=True):
+    for low, high in pairwise(rows):
         mends = int(wrong[low : high + 1].sum())
         if mends:
             part = slice(low, high + 1)

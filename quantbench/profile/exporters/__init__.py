@@ -1,0 +1,1 @@
+"""Profiles in the formats that planners and simulators load unmodified."""

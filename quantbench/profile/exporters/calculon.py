@@ -1,0 +1,86 @@
+"""Calculon's system JSON: peaks, and efficiency by the size of the work, from measured rows.
+
+Form: calculon/{processor,memory,network,system}.py of https://github.com/calculon-ai/calculon (commits f50f3a4,
+b2fe815, 71f6435, 345f893). It looks a share up by the first size that is not larger than the work's, GFLOP for
+arithmetic and 1e6 bytes for memory. (PyPI's `calculon` is another project.)
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+from quantbench.errors import InputError, UnsupportedError
+from quantbench.profile.exporters.achieved import achieved, curve
+from quantbench.profile.exporters.link_rates import LinkRates, link_rates
+from quantbench.profile.exporters.options import WHO, Exported, ExportOptions
+from quantbench.profile.profile import Profile
+
+_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp8": "float8"}
+_GIB = 2**30
+#: (scale, offset in shares of a rank) of the bytes that a rank sends in a ring: what `Collective.bus_bytes` counts
+_RING = {"p2p": [1.0, None], "reduce_scatter": [1.0, -1], "all_gather": [1.0, -1], "all_reduce": [2.0, -1]}
+#: as many GPUs as a fabric may connect: not a limit that anybody measured
+_FABRIC_GPUS = 65536
+
+
+def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
+    """Write `<device>.json`.
+
+    matrix: efficiency of products that arithmetic bounds. vector: fp32 arithmetic outside the tensor cores, taken at
+    its peak, for what softmax and its kin take is memory's time. Both are joined as a roofline, since a product's time
+    was measured with its memory traffic in it.
+    """
+    device = profile.device
+    if device.kind != "cuda":
+        raise UnsupportedError(WHO, f"{device.name} is a {device.kind}", "a GPU, for calculon")
+    reached = achieved(profile, options, out)
+    if reached.dtype not in _DTYPES:
+        raise InputError(WHO, f"products of {reached.dtype}", "--dtype " + ", ".join(_DTYPES))
+    links = link_rates(profile, out)
+    vector_peak = device.peak("fp32")
+    if vector_peak is None:
+        raise UnsupportedError(WHO, f"{device.name} has no peak for fp32", "one, for calculon's vector arithmetic")
+    name = _DTYPES[reached.dtype]
+    compute = curve(reached.compute.flops / 1e9, reached.compute.tflops / reached.peak_tflops)
+    memory = curve(reached.memory.moved_bytes / 1e6, reached.memory.gb_per_s / device.memory_gb_per_s)
+    system = {
+        "matrix": {name: {"tflops": reached.peak_tflops, "gflops_efficiency": compute}},
+        "vector": {name: {"tflops": vector_peak, "gflops_efficiency": [[0.0, 1.0]]}},
+        "mem1": {"GiB": device.memory_bytes / _GIB, "GBps": device.memory_gb_per_s, "MB_efficiency": memory},
+        "mem2": {"GiB": 0, "GBps": links.host_gb_per_s, "MB_efficiency": [[0.0, 1.0]]},
+        "processing_mode": "roofline",
+        "networks": _networks(links),
+    }
+    check(system)
+    out.write(json.dumps(system, indent=1) + "\n", f"{device.name}.json")
+    out.rows |= {"matrix efficiencies": len(compute), "memory efficiencies": len(memory)}
+    out.notes += [
+        "mem2: 0 GiB, for the profile knows nothing of the host's memory",
+        "processor_usage: 0, for what communication takes from arithmetic was not measured",
+    ]
+    out.use.append(f"calculon llm <app> <execution> {device.name}.json <output>")
+
+
+def _networks(links: LinkRates) -> list[dict[str, Any]]:
+    inside = {"bandwidth": links.inside_gb_per_s, "efficiency": links.share, "size": links.gpus_per_node,
+              "latency": links.inside_latency_s, "must_be_filled": True}  # fmt: skip
+    between = {"bandwidth": links.between_gb_per_s, "efficiency": 1.0, "size": _FABRIC_GPUS,
+               "latency": links.between_latency_s, "must_be_filled": False}  # fmt: skip
+    return [{**network, "ops": _RING, "processor_usage": 0.0} for network in (inside, between)]
+
+
+def check(system: dict[str, Any]) -> None:
+    """Raise InputError for what calculon's own classes assert: sizes that descend strictly, shares in (0, 1]; and for
+    a curve that does not end at 0, which would leave small work without an efficiency."""
+    curves = [(part, system[part]["MB_efficiency"]) for part in ("mem1", "mem2")]
+    for part in ("matrix", "vector"):
+        curves += [(f"{part} {dtype}", one["gflops_efficiency"]) for dtype, one in system[part].items()]
+    for name, points in curves:
+        sizes = [size for size, _ in points]
+        if not points or sizes[-1] != 0 or any(a <= b for a, b in pairwise(sizes)):
+            raise InputError(WHO, f"calculon {name}: sizes {sizes}", "sizes that descend strictly and end at 0")
+        for size, share in points:
+            if not 0.0 < share <= 1.0:
+                raise InputError(WHO, f"calculon {name}: efficiency {share} at {size}", "above 0 and at most 1")

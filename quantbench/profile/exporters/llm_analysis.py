@@ -1,0 +1,51 @@
+"""llm-analysis 0.2.2: a GPUConfig as JSON, and the measured figures that `LLMAnalysis` takes as arguments."""
+
+from __future__ import annotations
+
+import json
+
+from quantbench.errors import UnsupportedError
+from quantbench.profile.exporters.achieved import achieved
+from quantbench.profile.exporters.link_rates import link_rates
+from quantbench.profile.exporters.options import WHO, Exported, ExportOptions
+from quantbench.profile.profile import Profile
+
+_GIB = 2**30
+
+
+def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
+    """Write `<device>.json` (GPUConfig) and `<device>-achieved.json` (keyword arguments of LLMAnalysis).
+
+    Peaks are the device's own, so that its efficiencies, achieved over peak, come out as measured. It divides memory
+    by 1024³ where it says GB, and rates by 1e9.
+    """
+    device = profile.device
+    if device.kind != "cuda":
+        raise UnsupportedError(WHO, f"{device.name} is a {device.kind}", "a GPU, for llm-analysis")
+    reached = achieved(profile, options, out)
+    links = link_rates(profile, out)
+    config: dict[str, str | float] = {
+        "name": device.name,
+        "mem_per_GPU_in_GB": device.memory_bytes / _GIB,
+        "hbm_bandwidth_in_GB_per_sec": device.memory_gb_per_s,
+        "intra_node_bandwidth_in_GB_per_sec": links.inside_gb_per_s,
+        "intra_node_min_message_latency": links.inside_latency_s,
+        "peak_fp16_TFLOPS": reached.peak_tflops,
+        "inter_node_bandwidth_in_GB_per_sec": links.between_gb_per_s,
+    }
+    if (peak := device.peak("int8")) is not None:
+        config["peak_i8_TFLOPS"] = peak
+    else:  # it would take twice the peak of fp16 for granted
+        config["peak_i8_TFLOPS"] = reached.peak_tflops
+    arguments = {
+        "achieved_tflops": reached.tflops,
+        "achieved_memory_bandwidth_GBs": reached.gb_per_s,
+        "intra_node_memory_efficiency": links.share,
+    }
+    out.write(json.dumps(config, indent=1) + "\n", f"{device.name}.json")
+    out.write(json.dumps(arguments, indent=1) + "\n", f"{device.name}-achieved.json")
+    out.rows |= {"compute-bound work": len(reached.compute), "memory-bound work": len(reached.memory)}
+    out.use.append(
+        f"LLMAnalysis(model, GPUConfig(**json.load(open('{device.name}.json'))), "
+        f"**json.load(open('{device.name}-achieved.json')))"
+    )
