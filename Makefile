@@ -44,6 +44,7 @@ bench: install
 STEPS ?= 1 2 3
 evidence: install
 	for step in $(STEPS); do $(BIN)/python -m quantbench.evidence.run --step $$step || exit 1; done
+	$(BIN)/python -m quantbench.evidence.write
 
 # The accuracy page and the pictures of docs/, from measured tables and runs.
 docs: install

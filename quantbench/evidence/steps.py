@@ -107,7 +107,8 @@ _AXES = (
 # Step 3 is a list of shapes, made when it runs (see `random_shapes`).
 STEPS: dict[int, tuple[PlannedSweep, ...]] = {1: _KERNELS, 2: _AXES, 3: ()}
 
-#: shapes of step 3, by kind of device
+#: name of step 3's sweep, and its number of shapes by kind of device
+RANDOM_SWEEP = "random-shapes"
 RANDOM_SHAPES = {"cuda": 1500, "cpu": 12}
 _SHAPE_RANGES = {
     "cuda": {"m": (1, 16384), "n": (64, 16384), "k": (64, 16384)},

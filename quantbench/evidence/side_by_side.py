@@ -1,0 +1,75 @@
+"""The same product by several ways of timing it, repeated in turn: medians, and the seconds that each cost."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from quantbench.device.spec import DeviceSpec
+from quantbench.providers import catalog
+from quantbench.stats import median
+from quantbench.timing.other_methods import Run
+from quantbench.timing.rotation import LazyRuns, cold_copies
+from quantbench.timing.timer import Timer
+from quantbench.workload import Gemm
+
+REPEATS = 3
+# Copies of the data beyond this many are not worth their making: such products are too short for anything but hot.
+_MOST_COPIES = 500
+
+Method = Callable[[Run, DeviceSpec], list[float]]
+
+
+def measure_row(gemm: Gemm, spec: DeviceSpec, timers: dict[str, Timer], methods: dict[str, Method]) -> dict[str, Any]:
+    """Medians of each method in microseconds, one per repeat; seconds spent in it, one per repeat; and the seconds that
+    making the inputs took, which every method needs."""
+    start_s = time.perf_counter()
+    provider = catalog.make("torch.mm")
+    task = provider.prepare(gemm, spec)
+    prepare_s = time.perf_counter() - start_s
+    copies = cold_copies(spec.l2_bytes, gemm.min_bytes) - 1
+    medians: dict[str, list[float]] = {}
+    wall_s: dict[str, list[float]] = {}
+    for _ in range(REPEATS):
+        for name, timer in timers.items():
+            start_s = time.perf_counter()
+            rotate = LazyRuns(
+                copies if copies <= _MOST_COPIES else 0, lambda i: provider.prepare(gemm, spec, seed=i + 1).run
+            )
+            measured = timer.measure(task.run, rotate=rotate, min_bytes=gemm.min_bytes)
+            medians.setdefault(name, []).append(median(measured.samples_us))
+            wall_s.setdefault(name, []).append(time.perf_counter() - start_s)
+        # The profiler comes last: once it has been active it may add to the cost of launches.
+        for name, method in sorted(methods.items(), key=lambda item: item[0] == "profiler"):
+            start_s = time.perf_counter()
+            samples = method(task.run, spec)
+            if samples:
+                medians.setdefault(name, []).append(median(samples))
+            wall_s.setdefault(name, []).append(time.perf_counter() - start_s)
+    return {
+        "workload": str(gemm), "sizes": [gemm.m, gemm.n, gemm.k], "flops": gemm.flops, "medians_us": medians,
+        "wall_s": wall_s, "prepare_s": prepare_s,
+    }  # fmt: skip
+
+
+def measure_rows(
+    out: Path, spec: DeviceSpec, gemms: Sequence[Gemm], timers: dict[str, Timer], methods: dict[str, Method]
+) -> list[dict[str, Any]]:
+    """All rows; each is on disk before the next is begun, and what the file holds already is not measured again."""
+    known: dict[str, dict[str, Any]] = {}
+    if out.exists():
+        known = {row["workload"]: row for row in json.loads(out.read_text(encoding="utf-8"))["rows"]}
+    rows = []
+    for gemm in gemms:
+        rows.append(known.get(str(gemm)) or measure_row(gemm, spec, timers, methods))
+        write_table(out, spec, rows)
+    return rows
+
+
+def write_table(out: Path, spec: DeviceSpec, rows: list[dict[str, Any]]) -> None:
+    """The rows as a file that `quantbench.evidence.write` reads."""
+    table = {"device": spec.name, "kind": spec.kind, "repeats": REPEATS, "rows": rows}
+    out.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
