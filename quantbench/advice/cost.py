@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
@@ -127,6 +127,12 @@ def latency_of(costs: Iterable[OpCost]) -> Latency:
     ]
     summed = total(parts, CORRELATION)
     return Latency(summed.low_us, summed.latency_us, summed.high_us)
+
+
+def latency_per_run(costs: Sequence[OpCost]) -> Latency:
+    """The time of one run of each of several ops that run equally often, with its interval."""
+    whole, count = latency_of(costs), costs[0].op.count
+    return Latency(whole.low / count, whole.mid / count, whole.high / count)
 
 
 def _cost(op: Op, past: Iterable[Edge], answers: Answers) -> OpCost:

@@ -63,8 +63,7 @@ def tile_of(device: DeviceSpec, launch: Launch | None) -> tuple[Tile, int]:
 
 
 def _unaligned(gemm: Gemm, names: dict[str, str]) -> Iterator[Edge]:
-    steps = _row_steps(gemm)
-    off = {side: step for side, step in steps.items() if getattr(gemm, side) % step}
+    off = misaligned_sides(gemm)
     if not off:
         return
     changes: dict[str, Any] = {side: _down(getattr(gemm, side), step) for side, step in off.items()}
@@ -75,13 +74,17 @@ def _unaligned(gemm: Gemm, names: dict[str, str]) -> Iterator[Edge]:
     yield Edge("alignment", words, replace(gemm, **changes))
 
 
-def _row_steps(gemm: Gemm) -> dict[str, int]:
-    """The sides that are rows in memory, and what each must be a multiple of for whole vectors."""
+def misaligned_sides(gemm: Gemm) -> dict[str, int]:
+    """The sides that are rows in memory and no whole vectors, and what each must be a multiple of.
+
+    >>> misaligned_sides(Gemm(m=100, n=150, k=64))
+    {'n': 8}
+    """
     step = VECTOR_BYTES // DTYPES[gemm.dtype].element_bytes
     rows = {"k" if gemm.layout[0] == "n" else "m": step}
     rows["n" if gemm.layout[1] == "n" else "k"] = step
     rows["n"] = max(rows.get("n", 1), VECTOR_BYTES // DTYPES[gemm.output_dtype].element_bytes)
-    return rows
+    return {side: step for side, step in rows.items() if getattr(gemm, side) % step}
 
 
 def _down(size: int, step: int) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from quantbench.advice.cost import OpCost, ShapeCost
 from quantbench.advice.dims import side_names
+from quantbench.advice.edges import misaligned_sides
 from quantbench.units import percent
 from quantbench.workload import Attention, Gemm
 
@@ -34,56 +35,66 @@ def changes(old: ShapeCost, new: ShapeCost) -> str:
 
 
 def reasons(old: ShapeCost, new: ShapeCost, weight: float) -> tuple[str, ...]:
-    """What saves most, at most three. weight: by which the new times are multiplied to be of as many tokens and
-    parameters as the old."""
+    """What saves most, at most three ops' reasons; equal ones are one. weight: by which the new times are multiplied to
+    be of as many tokens and parameters as the old."""
     savings = []
     for name, costs in old.by_name.items():
         was, now = _time(costs), _time(new.by_name.get(name, ())) * weight
         savings.append(((was - now) / old.latency.mid, name))
-    found: dict[str, None] = {}
-    for saved, name in sorted(savings, reverse=True):
-        if saved < _WORTH_SAYING or name not in new.by_name or len(found) == _MOST:
-            break
-        found[_reason(name, old, new)] = None
-    return tuple(found)
+    found: dict[str, list[str]] = {}
+    for saved, name in sorted(savings, reverse=True)[:_MOST]:
+        if saved >= _WORTH_SAYING and name in new.by_name:
+            subject, said = _reason(name, old, new)
+            found.setdefault(said, []).append(subject)
+    return tuple(f"{', '.join(filter(None, subjects))} {said}".strip() for said, subjects in found.items())
 
 
 def _time(costs: Sequence[OpCost]) -> float:
     return sum(cost.total_us for cost in costs)
 
 
-def _reason(name: str, old: ShapeCost, new: ShapeCost) -> str:
-    """The most telling difference of one name's ops."""
+def _reason(name: str, old: ShapeCost, new: ShapeCost) -> tuple[str, str]:
+    """The most telling difference of one name's ops: of what, and what is said of it."""
     pairs = list(zip(old.by_name[name], new.by_name[name], strict=True))
     was, now = max(pairs, key=lambda pair: pair[0].waste_us - pair[1].waste_us)
     lost = {f.edge.kind for f in was.findings} - {f.edge.kind for f in now.findings}
     if "alignment" in lost:
-        return _regained(was, now)
+        return "", _regained(was, now)
     if "fused softmax" in lost:
-        return "Megatron's fused softmax runs"
-    return _rounder(name, pairs) or _fuller(was, now) or _rate(name, old, new)
+        return "", "Megatron's fused softmax runs"
+    rounder = _rounder(pairs)
+    if rounder is not None:
+        return name, rounder
+    fuller = _fuller(was, now)
+    if fuller is not None:
+        return name, fuller
+    rates = _tflops(old.by_name[name]), _tflops(new.by_name[name])
+    if abs(rates[1] / rates[0] - 1) < _SAME_RATE:
+        return name, "takes a smaller part of the model"
+    return name, f"runs at {rates[1]:.0f} instead of {rates[0]:.0f} TFLOP/s"
 
 
 def _regained(was: OpCost, now: OpCost) -> str:
-    names = side_names(was.op)
+    """Which side has whole vectors again."""
     first, second = was.op.workload, now.op.workload
     if isinstance(first, Gemm) and isinstance(second, Gemm):
-        for side, name in names.items():
-            if getattr(first, side) != getattr(second, side) and getattr(first, side) % 8:
+        off = misaligned_sides(first)
+        for side, name in side_names(was.op).items():
+            if side in off:
                 return f"{name} {getattr(first, side)} → {getattr(second, side)}: 16-byte aligned"
     if isinstance(first, Attention) and isinstance(second, Attention):
         return f"head_dim {first.head_dim} → {second.head_dim}: 16-byte aligned"
-    return f"{was.op.name}: 16-byte aligned"
+    raise AssertionError(f"{was.op.label} has no rows")
 
 
-def _rounder(name: str, pairs: Sequence[tuple[OpCost, OpCost]]) -> str | None:
+def _rounder(pairs: Sequence[tuple[OpCost, OpCost]]) -> str | None:
     first, second = pairs[0][0].op.workload, pairs[0][1].op.workload
     if not isinstance(first, Gemm) or not isinstance(second, Gemm):
         return None
     for side in ("n", "k", "m"):
         was, now = getattr(first, side), getattr(second, side)
         if was % _ROUND and now % _ROUND == 0:
-            return f"{name} {side} {was} → {now} = {now // _ROUND} × {_ROUND}"
+            return f"{side} {was} → {now} = {now // _ROUND} × {_ROUND}"
     return None
 
 
@@ -91,15 +102,8 @@ def _fuller(was: OpCost, now: OpCost) -> str | None:
     before, after = was.quantization, now.quantization
     if before is None or after is None or after.efficiency - before.efficiency < _FULLER:
         return None
-    full = f"{percent(before.efficiency)} → {percent(after.efficiency)} of tiles and waves used"
-    return f"{was.op.label}: {before.num_waves} → {after.num_waves} waves, {full}"
-
-
-def _rate(name: str, old: ShapeCost, new: ShapeCost) -> str:
-    was, now = _tflops(old.by_name[name]), _tflops(new.by_name[name])
-    if abs(now / was - 1) < _SAME_RATE:
-        return f"{name} is a smaller part of the model"
-    return f"{name} runs at {now:.0f} instead of {was:.0f} TFLOP/s"
+    full = f"tiles and waves {percent(before.efficiency)} → {percent(after.efficiency)} used"
+    return f"{before.num_waves} → {after.num_waves} waves, {full}"
 
 
 def _tflops(costs: Sequence[OpCost]) -> float:

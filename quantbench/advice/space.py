@@ -44,9 +44,11 @@ def useful_parameters(shape: TransformerShape, vocab: int) -> int:
 
 
 def together(base: TransformerShape, space: Space) -> Iterator[TransformerShape]:
-    """Shapes within the budget whose hidden size, heads, MLP and vocabulary may all differ; the micro-batch stays.
-    The layers stay where that keeps the budget at the same hidden size, else they are those that come nearest to it."""
-    vocab, step = padded_vocab(base.vocab, base.tp), space.hidden_step
+    """Shapes within the budget whose hidden size, heads and MLP may all differ; the micro-batch stays, and the
+    vocabulary unless its rows are no whole vectors. The layers stay where that keeps the budget at the same hidden
+    size, else they are those that come nearest to it."""
+    step, whole = space.hidden_step, base.vocab % (ALIGNED_ELEMENTS * base.tp) == 0
+    vocab = base.vocab if whole else padded_vocab(base.vocab, base.tp)
     low, high = (int((1 + part) * base.hidden) for part in (-space.near, space.near))
     sizes = {base.hidden, *(h for h in range(step, high + 1, step) if h >= low)}
     for hidden in sorted(h for h in sizes if h % base.tp == 0):

@@ -7,6 +7,7 @@ import typer
 
 from quantbench import __version__
 from quantbench.cli import options as o
+from quantbench.cli.advise import advise
 from quantbench.cli.check import check
 from quantbench.cli.comm import comm
 from quantbench.cli.compare import compare
@@ -58,6 +59,7 @@ def devices(as_json: o.AsJson = False) -> None:
 
 app.command(short_help="Time real work over sizes; keep every sample.")(sweep)
 app.command(short_help="What a sweep would show on any known GPU.")(predict)
+app.command(short_help="What a shape costs and wastes; better ones.")(advise)
 app.command(short_help="The fastest layout over many GPUs.")(plan)
 app.command(short_help="Collectives over sizes, under torchrun.")(comm)
 app.command(short_help="Cliffs, their causes, and the rules judged.")(check)

@@ -21,7 +21,7 @@ def write_junit(comparison: Comparison, path: Path) -> None:
     total = len(comparison.points) + len(comparison.lost)
     suite = ElementTree.Element(
         "testsuite",
-        name=_clean(f"quantbench compare {comparison.b.info.device.name}"),
+        name=clean(f"quantbench compare {comparison.b.info.device.name}"),
         tests=str(total),
         failures=str(comparison.regressions),
         errors="0",
@@ -30,15 +30,20 @@ def write_junit(comparison: Comparison, path: Path) -> None:
     )
     properties = ElementTree.SubElement(suite, "properties")
     for name, value in (("a", comparison.a.folder), ("b", comparison.b.folder), ("tolerance", comparison.tolerance)):
-        ElementTree.SubElement(properties, "property", name=name, value=_clean(str(value)))
+        ElementTree.SubElement(properties, "property", name=name, value=clean(str(value)))
     for difference in comparison.differences:
-        ElementTree.SubElement(properties, "property", name="difference", value=_clean(str(difference)))
+        ElementTree.SubElement(properties, "property", name="difference", value=clean(str(difference)))
     for point in comparison.points:
         _add_point(suite, point)
     for lost in comparison.lost:
         case = _case(suite, place_words(lost.place), lost.record.provider, 0.0)
-        message = _clean(f"measured before, fails now: {lost.kind}: {lost.message}")
+        message = clean(f"measured before, fails now: {lost.kind}: {lost.message}")
         ElementTree.SubElement(case, "failure", message=message, type="lost").text = message
+    write_suite(suite, path)
+
+
+def write_suite(suite: ElementTree.Element, path: Path) -> None:
+    """Write a file of one suite. Raises StoreError where it cannot be written."""
     root = ElementTree.Element("testsuites")
     root.append(suite)
     ElementTree.indent(root)
@@ -56,18 +61,19 @@ def _add_point(suite: ElementTree.Element, point: Compared) -> None:
     if point.why:
         text += f"; {point.why}"
     if point.verdict == "slower":
-        ElementTree.SubElement(case, "failure", message=_clean(text), type="slower").text = _clean(text)
+        ElementTree.SubElement(case, "failure", message=clean(text), type="slower").text = clean(text)
     elif point.verdict == "unclear":
-        ElementTree.SubElement(case, "skipped", message=_clean(text))
+        ElementTree.SubElement(case, "skipped", message=clean(text))
     else:
-        ElementTree.SubElement(case, "system-out").text = _clean(text)
+        ElementTree.SubElement(case, "system-out").text = clean(text)
 
 
 def _case(suite: ElementTree.Element, name: str, provider: str, time_s: float) -> ElementTree.Element:
     return ElementTree.SubElement(
-        suite, "testcase", classname=_clean(f"quantbench.{provider}"), name=_clean(name), time=f"{time_s:.9f}"
+        suite, "testcase", classname=clean(f"quantbench.{provider}"), name=clean(name), time=f"{time_s:.9f}"
     )
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
+    """Text without what XML 1.0 cannot hold."""
     return _NO_XML.sub("?", text)

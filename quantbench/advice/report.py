@@ -1,0 +1,98 @@
+"""Advice as plain objects for programs; names carry their units."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from quantbench.advice.advise import Advice, Advised
+from quantbench.advice.cost import Finding, OpCost, ShapeCost
+from quantbench.planner.op_times import Latency
+from quantbench.workload import workload_to_json
+
+ADVICE_FORMAT = "quantbench-advice"
+ADVICE_VERSION = 1
+
+
+def advice_to_json(advice: Advice) -> dict[str, Any]:
+    """Everything: the shape's ops worst first, the neighbours in their order."""
+    return {
+        "format": ADVICE_FORMAT,
+        "version": ADVICE_VERSION,
+        "device": advice.device.name,
+        "op_times": advice.note,
+        "shape": asdict(advice.shape),
+        **_totals(advice.cost),
+        "ops": [_op_to_json(op, advice.cost) for own in advice.cost.by_name.values() for op in own],
+        "tried": advice.tried,
+        "space": asdict(advice.space),
+        "neighbours": _advised_to_json(advice.neighbours),
+        "one_change": _advised_to_json(advice.singles),
+    }
+
+
+def _totals(cost: ShapeCost) -> dict[str, Any]:
+    """Of one micro-batch on one GPU."""
+    hours = cost.gpu_hours_per_trillion_tokens
+    return {
+        **_latency(cost.latency),
+        "tflops": cost.tflops,
+        "gpu_hours_per_trillion_tokens": hours(cost.latency.mid),
+        "waste_us": cost.waste_us,
+        "waste_low_us": cost.waste_low_us,
+        "waste_high_us": cost.waste_high_us,
+        "waste_share": cost.waste_share,
+        "waste_gpu_hours_per_trillion_tokens": hours(cost.waste_us),
+    }
+
+
+def _latency(latency: Latency) -> dict[str, float]:
+    return {"latency_us": latency.mid, "low_us": latency.low, "high_us": latency.high}
+
+
+def _op_to_json(cost: OpCost, whole: ShapeCost) -> dict[str, Any]:
+    tile = None if cost.launch is None else cost.launch.tile
+    return {
+        "op": cost.op.label,
+        "workload": workload_to_json(cost.op.workload),
+        "count": cost.op.count,
+        **_latency(cost.latency),
+        "share": cost.total_us / whole.latency.mid,
+        "tile": None if tile is None else asdict(tile),
+        "quantization": None if cost.quantization is None else asdict(cost.quantization),
+        "waste_us": cost.waste_us,
+        "waste_gpu_hours_per_trillion_tokens": whole.gpu_hours_per_trillion_tokens(cost.waste_us),
+        "edges": [_finding_to_json(finding) for finding in cost.findings],
+    }
+
+
+def _finding_to_json(finding: Finding) -> dict[str, Any]:
+    """Per run of the op."""
+    return {
+        "kind": finding.edge.kind,
+        "reason": finding.edge.words,
+        "before": workload_to_json(finding.edge.before),
+        "waste_us": finding.waste_us,
+        "waste_low_us": finding.low_us,
+        "waste_high_us": finding.high_us,
+    }
+
+
+def _advised_to_json(advised: Sequence[Advised]) -> list[dict[str, Any]]:
+    return [
+        {
+            "shape": asdict(a.found.shape),
+            "changes": a.changes,
+            "gain": a.found.gain,
+            "gain_low": a.found.low,
+            "gain_high": a.found.high,
+            "parameters": a.found.parameters,
+            "parameters_change": a.found.more,
+            "move": a.found.move,
+            "no_nearer_equals": a.found.nearest,
+            "reasons": list(a.found.reasons),
+            **_totals(a.cost),
+        }
+        for a in advised
+    ]

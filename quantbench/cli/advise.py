@@ -1,0 +1,58 @@
+"""`quantbench advise`: what a shape costs on a GPU, what it wastes past edges, and better shapes near it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quantbench.cli import options as o
+
+_SEARCH, _GATE = "Neighbours", "A gate for continuous integration"
+
+
+def advise(
+    gpu: Annotated[str, typer.Option(help="Device slug of the card (quantbench devices lists them).")] = "",
+    profile: Annotated[Path | None, typer.Option(help="A measured profile instead of the models of --gpu.")] = None,
+    model: o.Model = "",
+    config: o.Config = None,
+    hidden: o.Hidden = "",
+    heads: o.Heads = "",
+    kv_heads: Annotated[str, typer.Option(help="Key/value heads (default: as heads).")] = "",
+    head_dim: o.HeadDim = "",
+    ffn: o.Ffn = "",
+    gated: o.Gated = False,
+    vocab: o.Vocab = "",
+    layers: Annotated[str, typer.Option(help="Layers (default: a usual depth for the hidden size).")] = "",
+    seq: o.Seq = "",
+    mbs: o.Mbs = "",
+    tp: o.Tp = "",
+    dtype: o.Dtype = "",
+    attention: Annotated[
+        str, typer.Option(help="eager (scores, fused softmax and context, as Megatron) or flash (one kernel).")
+    ] = "eager",
+    tolerance: Annotated[
+        str, typer.Option(help="How far parameters may be from the shape's.", rich_help_panel=_SEARCH)
+    ] = "5%",
+    top: Annotated[str, typer.Option(help="Neighbours to show; 0 looks for none.", rich_help_panel=_SEARCH)] = "8",
+    fail_over: Annotated[
+        str, typer.Option(help="Exit code 1 when more than this is wasted past edges: 3%.", rich_help_panel=_GATE)
+    ] = "",
+    junit: Annotated[Path | None, typer.Option(help="Also write JUnit XML here.", rich_help_panel=_GATE)] = None,
+    as_json: o.AsJson = False,
+) -> None:
+    """Say what each product, softmax and attention of a shape costs, what is wasted past edges, and what is better."""
+    from quantbench.cli.advise_options import AdviseArguments
+    from quantbench.cli.advise_run import run
+
+    arguments = AdviseArguments(
+        sizes={
+            "hidden": hidden, "heads": heads, "kv-heads": kv_heads, "head-dim": head_dim, "ffn": ffn, "vocab": vocab,
+            "layers": layers, "seq": seq, "mbs": mbs, "tp": tp,
+        },
+        gpu=gpu, profile=profile, model=model, config=config, gated=gated, dtype=dtype, attention=attention,
+        tolerance=tolerance, top=top, fail_over=fail_over,
+    )  # fmt: skip
+    if run(arguments, junit, as_json=as_json):
+        raise typer.Exit(1)

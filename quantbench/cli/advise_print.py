@@ -1,0 +1,167 @@
+"""Advice as lines and tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from quantbench.advice import Advice, Advised, OpCost, ShapeCost
+from quantbench.advice.cost import latency_per_run
+from quantbench.cli.devices import device_line
+from quantbench.planner.formulas import parameters
+from quantbench.planner.op_times import Latency
+from quantbench.units import latency, percent
+
+# A waste of more than this share of the whole time stands out in red, a smaller one in yellow.
+_STANDS_OUT = 0.01
+
+
+def header_lines(advice: Advice, assumed: Sequence[str]) -> list[str]:
+    """What is asked about, on what, and what the times rest on."""
+    shape = advice.shape
+    heads = f"{shape.heads} heads of {shape.head_dim}"
+    if shape.kv_heads != shape.heads:
+        heads += f" ({shape.kv_heads} of keys and values)"
+    attention = "flash attention" if shape.fused_attention else "scores, softmax and context as Megatron runs them"
+    mlp = f"{'gated ' if shape.gated else ''}ffn {shape.ffn}"
+    batch = f"micro-batches of {shape.mbs} × {shape.seq} tokens on tp = {shape.tp}"
+    lines = [
+        device_line(advice.device),
+        f"times: {advice.note}",
+        f"shape: {parameters(shape) / 1e9:.3g} B parameters: {shape.layers} layers of {shape.hidden}, {heads}, {mlp}, "
+        f"vocab {shape.vocab}; {batch}, {shape.dtype}, {attention}",
+    ]
+    return [*lines, *([f"assumed: {', '.join(assumed)}"] if assumed else [])]
+
+
+def cost_table(cost: ShapeCost) -> Table:
+    """A line per op, what wastes most first. Wants about 140 columns; narrower, the last one folds."""
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    table.add_column("op", no_wrap=True)
+    for name in ("forward", "backward", "of time", "wasted", "GPU-h per 1T"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("why", overflow="fold", min_width=30)
+    for name, ops in cost.by_name.items():
+        waste_us = sum(op.waste_us for op in ops)
+        share = waste_us / cost.latency.mid
+        style = "" if not waste_us else "bold red" if share >= _STANDS_OUT else "yellow"
+        hours = cost.gpu_hours_per_trillion_tokens(waste_us)
+        table.add_row(
+            Text(name, style=style),
+            _time([op for op in ops if op.op.phase == "forward"]),
+            _time([op for op in ops if op.op.phase != "forward"]),
+            percent(sum(op.total_us for op in ops) / cost.latency.mid),
+            Text(percent(share) if waste_us else "", style=style),
+            f"{_two_digits(hours):,}" if waste_us else "",
+            Text(_why(ops)),
+        )
+    table.caption = (
+        "times: of one layer (logits: of the model), 90 % intervals. wasted: beyond what the same arithmetic takes at "
+        "the rate just before the edge.\nNorms, activations, communication and recomputation are not counted."
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def _time(ops: Sequence[OpCost]) -> str:
+    us = latency_per_run(ops)
+    return f"{latency(us.mid)} ({_without_unit(us)})"
+
+
+def _without_unit(us: Latency) -> str:
+    """`1.76–1.97`, in the unit that the middle is shown in."""
+    scale = 1.0 if us.mid < 999.5 else 1e3 if us.mid < 999.5e3 else 1e6
+    low, high = (f"{x / scale:.3g}" if x / scale < 999.5 else f"{x / scale:.0f}" for x in (us.low, us.high))
+    return f"{low}–{high}"
+
+
+def _why(ops: Sequence[OpCost]) -> str:
+    worst = max(ops, key=lambda op: op.waste_us)
+    if not worst.findings:
+        return ""
+    finding = worst.findings[0]
+    same = sum(bool(op.findings) and op.findings[0].edge.kind == finding.edge.kind for op in ops)
+    where = "" if same == len(ops) else f"{worst.op.phase}: "
+    return f"{where}{finding.edge.kind}: {finding.edge.words}"
+
+
+def waste_line(cost: ShapeCost) -> str:
+    """The sum: time, rate, waste."""
+    whole, hours = cost.latency, cost.gpu_hours_per_trillion_tokens
+    said = (
+        f"all of it: {latency(whole.mid)} ({_without_unit(whole)}) per micro-batch on each GPU, "
+        f"{cost.tflops:.0f} TFLOP/s, {_two_digits(hours(whole.mid)):,} GPU-hours per trillion tokens"
+    )
+    if not cost.waste_us:
+        return f"{said}; nothing sits past an edge"
+    low, high = cost.waste_low_us / whole.mid, cost.waste_high_us / whole.mid
+    wasted = f"{percent(cost.waste_share)} ({percent(low)} to {percent(high)})"
+    return f"{said}\nwasted past edges: {wasted}, {_two_digits(hours(cost.waste_us)):,} GPU-hours"
+
+
+def neighbour_lines(advice: Advice) -> list[str]:
+    """How many shapes were looked at and what their gain means."""
+    within = percent(advice.space.tolerance)
+    if not advice.neighbours and not advice.singles:
+        return [f"\n{advice.tried} shapes within ±{within} of the parameters: none is predicted to be faster. Keep it."]
+    sure = any(a.found.low > 0 for a in (*advice.neighbours, *advice.singles))
+    doubt = "" if sure else ". None of them is surely faster"
+    return [
+        f"\n{advice.tried} shapes within ±{within} of the parameters were tried. gain: more tokens per second at equal "
+        f"parameters (time per token and parameter), with the 90 % interval of the ratio{doubt}"
+    ]
+
+
+def neighbours_table(advice: Advice) -> Table:
+    """Better shapes: first those that no nearer shape equals."""
+    return _advised_table("better shapes near it (●: no nearer shape gains as much)", advice.neighbours, marks=True)
+
+
+def singles_table(advice: Advice) -> Table:
+    """The best change of one thing alone."""
+    return _advised_table("one change alone", advice.singles, marks=False)
+
+
+def _advised_table(title: str, advised: Sequence[Advised], *, marks: bool) -> Table:
+    table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    table.add_column("change", overflow="fold", min_width=24)
+    for name in ("head_dim", "gain", "low to high", "parameters", "wasted"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("why", overflow="fold", min_width=30)
+    for a in advised:
+        unsure = a.found.low <= 0
+        gain = Text(_signed(a.found.gain), style="" if unsure else "bold green")
+        bounds = f"{_signed(a.found.low)} to {_signed(a.found.high)}"
+        table.add_row(
+            "●" if marks and a.found.nearest else "", a.changes, str(a.found.shape.head_dim), gain, bounds,
+            _signed(a.found.more), percent(a.cost.waste_share), Text("; ".join(a.found.reasons)),
+        )  # fmt: skip
+    return table
+
+
+def gate_line(cost: ShapeCost, most: float) -> str:
+    """Whether the gate holds."""
+    if cost.waste_share > most:
+        return f"[bold red]FAIL[/bold red]: {percent(cost.waste_share)} wasted past edges, {percent(most)} allowed"
+    return f"[green]ok[/green]: {percent(cost.waste_share)} wasted past edges, {percent(most)} allowed"
+
+
+def next_command(advice: Advice) -> str:
+    """How to measure the best of it on such a card."""
+    shape = advice.shape
+    sizes = sorted({shape.hidden, *(a.found.shape.hidden for a in advice.neighbours[:3])})
+    held = f"--heads {shape.heads} " if len(sizes) == 1 else ""
+    dims = f"--dim hidden={','.join(map(str, sizes))} {held}--tp {shape.tp} --mbs {shape.mbs} --seq {shape.seq}"
+    return f"on such a card, quantbench sweep {dims} --direction both"
+
+
+def _signed(share: float) -> str:
+    return f"{'−' if share < 0 else '+'}{percent(abs(share))}"
+
+
+def _two_digits(value: float) -> int:
+    """Rounded to the two digits that a prediction deserves."""
+    return int(float(f"{value:.2g}"))
