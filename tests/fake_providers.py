@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from typing import ClassVar
 
 import torch
 
@@ -14,14 +15,17 @@ from quantbench.errors import UnsupportedError
 from quantbench.providers.base import Tolerance
 from quantbench.workload import Workload
 
+#: names the file that holds `Held` up; the sizes that it sees before that
+HOLD, HELD_AFTER = "QUANTBENCH_TEST_HOLD", 24
+
 
 class _Task:
     """A product of two small random matrices, whatever the workload asks for."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, m: int = 64, n: int = 64, k: int = 64) -> None:
         generator = torch.Generator().manual_seed(seed)
-        self._a, self._b = (torch.randn(64, 64, generator=generator) for _ in range(2))
-        self._out = torch.empty(64, 64)
+        self._a, self._b = (torch.randn(*shape, generator=generator) for shape in ((m, k), (k, n)))
+        self._out = torch.empty(m, n)
 
     def run(self) -> None:
         torch.mm(self._a, self._b, out=self._out)
@@ -77,6 +81,20 @@ class Wrong(Good):
         task._b = task._b.clone()
         task.reference = lambda: (2 * task._a.double(),)  # type: ignore[method-assign]
         return task
+
+
+class Held(Good):
+    """Products in fp32 as they are asked for; after HELD_AFTER sizes it waits while the file that HOLD names is there,
+    so that a test can stop a sweep that is surely not finished."""
+
+    id = "tests.fake_providers:Held"
+    _sizes: ClassVar[set[int]] = set()
+
+    def prepare(self, workload, device, *, distribution="normal", seed=0):  # type: ignore[no-untyped-def]
+        self._sizes.add(workload.n)
+        while len(self._sizes) > HELD_AFTER and os.path.exists(os.environ.get(HOLD, "")):
+            time.sleep(0.01)
+        return _Task(seed, workload.m, workload.n, workload.k)
 
 
 class _OnRun(Good):

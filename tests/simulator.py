@@ -26,6 +26,7 @@ from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm
 
 PROVIDER = "simulated"
+RUN_ID = "simulated-run"
 STATE = DeviceState(sm_clock_mhz=1400.0)
 
 
@@ -118,7 +119,7 @@ def records_of(
     rng = np.random.default_rng(seed)
     return [
         Record(
-            run_id="simulated", key=record_key(gemm, provider, TimingOptions()), workload=gemm, provider=provider,
+            run_id=RUN_ID, key=record_key(gemm, provider, TimingOptions()), workload=gemm, provider=provider,
             outcome=Measured(measurement(noisy_us(gpu.time_us(gemm), noise, samples, rng)), Grade("A")),
             launch=gpu.launch(gemm) if launches else None, places=(Place(axes, op),), origin="simulated",
         )
@@ -132,7 +133,7 @@ def along(axis: str, values: Iterable[int], held: Gemm) -> list[tuple[dict[str, 
     return [({axis: value}, replace(held, **dict.fromkeys(names, value))) for value in values]
 
 
-def write_simulated(results: Path, gpu: SimulatedGpu, records: Sequence[Record], run_id: str = "simulated-run") -> Path:
+def write_simulated(results: Path, gpu: SimulatedGpu, records: Sequence[Record], run_id: str = RUN_ID) -> Path:
     """A run's folder with these records in it."""
     axes: dict[str, list[int]] = {}
     for record in records:

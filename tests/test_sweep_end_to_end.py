@@ -13,6 +13,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from fake_providers import HOLD
 
 from quantbench.store.folder import read_run
 from quantbench.store.record import Failed, Measured
@@ -21,6 +22,7 @@ from quantbench.store.schema import schema
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = {**os.environ, "QUANTBENCH_DEVICE": "cpu", "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
 QUICK = ("-m", "64", "-k", "64", "--max-time", "20ms", "--half-width", "0.2", "--cache", "hot", "--budget", "none")
+HELD = ("--provider", "tests.fake_providers:Held", "--dtype", "fp32")
 # Bounds how long a test waits for another process; nothing is timed by it.
 PATIENCE_S = 240
 
@@ -36,10 +38,13 @@ def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def start_and_wait_for_records(tmp_path: Path, count: int) -> tuple[subprocess.Popen[str], Path]:
-    """A sweep of 40 points in the background, once its file holds `count` whole lines."""
+    """A sweep of 40 points in the background, once its file holds `count` whole lines. It waits after some more points
+    until the file `hold` is gone, so that it is never done before it is stopped."""
+    (tmp_path / "hold").touch()
     process = subprocess.Popen(
-        command("sweep", "--dim", "n=64:1312:32", *QUICK, "--results", "results"),
-        cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        command("sweep", "--dim", "n=64:1312:32", *QUICK, *HELD, "--results", "results"),
+        cwd=tmp_path, env={**ENVIRONMENT, HOLD: str(tmp_path / "hold")},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     deadline_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline_s and process.poll() is None:

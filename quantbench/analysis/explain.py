@@ -34,12 +34,6 @@ def idle_reasons(workload: Workload, spec: DeviceSpec, launch: Launch | None = N
     return tuple(said)
 
 
-def quantized_efficiency(workload: Gemm, spec: DeviceSpec, launch: Launch | None = None) -> float:
-    """Share of the device's block slots and of the padded tiles that does useful work; on one core, of the tiles."""
-    q = _quantized(workload, spec, launch)[1]
-    return q.efficiency if spec.kind == "cuda" else q.tile_efficiency
-
-
 def _quantized(workload: Gemm, spec: DeviceSpec, launch: Launch | None) -> tuple[Tile, Quantization]:
     assumed = assumed_tile(spec)
     tile, per_sm = assumed.tile, assumed.blocks_per_sm

@@ -162,8 +162,8 @@ def check_to_json(found: Check) -> dict[str, Any]:
     return {
         "run": str(found.run.folder), "device": info.device.name, "origin": info.origin, "source": info.source,
         "points": found.num_points, "curves": found.num_curves, "noise": found.noise,
-        "cliffs": [_cliff_to_json(cliff) for cliff in found.cliffs],
-        "falls": [_cliff_to_json(cliff) for cliff in found.falls],
+        "cliffs": [cliff_to_json(cliff) for cliff in found.cliffs],
+        "falls": [cliff_to_json(cliff) for cliff in found.falls],
         "common": [_common_to_json(common) for common in found.common],
         "period": None if found.period is None else _period_to_json(found.period),
         "periods": [_period_to_json(period) for period in found.periods],
@@ -171,7 +171,8 @@ def check_to_json(found: Check) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _cliff_to_json(cliff: Cliff) -> dict[str, Any]:
+def cliff_to_json(cliff: Cliff) -> dict[str, Any]:
+    """One jump of the time; `ratio` with the trend taken out, `rate_ratio` as a person sees it."""
     return {
         "axis": cliff.axis, "at": cliff.at, "next": cliff.next, "ratio": cliff.ratio, "low": cliff.low,
         "high": cliff.high, "cause": cliff.cause.kind, "why": cliff.cause.words, "evidence": cliff.cause.evidence,

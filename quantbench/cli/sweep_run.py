@@ -14,8 +14,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from quantbench.analysis.steps import find_steps
+from quantbench.analysis.check import check_run
 from quantbench.analysis.summary import points_of, rows_of
+from quantbench.cli.check_output import cliff_to_json
 from quantbench.cli.console import output, say
 from quantbench.cli.devices import say_device
 from quantbench.cli.edge_output import edge_lines, edges_to_json
@@ -23,7 +24,7 @@ from quantbench.cli.sweep_options import SweepArguments, sweep_options
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.roofline import roofline_us
-from quantbench.report.table import ops_line, rows_to_json, steps_to_json, sweep_table, trust_lines
+from quantbench.report.table import ops_line, rows_to_json, sweep_table, trust_lines
 from quantbench.store.folder import Run, read_run
 from quantbench.sweep.child import WorkerProcess
 from quantbench.sweep.options import SweepOptions, options_from_json, plan_sweep
@@ -170,11 +171,11 @@ def say_result(
     points = points_of(run.records, spec)
     axis = _widest_axis(run)
     rows = rows_of(points, spec)
-    steps = find_steps(points, axis, spec)
+    cliffs = check_run(run, rules=()).cliffs
     if not as_json:
         console.print()
         if rows:
-            console.print(sweep_table(rows, steps, spec))
+            console.print(sweep_table(rows, cliffs, spec))
             say(console, f"ops of {ops_line(rows)}")
         else:
             console.print("nothing was measured")
@@ -197,7 +198,7 @@ def say_result(
     if as_json:
         return {
             "run": str(run.folder), "device": spec.name, "how_ended": finished.how,
-            "rows": rows_to_json(rows, steps, spec), "steps": steps_to_json(steps),
+            "rows": rows_to_json(rows, cliffs, spec), "cliffs": [cliff_to_json(cliff) for cliff in cliffs],
             "edges": edges_to_json(edges), "picture": None if picture is None else str(picture),
             "wall_s": wall_s, "overhead_share": overhead_share,
         }  # fmt: skip

@@ -10,8 +10,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from quantbench.analysis.cliffs import Cliff
 from quantbench.analysis.explain import idle_reasons
-from quantbench.analysis.steps import Step
 from quantbench.analysis.summary import Row
 from quantbench.device.spec import DeviceSpec
 from quantbench.measurement import Grade
@@ -20,12 +20,12 @@ from quantbench.units import latency, percent, with_interval
 _GRADE_STYLE = {"A": "green", "B": "", "C": "yellow", "D": "red", "rejected": "bold red"}
 # Rows this far below the best one of the table stand out.
 _STANDS_OUT = 0.8
-# Of several steps at one place the largest are told; the run holds them all.
-_MOST_STEPS_SAID = 2
+# Of several cliffs at one place the largest are told; `check` tells them all.
+_MOST_CLIFFS_SAID = 2
 _FIGURES = re.compile(r"[±]?\d")
 
 
-def sweep_table(rows: Sequence[Row], steps: Sequence[Step], spec: DeviceSpec) -> Table:
+def sweep_table(rows: Sequence[Row], cliffs: Sequence[Cliff], spec: DeviceSpec) -> Table:
     """One line per place and provider: rate, bandwidth, share of peak, trust, and what is lost and why.
 
     Wants about 100 columns; narrower, the last column folds.
@@ -40,7 +40,7 @@ def sweep_table(rows: Sequence[Row], steps: Sequence[Step], spec: DeviceSpec) ->
     for name in ("time", "TFLOP/s", "GB/s", "of peak"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("trust", no_wrap=True)
-    table.add_column("steps, or what the worst op loses", overflow="fold", min_width=20)
+    table.add_column("cliffs, or what the worst op loses", overflow="fold", min_width=20)
     best = max((row.peak_share or 0.0 for row in rows), default=0.0)
     for row in rows:
         low = row.peak_share is not None and row.peak_share < _STANDS_OUT * best
@@ -53,7 +53,7 @@ def sweep_table(rows: Sequence[Row], steps: Sequence[Step], spec: DeviceSpec) ->
             with_interval(row.gb_per_s, row.gb_per_s * row.half_width),
             Text("?" if row.peak_share is None else percent(row.peak_share), style="bold red" if low else ""),
             Text(row.grade.letter, style=_GRADE_STYLE[row.grade.letter]),
-            Text(row_words(row, steps, spec)),
+            Text(row_words(row, cliffs, spec)),
         )
     return table
 
@@ -79,22 +79,23 @@ def trust_lines(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def row_words(row: Row, steps: Sequence[Step], spec: DeviceSpec) -> str:
-    """The steps that begin at this row, the largest first; without one, why its worst op is below what it could be."""
+def row_words(row: Row, cliffs: Sequence[Cliff], spec: DeviceSpec) -> str:
+    """The cliffs that end at this row (how much longer it takes than the size before it, and why), the largest first;
+    without one, why its worst op is below what it could be."""
     said = [
-        f"▼ {percent(step.drop)} in {step.after.op}: {step.cause}"
-        for step in steps
-        if step.after.axes == row.axes and step.after.provider == row.provider
+        f"▼ +{percent(cliff.ratio - 1)} time in {cliff.op}: {cliff.cause.words}"
+        for cliff in cliffs
+        if cliff.after.axes == row.axes and cliff.provider == row.provider
     ]
     if not said:
         worst = row.worst
         said = [f"{worst.op}: {reason}" for reason in idle_reasons(worst.workload, spec, worst.launch)[:1]]
-    if len(said) > _MOST_STEPS_SAID:
-        said = [*said[:_MOST_STEPS_SAID], f"{len(said) - _MOST_STEPS_SAID} more"]
+    if len(said) > _MOST_CLIFFS_SAID:
+        said = [*said[:_MOST_CLIFFS_SAID], f"{len(said) - _MOST_CLIFFS_SAID} more"]
     return "; ".join(said)
 
 
-def rows_to_json(rows: Sequence[Row], steps: Sequence[Step], spec: DeviceSpec) -> list[dict[str, Any]]:
+def rows_to_json(rows: Sequence[Row], cliffs: Sequence[Cliff], spec: DeviceSpec) -> list[dict[str, Any]]:
     """The table as JSON objects; names carry their units."""
     return [
         {
@@ -107,26 +108,7 @@ def rows_to_json(rows: Sequence[Row], steps: Sequence[Step], spec: DeviceSpec) -
             "gb_per_s": row.gb_per_s,
             "peak_share": row.peak_share,
             "grade": asdict(row.grade),
-            "words": row_words(row, steps, spec),
+            "words": row_words(row, cliffs, spec),
         }
         for row in rows
-    ]
-
-
-def steps_to_json(steps: Sequence[Step]) -> list[dict[str, Any]]:
-    """The steps as JSON objects."""
-    return [
-        {
-            "axis": step.axis,
-            "op": step.after.op,
-            "provider": step.after.provider,
-            "before": step.before.axes,
-            "after": step.after.axes,
-            "drop": step.drop,
-            "low": step.low,
-            "high": step.high,
-            "cause": step.cause,
-            "keys": [step.before.key, step.after.key],
-        }
-        for step in steps
     ]
