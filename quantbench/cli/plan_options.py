@@ -9,7 +9,7 @@ from typing import Any
 
 from quantbench.errors import InputError, require_choice
 from quantbench.planner.cluster import Cluster, cluster, gpu_named, reference_cluster
-from quantbench.planner.context import Given
+from quantbench.planner.context import ATTENTIONS, Given
 from quantbench.planner.formulas import RECOMPUTATIONS, parameters
 from quantbench.planner.layout import Job, Layout
 from quantbench.planner.search import Space
@@ -18,7 +18,6 @@ from quantbench.workload import TransformerShape
 
 _WHO = "plan"
 _BITS_PER_BYTE = 8
-ATTENTIONS = ("unfused", "flash")
 
 
 @dataclass(frozen=True)
@@ -150,9 +149,12 @@ class PlanArguments:
         """What the options say about rows that do not say it themselves."""
         cells = {
             name: getattr(self, name)
-            for name in ("hidden", "heads", "layers", "seq", "vocab", "gpus", "gbs", "optimizer", "recompute", "ffn")
+            for name in (
+                "hidden", "heads", "kv_heads", "layers", "seq", "vocab", "gpus", "gbs", "optimizer", "recompute", "ffn",
+                "gated", "sequence_parallel",
+            )
             if getattr(self, name)
-        }
+        }  # fmt: skip
         for name in ("dp", "tp", "pp", "mbs", "interleave", "zero"):
             values = _integers(f"--{name}", getattr(self, name), low=0)
             if len(values) > 1:
@@ -161,14 +163,16 @@ class PlanArguments:
                 cells[name] = values[0]
         if self.dtype:
             cells["precision"] = self.dtype
-        if self.sequence_parallel:
-            cells["sequence_parallel"] = True
+        if not self.dropout:
+            cells["dropout"] = False
+        if self.attention != ATTENTIONS[0]:
+            cells["attention"] = self.attention
         if "recompute" in cells:
             require_choice(_WHO, "recompute", cells["recompute"], RECOMPUTATIONS)
         require_choice(_WHO, "attention", self.attention, ATTENTIONS)
         return Given(
             cells=cells, cluster=self.cluster, gpu=self.gpu, gpus_per_node=self.gpus_per_node or None,
-            node_gb_per_s=self.node_gbit_per_s / _BITS_PER_BYTE or None, attention=self.attention,
+            node_gb_per_s=self.node_gbit_per_s / _BITS_PER_BYTE or None,
             dp_overlap=self.dp_overlap, as_typed=self.as_typed,
         )  # fmt: skip
 

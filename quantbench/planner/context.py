@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from quantbench.errors import InputError
+from quantbench.errors import InputError, require_choice
 from quantbench.planner.cluster import Cluster, cluster, gpu_named, reference_cluster
 from quantbench.planner.formulas import layer_parameters
 from quantbench.planner.layout import ALIGNED_ELEMENTS, Assumption, Case, Job, Layout, padded_vocab
@@ -21,6 +21,8 @@ _WHO = "plan --rows"
 _USUAL_VOCAB = 51200
 _USUAL_SEQ = 2048
 _USUAL_HEAD_DIM = 128
+#: scores and softmax in memory, as Megatron's of the documents, or never written (FlashAttention)
+ATTENTIONS = ("unfused", "flash")
 #: hidden over layers of GPT-3 175B (12288 / 96), for a model of which only the size is known
 _USUAL_ASPECT = 128
 
@@ -37,7 +39,6 @@ class Given:
     gpu: str = ""
     gpus_per_node: int | None = None
     node_gb_per_s: float | None = None
-    attention: str = "unfused"
     dp_overlap: float = 0.0
     as_typed: bool = False
 
@@ -117,6 +118,7 @@ def case_of(row: TableRow, given: Given | None = None) -> Case:
     job = Job(
         shape, where, gpus, filling.need("gbs", "--gbs"),
         optimizer=filling.known("optimizer") or filling.assume("optimizer", "fused_adam", "usual"),
+        dropout=filling.known("dropout") is not False,
         dp_overlap=filling.given.dp_overlap,
     )  # fmt: skip
     return Case(job, layout, tuple(filling.assumed))
@@ -130,8 +132,8 @@ def _cluster(filling: _Filling) -> Cluster:
         found = cluster(filling.assume("cluster", named["value"], named["why"]))
         if name and gpu_named(name).name != found.device.name:
             found = cluster(named["value"], gpu_named(name))
-    elif given.cluster:
-        found = cluster(given.cluster, gpu_named(name) if name else None)
+    elif row.cluster or given.cluster:
+        found = cluster(row.cluster or given.cluster, gpu_named(name) if name else None)
     elif name:
         found = reference_cluster(gpu_named(name))
         filling.assume("cluster", found.name, "the reference system of that GPU")
@@ -175,9 +177,11 @@ def _shape(filling: _Filling, layout: Layout) -> TransformerShape:
         device = gpu_named(filling.row.gpu or filling.given.gpu) if filling.row.gpu or filling.given.gpu else None
         old = device is not None and device.peak("bf16") is None
         dtype = filling.assume("precision", "fp16" if old else "bf16", "usual on this GPU")
+    attention = require_choice(_WHO, "attention", filling.known("attention") or ATTENTIONS[0], ATTENTIONS)
     return TransformerShape(
-        hidden=hidden, heads=heads, ffn=filling.known("ffn") or 0, seq=seq, vocab=padded_vocab(vocab, layout.tp),
-        layers=layers, dtype=dtype, fused_attention=filling.given.attention == "flash",
+        hidden=hidden, heads=heads, kv_heads=filling.known("kv_heads") or 0, ffn=filling.known("ffn") or 0,
+        gated=bool(filling.known("gated")), seq=seq, vocab=padded_vocab(vocab, layout.tp), layers=layers, dtype=dtype,
+        fused_attention=attention == "flash",
     )  # fmt: skip
 
 

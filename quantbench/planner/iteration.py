@@ -100,7 +100,7 @@ def iteration(job: Job, layout: Layout, layer_times: LayerTimes, calibration: Ca
     own = slowest.layers * count
     ends = (time.logits.mid if slowest.last else 0.0) + (time.embedding if slowest.first else 0.0)
     return Iteration(
-        sec=pace.times(count) + fill + exactly(network + step_s),
+        sec=(pace.times(count) + fill + exactly(network + step_s)).widened(calibration.scatter),
         products=time.products.mid * own,
         attention=time.core.mid * own,
         recompute=(layer.mid - time.by_recompute["none"].mid) * own,

@@ -6,6 +6,7 @@ activations, dropout, residuals) is counted in bytes here; all-reduces come from
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -45,6 +46,11 @@ class Span:
         """All three multiplied."""
         return Span(self.low * factor, self.mid * factor, self.high * factor)
 
+    def widened(self, scatter: float) -> Span:
+        """With an independent error of which nine in ten stay within a factor of exp(scatter)."""
+        below, above = (math.hypot(math.log(a / b), scatter) for a, b in ((self.mid, self.low), (self.high, self.mid)))
+        return Span(self.mid * math.exp(-below), self.mid, self.mid * math.exp(above))
+
 
 ZERO = Span(0.0, 0.0, 0.0)
 
@@ -60,7 +66,8 @@ class LayerTime:
 
     products: weight products forward and backward, once each. core: attention's products and softmax likewise.
     products_forward, core_forward: the forward share of both, which recomputation adds again. vector, vector_forward:
-    what bandwidth decides. reduces, reduces_forward: tensor-parallel collectives. overhead: the fitted constant.
+    what bandwidth decides. core_dropout: of vector_forward what drops probabilities out. reduces, reduces_forward:
+    tensor-parallel collectives. overhead: the fitted constant.
     logits: everything after the last layer (forward, backward, loss). embedding: the lookup and its gradient.
     """
 
@@ -70,6 +77,7 @@ class LayerTime:
     core_forward: Span
     vector: float
     vector_forward: float
+    core_dropout: float
     reduces: float
     reduces_forward: float
     overhead: float
@@ -82,7 +90,7 @@ class LayerTime:
         if recompute == "full":
             again = exactly(self.vector_forward + self.reduces_forward)
             return time + self.products_forward + self.core_forward + again
-        return time + self.core_forward if recompute == "selective" else time
+        return time + self.core_forward + exactly(self.core_dropout) if recompute == "selective" else time
 
     @cached_property
     def by_recompute(self) -> dict[str, Span]:
@@ -131,6 +139,7 @@ class LayerTimes:
             core_forward=spans[True, True],
             vector=vector_forward + vector_backward,
             vector_forward=vector_forward,
+            core_dropout=_core_dropout_s(self._job, shape),
             # Megatron: two all-reduces forward, two backward (with sequence parallelism: gathers and scatters of the
             # same volume).
             reduces=4 * reduce_s,
@@ -198,12 +207,18 @@ def _vector_s(job: Job, shape: TransformerShape, sequence_parallel: bool) -> tup
     backward += mlp * (gates + 2) * w + qkv * 3 * w + context * 2 * w
     # Each micro-batch's weight gradients are added to those before: two reads, a write.
     backward += 3 * w * layer_weights(shape)
-    if job.dropout and not shape.fused_attention:
-        probabilities = shape.mbs * shape.heads / shape.tp * shape.seq**2
-        forward += probabilities * (2 * w + mask)
-        backward += probabilities * (2 * w + mask)
     bytes_per_s = job.cluster.device.memory_gb_per_s * 1e9 * _BANDWIDTH_SHARE
-    return forward / bytes_per_s, backward / bytes_per_s
+    dropped = _core_dropout_s(job, shape)
+    return forward / bytes_per_s + dropped, backward / bytes_per_s + dropped
+
+
+def _core_dropout_s(job: Job, shape: TransformerShape) -> float:
+    """Dropping probabilities out, or their gradients: read, write, a mask. A fused kernel does it on the way."""
+    if not job.dropout or shape.fused_attention:
+        return 0.0
+    probabilities = shape.mbs * shape.heads / shape.tp * shape.seq**2
+    moved = probabilities * (2 * element_bytes(shape.dtype) + _MASK_BYTES)
+    return moved / (job.cluster.device.memory_gb_per_s * 1e9 * _BANDWIDTH_SHARE)
 
 
 def layer_weights(shape: TransformerShape) -> int:

@@ -1,6 +1,8 @@
 """Tables of layouts as people publish them: CSV files with the columns of tests/data/bloom_tables.csv.
 
-Only the columns that a file has are read, and every cell may be empty. Cells keep what was typed.
+Only the columns that a file has are read, and every cell may be empty. Cells keep what was typed. A table of one's own
+may have more columns, for what differs between its rows: ffn, kv_heads, interleave, recompute, optimizer, attention,
+cluster, gated, sequence_parallel and dropout (yes or no).
 """
 
 from __future__ import annotations
@@ -17,14 +19,18 @@ _WHO = "plan --rows"
 _INTEGERS = {
     "line": "line", "nodes": "nodes", "gpus": "gpus", "layers": "nlayers", "hidden": "nhidden", "heads": "nheads",
     "seq": "seq_len", "vocab": "vocab", "zero": "zero_stage", "dp": "dp", "tp": "tp", "pp": "pp", "mbs": "mbs",
-    "gbs": "gbs", "duplicate_of_line": "duplicate_of_line",
+    "gbs": "gbs", "duplicate_of_line": "duplicate_of_line", "ffn": "ffn", "kv_heads": "kv_heads",
+    "interleave": "interleave",
 }  # fmt: skip
 _NUMBERS = {"size_b": "size_b", "mem_gb": "mem_gb", "sec_per_it": "sec_per_it", "tflops": "tflops_reported"}
 _TEXTS = {
     "row_id": "row_id", "source_file": "source_file", "section": "section", "date": "date_note", "gpu": "gpu",
     "precision": "precision", "calculator": "tflops_calculator", "status": "status", "notes": "notes",
-    "source_error": "source_error", "async_launch": "async",
+    "source_error": "source_error", "async_launch": "async", "recompute": "recompute", "optimizer": "optimizer",
+    "attention": "attention", "cluster": "cluster",
 }  # fmt: skip
+_SWITCHES = ("gated", "sequence_parallel", "dropout")
+_SAID = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,16 @@ class TableRow:
     duplicate_of_line: int | None = None
     notes: str = ""
     source_error: str = ""
+    ffn: int | None = None
+    kv_heads: int | None = None
+    interleave: int | None = None
+    recompute: str = ""
+    optimizer: str = ""
+    attention: str = ""
+    cluster: str = ""
+    gated: bool | None = None
+    sequence_parallel: bool | None = None
+    dropout: bool | None = None
 
     @property
     def place(self) -> str:
@@ -95,6 +111,12 @@ def _row(file: CsvFile, row: CsvRow, number: int) -> TableRow:
             if not math.isfinite(found) or found <= 0:
                 raise row.error(column, "a number above 0")
             values[name] = found
+    for name in _SWITCHES:
+        if name in file.columns and row.text(name):
+            said = _SAID.get(row.text(name).lower())
+            if said is None:
+                raise row.error(name, "yes or no")
+            values[name] = said
     values["row_id"] = values.get("row_id") or str(number)
     return TableRow(**values)  # type: ignore[arg-type]
 
