@@ -6,18 +6,16 @@ or read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
+from quantbench.profile.arithmetic import by_name, element_bytes, flops, min_bytes
 from quantbench.profile.columns import FLAG, INTEGER, LAYOUTS
 from quantbench.profile.table import Table
 from quantbench.workload.collective import COLLECTIVE_DTYPES, COLLECTIVE_OPS
-from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES, VECTOR_DTYPES
+from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES
 from quantbench.workload.gemm import LAYOUTS as GEMM_LAYOUTS
 from quantbench.workload.softmax import DIRECTIONS, MASKS
 
@@ -77,7 +75,7 @@ def _check_workloads(table: Table) -> None:
 def _check_times(table: Table, device: DeviceSpec) -> None:
     times_us = table["latency_us"]
     _refuse(table, times_us < _SHORTEST_US, f"at least {_SHORTEST_US} µs (is it in milliseconds?)", "latency_us")
-    moved, arithmetic = min_bytes(table), flops(table)
+    moved, arithmetic = min_bytes(table.kind, table.columns), flops(table.kind, table.columns)
     peak = peak_tflops(table, device)
     if table.kind != "collective":
         with np.errstate(invalid="ignore"):
@@ -119,57 +117,9 @@ def shown(table: Table, row: int) -> str:
     return f"row {row} ({keys})"[:160]
 
 
-def element_bytes(dtype: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Bytes of a stored element of each row's number format."""
-    return _by_name(dtype, lambda name: DTYPES[name].element_bytes).astype(np.int64)
-
-
 def peak_tflops(table: Table, device: DeviceSpec) -> FloatArray:
     """What cannot be exceeded at the device's highest clock, by row; infinite where it is not known, and for softmax,
     whose arithmetic is not the tensor cores'."""
     if table.kind == "softmax":
         return np.full(len(table), np.inf)
-    return _by_name(table["dtype"], lambda name: device.ceiling(name) or np.inf)
-
-
-def _by_name(names: npt.NDArray[Any], value: Callable[[str], float]) -> FloatArray:
-    found, inverse = np.unique(names, return_inverse=True)
-    return np.array([value(str(name)) for name in found], dtype=np.float64)[inverse.reshape(-1)]
-
-
-def flops(table: Table) -> FloatArray:
-    """Useful arithmetic of each row, as `Workload.flops` counts it."""
-    c = {name: values.astype(np.float64) for name, values in table.columns.items() if values.dtype.kind == "i"}
-    if table.kind == "gemm":
-        return 2.0 * c["m"] * c["n"] * c["k"] * c["batch"]
-    if table.kind == "attention":
-        pairs = np.where(table["causal"], c["seq_q"] * (c["seq_q"] + 1) / 2, c["seq_q"] * c["seq_k"])
-        products = np.where(table["direction"] == "forward", 2.0, 5.0)
-        return 2.0 * products * c["batch"] * c["heads"] * pairs * c["head_dim"]
-    if table.kind == "softmax":
-        per_element = np.where(table["direction"] == "forward", 6.0, 5.0)
-        return per_element * _live_elements(table, c)
-    return np.zeros(len(table))
-
-
-def min_bytes(table: Table) -> FloatArray:
-    """Fewest bytes of each row, as `Workload.min_bytes` counts them (a full mask left out)."""
-    c = {name: values.astype(np.float64) for name, values in table.columns.items() if values.dtype.kind == "i"}
-    width = element_bytes(table["dtype"]).astype(np.float64)
-    if table.kind == "gemm":
-        out = _by_name(table["dtype"], lambda name: DTYPES[DTYPES[name].output].element_bytes)
-        return c["batch"] * ((c["m"] * c["k"] + c["k"] * c["n"]) * width + c["m"] * c["n"] * out)
-    if table.kind == "attention":
-        q = c["batch"] * c["heads"] * c["seq_q"] * c["head_dim"] * width
-        kv = 2.0 * c["batch"] * c["kv_heads"] * c["seq_k"] * c["head_dim"] * width
-        stats = 4.0 * c["batch"] * c["heads"] * c["seq_q"]
-        return np.where(table["direction"] == "forward", 2.0 * q + kv + stats, 4.0 * q + 2.0 * kv + stats)
-    if table.kind == "softmax":
-        reads = np.where(table["direction"] == "forward", 1.0, 2.0)
-        return width * (reads * _live_elements(table, c) + c["batch"] * c["rows"] * c["cols"])
-    return c["message_bytes"]
-
-
-def _live_elements(table: Table, c: dict[str, FloatArray]) -> FloatArray:
-    per_batch = np.where(table["mask"] == "causal", c["rows"] * (c["rows"] + 1) / 2, c["rows"] * c["cols"])
-    return np.asarray(c["batch"] * per_batch)
+    return by_name(table["dtype"], lambda name: device.ceiling(name) or np.inf)

@@ -3,21 +3,102 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError
+from quantbench.latency.attention import AttentionModel
+from quantbench.latency.softmax import SoftmaxModel
 from quantbench.profile.fields import Json
+from quantbench.profile.product_model import ProductModel
+from quantbench.workload import Attention, Softmax
+
+_KINDS = ("gemm", "softmax", "attention")
+_PROBES = {
+    "softmax": [Softmax(64, 2048, 2048), Softmax(1, 1, 1)],
+    "attention": [Attention(1, 32, 2048, 2048, 128), Attention(8, 8, 64, 64, 64)],
+}
 
 
 @dataclass(frozen=True)
 class Models:
-    """What predicts where nothing was measured."""
+    """What predicts where nothing was measured. gemm: by number format. softmax, attention: None where the device has
+    no such model; softmax_fused: of the fused kernel, or of the fallback's three."""
+
+    gemm: tuple[ProductModel, ...] = ()
+    softmax: SoftmaxModel | None = None
+    softmax_fused: bool = True
+    attention: AttentionModel | None = None
+
+    def product(self, dtype: str) -> ProductModel | None:
+        """The model of a format."""
+        return next((model for model in self.gemm if model.dtype == dtype), None)
 
 
 def models_to_json(models: Models) -> Json:
-    """As a JSON object of lists by kind."""
-    return {}
+    """As a JSON object: a list by kind."""
+    softmax = None if models.softmax is None else {**models.softmax.to_json(), "fused": models.softmax_fused}
+    return {
+        "gemm": [model.to_json() for model in models.gemm],
+        "softmax": [] if softmax is None else [softmax],
+        "attention": [] if models.attention is None else [models.attention.to_json()],
+    }
 
 
 def models_from_json(data: object, device: DeviceSpec) -> Models:
-    """What `models_to_json` wrote."""
-    return Models()
+    """What `models_to_json` wrote for this device. Raises InputError for anything else."""
+    if not isinstance(data, dict) or set(data) != set(_KINDS) or not all(isinstance(v, list) for v in data.values()):
+        raise InputError("profile models", repr(data)[:80], "lists of " + ", ".join(_KINDS))
+    for kind in ("softmax", "attention"):
+        if len(data[kind]) > 1:
+            raise InputError("profile models", f"{len(data[kind])} models of {kind}", "one at most")
+    gemm = tuple(ProductModel.from_json(one, device) for one in data["gemm"])
+    if len({model.dtype for model in gemm}) < len(gemm):
+        raise InputError("profile models", "two models of products of one dtype", "one of each")
+    softmax, fused, attention = None, True, None
+    for one in data["softmax"]:
+        softmax, fused = _softmax(one, device)
+    for one in data["attention"]:
+        attention = _attention(one, device)
+    return Models(gemm, softmax, fused, attention)
+
+
+def _softmax(data: Any, device: DeviceSpec) -> tuple[SoftmaxModel, bool]:
+    who = "profile model of softmax"
+    try:
+        fused = data["fused"]
+        model = SoftmaxModel.from_json(data, device)
+        if not isinstance(fused, bool) or not isinstance(model.note, str):
+            raise InputError(who, f"fused = {fused!r}, note {model.note!r}"[:100], "true or false, and a text")
+        with np.errstate(all="ignore"):
+            _check_times(who, model.predict(_PROBES["softmax"]))  # type: ignore[arg-type]
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise _broken(who, error) from None
+    return model, fused
+
+
+def _attention(data: Any, device: DeviceSpec) -> AttentionModel:
+    who = "profile model of attention"
+    try:
+        model = AttentionModel.from_json(data, device)
+        if model.dtype not in ("fp16", "bf16", "fp32") or not isinstance(model.note, str):
+            raise InputError(who, f"dtype = {model.dtype!r}"[:100], "fp16, bf16 or fp32")
+        with np.errstate(all="ignore"):
+            _check_times(who, model.predict(_PROBES["attention"]))  # type: ignore[arg-type]
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
+        raise _broken(who, error) from None
+    return model
+
+
+def _broken(who: str, error: Exception) -> InputError:
+    if isinstance(error, InputError):
+        return error
+    return InputError(who, f"a broken part ({error!r})"[:160], "what an export wrote")
+
+
+def _check_times(who: str, found: Any) -> None:
+    times_us = np.concatenate([found.low_us, found.latency_us, found.high_us])
+    if not (np.isfinite(times_us) & (times_us > 0)).all():
+        raise InputError(who, f"a time of {times_us.min():g} µs", "finite times above 0")

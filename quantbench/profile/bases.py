@@ -1,0 +1,157 @@
+"""The models that a profile's answers rest on, each over all sizes of its kind of work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from math import log
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.device.spec import DeviceSpec
+from quantbench.latency.attention import AttentionModel
+from quantbench.latency.attention_physics import AttentionShapes
+from quantbench.latency.estimate import Estimates
+from quantbench.latency.softmax import SoftmaxModel
+from quantbench.profile.arithmetic import flops, min_bytes
+from quantbench.profile.product_model import ProductModel
+from quantbench.workload import Softmax
+
+FloatArray = npt.NDArray[np.float64]
+Sizes = tuple[npt.NDArray[np.int64], ...]
+
+#: of the spec sheet's estimate: good to a factor of two
+ROOFLINE_HALF_WIDTH = log(2.0)
+_SMALL_KERNEL_US = {"cuda": 3.0, "cpu": 2.0}
+_REACHED = 0.75  # of the peaks
+
+
+@dataclass(frozen=True)
+class ProductBase:
+    """Products from the distilled model. sizes: m, n, k, batch; a batch counts as batch times the rows. factor: on the
+    time, and wider: on the interval (log), for what runs like the model's format and is not."""
+
+    model: ProductModel
+    factor: float = 1.0
+    wider: float = 0.0
+
+    def times(self, sizes: Sizes) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        m, n, k, batch = sizes
+        found = self.model.fast.predict_us(m * batch, n, k, rising=False)
+        half = self.model.half_width(found) + self.wider
+        floor_us = np.asarray(m * batch, dtype=np.float64) * n * k * self._per_product_us
+        return found * self.factor, half, half, floor_us
+
+    def one(self, *sizes: int) -> tuple[float, float, float, float]:
+        m, n, k, batch = sizes
+        found = self._single(m * batch, n, k)
+        half = self.model.half_width_of(found) + self.wider
+        return found * self.factor, half, half, m * n * k * batch * self._per_product_us
+
+    @cached_property
+    def _per_product_us(self) -> float:
+        """µs that a multiplication with its addition takes at the peak."""
+        return self.factor * 2.0 / self.model.fast.machine.flop_per_us
+
+    @cached_property
+    def _single(self) -> Callable[[int, int, int], float]:
+        from quantbench.latency.gemm_fast_single import single_function
+
+        return single_function(self.model.fast, rising=False)
+
+
+@dataclass(frozen=True)
+class RooflineBase:
+    """From the spec sheet alone. kind, fixed: the table's kind and its columns that are not sizes; names: of sizes."""
+
+    device: DeviceSpec
+    kind: str
+    names: tuple[str, ...]
+    fixed: tuple[tuple[str, str | bool], ...]
+
+    def times(self, sizes: Sizes) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        memory_us, compute_us = roofline_parts(self.device, self.kind, columns_of(self.names, sizes, self.fixed))
+        half = np.full(len(memory_us), ROOFLINE_HALF_WIDTH)
+        found = np.maximum(memory_us, compute_us) / _REACHED + _SMALL_KERNEL_US[self.device.kind]
+        return found, half, half, compute_us
+
+    def one(self, *sizes: int) -> tuple[float, float, float, float]:
+        return _first(self.times(tuple(np.array([size]) for size in sizes)))
+
+
+def roofline_parts(
+    device: DeviceSpec, kind: str, columns: dict[str, npt.NDArray[Any]]
+) -> tuple[FloatArray, FloatArray]:
+    """(µs of the fewest bytes, µs of the arithmetic) at the device's peaks, (shapes,) each; no arithmetic where the
+    peak is not known, and none for softmax. All rows are of one number format."""
+    memory_us = min_bytes(kind, columns) / (device.memory_gb_per_s * 1e3)
+    peak = None if kind == "softmax" else device.peak(str(columns["dtype"].flat[0])) if memory_us.size else None
+    return memory_us, np.zeros(len(memory_us)) if peak is None else flops(kind, columns) / (peak * 1e6)
+
+
+def columns_of(
+    names: tuple[str, ...], sizes: Sizes, fixed: tuple[tuple[str, str | bool], ...]
+) -> dict[str, npt.NDArray[Any]]:
+    """Columns as a table has them: sizes by name, and what is the same in every row."""
+    rows = len(sizes[0])
+    same = {name: np.broadcast_to(np.array(value), (rows,)) for name, value in fixed}
+    return {**dict(zip(names, sizes, strict=True)), **same}
+
+
+@dataclass(frozen=True)
+class SoftmaxBase:
+    """Softmax from its model. sizes: batch, rows, cols. fused: as one kernel, or as the three of the fallback."""
+
+    model: SoftmaxModel
+    dtype: str
+    mask: str
+    direction: str
+    fused: bool = True
+
+    def times(self, sizes: Sizes) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        works = [
+            Softmax(batch, rows, cols, dtype=self.dtype, mask=self.mask, direction=self.direction)
+            for batch, rows, cols in zip(*(size.tolist() for size in sizes), strict=True)
+        ]
+        return _halves(self.model.predict(works, fused=self.fused), np.zeros(len(works)))
+
+    def one(self, *sizes: int) -> tuple[float, float, float, float]:
+        return _first(self.times(tuple(np.array([size]) for size in sizes)))
+
+
+@dataclass(frozen=True)
+class AttentionBase:
+    """Attention from its model. sizes: batch, heads, kv_heads, seq_q, seq_k, head_dim."""
+
+    model: AttentionModel
+    dtype: str
+    causal: bool
+    direction: str
+
+    def times(self, sizes: Sizes) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        shapes = self._shapes(sizes)
+        peak = self.model.device.peak(self.dtype)
+        floor_us = shapes.flops / (peak * 1e6) if peak else np.zeros(len(shapes))
+        return _halves(self.model.predict(shapes), floor_us)
+
+    def one(self, *sizes: int) -> tuple[float, float, float, float]:
+        return _first(self.times(tuple(np.array([size]) for size in sizes)))
+
+    def _shapes(self, sizes: Sizes) -> AttentionShapes:
+        rows = len(sizes[0])
+        causal, backward = np.full(rows, self.causal), np.full(rows, self.direction == "backward")
+        return AttentionShapes(*sizes, causal, backward, self.dtype)
+
+
+def _halves(found: Estimates, floor_us: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """A model's answer as a base gives it."""
+    middle = found.latency_us
+    return middle, np.log(middle / found.low_us), np.log(found.high_us / middle), floor_us
+
+
+def _first(found: tuple[FloatArray, FloatArray, FloatArray, FloatArray]) -> tuple[float, float, float, float]:
+    a, b, c, d = (float(part[0]) for part in found)
+    return a, b, c, d

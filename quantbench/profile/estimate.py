@@ -1,0 +1,78 @@
+"""What a profile answers: a time with its interval, and where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.latency.estimate import Estimate as PlainEstimate
+
+FloatArray = npt.NDArray[np.float64]
+
+SOURCES = ("measured", "interpolated", "modelled")
+MEASURED, INTERPOLATED, MODELLED = range(3)
+# Where neither arithmetic nor bytes explain this share of the time, launching and filling take it.
+_EXPLAINED = 1.0 / 3.0
+_BOUNDS = ("compute", "memory", "latency")
+
+
+@dataclass(frozen=True)
+class Estimate(PlainEstimate):
+    """One time. low_us, high_us: 90 % interval; of a measured shape, the interval of its median, which has no width
+    where a table gives a single figure. source: measured, interpolated (between two measured shapes, along the
+    model's edges) or modelled. outside: beyond the range of what was measured. note: what else to know, in words.
+    """
+
+    outside: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Many times; arrays have the common shape of the sizes that were asked for. source_code: index in SOURCES.
+    compute_us, memory_us: what the arithmetic and the bytes alone take at the peaks. note: of all of them, in words.
+    """
+
+    latency_us: FloatArray
+    low_us: FloatArray
+    high_us: FloatArray
+    source_code: npt.NDArray[np.int8]
+    outside: npt.NDArray[np.bool_]
+    compute_us: FloatArray = field(repr=False)
+    memory_us: FloatArray = field(repr=False)
+    note: str = ""
+
+    @cached_property
+    def source(self) -> npt.NDArray[np.str_]:
+        """measured, interpolated or modelled, for each."""
+        return np.array(SOURCES)[self.source_code]
+
+    @cached_property
+    def bound(self) -> npt.NDArray[np.str_]:
+        """compute, memory or latency: what takes most of the time."""
+        most = np.maximum(self.compute_us, self.memory_us)
+        busy = np.where(self.compute_us >= self.memory_us, 0, 1)
+        return np.array(_BOUNDS)[np.where(most < _EXPLAINED * self.latency_us, 2, busy)]
+
+    def __len__(self) -> int:
+        return len(self.latency_us)
+
+    def __getitem__(self, row: int) -> Estimate:
+        return Estimate(
+            float(self.latency_us[row]), float(self.low_us[row]), float(self.high_us[row]), str(self.source[row]),
+            str(self.bound[row]), bool(self.outside[row]), self.note,
+        )  # fmt: skip
+
+    def __iter__(self) -> Iterator[Estimate]:
+        return (self[row] for row in range(len(self)))
+
+
+def bound_of(latency_us: float, compute_us: float, memory_us: float) -> str:
+    """As `Estimates.bound`, of one time."""
+    if max(compute_us, memory_us) < _EXPLAINED * latency_us:
+        return "latency"
+    return "compute" if compute_us >= memory_us else "memory"
