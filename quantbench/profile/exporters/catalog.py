@@ -8,6 +8,7 @@ from pathlib import Path
 
 from quantbench.errors import StoreError, require_choice
 from quantbench.profile.exporters.options import WHO, Exported, ExportOptions
+from quantbench.profile.exporters.rows import check_provider
 from quantbench.profile.profile import Profile
 
 #: format → (module beside this one, function)
@@ -34,6 +35,7 @@ def export_profile(profile: Profile, name: str, folder: Path, options: ExportOpt
     write: Callable[[Profile, ExportOptions, Exported], None] = getattr(
         import_module(f"quantbench.profile.exporters.{module}"), function
     )
-    out = Exported(folder)
-    write(profile, options or ExportOptions(), out)
+    out, options = Exported(folder), options or ExportOptions()
+    check_provider(profile, options)
+    write(profile, options, out)
     return out

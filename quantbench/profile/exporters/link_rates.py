@@ -38,7 +38,7 @@ def link_rates(profile: Profile, out: Exported) -> LinkRates:
         gpus_per_node=cluster.gpus_per_node,
         inside_gb_per_s=stated,
         between_gb_per_s=cluster.gpu_gb_per_s,
-        inside_latency_s=latency_us * 1e-6,
+        inside_latency_s=latency_us / 1e6,
         between_latency_s=NODE_LATENCY_S,
         share=min(1.0, reached / stated),
         host_gb_per_s=host_link(profile.device)[0],
@@ -53,7 +53,8 @@ def _measured(profile: Profile, out: Exported) -> tuple[float, float] | None:
         return None
     largest = max(rows, key=lambda row: (table["message_bytes"][row], table["num_gpus"][row]))
     smallest = min(rows, key=lambda row: (table["message_bytes"][row], table["num_gpus"][row]))
-    work = Collective("all_reduce", int(table["message_bytes"][largest]), int(table["num_gpus"][largest]), "int8")
+    work = table.where(np.array([largest])).workloads()[0]
+    assert isinstance(work, Collective)
     gb_per_s = work.bus_bytes / float(table["latency_us"][largest]) / 1e3
     out.notes.append(f"inside a node: measured, {work} at {gb_per_s:.4g} GB/s on the bus")
     return gb_per_s, float(table["latency_us"][smallest])

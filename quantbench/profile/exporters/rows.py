@@ -13,6 +13,13 @@ from quantbench.profile.table import Table
 _LAYOUTS = ("nt", "nn", "tn")
 
 
+def check_provider(profile: Profile, options: ExportOptions) -> None:
+    """Raise InputError for a provider of no row at all."""
+    names = sorted({name for table in profile.tables.values() for name in table["provider"].tolist()})
+    if options.provider and options.provider not in names:
+        raise InputError(WHO, f"--provider {options.provider}: no row is its", "one of " + (", ".join(names) or "none"))
+
+
 def products(profile: Profile, options: ExportOptions, out: Exported) -> Table:
     """Unbatched products of one provider, layout and dtype; what is not taken is counted."""
     table = _keep(profile.tables["gemm"], "batch", 1, "a batched product: no place for it there", out)
@@ -59,9 +66,8 @@ def _of_provider(table: Table, options: ExportOptions, out: Exported) -> Table:
     if not len(table):
         return table
     names = sorted(set(table["provider"].tolist()))
-    wanted = options.provider or _most(table["provider"])
-    if wanted not in names:
-        raise InputError(WHO, f"--provider {wanted}: no {table.kind} row is its", "one of " + ", ".join(names))
+    # A provider of products need not be one of attention.
+    wanted = options.provider if options.provider in names else _most(table["provider"])
     if len(names) > 1:
         out.notes.append(f"{table.kind}: the figures are {wanted}'s; there are others by " + ", ".join(
             name for name in names if name != wanted))  # fmt: skip

@@ -1,0 +1,220 @@
+"""The aiconfigurator export, loaded by aiconfigurator's own package and asked by its own engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from known_profile import ATTENTIONS, COLLECTIVES, GEMMS, gemm_row, known_profile, known_tables, table
+from quantbench.errors import InputError, UnsupportedError
+from quantbench.importers import aiconfigurator as importer
+from quantbench.profile.exporters.catalog import export_profile
+from quantbench.profile.exporters.cliff_rows import MARK
+from quantbench.profile.exporters.options import ExportOptions
+
+pytest.importorskip("yaml", reason="needs PyYAML, which comes with quantbench[tables]")
+pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow, which comes with quantbench[tables]")
+
+# In a process of its own: the engine is native code, and what it leaves behind stays there.
+_LOAD = """
+import json, os, sys
+from aiconfigurator_core.sdk import common, perf_database
+from aiconfigurator_core.sdk.operations.attention import ContextAttention, GenerationAttention
+from aiconfigurator_core.sdk.operations.communication import NCCL
+from aiconfigurator_core.sdk.operations.gemm import GEMM
+root, system, queries = json.load(sys.stdin)
+db = perf_database.get_database(system, "vllm", "quantbench", systems_paths=root, shared_layer=False)
+Q, F, KV, C = common.GEMMQuantMode, common.FMHAQuantMode.bfloat16, common.KVCacheQuantMode.bfloat16, common.CommQuantMode
+for op in (GEMM, ContextAttention, GenerationAttention, NCCL):
+    op.load_data(db)
+products = [[m, n, k, at["latency"]] for m, ns in db._gemm_data[Q.bfloat16].items()
+            for n, ks in ns.items() for k, at in ks.items()]
+def walk(node, keys=()):
+    return [[*keys, node["latency"]]] if "latency" in node else [r for k, v in node.items() for r in walk(v, (*keys, k))]
+answer = {
+    "products": products,
+    "engine": [float(GEMM("g", 1.0, n, k, Q.bfloat16)._engine_query(db, x=m)) for m, n, k in queries],
+    "context": walk(db._context_attention_data[F][KV]),
+    "generation": walk(db._generation_attention_data[KV]),
+    "nccl": walk(db._nccl_data[C.half]) if db._nccl_data.loaded else [],
+    "nccl_engine": [float(NCCL("n", 1.0, "all_reduce", 1, 2, C.half)._engine_query(db, x=x)) for x in (1024, 2048)]
+                   if db._nccl_data.loaded else [],
+}
+print("\\n" + json.dumps(answer), flush=True)
+os._exit(0)
+"""
+
+
+def load(root: Path, system: str, queries: list[tuple[int, int, int]]) -> dict[str, Any]:
+    """What the package reads, and what its engine answers to `queries`, in milliseconds."""
+    pytest.importorskip("aiconfigurator_core", reason="needs quantbench[tables]")
+    done = subprocess.run(
+        [sys.executable, "-c", _LOAD], input=json.dumps([str(root), system, queries]), capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def gemm_table(root: Path, system: str = "a100_sxm") -> dict[str, list[Any]]:
+    columns: dict[str, list[Any]] = pq.read_table(
+        root / "data" / system / "gemm" / "vllm" / "quantbench" / "gemm_perf.parquet"
+    ).to_pydict()
+    return columns
+
+
+def test_the_package_gives_every_measured_figure_back(tmp_path: Path) -> None:
+    export_profile(known_profile(), "aiconfigurator", tmp_path)
+    shapes = list(GEMMS)
+    found = load(tmp_path, "a100_sxm", shapes)
+    read = {tuple(row[:3]): row[3] for row in found["products"]}
+    assert {shape: read[shape] for shape in shapes} == {shape: us / 1e3 for shape, us in GEMMS.items()}
+    # Its engine floors times at the roofline; none of these is below it.
+    assert found["engine"] == pytest.approx([us / 1e3 for us in GEMMS.values()], rel=1e-12)
+
+
+def test_attention_is_read_back_by_its_sizes(tmp_path: Path) -> None:
+    export_profile(known_profile(), "aiconfigurator", tmp_path)
+    found = load(tmp_path, "a100_sxm", [])
+    # Its keys: kv heads (0 for as many as heads), head_dim, window, heads, then isl, batch or batch, cached + 1.
+    context = {tuple(row[:-1]): row[-1] for row in found["context"]}
+    generation = {tuple(row[:-1]): row[-1] for row in found["generation"]}
+    for (batch, heads, kv_heads, seq_q, seq_k, head_dim, causal), us in ATTENTIONS.items():
+        kv = 0 if kv_heads == heads else kv_heads
+        if causal:
+            assert context.pop((kv, head_dim, 0, heads, seq_q, batch)) == us / 1e3
+        else:
+            assert seq_q == 1
+            assert generation.pop((kv, head_dim, 0, heads, batch, seq_k)) == us / 1e3
+    assert context == generation == {}
+
+
+def test_nccl_is_read_back_in_elements(tmp_path: Path) -> None:
+    made = export_profile(known_profile(), "aiconfigurator", tmp_path)
+    found = load(tmp_path, "a100_sxm", [])
+    read = {tuple(row[:-1]): row[-1] for row in found["nccl"]}
+    expected = {
+        ({"all_to_all": "alltoall"}.get(op, op), num_gpus, size // 2): us / 1e3
+        for (op, size, num_gpus, _, num_nodes), us in COLLECTIVES.items()
+        if num_nodes == 1 and op != "send_recv"
+    }
+    assert read == expected
+    assert found["nccl_engine"] == [0.0095, 0.0105]
+    assert made.left_out["a collective between nodes: no place for it there"] == 1
+
+
+def test_both_sides_of_every_known_cliff_are_rows(tmp_path: Path) -> None:
+    export_profile(known_profile(), "aiconfigurator", tmp_path)
+    columns = gemm_table(tmp_path)
+    rows = dict(zip(zip(columns["m"], columns["n"], columns["k"], strict=True), columns["latency"], strict=True))
+    sources = dict(zip(zip(columns["m"], columns["n"], columns["k"], strict=True), columns["kernel_source"], strict=True))
+    assert rows[128, 4096, 4096] == 36.9375 / 1e3
+    assert rows[129, 4096, 4096] == 63.3 / 1e3
+    # The cliff of many curves stands at each (n, k) whose rows reach past it, between what was measured.
+    assert sources[1024, 4096, 4096] == sources[1025, 4096, 4096] == MARK
+    for m in (1024, 1025):
+        assert rows[256, 4096, 4096] < rows[m, 4096, 4096] < rows[2048, 4096, 4096]
+    assert not any(m in (1024, 1025) for m, n, k in rows if (n, k) != (4096, 4096))
+
+
+@pytest.fixture
+def few_sites(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine (n, k) in the place of hundreds."""
+    monkeypatch.setattr("quantbench.profile.exporters.aiconfigurator_rows.SITE_SIZES", (512, 4096, 10240))
+
+
+@pytest.mark.usefixtures("few_sites")
+def test_without_measured_products_the_model_fills_the_table(tmp_path: Path) -> None:
+    made = export_profile(known_profile({}), "aiconfigurator", tmp_path)
+    columns = gemm_table(tmp_path)
+    assert set(columns["kernel_source"]) == {"quantbench_model"}
+    assert any("modelled" in note for note in made.notes)
+    # At one site: the grid, and rows so near the model's edges that straight lines stay within the bound.
+    from quantbench.latency.gemm_model import GemmModel
+
+    n = k = 4096
+    own = sorted(
+        (m, ms) for m, nn, kk, ms in zip(columns["m"], columns["n"], columns["k"], columns["latency"], strict=True)
+        if (nn, kk) == (n, k)
+    )  # fmt: skip
+    rows_m, rows_ms = (np.array(values) for values in zip(*own, strict=True))
+    model = GemmModel.best("a100-sxm4-80gb")
+    assert model.predict(rows_m, n, k).latency_us / 1e3 == pytest.approx(rows_ms, rel=1e-9)
+    edges = np.arange(128, 4096, 128)
+    between = np.unique(np.concatenate([edges, edges + 1]))
+    lines = np.interp(between, rows_m, rows_ms)
+    error = np.abs(lines / (model.predict(between, n, k).latency_us / 1e3) - 1.0)
+    assert error.max() < 0.05 + 1e-6
+    assert len(rows_m) < 60
+
+
+@pytest.mark.usefixtures("few_sites")
+def test_the_model_s_table_is_loaded_too(tmp_path: Path) -> None:
+    export_profile(known_profile({}, "v100-sxm2-32gb"), "aiconfigurator", tmp_path, ExportOptions(dtype="fp16"))
+    columns = gemm_table(tmp_path, "v100_sxm2_32gb")
+    found = load(tmp_path, "v100_sxm2_32gb", [])
+    assert len(found["products"]) == len(columns["m"])
+    assert len(found["context"]) > 1000
+    assert len(found["generation"]) > 1000
+    assert found["nccl"] == []
+
+
+def test_our_importer_reads_the_export_back(tmp_path: Path) -> None:
+    export_profile(known_profile(), "aiconfigurator", tmp_path)
+    tables, missing = importer.find_tables(
+        "a100_sxm", backend="vllm", version="quantbench", kinds=("gemm", "generation_attention", "nccl"), root=tmp_path
+    )
+    assert missing == []
+    gemms = {
+        (row.workload.m, row.workload.n, row.workload.k): row.latency_us for row in importer.read_rows(tables[0]).rows
+    }
+    assert {shape: gemms[shape] for shape in GEMMS} == pytest.approx(GEMMS, rel=1e-15)
+    decodes = [row.workload.seq_k for row in importer.read_rows(tables[1]).rows]
+    assert sorted(decodes) == [2048, 2048, 4096]
+    assert all(row.workload.seq_q == 1 for row in importer.read_rows(tables[1]).rows)
+    assert {row.workload.message_bytes for row in importer.read_rows(tables[2]).rows} == {2048, 4096, 2**28, 65536}
+
+
+def test_one_provider_and_layout_is_taken_and_the_rest_counted(tmp_path: Path) -> None:
+    rows = [gemm_row(*shape, us) for shape, us in GEMMS.items()]
+    rows += [gemm_row(64, 64, 64, 5.0, provider="triton.matmul"), gemm_row(64, 64, 64, 6.0, layout="tn")]
+    rows += [gemm_row(64, 64, 64, 7.0, batch=8), gemm_row(64, 64, 64, 8.0, dtype="fp32")]
+    profile = known_profile({**known_tables(), "gemm": table("gemm", rows)})
+    made = export_profile(profile, "aiconfigurator", tmp_path / "a")
+    assert made.left_out["of another provider than torch.matmul"] == 1
+    assert made.left_out["a product of another layout than nt"] == 1
+    assert made.left_out["a batched product: no place for it there"] == 1
+    assert made.left_out["fp32: no such matrix product there"] == 1
+    other = export_profile(profile, "aiconfigurator", tmp_path / "b", ExportOptions(provider="torch.matmul"))
+    assert other.rows == made.rows
+    with pytest.raises(InputError, match=r"--provider cublas: no row is its; expected one of nccl, torch.matmul, "):
+        export_profile(profile, "aiconfigurator", tmp_path / "c", ExportOptions(provider="cublas"))
+
+
+def test_the_same_profile_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        export_profile(known_profile(), "aiconfigurator", tmp_path / name)
+    for path in sorted(p for p in (tmp_path / "one").rglob("*") if p.is_file()):
+        assert path.read_bytes() == (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_bytes()
+
+
+def test_wrong_names_are_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"profile export: --backend = 'tensorrt'; expected one of vllm, sglang, trtllm"):
+        export_profile(known_profile(), "aiconfigurator", tmp_path, ExportOptions(backend="tensorrt"))
+    with pytest.raises(InputError, match=r"name '\.\./x'; expected a name without spaces and slashes"):
+        ExportOptions(version="../x")
+
+
+def test_a_processor_is_refused(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    profile = replace(known_profile({}), device=replace(known_profile({}).device, kind="cpu"))
+    with pytest.raises(UnsupportedError, match="is a cpu; expected a GPU, for aiconfigurator"):
+        export_profile(profile, "aiconfigurator", tmp_path)

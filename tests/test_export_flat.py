@@ -1,0 +1,58 @@
+"""CSV and Parquet exports, and the way back through our own importer."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from known_profile import known_profile
+from quantbench.errors import InputError, StoreError
+from quantbench.importers import csv_table
+from quantbench.profile.exporters.catalog import FORMATS, export_profile
+from quantbench.profile.file import from_parquet
+from quantbench.workload import Collective
+
+
+def test_csv_comes_back_exactly_through_the_command_that_the_export_prints(tmp_path: Path) -> None:
+    profile = known_profile()
+    made = export_profile(profile, "csv", tmp_path)
+    assert made.rows == {kind: len(table) for kind, table in profile.tables.items()}
+    for line in made.use:
+        words = shlex.split(line)
+        assert words[:3] == ["quantbench", "import", "csv"]
+        path, mapped = Path(words[3]), csv_table.parse_map(words[words.index("--map") + 1])
+        found = csv_table.read_rows(path, mapped)
+        table = profile.tables[path.stem]
+        assert [row.workload for row in found.rows] == table.workloads()
+        assert [row.latency_us for row in found.rows] == table["latency_us"].tolist()
+        assert [row.provider for row in found.rows] == table["provider"].tolist()
+        assert all(isinstance(row.workload, Collective) == (path.stem == "collective") for row in found.rows)
+
+
+def test_parquet_holds_the_tables_bit_by_bit(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="needs pyarrow, which comes with quantbench[tables]")
+    profile = known_profile()
+    made = export_profile(profile, "parquet", tmp_path)
+    for kind in made.rows:
+        found = from_parquet(kind, (tmp_path / f"{kind}.parquet").read_bytes(), kind)
+        assert list(found.rows()) == list(profile.tables[kind].rows())
+
+
+def test_nothing_to_write_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a profile without rows as csv; expected rows"):
+        export_profile(known_profile({}), "csv", tmp_path)
+
+
+def test_an_unknown_format_names_the_others(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        export_profile(known_profile(), "astra-sim", tmp_path)
+    assert str(caught.value) == f"profile export: --format = 'astra-sim'; expected one of {', '.join(FORMATS)}"
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(StoreError, match="out is a file; expected a folder to write into"):
+        export_profile(known_profile(), "csv", tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "mine"
