@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
+from quantbench.advice.spread import UNMEASURED_COMMON
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.softmax import fallback_bytes
-from quantbench.latency.transformer import TransformerModel
+from quantbench.latency.transformer import UNMEASURED_CORRELATION, TransformerModel
 from quantbench.launch import Launch
 from quantbench.megatron import megatron_fused_available
 from quantbench.planner.calibration import shipped
@@ -24,7 +25,11 @@ _UNALIGNED_SPREAD = 1.5
 
 @runtime_checkable
 class KernelTimes(OpTimes, Protocol):
-    """Times that come with the kernels they belong to."""
+    """Times that come with the kernels they belong to, and with how much of their errors is in common."""
+
+    @property
+    def common_error(self) -> float:
+        """The part of the errors that operations of one kind have in common, see `spread`."""
 
     def launches(self, workloads: Sequence[Compute]) -> list[Launch | None]:
         """The launch that is believed in, per workload, None where none is known."""
@@ -52,6 +57,11 @@ class ModelledTimes:
     def note(self) -> str:
         """What the times that were asked for so far rest on."""
         return "; ".join(filter(None, self._notes))
+
+    @property
+    def common_error(self) -> float:
+        """The part of the errors that operations of one kind have in common, see `spread`."""
+        return UNMEASURED_COMMON if self._model.correlation == UNMEASURED_CORRELATION else 0.0
 
     def latencies_us(self, workloads: Sequence[Compute]) -> list[Latency]:
         """One latency per workload, in their order."""
@@ -103,6 +113,11 @@ class Answers:
     def note(self) -> str:
         """What the times rest on."""
         return self._times.note
+
+    @property
+    def common_error(self) -> float:
+        """The part of the errors that operations of one kind have in common; nothing where the source does not say."""
+        return self._source.common_error if isinstance(self._source, KernelTimes) else 0.0
 
     def ask(self, workloads: Iterable[Compute]) -> None:
         """Ask for many at once what is not known yet."""

@@ -151,11 +151,9 @@ def _findings(op: Op, past: Iterable[Edge], answers: Answers) -> tuple[Finding, 
         share = min(edge.most, 1 - ideal.mid / now.mid)
         if share < _WORTH_SAYING:
             continue
-        # The fallback's bytes are counted and its time is not measured: nothing cancels there.
-        same = edge.before == op.workload
-        factor = (
-            sqrt(now.high / now.low) if same else ratio_factor({op.workload: (1.0, now)}, {edge.before: (1.0, ideal)})
-        )
+        factor = ratio_factor({op.workload: (1.0, now)}, {edge.before: (1.0, ideal)}, answers.common_error)
+        if edge.before == op.workload:  # the fallback's bytes are counted, its time was never measured
+            factor = sqrt(now.high / now.low)
         low, high = (min(edge.most, max(0.0, 1 - (1 - share) * by)) for by in (factor, 1 / factor))
         found.append(Finding(edge, share * now.mid, low * now.mid, high * now.mid))
     return tuple(sorted(found, key=lambda f: -f.waste_us))
@@ -185,7 +183,7 @@ def _waste_interval(
         left = (cost.total_us - cost.waste_us) / (whole_us - wasted_us)
         before = cost.findings[0].edge.before if cost.findings else cost.op.workload
         add(below, before, left, answers.fused(before) if cost.findings else cost.latency)
-    factor = ratio_factor(above, below)
+    factor = ratio_factor(above, below, answers.common_error)
     share = wasted_us / whole_us
     low, high = (max(0.0, 1 - (1 - share) * by) for by in (factor, 1 / factor))
     return low * whole_us, high * whole_us

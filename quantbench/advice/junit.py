@@ -1,4 +1,4 @@
-"""A shape's waste as JUnit XML, for continuous integration: a case per op, and one of the whole that the gate is for."""
+"""A shape's waste as JUnit XML, for continuous integration: a case per op, and one of the whole for the gate."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Neighbours:
             ratio = base.us / timed.us
             if ratio - 1 < _WORTH_MOVING:
                 continue
-            factor = ratio_factor(base.parts, timed.parts)
+            factor = ratio_factor(base.parts, timed.parts, self._answers.common_error)
             more = timed.parameters / base.parameters - 1
             found.append(
                 Neighbour(
