@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 from quantbench.advice.spread import UNMEASURED_COMMON
 from quantbench.device.spec import DeviceSpec
+from quantbench.latency.gemm_model import LARGEST_SIDE
 from quantbench.latency.softmax import fallback_bytes
 from quantbench.latency.transformer import UNMEASURED_CORRELATION, TransformerModel
 from quantbench.launch import Launch
@@ -15,7 +17,7 @@ from quantbench.planner.calibration import shipped
 from quantbench.planner.constraints import softmax_generation
 from quantbench.planner.layer_time import unaligned_s
 from quantbench.planner.op_times import Latency, OpTimes, RememberedTimes
-from quantbench.workload import Op, Softmax
+from quantbench.workload import Gemm, Op, Softmax
 from quantbench.workload.transformer import Compute
 
 # The rate of unaligned batched products was fitted to whole iterations of training and never timed alone; how far off
@@ -65,12 +67,14 @@ class ModelledTimes:
 
     def latencies_us(self, workloads: Sequence[Compute]) -> list[Latency]:
         """One latency per workload, in their order."""
+        asked = [_within_reach(work) for work in workloads]
+        answers = self._model.predict_ops([Op(part.kind, "forward", part, 1) for part, _ in asked])
         found = []
-        for op in self._model.predict_ops([Op(work.kind, "forward", work, 1) for work in workloads]):
-            work, estimate = op.op.workload, op.work.estimate
+        for work, (_, times), op in zip(workloads, asked, answers, strict=True):
+            estimate = op.work.estimate
             self._launches[work] = op.work.launch
             self._note(op.work.note)
-            latency = Latency(estimate.low_us, estimate.latency_us, estimate.high_us)
+            latency = Latency(times * estimate.low_us, times * estimate.latency_us, times * estimate.high_us)
             slow_s = unaligned_s(work, self.device, self._share)
             if slow_s is not None:
                 # No slower than aligned rows would be, whatever the fitted rate says.
@@ -94,6 +98,15 @@ class ModelledTimes:
         if missing:
             self.latencies_us(missing)
         return [self._launches[work] for work in workloads]
+
+
+def _within_reach(work: Compute) -> tuple[Compute, float]:
+    """What the models can be asked for in the place of `work`, and how many times its time that takes: of a batch with
+    more rows than they know, as much as they do know. So long a batch grows in proportion."""
+    if not isinstance(work, Gemm) or work.batch * work.m <= LARGEST_SIDE or work.m > LARGEST_SIDE:
+        return work, 1.0
+    most = LARGEST_SIDE // work.m
+    return replace(work, batch=most), work.batch / most
 
 
 class Answers:

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 FloatArray = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.intp]
 
-_LARGEST = 2**21 - 1
+#: m (times the batch), n and k go up to this
+LARGEST_SIDE = 2**21 - 1
 _SIBLING_EFFORT = Effort(members=1, rows_first=600, growth=Growth(trees=20, leaf=3))
 _SIBLING_ROWS = 6000
 
@@ -306,9 +307,9 @@ def _sizes(who: str, *sizes: npt.ArrayLike) -> tuple[FloatArray, FloatArray, Flo
         if array.ndim != 1 or array.dtype.kind not in "iuf":
             raise InputError(who, f"{name} of shape {array.shape} and type {array.dtype}", "whole numbers, (rows,)")
         with np.errstate(invalid="ignore"):
-            bad = ~((array >= 1) & (array <= _LARGEST) & (array == np.floor(array)))
+            bad = ~((array >= 1) & (array <= LARGEST_SIDE) & (array == np.floor(array)))
         if bad.any():
-            raise InputError(who, f"{name} = {array[bad][0]}", f"a whole number from 1 to {_LARGEST}")
+            raise InputError(who, f"{name} = {array[bad][0]}", f"a whole number from 1 to {LARGEST_SIDE}")
         out.append(array.astype(np.float64))
     if len({len(x) for x in out}) != 1:
         raise InputError(who, f"{', '.join(str(len(x)) for x in out)} values of m, n, k", "one each per row")
