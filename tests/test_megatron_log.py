@@ -295,3 +295,36 @@ def test_logs_that_say_little_can_be_drawn_and_tabled(tmp_path: Path) -> None:
     assert training_table([bare]).row_count == 1
     draw_throughput([bare], tmp_path / "empty.png")
     assert (tmp_path / "empty.png").exists()
+
+
+def test_the_report_draws_throughput_by_layout(tmp_path: Path) -> None:
+    from quantbench.cli.report import report
+
+    reporting = typer.Typer()
+    reporting.command()(report)
+    results = tmp_path / "r"
+    folders = []
+    for tp, ms in ((1, 5000.0), (2, 4000.0)):
+        log = tmp_path / f"tp{tp}.log"
+        start = f"using world size: 8, data-parallel-size: {8 // tp}, tensor-model-parallel size: {tp}, "
+        body = [line(i, elapsed=ms + i) for i in range(1, 20)]
+        log.write_text("\n".join([start + "pipeline-model-parallel size: 1", *body, "torn line | elapsed time"]) + "\n")
+        run(str(log), "--gpu", "a100-sxm4-80gb", "--results", str(results))
+        folders.append(str(results / "a100-sxm4-80gb" / f"megatron-tp{tp}"))
+    one = CliRunner().invoke(reporting, [folders[0], "--json"])
+    assert one.exit_code == 0, one.output
+    assert Path(json.loads(one.output)["page"]).parent == Path(folders[0])
+    # The folder above them holds both, and so do the two named apart.
+    for words in ([str(results / "a100-sxm4-80gb")], [*folders, "-o", str(tmp_path / "page")]):
+        said = CliRunner().invoke(reporting, words)
+        assert said.exit_code == 0, said.output
+        assert "most tokens per GPU" in said.output
+        assert "TP=2, PP=1" in said.output
+    page = (tmp_path / "page" / "report.html").read_text()
+    assert "Throughput by layout" in page
+    assert "data:image/png;base64," in page
+    assert "megatron-tp1" in page
+    assert (tmp_path / "page" / "report-throughput-layout.png").stat().st_size > 5000
+    refused = CliRunner().invoke(reporting, [str(tmp_path), str(tmp_path / "x")])
+    assert isinstance(refused.exception, InputError)
+    assert "report: 2 runs; expected one run, or training logs" in str(refused.exception)

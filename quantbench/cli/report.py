@@ -1,27 +1,40 @@
-"""`quantbench report RUN`: one self-contained HTML page and its pictures."""
+"""`quantbench report RUN`: one self-contained HTML page and its pictures, of a run or of imported training logs."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from quantbench.errors import InputError
+
 
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Folder of a run, or one or more of imported training logs.")
+    ],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for the page and its PNGs (default: the run's own).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="What was written, as JSON.")] = False,
 ) -> None:
     """Write one HTML page that answers which sizes are bad, by how much and why."""
+    from quantbench.importers.training_run import training_folders
+
+    logs = training_folders(runs)
+    if logs:
+        _training(logs, output or (runs[0] if len(runs) == 1 else Path(os.path.commonpath(runs))), as_json)
+        return
+    if len(runs) > 1:
+        raise InputError("report", f"{len(runs)} runs", "one run, or training logs (quantbench import megatron-log)")
     from quantbench.report.page import write_report
     from quantbench.report.source import read_one_run
 
-    found = read_one_run(run)
-    written = write_report(found, output or run)
+    found = read_one_run(runs[0])
+    written = write_report(found, output or runs[0])
     if as_json:
         answer = None if written.lead is None else written.lead.sentence
         print(
@@ -44,4 +57,27 @@ def report(
     for warning in found.warnings:
         say(console, f"[yellow]warning:[/yellow] {escape(printable(warning))}")
     say(console, "no point of this run has a figure" if written.lead is None else escape(written.lead.sentence))
+    say(console, f"page: {escape(str(written.page))} (and {len(written.pictures)} pictures beside it)")
+
+
+def _training(logs: list[Path], output: Path, as_json: bool) -> None:
+    """Throughput by layout, of imported training logs."""
+    from rich.markup import escape
+
+    from quantbench.cli.console import output as console_output
+    from quantbench.cli.console import say
+    from quantbench.importers.training_run import read_training
+    from quantbench.report.training import training_table
+    from quantbench.report.training_page import fastest, write_training_report
+
+    written = write_training_report(logs, output)
+    summaries = [read_training(folder) for folder in logs]
+    answer = fastest(summaries)
+    if as_json:
+        pictures = [str(p) for p in written.pictures]
+        print(json.dumps({"page": str(written.page), "pictures": pictures, "answer": answer or None}, indent=1))
+        return
+    console = console_output()
+    console.print(training_table(summaries))
+    say(console, escape(answer or "no log tells GPUs and tokens, so nothing can be drawn"))
     say(console, f"page: {escape(str(written.page))} (and {len(written.pictures)} pictures beside it)")

@@ -13,7 +13,7 @@ import csv
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -160,6 +160,15 @@ def read_training(folder: Path) -> TrainingSummary:
         return TrainingSummary(**data["summary"])
     except (KeyError, TypeError) as error:
         raise StoreError("read training", f"{folder / 'training.json'} ({error})", "a whole summary") from None
+
+
+def training_folders(paths: Sequence[Path]) -> list[Path]:
+    """Those of `paths`, and the folders right inside them, that hold an imported training log."""
+    found = []
+    for path in paths:
+        own = [path] if (path / "training.json").is_file() else []
+        found += own or sorted(file.parent for file in path.glob("*/training.json"))
+    return found
 
 
 def _load(folder: Path) -> dict[str, Any]:

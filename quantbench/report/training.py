@@ -14,23 +14,34 @@ from quantbench.units import with_interval
 _WIDTH_OF_A_GROUP = 0.8
 
 
+HEAD = (
+    "log", "GPUs", "TP", "PP", "MBS", "GBS", "iterations", "restarts", "sec/it", "tokens/s", "TFLOPs", "loss",
+)  # fmt: skip
+
+
 def training_table(summaries: Sequence[TrainingSummary]) -> Table:
     """One line per log."""
     table = Table(header_style="bold", box=None, pad_edge=False)
-    table.add_column("log", no_wrap=True)
-    for name in ("GPUs", "TP", "PP", "MBS", "GBS", "iterations", "restarts", "sec/it", "tokens/s", "TFLOPs", "loss"):
+    table.add_column(HEAD[0], no_wrap=True)
+    for name in HEAD[1:]:
         table.add_column(name, justify="right", no_wrap=True)
-    for s in summaries:
-        tokens = "–"
-        if s.tokens_per_s is not None and s.tokens_per_s_low is not None and s.tokens_per_s_high is not None:
-            tokens = with_interval(s.tokens_per_s, (s.tokens_per_s_high - s.tokens_per_s_low) / 2)
-        loss = "–" if s.last_loss is None else f"{s.first_loss:.3g} → {s.last_loss:.3g}"
-        table.add_row(
-            s.name, _or_dash(s.gpus), _or_dash(s.tp), _or_dash(s.pp), _or_dash(s.mbs), str(s.gbs), str(s.iterations),
-            str(s.restarts), f"{s.sec_per_it:.4g}", tokens, "–" if s.tflops is None else f"{s.tflops:.1f}",
-            loss + (f" ({s.nan_losses} nan)" if s.nan_losses else ""),
-        )  # fmt: skip
+    for summary in summaries:
+        table.add_row(*training_cells(summary))
     return table
+
+
+def training_cells(summary: TrainingSummary) -> tuple[str, ...]:
+    """The cells under HEAD of one log."""
+    s = summary
+    tokens = "–"
+    if s.tokens_per_s is not None and s.tokens_per_s_low is not None and s.tokens_per_s_high is not None:
+        tokens = with_interval(s.tokens_per_s, (s.tokens_per_s_high - s.tokens_per_s_low) / 2)
+    loss = "–" if s.last_loss is None else f"{s.first_loss:.3g} → {s.last_loss:.3g}"
+    return (
+        s.name, _or_dash(s.gpus), _or_dash(s.tp), _or_dash(s.pp), _or_dash(s.mbs), str(s.gbs), str(s.iterations),
+        str(s.restarts), f"{s.sec_per_it:.4g}", tokens, "–" if s.tflops is None else f"{s.tflops:.1f}",
+        loss + (f" ({s.nan_losses} nan)" if s.nan_losses else ""),
+    )  # fmt: skip
 
 
 def draw_throughput(summaries: Sequence[TrainingSummary], path: Path) -> None:
