@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from known_profile import ATTENTIONS, COLLECTIVES, GEMMS, gemm_row, known_profile, known_tables, table
+
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.importers import aiconfigurator as importer
 from quantbench.profile.exporters.catalog import export_profile
@@ -114,7 +114,9 @@ def test_both_sides_of_every_known_cliff_are_rows(tmp_path: Path) -> None:
     export_profile(known_profile(), "aiconfigurator", tmp_path)
     columns = gemm_table(tmp_path)
     rows = dict(zip(zip(columns["m"], columns["n"], columns["k"], strict=True), columns["latency"], strict=True))
-    sources = dict(zip(zip(columns["m"], columns["n"], columns["k"], strict=True), columns["kernel_source"], strict=True))
+    sources = dict(
+        zip(zip(columns["m"], columns["n"], columns["k"], strict=True), columns["kernel_source"], strict=True)
+    )
     assert rows[128, 4096, 4096] == 36.9375 / 1e3
     assert rows[129, 4096, 4096] == 63.3 / 1e3
     # The cliff of many curves stands at each (n, k) whose rows reach past it, between what was measured.
@@ -206,7 +208,9 @@ def test_the_same_profile_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_wrong_names_are_one_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"profile export: --backend = 'tensorrt'; expected one of vllm, sglang, trtllm"):
+    with pytest.raises(
+        InputError, match=r"profile export: --backend = 'tensorrt'; expected one of vllm, sglang, trtllm"
+    ):
         export_profile(known_profile(), "aiconfigurator", tmp_path, ExportOptions(backend="tensorrt"))
     with pytest.raises(InputError, match=r"name '\.\./x'; expected a name without spaces and slashes"):
         ExportOptions(version="../x")

@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-
 from known_profile import GEMMS, SOFTMAXES, known_profile
+
 from quantbench.profile.exporters.catalog import export_profile
 from quantbench.workload import Collective, Gemm, Softmax
 
@@ -70,4 +70,7 @@ def test_without_measurements_the_model_answers_and_says_so(tmp_path: Path) -> N
     arguments = json.loads((tmp_path / "a100-sxm4-80gb-achieved.json").read_text())
     assert 150 < arguments["achieved_tflops"] < 312
     assert 1000 < arguments["achieved_memory_bandwidth_GBs"] < 2039
-    assert "achieved TFLOP/s from products of bf16 as modelled; achieved GB/s from memory-bound work as modelled" in made.notes
+    assert (
+        "achieved TFLOP/s from products of bf16 as modelled; achieved GB/s from memory-bound work as modelled"
+        in made.notes
+    )
