@@ -30,13 +30,16 @@ from aiconfigurator_core.sdk.operations.communication import NCCL
 from aiconfigurator_core.sdk.operations.gemm import GEMM
 root, system, queries = json.load(sys.stdin)
 db = perf_database.get_database(system, "vllm", "quantbench", systems_paths=root, shared_layer=False)
-Q, F, KV, C = common.GEMMQuantMode, common.FMHAQuantMode.bfloat16, common.KVCacheQuantMode.bfloat16, common.CommQuantMode
+Q, C = common.GEMMQuantMode, common.CommQuantMode
+F, KV = common.FMHAQuantMode.bfloat16, common.KVCacheQuantMode.bfloat16
 for op in (GEMM, ContextAttention, GenerationAttention, NCCL):
     op.load_data(db)
 products = [[m, n, k, at["latency"]] for m, ns in db._gemm_data[Q.bfloat16].items()
             for n, ks in ns.items() for k, at in ks.items()]
 def walk(node, keys=()):
-    return [[*keys, node["latency"]]] if "latency" in node else [r for k, v in node.items() for r in walk(v, (*keys, k))]
+    if "latency" in node:
+        return [[*keys, node["latency"]]]
+    return [row for key, below in node.items() for row in walk(below, (*keys, key))]
 answer = {
     "products": products,
     "engine": [float(GEMM("g", 1.0, n, k, Q.bfloat16)._engine_query(db, x=m)) for m, n, k in queries],
@@ -113,10 +116,9 @@ def test_nccl_is_read_back_in_elements(tmp_path: Path) -> None:
 def test_both_sides_of_every_known_cliff_are_rows(tmp_path: Path) -> None:
     export_profile(known_profile(), "aiconfigurator", tmp_path)
     columns = gemm_table(tmp_path)
-    rows = dict(zip(zip(columns["m"], columns["n"], columns["k"], strict=True), columns["latency"], strict=True))
-    sources = dict(
-        zip(zip(columns["m"], columns["n"], columns["k"], strict=True), columns["kernel_source"], strict=True)
-    )
+    shapes = list(zip(columns["m"], columns["n"], columns["k"], strict=True))
+    rows = dict(zip(shapes, columns["latency"], strict=True))
+    sources = dict(zip(shapes, columns["kernel_source"], strict=True))
     assert rows[128, 4096, 4096] == 36.9375 / 1e3
     assert rows[129, 4096, 4096] == 63.3 / 1e3
     # The cliff of many curves stands at each (n, k) whose rows reach past it, between what was measured.
@@ -208,9 +210,7 @@ def test_the_same_profile_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_wrong_names_are_one_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"profile export: --backend = 'tensorrt'; expected one of vllm, sglang, trtllm"
-    ):
+    with pytest.raises(InputError, match=r"--backend = 'tensorrt'; expected one of vllm, sglang, trtllm"):
         export_profile(known_profile(), "aiconfigurator", tmp_path, ExportOptions(backend="tensorrt"))
     with pytest.raises(InputError, match=r"name '\.\./x'; expected a name without spaces and slashes"):
         ExportOptions(version="../x")

@@ -8,6 +8,7 @@ import lzma
 import subprocess
 import sys
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def test_both_sides_of_every_known_edge_are_rows(tmp_path: Path) -> None:
     assert tokens == sorted(set(tokens))
     assert {256, 257, 4096} <= set(tokens)
     # The model's own edges, which a straight line from 257 to 512 and from 1024 to 2048 would miss.
-    assert any(b == a + 1 for a, b in zip(tokens, tokens[1:], strict=False) if a > 257)
+    assert any(b == a + 1 for a, b in pairwise(tokens) if a > 257)
     assert all(float(v) >= 0 for row in rows_of(next(tmp_path.rglob("mlp.csv"))) for v in row.values() if v != "True")
 
 
@@ -175,9 +176,9 @@ def test_what_is_modelled_is_said(tmp_path: Path) -> None:
 
 
 def test_a_model_must_be_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no --model .*; expected one of llama-2-7b, llama-2-70b, llama-3-8b"):
+    with pytest.raises(InputError, match=r"no --model .*; expected one of llama-2-7b, llama-2-70b, llama-3-8b"):
         export_profile(llama_profile(), "vidur", tmp_path)
-    with pytest.raises(InputError, match="--model gemma-7b; expected one of llama-2-7b"):
+    with pytest.raises(InputError, match=r"--model gemma-7b; expected one of llama-2-7b"):
         export_profile(llama_profile(), "vidur", tmp_path, ExportOptions(model="gemma-7b"))
     with pytest.raises(InputError, match="heads = 32 with tp = 3; expected heads divisible by tp"):
         export_profile(llama_profile(), "vidur", tmp_path, ExportOptions(model="llama-3-8b", tensor_parallel=(3,)))
