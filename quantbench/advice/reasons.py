@@ -8,7 +8,7 @@ from quantbench.advice.cost import OpCost, ShapeCost
 from quantbench.advice.dims import side_names
 from quantbench.advice.edges import misaligned_sides
 from quantbench.units import percent
-from quantbench.workload import Attention, Gemm
+from quantbench.workload import Attention, Gemm, Softmax
 
 # A saving of less than this share of the whole time is not worth a reason; more than so many are too many for a line.
 _WORTH_SAYING, _MOST = 0.004, 3
@@ -35,18 +35,20 @@ def changes(old: ShapeCost, new: ShapeCost) -> str:
 
 
 def reasons(old: ShapeCost, new: ShapeCost, weight: float) -> tuple[str, ...]:
-    """What saves most, at most three ops' reasons; equal ones are one. weight: by which the new times are multiplied to
-    be of as many tokens and parameters as the old."""
+    """What saves most, at most three ops' reasons, and at least one; equal ones are one.
+
+    weight: by which the new times are multiplied to be of as many tokens and parameters as the old.
+    """
     savings = []
     for name, costs in old.by_name.items():
         was, now = _time(costs), _time(new.by_name.get(name, ())) * weight
         savings.append(((was - now) / old.latency.mid, name))
     found: dict[str, list[str]] = {}
     for saved, name in sorted(savings, reverse=True)[:_MOST]:
-        if saved >= _WORTH_SAYING and name in new.by_name:
+        if (saved >= _WORTH_SAYING or not found) and name in new.by_name:
             subject, said = _reason(name, old, new)
             found.setdefault(said, []).append(subject)
-    return tuple(f"{', '.join(filter(None, subjects))} {said}".strip() for said, subjects in found.items())
+    return tuple(", ".join(filter(None, subjects)) + said for said, subjects in found.items())
 
 
 def _time(costs: Sequence[OpCost]) -> float:
@@ -62,16 +64,13 @@ def _reason(name: str, old: ShapeCost, new: ShapeCost) -> tuple[str, str]:
         return "", _regained(was, now)
     if "fused softmax" in lost:
         return "", "Megatron's fused softmax runs"
-    rounder = _rounder(pairs)
-    if rounder is not None:
-        return name, rounder
-    fuller = _fuller(was, now)
-    if fuller is not None:
-        return name, fuller
-    rates = _tflops(old.by_name[name]), _tflops(new.by_name[name])
-    if abs(rates[1] / rates[0] - 1) < _SAME_RATE:
-        return name, "takes a smaller part of the model"
-    return name, f"runs at {rates[1]:.0f} instead of {rates[0]:.0f} TFLOP/s"
+    said = _rounder(pairs) or _fuller(was, now)
+    if said is None:
+        rates = _tflops(old.by_name[name]), _tflops(new.by_name[name])
+        slow = isinstance(was.op.workload, Softmax) or rates[1] < rates[0] * (1 + _SAME_RATE)
+        less = ": a smaller part of the model"
+        said = less if slow else f": {rates[1]:.0f} instead of {rates[0]:.0f} TFLOP/s"
+    return name, said
 
 
 def _regained(was: OpCost, now: OpCost) -> str:
@@ -94,7 +93,7 @@ def _rounder(pairs: Sequence[tuple[OpCost, OpCost]]) -> str | None:
     for side in ("n", "k", "m"):
         was, now = getattr(first, side), getattr(second, side)
         if was % _ROUND and now % _ROUND == 0:
-            return f"{side} {was} → {now} = {now // _ROUND} × {_ROUND}"
+            return f" {side} {was} → {now} = {now // _ROUND} × {_ROUND}"
     return None
 
 
@@ -103,7 +102,7 @@ def _fuller(was: OpCost, now: OpCost) -> str | None:
     if before is None or after is None or after.efficiency - before.efficiency < _FULLER:
         return None
     full = f"tiles and waves {percent(before.efficiency)} → {percent(after.efficiency)} used"
-    return f"{before.num_waves} → {after.num_waves} waves, {full}"
+    return f": {before.num_waves} → {after.num_waves} waves, {full}"
 
 
 def _tflops(costs: Sequence[OpCost]) -> float:

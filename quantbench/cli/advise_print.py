@@ -149,13 +149,15 @@ def gate_line(cost: ShapeCost, most: float) -> str:
     return f"[green]ok[/green]: {percent(cost.waste_share)} wasted past edges, {percent(most)} allowed"
 
 
-def next_command(advice: Advice) -> str:
-    """How to measure the best of it on such a card."""
+def next_lines(advice: Advice) -> list[str]:
+    """How to measure the best of it on such a card, and what else may be asked."""
     shape = advice.shape
     sizes = sorted({shape.hidden, *(a.found.shape.hidden for a in advice.neighbours[:3])})
-    held = f"--heads {shape.heads} " if len(sizes) == 1 else ""
-    dims = f"--dim hidden={','.join(map(str, sizes))} {held}--tp {shape.tp} --mbs {shape.mbs} --seq {shape.seq}"
-    return f"on such a card, quantbench sweep {dims} --direction both"
+    dims = f"--dim hidden={','.join(map(str, sizes))} --tp {shape.tp} --mbs {shape.mbs} --seq {shape.seq}"
+    lines = [f"Next: on such a card, quantbench sweep {dims} --direction both"]
+    if not shape.fused_attention:
+        lines.append("Where one fused kernel runs attention, ask again with --attention flash")
+    return lines
 
 
 def _signed(share: float) -> str:

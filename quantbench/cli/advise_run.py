@@ -49,5 +49,7 @@ def run(arguments: AdviseArguments, junit: Path | None, *, as_json: bool) -> boo
         say(console, show.gate_line(advice.cost, most))
     if junit is not None:
         say(console, f"JUnit: {escape(str(junit))}")
-    say(console, escape(f"\nNext: {show.next_command(advice)}"))
+    console.print()
+    for line in show.next_lines(advice):
+        say(console, escape(line))
     return failed
