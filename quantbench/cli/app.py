@@ -13,6 +13,7 @@ from quantbench.cli.comm import comm
 from quantbench.cli.compare import compare
 from quantbench.cli.import_megatron import import_megatron_log
 from quantbench.cli.importing import import_aiconfigurator, import_csv, import_vidur
+from quantbench.cli.merge import merge
 from quantbench.cli.plan import plan
 from quantbench.cli.predict import predict
 from quantbench.cli.profile import profile
@@ -64,6 +65,7 @@ app.command(short_help="The fastest layout over many GPUs.")(plan)
 app.command(short_help="Collectives over sizes, under torchrun.")(comm)
 app.command(short_help="Cliffs, their causes, and the rules judged.")(check)
 app.command(short_help="Two runs, point by point; 1 on a regression.")(compare)
+app.command(short_help="Runs of one device become one.")(merge)
 app.command(short_help="One HTML page on a run, with pictures.")(report)
 
 app.add_typer(profile, name="profile", short_help="Tables, models and cliffs as a file for planners.")

@@ -55,6 +55,9 @@ class Lane:
         self.queue = PointQueue(todo, self.writer.append, records=self.records, more=self.more)
         self._start_s = self.clock()
         self._lock = RLock()
+        self._first_reference_us: dict[str, float] = {}
+        for record in self.records:
+            self._note_reference(record)
 
     @property
     def finished(self) -> Finished:
@@ -73,6 +76,12 @@ class Lane:
         self.queue.join(label)
         # A worker that died is replaced beside the device; asking it again is all that is needed here.
         connected = _Kept(worker)
+
+        def following() -> tuple[PlanPoint, ...]:
+            # Drift is told against the usual card, so that a slow card's points are trusted less.
+            sweep.first_reference_us = self._usual_reference_us()
+            return self._next(label, tick)
+
         sweep = Sweep(
             plan=Plan((), self.plan.reference),
             run_id=self.writer.info.run_id,
@@ -85,8 +94,7 @@ class Lane:
             on_progress=lambda progress: tick(),
             budget_s=None if self.budget_s is None else self.budget_s - (self.clock() - self._start_s),
             limit_s=self.options.limit_s,
-            first_reference_us=self._usual_reference_us(),
-            more=lambda records: self._next(label, tick),
+            more=lambda records: following(),
             interpreter=self.writer.info.environment.get("TRITON_INTERPRET") == "1",
             more_references=reference_set(self.plan),
         )
@@ -121,9 +129,18 @@ class Lane:
         record = replace(record, source=label, elapsed_s=self.clock() - self._start_s)
         if record.role == "reference":
             self.queue.note(record)
+            self._note_reference(record)
             return
         lost = isinstance(record.outcome, Failed) and record.outcome.kind in _TRIED_ELSEWHERE
         self.queue.settle(label, record, elsewhere=lost)
+
+    def _note_reference(self, record: Record) -> None:
+        reference = self.plan.reference
+        if reference is None or (record.role, record.key) != ("reference", reference.key):
+            return
+        if isinstance(record.outcome, Measured):
+            with self._lock:
+                self._first_reference_us.setdefault(record.source, median(record.outcome.measurement.samples_us))
 
     def _next(self, label: str, tick: Callable[[], None]) -> tuple[PlanPoint, ...]:
         """The next point for this device. While others still have points in hand it waits: one of them may be lost."""
@@ -138,16 +155,9 @@ class Lane:
         return self.budget_s is not None and self.clock() - self._start_s > self.budget_s
 
     def _usual_reference_us(self) -> float | None:
-        """The reference's usual time on the devices that have measured it, so that a slow card's points are trusted
-        less from its first one on; None while nobody has."""
-        if self.plan.reference is None:
-            return None
-        first: dict[str, float] = {}
-        for record in list(self.queue.records):
-            of_reference = record.role == "reference" and record.key == self.plan.reference.key
-            if of_reference and isinstance(record.outcome, Measured):
-                first.setdefault(record.source, median(record.outcome.measurement.samples_us))
-        return median_low(first.values()) if first else None
+        """The reference's first time on the usual one of the devices that have measured it; None before that."""
+        with self._lock:
+            return median_low(self._first_reference_us.values()) if self._first_reference_us else None
 
     def _took_devices_with_it(self, point: PlanPoint, label: str) -> Record:
         return Record(

@@ -180,10 +180,14 @@ def _answer(ray: Any, asked: Any, limit_s: float, tick: Tick, who: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Ray explains itself over many lines; the one that says why."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    why = next((line for line in lines if "because" in line), lines[0] if lines else type(error).__name__)
-    return why.partition(" Node Id:")[0].rstrip(".")[:200]
+    r"""Ray explains itself over many lines; what it says the cause is, in a few words.
+
+    >>> _reason(RuntimeError("The actor died.\n  The actor died because its node has died. Node Id: 93f5"))
+    'its node has died'
+    """
+    text = " ".join(str(error).split())
+    cause = text.partition(" because ")[2] or text or type(error).__name__
+    return cause.partition(". ")[0].rstrip(".")[:200]
 
 
 def _import_ray() -> Any:

@@ -1,0 +1,180 @@
+"""Several runs of one kind of device put together into one: every point once, every repetition of a reference kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from quantbench.errors import InputError, StoreError
+from quantbench.store.folder import Run, RunWriter
+from quantbench.store.record import Failed, Measured, Record, Skipped
+from quantbench.store.run import RunInfo
+
+_GRADES = ("A", "B", "C", "D", "rejected")
+# Differences between machines that change no figure.
+_NOT_SOFTWARE = ("os",)
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What becomes one run. repeated: points that several of the runs had, of which the better trusted one is kept.
+    notes: what was tolerated or is missing, in words."""
+
+    info: RunInfo
+    records: tuple[Record, ...]
+    repeated: int
+    notes: tuple[str, ...]
+
+
+def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) -> Merged:
+    """Put runs together. run_id: of the result, made from the first run's where it is empty.
+
+    Of a point that several runs have, the measurement of the best grade stands, the earlier one of two as good; a
+    measurement before a failure, a failure before a skip.
+
+    Raises InputError for runs of different devices, software or origin unless `force`; then the notes say so.
+    """
+    if len(runs) < 2:
+        raise InputError("merge", f"{len(runs)} run{'s' * (len(runs) != 1)}", "two or more")
+    folders = [run.folder.resolve() for run in runs]
+    twice = next((run.folder for run in runs if folders.count(run.folder.resolve()) > 1), None)
+    if twice is not None:
+        raise InputError("merge", f"{twice} twice", "each run once")
+    runs = sorted(runs, key=lambda run: run.info.started)
+    first = runs[0].info
+    differences = [text for run in runs[1:] for text in _differences(first, run.info)]
+    if differences and not force:
+        more = f" (and {len(differences) - 1} more differences)" if len(differences) > 1 else ""
+        raise InputError("merge", differences[0] + more, "runs of one device with one software, or --force")
+    run_id = run_id or f"{first.run_id}-merged"
+    points: dict[tuple[str, str], Record] = {}
+    others: list[Record] = []
+    repeated = 0
+    for run in runs:
+        later_s = _seconds_between(first.started, run.info.started)
+        for record in run.records:
+            source = record.source or f"run {run.info.run_id}"
+            record = replace(record, run_id=run_id, source=source, elapsed_s=record.elapsed_s + later_s)
+            if record.role != "point":
+                others.append(record)
+            elif (name := _name(record)) in points:
+                repeated += 1
+                points[name] = _better(points[name], record)
+            else:
+                points[name] = record
+    options, missing = _options([run.info for run in runs])
+    notes = [*differences, *missing, *_tolerated(runs)]
+    info = replace(
+        first,
+        run_id=run_id,
+        axes=_axes(runs),
+        options=options,
+        ended=max((run.info.ended for run in runs if run.info.ended), default=None),
+        how_ended=_ending(runs, complete=not missing),
+        phases_s=_phases(runs),
+    )
+    records = sorted([*points.values(), *others], key=lambda record: record.elapsed_s)
+    return Merged(info, tuple(records), repeated, tuple(notes))
+
+
+def write_merged(results: Path, merged: Merged) -> Path:
+    """Write `results/<device>/<run-id>/`; its folder. Raises StoreError where it exists."""
+    with RunWriter.create(results, merged.info) as writer:
+        writer.extend(merged.records)
+    return writer.folder
+
+
+def _differences(first: RunInfo, other: RunInfo) -> list[str]:
+    """What forbids to put two runs together, in words."""
+    found = []
+    if first.device.name != other.device.name:
+        found.append(f"{other.run_id} is of {other.device.name}, {first.run_id} of {first.device.name}")
+    elif first.device != other.device:
+        found.append(f"{other.run_id} has other constants of {first.device.name} than {first.run_id}")
+    if first.origin != other.origin:
+        found.append(f"{other.run_id} is {other.origin}, {first.run_id} {first.origin}")
+    for name in sorted((first.software.keys() | other.software.keys()) - set(_NOT_SOFTWARE)):
+        ours, theirs = first.software.get(name, "none"), other.software.get(name, "none")
+        if ours != theirs:
+            found.append(f"{other.run_id} has {name} {theirs}, {first.run_id} {ours}")
+    return found
+
+
+def _name(record: Record) -> tuple[str, str]:
+    """What makes a point the same point. Foreign tables hold several kernels for one workload, each a point."""
+    kernel = record.launch.kernel if record.launch is not None and record.origin == "imported" else ""
+    return record.key, kernel
+
+
+def _better(one: Record, two: Record) -> Record:
+    """The record that stands, with the places of both."""
+    best = min((one, two), key=_rank)
+    places = {(p.op, *sorted(p.axes.items())): p for p in (*one.places, *two.places)}
+    return replace(best, places=tuple(places.values()))
+
+
+def _rank(record: Record) -> tuple[int, int]:
+    match record.outcome:
+        case Measured(_, grade):
+            return 0, _GRADES.index(grade.letter)
+        case Failed():
+            return 1, 0
+        case Skipped():
+            return 2, 0
+
+
+def _options(infos: Sequence[RunInfo]) -> tuple[dict[str, Any], list[str]]:
+    """The options that all runs share, those of the whole plan where they are parts of it, and notes on parts that are
+    missing. Runs that were asked for different things leave none: there is no plan to go on with."""
+    bare = [{name: value for name, value in info.options.items() if name != "shard"} for info in infos]
+    if any(options != bare[0] for options in bare):
+        return {"merged": [info.run_id for info in infos]}, []
+    shards = [tuple(info.options.get("shard") or ()) for info in infos]
+    if not all(shards) or len({parts for _, parts in shards}) != 1:
+        return dict(infos[0].options), []
+    parts = shards[0][1]
+    missing = sorted(set(range(1, parts + 1)) - {part for part, _ in shards})
+    budget_s = bare[0].get("budget_s")
+    notes = [f"part {part} of {parts} is missing" for part in missing]
+    return {**bare[0], "shard": [], "budget_s": budget_s and budget_s * parts}, notes
+
+
+def _tolerated(runs: Sequence[Run]) -> list[str]:
+    notes = [warning for run in runs for warning in run.warnings]
+    first = runs[0].info
+    for run in runs[1:]:
+        if run.info.environment != first.environment:
+            names = sorted(dict(first.environment.items() ^ run.info.environment.items()))
+            notes.append(f"{run.info.run_id} ran with other variables than {first.run_id}: {', '.join(names)}")
+    unfinished = [f"{run.info.run_id} is {run.info.how_ended}" for run in runs if run.info.how_ended != "complete"]
+    return notes + unfinished
+
+
+def _ending(runs: Sequence[Run], *, complete: bool) -> str:
+    endings = [run.info.how_ended for run in runs if run.info.how_ended != "complete"]
+    if not endings:
+        return "complete" if complete else "interrupted"
+    return "budget" if set(endings) == {"budget"} else "interrupted"
+
+
+def _axes(runs: Sequence[Run]) -> dict[str, list[int]]:
+    values: dict[str, set[int]] = {}
+    for run in runs:
+        for name, of_run in run.info.axes.items():
+            values.setdefault(name, set()).update(of_run)
+    return {name: sorted(of_axis) for name, of_axis in values.items()}
+
+
+def _phases(runs: Sequence[Run]) -> dict[str, float]:
+    names = {name for run in runs for name in run.info.phases_s}
+    return {name: sum(run.info.phases_s.get(name, 0.0) for run in runs) for name in sorted(names)}
+
+
+def _seconds_between(start: str, later: str) -> float:
+    try:
+        return (datetime.fromisoformat(later) - datetime.fromisoformat(start)).total_seconds()
+    except (ValueError, TypeError):
+        raise StoreError("merge", f"started = {later!r} and {start!r}", "times in ISO 8601") from None
