@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from known_profile import GEMMS, known_profile
+
 from quantbench.errors import InputError
 from quantbench.profile.exporters import calculon
 from quantbench.profile.exporters.achieved import curve

@@ -6,8 +6,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-
 from known_profile import known_profile
+
 from quantbench.errors import InputError, StoreError
 from quantbench.importers import csv_table
 from quantbench.profile.exporters.catalog import FORMATS, export_profile

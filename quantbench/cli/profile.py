@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from quantbench.cli import options as o
+from quantbench.cli import profile_export_options as e
 
 profile = typer.Typer(no_args_is_help=True, help="One GPU's tables, models and cliffs as a file for planners.")
 
@@ -15,17 +16,54 @@ File = Annotated[Path, typer.Argument(help="A profile's JSON file.", metavar="FI
 Runs = Annotated[list[Path], typer.Argument(help="Folders of runs of one device.", metavar="RUN…")]
 
 
-@profile.command(short_help="Runs become one profile.")
+@profile.command(short_help="Runs become one profile, or a planner's files.")
 def export(
     runs: Runs,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The JSON file to write.")] = Path("profile.json"),
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File (of other formats: folder) to write.")
+    ] = None,
+    to: e.Format = e.PROFILE,
     fit: Annotated[bool, typer.Option(help="Fit models to the rows (else: what is known without them).")] = True,
+    provider: e.Provider = "",
+    dtype: e.Dtype = "",
+    backend: e.Backend = "vllm",
+    version: e.AsVersion = "quantbench",
+    model: e.Model = "",
+    tp: e.TensorParallel = "1",
+    bound: e.Bound = "5%",
     as_json: o.AsJson = False,
 ) -> None:
-    """Tables, fitted models, cliffs and rule verdicts of one or more runs of a device, in one file."""
+    """Tables, fitted models, cliffs and rule verdicts of one or more runs of a device (or a profile's own, given its
+    file), in one file or in a planner's format."""
+    if to != e.PROFILE:
+        from quantbench.cli.profile_export import export_format
+
+        export_format(
+            runs, to, output, provider=provider, dtype=dtype, backend=backend, version=version, model=model,
+            tensor_parallel=tp, bound=bound, fit=fit, as_json=as_json,
+        )  # fmt: skip
+        return
     from quantbench.cli.profile_run import export_profile
 
-    export_profile(runs, output, fit, as_json)
+    export_profile(runs, output or Path("profile.json"), fit, as_json)
+
+
+@profile.command(short_help="What straight lines between rows lose.")
+def blindspots(
+    run: Annotated[Path, typer.Argument(help="A run's folder, or a profile's JSON file.", metavar="RUN")],
+    consumer: e.Consumer,
+    bound: e.Bound = "5%",
+    target: e.Target = "p95",
+    held_out: e.HeldOut = False,
+    rows: e.ModelRows = 1000,
+    shapes: e.Shapes = None,
+    docs: e.Docs = None,
+    as_json: o.AsJson = False,
+) -> None:
+    """How far off a planner is between the rows of its table, and the fewest rows that would mend it."""
+    from quantbench.cli.profile_blindspots import run_blindspots
+
+    run_blindspots(run, consumer, bound, target, held_out, rows, shapes, docs, as_json)
 
 
 @profile.command(short_help="What is in a profile, and how good it is.")

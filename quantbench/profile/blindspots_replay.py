@@ -46,6 +46,11 @@ class Measured:
         """Which rows a grid of powers of two in m has, (rows,)."""
         return np.asarray((self.m & (self.m - 1)) == 0, dtype=np.bool_)
 
+    def sites(self) -> list[IntArray]:
+        """Indices of the rows of each (n, k), of rows sorted by n, k, m."""
+        ends = np.flatnonzero((np.diff(self.n) != 0) | (np.diff(self.k) != 0)) + 1
+        return [part.astype(np.int64) for part in np.split(np.arange(len(self.m)), ends)]
+
     @property
     def large(self) -> BoolArray:
         """Rows of products large enough to be cut into tiles, (rows,)."""
@@ -144,16 +149,10 @@ def replay(
     return Replay(lines, extra, bound, len(thin), fitted_rows)
 
 
-def _groups(table: Measured) -> list[IntArray]:
-    """Indices of the rows of each (n, k)."""
-    ends = np.flatnonzero((np.diff(table.n) != 0) | (np.diff(table.k) != 0)) + 1
-    return [part.astype(np.int64) for part in np.split(np.arange(len(table.m)), ends)]
-
-
 def _answerable(table: Measured) -> BoolArray:
     """Rows between the first and the last thin row of their (n, k)."""
     inside = np.zeros(len(table.m), dtype=np.bool_)
-    for rows in _groups(table):
+    for rows in table.sites():
         own = np.flatnonzero(table.thin[rows])
         if len(own) > 1:
             inside[rows[own[0] : own[-1] + 1]] = True
@@ -164,7 +163,7 @@ def _sites(table: Measured, expected: FloatArray) -> list[tuple[IntArray, Site]]
     """Every (n, k) with the model moved through its thin rows, and the indices of its places in the table."""
     found = []
     inside = _answerable(table)
-    for rows in _groups(table):
+    for rows in table.sites():
         rows = rows[inside[rows]]
         if len(rows) < 2:
             continue

@@ -96,7 +96,7 @@ def _description(
     profile: Profile, options: ExportOptions, system: str, links: LinkRates, out: Exported, *, nccl: bool
 ) -> dict[str, Any]:
     device = profile.device
-    reached = achieved(profile, options, Exported(out.folder))
+    reached = achieved(profile, options, Exported.nowhere())
     major, minor = device.compute_capability or (0, 0)
     peaks = {key: int(peak * 1e12) for dtype, key in _PEAKS.items() if (peak := device.peak(dtype)) is not None}
     if "bfloat16_tc_flops" not in peaks and (half := device.peak("fp16")) is not None:

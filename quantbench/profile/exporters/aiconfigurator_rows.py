@@ -68,7 +68,7 @@ def context_rows(profile: Profile, options: ExportOptions, out: Exported) -> Col
 
 def generation_rows(profile: Profile, options: ExportOptions, out: Exported) -> Columns:
     """Decoding: one query (seq_q = 1) attends to seq_k keys, of which seq_k - 1 were cached."""
-    return _attention(profile, options, Exported(out.folder), "generation_attention", out.notes)
+    return _attention(profile, options, Exported.nowhere(), "generation_attention", out.notes)
 
 
 def _attention(

@@ -47,7 +47,7 @@ def link_rates(profile: Profile, out: Exported) -> LinkRates:
 
 def _measured(profile: Profile, out: Exported) -> tuple[float, float] | None:
     """(bus bandwidth of the largest all-reduce inside a node in GB/s, latency of the smallest message in µs)."""
-    table = collectives(profile, Exported(out.folder))
+    table = collectives(profile, Exported.nowhere())
     rows = np.flatnonzero((table["op"] == "all_reduce") & (table["num_nodes"] == 1)).tolist()
     if not rows:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -21,21 +21,27 @@ M_GRID = tuple(2**power for power in range(16))
 
 
 class GemmTimes:
-    """Products of one dtype on the profile's device, by the best model there is of it.
+    """Products of one dtype: by the profile's own model, else by the best that is known of its device.
 
     fp16 is taken to run as bf16 where the device has both at one rate and only the other was measured.
     """
 
     def __init__(self, profile: Profile, dtype: str) -> None:
         device = profile.device
-        same = dtype == "fp16" and device.peak("bf16") == device.peak("fp16")
-        self._model = GemmModel.best(device, dtype="bf16" if same else dtype)
-        rows = f"fitted on {self._model.rows:,} shapes" if self._model.rows else "from the prior, nothing measured"
-        self.note = f"products that were not measured are modelled ({rows})"
+        own = profile.models.product(dtype)
+        self._ask: Callable[[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike], npt.ArrayLike]
+        if own is not None:
+            self._ask, rows = own.fast.predict_us, own.rows
+        else:
+            same = dtype == "fp16" and device.peak("bf16") == device.peak("fp16")
+            model = GemmModel.best(device, dtype="bf16" if same else dtype)
+            self._ask, rows = lambda m, n, k: model.predict(m, n, k).latency_us, model.rows
+        fitted = f"fitted to {rows:,} shapes" if rows else "from what other GPUs taught, nothing measured"
+        self.note = f"products that were not measured are modelled ({fitted})"
 
     def latency_us(self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike) -> FloatArray:
         """µs of products, (rows,)."""
-        return np.asarray(self._model.predict(m, n, k).latency_us, dtype=np.float64)
+        return np.asarray(self._ask(m, n, k), dtype=np.float64)
 
 
 def model_sites(times: GemmTimes, pairs: Sequence[tuple[int, int]], bound: float) -> list[tuple[int, int, int, float]]:
@@ -68,5 +74,6 @@ def moved_through(times: GemmTimes, m: IntArray, n: int, k: int, rows_m: IntArra
 
 
 def attention_us(profile: Profile, works: Sequence[Attention]) -> FloatArray:
-    """µs of attention of one dtype by the best model there is, (works,)."""
-    return np.asarray(AttentionModel.best(profile.device).predict(works).latency_us, dtype=np.float64)
+    """µs of attention of one dtype by the profile's model or the best there is, (works,)."""
+    model = profile.models.attention or AttentionModel.best(profile.device)
+    return np.asarray(model.predict(works).latency_us, dtype=np.float64)

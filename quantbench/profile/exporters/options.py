@@ -51,6 +51,11 @@ class Exported:
     notes: list[str] = field(default_factory=list)
     use: list[str] = field(default_factory=list)
 
+    @classmethod
+    def nowhere(cls) -> Exported:
+        """For asking what an export would take, without its counts and notes."""
+        return cls(Path())
+
     def leave_out(self, reason: str, rows: int) -> None:
         """Count `rows` rows that cannot be represented."""
         if rows:

@@ -1,0 +1,136 @@
+"""What `quantbench profile blindspots` does and says."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from quantbench.cli.console import output, say
+from quantbench.cli.profile_export import percentage, profile_of
+from quantbench.errors import InputError, StoreError, require_int
+from quantbench.profile.blindspots import FloatArray
+from quantbench.profile.blindspots_replay import Line, replay
+from quantbench.profile.blindspots_table import Blindspots, consumer_of, find, measured_products, thin_model
+from quantbench.profile.blindspots_text import (
+    found_to_json,
+    replay_cells,
+    replay_columns,
+    replay_markdown,
+    replay_to_json,
+    spot_line,
+    summary,
+)
+from quantbench.profile.profile import Profile
+from quantbench.units import percent
+from quantbench.validate.table import write_between
+
+_WHO = "profile blindspots"
+_FEWEST_MODEL_ROWS = 20
+_MOST_MODEL_ROWS = 20_000
+_SHOWN = 10
+#: the markers in docs that the experiment's table stands between
+SECTION = "blindspots"
+
+
+def run_blindspots(
+    run: Path, consumer: str, bound: str, target: str, held_out: bool, rows: int, shapes: Path | None,
+    docs: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Find, or try on held-out rows; print, and write the files that were asked for."""
+    from threadpoolctl import threadpool_limits  # comes with scikit-learn, which needs it
+
+    share = percentage("--bound", bound)
+    require_int(_WHO, "--rows", rows, low=_FEWEST_MODEL_ROWS, high=_MOST_MODEL_ROWS)
+    if docs is not None and not held_out:
+        raise InputError(_WHO, "--docs without --held-out", "both: the experiment's table is what docs show")
+    if shapes is not None and held_out:
+        raise InputError(_WHO, "--shapes with --held-out", "one of them: held-out rows were measured already")
+    profile = profile_of([run], fit=False)
+    with threadpool_limits(1):
+        if held_out:
+            _held_out(profile, consumer, share, target, rows, docs, as_json)
+        else:
+            _find(run, profile, consumer, share, target, rows, shapes, as_json)
+
+
+def _find(
+    run: Path, profile: Profile, consumer: str, bound: float, target: str, rows: int, shapes: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    found = find(profile, consumer, bound, target, rows)
+    if shapes is not None:
+        _write_shapes(shapes, found)
+    if as_json:
+        print(json.dumps(found_to_json(found, bound, target, _SHOWN), indent=1))
+        return
+    console = output()
+    fitted = (
+        f"a model fitted to {found.model_rows:,} of them" if found.model_rows else "a model that no row was fitted to"
+    )
+    say(console, escape(f"{profile.device.name}: {found.num_rows:,} products of {found.dtype} as {consumer}'s table, "
+                        f"{len(found.choice.before):,} places between them held against {fitted}"))  # fmt: skip
+    say(console, escape(_expected("as it is", found.choice.before)))
+    for spot in found.spots[:_SHOWN]:
+        say(console, escape(f"  {spot_line(spot)}"))
+    count = len(found.choice.rows)
+    if not count:
+        say(console, escape(f"nothing to add: the {target} is within {percent(bound)}"))
+        return
+    say(console, escape(_expected(f"with {count:,} more rows", found.choice.after)))
+    say(console, "expected is not measured: run it again on the rows once they were measured")
+    where = shapes or Path("extra.csv")
+    if shapes is None:
+        say(console, escape(f"next: quantbench profile blindspots {run} --for {consumer} --shapes {where}"))
+    else:
+        say(console, escape(f"next: quantbench sweep --shapes {where}"))
+
+
+def _expected(what: str, errors: FloatArray) -> str:
+    parts = ", ".join(f"{name} {percent(value)}" for name, value in summary(errors).items())
+    return f"expected error {what}: {parts}"
+
+
+def _write_shapes(path: Path, found: Blindspots) -> None:
+    try:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(("m", "n", "k"))
+            writer.writerows(found.choice.rows)
+    except OSError as error:
+        raise StoreError(_WHO, f"{path} ({error.strerror})", "a file that can be written") from None
+
+
+def _held_out(
+    profile: Profile, consumer: str, bound: float, target: str, rows: int, docs: Path | None, as_json: bool
+) -> None:
+    console = output(stderr=as_json)
+    table, dtype = measured_products(profile, consumer)
+    ask, who = consumer_of(profile.device.name, dtype)
+    found = replay(table, thin_model(profile, table, dtype, rows), ask, bound, target)
+    sources = [run.source or run.run_id for run in profile.provenance.runs]
+    origins = [f"{profile.device.name}: {found.total_rows:,} products of {dtype} from {'; '.join(sources)}"]
+    if docs is not None:
+        write_between(docs, SECTION, replay_markdown(found, who, origins))
+    if as_json:
+        print(json.dumps(replay_to_json(found, who), indent=1))
+        return
+    say(console, escape(f"{origins[0]}, interpolated by {who}"))
+    say(console, "errors: median / p95 of |interpolated / measured - 1|, in %")
+    _print_table(console, found.lines)
+    if docs is not None:
+        say(console, escape(f"written into {docs}"))
+
+
+def _print_table(console: Console, lines: Sequence[Line]) -> None:
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for number, name in enumerate(replay_columns(lines[0])):
+        table.add_column(name, justify="left" if number == 0 else "right")
+    for line in lines:
+        table.add_row(*replay_cells(line))
+    console.print(table)

@@ -1,0 +1,144 @@
+"""Blind spots of a profile's products: its rows as a consumer's table, and what a model expects between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import numpy as np
+
+from quantbench.errors import InputError, require_choice
+from quantbench.importers.aiconfigurator import system_of
+from quantbench.latency.gemm_model import GemmModel
+from quantbench.profile.blindspots import Choice, FloatArray, IntArray, Site, choose, places_between, through_rows
+from quantbench.profile.blindspots_replay import Consumer, Measured, sorted_table, straight_lines
+from quantbench.profile.exporters.options import Exported, ExportOptions
+from quantbench.profile.exporters.rows import dtype_of, products
+from quantbench.profile.profile import Profile
+from quantbench.validate.foreign import engine, engine_missing
+
+#: whose interpolation is known
+CONSUMERS = ("aiconfigurator",)
+_WHO = "profile blindspots"
+
+
+@dataclass(frozen=True)
+class Spot:
+    """The worst place between two rows of one (n, k). low, high: the rows; m: the place; interpolated_us, expected_us:
+    what the consumer says there, and what is expected."""
+
+    n: int
+    k: int
+    low: int
+    m: int
+    high: int
+    interpolated_us: float
+    expected_us: float
+
+    @property
+    def error(self) -> float:
+        """interpolated over expected, less 1."""
+        return self.interpolated_us / self.expected_us - 1.0
+
+
+@dataclass(frozen=True)
+class Blindspots:
+    """choice: what was found and which rows to add. spots: the worst of each gap, worst first. num_rows: of the table
+    as it is; dtype: of its products; model_rows: what the model was fitted to."""
+
+    choice: Choice
+    spots: tuple[Spot, ...]
+    num_rows: int
+    dtype: str
+    model_rows: int
+
+
+def measured_products(profile: Profile, consumer: str) -> tuple[Measured, str]:
+    """The rows that the consumer's table would have, and their number format."""
+    require_choice(_WHO, "--for", consumer, CONSUMERS)
+    dtype = dtype_of(profile, ExportOptions())
+    # Counted into nothing: what an export leaves out is said there.
+    table = products(profile, ExportOptions(dtype=dtype), Exported.nowhere())
+    if not len(table):
+        raise InputError(_WHO, "a profile without unbatched products", "measured products of one dtype")
+    return sorted_table(table["m"], table["n"], table["k"], table["latency_us"]), dtype
+
+
+def find(profile: Profile, consumer: str, bound: float, target: str, most_rows: int) -> Blindspots:
+    """Blind spots of the profile's own rows, with a model fitted to at most `most_rows` of them."""
+    table, dtype = measured_products(profile, consumer)
+    model = fit(profile, table, dtype, most_rows, prior="auto")
+    places = [(rows, places_between(table.m[rows])) for rows in table.sites() if len(rows) > 1]
+    if not places:
+        raise InputError(_WHO, "no (n, k) with two sizes of m", "a run with m swept (--dim m, or a public table)")
+    expected = model.predict(
+        np.concatenate([m for _, m in places]),
+        np.concatenate([np.full(len(m), table.n[rows[0]]) for rows, m in places]),
+        np.concatenate([np.full(len(m), table.k[rows[0]]) for rows, m in places]),
+    ).latency_us
+    sites, start = [], 0
+    for rows, m in places:
+        in_table = np.isin(m, table.m[rows])
+        own = through_rows(m, expected[start : start + len(m)], in_table, table.latency_us[rows])
+        sites.append(Site(int(table.n[rows[0]]), int(table.k[rows[0]]), m, own, in_table))
+        start += len(m)
+    choice = choose(sites, bound, target)
+    spots = sorted((spot for site in sites for spot in _spots(site)), key=lambda spot: -abs(spot.error))
+    return Blindspots(choice, tuple(spots), len(table.m), dtype, model.rows)
+
+
+def fit(profile: Profile, table: Measured, dtype: str, most_rows: int, *, prior: str) -> GemmModel:
+    """A model of the table's products, fitted to a seeded draw of at most `most_rows` of them."""
+    count = len(table.m)
+    drawn = np.arange(count)
+    if count > most_rows:
+        drawn = np.sort(np.random.default_rng(0).choice(count, most_rows, replace=False))
+    return GemmModel.fit(
+        profile.device, table.m[drawn], table.n[drawn], table.k[drawn], table.latency_us[drawn], dtype=dtype,
+        prior=prior,
+    )  # fmt: skip
+
+
+def thin_model(
+    profile: Profile, table: Measured, dtype: str, most_rows: int
+) -> Callable[[Measured], tuple[FloatArray, int]]:
+    """For `replay`: times of all rows of `table` by a model that saw thin rows and no GPU of this family."""
+
+    def model_us(thin: Measured) -> tuple[FloatArray, int]:
+        model = fit(profile, thin, dtype, most_rows, prior="family-out")
+        return np.asarray(model.predict(table.m, table.n, table.k).latency_us, dtype=np.float64), model.rows
+
+    return model_us
+
+
+def consumer_of(device: str, dtype: str) -> tuple[Consumer, str]:
+    """aiconfigurator's own engine where it can be asked about a device, else the same straight lines; which, in
+    words. The engine keeps times above its system's roofline, so it is asked about systems of its own alone."""
+    system = system_of(device)
+    if engine_missing() is not None or system == device or dtype not in ("bf16", "fp16"):
+        return straight_lines, "straight lines in m at each (n, k), as aiconfigurator's engine draws them"
+
+    def ask(
+        rows: tuple[IntArray, IntArray, IntArray, FloatArray], queries: tuple[IntArray, IntArray, IntArray]
+    ) -> FloatArray:
+        m, n, k, us = rows
+        given = {"m": m.tolist(), "n": n.tolist(), "k": k.tolist(), "latency_ms": (us / 1e3).tolist()}
+        where = {"system": system, "backend": "vllm", "version": "quantbench"}
+        return engine(where, given, *queries).latency_us
+
+    return ask, f"aiconfigurator-core {version('aiconfigurator-core')}, asked through its own engine"
+
+
+def _spots(site: Site) -> list[Spot]:
+    errors = site.errors()
+    rows = np.flatnonzero(site.in_table)
+    found = []
+    for low, high in zip(rows[:-1].tolist(), rows[1:].tolist(), strict=True):
+        if high - low < 2:
+            continue
+        at = low + int(np.argmax(np.abs(errors[low : high + 1])))
+        expected_us = float(site.expected_us[at])
+        found.append(Spot(site.n, site.k, int(site.m[low]), int(site.m[at]), int(site.m[high]),
+                          expected_us * (1.0 + float(errors[at])), expected_us))  # fmt: skip
+    return found
