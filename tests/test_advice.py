@@ -1,0 +1,302 @@
+"""Advice with made-up times whose answers can be worked out by hand, and with the models of real GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import exp, log
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quantbench.advice import Advice, KernelTimes, ModelledTimes, Space, advise
+from quantbench.advice.answers import Answers
+from quantbench.advice.cost import cost_of, latency_per_run
+from quantbench.advice.space import alone, together, useful_parameters
+from quantbench.advice.spread import UNMEASURED_COMMON, WIDER, ratio_factor
+from quantbench.device import lookup
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError
+from quantbench.latency.best import best_models
+from quantbench.latency.gemm_model import LARGEST_SIDE
+from quantbench.latency.softmax import fallback_bytes
+from quantbench.planner.formulas import parameters
+from quantbench.planner.op_times import Latency, RooflineTimes
+from quantbench.workload import Gemm, Softmax, TransformerShape
+from quantbench.workload.transformer import Compute
+
+A100 = lookup("a100-sxm4-80gb")
+#: the shape of the BigScience search: heads of 150, which are no multiple of 8
+WIDE = TransformerShape(hidden=14400, heads=96, layers=80, vocab=250880, tp=8, fused_attention=False)
+
+
+@dataclass
+class SimpleTimes:
+    """Everything at 100 FLOP per ns, the sizes in `slow` (of a product's n) at half of it; intervals of ±10 %."""
+
+    slow: tuple[int, ...] = ()
+    device: DeviceSpec = A100
+    note: str = "made up"
+    asked: list[int] = field(default_factory=list)
+
+    def latencies_us(self, workloads: Sequence[Compute]) -> list[Latency]:
+        self.asked.append(len(workloads))
+        mids = [w.flops / 1e5 * (2 if isinstance(w, Gemm) and w.n in self.slow else 1) for w in workloads]
+        return [Latency(mid / 1.1, mid, mid * 1.1) for mid in mids]
+
+
+SMALL = TransformerShape(hidden=1024, heads=16, seq=512, vocab=51200, layers=4, tp=2, fused_attention=False)
+
+
+def test_nothing_is_wasted_where_every_rate_is_the_same() -> None:
+    found = advise(SMALL, SimpleTimes())
+    assert found.cost.waste_us == 0
+    assert (found.cost.waste_low_us, found.cost.waste_high_us) == (0, 0)
+    assert found.cost.latency.mid == pytest.approx(sum(o.workload.flops * o.count for o in SMALL.ops()) / 1e5)
+    assert found.note == "made up"
+    assert found.device is A100
+
+
+def test_waste_is_the_time_beyond_that_at_the_rate_before_the_edge() -> None:
+    # ffn / tp = 2056 pads to 2304; the product is made twice as slow as just before, at 2048. Tiles explain 11 % of it.
+    shape = replace(SMALL, ffn=4112)
+    cost = cost_of(shape, Answers(SimpleTimes(slow=(2056,))))
+    op = next(o for o in cost.ops if o.op.label == "mlp_up")
+    assert op.findings[0].edge.kind == "tile edge"
+    assert op.findings[0].waste_us == pytest.approx(op.latency.mid * (1 - 2056 / 2304))
+    assert op.waste_us == pytest.approx(4 * op.findings[0].waste_us)
+    assert op.findings[0].low_us <= op.findings[0].waste_us <= op.findings[0].high_us
+    # Of what tiles and waves do not bound, all of the difference counts.
+    unaligned = replace(SMALL, hidden=1200, heads=8, kv_heads=8, head_dim=150)
+    cost = cost_of(unaligned, Answers(SimpleTimes(slow=(150,))))
+    op = next(o for o in cost.ops if o.op.label == "context")
+    assert op.findings[0].waste_us == pytest.approx(op.latency.mid / 2)
+    factor = exp(WIDER * log(1.1) * 2**0.5)
+    assert op.findings[0].low_us == pytest.approx(op.latency.mid * (1 - factor / 2))
+    assert op.findings[0].high_us == pytest.approx(op.latency.mid * (1 - 1 / factor / 2))
+    assert cost.waste_low_us < cost.waste_us < cost.waste_high_us
+    assert set(list(cost.by_name)[:2]) == {"scores", "context"}
+
+
+def test_gpu_hours_are_those_of_all_gpus_for_all_tokens() -> None:
+    cost = cost_of(SMALL, Answers(SimpleTimes()))
+    # 1 s of 2 GPUs for 512 tokens: 1e12 / 512 times two seconds.
+    assert cost.gpu_hours_per_trillion_tokens(1e6) == pytest.approx(2 * 1e12 / 512 / 3600)
+
+
+def test_a_softmax_that_is_not_fused_takes_as_long_as_its_bytes() -> None:
+    answers = Answers(SimpleTimes())
+    work = Softmax(batch=9, rows=512, cols=512)
+    assert answers.latency(work).mid == pytest.approx(answers.fused(work).mid * fallback_bytes(work) / work.min_bytes)
+    shape = replace(SMALL, heads=8, kv_heads=8, head_dim=128, tp=4)  # 2 heads a GPU: no multiple of 4
+    cost = cost_of(shape, Answers(SimpleTimes()))
+    op = next(o for o in cost.ops if o.op.name == "softmax")
+    assert op.findings[0].edge.kind == "fused softmax"
+    assert op.findings[0].waste_us == pytest.approx(op.latency.mid - answers.fused(op.op.workload).mid)
+    assert 0 < op.findings[0].low_us < op.findings[0].waste_us < op.findings[0].high_us < op.latency.mid
+
+
+def test_one_run_of_several_ops_together() -> None:
+    cost = cost_of(SMALL, Answers(SimpleTimes()))
+    own = [o for o in cost.by_name["qkv"] if o.op.phase != "forward"]
+    assert latency_per_run(own).mid == pytest.approx(sum(o.latency.mid for o in own))
+
+
+def sums(*parts: tuple[Compute, float, float]) -> dict[Compute, tuple[float, Latency]]:
+    return {work: (share, Latency(1 / factor, 1.0, factor)) for work, share, factor in parts}
+
+
+def test_what_is_wrong_with_both_alike_cancels() -> None:
+    one, two, three = (Gemm(m, 1024, 1024) for m in (128, 256, 384))
+    base = sums((one, 0.5, 1.2), (two, 0.5, 1.2))
+    assert ratio_factor(base, base) == 1.0
+    half = sums((one, 0.5, 1.2), (three, 0.5, 1.2))
+    assert ratio_factor(base, half) == pytest.approx(exp(WIDER * log(1.2) * 0.5**0.5))
+    other = sums((three, 1.0, 1.2))
+    independent = exp(WIDER * log(1.2) * (0.25 + 0.25 + 1) ** 0.5)
+    assert ratio_factor(base, other) == pytest.approx(independent)
+    # Errors that are in common cancel: with all of them in common, nothing is left.
+    assert 1 < ratio_factor(base, other, UNMEASURED_COMMON) < independent
+    assert ratio_factor(base, other, 1.0) == pytest.approx(1.0)
+    # Products and softmax have nothing in common.
+    assert ratio_factor(base, sums((Softmax(8, 64, 64), 1.0, 1.2)), 1.0) > 1.2
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> TransformerShape:
+    tp, group = draw(st.sampled_from([1, 2, 4, 8])), draw(st.sampled_from([1, 2]))
+    kv_heads = draw(st.integers(1, 4)) * tp
+    heads, width = kv_heads * group, draw(st.integers(33, 160))
+    return TransformerShape(
+        hidden=heads * width, heads=heads, kv_heads=kv_heads, ffn=draw(st.integers(100, 4000)) * tp,
+        gated=draw(st.booleans()), layers=draw(st.integers(1, 90)), vocab=draw(st.integers(1000, 9000)) * tp, tp=tp,
+        mbs=draw(st.sampled_from([1, 2, 3, 6])), seq=256, fused_attention=False,
+    )  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes())
+def test_every_shape_that_is_tried_keeps_the_rules(base: TransformerShape) -> None:
+    space = Space()
+    for shape in together(base, space):
+        assert shape != base
+        assert abs(parameters(shape) / parameters(base) - 1) <= space.tolerance * (1 + 1e-9)
+        assert abs(shape.hidden / base.hidden - 1) <= space.near + 1 / base.hidden
+        assert shape.heads * shape.head_dim == shape.hidden
+        assert shape.head_dim % 8 == 0
+        assert shape.hidden % base.tp == shape.heads % base.tp == 0
+        assert base.heads / 2 <= shape.heads <= 2 * base.heads
+        assert shape.mbs == base.mbs
+        assert shape.hidden == base.hidden or shape.hidden % 128 == 0
+    for name, others in alone(base, space).items():
+        for shape in others:
+            allowed = {"heads": ("heads", "kv_heads", "head_dim")}.get(name, (name,))
+            same = {f: getattr(base, f) for f in ("heads", "kv_heads", "head_dim", "ffn", "vocab", "mbs")}
+            changed = {f for f, value in same.items() if getattr(shape, f) != value}
+            assert changed
+            assert changed <= set(allowed)
+            assert (shape.hidden, shape.layers) == (base.hidden, base.layers)
+
+
+def test_heads_that_do_not_make_up_the_hidden_size_stay() -> None:
+    gemma = TransformerShape(hidden=3072, heads=16, head_dim=256, ffn=24576, gated=True, layers=28, vocab=256000)
+    found = list(together(gemma, Space()))
+    assert found
+    assert {(s.heads, s.head_dim) for s in found} == {(16, 256)}
+    assert alone(gemma, Space())["heads"] == []
+
+
+def test_a_padded_vocabulary_counts_as_no_parameters() -> None:
+    padded = replace(SMALL, vocab=51456)
+    assert useful_parameters(padded, SMALL.vocab) == parameters(SMALL)
+    assert useful_parameters(SMALL, 60000) == parameters(SMALL)
+
+
+def test_neighbours_are_held_against_each_other_at_equal_parameters() -> None:
+    base = TransformerShape(hidden=2048, heads=16, seq=512, vocab=51200, layers=24)
+    slow = SimpleTimes(slow=(2048,))  # proj, mlp_down and gradients at this hidden size
+    found = advise(base, slow)
+    best = found.neighbours[0].found
+    assert best.shape.hidden != 2048
+    weight = useful_parameters(best.shape, base.vocab) / parameters(base)
+    expected = found.cost.latency.mid / found.neighbours[0].cost.latency.mid * weight - 1
+    assert best.gain == pytest.approx(expected)
+    assert best.low < best.gain < best.high
+    assert best.more == pytest.approx(weight - 1)
+    # Those that no nearer shape equals come first, the fastest first; the others follow likewise.
+    ranked = [(not n.found.nearest, -n.found.gain) for n in found.neighbours]
+    assert ranked == sorted(ranked)
+    front = [n.found for n in found.neighbours if n.found.nearest]
+    assert sorted(front, key=lambda n: -n.move) == front
+    assert len({n.found.shape.hidden for n in found.neighbours}) == len(found.neighbours)
+    # One batch for the shape, one for its edges, one for all neighbours, and edges of the few that are shown.
+    assert len(slow.asked) < 30
+    assert max(slow.asked) > found.tried
+
+
+def test_none_are_looked_for_when_none_are_wanted() -> None:
+    found = advise(SMALL, SimpleTimes(), top=0)
+    assert (found.neighbours, found.singles, found.tried) == ((), (), 0)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(InputError, match=r"advise: dtype = 'fp8' on a100-sxm4-80gb; expected one of bf16"):
+        advise(replace(SMALL, dtype="fp8"), SimpleTimes())
+    with pytest.raises(InputError, match=r"advise: top = -1; expected an integer"):
+        advise(SMALL, SimpleTimes(), top=-1)
+    with pytest.raises(InputError, match=r"advise: tolerance = 0.9; expected a share of the parameters from 0 to 0.5"):
+        Space(tolerance=0.9)
+
+
+def test_any_source_of_times_will_do() -> None:
+    found = advise(replace(SMALL, hidden=1200, heads=8, kv_heads=8, head_dim=150), RooflineTimes(A100))
+    assert "roofline of a100-sxm4-80gb" in found.note
+    assert found.cost.ops[0].launch is None
+    assert found.cost.ops[0].quantization is not None
+
+
+@pytest.fixture(scope="module")
+def modelled() -> ModelledTimes:
+    return ModelledTimes(best_models(A100, "bf16"))
+
+
+@pytest.fixture(scope="module")
+def wide(modelled: ModelledTimes) -> Advice:
+    return advise(WIDE, modelled)
+
+
+def test_misaligned_heads_are_found_first(wide: Advice) -> None:
+    first, second = list(wide.cost.by_name)[:2]
+    assert {first, second} == {"scores", "context"}
+    worst = wide.cost.by_name[first][0].findings[0]
+    assert worst.edge.kind == "alignment"
+    assert worst.edge.words.startswith("head_dim = 150 is no multiple of 8")
+    assert wide.cost.waste_share > 0.2
+    assert wide.cost.waste_low_us < wide.cost.waste_us < wide.cost.waste_high_us
+
+
+def test_the_sizes_that_the_search_ended_with_are_near_the_top(wide: Advice) -> None:
+    hidden = [n.found.shape.hidden for n in wide.neighbours]
+    assert hidden[0] == 13824
+    assert 14336 in hidden[:3]
+    for advised in wide.neighbours:
+        assert advised.found.low > 0
+        assert advised.found.shape.head_dim % 8 == 0
+        assert advised.found.reasons[0].startswith("head_dim 150 → ")
+        assert advised.found.reasons[0].endswith(": 16-byte aligned")
+        assert advised.cost.waste_share < wide.cost.waste_share
+    assert wide.neighbours[0].changes == "hidden 14400 → 13824, heads 96 → 64, layers 80 → 87"
+    assert "mlp_down n 14400 → 13824 = 108 × 128" in wide.neighbours[0].found.reasons
+
+
+def test_one_change_alone_is_offered(wide: Advice) -> None:
+    changed = {a.changes.split()[0]: a for a in wide.singles}
+    assert {"heads", "mbs"} <= changed.keys()
+    assert changed["heads"].found.shape.hidden == 14400
+    assert [a.found.gain for a in wide.singles] == sorted((a.found.gain for a in wide.singles), reverse=True)
+
+
+def test_times_of_models_come_with_their_kernels(modelled: ModelledTimes) -> None:
+    assert isinstance(modelled, KernelTimes)
+    assert not isinstance(SimpleTimes(), KernelTimes)
+    product = Gemm(2048, 14400, 1800, layout="nt")
+    (launch,) = modelled.launches([product])
+    assert launch is not None
+    assert launch.tile is not None
+    assert launch.blocks_per_sm is not None
+    assert modelled.launches([Softmax(8, 512, 512)]) == [None]
+    assert "products on a100-sxm4-80gb: fitted on" in modelled.note
+
+
+def test_unaligned_batches_run_at_the_fitted_rate(modelled: ModelledTimes) -> None:
+    unaligned, aligned = (Gemm(2048, 2048, width, batch=12, layout="nt") for width in (150, 152))
+    slow, fast = modelled.latencies_us([unaligned, aligned])
+    assert slow.mid > 3 * fast.mid
+    assert slow.low < slow.mid < slow.high
+    assert "unaligned rows: at a rate fitted to whole iterations" in modelled.note
+    # Where the fitted rate would be faster than aligned rows are, it is not believed.
+    eager = ModelledTimes(best_models(A100, "bf16"), unaligned_share=16.0)
+    assert eager.latencies_us([unaligned])[0].mid >= 0.9 * fast.mid
+
+
+def test_batches_beyond_what_the_models_know_grow_in_proportion(modelled: ModelledTimes) -> None:
+    most = LARGEST_SIDE // 2048
+    known, twice = modelled.latencies_us([Gemm(2048, 2048, 128, batch=b) for b in (most, 2 * most)])
+    assert twice.mid == pytest.approx(2 * known.mid)
+
+
+def test_a_gpu_that_was_not_measured_says_so_and_is_less_sure() -> None:
+    unmeasured = ModelledTimes(best_models(lookup("v100-sxm2-32gb"), "fp16"))
+    found = advise(replace(WIDE, dtype="fp16"), unmeasured)
+    assert unmeasured.common_error == UNMEASURED_COMMON
+    assert "was not measured" in found.note
+    assert next(iter(found.cost.by_name)) in ("scores", "context")
+
+
+def test_flash_attention_pays_less_for_its_heads(modelled: ModelledTimes) -> None:
+    found = advise(replace(WIDE, fused_attention=True), modelled)
+    kinds = {f.edge.kind for o in found.cost.by_name["attention"] for f in o.findings}
+    assert "alignment" in kinds
+    assert found.cost.waste_share < 0.1
+    assert found.neighbours[0].found.shape.hidden == 13824

@@ -1,0 +1,141 @@
+"""Edges of the advice by hand: which one an op is past, what is just before it, and the names of its sides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from quantbench.advice.answers import softmax_objections
+from quantbench.advice.dims import side_names
+from quantbench.advice.edges import KINDS, edges, misaligned_sides
+from quantbench.device import lookup
+from quantbench.launch import Launch, Tile
+from quantbench.workload import Attention, Gemm, Op, Softmax, TransformerShape
+from quantbench.workload.transformer import Compute
+
+A100 = lookup("a100-sxm4-80gb")
+LARGE = Launch("made up", tile=Tile(128, 256), blocks_per_sm=1)
+SHAPE = TransformerShape(hidden=14400, heads=96, layers=80, vocab=250880, tp=8, fused_attention=False)
+
+
+def op(work: Compute, name: str = "gemm", phase: str = "forward") -> Op:
+    return Op(name, phase, work, 1)
+
+
+def test_a_product_just_past_a_wave() -> None:
+    # 18 × 12 tiles are two full waves on 108 SMs; one row more makes 19 × 12, and a third wave of 12.
+    found = edges(op(Gemm(m=2305, n=3072, k=4096)), A100, LARGE)
+    # Without its last column of tiles it would fit into two waves as well.
+    assert [(edge.kind, edge.before) for edge in found] == [
+        ("wave edge", Gemm(m=2304, n=3072, k=4096)), ("wave edge", Gemm(m=2305, n=2816, k=4096)),
+    ]  # fmt: skip
+    assert found[0].words == "wave 3 of 3 is 11 % full, and m = 2305 is past 2304 (128x256 tiles)"
+    # 2305 · 3072 useful elements of 3 · 108 tiles, against all of 2 · 108.
+    assert found[0].most == pytest.approx(1 - 2305 * 3072 / (3 * 108 * 128 * 256))
+    assert edges(op(Gemm(m=2304, n=3072, k=4096)), A100, LARGE) == ()
+
+
+def test_a_product_just_past_a_tile_within_its_wave() -> None:
+    found = edges(op(Gemm(m=1024, n=2056, k=4096)), A100, LARGE)
+    assert [(edge.kind, edge.before.n) for edge in found if isinstance(edge.before, Gemm)] == [("tile edge", 2048)]
+    assert found[0].words == "n = 2056 pads to 2304: 11 % idle (128x256 tiles)"
+
+
+def test_waves_are_looked_for_no_further_than_one_would_move() -> None:
+    # 120 tiles: the edge at 108 is at m = 1152 of 1280, a tenth below; of 256 tiles it is much further away.
+    assert [edge.kind for edge in edges(op(Gemm(m=1280, n=3072, k=4096)), A100, LARGE)] == ["wave edge"]
+    assert edges(op(Gemm(m=2048, n=4096, k=4096)), A100, LARGE) == ()
+
+
+def test_without_a_known_launch_the_assumed_tile_is_said() -> None:
+    found = edges(op(Gemm(m=2305, n=3072, k=4096)), A100)
+    assert "(128x256 tiles)" in found[0].words
+    on_volta = edges(op(Gemm(m=2305, n=3072, k=4096, dtype="fp16")), lookup("v100-sxm2-32gb"))
+    assert all("(256x128 tiles)" in edge.words for edge in on_volta)
+
+
+@pytest.mark.parametrize(
+    ("gemm", "sides"),
+    [
+        (Gemm(100, 150, 64), {"n": 8}),
+        (Gemm(100, 64, 150, layout="nt"), {"k": 8}),
+        (Gemm(100, 64, 150), {"k": 8}),
+        (Gemm(100, 64, 64, layout="tn"), {"m": 8}),
+        (Gemm(100, 64, 64), {}),
+        (Gemm(100, 66, 66, dtype="tf32"), {"n": 4, "k": 4}),
+        (Gemm(100, 24, 24, dtype="fp8"), {"n": 16, "k": 16}),
+        (Gemm(100, 24, 32, dtype="fp8", layout="nt"), {}),  # its output is bf16
+    ],
+    ids=str,
+)
+def test_rows_that_are_no_whole_vectors(gemm: Gemm, sides: dict[str, int]) -> None:
+    assert misaligned_sides(gemm) == sides
+
+
+def test_misaligned_heads_are_named_and_cut_down_to_whole_vectors() -> None:
+    by_label = {o.label: o for o in SHAPE.ops()}
+    for label, side in (("scores", "k"), ("context", "n"), ("scores.wgrad", "n"), ("context.wgrad", "n")):
+        found = edges(by_label[label], A100, LARGE)[0]
+        assert found.kind == "alignment"
+        assert found.words == "head_dim = 150 is no multiple of 8: rows aligned to 4 bytes, not 16"
+        assert found.before == replace(by_label[label].workload, **{side: 144})
+    assert [e.kind for e in edges(by_label["qkv"], A100, LARGE)].count("alignment") == 0
+
+
+def test_heads_narrower_than_a_vector_are_widened() -> None:
+    (found,) = edges(op(Gemm(128, 256, 4, batch=8, layout="nt"), "scores"), A100, LARGE)
+    assert found.before == Gemm(128, 256, 8, batch=8, layout="nt")
+
+
+def test_fused_attention_is_past_a_vector_and_a_padding() -> None:
+    found = edges(op(Attention(1, 12, 2048, 2048, 150), "attention"), A100)
+    assert [(e.kind, e.before.head_dim) for e in found if isinstance(e.before, Attention)] == [
+        ("alignment", 144), ("tile edge", 128),
+    ]  # fmt: skip
+    assert found[1].words == "head_dim = 150 pads to 160: 6.2 % idle"
+    assert edges(op(Attention(1, 12, 2048, 2048, 128), "attention"), A100) == ()
+    assert edges(op(Attention(1, 12, 2048, 2048, 24), "attention"), A100) == ()  # nothing narrower is whole
+
+
+def test_a_softmax_that_megatron_does_not_fuse() -> None:
+    taken = Softmax(batch=16, rows=2048, cols=2048, mask_batch=2)
+    assert softmax_objections(taken) == ()
+    assert edges(op(taken, "softmax"), A100) == ()
+    refused = Softmax(batch=9, rows=2048, cols=2048)
+    (found,) = edges(op(refused, "softmax"), A100)
+    assert (found.kind, found.before) == ("fused softmax", refused)
+    assert found.words == (
+        "Megatron's fused softmax does not run: heads per GPU 9 · MBS 1 = 9 is not a multiple of 4"
+    )  # fmt: skip
+
+
+def test_every_side_of_every_product_has_the_name_of_its_size() -> None:
+    shape = TransformerShape(
+        hidden=1024,
+        heads=16,
+        kv_heads=4,
+        ffn=3072,
+        gated=True,
+        seq=384,
+        vocab=51200,
+        tp=2,
+        mbs=2,
+        fused_attention=False,
+    )
+    sizes = {
+        "tokens": 768, "hidden": 1024, "qkv width / tp": (8 + 2 * 2) * 64, "seq": 384, "head_dim": 64,
+        "heads · head_dim / tp": 512, "ffn / tp": 1536, "2 · ffn / tp": 3072, "vocab / tp": 25600,
+    }  # fmt: skip
+    fused_gate = replace(shape, gate_fused=True)
+    products = [o for s in (shape, fused_gate) for o in s.ops() if isinstance(o.workload, Gemm)]
+    assert {o.name for o in products} >= {"mlp_gate", "mlp_up_gate", "scores", "context", "logits"}
+    for product in products:
+        named = {side: sizes[name] for side, name in side_names(product).items()}
+        assert named == {side: getattr(product.workload, side) for side in "mnk"}, product.label
+
+
+def test_kinds_are_all_that_is_found() -> None:
+    found = {edge.kind for o in replace(SHAPE, heads=72, kv_heads=72, head_dim=150).ops() for edge in edges(o, A100)}
+    assert found <= set(KINDS)
+    assert {"alignment", "fused softmax", "wave edge"} <= found
