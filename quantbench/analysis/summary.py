@@ -127,10 +127,11 @@ def rows_of(points: Sequence[Point], spec: DeviceSpec) -> tuple[Row, ...]:
     groups: dict[tuple[tuple[int, ...], str], list[Point]] = {}
     for point in points:
         groups.setdefault((tuple(point.axes.values()), point.provider), []).append(point)
-    return tuple(_row(tuple(group), spec) for _, group in sorted(groups.items(), key=lambda item: item[0]))
+    return tuple(row_of(tuple(group), spec) for _, group in sorted(groups.items(), key=lambda item: item[0]))
 
 
-def _row(points: tuple[Point, ...], spec: DeviceSpec) -> Row:
+def row_of(points: tuple[Point, ...], spec: DeviceSpec) -> Row:
+    """Points of one place taken together; the provider is the first one's."""
     latency_us = sum(p.latency_us * p.count for p in points)
     # The intervals are independent, so their widths add as squares.
     width_us = sum(((p.high_us - p.low_us) / 2 * p.count) ** 2 for p in points) ** 0.5

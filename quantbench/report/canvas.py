@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,13 @@ _DPI = 130
 _STYLE = {"grid.color": "#ebebeb", "axes.edgecolor": "#999999"}
 #: what a tile edge, a wave edge, a cliff and an interval are drawn in, in every picture (Tableau's colours)
 TILE_COLOUR, WAVE_COLOUR, CLIFF_COLOUR, INTERVAL_COLOUR = "tab:red", "tab:purple", "#c1272d", "0.3"
+#: curves, in an order that people with any colour vision can tell apart (Okabe and Ito, "Color Universal Design",
+#: https://jfly.uni-koeln.de/color/), without its vermilion, which is too near to what marks a loss; and their markers
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#666666")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+# Entries of a legend below a picture that stand beside each other, by the longest of them in letters.
+_LEGEND_WIDTH, _MOST_BESIDE = 84, 4
+_MOST_TICKS = 10
 # What every font of matplotlib has beside Latin letters.
 _MORE_SIGNS = "–…×·µμ→≥≤±°▼"
 
@@ -33,8 +40,9 @@ def canvas(lines: int, columns: int, width_in: float, height_in: float, **option
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     import seaborn as sns
+    from cycler import cycler
 
-    with sns.axes_style("whitegrid", _STYLE):
+    with sns.axes_style("whitegrid", _STYLE), plt.rc_context({"axes.prop_cycle": cycler(color=PALETTE)}):
         figure, panels = plt.subplots(
             lines, columns, figsize=(width_in, height_in), squeeze=False, layout="constrained", **options
         )
@@ -42,6 +50,20 @@ def canvas(lines: int, columns: int, width_in: float, height_in: float, **option
             yield figure, panels
         finally:
             plt.close(figure)
+
+
+def legend_below(figure: Figure, panel: Any) -> None:
+    """The panel's legend under the picture, where it covers no curve."""
+    handles, labels = panel.get_legend_handles_labels()
+    beside = max(1, min(_MOST_BESIDE, _LEGEND_WIDTH // (max(map(len, labels), default=0) + 8)))
+    figure.legend(handles, labels, loc="outside lower left", ncols=beside, fontsize=8, frameon=False)
+
+
+def ticks_at(panel: Any, sizes: Sequence[int]) -> None:
+    """A tick at each size along x where they are few, so that none stands at a size that cannot be."""
+    if len(sizes) <= _MOST_TICKS:
+        panel.set_xticks(list(sizes), [str(size) for size in sizes])
+        panel.minorticks_off()
 
 
 def save(figure: Figure, path: Path) -> None:

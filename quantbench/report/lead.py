@@ -165,7 +165,7 @@ def _row_over_shapes(size: int, bad: Sequence[BadSize], curves: int, causes_of: 
     instead = Counter(b.better.axes[b.axis] for b in bad).most_common(1)[0][0]
     causes = Counter(causes_of.kind(b) for b in bad)
     cause, times = causes.most_common(1)[0]
-    why = cause if times >= _COMMON_CAUSE * len(bad) else "various: " + ", ".join(c for c, _ in causes.most_common(2))
+    why = cause if times > _COMMON_CAUSE * len(bad) else ", ".join(f"{c} in {n}" for c, n in causes.most_common(2))
     return LeadRow(
         size=str(size), loses=percent(middle), interval="", bar=middle / most, instead=str(instead), why=printable(why),
         trust=max(b.row.grade.letter for b in bad),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from quantbench.analysis.neighbours import BadSize, curves_of_rows
 from quantbench.analysis.summary import Row
-from quantbench.report.canvas import CLIFF_COLOUR, canvas, plain, save
+from quantbench.report.canvas import CLIFF_COLOUR, MARKERS, PALETTE, canvas, legend_below, plain, save, ticks_at
 from quantbench.report.series import is_wide
 from quantbench.units import percent
 
@@ -19,35 +19,35 @@ _NEAR_THE_FOOT = 0.1
 
 def draw_lead(rows: Sequence[Row], bad: Sequence[BadSize], axis: str, path: Path) -> None:
     """Write a PNG: all ops of a place together, share of peak over `axis`; of several curves those that lose most."""
-    import matplotlib.pyplot as plt
-
     losses: dict[int, float] = {}
     for one in bad:
         losses[id(one.row)] = max(one.loss, losses.get(id(one.row), 0.0))
     curves = [curve for curve in curves_of_rows(rows, axis) if len(curve) > 1]
     curves.sort(key=lambda curve: -sum(losses.get(id(row), 0.0) for row in curve))
     curves = curves[:_MOST_CURVES]
-    with canvas(1, 1, 6.4, 3.9) as (figure, panels):
+    with canvas(1, 1, 6.4, 4.1) as (figure, panels):
         panel = panels[0][0]
-        cycle = plt.rcParams["axes.prop_cycle"].by_key()["color"]
         heights = []
         for i, curve in enumerate(curves):
             x, y = [row.axes[axis] for row in curve], [_height(row) for row in curve]
             heights += y
             name = plain(_name(curve, curves, axis), 44)
-            panel.plot(x, y, "o-", color=cycle[i], markersize=3, linewidth=1.1, label=name, zorder=3)
+            panel.plot(
+                x, y, "-", marker=MARKERS[i], color=PALETTE[i], markersize=3.5, linewidth=1.1, label=name, zorder=3
+            )
             in_red = [(at, h) for at, h, row in zip(x, y, curve, strict=True) if id(row) in losses]
             panel.plot(*zip(*in_red, strict=True), "o", color=CLIFF_COLOUR, markersize=4, zorder=4) if in_red else None
         sizes = sorted({row.axes[axis] for curve in curves for row in curve})
         if is_wide(sizes):
             panel.set_xscale("log", base=2)
             panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        ticks_at(panel, sizes)
         panel.set_ylim(0, 1.15 * max(heights))
         _label_worst(panel, [b for b in bad if any(b.row in curve for curve in curves)], axis, sizes)
-        panel.plot([], [], "o", color=CLIFF_COLOUR, markersize=4, label="loses")
+        panel.plot([], [], "o", color=CLIFF_COLOUR, markersize=4, label="loses against a size near it")
         panel.set_xlabel(plain(axis.replace("_", "-")))
         panel.set_ylabel("TFLOP/s" if curves[0][0].peak_share is None else "share of peak, %")
-        panel.legend(fontsize=8, loc="best", title=None, framealpha=0.85)
+        legend_below(figure, panel)
         ops = ", ".join(dict.fromkeys(point.op for point in curves[0][0].points))
         figure.suptitle(plain(f"{ops}, together" if "," in ops else ops, 80), x=0.01, ha="left", fontsize=9.5)
         save(figure, path)

@@ -13,7 +13,7 @@ from quantbench.analysis.sawtooth import sawtooth
 from quantbench.analysis.summary import Point
 from quantbench.device.spec import DeviceSpec
 from quantbench.launch import Launch
-from quantbench.report.canvas import CLIFF_COLOUR, canvas, plain, save
+from quantbench.report.canvas import CLIFF_COLOUR, MARKERS, PALETTE, canvas, legend_below, plain, save, ticks_at
 from quantbench.report.marks import Mark, place_key
 from quantbench.report.series import curve_names, is_wide
 
@@ -43,7 +43,7 @@ def draw_op(
     banded = [curve for curve in curves if any(p.launch is not None for p in curve.points)]
     lines = len(banded)
     ratios = {"height_ratios": (1.0, 0.062 * lines)} if lines else {}
-    with canvas(1 + bool(lines), 1, 6.4, 3.7 + 0.24 * lines, sharex=True, **ratios) as (figure, panels):
+    with canvas(1 + bool(lines), 1, 6.4, 3.9 + 0.24 * lines, sharex=True, **ratios) as (figure, panels):
         panel = panels[0][0]
         heights = _draw_curves(panel, curves, spec)
         _draw_marks(panel, curves, numbered)
@@ -51,10 +51,11 @@ def draw_op(
         if is_wide(sizes):
             panel.set_xscale("log", base=2)
             panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        ticks_at(panels[-1][0], sizes)
         panel.set_xlim(*_limits(sizes))
         panel.set_ylim(0, 1.14 * max(heights))
         panel.set_ylabel(_unit(curves[0].points[0]))
-        panel.legend(fontsize=8, loc="best", title=None, framealpha=0.85)
+        legend_below(figure, panel)
         if lines:
             _draw_bands(panels[1][0], banded, curve_names(curves), colours)
         panels[-1][0].set_xlabel(plain(axis.replace("_", "-")))
@@ -68,8 +69,8 @@ def kernel_colours(points: Sequence[Point]) -> dict[str, str]:
     from matplotlib.colors import to_hex
 
     names = list(dict.fromkeys(p.launch.kernel for p in points if p.launch is not None))
-    palette = mpl.colormaps["tab10" if len(names) <= 10 else "tab20"]
-    return {name: to_hex(palette(i % palette.N)) for i, name in enumerate(names)}
+    palette = PALETTE if len(names) <= len(PALETTE) else [to_hex(colour) for colour in mpl.colormaps["tab20"].colors]  # type: ignore[attr-defined]
+    return {name: palette[i % len(palette)] for i, name in enumerate(names)}
 
 
 def kernel_label(launch: Launch) -> str:
@@ -92,15 +93,14 @@ def _unit(point: Point) -> str:
 
 def _draw_curves(panel: Any, curves: Sequence[Curve], spec: DeviceSpec) -> list[float]:
     """Draw them; the heights that must fit."""
-    import matplotlib.pyplot as plt
-
-    cycle = plt.rcParams["axes.prop_cycle"].by_key()["color"]
     heights = []
     for i, (curve, name) in enumerate(zip(curves, curve_names(curves), strict=True)):
-        colour = cycle[i % len(cycle)]
+        colour, marker = PALETTE[i % len(PALETTE)], MARKERS[i % len(MARKERS)]
         x, y = curve.sizes, [efficiency(p) for p in curve.points]
         heights += y
-        panel.plot(x, y, "o-", color=colour, markersize=3.2, linewidth=1.1, label=plain(name, 44), zorder=3)
+        panel.plot(
+            x, y, "-", marker=marker, color=colour, markersize=3.4, linewidth=1.1, label=plain(name, 44), zorder=3
+        )
         panel.vlines(
             x,
             [h * p.latency_us / p.high_us for h, p in zip(y, curve.points, strict=True)],

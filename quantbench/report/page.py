@@ -9,6 +9,7 @@ from pathlib import Path
 
 from quantbench import __version__
 from quantbench.analysis.check import check_run
+from quantbench.analysis.layers import are_parts, layer_rows
 from quantbench.analysis.neighbours import curves_of_rows, rows_by_dtype
 from quantbench.analysis.summary import Point, Row, points_of
 from quantbench.errors import StoreError
@@ -60,18 +61,19 @@ def build_page(run: Run, gallery: Gallery) -> Page:
     points = points_of(run.records, spec)
     axes = list(dict.fromkeys(name for point in points for name in point.axes))
     rows = rows_by_dtype(points, spec)
+    layers = layer_rows(points, spec) if are_parts(points) else rows
     sections: list[Section | None] = []
     lead, lead_picture = None, None
     explanation = ""
     if points and axes:
         check = check_run(run)
-        lead = lead_of(rows, axes, Causes(spec, check.cliffs, check.periods))
+        lead = lead_of(layers, axes, Causes(spec, check.cliffs, check.periods))
         explanation = "" if check.period is None else period_words(check.period)
         marks = marks_of(check.cliffs)
         ordered = sorted(axes, key=lambda axis: axis != lead.axis)
         sections += [axis_section(axis, points, marks, spec, gallery) for axis in ordered]
-        sections += [steps_section(check), maps_section(rows, axes, gallery), rules_section(check.rules)]
-        lead_picture = _lead_picture(lead, rows, points, gallery)
+        sections += [steps_section(check), maps_section(layers, axes, gallery), rules_section(check.rules)]
+        lead_picture = _lead_picture(lead, layers, points, gallery)
     sections += [state_section(run.records, gallery, info.origin), trust_section(run)]
     if rows:
         sections.append(sizes_section(rows, run))

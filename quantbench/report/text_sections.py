@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,8 @@ from quantbench.units import duration, latency, percent, size, with_interval
 _MOST_ROWS = 400
 _MOST_REASONS = 14
 _MOST_KINDS = 3
+# Reasons that differ in their figures alone are counted together.
+_FIGURE = re.compile(r"[-+±]?\d+(?:\.\d+)?")
 _GRADE_WORDS = {
     "A": "steady, cold as asked, clock steady",
     "B": "one thing off",
@@ -32,6 +35,7 @@ def trust_section(run: Run) -> Section:
     """How far the figures can be trusted, and what became of points without one."""
     letters: Counter[str] = Counter()
     reasons: dict[str, Counter[str]] = {letter: Counter() for letter in GRADES}
+    examples: dict[str, str] = {}
     other: Counter[str] = Counter()
     for record in run.records:
         if record.role != "point":
@@ -39,7 +43,9 @@ def trust_section(run: Run) -> Section:
         match record.outcome:
             case Measured(_, grade):
                 letters[grade.letter] += 1
-                reasons[grade.letter].update(_kind(reason) for reason in grade.reasons)
+                kinds = [_FIGURE.sub("#", reason) for reason in grade.reasons]
+                reasons[grade.letter].update(kinds)
+                examples |= dict(zip(kinds, grade.reasons, strict=True))
             case Skipped(reason):
                 other[f"skipped, {record.provider}: {printable(reason)}"] += 1
             case Failed(kind, message):
@@ -47,18 +53,15 @@ def trust_section(run: Run) -> Section:
     rows = []
     for letter in GRADES:
         if letters[letter]:
-            why = "; ".join(f"{reason} ({times})" for reason, times in reasons[letter].most_common(_MOST_KINDS))
+            usual = reasons[letter].most_common(_MOST_KINDS)
+            why = "; ".join(printable(examples[kind]) + (f" ({times} points)" if times > 1 else "")
+                            for kind, times in usual)  # fmt: skip
             rows.append((letter, str(letters[letter]), _GRADE_WORDS[letter], why))
     lines = [f"{number} × {reason}" for reason, number in other.most_common(_MOST_REASONS)]
     if len(other) > _MOST_REASONS:
         lines.append(f"{len(other) - _MOST_REASONS} more reasons are in records.jsonl")
     table = Table(("trust", "points", "meaning", "mostly because"), tuple(rows), frozenset({1})) if rows else None
     return Section("trust", "How far to trust it", table=table, lines=tuple(lines))
-
-
-def _kind(reason: str) -> str:
-    """A reason without its figures, so that alike ones are counted together."""
-    return printable("".join("#" if c.isdigit() else c for c in reason)).replace("#.#", "#").replace("##", "#")
 
 
 def sizes_section(rows: Sequence[Row], run: Run) -> Section:

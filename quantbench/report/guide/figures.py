@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from quantbench.analysis.sawtooth import Sawtooth
-from quantbench.report.canvas import canvas, save
+from quantbench.report.canvas import PALETTE, canvas, save
 from quantbench.report.guide.edges import Edges, TileFit
 from quantbench.report.guide.heads import Width
 from quantbench.report.guide.shrink import Price
 
 #: one colour a GPU in every picture of the guide (Tableau's)
-COLOURS = {"A100": "tab:blue", "H100": "tab:orange", "H200": "tab:red", "B200": "tab:green"}
+COLOURS = dict(zip(("A100", "H100", "H200", "B200"), PALETTE, strict=False))
 _WIDE_IN = 9.0
 
 
