@@ -8,7 +8,8 @@ import pytest
 
 from quantbench.advice.answers import softmax_objections
 from quantbench.advice.dims import side_names
-from quantbench.advice.edges import KINDS, edges, misaligned_sides
+from quantbench.advice.edges import KINDS, NEAR, edges, misaligned_sides
+from quantbench.analysis import neighbours
 from quantbench.device import lookup
 from quantbench.launch import Launch, Tile
 from quantbench.workload import Attention, Gemm, Op, Softmax, TransformerShape
@@ -46,6 +47,10 @@ def test_waves_are_looked_for_no_further_than_one_would_move() -> None:
     # 120 tiles: the edge at 108 is at m = 1152 of 1280, a tenth below; of 256 tiles it is much further away.
     assert [edge.kind for edge in edges(op(Gemm(m=1280, n=3072, k=4096)), A100, LARGE)] == ["wave edge"]
     assert edges(op(Gemm(m=2048, n=4096, k=4096)), A100, LARGE) == ()
+
+
+def test_near_is_as_near_as_in_measured_runs() -> None:
+    assert NEAR == neighbours.NEAR
 
 
 def test_without_a_known_launch_the_assumed_tile_is_said() -> None:

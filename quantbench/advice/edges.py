@@ -12,7 +12,6 @@ from typing import Any
 from quantbench.advice.answers import softmax_objections
 from quantbench.advice.dims import side_names
 from quantbench.analysis.blocks import padded
-from quantbench.analysis.neighbours import NEAR
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.roofline import assumed_tile
 from quantbench.launch import Launch, Tile
@@ -23,6 +22,8 @@ from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.transformer import Compute
 
 KINDS = ("alignment", "fused softmax", "wave edge", "tile edge")
+#: how far somebody who has chosen a size is ready to move it: `analysis.neighbours.NEAR`, which comes with scipy
+NEAR = 0.10
 #: what kernels load at a time
 VECTOR_BYTES = 16
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from quantbench.analysis.neighbours import NEAR
+from quantbench.advice.edges import NEAR
 from quantbench.errors import InputError
 from quantbench.planner.formulas import parameters
 from quantbench.planner.layout import ALIGNED_ELEMENTS, padded_vocab

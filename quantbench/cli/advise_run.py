@@ -8,7 +8,6 @@ from pathlib import Path
 from rich.markup import escape
 
 from quantbench.advice import advise
-from quantbench.advice.junit import write_junit
 from quantbench.advice.report import advice_to_json
 from quantbench.cli import advise_print as show
 from quantbench.cli.advise_options import AdviseArguments
@@ -23,6 +22,8 @@ def run(arguments: AdviseArguments, junit: Path | None, *, as_json: bool) -> boo
     advice = advise(shape, times, space=space, top=top)
     failed = most is not None and advice.cost.waste_share > most
     if junit is not None:
+        from quantbench.advice.junit import write_junit  # comes with what compares runs, and with scipy
+
         write_junit(advice.cost, most, junit)
     if as_json:
         answer = {**advice_to_json(advice), "assumed": list(assumed), "fail_over": most, "failed": failed}
