@@ -94,6 +94,20 @@ def test_lines_of_other_things_are_passed_over() -> None:
     assert not found.left_out
 
 
+def test_a_line_whose_beginning_is_lost_is_counted_and_passed_over() -> None:
+    found = read([line(1), line(2)[40:], line(3), "elapsed time per iteration"])
+    assert column(found, "iteration") == [1, 3]
+    assert found.left_out == {"without an iteration": 2}
+
+
+def test_kinds_of_line_that_alternate_keep_their_order() -> None:
+    kinds = [lambda i: line(i), lambda i: S_LINE.replace("       2/", f"{i:8d}/"), lambda i: line(i)[:180]]
+    lines = [kinds[i % 3](i) for i in range(1, 10_000)]
+    found = read(lines)
+    assert column(found, "iteration") == [i for i in range(1, 10_000) if i % 3 != 2]
+    assert found.left_out == {"cut short before the batch size": 3333}
+
+
 @pytest.mark.parametrize("prefix", ["", " ", "[default0]:", "7: ", "2022-03-11 19:42:00,123 [Rank 383] ", "r10i1n2: "])
 def test_prefixes(prefix: str) -> None:
     found = read([line(i, prefix=prefix) for i in range(1, 400)])

@@ -4,18 +4,19 @@ One line an iteration, fields between bars, in an order that differs from releas
 
 `[default7]: iteration 2/ 250000 | consumed samples: 384 | … | elapsed time per iteration (ms): 5350.0 | … |`
 
-Read as a stream of blocks. The fields of a complete line are learnt once and compiled to one pattern, which then finds
-all lines of a block in one go; lines that do not fit it (cut short, two ranks on one line, other fields) are taken one
-by one. A field counts only when its closing bar is there, so that a number cut in half is never taken for a whole one.
+Read as a stream of blocks. The fields of each kind of line are learnt once and compiled to one expression, which then
+finds all lines of that kind in a block in one go, also those that are cut short or share a line with another rank. A
+field counts only when its closing bar is there, so that a number cut in half is never taken for a whole one.
 """
 
 from __future__ import annotations
 
 import gzip
+import itertools
 import lzma
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -27,9 +28,11 @@ from quantbench.errors import InputError, StoreError
 
 _WHO = "import megatron-log"
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open}
-_BLOCK_BYTES = 2**23
+# What is found in a block stays in the processor's cache until it is a number.
+_BLOCK_BYTES = 2**19
 _MARK = b"elapsed time per iteration"
 _START = re.compile(rb"iteration +(\d+)/ *(\d+) \|")
+_START_ALONE = rb"iteration +\d+/ *\d+ \|"
 _FIELD = re.compile(rb" *([^:|\n]+?): *([^|\n]*?) *\|")
 # What is taken of a line, by the log's own names.
 _ELAPSED = {"elapsed time per iteration (ms)": 1e3, "elapsed time per iteration (s)": 1.0}  # units in a second
@@ -131,7 +134,7 @@ def read_stream(stream: BinaryIO) -> Iterations:
 
 
 def _blocks(stream: BinaryIO) -> Iterator[bytes]:
-    """Whole lines, about eight megabytes at a time."""
+    """Whole lines, half a megabyte at a time."""
     rest = b""
     while block := stream.read(_BLOCK_BYTES):
         cut = block.rfind(b"\n") + 1
@@ -145,33 +148,55 @@ def _blocks(stream: BinaryIO) -> Iterator[bytes]:
 
 
 class _Pattern:
-    """The fields of one kind of line, as one expression over all of it."""
+    """The fields of one kind of line, as one expression over all of it.
 
-    def __init__(self, names: list[bytes]) -> None:
-        self.names = names
-        parts = [_START.pattern]
+    A line may be cut anywhere after its time: what is missing is empty then. Behind the last whole field there may be
+    half a field and the end of the line, or where another rank's line begins.
+    """
+
+    def __init__(self, names: Sequence[bytes]) -> None:
+        self.names = tuple(names)
         self.columns: list[str] = ["iteration", ""]
         self.per_second = 1.0
+        whole, optional = [_START.pattern], 0
         for name in names:
             text = name.decode(errors="replace")
             column = _WANTED.get(text, "")
-            if column == "elapsed_s":
+            timed = "elapsed_s" in self.columns
+            if timed:
+                whole.append(b"(?:")
+                optional += 1
+            if column == "elapsed_s" and not timed:
                 self.per_second = _ELAPSED[text]
             if column and column not in self.columns:
                 self.columns.append(column)
-                parts.append(b" *" + re.escape(name) + rb":([^|\n]*)\|")
+                whole.append(b" *" + re.escape(name) + rb":([^|\n]*+)\|")
             else:
-                parts.append(b" *" + re.escape(name) + rb":[^|\n]*\|")
-        # A line must end here: one that has more fields is another kind, and one cut at a bar would pass for this.
-        self.expression = re.compile(b"".join(parts) + rb"(?=[ \t\r]*(?:\n|\Z))")
+                whole.append(b" *" + re.escape(name) + rb":[^|\n]*+\|")
+        whole.append(b")?" * optional)
+        whole.append(rb"(?=[^|\n]*+(?:\n|\Z)|[^|\n]*?" + _START_ALONE + b")")
+        self.expression = re.compile(b"".join(whole))
+
+    def numbers(self, found: Sequence[tuple[bytes, ...]]) -> dict[str, FloatArray]:
+        """What the expression found in n lines, as columns of COLUMNS, each (n,)."""
+        columns = {
+            name: _numbers(texts) for name, texts in zip(self.columns, zip(*found, strict=True), strict=True) if name
+        }
+        columns["elapsed_s"] = columns["elapsed_s"] / self.per_second
+        nothing = np.full(len(found), np.nan)
+        return {name: columns.get(name, nothing) for name in COLUMNS}
 
 
 class _Reader:
+    """Reads block after block. The kinds of line that were seen are remembered, the last one first; a block of one kind
+    is read in one go, a block of several kind by kind, and what fits none is looked at piece by piece."""
+
     def __init__(self) -> None:
-        self._pattern: _Pattern | None = None
+        self._patterns: list[_Pattern] = []
         self._chunks: list[dict[str, FloatArray]] = []
         self._left_out: Counter[str] = Counter()
         self._arguments: dict[str, int] = {}
+        self._mixed = False
 
     def take(self, block: bytes) -> None:
         """Read one block of whole lines."""
@@ -180,77 +205,91 @@ class _Reader:
         expected = block.count(_MARK)
         if not expected:
             return
-        pattern = self._pattern
-        if pattern is None:
-            self._gap(block)
-            return
-        found = pattern.expression.findall(block)
-        if len(found) == expected:
-            self._keep(pattern, found)
-            return
-        self._with_gaps(pattern, block)
+        for pattern in () if self._mixed else self._patterns:
+            found = pattern.expression.findall(block)
+            if len(found) == expected:
+                self._chunks.append(pattern.numbers(found))
+                return
+            if found:
+                break
+        self._piecewise(block, expected)
 
-    def _with_gaps(self, pattern: _Pattern, block: bytes) -> None:
-        """A block in which some lines do not fit the pattern: what stands between those that do is looked at."""
-        found: list[tuple[bytes, ...]] = []
-        position = 0
-        for match in pattern.expression.finditer(block):
-            if block.find(_MARK, position, match.start()) >= 0:
-                if found:
-                    self._keep(pattern, found)
-                    found = []
-                self._gap(block[position : match.start()])
-            found.append(match.groups())
-            position = match.end()
-        if found:
-            self._keep(pattern, found)
-        self._gap(block[position:])
-
-    def _gap(self, text: bytes) -> None:
-        """Lines one by one. Those that fit a pattern learnt on the way are kept together."""
-        lines = text.split(b"\n")
-        for number, line in enumerate(lines):
-            if _MARK not in line:
+    def _piecewise(self, block: bytes, expected: int) -> None:
+        """A block of several kinds of line, or of kinds not known yet."""
+        taken: dict[int, list[tuple[bytes, ...]]] = {}
+        where: list[tuple[int, int, int]] = []  # begin of a piece, its pattern, its number among that pattern's
+        ends: dict[int, int] = {}
+        for number, pattern in enumerate(self._patterns):
+            self._collect(pattern, number, block, 0, taken, where, ends)
+        # Each piece that was taken has one time in it.
+        for begin, end in self._unread(block, ends) if len(ends) < expected else ():
+            learnt = self._learn(block[begin:end])
+            if learnt is None:
                 continue
+            known = next((i for i, pattern in enumerate(self._patterns) if pattern.names == learnt.names), None)
+            if known is None:
+                known = len(self._patterns)
+                self._patterns.append(learnt)
+                self._collect(learnt, known, block, begin, taken, where, ends)
+        where.sort()
+        self._merge(taken, where)
+        # The kind that was seen most is tried first in the next block; rare kinds are forgotten.
+        often = sorted(range(len(self._patterns)), key=lambda i: -len(taken.get(i, ())))
+        self._mixed = sum(bool(rows) for rows in taken.values()) > 1
+        self._patterns = [self._patterns[i] for i in often[:_MOST_PATTERNS]]
+
+    @staticmethod
+    def _collect(
+        pattern: _Pattern, number: int, block: bytes, begin: int, taken: dict[int, list[tuple[bytes, ...]]],
+        where: list[tuple[int, int, int]], ends: dict[int, int],
+    ) -> None:  # fmt: skip
+        """Note all pieces of a kind that no other kind has taken."""
+        rows = taken.setdefault(number, [])
+        for match in pattern.expression.finditer(block, begin):
+            if match.start() not in ends:
+                ends[match.start()] = match.end()
+                where.append((match.start(), number, len(rows)))
+                rows.append(match.groups(b""))
+
+    def _unread(self, block: bytes, ends: dict[int, int]) -> Iterator[tuple[int, int]]:
+        """Begin and end of the pieces with a time in them that no kind has taken so far; `ends` may grow meanwhile."""
+        position = 0
+        while (mark := block.find(_MARK, position)) >= 0:
+            first = block.rfind(b"\n", 0, mark) + 1
+            last = block.find(b"\n", mark)
+            last = len(block) if last < 0 else last
             # Two ranks that print at once can share a line: every start begins a piece of its own.
-            starts = [match.start() for match in _START.finditer(line)]
+            starts = [match.start() for match in _START.finditer(block, first, last)]
             if not starts:
                 self._left_out["without an iteration"] += 1
-            for begin, end in zip(starts, [*starts[1:], len(line)], strict=True):
-                learnt = self._take_piece(line[begin:end])
-                if learnt is not None and learnt.names != getattr(self._pattern, "names", None):
-                    self._pattern = learnt
-                    if len(lines) - number > _WORTH_A_PATTERN:
-                        self.take(b"\n".join(lines[number + 1 :]))
-                        return
+            for begin, end in itertools.pairwise([*starts, last] if starts else ()):
+                if begin not in ends:
+                    yield begin, end
+            position = last
 
-    def _take_piece(self, piece: bytes) -> _Pattern | None:
-        """One line on its own; the pattern of its fields when it is complete."""
+    def _learn(self, piece: bytes) -> _Pattern | None:
+        """The kind of a piece, or None when it has no time."""
         start = _START.match(piece)
         assert start is not None
-        fields = _FIELD.findall(piece, start.end())
-        if not any(name.decode(errors="replace") in _ELAPSED for name, _ in fields):
+        names = [name for name, _ in _FIELD.findall(piece, start.end())]
+        if not any(name.decode(errors="replace") in _ELAPSED for name in names):
             self._left_out["cut short before the time"] += 1
             return None
-        pattern = _Pattern([name for name, _ in fields])
-        row = [start.group(1), start.group(2)]
-        seen = {"iteration"}
-        for name, value in fields:
-            column = _WANTED.get(name.decode(errors="replace"), "")
-            if column and column not in seen:
-                row.append(value)
-                seen.add(column)
-        self._keep(pattern, [tuple(row)])
-        return pattern if piece.rstrip().endswith(b"|") else None
+        return _Pattern(names)
 
-    def _keep(self, pattern: _Pattern, found: list[tuple[bytes, ...]]) -> None:
-        columns: dict[str, FloatArray] = {}
-        for name, texts in zip(pattern.columns, zip(*found, strict=True), strict=True):
-            if name:
-                columns[name] = _numbers(texts)
-        columns["elapsed_s"] = columns["elapsed_s"] / pattern.per_second
-        nothing = np.full(len(found), np.nan)
-        self._chunks.append({name: columns.get(name, nothing) for name in COLUMNS})
+    def _merge(self, taken: dict[int, list[tuple[bytes, ...]]], where: list[tuple[int, int, int]]) -> None:
+        """Keep what was found, in the block's order."""
+        if not where:
+            return
+        parts = {number: self._patterns[number].numbers(rows) for number, rows in taken.items() if rows}
+        offsets, together = {}, 0
+        for number, rows in taken.items():
+            offsets[number] = together
+            together += len(rows)
+        order = np.array([offsets[number] + row for _, number, row in where])
+        self._chunks.append({
+            name: np.concatenate([part[name] for part in parts.values()])[order] for name in COLUMNS
+        })  # fmt: skip
 
     def _read_arguments(self, block: bytes) -> None:
         for match in _WORLD.finditer(block):
@@ -283,11 +322,14 @@ class _Reader:
 
 
 def _numbers(texts: tuple[bytes, ...]) -> FloatArray:
-    """Texts as numbers; what is none (`nan`, half a number) is nan."""
+    """Texts as numbers; what is none (`nan`, half a number, nothing) is nan."""
+    if texts.count(texts[0]) == len(texts):
+        return np.full(len(texts), _number(texts[0]))
+    whole = [text or b"nan" for text in texts] if b"" in texts else texts
     try:
-        return np.fromiter(map(float, texts), dtype=np.float64, count=len(texts))
+        return np.fromiter(map(float, whole), dtype=np.float64, count=len(texts))
     except ValueError:
-        return np.array([_number(text) for text in texts])
+        return np.array([_number(text) for text in whole])
 
 
 def _number(text: bytes) -> float:
@@ -310,7 +352,7 @@ def _echoes(values: dict[str, FloatArray]) -> npt.NDArray[np.bool_]:
     return same
 
 
-# Lines that are worth another look with a pattern just learnt.
-_WORTH_A_PATTERN = 100
+# Kinds of line that are tried on a block: one a log, and a few where logs are joined.
+_MOST_PATTERNS = 8
 # Ranks that may print one iteration in a row: those of a node.
 _MOST_RANKS = 17
