@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantbench.advice import Advice, KernelTimes, ModelledTimes, Space, advise
+from quantbench.advice import Advice, KernelTimes, ModelledTimes, ProfileTimes, Space, advise
 from quantbench.advice.answers import Answers
 from quantbench.advice.cost import cost_of, latency_per_run
 from quantbench.advice.space import alone, together, useful_parameters
@@ -19,6 +19,7 @@ from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.best import best_models
+from quantbench.latency.estimate import Estimate
 from quantbench.latency.gemm_model import LARGEST_SIDE
 from quantbench.latency.softmax import fallback_bytes
 from quantbench.planner.formulas import parameters
@@ -300,3 +301,39 @@ def test_flash_attention_pays_less_for_its_heads(modelled: ModelledTimes) -> Non
     assert "alignment" in kinds
     assert found.cost.waste_share < 0.1
     assert found.neighbours[0].found.shape.hidden == 13824
+
+
+@dataclass
+class MadeProfile:
+    """A profile of which products without a batch were measured, and nothing else."""
+
+    device: DeviceSpec = A100
+    note: str = "profile of a made-up GPU"
+
+    def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
+        found = []
+        for work in workloads:
+            source = "measured" if isinstance(work, Gemm) and work.batch == 1 else "modelled"
+            found.append(Estimate(work.flops / 1e8, work.flops / 1e8, work.flops / 1e8, source, "compute"))
+        return found
+
+
+def test_a_profile_is_believed_where_it_was_measured() -> None:
+    times = ProfileTimes(MadeProfile())
+    assert times.note == "profile of a made-up GPU"
+    measured, modelled = Gemm(100, 150, 64), Gemm(2048, 150, 2048, batch=12)
+    fast, slow = times.latencies_us([measured, modelled])
+    assert fast == Latency(*[measured.flops / 1e8] * 3)
+    assert slow.mid > modelled.flops / 1e8
+    assert times.note == (
+        "profile of a made-up GPU; of what was asked 1 measured, 1 modelled; "
+        "batched products of unaligned rows: at a rate fitted to whole iterations on A100s"
+    )
+
+
+def test_advice_from_a_profile() -> None:
+    found = advise(WIDE, ProfileTimes(MadeProfile()))
+    assert set(list(found.cost.by_name)[:2]) == {"scores", "context"}
+    assert "; of what was asked " in found.note
+    assert found.neighbours
+    assert all(n.found.shape.head_dim % 8 == 0 for n in found.neighbours)

@@ -4,6 +4,7 @@ from quantbench.advice.advise import Advice, Advised, advise
 from quantbench.advice.answers import KernelTimes, ModelledTimes
 from quantbench.advice.cost import Finding, OpCost, ShapeCost
 from quantbench.advice.neighbours import Neighbour
+from quantbench.advice.profile_times import ProfileTimes
 from quantbench.advice.space import Space
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "ModelledTimes",
     "Neighbour",
     "OpCost",
+    "ProfileTimes",
     "ShapeCost",
     "Space",
     "advise",

@@ -23,6 +23,7 @@ from quantbench.workload.transformer import Compute
 # The rate of unaligned batched products was fitted to whole iterations of training and never timed alone; how far off
 # it is, is a guess.
 _UNALIGNED_SPREAD = 1.5
+UNALIGNED_NOTE = "batched products of unaligned rows: at a rate fitted to whole iterations on A100s"
 
 
 @runtime_checkable
@@ -46,7 +47,7 @@ class ModelledTimes:
 
     def __init__(self, model: TransformerModel, unaligned_share: float | None = None) -> None:
         self._model = model
-        self._share = shipped().elsewhere.unaligned_share if unaligned_share is None else unaligned_share
+        self._share = unaligned_share
         self._launches: dict[Compute, Launch | None] = {}
         self._notes: dict[str, None] = {}
 
@@ -75,13 +76,10 @@ class ModelledTimes:
             self._launches[work] = op.work.launch
             self._note(op.work.note)
             latency = Latency(times * estimate.low_us, times * estimate.latency_us, times * estimate.high_us)
-            slow_s = unaligned_s(work, self.device, self._share)
-            if slow_s is not None:
-                # No slower than aligned rows would be, whatever the fitted rate says.
-                mid = max(slow_s * 1e6, latency.mid)
-                latency = Latency(max(mid / _UNALIGNED_SPREAD, latency.low), mid, mid * _UNALIGNED_SPREAD)
-                self._note("batched products of unaligned rows: at a rate fitted to whole iterations on A100s")
-            found.append(latency)
+            slow = unaligned(work, latency, self.device, self._share)
+            if slow is not None:
+                self._note(UNALIGNED_NOTE)
+            found.append(slow or latency)
         return found
 
     def _note(self, note: str) -> None:
@@ -98,6 +96,17 @@ class ModelledTimes:
         if missing:
             self.latencies_us(missing)
         return [self._launches[work] for work in workloads]
+
+
+def unaligned(work: Compute, latency: Latency, device: DeviceSpec, share: float | None = None) -> Latency | None:
+    """The time of a batched product of rows that are not 16-byte aligned, from what a model says that does not know
+    them; None for all other work. share: `Calibration.unaligned_share`, the shipped one unless given."""
+    slow_s = unaligned_s(work, device, shipped().elsewhere.unaligned_share if share is None else share)
+    if slow_s is None:
+        return None
+    # No faster than aligned rows would be, whatever the fitted rate says.
+    mid = max(slow_s * 1e6, latency.mid)
+    return Latency(max(mid / _UNALIGNED_SPREAD, latency.low), mid, mid * _UNALIGNED_SPREAD)
 
 
 def _within_reach(work: Compute) -> tuple[Compute, float]:

@@ -95,6 +95,7 @@ def _down(size: int, step: int) -> int:
 
 def _tiles_and_waves(gemm: Gemm, names: dict[str, str], device: DeviceSpec, launch: Launch | None) -> Iterator[Edge]:
     tile, held = tile_of(device, launch)
+    tiles = f"{tile} tiles" if launch is not None and launch.tile is not None else f"{tile} tiles assumed"
     now = quantize(gemm, tile, device.sm_count, held)
     for side, block in (("m", tile.block_m), ("n", tile.block_n)):
         size, name = getattr(gemm, side), names.get(side, side)
@@ -109,13 +110,11 @@ def _tiles_and_waves(gemm: Gemm, names: dict[str, str], device: DeviceSpec, laun
             if near and then.num_waves < now.num_waves:
                 full = percent(now.last_wave_tiles / now.resident_blocks)
                 words = f"wave {now.num_waves} of {now.num_waves} is {full} full, and {name} = {size} is past {below}"
-                yield Edge(
-                    "wave edge", f"{words} ({tile} tiles)", shorter, max(0.0, 1 - now.efficiency / then.efficiency)
-                )
+                yield Edge("wave edge", f"{words} ({tiles})", shorter, max(0.0, 1 - now.efficiency / then.efficiency))
                 break
             if below == first and size % block:
                 to = cdiv(size, block) * block
-                words = f"{name} = {size} pads to {to}: {percent(1 - size / to)} idle ({tile} tiles)"
+                words = f"{name} = {size} pads to {to}: {percent(1 - size / to)} idle ({tiles})"
                 yield Edge("tile edge", words, shorter, 1 - size / to)
 
 

@@ -1,0 +1,63 @@
+"""Times of a measured profile, where it is asked about shapes that nobody measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol
+
+from quantbench.advice.answers import UNALIGNED_NOTE, unaligned
+from quantbench.device.spec import DeviceSpec
+from quantbench.latency.estimate import Estimate
+from quantbench.planner.op_times import Latency
+from quantbench.workload.transformer import Compute
+
+_MEASURED = "measured"
+
+
+class Estimating(Protocol):
+    """What is asked of a profile (`quantbench.profile.Profile`)."""
+
+    @property
+    def device(self) -> DeviceSpec:
+        """The GPU that was measured."""
+
+    @property
+    def note(self) -> str:
+        """What was measured, in words."""
+
+    def estimates(self, workloads: Sequence[Compute]) -> Sequence[Estimate]:
+        """An estimate of each workload, in their order."""
+
+
+class ProfileTimes:
+    """Times of a profile. Its figures stand where a shape was measured; elsewhere, its models do not know batched
+    products of unaligned rows, which run at the rate that `answers.unaligned` says."""
+
+    def __init__(self, profile: Estimating) -> None:
+        self._profile = profile
+        self._sources: Counter[str] = Counter()
+        self._unaligned = False
+
+    @property
+    def device(self) -> DeviceSpec:
+        """The GPU that the times are of."""
+        return self._profile.device
+
+    @property
+    def note(self) -> str:
+        """What the times that were asked for so far rest on."""
+        counted = ", ".join(f"{count} {source}" for source, count in self._sources.most_common())
+        asked = f"of what was asked {counted}" if counted else ""
+        return "; ".join(filter(None, (self._profile.note, asked, UNALIGNED_NOTE if self._unaligned else "")))
+
+    def latencies_us(self, workloads: Sequence[Compute]) -> list[Latency]:
+        """One latency per workload, in their order."""
+        found = []
+        for work, one in zip(workloads, self._profile.estimates(workloads), strict=True):
+            self._sources[one.source] += 1
+            latency = Latency(one.low_us, one.latency_us, one.high_us)
+            slow = None if one.source == _MEASURED else unaligned(work, latency, self.device)
+            self._unaligned = self._unaligned or slow is not None
+            found.append(slow or latency)
+        return found
