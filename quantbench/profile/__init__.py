@@ -7,14 +7,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quantbench.profile.estimate import Estimate, Estimates
+    from quantbench.profile.layer import LayerEstimate
     from quantbench.profile.models import Models
     from quantbench.profile.parts import Finding, KnownCliff, Provenance, RunSource
     from quantbench.profile.profile import Profile
     from quantbench.profile.table import Table
 
 _MODULES = {
+    "Estimate": "estimate",
+    "Estimates": "estimate",
     "Finding": "parts",
     "KnownCliff": "parts",
+    "LayerEstimate": "layer",
     "Models": "models",
     "Profile": "profile",
     "Provenance": "parts",
@@ -22,7 +27,18 @@ _MODULES = {
     "Table": "table",
 }
 
-__all__ = ["Finding", "KnownCliff", "Models", "Profile", "Provenance", "RunSource", "Table"]
+__all__ = [
+    "Estimate",
+    "Estimates",
+    "Finding",
+    "KnownCliff",
+    "LayerEstimate",
+    "Models",
+    "Profile",
+    "Provenance",
+    "RunSource",
+    "Table",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -23,6 +23,11 @@ from quantbench.workload import Softmax
 FloatArray = npt.NDArray[np.float64]
 Sizes = tuple[npt.NDArray[np.int64], ...]
 
+#: sizes of products, attention and softmax, as tables have them
+PRODUCT_SIZES = ("m", "n", "k", "batch")
+ATTENTION_SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")
+SOFTMAX_SIZES = ("batch", "rows", "cols")
+
 #: of the spec sheet's estimate: good to a factor of two
 ROOFLINE_HALF_WIDTH = log(2.0)
 _SMALL_KERNEL_US = {"cuda": 3.0, "cpu": 2.0}
@@ -31,11 +36,10 @@ _REACHED = 0.75  # of the peaks
 
 @dataclass(frozen=True)
 class ProductBase:
-    """Products from the distilled model. sizes: m, n, k, batch; a batch counts as batch times the rows. factor: on the
-    time, and wider: on the interval (log), for what runs like the model's format and is not."""
+    """Products from the distilled model. sizes: m, n, k, batch; a batch counts as batch times the rows. wider: added to
+    the interval (log time), for a format that runs like the model's and is not."""
 
     model: ProductModel
-    factor: float = 1.0
     wider: float = 0.0
 
     def times(self, sizes: Sizes) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
@@ -43,24 +47,48 @@ class ProductBase:
         found = self.model.fast.predict_us(m * batch, n, k, rising=False)
         half = self.model.half_width(found) + self.wider
         floor_us = np.asarray(m * batch, dtype=np.float64) * n * k * self._per_product_us
-        return found * self.factor, half, half, floor_us
+        return found, half, half, floor_us
 
     def one(self, *sizes: int) -> tuple[float, float, float, float]:
         m, n, k, batch = sizes
         found = self._single(m * batch, n, k)
         half = self.model.half_width_of(found) + self.wider
-        return found * self.factor, half, half, m * n * k * batch * self._per_product_us
+        return found, half, half, m * n * k * batch * self._per_product_us
 
     @cached_property
     def _per_product_us(self) -> float:
         """µs that a multiplication with its addition takes at the peak."""
-        return self.factor * 2.0 / self.model.fast.machine.flop_per_us
+        return 2.0 / self.model.fast.machine.flop_per_us
 
     @cached_property
     def _single(self) -> Callable[[int, int, int], float]:
         from quantbench.latency.gemm_fast_single import single_function
 
         return single_function(self.model.fast, rising=False)
+
+
+@dataclass(frozen=True)
+class TransferredBase:
+    """Products of a format that was not measured: those of another one, times what the spec sheet makes of the
+    difference in bytes and peaks."""
+
+    base: ProductBase
+    device: DeviceSpec
+    dtype: str
+    wider: float
+
+    def times(self, sizes: Sizes) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        found, below, above, _ = self.base.times(sizes)
+        small_us = _SMALL_KERNEL_US[self.device.kind]
+        alike, other = (
+            roofline_parts(self.device, "gemm", columns_of(PRODUCT_SIZES, sizes, (("dtype", dtype),)))
+            for dtype in (self.dtype, self.base.model.dtype)
+        )
+        ratio = (np.maximum(*alike) + small_us) / (np.maximum(*other) + small_us)
+        return found * ratio, below + self.wider, above + self.wider, alike[1]
+
+    def one(self, *sizes: int) -> tuple[float, float, float, float]:
+        return _first(self.times(tuple(np.array([size]) for size in sizes)))
 
 
 @dataclass(frozen=True)

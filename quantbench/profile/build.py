@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quantbench import __version__
+from quantbench.profile.fit import models_of
+from quantbench.profile.found import checks_of, cliffs_of, findings_of
 from quantbench.profile.parts import Provenance, RunSource
 from quantbench.profile.rows import cache_state, check_alike, tables_of
 
@@ -21,11 +23,17 @@ def build(made: type[Profile], runs: Sequence[Run], *, fit: bool, seed: int) -> 
     ordered = sorted(runs, key=lambda run: run.info.run_id)
     tables, given = tables_of(ordered)
     sources = tuple(_source(run, given[run.info.run_id]) for run in ordered)
+    checks = checks_of(ordered)
+    cliffs, num_cliffs = cliffs_of(checks)
+    device = ordered[0].info.device
     return made(
-        device=ordered[0].info.device,
+        device=device,
         software=_software(ordered),
-        provenance=Provenance(__version__, sources),
+        provenance=Provenance(__version__, sources, num_cliffs),
         tables=tables,
+        models=models_of(device, tables, fit=fit, seed=seed),
+        cliffs=cliffs,
+        findings=findings_of(checks),
     )
 
 

@@ -52,13 +52,20 @@ def provenance_to_json(provenance: Provenance) -> Json:
 def provenance_from_json(data: object) -> Provenance:
     """What `provenance_to_json` wrote."""
     who = "profile provenance"
-    if not isinstance(data, dict) or set(data) != {"quantbench", "runs", "note"}:
-        raise InputError(who, repr(data)[:80], "an object with quantbench, runs and note")
+    if not isinstance(data, dict) or set(data) != {"quantbench", "runs", "num_cliffs", "note"}:
+        raise InputError(who, repr(data)[:80], "an object with quantbench, runs, num_cliffs and note")
+    if type(data["num_cliffs"]) is not int:
+        raise InputError(who, f"num_cliffs = {data['num_cliffs']!r}"[:80], "a count")
     for name in ("quantbench", "note"):
         if not isinstance(data[name], str):
             raise InputError(f"{who}, {name}", repr(data[name])[:80], "a text")
     runs = _list(data["runs"], f"{who}, runs")
-    return Provenance(data["quantbench"], tuple(decode(RunSource, run, f"{who}, run") for run in runs), data["note"])
+    return Provenance(
+        data["quantbench"],
+        tuple(decode(RunSource, run, f"{who}, run") for run in runs),
+        data["num_cliffs"],
+        data["note"],
+    )
 
 
 def cliff_to_json(cliff: KnownCliff) -> Json:

@@ -61,6 +61,12 @@ class Estimates:
     def __len__(self) -> int:
         return len(self.latency_us)
 
+    def reshape(self, *shape: int) -> Estimates:
+        """The same in another shape."""
+        arrays = (self.latency_us, self.low_us, self.high_us, self.source_code, self.outside, self.compute_us,
+                  self.memory_us)  # fmt: skip
+        return Estimates(*(array.reshape(shape) for array in arrays), self.note)
+
     def __getitem__(self, row: int) -> Estimate:
         return Estimate(
             float(self.latency_us[row]), float(self.low_us[row]), float(self.high_us[row]), str(self.source[row]),

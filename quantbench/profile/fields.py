@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
+from functools import cache
 from math import isfinite
 from typing import Any, TypeVar
 
@@ -55,12 +56,22 @@ def decode(kind: type[_T], data: object, who: str) -> _T:
     """A dataclass of plain fields from its JSON object. Raises InputError that names `who` and the field."""
     if not isinstance(data, dict):
         raise InputError(who, repr(data)[:80], "a JSON object")
-    known = {f.name: _annotation(f.type) for f in fields(kind)}  # type: ignore[arg-type]
-    odd = sorted(known.keys() ^ data.keys())
-    if odd:
+    known = _fields_of(kind)
+    if known.keys() != data.keys():
+        odd = sorted(known.keys() ^ data.keys())
         what = "missing" if odd[0] in known else "unknown"
         raise InputError(who, f"field {odd[0][:60]!r} is {what}", "exactly " + ", ".join(known))
-    return kind(**{name: _value(data[name], annotation, f"{who}, {name}") for name, annotation in known.items()})
+    return kind(**{name: _value(data[name], annotation, who, name) for name, annotation in known.items()})
+
+
+@cache
+def _fields_of(kind: type) -> dict[str, tuple[str, bool]]:
+    """By field: its type as written, and whether it may be null."""
+    found = {}
+    for one in fields(kind):
+        wanted, _, optional = _annotation(one.type).partition(" | ")
+        found[one.name] = wanted, optional == "None"
+    return found
 
 
 def _annotation(given: object) -> str:
@@ -69,13 +80,13 @@ def _annotation(given: object) -> str:
     return text.removeprefix("collections.abc.")
 
 
-def _value(value: object, annotation: str, who: str) -> Any:
-    wanted, _, optional = annotation.partition(" | ")
-    if optional == "None" and value is None:
+def _value(value: object, annotation: tuple[str, bool], who: str, name: str) -> Any:
+    wanted, optional = annotation
+    if optional and value is None:
         return None
     check, words = _CHECKS[wanted]
     if not check(value):
-        raise InputError(who, repr(value)[:80], words + (" or null" if optional else ""))
+        raise InputError(f"{who}, {name}", repr(value)[:80], words + (" or null" if optional else ""))
     if wanted == "Workload":
         return workload_from_json(value)
     return tuple(value) if wanted.startswith("tuple") else value  # type: ignore[arg-type]

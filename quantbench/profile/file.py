@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.profile.codec import table_from_json, table_to_json
-from quantbench.profile.columns import LAYOUTS
+from quantbench.profile.columns import FLAG, INTEGER, LAYOUTS, NUMBER, TEXT
 from quantbench.profile.fields import Json
 from quantbench.profile.migrations import PROFILE_FORMAT, upgrade
 from quantbench.profile.table import Table
@@ -106,7 +107,7 @@ def to_parquet(table: Table) -> bytes:
     """The table as a Parquet file; the same rows give the same bytes."""
     pa, pq = _arrow("write a large profile")
     columns = {
-        name: pa.array(values).dictionary_encode() if values.dtype.kind == "U" else pa.array(values)
+        name: pa.array(values.tolist(), pa.string()) if values.dtype.kind == "U" else pa.array(values)
         for name, values in table.columns.items()
     }
     sink = pa.BufferOutputStream()
@@ -189,22 +190,43 @@ def from_parquet(kind: str, content: bytes, shown: str) -> Table:
     """The table that `to_parquet` wrote."""
     pa, pq = _arrow(f"read {shown}")
     who = f"profile table {kind}"
+    names = list(LAYOUTS[kind].names)
+    texts = [column.name for column in LAYOUTS[kind].columns if column.kind == TEXT]
     try:
-        found = pq.read_table(pa.BufferReader(content), use_threads=False)
+        found = pq.ParquetFile(pa.BufferReader(content), read_dictionary=texts).read(use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise StoreError("read profile", f"{shown} ({error})"[:200].replace("\n", " "), "a Parquet file") from None
-    if found.column_names != list(LAYOUTS[kind].names):
-        raise InputError(who, "columns " + ", ".join(found.column_names)[:150], ", ".join(LAYOUTS[kind].names))
+    if found.column_names != names:
+        raise InputError(who, "columns " + ", ".join(found.column_names)[:150], ", ".join(names))
     columns = {}
-    for name in found.column_names:
-        column = found.column(name).combine_chunks()
-        if column.null_count:
-            raise InputError(who, f"{column.null_count} nulls in {name}", "a value in every row")
-        if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
-        values = column.to_numpy(zero_copy_only=False)
-        columns[name] = values.astype(np.str_) if pa.types.is_string(column.type) else values
+    for column in LAYOUTS[kind].columns:
+        values = found.column(column.name).combine_chunks()
+        if values.null_count:
+            raise InputError(who, f"{values.null_count} nulls in {column.name}", "a value in every row")
+        expected = {INTEGER: pa.int64(), NUMBER: pa.float64(), FLAG: pa.bool_()}.get(
+            column.kind, pa.dictionary(pa.int32(), pa.string())
+        )
+        if values.type != expected:
+            raise InputError(who, f"{column.name} of type {values.type}", str(expected))
+        columns[column.name] = _numpy(values, column.kind)
     return Table(kind, columns)
+
+
+def _numpy(values: Any, kind: str) -> npt.NDArray[Any]:
+    """An Arrow array without nulls as numpy's, by its buffers: `to_numpy` would import pandas where that is there."""
+    if kind == TEXT:
+        words = np.array(values.dictionary.to_pylist() or [""], dtype=np.str_)
+        return words[_plain(values.indices, np.dtype(np.int32))]
+    if kind == FLAG:
+        bits = np.unpackbits(np.frombuffer(values.buffers()[1], dtype=np.uint8), bitorder="little")
+        return bits[values.offset : values.offset + len(values)].astype(np.bool_)
+    return _plain(values, np.dtype(np.int64 if kind == INTEGER else np.float64))
+
+
+def _plain(values: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    if not len(values):
+        return np.zeros(0, dtype=dtype)
+    return np.frombuffer(values.buffers()[1], dtype=dtype)[values.offset : values.offset + len(values)]
 
 
 def _arrow(purpose: str) -> tuple[Any, Any]:

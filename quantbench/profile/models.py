@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.attention import AttentionModel
+from quantbench.latency.gaussian_process import GaussianProcess
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.profile.fields import Json
 from quantbench.profile.product_model import ProductModel
@@ -85,11 +87,28 @@ def _attention(data: Any, device: DeviceSpec) -> AttentionModel:
         model = AttentionModel.from_json(data, device)
         if model.dtype not in ("fp16", "bf16", "fp32") or not isinstance(model.note, str):
             raise InputError(who, f"dtype = {model.dtype!r}"[:100], "fp16, bf16 or fp32")
+        _check_learner(who, model.learner)
+        # The physics alone: the learner's matrices are worth their time only when it is asked.
         with np.errstate(all="ignore"):
-            _check_times(who, model.predict(_PROBES["attention"]))  # type: ignore[arg-type]
+            _check_times(who, replace(model, learner=None).predict(_PROBES["attention"]))  # type: ignore[arg-type]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
         raise _broken(who, error) from None
     return model
+
+
+def _check_learner(who: str, learner: GaussianProcess | None) -> None:
+    if learner is None:
+        return
+    rows, features = learner.features.shape if learner.features.ndim == 2 else (0, 0)
+    vectors = (learner.shift, learner.spread, learner.length_scales)
+    numbers = np.concatenate([x.ravel() for x in (learner.features, learner.targets, *vectors)])
+    scales = (learner.amplitude, learner.noise, *learner.spread.tolist(), *learner.length_scales.tolist())
+    if (
+        not rows or learner.targets.shape != (rows,) or any(x.shape != (features,) for x in vectors)
+        or not np.isfinite(numbers).all() or not all(0 < x < float("inf") for x in scales)
+        or not isfinite(learner.centre)
+    ):  # fmt: skip
+        raise InputError(who, "a learner of odd shapes or numbers", "what an export wrote")
 
 
 def _broken(who: str, error: Exception) -> InputError:

@@ -26,10 +26,12 @@ class RunSource:
 
 @dataclass(frozen=True)
 class Provenance:
-    """quantbench: the version that made it. runs: in order of their ids. note: what else is to be known, in words."""
+    """quantbench: the version that made it. runs: in order of their ids. num_cliffs: that were found, of which the
+    profile holds the largest. note: what else is to be known, in words."""
 
     quantbench: str
     runs: tuple[RunSource, ...] = ()
+    num_cliffs: int = 0
     note: str = ""
 
 

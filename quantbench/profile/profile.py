@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.profile import codec, file
+from quantbench.profile.ask import Asker
 from quantbench.profile.checks import check_table
 from quantbench.profile.columns import LAYOUTS
+from quantbench.profile.estimate import Estimate, Estimates
+from quantbench.profile.layer import LayerEstimate, layer_of
 from quantbench.profile.migrations import PROFILE_VERSION
 from quantbench.profile.models import Models, models_from_json, models_to_json
 from quantbench.profile.parts import Finding, KnownCliff, Provenance
 from quantbench.profile.table import Table
+from quantbench.workload import TransformerShape
+from quantbench.workload.transformer import Compute
 
 if TYPE_CHECKING:
+    from quantbench.planner.op_times import Latency
     from quantbench.store.folder import Run
 
 
@@ -84,3 +93,82 @@ class Profile:
             codec.cliffs_from_json(parts["cliffs"]),
             codec.findings_from_json(parts["findings"]),
         )
+
+    @cached_property
+    def _asker(self) -> Asker:
+        return Asker(self)
+
+    def gemm(
+        self,
+        m: npt.ArrayLike,
+        n: npt.ArrayLike,
+        k: npt.ArrayLike,
+        *,
+        dtype: str | None = None,
+        layout: str | None = None,
+        batch: npt.ArrayLike = 1,
+        provider: str | None = None,
+    ) -> Estimate | Estimates:
+        """The time of products m×k times k×n: an Estimate for plain numbers, Estimates for arrays, which broadcast.
+
+        dtype, layout, provider: None stands for what the profile has most rows of. A format or layout that was not
+        measured is answered by the one that is most alike, and the answer's note says so. Raises InputError for what
+        is no size, UnsupportedError for a format that the device does not have.
+        """
+        return self._asker.gemm(m, n, k, dtype, layout, batch, provider)
+
+    def softmax(
+        self,
+        batch: npt.ArrayLike,
+        rows: npt.ArrayLike,
+        cols: npt.ArrayLike,
+        *,
+        dtype: str | None = None,
+        mask: str = "causal",
+        direction: str = "forward",
+        provider: str | None = None,
+    ) -> Estimate | Estimates:
+        """The time of softmax over the last dimension of (batch, rows, cols); batch: heads / TP × MBS."""
+        return self._asker.softmax(batch, rows, cols, dtype, mask, direction, provider)
+
+    def attention(
+        self,
+        batch: npt.ArrayLike,
+        heads: npt.ArrayLike,
+        seq_q: npt.ArrayLike,
+        seq_k: npt.ArrayLike,
+        head_dim: npt.ArrayLike,
+        kv_heads: npt.ArrayLike = 0,
+        *,
+        dtype: str | None = None,
+        causal: bool = True,
+        direction: str = "forward",
+        provider: str | None = None,
+    ) -> Estimate | Estimates:
+        """The time of fused attention; kv_heads 0 stands for heads."""
+        sizes = (batch, heads, kv_heads, seq_q, seq_k, head_dim)
+        return self._asker.attention(sizes, dtype, causal, direction, provider)
+
+    def layer(self, shape: TransformerShape, *, backward: bool = True) -> LayerEstimate:
+        """The time of one layer of `shape` for one micro-batch on one GPU: its products, softmax and attention, without
+        the logits; norms, activations and communication are not in it."""
+        ops = [replace(op, count=1) for op in shape.ops(backward=backward) if op.name != "logits"]
+        return layer_of(ops, self.estimates([op.workload for op in ops]))
+
+    def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
+        """An estimate of each workload, in their order."""
+        return self._asker.works(workloads)
+
+    @property
+    def note(self) -> str:
+        """What the times rest on, for planners."""
+        rows = ", ".join(f"{len(table):,} {kind}" for kind, table in self.tables.items() if len(table))
+        return f"profile of {self.device.name}: {rows or 'no'} rows" + (
+            f"; {self.provenance.note}" if self.provenance.note else ""
+        )
+
+    def latencies_us(self, workloads: Sequence[Compute]) -> list[Latency]:
+        """One latency per workload, in their order: what the planner asks for (`planner.op_times.OpTimes`)."""
+        from quantbench.planner.op_times import Latency
+
+        return [Latency(one.low_us, one.latency_us, one.high_us) for one in self.estimates(workloads)]

@@ -1,0 +1,210 @@
+"""Asking a profile: one shape in microseconds, or a million at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import exp
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.errors import InputError
+from quantbench.profile.bases import columns_of, roofline_parts
+from quantbench.profile.choose import Chosen, choose_attention, choose_gemm, choose_softmax
+from quantbench.profile.estimate import INTERPOLATED, MEASURED, MODELLED, SOURCES, Estimate, Estimates, bound_of
+from quantbench.workload import Attention, Gemm, Softmax
+from quantbench.workload.dtypes import DTYPES
+from quantbench.workload.transformer import Compute
+
+if TYPE_CHECKING:
+    from quantbench.profile.profile import Profile
+
+IntArray = npt.NDArray[np.int64]
+
+_LARGEST = 2**31 - 1
+
+
+@dataclass
+class Asker:
+    """Answers for a profile. What was chosen once for a format is kept."""
+
+    profile: Profile
+    _chosen: dict[tuple[Any, ...], Chosen] = field(default_factory=dict)
+    _prepared: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)
+
+    def gemm(
+        self, m: Any, n: Any, k: Any, dtype: str | None, layout: str | None, batch: Any, provider: str | None
+    ) -> Estimate | Estimates:
+        """See `Profile.gemm`."""
+        ready = self._prepared.get((dtype, layout, provider)) or self._prepare(dtype, layout, provider)
+        if type(m) is type(n) is type(k) is type(batch) is int:
+            if not (0 < m <= _LARGEST and 0 < n <= _LARGEST and 0 < k <= _LARGEST and 0 < batch <= _LARGEST):
+                _sizes("profile.gemm", ("m", "n", "k", "batch"), (m, n, k, batch))
+            chosen, one, per_flop_us, width, out_width, per_byte_us = ready
+            found = one(m, n, k, batch)
+            if found[3] == MEASURED and not chosen.note:  # nothing to add, and asked for most often
+                compute_us = m * n * k * batch * per_flop_us
+                memory_us = batch * ((m + n) * k * width + m * n * out_width) * per_byte_us
+                latency_us = found[0]
+                return Estimate(latency_us, found[1], found[2], "measured", bound_of(latency_us, compute_us, memory_us))
+            compute_us = m * n * k * batch * per_flop_us
+            memory_us = batch * ((m + n) * k * width + m * n * out_width) * per_byte_us
+            return _single(chosen, found, compute_us, memory_us)
+        return self._many(ready[0], (m, n, k, batch))
+
+    def _prepare(self, dtype: str | None, layout: str | None, provider: str | None) -> tuple[Any, ...]:
+        chosen = choose_gemm(self.profile, dtype, layout, provider)
+        device = self.profile.device
+        peak = device.peak(chosen.dtype)
+        kind = DTYPES[chosen.dtype]
+        ready = (
+            chosen, chosen.surface.one, 2.0 / (peak * 1e6) if peak else 0.0, kind.element_bytes,
+            DTYPES[kind.output].element_bytes, 1.0 / (device.memory_gb_per_s * 1e3),
+        )  # fmt: skip
+        self._prepared[dtype, layout, provider] = ready
+        return ready
+
+    def softmax(
+        self, batch: Any, rows: Any, cols: Any, dtype: str | None, mask: str, direction: str, provider: str | None
+    ) -> Estimate | Estimates:
+        """See `Profile.softmax`."""
+        key = ("softmax", dtype, mask, direction, provider)
+        chosen = self._chosen.get(key)
+        if chosen is None:
+            chosen = self._chosen[key] = choose_softmax(self.profile, dtype, mask, direction, provider)
+        if type(batch) is type(rows) is type(cols) is int:
+            work = Softmax(batch, rows, cols, dtype=chosen.dtype, mask=mask, direction=direction)
+            return self._one(chosen, work, (batch, rows, cols))
+        if mask == "causal" and np.any(np.asarray(rows) != np.asarray(cols)):
+            raise InputError("profile.softmax", "mask = 'causal' with rows unlike cols", "rows equal to cols")
+        return self._many(chosen, (batch, rows, cols))
+
+    def attention(
+        self, sizes: tuple[Any, ...], dtype: str | None, causal: bool, direction: str, provider: str | None
+    ) -> Estimate | Estimates:
+        """See `Profile.attention`. sizes: batch, heads, kv_heads, seq_q, seq_k, head_dim."""
+        key = ("attention", dtype, causal, direction, provider)
+        chosen = self._chosen.get(key)
+        if chosen is None:
+            chosen = self._chosen[key] = choose_attention(self.profile, dtype, causal, direction, provider)
+        batch, heads, kv_heads, seq_q, seq_k, head_dim = sizes
+        if all(type(size) is int for size in sizes):
+            work = Attention(
+                batch, heads, seq_q, seq_k, head_dim, kv_heads, dtype=chosen.dtype, causal=causal, direction=direction
+            )
+            return self._one(chosen, work, (batch, heads, work.kv_heads, seq_q, seq_k, head_dim))
+        kv = np.where(np.asarray(kv_heads) == 0, heads, kv_heads)
+        if causal and np.any(np.asarray(seq_q) != np.asarray(seq_k)):
+            raise InputError("profile.attention", "causal with seq_q unlike seq_k", "seq_q equal to seq_k")
+        if np.any(np.asarray(heads) % np.maximum(kv, 1) != 0):
+            raise InputError("profile.attention", "kv_heads", "a divisor of heads")
+        return self._many(chosen, (batch, heads, kv, seq_q, seq_k, head_dim))
+
+    def _one(self, chosen: Chosen, work: Softmax | Attention, sizes: tuple[int, ...]) -> Estimate:
+        device = self.profile.device
+        peak = None if isinstance(work, Softmax) else device.peak(work.dtype)
+        compute_us = 0.0 if peak is None else work.flops / (peak * 1e6)
+        found = chosen.surface.one(*sizes)
+        return _single(chosen, found, compute_us, work.min_bytes / (device.memory_gb_per_s * 1e3))
+
+    def _many(self, chosen: Chosen, given: tuple[Any, ...]) -> Estimate | Estimates:
+        who = f"profile.{chosen.kind}"
+        asked, shape = _sizes(who, chosen.sizes, given)
+        latency, low, high, code, outside = chosen.surface.many(asked)
+        bad = ~(np.isfinite(high) & (low > 0))
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            raise InputError(who, f"the model says {latency[row]:g} µs for {[int(s[row]) for s in asked]}",
+                             "a finite time above 0 (the model is not sound)")  # fmt: skip
+        if chosen.note:
+            code = np.where(code == MEASURED, INTERPOLATED, code).astype(np.int8)
+            low, high = low * exp(-chosen.wider), high * exp(chosen.wider)
+        notes = [chosen.note] if chosen.note else []
+        if chosen.model_note and (code == MODELLED).any():
+            notes.append(chosen.model_note)
+        if outside.any():
+            notes.append(f"{int(outside.sum())} of {len(outside)} outside the range ({chosen.range_words})")
+        parts = roofline_parts(self.profile.device, chosen.kind, columns_of(chosen.sizes, asked, chosen.fixed))
+        arrays = (array.reshape(shape) for array in (latency, low, high, code, outside, parts[1], parts[0]))
+        found = Estimates(*arrays, "; ".join(notes))
+        if shape == ():
+            return found.reshape(1)[0]
+        return found
+
+    def works(self, works: Sequence[Compute]) -> list[Estimate]:
+        """An estimate of each workload, in order; those of one kind and format are asked for together."""
+        groups: dict[tuple[Any, ...], dict[Compute, None]] = {}
+        for work in works:
+            groups.setdefault(_format_of(work), {})[work] = None
+        known: dict[Compute, Estimate] = {}
+        for group in groups.values():
+            known.update(zip(group, self._group(list(group)), strict=True))
+        return [known[work] for work in works]
+
+    def _group(self, works: list[Any]) -> Estimates:
+        def sizes(*names: str) -> list[IntArray]:
+            return [np.array([getattr(work, name) for work in works], dtype=np.int64) for name in names]
+
+        first = works[0]
+        found: Estimate | Estimates
+        if isinstance(first, Gemm):
+            m, n, k, batch = sizes("m", "n", "k", "batch")
+            found = self.gemm(m, n, k, first.dtype, first.layout, batch, None)
+        elif isinstance(first, Softmax):
+            found = self.softmax(*sizes("batch", "rows", "cols"), first.dtype, first.mask, first.direction, None)
+        else:
+            every = tuple(sizes("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim"))
+            found = self.attention(every, first.dtype, first.causal, first.direction, None)
+        assert isinstance(found, Estimates)
+        return found
+
+
+def _format_of(work: Compute) -> tuple[Any, ...]:
+    if isinstance(work, Gemm):
+        return ("gemm", work.dtype, work.layout)
+    if isinstance(work, Softmax):
+        return ("softmax", work.dtype, work.mask, work.direction)
+    return ("attention", work.dtype, work.causal, work.direction)
+
+
+def _single(
+    chosen: Chosen, found: tuple[float, float, float, int, bool], compute_us: float, memory_us: float
+) -> Estimate:
+    latency_us, low_us, high_us, code, outside = found
+    if not 0 < low_us <= high_us < float("inf"):
+        raise InputError(f"profile.{chosen.kind}", f"the model says {latency_us:g} µs",
+                         "a finite time above 0 (the model is not sound)")  # fmt: skip
+    notes = [chosen.note] if chosen.note else []
+    if chosen.note:
+        code = INTERPOLATED if code == MEASURED else code
+        low_us, high_us = low_us * exp(-chosen.wider), high_us * exp(chosen.wider)
+    if code == MODELLED and chosen.model_note:
+        notes.append(chosen.model_note)
+    if outside:
+        notes.append(f"outside the range ({chosen.range_words})")
+    bound = bound_of(latency_us, compute_us, memory_us)
+    return Estimate(latency_us, low_us, high_us, SOURCES[code], bound, outside, "; ".join(notes))
+
+
+def _sizes(who: str, names: tuple[str, ...], given: tuple[Any, ...]) -> tuple[tuple[IntArray, ...], tuple[int, ...]]:
+    """(flat int64 arrays of one length, the common shape). Raises InputError for what is no size."""
+    arrays = []
+    for name, values in zip(names, given, strict=True):
+        array = np.asarray(values)
+        if array.dtype.kind not in "iuf":
+            raise InputError(who, f"{name} = {values!r}"[:100], f"whole numbers from 1 to {_LARGEST}")
+        with np.errstate(invalid="ignore"):
+            bad = ~((array >= 1) & (array <= _LARGEST))
+            if array.dtype.kind == "f":
+                bad |= array != np.floor(array)
+        if bad.any():
+            raise InputError(who, f"{name} = {array[bad].flat[0]}", f"whole numbers from 1 to {_LARGEST}")
+        arrays.append(array.astype(np.int64))
+    try:
+        wide = np.broadcast_arrays(*arrays)
+    except ValueError:
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in zip(names, arrays, strict=True))
+        raise InputError(who, f"arrays of {shapes}", "shapes that broadcast") from None
+    return tuple(np.ascontiguousarray(array).ravel() for array in wide), wide[0].shape

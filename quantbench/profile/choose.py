@@ -1,0 +1,224 @@
+"""Which rows and which model of a profile answer a question, and what is said where they are of something alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from math import log
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.errors import InputError, UnsupportedError, require_choice
+from quantbench.profile.bases import (
+    ATTENTION_SIZES,
+    PRODUCT_SIZES,
+    SOFTMAX_SIZES,
+    AttentionBase,
+    ProductBase,
+    RooflineBase,
+    SoftmaxBase,
+    TransferredBase,
+)
+from quantbench.profile.surface import Base, Surface
+from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES
+from quantbench.workload.gemm import LAYOUTS as GEMM_LAYOUTS
+from quantbench.workload.softmax import DIRECTIONS, MASKS
+
+if TYPE_CHECKING:
+    from quantbench.profile.profile import Profile
+    from quantbench.profile.table import Table
+
+BoolArray = npt.NDArray[np.bool_]
+
+# bf16 and fp16 move the same bytes at the same peak, by kernels of the same tiles.
+_TWIN = {"bf16": "fp16", "fp16": "bf16"}
+# What a layout or a twin format that was not measured may differ by, in log time (cuBLAS's layouts differ by up to
+# 15 % where operands outgrow L2), and what a format of other bytes and another peak may.
+_ALIKE, _TRANSFERRED = log(1.15), log(1.3)
+
+# Sizes that move together along the lines between measured shapes, by their place among the sizes; tried in order.
+_FAMILIES: dict[str, tuple[tuple[int, ...], ...]] = {
+    "gemm": ((0,), (1,), (2,), (1, 2), (0, 1), (0, 2), (0, 1, 2), (3,)),
+    "softmax": ((0,), (1, 2), (1,), (2,)),
+    "attention": ((3, 4), (0,), (1, 2), (5,), (4,), (3,), (1,), (2,)),
+}
+_SIZES = {"gemm": PRODUCT_SIZES, "softmax": SOFTMAX_SIZES, "attention": ATTENTION_SIZES}
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """surface: what answers. dtype: the number format that was asked for. note: where it answers for something alike.
+    wider: its intervals are, by so much (log time), and nothing of it counts as measured, then. model_note: what to
+    know of the model."""
+
+    kind: str
+    surface: Surface
+    dtype: str
+    fixed: tuple[tuple[str, str | bool], ...]
+    note: str = ""
+    wider: float = 0.0
+    model_note: str = ""
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """Names of the sizes."""
+        return _SIZES[self.kind]
+
+    @property
+    def range_words(self) -> str:
+        """What was measured, for people."""
+        if not len(self.surface.latency_us):
+            return "nothing of this kind was measured"
+        spans = zip(self.sizes, self.surface.range, strict=True)
+        return "measured: " + ", ".join(f"{name} {low} to {high}" for name, (low, high) in spans)
+
+
+def choose_gemm(profile: Profile, dtype: str | None, layout: str | None, provider: str | None) -> Chosen:
+    """For products of a format and layout; None: what the profile has most rows of."""
+    table = profile.tables["gemm"]
+    modelled = profile.models.gemm[0].dtype if profile.models.gemm else "bf16"
+    asked = _most(table, "dtype", None) or modelled if dtype is None else dtype
+    require_choice("profile.gemm", "dtype", asked, GEMM_DTYPES)
+    if layout is not None:
+        require_choice("profile.gemm", "layout", layout, GEMM_LAYOUTS)
+    notes, wider = [], 0.0
+    of, rows = _rows_of(table, asked)
+    if rows is None:
+        return _without_rows(profile, asked, layout or "nt")
+    if of != asked:
+        notes.append(f"{asked} was not measured: taken to run as {of}")
+        wider += _ALIKE
+    kept = _most(table, "layout", rows) or "nt"
+    if layout is not None and layout != kept:
+        if (rows & (table["layout"] == layout)).any():
+            kept = layout
+        else:
+            notes.append(f"layout {layout} was not measured: taken to run as {kept}")
+            wider += _ALIKE
+    rows = rows & (table["layout"] == kept)
+    rows, who = _by_provider(table, rows, provider)
+    base, model_note = _product_base(profile, of)
+    fixed = (("dtype", asked), ("layout", layout or kept), ("provider", who))
+    return Chosen("gemm", _surface(table, rows, base), asked, fixed, "; ".join(notes), wider, model_note)
+
+
+def _without_rows(profile: Profile, dtype: str, layout: str) -> Chosen:
+    table = profile.tables["gemm"]
+    base, model_note = _product_base(profile, dtype)
+    fixed = (("dtype", dtype), ("layout", layout), ("provider", ""))
+    return Chosen("gemm", _surface(table, np.zeros(len(table), dtype=bool), base), dtype, fixed, "", 0.0, model_note)
+
+
+def _product_base(profile: Profile, dtype: str) -> tuple[Base, str]:
+    """(a model of products of `dtype`, what to know of it)."""
+    device, models = profile.device, profile.models
+    own = models.product(dtype)
+    if own is not None:
+        return ProductBase(own), own.note
+    twin = models.product(_TWIN.get(dtype, ""))
+    if twin is not None and device.peak(dtype) == device.peak(twin.dtype):
+        return ProductBase(twin, _ALIKE), f"the model of {twin.dtype} stands for {dtype}"
+    if device.kind == "cuda" and device.peak(dtype) is None:
+        have = ", ".join(sorted(device.peak_tflops))
+        raise UnsupportedError("profile.gemm", f"{device.name} has no peak for {dtype}", f"one of {have}")
+    if models.gemm:
+        other = models.gemm[0]
+        note = f"{dtype} was not measured: the model of {other.dtype}, times what bytes and peaks make of it"
+        return TransferredBase(ProductBase(other), device, dtype, _TRANSFERRED), note
+    note = f"no model of products on {device.name}: from its spec sheet, good to a factor of two"
+    return RooflineBase(device, "gemm", PRODUCT_SIZES, (("dtype", dtype),)), note
+
+
+def choose_softmax(profile: Profile, dtype: str | None, mask: str, direction: str, provider: str | None) -> Chosen:
+    """For softmax of a format, mask and direction."""
+    who = "profile.softmax"
+    table, model = profile.tables["softmax"], profile.models.softmax
+    asked = _most(table, "dtype", None) or "bf16" if dtype is None else dtype
+    require_choice(who, "dtype", asked, VECTOR_DTYPES)
+    require_choice(who, "mask", mask, MASKS)
+    require_choice(who, "direction", direction, DIRECTIONS)
+    rows, kept, note, wider = _of_format(table, asked, (table["mask"] == mask) & (table["direction"] == direction))
+    rows, name = _by_provider(table, rows, provider)
+    fixed = (("dtype", asked), ("mask", mask), ("direction", direction), ("provider", name))
+    base: Base
+    if model is None:
+        base = RooflineBase(profile.device, "softmax", SOFTMAX_SIZES, fixed)
+        model_note = f"no model of softmax on {profile.device.name}: from its spec sheet"
+    else:
+        base = SoftmaxBase(model, kept, mask, direction, profile.models.softmax_fused)
+        model_note = model.note
+    return Chosen("softmax", _surface(table, rows, base), asked, fixed, note, wider, model_note)
+
+
+def choose_attention(profile: Profile, dtype: str | None, causal: bool, direction: str, provider: str | None) -> Chosen:
+    """For attention of a format, mask and direction."""
+    who = "profile.attention"
+    table, model = profile.tables["attention"], profile.models.attention
+    asked = dtype
+    if asked is None:
+        asked = _most(table, "dtype", None) or ("bf16" if model is None else model.dtype)
+    require_choice(who, "dtype", asked, VECTOR_DTYPES)
+    require_choice(who, "direction", direction, DIRECTIONS)
+    rows, kept, note, wider = _of_format(
+        table, asked, (table["causal"] == causal) & (table["direction"] == direction)
+    )  # fmt: skip
+    rows, name = _by_provider(table, rows, provider)
+    fixed = (("dtype", asked), ("causal", causal), ("direction", direction), ("provider", name))
+    base: Base
+    if model is None or profile.device.peak(kept) is None:
+        base = RooflineBase(profile.device, "attention", ATTENTION_SIZES, fixed)
+        model_note = f"no model of {kept} attention on {profile.device.name}: from its spec sheet"
+    else:
+        base, model_note = AttentionBase(model, kept, causal, direction), model.note
+    return Chosen("attention", _surface(table, rows, base), asked, fixed, note, wider, model_note)
+
+
+def _of_format(table: Table, asked: str, rows: BoolArray) -> tuple[BoolArray, str, str, float]:
+    """(rows of the format, or of its twin; the format that they are of; a note; how much wider)."""
+    for of in (asked, _TWIN.get(asked, asked)):
+        found = rows & (table["dtype"] == of)
+        if found.any():
+            if of == asked:
+                return found, of, "", 0.0
+            return found, of, f"{asked} was not measured: taken to run as {of}", _ALIKE
+    return np.zeros(len(table), dtype=bool), asked, "", 0.0
+
+
+def _rows_of(table: Table, asked: str) -> tuple[str, BoolArray | None]:
+    for of in (asked, _TWIN.get(asked, asked)):
+        rows = table["dtype"] == of
+        if rows.any():
+            return of, rows
+    return asked, None
+
+
+def _most(table: Table, column: str, rows: BoolArray | None) -> str | None:
+    """The text that most rows have, the first in order where several do; None without rows."""
+    values = table[column] if rows is None else table[column][rows]
+    if not len(values):
+        return None
+    names, counts = np.unique(values, return_counts=True)
+    return str(names[int(np.argmax(counts))])
+
+
+def _by_provider(table: Table, rows: BoolArray, provider: str | None) -> tuple[BoolArray, str]:
+    """The rows of one provider: the one asked for, or the one with most of them."""
+    if provider is None:
+        most = _most(table, "provider", rows)
+        return (rows, "") if most is None else (rows & (table["provider"] == most), most)
+    found = rows & (table["provider"] == provider)
+    if not found.any():
+        have = Counter(table["provider"][rows].tolist())
+        raise InputError(
+            f"profile.{table.kind}", f"provider = {provider!r}", "one of " + (", ".join(sorted(have)) or "none")
+        )
+    return found, provider
+
+
+def _surface(table: Table, rows: BoolArray, base: Base) -> Surface:
+    kept = np.flatnonzero(rows)
+    sizes = tuple(table[name][kept] for name in _SIZES[table.kind])
+    times = (table[name][kept] for name in ("latency_us", "low_us", "high_us"))
+    return Surface(sizes, *times, base, _FAMILIES[table.kind])

@@ -1,0 +1,143 @@
+"""The models of a profile, fitted to its own rows where there are enough, else what is known without them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.device.spec import DeviceSpec
+from quantbench.latency.attention import FEWEST_ROWS as FEWEST_ATTENTION_ROWS
+from quantbench.latency.attention import AttentionModel
+from quantbench.latency.attention_physics import AttentionShapes
+from quantbench.latency.gemm_fast import distil
+from quantbench.latency.gemm_model import GemmModel
+from quantbench.latency.gemm_train import FEWEST_ROWS as FEWEST_PRODUCT_ROWS
+from quantbench.latency.softmax import SoftmaxModel
+from quantbench.launch import Launch, Tile
+from quantbench.profile.models import Models
+from quantbench.profile.product_model import ProductModel
+from quantbench.profile.table import Table
+from quantbench.workload import Softmax
+
+FloatArray = npt.NDArray[np.float64]
+
+# More rows teach a model of products nothing that is seen on others, and cost time.
+_MOST_PRODUCT_ROWS = 8000
+# The learner beside attention's physics takes the cube of the rows.
+_MOST_ATTENTION_ROWS = 600
+_LARGEST = 2**21 - 1
+# Half-widths are kept at the middles of this many parts of the range of times, each of as many shapes.
+_POINTS = 8
+_PROBED = 3000
+_UNFUSED_PROVIDERS = ("torch.eager",)
+
+
+def models_of(device: DeviceSpec, tables: dict[str, Table], *, fit: bool, seed: int) -> Models:
+    """Models of every number format that there are rows of, at least of the device's usual one. A processor has none:
+    blocks and waves are modelled."""
+    if device.kind != "cuda":
+        return Models()
+    usual = "fp16" if device.peak("bf16") is None else "bf16"
+    rows_of = tables["gemm"]
+    dtypes = [name for name in np.unique(rows_of["dtype"]).tolist() if device.peak(name) is not None]
+    products = [_product(device, rows_of.where(rows_of["dtype"] == dtype), dtype, fit, seed) for dtype in dtypes]
+    if not products and device.peak(usual) is not None:
+        products = [product_model(GemmModel.best(device, dtype=usual), seed=seed)]
+    softmax, fused = _softmax(device, tables["softmax"], fit)
+    return Models(tuple(products), softmax, fused, _attention(device, tables["attention"], fit, seed))
+
+
+def _most_of(table: Table, *columns: str) -> Table:
+    """The rows of the most frequent value of each column in turn."""
+    for name in columns:
+        if len(table):
+            names, counts = np.unique(table[name], return_counts=True)
+            table = table.where(table[name] == names[int(np.argmax(counts))])
+    return table
+
+
+def _product(device: DeviceSpec, table: Table, dtype: str, fit: bool, seed: int) -> ProductModel:
+    table = _most_of(table, "provider")
+    m = table["m"] * table["batch"]
+    whole = (m <= _LARGEST) & (table["n"] <= _LARGEST) & (table["k"] <= _LARGEST)
+    plain = whole & (table["batch"] == 1)
+    # A batch is not quite the rows of one product: its rows teach only where there are no others.
+    kept = np.flatnonzero(plain if plain.sum() >= FEWEST_PRODUCT_ROWS else whole)
+    if not fit or len(kept) < FEWEST_PRODUCT_ROWS:
+        return product_model(GemmModel.best(device, dtype=dtype), seed=seed)
+    kept = np.sort(np.random.default_rng(seed).permutation(kept)[:_MOST_PRODUCT_ROWS])
+    chosen = table.where(kept)
+    launches = _launches(chosen)
+    model = GemmModel.fit(
+        device, m[kept], chosen["n"], chosen["k"], chosen["latency_us"], dtype=dtype,
+        launches=launches if any(launches) else None, seed=seed,
+    )  # fmt: skip
+    every = (m[whole], table["n"][whole], table["k"][whole])
+    return product_model(model, every=every, seed=seed)
+
+
+def _launches(table: Table) -> list[Launch | None]:
+    found: list[Launch | None] = []
+    for row in table.rows():
+        tile = Tile(row["block_m"], row["block_n"], split_k=row["split_k"] or 1) if row["block_m"] else None
+        found.append(Launch(row["kernel"], tile=tile) if tile and row["kernel"] else None)
+    return found
+
+
+def product_model(
+    model: GemmModel, *, every: tuple[npt.NDArray[np.int64], ...] | None = None, seed: int = 0
+) -> ProductModel:
+    """The distilled form of a model, with the interval that the whole one has and what distilling adds to it.
+
+    every: m, n and k of shapes that matter beside random ones.
+    """
+    if model.fast is not None:
+        fast = model.fast
+    else:
+        also = None if every is None else tuple(size.astype(np.float64) for size in every)
+        fast = distil(model.ensemble, also=also, seed=seed)  # type: ignore[arg-type]
+    rng = np.random.default_rng(seed)
+    m = np.floor(2.0 ** rng.uniform(0, 14, _PROBED))
+    n, k = (8.0 * np.maximum(1, np.round(2.0 ** rng.uniform(2, 12, _PROBED))) for _ in range(2))
+    if every is not None:
+        rows = rng.integers(0, len(every[0]), _PROBED // 2)
+        for size, given in zip((m, n, k), every, strict=True):
+            size[: len(rows)] = given[rows]
+    whole = model.predict(m, n, k)
+    times_us = fast.predict_us(m, n, k, rising=False)
+    half = np.log(whole.high_us / whole.latency_us)
+    added = np.abs(np.log(times_us / whole.latency_us))
+    log_us, points = [], []
+    for part in np.array_split(np.argsort(times_us, kind="stable"), _POINTS):
+        log_us.append(round(float(np.log(np.median(times_us[part]))), 6))
+        points.append(round(float(np.hypot(np.median(half[part]), np.quantile(added[part], 0.9))), 6))
+    note = model.note if model.rows == 0 or model.note else ""
+    return ProductModel(
+        model.dtype, fast, model.rows, tuple(log_us), tuple(points), note,
+        {**model.provenance, "prior": model.prior_source},
+    )  # fmt: skip
+
+
+def _softmax(device: DeviceSpec, table: Table, fit: bool) -> tuple[SoftmaxModel, bool]:
+    table = _most_of(table, "provider", "dtype")
+    if not fit or not len(table):
+        return SoftmaxModel.prior(device), True
+    fused = table["provider"][0] not in _UNFUSED_PROVIDERS
+    works: list[Any] = [work for work in table.workloads() if isinstance(work, Softmax)]
+    return SoftmaxModel.fit(device, works, table["latency_us"].tolist(), fused=fused), fused
+
+
+def _attention(device: DeviceSpec, table: Table, fit: bool, seed: int) -> AttentionModel | None:
+    table = _most_of(table, "provider", "dtype")
+    dtype = str(table["dtype"][0]) if len(table) else "bf16"
+    if device.peak(dtype) is None and device.peak("fp16") is None:
+        return None
+    if not fit or len(table) < FEWEST_ATTENTION_ROWS:
+        return AttentionModel.best(device)
+    kept = np.sort(np.random.default_rng(seed).permutation(len(table))[:_MOST_ATTENTION_ROWS])
+    chosen = table.where(kept)
+    sizes = (chosen[name] for name in ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim"))
+    shapes = AttentionShapes(*sizes, chosen["causal"], chosen["direction"] == "backward", dtype)
+    return AttentionModel.fit(device, shapes, chosen["latency_us"], seed=seed)
