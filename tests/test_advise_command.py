@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import doctest
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +19,8 @@ from typer.testing import CliRunner
 from quantbench.cli.advise import advise
 from quantbench.errors import InputError, StoreError
 
+DOCS = Path(__file__).parent.parent / "docs" / "advising.md"
+COMMANDS = re.findall(r"^quantbench advise (.*)$", DOCS.read_text(encoding="utf-8"), re.M)
 A100 = ("--gpu", "a100-sxm4-80gb")
 WIDE = (*A100, "--hidden", "14400", "--heads", "96", "--tp", "8")
 
@@ -180,6 +185,19 @@ def test_what_cannot_be_is_refused_in_one_line(words: tuple[str, ...], message: 
         run(*words)
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_the_commands_of_the_page_run(line: str, tmp_path: Path) -> None:
+    words = shlex.split(line.replace("/tmp/", f"{tmp_path}/"))
+    assert run(*words, "--top", "1")
+
+
+def test_the_python_of_the_page_says_what_it_says() -> None:
+    assert len(COMMANDS) >= 5
+    found = doctest.testfile(str(DOCS), module_relative=False)
+    assert found.attempted >= 7
+    assert found.failed == 0
 
 
 def test_an_unreadable_config_is_refused(tmp_path: Path) -> None:
