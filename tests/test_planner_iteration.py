@@ -102,19 +102,23 @@ def test_rings_share_a_nodes_adapters() -> None:
     of = job(gbs=2048)
     share = replace(PLAIN, data_parallel_share=0.5)
     count = 10**9
-    # TP 8: one member of each group per node, eight rings; volume 2, (dp - 1)/dp of 2 GB, at half of 50 GB/s.
+    # TP 8: one member of each group per node, eight rings; volume 2, (dp - 1)/dp of 2 GB, at half of 50 GB/s. Two
+    # buckets go around twice, over three hops of 20 µs.
+    hops = 2 * 2 * 3 * 20e-6
     one = traffic(of, Layout(4, 8, 12, 1), share, count, 512).data_parallel
-    assert one == pytest.approx(8 * 2 * 2e9 * 3 / 4 / 25e9)
+    assert one == pytest.approx(hops + 8 * 2 * 2e9 * 3 / 4 / 25e9)
     # TP 4: two members per node, four rings.
     two = traffic(of, Layout(8, 4, 12, 1), share, count, 256).data_parallel
-    assert two == pytest.approx(4 * 2 * 2e9 * 7 / 8 / 25e9)
+    assert two == pytest.approx(hops + 4 * 2 * 2e9 * 7 / 8 / 25e9)
     assert traffic(of, Layout(1, 8, 48, 1), share, count, 2048).data_parallel == 0
 
 
 def test_zero_3_gathers_and_reduces_every_micro_batch() -> None:
     of = job(gbs=2048)
     plain, sharded = (traffic(of, Layout(48, 8, 1, 1, zero=z), PLAIN, 10**9, 42).data_parallel for z in (1, 3))
-    assert sharded == pytest.approx(plain / 2 * 3 * 42)
+    hop = 47 * 20e-6
+    each = (plain - 2 * 2 * hop) / 2
+    assert sharded == pytest.approx(3 * 42 * (each + 72 * hop))  # layer by layer, not in buckets
     assert exposed_s(of, Layout(48, 8, 1, 1, zero=3), 10.0, room_s=4.0) == 6.0
     assert exposed_s(of, Layout(48, 8, 1, 1, zero=1), 10.0, room_s=4.0) == 10.0
     assert exposed_s(replace(of, dp_overlap=0.3), Layout(48, 8, 1, 1), 10.0, room_s=9.0) == 7.0

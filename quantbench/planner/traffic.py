@@ -7,6 +7,7 @@ once, while gpus_per_node / members rings share its adapters.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from quantbench.planner.calibration import Calibration
@@ -19,6 +20,8 @@ NODE_LATENCY_S = 20e-6
 # (Rajbhandari et al., ZeRO, 2020, section 7). ZeRO-2 reduces every micro-batch, ZeRO-3 gathers twice besides.
 _STEP_VOLUME = {0: 2, 1: 2, 2: 1, 3: 0}
 _MICRO_BATCH_VOLUME = {0: 0, 1: 0, 2: 1, 3: 3}
+# Without pipelines of layers (ZeRO-3) parameters go in buckets of this many (DeepSpeed's reduce_bucket_size).
+_BUCKET_PARAMETERS = 5e8
 #: DeepSpeed's overlap_comm is true for stage 3 and false otherwise (deepspeed.ai, DeepSpeed Configuration JSON)
 _ZERO3_OVERLAP = 1.0
 
@@ -65,7 +68,10 @@ def _data_parallel_s(
     if in_node == layout.dp:
         return cluster.intra_node(layout.dp).time_s(ring_bytes)
     rings = cluster.gpus_per_node / in_node
-    return rings * ring_bytes / (cluster.node_gb_per_s * 1e9 * calibration.data_parallel_share)
+    # A ring passes every node in turn, once for each of its collectives.
+    each = job.shape.layers if layout.zero == 3 else math.ceil(stage_parameters / _BUCKET_PARAMETERS)
+    hops = volume * each * (layout.dp / in_node - 1)
+    return hops * NODE_LATENCY_S + rings * ring_bytes / (cluster.node_gb_per_s * 1e9 * calibration.data_parallel_share)
 
 
 def tied_embedding_s(job: Job, layout: Layout, calibration: Calibration, embedding_parameters: int) -> float:
