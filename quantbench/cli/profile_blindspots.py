@@ -63,18 +63,17 @@ def _find(
     run: Path, profile: Profile, consumer: str, bound: float, target: str, rows: int, shapes: Path | None,
     as_json: bool,
 ) -> None:  # fmt: skip
+    console = output(stderr=as_json)
+    say(console, escape(f"{profile.device.name} as {consumer}'s table; fitting a model, asking it between the rows"))
     found = find(profile, consumer, bound, target, rows)
     if shapes is not None:
         _write_shapes(shapes, found)
     if as_json:
         print(json.dumps(found_to_json(found, bound, target, _SHOWN), indent=1))
         return
-    console = output()
-    fitted = (
-        f"a model fitted to {found.model_rows:,} of them" if found.model_rows else "a model that no row was fitted to"
-    )
-    say(console, escape(f"{profile.device.name}: {found.num_rows:,} products of {found.dtype} as {consumer}'s table, "
-                        f"{len(found.choice.before):,} places between them held against {fitted}"))  # fmt: skip
+    fitted = f"fitted to {found.model_rows:,} of them" if found.model_rows else "of other GPUs"
+    places = len(found.choice.before)
+    say(console, escape(f"{found.num_rows:,} products of {found.dtype}, {places:,} places between, a model {fitted}"))
     say(console, escape(_expected("as it is", found.choice.before)))
     for spot in found.spots[:_SHOWN]:
         say(console, escape(f"  {spot_line(spot)}"))

@@ -12,7 +12,7 @@ from quantbench.profile.blindspots_replay import Errors, Line, Replay
 from quantbench.profile.blindspots_table import Blindspots, Spot
 from quantbench.units import latency, percent
 
-_COLUMNS = ("rows of the table", "rows", "rows in none of the three tables", "of them m ≥ 128 and n, k ≥ 1024",
+_COLUMNS = ("rows of the table", "rows", "rows in none of the tables", "of them m ≥ 128 and n, k ≥ 1024",
             "both sides of measured cliffs")  # fmt: skip
 
 
@@ -85,8 +85,8 @@ def replay_markdown(found: Replay, consumer: str, origins: Sequence[str]) -> str
     lines += ["| " + " | ".join(replay_cells(line)) + " |" for line in found.lines]
     lines += ["", f"- Interpolated by {consumer}."]
     lines += [
-        f"- Bound for the expected error: {percent(found.bound)}; model fitted to {found.model_rows:,} rows of the powers "
-        "of two, started from other GPU families."
+        f"- Bound for the expected error: {percent(found.bound)}; model fitted to {found.model_rows:,} rows of the "
+        "powers of two, started from other GPU families."
     ]
     lines += [f"- {origin}." for origin in origins]
     return "\n".join(lines) + "\n"
