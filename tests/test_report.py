@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from made_runs import SPEC, STATE, measurement, record, reference, run, samples, write
 
+from quantbench.analysis.layers import are_parts, layer_rows
 from quantbench.analysis.neighbours import bad_sizes, rows_by_dtype
 from quantbench.analysis.summary import points_of
 from quantbench.device.spec import DeviceState
@@ -235,8 +236,41 @@ def test_axes_that_stand_far_apart_are_held_against_half_and_twice(tmp_path: Pat
     ]
     text = report(run(made), tmp_path).text
     # 8192 columns over 140 µs · 4 against 220 µs · 2.
-    assert "tp: no two sizes are within 10 % of each other" in text
-    assert "the worst, 4, loses 21 % against 2." in text
+    assert "tp: 4 is the worst of 3 sizes: it loses 21 % against 2 (none is within 10 % of another" in text
+
+
+def test_ops_of_several_providers_are_one_layer(tmp_path: Path) -> None:
+    # The unfused three are slower than attention in one kernel, and of the two who compute it only the faster counts.
+    times = {
+        ("qkv", "mm"): (100.0, 100.0), ("scores", "mm"): (90.0, 90.0), ("softmax", "eager"): (80.0, 80.0),
+        ("context", "mm"): (90.0, 90.0), ("attention", "flash"): (50.0, 80.0), ("attention", "math"): (70.0, 70.0),
+    }  # fmt: skip
+    made = [
+        record(Gemm(512, n, 1024), samples(us[i], noise=0.002, count=20, seed=n), {"n": n}, op=op, provider=provider)
+        for (op, provider), us in times.items()
+        for i, n in enumerate((1024, 1088))
+    ]
+    points = points_of(made, SPEC)
+    assert are_parts(points)
+    first, second = layer_rows(points, SPEC)
+    assert [(p.op, p.provider) for p in first.points] == [("qkv", "mm"), ("attention", "flash")]
+    assert [(p.op, p.provider) for p in second.points] == [("qkv", "mm"), ("attention", "math")]
+    assert first.latency_us == pytest.approx(150, rel=0.01)
+    assert not are_parts([p for p in points if p.op == "attention"])
+    assert "n: 1088 is" not in report(run(made), tmp_path).text
+
+
+def test_a_product_that_an_axis_does_not_change_is_named_and_not_drawn(tmp_path: Path) -> None:
+    made = [
+        record(Gemm(512, 1024, 1024), samples(100, noise=0.002, count=20, seed=1), {"heads": 8}, op="proj"),
+        *(record(Gemm(512, 64 * h, 1024), samples(9 * h, noise=0.002, count=20, seed=h), {"heads": h}, op="scores")
+          for h in (8, 16)),
+    ]  # fmt: skip
+    places = (Place({"heads": 8}, "proj"), Place({"heads": 16}, "proj"))
+    made[0] = replace(made[0], places=places)
+    page = write_report(run(made), tmp_path)
+    assert "proj: the same product at every heads" in page.page.read_text()
+    assert not [path for path in page.pictures if "proj" in path.name]
 
 
 def test_two_axes_have_a_map_and_many_curves_are_told_together(tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from quantbench.analysis.blocks import TileInUse
 from quantbench.analysis.drawn_edges import tile_of, tile_steps
 from quantbench.analysis.summary import Point
+from quantbench.analysis.tiles import TileOf
 from quantbench.device.spec import DeviceSpec
 from quantbench.launch import Tile
 from quantbench.quantization import cdiv, quantize
@@ -39,13 +41,17 @@ class Sawtooth:
     tile: str
 
 
-def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec) -> Sawtooth | None:
+def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec, known: TileOf = lambda _: None) -> Sawtooth | None:
     """The curve for the points of one op and provider along `axis`; None where they are no products, fewer than two
-    sizes, or need the same number of tiles everywhere (along k)."""
+    sizes, or need the same number of tiles everywhere (along k).
+
+    known: whose tile a point is computed with (`tiles.tile_finder`); where that is None, the device's assumed one.
+    """
     by_size = sorted({p.axes[axis]: p for p in points if isinstance(p.workload, Gemm)}.items())
     if len(by_size) < 2:
         return None
-    if len({quantize(p.workload, tile_of(p, spec)[0], 1).num_tiles for _, p in by_size}) == 1:  # type: ignore[arg-type]
+    used = {size: _used(p, spec, known) for size, p in by_size}
+    if len({quantize(p.workload, used[size].tile, 1).num_tiles for size, p in by_size}) == 1:  # type: ignore[arg-type]
         return None
     sizes: list[float] = []
     compute: list[float] = []
@@ -53,8 +59,7 @@ def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec) -> Sawtooth |
     for (low, a), (high, b) in pairwise(by_size):
         assert isinstance(a.workload, Gemm)
         assert isinstance(b.workload, Gemm)
-        tile, per_sm = tile_of(b, spec)
-        resident = spec.sm_count * per_sm if spec.kind == "cuda" else 1
+        tile, resident = used[high].tile, used[high].resident_blocks
         for share, num_tiles in _places(a.workload, b.workload, tile):
             sizes.append(low + share * (high - low))
             m, n, k, batch = (_between(a.workload, b.workload, name, share) for name in ("m", "n", "k", "batch"))
@@ -62,16 +67,34 @@ def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec) -> Sawtooth |
             compute.append(m * n * batch * tile.split_k / (slots * tile.elements))
             moved = _element_bytes(a.workload) * batch * (m * k + k * n + m * n)
             memory.append(2 * m * n * k * batch / moved * spec.memory_gb_per_s * _BANDWIDTH_EFFICIENCY / 1e3)
-    scale = _scale([p for _, p in by_size], spec)
+    scale = _scale([(p, used[size]) for size, p in by_size], spec)
     rates = np.minimum(scale * np.array(compute), np.array(memory))
     peak = spec.peak(by_size[0][1].workload.dtype)
     if peak is not None:
         rates = np.minimum(rates, peak)
-    tile, _ = tile_of(by_size[-1][1], spec)
-    tiles = {str(tile_of(p, spec)[0]) for _, p in by_size}
-    assumed = all(p.launch is None or p.launch.tile is None for _, p in by_size)
-    words = f"{tile} assumed" if assumed else str(tile) if len(tiles) == 1 else "tile of the kernel that ran"
-    return Sawtooth(tuple(sizes), tuple(float(r) for r in rates), assumed, words)
+    return Sawtooth(
+        tuple(sizes), tuple(float(r) for r in rates), all(u.source == "assumed" for u in used.values()),
+        _words(tuple(used.values())),
+    )  # fmt: skip
+
+
+def _used(point: Point, spec: DeviceSpec, known: TileOf) -> TileInUse:
+    found = known(point)
+    if found is not None:
+        return found
+    tile, per_sm = tile_of(point, spec)
+    told = point.launch is not None and point.launch.tile is not None
+    at_a_time = spec.sm_count * per_sm if spec.kind == "cuda" else 1
+    return TileInUse(tile, at_a_time, "launch" if told else "assumed", str(tile), spec.kind == "cuda")
+
+
+def _words(used: Sequence[TileInUse]) -> str:
+    last = used[-1]
+    if all(u.source == "assumed" for u in used):
+        return f"{last.tile} assumed"
+    if len({str(u.tile) for u in used}) > 1:
+        return "tile of the kernel that ran"
+    return f"{last.tile}, told by the steps" if last.source == "steps" else str(last.tile)
 
 
 def _places(a: Gemm, b: Gemm, tile: Tile) -> list[tuple[float, int]]:
@@ -95,14 +118,12 @@ def _element_bytes(gemm: Gemm) -> float:
     return gemm.min_bytes / (gemm.batch * (gemm.m * gemm.k + gemm.k * gemm.n + gemm.m * gemm.n))
 
 
-def _scale(points: Sequence[Point], spec: DeviceSpec) -> float:
+def _scale(points: Sequence[tuple[Point, TileInUse]], spec: DeviceSpec) -> float:
     """Measured rate over the share of the slots in use, in the middle of the points that arithmetic bounds."""
     ratios, bound_by_compute = [], []
-    for point in points:
+    for point, used in points:
         assert isinstance(point.workload, Gemm)
-        tile, per_sm = tile_of(point, spec)
-        found = quantize(point.workload, tile, spec.sm_count, per_sm)
-        ratios.append(point.tflops / (found.tile_efficiency if spec.kind == "cpu" else found.efficiency))
+        ratios.append(point.tflops / quantize(point.workload, used.tile, used.resident_blocks).efficiency)
         bound_by_compute.append(point.gb_per_s < _MEMORY_BOUND * spec.memory_gb_per_s)
     chosen = [ratio for ratio, kept in zip(ratios, bound_by_compute, strict=True) if kept]
     return float(np.median(chosen or ratios))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from quantbench.analysis.curves import Curve, curves_of
+from quantbench.analysis.periods import Period
 from quantbench.analysis.summary import Point, Row, op_order
+from quantbench.analysis.tiles import Family, TileOf, tile_finder
 from quantbench.device.spec import DeviceSpec
 from quantbench.report.content import Card, KernelLabel, Picture, Section, Table
 from quantbench.report.device_state import draw_state, state_tracks
@@ -55,24 +57,53 @@ class Gallery:
 
 
 def axis_section(
-    axis: str, points: Sequence[Point], marks: Sequence[Mark], spec: DeviceSpec, gallery: Gallery
+    axis: str,
+    points: Sequence[Point],
+    marks: Sequence[Mark],
+    spec: DeviceSpec,
+    periods: Sequence[Period],
+    gallery: Gallery,
 ) -> Section | None:
     """Curves of each op along one axis; None where nothing varies along it."""
-    curves = curves_of(points, axis)
-    if not curves:
+    every = curves_of(points, axis)
+    if not every:
         return None
     name = axis.replace("_", "-")
+    curves, still = _that_vary(every)
     spent: dict[str, float] = {}
     for curve in curves:
         spent[curve.op] = spent.get(curve.op, 0.0) + sum(p.latency_us * p.count for p in curve.points)
     ops = sorted(sorted(spent, key=lambda op: -spent[op])[:_MOST_OPS], key=op_order)
     note = f"the {len(ops)} of {len(spent)} ops that take most time" if len(spent) > len(ops) else ""
-    cards = [_op_card(axis, op, [c for c in curves if c.op == op], marks, spec, gallery) for op in ops]
+    if still:
+        note += f"{'; ' if note else ''}{', '.join(still)}: the same product at every {name}"
+    cards = [
+        _op_card(axis, op, [c for c in curves if c.op == op], marks, spec, tile_finder(spec, periods), gallery)
+        for op in ops
+    ]
     return Section(f"axis-{_NO_NAME.sub('-', axis)}", f"Efficiency over {name}", note, tuple(cards))
 
 
+def _that_vary(curves: Sequence[Curve]) -> tuple[list[Curve], list[str]]:
+    """Curves of several products, each once where another axis makes no difference to them; and the ops that are one
+    product all along the axis."""
+    found: dict[tuple[str, ...], Curve] = {}
+    for curve in curves:
+        keys = tuple(point.key for point in curve.points)
+        if len(set(keys)) > 1:
+            found.setdefault((curve.op, *keys), curve)
+    vary = {curve.op for curve in found.values()}
+    return list(found.values()), sorted({curve.op for curve in curves} - vary, key=op_order)
+
+
 def _op_card(
-    axis: str, op: str, curves: Sequence[Curve], marks: Sequence[Mark], spec: DeviceSpec, gallery: Gallery
+    axis: str,
+    op: str,
+    curves: Sequence[Curve],
+    marks: Sequence[Mark],
+    spec: DeviceSpec,
+    tile_of: Callable[[Family], TileOf],
+    gallery: Gallery,
 ) -> Card:
     drawn = typical(curves, _MOST_CURVES)
     points = [point for curve in drawn for point in curve.points]
@@ -83,7 +114,7 @@ def _op_card(
     colours = kernel_colours(points)
     path = gallery.path(axis, op)
     title = f"{op} over {axis.replace('_', '-')}"
-    draw_op(drawn, numbered, colours, spec, path, title=title)
+    draw_op(drawn, numbered, colours, spec, path, title=title, tile_of=tile_of)
     note = "" if len(drawn) == len(curves) else f"{len(drawn)} of {len(curves)} curves, from smaller to larger work"
     if len(own) > len(chosen):
         note += f"{'; ' if note else ''}the {len(chosen)} largest of {len(own)} cliffs are numbered"

@@ -106,8 +106,8 @@ def _of_far_sizes(rows: Sequence[Row], axis: str, name: str, sizes: Sequence[int
         return _over_shapes(axis, name, bad, curves, why)
     worst = bad[0]
     sentence = (
-        f"{name}: no two sizes are within {percent(NEAR)} of each other; of those at most twice as large or small, "
-        f"the worst, {worst.size}, loses {percent(worst.loss)} against {worst.better.axes[axis]}"
+        f"{name}: {worst.size} is the worst of {len(sizes)} sizes: it loses {percent(worst.loss)} against "
+        f"{worst.better.axes[axis]} (none is within {percent(NEAR)} of another; held against half and twice)"
     )
     shown = sorted(bad[:_MOST_ROWS], key=lambda b: (b.size, -b.loss))
     alone = len({row.provider for row in rows}) == 1

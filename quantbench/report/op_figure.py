@@ -3,7 +3,7 @@ where."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from quantbench.analysis.curves import Curve
 from quantbench.analysis.sawtooth import sawtooth
 from quantbench.analysis.summary import Point
+from quantbench.analysis.tiles import Family, TileOf
 from quantbench.device.spec import DeviceSpec
 from quantbench.launch import Launch
 from quantbench.report.canvas import CLIFF_COLOUR, MARKERS, PALETTE, canvas, legend_below, plain, save, ticks_at
@@ -33,11 +34,12 @@ def draw_op(
     path: Path,
     *,
     title: str,
+    tile_of: Callable[[Family], TileOf],
 ) -> None:
     """Write a PNG.
 
     curves: of one op along one axis. numbered: cliffs with the number that the page's table gives them. colours: of
-    each kernel by its name (see `kernel_colours`).
+    each kernel by its name (see `kernel_colours`). tile_of: of each family of curves, for the sawtooth.
     """
     axis = curves[0].axis
     banded = [curve for curve in curves if any(p.launch is not None for p in curve.points)]
@@ -45,7 +47,7 @@ def draw_op(
     ratios = {"height_ratios": (1.0, 0.062 * lines)} if lines else {}
     with canvas(1 + bool(lines), 1, 6.4, 3.9 + 0.24 * lines, sharex=True, **ratios) as (figure, panels):
         panel = panels[0][0]
-        heights = _draw_curves(panel, curves, spec)
+        heights = _draw_curves(panel, curves, spec, tile_of)
         _draw_marks(panel, curves, numbered)
         sizes = sorted({size for curve in curves for size in curve.sizes})
         if is_wide(sizes):
@@ -91,7 +93,9 @@ def _unit(point: Point) -> str:
     return "TFLOP/s" if point.workload.flops else "GB/s"
 
 
-def _draw_curves(panel: Any, curves: Sequence[Curve], spec: DeviceSpec) -> list[float]:
+def _draw_curves(
+    panel: Any, curves: Sequence[Curve], spec: DeviceSpec, tile_of: Callable[[Family], TileOf]
+) -> list[float]:
     """Draw them; the heights that must fit."""
     heights = []
     for i, (curve, name) in enumerate(zip(curves, curve_names(curves), strict=True)):
@@ -108,7 +112,9 @@ def _draw_curves(panel: Any, curves: Sequence[Curve], spec: DeviceSpec) -> list[
             color="0.25", linewidth=1.0, zorder=4,
         )  # fmt: skip
         # Of several curves the largest: small products run other tiles than the one that is assumed for them.
-        teeth = sawtooth(curve.points, curve.axis, spec) if len(curves) - i <= _MOST_SAWTEETH else None
+        teeth = None
+        if len(curves) - i <= _MOST_SAWTEETH:
+            teeth = sawtooth(curve.points, curve.axis, spec, tile_of(curve.family))
         if teeth is not None:
             per_tflops = y[-1] / curve.points[-1].tflops
             label = f"tiles and waves ({teeth.tile})" if i == len(curves) - 1 else None

@@ -71,7 +71,7 @@ def build_page(run: Run, gallery: Gallery) -> Page:
         explanation = "" if check.period is None else period_words(check.period)
         marks = marks_of(check.cliffs)
         ordered = sorted(axes, key=lambda axis: axis != lead.axis)
-        sections += [axis_section(axis, points, marks, spec, gallery) for axis in ordered]
+        sections += [axis_section(axis, points, marks, spec, check.periods, gallery) for axis in ordered]
         sections += [steps_section(check), maps_section(layers, axes, gallery), rules_section(check.rules)]
         lead_picture = _lead_picture(lead, layers, points, gallery)
     sections += [state_section(run.records, gallery, info.origin), trust_section(run)]
