@@ -255,6 +255,9 @@ def test_one_change_alone_is_offered(wide: Advice) -> None:
     changed = {a.changes.split()[0]: a for a in wide.singles}
     assert {"heads", "mbs"} <= changed.keys()
     assert changed["heads"].found.shape.hidden == 14400
+    # 72 heads are 9 on each GPU, which Megatron's fused softmax does not take with one sample.
+    assert changed["heads"].found.shape.heads == 72
+    assert changed["heads"].found.reasons[-1].startswith("but Megatron's fused softmax does not run: heads per GPU 9")
     assert [a.found.gain for a in wide.singles] == sorted((a.found.gain for a in wide.singles), reverse=True)
 
 

@@ -16,6 +16,8 @@ _WORTH_SAYING, _MOST = 0.004, 3
 _ROUND = 128
 # Rates that differ by less are one rate.
 _SAME_RATE = 0.01
+# Edges that are not a matter of degree.
+_HARD = {"alignment", "fused softmax"}
 # How much fuller the waves must be to be the reason.
 _FULLER = 0.02
 
@@ -48,7 +50,15 @@ def reasons(old: ShapeCost, new: ShapeCost, weight: float) -> tuple[str, ...]:
         if (saved >= _WORTH_SAYING or not found) and name in new.by_name:
             subject, said = _reason(name, old, new)
             found.setdefault(said, []).append(subject)
-    return tuple(", ".join(filter(None, subjects)) + said for said, subjects in found.items())
+    said = [", ".join(filter(None, subjects)) + text for text, subjects in found.items()]
+    return (*said, *_drawbacks(old, new))
+
+
+def _drawbacks(old: ShapeCost, new: ShapeCost) -> tuple[str, ...]:
+    """Hard edges that the new shape is past and the old was not: what one would change next."""
+    kinds = {finding.edge.kind for cost in old.ops for finding in cost.findings}
+    found = dict.fromkeys(f.edge.words for cost in new.ops for f in cost.findings if f.edge.kind in _HARD - kinds)
+    return tuple(f"but {words}" for words in found)
 
 
 def _time(costs: Sequence[OpCost]) -> float:

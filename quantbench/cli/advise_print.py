@@ -14,6 +14,8 @@ from quantbench.planner.formulas import parameters
 from quantbench.planner.op_times import Latency
 from quantbench.units import latency, percent
 
+#: tables with their reasons beside them need so many columns; narrower, the reasons follow in lines of their own
+WIDE = 140
 # A waste of more than this share of the whole time stands out in red, a smaller one in yellow.
 _STANDS_OUT = 0.01
 
@@ -36,33 +38,40 @@ def header_lines(advice: Advice, assumed: Sequence[str]) -> list[str]:
     return [*lines, *([f"assumed: {', '.join(assumed)}"] if assumed else [])]
 
 
-def cost_table(cost: ShapeCost) -> Table:
-    """A line per op, what wastes most first. Wants about 140 columns; narrower, the last one folds."""
+def cost_table(cost: ShapeCost, *, reasons: bool) -> Table:
+    """A line per op, what wastes most first. reasons: whether to say why beside it."""
     table = Table(header_style="bold", box=None, pad_edge=False)
     table.add_column("op", no_wrap=True)
-    for name in ("forward", "backward", "of time", "wasted", "GPU-h per 1T"):
+    for name in ("forward", "backward", "of time", "wasted", *(("GPU-h per 1T",) if reasons else ())):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("why", overflow="fold", min_width=30)
+    if reasons:
+        table.add_column("why", overflow="fold")
     for name, ops in cost.by_name.items():
         waste_us = sum(op.waste_us for op in ops)
         share = waste_us / cost.latency.mid
         style = "" if not waste_us else "bold red" if share >= _STANDS_OUT else "yellow"
         hours = cost.gpu_hours_per_trillion_tokens(waste_us)
+        more = (f"{_two_digits(hours):,}" if waste_us else "", Text(_why(ops))) if reasons else ()
         table.add_row(
             Text(name, style=style),
             _time([op for op in ops if op.op.phase == "forward"]),
             _time([op for op in ops if op.op.phase != "forward"]),
             percent(sum(op.total_us for op in ops) / cost.latency.mid),
             Text(percent(share) if waste_us else "", style=style),
-            f"{_two_digits(hours):,}" if waste_us else "",
-            Text(_why(ops)),
+            *more,
         )
-    table.caption = (
-        "times: of one layer (logits: of the model), 90 % intervals. wasted: beyond what the same arithmetic takes at "
-        "the rate just before the edge.\nNorms, activations, communication and recomputation are not counted."
-    )
-    table.caption_justify = "left"
     return table
+
+
+def cost_lines(cost: ShapeCost, *, reasons: bool) -> list[str]:
+    """What the table's figures are, and the reasons where they are not in it."""
+    said = [
+        "times: of one layer (logits: of the model), 90 % intervals. wasted: beyond what the same arithmetic takes at "
+        "the rate just before the edge. Norms, activations, communication and recomputation are not counted.",
+    ]
+    if reasons:
+        said += [f"  {name}: {_why(ops)}" for name, ops in cost.by_name.items() if _why(ops)]
+    return said
 
 
 def _time(ops: Sequence[OpCost]) -> str:
@@ -87,59 +96,68 @@ def _why(ops: Sequence[OpCost]) -> str:
     return f"{where}{finding.edge.kind}: {finding.edge.words}"
 
 
-def waste_line(cost: ShapeCost) -> str:
-    """The sum: time, rate, waste."""
+def waste_lines(cost: ShapeCost) -> list[str]:
+    """The sums: time, rate, waste."""
     whole, hours = cost.latency, cost.gpu_hours_per_trillion_tokens
     said = (
         f"all of it: {latency(whole.mid)} ({_without_unit(whole)}) per micro-batch on each GPU, "
         f"{cost.tflops:.0f} TFLOP/s, {_two_digits(hours(whole.mid)):,} GPU-hours per trillion tokens"
     )
     if not cost.waste_us:
-        return f"{said}; nothing sits past an edge"
+        return [said, "nothing sits past an edge"]
     low, high = cost.waste_low_us / whole.mid, cost.waste_high_us / whole.mid
     wasted = f"{percent(cost.waste_share)} ({percent(low)} to {percent(high)})"
-    return f"{said}\nwasted past edges: {wasted}, {_two_digits(hours(cost.waste_us)):,} GPU-hours"
+    return [said, f"wasted past edges: {wasted}, {_two_digits(hours(cost.waste_us)):,} GPU-hours"]
 
 
-def neighbour_lines(advice: Advice) -> list[str]:
+def neighbours_line(advice: Advice) -> str:
     """How many shapes were looked at and what their gain means."""
     within = percent(advice.space.tolerance)
-    if not advice.neighbours and not advice.singles:
-        return [f"\n{advice.tried} shapes within ±{within} of the parameters: none is predicted to be faster. Keep it."]
-    sure = any(a.found.low > 0 for a in (*advice.neighbours, *advice.singles))
-    doubt = "" if sure else ". None of them is surely faster"
-    return [
-        f"\n{advice.tried} shapes within ±{within} of the parameters were tried. gain: more tokens per second at equal "
-        f"parameters (time per token and parameter), with the 90 % interval of the ratio{doubt}"
-    ]
+    tried = f"{advice.tried} shapes within ±{within} of the parameters were tried"
+    found = (*advice.neighbours, *advice.singles)
+    if not found:
+        return f"{tried}: none is predicted to be faster. Keep it"
+    doubt = "" if any(a.found.low > 0 for a in found) else ". None of them is surely faster"
+    return (
+        f"{tried}. gain: more tokens per second at equal parameters (time per token and parameter), with the 90 % "
+        f"interval of the ratio{doubt}"
+    )
 
 
-def neighbours_table(advice: Advice) -> Table:
-    """Better shapes: first those that no nearer shape equals."""
-    return _advised_table("better shapes near it (●: no nearer shape gains as much)", advice.neighbours, marks=True)
+def neighbours_table(advice: Advice, *, reasons: bool) -> Table:
+    """Better shapes: first those that no nearer shape equals. reasons: whether to say why beside them."""
+    title = "better shapes near it (●: no nearer shape gains as much)"
+    return _advised_table(title, advice.neighbours, marks=True, reasons=reasons)
 
 
-def singles_table(advice: Advice) -> Table:
+def singles_table(advice: Advice, *, reasons: bool) -> Table:
     """The best change of one thing alone."""
-    return _advised_table("one change alone", advice.singles, marks=False)
+    return _advised_table("one change alone", advice.singles, marks=False, reasons=reasons)
 
 
-def _advised_table(title: str, advised: Sequence[Advised], *, marks: bool) -> Table:
+def _advised_table(title: str, advised: Sequence[Advised], *, marks: bool, reasons: bool) -> Table:
     table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
     table.add_column("", no_wrap=True)
-    table.add_column("change", overflow="fold", min_width=24)
-    for name in ("head_dim", "gain", "low to high", "parameters", "wasted"):
+    table.add_column("change", overflow="fold")
+    for name in ("head_dim", "gain", "low to high", "params", *(("wasted",) if reasons else ())):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("why", overflow="fold", min_width=30)
+    if reasons:
+        table.add_column("why", overflow="fold")
     for a in advised:
         unsure = a.found.low <= 0
         gain = Text(_signed(a.found.gain), style="" if unsure else "bold green")
         bounds = f"{_signed(a.found.low)} to {_signed(a.found.high)}"
+        more = (percent(a.cost.waste_share), Text("; ".join(a.found.reasons))) if reasons else ()
         table.add_row(
             "●" if marks and a.found.nearest else "", a.changes, str(a.found.shape.head_dim), gain, bounds,
-            _signed(a.found.more), percent(a.cost.waste_share), Text("; ".join(a.found.reasons)),
+            _signed(a.found.more), *more,
         )  # fmt: skip
     return table
+
+
+def reason_lines(advised: Sequence[Advised]) -> list[str]:
+    """Why each is better, for tables that do not say it."""
+    return [f"  {a.changes}: {'; '.join(a.found.reasons)}" for a in advised]
 
 
 def gate_line(cost: ShapeCost, most: float) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
+from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
-from quantbench.advice import advise
+from quantbench.advice import Advised, advise
 from quantbench.advice.report import advice_to_json
 from quantbench.cli import advise_print as show
 from quantbench.cli.advise_options import AdviseArguments
@@ -30,21 +33,17 @@ def run(arguments: AdviseArguments, junit: Path | None, *, as_json: bool) -> boo
         print(json.dumps(answer, indent=1))
         return failed
     console = output()
+    wide = console.width >= show.WIDE
     for line in show.header_lines(advice, assumed):
         say(console, escape(line))
     console.print()
-    console.print(show.cost_table(advice.cost))
-    console.print()
-    say(console, escape(show.waste_line(advice.cost)))
+    console.print(show.cost_table(advice.cost, reasons=wide))
+    for line in (*show.cost_lines(advice.cost, reasons=not wide), "", *show.waste_lines(advice.cost)):
+        say(console, escape(line))
     if top:
-        for line in show.neighbour_lines(advice):
-            say(console, escape(line))
-    if advice.neighbours:
-        console.print()
-        console.print(show.neighbours_table(advice))
-    if advice.singles:
-        console.print()
-        console.print(show.singles_table(advice))
+        say(console, escape(f"\n{show.neighbours_line(advice)}"))
+    _say_advised(console, advice.neighbours, show.neighbours_table(advice, reasons=wide), wide)
+    _say_advised(console, advice.singles, show.singles_table(advice, reasons=wide), wide)
     if most is not None:
         console.print()
         say(console, show.gate_line(advice.cost, most))
@@ -54,3 +53,13 @@ def run(arguments: AdviseArguments, junit: Path | None, *, as_json: bool) -> boo
     for line in show.next_lines(advice):
         say(console, escape(line))
     return failed
+
+
+def _say_advised(console: Console, advised: Sequence[Advised], table: Table, wide: bool) -> None:
+    if not advised:
+        return
+    console.print()
+    console.print(table)
+    if not wide:
+        for line in show.reason_lines(advised):
+            say(console, escape(line))
