@@ -3,23 +3,127 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.markup import escape
 
+from quantbench.cli import profile_print as view
 from quantbench.cli.console import output, say
-from quantbench.profile import Profile
-from quantbench.store.folder import read_run
+from quantbench.cli.devices import device_line
+from quantbench.errors import InputError
+from quantbench.profile import Estimate, Estimates, Profile
+from quantbench.report.source import read_one_run
+from quantbench.report.words import printable
+
+_QUERIES = {
+    "gemm": ("m,n,k or m,n,k,batch", (3, 4)),
+    "softmax": ("batch,rows,cols", (3,)),
+    "attention": ("batch,heads,seq,head_dim or batch,heads,seq,head_dim,kv_heads", (4, 5)),
+}
 
 
 def export_profile(runs: list[Path], target: Path, fit: bool, as_json: bool) -> None:
     """Make a profile of runs and write it."""
-    made = Profile.from_runs([read_run(run) for run in runs], fit=fit)
+    made = Profile.from_runs([read_one_run(run) for run in runs], fit=fit)
     made.save(target)
-    rows = {kind: len(table) for kind, table in made.tables.items()}
     if as_json:
-        print(json.dumps({"profile": str(target), "device": made.device.name, "rows": rows}, indent=1))
+        print(json.dumps({"profile": str(target), **view.profile_to_json(made)}, indent=1, allow_nan=False))
         return
     console = output()
-    say(console, escape(f"{made.device.name}: " + ", ".join(f"{n:,} {kind}" for kind, n in rows.items() if n)))
+    say(console, escape(device_line(made.device)))
+    for line in (*view.origin_lines(made), *view.rows_lines(made), *view.model_lines(made)):
+        say(console, escape(printable(line)))
+    say(console, escape(f"\nwritten: {target}" + "".join(f", {beside.name}" for beside in files_beside(target))))
     say(console, escape(f"next: quantbench profile show {target}"))
+
+
+def files_beside(target: Path) -> list[Path]:
+    """The Parquet files of a profile."""
+    tables = json.loads(target.read_text(encoding="utf-8"))["tables"]
+    return [target.with_name(table["file"]) for table in tables.values() if "file" in table]
+
+
+def show_profile(file: Path, as_json: bool) -> None:
+    """What is in a profile."""
+    found = Profile.load(file)
+    if as_json:
+        print(json.dumps(view.profile_to_json(found), indent=1, allow_nan=False))
+        return
+    console = output()
+    say(console, escape(device_line(found.device)))
+    for line in view.origin_lines(found):
+        say(console, escape(printable(line)))
+    table = view.rows_table(found)
+    if table is not None:
+        console.print()
+        console.print(table)
+    console.print()
+    for line in view.model_lines(found):
+        say(console, escape(printable(line)))
+    cliffs = view.cliffs_table(found)
+    if cliffs is not None:
+        console.print()
+        console.print(cliffs)
+    for line in view.finding_lines(found):
+        say(console, escape(printable(line)))
+    say(console, escape(f"\nnext: quantbench profile query {file} --gemm 4096,4096,4096"))
+
+
+def validate_profile(file: Path, as_json: bool) -> None:
+    """Load a profile, which checks all of it, and ask it once."""
+    found = Profile.load(file)
+    rows = {kind: len(table) for kind, table in found.tables.items()}
+    if as_json:
+        print(json.dumps({"profile": str(file), "valid": True, "device": found.device.name, "rows": rows}, indent=1))
+        return
+    listed = ", ".join(f"{count:,} {kind}" for kind, count in rows.items() if count) or "no"
+    say(output(), escape(f"{file}: a whole, unchanged profile of {found.device.name} with {listed} rows"))
+
+
+def query_profile(
+    file: Path, gemm: list[str], softmax: list[str], attention: list[str], dtype: str, layout: str, direction: str,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Ask a profile for shapes."""
+    asked = [("gemm", text) for text in gemm] + [("softmax", text) for text in softmax]
+    asked += [("attention", text) for text in attention]
+    if not asked:
+        raise InputError("profile query", "no shape", "--gemm, --softmax or --attention")
+    found = Profile.load(file)
+    answers = [(kind, text, _ask(found, kind, _whole(kind, text), dtype or None, layout or None, direction))
+               for kind, text in asked]  # fmt: skip
+    if as_json:
+        listed = [{"kind": kind, "shape": list(_whole(kind, text)), **asdict(one)} for kind, text, one in answers]
+        print(json.dumps({"device": found.device.name, "answers": listed}, indent=1, allow_nan=False))
+        return
+    console = output()
+    say(console, escape(device_line(found.device)))
+    console.print()
+    console.print(view.answers_table(answers))
+
+
+def _ask(profile: Profile, kind: str, sizes: tuple[int, ...], dtype: str | None, layout: str | None,
+         direction: str) -> Estimate:  # fmt: skip
+    one: Estimate | Estimates
+    if kind == "gemm":
+        m, n, k, *batch = sizes
+        one = profile.gemm(m, n, k, dtype=dtype, layout=layout, batch=batch[0] if batch else 1)
+    elif kind == "softmax":
+        one = profile.softmax(*sizes, dtype=dtype, mask="causal" if sizes[1] == sizes[2] else "none",
+                              direction=direction)  # fmt: skip
+    else:
+        batch_size, heads, seq, head_dim, *kv_heads = sizes
+        one = profile.attention(batch_size, heads, seq, seq, head_dim, kv_heads[0] if kv_heads else 0, dtype=dtype,
+                                direction=direction)  # fmt: skip
+    assert isinstance(one, Estimate)
+    return one
+
+
+def _whole(kind: str, text: str) -> tuple[int, ...]:
+    words, counts = _QUERIES[kind]
+    parts: list[Any] = text.split(",")
+    if len(parts) not in counts or not all(part.strip().isdigit() for part in parts):
+        raise InputError(f"--{kind}", repr(text), words)
+    return tuple(int(part) for part in parts)

@@ -66,6 +66,16 @@ class Asker:
         self._prepared[dtype, layout, provider] = ready
         return ready
 
+    def trust(self, kind: str) -> float | None:
+        """See `Profile.trust`."""
+        if kind == "gemm":
+            surface = self._prepare(None, None, None)[0].surface
+        elif kind == "softmax":
+            surface = choose_softmax(self.profile, None, "causal", "forward", None).surface
+        else:
+            surface = choose_attention(self.profile, None, True, "forward", None).surface
+        return float(surface.trust.half_width) if len(surface.latency_us) else None
+
     def softmax(
         self, batch: Any, rows: Any, cols: Any, dtype: str | None, mask: str, direction: str, provider: str | None
     ) -> Estimate | Estimates:
@@ -125,13 +135,10 @@ class Asker:
         if chosen.model_note and (code == MODELLED).any():
             notes.append(chosen.model_note)
         if outside.any():
-            notes.append(f"{int(outside.sum())} of {len(outside)} outside the range ({chosen.range_words})")
+            notes.append(chosen.outside_words(f"{int(outside.sum())} of {len(outside)} "))
         parts = roofline_parts(self.profile.device, chosen.kind, columns_of(chosen.sizes, asked, chosen.fixed))
-        arrays = (array.reshape(shape) for array in (latency, low, high, code, outside, parts[1], parts[0]))
-        found = Estimates(*arrays, "; ".join(notes))
-        if shape == ():
-            return found.reshape(1)[0]
-        return found
+        found = Estimates(latency, low, high, code, outside, parts[1], parts[0], "; ".join(notes))
+        return found[0] if shape == () else found.reshape(*shape)
 
     def works(self, works: Sequence[Compute]) -> list[Estimate]:
         """An estimate of each workload, in order; those of one kind and format are asked for together."""
@@ -153,7 +160,8 @@ class Asker:
             m, n, k, batch = sizes("m", "n", "k", "batch")
             found = self.gemm(m, n, k, first.dtype, first.layout, batch, None)
         elif isinstance(first, Softmax):
-            found = self.softmax(*sizes("batch", "rows", "cols"), first.dtype, first.mask, first.direction, None)
+            batch, rows, cols = sizes("batch", "rows", "cols")
+            found = self.softmax(batch, rows, cols, first.dtype, first.mask, first.direction, None)
         else:
             every = tuple(sizes("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim"))
             found = self.attention(every, first.dtype, first.causal, first.direction, None)
@@ -183,7 +191,7 @@ def _single(
     if code == MODELLED and chosen.model_note:
         notes.append(chosen.model_note)
     if outside:
-        notes.append(f"outside the range ({chosen.range_words})")
+        notes.append(chosen.outside_words())
     bound = bound_of(latency_us, compute_us, memory_us)
     return Estimate(latency_us, low_us, high_us, SOURCES[code], bound, outside, "; ".join(notes))
 

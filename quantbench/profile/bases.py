@@ -171,7 +171,8 @@ class AttentionBase:
     def _shapes(self, sizes: Sizes) -> AttentionShapes:
         rows = len(sizes[0])
         causal, backward = np.full(rows, self.causal), np.full(rows, self.direction == "backward")
-        return AttentionShapes(*sizes, causal, backward, self.dtype)
+        batch, heads, kv_heads, seq_q, seq_k, head_dim = sizes
+        return AttentionShapes(batch, heads, kv_heads, seq_q, seq_k, head_dim, causal, backward, self.dtype)
 
 
 def _halves(found: Estimates, floor_us: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:

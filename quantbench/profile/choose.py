@@ -66,13 +66,12 @@ class Chosen:
         """Names of the sizes."""
         return _SIZES[self.kind]
 
-    @property
-    def range_words(self) -> str:
-        """What was measured, for people."""
+    def outside_words(self, count: str = "") -> str:
+        """That a shape, or so many of them, lie outside of what was measured, for people."""
         if not len(self.surface.latency_us):
             return "nothing of this kind was measured"
         spans = zip(self.sizes, self.surface.range, strict=True)
-        return "measured: " + ", ".join(f"{name} {low} to {high}" for name, (low, high) in spans)
+        return f"{count}outside the measured range ({', '.join(f'{n} {low} to {high}' for n, (low, high) in spans)})"
 
 
 def choose_gemm(profile: Profile, dtype: str | None, layout: str | None, provider: str | None) -> Chosen:
@@ -220,5 +219,5 @@ def _by_provider(table: Table, rows: BoolArray, provider: str | None) -> tuple[B
 def _surface(table: Table, rows: BoolArray, base: Base) -> Surface:
     kept = np.flatnonzero(rows)
     sizes = tuple(table[name][kept] for name in _SIZES[table.kind])
-    times = (table[name][kept] for name in ("latency_us", "low_us", "high_us"))
-    return Surface(sizes, *times, base, _FAMILIES[table.kind])
+    latency_us, low_us, high_us = (table[name][kept] for name in ("latency_us", "low_us", "high_us"))
+    return Surface(sizes, latency_us, low_us, high_us, base, _FAMILIES[table.kind])

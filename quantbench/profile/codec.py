@@ -8,7 +8,7 @@ from typing import Any
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
-from quantbench.profile.columns import LAYOUTS
+from quantbench.profile.columns import FLAG, INTEGER, LAYOUTS, NUMBER, TEXT
 from quantbench.profile.fields import Json, decode
 from quantbench.profile.parts import Finding, KnownCliff, Provenance, RunSource
 from quantbench.profile.table import Table
@@ -25,6 +25,7 @@ def table_to_json(table: Table) -> Json:
 def table_from_json(kind: str, data: Json, who: str) -> Table:
     """What `table_to_json` wrote."""
     names, rows = data.get("columns"), data.get("rows")
+    types: dict[str, tuple[type, ...]] = {INTEGER: (int,), NUMBER: (int, float), FLAG: (bool,), TEXT: (str,)}
     if names != list(LAYOUTS[kind].names):
         raise InputError(who, f"columns {names!r}"[:120], ", ".join(LAYOUTS[kind].names))
     if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == len(names) for row in rows):
@@ -32,13 +33,13 @@ def table_from_json(kind: str, data: Json, who: str) -> Table:
     columns = {}
     for i, column in enumerate(LAYOUTS[kind].columns):
         values = [row[i] for row in rows]
-        wanted = {"integer": {int}, "number": {int, float}, "flag": {bool}}.get(column.kind, {str})
+        wanted = types[column.kind]
         odd = next((v for v in values if type(v) not in wanted), None)
         if odd is not None or None in values:
             raise InputError(who, f"{column.name} = {odd!r}"[:100], f"{column.kind} values")
-        if column.kind == "integer" and any(abs(v) >= 2**62 for v in values):
+        if column.kind == INTEGER and any(abs(v) >= 2**62 for v in values):
             raise InputError(who, f"{column.name} of {max(map(abs, values))}"[:100], "integers below 2**62")
-        if column.kind == "number" and any(isinstance(v, int) and abs(v) >= 2**62 for v in values):
+        if column.kind == NUMBER and any(isinstance(v, int) and abs(v) >= 2**62 for v in values):
             raise InputError(who, f"{column.name} above 2**62", "finite numbers")
         columns[column.name] = values
     return Table(kind, columns)  # type: ignore[arg-type]

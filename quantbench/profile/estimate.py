@@ -63,9 +63,11 @@ class Estimates:
 
     def reshape(self, *shape: int) -> Estimates:
         """The same in another shape."""
-        arrays = (self.latency_us, self.low_us, self.high_us, self.source_code, self.outside, self.compute_us,
-                  self.memory_us)  # fmt: skip
-        return Estimates(*(array.reshape(shape) for array in arrays), self.note)
+        return Estimates(
+            self.latency_us.reshape(shape), self.low_us.reshape(shape), self.high_us.reshape(shape),
+            self.source_code.reshape(shape), self.outside.reshape(shape), self.compute_us.reshape(shape),
+            self.memory_us.reshape(shape), self.note,
+        )  # fmt: skip
 
     def __getitem__(self, row: int) -> Estimate:
         return Estimate(

@@ -65,7 +65,7 @@ def decode(kind: type[_T], data: object, who: str) -> _T:
 
 
 @cache
-def _fields_of(kind: type) -> dict[str, tuple[str, bool]]:
+def _fields_of(kind: Any) -> dict[str, tuple[str, bool]]:
     """By field: its type as written, and whether it may be null."""
     found = {}
     for one in fields(kind):

@@ -216,10 +216,10 @@ def _numpy(values: Any, kind: str) -> npt.NDArray[Any]:
     """An Arrow array without nulls as numpy's, by its buffers: `to_numpy` would import pandas where that is there."""
     if kind == TEXT:
         words = np.array(values.dictionary.to_pylist() or [""], dtype=np.str_)
-        return words[_plain(values.indices, np.dtype(np.int32))]
+        return np.asarray(words[_plain(values.indices, np.dtype(np.int32))])
     if kind == FLAG:
         bits = np.unpackbits(np.frombuffer(values.buffers()[1], dtype=np.uint8), bitorder="little")
-        return bits[values.offset : values.offset + len(values)].astype(np.bool_)
+        return np.asarray(bits[values.offset : values.offset + len(values)], dtype=np.bool_)
     return _plain(values, np.dtype(np.int64 if kind == INTEGER else np.float64))
 
 

@@ -138,6 +138,8 @@ def _attention(device: DeviceSpec, table: Table, fit: bool, seed: int) -> Attent
         return AttentionModel.best(device)
     kept = np.sort(np.random.default_rng(seed).permutation(len(table))[:_MOST_ATTENTION_ROWS])
     chosen = table.where(kept)
-    sizes = (chosen[name] for name in ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim"))
-    shapes = AttentionShapes(*sizes, chosen["causal"], chosen["direction"] == "backward", dtype)
+    shapes = AttentionShapes(
+        chosen["batch"], chosen["heads"], chosen["kv_heads"], chosen["seq_q"], chosen["seq_k"], chosen["head_dim"],
+        chosen["causal"], chosen["direction"] == "backward", dtype,
+    )  # fmt: skip
     return AttentionModel.fit(device, shapes, chosen["latency_us"], seed=seed)

@@ -141,9 +141,8 @@ class Lines:
             inner[first[:-1]] = inner[first[1:] - 1] = False
             at = np.flatnonzero(inner)
             low, high = scale[at - 1], scale[at + 1]
-            at, low, high = (x[high <= WIDEST_GAP * low] for x in (at, low, high))
-            fresh = ~known[order[at]]
-            at, low, high = at[fresh], low[fresh], high[fresh]
+            kept = (high <= WIDEST_GAP * low) & ~known[order[at]]
+            at, low, high = at[kept], low[kept], high[kept]
             share = np.log(scale[at] / low) / np.log(high / low)
             rows = order[at]
             value[rows] = self.value[order[at - 1]] * (1.0 - share) + self.value[order[at + 1]] * share

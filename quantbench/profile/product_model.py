@@ -85,8 +85,8 @@ class ProductModel:
     def _from_json(cls, data: Any, device: DeviceSpec) -> ProductModel:
         dtype = require_choice(_WHO, "dtype", data["dtype"], GEMM_DTYPES)
         fast = fast_from_json(data["distilled"])
-        points = tuple(tuple(float(x) for x in data[name]) for name in ("log_us", "half_width"))
-        made = cls(dtype, fast, data["rows"], *points, data["note"], data["provenance"])
+        log_us, half = (tuple(float(x) for x in data[name]) for name in ("log_us", "half_width"))
+        made = cls(dtype, fast, data["rows"], log_us, half, data["note"], data["provenance"])
         _check(made, device)
         return made
 

@@ -80,9 +80,12 @@ class Profile:
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
-        """Read a profile. Raises StoreError for a file that cannot be read or was changed, InputError for one that
-        holds what cannot be."""
-        parts, tables = file.read_document(Path(path))
+        """Read a profile: its JSON file, or the folder in which that is called profile.json.
+
+        Raises StoreError for a file that cannot be read or was changed, InputError for one that holds what cannot be.
+        """
+        where = Path(path)
+        parts, tables = file.read_document(where / "profile.json" if where.is_dir() else where)
         device = codec.device_from_json(parts["device"])
         return cls(
             device,
@@ -154,6 +157,11 @@ class Profile:
         the logits; norms, activations and communication are not in it."""
         ops = [replace(op, count=1) for op in shape.ops(backward=backward) if op.name != "logits"]
         return layer_of(ops, self.estimates([op.workload for op in ops]))
+
+    def trust(self, kind: str) -> float | None:
+        """Half-width, in log time, of the 90 % interval between measured shapes of the profile's main format of `kind`,
+        found by leaving each row out; None where it was not asked for or there are too few rows."""
+        return self._asker.trust(kind)
 
     def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
         """An estimate of each workload, in their order."""

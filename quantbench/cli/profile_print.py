@@ -1,0 +1,168 @@
+"""A profile as tables and lines for people, and as plain objects for programs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from math import exp
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quantbench.profile import Estimate, Profile, Table
+from quantbench.profile.columns import INTEGER, LAYOUTS
+from quantbench.units import percent
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+# The largest cliffs are shown; --json has all that the profile holds.
+_MOST_CLIFFS = 10
+_STYLES = {"measured": "green", "interpolated": "", "modelled": "yellow"}
+
+
+def origin_lines(profile: Profile) -> list[str]:
+    """Whose figures these are, in a line for each run."""
+    found = [profile.provenance.note] if profile.provenance.note else []
+    for run in profile.provenance.runs:
+        source = f": {run.source}" if run.source else ""
+        cache = "" if run.cache == "unknown" else f", {run.cache} cache"
+        found.append(f"{run.origin} run {run.run_id}{cache}, {run.rows:,} of {run.records:,} records{source}")
+    return found
+
+
+def rows_lines(profile: Profile) -> list[str]:
+    """How many rows of what there are."""
+    counts = [f"{len(table):,} of {kind}" for kind, table in profile.tables.items() if len(table)]
+    return ["rows: " + (", ".join(counts) or "none; the models answer alone")]
+
+
+def _table(title: str, *columns: str) -> RichTable:
+    from rich.table import Table as RichTable
+
+    table = RichTable(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    for i, name in enumerate(columns):
+        table.add_column(name, overflow="fold", no_wrap=i < len(columns) - 1)
+    return table
+
+
+def rows_table(profile: Profile) -> RichTable | None:
+    """A line for each kind, format and provider; None without rows."""
+    parts = [part for table in profile.tables.values() for part in _parts(table)]
+    if not parts:
+        return None
+    found = _table("measured", "what", "provider", "rows", "grades", "sizes")
+    for kind, words, provider, rows in parts:
+        grades = Counter(rows["grade"].tolist())
+        found.add_row(
+            f"{kind} {words}", provider, f"{len(rows):,}", ", ".join(f"{grades[g]:,} {g}" for g in sorted(grades)),
+            _ranges(rows),
+        )  # fmt: skip
+    return found
+
+
+def _parts(table: Table) -> list[tuple[str, str, str, Table]]:
+    """(kind, format, provider, rows) of the parts of a table that are alike."""
+    names = [c.name for c in LAYOUTS[table.kind].columns if c.name in LAYOUTS[table.kind].keys and c.kind != INTEGER]
+    keys = list(zip(*(table[name].tolist() for name in names), strict=True))
+    found = []
+    for key in sorted(set(keys), key=str):
+        rows = np.array([other == key for other in keys])
+        words = [("causal" if value else "full") if isinstance(value, bool) else value for value in key[:-1]]
+        found.append((table.kind, " ".join(words), key[-1], table.where(rows)))
+    return found
+
+
+def _ranges(rows: Table) -> str:
+    names = [c.name for c in LAYOUTS[rows.kind].columns if c.name in LAYOUTS[rows.kind].keys and c.kind == INTEGER]
+    spans = []
+    for name in names:
+        low, high = rows[name].min(), rows[name].max()
+        spans.append(f"{name} {low}" if low == high else f"{name} {low} to {high}")
+    return ", ".join(spans)
+
+
+def model_lines(profile: Profile) -> list[str]:
+    """What predicts where nothing was measured, and how well."""
+    models = profile.models
+    found = []
+    for model in models.gemm:
+        middle = exp(float(np.median(model.half))) - 1
+        fitted = f"fitted to {model.rows:,} rows" if model.rows else model.note
+        found.append(f"model of {model.dtype} products: {fitted}; 90 % of shapes within ±{percent(middle)}")
+        held = model.provenance.get("held_out")
+        if isinstance(held, dict) and "median_pct" in held:
+            found[-1] += f"; off by {held['median_pct']:.1f} % (median) on rows that it was not fitted to"
+    if len(profile.tables["gemm"]):
+        trust = profile.trust("gemm")
+        if trust is not None:
+            found.append(
+                f"between two measured products: 90 % within ±{percent(exp(trust) - 1)} (rows left out in turn)"
+            )
+    found += [other.note for other in (models.softmax, models.attention) if other is not None]
+    return found or ["no models: only what was measured is known, and the spec sheet"]
+
+
+def cliffs_table(profile: Profile) -> RichTable | None:
+    """The largest cliffs, those of many curves first; None where there is none."""
+    if not profile.cliffs:
+        return None
+    ordered = sorted(profile.cliffs, key=lambda cliff: (cliff.num_curves == 1, -cliff.ratio))
+    more = profile.provenance.num_cliffs - min(len(ordered), _MOST_CLIFFS)
+    title = "cliffs" if more <= 0 else f"the worst cliffs ({more:,} more)"
+    found = _table(title, "size", "time", "op", "why")
+    for cliff in ordered[:_MOST_CLIFFS]:
+        held = "".join(f", {name} = {value}" for name, value in cliff.held.items())
+        found.add_row(
+            f"{cliff.axis} = {cliff.at} to {cliff.next}{held}",
+            f"{cliff.ratio:.2f}x ({cliff.low:.2f} to {cliff.high:.2f})", f"{cliff.op} {cliff.provider}",
+            f"{cliff.cause}: {cliff.why}" if cliff.why else cliff.cause,
+        )  # fmt: skip
+    return found
+
+
+def finding_lines(profile: Profile) -> list[str]:
+    """The verdicts in a few lines."""
+    by_verdict: dict[str, list[str]] = {}
+    for finding in profile.findings:
+        effect = "" if finding.effect is None else f" ({finding.effect:.3f}x)"
+        by_verdict.setdefault(finding.verdict, []).append(finding.rule + effect)
+    return [f"{verdict}: {', '.join(rules)}" for verdict, rules in sorted(by_verdict.items())]
+
+
+def answers_table(answers: Sequence[tuple[str, str, Estimate]]) -> RichTable:
+    """One line an answer."""
+    from rich.text import Text
+
+    found = _table("", "shape", "time", "90 % interval", "source", "bound by", "to know")
+    for kind, text, one in answers:
+        found.add_row(
+            f"{kind} {text}", f"{one.latency_us:.4g} µs", _interval(one),
+            Text(one.source, style=_STYLES[one.source]), one.bound, one.note,
+        )  # fmt: skip
+    return found
+
+
+def _interval(one: Estimate) -> str:
+    if one.low_us == one.high_us:
+        return "a single figure"
+    return f"{one.low_us:.4g} to {one.high_us:.4g} µs"
+
+
+def profile_to_json(profile: Profile) -> dict[str, Any]:
+    """What `show` shows, as JSON objects."""
+    from quantbench.profile.codec import cliff_to_json, finding_to_json, provenance_to_json
+
+    return {
+        "device": profile.device.name,
+        "software": dict(profile.software),
+        "provenance": provenance_to_json(profile.provenance),
+        "tables": [
+            {"kind": kind, "format": words, "provider": provider, "rows": len(rows)}
+            for table in profile.tables.values()
+            for kind, words, provider, rows in _parts(table)
+        ],
+        "models": model_lines(profile),
+        "cliffs": [cliff_to_json(cliff) for cliff in profile.cliffs],
+        "findings": [finding_to_json(finding) for finding in profile.findings],
+    }
