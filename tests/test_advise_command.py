@@ -8,12 +8,14 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import typer
+from known_profile import GEMMS, known_profile
 from typer.testing import CliRunner
 
 from quantbench.cli.advise import advise
@@ -119,6 +121,33 @@ def test_presets_and_configs_can_be_changed(tmp_path: Path) -> None:
     )
     assert (data["shape"]["hidden"], data["shape"]["head_dim"], data["shape"]["ffn"]) == (2048, 64, 5632)
     assert (data["shape"]["kv_heads"], data["shape"]["layers"], data["shape"]["seq"]) == (8, 8, 1024)
+
+
+def test_a_profile_takes_the_place_of_a_gpu(tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    known_profile().save(file)
+    said = run("--profile", str(file), *WIDE[2:], "--top", "1")
+    assert said.splitlines()[1].startswith("times: profile of a100-sxm4-80gb: 12 gemm, 2 softmax")
+    assert "alignment: head_dim = 150 is no multiple of 8" in said
+    # A shape whose product is one of the profile's: its figure comes back.
+    of_known = ("--hidden", "4096", "--heads", "32", "--ffn", "4096", "--seq", "2048", "--layers", "1", "--top", "0")
+    data = run_json("--profile", str(file), *of_known)
+    down = next(op for op in data["ops"] if op["op"] == "mlp_down")
+    assert (down["workload"]["m"], down["workload"]["n"], down["workload"]["k"]) == (2048, 4096, 4096)
+    assert down["latency_us"] == pytest.approx(GEMMS[2048, 4096, 4096])
+    assert " measured" in data["op_times"]
+    with pytest.raises(InputError, match=r"advise: --gpu .* and --profile .*; expected one of them"):
+        run("--profile", str(file), *WIDE)
+    with pytest.raises(StoreError, match=r"expected"):
+        run("--profile", str(tmp_path / "none.json"), *WIDE[2:])
+
+
+def test_the_profile_of_a_processor_is_refused(tmp_path: Path) -> None:
+    made = known_profile({})
+    core = replace(made.device, name="cpu-made-up", kind="cpu", compute_capability=None)
+    replace(made, device=core, cliffs=()).save(tmp_path / "cpu.json")
+    with pytest.raises(InputError, match=r"advise: --profile .*cpu.json of cpu-made-up; expected the profile of a GPU"):
+        run("--profile", str(tmp_path / "cpu.json"), *WIDE[2:])
 
 
 def test_a_vocabulary_that_tp_does_not_divide_is_padded() -> None:

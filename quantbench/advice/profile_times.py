@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
-from quantbench.advice.answers import UNALIGNED_NOTE, unaligned
+from quantbench.advice.answers import UNALIGNED_NOTE, KernelTimes, unaligned
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.estimate import Estimate
+from quantbench.launch import Launch
 from quantbench.planner.op_times import Latency
 from quantbench.workload.transformer import Compute
 
@@ -32,10 +33,14 @@ class Estimating(Protocol):
 
 class ProfileTimes:
     """Times of a profile. Its figures stand where a shape was measured; elsewhere, its models do not know batched
-    products of unaligned rows, which run at the rate that `answers.unaligned` says."""
+    products of unaligned rows, which run at the rate that `answers.unaligned` says.
 
-    def __init__(self, profile: Estimating) -> None:
+    kernels: where the tiles are asked of that edges are counted in; the device's assumed tile without it.
+    """
+
+    def __init__(self, profile: Estimating, kernels: KernelTimes | None = None) -> None:
         self._profile = profile
+        self._kernels = kernels
         self._sources: Counter[str] = Counter()
         self._unaligned = False
 
@@ -50,6 +55,15 @@ class ProfileTimes:
         counted = ", ".join(f"{count} {source}" for source, count in self._sources.most_common())
         asked = f"of what was asked {counted}" if counted else ""
         return "; ".join(filter(None, (self._profile.note, asked, UNALIGNED_NOTE if self._unaligned else "")))
+
+    @property
+    def common_error(self) -> float:
+        """Nothing: where it was measured, it is right on average."""
+        return 0.0
+
+    def launches(self, workloads: Sequence[Compute]) -> list[Launch | None]:
+        """The launch that is believed in, per workload."""
+        return [None] * len(workloads) if self._kernels is None else self._kernels.launches(workloads)
 
     def latencies_us(self, workloads: Sequence[Compute]) -> list[Latency]:
         """One latency per workload, in their order."""

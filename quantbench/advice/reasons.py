@@ -50,8 +50,8 @@ def reasons(old: ShapeCost, new: ShapeCost, weight: float) -> tuple[str, ...]:
         if (saved >= _WORTH_SAYING or not found) and name in new.by_name:
             subject, said = _reason(name, old, new)
             found.setdefault(said, []).append(subject)
-    said = [", ".join(filter(None, subjects)) + text for text, subjects in found.items()]
-    return (*said, *_drawbacks(old, new))
+    said_of = [", ".join(filter(None, subjects)) + said for said, subjects in found.items()]
+    return (*said_of, *_drawbacks(old, new))
 
 
 def _drawbacks(old: ShapeCost, new: ShapeCost) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from math import isfinite, sqrt
 from pathlib import Path
 from typing import Any
 
-from quantbench.advice import ModelledTimes, Space
+from quantbench.advice import ModelledTimes, ProfileTimes, Space
 from quantbench.cli.plan_options import with_what_follows
 from quantbench.device import default_dtype
 from quantbench.device.spec import DeviceSpec
@@ -54,12 +54,18 @@ class AdviseArguments:
         """Where times come from: the profile, or the models of the GPU."""
         from quantbench.latency.best import best_models
 
-        if self.profile is not None:
-            if self.gpu:
-                raise InputError(_WHO, f"--gpu {self.gpu} and --profile {self.profile}", "one of them")
-            raise InputError(_WHO, f"--profile {self.profile}", "--gpu")
-        device = self.device()
-        return ModelledTimes(best_models(device, self.number_format(device)))
+        if self.profile is None:
+            device = self.device()
+            return ModelledTimes(best_models(device, self.number_format(device)))
+        from quantbench.profile import Profile
+
+        if self.gpu:
+            raise InputError(_WHO, f"--gpu {self.gpu} and --profile {self.profile}", "one of them")
+        profile = Profile.load(self.profile)
+        if profile.device.kind != "cuda":
+            raise InputError(_WHO, f"--profile {self.profile} of {profile.device.name}", "the profile of a GPU")
+        kernels = ModelledTimes(best_models(profile.device, self.number_format(profile.device)))
+        return ProfileTimes(profile, kernels)
 
     def number_format(self, device: DeviceSpec) -> str:
         """What was typed, or what is usual on the device."""
