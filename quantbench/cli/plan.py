@@ -29,6 +29,10 @@ def plan(
     optimizer: Annotated[str, typer.Option(help="fused_adam, adam or adam_8bit.", rich_help_panel=_MODEL)] = "",
     gpus: Annotated[int, typer.Option(min=0, help="How many GPUs.", rich_help_panel=_MACHINES)] = 0,
     gpu: Annotated[str, typer.Option(help="Device slug (quantbench devices).", rich_help_panel=_MACHINES)] = "",
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="Times from this profile of the GPU.", rich_help_panel=_MACHINES),
+    ] = None,
     cluster: Annotated[
         str,
         typer.Option(help="jean-zay-a100, dgx-a100, … (default: the GPU's own system).", rich_help_panel=_MACHINES),
@@ -87,8 +91,9 @@ def plan(
     arguments = PlanArguments(
         model=model, config=config, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn, gated=gated,
         layers=layers, seq=seq, vocab=vocab, dtype=dtype, attention=attention, dropout=dropout, optimizer=optimizer,
-        gpus=gpus, gpu=gpu, cluster=cluster, gpus_per_node=gpus_per_node, node_gbit_per_s=node_gbit_per_s, gbs=gbs,
-        rampup_step=rampup_step, dp_overlap=dp_overlap, dp=dp, tp=tp, pp=pp, mbs=mbs, interleave=interleave,
+        gpus=gpus, gpu=gpu, profile=profile, cluster=cluster, gpus_per_node=gpus_per_node,
+        node_gbit_per_s=node_gbit_per_s, gbs=gbs, rampup_step=rampup_step, dp_overlap=dp_overlap,
+        dp=dp, tp=tp, pp=pp, mbs=mbs, interleave=interleave,
         zero=zero, recompute=recompute, sequence_parallel=sequence_parallel, allow_uneven=allow_uneven,
         params=params, tolerance=tolerance, aspect=aspect, head_dim=head_dim, as_typed=as_typed,
     )  # fmt: skip

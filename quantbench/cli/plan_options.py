@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from quantbench.planner.cluster import Cluster, cluster, gpu_named, reference_cl
 from quantbench.planner.context import ATTENTIONS, Given
 from quantbench.planner.formulas import RECOMPUTATIONS, parameters
 from quantbench.planner.layout import Job, Layout
+from quantbench.planner.op_times import BestTimes, TimesOf
 from quantbench.planner.search import Space
 from quantbench.planner.shape_search import ShapeSpace
+from quantbench.profile.times import ProfileTimes
 from quantbench.workload import TransformerShape
 
 _WHO = "plan"
@@ -40,6 +43,7 @@ class PlanArguments:
     optimizer: str
     gpus: int
     gpu: str
+    profile: Path | None
     cluster: str
     gpus_per_node: int
     node_gbit_per_s: float
@@ -92,8 +96,23 @@ class PlanArguments:
             return self.dtype
         return "fp16" if self.where().device.peak("bf16") is None else "bf16"
 
+    @cached_property
+    def times(self) -> TimesOf:
+        """Where times of operations come from: the profile that was named, else the best known of each GPU."""
+        return BestTimes() if self._profile is None else self._profile
+
+    @cached_property
+    def _profile(self) -> ProfileTimes | None:
+        if self.profile is None:
+            return None
+        from quantbench.profile import Profile
+
+        return ProfileTimes(Profile.load(self.profile), self.profile)
+
     def where(self) -> Cluster:
         """The cluster: by name, or the reference system of the GPU."""
+        if not self.gpu and not self.cluster and self._profile is not None:
+            return replace(self, gpu=self._profile.profile.device.name).where()
         if not self.gpu and not self.cluster:
             raise InputError(_WHO, "no GPU", "--gpu (quantbench devices lists them) or --cluster")
         device = gpu_named(self.gpu) if self.gpu else None

@@ -20,7 +20,6 @@ from quantbench.planner.constraints import violations
 from quantbench.planner.folklore import judge
 from quantbench.planner.judge import misses, predict_rows, summarize
 from quantbench.planner.memory import GIB, limit_bytes
-from quantbench.planner.op_times import BestTimes
 from quantbench.planner.predict import Planner
 from quantbench.planner.row_checks import check_rows
 from quantbench.planner.search import search
@@ -32,7 +31,7 @@ def search_layouts(arguments: PlanArguments, top: int, as_json: bool) -> bool:
     """Rank every layout of a job."""
     job, space = arguments.job(), arguments.space()
     begun = time.perf_counter()
-    times = BestTimes()(job.cluster.device)
+    times = arguments.times(job.cluster.device)
     calibration = shipped().of(job.cluster)
     found = search(job, times, calibration, space)
     elapsed_s = time.perf_counter() - begun
@@ -71,7 +70,7 @@ def check_layout(arguments: PlanArguments, as_json: bool) -> bool:
     broken = violations(job, layout)
     strict = [v for v in broken if v.constraint.strict]
     calibration = shipped().of(job.cluster)
-    times = BestTimes()(job.cluster.device)
+    times = arguments.times(job.cluster.device)
     prediction = None if strict else Planner(job, times, calibration).predict(layout)
     wrong = bool(strict) or (prediction is not None and not prediction.fits)
     if as_json:
@@ -105,7 +104,7 @@ def shapes(arguments: PlanArguments, top: int, as_json: bool) -> bool:
     """Rank shapes of about the same number of parameters."""
     job, space = arguments.job(), arguments.shape_space()
     begun = time.perf_counter()
-    times = BestTimes()(job.cluster.device)
+    times = arguments.times(job.cluster.device)
     calibration = shipped().of(job.cluster)
     found = shape_search(job, times, calibration, space, arguments.space())
     elapsed_s = time.perf_counter() - begun
@@ -130,7 +129,7 @@ def shapes(arguments: PlanArguments, top: int, as_json: bool) -> bool:
 
 def rows(path: Path, arguments: PlanArguments, as_json: bool) -> bool:
     """Predict every row of a table and hold it against what was measured."""
-    results = predict_rows(read_table(path), BestTimes(), shipped(), arguments.given())
+    results = predict_rows(read_table(path), arguments.times, shipped(), arguments.given())
     summary = summarize(results)
     if as_json:
         missed = [{**r.to_json(), "known": known} for r, known in misses(results)]
@@ -157,7 +156,7 @@ def rows(path: Path, arguments: PlanArguments, as_json: bool) -> bool:
 
 def check_table(path: Path, arguments: PlanArguments, as_json: bool) -> bool:
     """Look for rows that cannot be and cells that contradict each other."""
-    found = check_rows(read_table(path), BestTimes(), shipped())
+    found = check_rows(read_table(path), arguments.times, shipped())
     if as_json:
         answer = {
             **report.provenance(sys.argv[1:]), "file": str(path),

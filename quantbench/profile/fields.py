@@ -56,7 +56,7 @@ def decode(kind: type[_T], data: object, who: str) -> _T:
     """A dataclass of plain fields from its JSON object. Raises InputError that names `who` and the field."""
     if not isinstance(data, dict):
         raise InputError(who, repr(data)[:80], "a JSON object")
-    known = _fields_of(kind)
+    known = _fields_of(kind)  # type: ignore[arg-type]
     if known.keys() != data.keys():
         odd = sorted(known.keys() ^ data.keys())
         what = "missing" if odd[0] in known else "unknown"
