@@ -51,6 +51,7 @@ docs: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[tables]'
 	$(BIN)/quantbench validate
 	$(BIN)/python -m quantbench.report.guide docs
+	$(BIN)/python -m quantbench.planner.accuracy tests/data docs
 
 clean:
 	rm -rf .venv .venv-volta build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
