@@ -180,7 +180,9 @@ def test_mbs_2_against_the_value_that_does_best() -> None:
     assert best.verdict == "CONFIRMED"
     assert best.effect == pytest.approx(1.1, rel=0.01)  # against 4, the strongest of the others
     assert verdict("mbs-2", runs({1: 120.0, 2: 200.0, 4: 360.0})).verdict == "REFUTED"
-    assert verdict("mbs-2", runs({1: 120.0})).reason == "no mbs = 2 beside others"
+    assert verdict("mbs-2", runs({1: 120.0})).reason == "no layer at mbs = 2 beside others"
+    alone = [r for mbs in (1, 2, 4) for r in layer("mbs", mbs, 512, 1.0) if r.places[0].op == "attention"]
+    assert verdict("mbs-2", alone).verdict == "NOT TESTED"
 
 
 def test_layers_take_each_op_by_its_fastest_provider() -> None:

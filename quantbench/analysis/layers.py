@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from quantbench.analysis.summary import Point, Row, op_order, row_of
@@ -31,10 +31,19 @@ def layer_rows(points: Sequence[Point], spec: DeviceSpec) -> tuple[Row, ...]:
         seen = ops.get(point.op)
         if seen is None or point.latency_us < seen.latency_us:
             ops[point.op] = point
-    return tuple(replace(row_of(_chosen(ops), spec), provider=FASTEST) for _, ops in sorted(places.items()))
+    return tuple(
+        replace(row_of(tuple(ops[name] for name in counted(ops)), spec), provider=FASTEST)
+        for _, ops in sorted(places.items())
+    )
 
 
-def _chosen(ops: dict[str, Point]) -> tuple[Point, ...]:
-    fused = "attention" in ops
-    kept = [point for name, point in ops.items() if not (fused and name.partition(".")[0] in _UNFUSED)]
-    return tuple(sorted(kept, key=lambda point: op_order(point.op)))
+def counted(ops: Iterable[str]) -> tuple[str, ...]:
+    """The ops of a layer as it runs them, without those that another one does as well.
+
+    >>> counted(["attention", "softmax", "qkv", "context", "scores"])
+    ('qkv', 'attention')
+    """
+    names = set(ops)
+    fused = "attention" in names
+    kept = [name for name in names if not (fused and name.partition(".")[0] in _UNFUSED)]
+    return tuple(sorted(kept, key=op_order))

@@ -9,8 +9,10 @@ from math import hypot, log
 import numpy as np
 
 from quantbench.analysis.cliffs import useful_work
+from quantbench.analysis.layers import counted
 from quantbench.analysis.rule_pairs import Finder, Found, Material, Pair
 from quantbench.analysis.summary import Point
+from quantbench.sweep.shapes import LINEAR_OPS
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class _Layer:
 
 def _layers(material: Material, axis: str) -> list[dict[int, _Layer]]:
     """For each setting of the other axes: layers by value of `axis`. Each op by its fastest provider; only ops that
-    were measured at every value count."""
+    were measured at every value count, and without a product of the linear layers among them they are no layer."""
     groups: dict[tuple[object, ...], dict[int, dict[str, Point]]] = {}
     for point in material.points:
         if axis in point.axes:
@@ -35,9 +37,9 @@ def _layers(material: Material, axis: str) -> list[dict[int, _Layer]]:
                 ops[point.op] = point
     found = []
     for by_value in groups.values():
-        common = set.intersection(*(set(ops) for ops in by_value.values()))
-        if common:
-            layers = {v: _layer([ops[name] for name in sorted(common)], material) for v, ops in by_value.items()}
+        common = counted(set.intersection(*(set(ops) for ops in by_value.values())))
+        if any(name.partition(".")[0] in LINEAR_OPS for name in common):
+            layers = {v: _layer([ops[name] for name in common], material) for v, ops in by_value.items()}
             found.append(layers)
     return found
 
@@ -55,7 +57,7 @@ def best_value(axis: str, value: int) -> Finder:
     def find(material: Material) -> Found:
         groups = [layers for layers in _layers(material, axis) if value in layers and len(layers) > 1]
         if not groups:
-            return f"no {axis} = {value} beside others"
+            return f"no layer at {axis} = {value} beside others"
         by_rival: dict[int, list[Pair]] = {}
         for layers in groups:
             for rival in layers.keys() - {value}:
@@ -75,7 +77,7 @@ def doublings(axis: str) -> Finder:
             for value in layers
             if 2 * value in layers
         ]
-        return pairs or f"no {axis} and twice that {axis}"
+        return pairs or f"no layer at some {axis} and at twice that"
 
     return find
 

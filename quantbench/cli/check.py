@@ -13,6 +13,7 @@ from quantbench.errors import InputError
 if TYPE_CHECKING:
     from quantbench.analysis.check import Check
     from quantbench.analysis.rules import Rule
+    from quantbench.device.spec import DeviceSpec
 
 
 def check(
@@ -61,7 +62,6 @@ def _measure(rule: Rule, results: Path, budget: str, *, as_json: bool) -> Path:
     from quantbench.cli.console import output, say
     from quantbench.cli.sweep_options import SweepArguments, sweep_options
     from quantbench.cli.sweep_run import measure
-    from quantbench.device.spec import DeviceSpec
     from quantbench.sweep.child import WorkerProcess
     from quantbench.sweep.options import SweepOptions
     from quantbench.sweep.session import SweepSession
@@ -77,6 +77,18 @@ def _measure(rule: Rule, results: Path, budget: str, *, as_json: bool) -> Path:
     with SweepSession.new(options, results, WorkerProcess) as session:
         measure(console, session)
         return session.folder
+
+
+def _can_test(rule: str, spec: DeviceSpec) -> bool:
+    """Whether the rule has an experiment on the device."""
+    from quantbench.analysis.rules import rule_named
+    from quantbench.errors import UnsupportedError
+
+    try:
+        rule_named(rule).plan(spec)
+    except UnsupportedError:
+        return False
+    return True
 
 
 def _say(found: Check) -> None:
@@ -106,8 +118,8 @@ def _say(found: Check) -> None:
         say(console, escape(line))
     console.print()
     console.print(rule_table(found))
-    untested = [verdict.rule for verdict in found.rules if verdict.verdict == "NOT TESTED"]
-    if untested:
-        say(console, f"to measure just what a rule needs: quantbench check --experiment {untested[0]}")
+    untested = next((v.rule for v in found.rules if v.verdict == "NOT TESTED" and _can_test(v.rule, info.device)), None)
+    if untested is not None:
+        say(console, f"to measure just what a rule needs: quantbench check --experiment {untested}")
     console.print()
     say(console, f"next: quantbench report {escape(str(found.run.folder))}")

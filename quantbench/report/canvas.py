@@ -23,7 +23,7 @@ TILE_COLOUR, WAVE_COLOUR, CLIFF_COLOUR, INTERVAL_COLOUR = "tab:red", "tab:purple
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#666666")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 # Entries of a legend below a picture that stand beside each other, by the longest of them in letters.
-_LEGEND_WIDTH, _MOST_BESIDE = 84, 4
+_LEGEND_WIDTH, _MOST_BESIDE = 104, 4
 _MOST_TICKS = 10
 # What every font of matplotlib has beside Latin letters.
 _MORE_SIGNS = "–…×·µμ→≥≤±°▼"
