@@ -29,7 +29,8 @@ from aiconfigurator_core.sdk.operations.attention import ContextAttention, Gener
 from aiconfigurator_core.sdk.operations.communication import NCCL
 from aiconfigurator_core.sdk.operations.gemm import GEMM
 root, system, queries = json.load(sys.stdin)
-db = perf_database.get_database(system, "vllm", "quantbench", systems_paths=root, shared_layer=False)
+db = perf_database.get_database(system, "vllm", "quantbench", systems_paths=root, shared_layer=False,
+                                strict_provenance=True)
 Q, C = common.GEMMQuantMode, common.CommQuantMode
 F, KV = common.FMHAQuantMode.bfloat16, common.KVCacheQuantMode.bfloat16
 for op in (GEMM, ContextAttention, GenerationAttention, NCCL):

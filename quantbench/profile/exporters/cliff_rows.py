@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -48,16 +49,23 @@ def known_cliff_rows(profile: Profile, table: Table, out: Exported) -> list[tupl
 
 
 def _sides(cliff: KnownCliff, table: Table) -> Iterator[tuple[int, int, int, str]]:
-    dtypes = set(table["dtype"].tolist())
+    """(m, n, k, dtype) on both sides of a cliff, where it is one of the table's provider, layout and a dtype of its."""
+    rows = [r for r in table.rows() if _is_of(cliff, r)]
+    if not rows:
+        return
     for work in (cliff.before, cliff.after):
-        if isinstance(work, Gemm) and work.batch == 1 and work.dtype in dtypes:
+        if isinstance(work, Gemm) and work.batch == 1:
             yield work.m, work.n, work.k, work.dtype
     if cliff.before is not None or cliff.axis != "m":
         return
     sites: dict[tuple[int, int, str], list[int]] = {}
-    for row in table.rows():
+    for row in rows:
         sites.setdefault((row["n"], row["k"], row["dtype"]), []).append(row["m"])
-    for (n, k, dtype), rows in sites.items():
-        if min(rows) <= cliff.at and cliff.next <= max(rows):
+    for (n, k, dtype), sizes in sites.items():
+        if min(sizes) <= cliff.at and cliff.next <= max(sizes):
             yield cliff.at, n, k, dtype
             yield cliff.next, n, k, dtype
+
+
+def _is_of(cliff: KnownCliff, row: dict[str, Any]) -> bool:
+    return cliff.provider == row["provider"] and cliff.variant == f"gemm {row['dtype']} {row['layout']}"

@@ -53,6 +53,7 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
         out.write(text, "data", "profiling", "compute", device_sku, *model.name.split("/"), f"{name}.csv")
         out.write(lzma.compress(text.encode()), "compute", f"{name}.csv.xz")
         out.rows[name] = len(rows)
+    out.leave_out("softmax: no place for it there", len(profile.tables["softmax"]))
     config = {"model": model.name, "device_sku": device_sku}
     out.write(json.dumps(config) + "\n", "compute", "config.json")
     _network(profile, node_sku, out)
