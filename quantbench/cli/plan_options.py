@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from quantbench.errors import InputError, require_choice
+from quantbench.planner.calibration import shipped
 from quantbench.planner.cluster import Cluster, cluster, gpu_named, reference_cluster
 from quantbench.planner.context import ATTENTIONS, Given
 from quantbench.planner.formulas import RECOMPUTATIONS, parameters
 from quantbench.planner.layout import Job, Layout
+from quantbench.planner.measured_links import with_measured_links
 from quantbench.planner.op_times import BestTimes, TimesOf
 from quantbench.planner.search import Space
 from quantbench.planner.shape_search import ShapeSpace
@@ -117,6 +119,11 @@ class PlanArguments:
             raise InputError(_WHO, "no GPU", "--gpu (quantbench devices lists them) or --cluster")
         device = gpu_named(self.gpu) if self.gpu else None
         found = cluster(self.cluster, device) if self.cluster or device is None else reference_cluster(device)
+        if self._profile is not None:
+            collectives = self._profile.profile.tables["collective"]
+            measured = zip(collectives.workloads(), collectives["latency_us"].tolist(), strict=True)
+            fitted = shipped().of(found).fitted
+            found = with_measured_links(found, measured, str(self._profile.path), between_nodes=not fitted)
         node_gb_per_s = self.node_gbit_per_s / _BITS_PER_BYTE
         return found.changed(gpus_per_node=self.gpus_per_node or None, node_gb_per_s=node_gb_per_s or None)
 
