@@ -16,6 +16,7 @@ from known_profile import GEMMS, gemm_row, known_profile, known_tables, table
 from made_runs import record, run, write
 from typer.testing import CliRunner
 
+from quantbench.cli.app import app
 from quantbench.cli.profile import profile as command
 from quantbench.cli.profile_export import degrees, percentage
 from quantbench.errors import InputError, StoreError
@@ -67,13 +68,13 @@ def test_each_command_of_the_page_runs(line: str, folder: Path) -> None:
         assert written.count("<!-- blindspots:begin -->") == 1
 
 
-def test_the_import_on_the_page_makes_the_run_that_it_names(tmp_path: Path) -> None:
+def test_the_import_on_the_page_makes_the_run_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if find_spec("aiconfigurator_core") is None:
         pytest.skip("needs quantbench[tables]")
+    monkeypatch.chdir(tmp_path)
     line = next(line for line in COMMANDS if line.startswith("quantbench import "))
-    words = [sys.executable, "-m", *shlex.split(line)]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(app, shlex.split(line)[1:], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
     assert (tmp_path / _MADE_RUN / "run.json").is_file()
 
 
