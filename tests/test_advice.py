@@ -18,7 +18,6 @@ from quantbench.advice.spread import UNMEASURED_COMMON, WIDER, ratio_factor
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
-from quantbench.latency.best import best_models
 from quantbench.latency.estimate import Estimate
 from quantbench.latency.gemm_model import LARGEST_SIDE
 from quantbench.latency.softmax import fallback_bytes
@@ -219,7 +218,7 @@ def test_any_source_of_times_will_do() -> None:
 
 @pytest.fixture(scope="module")
 def modelled() -> ModelledTimes:
-    return ModelledTimes(best_models(A100, "bf16"))
+    return ModelledTimes(A100)
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +279,7 @@ def test_unaligned_batches_run_at_the_fitted_rate(modelled: ModelledTimes) -> No
     assert slow.low < slow.mid < slow.high
     assert "unaligned rows: at a rate fitted to whole iterations" in modelled.note
     # Where the fitted rate would be faster than aligned rows are, it is not believed.
-    eager = ModelledTimes(best_models(A100, "bf16"), unaligned_share=16.0)
+    eager = ModelledTimes(A100, unaligned_share=16.0)
     assert eager.latencies_us([unaligned])[0].mid >= 0.9 * fast.mid
 
 
@@ -291,11 +290,21 @@ def test_batches_beyond_what_the_models_know_grow_in_proportion(modelled: Modell
 
 
 def test_a_gpu_that_was_not_measured_says_so_and_is_less_sure() -> None:
-    unmeasured = ModelledTimes(best_models(lookup("v100-sxm2-32gb"), "fp16"))
+    unmeasured = ModelledTimes(lookup("v100-sxm2-32gb"))
     found = advise(replace(WIDE, dtype="fp16"), unmeasured)
     assert unmeasured.common_error == UNMEASURED_COMMON
     assert "was not measured" in found.note
     assert next(iter(found.cost.by_name)) in ("scores", "context")
+
+
+def test_attention_of_an_fp8_model_runs_in_its_own_format() -> None:
+    h100 = lookup("h100-sxm5-80gb")
+    eager = TransformerShape(hidden=4096, heads=32, layers=4, vocab=51200, dtype="fp8", fused_attention=False)
+    wide, narrow = (cost_of(replace(eager, dtype=dtype), Answers(ModelledTimes(h100))) for dtype in ("bf16", "fp8"))
+    for name in ("scores", "softmax", "context"):
+        assert [o.latency for o in wide.by_name[name]] == [o.latency for o in narrow.by_name[name]]
+    assert narrow.by_name["mlp_up"][0].latency.mid < 0.8 * wide.by_name["mlp_up"][0].latency.mid
+    assert cost_of(replace(eager, dtype="int8"), Answers(ModelledTimes(h100))).latency.mid > 0
 
 
 def test_flash_attention_pays_less_for_its_heads(modelled: ModelledTimes) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 from quantbench.advice.spread import UNMEASURED_COMMON
 from quantbench.device.spec import DeviceSpec
+from quantbench.latency.best import best_models
 from quantbench.latency.gemm_model import LARGEST_SIDE
 from quantbench.latency.softmax import fallback_bytes
 from quantbench.latency.transformer import UNMEASURED_CORRELATION, TransformerModel
@@ -39,22 +42,29 @@ class KernelTimes(OpTimes, Protocol):
 
 
 class ModelledTimes:
-    """Times of a device's latency models, with the kernels they believe in.
+    """Times of a device's latency models, each number format's own, with the kernels they believe in.
 
     Batched products whose rows are not 16-byte aligned, which no public table holds, run at the share of the fp32 peak
     that the planner fitted to measured training iterations (`Calibration.unaligned_share`).
     """
 
-    def __init__(self, model: TransformerModel, unaligned_share: float | None = None) -> None:
-        self._model = model
-        self._share = unaligned_share
+    def __init__(
+        self,
+        device: DeviceSpec,
+        unaligned_share: float | None = None,
+        models: Callable[[str], TransformerModel] | None = None,
+    ) -> None:
+        """models: those of a number format; the best at hand unless given."""
+        self._device, self._share = device, unaligned_share
+        self._models_of = models or partial(best_models, device)
+        self._models: dict[str, TransformerModel] = {}
         self._launches: dict[Compute, Launch | None] = {}
         self._notes: dict[str, None] = {}
 
     @property
     def device(self) -> DeviceSpec:
         """The GPU that the times are of."""
-        return self._model.device
+        return self._device
 
     @property
     def note(self) -> str:
@@ -64,29 +74,41 @@ class ModelledTimes:
     @property
     def common_error(self) -> float:
         """The part of the errors that operations of one kind have in common, see `spread`."""
-        return UNMEASURED_COMMON if self._model.correlation == UNMEASURED_CORRELATION else 0.0
+        unmeasured = any(model.correlation == UNMEASURED_CORRELATION for model in self._models.values())
+        return UNMEASURED_COMMON if unmeasured else 0.0
 
     def latencies_us(self, workloads: Sequence[Compute]) -> list[Latency]:
         """One latency per workload, in their order."""
-        asked = [_within_reach(work) for work in workloads]
-        answers = self._model.predict_ops([Op(part.kind, "forward", part, 1) for part, _ in asked])
+        by_dtype: dict[str, list[Compute]] = defaultdict(list)
+        for work in dict.fromkeys(workloads):
+            by_dtype[work.dtype].append(work)
+        found: dict[Compute, Latency] = {}
+        for dtype, works in by_dtype.items():
+            found.update(zip(works, self._of_one_dtype(dtype, works), strict=True))
+        return [found[work] for work in workloads]
+
+    def _of_one_dtype(self, dtype: str, works: Sequence[Compute]) -> list[Latency]:
+        if dtype not in self._models:
+            self._models[dtype] = self._models_of(dtype)
+        model = self._models[dtype]
+        asked = [_within_reach(work) for work in works]
+        answers = model.predict_ops([Op(part.kind, "forward", part, 1) for part, _ in asked])
         found = []
-        for work, (_, times), op in zip(workloads, asked, answers, strict=True):
+        for work, (_, times), op in zip(works, asked, answers, strict=True):
             estimate = op.work.estimate
             self._launches[work] = op.work.launch
-            self._note(op.work.note)
+            self._note(op.work.note, model.attention.note)
             latency = Latency(times * estimate.low_us, times * estimate.latency_us, times * estimate.high_us)
             slow = unaligned(work, latency, self.device, self._share)
             if slow is not None:
-                self._note(UNALIGNED_NOTE)
+                self._note(UNALIGNED_NOTE, model.attention.note)
             found.append(slow or latency)
         return found
 
-    def _note(self, note: str) -> None:
+    def _note(self, note: str, attention: str) -> None:
         """Keep a note. The attention model adds to its own how many of a batch are beyond what was measured."""
-        own = self._model.attention.note
-        if note.startswith(own) and note != own:
-            self._notes[own] = None
+        if note.startswith(attention) and note != attention:
+            self._notes[attention] = None
             note = "backward attention and unusual heads are beyond what was measured there"
         self._notes[note] = None
 

@@ -52,11 +52,8 @@ class AdviseArguments:
 
     def times(self) -> OpTimes:
         """Where times come from: the profile, or the models of the GPU."""
-        from quantbench.latency.best import best_models
-
         if self.profile is None:
-            device = self.device()
-            return ModelledTimes(best_models(device, self.number_format(device)))
+            return ModelledTimes(self.device())
         from quantbench.profile import Profile
 
         if self.gpu:
@@ -64,8 +61,7 @@ class AdviseArguments:
         profile = Profile.load(self.profile)
         if profile.device.kind != "cuda":
             raise InputError(_WHO, f"--profile {self.profile} of {profile.device.name}", "the profile of a GPU")
-        kernels = ModelledTimes(best_models(profile.device, self.number_format(profile.device)))
-        return ProfileTimes(profile, kernels)
+        return ProfileTimes(profile, ModelledTimes(profile.device))
 
     def number_format(self, device: DeviceSpec) -> str:
         """What was typed, or what is usual on the device."""
