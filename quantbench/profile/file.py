@@ -194,7 +194,7 @@ def from_parquet(kind: str, content: bytes, shown: str) -> Table:
     texts = [column.name for column in LAYOUTS[kind].columns if column.kind == TEXT]
     try:
         found = pq.ParquetFile(pa.BufferReader(content), read_dictionary=texts).read(use_threads=False)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, KeyError) as error:  # KeyError: a text column is not there
         raise StoreError("read profile", f"{shown} ({error})"[:200].replace("\n", " "), "a Parquet file") from None
     if found.column_names != names:
         raise InputError(who, "columns " + ", ".join(found.column_names)[:150], ", ".join(names))

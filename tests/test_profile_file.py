@@ -1,0 +1,243 @@
+"""Profiles on disk: the same runs give the same bytes, and whatever was changed since is refused in one line."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import made_profiles as made
+import numpy as np
+import pytest
+
+from quantbench.errors import InputError, StoreError
+from quantbench.profile import Profile
+from quantbench.profile.file import digest
+from quantbench.profile.migrations import upgrade
+from quantbench.profile.schema import schema
+
+
+def saved(folder: Path, profile: Profile | None = None) -> Path:
+    path = folder / "profile.json"
+    (profile or made.profile()).save(path)
+    return path
+
+
+@cache
+def large() -> Profile:
+    """More rows than stand in the JSON."""
+    return Profile.from_runs([made.run(made.rows_beyond(2100))], fit=False)
+
+
+def change(path: Path, how: Any, *, sign: bool) -> None:
+    """Change the document; sign: give it the digest of what it now holds, as a forger would."""
+    data = json.loads(path.read_text())
+    how(data)
+    if sign:
+        data["sha256"] = digest(data)
+    path.write_text(json.dumps(data))
+
+
+def same(a: Profile, b: Profile) -> bool:
+    equal = a.device == b.device and a.provenance == b.provenance and a.cliffs == b.cliffs and a.findings == b.findings
+    tables = all(
+        np.array_equal(a.tables[kind][name], b.tables[kind][name])
+        for kind in a.tables for name in a.tables[kind].columns
+    )  # fmt: skip
+    answer, other = (p.gemm([1000, 2048], [3000, 6144], [500, 2048]) for p in (a, b))
+    return equal and tables and np.array_equal(answer.latency_us, other.latency_us)
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    assert same(Profile.load(saved(tmp_path)), made.profile())
+    assert same(Profile.load(tmp_path), made.profile())  # the folder will do
+
+
+def test_the_same_runs_give_the_same_bytes_in_any_order(tmp_path: Path) -> None:
+    first = made.run(made.gemm_records(), "first")
+    second = made.run(made.other_records(), "second")
+    texts = set()
+    for runs in ([first, second], [second, first]):
+        path = tmp_path / "profile.json"
+        Profile.from_runs(runs, fit=False).save(path)
+        texts.add(path.read_bytes())
+    assert len(texts) == 1
+
+
+def test_large_tables_stand_beside_it_and_their_bytes_are_the_same(tmp_path: Path) -> None:
+    profile = large()
+    path = saved(tmp_path, profile)
+    beside = tmp_path / "profile.gemm.parquet"
+    content = beside.read_bytes()
+    entry = json.loads(path.read_text())["tables"]["gemm"]
+    assert (entry["file"], entry["num_rows"]) == (beside.name, 2100)
+    assert same(Profile.load(path), profile)
+    saved(tmp_path, Profile.load(path))
+    assert beside.read_bytes() == content
+    jsonschema.validate(json.loads(path.read_text()), schema())
+
+
+def test_parquet_files_are_what_others_read(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    profile = large()
+    saved(tmp_path, profile)
+    table = pq.read_table(tmp_path / "profile.gemm.parquet")
+    assert table.column("latency_us").to_pylist() == profile.tables["gemm"]["latency_us"].tolist()
+    assert set(table.column("provider").to_pylist()) == {"torch.linear"}
+
+
+def test_it_holds_to_its_published_schema(tmp_path: Path) -> None:
+    jsonschema.Draft202012Validator.check_schema(schema())
+    data = json.loads(saved(tmp_path).read_text())
+    jsonschema.validate(data, schema())
+    data["tables"]["gemm"]["rows"][0][0] = "4096"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(data, schema())
+
+
+def test_older_versions_are_brought_up_step_by_step() -> None:
+    def milliseconds(data: dict[str, Any]) -> dict[str, Any]:
+        """Version 0, for this test: times were in ms."""
+        return {**{k: v for k, v in data.items() if k != "latency_ms"}, "latency_us": data["latency_ms"] * 1e3}
+
+    def renamed(data: dict[str, Any]) -> dict[str, Any]:
+        return {("gpu" if k == "card" else k): v for k, v in data.items()}
+
+    old = {"version": 0, "latency_ms": 1.5, "card": "a100"}
+    steps = {0: milliseconds, 1: renamed}
+    assert upgrade(old, "profile", migrations=steps, current=2) == {"version": 2, "latency_us": 1500.0, "gpu": "a100"}
+    assert upgrade({"version": 2, "gpu": "a100"}, "profile", migrations=steps, current=2)["gpu"] == "a100"
+    with pytest.raises(InputError, match=r"profile: version -1; expected one of 0, 1, 2"):
+        upgrade({"version": -1}, "profile", migrations=steps, current=2)
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        (2, "version 2; expected at most 1; a newer quantbench wrote it"),
+        ("1", "version = '1'; expected an integer up to 1"),
+        (True, "version = True; expected an integer up to 1"),
+        (None, "version = None; expected an integer up to 1"),
+    ],
+)
+@pytest.mark.parametrize("sign", [True, False])
+def test_other_versions_are_refused(tmp_path: Path, version: object, message: str, sign: bool) -> None:
+    path = saved(tmp_path)
+    change(path, lambda data: data.update(version=version), sign=sign)
+    with pytest.raises(InputError) as error:
+        Profile.load(path)
+    assert str(error.value) == f"profile {path}: {message}"
+
+
+def test_a_changed_number_is_noticed(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    text = path.read_text()
+    us = float(made.profile().tables["gemm"]["latency_us"][3])
+    assert repr(us) in text
+    path.write_text(text.replace(repr(us), repr(np.nextafter(us, np.inf).item())))
+    with pytest.raises(StoreError, match="was changed or damaged: its sha256 is not that of its content"):
+        Profile.load(path)
+
+
+def test_spaces_and_the_order_of_names_are_no_change(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=4, sort_keys=True))
+    assert same(Profile.load(path), made.profile())
+
+
+def test_truncated_files_foreign_files_and_missing_ones(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(StoreError, match=r"profile\.json \(.*\); expected a whole JSON file"):
+        Profile.load(path)
+    path.write_text('{"format": "quantbench-run"}')
+    with pytest.raises(StoreError, match="with format 'quantbench-run'; expected format \"quantbench-profile\""):
+        Profile.load(path)
+    path.write_text("[" * 100_000)
+    with pytest.raises(StoreError, match="expected a whole JSON file"):
+        Profile.load(path)
+    with pytest.raises(StoreError, match="No such file"):
+        Profile.load(tmp_path / "other.json")
+
+
+def test_parquet_damaged_missing_or_swapped(tmp_path: Path) -> None:
+    path = saved(tmp_path, large())
+    beside = tmp_path / "profile.gemm.parquet"
+    content = beside.read_bytes()
+    beside.write_bytes(content[:-1])
+    with pytest.raises(StoreError, match="sha256 is not what profile.json says"):
+        Profile.load(path)
+    beside.unlink()
+    with pytest.raises(StoreError, match="expected the Parquet file beside profile.json"):
+        Profile.load(path)
+    beside.write_bytes(content)
+    change(path, lambda data: data["tables"]["gemm"].update(num_rows=3), sign=True)
+    with pytest.raises(InputError, match="2100 rows in profile.gemm.parquet; expected 3 rows"):
+        Profile.load(path)
+    change(path, lambda data: data["tables"]["gemm"].update(file="../profile.gemm.parquet"), sign=True)
+    with pytest.raises(InputError, match="expected the name of a file beside the profile"):
+        Profile.load(path)
+
+
+def set_row(kind: str, column: str, value: object) -> Any:
+    def how(data: dict[str, Any]) -> None:
+        table = data["tables"][kind]
+        table["rows"][0][table["columns"].index(column)] = value
+
+    return how
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (set_row("gemm", "latency_us", -3.0), r"row 0: .* around -3 µs; expected finite times above 0"),
+        (set_row("gemm", "latency_us", "3"), r"latency_us = '3'; expected number values"),
+        (set_row("gemm", "latency_us", None), r"latency_us = None; expected number values"),
+        (set_row("gemm", "m", True), r"m = True; expected integer values"),
+        (set_row("gemm", "m", 10**40), r"m of 1000"),
+        (set_row("gemm", "m", 0), r"m 0; expected m from 1 to 2147483647"),
+        (set_row("gemm", "m", 4096), r"out of order, or there twice"),
+        (set_row("gemm", "dtype", "bf17"), r"dtype 'bf17'; expected dtype one of fp16"),
+        (set_row("gemm", "grade", "rejected"), r"grade 'rejected'; expected one of A, B, C, D"),
+        (set_row("gemm", "provider", ""), r"provider ''; expected a provider"),
+        (set_row("attention", "seq_q", 100), r"causal True; expected seq_q equal to seq_k"),
+        (set_row("attention", "kv_heads", 5), r"kv_heads 5; expected kv_heads a divisor of heads"),
+        (set_row("collective", "num_nodes", 3), r"num_nodes 3; expected num_nodes a divisor of num_gpus"),
+        (lambda data: data["device"].update(sm_count=0), r"sm_count = 0; expected a number from 1 to 1024"),
+        (lambda data: data["device"].pop("l2_bytes"), r"field 'l2_bytes' is missing"),
+        (lambda data: data["device"].update(name="h100-sxm5-80gb"), r"expected one of h100-sxm5-80gb"),
+        (lambda data: data["provenance"].update(runs=5), r"profile provenance, runs: 5; expected a list"),
+        (lambda data: data["software"].update(torch=2.11), r"expected versions by name"),
+        (lambda data: data.pop("cliffs"), r"field 'cliffs'; expected exactly device"),
+        (lambda data: data["tables"].pop("softmax"), r"tables of other kinds; expected gemm, softmax"),
+        (lambda data: data["findings"][0].update(effect="big"), r"profile finding, effect: 'big'; expected a finite"),
+        (lambda data: data["models"]["gemm"][0].update(half_width=[0.1]), r"8 times for 1 half-widths"),
+        (lambda data: data["models"]["gemm"][0]["distilled"].update(parameters=[1e9] * 60), r"models? of products"),
+        (lambda data: data["models"]["attention"][0].update(family="fa9"), r"model"),
+    ],
+)
+def test_what_cannot_be_is_refused_even_when_signed(tmp_path: Path, how: Any, message: str) -> None:
+    path = saved(tmp_path)
+    change(path, how, sign=True)
+    with pytest.raises((InputError, StoreError), match=message) as error:
+        Profile.load(path)
+    assert "\n" not in str(error.value)
+
+
+def test_infinite_numbers_do_not_pass(tmp_path: Path) -> None:
+    for number in ("NaN", "Infinity", "1e999"):
+        path = saved(tmp_path)
+        text = path.read_text()
+        us = repr(float(made.profile().tables["gemm"]["latency_us"][3]))
+        path.write_text(text.replace(us, number))
+        with pytest.raises((InputError, StoreError)):
+            Profile.load(path)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="expected a folder that can be written"):
+        made.profile().save(tmp_path / "nowhere" / "profile.json")
