@@ -5,7 +5,7 @@ BIN := .venv/bin
 # One thread: two threads on shared cores are 20 % noise.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install check test bench sweep evidence docs test-volta clean
+.PHONY: install check test bench sweep evidence docs test-volta fuzz clean
 
 install: .venv/installed
 
@@ -45,6 +45,12 @@ STEPS ?= 1 2 3
 evidence: install
 	for step in $(STEPS); do $(BIN)/python -m quantbench.evidence.run --step $$step || exit 1; done
 	$(BIN)/python -m quantbench.evidence.write
+
+# 10,000 hostile files for every loader: by hypothesis and, where it is installed (Python 3.11), by atheris too.
+FUZZ_FILES ?= 10000
+fuzz: install
+	QUANTBENCH_FUZZ_EXAMPLES=$(FUZZ_FILES) $(BIN)/python -m pytest tests/test_fuzz_loaders.py
+	$(BIN)/python tests/fuzz/run_atheris.py -runs=$(FUZZ_FILES)
 
 # The accuracy page and the pictures of docs/, from measured tables and runs.
 docs: install

@@ -4,6 +4,7 @@ import csv
 import gzip
 import lzma
 import math
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,7 +96,7 @@ class CsvFile:
                 reader = csv.reader(stream, strict=True)
                 for cells in reader:
                     yield reader.line_num, cells
-        except (OSError, UnicodeDecodeError, csv.Error, lzma.LZMAError, EOFError) as error:
+        except (OSError, UnicodeDecodeError, csv.Error, lzma.LZMAError, zlib.error, EOFError) as error:
             raise StoreError(self._operation, f"{self.path} ({error})", "a readable CSV file in UTF-8") from None
 
     def _broken(self, problem: str) -> InputError:

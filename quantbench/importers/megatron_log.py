@@ -15,6 +15,7 @@ import gzip
 import itertools
 import lzma
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -116,7 +117,7 @@ def read_log(path: Path) -> Iterations:
     try:
         with _OPENERS.get(path.suffix, open)(path, "rb") as stream:  # type: ignore[operator]
             found = read_stream(stream)
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise StoreError(_WHO, f"{path} ({error})", "a log that can be read") from None
     if not len(found):
         reason = ", ".join(f"{count} lines {reason}" for reason, count in found.left_out.most_common(2))

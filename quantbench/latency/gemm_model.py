@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from quantbench.device.registry import lookup
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError, StoreError, UnsupportedError, require_choice
+from quantbench.errors import InputError, QuantbenchError, StoreError, UnsupportedError, require_choice
 from quantbench.latency import gemm_codec
 from quantbench.latency.gemm_ensemble import CHUNK, Ensemble, Reference, shape_keys
 from quantbench.latency.gemm_estimates import GemmEstimates
@@ -29,6 +29,7 @@ from quantbench.latency.gemm_form import Machine, Shapes
 from quantbench.latency.gemm_menu import Menu
 from quantbench.latency.gemm_prior import Known, choose, family, near, pooled, shipped_pool
 from quantbench.latency.gemm_residual import Growth, Member
+from quantbench.latency.gemm_sound import require_sound
 from quantbench.latency.gemm_train import FEWEST_FOR_TREES, FEWEST_ROWS, Effort, Interval, menu_for, train, widen
 from quantbench.latency.tables import SYSTEMS, GemmTable
 from quantbench.launch import Launch
@@ -45,6 +46,8 @@ IndexArray = npt.NDArray[np.intp]
 LARGEST_SIDE = 2**21 - 1
 _SIBLING_EFFORT = Effort(members=1, rows_first=600, growth=Growth(trees=20, leaf=3))
 _SIBLING_ROWS = 6000
+# A model that was read must have a time for it.
+_PROBE = ([128], [4096], [1024])
 
 
 @dataclass(frozen=True)
@@ -249,7 +252,7 @@ class GemmModel:
         """The model of `to_json`. Raises InputError or StoreError for anything else."""
         gemm_codec.check_format(data)
         try:
-            return cls(
+            made = cls(
                 device=gemm_codec.device_from_json(data["device"]),
                 dtype=require_choice("GemmModel.from_json", "dtype", data["dtype"], GEMM_DTYPES),
                 ensemble=gemm_codec.ensemble_from_json(data["ensemble"]),
@@ -260,8 +263,21 @@ class GemmModel:
                 provenance=dict(data["provenance"]),
                 fast=None if data["fast"] is None else fast_from_json(data["fast"]),
             )
+            require_sound(made.ensemble, made.fast)
+            with np.errstate(all="ignore"):
+                us = made.predict(*_PROBE)
+        except QuantbenchError:
+            raise
         except KeyError as error:
             raise StoreError("GemmModel.from_json", f"no field {error}", "a whole model") from error
+        except (TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+            what = f"a broken part ({error})"[:160]
+            raise StoreError("GemmModel.from_json", what, "a whole model") from error
+        if not (0 < us.low_us[0] <= us.latency_us[0] <= us.high_us[0] < np.inf):
+            raise StoreError(
+                "GemmModel.from_json", f"a time of {us.latency_us[0]} µs", "a finite one within its interval"
+            )
+        return made
 
     def save(self, path: str | Path) -> None:
         """Write it to a JSON file."""
@@ -272,7 +288,7 @@ class GemmModel:
         """Read a model from a JSON file."""
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise StoreError("GemmModel.load", f"{path}: {error}", "a JSON file that GemmModel.save wrote") from error
         return cls.from_json(data)
 

@@ -8,6 +8,7 @@ from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Discarded, Grade, Measurement
+from quantbench.store.typed import first_mismatch
 
 Json = dict[str, Any]
 _T = TypeVar("_T")
@@ -22,9 +23,13 @@ def build(kind: type[_T], data: object, *, tuples: tuple[str, ...] = ()) -> _T:
     if unknown:
         raise InputError(kind.__name__, f"field {sorted(unknown)[0]!r}", "one of " + ", ".join(sorted(known)))
     values = {name: tuple(v) if name in tuples and isinstance(v, list) else v for name, v in data.items()}
+    wrong = first_mismatch(kind, values)
+    if wrong is not None:
+        name, expected = wrong
+        raise InputError(kind.__name__, f"{name} = {values[name]!r}"[:100], expected)
     try:
         return kind(**values)
-    except (TypeError, AttributeError) as error:  # a field is missing, or of another JSON type than its check expects
+    except TypeError as error:  # a field is missing
         raise InputError(kind.__name__, str(error), "its fields, with values of their types") from None
 
 

@@ -6,6 +6,7 @@ History of the format:
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from quantbench.workload import Workload, workload_from_json, workload_to_json
 RECORD_VERSION = 1
 ORIGINS = ("measured", "imported", "simulated")
 ROLES = ("point", "reference")
+_KEY = re.compile("[0-9a-f]{16}")
 FAILURES = ("out_of_memory", "illegal_access", "timeout", "crash", "wrong_result", "error")
 
 
@@ -138,6 +140,8 @@ def record_from_json(data: object) -> Record:
         texts[name] = data.get(name)
         if not isinstance(texts[name], str):
             raise InputError("record", f"{name} = {texts[name]!r}", "a text")
+    if not _KEY.fullmatch(str(texts["key"])):
+        raise InputError("record", f"key = {texts['key']!r}"[:80], "16 hex digits")
     elapsed_s = data.get("elapsed_s")
     if isinstance(elapsed_s, bool) or not isinstance(elapsed_s, int | float):
         raise InputError("record", f"elapsed_s = {elapsed_s!r}", "a number")

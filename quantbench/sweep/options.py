@@ -7,7 +7,7 @@ from typing import Any
 
 from quantbench.device import default_dtype
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError
+from quantbench.errors import InputError, require_int
 from quantbench.providers.catalog import expand
 from quantbench.store.codec import build
 from quantbench.sweep.adaptive import first_points
@@ -49,6 +49,12 @@ class SweepOptions:
         if self.refine and (self.adaptive or self.shapes):
             with_what = "--adaptive" if self.adaptive else "--shapes"
             raise InputError("sweep", f"--refine with {with_what}", "--refine along --dim, all of its points measured")
+        if self.shard:
+            if len(self.shard) != 2:
+                raise InputError("sweep", f"shard = {self.shard}", "a part and how many parts there are")
+            parts = require_int("sweep", "parts of the plan", self.shard[1])
+            require_int("sweep", "part of the plan", self.shard[0], high=parts)
+        require_int("sweep", "points", self.points, low=0)
         if self.shard and (self.refine or self.adaptive):
             with_what = "--adaptive" if self.adaptive else "--refine"
             raise InputError("sweep", f"--shard with {with_what}", "--shard of a plan that is known beforehand")
@@ -68,7 +74,10 @@ def options_from_json(data: object) -> SweepOptions:
     values = dict(data)
     values["held"] = build(Held, values.get("held"), tuples=("ops",))
     values["timing"] = build(TimingOptions, values.get("timing"))
-    values["shapes"] = tuple(tuple(shape) for shape in values.get("shapes", ()))
+    shapes = values.get("shapes", [])
+    if not isinstance(shapes, list | tuple) or not all(isinstance(shape, list | tuple) for shape in shapes):
+        raise InputError("options", f"shapes = {shapes!r}"[:80], "a list of [m, n, k, batch]")
+    values["shapes"] = tuple(tuple(shape) for shape in shapes)
     return build(SweepOptions, values, tuples=("dims", "providers", "shard"))
 
 

@@ -1,0 +1,1 @@
+"""Hostile files for every loader: what is fuzzed (`targets`), how files are damaged (`damage`), and two engines."""
