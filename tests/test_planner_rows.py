@@ -214,6 +214,19 @@ def test_impossible_rows_are_not_predicted(results: list[RowResult]) -> None:
     assert unknown.problem == "plan --rows, row 7 (line 121): no tp; expected a value in the row, or --tp"
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"tp": 16, "pp": 1, "gpus": 16}, {"zero": 3}, {"interleave": 2, "gbs": 513}, {"gbs": 500}],
+    ids=["tp over nodes", "ZeRO-3 with stages", "micro-batches in no groups", "a last micro-batch"],
+)
+def test_rules_of_one_framework_keep_no_row_from_being_predicted(changes: dict[str, int]) -> None:
+    row = TableRow("1", gpu="A100-80GB", gpus=64, layers=40, hidden=5120, tp=4, pp=2, mbs=3, gbs=480)
+    plain, other = predict_rows([row, replace(row, **changes)], TIMES, shipped())  # type: ignore[arg-type]
+    assert plain.prediction is not None
+    assert other.prediction is not None
+    assert other.prediction.sec_per_it != plain.prediction.sec_per_it
+
+
 def test_rows_as_json(results: list[RowResult]) -> None:
     data = next(r for r in results if r.row.line == 474).to_json()
     assert {"sec_per_it", "tflops", "mem_gb", "error_pct", "assumed", "measured", "problem"} <= data.keys()

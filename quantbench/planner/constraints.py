@@ -239,6 +239,8 @@ def _filled(job: Job, layout: Layout) -> str | None:
     )
 
 
+#: strict rules that are the software's, not arithmetic's: other frameworks run what breaks them
+OF_SOFTWARE = frozenset({"gbs", "interleave", "tp in a node", "ZeRO with stages", "ramp-up"})
 CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("hidden % heads", "hidden % heads == 0", True, _heads),
     Constraint("gpus", "dp * tp * pp == gpus", True, _world),

@@ -10,6 +10,7 @@ import numpy as np
 
 from quantbench.errors import QuantbenchError
 from quantbench.planner.calibration import Calibrations
+from quantbench.planner.constraints import OF_SOFTWARE
 from quantbench.planner.context import Given, case_of, known_of, uncounted
 from quantbench.planner.formulas import CALCULATORS, simple_tflops
 from quantbench.planner.layout import Case
@@ -94,14 +95,16 @@ class Summary:
 def predict_rows(
     rows: Sequence[TableRow], times: TimesOf, calibrations: Calibrations, given: Given | None = None
 ) -> list[RowResult]:
-    """Every row in order; what cannot be predicted says why instead."""
+    """Every row in order; what cannot be predicted says why instead. Rows of a table ran somewhere: rules that are one
+    framework's and not arithmetic's keep none of them from being predicted."""
     cases: list[Case | str] = []
     for row in rows:
         try:
             cases.append(case_of(row, given))
         except QuantbenchError as error:
             cases.append(str(error))
-    found = iter(predict_cases([case for case in cases if isinstance(case, Case)], times, calibrations))
+    possible = [case for case in cases if isinstance(case, Case)]
+    found = iter(predict_cases(possible, times, calibrations, forgiven=OF_SOFTWARE))
     results = []
     for row, case in zip(rows, cases, strict=True):
         if isinstance(case, str):

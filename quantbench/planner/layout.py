@@ -86,8 +86,8 @@ class Layout:
         require_choice("layout", "partition", self.partition, PARTITIONS)
 
     def micro_batches(self, gbs: int) -> int:
-        """Micro-batches that each pipeline runs per iteration."""
-        return gbs // (self.mbs * self.dp)
+        """Micro-batches that each pipeline runs per iteration; a last one that is not full counts as one."""
+        return -(-gbs // (self.mbs * self.dp))
 
     def __str__(self) -> str:
         parts = [f"DP{self.dp} TP{self.tp} PP{self.pp} MBS{self.mbs}"]

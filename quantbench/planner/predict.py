@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from quantbench.planner.calibration import Calibration, Calibrations
@@ -84,13 +84,15 @@ def _hardware_flops(job: Job) -> dict[str, float]:
 
 
 def predict_cases(
-    cases: Sequence[Case], times: TimesOf, calibrations: Calibrations
+    cases: Sequence[Case], times: TimesOf, calibrations: Calibrations, *, forgiven: Container[str] = ()
 ) -> list[Prediction | tuple[Violation, ...]]:
-    """One prediction per case, or the strict rules that make it impossible. Equal jobs share their layer times."""
+    """One prediction per case, or the strict rules that make it impossible. Equal jobs share their layer times.
+    forgiven: names of strict rules that a case may break."""
     planners: dict[tuple[object, ...], Planner] = {}
     found: list[Prediction | tuple[Violation, ...]] = []
     for case in cases:
-        broken = tuple(v for v in violations(case.job, case.layout) if v.constraint.strict)
+        strict = (v for v in violations(case.job, case.layout) if v.constraint.strict)
+        broken = tuple(v for v in strict if v.constraint.name not in forgiven)
         if broken:
             found.append(broken)
             continue
