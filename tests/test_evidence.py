@@ -26,6 +26,7 @@ from quantbench.latency.gemm_train import Effort
 from quantbench.latency.roofline import roofline_us
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade
+from quantbench.profile.profile import Profile
 from quantbench.workload import Gemm, Softmax, Workload
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -189,13 +190,15 @@ def test_the_page_tells_what_is_missing_and_what_was_run(tmp_path: Path, monkeyp
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.chdir(tmp_path)
     words = ("--dim", "n=32,64", "-m", "32", "-k", "32", "--dtype", "fp32")
-    monkeypatch.setitem(evidence.STEPS, 2, (PlannedSweep("n-edges", words, words, 0.5),))
+    monkeypatch.setitem(evidence.STEPS, 2, (PlannedSweep("hidden", words, words, 0.5),))
     evidence.main(step=2, results=Path("results"), seconds=60)
     write.main(results=Path("results"))
     (page,) = Path("results").glob("*/evidence/README.md")
     text = page.read_text()
     assert "Not measured yet: `make evidence STEPS=1`." in text
-    assert "| n-edges | 2 | complete |" in text
+    assert "| hidden | 2 | complete |" in text
+    assert len(Profile.load(page.parent / "profile.json").tables["gemm"]) == 2
+    assert (page.parent / "report" / "report.html").exists()
     assert "torch" in text.splitlines()[4]
     with pytest.raises(InputError, match="a folder with <device>/evidence in it"):
         write.main(results=tmp_path / "nothing")

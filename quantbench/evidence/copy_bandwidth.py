@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 from quantbench import device
-from quantbench.providers.inputs import Inputs
 from quantbench.stats import median, relative_half_width
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.timer import make_timer
@@ -21,6 +20,8 @@ COPIED_BYTES = {"cuda": 2**31, "cpu": 2**27}
 
 def main() -> None:
     """Time one copy and write it down."""
+    from quantbench.providers.inputs import Inputs
+
     out = Path(sys.argv[1])
     spec = device.current()
     source = Inputs(spec, "normal", 0).tensor(COPIED_BYTES[spec.kind] // 2, dtype="fp16")

@@ -1,7 +1,8 @@
-"""What the evidence shows, written from its files: `python -m quantbench.evidence.write` makes evidence/README.md.
+"""What the evidence shows, written from its files: `python -m quantbench.evidence.write`.
 
-Nothing in that page is typed: every figure comes from a run, a table or a fit beside it, and what was not measured is
-said to be missing.
+Into `<device>/evidence`: README.md, the profile of all runs, and the report of the sweep over hidden. Nothing in the
+page is typed: every figure comes from a run, a table or a fit beside it, and what was not measured is said to be
+missing.
 """
 
 from __future__ import annotations
@@ -23,27 +24,36 @@ from quantbench.evidence.rule_section import rule_section
 from quantbench.evidence.run import TABLES
 from quantbench.evidence.steps import RANDOM_SWEEP, STEPS
 from quantbench.evidence.timing_sections import cost_section, timer_section
+from quantbench.profile.profile import Profile
+from quantbench.report.page import write_report
 from quantbench.store.folder import Run, read_run
 from quantbench.units import duration
 
+#: the sweep whose report stands beside the page
+REPORTED = "hidden"
 _MISSING = "Not measured yet: `make evidence STEPS={step}`."
 
 
 def main(results: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("results")) -> None:
-    """Write the page of every device that has evidence."""
+    """Write the page, the profile and the report of every device that has evidence."""
     folders = sorted(results.glob("*/evidence"))
     if not folders:
         raise InputError("evidence", str(results), "a folder with <device>/evidence in it (make evidence)")
     for folder in folders:
+        state: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        runs = {name: read_run(results.parent / entry["run"]) for name, entry in state.items() if entry.get("run")}
         page = folder / "README.md"
-        page.write_text("\n".join(page_lines(folder, results)) + "\n", encoding="utf-8")
+        page.write_text("\n".join(page_lines(folder, state, runs)) + "\n", encoding="utf-8")
         print(page)
+        if runs:
+            Profile.from_runs(list(runs.values())).save(folder / "profile.json")
+            print(folder / "profile.json")
+        if REPORTED in runs:
+            print(write_report(runs[REPORTED], folder / "report").page)
 
 
-def page_lines(folder: Path, results: Path) -> list[str]:
-    """The whole page for one device. folder: its evidence folder under `results`."""
-    state: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-    runs = {name: read_run(results.parent / entry["run"]) for name, entry in state.items() if entry.get("run")}
+def page_lines(folder: Path, state: dict[str, Any], runs: dict[str, Run]) -> list[str]:
+    """The whole page for one device. folder: with its tables. state: what was done, by name; runs: its sweeps."""
     if not runs:
         return ["# Evidence", "", "Nothing was measured yet."]
     info = next(iter(runs.values())).info
