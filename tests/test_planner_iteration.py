@@ -229,7 +229,8 @@ def test_links_interpolate_the_public_table() -> None:
 
 def test_gpus_by_loose_names_and_their_systems() -> None:
     names = {"A100-80GB": "a100-sxm4-80gb", "V100-32GB": "v100-sxm2-32gb", "H100": "h100-sxm5-80gb",
-             "NVIDIA H200": "h200-sxm-141gb", "a100-pcie-40gb": "a100-pcie-40gb"}  # fmt: skip
+             "A100-80G": "a100-sxm4-80gb", "v100_16GiB": "v100-sxm2-16gb", "NVIDIA H200": "h200-sxm-141gb",
+             "a100-pcie-40gb": "a100-pcie-40gb"}  # fmt: skip
     assert {name: gpu_named(name).name for name in names} == names
     assert reference_cluster(gpu_named("H200")).name == "dgx-h100"
     generic = reference_cluster(lookup("l40s-48gb"))
@@ -239,3 +240,8 @@ def test_gpus_by_loose_names_and_their_systems() -> None:
     changed: Cluster = generic.changed(gpus_per_node=4, node_gb_per_s=50.0)
     assert (changed.gpus_per_node, changed.gpu_gb_per_s) == (4, 12.5)
     assert generic.changed() is generic
+    # As many adapters per GPU as before; one link for any number of GPUs.
+    assert generic.changed(gpus_per_node=4).gpu_gb_per_s == generic.gpu_gb_per_s
+    linked = generic.changed(link_gb_per_s=200.0)
+    assert linked.intra_node(2) == linked.intra_node(8)
+    assert linked.intra_node(8).time_s(1e9) == pytest.approx(1 / 200, rel=0.01)

@@ -41,6 +41,9 @@ def plan(
     node_gbit_per_s: Annotated[
         float, typer.Option(min=0, help="All network adapters of a node.", rich_help_panel=_MACHINES)
     ] = 0,
+    link_gb_per_s: Annotated[
+        float, typer.Option(min=0, help="Bus bandwidth of all-reduces inside a node.", rich_help_panel=_MACHINES)
+    ] = 0,
     gbs: Annotated[int, typer.Option(min=0, help="Global batch size, samples.", rich_help_panel=_MACHINES)] = 0,
     rampup_step: Annotated[
         int, typer.Option(min=0, help="Samples by which the batch grows at first.", rich_help_panel=_MACHINES)
@@ -92,8 +95,8 @@ def plan(
         model=model, config=config, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn, gated=gated,
         layers=layers, seq=seq, vocab=vocab, dtype=dtype, attention=attention, dropout=dropout, optimizer=optimizer,
         gpus=gpus, gpu=gpu, profile=profile, cluster=cluster, gpus_per_node=gpus_per_node,
-        node_gbit_per_s=node_gbit_per_s, gbs=gbs, rampup_step=rampup_step, dp_overlap=dp_overlap,
-        dp=dp, tp=tp, pp=pp, mbs=mbs, interleave=interleave,
+        node_gbit_per_s=node_gbit_per_s, link_gb_per_s=link_gb_per_s, gbs=gbs, rampup_step=rampup_step,
+        dp_overlap=dp_overlap, dp=dp, tp=tp, pp=pp, mbs=mbs, interleave=interleave,
         zero=zero, recompute=recompute, sequence_parallel=sequence_parallel, allow_uneven=allow_uneven,
         params=params, tolerance=tolerance, aspect=aspect, head_dim=head_dim, as_typed=as_typed,
     )  # fmt: skip

@@ -49,6 +49,7 @@ class PlanArguments:
     cluster: str
     gpus_per_node: int
     node_gbit_per_s: float
+    link_gb_per_s: float
     gbs: int
     rampup_step: int
     dp_overlap: float
@@ -125,7 +126,10 @@ class PlanArguments:
             fitted = shipped().of(found).fitted
             found = with_measured_links(found, measured, str(self._profile.path), between_nodes=not fitted)
         node_gb_per_s = self.node_gbit_per_s / _BITS_PER_BYTE
-        return found.changed(gpus_per_node=self.gpus_per_node or None, node_gb_per_s=node_gb_per_s or None)
+        return found.changed(
+            gpus_per_node=self.gpus_per_node or None, node_gb_per_s=node_gb_per_s or None,
+            link_gb_per_s=self.link_gb_per_s or None,
+        )  # fmt: skip
 
     def job(self, gpus: int = 0) -> Job:
         """What is planned for."""
@@ -198,7 +202,7 @@ class PlanArguments:
         require_choice(_WHO, "attention", self.attention, ATTENTIONS)
         return Given(
             cells=cells, cluster=self.cluster, gpu=self.gpu, gpus_per_node=self.gpus_per_node or None,
-            node_gb_per_s=self.node_gbit_per_s / _BITS_PER_BYTE or None,
+            node_gb_per_s=self.node_gbit_per_s / _BITS_PER_BYTE or None, link_gb_per_s=self.link_gb_per_s or None,
             dp_overlap=self.dp_overlap, as_typed=self.as_typed,
         )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
 from bisect import bisect_right
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from quantbench.workload import Collective
 
 _WHO = "cluster"
 _BITS_PER_BYTE = 8
+_SIZE = re.compile(r"^(\d+)g(?:i?b)?$")
 #: what large messages get of a link's stated rate inside a node where no public table measures it: A100's NCCL table
 #: gives 222 of 300 GB/s
 _UNMEASURED_SHARE = 0.75
@@ -85,14 +87,23 @@ class Cluster:
         sizes = sorted(self.links)
         return self.links[next((size for size in sizes if size >= num_gpus), sizes[-1])]
 
-    def changed(self, *, gpus_per_node: int | None = None, node_gb_per_s: float | None = None) -> Cluster:
-        """The same cluster with figures of one's own."""
-        if gpus_per_node is None and node_gb_per_s is None:
+    def changed(
+        self,
+        *,
+        gpus_per_node: int | None = None,
+        node_gb_per_s: float | None = None,
+        link_gb_per_s: float | None = None,
+    ) -> Cluster:
+        """The same cluster with figures of one's own. link_gb_per_s: bus bandwidth of large all-reduces inside a node.
+        Without a node_gb_per_s smaller or larger nodes have as many adapters per GPU as before."""
+        if gpus_per_node is None and node_gb_per_s is None and link_gb_per_s is None:
             return self
+        count = gpus_per_node or self.gpus_per_node
         return replace(
             self,
-            gpus_per_node=gpus_per_node or self.gpus_per_node,
-            node_gb_per_s=node_gb_per_s or self.node_gb_per_s,
+            gpus_per_node=count,
+            node_gb_per_s=node_gb_per_s or self.node_gb_per_s * count / self.gpus_per_node,
+            links=self.links if link_gb_per_s is None else {1: Link.of_rate(link_gb_per_s, _UNMEASURED_LATENCY_US)},
             source=self.source + "; changed by options",
         )
 
@@ -142,7 +153,8 @@ def gpu_named(text: str) -> DeviceSpec:
     >>> gpu_named("A100-80GB").name, gpu_named("V100-32GB").name
     ('a100-sxm4-80gb', 'v100-sxm2-32gb')
     """
-    words = text.lower().replace("_", "-").replace(" ", "-").removeprefix("nvidia-").removeprefix("tesla-").split("-")
+    plain = text.lower().replace("_", "-").replace(" ", "-").removeprefix("nvidia-").removeprefix("tesla-")
+    words = [_SIZE.sub(r"\1gb", word) for word in plain.split("-")]
     slugs = [spec.name for spec in known()]
     if "-".join(words) in slugs:
         return lookup("-".join(words))

@@ -39,6 +39,7 @@ class Given:
     gpu: str = ""
     gpus_per_node: int | None = None
     node_gb_per_s: float | None = None
+    link_gb_per_s: float | None = None
     dp_overlap: float = 0.0
     as_typed: bool = False
 
@@ -143,7 +144,9 @@ def _cluster(filling: _Filling) -> Cluster:
     if per_node is None and row.nodes and row.gpus and row.gpus % row.nodes == 0:
         per_node = row.gpus // row.nodes
     return found.changed(
-        gpus_per_node=None if per_node == found.gpus_per_node else per_node, node_gb_per_s=given.node_gb_per_s
+        gpus_per_node=None if per_node == found.gpus_per_node else per_node,
+        node_gb_per_s=given.node_gb_per_s,
+        link_gb_per_s=given.link_gb_per_s,
     )
 
 
