@@ -21,7 +21,6 @@ def main() -> None:
 
     with atheris.instrument_imports(include=["quantbench"]):
         from fuzz.targets import TARGETS
-
         from quantbench.errors import QuantbenchError
 
     by_name = {target.name: target for target in TARGETS}
