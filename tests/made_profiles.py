@@ -37,26 +37,30 @@ def gemm_records(layout: str = "nt", dtype: str = "bf16") -> list[Record]:
     launch = Launch("made_128x256", tile=Tile(128, 256))
     gemms = [(Gemm(2048, 3 * h, h, layout=layout, dtype=dtype), {"hidden": h}, "qkv") for h in HIDDEN]
     gemms += [(Gemm(m, 4096, 4096, layout=layout, dtype=dtype), {"m": m}, "gemm") for m in M]
-    return [
-        made_runs.record(gemm, made_runs.samples(true_us(gemm), noise=0.002, count=9, seed=gemm.n + gemm.m), axes, op=op,
-                         launch=launch, provider="torch.linear")
-        for gemm, axes, op in gemms
-    ]  # fmt: skip
+    found = []
+    for gemm, axes, op in gemms:
+        times = made_runs.samples(true_us(gemm), noise=0.002, count=9, seed=gemm.n + gemm.m)
+        found.append(made_runs.record(gemm, times, axes, op=op, launch=launch, provider="torch.linear"))
+    return found
 
 
 def other_records() -> list[Record]:
     """Softmax, attention and collectives."""
     found = []
     for seq in (512, 1024, 2048):
-        soft = Softmax(64, seq, seq)
-        found.append(made_runs.record(soft, made_runs.samples(seq**2 / 8e3, noise=0.01, count=7, seed=seq), {"seq": seq},
-                                      op="softmax", provider="triton.fused"))  # fmt: skip
-        work = Attention(1, 32, seq, seq, 128)
-        found.append(made_runs.record(work, made_runs.samples(5 + seq**2 / 1.4e4, noise=0.01, count=7, seed=seq),
-                                      {"seq": seq}, op="attention", provider="torch.flash"))  # fmt: skip
-        reduce = Collective("all_reduce", seq * 1024, 8)
-        found.append(made_runs.record(reduce, (20.0 + seq / 100,), {"message_bytes": seq * 1024}, op="all_reduce",
-                                      provider="nccl"))  # fmt: skip
+        soft, attended = Softmax(64, seq, seq), Attention(1, 32, seq, seq, 128)
+        reduced = Collective("all_reduce", seq * 1024, 8)
+        works = (
+            (soft, made_runs.samples(seq**2 / 8e3, noise=0.01, count=7, seed=seq), "softmax", "triton.fused"),
+            (
+                attended,
+                made_runs.samples(5 + seq**2 / 1.4e4, noise=0.01, count=7, seed=seq),
+                "attention",
+                "torch.flash",
+            ),
+            (reduced, (20.0 + seq / 100,), "all_reduce", "nccl"),
+        )
+        found += [made_runs.record(w, times, {"seq": seq}, op=op, provider=who) for w, times, op, who in works]
     return found
 
 

@@ -169,14 +169,14 @@ def test_parquet_damaged_missing_or_swapped(tmp_path: Path) -> None:
     beside = tmp_path / "profile.gemm.parquet"
     content = beside.read_bytes()
     beside.write_bytes(content[:-1])
-    with pytest.raises(StoreError, match="sha256 is not what profile.json says"):
+    with pytest.raises(StoreError, match=r"sha256 is not what profile\.json says"):
         Profile.load(path)
     beside.unlink()
-    with pytest.raises(StoreError, match="expected the Parquet file beside profile.json"):
+    with pytest.raises(StoreError, match=r"expected the Parquet file beside profile\.json"):
         Profile.load(path)
     beside.write_bytes(content)
     change(path, lambda data: data["tables"]["gemm"].update(num_rows=3), sign=True)
-    with pytest.raises(InputError, match="2100 rows in profile.gemm.parquet; expected 3 rows"):
+    with pytest.raises(InputError, match=r"2100 rows in profile\.gemm\.parquet; expected 3 rows"):
         Profile.load(path)
     change(path, lambda data: data["tables"]["gemm"].update(file="../profile.gemm.parquet"), sign=True)
     with pytest.raises(InputError, match="expected the name of a file beside the profile"):

@@ -44,10 +44,14 @@ def outcome(path: Path) -> tuple[str, Profile | None]:
     try:
         found = Profile.load(path)
     except QuantbenchError as error:
-        assert "\n" not in str(error)
-        assert error.exit_code == 2
+        one_line(error)
         return "refused", None
     return "loaded", found
+
+
+def one_line(error: QuantbenchError) -> None:
+    assert "\n" not in str(error)
+    assert error.exit_code == 2
 
 
 def same_numbers(profile: Profile) -> bool:
@@ -177,7 +181,7 @@ def asked(profile: Profile) -> str:
         times.append(np.array([profile.layer(TransformerShape(hidden=1024, heads=8, seq=512)).latency_us]))
         profile.gemm(2000, 2000, 2000)
     except InputError as error:
-        assert "\n" not in str(error)
+        one_line(error)
         return "refused to answer"
     assert all((np.isfinite(part) & (np.asarray(part) > 0)).all() for part in times)
     return "answered"

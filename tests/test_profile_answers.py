@@ -1,0 +1,268 @@
+"""What a profile answers: measured shapes as they were measured, others along the model's edges, and how it says so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import made_profiles as made
+import made_runs
+import numpy as np
+import pytest
+
+from quantbench.errors import InputError, UnsupportedError
+from quantbench.planner.op_times import OpTimes
+from quantbench.profile import Estimate, Estimates, Profile
+from quantbench.profile.lines import Lines
+from quantbench.profile.lookup import RowIndex
+from quantbench.stats import median
+from quantbench.store.record import Measured
+from quantbench.workload import Attention, Gemm, Softmax, TransformerShape
+
+
+def one(found: Estimate | Estimates) -> Estimate:
+    assert isinstance(found, Estimate)
+    return found
+
+
+def many(found: Estimate | Estimates) -> Estimates:
+    assert isinstance(found, Estimates)
+    return found
+
+
+def test_a_measured_shape_gives_the_measured_figure() -> None:
+    record = made.gemm_records()[4]
+    work, outcome = record.workload, record.outcome
+    assert isinstance(work, Gemm)
+    assert isinstance(outcome, Measured)
+    found = one(made.profile().gemm(work.m, work.n, work.k))
+    assert (found.latency_us, found.source, found.note) == (median(outcome.measurement.samples_us), "measured", "")
+    assert found.low_us < found.latency_us < found.high_us
+    assert found.bound == "compute"
+    asked = one(
+        made.profile().gemm(work.m, work.n, work.k, dtype="bf16", layout="nt", batch=1, provider="torch.linear")
+    )
+    assert asked == found
+
+
+def test_between_shapes_it_follows_the_edges_and_the_tables_own_level() -> None:
+    """The made device is the model with a tilt that the model does not know."""
+    hidden = np.arange(2048, 4097, 16)
+    hidden = hidden[~np.isin(hidden, made.HIDDEN)]
+    found = many(made.profile().gemm(2048, 3 * hidden, hidden))
+    assert set(found.source) == {"interpolated"}
+    true = np.array([made.true_us(Gemm(2048, 3 * int(h), int(h))) for h in hidden])
+    assert np.abs(found.latency_us / true - 1).max() < 0.01
+    # Straight lines between the measured shapes miss the steps by far more.
+    straight = np.interp(hidden, made.HIDDEN, [made.true_us(Gemm(2048, 3 * h, h)) for h in made.HIDDEN])
+    assert np.abs(straight / true - 1).max() > 0.05
+    assert ((found.low_us <= true) & (true <= found.high_us)).mean() > 0.85
+
+
+def test_beyond_the_measured_range_it_says_so() -> None:
+    inside = one(made.profile().gemm(2500, 7000, 2500))
+    assert (inside.source, inside.outside, inside.note) == ("modelled", False, "")
+    outside = one(made.profile().gemm(50, 7000, 2500))
+    assert (outside.source, outside.outside) == ("modelled", True)
+    assert outside.note == "outside the measured range (m 1024 to 4096, n 4096 to 12288, k 2048 to 4096, batch 1 to 1)"
+    assert outside.high_us / outside.latency_us > inside.high_us / inside.latency_us
+    several = many(made.profile().gemm([50, 2500], [7000, 7000], [2500, 2500]))
+    assert several.outside.tolist() == [True, False]
+    assert several.note == "1 of 2 " + outside.note
+
+
+def test_one_shape_and_many_give_the_same() -> None:
+    rng = np.random.default_rng(0)
+    m, n, k = (rng.integers(1, 6000, 300) for _ in range(3))
+    work = [record.workload for record in made.gemm_records()]
+    m[:20], n[:20], k[:20] = ([getattr(w, name) for w in work[:20]] for name in "mnk")
+    n[20:60], k[20:60], m[20:60] = 3 * (k[20:60] + 2048), k[20:60] + 2048, 2048
+    found = many(made.profile().gemm(m, n, k))
+    alone = [one(made.profile().gemm(int(a), int(b), int(c))) for a, b, c in zip(m, n, k, strict=True)]
+    assert [x.source for x in alone] == found.source.tolist()
+    assert set(found.source) == {"measured", "interpolated", "modelled"}
+    assert [x.outside for x in alone] == found.outside.tolist()
+    assert [x.bound for x in alone] == pytest.approx(found.bound.tolist())
+    error = np.abs(np.array([x.latency_us for x in alone]) / found.latency_us - 1)
+    # A few shapes lie within rounding of a tree's threshold and fall to its other side.
+    assert np.quantile(error, 0.95) < 2e-3
+    assert error.max() < 0.2
+
+
+def test_arrays_broadcast_and_plain_numbers_stay_plain() -> None:
+    found = many(made.profile().gemm(2048, np.array([[6144], [4096]]), [2048, 4096]))
+    assert found.latency_us.shape == found.source.shape == found.bound.shape == found.outside.shape == (2, 2)
+    assert one(made.profile().gemm(np.int64(2048), 6144, 2048.0)) == one(made.profile().gemm(2048, 6144, 2048))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((0, 1, 1), "profile.gemm: m = 0; expected whole numbers from 1 to 2147483647"),
+        ((1, -1, 1), "profile.gemm: n = -1; expected whole numbers from 1 to 2147483647"),
+        ((1, 1, [2, 2**31]), "profile.gemm: k = 2147483648; expected whole numbers from 1 to 2147483647"),
+        ((1, 1, 1.5), "profile.gemm: k = 1.5; expected whole numbers from 1 to 2147483647"),
+        ((1, 1, float("nan")), "profile.gemm: k = nan; expected whole numbers from 1 to 2147483647"),
+        ((True, 1, 1), "profile.gemm: m = True; expected whole numbers from 1 to 2147483647"),
+        (("8", 1, 1), "profile.gemm: m = '8'; expected whole numbers from 1 to 2147483647"),
+        (([1, 2], [1] * 3, 1), "profile.gemm: arrays of m (2,), n (3,), k (), batch (); expected shapes that"),
+    ],
+)  # fmt: skip
+def test_what_is_no_size_is_refused(sizes: tuple[object, ...], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        made.profile().gemm(*sizes)  # type: ignore[arg-type]
+    assert str(error.value).startswith(message)
+
+
+def test_formats_and_layouts_that_were_not_measured() -> None:
+    plain = one(made.profile().gemm(2048, 6144, 2048))
+    other = one(made.profile().gemm(2048, 6144, 2048, layout="nn"))
+    assert (other.latency_us, other.source) == (plain.latency_us, "interpolated")
+    assert other.note == "layout nn was not measured: taken to run as nt"
+    assert other.high_us / other.latency_us > 1.1
+    twin = one(made.profile().gemm(2048, 6144, 2048, dtype="fp16"))
+    assert (twin.latency_us, twin.source) == (plain.latency_us, "interpolated")
+    assert twin.note == "fp16 was not measured: taken to run as bf16"
+    single = one(made.profile().gemm(2048, 6144, 2048, dtype="fp32"))
+    assert single.source == "modelled"
+    assert single.note.startswith("fp32 was not measured: the model of bf16, times what bytes and peaks make of it")
+    # 19.5 TFLOP/s against 312: about sixteen times as long.
+    assert 10 < single.latency_us / plain.latency_us < 20
+    with pytest.raises(UnsupportedError, match="a100-sxm4-80gb has no peak for fp8; expected one of bf16"):
+        made.profile().gemm(2048, 6144, 2048, dtype="fp8")
+    with pytest.raises(InputError, match=r"profile\.gemm: provider = 'cublas'; expected one of torch\.linear"):
+        made.profile().gemm(2048, 6144, 2048, provider="cublas")
+    with pytest.raises(InputError, match=r"profile\.gemm: layout = 'tt'; expected one of nn, nt, tn"):
+        made.profile().gemm(2048, 6144, 2048, layout="tt")
+
+
+def test_of_two_providers_the_one_with_more_rows_answers() -> None:
+    gemm = Gemm(2048, 6144, 2048, layout="nt")
+    other = made_runs.record(gemm, (999.0, 1000.0, 1001.0), {"hidden": 2048}, provider="triton.gemm")
+    profile = Profile.from_runs([made.run([*made.gemm_records(), other])], fit=False)
+    assert one(profile.gemm(2048, 6144, 2048)).latency_us < 500
+    assert one(profile.gemm(2048, 6144, 2048, provider="triton.gemm")).latency_us == 1000
+
+
+def test_nothing_is_faster_than_the_peak() -> None:
+    rng = np.random.default_rng(1)
+    m, n, k = (2 ** rng.integers(5, 15, 2000) for _ in range(3))
+    found = many(made.profile().gemm(m, n, k))
+    assert (found.low_us >= 2.0 * m * n * k / 312e6 * (1 - 1e-12)).all()
+    assert (found.low_us <= found.latency_us).all()
+    assert (found.latency_us <= found.high_us).all()
+
+
+def test_batches_count() -> None:
+    alone, batch = (one(made.profile().gemm(512, 512, 128, batch=size)) for size in (1, 64))
+    assert batch.latency_us > 2 * alone.latency_us
+
+
+def test_softmax_and_attention() -> None:
+    profile = made.profile()
+    assert one(profile.softmax(64, 1024, 1024)).source == "measured"
+    between = one(profile.softmax(64, 1536, 1536))
+    assert between.source == "interpolated"
+    assert one(profile.softmax(64, 1024, 1024)).latency_us < between.latency_us
+    assert one(profile.softmax(64, 1024, 2048, mask="none")).source == "modelled"
+    assert one(profile.attention(1, 32, 1024, 1024, 128)).source == "measured"
+    assert one(profile.attention(1, 32, 1536, 1536, 128)).source == "interpolated"
+    backward = one(profile.attention(1, 32, 1024, 1024, 128, direction="backward"))
+    assert (backward.source, backward.outside) == ("modelled", True)
+    assert backward.note.endswith("nothing of this kind was measured")
+    seq = np.array([512, 700, 4096])
+    found = many(profile.attention(1, 32, seq, seq, 128, 8))
+    assert found.source.tolist() == ["modelled"] * 3
+    with pytest.raises(InputError, match="causal with seq_q"):
+        profile.attention(1, 32, [512, 600], 512, 128)
+    with pytest.raises(InputError, match="rows equal to cols"):
+        profile.softmax(1, [512, 600], 512)
+    with pytest.raises(InputError, match="kv_heads"):
+        profile.attention(1, 32, 512, [512], 128, 5)
+
+
+def test_a_layer_is_the_sum_of_its_operations() -> None:
+    shape = TransformerShape(hidden=2048, heads=16, seq=2048, fused_attention=True)
+    layer = made.profile().layer(shape)
+    assert layer.latency_us == pytest.approx(sum(op.work.estimate.latency_us for op in layer.ops))
+    assert [op.op.label for op in layer.ops][:5] == ["qkv", "attention", "proj", "mlp_up", "mlp_down"]
+    assert "logits" not in {op.op.name for op in layer.ops}
+    assert layer.source == "modelled"
+    assert layer.low_us < layer.latency_us < layer.high_us
+    assert layer.latency_us > 2 * made.profile().layer(shape, backward=False).latency_us
+    more = made.profile().layer(replace(shape, layers=10, gated=True))
+    assert layer.latency_us < more.latency_us < 2 * layer.latency_us
+
+
+def test_it_is_a_source_of_times_for_the_planner() -> None:
+    times: OpTimes = made.profile()
+    works = [Gemm(2048, 6144, 2048, layout="nt"), Attention(1, 32, 1024, 1024, 128), Softmax(64, 512, 512)]
+    found = times.latencies_us([*works, works[0]])
+    assert found[0] == found[3]
+    assert all(latency.low <= latency.mid <= latency.high for latency in found)
+    assert found[0].mid == one(made.profile().gemm(2048, 6144, 2048)).latency_us
+    assert times.note == "profile of a100-sxm4-80gb: 22 gemm, 3 softmax, 3 attention, 3 collective rows"
+
+
+def test_a_processor_without_models_answers_from_its_rows_and_its_spec_sheet() -> None:
+    spec = replace(made.A100, name="cpu-made", kind="cpu", peak_tflops={"fp32": 0.1}, compute_capability=None,
+                   memory_gb_per_s=20.0, peak_clock_mhz={})  # fmt: skip
+    gemms = [Gemm(256, n, 256, dtype="fp32") for n in (64, 128, 256, 512)]
+    records = [made_runs.record(g, (5 + g.flops / 7e4,), {"n": g.n}) for g in gemms]
+    profile = Profile.from_runs([made.run(records, device=spec)])
+    assert profile.models.gemm == ()
+    assert one(profile.gemm(256, 128, 256)).source == "measured"
+    between = one(profile.gemm(256, 192, 256))
+    assert between.source == "interpolated"
+    assert between.latency_us == pytest.approx(5 + gemms[0].flops * 3 / 7e4, rel=0.05)
+    far = one(profile.gemm(4096, 4096, 4096))
+    assert (far.source, far.outside) == ("modelled", True)
+    assert far.note.startswith("no model of products on cpu-made: from its spec sheet, good to a factor of two")
+
+
+def test_rows_are_found_whatever_their_number() -> None:
+    rng = np.random.default_rng(2)
+    sizes = tuple(np.unique(rng.integers(1, 50, (5000, 3)), axis=0).T)
+    index = RowIndex(sizes)
+    rows = rng.permutation(len(sizes[0]))
+    assert np.array_equal(index.find(tuple(size[rows] for size in sizes)), rows)
+    asked = tuple(rng.integers(1, 60, 2000) for _ in range(3))
+    known = {key: row for row, key in enumerate(zip(*(s.tolist() for s in sizes), strict=True))}
+    wanted = [known.get(key, -1) for key in zip(*(s.tolist() for s in asked), strict=True)]
+    assert index.find(asked).tolist() == wanted
+    assert [index.one(*(int(s[i]) for s in asked)) for i in range(100)] == wanted[:100]
+    assert RowIndex((np.zeros(0, dtype=np.int64),)).find((np.array([1]),)).tolist() == [-1]
+
+
+def test_lines_go_through_sizes_that_grow_together() -> None:
+    sizes = (np.array([8, 8, 8, 8]), np.array([300, 600, 100, 4000]), np.array([100, 200, 7, 100]))
+    lines = Lines(sizes, np.array([1.0, 2.0, 5.0, 9.0]), ((0,), (1,), (2,), (1, 2)))
+    known, value = lines.between(
+        (np.array([8, 8, 8, 9]), np.array([450, 450, 600, 450]), np.array([150, 151, 200, 150]))
+    )
+    assert known.tolist() == [True, False, True, False]
+    assert value[0] == pytest.approx(1 + np.log(1.5) / np.log(2))
+    assert value[2] == 2.0
+    assert lines.one(8, 450, 150) == pytest.approx(value[0])
+    assert lines.one(8, 450, 151) is None
+    # 300 and 4000 are more than a factor of two apart: nothing is between them.
+    assert lines.one(8, 1000, 100) is None
+
+
+LIGHT = """
+import sys
+from quantbench.profile import Profile
+profile = Profile.load(sys.argv[1])
+profile.gemm(2048, 6144, 2048), profile.gemm([2000, 30], 6144, 2048)
+print([name for name in ("torch", "triton", "pandas", "sklearn") if name in sys.modules])
+"""
+
+
+def test_loading_and_asking_import_neither_torch_nor_pandas(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    Profile.from_runs([made.run(made.rows_beyond(2100))], fit=False).save(path)
+    done = subprocess.run([sys.executable, "-c", LIGHT, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,217 @@
+"""From runs to tables: one row per workload and provider, runs that do not belong together refused."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import made_profiles as made
+import made_runs
+import numpy as np
+import pytest
+
+from quantbench.errors import InputError
+from quantbench.measurement import Grade
+from quantbench.profile import Profile, Table
+from quantbench.profile.arithmetic import flops, min_bytes
+from quantbench.profile.columns import LAYOUTS
+from quantbench.profile.rows import tables_of
+from quantbench.store.folder import Run
+from quantbench.store.record import Failed, Measured, Record, Skipped
+from quantbench.workload import Attention, Collective, Gemm, Softmax, Workload
+
+WORKS: tuple[Workload, ...] = (
+    Gemm(100, 200, 300, batch=4, dtype="fp8", layout="tn"), Gemm(1, 1, 1, dtype="int8"), Gemm(64, 64, 64),
+    Softmax(8, 128, 128), Softmax(8, 128, 64, mask="none", direction="backward", dtype="fp32"),
+    Attention(2, 8, 64, 64, 32, 2), Attention(2, 8, 1, 64, 32, causal=False, direction="backward"),
+    Collective("all_reduce", 1 << 20, 8, num_nodes=2),
+)  # fmt: skip
+
+
+def table(kind: str, works: tuple[Workload, ...], us: float = 1e4) -> Table:
+    records = [made_runs.record(work, (us,), {"n": i}) for i, work in enumerate(works) if work.kind == kind]
+    return tables_of([made.run(records)])[0][kind]
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_a_tables_rows_are_the_workloads_again(kind: str) -> None:
+    works = [work for work in WORKS if work.kind == kind]
+    found = table(kind, WORKS)
+    assert set(found.workloads()) == set(works)
+    assert list(found.columns) == list(LAYOUTS[kind].names)
+
+
+@pytest.mark.parametrize("kind", ["gemm", "softmax", "attention"])
+def test_arithmetic_and_bytes_are_those_of_the_workloads(kind: str) -> None:
+    found = table(kind, WORKS)
+    assert flops(kind, found.columns).tolist() == [work.flops for work in found.workloads()]
+    assert min_bytes(kind, found.columns).tolist() == [work.min_bytes for work in found.workloads()]
+
+
+def test_launches_grades_and_origins_are_kept() -> None:
+    row = next(made.profile().tables["gemm"].rows())
+    assert (row["kernel"], row["block_m"], row["block_n"], row["split_k"]) == ("made_128x256", 128, 256, 1)
+    assert (row["grade"], row["origin"]) == ("A", "simulated")
+    assert row["low_us"] < row["latency_us"] < row["high_us"]
+
+
+def test_single_figures_have_an_interval_of_no_width() -> None:
+    row = next(made.profile().tables["collective"].rows())
+    assert row["low_us"] == row["latency_us"] == row["high_us"]
+
+
+def graded(work: Workload, us: float, letter: str, **changes: Any) -> Record:
+    grade = Grade(letter, () if letter == "A" else ("made so",))
+    return made_runs.record(
+        work, Measured(made_runs.measurement((us, us * 1.02, us * 0.98)), grade), {"m": 1}, **changes
+    )
+
+
+def test_of_several_figures_the_best_graded_count_and_the_middle_one_of_these() -> None:
+    work = Gemm(4096, 4096, 4096)
+    letters = (("C", 500.0), ("A", 600.0), ("A", 640.0), ("A", 610.0), ("rejected", 500.0))
+    runs = [made.run([graded(work, us, letter)], f"run-{i}") for i, (letter, us) in enumerate(letters)]
+    tables, given = tables_of(runs)
+    row = next(tables["gemm"].rows())
+    assert (row["latency_us"], row["grade"]) == (610.0, "A")
+    assert row["low_us"] <= 0.98 * 610
+    assert row["high_us"] >= 1.02 * 640
+    assert given == {"run-0": 0, "run-1": 0, "run-2": 0, "run-3": 1, "run-4": 0}
+
+
+def test_own_measurements_come_before_imported_ones() -> None:
+    work = Gemm(4096, 4096, 4096)
+    mine = graded(work, 600.0, "C", origin="measured")
+    other = graded(work, 500.0, "A", origin="imported", source="a table")
+    runs = [made.run([mine], "mine", origin="measured"), made.run([other], "other", origin="imported")]
+    row = next(tables_of(runs)[0]["gemm"].rows())
+    assert (row["latency_us"], row["origin"]) == (600.0, "measured")
+
+
+def test_what_was_not_timed_is_in_no_table() -> None:
+    records = [
+        made_runs.record(Gemm(64, 64, 64), Skipped("no such thing"), {"m": 64}),
+        made_runs.record(Gemm(65, 64, 64), Failed("crash", "it crashed"), {"m": 65}),
+        made_runs.reference(500.0, 1.0),
+        graded(Gemm(66, 64, 64), 5.0, "rejected"),
+    ]
+    tables, _ = tables_of([made.run(records)])
+    assert all(len(found) == 0 for found in tables.values())
+
+
+def cold(run_id: str, cache: str = "cold", **changes: Any) -> Run:
+    outcome = Measured(made_runs.measurement((600.0, 601.0, 602.0), cache=cache), Grade("A"))
+    return made.run([made_runs.record(Gemm(4096, 4096, 4096), outcome, {"m": 4096})], run_id, **changes)
+
+
+@pytest.mark.parametrize(
+    ("runs", "message"),
+    [
+        ([], "profile export: no runs; expected at least one"),
+        ([cold("a"), cold("a")], "profile export: run a is given twice; expected each run once"),
+        (
+            [cold("a"), cold("b", device=replace(made.A100, name="h100-sxm5-80gb"))],
+            "profile export: run a is of name a100-sxm4-80gb, run b of h100-sxm5-80gb; expected runs of one device",
+        ),
+        (
+            [cold("a"), cold("b", device=replace(made.A100, sm_count=98))],
+            "profile export: run a is of sm_count 108, run b of 98; expected runs of one device",
+        ),
+        (
+            [cold("a"), cold("b", origin="measured")],
+            "profile export: simulated runs beside measured ones; expected one or the other",
+        ),
+        (
+            [cold("a"), cold("b", "hot")],
+            "profile export: runs timed with cold and with hot caches; expected runs timed alike (--cache)",
+        ),
+    ],
+)
+def test_runs_that_do_not_belong_together_are_refused(runs: list[Run], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        Profile.from_runs(runs)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("work", "us", "message"),
+    [
+        (Gemm(4096, 4096, 4096), 0.55, "are 249,889 TFLOP/s; expected at most 312, the peak of a100-sxm4-80gb (are"),
+        (Gemm(64, 64, 64), 0.004, "latency_us 0.004; expected at least 0.05 µs (is it in milliseconds?)"),
+        (Gemm(4096, 4096, 4096), 5.5e5, "every row is far too slow; row 0 (m 4096, n 4096, k 4096, batch 1, dtype"),
+        (Attention(8, 32, 4096, 4096, 128), 5.0, "TFLOP/s; expected at most 312"),
+        (Softmax(64, 2048, 2048), 0.5, "expected no more than 100 times the memory's 2039 GB/s"),
+    ],
+)  # fmt: skip
+def test_times_in_another_unit_are_noticed(work: Workload, us: float, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        Profile.from_runs([made.run([made_runs.record(work, (us,), {"m": 1})])], fit=False)
+    assert message in str(error.value)
+
+
+def test_tables_are_sorted_and_have_each_key_once() -> None:
+    found = made.profile().tables["gemm"]
+    columns = dict(found.columns)
+    with pytest.raises(InputError, match="out of order, or there twice"):
+        Table("gemm", {name: values[::-1] for name, values in columns.items()})
+    with pytest.raises(InputError, match="out of order, or there twice"):
+        Table("gemm", {name: np.repeat(values, 2) for name, values in columns.items()})
+    shuffled = Table.of("gemm", {name: values[::-1] for name, values in columns.items()})
+    assert all(np.array_equal(shuffled[name], found[name]) for name in columns)
+    with pytest.raises(InputError, match="columns of different lengths"):
+        Table("gemm", {**columns, "m": columns["m"][1:]})
+    with pytest.raises(InputError, match="expected m, n, k, batch"):
+        Table("gemm", {"m": columns["m"]})
+    with pytest.raises(ValueError, match="read-only"):
+        found["m"][0] = 1
+
+
+def test_cliffs_and_verdicts_come_with_their_evidence() -> None:
+    """A sweep of a made staircase, with one step of 30 %."""
+    records = []
+    for n in range(1024, 2049, 32):
+        middle = 100 * (n / 1024) ** 0.2 * (1.3 if n > 1536 else 1.0)
+        gemm = Gemm(2048, n, 4096)
+        times = made_runs.samples(middle, noise=0.002, count=15, seed=n)
+        records.append(made_runs.record(gemm, times, {"n": n}))
+    profile = Profile.from_runs([made.run(records)], fit=False)
+    worst = profile.cliffs[0]
+    assert (worst.axis, worst.at, worst.next) == ("n", 1536, 1568)
+    assert worst.low < 1.3 < worst.high
+    assert (worst.before, worst.after) == (Gemm(2048, 1536, 4096), Gemm(2048, 1568, 4096))
+    assert set(worst.keys) <= {record.key for record in records}
+    assert profile.provenance.num_cliffs == len(profile.cliffs)
+    assert {finding.verdict for finding in profile.findings} <= {"CONFIRMED", "REFUTED", "INCONCLUSIVE", "NOT TESTED"}
+    assert len({finding.rule for finding in profile.findings}) == len(profile.findings) > 10
+
+
+def test_provenance_names_runs_and_digests_their_records() -> None:
+    records = made.gemm_records()
+    one, other = (
+        Profile.from_runs([made.run(part, "run", source="made")], fit=False).provenance.runs[0]
+        for part in (records, records[:-1])
+    )
+    assert (one.run_id, one.origin, one.source, one.cache) == ("run", "simulated", "made", "cold")
+    assert (one.records, one.rows, other.records) == (22, 22, 21)
+    assert one.keys_sha256 != other.keys_sha256
+    assert len(asdict(one)["keys_sha256"]) == 64
+
+
+def test_models_are_fitted_to_the_rows() -> None:
+    """A device twice as slow as any A100: only a fit can know."""
+    rng = np.random.default_rng(3)
+    records = []
+    for _ in range(80):
+        m, n, k = (int(64 * rng.integers(4, 64)) for _ in range(3))
+        gemm = Gemm(m, n, k, layout="nt")
+        records.append(made_runs.record(gemm, (2 * made.true_us(gemm),), {"m": m}))
+    fitted, bare = (Profile.from_runs([made.run(records)], fit=fit) for fit in (True, False))
+    assert (fitted.models.gemm[0].rows, fitted.models.gemm[0].dtype) == (80, "bf16")
+    m, n, k = 3000, 3000, 3000
+    true = 2 * made.true_us(Gemm(m, n, k))
+    found = fitted.models.gemm[0].fast.predict_us(m, n, k)[0]
+    assert found == pytest.approx(true, rel=0.15)
+    assert bare.models.gemm[0].fast.predict_us(m, n, k)[0] < 0.7 * true
+    # What the rows say of the model's level corrects even one that was not fitted.
+    answer = bare.gemm(m, n, k)
+    assert answer.latency_us == pytest.approx(true, rel=0.1)
