@@ -7,16 +7,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from quantbench.analysis.blocks import parts_to_fill
 from quantbench.analysis.summary import Point
 from quantbench.device.spec import DeviceSpec
+from quantbench.latency.roofline import assumed_tile
 from quantbench.launch import Tile
 from quantbench.quantization import quantize
-from quantbench.stats import noise
+from quantbench.stats import median, noise
 from quantbench.workload import Gemm
 
 # Smaller products wait for launches and memory; what they show is not the tiles.
 SMALLEST_N_K = 1024
 SMALLEST_M = 64
+# Waves are held against steps from here on, where the products of these widths are bound by arithmetic.
+FIT_FROM_M = 256
 _QUIET_M = range(6, 15)
 # Where m + 1 is faster by more than single figures of these tables repeat within.
 FASTER = 0.97
@@ -57,12 +61,22 @@ class TileFit:
 
 
 @dataclass(frozen=True)
+class BelowOneWave:
+    """Median steps of products that are less than one wave of a tile on both sides and need a row of tiles more: begins
+    where those tiles, cut until the SMs are busy (`parts_to_fill`), begin a second wave; fits where they do not."""
+
+    begins: float
+    fits: float
+
+
+@dataclass(frozen=True)
 class Edges:
-    """steps: ascending in m. fits: every candidate tile, the best first. repeats: relative standard deviation of one
-    figure, from neighbours between which nothing changes."""
+    """steps: ascending in m. fits: every candidate tile, the best first. below: of the tile that is assumed for the
+    device. repeats: relative standard deviation of one figure, from neighbours between which nothing changes."""
 
     steps: tuple[EdgeStep, ...]
     fits: tuple[TileFit, ...]
+    below: BelowOneWave | None
     repeats: float
 
     def step(self, m: int) -> EdgeStep:
@@ -83,8 +97,22 @@ def edges_of(points: Sequence[Point], spec: DeviceSpec) -> Edges:
         if after in times and work.m >= SMALLEST_M and min(work.n, work.k) >= SMALLEST_N_K:
             pairs.append((work, after, times[after] / before_us))
     steps = [_step(m, [ratio for a, _, ratio in pairs if a.m == m]) for m in sorted({a.m for a, _, _ in pairs})]
-    fits = [fit for tile, per_sm in _TILES if (fit := _fit(pairs, tile, per_sm, spec.sm_count)) is not None]
-    return Edges(tuple(steps), tuple(sorted(fits, key=lambda fit: -fit.correlation)), _repeats(times))
+    bound = [pair for pair in pairs if pair[0].m >= FIT_FROM_M]
+    fits = [fit for tile, per_sm in _TILES if (fit := _fit(bound, tile, per_sm, spec.sm_count)) is not None]
+    below = _below_one_wave(pairs, spec)
+    return Edges(tuple(steps), tuple(sorted(fits, key=lambda fit: -fit.correlation)), below, _repeats(times))
+
+
+def _below_one_wave(pairs: Sequence[tuple[Gemm, Gemm, float]], spec: DeviceSpec) -> BelowOneWave | None:
+    tile = assumed_tile(spec).tile
+    begins: list[float] = []
+    fits: list[float] = []
+    for a, b, ratio in pairs:
+        before, after = (quantize(work, tile, spec.sm_count).num_tiles for work in (a, b))
+        if before < after <= spec.sm_count:
+            parts = parts_to_fill(before, spec.sm_count)
+            (begins if after * parts > spec.sm_count else fits).append(ratio)
+    return BelowOneWave(median(begins), median(fits)) if begins and fits else None
 
 
 def _repeats(times: Mapping[Gemm, float]) -> float:

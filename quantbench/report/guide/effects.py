@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from quantbench.stats import median, median_interval
 
 CONFIRMED, REFUTED, INCONCLUSIVE, NOT_TESTED = "CONFIRMED", "REFUTED", "INCONCLUSIVE", "NOT TESTED"
-# An effect below this is not worth a rule, however sure it is.
+# An effect below this is not worth a rule, however sure it is. More is asked than of runs of our own, which repeat
+# better than these tables (`rule_verdicts.MARGIN`).
 WORTH = 0.02
 # Fewer pairs than this say nothing about all shapes.
 _FEWEST = 10

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quantbench.analysis.compare_ranks import rank_test
+from quantbench.analysis.period import EXPLAINS_LITTLE, EXPLAINS_MUCH
 from quantbench.report.guide.effects import (
     CONFIRMED,
     INCONCLUSIVE,
@@ -19,8 +20,6 @@ from quantbench.report.guide.fill import table
 from quantbench.report.guide.findings import FEW_TOKENS, MANY_TOKENS, Findings, Of
 from quantbench.units import percent
 
-# A tile whose waves agree this well with the steps explains them; below the second, it explains next to nothing.
-_EXPLAINS, _EXPLAINS_NOTHING = 0.5, 0.3
 _WIDTH_SEQ = 4096
 _TP, _TP_TOKENS = 8, 2048
 
@@ -57,7 +56,8 @@ def _edge(m: int) -> Callable[[Of], str]:
 
 def _one_tile(of: Of) -> str:
     best = of.edges.fits[0].correlation
-    verdict = CONFIRMED if best >= _EXPLAINS else REFUTED if best < _EXPLAINS_NOTHING else INCONCLUSIVE
+    explained = best**2  # the share of the variance, held against what `check` asks of a run
+    verdict = CONFIRMED if explained >= EXPLAINS_MUCH else REFUTED if explained < EXPLAINS_LITTLE else INCONCLUSIVE
     return f"{verdict}: correlation {best:.2f}"
 
 

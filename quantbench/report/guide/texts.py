@@ -93,6 +93,9 @@ def _edges(found: Findings) -> dict[str, str]:
     )
     a100 = found.gpus["A100"].edges.fit(_TILE)
     places["a100.at-wave"], places["a100.elsewhere"] = _more(a100.at_wave), _more(a100.elsewhere)
+    below = found.gpus["A100"].edges.below
+    assert below is not None, "the table has products of less than one wave"
+    places["a100.cut-begins"], places["a100.cut-fits"] = _more(below.begins), _more(below.fits)
     return places
 
 
