@@ -227,6 +227,22 @@ def test_rules_of_one_framework_keep_no_row_from_being_predicted(changes: dict[s
     assert other.prediction.sec_per_it != plain.prediction.sec_per_it
 
 
+def test_a_micro_batch_that_nobody_tells_is_the_fastest_that_fits() -> None:
+    row = TableRow("1", gpu="A100-80GB", gpus=64, layers=40, hidden=5120, tp=4, pp=2, gbs=512)
+    (tuned,) = predict_rows([row], TIMES, shipped())
+    each = predict_rows([replace(row, mbs=2**power) for power in range(7)], TIMES, shipped())
+    fitting = [r.prediction.sec_per_it for r in each if r.prediction is not None and r.prediction.fits]
+    assert tuned.prediction is not None
+    assert tuned.prediction.sec_per_it == min(fitting)
+    assert tuned.case is not None
+    assert tuned.case.layout.mbs > 1
+    assert [a.why for a in tuned.case.assumed if a.name == "mbs"] == ["not told: the fastest that fits"]
+    # Where none fits the smallest is shown, and that it does not fit.
+    (large,) = predict_rows([replace(row, layers=400)], TIMES, shipped())
+    assert large.prediction is not None
+    assert (large.prediction.layout.mbs, large.prediction.fits) == (1, False)
+
+
 def test_rows_as_json(results: list[RowResult]) -> None:
     data = next(r for r in results if r.row.line == 474).to_json()
     assert {"sec_per_it", "tflops", "mem_gb", "error_pct", "assumed", "measured", "problem"} <= data.keys()

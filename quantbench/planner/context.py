@@ -21,6 +21,8 @@ _WHO = "plan --rows"
 _USUAL_VOCAB = 51200
 _USUAL_SEQ = 2048
 _USUAL_HEAD_DIM = 128
+#: why a micro-batch size is 1 that nobody knows
+NOT_TOLD = "not told: the smallest"
 #: scores and softmax in memory, as Megatron's of the documents, or never written (FlashAttention)
 ATTENTIONS = ("unfused", "flash")
 #: hidden over layers of GPT-3 175B (12288 / 96), for a model of which only the size is known
@@ -104,7 +106,7 @@ def case_of(row: TableRow, given: Given | None = None) -> Case:
         dp = filling.assume("dp", max(1, gpus // (tp * pp)), "gpus / (tp · pp)")
     if gpus is None:
         gpus = filling.assume("gpus", dp * tp * pp, "dp · tp · pp")
-    mbs = filling.known("mbs") or filling.assume("mbs", 1, "the smallest")
+    mbs = filling.known("mbs") or filling.assume("mbs", 1, NOT_TOLD)
     layout = Layout(
         dp=dp, tp=tp, pp=pp, mbs=mbs,
         interleave=filling.known("interleave") or 1,

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from quantbench.errors import QuantbenchError
 from quantbench.planner.calibration import Calibrations
-from quantbench.planner.constraints import OF_SOFTWARE
-from quantbench.planner.context import Given, case_of, known_of, uncounted
+from quantbench.planner.constraints import OF_SOFTWARE, Violation
+from quantbench.planner.context import NOT_TOLD, Given, case_of, known_of, uncounted
 from quantbench.planner.formulas import CALCULATORS, simple_tflops
-from quantbench.planner.layout import Case
+from quantbench.planner.layout import Assumption, Case
 from quantbench.planner.memory import GIB, limit_bytes
 from quantbench.planner.op_times import TimesOf
 from quantbench.planner.predict import Prediction, predict_cases
@@ -21,6 +21,11 @@ from quantbench.planner.table import TableRow
 
 #: errors beyond this are shown with what is known about the row
 WORTH_A_WORD = 0.08
+
+
+# Micro-batches that are tried where a row tells none.
+_MICRO_BATCHES = tuple(2**power for power in range(7))
+_TUNED = "not told: the fastest that fits"
 
 
 @dataclass(frozen=True)
@@ -95,27 +100,53 @@ class Summary:
 def predict_rows(
     rows: Sequence[TableRow], times: TimesOf, calibrations: Calibrations, given: Given | None = None
 ) -> list[RowResult]:
-    """Every row in order; what cannot be predicted says why instead. Rows of a table ran somewhere: rules that are one
-    framework's and not arithmetic's keep none of them from being predicted."""
+    """Every row in order; what cannot be predicted says why instead.
+
+    Rows of a table ran somewhere: rules that are one framework's and not arithmetic's keep none of them from being
+    predicted. And they were tuned: a micro-batch size that nobody tells is the fastest that fits."""
     cases: list[Case | str] = []
     for row in rows:
         try:
             cases.append(case_of(row, given))
         except QuantbenchError as error:
             cases.append(str(error))
-    possible = [case for case in cases if isinstance(case, Case)]
-    found = iter(predict_cases(possible, times, calibrations, forgiven=OF_SOFTWARE))
+    choices = [_choices(case) for case in cases if isinstance(case, Case)]
+    flat = [case for some in choices for case in some]
+    found = iter(predict_cases(flat, times, calibrations, forgiven=OF_SOFTWARE))
+    tuned = iter([_fastest([(case, next(found)) for case in some]) for some in choices])
     results = []
-    for row, case in zip(rows, cases, strict=True):
-        if isinstance(case, str):
-            results.append(RowResult(row, problem=case))
+    for row, given_case in zip(rows, cases, strict=True):
+        if isinstance(given_case, str):
+            results.append(RowResult(row, problem=given_case))
             continue
-        prediction = next(found)
+        case, prediction = next(tuned)
         if isinstance(prediction, Prediction):
             results.append(RowResult(row, case, prediction, _tflops(row, case, prediction)))
         else:
             results.append(RowResult(row, case, problem="; ".join(map(str, prediction))))
     return results
+
+
+def _choices(case: Case) -> list[Case]:
+    """The case with every micro-batch size that it may have had; itself alone where that is known."""
+    unknown = next((a for a in case.assumed if a.name == "mbs" and a.why == NOT_TOLD), None)
+    if unknown is None:
+        return [case]
+    each = case.job.gbs // case.layout.dp
+    sizes = [mbs for mbs in _MICRO_BATCHES if mbs == 1 or each % mbs == 0]
+    others = tuple(a for a in case.assumed if a is not unknown)
+    return [
+        replace(case, layout=replace(case.layout, mbs=mbs), assumed=(*others, Assumption("mbs", mbs, _TUNED)))
+        for mbs in sizes
+    ]
+
+
+def _fastest(
+    found: Sequence[tuple[Case, Prediction | tuple[Violation, ...]]],
+) -> tuple[Case, Prediction | tuple[Violation, ...]]:
+    """The fastest that fits; where none does the first."""
+    fitting = [(p.sec_per_it, n) for n, (_, p) in enumerate(found) if isinstance(p, Prediction) and p.fits]
+    return found[min(fitting)[1] if fitting else 0]
 
 
 def summarize(results: Sequence[RowResult]) -> Summary:
