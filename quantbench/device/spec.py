@@ -1,5 +1,6 @@
 """What a device is: the constants that the arithmetic of tiles, waves and rooflines needs."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,6 +17,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "memory_bytes": (2**28, 2**44),
     "memory_gb_per_s": (1, 20_000),
 }
+# Folders and files are called by it.
+_SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PEAK_TFLOPS_RANGE = (0.001, 50_000)
 
 
@@ -53,6 +56,8 @@ class DeviceSpec:
     peak_clock_mhz: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not _SLUG.fullmatch(self.name):
+            raise InputError("DeviceSpec", f"name = {self.name!r}"[:80], "letters, digits, '.', '_' and '-'")
         who = f"DeviceSpec {self.name}"
         if self.max_sm_clock_mhz == 0:
             object.__setattr__(self, "max_sm_clock_mhz", self.sm_clock_mhz)

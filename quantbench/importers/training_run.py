@@ -24,6 +24,7 @@ from quantbench.errors import InputError, StoreError
 from quantbench.importers.megatron_log import COLUMNS, Iterations
 from quantbench.stats import median_interval
 from quantbench.store.environment import installed_versions, relevant_environment
+from quantbench.store.run import require_name
 
 TRAINING_FORMAT = "quantbench-training"
 TRAINING_VERSION = 1
@@ -124,7 +125,7 @@ def write_training(
     results: Path, device: str, run_id: str, source: Path, found: Iterations, summary: TrainingSummary
 ) -> Path:
     """Write the folder; an existing one is left alone when it holds the same log, and refused when it does not."""
-    folder = results / device / run_id
+    folder = results / device / require_name("import megatron-log", run_id)
     digest = _sha256(source)
     if folder.exists():
         known = _source_of(folder)

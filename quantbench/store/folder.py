@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from io import FileIO
@@ -18,9 +17,7 @@ from types import TracebackType
 
 from quantbench.errors import InputError, StoreError
 from quantbench.store.record import Record, record_from_json, record_to_json
-from quantbench.store.run import RunInfo, read_run_info, write_run_info
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+from quantbench.store.run import RunInfo, read_run_info, require_name, write_run_info
 
 
 @dataclass(frozen=True)
@@ -73,8 +70,7 @@ class RunWriter:
     def create(cls, results: Path, info: RunInfo) -> RunWriter:
         """Make `results/<device-slug>/<run-id>/` and write run.json. An existing run is never written over."""
         for name in (info.device.name, info.run_id):
-            if not _NAME.fullmatch(name):
-                raise StoreError("create run", f"name {name!r}", "letters, digits, '.', '_' and '-'")
+            require_name("create run", name)
         folder = results / info.device.name / info.run_id
         try:
             folder.mkdir(parents=True, exist_ok=False)

@@ -6,6 +6,7 @@ History of the format:
 
 import json
 import os
+import re
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +19,17 @@ from quantbench.store.codec import build, spec_from_json, spec_to_json, state_fr
 RUN_FORMAT = "quantbench-run"
 RUN_VERSION = 1
 ENDINGS = ("running", "complete", "interrupted", "budget", "failed")
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def require_name(operation: str, name: str) -> str:
+    """Return `name` if a folder may be called so; raise StoreError otherwise: names from files and options never lead
+    out of the folder that they are made in."""
+    if not _NAME.fullmatch(name):
+        raise StoreError(operation, f"name {name!r}"[:100], "letters, digits, '.', '_' and '-'")
+    return name
 
 
 @dataclass(frozen=True)
@@ -78,6 +90,8 @@ def read_run_info(folder: Path) -> RunInfo:
     try:
         data["device"] = spec_from_json(data.get("device"))
         data["state"] = state_from_json(data.get("state"))
-        return build(RunInfo, data)
+        info = build(RunInfo, data)
+        require_name(f"read run {folder}", info.run_id)
+        return info
     except InputError as error:
         raise StoreError("read run", f"{path} ({error})", "a run.json as quantbench writes it") from None
