@@ -6,10 +6,10 @@ the timed rows dated before `before`. Memory: two constants, likewise, over the 
 stated and not noted as wrong. No row from `before` on is looked at.
 
 Why products have no factor of their own: rows of one tensor-parallel degree cannot tell slow products from slow
-collectives (either suits the days before 02-25 to 0.2 points when a day is left out), and runs published for another
-A100 cluster are predicted within a few percent with products as alone (tests/data/published_layouts.csv). So what
-a site loses is sought in what depends on the site: its collectives, its hosts and its network. Those runs are fitted to
-by nothing; what nine in ten of them stay within is the interval of sites without rows of their own.
+collectives (either suits the days before 02-25 about as well when each is left out in turn), and Megatron's runs at
+another A100 site are predicted within a few percent with products as alone (tests/data/published_layouts.csv). So what
+a site loses is sought in what depends on the site: its collectives, its hosts and its network. Nothing is fitted to
+those runs; what nine in ten of them stay within is the interval of sites without rows of their own.
 """
 
 from __future__ import annotations
