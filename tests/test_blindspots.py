@@ -298,3 +298,22 @@ def test_a_fitted_model_finds_the_cliffs_of_a_made_table() -> None:
     assert found.num_rows == len(measured().m)
     assert np.percentile(found.choice.after, 95) <= 0.05 + 1e-9
     assert found.spots[0].low < found.spots[0].m < found.spots[0].high
+
+
+def test_a_profile_s_own_model_is_asked_where_it_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from quantbench.latency.gemm_model import GemmModel
+    from quantbench.profile.models import Models
+    from quantbench.profile.product_model import ProductModel
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("a model was fitted")
+
+    monkeypatch.setattr(blindspots_table, "fit", never)
+    fast = GemmModel.best("a100-sxm4-80gb").fast
+    assert fast is not None
+    own = replace(stair_profile(), models=Models(gemm=(ProductModel("bf16", fast, 77, (0.0,), (0.1,)),)))
+    assert blindspots_table.find(own, "aiconfigurator", 0.05, "p95", 200, own_model=True).model_rows == 77
+    with pytest.raises(AssertionError, match="a model was fitted"):
+        blindspots_table.find(own, "aiconfigurator", 0.05, "p95", 200)

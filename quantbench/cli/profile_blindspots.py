@@ -64,14 +64,15 @@ def _find(
     as_json: bool,
 ) -> None:  # fmt: skip
     console = output(stderr=as_json)
-    say(console, escape(f"{profile.device.name} as {consumer}'s table; fitting a model, asking it between the rows"))
-    found = find(profile, consumer, bound, target, rows)
+    say(console, escape(f"{profile.device.name} as {consumer}'s table; making a model, asking it between the rows"))
+    # A profile's file carries a model of its rows; of a run one must be made.
+    found = find(profile, consumer, bound, target, rows, own_model=run.is_file())
     if shapes is not None:
         _write_shapes(shapes, found)
     if as_json:
         print(json.dumps(found_to_json(found, bound, target, _SHOWN), indent=1))
         return
-    fitted = f"fitted to {found.model_rows:,} of them" if found.model_rows else "of other GPUs"
+    fitted = f"fitted to {found.model_rows:,} rows" if found.model_rows else "of other GPUs"
     places = len(found.choice.before)
     say(console, escape(f"{found.num_rows:,} products of {found.dtype}, {places:,} places between, a model {fitted}"))
     say(console, escape(_expected("as it is", found.choice.before)))

@@ -27,7 +27,7 @@ Target = Annotated[str, typer.Option("--of", help="What is to be within the boun
 HeldOut = Annotated[
     bool, typer.Option("--held-out", help="Instead: thin the rows to powers of two in m, choose, hold out the others.")
 ]
-ModelRows = Annotated[int, typer.Option("--rows", help="Rows that the model is fitted to, at most.")]
+ModelRows = Annotated[int, typer.Option("--rows", help="Rows that a run's model is fitted to, at most.")]
 Shapes = Annotated[
     Path | None, typer.Option("--shapes", help="Write the rows to add as a CSV file for `sweep --shapes`.")
 ]

@@ -65,27 +65,36 @@ def measured_products(profile: Profile, consumer: str) -> tuple[Measured, str]:
     return sorted_table(table["m"], table["n"], table["k"], table["latency_us"]), dtype
 
 
-def find(profile: Profile, consumer: str, bound: float, target: str, most_rows: int) -> Blindspots:
-    """Blind spots of the profile's own rows, with a model fitted to at most `most_rows` of them."""
+def find(
+    profile: Profile, consumer: str, bound: float, target: str, most_rows: int, *, own_model: bool = False
+) -> Blindspots:
+    """Blind spots of the profile's own rows, with a model fitted to at most `most_rows` of them; own_model: with the
+    profile's own model where it has one."""
     table, dtype = measured_products(profile, consumer)
-    model = fit(profile, table, dtype, most_rows, prior="auto")
+    own = profile.models.product(dtype) if own_model else None
+    ask: Callable[[IntArray, IntArray, IntArray], FloatArray]
+    if own is not None:
+        ask, model_rows = own.fast.predict_us, own.rows
+    else:
+        model = fit(profile, table, dtype, most_rows, prior="auto")
+        ask, model_rows = lambda m, n, k: model.predict(m, n, k).latency_us, model.rows
     places = [(rows, places_between(table.m[rows])) for rows in table.sites() if len(rows) > 1]
     if not places:
         raise InputError(_WHO, "no (n, k) with two sizes of m", "a run with m swept (--dim m, or a public table)")
-    expected = model.predict(
+    expected = ask(
         np.concatenate([m for _, m in places]),
         np.concatenate([np.full(len(m), table.n[rows[0]]) for rows, m in places]),
         np.concatenate([np.full(len(m), table.k[rows[0]]) for rows, m in places]),
-    ).latency_us
+    )
     sites, start = [], 0
     for rows, m in places:
         in_table = np.isin(m, table.m[rows])
-        own = through_rows(m, expected[start : start + len(m)], in_table, table.latency_us[rows])
-        sites.append(Site(int(table.n[rows[0]]), int(table.k[rows[0]]), m, own, in_table))
+        moved = through_rows(m, expected[start : start + len(m)], in_table, table.latency_us[rows])
+        sites.append(Site(int(table.n[rows[0]]), int(table.k[rows[0]]), m, moved, in_table))
         start += len(m)
     choice = choose(sites, bound, target)
     spots = sorted((spot for site in sites for spot in _spots(site)), key=lambda spot: -abs(spot.error))
-    return Blindspots(choice, tuple(spots), len(table.m), dtype, model.rows)
+    return Blindspots(choice, tuple(spots), len(table.m), dtype, model_rows)
 
 
 def fit(profile: Profile, table: Measured, dtype: str, most_rows: int, *, prior: str) -> GemmModel:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -25,8 +24,8 @@ def known_cliff_rows(profile: Profile, table: Table, out: Exported) -> list[tupl
     A cliff of one curve has its two workloads, which were measured: nothing is missing there unless they are of other
     rows than the table's. A cliff of many curves along m stands at each (n, k) whose rows reach past it.
     """
-    have = {(r["m"], r["n"], r["k"], r["dtype"]) for r in table.rows()}
-    wanted = {key for cliff in profile.cliffs for key in _sides(cliff, table) if key not in have}
+    own = _Rows(table)
+    wanted = {key for cliff in profile.cliffs for key in own.sides(cliff) if key not in own.have}
     if not wanted:
         return []
     found = []
@@ -37,35 +36,42 @@ def known_cliff_rows(profile: Profile, table: Table, out: Exported) -> list[tupl
             out.notes.append(f"both sides of cliffs that were not measured are left out: {error}")
             continue
         for n, k in sorted({key[1:3] for key in wanted if key[3] == dtype}):
-            own = table.where((table["n"] == n) & (table["k"] == k) & (table["dtype"] == dtype))
+            site = table.where((table["n"] == n) & (table["k"] == k) & (table["dtype"] == dtype))
             m = np.array(sorted(key[0] for key in wanted if key[1:] == (n, k, dtype)), dtype=np.int64)
             found += [
                 (int(x), n, k, float(us), dtype, MARK)
-                for x, us in zip(m, moved_through(times, m, n, k, own["m"], own["latency_us"]), strict=True)
+                for x, us in zip(m, moved_through(times, m, n, k, site["m"], site["latency_us"]), strict=True)
             ]
     if found:
         out.notes.append(f"{len(found):,} rows on both sides of known cliffs are modelled (kernel_source {MARK})")
     return found
 
 
-def _sides(cliff: KnownCliff, table: Table) -> Iterator[tuple[int, int, int, str]]:
-    """(m, n, k, dtype) on both sides of a cliff, where it is one of the table's provider, layout and a dtype of its."""
-    rows = [r for r in table.rows() if _is_of(cliff, r)]
-    if not rows:
-        return
-    for work in (cliff.before, cliff.after):
-        if isinstance(work, Gemm) and work.batch == 1:
-            yield work.m, work.n, work.k, work.dtype
-    if cliff.before is not None or cliff.axis != "m":
-        return
-    sites: dict[tuple[int, int, str], list[int]] = {}
-    for row in rows:
-        sites.setdefault((row["n"], row["k"], row["dtype"]), []).append(row["m"])
-    for (n, k, dtype), sizes in sites.items():
-        if min(sizes) <= cliff.at and cliff.next <= max(sizes):
-            yield cliff.at, n, k, dtype
-            yield cliff.next, n, k, dtype
+class _Rows:
+    """A table's rows: have: (m, n, k, dtype) of each."""
 
+    def __init__(self, table: Table) -> None:
+        self.have: set[tuple[int, int, int, str]] = set()
+        #: whose rows: (provider, variant as cliffs name it) → (n, k, dtype) → smallest and largest m
+        self._reach: dict[tuple[str, str], dict[tuple[int, int, str], tuple[int, int]]] = {}
+        for row in table.rows():
+            m, site = row["m"], (row["n"], row["k"], row["dtype"])
+            self.have.add((m, *site))
+            sites = self._reach.setdefault((row["provider"], f"gemm {row['dtype']} {row['layout']}"), {})
+            low, high = sites.get(site, (m, m))
+            sites[site] = (min(low, m), max(high, m))
 
-def _is_of(cliff: KnownCliff, row: dict[str, Any]) -> bool:
-    return cliff.provider == row["provider"] and cliff.variant == f"gemm {row['dtype']} {row['layout']}"
+    def sides(self, cliff: KnownCliff) -> Iterator[tuple[int, int, int, str]]:
+        """(m, n, k, dtype) on both sides of a cliff, where it is one of the rows' provider, layout and dtype."""
+        sites = self._reach.get((cliff.provider, cliff.variant))
+        if sites is None:
+            return
+        for work in (cliff.before, cliff.after):
+            if isinstance(work, Gemm) and work.batch == 1:
+                yield work.m, work.n, work.k, work.dtype
+        if cliff.before is not None or cliff.axis != "m":
+            return
+        for (n, k, dtype), (low, high) in sites.items():
+            if low <= cliff.at and cliff.next <= high:
+                yield cliff.at, n, k, dtype
+                yield cliff.next, n, k, dtype
