@@ -183,7 +183,7 @@ def test_nothing_in_a_file_can_speak_on_the_page(tmp_path: Path) -> None:
     graded = Measured(measurement((5.0, 5.1, 5.2)), Grade("D", (HOSTILE,)))
     made.append(record(Gemm(9, 8, 8), graded, {HOSTILE: 1200, "tp": 2}, provider=HOSTILE))
     hostile = run(
-        made, device=replace(SPEC, name=HOSTILE, source={"sm_count": HOSTILE}), source=HOSTILE, started=HOSTILE,
+        made, device=replace(SPEC, source={"sm_count": HOSTILE}), source=HOSTILE, started=HOSTILE,
         software={HOSTILE: HOSTILE}, options={HOSTILE: HOSTILE, "x": {HOSTILE: HOSTILE}},
         environment={HOSTILE: HOSTILE}, origin="imported",
     )  # fmt: skip
@@ -290,7 +290,7 @@ def test_the_check_speaks_on_the_page(tmp_path: Path) -> None:
     launch = Launch("ampere_gemm_128x256", tile=Tile(128, 256), blocks_per_sm=1)
     text = report(run(stairs(range(1024, 8192, 64), launch=launch)), tmp_path).text
     assert "n, gemm, torch.mm: 128x256 tile on 108 SMs explains the steps" in text
-    assert "128x256 tile on 108 SMs: 2 to 3 waves, the last 7.4 % full (identity)" in text
+    assert "128x256 tile on 108 SMs: 2 to 3 waves, the last 7.4 % full (by the kernel that ran)" in text
     assert "tiles % (SM count × blocks per SM) == 0" in text
     assert "not tested: hidden % 128 == 0" in text
     assert text.index("explains the steps") < text.index("take instead")

@@ -28,8 +28,8 @@ _TREND_BENDS = ((0.5, 2.0), (0.05, 0.5))
 _TREND_LEVEL, _TREND_ELASTICITY = 10.0, 1.0
 # A class must be this likely among all candidates to be named.
 CONFIDENT = 0.95
-# And its waves must account for this share of what a smooth trend leaves: below the first no tile is worth naming.
-_EXPLAINS_LITTLE, _EXPLAINS_MUCH = 0.3, 0.4
+#: and its waves must account for this share of what a smooth trend leaves: below the first no tile is worth naming
+EXPLAINS_LITTLE, EXPLAINS_MUCH = 0.3, 0.4
 # With this many curves, confidence is also how often the class wins when the curves are drawn anew.
 _FEWEST_TO_RESAMPLE, _RESAMPLES, _RESAMPLE_SEED = 8, 200, 0
 # Waves that improve the fit by less than this (twice log likelihood) are no waves at all.
@@ -76,9 +76,9 @@ def recover(curves: Sequence[FittedCurve], found: Candidates) -> Recovered:
         rising = visible[found.waves.max(axis=1) > found.waves.min(axis=1)]
         would_show = not rising.size or np.quantile(rising, 0.25) / scale > _WOULD_SHOW
         verdict = "no waves" if would_show else "unclear"
-    elif explained < _EXPLAINS_LITTLE:
+    elif explained < EXPLAINS_LITTLE:
         verdict = "no single tile"
-    elif confidence >= CONFIDENT and explained >= _EXPLAINS_MUCH:
+    elif confidence >= CONFIDENT and explained >= EXPLAINS_MUCH:
         verdict = "clear"
     else:
         verdict = "unclear"

@@ -22,6 +22,7 @@ from quantbench.analysis.staircase import (
 from quantbench.device.registry import known
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.roofline import assumed_tile
+from quantbench.units import percent
 from quantbench.workload import Gemm, Workload
 
 # Curves that are held against the candidates: more of a table's hundreds only take time. Points, where every number of
@@ -57,6 +58,12 @@ class Period:
     @property
     def family(self) -> tuple[str, str, str]:
         return (self.op, self.provider, self.variant)
+
+    @property
+    def sure_words(self) -> str:
+        """`97 % sure`; never certain."""
+        confidence = self.recovered.confidence
+        return "over 99 % sure" if confidence > 0.99 else f"{percent(confidence)} sure"
 
     @property
     def clear(self) -> bool:

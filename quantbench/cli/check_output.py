@@ -114,7 +114,7 @@ def _period_words(period: Period) -> str:
             same = [explanation_words(e, period.sm_count) for e in r.best if e != period.chosen]
             listed = "; ".join(same[:_MOST_SAME]) + ("; …" if len(same) > _MOST_SAME else "")
             other = f"; the same staircase: {listed}" if same else ""
-            sure = f"{percent(r.explained)} of the steps' size, {_sure_words(r.confidence)}"
+            sure = f"{percent(r.explained)} of the steps' size, {period.sure_words}"
             return f"the steps are those of a {period.tile_words} ({sure}){spaced}{other}"
         case "no waves":
             return "no waves show: nothing rises in the steps that any tile would make"
@@ -124,10 +124,6 @@ def _period_words(period: Period) -> str:
         case _:
             likely = "; ".join(explanation_words(e, period.sm_count) for e in (r.best[0], *r.rivals)[:_MOST_SAME])
             return f"unclear which tile makes the steps{spaced}: {likely}"
-
-
-def _sure_words(confidence: float) -> str:
-    return "over 99 % sure" if confidence > 0.99 else f"{percent(confidence)} sure"
 
 
 def rule_table(found: Check) -> Table:

@@ -25,6 +25,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 # Entries of a legend below a picture that stand beside each other, by the longest of them in letters.
 _LEGEND_WIDTH, _MOST_BESIDE = 104, 4
 _MOST_TICKS = 10
+# Room above the highest point; when an axis need not begin at nothing, and what it then spans at least.
+_ROOM_ABOVE, _IN_THE_UPPER_PART, _LEAST_REACH = 0.14, 0.6, 0.08
 # What every font of matplotlib has beside Latin letters.
 _MORE_SIGNS = "–…×·µμ→≥≤±°▼"
 
@@ -57,6 +59,18 @@ def legend_below(figure: Figure, panel: Any) -> None:
     handles, labels = panel.get_legend_handles_labels()
     beside = max(1, min(_MOST_BESIDE, _LEGEND_WIDTH // (max(map(len, labels), default=0) + 8)))
     figure.legend(handles, labels, loc="outside lower left", ncols=beside, fontsize=8, frameon=False)
+
+
+def limit_heights(panel: Any, heights: Sequence[float]) -> None:
+    """From nothing up, with room above; where all points lie in the upper part, from somewhat below the lowest, so that
+    teeth of a few per cent are seen."""
+    low, high = min(heights), max(heights)
+    room = _ROOM_ABOVE * high
+    if low < _IN_THE_UPPER_PART * high:
+        panel.set_ylim(0, high + room)
+    else:
+        reach = max(high - low, _LEAST_REACH * high)
+        panel.set_ylim(max(0.0, low - 0.6 * reach), high + 0.25 * reach)
 
 
 def ticks_at(panel: Any, sizes: Sequence[int]) -> None:

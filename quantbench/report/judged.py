@@ -51,7 +51,7 @@ def period_words(period: Period) -> str:
     if alike:
         more = f" and {len(alike) - _MOST_ALIKE} more" if len(alike) > _MOST_ALIKE else ""
         same = f"; the same staircase: {', '.join(alike[:_MOST_ALIKE])}{more}"
-    sure = f"confidence {percent(recovered.confidence)}, {accounts}"
+    sure = f"{period.sure_words}, {accounts}"
     if recovered.verdict == "clear":
         return f"{where}: {named} explains the steps ({sure}{same})"
     return f"{where}: unclear; the likeliest is {named} ({sure}{same})"

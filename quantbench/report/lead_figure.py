@@ -7,13 +7,23 @@ from pathlib import Path
 
 from quantbench.analysis.neighbours import BadSize, curves_of_rows
 from quantbench.analysis.summary import Row
-from quantbench.report.canvas import CLIFF_COLOUR, MARKERS, PALETTE, canvas, legend_below, plain, save, ticks_at
+from quantbench.report.canvas import (
+    CLIFF_COLOUR,
+    MARKERS,
+    PALETTE,
+    canvas,
+    legend_below,
+    limit_heights,
+    plain,
+    save,
+    ticks_at,
+)
 from quantbench.report.series import is_wide
 from quantbench.units import percent
 
 _MOST_CURVES = 4
 # Labels further apart than this share of the axis do not touch.
-_LABEL_GAP = 0.06
+_LABEL_GAP = 0.1
 _NEAR_THE_FOOT = 0.1
 
 
@@ -42,7 +52,7 @@ def draw_lead(rows: Sequence[Row], bad: Sequence[BadSize], axis: str, path: Path
             panel.set_xscale("log", base=2)
             panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         ticks_at(panel, sizes)
-        panel.set_ylim(0, 1.15 * max(heights))
+        limit_heights(panel, heights)
         _label_worst(panel, [b for b in bad if any(b.row in curve for curve in curves)], axis, sizes)
         panel.plot([], [], "o", color=CLIFF_COLOUR, markersize=4, label="loses against a size near it")
         panel.set_xlabel(plain(axis.replace("_", "-")))
@@ -73,9 +83,14 @@ def _label_worst(panel: object, bad: Sequence[BadSize], axis: str, sizes: Sequen
     scale = log if is_wide(sizes) else float
     span = scale(sizes[-1]) - scale(sizes[0]) or 1.0
     placed: list[float] = []
-    floor = _NEAR_THE_FOOT * panel.get_ylim()[1]  # below it a label stands above its point
+    bottom, top = panel.get_ylim()
+    floor = bottom + _NEAR_THE_FOOT * (top - bottom)  # below it a label stands above its point
+    better: set[int] = set()  # of the sizes that lose against one, the worst is labelled
     for one in sorted(bad, key=lambda b: -b.loss):
         at = (scale(one.size) - scale(sizes[0])) / span
+        if id(one.better) in better:
+            continue
+        better.add(id(one.better))
         if all(abs(at - other) > _LABEL_GAP for other in placed):
             placed.append(at)
             height = _height(one.row)

@@ -10,6 +10,8 @@ from quantbench.analysis.summary import Point
 
 #: what tells one point of a run from another: its record, its op and its place
 PlaceKey = tuple[str, str, tuple[tuple[str, int], ...]]
+# What a cause rests on, in words.
+_TOLD_BY = {"identity": "by the kernel that ran", "arithmetic": "by arithmetic", "clock": "by the clock"}
 
 
 @dataclass(frozen=True)
@@ -41,5 +43,6 @@ def place_key(point: Point) -> PlaceKey:
 def marks_of(cliffs: Iterable[Cliff]) -> tuple[Mark, ...]:
     """Cliffs in the order given."""
     return tuple(
-        Mark(c.axis, c.before, c.after, c.ratio, c.low, c.high, f"{c.cause.words} ({c.cause.evidence})") for c in cliffs
+        Mark(c.axis, c.before, c.after, c.ratio, c.low, c.high, f"{c.cause.words} ({_TOLD_BY[c.cause.evidence]})")
+        for c in cliffs
     )

@@ -14,7 +14,17 @@ from quantbench.analysis.summary import Point
 from quantbench.analysis.tiles import Family, TileOf
 from quantbench.device.spec import DeviceSpec
 from quantbench.launch import Launch
-from quantbench.report.canvas import CLIFF_COLOUR, MARKERS, PALETTE, canvas, legend_below, plain, save, ticks_at
+from quantbench.report.canvas import (
+    CLIFF_COLOUR,
+    MARKERS,
+    PALETTE,
+    canvas,
+    legend_below,
+    limit_heights,
+    plain,
+    save,
+    ticks_at,
+)
 from quantbench.report.marks import Mark, place_key
 from quantbench.report.series import curve_names, is_wide
 
@@ -55,7 +65,7 @@ def draw_op(
             panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         ticks_at(panels[-1][0], sizes)
         panel.set_xlim(*_limits(sizes))
-        panel.set_ylim(0, 1.14 * max(heights))
+        limit_heights(panel, heights)
         panel.set_ylabel(_unit(curves[0].points[0]))
         legend_below(figure, panel)
         if lines:
