@@ -19,7 +19,7 @@ from quantbench.planner.context import (
     uncounted,
     usual_heads,
 )
-from quantbench.planner.fit import fit
+from quantbench.planner.fit import days_left_out, fit, fit_times, predicted_s, timed_cases
 from quantbench.planner.judge import RowResult, misses, predict_rows, summarize
 from quantbench.planner.op_times import BestTimes
 from quantbench.planner.row_checks import check_rows
@@ -304,6 +304,20 @@ def test_a_fit_needs_rows_of_one_cluster(tmp_path: Path) -> None:
     few.write_text("\n".join(TABLE.read_text().splitlines()[:5]) + "\n")
     with pytest.raises(InputError, match=r"planner\.fit: 4 timed rows before 02-25 of 1 clusters; expected at least 8"):
         fit(few, PUBLISHED, "02-25", "A100-80GB", lambda device: EvenTimes())
+
+
+def test_days_are_predicted_from_the_others() -> None:
+    rows = [row for row in ROWS if row.date in ("02-17", "02-24")]
+    cases = timed_cases(rows, gpu="A100-80GB")
+    found = days_left_out(cases, lambda device: EvenTimes())
+    assert {day: count for day, (count, _) in found.items()} == {"02-17": 6, "02-24": 4}
+    alone = fit_times([c for c in cases if c[0].date == "02-17"], lambda device: EvenTimes())
+    left = [c for c in cases if c[0].date == "02-24"]
+    errors = [
+        p / (row.sec_per_it or 1) - 1
+        for p, (row, _) in zip(predicted_s(left, lambda device: EvenTimes(), alone), left, strict=True)
+    ]
+    assert found["02-24"][1] == pytest.approx(100 * sum(map(abs, errors)) / 4)
 
 
 def test_calibrations_survive_a_round_trip_and_refuse_others() -> None:

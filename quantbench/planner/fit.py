@@ -6,10 +6,10 @@ the timed rows dated before `before`. Memory: two constants, likewise, over the 
 stated and not noted as wrong. No row from `before` on is looked at.
 
 Why products have no factor of their own: rows of one tensor-parallel degree cannot tell slow products from slow
-collectives (either suits the days before 02-25 about as well when each is left out in turn), and Megatron's runs at
-another A100 site are predicted within a few percent with products as alone (tests/data/published_layouts.csv). So what
-a site loses is sought in what depends on the site: its collectives, its hosts and its network. Nothing is fitted to
-those runs; what nine in ten of them stay within is the interval of sites without rows of their own.
+collectives (either suits the days before 02-25 about as well when each is left out in turn, `--days`), and Megatron's
+runs at another A100 site are predicted within a few percent with products as alone (tests/data/published_layouts.csv).
+So what a site loses is sought in what depends on the site: its collectives, its hosts and its network. Nothing is
+fitted to those runs; what nine in ten of them stay within is the interval of sites without rows of their own.
 """
 
 from __future__ import annotations
@@ -97,6 +97,17 @@ def predicted_s(cases: Sequence[Timed], times: TimesOf, calibration: Calibration
     return np.array([p.sec_per_it for p in found if isinstance(p, Prediction)])
 
 
+def days_left_out(cases: Sequence[Timed], times: TimesOf) -> dict[str, tuple[int, float]]:
+    """By day: its rows, and their mean error in percent with constants from the other days."""
+    found = {}
+    for day in sorted({row.date for row, _ in cases}):
+        kept, left = ([c for c in cases if (c[0].date == day) == out] for out in (False, True))
+        measured = np.array([float(row.sec_per_it or np.nan) for row, _ in left])
+        errors = predicted_s(left, times, fit_times(kept, times)) / measured - 1
+        found[day] = (len(left), float(100 * np.abs(errors).mean()))
+    return found
+
+
 def scatter(cases: Sequence[Timed], times: TimesOf, calibration: Calibration) -> float:
     """What |ln(predicted / measured)| of nine in ten cases stays within."""
     measured = np.log([float(row.sec_per_it or np.nan) for row, _ in cases])
@@ -174,10 +185,18 @@ def main() -> None:
     """Fit and write planner.json."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", type=Path)
-    parser.add_argument("--elsewhere", type=Path, required=True, help="published runs of other sites, for intervals")
+    parser.add_argument("--elsewhere", type=Path, help="published runs of other sites, for intervals")
     parser.add_argument("--before", default="02-25", help="rows dated from this day on are kept for the test")
     parser.add_argument("--gpu", default="A100-80GB", help="only rows of this GPU")
+    parser.add_argument("--days", action="store_true", help="write nothing: each day's error when it is left out")
     arguments = parser.parse_args()
+    if arguments.days:
+        rows = [row for row in read_table(arguments.table) if row.date and row.date < arguments.before]
+        for day, (count, error) in days_left_out(timed_cases(rows, gpu=arguments.gpu), BestTimes()).items():
+            print(f"{day}: {count} rows, {error:.2f} % off with constants from the other days")
+        return
+    if arguments.elsewhere is None:
+        parser.error("--elsewhere is needed to write the constants")
     found = fit(arguments.table, arguments.elsewhere, arguments.before, arguments.gpu)
     target = Path(__file__).with_name("planner.json")
     target.write_text(json.dumps(found.to_json(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
