@@ -97,6 +97,17 @@ class Held(Good):
         return _Task(seed, workload.m, workload.n, workload.k)
 
 
+class GivesNan(Good):
+    """Computes what is not a number."""
+
+    id = "tests.fake_providers:GivesNan"
+
+    def prepare(self, workload, device, *, distribution="normal", seed=0):  # type: ignore[no-untyped-def]
+        task = _Task(seed)
+        task.run = lambda: task._out.fill_(torch.nan)  # type: ignore[method-assign]
+        return task
+
+
 class _OnRun(Good):
     def act(self) -> None:
         raise AssertionError
