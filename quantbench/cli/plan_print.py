@@ -19,6 +19,7 @@ from quantbench.planner.memory import GIB
 from quantbench.planner.predict import Prediction
 from quantbench.planner.search import Found
 from quantbench.planner.shape_search import ShapeFound
+from quantbench.store.environment import installed_versions, relevant_environment
 from quantbench.units import percent
 
 _RECOMPUTE = {"full": "full", "selective": "select", "none": "no"}
@@ -40,7 +41,15 @@ def header_lines(job: Job, calibration: Calibration, note: str) -> list[str]:
         f"between nodes ({where.name})",
         f"constants: {calibration} ({rests})",
         f"times: {note}",
+        f"made with: {made_with_line()}",
     ]
+
+
+def made_with_line() -> str:
+    """Versions and the variables that matter; `--json` has the command line besides."""
+    versions = ", ".join(f"{name} {version}" for name, version in installed_versions().items() if name != "os")
+    variables = " ".join(f"{name}={value}" for name, value in relevant_environment().items())
+    return f"{versions}; {variables or 'no variable set that matters'}"
 
 
 def search_line(job: Job, found: Found, elapsed_s: float) -> str:
