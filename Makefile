@@ -5,7 +5,7 @@ BIN := .venv/bin
 # One thread: two threads on shared cores are 20 % noise.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install check test bench sweep evidence docs test-volta fuzz clean
+.PHONY: install check test bench sweep evidence docs test-volta fuzz shelf clean
 
 install: .venv/installed
 
@@ -52,12 +52,20 @@ fuzz: install
 	QUANTBENCH_FUZZ_EXAMPLES=$(FUZZ_FILES) $(BIN)/python -m pytest tests/test_fuzz_loaders.py
 	$(BIN)/python tests/fuzz/run_atheris.py -runs=$(FUZZ_FILES)
 
-# The accuracy page and the pictures of docs/, from measured tables and runs.
+# The accuracy page, the pictures and the figures of docs/, from measured tables and runs.
 docs: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[tables]'
 	$(BIN)/quantbench validate
 	$(BIN)/python -m quantbench.report.guide docs
+	$(BIN)/quantbench import aiconfigurator --system a100_sxm --table gemm --results build/tables
+	$(BIN)/quantbench profile blindspots build/tables/a100-sxm4-80gb/aic-* --for aiconfigurator --held-out --of max \
+		--docs docs/exporting.md
 	$(BIN)/python -m quantbench.planner.accuracy tests/data docs
+
+# The profiles of GPUs that public tables are of: results/<gpu>/profile.json.
+shelf: install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[tables]'
+	$(BIN)/python -m quantbench.profile.shelf
 
 clean:
 	rm -rf .venv .venv-volta build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

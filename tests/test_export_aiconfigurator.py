@@ -217,6 +217,16 @@ def test_wrong_names_are_one_clear_line(tmp_path: Path) -> None:
         ExportOptions(version="../x")
 
 
+def test_fp16_asks_for_its_name(tmp_path: Path) -> None:
+    rows = [gemm_row(64, 64, 64, 5.0, dtype="fp16")]
+    profile = known_profile({"gemm": table("gemm", rows)}, "v100-sxm2-32gb")
+    with pytest.raises(InputError, match=r"no such matrix product there \(--dtype fp16 writes it as its bfloat16\)"):
+        export_profile(profile, "aiconfigurator", tmp_path)
+    assert not list(tmp_path.rglob("*.yaml"))
+    export_profile(profile, "aiconfigurator", tmp_path, ExportOptions(dtype="fp16"))
+    assert gemm_table(tmp_path, "v100_sxm2_32gb")["gemm_dtype"] == ["bfloat16"]
+
+
 def test_a_processor_is_refused(tmp_path: Path) -> None:
     from dataclasses import replace
 

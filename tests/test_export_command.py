@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from quantbench.cli.app import app
 from quantbench.cli.profile import profile as command
 from quantbench.cli.profile_export import degrees, percentage
-from quantbench.errors import InputError, StoreError
+from quantbench.errors import InputError, QuantbenchError, StoreError
 from quantbench.profile.exporters.catalog import FORMATS
 from quantbench.workload import Gemm
 
@@ -153,11 +153,16 @@ def test_folders_of_runs_are_taken_as_they_are(tmp_path: Path) -> None:
         (["--format", "csv", "--bound", "5"], "--bound: '5'; expected a percentage between 0% and 100%"),
         (["--format", "csv", "--provider", "cublas"], "--provider cublas: no row is its; expected one of"),
         (["--format", "csv", "--dtype", "bfloat16"], "--dtype bfloat16; expected one of fp16, bf16"),
+        (
+            ["--format", "llm-analysis", "--dtype", "fp8"],
+            "has no peak for fp8; expected another --dtype",
+        ),
+        (["--format", "llm-analysis", "--dtype", "int8"], "products of int8, where llm-analysis means 16 bits"),
         (["--format", "calculon", "--dtype", "int8"], "products of int8; expected --dtype fp16, bf16, fp32, fp8"),
     ],
 )
 def test_wrong_use_is_one_clear_line(words: list[str], said: str, folder: Path) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(QuantbenchError) as caught:
         CliRunner().invoke(command, ["export", "profile.json", *words, "-o", "out"], catch_exceptions=False)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)

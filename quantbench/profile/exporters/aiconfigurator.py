@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from quantbench.errors import UnsupportedError, require_choice
+from quantbench.errors import InputError, UnsupportedError, require_choice
 from quantbench.importers.aiconfigurator import COLLECTIVES, TABLES, system_of
 from quantbench.profile.exporters.achieved import achieved
 from quantbench.profile.exporters.aiconfigurator_rows import Columns, context_rows, gemm_rows, generation_rows
@@ -46,6 +46,9 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
         "generation_attention": generation_rows(profile, options, out),
         "nccl": _nccl_rows(profile, out),
     }
+    if not any(columns["latency"] for columns in tables.values()):
+        reasons = "; ".join(out.left_out) or "no rows"
+        raise InputError(WHO, f"nothing that it has a table for ({reasons})", "bf16 or fp8, or --dtype fp16")
     out.leave_out("softmax: no place for it there", len(profile.tables["softmax"]))
     nccl = bool(tables["nccl"]["latency"])
     out.write(_yaml(_description(profile, options, system, link_rates(profile, out), out, nccl=nccl)), f"{system}.yaml")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 
-from quantbench.errors import UnsupportedError
+from quantbench.errors import InputError, UnsupportedError
 from quantbench.profile.exporters.achieved import achieved
 from quantbench.profile.exporters.link_rates import link_rates
 from quantbench.profile.exporters.options import WHO, Exported, ExportOptions
 from quantbench.profile.profile import Profile
 
 _GIB = 2**30
+_HALF = ("bf16", "fp16")
 
 
 def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
@@ -23,6 +24,8 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     if device.kind != "cuda":
         raise UnsupportedError(WHO, f"{device.name} is a {device.kind}", "a GPU, for llm-analysis")
     reached = achieved(profile, options, out)
+    if reached.dtype not in _HALF:
+        raise InputError(WHO, f"products of {reached.dtype}, where llm-analysis means 16 bits", "--dtype bf16 or fp16")
     links = link_rates(profile, out)
     config: dict[str, str | float] = {
         "name": device.name,
