@@ -171,7 +171,7 @@ def test_softmax_and_attention() -> None:
     assert one(profile.attention(1, 32, 1536, 1536, 128)).source == "interpolated"
     backward = one(profile.attention(1, 32, 1024, 1024, 128, direction="backward"))
     assert (backward.source, backward.outside) == ("modelled", True)
-    assert backward.note.endswith("nothing of this kind was measured")
+    assert backward.note.endswith("the profile has no measured row of this kind")
     seq = np.array([512, 700, 4096])
     found = many(profile.attention(1, 32, seq, seq, 128, 8))
     assert found.source.tolist() == ["modelled"] * 3

@@ -13,7 +13,10 @@ from quantbench.cli import profile_export_options as e
 profile = typer.Typer(no_args_is_help=True, help="One GPU's tables, models and cliffs as a file for planners.")
 
 File = Annotated[Path, typer.Argument(help="A profile's JSON file.", metavar="FILE")]
-Runs = Annotated[list[Path], typer.Argument(help="Folders of runs of one device.", metavar="RUN…")]
+Runs = Annotated[
+    list[Path],
+    typer.Argument(help="Folders of runs of one device, or the device's own folder with all of them.", metavar="RUN…"),
+]
 
 
 @profile.command(short_help="Runs become one profile, or a planner's files.")
@@ -45,7 +48,7 @@ def export(
         return
     from quantbench.cli.profile_run import export_profile
 
-    export_profile(runs, output or Path("profile.json"), fit, as_json)
+    export_profile(runs, output, fit, as_json)
 
 
 @profile.command(short_help="What straight lines between rows lose.")

@@ -24,9 +24,11 @@ _QUERIES = {
 }
 
 
-def export_profile(runs: list[Path], target: Path, fit: bool, as_json: bool) -> None:
-    """Make a profile of runs and write it."""
-    made = Profile.from_runs([read_one_run(run) for run in runs], fit=fit)
+def export_profile(paths: list[Path], output_file: Path | None, fit: bool, as_json: bool) -> None:
+    """Make a profile of runs and write it: without a name, as profile.json beside a device's runs, or here."""
+    made = Profile.from_runs([read_one_run(run) for path in paths for run in runs_below(path)], fit=fit)
+    a_device = len(paths) == 1 and runs_below(paths[0]) != paths
+    target = output_file or (paths[0] / "profile.json" if a_device else Path("profile.json"))
     made.save(target)
     if as_json:
         print(json.dumps({"profile": str(target), **view.profile_to_json(made)}, indent=1, allow_nan=False))
@@ -37,6 +39,12 @@ def export_profile(runs: list[Path], target: Path, fit: bool, as_json: bool) -> 
         say(console, escape(printable(line)))
     say(console, escape(f"\nwritten: {target}" + "".join(f", {beside.name}" for beside in files_beside(target))))
     say(console, escape(f"next: quantbench profile show {target}"))
+
+
+def runs_below(path: Path) -> list[Path]:
+    """A run's folder itself, or the runs in a device's folder."""
+    below = [] if (path / "run.json").exists() else sorted(found.parent for found in path.glob("*/run.json"))
+    return below or [path]
 
 
 def files_beside(target: Path) -> list[Path]:

@@ -22,13 +22,13 @@ def build(made: type[Profile], runs: Sequence[Run], *, fit: bool, seed: int) -> 
     check_alike(runs)
     ordered = sorted(runs, key=lambda run: run.info.run_id)
     tables, given = tables_of(ordered)
-    sources = tuple(_source(run, given[run.info.run_id]) for run in ordered)
+    sources = tuple(source_of(run, rows=given[run.info.run_id]) for run in ordered)
     checks = checks_of(ordered)
     cliffs, num_cliffs = cliffs_of(checks)
     device = ordered[0].info.device
     return made(
         device=device,
-        software=_software(ordered),
+        software=software_of(ordered),
         provenance=Provenance(__version__, sources, num_cliffs),
         tables=tables,
         models=models_of(device, tables, fit=fit, seed=seed),
@@ -37,12 +37,13 @@ def build(made: type[Profile], runs: Sequence[Run], *, fit: bool, seed: int) -> 
     )
 
 
-def _source(run: Run, rows: int) -> RunSource:
+def source_of(run: Run, *, rows: int) -> RunSource:
+    """Where figures come from; rows: of the run's that the profile holds."""
     keys = hashlib.sha256("\n".join(record.key for record in run.records).encode()).hexdigest()
     return RunSource(run.info.run_id, run.info.origin, run.info.source, cache_state(run), len(run.records), rows, keys)
 
 
-def _software(runs: Sequence[Run]) -> dict[str, str]:
+def software_of(runs: Sequence[Run]) -> dict[str, str]:
     """Versions by name; where runs differ, all of them."""
     found: dict[str, set[str]] = {}
     for run in runs:

@@ -69,7 +69,7 @@ class Chosen:
     def outside_words(self, count: str = "") -> str:
         """That a shape, or so many of them, lie outside of what was measured, for people."""
         if not len(self.surface.latency_us):
-            return "nothing of this kind was measured"
+            return "the profile has no measured row of this kind"
         spans = zip(self.sizes, self.surface.range, strict=True)
         return f"{count}outside the measured range ({', '.join(f'{n} {low} to {high}' for n, (low, high) in spans)})"
 

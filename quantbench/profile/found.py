@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # Records that stand for a verdict; a table has thousands.
 _MOST_EVIDENCE = 50
-_MOST_CLIFFS = 300
+MOST_CLIFFS = 300
 
 
 def checks_of(runs: Sequence[Run]) -> list[Check]:
@@ -24,7 +24,7 @@ def checks_of(runs: Sequence[Run]) -> list[Check]:
     return [check_run(run) for run in runs]
 
 
-def cliffs_of(checks: Iterable[Check]) -> tuple[tuple[KnownCliff, ...], int]:
+def cliffs_of(checks: Iterable[Check], *, most: int = MOST_CLIFFS) -> tuple[tuple[KnownCliff, ...], int]:
     """(the largest sure rises of single curves, and all of the middle of many, the largest first; how many there are).
 
     A table of tens of thousands of rows has thousands: the small ones say little that its rows do not.
@@ -34,7 +34,7 @@ def cliffs_of(checks: Iterable[Check]) -> tuple[tuple[KnownCliff, ...], int]:
     for check in checks:
         own += [_own(cliff) for cliff in check.cliffs]
         common += [_common(cliff) for cliff in check.common]
-    kept = sorted(own, key=_rank)[:_MOST_CLIFFS]
+    kept = sorted(own, key=_rank)[:most]
     return tuple(sorted(kept + common, key=_rank)), len(own) + len(common)
 
 
