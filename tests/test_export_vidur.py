@@ -133,7 +133,7 @@ def test_both_sides_of_every_known_edge_are_rows(tmp_path: Path) -> None:
 def test_the_source_tree_s_csv_and_the_release_s_are_one(tmp_path: Path) -> None:
     exported(tmp_path)
     for name in ("mlp", "attention"):
-        plain = (tmp_path / "data/profiling/compute/a100/meta-llama/Llama-3-8B" / f"{name}.csv").read_bytes()
+        plain = (tmp_path / "data/profiling/compute/a100/meta-llama/Meta-Llama-3-8B" / f"{name}.csv").read_bytes()
         assert lzma.decompress((tmp_path / "compute" / f"{name}.csv.xz").read_bytes()) == plain
     assert json.loads((tmp_path / "compute" / "config.json").read_text()) == {
         "model": "meta-llama/Llama-3-8B", "device_sku": "a100",

@@ -50,7 +50,7 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     attention = attention_rows(profile, attentions(profile, own, out), model, dtype, options.tensor_parallel, out)
     for name, rows in (("mlp", mlp), ("attention", attention)):
         text = _csv(rows)
-        out.write(text, "data", "profiling", "compute", device_sku, *model.name.split("/"), f"{name}.csv")
+        out.write(text, "data", "profiling", "compute", device_sku, *model.source_name.split("/"), f"{name}.csv")
         out.write(lzma.compress(text.encode()), "compute", f"{name}.csv.xz")
         out.rows[name] = len(rows)
     out.leave_out("softmax: no place for it there", len(profile.tables["softmax"]))

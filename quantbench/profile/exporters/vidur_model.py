@@ -1,6 +1,6 @@
 """What Vidur calls models and machines, and what one GPU computes of a model there.
 
-Source: vidur/config/{model,device_sku,node_sku}_config.py of Vidur 0.0.26. Its own vocabulary sizes are kept, for its
+Source: vidur/config/{model,device_sku,node_sku}_config.py of Vidur 0.0.26, and data/profiling/ of its source tree. Its own vocabulary sizes are kept, for its
 loader only takes rows that state them.
 """
 
@@ -14,12 +14,12 @@ from quantbench.profile.exporters.options import WHO
 from quantbench.workload import Gemm, TransformerShape
 from quantbench.workload.presets import preset
 
-#: preset → (Vidur's name, its vocab_size, its max_model_len)
+#: preset → (name in the release, folder in the source tree, vocab_size, max_model_len)
 MODELS = {
-    "llama-2-7b": ("meta-llama/Llama-2-7b-hf", 32768, 4096),
-    "llama-2-70b": ("meta-llama/Llama-2-70b-hf", 32768, 4096),
-    "llama-3-8b": ("meta-llama/Llama-3-8B", 128256, 4096),
-    "llama-3-70b": ("meta-llama/Llama-3-70B", 128256, 8192),
+    "llama-2-7b": ("meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-7b-hf", 32768, 4096),
+    "llama-2-70b": ("meta-llama/Llama-2-70b-hf", "meta-llama/Llama-2-70b-hf", 32768, 4096),
+    "llama-3-8b": ("meta-llama/Llama-3-8B", "meta-llama/Meta-Llama-3-8B", 128256, 4096),
+    "llama-3-70b": ("meta-llama/Llama-3-70B", "meta-llama/Meta-Llama-3-70B", 128256, 8192),
 }
 #: device slug → (device_sku, node sku). Others get their slug, which Vidur must be taught first.
 _SKUS = {
@@ -30,9 +30,11 @@ _SKUS = {
 
 @dataclass(frozen=True)
 class VidurModel:
-    """A model as Vidur keys its rows. name, vocab, max_model_len: Vidur's own."""
+    """A model as Vidur keys its rows. name, source_name: in the release and in the source tree; vocab, max_model_len:
+    Vidur's own."""
 
     name: str
+    source_name: str
     shape: TransformerShape
     vocab: int
     max_model_len: int
@@ -43,9 +45,9 @@ class VidurModel:
         if text not in MODELS:
             given = f"--model {text}" if text else "no --model (a row is of one model there)"
             raise InputError(WHO, given, "one of " + ", ".join(MODELS))
-        name, vocab, max_model_len = MODELS[text]
+        name, source_name, vocab, max_model_len = MODELS[text]
         shape = preset(text)
-        return cls(name, replace(shape, gate_fused=shape.gated), vocab, max_model_len)
+        return cls(name, source_name, replace(shape, gate_fused=shape.gated), vocab, max_model_len)
 
     def keys(self, tp: int) -> dict[str, int | bool]:
         """The columns by which mlp.csv's rows are found."""
