@@ -37,9 +37,10 @@ def steps_section(check: Check) -> Section | None:
 
 
 def period_words(period: Period) -> str:
-    """`m, gemm: 128x256 tile on 108 SMs explains the steps (…)`."""
+    """`m, gemm bf16 nt by torch.mm: 128x256 tile on 108 SMs explains the steps (…)`."""
     recovered = period.recovered
-    where = printable(f"{period.axis.replace('_', '-')}, {period.op}, {period.provider}")
+    what = period.variant if period.variant.startswith(f"{period.op} ") else f"{period.op} ({period.variant})"
+    where = printable(f"{period.axis.replace('_', '-')}, {what} by {period.provider}")
     accounts = f"accounts for {percent(recovered.explained)} of what is no smooth trend"
     if recovered.verdict == "no waves":
         return f"{where}: no staircase of waves is seen"
@@ -61,12 +62,14 @@ def common_table(common: Sequence[CommonCliff]) -> Table | None:
     """The sizes that many shapes step at, the largest step first."""
     if not common:
         return None
+    several = len({(one.op, one.provider, one.variant) for one in common}) > 1
     rows = []
     for one in common[:_MOST_COMMON]:
+        which = f" of {one.provider} {one.variant}" if several else ""
         rows.append((
             one.axis.replace("_", "-"), f"{one.at} → {one.next}", str(one.num_curves),
             f"+{percent(one.ratio - 1)} ({percent(one.low - 1)} to {percent(one.high - 1)})",
-            _group(one.stepping), _group(one.level), one.cause_words,
+            _group(one.stepping), _group(one.level), printable(one.cause_words + which),
         ))  # fmt: skip
     head = ("axis", "between", "shapes", "time", "where a wave more begins", "where none does", "sure cliffs by cause")
     return Table(head, tuple(rows), frozenset({2}))

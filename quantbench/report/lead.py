@@ -154,14 +154,19 @@ def _over_shapes(axis: str, name: str, bad: Sequence[BadSize], curves: int, why:
         f"{percent(median(b.loss for b in first))} in the middle of them"
     )
     most = max(median(b.loss for b in by_size[size]) for size in shown)
-    rows = tuple(_row_over_shapes(size, by_size[size], curves, why, most) for size in shown)
+    several_formats = len({b.culprit.workload.dtype for b in bad}) > 1
+    rows = tuple(_row_over_shapes(size, by_size[size], curves, why, most, several_formats) for size in shown)
     return Lead(axis, sentence, rows, len(by_size) - len(shown), several=True, bad=tuple(bad))
 
 
-def _row_over_shapes(size: int, bad: Sequence[BadSize], curves: int, causes_of: Causes, most: float) -> LeadRow:
+def _row_over_shapes(
+    size: int, bad: Sequence[BadSize], curves: int, causes_of: Causes, most: float, several_formats: bool
+) -> LeadRow:
     middle = median(b.loss for b in bad)
     worst = max(bad, key=lambda b: b.loss)
     held = " ".join(f"{name}={value}" for name, value in worst.row.axes.items() if name != worst.axis)
+    if several_formats:
+        held += f" in {worst.culprit.workload.dtype}"
     instead = Counter(b.better.axes[b.axis] for b in bad).most_common(1)[0][0]
     causes = Counter(causes_of.kind(b) for b in bad)
     cause, times = causes.most_common(1)[0]

@@ -25,6 +25,8 @@ from quantbench.report.words import printable
 from quantbench.store.folder import Run
 
 PAGE = "report.html"
+# Families of curves whose steps are explained on the first screen; what makes the others' steps stands below.
+_MOST_EXPLAINED = 2
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def build_page(run: Run, gallery: Gallery) -> Page:
     if points and axes:
         check = check_run(run)
         lead = lead_of(layers, axes, Causes(spec, check.cliffs, check.periods))
-        explanation = "" if check.period is None else period_words(check.period)
+        explanation = ". ".join(period_words(period) for period in check.periods[:_MOST_EXPLAINED])
         marks = marks_of(check.cliffs)
         ordered = sorted(axes, key=lambda axis: axis != lead.axis)
         sections += [axis_section(axis, points, marks, spec, check.periods, gallery) for axis in ordered]
