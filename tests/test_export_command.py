@@ -152,6 +152,8 @@ def test_folders_of_runs_are_taken_as_they_are(tmp_path: Path) -> None:
         (["--format", "vidur", "--model", "llama-3-8b", "--tp", "two"], "--tp: 'two'; expected degrees"),
         (["--format", "csv", "--bound", "5"], "--bound: '5'; expected a percentage between 0% and 100%"),
         (["--format", "csv", "--provider", "cublas"], "--provider cublas: no row is its; expected one of"),
+        (["--format", "aiconfigurator", "--layout", "tt"], "--layout tt; expected one of nn, nt, tn"),
+        (["--format", "aiconfigurator", "--layout", "tn"], "--layout tn: no product is of it; expected one of nt"),
         (["--format", "csv", "--dtype", "bfloat16"], "--dtype bfloat16; expected one of fp16, bf16"),
         (
             ["--format", "llm-analysis", "--dtype", "fp8"],

@@ -29,6 +29,7 @@ def export(
     fit: Annotated[bool, typer.Option(help="Fit models to the rows (else: what is known without them).")] = True,
     provider: e.Provider = "",
     dtype: e.Dtype = "",
+    layout: e.Layout = "",
     backend: e.Backend = "vllm",
     version: e.AsVersion = "quantbench",
     model: e.Model = "",
@@ -42,8 +43,8 @@ def export(
         from quantbench.cli.profile_export import export_format
 
         export_format(
-            runs, to, output, provider=provider, dtype=dtype, backend=backend, version=version, model=model,
-            tensor_parallel=tp, bound=bound, fit=fit, as_json=as_json,
+            runs, to, output, provider=provider, dtype=dtype, layout=layout, backend=backend, version=version,
+            model=model, tensor_parallel=tp, bound=bound, fit=fit, as_json=as_json,
         )  # fmt: skip
         return
     from quantbench.cli.profile_run import export_profile

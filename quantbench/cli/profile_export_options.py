@@ -16,6 +16,7 @@ Format = Annotated[
 ]  # fmt: skip
 Provider = Annotated[str, typer.Option("--provider", help="Whose figures, where there are several (planner formats).")]
 Dtype = Annotated[str, typer.Option("--dtype", help="Only these products and attention (planner formats).")]
+Layout = Annotated[str, typer.Option("--layout", help="Only products of it: nt, nn or tn (planner formats).")]
 Backend = Annotated[str, typer.Option("--backend", help="aiconfigurator: vllm, sglang or trtllm.")]
 AsVersion = Annotated[str, typer.Option("--as-version", help="aiconfigurator: the version it will look up.")]
 Model = Annotated[str, typer.Option("--model", help="vidur: for whose shapes (llama-3-8b, …).")]

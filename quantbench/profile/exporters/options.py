@@ -8,6 +8,7 @@ from pathlib import Path
 
 from quantbench.errors import InputError, StoreError
 from quantbench.workload.dtypes import GEMM_DTYPES
+from quantbench.workload.gemm import LAYOUTS
 
 WHO = "profile export"
 
@@ -30,6 +31,8 @@ class ExportOptions:
     def __post_init__(self) -> None:
         if self.dtype not in ("", *GEMM_DTYPES):
             raise InputError(WHO, f"--dtype {self.dtype}", "one of " + ", ".join(GEMM_DTYPES))
+        if self.layout not in ("", *LAYOUTS):
+            raise InputError(WHO, f"--layout {self.layout}", "one of " + ", ".join(LAYOUTS))
         if not 0.001 <= self.bound <= 0.5:
             raise InputError(WHO, f"--bound {self.bound!r}", "an error from 0.001 to 0.5, as in 0.05")
         for name in (self.backend, self.version):

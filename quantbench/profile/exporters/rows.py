@@ -26,6 +26,9 @@ def products(profile: Profile, options: ExportOptions, out: Exported) -> Table:
     table = _of_dtype(table, options, out)
     if not len(table):
         return table
+    if options.layout and options.layout not in table["layout"]:
+        there = ", ".join(sorted(set(table["layout"].tolist())))
+        raise InputError(WHO, f"--layout {options.layout}: no product is of it", f"one of {there}")
     layout = options.layout or next(name for name in _LAYOUTS if (table["layout"] == name).any())
     if layout != "nt":
         out.notes.append(f"products are of layout {layout}, where consumers mean linear layers (nt)")

@@ -1,7 +1,7 @@
 """What Vidur calls models and machines, and what one GPU computes of a model there.
 
-Source: vidur/config/{model,device_sku,node_sku}_config.py of Vidur 0.0.26, and data/profiling/ of its source tree. Its own vocabulary sizes are kept, for its
-loader only takes rows that state them.
+Source: vidur/config/{model,device_sku,node_sku}_config.py of Vidur 0.0.26, and data/profiling/ of its source tree. Its
+own vocabulary sizes are kept, for its loader only takes rows that state them.
 """
 
 from __future__ import annotations
