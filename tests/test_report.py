@@ -289,7 +289,7 @@ def test_two_axes_have_a_map_and_many_curves_are_told_together(tmp_path: Path) -
 def test_the_check_speaks_on_the_page(tmp_path: Path) -> None:
     launch = Launch("ampere_gemm_128x256", tile=Tile(128, 256), blocks_per_sm=1)
     text = report(run(stairs(range(1024, 8192, 64), launch=launch)), tmp_path).text
-    assert "n, gemm bf16 nt by torch.mm: 128x256 tile on 108 SMs explains the steps" in text
+    assert "n, gemm bf16 nn by torch.mm: 128x256 tile on 108 SMs explains the steps" in text
     assert "128x256 tile on 108 SMs: 2 to 3 waves, the last 7.4 % full (by the kernel that ran)" in text
     assert "tiles % (SM count × blocks per SM) == 0" in text
     assert "not tested: hidden % 128 == 0" in text
