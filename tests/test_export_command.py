@@ -139,7 +139,8 @@ def test_folders_of_runs_are_taken_as_they_are(tmp_path: Path) -> None:
     times = {128: 36.9, 129: 63.3, 256: 65.5}
     made = run([record(Gemm(m, 4096, 4096, layout="nt"), [us], {"m": m}) for m, us in times.items()])
     where = write(tmp_path / "results", made)
-    invoke("export", str(where), "--format", "csv", "--no-fit", "-o", str(tmp_path / "out"))
+    # The run's folder, or the device's with all of its runs.
+    invoke("export", str(where.parent), "--format", "csv", "--no-fit", "-o", str(tmp_path / "out"))
     with (tmp_path / "out" / "gemm.csv").open(newline="", encoding="utf-8") as file:
         assert {int(row["m"]): float(row["latency_us"]) for row in csv.DictReader(file)} == times
 

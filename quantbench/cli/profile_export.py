@@ -8,11 +8,12 @@ from pathlib import Path
 from rich.markup import escape
 
 from quantbench.cli.console import output, say
+from quantbench.cli.profile_run import runs_below
 from quantbench.errors import InputError
 from quantbench.profile.exporters.catalog import export_profile
 from quantbench.profile.exporters.options import ExportOptions
 from quantbench.profile.profile import Profile
-from quantbench.store.folder import read_run
+from quantbench.report.source import read_one_run
 
 
 def percentage(option: str, text: str) -> float:
@@ -71,7 +72,7 @@ def profile_of(paths: list[Path], *, fit: bool) -> Profile:
     """The profile in a file, or the one that runs make (fit: with models fitted to them)."""
     files = [path for path in paths if path.is_file()]
     if not files:
-        return Profile.from_runs([read_run(path) for path in paths], fit=fit)
+        return Profile.from_runs([read_one_run(run) for path in paths for run in runs_below(path)], fit=fit)
     if len(paths) > 1:
         raise InputError("profile export", f"{files[0]} beside other paths", "one profile, or folders of runs")
     return Profile.load(files[0])
