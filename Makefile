@@ -54,13 +54,14 @@ fuzz: install
 
 # The accuracy page, the pictures and the figures of docs/, from measured tables and runs.
 docs: install
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[tables]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[tables,docs]'
 	$(BIN)/quantbench validate
 	$(BIN)/python -m quantbench.report.guide docs
 	$(BIN)/quantbench import aiconfigurator --system a100_sxm --table gemm --results build/tables
 	$(BIN)/quantbench profile blindspots build/tables/a100-sxm4-80gb/aic-* --for aiconfigurator --held-out --of max \
 		--docs docs/exporting.md
 	$(BIN)/python -m quantbench.planner.accuracy tests/data docs
+	$(BIN)/python -m mkdocs build --strict --quiet --config-file docs/site/mkdocs.yml
 
 # The profiles of GPUs that public tables are of: results/<gpu>/profile.json.
 shelf: install

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import typer
 
 from quantbench.cli.app import app
 from quantbench.store.folder import read_run
+from quantbench.store.schema import schema
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -141,3 +143,66 @@ def test_a_provider_of_ones_own_is_swept_as_the_page_says(tmp_path: Path) -> Non
         (provider, n) for provider in ("mine:MyGemm", "torch.mm") for n in (64, 96)
     }
     assert all(type(r.outcome).__name__ == "Measured" for r in points), [r.outcome for r in points]
+
+
+# --- the site ----------------------------------------------------------------------------------------------------
+
+
+def test_every_page_is_in_the_sites_navigation() -> None:
+    config = (DOCS / "site" / "mkdocs.yml").read_text(encoding="utf-8")
+    in_navigation = re.findall(r"([\w-]+\.md)", config.partition("\nnav:\n")[2])
+    assert sorted(in_navigation) == sorted(page.name for page in DOCS.glob("*.md"))
+
+
+def test_every_command_has_its_how_to() -> None:
+    command: Any = typer.main.get_command(app)
+    sections = re.findall(r"^## (.+)$", (DOCS / "commands.md").read_text(encoding="utf-8"), re.M)
+    assert sorted(sections) == sorted(command.commands)
+    shown = quantbench_lines("\n".join(blocks(DOCS / "commands.md", "")))
+    assert {line.split()[1] for line in shown} | {"comm"} == set(command.commands)
+
+
+def test_the_formats_page_names_every_field() -> None:
+    text = (DOCS / "formats.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(\w+)`", text)) | set(re.findall(r"`(\w+): ", text))
+    for name in ("run", "record"):
+        properties = schema(name)["properties"]
+        assert set(properties) <= named, sorted(set(properties) - named)
+    assert set(schema("record")["properties"]["measurement"]["properties"]) <= named
+
+
+def test_the_snippets_of_the_reference_pages_run(capsys: pytest.CaptureFixture[str]) -> None:
+    (imports,) = blocks(DOCS / "api.md", "python")
+    exec(compile(imports, "api.md", "exec"), {})
+    space: dict[str, Any] = {}
+    (reading,) = blocks(DOCS / "formats.md", "python")
+    exec(compile(reading, "formats.md", "exec"), space)
+    space["print_times"](next((ROOT / "results").glob("cpu-*/*")))
+    assert capsys.readouterr().out.count("Interval(low=") > 10
+
+
+@pytest.mark.parametrize("name", re.findall(r"^::: (\S+)$", (DOCS / "api.md").read_text(encoding="utf-8"), re.M))
+def test_each_name_of_the_reference_exists_and_says_what_it_is(name: str) -> None:
+    try:
+        found: Any = import_module(name)
+    except ModuleNotFoundError:
+        module, _, attribute = name.rpartition(".")
+        found = getattr(import_module(module), attribute)
+    assert found.__doc__
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocstrings", reason="needs the site's generator: pip install 'quantbench[docs]'")
+    config = DOCS / "site" / "mkdocs.yml"
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(config), "-d", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    pages = {page.stem for page in tmp_path.glob("*.html")} - {"404"}
+    assert pages == {page.stem for page in DOCS.glob("*.md")}
+    api = (tmp_path / "api.html").read_text(encoding="utf-8")
+    assert "quantbench.quantization.quantize" in api
+    assert '<span class="gp">' in api  # examples are shown as code
+    for page in tmp_path.glob("*.html"):
+        assert not re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=\"https?://", page.read_text(encoding="utf-8"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,7 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
 
 
 def _size(dim: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) < 2**31):
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and 1 <= int(text) < 2**31):
         raise InputError(f"--{dim}", repr(text), f"an integer of at least 1, or a range together with --dim {dim}")
     return int(text)
 
@@ -126,7 +127,7 @@ def _shard(text: str) -> tuple[int, ...]:
     if not text:
         return ()
     part, _, parts = text.partition("/")
-    if not all(number.isascii() and number.isdigit() for number in (part, parts)) or not 1 <= int(part) <= int(parts):
+    if not all(re.fullmatch("[0-9]{1,9}", number) for number in (part, parts)) or not 1 <= int(part) <= int(parts):
         raise InputError("--shard", repr(text), "PART/PARTS from 1/PARTS to PARTS/PARTS, such as 2/8")
     return int(part), int(parts)
 

@@ -288,13 +288,13 @@ def _parquet_rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, Any]]:
         raise UnsupportedError(_WHO, "pyarrow is not installed", _INSTALL) from error
     try:
         table = pq.read_table(path)
-    except (pa.ArrowInvalid, OSError) as error:
+        rows: list[dict[str, Any]] = table.to_pylist()
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise StoreError(_WHO, f"{path} ({error})".replace("\n", " "), "a Parquet file") from None
     missing = [name for name in columns if name not in table.column_names]
     if missing:
         there = ", ".join(table.column_names)
         raise InputError(_WHO, f"{path.name} has no column {missing[0]!r} (it has {there})", ", ".join(columns))
-    rows: list[dict[str, Any]] = table.to_pylist()
     return rows
 
 

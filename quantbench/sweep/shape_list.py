@@ -10,6 +10,8 @@ from quantbench.sweep.plan import Placed
 from quantbench.workload import Gemm, Op
 
 _NEEDED = ("m", "n", "k")
+# Python refuses to read integers of thousands of digits with an error of its own.
+_MOST_DIGITS = 10
 
 
 def read_shapes(path: Path) -> tuple[tuple[int, int, int, int], ...]:
@@ -36,8 +38,8 @@ def _shape(path: Path, line: int, row: dict[str, str | None]) -> tuple[int, int,
     values = []
     for name in (*_NEEDED, "batch"):
         text = (row.get(name) or ("1" if name == "batch" else "")).strip()
-        if not (text.isascii() and text.isdigit() and 1 <= int(text) < 2**31):
-            raise InputError("--shapes", f"{path}:{line} {name} = {text!r}", "an integer of at least 1")
+        if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and 1 <= int(text) < 2**31):
+            raise InputError("--shapes", f"{path}:{line} {name} = {text[:40]!r}", "an integer of at least 1")
         values.append(int(text))
     return (values[0], values[1], values[2], values[3])
 
