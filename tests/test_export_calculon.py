@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from known_profile import GEMMS, known_profile
+from known_profile import GEMMS, gemm_row, known_profile, table
 
 from quantbench.errors import InputError
 from quantbench.profile.exporters import calculon
@@ -29,6 +29,11 @@ def written(folder: Path) -> dict[str, Any]:
     return found
 
 
+def counted(work: Gemm, us: float) -> bool:
+    """Others wait for memory half of their time or more, which calculon counts apart."""
+    return work.min_bytes / us / 1e3 < 0.5 * 2039
+
+
 def looked_up(points: list[list[float]], size: float) -> float:
     """The share at a size, as calculon/processor.py and memory.py look it up."""
     return next(share for start, share in points if size >= start)
@@ -40,11 +45,11 @@ def test_measured_products_are_given_back_by_size(tmp_path: Path) -> None:
     by_bin: dict[int, list[float]] = {}
     for shape, us in GEMMS.items():
         work = Gemm(*shape, layout="nt")
-        if work.m >= 256:  # the others wait for memory, whose time calculon counts apart
+        if counted(work, us):
             by_bin.setdefault(math.floor(math.log(work.flops / 1e9, 4)), []).append(work.flops / us / 1e6)
     for shape, us in GEMMS.items():
         work = Gemm(*shape, layout="nt")
-        if work.m >= 256:
+        if counted(work, us):
             rates = by_bin[math.floor(math.log(work.flops / 1e9, 4))]
             share = looked_up(matrix["gflops_efficiency"], work.flops / 1e9)
             assert share * 312 == pytest.approx(median(rates), rel=1e-12), us
@@ -94,6 +99,17 @@ def test_calculon_itself_computes_with_it(tmp_path: Path) -> None:
     bus_us = system.get_network(0).time("all_reduce", 2**28, 8) * 1e6
     # Of the largest all-reduce the measured 2100 µs come back, but for the latency that is added to it.
     assert bus_us == pytest.approx(2100.0 + 9.5, rel=1e-9)
+
+
+def test_short_products_have_an_efficiency_of_their_own(tmp_path: Path) -> None:
+    """A small product is launched in vain for most of its time: a curve of large ones would hide that."""
+    tables = {"gemm": table("gemm", [gemm_row(512, 512, 512, 6.0), gemm_row(8192, 8192, 8192, 4400.5)])}
+    export_profile(known_profile(tables), "calculon", tmp_path)
+    points = json.loads((tmp_path / "a100-sxm4-80gb.json").read_text())["matrix"]["bfloat16"]["gflops_efficiency"]
+    small = Gemm(512, 512, 512)
+    assert looked_up(points, small.flops / 1e9) == pytest.approx(small.flops / 6.0 / 1e6 / 312)
+    assert looked_up(points, 1e-6) == looked_up(points, small.flops / 1e9)
+    assert looked_up(points, 1e9) == pytest.approx(Gemm(8192, 8192, 8192).flops / 4400.5 / 1e6 / 312)
 
 
 def test_a_curve_descends_in_steps_and_ends_at_zero() -> None:

@@ -18,10 +18,12 @@ from quantbench.workload import Gemm, Workload
 
 #: shorter runs tell of launching more than of arithmetic or memory
 _LEAST_US = 50.0
-#: products and byte counts of a curve: sizes from one bin to the next
-_BIN = 4.0
+#: sizes of a curve, from one bin to the next, as a power of two
+_LOG2_BIN = 2
+#: work stands in the curve of the one where the other explains less than this of its time
+_EXPLAINED = 0.5
 #: sizes of the products that a model is asked for where none was measured: squares, and short and wide ones
-_MODEL_SQUARES = tuple(2**power for power in range(9, 15))
+_MODEL_SQUARES = tuple(2**power for power in range(6, 15))
 _MODEL_ROWS = (1, 8, 16)
 
 
@@ -54,13 +56,16 @@ class Works:
 @dataclass(frozen=True)
 class Achieved:
     """dtype: of the products. tflops: median of those that arithmetic bounds; gb_per_s: median of the work that memory
-    bounds. compute, memory: that work. peak_tflops: the device's. note: what both rest on."""
+    bounds. compute, memory: that work. compute_by_size, memory_by_size: short runs too, for curves: those of which the
+    other's peak does not explain the time. peak_tflops: the device's. note: what both rest on."""
 
     dtype: str
     tflops: float
     gb_per_s: float
     compute: Works
     memory: Works
+    compute_by_size: Works
+    memory_by_size: Works
     peak_tflops: float
     note: str
 
@@ -76,29 +81,34 @@ def achieved(profile: Profile, options: ExportOptions, out: Exported) -> Achieve
     # A grade of D says that the inputs lay in a cache: no rate of the memory.
     from_memory = table["grade"] != "D"
     measured = _works(list(zip(table.workloads(), table["latency_us"].tolist(), strict=True)))
+    streams = _joined(measured.where(from_memory), _softmax(profile))
     compute = _bound_by_arithmetic(measured, device, peak)
-    memory = _bound_by_memory(_joined(measured.where(from_memory), _softmax(profile)), device, peak)
+    memory = _bound_by_memory(streams, device, peak)
     rests = [f"{len(compute):,} measured products of {dtype}", f"{len(memory):,} measured pieces of memory-bound work"]
     if not len(compute) or not len(memory):
         modelled = _modelled(profile, dtype)
         if not len(compute):
-            compute, rests[0] = _bound_by_arithmetic(modelled, device, peak), f"products of {dtype} as modelled"
+            measured, rests[0] = modelled, f"products of {dtype} as modelled"
+            compute = _bound_by_arithmetic(modelled, device, peak)
         if not len(memory):
-            memory, rests[1] = _bound_by_memory(modelled, device, peak), "memory-bound work as modelled"
+            streams, rests[1] = modelled, "memory-bound work as modelled"
+            memory = _bound_by_memory(modelled, device, peak)
     note = f"achieved TFLOP/s from {rests[0]}; achieved GB/s from {rests[1]}"
     out.notes.append(note)
     tflops = float(np.median(np.minimum(compute.tflops, peak)))
     gb_per_s = float(np.median(np.minimum(memory.gb_per_s, device.memory_gb_per_s)))
-    return Achieved(dtype, tflops, gb_per_s, compute, memory, peak, note)
+    by_size = measured.where(measured.gb_per_s < _EXPLAINED * device.memory_gb_per_s)
+    # What is faster than the memory came from the cache.
+    streamed = streams.where((streams.tflops < _EXPLAINED * peak) & (streams.gb_per_s <= device.memory_gb_per_s))
+    return Achieved(dtype, tflops, gb_per_s, compute, memory, by_size, streamed, peak, note)
 
 
 def curve(size: FloatArray, share: FloatArray) -> list[list[float]]:
     """[[size, share], …] as consumers look it up: the first size that is not larger than theirs counts. Sizes descend
     strictly in steps of four and end at 0; the share is the median of those from there to the next size, at most 1."""
-    bins = np.floor(np.log(size) / np.log(_BIN)).astype(np.int64)
-    found = [
-        [float(_BIN ** float(b)), min(1.0, float(np.median(share[bins == b])))] for b in sorted(set(bins.tolist()))
-    ]
+    # frexp and not a logarithm, so that a power of two falls into the bin that it begins
+    bins = (np.frexp(size)[1] - 1) // _LOG2_BIN
+    found = [[2.0 ** (_LOG2_BIN * b), min(1.0, float(np.median(share[bins == b])))] for b in sorted(set(bins.tolist()))]
     # What is smaller than anything that was timed gets the smallest ones' share.
     found[0][0] = 0.0
     return found[::-1]

@@ -28,9 +28,9 @@ _FABRIC_GPUS = 65536
 def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     """Write `<device>.json`.
 
-    matrix: efficiency of products that arithmetic bounds. vector: fp32 arithmetic outside the tensor cores, taken at
-    its peak, for what softmax and its kin take is memory's time. Both are joined as a roofline, since a product's time
-    was measured with its memory traffic in it.
+    matrix: efficiency of products whose time their bytes do not explain, short ones included. vector: fp32 arithmetic
+    outside the tensor cores, taken at its peak, for what softmax and its kin take is memory's time. Both are joined as
+    a roofline, since a product's time was measured with its memory traffic in it.
     """
     device = profile.device
     if device.kind != "cuda":
@@ -43,8 +43,8 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     if vector_peak is None:
         raise UnsupportedError(WHO, f"{device.name} has no peak for fp32", "one, for calculon's vector arithmetic")
     name = _DTYPES[reached.dtype]
-    compute = curve(reached.compute.flops / 1e9, reached.compute.tflops / reached.peak_tflops)
-    memory = curve(reached.memory.moved_bytes / 1e6, reached.memory.gb_per_s / device.memory_gb_per_s)
+    compute = curve(reached.compute_by_size.flops / 1e9, reached.compute_by_size.tflops / reached.peak_tflops)
+    memory = curve(reached.memory_by_size.moved_bytes / 1e6, reached.memory_by_size.gb_per_s / device.memory_gb_per_s)
     system = {
         "matrix": {name: {"tflops": reached.peak_tflops, "gflops_efficiency": compute}},
         "vector": {name: {"tflops": vector_peak, "gflops_efficiency": [[0.0, 1.0]]}},
