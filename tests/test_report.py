@@ -19,9 +19,11 @@ from quantbench.analysis.layers import are_parts, layer_rows
 from quantbench.analysis.neighbours import bad_sizes, rows_by_dtype
 from quantbench.analysis.summary import points_of
 from quantbench.device.spec import DeviceState
+from quantbench.errors import InputError
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade
 from quantbench.report.page import write_report
+from quantbench.report.selection import parse_where, points_where
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Place, Record, Skipped
 from quantbench.workload import Attention, Gemm
@@ -384,3 +386,37 @@ def test_wrong_use_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     done = command("a100-test/one", cwd=tmp_path)
     assert done.returncode == 2
     assert "a100-test/one has records of two; expected records of one alone" in done.stderr
+
+
+def test_one_shape_of_a_table_is_shown_with_what_the_whole_table_tells(tmp_path: Path) -> None:
+    made = [
+        record(Gemm(m, n, 1024), (us, us * 1.001, us * 0.999), {"m": m, "n": n})
+        for n in range(1024, 1024 + 64 * 14, 64)
+        for m, us in ((256, n / 100), (257, n / 100 * 1.4))
+    ]
+    whole = write_report(run(made), tmp_path)
+    one = write_report(run(made), tmp_path / "one", {"n": 1088})
+    assert whole.lead is not None
+    assert whole.lead.several
+    assert one.lead is not None
+    assert one.lead.sentence.startswith(
+        "m: 1 of 2 sizes lose against a smaller size within 10 %; the worst, 257, loses 28"
+    )
+    assert "a100-test: m at n = 1088" in checked(one.page).text
+    assert [row.details for row in one.lead.rows] == [""]  # n is in the title
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("n=1000", "--where: n=1000; expected one of 1024, 1088"),
+        ("hidden=8", "--where: hidden=8; expected an axis of the run: n"),
+        ("n", "--where: 'n'; expected an axis and its value, such as n=5120"),
+        ("n=-1", "--where: 'n=-1'; expected an axis and its value, such as n=5120"),
+    ],
+)
+def test_a_shape_that_is_not_there_is_refused_with_what_is(tmp_path: Path, words: str, message: str) -> None:
+    points = points_of(stairs((1024, 1088)), SPEC)
+    with pytest.raises(InputError) as error:
+        points_where(points, parse_where([words]))
+    assert str(error.value) == message

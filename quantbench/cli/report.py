@@ -19,6 +19,9 @@ def report(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for the page and its PNGs (default: the run's own).")
     ] = None,
+    where: Annotated[
+        list[str] | None, typer.Option(metavar="AXIS=VALUE", help="Show only points there: n=5120,k=5120.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="What was written, as JSON.")] = False,
 ) -> None:
     """Write one HTML page that answers which sizes are bad, by how much and why."""
@@ -31,10 +34,12 @@ def report(
     if len(runs) > 1:
         raise InputError("report", f"{len(runs)} runs", "one run, or training logs (quantbench import megatron-log)")
     from quantbench.report.page import write_report
+    from quantbench.report.selection import parse_where
     from quantbench.report.source import read_one_run
 
+    asked = parse_where(where or ())
     found = read_one_run(runs[0])
-    written = write_report(found, output or runs[0])
+    written = write_report(found, output or runs[0], asked)
     if as_json:
         answer = None if written.lead is None else written.lead.sentence
         print(
@@ -58,6 +63,12 @@ def report(
         say(console, f"[yellow]warning:[/yellow] {escape(printable(warning))}")
     say(console, "no point of this run has a figure" if written.lead is None else escape(written.lead.sentence))
     say(console, f"page: {escape(str(written.page))} (and {len(written.pictures)} pictures beside it)")
+    if written.lead is not None and written.lead.several:
+        shape = written.lead.bad[0].row.axes
+        held = ",".join(
+            f"{name.replace('_', '-')}={value}" for name, value in shape.items() if name != written.lead.axis
+        )
+        say(console, f"one shape of them: quantbench report {escape(str(runs[0]))} --where {held}")
 
 
 def _training(logs: list[Path], output: Path, as_json: bool) -> None:

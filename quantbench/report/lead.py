@@ -74,7 +74,7 @@ def lead_of(rows: Sequence[Row], axes: Sequence[str], why: Causes) -> Lead:
     stretches = sorted(_stretches(bad, curves), key=lambda s: -max(b.loss for b in s))
     shown = sorted(stretches[:_MOST_ROWS], key=lambda s: s[0].size)
     alone = len({row.provider for row in rows}) == 1
-    lines = tuple(_row(s, why, alone, worst.loss) for s in shown)
+    lines = tuple(_row(s, why, _others(rows, axis), alone, worst.loss) for s in shown)
     return Lead(axis, sentence, lines, len(stretches) - len(shown), bad=bad)
 
 
@@ -111,7 +111,7 @@ def _of_far_sizes(rows: Sequence[Row], axis: str, name: str, sizes: Sequence[int
     )
     shown = sorted(bad[:_MOST_ROWS], key=lambda b: (b.size, -b.loss))
     alone = len({row.provider for row in rows}) == 1
-    lines = tuple(_row([b], why, alone, worst.loss) for b in shown)
+    lines = tuple(_row([b], why, _others(rows, axis), alone, worst.loss) for b in shown)
     return Lead(axis, sentence, lines, len(bad) - len(shown), bad=bad)
 
 
@@ -120,8 +120,15 @@ def _close(a: Row, b: Row) -> bool:
     return all(b.axes[name] * (1 - NEAR) <= value for name, value in a.axes.items())
 
 
-def _row(stretch: Sequence[BadSize], why: Causes, alone: bool, most: float) -> LeadRow:
-    """alone: no other provider is in the run, so that its name tells nothing. most: the largest loss of the table."""
+def _others(rows: Sequence[Row], axis: str) -> frozenset[str]:
+    """The other axes along which the rows differ."""
+    names = {name for row in rows for name in row.axes} - {axis}
+    return frozenset(name for name in names if len({row.axes.get(name) for row in rows}) > 1)
+
+
+def _row(stretch: Sequence[BadSize], why: Causes, others: frozenset[str], alone: bool, most: float) -> LeadRow:
+    """others: axes whose values are told. alone: no other provider is in the run, so that its name tells nothing. most:
+    the largest loss of the table."""
     worst = max(stretch, key=lambda b: b.loss)
     first, last = stretch[0], stretch[-1]
     size = str(first.size) if first is last else f"{first.size} … {last.size}"
@@ -133,7 +140,7 @@ def _row(stretch: Sequence[BadSize], why: Causes, alone: bool, most: float) -> L
     instead = str(worst.better.axes[worst.axis])
     if last.up_to is not None:
         instead += f", or {last.up_to} for the same {latency(last.row.latency_us)}"
-    held = [f"{name.replace('_', '-')} = {value}" for name, value in worst.row.axes.items() if name != worst.axis]
+    held = [f"{name.replace('_', '-')} = {value}" for name, value in worst.row.axes.items() if name in others]
     return LeadRow(
         size=size, loses=percent(worst.loss), interval=interval, bar=worst.loss / most, instead=instead,
         why=printable(why.words(worst)), trust=max(max(b.row.grade.letter, b.better.grade.letter) for b in stretch),

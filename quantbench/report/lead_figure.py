@@ -78,6 +78,7 @@ def _label_worst(panel: object, bad: Sequence[BadSize], axis: str, sizes: Sequen
     from math import log
 
     from matplotlib.axes import Axes
+    from matplotlib.patheffects import withStroke
 
     assert isinstance(panel, Axes)
     scale = log if is_wide(sizes) else float
@@ -98,4 +99,5 @@ def _label_worst(panel: object, bad: Sequence[BadSize], axis: str, sizes: Sequen
             panel.annotate(
                 f"−{percent(one.loss)}", (one.size, height), xytext=offset, textcoords="offset points",
                 ha="center", fontsize=8, color=CLIFF_COLOUR, fontweight="bold", zorder=5,
+                path_effects=[withStroke(linewidth=2.5, foreground="white")],
             )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from quantbench.report.lead import Lead, lead_of
 from quantbench.report.lead_causes import Causes
 from quantbench.report.lead_figure import draw_lead
 from quantbench.report.marks import marks_of
+from quantbench.report.selection import points_where, where_words
 from quantbench.report.text_sections import facts_of, how_section, sizes_section, trust_section
 from quantbench.report.words import printable
 from quantbench.store.folder import Run
@@ -39,14 +40,19 @@ class Written:
     lead: Lead | None
 
 
-def write_report(run: Run, folder: Path) -> Written:
-    """Write the page and its pictures into `folder`, which is made if need be. Raises StoreError where that fails."""
+def write_report(run: Run, folder: Path, where: Mapping[str, int] | None = None) -> Written:
+    """Write the page and its pictures into `folder`, which is made if need be.
+
+    where: only points at these axis values are shown; causes and rules still rest on the whole run. Raises StoreError
+    where the page cannot be written, InputError where the run has no such point.
+    """
+    shown = points_where(points_of(run.records, run.info.device), where or {})
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError("report", f"{folder} ({error.strerror})", "a folder that can be written") from None
     gallery = Gallery(folder)
-    page = build_page(run, gallery)
+    page = build_page(run, shown, gallery, where or {})
     path = folder / PAGE
     temporary = path.with_suffix(".html.new")
     try:
@@ -57,11 +63,10 @@ def write_report(run: Run, folder: Path) -> Written:
     return Written(path, tuple(gallery.files), page.lead)
 
 
-def build_page(run: Run, gallery: Gallery) -> Page:
-    """Everything that the page says, with its pictures drawn."""
+def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mapping[str, int]) -> Page:
+    """Everything that the page says of these points of a run, with its pictures drawn."""
     info, spec = run.info, run.info.device
-    points = points_of(run.records, spec)
-    axes = list(dict.fromkeys(name for point in points for name in point.axes))
+    axes = list(dict.fromkeys(name for point in points for name in point.axes if name not in where))
     rows = rows_by_dtype(points, spec)
     layers = layer_rows(points, spec) if are_parts(points) else rows
     sections: list[Section | None] = []
@@ -81,7 +86,8 @@ def build_page(run: Run, gallery: Gallery) -> Page:
         sections.append(sizes_section(rows, run))
     sections.append(how_section(run))
     return Page(
-        title=f"{spec.name}: {', '.join(axis.replace('_', '-') for axis in axes) or 'no point measured'}",
+        title=f"{spec.name}: {', '.join(axis.replace('_', '-') for axis in axes) or 'no point measured'}"
+        + (f" at {where_words(where)}" if where else ""),
         subtitle=_subtitle(run, rows),
         banners=_banners(run, points),
         facts=facts_of(run),

@@ -1,0 +1,49 @@
+"""The table that a sweep ends with: rows of all ops of a place, and the cliffs that `check` finds there."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+from simulator import SimulatedGpu, along, records_of, write_simulated
+
+from quantbench.analysis.check import check_run
+from quantbench.analysis.summary import points_of, rows_of
+from quantbench.cli.check_output import check_to_json, cliff_to_json
+from quantbench.launch import Tile
+from quantbench.report.table import row_words, rows_to_json, sweep_table
+from quantbench.store.folder import read_run
+from quantbench.workload import Gemm
+
+GPU = SimulatedGpu(108, Tile(128, 256))
+
+
+def test_rows_tell_the_cliffs_of_check(tmp_path: Path) -> None:
+    records = records_of(
+        GPU, along("n", range(1024, 4097, 64), Gemm(4096, 1, 4096)), noise=0.005, seed=1, launches=True
+    )
+    run = read_run(write_simulated(tmp_path, GPU, records))
+    spec = run.info.device
+    check = check_run(run, rules=())
+    rows = rows_of(points_of(run.records, spec), spec)
+    said = {row.axes["n"]: row_words(row, check.cliffs, spec) for row in rows}
+    # 6 columns of 32 tiles are the 192 of two waves; a seventh, from n = 1537 on, begins a third.
+    cliff = next(cliff for cliff in check.cliffs if cliff.at == 1536)
+    assert said[1600].startswith(
+        f"▼ +{100 * (cliff.ratio - 1):.0f} % time in gemm: 128x256 tile on 108 SMs: 2 to 3 waves"
+    )
+    assert not [n for n, words in said.items() if "▼" in words and n not in {c.next for c in check.cliffs}]
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(sweep_table(rows, check.cliffs, spec))
+    assert said[1600] in console.export_text()
+    assert {row["axes"]["n"]: row["words"] for row in rows_to_json(rows, check.cliffs, spec)} == said
+    assert [cliff_to_json(c) for c in check.cliffs] == check_to_json(check)["cliffs"]
+
+
+def test_an_assumed_tile_is_called_so(tmp_path: Path) -> None:
+    records = records_of(GPU, along("n", (1024, 2050), Gemm(4096, 1, 4096)), noise=0.005, seed=1)
+    run = read_run(write_simulated(tmp_path, GPU, records))
+    spec = run.info.device
+    (_, row) = rows_of(points_of(run.records, spec), spec)
+    assert row_words(row, (), spec) == "gemm: wave 3 of 3 is 67 % full: 11 % idle (128x256 assumed)"
