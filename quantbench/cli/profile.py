@@ -34,6 +34,7 @@ def export(
     version: e.AsVersion = "quantbench",
     model: e.Model = "",
     tp: e.TensorParallel = "1",
+    fill: e.Fill = False,
     bound: e.Bound = "5%",
     as_json: o.AsJson = False,
 ) -> None:
@@ -44,7 +45,7 @@ def export(
 
         export_format(
             runs, to, output, provider=provider, dtype=dtype, layout=layout, backend=backend, version=version,
-            model=model, tensor_parallel=tp, bound=bound, fit=fit, as_json=as_json,
+            model=model, tensor_parallel=tp, fill=fill, bound=bound, fit=fit, as_json=as_json,
         )  # fmt: skip
         return
     from quantbench.cli.profile_run import export_profile

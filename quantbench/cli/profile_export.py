@@ -42,12 +42,12 @@ def degrees(text: str) -> tuple[int, ...]:
 
 def export_format(
     paths: list[Path], name: str, target: Path | None, *, provider: str, dtype: str, layout: str, backend: str,
-    version: str, model: str, tensor_parallel: str, bound: str, fit: bool, as_json: bool,
+    version: str, model: str, tensor_parallel: str, fill: bool, bound: str, fit: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Write a profile, or what runs make one, in a consumer's format, and say what is in it."""
     options = ExportOptions(
         provider=provider, dtype=dtype, layout=layout, backend=backend, version=version, model=model,
-        tensor_parallel=degrees(tensor_parallel), bound=percentage("--bound", bound),
+        tensor_parallel=degrees(tensor_parallel), fill=fill, bound=percentage("--bound", bound),
     )  # fmt: skip
     folder = target or Path(name)
     made = export_profile(profile_of(paths, fit=fit), name, folder, options)

@@ -20,6 +20,7 @@ Layout = Annotated[str, typer.Option("--layout", help="Only products of it: nt, 
 Backend = Annotated[str, typer.Option("--backend", help="aiconfigurator: vllm, sglang or trtllm.")]
 AsVersion = Annotated[str, typer.Option("--as-version", help="aiconfigurator: the version it will look up.")]
 Model = Annotated[str, typer.Option("--model", help="vidur: for whose shapes (llama-3-8b, …).")]
+Fill = Annotated[bool, typer.Option("--fill", help="aiconfigurator: modelled rows at edges between measured ones.")]
 TensorParallel = Annotated[str, typer.Option("--tp", help="vidur: tensor-parallel degrees, comma separated.")]
 Bound = Annotated[str, typer.Option("--bound", help="Modelled rows stand so close that straight lines keep within it.")]
 

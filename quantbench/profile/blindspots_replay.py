@@ -92,7 +92,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Replay:
-    """lines: the thin table, with rows at random, with chosen rows. added: how many rows both got."""
+    """lines: the thin table, with rows at random, with chosen rows measured, with the same rows as the model has them.
+    added: how many rows each got."""
 
     lines: tuple[Line, ...]
     added: int
@@ -125,26 +126,29 @@ def replay(
     if thin.sum() < _FEWEST_MODEL_ROWS or thin.all():
         raise InputError(_WHO, f"{int(thin.sum())} of {len(thin)} rows on powers of two in m", "some on and some off")
     expected, fitted_rows = model_us(Measured(table.m[thin], table.n[thin], table.k[thin], table.latency_us[thin]))
-    chosen = thin.copy()
+    chosen, modelled_us = thin.copy(), table.latency_us.copy()
     sites = _sites(table, expected)
     picked = choose([site for _, site in sites], bound, target)
-    for (rows, _), added in zip(sites, picked.added, strict=True):
+    for (rows, site), added in zip(sites, picked.added, strict=True):
         chosen[rows[added]] = True
+        modelled_us[rows[added]] = site.expected_us[added]
     extra = int(chosen.sum() - thin.sum())
     drawn = [_draw(thin, _answerable(table), extra, seed) for seed in seeds]
     tables = [thin, chosen, *drawn]
     unseen = ~np.logical_or.reduce(tables) & _answerable(table)
     errors = [_errors(table, rows, consumer) for rows in tables]
+    errors.insert(2, _errors(table, chosen, consumer, modelled_us))
     cliffs = table.at_cliffs & ~thin & _answerable(table)
     scored = [
         (_summary(error[unseen]), _summary(error[unseen & table.large]), _summary(error[cliffs])) for error in errors
     ]
-    names = ("powers of two in m", f"and {extra:,} rows at random", f"and {extra:,} rows chosen")
-    at_random = tuple(_mean([one[part] for one in scored[2:]]) for part in range(3))
+    added_to = [f"and {extra:,} rows {how}" for how in ("at random", "chosen", "chosen, modelled, not measured")]
+    at_random = tuple(_mean([one[part] for one in scored[3:]]) for part in range(3))
     lines = (
-        Line(names[0], int(thin.sum()), *scored[0]),
-        Line(names[1], int(drawn[0].sum()), *at_random),
-        Line(names[2], int(chosen.sum()), *scored[1]),
+        Line("powers of two in m", int(thin.sum()), *scored[0]),
+        Line(added_to[0], int(drawn[0].sum()), *at_random),
+        Line(added_to[1], int(chosen.sum()), *scored[1]),
+        Line(added_to[2], int(chosen.sum()), *scored[2]),
     )
     return Replay(lines, extra, bound, len(thin), fitted_rows)
 
@@ -180,8 +184,10 @@ def _draw(thin: BoolArray, allowed: BoolArray, count: int, seed: int) -> BoolArr
     return rows
 
 
-def _errors(table: Measured, rows: BoolArray, consumer: Consumer) -> FloatArray:
-    given = (table.m[rows], table.n[rows], table.k[rows], table.latency_us[rows])
+def _errors(table: Measured, rows: BoolArray, consumer: Consumer, given_us: FloatArray | None = None) -> FloatArray:
+    """given_us: times that the consumer gets in the place of the measured ones, (rows,)."""
+    times_us = table.latency_us if given_us is None else given_us
+    given = (table.m[rows], table.n[rows], table.k[rows], times_us[rows])
     return np.abs(consumer(given, (table.m, table.n, table.k)) / table.latency_us - 1.0)
 
 

@@ -11,8 +11,9 @@ import numpy as np
 from quantbench.errors import InputError, require_choice
 from quantbench.importers.aiconfigurator import system_of
 from quantbench.latency.gemm_model import GemmModel
-from quantbench.profile.blindspots import Choice, FloatArray, IntArray, Site, choose, places_between, through_rows
+from quantbench.profile.blindspots import Choice, FloatArray, IntArray, Site, choose
 from quantbench.profile.blindspots_replay import Consumer, Measured, sorted_table, straight_lines
+from quantbench.profile.blindspots_sites import Ask, sites_between
 from quantbench.profile.exporters.options import Exported, ExportOptions
 from quantbench.profile.exporters.rows import dtype_of, products
 from quantbench.profile.profile import Profile
@@ -72,26 +73,15 @@ def find(
     profile's own model where it has one."""
     table, dtype = measured_products(profile, consumer)
     own = profile.models.product(dtype) if own_model else None
-    ask: Callable[[IntArray, IntArray, IntArray], FloatArray]
+    ask: Ask
     if own is not None:
         ask, model_rows = own.fast.predict_us, own.rows
     else:
         model = fit(profile, table, dtype, most_rows, prior="auto")
         ask, model_rows = lambda m, n, k: model.predict(m, n, k).latency_us, model.rows
-    places = [(rows, places_between(table.m[rows])) for rows in table.sites() if len(rows) > 1]
-    if not places:
+    sites = sites_between(table, ask)
+    if not sites:
         raise InputError(_WHO, "no (n, k) with two sizes of m", "a run with m swept (--dim m, or a public table)")
-    expected = ask(
-        np.concatenate([m for _, m in places]),
-        np.concatenate([np.full(len(m), table.n[rows[0]]) for rows, m in places]),
-        np.concatenate([np.full(len(m), table.k[rows[0]]) for rows, m in places]),
-    )
-    sites, start = [], 0
-    for rows, m in places:
-        in_table = np.isin(m, table.m[rows])
-        moved = through_rows(m, expected[start : start + len(m)], in_table, table.latency_us[rows])
-        sites.append(Site(int(table.n[rows[0]]), int(table.k[rows[0]]), m, moved, in_table))
-        start += len(m)
     choice = choose(sites, bound, target)
     spots = sorted((spot for site in sites for spot in _spots(site)), key=lambda spot: -abs(spot.error))
     return Blindspots(choice, tuple(spots), len(table.m), dtype, model_rows)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from quantbench.profile.exporters.cliff_rows import known_cliff_rows
+from quantbench.profile.exporters.cliff_rows import known_cliff_rows, rows_between
 from quantbench.profile.exporters.modelled import SITE_SIZES, GemmTimes, attention_us, model_sites
 from quantbench.profile.exporters.options import Exported, ExportOptions
 from quantbench.profile.exporters.rows import attentions, dtype_of, products
@@ -42,6 +42,9 @@ def gemm_rows(profile: Profile, options: ExportOptions, out: Exported) -> Column
     if len(table):
         rows = [(r["m"], r["n"], r["k"], r["latency_us"], r["dtype"], _source(r)) for r in table.rows()]
         rows += known_cliff_rows(profile, table, out)
+        if options.fill:
+            have = {(m, n, k, dtype) for m, n, k, _, dtype, _ in rows}
+            rows += rows_between(profile, table, options.bound, have, out)
     else:
         dtype = dtype_of(profile, options)
         if dtype not in names:

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from quantbench.errors import UnsupportedError
+from quantbench.profile.blindspots import choose
+from quantbench.profile.blindspots_replay import sorted_table
+from quantbench.profile.blindspots_sites import sites_between
 from quantbench.profile.exporters.modelled import GemmTimes, moved_through
 from quantbench.profile.exporters.options import Exported
 from quantbench.profile.parts import KnownCliff
@@ -16,6 +19,7 @@ from quantbench.workload import Gemm
 
 #: rows beside the measured ones are marked by this in the place of a kernel
 MARK = "quantbench_model_at_cliff"
+BETWEEN = "quantbench_model_between"
 
 
 def known_cliff_rows(profile: Profile, table: Table, out: Exported) -> list[tuple[int, int, int, float, str, str]]:
@@ -44,6 +48,26 @@ def known_cliff_rows(profile: Profile, table: Table, out: Exported) -> list[tupl
             ]
     if found:
         out.notes.append(f"{len(found):,} rows on both sides of known cliffs are modelled (kernel_source {MARK})")
+    return found
+
+
+def rows_between(
+    profile: Profile, table: Table, bound: float, have: set[tuple[int, int, int, str]], out: Exported
+) -> list[tuple[int, int, int, float, str, str]]:
+    """(m, n, k, µs, dtype, mark) of modelled rows between the table's, so many that straight lines stay within `bound`
+    of what the model, moved through the rows, expects. have: (m, n, k, dtype) of rows that are there already."""
+    found = []
+    for dtype in sorted(set(table["dtype"].tolist())):
+        own = table.where(table["dtype"] == dtype)
+        times = GemmTimes(profile, dtype)
+        sites = sites_between(sorted_table(own["m"], own["n"], own["k"], own["latency_us"]), times.latency_us)
+        picked = choose(sites, bound, "max")
+        for site, added in zip(picked.sites, picked.added, strict=True):
+            rows = zip(site.m[added].tolist(), site.expected_us[added].tolist(), strict=True)
+            found += [
+                (m, site.n, site.k, us, dtype, BETWEEN) for m, us in rows if (m, site.n, site.k, dtype) not in have
+            ]
+    out.notes.append(f"{len(found):,} rows between measured ones are modelled (kernel_source {BETWEEN})")
     return found
 
 

@@ -17,7 +17,8 @@ WHO = "profile export"
 class ExportOptions:
     """provider, layout, dtype: whose rows of which kind; "" takes those that the profile has most of. backend, version:
     under which names aiconfigurator looks the tables up. model, tensor_parallel: for whose shapes Vidur's files are.
-    bound: rows that a model makes are so dense that straight lines between them stay this close to it, a ratio."""
+    fill: add modelled rows between measured ones. bound: rows that a model makes are so dense that straight lines
+    between them stay this close to it, a ratio."""
 
     provider: str = ""
     layout: str = ""
@@ -26,6 +27,7 @@ class ExportOptions:
     version: str = "quantbench"
     model: str = ""
     tensor_parallel: tuple[int, ...] = (1,)
+    fill: bool = False
     bound: float = 0.05
 
     def __post_init__(self) -> None:
