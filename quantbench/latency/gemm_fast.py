@@ -39,6 +39,21 @@ WATCHED = ((128, 256, 1), (128, 128, 2), (64, 64, 6))
 
 
 @dataclass(frozen=True)
+class Size:
+    """How much a distilled model keeps: kernels of the cost model, and trees with their depth and rate."""
+
+    kernels: int
+    trees: int
+    depth: int
+    rate: float
+
+
+FULL = Size(_KERNELS, _TREES, _DEPTH, _RATE)
+#: a single shape costs half as much; off by a twentieth more on rows of the public A100 and H100 tables
+LEAN = Size(4, 8, 10, 0.6)
+
+
+@dataclass(frozen=True)
 class FastGemm:
     """machine, menu, parameters: a small cost model. forest: its trees' mean corrects it, by at most `most`."""
 
@@ -118,7 +133,11 @@ def features(machine: Machine, m: FloatArray, n: FloatArray, k: FloatArray, log_
 
 
 def distil(
-    ensemble: Ensemble, *, also: tuple[FloatArray, FloatArray, FloatArray] | None = None, seed: int = 0
+    ensemble: Ensemble,
+    *,
+    also: tuple[FloatArray, FloatArray, FloatArray] | None = None,
+    seed: int = 0,
+    size: Size = FULL,
 ) -> FastGemm:
     """A FastGemm that repeats `ensemble`. also: (m, n, k) of shapes that matter beside random ones. Takes seconds."""
     m, n, k = _teaching_shapes(_TAUGHT, np.random.default_rng(seed))
@@ -126,7 +145,7 @@ def distil(
         m, n, k = (np.concatenate([own, other]) for own, other in zip((m, n, k), also, strict=True))
     answer = ensemble.monotone(m, n, k)
     taken = np.bincount(answer.kernels.ravel(), minlength=len(ensemble.menu))
-    menu = ensemble.menu.subset(np.sort(np.argsort(-taken, kind="stable")[:_KERNELS]))
+    menu = ensemble.menu.subset(np.sort(np.argsort(-taken, kind="stable")[: size.kernels]))
     mean = np.mean([member.parameters for member in ensemble.members], axis=0)
     few = slice(0, _TAUGHT_PHYSICS)
     rows = Measured(m[few], n[few], k[few], answer.log_us[few], np.full(_TAUGHT_PHYSICS, -1))
@@ -137,7 +156,9 @@ def distil(
         [log_latency(values, Shapes(ensemble.machine, menu, m[part], n[part], k[part])) for part in parts]
     )
     x = features(ensemble.machine, m, n, k, physics)
-    forest = Forest.boost(x, answer.log_us - physics, trees=_TREES, depth=_DEPTH, rate=_RATE, leaf=_LEAF, seed=seed)
+    forest = Forest.boost(
+        x, answer.log_us - physics, trees=size.trees, depth=size.depth, rate=size.rate, leaf=_LEAF, seed=seed
+    )
     most = float(np.quantile(np.abs(forest.predict(x)[0]), 0.99))
     return FastGemm(ensemble.machine, menu, parameters, forest, most)
 
