@@ -60,9 +60,28 @@ class DeviceBenchmark:
         flops, min_bytes: the work of one run, dtype its arithmetic (`bf16`, …): with them a figure that the hardware
         cannot reach is refused. Raises AssertionError for such a figure.
         """
+        timed = cast("Callable[[], None]", run)  # what it returns is of no interest
+        return self._report(self._timer.measure(timed), flops, min_bytes, dtype)
+
+    def workload(self, workload: Workload, provider: str) -> Measurement:
+        """Time a workload by one of quantbench's providers, as a sweep does; skips the test where it does not run."""
+        from quantbench.providers import catalog
+        from quantbench.sweep.worker import copies_of
+
+        maker = catalog.make(provider)
+        reason = maker.unsupported(workload, self.spec)
+        if reason is not None:
+            pytest.skip(reason)
+        task = maker.prepare(workload, self.spec, distribution=self._options.distribution, seed=self._options.seed)
+        copies = copies_of(maker, workload, self.spec, self._options)
+        self._benchmark.extra_info["workload"] = str(workload)
+        measurement = self._timer.measure(task.run, rotate=copies, min_bytes=workload.min_bytes)
+        return self._report(measurement, workload.flops, workload.min_bytes, workload.dtype)
+
+    def _report(self, measurement: Measurement, flops: float, min_bytes: float, dtype: str) -> Measurement:
+        """Replay the samples to pytest-benchmark, and say what they are worth."""
         from quantbench.timing.grade import grade
 
-        measurement = self._timer.measure(cast("Callable[[], None]", run))  # what it returns is of no interest
         samples = iter(measurement.samples_us)
 
         def replay() -> None:
@@ -83,18 +102,6 @@ class DeviceBenchmark:
         )
         assert trust.letter != "rejected", trust.reasons[0]
         return measurement
-
-    def workload(self, workload: Workload, provider: str) -> Measurement:
-        """Time a workload by one of quantbench's providers; skips the test where it is not supported."""
-        from quantbench.providers import catalog
-
-        maker = catalog.make(provider)
-        reason = maker.unsupported(workload, self.spec)
-        if reason is not None:
-            pytest.skip(reason)
-        task = maker.prepare(workload, self.spec, distribution=self._options.distribution, seed=self._options.seed)
-        self._benchmark.extra_info["workload"] = str(workload)
-        return self(task.run, flops=workload.flops, min_bytes=workload.min_bytes, dtype=workload.dtype)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

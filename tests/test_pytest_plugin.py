@@ -7,9 +7,19 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from made_runs import SPEC, measurement
+
+from quantbench.measurement import Measurement
+from quantbench.providers import catalog
+from quantbench.pytest_plugin import DeviceBenchmark
+from quantbench.sweep.worker import copies_of
+from quantbench.timing.options import TimingOptions
+from quantbench.workload import Gemm
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = {**os.environ, "QUANTBENCH_DEVICE": "cpu", "PYTHONPATH": str(ROOT)}
@@ -92,3 +102,57 @@ def test_the_switches_of_pytest_benchmark_work(tmp_path: Path, words: tuple[str,
 def test_a_wrong_option_is_said_in_one_line(tmp_path: Path) -> None:
     done = pytest_run(tmp_path, "--device-max-time", "soon", "-k", "my_kernel")
     assert "--device-max-time: 'soon'; expected a time such as 90s" in done.stdout + done.stderr
+
+
+def test_histograms_show_device_time(tmp_path: Path) -> None:
+    pytest.importorskip("pygal", reason="needs pygal: pip install 'pytest-benchmark[histogram]'")
+    done = pytest_run(tmp_path, "--benchmark-only", "--benchmark-histogram=times", "-k", "my_kernel")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (picture,) = tmp_path.glob("times*.svg")
+    assert "test_my_kernel[128]" in picture.read_text()
+
+
+@pytest.mark.gpu
+def test_fixture_and_sweep_agree_within_two_percent_above_20_us(tmp_path: Path) -> None:
+    """Two medians of one kernel by one timer; not a bound on how fast anything is."""
+    from quantbench.evidence.fixture_truth import measure
+
+    rows = [row for row in measure(tmp_path)["rows"] if row["sweep_us"] > 20]
+    assert len(rows) >= 3
+    assert all(abs(row["ratio"] - 1) < 0.02 for row in rows), rows
+
+
+class FakeTimer:
+    """Notes what it is asked to time."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[object, Sequence[object], int | None]] = []
+
+    def measure(self, run: object, *, rotate: Sequence[object] = (), min_bytes: int | None = None) -> Measurement:
+        self.asked.append((run, rotate, min_bytes))
+        return measurement([100.0] * 10)
+
+
+class FakeBenchmark:
+    """Stands in for pytest-benchmark's fixture."""
+
+    def __init__(self) -> None:
+        self.extra_info: dict[str, object] = {}
+        self.rounds = 0
+
+    def pedantic(self, target: object, *, rounds: int, iterations: int) -> None:
+        self.rounds = rounds
+
+
+def test_a_workload_is_timed_as_a_sweep_times_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its bytes, and on copies of its data where a cold cache needs them: so that the two agree."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    timer, benchmark, options = FakeTimer(), FakeBenchmark(), TimingOptions()
+    work = Gemm(512, 512, 512, dtype="fp32")
+    DeviceBenchmark(benchmark, SPEC, timer, options).workload(work, "tests.fake_providers:Good")  # type: ignore[arg-type]
+    ((_, rotate, min_bytes),) = timer.asked
+    provider = catalog.make("tests.fake_providers:Good")
+    assert len(rotate) == len(copies_of(provider, work, SPEC, options)) > 10
+    assert min_bytes == work.min_bytes
+    assert len(copies_of(provider, work, SPEC, replace(options, cache="hot"))) == 0
+    assert benchmark.rounds == 10

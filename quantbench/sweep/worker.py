@@ -96,7 +96,9 @@ class Worker:
             )
         warmup_before_s, measuring_before_s = self._timer.warmup_s, self._timer.measuring_s
         measurement = self._timer.measure(
-            task.run, rotate=self._copies(provider, request.workload), min_bytes=request.workload.min_bytes
+            task.run,
+            rotate=copies_of(provider, request.workload, self._spec, self._timing),
+            min_bytes=request.workload.min_bytes,
         )
         self._phases_s["warm-up"] = self._timer.warmup_s - warmup_before_s
         self._phases_s["measuring"] = self._timer.measuring_s - measuring_before_s
@@ -104,23 +106,23 @@ class Worker:
             launch = task.launch() or identify(task.run, request.workload, self._spec)
         return Reply(measurement=measurement, launch=launch, phases_s=self._phases_s)
 
-    def _copies(self, provider: Provider, workload: Workload) -> LazyRuns:
-        """Copies of the work, made only if the timer finds it too short for events and rotates over them."""
-        if self._spec.kind != "cuda" or self._timing.cache != "cold":
-            return LazyRuns(0, lambda number: lambda: None)
-        needed = cold_copies(self._spec.l2_bytes, workload.min_bytes) - 1
-
-        def copy(number: int) -> Run:
-            seed = self._timing.seed + 1 + number
-            return provider.prepare(workload, self._spec, distribution=self._timing.distribution, seed=seed).run
-
-        return LazyRuns(needed if needed <= _MOST_COPIES else 0, copy)
-
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
         start_s = time.perf_counter()
         yield
         self._phases_s[name] = time.perf_counter() - start_s
+
+
+def copies_of(provider: Provider, workload: Workload, spec: DeviceSpec, timing: TimingOptions) -> LazyRuns:
+    """Copies of the work, made only if the timer finds it too short for events and rotates over them."""
+    if spec.kind != "cuda" or timing.cache != "cold":
+        return LazyRuns(0, lambda number: lambda: None)
+    needed = cold_copies(spec.l2_bytes, workload.min_bytes) - 1
+
+    def copy(number: int) -> Run:
+        return provider.prepare(workload, spec, distribution=timing.distribution, seed=timing.seed + 1 + number).run
+
+    return LazyRuns(needed if needed <= _MOST_COPIES else 0, copy)
 
 
 def too_large(workload: Workload, spec: DeviceSpec) -> str | None:
