@@ -295,7 +295,7 @@ def test_the_check_speaks_on_the_page(tmp_path: Path) -> None:
     assert "128x256 tile on 108 SMs: 2 to 3 waves, the last 7.4 % full (by the kernel that ran)" in text
     assert "tiles % (SM count × blocks per SM) == 0" in text
     assert "not tested: hidden % 128 == 0" in text
-    assert text.index("explains the steps") < text.index("take instead")
+    assert text.index("take instead") < text.index("explains the steps") < text.index("Efficiency over")
 
 
 def test_an_assumed_tile_is_no_cause(tmp_path: Path) -> None:
