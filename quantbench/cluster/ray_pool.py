@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from quantbench.cluster.agent import DeviceAgent, introduction_from_text, reply_from_text
@@ -23,6 +26,7 @@ _START_LIMIT_S = 300.0
 # Beside what a point may take: the worker that it needs may have to be started first.
 _ANSWER_MARGIN_S = 60.0
 _POLL_S = 0.25
+_PROBE_S = 3.0
 
 
 class RayPool:
@@ -36,8 +40,9 @@ class RayPool:
         self._ray = _import_ray()
         self._started = not self._ray.is_initialized()
         if self._started:
+            address = cluster_address(os.environ.get("RAY_ADDRESS", ""), _recorded_address(), answers)
             try:
-                self._ray.init(log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+                self._ray.init(address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
             except ConnectionError as error:
                 raise MeasurementError("--on ray", str(error).splitlines()[0], "a Ray cluster that answers") from None
         self._hosts: list[_RayHost] = []
@@ -188,6 +193,42 @@ def _reason(error: Exception) -> str:
     text = " ".join(str(error).split())
     cause = text.partition(" because ")[2] or text or type(error).__name__
     return cause.partition(". ")[0].rstrip(".")[:200]
+
+
+def cluster_address(wanted: str, recorded: str, answers: Callable[[str], bool]) -> str:
+    """Where to find Ray: what RAY_ADDRESS says (`wanted`), else what `ray start` left on this machine (`recorded`), if
+    it still answers, else `local`. Ray itself would wait for minutes for a cluster that is gone.
+
+    Raises MeasurementError for a RAY_ADDRESS that does not answer.
+    """
+    if wanted in ("", "auto"):
+        if recorded and answers(recorded):
+            return recorded
+        if wanted:
+            raise MeasurementError("--on ray", f"RAY_ADDRESS={wanted}, and no Ray runs here", "`ray start` before it")
+        return "local"
+    if "://" not in wanted and wanted != "local" and not answers(wanted):
+        raise MeasurementError("--on ray", f"RAY_ADDRESS={wanted} does not answer", "a Ray cluster that runs")
+    return wanted
+
+
+def answers(address: str) -> bool:
+    """Whether somebody listens at `host:port`."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=_PROBE_S):
+            return True
+    except (OSError, ValueError, OverflowError):
+        return False
+
+
+def _recorded_address() -> str:
+    """What the last `ray start` on this machine noted, running or not; "" where there was none."""
+    file = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
 
 
 def _import_ray() -> Any:
