@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from quantbench.analysis.compare import VERDICTS, Compared, Comparison
-from quantbench.report.canvas import canvas, plain, save
+from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, canvas, legend_below, plain, save
 from quantbench.store.run import RunInfo
 
-_COLOURS = {"slower": "#c1272d", "faster": "#1a7f4b", "same": "#7a7a7a", "unclear": "#d19a00"}
+_COLOURS = {"slower": CLIFF_COLOUR, "faster": PALETTE[0], "same": "#7a7a7a", "unclear": PALETTE[1]}
+_MARKERS = {"slower": "^", "faster": "v", "same": "o", "unclear": "D"}
 # Ratios beyond this are drawn at the rim: one point that is 40 times slower would flatten all others.
 _RIM = 3.0
 _TICK_STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
@@ -33,7 +34,7 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
         _ratio_ticks(panel)
         panel.set_ylabel("time of B / time of A   (above 1: slower)")
         panel.set_xlabel(axis.replace("_", "-") if axis else "points, from fastest to slowest")
-        panel.legend(fontsize=8, loc="best", ncols=2)
+        legend_below(figure, panel)
         title = " · ".join(f"{name} {_name(run.info)}" for name, run in (("A", comparison.a), ("B", comparison.b)))
         figure.suptitle(plain(title, 120), x=0.01, ha="left", fontsize=10)
         save(figure, path)
@@ -63,7 +64,9 @@ def _draw_points(panel: Any, points: Sequence[Compared], axis: str) -> None:
             continue
         x = [p.place.axes[axis] if axis else i for i, p in own]
         y = [_inside(p.ratio) for _, p in own]
-        panel.plot(x, y, "o", markersize=size, color=_COLOURS[verdict], label=f"{len(own)} {verdict}", zorder=3)
+        panel.plot(
+            x, y, _MARKERS[verdict], markersize=size, color=_COLOURS[verdict], label=f"{len(own)} {verdict}", zorder=3
+        )
         panel.vlines(
             x,
             [_inside(p.ratio if p.low is None else p.low) for _, p in own],
