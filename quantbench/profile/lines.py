@@ -7,6 +7,7 @@ lies between two measured ones where some line goes through it and both, and the
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, log
@@ -113,24 +114,45 @@ class Lines:
 
     def one(self, *asked: int) -> float | None:
         """The interpolated value of one shape, None where it is not between two."""
-        for family in self._built:
-            moving = family.moving
-            if len(moving) == 1:
-                (at,) = moving
-                scale, name = asked[at], asked[:at] + asked[at + 1 :]
-            else:
-                scale = gcd(*(asked[i] for i in moving))
-                name = tuple(size // scale if i in moving else size for i, size in enumerate(asked))
-            line = family.by_name.get(name)
-            if line is None:
-                continue
-            scales, values = line
-            above = bisect_left(scales, scale)
-            if 0 < above < len(scales) and scales[above] <= WIDEST_GAP * scales[above - 1]:
-                low = scales[above - 1]
-                share = log(scale / low) / log(scales[above] / low)
-                return values[above - 1] * (1.0 - share) + values[above] * share
-        return None
+        return self.single(*asked)
+
+    @cached_property
+    def single(self) -> Callable[..., float | None]:
+        """A function of one shape, with every line in a dictionary."""
+        values = [(1 << i, frozenset(size.tolist())) for i, size in enumerate(self.sizes)]
+        every = (1 << len(self.sizes)) - 1
+        # No line goes through a shape that has another value of a size that its family holds.
+        families = [
+            (every & ~sum(1 << i for i in family.moving), family.moving, len(family.moving) == 1, family.by_name)
+            for family in self._built
+        ]
+
+        def one(*asked: int) -> float | None:
+            new = 0
+            for size, (bit, measured) in zip(asked, values, strict=True):
+                if size not in measured:
+                    new |= bit
+            for held, moving, alone, by_name in families:
+                if new & held:
+                    continue
+                if alone:
+                    (at,) = moving
+                    scale, name = asked[at], asked[:at] + asked[at + 1 :]
+                else:
+                    scale = gcd(*[asked[i] for i in moving])
+                    name = tuple([size // scale if i in moving else size for i, size in enumerate(asked)])
+                line = by_name.get(name)
+                if line is None:
+                    continue
+                scales, ratios = line
+                above = bisect_left(scales, scale)
+                if 0 < above < len(scales) and scales[above] <= WIDEST_GAP * scales[above - 1]:
+                    low = scales[above - 1]
+                    share = log(scale / low) / log(scales[above] / low)
+                    return ratios[above - 1] * (1.0 - share) + ratios[above] * share
+            return None
+
+        return one
 
     def left_out(self) -> tuple[npt.NDArray[np.bool_], FloatArray]:
         """As `between`, for each row itself from its neighbours: what would be said of it, had it not been measured."""

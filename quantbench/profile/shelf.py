@@ -15,11 +15,10 @@ from quantbench.device.registry import lookup
 from quantbench.importers.aiconfigurator import TableFile, find_tables, origin_of, read_rows
 from quantbench.importers.runs import write_run
 from quantbench.latency.attention import AttentionModel
-from quantbench.latency.gemm_model import GemmModel
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.latency.tables import SYSTEMS
 from quantbench.profile.build import software_of, source_of
-from quantbench.profile.fit import product_model
+from quantbench.profile.fit import known_model
 from quantbench.profile.found import checks_of, cliffs_of, findings_of
 from quantbench.profile.models import Models
 from quantbench.profile.parts import Provenance
@@ -52,7 +51,7 @@ def shelf_profile(slug: str, runs: list[Run], tables: list[TableFile]) -> Profil
         f"quantbench import aiconfigurator --system {tables[0].system} makes runs of them"
     )
     models = Models(
-        (product_model(GemmModel.best(device)),), SoftmaxModel.prior(device), True, AttentionModel.best(device)
+        (known_model(slug, "bf16", 0),), SoftmaxModel.prior(device), True, AttentionModel.best(device)
     )
     sources = tuple(source_of(run, rows=0) for run in runs)
     return Profile(
