@@ -9,6 +9,7 @@ from rich.console import Console
 from simulator import SimulatedGpu, along, records_of, write_simulated
 
 from quantbench.analysis.check import check_run
+from quantbench.analysis.staircase import Explanation
 from quantbench.analysis.summary import points_of, rows_of
 from quantbench.cli.check_output import check_to_json, cliff_to_json
 from quantbench.launch import Tile
@@ -27,7 +28,7 @@ def test_rows_tell_the_cliffs_of_check(tmp_path: Path) -> None:
     spec = run.info.device
     check = check_run(run, rules=())
     rows = rows_of(points_of(run.records, spec), spec)
-    said = {row.axes["n"]: row_words(row, check.cliffs, spec) for row in rows}
+    said = {row.axes["n"]: row_words(row, check, spec) for row in rows}
     # 6 columns of 32 tiles are the 192 of two waves; a seventh, from n = 1537 on, begins a third.
     cliff = next(cliff for cliff in check.cliffs if cliff.at == 1536)
     assert said[1600].startswith(
@@ -35,15 +36,26 @@ def test_rows_tell_the_cliffs_of_check(tmp_path: Path) -> None:
     )
     assert not [n for n, words in said.items() if "▼" in words and n not in {c.next for c in check.cliffs}]
     console = Console(width=200, record=True, file=StringIO())
-    console.print(sweep_table(rows, check.cliffs, spec))
+    console.print(sweep_table(rows, check, spec))
     assert said[1600] in console.export_text()
-    assert {row["axes"]["n"]: row["words"] for row in rows_to_json(rows, check.cliffs, spec)} == said
+    assert {row["axes"]["n"]: row["words"] for row in rows_to_json(rows, check, spec)} == said
     assert [cliff_to_json(c) for c in check.cliffs] == check_to_json(check)["cliffs"]
 
 
-def test_an_assumed_tile_is_called_so(tmp_path: Path) -> None:
-    records = records_of(GPU, along("n", (1024, 2050), Gemm(4096, 1, 4096)), noise=0.005, seed=1)
-    run = read_run(write_simulated(tmp_path, GPU, records))
+def test_an_assumed_tile_is_called_so_and_dropped_where_the_steps_speak_against_it(tmp_path: Path) -> None:
+    gemms = along("n", (1024, 2050), Gemm(4096, 1, 4096))
+    run = read_run(write_simulated(tmp_path, GPU, records_of(GPU, gemms, noise=0.005, seed=1)))
     spec = run.info.device
+    check = check_run(run, rules=())
     (_, row) = rows_of(points_of(run.records, spec), spec)
-    assert row_words(row, (), spec) == "gemm: wave 3 of 3 is 67 % full: 11 % idle (128x256 assumed)"
+    assert row_words(row, check, spec) == "gemm: wave 3 of 3 is 67 % full: 11 % idle (128x256 assumed)"
+    # Time that grows with n alone: whatever makes it, it is no tile of 256 columns.
+    smooth = SimulatedGpu(108, Tile(128, 16))
+    gemms = along("n", range(4096, 8193, 128), Gemm(4096, 1, 4096))
+    folder = write_simulated(tmp_path, smooth, records_of(smooth, gemms, noise=0.002, seed=1), run_id="smooth")
+    run = read_run(folder)
+    check = check_run(run, rules=())
+    (period,) = check.periods
+    assert Explanation(128, 256, 108) not in period.recovered.plausible
+    row = rows_of(points_of(run.records, spec), spec)[1]
+    assert "assumed" not in row_words(row, check, spec)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from quantbench.analysis.blocks import TileInUse
 from quantbench.analysis.cliffs import Cliff, find_cliffs
 from quantbench.analysis.common_cliffs import CommonCliff, common_cliffs
 from quantbench.analysis.curve_fits import FittedCurve, fit_curves
-from quantbench.analysis.curves import axes_of, curves_of
+from quantbench.analysis.curves import axes_of, curves_of, variant_of
 from quantbench.analysis.periods import Period, find_periods
 from quantbench.analysis.point_noise import repeatability
 from quantbench.analysis.rule_pairs import Material
@@ -37,6 +38,11 @@ class Check:
     common: tuple[CommonCliff, ...]
     periods: tuple[Period, ...]
     rules: tuple[Verdict, ...]
+
+    def tile_of(self, point: Point) -> TileInUse | None:
+        """Whose tile a point of the run is computed with; None where none can be believed."""
+        family = (point.op, point.provider, variant_of(point.workload))
+        return tile_finder(self.run.info.device, self.periods)(family)(point)
 
     @property
     def period(self) -> Period | None:

@@ -11,10 +11,13 @@ from quantbench.workload import Attention, Gemm, Workload
 _WORTH_SAYING = 0.01
 
 
-def idle_reasons(workload: Workload, spec: DeviceSpec, launch: Launch | None = None) -> tuple[str, ...]:
+def idle_reasons(
+    workload: Workload, spec: DeviceSpec, launch: Launch | None = None, *, assume: bool = True
+) -> tuple[str, ...]:
     """Sentences on padding, the last wave and misaligned rows; the worst first. Empty when nothing is lost.
 
-    The tile is that of the launch where it is known, else the one assumed for the device, and then it says so.
+    The tile is that of the launch where it is known, else the one assumed for the device, and then it says so; with
+    assume = False nothing that needs a tile is said without one.
     """
     if isinstance(workload, Attention):
         return _attention_reasons(workload)
@@ -28,7 +31,10 @@ def idle_reasons(workload: Workload, spec: DeviceSpec, launch: Launch | None = N
     if spec.kind == "cuda":  # one core has no waves
         full = q.last_wave_tiles / q.resident_blocks
         found.append((1 - q.wave_efficiency, f"wave {q.num_waves} of {q.num_waves} is {percent(full)} full"))
-    by = "" if launch is not None and launch.tile is not None else f" ({tile} assumed)"
+    told = launch is not None and launch.tile is not None
+    if not told and not assume:
+        found = []
+    by = "" if told else f" ({tile} assumed)"
     said = [f"{text}: {percent(idle)} idle{by}" for idle, text in sorted(found, reverse=True) if idle >= _WORTH_SAYING]
     if q.alignment_bytes < 16:
         said.append(f"rows are aligned to {q.alignment_bytes} bytes, not 16")

@@ -171,11 +171,11 @@ def say_result(
     points = points_of(run.records, spec)
     axis = _widest_axis(run)
     rows = rows_of(points, spec)
-    cliffs = check_run(run, rules=()).cliffs
+    check = check_run(run, rules=())
     if not as_json:
         console.print()
         if rows:
-            console.print(sweep_table(rows, cliffs, spec))
+            console.print(sweep_table(rows, check, spec))
             say(console, f"ops of {ops_line(rows)}")
         else:
             console.print("nothing was measured")
@@ -198,7 +198,7 @@ def say_result(
     if as_json:
         return {
             "run": str(run.folder), "device": spec.name, "how_ended": finished.how,
-            "rows": rows_to_json(rows, cliffs, spec), "cliffs": [cliff_to_json(cliff) for cliff in cliffs],
+            "rows": rows_to_json(rows, check, spec), "cliffs": [cliff_to_json(cliff) for cliff in check.cliffs],
             "edges": edges_to_json(edges), "picture": None if picture is None else str(picture),
             "wall_s": wall_s, "overhead_share": overhead_share,
         }  # fmt: skip

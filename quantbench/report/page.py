@@ -71,7 +71,7 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
     layers = layer_rows(points, spec) if are_parts(points) else rows
     sections: list[Section | None] = []
     lead, lead_picture = None, None
-    explanation = ""
+    explanation, all_sizes = "", None
     if points and axes:
         check = check_run(run)
         lead = lead_of(layers, axes, Causes(spec, check.cliffs, check.periods))
@@ -81,9 +81,8 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
         sections += [axis_section(axis, points, marks, spec, check.periods, gallery) for axis in ordered]
         sections += [steps_section(check), maps_section(layers, axes, gallery), rules_section(check.rules)]
         lead_picture = _lead_picture(lead, layers, points, gallery)
-    sections += [state_section(run.records, gallery, info.origin), trust_section(run)]
-    if rows:
-        sections.append(sizes_section(rows, run))
+        all_sizes = sizes_section(rows, check)
+    sections += [state_section(run.records, gallery, info.origin), trust_section(run), all_sizes]
     sections.append(how_section(run))
     return Page(
         title=f"{spec.name}: {', '.join(axis.replace('_', '-') for axis in axes) or 'no point measured'}"

@@ -10,12 +10,14 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from quantbench.analysis.cliffs import Cliff
+from quantbench.analysis.check import Check
 from quantbench.analysis.explain import idle_reasons
-from quantbench.analysis.summary import Row
+from quantbench.analysis.summary import Point, Row
 from quantbench.device.spec import DeviceSpec
+from quantbench.launch import Launch
 from quantbench.measurement import Grade
 from quantbench.units import latency, percent, with_interval
+from quantbench.workload import Gemm
 
 _GRADE_STYLE = {"A": "green", "B": "", "C": "yellow", "D": "red", "rejected": "bold red"}
 # Rows this far below the best one of the table stand out.
@@ -25,7 +27,7 @@ _MOST_CLIFFS_SAID = 2
 _FIGURES = re.compile(r"[±]?\d")
 
 
-def sweep_table(rows: Sequence[Row], cliffs: Sequence[Cliff], spec: DeviceSpec) -> Table:
+def sweep_table(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> Table:
     """One line per place and provider: rate, bandwidth, share of peak, trust, and what is lost and why.
 
     Wants about 100 columns; narrower, the last column folds.
@@ -53,7 +55,7 @@ def sweep_table(rows: Sequence[Row], cliffs: Sequence[Cliff], spec: DeviceSpec) 
             with_interval(row.gb_per_s, row.gb_per_s * row.half_width),
             Text("?" if row.peak_share is None else percent(row.peak_share), style="bold red" if low else ""),
             Text(row.grade.letter, style=_GRADE_STYLE[row.grade.letter]),
-            Text(row_words(row, cliffs, spec)),
+            Text(row_words(row, check, spec)),
         )
     return table
 
@@ -79,23 +81,34 @@ def trust_lines(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def row_words(row: Row, cliffs: Sequence[Cliff], spec: DeviceSpec) -> str:
+def row_words(row: Row, check: Check, spec: DeviceSpec) -> str:
     """The cliffs that end at this row (how much longer it takes than the size before it, and why), the largest first;
     without one, why its worst op is below what it could be."""
     said = [
         f"▼ +{percent(cliff.ratio - 1)} time in {cliff.op}: {cliff.cause.words}"
-        for cliff in cliffs
+        for cliff in check.cliffs
         if cliff.after.axes == row.axes and cliff.provider == row.provider
     ]
     if not said:
         worst = row.worst
-        said = [f"{worst.op}: {reason}" for reason in idle_reasons(worst.workload, spec, worst.launch)[:1]]
+        said = [f"{worst.op}: {reason}" for reason in _idle(worst, check, spec)[:1]]
     if len(said) > _MOST_CLIFFS_SAID:
         said = [*said[:_MOST_CLIFFS_SAID], f"{len(said) - _MOST_CLIFFS_SAID} more"]
     return "; ".join(said)
 
 
-def rows_to_json(rows: Sequence[Row], cliffs: Sequence[Cliff], spec: DeviceSpec) -> list[dict[str, Any]]:
+def _idle(point: Point, check: Check, spec: DeviceSpec) -> tuple[str, ...]:
+    """What tiles and waves cost a point, by the tile that ran or that the steps tell; by the one assumed for the device
+    only where no steps speak against it."""
+    used = check.tile_of(point)
+    launch = point.launch
+    if used is not None and used.source == "steps" and isinstance(point.workload, Gemm):
+        per_sm = max(1, used.resident_blocks // spec.sm_count)
+        launch = Launch(used.words, tile=used.tile, blocks_per_sm=per_sm)
+    return idle_reasons(point.workload, spec, launch, assume=used is not None)
+
+
+def rows_to_json(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> list[dict[str, Any]]:
     """The table as JSON objects; names carry their units."""
     return [
         {
@@ -108,7 +121,7 @@ def rows_to_json(rows: Sequence[Row], cliffs: Sequence[Cliff], spec: DeviceSpec)
             "gb_per_s": row.gb_per_s,
             "peak_share": row.peak_share,
             "grade": asdict(row.grade),
-            "words": row_words(row, cliffs, spec),
+            "words": row_words(row, check, spec),
         }
         for row in rows
     ]

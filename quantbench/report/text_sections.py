@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from quantbench.analysis.check import Check
 from quantbench.analysis.summary import Row
 from quantbench.measurement import GRADES
 from quantbench.report.content import Section, Table
@@ -64,13 +65,13 @@ def trust_section(run: Run) -> Section:
     return Section("trust", "How far to trust it", table=table, lines=tuple(lines))
 
 
-def sizes_section(rows: Sequence[Row], run: Run) -> Section:
+def sizes_section(rows: Sequence[Row], check: Check) -> Section:
     """Every place with its figures; folded."""
     axes = list(dict.fromkeys(name for row in rows for name in row.axes))
     several = len({row.provider for row in rows}) > 1
     head = [axis.replace("_", "-") for axis in axes]
     head += ["provider"] if several else []
-    head += ["ops", "time", "TFLOP/s", "GB/s", "of peak", "trust", "what its worst op loses"]
+    head += ["ops", "time", "TFLOP/s", "GB/s", "of peak", "trust", "cliffs, or what its worst op loses"]
     lines = []
     for row in rows[:_MOST_ROWS]:
         lines.append((
@@ -78,7 +79,7 @@ def sizes_section(rows: Sequence[Row], run: Run) -> Section:
             latency(row.latency_us), with_interval(row.tflops, row.tflops * row.half_width),
             with_interval(row.gb_per_s, row.gb_per_s * row.half_width),
             "?" if row.peak_share is None else percent(row.peak_share), row.grade.letter,
-            printable(row_words(row, (), run.info.device)),
+            printable(row_words(row, check, check.run.info.device)),
         ))  # fmt: skip
     numeric = frozenset(range(len(head) - 2)) - ({len(axes)} if several else set())
     note = f"The first {_MOST_ROWS} of {len(rows)}; all of them are in records.jsonl." if len(rows) > _MOST_ROWS else ""
