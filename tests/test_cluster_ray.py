@@ -52,6 +52,8 @@ elif fault == "worker":
     killed("quantbench.sweep.worker")
 elif fault == "actor":
     killed("ray::RayAgent")
+elif fault == "term":
+    sweep.send_signal(signal.SIGTERM)
 sys.exit(sweep.wait())
 """
 
@@ -95,6 +97,16 @@ def test_what_is_lost_in_the_middle_is_measured_by_what_is_left(tmp_path: Path, 
     assert all(isinstance(r.outcome, Measured) for r in run.records if r.role == "point")
     assert run.info.how_ended == "complete"
     assert len({r.source for r in run.records}) >= 2
+
+
+def test_a_scheduler_that_ends_the_job_leaves_a_run_to_be_resumed(tmp_path: Path) -> None:
+    done = sweep_on_ray(tmp_path, "--dim", "n=64:3872:32", *QUICK, "--budget", "none", fault="term")
+    assert done.returncode == 130, done.stdout + done.stderr
+    run = run_in(tmp_path)
+    assert f"quantbench sweep --on ray --resume {run.folder.relative_to(tmp_path)}" in done.stdout
+    assert "Traceback" not in done.stderr
+    assert run.info.how_ended == "interrupted"
+    assert 0 < len(sizes(run)) < 120
 
 
 def test_no_gpu_in_the_cluster_is_said_at_once(tmp_path: Path) -> None:

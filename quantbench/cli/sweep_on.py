@@ -35,9 +35,10 @@ def run(arguments: SweepArguments, on: str, results: Path, resume: Path | None, 
     check_words(arguments, resume, gpu)
     start_s = time.monotonic()
     console = output(stderr=as_json)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     options = ClusterOptions(lambda spec: sweep_options(arguments, spec.kind), results, _more, resume)
     with RayPool() as pool:
+        # A scheduler that ends a job sends SIGTERM: the same clean stop as Ctrl-C. Ray sets one of its own.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         lanes = _measure(console, pool.hosts(), options)
     wall_s = time.monotonic() - start_s
     told = []
