@@ -149,6 +149,13 @@ def test_parts_share_their_reference_point() -> None:
     assert len({plan.reference.key for plan in plans if plan.reference is not None}) == 1
 
 
+def test_tasks_that_began_in_the_same_second_are_told_apart() -> None:
+    merged = merge_runs([replace(shard(part, 4), folder=Path(f"parts/{part}/run")) for part in (1, 2, 3, 4)])
+    assert {r.source for r in merged.records} == {f"part {part} of 4" for part in (1, 2, 3, 4)}
+    again = [replace(run_of(1, [point(64 * n)]), folder=Path(f"parts/{n}/run")) for n in (1, 2)]
+    assert {r.source for r in merge_runs(again).records} == {"parts/1/run", "parts/2/run"}
+
+
 def test_a_merged_run_can_be_resumed_with_the_whole_plan() -> None:
     merged = merge_runs([shard(part, 4) for part in (1, 3, 4)])
     assert merged.notes == ("part 2 of 4 is missing",)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from quantbench.errors import QuantbenchError
 
-EXAMPLES = int(os.environ.get("QUANTBENCH_FUZZ_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("QUANTBENCH_FUZZ_EXAMPLES", "25"))
 NEEDS = {"aiconfigurator.parquet": "pyarrow"}
 
 

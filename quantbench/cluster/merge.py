@@ -53,10 +53,10 @@ def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) ->
     points: dict[tuple[str, str], Record] = {}
     others: list[Record] = []
     repeated = 0
-    for run in runs:
+    for run, label in zip(runs, _labels(runs), strict=True):
         later_s = _seconds_between(first.started, run.info.started)
         for record in run.records:
-            source = record.source or f"run {run.info.run_id}"
+            source = record.source or label
             record = replace(record, run_id=run_id, source=source, elapsed_s=record.elapsed_s + later_s)
             if record.role != "point":
                 others.append(record)
@@ -101,6 +101,15 @@ def _differences(first: RunInfo, other: RunInfo) -> list[str]:
         if ours != theirs:
             found.append(f"{other.run_id} has {name} {theirs}, {first.run_id} {ours}")
     return found
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """What each run is called as the maker of its records. Tasks that start in the same second have the same run id."""
+    labels = []
+    for run in runs:
+        shard = run.info.options.get("shard") or ()
+        labels.append(f"part {shard[0]} of {shard[1]}" if len(shard) == 2 else f"run {run.info.run_id}")
+    return labels if len(set(labels)) == len(labels) else [str(run.folder) for run in runs]
 
 
 def _name(record: Record) -> tuple[str, str]:

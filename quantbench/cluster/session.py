@@ -115,8 +115,7 @@ class ClusterSweep:
             return
 
     def _work(self, host: Host, worker: ClusterWorker) -> None:
-        self._hellos[worker.label] = worker.hello
-        self._answered(host)
+        self._answered(host, worker=worker)
         lane = self._lane_of(worker)
         if lane is None:
             worker.close()
@@ -130,8 +129,10 @@ class ClusterSweep:
         if self._stop.is_set():
             raise _StoppedError
 
-    def _answered(self, host: Host, given_up: str = "") -> None:
+    def _answered(self, host: Host, given_up: str = "", worker: ClusterWorker | None = None) -> None:
         with self._changed:
+            if worker is not None:
+                self._hellos[worker.label] = worker.hello
             if given_up:
                 self._given_up[host.name] = given_up
             self._first_s = self.clock() if self._first_s is None else self._first_s
