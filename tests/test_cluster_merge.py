@@ -238,3 +238,10 @@ def test_a_part_of_a_plan_is_asked_for_by_its_number() -> None:
 def test_more_parts_than_points_are_refused() -> None:
     with pytest.raises(InputError, match=r"^--shard: 99/99; expected at most 17 parts"):
         plan_sweep(replace(OPTIONS, shard=(99, 99)), SPEC)
+
+
+@pytest.mark.parametrize("shard", [5, "ab", [1], [3, 2], [None, None], {"a": 1, "b": 2}, [1.5, 2]])
+def test_a_part_that_is_none_in_a_file_is_no_part(shard: object) -> None:
+    runs = [run_of(n, [point(64 * n)], options={"shard": shard}) for n in (1, 2)]
+    merged = merge_runs(runs)
+    assert {r.source for r in merged.records} == {"run part-1", "run part-2"}

@@ -107,9 +107,17 @@ def _labels(runs: Sequence[Run]) -> list[str]:
     """What each run is called as the maker of its records. Tasks that start in the same second have the same run id."""
     labels = []
     for run in runs:
-        shard = run.info.options.get("shard") or ()
-        labels.append(f"part {shard[0]} of {shard[1]}" if len(shard) == 2 else f"run {run.info.run_id}")
+        shard = _shard(run.info)
+        labels.append(f"run {run.info.run_id}" if shard is None else f"part {shard[0]} of {shard[1]}")
     return labels if len(set(labels)) == len(labels) else [str(run.folder) for run in runs]
+
+
+def _shard(info: RunInfo) -> tuple[int, int] | None:
+    """Which part of a plan a run is, and of how many; None where it is no part."""
+    match info.options.get("shard"):
+        case [int(part), int(parts)] if 1 <= part <= parts:
+            return part, parts
+    return None
 
 
 def _name(record: Record) -> tuple[str, str]:
@@ -141,14 +149,14 @@ def _options(infos: Sequence[RunInfo]) -> tuple[dict[str, Any], list[str]]:
     bare = [{name: value for name, value in info.options.items() if name != "shard"} for info in infos]
     if any(options != bare[0] for options in bare):
         return {"merged": [info.run_id for info in infos]}, []
-    shards = [tuple(info.options.get("shard") or ()) for info in infos]
-    if not all(shards) or len({parts for _, parts in shards}) != 1:
+    shards = [shard for shard in map(_shard, infos) if shard is not None]
+    if len(shards) < len(infos) or len({parts for _, parts in shards}) != 1:
         return dict(infos[0].options), []
     parts = shards[0][1]
     missing = sorted(set(range(1, parts + 1)) - {part for part, _ in shards})
     budget_s = bare[0].get("budget_s")
     notes = [f"part {part} of {parts} is missing" for part in missing]
-    return {**bare[0], "shard": [], "budget_s": budget_s and budget_s * parts}, notes
+    return {**bare[0], "shard": [], "budget_s": budget_s * parts if isinstance(budget_s, int | float) else None}, notes
 
 
 def _tolerated(runs: Sequence[Run]) -> list[str]:
