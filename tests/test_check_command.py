@@ -47,7 +47,7 @@ def test_a_page_in_words(tmp_path: Path) -> None:
     code, text = call(write_simulated(tmp_path, GPU, staircase()))
     assert code == 0
     assert "SIMULATED DATA: tests/simulator.py" in text
-    assert "113 points with a figure, 1 curves with close neighbours" in text
+    assert "113 points with a figure, 1 curve with close neighbours" in text
     assert "n = 1536 to 1600" in text
     assert "128x256 tile on 108 SMs: 2 to 3 waves" in text
     assert "the steps are those of a 128x256 tile on 108 SMs" in text
@@ -91,8 +91,8 @@ def test_too_much_noise_is_unclear(tmp_path: Path) -> None:
     ("kept", "said"),
     [
         (0, "0 points with a figure"),
-        (1, "1 points with a figure"),
-        (2, "2 points with a figure, 1 curves with close neighbours"),
+        (1, "1 point with a figure"),
+        (2, "2 points with a figure, 1 curve with close neighbours"),
     ],
 )
 def test_runs_of_few_points(tmp_path: Path, kept: int, said: str) -> None:

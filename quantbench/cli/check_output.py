@@ -31,19 +31,28 @@ def head_lines(found: Check) -> list[str]:
     """How much was looked at, and how many cliffs there are for which causes."""
     records = [record for record in found.run.records if record.role == "point"]
     missing = sum(not isinstance(record.outcome, Measured) for record in records)
-    lines = [f"{found.num_points} points with a figure" + (f", {missing} skipped or failed" if missing else "")]
+    lines = [
+        f"{counted(found.num_points, 'point')} with a figure" + (f", {missing} skipped or failed" if missing else "")
+    ]
     if not found.num_curves:
         lines.append("no two neighbouring sizes are close enough for a step between them to be told")
         return lines
     noise = "" if found.noise is None else f"; a point is known to ±{percent(found.noise)}"
-    lines[0] += f", {found.num_curves} curves with close neighbours{noise}"
+    lines[0] += f", {counted(found.num_curves, 'curve')} with close neighbours{noise}"
     if not found.cliffs:
         lines.append("no cliff: nowhere does the time jump by 3 % or more beyond its trend and the noise")
     else:
         kinds = Counter(cliff.cause.kind for cliff in found.cliffs)
         causes = ", ".join(f"{kind} {number}" for kind, number in kinds.most_common())
-        lines.append(f"{len(found.cliffs)} cliffs ({causes}); {len(found.falls)} places where a larger size is faster")
+        lines.append(
+            f"{counted(len(found.cliffs), 'cliff')} ({causes}); {counted(len(found.falls), 'place')} where a larger size is faster"
+        )
     return lines
+
+
+def counted(number: int, what: str) -> str:
+    """`1 point`, `2 points`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def cliff_table(found: Check) -> Table | None:
