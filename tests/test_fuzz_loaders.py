@@ -63,3 +63,10 @@ def test_a_whole_file_is_loaded(target: Target, tmp_path: Path) -> None:
         pytest.importorskip(NEEDS[target.name], reason="needs the extra `tables`")
     for seed in target.seeds():
         assert target.load(seed, tmp_path) is not None
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS if t.kind in ("json", "jsonl")], ids=lambda target: target.name)
+@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5000, b"\xff\xfe{}", b"", b"null\n"])
+def test_json_that_python_itself_gives_up_on_is_refused(target: Target, content: bytes, tmp_path: Path) -> None:
+    with suppress(QuantbenchError):
+        target.load(content, tmp_path)

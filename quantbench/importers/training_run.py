@@ -23,6 +23,7 @@ import numpy.typing as npt
 from quantbench.errors import InputError, StoreError
 from quantbench.importers.megatron_log import COLUMNS, Iterations
 from quantbench.stats import median_interval
+from quantbench.store.codec import build
 from quantbench.store.environment import installed_versions, relevant_environment
 from quantbench.store.run import require_name
 
@@ -160,8 +161,8 @@ def read_training(folder: Path) -> TrainingSummary:
     """The summary that `write_training` left. Raises StoreError for anything else."""
     data = _load(folder)
     try:
-        return TrainingSummary(**data["summary"])
-    except (KeyError, TypeError) as error:
+        return build(TrainingSummary, data.get("summary"))
+    except InputError as error:
         raise StoreError("read training", f"{folder / 'training.json'} ({error})", "a whole summary") from None
 
 
@@ -178,7 +179,7 @@ def _load(folder: Path) -> dict[str, Any]:
     path = folder / "training.json"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StoreError("read training", f"{path} ({error})", "a training.json") from None
     found = (data.get("format"), data.get("version")) if isinstance(data, dict) else (None, None)
     if found != (TRAINING_FORMAT, TRAINING_VERSION):

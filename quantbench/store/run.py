@@ -80,7 +80,7 @@ def read_run_info(folder: Path) -> RunInfo:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise StoreError("read run", str(folder), "a folder with run.json in it") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StoreError("read run", f"{path} ({error})", "a readable JSON file") from None
     if not isinstance(data, dict) or data.pop("format", None) != RUN_FORMAT:
         raise StoreError("read run", str(path), f'a JSON object with format "{RUN_FORMAT}"')

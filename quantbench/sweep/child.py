@@ -140,7 +140,7 @@ class WorkerProcess:
         line, _, self._buffer = self._buffer.partition(b"\n")
         try:
             data: dict[str, Any] = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise WorkerLostError("crash", f"answered with {line[:80]!r}") from None
         return data
 

@@ -189,7 +189,7 @@ def _read(file: Path) -> Mapping[str, Any]:
         values = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(who, error.strerror or type(error).__name__, "a config.json that can be read") from None
-    except ValueError as error:  # no JSON, or no UTF-8
+    except (ValueError, RecursionError) as error:  # no JSON, or no UTF-8
         raise InputError(who, str(error)[:120], "a JSON object") from None
     if not isinstance(values, dict):
         raise InputError(who, f"a JSON {type(values).__name__}", "a JSON object")
