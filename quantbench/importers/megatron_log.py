@@ -306,7 +306,7 @@ class _Reader:
             for name in COLUMNS
         }
         elapsed_s = values["elapsed_s"]
-        timed = np.isfinite(elapsed_s) & (elapsed_s > 0) & np.isfinite(values["gbs"])
+        timed = np.isfinite(elapsed_s) & (elapsed_s > 0) & np.isfinite(values["gbs"]) & np.isfinite(values["iteration"])
         if not timed.all():
             without_gbs = int((np.isnan(values["gbs"]) & np.isfinite(elapsed_s)).sum())
             self._left_out["cut short before the batch size"] += without_gbs
