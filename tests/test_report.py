@@ -118,6 +118,20 @@ def test_noise_alone_makes_no_bad_size() -> None:
     assert bad_sizes(rows, "n") == ()
 
 
+@pytest.mark.parametrize(
+    ("how_ended", "said"),
+    [
+        ("complete", ""),
+        ("budget", "STOPPED BY ITS BUDGET Points that it did not reach are missing"),
+        ("interrupted", "NOT FINISHED This run is interrupted"),
+    ],
+)
+def test_what_a_run_lacks_is_said_first(tmp_path: Path, how_ended: str, said: str) -> None:
+    text = report(run(stairs((1024, 1088, 1152)), how_ended=how_ended), tmp_path).text
+    assert said in text
+    assert bool(said) == ("STOPPED" in text or "NOT FINISHED" in text)
+
+
 def test_a_row_that_lacks_a_failed_op_is_not_held_against_whole_ones() -> None:
     made = []
     for n in (1024, 1088, 1152):

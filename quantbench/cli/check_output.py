@@ -44,9 +44,8 @@ def head_lines(found: Check) -> list[str]:
     else:
         kinds = Counter(cliff.cause.kind for cliff in found.cliffs)
         causes = ", ".join(f"{kind} {number}" for kind, number in kinds.most_common())
-        lines.append(
-            f"{counted(len(found.cliffs), 'cliff')} ({causes}); {counted(len(found.falls), 'place')} where a larger size is faster"
-        )
+        falls = f"{counted(len(found.falls), 'place')} where a larger size is faster"
+        lines.append(f"{counted(len(found.cliffs), 'cliff')} ({causes}); {falls}")
     return lines
 
 

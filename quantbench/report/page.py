@@ -132,7 +132,10 @@ def _banners(run: Run, points: Sequence[Point]) -> tuple[Banner, ...]:
     if "imported" in origins:
         source = printable(info.source or next((r.source for r in run.records if r.source), ""), 240)
         found.append(Banner("imported", "IMPORTED", f"Measured by others, not on this machine: {source}"))
-    if info.how_ended not in ("complete", "budget"):
+    if info.how_ended == "budget":
+        left = "Points that it did not reach are missing, and places without all of their ops are not weighed"
+        found.append(Banner("warning", "STOPPED BY ITS BUDGET", f"{left}: sweep --resume measures the rest."))
+    elif info.how_ended != "complete":
         found.append(Banner("warning", "NOT FINISHED", f"This run is {info.how_ended}; what it has is shown."))
     if not points:
         found.append(Banner("warning", "NOTHING MEASURED", "No point of this run has a figure; the reasons are below."))
