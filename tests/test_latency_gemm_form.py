@@ -134,7 +134,7 @@ def test_recorded_kernels_teach_the_choice() -> None:
         for kernel in (-1, index)
     ]
     taken = [(log_latency_with_parts(Values(z), shapes)[1].log_time.argmin(axis=1) == index).mean() for z in vectors]
-    assert taken[1] > 0.9
+    assert taken[1] > 0.8
     assert taken[1] > taken[0]
 
 

@@ -8,9 +8,11 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from quantbench.latency.gemm_features import watched_columns
+from quantbench.latency.gemm_fit import Measured
 from quantbench.latency.gemm_form import Machine, Parts, Shapes
 from quantbench.latency.gemm_menu import Menu
-from quantbench.latency.gemm_residual import Member
+from quantbench.latency.gemm_residual import Member, named_view
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -121,13 +123,14 @@ class Ensemble:
         deep = np.maximum(k, _LEAST_K)
         shapes = Shapes(self.machine, self.menu, m, n, deep)
         reference = None if self.reference is None else self.reference.at(m, n, deep)
+        watched = watched_columns(shapes)
         log_us, within, kernels = [], [], []
         for member in self.members:
             physics, parts = member.physics(shapes)
             kernels.append(parts.log_time.argmin(axis=1))
             correction = np.zeros(len(m))
             if member.forest is not None:
-                x = member.features(self.menu, shapes, physics, parts, member.weights(parts), reference)
+                x = member.features(self.menu, shapes, physics, parts, member.weights(parts), watched, reference)
                 correction, spread = member.correction(x, reference)
                 within.append(spread)
             log_us.append(physics + correction)
@@ -136,6 +139,20 @@ class Ensemble:
         if short.any():
             mean[short] += self._physics(m[short], n[short], k[short]) - self._physics(m[short], n[short], deep[short])
         return mean, np.var(log_us, axis=0) + (np.mean(within, axis=0) if within else 0.0), np.stack(kernels)
+
+    def named(self, m: FloatArray, n: FloatArray, k: FloatArray, kernel: IndexArray) -> FloatArray:
+        """Log µs of shapes, (rows,), of which the kernel that runs is known: its index in the menu."""
+        log_us = np.empty(len(m))
+        for start in range(0, len(m), CHUNK):
+            part = slice(start, start + CHUNK)
+            rows = Measured(m[part], n[part], k[part], np.zeros(len(m[part])), kernel[part])
+            known = None if self.reference is None else self.reference.at(rows.m, rows.n, rows.k)
+            found = []
+            for member in self.members:
+                own, x = named_view(member, self.machine, self.menu, rows, known)
+                found.append(own + member.correction(x, known)[0])
+            log_us[part] = np.mean(found, axis=0)
+        return log_us
 
     def physics(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
         """The cost model alone, the members' mean, (rows,), log µs."""

@@ -1,6 +1,6 @@
 """The GEMM model distilled for planners, which ask for millions of shapes: nearly the same answers, much faster.
 
-The cost model keeps eight kernels, refitted to the whole model's answers, and a few dozen boosted trees, grown on the
+The cost model keeps ten kernels, refitted to the whole model's answers, and a few dozen boosted trees, grown on the
 same answers, carry what that leaves. No interval: ask the whole model for it. Batches run in numpy; a single shape runs
 in `gemm_fast_single`, which is plain Python without an array.
 """
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 FloatArray = npt.NDArray[np.float64]
 Float32Array = npt.NDArray[np.float32]
 
-_KERNELS = 8
-_TREES, _DEPTH, _RATE, _LEAF = 36, 8, 0.25, 8
 _TAUGHT = 20_000  # shapes at which the whole model is asked
 _TAUGHT_PHYSICS = 1500
 _CHUNK = 2048
@@ -40,15 +38,16 @@ WATCHED = ((128, 256, 1), (128, 128, 2), (64, 64, 6))
 
 @dataclass(frozen=True)
 class Size:
-    """How much a distilled model keeps: kernels of the cost model, and trees with their depth and rate."""
+    """How much a distilled model keeps: kernels of the cost model, and their trees, with depth, rate and least leaf."""
 
     kernels: int
     trees: int
     depth: int
     rate: float
+    leaf: int = 8
 
 
-FULL = Size(_KERNELS, _TREES, _DEPTH, _RATE)
+FULL = Size(10, 32, 11, 0.28, leaf=4)
 #: a single shape costs half as much; errors on the public A100, H100 and B200 tables grow by a twentieth of themselves
 LEAN = Size(2, 8, 10, 0.6)
 
@@ -157,7 +156,7 @@ def distil(
     )
     x = features(ensemble.machine, m, n, k, physics)
     forest = Forest.boost(
-        x, answer.log_us - physics, trees=size.trees, depth=size.depth, rate=size.rate, leaf=_LEAF, seed=seed
+        x, answer.log_us - physics, trees=size.trees, depth=size.depth, rate=size.rate, leaf=size.leaf, seed=seed
     )
     most = float(np.quantile(np.abs(forest.predict(x)[0]), 0.99))
     return FastGemm(ensemble.machine, menu, parameters, forest, most)

@@ -21,8 +21,13 @@ def choice_weights(parts: Parts, width: float) -> FloatArray:
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
-def feature_matrix(menu: Menu, shapes: Shapes, log_us: FloatArray, parts: Parts, weights: FloatArray) -> Float32Array:
-    """(rows, features) of the shapes whose cost model says log_us and parts, and takes kernels by `weights`."""
+def feature_matrix(
+    menu: Menu, shapes: Shapes, log_us: FloatArray, parts: Parts, weights: FloatArray, watched: list[FloatArray]
+) -> Float32Array:
+    """(rows, features) of the shapes whose cost model says log_us and parts, and takes kernels by `weights`.
+
+    watched: `watched_columns(shapes)`, which all cost models share.
+    """
     log_m, log_n, log_k = np.log2(shapes.m), np.log2(shapes.n), np.log2(shapes.k)
     per_time = weights / np.exp(parts.log_time)
     columns = [log_m, log_n, log_k, log_m + log_n, log_n + log_k, log_m + log_k, log_m + log_n + log_k, log_us]
@@ -40,19 +45,19 @@ def feature_matrix(menu: Menu, shapes: Shapes, log_us: FloatArray, parts: Parts,
     far = np.minimum(parts.log_time - least[:, None], _FAR)
     nearest = np.partition(far, min(4, far.shape[1] - 1), axis=1)
     columns += [nearest[:, min(1, far.shape[1] - 1)], nearest[:, min(4, far.shape[1] - 1)]]
-    columns += _watched(shapes)
+    columns += watched
     stacked = np.empty((len(far), len(columns) + len(menu.tiles) + len(SPLITS)), dtype=np.float32)
     for i, column in enumerate(columns):
         stacked[:, i] = column
     gaps = stacked[:, len(columns) :]
     gaps[...] = _FAR
     gaps[:, np.unique(menu.tile_index)] = _least_by(far, menu.tile_index)
-    split_place = np.searchsorted(SPLITS, menu.split_k)
+    split_place = np.minimum(np.searchsorted(SPLITS, menu.split_k), len(SPLITS) - 1)
     gaps[:, len(menu.tiles) + np.unique(split_place)] = _least_by(far, split_place)
     return stacked
 
 
-def _watched(shapes: Shapes) -> list[FloatArray]:
+def watched_columns(shapes: Shapes) -> list[FloatArray]:
     """Waves, fill of the last wave and padding for tiles that libraries like, whatever the menu."""
     columns = []
     held = Menu.of(_WATCHED_TILES).blocks_per_sm[:: len(SPLITS)]

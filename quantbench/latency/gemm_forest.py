@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -84,22 +85,36 @@ class Forest:
     def predict(self, x: Float32Array) -> tuple[FloatArray, FloatArray]:
         """(mean, variance) over the trees, (rows,) each, for x (rows, features)."""
         mean, variance = np.empty(len(x)), np.empty(len(x))
-        left = np.where(np.isinf(self.threshold), np.arange(len(self.threshold)), np.arange(len(self.threshold)) + 1)
-        child = np.stack([left, self.right], axis=1).astype(np.int32).ravel()
         for start in range(0, len(x), _ROWS_AT_ONCE):
             part = x[start : start + _ROWS_AT_ONCE]
-            values = self.value[self._leaves(np.ascontiguousarray(part.T), child)]
+            values = self.value[self._leaves(np.ascontiguousarray(part.T))]
             mean[start : start + len(part)] = values.mean(axis=0)
             variance[start : start + len(part)] = values.var(axis=0)
         return mean, variance
 
-    def _leaves(self, columns: Float32Array, child: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    # Indices are intp throughout: numpy casts others on every take.
+    @cached_property
+    def _children(self) -> npt.NDArray[np.intp]:
+        """(2 · nodes,) left and right child of each node; a leaf's are itself."""
+        own = np.arange(len(self.threshold))
+        left = np.where(np.isinf(self.threshold), own, own + 1)
+        return np.stack([left, self.right], axis=1).astype(np.intp).ravel()
+
+    @cached_property
+    def _feature(self) -> npt.NDArray[np.intp]:
+        return self.feature.astype(np.intp)
+
+    def _leaves(self, columns: Float32Array) -> npt.NDArray[np.intp]:
         """(trees, rows) node that each row ends in; columns is (features, rows)."""
         rows = columns.shape[1]
-        flat, offset = columns.ravel(), np.arange(rows, dtype=np.int32)
-        node = np.repeat(self.roots[:, None], rows, axis=1)
-        row_of = self.feature.astype(np.int32) * np.int32(rows)
+        flat, offset = columns.ravel(), np.arange(rows)
+        node = np.repeat(self.roots.astype(np.intp)[:, None], rows, axis=1)
+        row_of = self._feature * rows
         for _ in range(self.depth):
-            goes_right = flat.take(row_of.take(node) + offset) > self.threshold.take(node)
-            node = child.take(2 * node + goes_right)
+            place = row_of.take(node)
+            place += offset
+            goes_right = flat.take(place) > self.threshold.take(node)
+            node += node
+            node += goes_right
+            node = self._children.take(node)
         return node

@@ -25,7 +25,7 @@ from quantbench.latency.gemm_ensemble import CHUNK, Ensemble, Reference, shape_k
 from quantbench.latency.gemm_estimates import GemmEstimates
 from quantbench.latency.gemm_fast import FastGemm, distil, fast_from_json, fast_to_json
 from quantbench.latency.gemm_fit import Measured, Prior
-from quantbench.latency.gemm_form import Machine, Shapes
+from quantbench.latency.gemm_form import Machine
 from quantbench.latency.gemm_menu import Menu
 from quantbench.latency.gemm_prior import Known, choose, family, near, pooled, shipped_pool
 from quantbench.latency.gemm_residual import Growth, Member
@@ -157,7 +157,10 @@ class GemmModel:
         kernel = answer.kernels[0]
         if launches is not None:
             recorded = _kernels(self.ensemble.menu, launches, len(log_us))
-            log_us = self._known_kernels(sizes, log_us, recorded)
+            named = np.flatnonzero(recorded >= 0)
+            log_us = log_us.copy()
+            m_named, n_named, k_named = (x[named] for x in sizes)
+            log_us[named] = self.ensemble.named(m_named, n_named, k_named, recorded[named])
             kernel = np.where(recorded >= 0, recorded, kernel)
         peak_us = 2.0 * sizes[0] * sizes[1] * sizes[2] / self.ensemble.machine.flop_per_us
         latency_us = np.maximum(np.exp(log_us), peak_us)
@@ -197,19 +200,6 @@ class GemmModel:
             estimate = Estimate(*times, found.source, str(found.bound[i]))
             launch = Launch(kernel=f"modelled {tile}", tile=tile)
             out.append(WorkEstimate(estimate, launch, int(found.num_waves[i]), self.note))
-        return out
-
-    def _known_kernels(self, sizes: tuple[FloatArray, ...], log_us: FloatArray, kernel: IndexArray) -> FloatArray:
-        """Where the kernel is known, the cost model's time of that kernel in the place of its choice's."""
-        named = np.flatnonzero(kernel >= 0)
-        out = log_us.copy()
-        for start in range(0, len(named), CHUNK):
-            rows = named[start : start + CHUNK]
-            m, n, k = (x[rows] for x in sizes)
-            every = Shapes(self.ensemble.machine, self.ensemble.menu, m, n, k)
-            own = Shapes(self.ensemble.machine, self.ensemble.menu.by_row(kernel[rows]), m, n, k)
-            for member in self.ensemble.members:
-                out[rows] += (member.physics(own)[0] - member.physics(every)[0]) / len(self.ensemble.members)
         return out
 
     def _beliefs(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.latency.gemm_features import choice_weights, feature_matrix
+from quantbench.latency.gemm_features import choice_weights, feature_matrix, watched_columns
 from quantbench.latency.gemm_fit import Measured
 from quantbench.latency.gemm_forest import Forest
 from quantbench.latency.gemm_form import Machine, Parts, Shapes, log_latency_with_parts
@@ -55,10 +55,11 @@ class Member:
         log_us: FloatArray,
         parts: Parts,
         weights: FloatArray,
+        watched: list[FloatArray],
         reference: FloatArray | None,
     ) -> Float32Array:
         """What the forest sees; a reference's residual, (rows,), is its last column."""
-        x = feature_matrix(menu, shapes, log_us, parts, weights)
+        x = feature_matrix(menu, shapes, log_us, parts, weights, watched)
         return x if reference is None else np.column_stack([x, reference.astype(np.float32)])
 
     def correction(self, x: Float32Array, reference: FloatArray | None) -> tuple[FloatArray, FloatArray]:
@@ -85,6 +86,7 @@ def train_member(
     x, residual = _residual(bare, machine, menu, rows, reference)
     slope = 0.0
     if reference is not None:
+        reference = x[:, -1].astype(np.float64)  # of rows whose kernel is known, twice
         # Ridge towards none: a reference of another library may say nothing.
         slope = float((reference @ residual) / (reference @ reference + 10.0 * residual.var() + 1e-12))
         residual = residual - slope * reference
@@ -102,12 +104,33 @@ _CHUNK = 1000
 def _residual(
     member: Member, machine: Machine, menu: Menu, rows: Measured, reference: FloatArray | None
 ) -> tuple[Float32Array, FloatArray]:
+    """What the trees see of the rows and what is left for them: every row as one of which the kernel is not known, then
+    those whose kernel was recorded once more, with it."""
     features, residual = [], []
     for start in range(0, len(rows), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        shapes = Shapes(machine, menu, rows.m[part], rows.n[part], rows.k[part])
+        part = rows.take(np.arange(start, min(start + _CHUNK, len(rows))))
+        shapes = Shapes(machine, menu, part.m, part.n, part.k)
         predicted, parts = member.physics(shapes)
-        known = None if reference is None else reference[part]
-        features.append(member.features(menu, shapes, predicted, parts, member.weights(parts), known))
-        residual.append(rows.log_us[part] - predicted)
+        known = None if reference is None else reference[start : start + _CHUNK]
+        weights, watched = member.weights(parts), watched_columns(shapes)
+        features.append(member.features(menu, shapes, predicted, parts, weights, watched, known))
+        residual.append(part.log_us - predicted)
+        named = np.flatnonzero(part.kernel >= 0)
+        if len(named):
+            few = part.take(named)
+            own, x = named_view(member, machine, menu, few, None if known is None else known[named])
+            features.append(x)
+            residual.append(few.log_us - own)
     return np.concatenate(features), np.concatenate(residual)
+
+
+def named_view(
+    member: Member, machine: Machine, menu: Menu, rows: Measured, reference: FloatArray | None
+) -> tuple[FloatArray, Float32Array]:
+    """(log µs of each row's recorded kernel, what the trees see when that kernel is known to run)."""
+    own = member.physics(Shapes(machine, menu.by_row(rows.kernel), rows.m, rows.n, rows.k))[0]
+    shapes = Shapes(machine, menu, rows.m, rows.n, rows.k)
+    parts = member.physics(shapes)[1]
+    taken = np.zeros_like(parts.log_time)
+    taken[np.arange(len(rows)), rows.kernel] = 1.0
+    return own, member.features(menu, shapes, own, parts, taken, watched_columns(shapes), reference)

@@ -16,8 +16,6 @@ FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 SEEDS = (0, 1, 2)
-#: predicted rise from which GemmModel is taken to forecast a cliff of 10 %; chosen on the A100 table
-FORECAST_STEP = 0.06
 #: the (n, k) pairs are divided once, with this seed, whatever the seed of the training rows
 _SITE_SEED = 0
 
@@ -143,18 +141,19 @@ def cliff_pairs(
 
 
 def score_cliffs(
-    predicted_us: FloatArray,
-    measured_us: FloatArray,
-    pairs: tuple[IntArray, IntArray],
-    *,
-    step: float = 0.10,
-    forecast_step: float | None = None,
+    predicted_us: FloatArray, measured_us: FloatArray, pairs: tuple[IntArray, IntArray], *, step: float = 0.10
 ) -> CliffScore:
-    """A cliff is t(m + 1) / t(m) > 1 + step as measured; it is forecast where the predicted ratio is above
-    1 + forecast_step (the same step unless given: averages of models are flatter than what they average)."""
+    """A cliff is t(m + 1) / t(m) > 1 + step, predicted as measured."""
+    low, high = pairs
+    return score_forecast(predicted_us[high] / predicted_us[low] > 1 + step, measured_us, pairs, step=step)
+
+
+def score_forecast(
+    forecast: BoolArray, measured_us: FloatArray, pairs: tuple[IntArray, IntArray], *, step: float = 0.10
+) -> CliffScore:
+    """Forecasts, (pairs,), against measured rises above the step."""
     low, high = pairs
     measured = measured_us[high] / measured_us[low] > 1 + step
-    forecast = predicted_us[high] / predicted_us[low] > 1 + (step if forecast_step is None else forecast_step)
     hits = int((measured & forecast).sum())
     return CliffScore(
         pairs=len(low),

@@ -54,7 +54,7 @@ def chosen_by_the_model(train_rows: int, *, edge_share: float) -> Contestant:
             chosen = next_points(model, contest.shapes(offered), wanted, edge_share=edge_share, seed=seed)
             taken = np.concatenate([taken, offered[chosen]])
         model = fit(contest, taken, seed)
-        return answer_of(model, contest, split, fit_s=time.process_time() - start)
+        return answer_of(model, contest, split.test, fit_s=time.process_time() - start)
 
     name = "chosen by the model, edges too" if edge_share else "chosen by the model, wide intervals"
     return Contestant(name, train_rows, answer, weight=30.0)

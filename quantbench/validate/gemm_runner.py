@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
+from quantbench.latency.gemm_cliffs import forecast
 from quantbench.latency.protocol import (
     CliffScore,
     Split,
@@ -20,6 +21,7 @@ from quantbench.latency.protocol import (
     held_out_sites,
     random_split,
     score_cliffs,
+    score_forecast,
     summarize,
 )
 from quantbench.latency.tables import GemmTable
@@ -135,6 +137,7 @@ def _score(contest: Contest, contestant: Contestant, seed: int) -> Score:
         unanswered=float(1.0 - answered.mean()),
         coverage=covered,
         cliffs=_cliffs(answer.latency_us, measured, (m, n, k)) if answered.all() else None,
+        forecasts=_forecasts(answer, measured, (m, n, k)),
         fit_s=answer.fit_s,
         shapes_per_s=len(measured) / answer.predict_s if answer.predict_s else None,
         note=answer.note,
@@ -148,4 +151,18 @@ def _cliffs(
     if len(pairs[0]) == 0:
         return None
     score = score_cliffs(predicted_us, measured_us, pairs)
+    return score if score.cliffs >= _FEWEST_CLIFFS else None
+
+
+def _forecasts(
+    answer: Answer, measured_us: FloatArray, shapes: tuple[IntArray, IntArray, IntArray]
+) -> CliffScore | None:
+    """By the model's own rule, where it has one."""
+    pairs = low, high = cliff_pairs(*shapes)
+    if answer.alone_us is None or answer.margin is None or answer.half_width is None or len(low) == 0:
+        return None
+    rise = np.log(answer.latency_us[high] / answer.latency_us[low])
+    alone = np.log(answer.alone_us[high] / answer.alone_us[low])
+    half = 0.5 * (answer.half_width[low] + answer.half_width[high])
+    score = score_forecast(forecast(rise, alone, half, margin=answer.margin), measured_us, pairs)
     return score if score.cliffs >= _FEWEST_CLIFFS else None

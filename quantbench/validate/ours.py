@@ -7,6 +7,7 @@ import time
 import numpy as np
 import numpy.typing as npt
 
+from quantbench.latency.gemm_cliffs import margin_of
 from quantbench.latency.gemm_model import GemmModel
 from quantbench.latency.protocol import Split
 from quantbench.latency.tables import SYSTEMS, GemmTable
@@ -27,12 +28,16 @@ def fit(contest: Contest, rows: IntArray, seed: int, *, sibling: GemmTable | Non
     )  # fmt: skip
 
 
-def answer_of(model: GemmModel, contest: Contest, split: Split, *, fit_s: float) -> Answer:
-    """What a model says of a split's test rows."""
+def answer_of(model: GemmModel, contest: Contest, rows: IntArray, *, fit_s: float) -> Answer:
+    """What a model says of some rows' shapes."""
     start = time.process_time()
-    predicted = model.predict(*contest.shapes(split.test))
+    predicted = model.predict(*contest.shapes(rows))
     taken_s = time.process_time() - start
-    return Answer(predicted.latency_us, predicted.low_us, predicted.high_us, fit_s, taken_s)
+    alone_us = np.exp(model.ensemble.physics(*(x.astype(np.float64) for x in contest.shapes(rows))))
+    return Answer(
+        predicted.latency_us, predicted.low_us, predicted.high_us, fit_s, taken_s,
+        alone_us=alone_us, margin=margin_of(model),
+    )  # fmt: skip
 
 
 def ours(train_rows: int, *, name: str = "ours") -> Contestant:
@@ -56,7 +61,7 @@ def few_shot(train_rows: int) -> Contestant:
             contest.device, m, n, k, contest.table.latency_us[split.train], dtype=contest.table.dtype, prior=others,
             seed=seed,
         )  # fmt: skip
-        return answer_of(model, contest, split, fit_s=time.process_time() - start)
+        return answer_of(model, contest, split.test, fit_s=time.process_time() - start)
 
     return Contestant("ours, from the other GPUs' models", train_rows, answer, weight=_WEIGHT)
 
@@ -65,6 +70,6 @@ def _contestant(name: str, train_rows: int, sibling: GemmTable | None = None) ->
     def answer(contest: Contest, split: Split, seed: int) -> Answer:
         start = time.process_time()
         model = fit(contest, split.train, seed, sibling=sibling)
-        return answer_of(model, contest, split, fit_s=time.process_time() - start)
+        return answer_of(model, contest, split.test, fit_s=time.process_time() - start)
 
     return Contestant(name, train_rows, answer, weight=_WEIGHT)

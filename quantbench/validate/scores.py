@@ -24,7 +24,9 @@ PROTOCOLS = {
 class Answer:
     """Predictions of one contestant for the test rows, (rows,) in µs; nan where it has none.
 
-    low_us, high_us: its 90 % interval, where it gives one. fit_s, predict_s: seconds of one core, in both steps.
+    low_us, high_us: its 90 % interval, where it gives one. alone_us: what its cost model says without trees, and
+    margin: the share of the interval that its forecasts of cliffs use (see `latency.gemm_cliffs`), where it has them.
+    fit_s, predict_s: seconds of one core, in both steps.
     """
 
     latency_us: FloatArray
@@ -33,17 +35,26 @@ class Answer:
     fit_s: float | None = None
     predict_s: float | None = None
     note: str = ""
+    alone_us: FloatArray | None = None
+    margin: float | None = None
+
+    @property
+    def half_width(self) -> FloatArray | None:
+        """Of the interval, log time."""
+        return None if self.high_us is None else np.log(self.high_us / self.latency_us)
 
 
 @dataclass(frozen=True)
 class Score:
-    """One seed's figures. unanswered: share of the test rows that it had no prediction for."""
+    """One seed's figures. unanswered: share of the test rows that it had no prediction for. cliffs: where the
+    prediction rises by the step; forecasts: where the model says that it expects one."""
 
     errors: ErrorSummary
     compute: ErrorSummary | None
     unanswered: float
     coverage: float | None
     cliffs: CliffScore | None
+    forecasts: CliffScore | None
     fit_s: float | None
     shapes_per_s: float | None
     note: str
@@ -64,6 +75,8 @@ class Line:
     coverage: float | None
     cliff_recall: float | None
     cliff_precision: float | None
+    forecast_recall: float | None
+    forecast_precision: float | None
     fit_s: float | None
     shapes_per_s: float | None
     note: str
@@ -86,6 +99,7 @@ def line(gpu: str, protocol: str, model: str, train_rows: int | None, scores: Se
     """The mean of several seeds' scores."""
     compute = [score.compute for score in scores if score.compute is not None]
     cliffs = [score.cliffs for score in scores if score.cliffs is not None]
+    forecasts = [score.forecasts for score in scores if score.forecasts is not None]
     return Line(
         gpu=gpu,
         protocol=protocol,
@@ -98,6 +112,8 @@ def line(gpu: str, protocol: str, model: str, train_rows: int | None, scores: Se
         coverage=_mean([score.coverage for score in scores]),
         cliff_recall=_mean([c.recall for c in cliffs]),
         cliff_precision=_mean([c.precision for c in cliffs]),
+        forecast_recall=_mean([c.recall for c in forecasts]),
+        forecast_precision=_mean([c.precision for c in forecasts]),
         fit_s=_mean([score.fit_s for score in scores]),
         shapes_per_s=_mean([score.shapes_per_s for score in scores]),
         note=next((score.note for score in scores if score.note), ""),

@@ -15,20 +15,20 @@ from quantbench.validate.scores import PROTOCOLS, Absent, Line
 
 _COLUMNS = (
     "model", "rows learned from", "all rows", "compute rows", "90 % interval covers", "cliffs found / true",
-    "fit, s", "shapes/s",
+    "forecasts found / true", "fit, s", "shapes/s",
 )  # fmt: skip
 
 
 def cells(entry: Line) -> tuple[str, ...]:
     """One line as text, in the order of the columns. Errors are median / mean / p95 in percent."""
-    found = (entry.cliff_recall, entry.cliff_precision)
     return (
         entry.model,
         "–" if entry.train_rows is None else f"{entry.train_rows:,}",
         _errors(entry.errors) + ("" if entry.unanswered == 0 else f" (no answer to {percent(entry.unanswered)})"),
         "–" if entry.compute is None else _errors(entry.compute),
         "–" if entry.coverage is None else percent(entry.coverage),
-        "–" if found[0] is None else f"{found[0]:.2f} / " + ("–" if found[1] is None else f"{found[1]:.2f}"),
+        _shares(entry.cliff_recall, entry.cliff_precision),
+        _shares(entry.forecast_recall, entry.forecast_precision),
         "–" if not entry.fit_s or entry.fit_s < 5e-4 else f"{entry.fit_s:.2g}",
         "–" if entry.shapes_per_s is None else _two_digits(entry.shapes_per_s),
     )
@@ -36,6 +36,10 @@ def cells(entry: Line) -> tuple[str, ...]:
 
 def _errors(errors: ErrorSummary) -> str:
     return f"{errors.median_pct:.2f} / {errors.mean_pct:.1f} / {errors.p95_pct:.1f}"
+
+
+def _shares(found: float | None, true: float | None) -> str:
+    return "–" if found is None else f"{found:.2f} / " + ("–" if true is None else f"{true:.2f}")
 
 
 def _two_digits(value: float) -> str:
