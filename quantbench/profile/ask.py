@@ -46,6 +46,7 @@ class Asker:
 
     profile: Profile
     _chosen: dict[tuple[Any, ...], Chosen] = field(default_factory=dict)
+    _known: dict[tuple[Any, ...], Estimate] = field(default_factory=dict)
     _prepared: dict[tuple[Any, ...], tuple[Chosen, One]] = field(default_factory=dict)
 
     def gemm(
@@ -109,11 +110,18 @@ class Asker:
         return self._many(chosen, (batch, heads, kv, seq_q, seq_k, head_dim))
 
     def _one(self, chosen: Chosen, work: Softmax | Attention, sizes: tuple[int, ...]) -> Estimate:
+        known = self._known.get((chosen.kind, chosen.fixed, work))
+        if known is not None:
+            return known
         device = self.profile.device
         peak = None if isinstance(work, Softmax) else device.peak(work.dtype)
         compute_us = 0.0 if peak is None else work.flops / (peak * 1e6)
         found = chosen.surface.one(*sizes)
-        return _single(chosen, found, compute_us, work.min_bytes / (device.memory_gb_per_s * 1e3))
+        made = _single(chosen, found, compute_us, work.min_bytes / (device.memory_gb_per_s * 1e3))
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        self._known[chosen.kind, chosen.fixed, work] = made
+        return made
 
     def _many(self, chosen: Chosen, given: tuple[Any, ...]) -> Estimate | Estimates:
         who = f"profile.{chosen.kind}"

@@ -23,7 +23,7 @@ from quantbench.workload import Softmax
 
 FloatArray = npt.NDArray[np.float64]
 Sizes = tuple[npt.NDArray[np.int64], ...]
-One = Callable[..., tuple[float, float, float, float]]
+Single = tuple[Callable[..., tuple[float, float]], Callable[[float], tuple[float, float]]]
 
 #: sizes of products, attention and softmax, as tables have them
 PRODUCT_SIZES = ("m", "n", "k", "batch")
@@ -51,20 +51,22 @@ class ProductBase:
         floor_us = np.asarray(m * batch, dtype=np.float64) * n * k * self._per_product_us
         return found, half, half, floor_us
 
-    def single(self) -> One:
+    def single(self) -> Single:
         from quantbench.latency.gemm_fast_single import single_function
 
         # The answers are remembered by whoever asks.
         us, half_width, wider = single_function(self.model.fast, rising=False), self.model.half_width_of, self.wider
         us, per_product_us = getattr(us, "__wrapped__", us), self._per_product_us
 
-        def one(m: int, n: int, k: int, batch: int) -> tuple[float, float, float, float]:
+        def one(m: int, n: int, k: int, batch: int) -> tuple[float, float]:
             m *= batch
-            found = us(m, n, k)
-            half = half_width(found) + wider
-            return found, half, half, m * n * k * per_product_us
+            return us(m, n, k), m * n * k * per_product_us
 
-        return one
+        def halves(latency_us: float) -> tuple[float, float]:
+            half = half_width(latency_us) + wider
+            return half, half
+
+        return one, halves
 
     @cached_property
     def _per_product_us(self) -> float:
@@ -92,7 +94,7 @@ class TransferredBase:
         ratio = (np.maximum(*alike) + small_us) / (np.maximum(*other) + small_us)
         return found * ratio, below + self.wider, above + self.wider, alike[1]
 
-    def single(self) -> One:
+    def single(self) -> Single:
         return _one_of(self)
 
 
@@ -111,7 +113,7 @@ class RooflineBase:
         found = np.maximum(memory_us, compute_us) / _REACHED + _SMALL_KERNEL_US[self.device.kind]
         return found, half, half, compute_us
 
-    def single(self) -> One:
+    def single(self) -> Single:
         return _one_of(self)
 
 
@@ -151,7 +153,7 @@ class SoftmaxBase:
         ]
         return _halves(self.model.predict(works, fused=self.fused), np.zeros(len(works)))
 
-    def single(self) -> One:
+    def single(self) -> Single:
         return _one_of(self)
 
 
@@ -170,7 +172,7 @@ class AttentionBase:
         floor_us = shapes.flops / (peak * 1e6) if peak else np.zeros(len(shapes))
         return _halves(self.model.predict(shapes), floor_us)
 
-    def single(self) -> One:
+    def single(self) -> Single:
         return _one_of(self)
 
     def _shapes(self, sizes: Sizes) -> AttentionShapes:
@@ -186,11 +188,13 @@ def _halves(found: Estimates, floor_us: FloatArray) -> tuple[FloatArray, FloatAr
     return middle, np.log(middle / found.low_us), np.log(found.high_us / middle), floor_us
 
 
-def _one_of(base: Base) -> One:
+def _one_of(base: Base) -> Single:
     """One shape by way of arrays, for models that have no other."""
+    last = [0.0, 0.0]
 
-    def one(*sizes: int) -> tuple[float, float, float, float]:
+    def one(*sizes: int) -> tuple[float, float]:
         latency_us, below, above, floor_us = base.times(tuple(np.array([size]) for size in sizes))
-        return float(latency_us[0]), float(below[0]), float(above[0]), float(floor_us[0])
+        last[:] = float(below[0]), float(above[0])
+        return float(latency_us[0]), float(floor_us[0])
 
-    return one
+    return one, lambda latency_us: (last[0], last[1])

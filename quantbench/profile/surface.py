@@ -49,8 +49,9 @@ class Base(Protocol):
         """(latency µs, half-width of the 90 % interval in log time below and above, µs that no time can be below),
         (shapes,) each."""
 
-    def single(self) -> Callable[..., tuple[float, float, float, float]]:
-        """A function of the sizes of one shape that gives the same."""
+    def single(self) -> tuple[Callable[..., tuple[float, float]], Callable[[float], tuple[float, float]]]:
+        """The same for one shape at a time: a function of its sizes that gives (latency, floor), and one of that
+        latency, asked next, that gives the half-widths."""
 
 
 @dataclass(frozen=True)
@@ -113,16 +114,18 @@ class Surface:
     @cached_property
     def _one_unmeasured(self) -> Callable[..., Answer]:
         """`_unmeasured` of one shape, with all that does not depend on it worked out before."""
-        base, between, span = self.base.single(), self.lines.single if self.rows else None, self.range
+        base, halves = self.base.single()
+        between, span = self.lines.single if self.rows else None, self.range
         bias, share, half = self.bias, self.trust.share, self.trust.half_width
         lower, higher, moved = exp(-half), exp(half), exp(bias)
 
         def one(*asked: int) -> Answer:
-            latency_us, below, above, floor_us = base(*asked)
+            latency_us, floor_us = base(*asked)
             ratio = None if between is None else between(*asked)
             if ratio is not None:
                 latency_us = max(latency_us * exp(bias + share * (ratio - bias)), floor_us)
                 return latency_us, max(latency_us * lower, floor_us), latency_us * higher, INTERPOLATED, False
+            below, above = halves(latency_us)
             latency_us = max(latency_us * moved, floor_us)
             outside = False
             for size, (least, most) in zip(asked, span, strict=True):
