@@ -57,6 +57,25 @@ def test_scores_of_a_known_answer() -> None:
     assert found.shapes_per_s == pytest.approx(80 / 0.5)  # half of 20 sites with 8 rows each
 
 
+def test_forecasts_follow_the_models_own_rule() -> None:
+    """A model that flattens every rise to a third of it, and says by its interval that it is unsure."""
+
+    def flat(contest: Contest, split: Split, seed: int) -> Answer:
+        measured = contest.table.latency_us[split.test]
+        rises = np.cumsum(np.diff(np.log(measured), prepend=np.log(measured[0])) / 3)
+        latency_us = measured[0] * np.exp(rises)
+        return Answer(latency_us, latency_us / 1.2, latency_us * 1.2, alone_us=latency_us, margin=0.3)
+
+    (found,) = judged(Contestant("flat", 20, flat))
+    assert isinstance(found, Line)
+    assert found.cliff_recall is not None
+    assert found.forecast_recall is not None
+    assert found.forecast_recall > found.cliff_recall
+    (silent,) = judged(fixed("no rule", 1.0))
+    assert isinstance(silent, Line)
+    assert silent.forecast_recall is None
+
+
 def test_baselines_learn_from_the_training_rows_only() -> None:
     seen: list[set[int]] = []
 
@@ -131,14 +150,15 @@ SUMMARY = ErrorSummary(100, 4.551, 6.52, 19.04)
 
 
 def a_line(**changes: object) -> Line:
-    scores = [Score(SUMMARY, None, 0.0, 0.905, CliffScore(100, 50, 0.87, 0.55), 1.234, 23456.0, "")]
+    found, forecast = CliffScore(100, 50, 0.80, 0.75), CliffScore(100, 50, 0.87, 0.55)
+    scores = [Score(SUMMARY, None, 0.0, 0.905, found, forecast, 1.234, 23456.0, "")]
     return line("a100-sxm4-80gb", "sites", "ours", 200, scores)
 
 
 def test_markdown_of_a_line() -> None:
     text = markdown([a_line()], [])
     assert "### a100-sxm4-80gb" in text
-    assert "| ours | 200 | 4.55 / 6.5 / 19.0 | 90 % | 0.87 / 0.55 | 1.2 | 23,000 |" in text
+    assert "| ours | 200 | 4.55 / 6.5 / 19.0 | 90 % | 0.80 / 0.75 | 0.87 / 0.55 | 1.2 | 23,000 |" in text
     assert "compute rows" not in text  # nobody fills that column
     assert text.startswith("**Held-out sites: half of the (n, k) pairs are the test")
     assert terminal_table([a_line()]).row_count == 1
