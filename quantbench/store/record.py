@@ -10,7 +10,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from quantbench.errors import InputError, require_choice
+from quantbench.errors import InputError, require_choice, require_int
 from quantbench.launch import Launch
 from quantbench.measurement import Grade, Measurement
 from quantbench.store.codec import build, launch_from_json, launch_to_json, measurement_from_json, measurement_to_json
@@ -35,6 +35,9 @@ class Place:
     axes: dict[str, int]
     op: str
     count: int = 1
+
+    def __post_init__(self) -> None:
+        require_int("Place", "count", self.count)
 
 
 @dataclass(frozen=True)

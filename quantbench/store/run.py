@@ -15,6 +15,7 @@ from typing import Any
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError, StoreError, require_choice
 from quantbench.store.codec import build, spec_from_json, spec_to_json, state_from_json
+from quantbench.store.record import ORIGINS
 
 RUN_FORMAT = "quantbench-run"
 RUN_VERSION = 1
@@ -58,6 +59,7 @@ class RunInfo:
 
     def __post_init__(self) -> None:
         require_choice("run.json", "how_ended", self.how_ended, ENDINGS)
+        require_choice("run.json", "origin", self.origin, ORIGINS)
 
 
 def write_run_info(folder: Path, info: RunInfo) -> None:
