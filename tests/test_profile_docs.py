@@ -15,10 +15,12 @@ import made_runs
 import numpy as np
 import pytest
 
+from quantbench.importers.aiconfigurator import TableFile
 from quantbench.latency.gemm_model import GemmModel
 from quantbench.latency.tables import SYSTEMS
 from quantbench.profile import Profile
 from quantbench.profile.schema import schema
+from quantbench.profile.shelf import shelf_profile
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "profiles.md").read_text(encoding="utf-8")
@@ -55,6 +57,18 @@ def test_its_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"`make (\w+)`", TEXT):
         assert re.search(rf"^{target}:", makefile, re.M)
+
+
+def test_a_shelf_profile_is_made_of_runs_and_holds_none_of_their_rows() -> None:
+    table = TableFile("gemm", Path("gemm_perf.parquet"), "a100_sxm", "sglang", "0.5.10", "a-package 1.2")
+    made_of = made.run(made.gemm_records(), "a-run", source="a-package 1.2: gemm_perf.parquet")
+    profile = shelf_profile("a100-sxm4-80gb", [made_of], [table])
+    assert all(len(rows) == 0 for rows in profile.tables.values())
+    assert "the measured rows stay in a-package 1.2 and are not redistributed" in profile.provenance.note
+    assert (profile.provenance.runs[0].records, profile.provenance.runs[0].rows) == (22, 0)
+    answer = profile.gemm(4096, 4096, 4096)
+    assert answer.source == "modelled"  # type: ignore[union-attr]
+    assert answer.note == "the profile has no measured row of this kind"
 
 
 @pytest.mark.parametrize("slug", sorted(SYSTEMS))

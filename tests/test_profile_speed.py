@@ -19,7 +19,6 @@ from quantbench.latency.tables import read_table
 from quantbench.profile import Profile, Table
 
 SHAPES = 200_000
-SAME = {"dtype": "bf16", "layout": "nt", "provider": "sglang", "kernel": "", "grade": "C", "origin": "imported"}
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +85,7 @@ def test_beside_aiconfigurators_engine(benchmark: Any, engine: bool) -> None:
             product = GEMM("gemm", 1.0, n, k, common.GEMMQuantMode.bfloat16)
             return float(product._engine_query(database, x=m)) * 1e3
     else:
-        columns = {name: np.repeat(text, len(table)) for name, text in SAME.items()}
+        columns = {name: np.repeat(text, len(table)) for name, text in made.IMPORTED.items()}
         columns |= {"m": table.m, "n": table.n, "k": table.k, "latency_us": table.latency_us}
         columns |= {"low_us": table.latency_us, "high_us": table.latency_us}
         zero = np.zeros(len(table), dtype=int)

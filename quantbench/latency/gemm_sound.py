@@ -38,10 +38,15 @@ def require_sound(ensemble: Ensemble, fast: FastGemm | None) -> None:
         _finite("residuals", ensemble.reference.residual)
         require_sound(ensemble.reference.ensemble, None)
     if fast is not None:
-        _machine_and_menu(fast.machine, fast.menu)
-        _parameters(fast.parameters, fast.menu)
-        _finite("most", (fast.most,))
-        _forest(fast.forest)
+        require_sound_fast(fast)
+
+
+def require_sound_fast(fast: FastGemm) -> None:
+    """The same for a distilled model alone."""
+    _machine_and_menu(fast.machine, fast.menu)
+    _parameters(fast.parameters, fast.menu)
+    _finite("most", (fast.most,))
+    _forest(fast.forest)
 
 
 def _machine_and_menu(machine: Machine, menu: Menu) -> None:

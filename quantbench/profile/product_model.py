@@ -15,7 +15,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, StoreError, require_choice
 from quantbench.latency.gemm_fast import WATCHED, FastGemm, fast_from_json, fast_to_json
 from quantbench.latency.gemm_form import Machine
-from quantbench.latency.gemm_parameters import PARAMETERS
+from quantbench.latency.gemm_sound import require_sound_fast
 from quantbench.profile.fields import Json
 from quantbench.workload.dtypes import GEMM_DTYPES
 
@@ -23,7 +23,6 @@ FloatArray = npt.NDArray[np.float64]
 
 _WHO = "profile model of products"
 _NUM_FEATURES = 4 + len(WATCHED) + 2
-_DEEPEST = 64
 # Shapes that every model must give a time for: m, n and k of ends and middle of what is asked.
 _PROBES = tuple(
     np.array(sizes, dtype=np.float64)
@@ -104,27 +103,9 @@ def _check(model: ProductModel, device: DeviceSpec) -> None:
         raise InputError(_WHO, f"{len(log_us)} times for {len(half)} half-widths", "as many, times ascending")
     if not ((half > 0) & (half < 5)).all():
         raise InputError(_WHO, f"half-widths from {half.min():g} to {half.max():g}", "from 0 to 5, log time")
-    forest, nodes = fast.forest, len(fast.forest.threshold)
-    own = np.arange(nodes)
-    sound = (
-        len(fast.parameters) >= len(PARAMETERS)
-        and np.isfinite(fast.parameters).all()
-        and 0 <= fast.most < 5
-        and 0 < forest.depth <= _DEEPEST
-        and nodes == len(forest.right) == len(forest.value) == len(forest.feature)
-        and len(forest.roots)
-        and np.isfinite(forest.value).all()
-        and not np.isnan(forest.threshold).any()
-        and ((forest.roots >= 0) & (forest.roots < nodes)).all()
-        and ((forest.feature >= 0) & (forest.feature < _NUM_FEATURES)).all()
-        and ((forest.right >= own) & (forest.right < nodes)).all()
-        and ((forest.right > own + 1) | np.isinf(forest.threshold)).all()
-        and all(0 <= tile < len(fast.menu.tiles) for tile, _ in fast.menu.kernels)
-        and all(0 < m <= 4096 and 0 < n <= 4096 for m, n in fast.menu.tiles)
-        and all(0 < split <= 4096 for _, split in fast.menu.kernels)
-    )
-    if not sound:
-        raise InputError(_WHO, "trees or kernels that are none", "what an export wrote")
+    require_sound_fast(fast)
+    if int(fast.forest.feature.max()) >= _NUM_FEATURES or not 0 <= fast.most < 5:
+        raise InputError(_WHO, "trees of other features or corrections", "what an export wrote")
     with np.errstate(all="ignore"):
         times_us = fast.predict_us(*_PROBES)
     if not (np.isfinite(times_us) & (times_us > 0)).all():

@@ -1,0 +1,81 @@
+"""Rows of the public A100 table that a profile does not hold: what it says of them, beside straight lines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import made_profiles as made
+import numpy as np
+import pytest
+
+pytest.importorskip("aiconfigurator_core", reason="needs the extra `tables`")
+
+from quantbench.latency.gemm_model import GemmModel
+from quantbench.latency.tables import GemmTable, read_table
+from quantbench.profile import Estimates, Profile, Table
+from quantbench.profile.fit import product_model
+from quantbench.profile.models import Models
+
+SITES = 120
+ROWS = 2000
+
+
+@cache
+def public() -> tuple[GemmTable, np.ndarray, np.ndarray]:
+    """(the table, rows at powers of two of m, all other rows of the same n and k)."""
+    table = read_table("a100_sxm")
+    site = table.n * 2**20 + table.k
+    chosen = np.random.default_rng(4).permutation(np.unique(site))[:SITES]
+    here = np.isin(site, chosen)
+    round_m = (table.m & (table.m - 1)) == 0
+    return table, np.flatnonzero(here & round_m), np.flatnonzero(here & ~round_m)
+
+
+@cache
+def profile() -> Profile:
+    """Of the rows at powers of two alone: its table, and a model fitted to them from other families' prior."""
+    table, rows, _ = public()
+    columns = {name: np.repeat(text, len(rows)) for name, text in made.IMPORTED.items()}
+    columns |= {name: getattr(table, name)[rows] for name in ("m", "n", "k", "latency_us")}
+    columns |= {"low_us": columns["latency_us"], "high_us": columns["latency_us"]}
+    columns |= {"batch": np.ones(len(rows), dtype=int)}
+    columns |= {name: np.zeros(len(rows), dtype=int) for name in ("block_m", "block_n", "split_k")}
+    few = np.random.default_rng(0).permutation(rows)[:ROWS]
+    model = GemmModel.fit(
+        made.A100, table.m[few], table.n[few], table.k[few], table.latency_us[few], prior="family-out"
+    )
+    return replace(
+        made.profile(), tables={"gemm": Table.of("gemm", columns)}, models=Models((product_model(model),)), cliffs=()
+    )
+
+
+def test_between_powers_of_two_it_is_closer_than_straight_lines_and_its_interval_holds() -> None:
+    table, rows, held = public()
+    found = profile().gemm(table.m[held], table.n[held], table.k[held])
+    assert isinstance(found, Estimates)
+    between = found.source == "interpolated"
+    assert between.mean() > 0.95
+    true = table.latency_us[held]
+    straight = np.empty(len(held))
+    site = table.n * 2**20 + table.k
+    for one in np.unique(site[held]):
+        mine, theirs = rows[site[rows] == one], site[held] == one
+        straight[theirs] = np.interp(table.m[held][theirs], table.m[mine], table.latency_us[mine])
+    error, line_error = np.abs(found.latency_us / true - 1)[between], np.abs(straight / true - 1)[between]
+    assert np.median(error) < 0.05
+    assert np.median(error) < 0.85 * np.median(line_error)
+    assert np.quantile(error, 0.9) < 0.75 * np.quantile(line_error, 0.9)
+    inside = (found.low_us <= true) & (true <= found.high_us)
+    assert 0.8 < inside[between].mean() < 0.97
+
+
+def test_across_the_cliff_at_256_the_estimate_steps() -> None:
+    """One wave of 128x256 tiles ends at m = 256 for n = 10240: the table's time more than doubles to m = 257."""
+    table, _, _ = public()
+    at = [int(np.flatnonzero((table.m == m) & (table.n == 10240) & (table.k == 5120))[0]) for m in (256, 257)]
+    true = table.latency_us[at[1]] / table.latency_us[at[0]]
+    found = profile().gemm([255, 257], 10240, 5120)
+    assert isinstance(found, Estimates)
+    assert true > 1.8
+    assert found.latency_us[1] / found.latency_us[0] > 1.4
