@@ -143,9 +143,10 @@ def distil(
     if also is not None:
         m, n, k = (np.concatenate([own, other]) for own, other in zip((m, n, k), also, strict=True))
     answer = ensemble.monotone(m, n, k)
-    taken = np.bincount(answer.kernels.ravel(), minlength=len(ensemble.menu))
-    menu = ensemble.menu.subset(np.sort(np.argsort(-taken, kind="stable")[: size.kernels]))
     mean = np.mean([member.parameters for member in ensemble.members], axis=0)
+    some = np.random.default_rng(seed).permutation(len(m))[:_TAUGHT_PHYSICS]
+    every = Shapes(ensemble.machine, ensemble.menu, m[some], n[some], k[some])
+    menu = ensemble.menu.subset(_covering(log_latency_with_parts(Values(mean), every)[1].log_time, size.kernels))
     few = slice(0, _TAUGHT_PHYSICS)
     rows = Measured(m[few], n[few], k[few], answer.log_us[few], np.full(_TAUGHT_PHYSICS, -1))
     prior = Prior(mean, 0.5 * hand_prior(menu.tiles)[1], "the whole model")
@@ -160,6 +161,21 @@ def distil(
     )
     most = float(np.quantile(np.abs(forest.predict(x)[0]), 0.99))
     return FastGemm(ensemble.machine, menu, parameters, forest, most)
+
+
+def _covering(log_time: FloatArray, count: int) -> npt.NDArray[np.intp]:
+    """`count` kernels that leave no shape far from its best, (rows, kernels): each next one takes off the most of the
+    squared gaps. Kernels that are often best but hardly better than others would leave rare shapes without any."""
+    least = log_time.min(axis=1, keepdims=True)
+    gap = log_time - least
+    left = np.full(len(gap), np.inf)
+    chosen: list[int] = []
+    for _ in range(min(count, gap.shape[1])):
+        score = (np.minimum(left[:, None], gap) ** 2).sum(axis=0)
+        score[chosen] = np.inf
+        chosen.append(int(score.argmin()))
+        left = np.minimum(left, gap[:, chosen[-1]])
+    return np.array(chosen)
 
 
 def _teaching_shapes(count: int, rng: np.random.Generator) -> tuple[FloatArray, FloatArray, FloatArray]:
