@@ -1,6 +1,6 @@
 """The GEMM model distilled for planners, which ask for millions of shapes: nearly the same answers, much faster.
 
-The cost model keeps ten kernels, refitted to the whole model's answers, and a few dozen boosted trees, grown on the
+The cost model keeps six kernels, refitted to the whole model's answers, and twenty boosted trees, grown on the
 same answers, carry what that leaves. No interval: ask the whole model for it. Batches run in numpy; a single shape runs
 in `gemm_fast_single`, which is plain Python without an array.
 """
@@ -47,7 +47,7 @@ class Size:
     leaf: int = 8
 
 
-FULL = Size(10, 32, 11, 0.28, leaf=4)
+FULL = Size(6, 20, 11, 0.4, leaf=4)
 #: a single shape costs half as much; errors on the public A100, H100 and B200 tables grow by a twentieth of themselves
 LEAN = Size(2, 8, 10, 0.6)
 
