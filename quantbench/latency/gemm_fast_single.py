@@ -166,8 +166,14 @@ def single_function(fast: FastGemm, *, rising: bool = True) -> Callable[[int, in
         add = most if add > most else -most if add < -most else add
         return (log_us if k >= _LEAST_K else physics(m, n, k)[0]) + add, best
 
+    per_flop_us = 2.0 / flop_per_us
+
+    def as_it_comes(m: int, n: int, k: int) -> float:
+        us, least_us = exp(raw(m, n, k)[0]), m * n * k * per_flop_us
+        return us if us > least_us else least_us
+
     if not rising:
-        return lru_cache(maxsize=_REMEMBERED)(lambda m, n, k: max(exp(raw(m, n, k)[0]), 2.0 * m * n * k / flop_per_us))
+        return lru_cache(maxsize=_REMEMBERED)(as_it_comes)
     alone = [_physics(fast, (i,)) for i in range(len(fast.menu))]
 
     def single_us(m: int, n: int, k: int) -> float:

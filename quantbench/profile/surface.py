@@ -126,13 +126,17 @@ class Surface:
                 latency_us = max(latency_us * exp(bias + share * (ratio - bias)), floor_us)
                 return latency_us, max(latency_us * lower, floor_us), latency_us * higher, INTERPOLATED, False
             below, above = halves(latency_us)
-            latency_us = max(latency_us * moved, floor_us)
+            latency_us *= moved
+            if latency_us < floor_us:
+                latency_us = floor_us
             outside = False
             for size, (least, most) in zip(asked, span, strict=True):
                 if size < least or size > most:
                     outside, below, above = True, OUTSIDE_WIDER * below, OUTSIDE_WIDER * above
                     break
-            low_us = max(latency_us * exp(-below), floor_us)
+            low_us = latency_us * exp(-below)
+            if low_us < floor_us:
+                low_us = floor_us
             return latency_us, low_us, latency_us * exp(above), MODELLED, outside
 
         return one
