@@ -19,6 +19,11 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output has gone (`quantbench … | head`)
         sys.stderr.close()
         sys.exit(0)
+    except SystemExit as end:
+        # rich and click turn the same into 1, which with us means that something was found.
+        if isinstance(end.__context__, BrokenPipeError):
+            sys.exit(0)
+        raise
 
 
 if __name__ == "__main__":

@@ -270,7 +270,7 @@ def test_the_experiment_is_written_between_the_markers(tmp_path: Path, monkeypat
         (["--for", "vidur"], "--for = 'vidur'; expected one of aiconfigurator"),
         (["--for", "aiconfigurator", "--bound", "5"], "'5'; expected a percentage"),
         (["--for", "aiconfigurator", "--bound", "500%"], "expected a percentage between 0% and 100%"),
-        (["--for", "aiconfigurator", "--of", "mean"], "target = 'mean'; expected one of p95, max"),
+        (["--for", "aiconfigurator", "--of", "mean"], "--of = 'mean'; expected one of p95, max"),
         (["--for", "aiconfigurator", "--rows", "3"], "--rows = 3; expected an integer from 20 to 20000"),
         (["--for", "aiconfigurator", "--docs", "x.md"], "--docs without --held-out"),
         (["--for", "aiconfigurator", "--held-out", "--shapes", "x.csv"], "--shapes with --held-out"),

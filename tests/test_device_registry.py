@@ -117,7 +117,7 @@ def test_lookup_names_the_nearest() -> None:
     with pytest.raises(InputError) as caught:
         registry.lookup("a100-sxm-80gb")
     assert str(caught.value) == (
-        "device: 'a100-sxm-80gb'; expected one of a100-sxm4-80gb, h100-sxm5-80gb, a100-sxm4-40gb "
+        "device: 'a100-sxm-80gb'; expected one of a100-sxm4-80gb, a100-sxm4-40gb, a100-pcie-80gb "
         f"(`quantbench devices` lists all {len(entries())})"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 from pathlib import Path
@@ -122,7 +123,7 @@ class AdviseArguments:
 
     def count(self) -> int:
         """How many neighbours are shown."""
-        if not self.top.isdigit() or int(self.top) > _LARGEST:
+        if not re.fullmatch("[0-9]{1,10}", self.top) or int(self.top) > _LARGEST:
             raise InputError("--top", repr(self.top), "an integer of at least 0")
         return int(self.top)
 

@@ -15,11 +15,14 @@ from quantbench.advice.report import advice_to_json
 from quantbench.cli import advise_print as show
 from quantbench.cli.advise_options import AdviseArguments
 from quantbench.cli.console import output, say
+from quantbench.cli.writable import check_file
 
 
 def run(arguments: AdviseArguments, junit: Path | None, *, as_json: bool) -> bool:
     """Advise and print. Returns whether more is wasted than --fail-over allows."""
     most, top, space = arguments.most_waste(), arguments.count(), arguments.space()
+    if junit is not None:
+        check_file("write JUnit", junit)
     times = arguments.times()
     shape, assumed = arguments.shape(times.device)
     advice = advise(shape, times, space=space, top=top)

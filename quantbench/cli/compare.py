@@ -33,6 +33,7 @@ def compare(
 ) -> None:
     """Compare two runs point by point; exit code 1 on a regression."""
     from quantbench.analysis.compare import CompareOptions, compare_runs
+    from quantbench.cli.writable import check_file, check_folder
     from quantbench.report.compare_figure import draw_comparison
     from quantbench.report.compare_table import comparison_to_json
     from quantbench.report.junit import write_junit
@@ -42,7 +43,11 @@ def compare(
         margin=share("--margin", margin), by=by, provider_a=provider_a, provider_b=provider_b,
         noise=share("--noise", noise) if noise else None, force=force,
     )  # fmt: skip
-    comparison = compare_runs(read_one_run(run_a), read_one_run(run_b), options)
+    a, b = read_one_run(run_a), read_one_run(run_b)
+    check_folder("write picture", output or run_b)
+    if junit is not None:
+        check_file("write JUnit", junit)
+    comparison = compare_runs(a, b, options)
     picture = None
     if comparison.points:
         picture = (output or run_b) / f"compare-with-{comparison.a.info.run_id}.png"

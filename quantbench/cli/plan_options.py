@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,6 +24,7 @@ from quantbench.workload import TransformerShape
 
 _WHO = "plan"
 _BITS_PER_BYTE = 8
+_WHAT_IT_IS = {"gpus": "how many there are", "gbs": "the global batch size in sequences, such as 2048"}
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ class PlanArguments:
         """What is planned for."""
         for name, value in (("gpus", gpus or self.gpus), ("gbs", self.gbs)):
             if not value:
-                raise InputError(_WHO, f"no --{name}", f"--{name} as well")
+                raise InputError(_WHO, f"no --{name}", f"--{name}, {_WHAT_IT_IS[name]}")
         return Job(
             self.shape(), self.where(), gpus or self.gpus, self.gbs, optimizer=self.optimizer or "fused_adam",
             dropout=self.dropout, dp_overlap=self.dp_overlap, rampup_step=self.rampup_step,
@@ -147,7 +149,7 @@ class PlanArguments:
         return Space(
             dp=_integers("--dp", self.dp), tp=_integers("--tp", self.tp), pp=_integers("--pp", self.pp),
             mbs=_integers("--mbs", self.mbs), interleave=_integers("--interleave", self.interleave),
-            zero=_integers("--zero", self.zero, low=0) or (0, 1, 2, 3), recompute=kinds,
+            zero=_integers("--zero", self.zero, low=0, high=3) or (0, 1, 2, 3), recompute=kinds,
             sequence_parallel=self.sequence_parallel, uneven=self.allow_uneven,
         )  # fmt: skip
 
@@ -172,7 +174,8 @@ class PlanArguments:
         if not values and default >= low:
             return default
         if len(values) != 1:
-            raise InputError(f"{_WHO} --check", f"--{name} {getattr(self, name)!r}", "one value")
+            typed = f"--{name} {getattr(self, name)}" if values else f"no --{name}"
+            raise InputError(f"{_WHO} --check", typed, f"one value of --{name}")
         return values[0]
 
     def given(self) -> Given:
@@ -228,12 +231,13 @@ def with_what_follows(base: TransformerShape, typed: Mapping[str, int]) -> dict[
     return changes
 
 
-def _integers(option: str, text: str, *, low: int = 1) -> tuple[int, ...]:
+def _integers(option: str, text: str, *, low: int = 1, high: int = 2**31 - 1) -> tuple[int, ...]:
     if not text:
         return ()
-    words = text.split(",")
-    if not all(word.strip().isdigit() and int(word) >= low for word in words):
-        raise InputError(option, repr(text), f"integers of at least {low}, comma separated")
+    words = [word.strip() for word in text.split(",")]
+    if not all(re.fullmatch("[0-9]{1,10}", word) and low <= int(word) <= high for word in words):
+        bounds = f"of at least {low}" if high == 2**31 - 1 else f"from {low} to {high}"
+        raise InputError(option, repr(text), f"integers {bounds}, comma separated")
     return tuple(int(word) for word in words)
 
 

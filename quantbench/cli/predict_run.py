@@ -8,10 +8,12 @@ from pathlib import Path
 from quantbench.analysis.forecast import Forecast, forecast
 from quantbench.cli.console import output, say
 from quantbench.cli.sweep_options import SweepArguments, held_and_dims
-from quantbench.device import default_dtype, lookup
+from quantbench.cli.writable import check_file
+from quantbench.device import default_dtype
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.best import best_models
+from quantbench.planner.cluster import gpu_named
 from quantbench.report.forecast import draw_forecast, forecast_table, forecast_to_json
 from quantbench.sweep.axes import Axis, parse_axis
 from quantbench.sweep.edges import with_edges
@@ -20,12 +22,14 @@ from quantbench.sweep.shapes import DEFAULT_VALUES, check_axes, with_defaults
 
 def run(arguments: SweepArguments, gpu: str, plot: Path | None, *, as_json: bool) -> None:
     """Predict and print. plot: where the picture goes."""
-    spec = lookup(gpu)
+    spec = gpu_named(gpu)
     if spec.kind != "cuda":
         raise InputError("predict", f"--gpu {gpu}", "a GPU: processors are measured, not predicted")
-    axes, found = predict_sweep(arguments, spec)
     if plot is not None and plot.suffix != ".png":
         raise InputError("predict", f"--plot {plot}", "a name that ends in .png")
+    if plot is not None:
+        check_file("predict --plot", plot)
+    axes, found = predict_sweep(arguments, spec)
     if plot is not None:
         plot.parent.mkdir(parents=True, exist_ok=True)
         title = f"{spec.name}: predicted, with 90 % intervals"

@@ -13,10 +13,11 @@ from rich.table import Table
 
 from quantbench.cli.console import output, say
 from quantbench.cli.profile_export import percentage, profile_of
-from quantbench.errors import InputError, StoreError, require_int
-from quantbench.profile.blindspots import FloatArray
+from quantbench.cli.writable import check_file
+from quantbench.errors import InputError, StoreError, require_choice, require_int
+from quantbench.profile.blindspots import TARGETS, FloatArray
 from quantbench.profile.blindspots_replay import Line, replay
-from quantbench.profile.blindspots_table import Blindspots, consumer_of, find, measured_products, thin_model
+from quantbench.profile.blindspots_table import CONSUMERS, Blindspots, consumer_of, find, measured_products, thin_model
 from quantbench.profile.blindspots_text import (
     found_to_json,
     replay_cells,
@@ -51,6 +52,12 @@ def run_blindspots(
         raise InputError(_WHO, "--docs without --held-out", "both: the experiment's table is what docs show")
     if shapes is not None and held_out:
         raise InputError(_WHO, "--shapes with --held-out", "one of them: held-out rows were measured already")
+    require_choice(_WHO, "--for", consumer, CONSUMERS)
+    require_choice(_WHO, "--of", target, TARGETS)
+    if shapes is not None:
+        check_file(_WHO, shapes)
+    if docs is not None and not docs.is_file():
+        raise InputError(_WHO, f"--docs {docs}", "a file with the markers that the table stands between")
     profile = profile_of([run], fit=False)
     with threadpool_limits(1):
         if held_out:

@@ -9,9 +9,10 @@ from rich.markup import escape
 
 from quantbench.cli.console import output, say
 from quantbench.cli.profile_run import runs_below
-from quantbench.errors import InputError
-from quantbench.profile.exporters.catalog import export_profile
-from quantbench.profile.exporters.options import ExportOptions
+from quantbench.cli.writable import check_folder
+from quantbench.errors import InputError, require_choice
+from quantbench.profile.exporters.catalog import FORMATS, export_profile
+from quantbench.profile.exporters.options import WHO, ExportOptions
 from quantbench.profile.profile import Profile
 from quantbench.report.source import read_one_run
 
@@ -50,6 +51,8 @@ def export_format(
         tensor_parallel=degrees(tensor_parallel), fill=fill, bound=percentage("--bound", bound),
     )  # fmt: skip
     folder = target or Path(name)
+    require_choice(WHO, "--format", name, FORMATS)
+    check_folder(WHO, folder)
     made = export_profile(profile_of(paths, fit=fit), name, folder, options)
     if as_json:
         answer = {

@@ -11,7 +11,7 @@ import numpy as np
 
 from quantbench.profile import Estimate, Profile, Table
 from quantbench.profile.columns import INTEGER, LAYOUTS
-from quantbench.units import percent
+from quantbench.units import latency, percent
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -137,7 +137,7 @@ def answers_table(answers: Sequence[tuple[str, str, Estimate]]) -> RichTable:
     found = _table("", "shape", "time", "90 % interval", "source", "bound by", "to know")
     for kind, text, one in answers:
         found.add_row(
-            f"{kind} {text}", f"{one.latency_us:.4g} µs", _interval(one),
+            f"{kind} {text}", latency(one.latency_us), _interval(one),
             Text(one.source, style=_STYLES[one.source]), one.bound, one.note,
         )  # fmt: skip
     return found
@@ -146,7 +146,7 @@ def answers_table(answers: Sequence[tuple[str, str, Estimate]]) -> RichTable:
 def _interval(one: Estimate) -> str:
     if one.low_us == one.high_us:
         return "a single figure"
-    return f"{one.low_us:.4g} to {one.high_us:.4g} µs"
+    return f"{latency(one.low_us)} to {latency(one.high_us)}"
 
 
 def profile_to_json(profile: Profile) -> dict[str, Any]:

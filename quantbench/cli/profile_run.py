@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from rich.markup import escape
 from quantbench.cli import profile_print as view
 from quantbench.cli.console import output, say
 from quantbench.cli.devices import device_line
-from quantbench.errors import InputError
+from quantbench.cli.writable import check_file
+from quantbench.errors import InputError, require_choice
 from quantbench.profile import Estimate, Estimates, Profile
 from quantbench.report.source import read_one_run
 from quantbench.report.words import printable
@@ -20,6 +22,9 @@ from quantbench.report.words import printable
 # On one core of a 2024 server: fitting takes as long for 800 rows as for 8,000, cliffs as long as there are records.
 _FIXED_S = {True: 15.0, False: 4.0}
 _PER_RECORD_S = 3e-4
+
+# Longer ones are no sizes, and int() refuses the very long.
+_DIGITS = re.compile("[0-9]{1,19}")
 
 _QUERIES = {
     "gemm": ("m,n,k or m,n,k,batch", (3, 4)),
@@ -34,9 +39,11 @@ def export_profile(paths: list[Path], output_file: Path | None, fit: bool, as_js
     records = sum(len(run.records) for run in runs)
     seconds = _FIXED_S[fit] + records * _PER_RECORD_S
     say(output(stderr=True), f"{records:,} records: cliffs, rules and models take about {seconds:.0f} s")
-    made = Profile.from_runs(runs, fit=fit)
     a_device = len(paths) == 1 and runs_below(paths[0]) != paths
     target = output_file or (paths[0] / "profile.json" if a_device else Path("profile.json"))
+    check_file("profile export", target)
+    made = Profile.from_runs(runs, fit=fit)
+    target.parent.mkdir(parents=True, exist_ok=True)
     made.save(target)
     if as_json:
         print(json.dumps({"profile": str(target), **view.profile_to_json(made)}, indent=1, allow_nan=False))
@@ -107,6 +114,7 @@ def query_profile(
     asked += [("attention", text) for text in attention]
     if not asked:
         raise InputError("profile query", "no shape", "--gemm, --softmax or --attention")
+    require_choice("profile query", "--direction", direction, ("forward", "backward"))
     found = Profile.load(file)
     answers = [(kind, text, _ask(found, kind, _whole(kind, text), dtype or None, layout or None, direction))
                for kind, text in asked]  # fmt: skip
@@ -140,6 +148,6 @@ def _ask(profile: Profile, kind: str, sizes: tuple[int, ...], dtype: str | None,
 def _whole(kind: str, text: str) -> tuple[int, ...]:
     words, counts = _QUERIES[kind]
     parts: list[Any] = text.split(",")
-    if len(parts) not in counts or not all(part.strip().isdigit() for part in parts):
+    if len(parts) not in counts or not all(_DIGITS.fullmatch(part.strip()) for part in parts):
         raise InputError(f"--{kind}", repr(text), words)
     return tuple(int(part) for part in parts)

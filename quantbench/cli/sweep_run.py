@@ -45,8 +45,9 @@ _MOST_PLANNED_LINES = 40
 def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
     """Print what would be measured, in order, and how long it would take."""
     from quantbench import device
+    from quantbench.planner.cluster import gpu_named
 
-    spec = device.lookup(gpu) if gpu else device.current()
+    spec = gpu_named(gpu) if gpu else device.current()
     options = sweep_options(arguments, spec.kind)
     axes, plan = plan_sweep(options, spec)
     if as_json:
@@ -124,7 +125,8 @@ def refinement(options: SweepOptions, spec: DeviceSpec) -> Refine | None:
 
 def say_plan(console: Console, plan: Plan, budget_s: float | None, *, already: int = 0, devices: int = 1) -> None:
     """How much there is to measure, how long it takes, and what is left out."""
-    text = f"{len(plan.points)} points, about {duration(plan.estimate_s / devices)}"
+    many = len(plan.points)
+    text = f"{many} point{'' if many == 1 else 's'}, about {duration(plan.estimate_s / devices)}"
     if devices > 1:
         text += f" on {devices} devices"
     if already:

@@ -69,8 +69,11 @@ def lookup(slug: str) -> DeviceSpec:
     known_slugs = [entry.spec.name for entry in entries()]
     if slug in known_slugs:
         return entries()[known_slugs.index(slug)].spec
-    near = get_close_matches(slug.lower(), known_slugs, n=3, cutoff=0.5)
-    near = near or [s for s in known_slugs if s.startswith(slug.lower().split("-")[0])][:3]
+    # `a100` names four slugs that all look less like it than `a10-24gb` does, so that same beginnings come first.
+    first, *rest = slug.lower().split("-")
+    near = [s for s in known_slugs if first and s.split("-")[0] == first]
+    if rest or not near:
+        near = get_close_matches(slug.lower(), near or known_slugs, n=3, cutoff=0.5) or near
     expected = "one of " + ", ".join(near) if near else "a known GPU"
     raise InputError("device", repr(slug), f"{expected} (`quantbench devices` lists all {len(known_slugs)})")
 

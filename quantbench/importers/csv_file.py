@@ -77,7 +77,8 @@ class CsvFile:
         for column in columns:
             if column not in self.columns:
                 there = ", ".join(c for c in self.columns if c)
-                raise InputError(self._operation, f"{self.path.name} has no column {column!r}", f"one of {there}")
+                expected = f"one of {there}" if there else "a CSV file with a header line"
+                raise InputError(self._operation, f"{self.path.name} has no column {column!r}", expected)
 
     def rows(self) -> Iterator[CsvRow]:
         """Every row after the header."""

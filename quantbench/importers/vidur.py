@@ -42,7 +42,8 @@ def read_rows(path: Path, *, dtype: str = DEFAULT_DTYPE) -> tuple[str, Rows]:
                 read(file, row, dtype, found)
             return kind, found
     expected = "Vidur's mlp, attention, all_reduce or send_recv columns"
-    raise InputError(_WHO, f"{path.name} has the columns {', '.join(file.columns)[:120]}", expected)
+    there = f"the columns {', '.join(file.columns)[:120]}" if file.columns else "no columns"
+    raise InputError(_WHO, f"{path.name} has {there}", expected)
 
 
 def _per_gpu(row: CsvRow, column: str, tp: int, *, replicate: bool = False) -> int:

@@ -80,8 +80,9 @@ def read_run_info(folder: Path) -> RunInfo:
     path = folder / "run.json"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise StoreError("read run", str(folder), "a folder with run.json in it") from None
+    except (FileNotFoundError, NotADirectoryError):
+        what = f"{folder} is a file" if folder.is_file() else str(folder)
+        raise StoreError("read run", what, "a folder with run.json in it") from None
     except (OSError, ValueError, RecursionError) as error:
         raise StoreError("read run", f"{path} ({error})", "a readable JSON file") from None
     if not isinstance(data, dict) or data.pop("format", None) != RUN_FORMAT:

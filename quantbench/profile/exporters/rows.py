@@ -17,7 +17,8 @@ def check_provider(profile: Profile, options: ExportOptions) -> None:
     """Raise InputError for a provider of no row at all."""
     names = sorted({name for table in profile.tables.values() for name in table["provider"].tolist()})
     if options.provider and options.provider not in names:
-        raise InputError(WHO, f"--provider {options.provider}: no row is its", "one of " + (", ".join(names) or "none"))
+        expected = "one of " + ", ".join(names) if names else "a profile with rows"
+        raise InputError(WHO, f"--provider {options.provider}: no row is its", expected)
 
 
 def products(profile: Profile, options: ExportOptions, out: Exported) -> Table:

@@ -1,0 +1,91 @@
+"""Words as somebody new might type them: one line says what is wrong with them, before anything is computed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from quantbench.cli.app import app
+from quantbench.errors import QuantbenchError
+
+SHELF = Path(__file__).resolve().parent.parent / "results"
+PROFILE = str(SHELF / "a100-sxm4-80gb" / "profile.json")
+PLAN = ("plan", "--model", "bloom-176b", "--gpus", "384", "--gpu", "a100-sxm4-80gb", "--gbs", "2048")
+CSV = ("--gpu", "a100-sxm4-80gb", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype", "bf16")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("check", "empty.csv"), "read run: empty.csv is a file; expected a folder with run.json in it"),
+        (("profile", "export", PROFILE), f"read run: {PROFILE} is a file; expected a folder with run.json in it"),
+        (("profile", "query", PROFILE, "--gemm", "²,1,1"), "--gemm: '²,1,1'; expected m,n,k or m,n,k,batch"),
+        (("profile", "query", PROFILE, "--gemm", "9" * 5000 + ",1,1"), "--gemm: '999"),
+        (
+            ("profile", "query", PROFILE, "--gemm", "1,1,1", "--direction", "up"),
+            "profile query: --direction = 'up'; expected one of forward, backward",
+        ),
+        (
+            ("profile", "export", PROFILE, "--format", "csv", "--provider", "me"),
+            "profile export: --provider me: no row is its; expected a profile with rows",
+        ),
+        (
+            ("advise", "--hidden", "64", "--heads", "1", "--gpu", "a100", "--top", "²"),
+            "--top: '²'; expected",
+        ),
+        ((*PLAN, "--tp", "²"), "--tp: '²'; expected integers of at least 1, comma separated"),
+        ((*PLAN, "--zero", "9"), "--zero: '9'; expected integers from 0 to 3, comma separated"),
+        ((*PLAN, "--check"), "plan --check: no --tp; expected one value of --tp"),
+        (
+            ("import", "csv", "empty.csv", *CSV),
+            "import csv: empty.csv has no column 'M'; expected a CSV file",
+        ),
+        (
+            ("import", "vidur", "empty.csv", "--gpu", "a100-sxm4-80gb"),
+            "import vidur: empty.csv has no columns",
+        ),
+        (("import", "vidur", "empty.csv", "--gpu", "a100"), "device: 'a100'; expected one of a100-"),
+        (
+            ("predict", "--gpu", "a100", "--dim", "hidden=1024", "--plot", "empty.csv/x.png"),
+            "predict --plot: empty.csv/x.png (File exists); expected a file that can be written",
+        ),
+    ],
+)
+def test_wrong_use_is_one_line(
+    words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.csv").write_text("", encoding="utf-8")
+    with pytest.raises(QuantbenchError) as caught:
+        CliRunner().invoke(app, list(words), catch_exceptions=False)
+    assert str(caught.value).startswith(said)
+    assert [path.name for path in tmp_path.iterdir()] == ["empty.csv"]
+
+
+def test_a_loose_name_of_a_gpu_is_enough_for_a_prediction() -> None:
+    said = CliRunner().invoke(app, ["predict", "--gpu", "a100", "--dim", "hidden=1024"]).output
+    assert said.startswith("a100-sxm4-80gb: predicted")
+
+
+def test_an_answer_is_in_the_unit_that_reads_best() -> None:
+    said = CliRunner().invoke(app, ["profile", "query", PROFILE, "--gemm", "65536,65536,65536"]).output
+    assert "2.2" in said
+    assert " s to 2." in said
+    assert "e+0" not in said
+
+
+def test_a_closed_pipe_is_no_finding() -> None:
+    """Exit code 1 says that something was found; `| head -1` must not."""
+    words = ["advise", "--hidden", "14400", "--heads", "96", "--tp", "8", "--gpu", "a100-sxm4-80gb", "--top", "0"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "quantbench", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        said = process.stderr.read()
+        assert (process.wait(), said) == (0, b"")
