@@ -15,8 +15,10 @@ import made_profiles as made
 import numpy as np
 import pytest
 
+from quantbench.latency.gemm_model import GemmModel
 from quantbench.latency.tables import read_table
-from quantbench.profile import Profile, Table
+from quantbench.profile import Models, Profile, Table
+from quantbench.profile.fit import product_model
 
 SHAPES = 200_000
 
@@ -90,7 +92,8 @@ def test_beside_aiconfigurators_engine(benchmark: Any, engine: bool) -> None:
         columns |= {"low_us": table.latency_us, "high_us": table.latency_us}
         zero = np.zeros(len(table), dtype=int)
         columns |= {"batch": zero + 1, "block_m": zero, "block_n": zero, "split_k": zero}
-        whole = replace(made.profile(), tables={"gemm": Table.of("gemm", columns)})
+        model = product_model(GemmModel.best(made.A100), every=(table.m, table.n, table.k))
+        whole = replace(made.profile(), tables={"gemm": Table.of("gemm", columns)}, models=Models((model,)))
 
         def ask() -> float:
             return float(whole.gemm(*next(shapes)).latency_us)

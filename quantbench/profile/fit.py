@@ -105,10 +105,14 @@ def product_model(
 ) -> ProductModel:
     """The distilled form of a model, with the interval that the whole one has and what distilling adds to it.
 
-    every: m, n and k of shapes that matter beside random ones.
+    every: m, n and k of shapes that matter beside random ones: a lean form is distilled for them, which answers single
+    shapes in half the time; without them a shipped model's own form is kept, which is closer where no rows are.
     """
-    also = None if every is None else tuple(size.astype(np.float64) for size in every)
-    fast = distil(model.ensemble, also=also, seed=seed, size=LEAN)  # type: ignore[arg-type]
+    if every is None and model.fast is not None:
+        fast = model.fast
+    else:
+        also = None if every is None else tuple(size.astype(np.float64) for size in every)
+        fast = distil(model.ensemble, also=also, seed=seed, size=LEAN)  # type: ignore[arg-type]
     rng = np.random.default_rng(seed)
     m = np.floor(2.0 ** rng.uniform(0, 14, _PROBED))
     n, k = (8.0 * np.maximum(1, np.round(2.0 ** rng.uniform(2, 12, _PROBED))) for _ in range(2))
