@@ -14,10 +14,10 @@ _PIPE_WIDTH = 180
 
 def output(*, stderr: bool = False) -> Console:
     """The console: the terminal's width and colours on a terminal, wide plain text into a pipe."""
-    from rich.console import Console
+    from quantbench.cli.whole_tables import WholeTablesConsole
 
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, width=None if stream.isatty() else _PIPE_WIDTH)
+    return WholeTablesConsole(stderr=stderr, width=None if stream.isatty() else _PIPE_WIDTH)
 
 
 def say(console: Console, text: str) -> None:
