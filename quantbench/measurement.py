@@ -6,7 +6,7 @@ Statistics are derived on read (`quantbench.stats`); nothing here is an average.
 from dataclasses import dataclass
 
 from quantbench.device.spec import DeviceState
-from quantbench.errors import InputError, require_choice
+from quantbench.errors import InputError, require_choice, require_int
 
 GRADES = ("A", "B", "C", "D", "rejected")
 
@@ -62,6 +62,7 @@ class Measurement:
     kernels_per_sample: int = 1
 
     def __post_init__(self) -> None:
+        require_int("Measurement", "kernels_per_sample", self.kernels_per_sample)
         if not self.samples_us:
             raise InputError("Measurement", "no samples", "at least one accepted sample")
         if any(not 0 < s < float("inf") for s in self.samples_us):

@@ -39,6 +39,8 @@ class Attention:
         require_choice("Attention", "direction", self.direction, DIRECTIONS)
         if self.heads % self.kv_heads:
             raise InputError("Attention", f"kv_heads = {self.kv_heads}", f"a divisor of heads = {self.heads}")
+        if not isinstance(self.causal, bool):
+            raise InputError("Attention", f"causal = {self.causal!r}"[:80], "True or False")
         if self.causal and self.seq_q != self.seq_k:
             raise InputError(
                 "Attention", f"causal with seq_q = {self.seq_q}, seq_k = {self.seq_k}", "seq_q equal to seq_k"

@@ -25,14 +25,15 @@ def workload_to_json(workload: Workload) -> dict[str, Any]:
 
 def workload_from_json(data: object) -> Workload:
     """The workload that `workload_to_json` wrote. Raises InputError for anything else, unknown fields included."""
-    if not isinstance(data, dict) or data.get("kind") not in _KINDS:
+    named = data.get("kind") if isinstance(data, dict) else None
+    if not isinstance(data, dict) or not isinstance(named, str) or named not in _KINDS:
         raise InputError("workload", repr(data)[:120], "an object whose kind is " + ", ".join(_KINDS))
-    kind = _KINDS[data["kind"]]
+    kind = _KINDS[named]
     values = {name: value for name, value in data.items() if name != "kind"}
     unknown = values.keys() - {f.name for f in fields(kind)}
     if unknown:
-        raise InputError(f"workload {data['kind']}", f"field {sorted(unknown)[0]!r}", "only its own fields")
+        raise InputError(f"workload {named}", f"field {sorted(unknown)[0]!r}", "only its own fields")
     try:
         return kind(**values)
     except TypeError as error:
-        raise InputError(f"workload {data['kind']}", str(error), "all of its fields") from None
+        raise InputError(f"workload {named}", str(error), "all of its fields") from None

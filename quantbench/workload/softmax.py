@@ -51,7 +51,7 @@ class Softmax:
         require_choice("Softmax", "dtype", self.dtype, VECTOR_DTYPES)
         require_choice("Softmax", "mask", self.mask, MASKS)
         require_choice("Softmax", "direction", self.direction, DIRECTIONS)
-        if not 0 < self.scale < float("inf"):
+        if isinstance(self.scale, bool) or not 0 < self.scale < float("inf"):
             raise InputError("Softmax", f"scale = {self.scale!r}", "a finite number above 0")
         if self.mask == "causal" and self.rows != self.cols:
             raise InputError("Softmax", f"causal with rows = {self.rows}, cols = {self.cols}", "rows equal to cols")

@@ -73,17 +73,22 @@ def made_run() -> tuple[bytes, bytes]:
 OPTIONS = SweepOptions(dims=("n=64:128:64",), held=Held(m=64, k=64), shard=(1, 2))
 
 
+@cache
+def _validator(name: str) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(schema(name))
+
+
 def _load_run(info: bytes, records: bytes, folder: Path) -> object:
     (folder / "run.json").write_bytes(info)
     (folder / "records.jsonl").write_bytes(records)
     read = read_run(folder)
     for record in read.records:
         written = json.loads(json.dumps(record_to_json(record), allow_nan=False))
-        jsonschema.validate(written, schema("record"))
+        _validator("record").validate(written)
     from quantbench.store.run import write_run_info
 
     write_run_info(folder, read.info)
-    jsonschema.validate(json.loads((folder / "run.json").read_text()), schema("run"))
+    _validator("run").validate(json.loads((folder / "run.json").read_text()))
     return read
 
 
