@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,11 @@ def test_a_search_says_model_machines_constants_layouts_and_rules(monkeypatch: p
     assert "layouts keep every rule" in said
     assert "look at first" in said
     assert "use as much DP as you can (000:6)" in said
-    assert "Next: quantbench plan --check --model bloom-176b" in said
+    following = said.partition("Next: quantbench ")[2].strip()
+    assert following.startswith("plan --check --model bloom-176b")
+    checked = run(*shlex.split(following)[1:])
+    assert "keeps every rule" in checked
+    assert re.search(r"\d\d\.\d\d \(\d+\.\d to \d+\.\d\) s per iteration, \d+ TFLOPs per GPU, \d\d,\d{3} ", checked)
 
 
 def test_a_search_as_json() -> None:

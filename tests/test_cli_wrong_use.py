@@ -71,6 +71,12 @@ def test_a_loose_name_of_a_gpu_is_enough_for_a_prediction() -> None:
     assert said.startswith("a100-sxm4-80gb: predicted")
 
 
+def test_the_sweep_that_measures_a_prediction_is_said_in_full() -> None:
+    words = ["--dim", "n=64:128:64", "--m", "64", "--k", "96", "--layout", "tn", "--dtype", "fp16", "--no-causal"]
+    said = CliRunner().invoke(app, ["predict", "--gpu", "a100", *words]).output
+    assert f"measure it: quantbench sweep {' '.join(words)}\n" in said
+
+
 def test_an_answer_is_in_the_unit_that_reads_best() -> None:
     said = CliRunner().invoke(app, ["profile", "query", PROFILE, "--gemm", "65536,65536,65536"]).output
     assert "2.2" in said

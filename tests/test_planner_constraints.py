@@ -91,7 +91,7 @@ def test_megatrons_fused_softmax() -> None:
 
 def test_few_micro_batches_and_odd_vocabularies_are_told() -> None:
     found = messages(Layout(32, 1, 12, 4), job(gbs=2048))
-    assert "16 micro-batches through 12 stages leave each idle 41%" in found["bubble"]
+    assert "16 micro-batches through 12 stages leave each idle 41 %" in found["bubble"]
     shape = TransformerShape(hidden=4096, heads=32, layers=12, vocab=50264)
     assert "Megatron pads it to 51200" in messages(Layout(1, 8, 1, 1), job(gpus=8, gbs=8, shape=shape))["vocab"]
 

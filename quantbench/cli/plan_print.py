@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from shlex import quote
 
 from rich.markup import escape
 from rich.table import Table
@@ -11,9 +12,11 @@ from rich.text import Text
 from quantbench.cli.plan_options import PlanArguments
 from quantbench.planner.calibration import Calibration
 from quantbench.planner.constraints import Violation
+from quantbench.planner.context import ATTENTIONS
 from quantbench.planner.folklore import Judged
 from quantbench.planner.formulas import parameters
 from quantbench.planner.judge import WORTH_A_WORD, RowResult, Summary
+from quantbench.planner.layer_time import Span
 from quantbench.planner.layout import Job, Layout
 from quantbench.planner.memory import GIB
 from quantbench.planner.predict import Prediction
@@ -24,6 +27,11 @@ from quantbench.units import percent
 
 _RECOMPUTE = {"full": "full", "selective": "select", "none": "no"}
 _VERDICTS = {"holds": "green", "costs time": "yellow", "fails": "red", "note": "cyan"}
+# What `next_command` repeats of the words that were typed, in this order.
+_SAID_AGAIN = (
+    "model", "config", "hidden", "heads", "kv_heads", "ffn", "layers", "seq", "vocab", "dtype", "gpus", "gpu",
+    "profile", "cluster", "gpus_per_node", "node_gbit_per_s", "link_gb_per_s", "gbs", "optimizer",
+)  # fmt: skip
 # A layout within this of the limit may fail on a day when another allocation order fragments more.
 _NEARLY_FULL = 0.95
 
@@ -74,7 +82,7 @@ def layouts_table(ranked: Sequence[Prediction], limit_bytes: float) -> Table:
         table.add_row(
             str(layout.dp), str(layout.tp), str(layout.pp), str(layout.mbs), str(layout.interleave), str(layout.zero),
             _RECOMPUTE[layout.recompute], "yes" if layout.sequence_parallel else "",
-            f"{sec.mid:.4g} ({sec.low:.3g}–{sec.high:.3g})", f"{p.tflops:.0f}", percent(p.mfu),
+            _seconds(sec, "–"), f"{p.tflops:.0f}", percent(p.mfu),
             Text(f"{p.memory.total / GIB:.0f}", style="yellow" if full else ""), percent(p.iteration.bubble_share),
             p.iteration.bound, style="bold" if p.sec_per_it == best else "",
         )  # fmt: skip
@@ -111,18 +119,30 @@ def check_line(broken: Sequence[Violation]) -> str:
 
 def prediction_line(p: Prediction) -> str:
     """One layout in one line."""
-    sec = p.iteration.sec
     return (
-        f"{sec.mid:.4g} s per iteration ({sec.low:.3g} to {sec.high:.3g}), {p.tflops:.0f} TFLOPs per GPU, "
-        f"{p.tokens_per_s:.4g} tokens/s, {percent(p.iteration.bubble_share)} bubble, look first at: {p.iteration.bound}"
+        f"{_seconds(p.iteration.sec, ' to ')} s per iteration, {p.tflops:.0f} TFLOPs per GPU, "
+        f"{p.tokens_per_s:,.0f} tokens/s, {percent(p.iteration.bubble_share)} bubble, "
+        f"look first at: {p.iteration.bound}"
     )
 
 
+def _seconds(sec: Span, between: str) -> str:
+    """With its interval, and the same decimals in every row of a table."""
+    decimals = 1 if sec.mid >= 10 else 2
+    return f"{sec.mid:.2f} ({sec.low:.{decimals}f}{between}{sec.high:.{decimals}f})"
+
+
 def next_command(arguments: PlanArguments, layout: Layout) -> str:
-    """How to look closer at a layout."""
-    model = f"--model {arguments.model} " if arguments.model else ""
+    """How to look closer at a layout: the words that were typed, with its degrees."""
+    typed = [f"--{name.replace('_', '-')} {quote(str(getattr(arguments, name)))}" for name in _SAID_AGAIN
+             if getattr(arguments, name)]  # fmt: skip
+    typed += [f"--attention {arguments.attention}"] if arguments.attention != ATTENTIONS[0] else []
+    typed += [word for word, said in (("--gated", arguments.gated), ("--no-dropout", not arguments.dropout)) if said]
     degrees = f"--dp {layout.dp} --tp {layout.tp} --pp {layout.pp} --mbs {layout.mbs} --zero {layout.zero}"
-    return f"quantbench plan --check {model}{degrees} --recompute {layout.recompute} …"
+    degrees += f" --interleave {layout.interleave}" if layout.interleave > 1 else ""
+    degrees += " --sequence-parallel" if layout.sequence_parallel else ""
+    degrees += " --allow-uneven" if arguments.allow_uneven else ""
+    return f"quantbench plan --check {' '.join(typed)} {degrees} --recompute {layout.recompute}"
 
 
 def shapes_table(found: Sequence[ShapeFound], budget: float) -> Table:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from rich.markup import escape
+
 from quantbench.analysis.forecast import Forecast, forecast
 from quantbench.cli.console import output, say
-from quantbench.cli.sweep_options import SweepArguments, held_and_dims
+from quantbench.cli.sweep_options import SweepArguments, held_and_dims, sweep_words
 from quantbench.cli.writable import check_file
 from quantbench.device import default_dtype
 from quantbench.device.spec import DeviceSpec
@@ -51,7 +53,7 @@ def run(arguments: SweepArguments, gpu: str, plot: Path | None, *, as_json: bool
     console.print(forecast_table(found.rows))
     if plot is not None:
         say(console, f"\npicture: {plot}")
-    say(console, f"\nOn such a card, measure it: quantbench sweep {' '.join(f'--dim {d}' for d in arguments.dims)}")
+    say(console, escape(f"\nOn such a card, measure it: quantbench sweep {sweep_words(arguments)}"))
 
 
 def predict_sweep(arguments: SweepArguments, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Forecast]:

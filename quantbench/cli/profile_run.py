@@ -37,8 +37,12 @@ def export_profile(paths: list[Path], output_file: Path | None, fit: bool, as_js
     """Make a profile of runs and write it: without a name, as profile.json beside a device's runs, or here."""
     runs = [read_one_run(run) for path in paths for run in runs_below(path)]
     records = sum(len(run.records) for run in runs)
-    seconds = _FIXED_S[fit] + records * _PER_RECORD_S
-    say(output(stderr=True), f"{records:,} records: cliffs, rules and models take about {seconds:.0f} s")
+    fits = fit and runs[0].info.device.kind == "cuda"  # processors have no model
+    seconds = _FIXED_S[fits] + records * _PER_RECORD_S
+    say(
+        output(stderr=True),
+        f"{records:,} record{'' if records == 1 else 's'}: cliffs, rules and models take about {seconds:.0f} s",
+    )
     a_device = len(paths) == 1 and runs_below(paths[0]) != paths
     target = output_file or (paths[0] / "profile.json" if a_device else Path("profile.json"))
     check_file("profile export", target)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from quantbench.errors import InputError
@@ -84,6 +85,19 @@ def held_and_dims(arguments: SweepArguments) -> tuple[Held, tuple[str, ...]]:
     held = _free_what_follows(held, as_axis | set(values))
     held = replace(held, **values, gated=held.gated or arguments.gated, dtype=arguments.dtype)
     return held, tuple(dims)
+
+
+def sweep_words(arguments: SweepArguments) -> str:
+    """The words with which `quantbench sweep` measures what was predicted: what is varied, and what is held."""
+    words = [f"--dim {dim}" for dim in arguments.dims]
+    words += [f"--{dim} {size}" for dim, size in arguments.sizes.items() if size]
+    usual = {field.name: field.default for field in fields(SweepArguments)}
+    for name in ("model", "config", "kv_heads", "gated", "layout", "dtype", "ops", "direction", "skip_impossible"):
+        value = getattr(arguments, name)
+        if value != usual[name]:
+            option = f"--{name.replace('_', '-')}"
+            words.append(option if value is True else f"{option} {quote(str(value))}")
+    return " ".join(words if arguments.causal else [*words, "--no-causal"])
 
 
 def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:

@@ -64,9 +64,11 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
     console = output()
     console.print(f"plan for {spec.name}")
     say_plan(console, plan, options.budget_s)
-    for point in plan.points[:_MOST_PLANNED_LINES]:
+    shown = plan.points[:_MOST_PLANNED_LINES]
+    widest = max((len(point.provider) for point in shown), default=0)
+    for point in shown:
         estimate = latency(roofline_us(point.workload, spec))
-        say(console, f"  {point.provider:<14} {point.workload}  about {estimate}")
+        say(console, f"  {point.provider:<{widest}}  {point.workload}  about {estimate}")
     if len(plan.points) > _MOST_PLANNED_LINES:
         console.print(f"  … and {len(plan.points) - _MOST_PLANNED_LINES} more (--json prints all)")
 

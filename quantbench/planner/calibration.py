@@ -22,6 +22,7 @@ from typing import Any
 
 from quantbench.errors import InputError
 from quantbench.planner.cluster import Cluster
+from quantbench.units import percent
 
 _WHO = "planner.json"
 CALIBRATION_FORMAT = "quantbench-planner"
@@ -81,9 +82,9 @@ class Calibration:
 
     def __str__(self) -> str:
         return (
-            f"collectives take {self.tensor_factor:.2f} times their time alone, {self.layer_overhead_ms:.1f} ms per "
-            f"layer and micro-batch, {self.data_parallel_share:.0%} of the network; nine in ten times within "
-            f"{math.expm1(self.scatter):.0%}"
+            f"collectives take {self.tensor_factor:.2f} times as long as alone, {self.layer_overhead_ms:.1f} ms are "
+            f"added per layer and micro-batch, data-parallel traffic gets {percent(self.data_parallel_share)} of the "
+            f"network; nine in ten times are within {percent(math.expm1(self.scatter))}"
         )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from quantbench.megatron import megatron_fused_available
 from quantbench.planner.layout import ALIGNED_ELEMENTS, Job, Layout, padded_vocab
+from quantbench.units import percent
 
 # Longest row of the first generation of the fused kernels; longer sequences need a later one.
 _FIRST_LIMIT = 2048
@@ -234,8 +235,8 @@ def _filled(job: Job, layout: Layout) -> str | None:
         return None
     idle = (layout.pp - 1) / (count * layout.interleave + layout.pp - 1)
     return (
-        f"{count} micro-batches through {layout.pp} stages leave each idle {idle:.0%} of the time; take a smaller mbs "
-        "or pp, a larger gbs, or interleaving"
+        f"{count} micro-batches through {layout.pp} stages leave each idle {percent(idle)} of the time; take a smaller "
+        "mbs or pp, a larger gbs, or interleaving"
     )
 
 

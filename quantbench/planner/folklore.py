@@ -14,6 +14,7 @@ from quantbench.planner.layout import ALIGNED_ELEMENTS, Job
 from quantbench.planner.memory import GIB
 from quantbench.planner.predict import Prediction
 from quantbench.planner.search import Found
+from quantbench.units import percent
 
 #: below this a rule's choice is as good as the best: the model itself is no better
 NEGLIGIBLE = 0.02
@@ -57,8 +58,9 @@ def _choice(rule: Rule, found: Found, keep: Callable[[Prediction], bool], nothin
         return Judged(rule, "fails", f"{nothing}; the best is {best.layout}")
     cost = chosen.sec_per_it / best.sec_per_it - 1
     if cost <= NEGLIGIBLE:
-        return Judged(rule, "holds", f"{what} {chosen.layout}: {cost:.1%} from the best", cost, chosen)
-    return Judged(rule, "costs time", f"{what} {chosen.layout} takes {cost:.1%} more than {best.layout}", cost, chosen)
+        return Judged(rule, "holds", f"{what} {chosen.layout}: {percent(cost)} from the best", cost, chosen)
+    finding = f"{what} {chosen.layout}, which takes {percent(cost)} more than {best.layout}"
+    return Judged(rule, "costs time", finding, cost, chosen)
 
 
 def _data_parallel(job: Job, found: Found) -> Judged:
@@ -135,7 +137,7 @@ def _few_micro_batches(job: Job, found: Found) -> Judged:
     )  # fmt: skip
     best = found.ranked[0]
     count = best.layout.micro_batches(job.gbs)
-    bubble = f"{best.iteration.bubble_share:.1%} bubble"
+    bubble = f"{percent(best.iteration.bubble_share)} bubble"
     finding = f"the best has {count} micro-batches for {best.layout.pp} stages: {bubble}"
     return Judged(rule, "note", finding)
 
