@@ -48,6 +48,11 @@ CSV = ("--gpu", "a100-sxm4-80gb", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype"
             ("import", "vidur", "empty.csv", "--gpu", "a100-sxm4-80gb"),
             "import vidur: empty.csv has no columns",
         ),
+        (
+            ("sweep", "--dim", "n=64", "--provider", "torch, no.module:Class"),
+            "provider: 'no.module:Class' (no module named 'no'); expected a class that can be imported",
+        ),
+        (("sweep", "--dim", "n=64", "--results", "empty.csv"), "--results: empty.csv (File exists); expected a folder"),
         (("import", "vidur", "empty.csv", "--gpu", "a100"), "device: 'a100'; expected one of a100-"),
         (
             ("predict", "--gpu", "a100", "--dim", "hidden=1024", "--plot", "empty.csv/x.png"),

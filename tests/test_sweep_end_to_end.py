@@ -171,7 +171,7 @@ def test_a_provider_that_crashes_and_hangs_costs_its_points_alone(tmp_path: Path
         (("--dim", "n", "--budget", "soon"), "--budget: 'soon'; expected a time such as 90s, 8m or 1h"),
         (("--dim", "n", "--cache", "warm"), "cache = 'warm'; expected one of cold, hot"),
         (("--dim", "n", "--model", "gpt-9"), "gpt-9"),
-        (("--dim", "n", "--results", "/dev/null/x"), "expected a results folder that can be written"),
+        (("--dim", "n", "--results", "/dev/null/x"), "--results: /dev/null/x (Not a directory); expected a folder"),
         (("--shapes", "nowhere.csv"), "nowhere.csv"),
         (("--resume", "nowhere"), "nowhere; expected a folder with run.json in it"),
         (("--seq", "128"), "sweep: no --dim; expected at least one of --dim hidden"),

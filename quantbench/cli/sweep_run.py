@@ -21,9 +21,11 @@ from quantbench.cli.console import output, say
 from quantbench.cli.devices import say_device
 from quantbench.cli.edge_output import edge_lines, edges_to_json
 from quantbench.cli.sweep_options import SweepArguments, sweep_options
+from quantbench.cli.writable import check_folder
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.roofline import roofline_us
+from quantbench.providers.catalog import require_found
 from quantbench.report.table import ops_line, rows_to_json, sweep_table, trust_lines
 from quantbench.store.folder import Run, read_run
 from quantbench.sweep.child import WorkerProcess
@@ -77,6 +79,9 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, gpu: str,
     """Run a new sweep, or finish the one in the folder `resume`."""
     start_s = time.monotonic()
     check_words(arguments, resume, gpu)
+    if resume is None:
+        require_found([name.strip() for name in arguments.provider.split(",")])
+        check_folder("--results", results)
     console = output(stderr=as_json)
     # A scheduler that ends a job sends SIGTERM: the same clean stop as Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -6,8 +6,11 @@ A library's name alone stands for the variants that a sweep measures by default.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quantbench.errors import InputError
@@ -58,6 +61,15 @@ def runs_kind(provider_id: str, kind: str) -> bool:
     """Whether a provider runs workloads of this kind. A foreign one (`package.module:Class`) says so itself, when it
     is made: here, without importing it, it may run any."""
     return ":" in provider_id or _CATALOG[provider_id][0] == kind
+
+
+def require_found(names: Sequence[str]) -> None:
+    """Raise InputError for a foreign provider whose package is neither installed nor in the working directory, where
+    the worker looks first. Nothing is imported."""
+    for name in names:
+        package = name.partition(":")[0].partition(".")[0]
+        if ":" in name and PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]) is None:
+            raise InputError("provider", f"{name!r} (no module named {package!r})", "a class that can be imported")
 
 
 def make(provider_id: str) -> Provider:
