@@ -15,6 +15,7 @@ import made_profiles as made
 import numpy as np
 import pytest
 
+from quantbench.latency.attention import AttentionModel
 from quantbench.latency.gemm_model import GemmModel
 from quantbench.latency.tables import read_table
 from quantbench.profile import Models, Profile, Table
@@ -49,6 +50,18 @@ def test_measured_shapes(benchmark: Any, profile: Profile) -> None:
 def test_modelled_shapes(benchmark: Any, profile: Profile, random_sizes: tuple[np.ndarray, ...]) -> None:
     found = benchmark(profile.gemm, *random_sizes)
     assert (found.source == "modelled").mean() > 0.9
+
+
+@pytest.mark.benchmark(group="profile: 200,000 shapes at once", timer=process_time)
+def test_modelled_attention(benchmark: Any) -> None:
+    """By the model of the public A100 table, in which a learner has the last word."""
+    models = Models(attention=AttentionModel.best(made.A100))
+    bare = replace(made.profile(), tables={}, models=models)
+    rng = np.random.default_rng(3)
+    batch, heads = (2 ** rng.integers(0, 6, SHAPES) for _ in range(2))
+    seq, head_dim = rng.integers(1, 8192, SHAPES), rng.choice([64, 128, 256], SHAPES)
+    found = benchmark(bare.attention, batch, heads, seq, seq, head_dim)
+    assert set(found.source) == {"modelled"}
 
 
 @pytest.mark.benchmark(group="profile: one shape")

@@ -130,8 +130,12 @@ class AttentionModel:
             provenance=provenance or {},
         )
 
-    def predict(self, works: Iterable[Attention] | AttentionShapes, *, cache_write: npt.ArrayLike = False) -> Estimates:
-        """Times of `works`, with 90 % intervals. cache_write: whether keys and values are also written away."""
+    def predict(
+        self, works: Iterable[Attention] | AttentionShapes, *, cache_write: npt.ArrayLike = False, quick: bool = False
+    ) -> Estimates:
+        """Times of `works`, with 90 % intervals. cache_write: whether keys and values are also written away. quick: for
+        those who ask by the hundred thousand: the same times, with intervals that are wider (5 to 11 % in the middle of
+        random shapes), never narrower."""
         shapes = works if isinstance(works, AttentionShapes) else AttentionShapes.of(works)
         writes = np.broadcast_to(np.asarray(cache_write, dtype=bool), (len(shapes),))
         terms = self.physics.terms(shapes, writes)
@@ -139,7 +143,8 @@ class AttentionModel:
         shift, deviation = np.zeros(len(shapes)), np.zeros(len(shapes))
         if self.learner is not None and seen.any():
             learned = features(self.physics, shapes, terms)[seen]
-            shift[seen], deviation[seen] = self.learner.predict(learned)
+            ask = self.learner.predict_quickly if quick else self.learner.predict
+            shift[seen], deviation[seen] = ask(learned)
         half = self.interval.half_width(deviation) + np.where(seen, 0.0, _UNSEEN_HALF_WIDTH)
         fastest_us = shapes.flops / (peak_tflops(self.device, shapes.dtype) * 1e6)
         latency_us, low_us, high_us = bounded(

@@ -170,7 +170,7 @@ class AttentionBase:
         shapes = self._shapes(sizes)
         peak = self.model.device.peak(self.dtype)
         floor_us = shapes.flops / (peak * 1e6) if peak else np.zeros(len(shapes))
-        return _halves(self.model.predict(shapes), floor_us)
+        return _halves(self.model.predict(shapes, quick=True), floor_us)
 
     def single(self) -> Single:
         return _one_of(self)
