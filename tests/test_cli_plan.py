@@ -164,7 +164,7 @@ def test_a_shape_search() -> None:
         ((*BLOOM, "--recompute", "some"), "plan: recompute = 'some'; expected one of full, selective, none"),
         ((*BLOOM, "--attention", "slow"), "plan: attention = 'slow'; expected one of unfused, flash"),
         ((*BLOOM, "--check", "--tp", "4,8", "--pp", "12"), "plan --check: --tp 4,8; expected one value"),
-        ((*BLOOM, "--shape-search", "--aspect", "200"), "--aspect: '200'; expected from:to, both above 0"),
+        ((*BLOOM, "--shape-search", "--aspect", "200"), "--aspect: '200'; expected from:to, both above 0 and finite"),
         (("--rows", "nowhere.csv"), "plan --rows: no file nowhere.csv"),
         (("--rows", str(TABLE), "--tp", "4,8"), "plan --rows: --tp 4,8; expected one value for rows without it"),
     ],

@@ -14,6 +14,7 @@ from quantbench.errors import QuantbenchError
 
 SHELF = Path(__file__).resolve().parent.parent / "results"
 PROFILE = str(SHELF / "a100-sxm4-80gb" / "profile.json")
+TABLE = str(Path(__file__).resolve().parent / "data" / "bloom_tables.csv")
 PLAN = ("plan", "--model", "bloom-176b", "--gpus", "384", "--gpu", "a100-sxm4-80gb", "--gbs", "2048")
 CSV = ("--gpu", "a100-sxm4-80gb", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype", "bf16")
 
@@ -39,6 +40,9 @@ CSV = ("--gpu", "a100-sxm4-80gb", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype"
         ),
         ((*PLAN, "--tp", "²"), "--tp: '²'; expected integers of at least 1, comma separated"),
         ((*PLAN, "--zero", "9"), "--zero: '9'; expected integers from 0 to 3, comma separated"),
+        ((*PLAN, "--shape-search", "--head-dim", "64:inf"), "--head-dim: '64:inf'; expected from:to, both above 0"),
+        ((*PLAN, "--link-gb-per-s", "inf"), "plan: --link-gb-per-s inf; expected a rate that is finite"),
+        ((*PLAN, "--rows", TABLE), "plan --rows: --model bloom-176b; expected models as the rows name them"),
         ((*PLAN, "--check"), "plan --check: no --tp; expected one value of --tp"),
         (
             ("import", "csv", "empty.csv", *CSV),
@@ -52,6 +56,16 @@ CSV = ("--gpu", "a100-sxm4-80gb", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype"
             ("sweep", "--dim", "n=64", "--provider", "torch, no.module:Class"),
             "provider: 'no.module:Class' (no module named 'no'); expected a class that can be imported",
         ),
+        (
+            ("predict", "--gpu", "a100", "--dim", "n=64", "--model", "llama-3-8b"),
+            "sweep: --model llama-3-8b with --dim n; expected sizes of a plain product: m, n, k, batch",
+        ),
+        (
+            ("predict", "--gpu", "a100", "--dim", "hidden=1024", "-m", "64"),
+            "sweep: --m 64 with --dim hidden; expected sizes of a model",
+        ),
+        (("predict", "--gpu", "a100", "--dim", "hidden=1024", "--ops", ","), "--ops: ','; expected names of ops"),
+        (("validate", "--docs", "nowhere.md"), "validate: --docs nowhere.md; expected a file with the markers"),
         (("sweep", "--dim", "n=64", "--results", "empty.csv"), "--results: empty.csv (File exists); expected a folder"),
         (("import", "vidur", "empty.csv", "--gpu", "a100"), "device: 'a100'; expected one of a100-"),
         (

@@ -100,7 +100,7 @@ def test_a_variable_that_names_no_device(gpus: Any, monkeypatch: pytest.MonkeyPa
 def test_a_gpu_that_is_demanded_and_not_there(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus()
     monkeypatch.setenv("QUANTBENCH_DEVICE", "cuda")
-    with pytest.raises(InputError, match="'cuda'; expected cpu: no GPU"):
+    with pytest.raises(InputError, match="'cuda'; expected cpu: torch sees no GPU"):
         device.current()
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf, isinf
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,9 @@ class PlanArguments:
             measured = zip(collectives.workloads(), collectives["latency_us"].tolist(), strict=True)
             fitted = shipped().of(found).fitted
             found = with_measured_links(found, measured, str(self._profile.path), between_nodes=not fitted)
+        for option, rate in (("--node-gbit-per-s", self.node_gbit_per_s), ("--link-gb-per-s", self.link_gb_per_s)):
+            if isinf(rate):
+                raise InputError(_WHO, f"{option} {rate}", "a rate that is finite")
         node_gb_per_s = self.node_gbit_per_s / _BITS_PER_BYTE
         return found.changed(
             gpus_per_node=self.gpus_per_node or None, node_gb_per_s=node_gb_per_s or None,
@@ -180,6 +184,9 @@ class PlanArguments:
 
     def given(self) -> Given:
         """What the options say about rows that do not say it themselves."""
+        for name in ("model", "config"):
+            if getattr(self, name):
+                raise InputError(f"{_WHO} --rows", f"--{name} {getattr(self, name)}", "models as the rows name them")
         cells = {
             name: getattr(self, name)
             for name in (
@@ -247,6 +254,6 @@ def _range(option: str, text: str) -> tuple[float, float]:
         values = float(low), float(high)
     except ValueError:
         values = (0.0, 0.0)
-    if not colon or not 0 < values[0] <= values[1]:
-        raise InputError(option, repr(text), "from:to, both above 0")
+    if not colon or not 0 < values[0] <= values[1] < inf:
+        raise InputError(option, repr(text), "from:to, both above 0 and finite")
     return values

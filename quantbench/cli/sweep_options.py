@@ -9,7 +9,7 @@ from shlex import quote
 from typing import Any
 
 from quantbench.errors import InputError
-from quantbench.sweep.axes import DIMS
+from quantbench.sweep.axes import DIMS, GEMM_DIMS, MODEL_DIMS
 from quantbench.sweep.options import SweepOptions
 from quantbench.sweep.shape_list import read_shapes
 from quantbench.sweep.shapes import Held
@@ -77,7 +77,10 @@ def held_and_dims(arguments: SweepArguments) -> tuple[Held, tuple[str, ...]]:
     values: dict[str, Any] = {
         dim.replace("-", "_"): _size(dim, text) for dim, text in arguments.sizes.items() if text and dim not in as_axis
     }
+    _require_used(arguments, as_axis)
     ops = tuple(op.strip() for op in arguments.ops.split(",") if op.strip())
+    if arguments.ops and not ops:
+        raise InputError("--ops", repr(arguments.ops), "names of ops, comma separated: qkv,attention")
     held = Held(layout=arguments.layout, causal=arguments.causal, ops=ops, direction=arguments.direction)
     held = _hold_shape(held, _shape(arguments))
     if arguments.kv_heads:
@@ -85,6 +88,20 @@ def held_and_dims(arguments: SweepArguments) -> tuple[Held, tuple[str, ...]]:
     held = _free_what_follows(held, as_axis | set(values))
     held = replace(held, **values, gated=held.gated or arguments.gated, dtype=arguments.dtype)
     return held, tuple(dims)
+
+
+def _require_used(arguments: SweepArguments, as_axis: set[str]) -> None:
+    """Raise InputError for a size that plays no part: one of a model beside a plain product's axes, or the reverse."""
+    if not as_axis:
+        return
+    plain = as_axis <= set(GEMM_DIMS)
+    unused = MODEL_DIMS if plain else GEMM_DIMS
+    found = [f"--{dim} {size}" for dim, size in arguments.sizes.items() if size and dim in unused]
+    if plain:
+        found += [f"--{name} {getattr(arguments, name)}" for name in ("model", "config") if getattr(arguments, name)]
+    if found:
+        what = f"sizes of a plain product: {', '.join(GEMM_DIMS)}" if plain else "sizes of a model"
+        raise InputError("sweep", f"{found[0]} with --dim {sorted(as_axis)[0]}", what)
 
 
 def sweep_words(arguments: SweepArguments) -> str:

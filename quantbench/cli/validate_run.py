@@ -34,6 +34,8 @@ def run(
     """Judge, print, and write into `docs` where it is given. On one core, so that the times are one core's."""
     from threadpoolctl import threadpool_limits  # comes with scikit-learn, which needs it
 
+    if docs is not None and not docs.is_file():
+        raise InputError("validate", f"--docs {docs}", "a file with the markers that the tables stand between")
     with threadpool_limits(1):
         _run(table, gpus, rows, _seeds(seeds), dtype, attention, adaptive, docs, as_json)
 

@@ -114,7 +114,9 @@ def _chosen_index() -> int | None:
         return torch.cuda.current_device() if count else None
     index = int(chosen[1] or 0)
     if index >= count:
-        raise InputError(VARIABLE, repr(wish), f"one of the {count} GPUs that torch sees" if count else "cpu: no GPU")
+        raise InputError(
+            VARIABLE, repr(wish), f"one of the {count} GPUs that torch sees" if count else "cpu: torch sees no GPU"
+        )
     return index
 
 

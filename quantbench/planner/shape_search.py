@@ -94,7 +94,7 @@ def shape_search(
     if not shapes:
         raise InputError(
             "plan --shape-search", f"no shape of {space.parameters:.3g} parameters within the bounds",
-            "a wider --aspect or --head-dim-range",
+            "a wider --aspect or --head-dim",
         )  # fmt: skip
     remembered = RememberedTimes(times)
     planners: dict[TransformerShape, tuple[Planner, list[Layout]]] = {}
