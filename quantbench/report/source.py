@@ -20,7 +20,9 @@ def read_one_run(folder: Path) -> Run:
         below = [*find_runs(folder), *sorted(p.parent for p in folder.glob("*/run.json"))]
         if below:
             names = ", ".join(str(path) for path in below[:_MOST_NAMED]) + (", …" if len(below) > _MOST_NAMED else "")
-            raise StoreError("read run", f"{folder} holds {len(below)} run{'s' if len(below) > 1 else ''}", f"one of them: {names}")
+            raise StoreError(
+                "read run", f"{folder} holds {len(below)} run{'s' if len(below) > 1 else ''}", f"one of them: {names}"
+            )
     run = read_run(folder)
     others = sorted({record.run_id for record in run.records} - {run.info.run_id})
     if others:
