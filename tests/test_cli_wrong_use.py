@@ -13,6 +13,7 @@ from quantbench.cli.app import app
 from quantbench.errors import QuantbenchError
 
 SHELF = Path(__file__).resolve().parent.parent / "results"
+SHELF_A100 = str(SHELF / "a100-sxm4-80gb")
 PROFILE = str(SHELF / "a100-sxm4-80gb" / "profile.json")
 TABLE = str(Path(__file__).resolve().parent / "data" / "bloom_tables.csv")
 PLAN = ("plan", "--model", "bloom-176b", "--gpus", "384", "--gpu", "a100-sxm4-80gb", "--gbs", "2048")
@@ -23,7 +24,8 @@ CSV = ("--gpu", "a100-sxm4-80gb", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype"
     ("words", "said"),
     [
         (("check", "empty.csv"), "read run: empty.csv is a file; expected a folder with run.json in it"),
-        (("profile", "export", PROFILE), f"read run: {PROFILE} is a file; expected a folder with run.json in it"),
+        (("profile", "export", PROFILE), f"read run: {PROFILE} is a file; expected folders of runs, or --format"),
+        (("profile", "export", SHELF_A100), f"read run: {SHELF_A100} holds no run; expected a run's folder"),
         (("profile", "query", PROFILE, "--gemm", "²,1,1"), "--gemm: '²,1,1'; expected m,n,k or m,n,k,batch"),
         (("profile", "query", PROFILE, "--gemm", "9" * 5000 + ",1,1"), "--gemm: '999"),
         (

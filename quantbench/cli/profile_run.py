@@ -61,8 +61,12 @@ def export_profile(paths: list[Path], output_file: Path | None, fit: bool, as_js
 
 
 def runs_below(path: Path) -> list[Path]:
-    """A run's folder itself, or the runs in a device's folder."""
+    """A run's folder itself, or the runs in a device's folder. Raises InputError where there is none."""
+    if path.is_file():
+        raise InputError("read run", f"{path} is a file", "folders of runs, or --format with a profile's file")
     below = [] if (path / "run.json").exists() else sorted(found.parent for found in path.glob("*/run.json"))
+    if path.is_dir() and not below and not (path / "run.json").exists():
+        raise InputError("read run", f"{path} holds no run", "a run's folder, or a device's with its runs in it")
     return below or [path]
 
 
