@@ -192,3 +192,10 @@ def test_the_searches_say_what_was_transcribed() -> None:
     assert len(rows) == 14
     with pytest.raises(StoreError, match="expected the table of the searches, in a checkout"):
         iterations(ROOT / "nowhere.csv")
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_no_line_begins_with_a_figures_marker(page: Path) -> None:
+    """Markdown takes such a line for a block of HTML, which ends the paragraph or list that it stands in."""
+    found = [line for line in page.read_text().splitlines() if re.match(r"\s*<!-- [\w.-]+:begin -->.*:end -->", line)]
+    assert found == []
