@@ -116,3 +116,18 @@ def test_a_closed_pipe_is_no_finding() -> None:
         process.stdout.close()
         said = process.stderr.read()
         assert (process.wait(), said) == (0, b"")
+
+
+def test_training_logs_named_absolutely_and_relatively_are_one_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = " iteration {}/ 9 | elapsed time per iteration (ms): 1234.5 | global batch size: 64 | lm loss: 1.0E+01 |\n"
+    for name in ("one.log", "two.log"):
+        (tmp_path / name).write_text("".join(line.format(n) for n in range(1, 4)), encoding="utf-8")
+    said = CliRunner().invoke(app, ["import", "megatron-log", "one.log", "two.log", "--gpu", "a100-sxm4-80gb"]).output
+    folders = said.strip().splitlines()[-1].removeprefix("Next: quantbench report ").split()
+    assert len(folders) == 2
+    said = CliRunner().invoke(app, ["report", folders[0], str(tmp_path / folders[1])], catch_exceptions=False).output
+    assert "import it again with --gpus, --seq" in said
+    assert said.endswith("report.html\n")

@@ -29,6 +29,7 @@ def import_megatron_log(
     from dataclasses import replace
 
     from quantbench.cli.console import output, say
+    from quantbench.cli.writable import check_file
     from quantbench.device import lookup
     from quantbench.importers.megatron_log import read_log
     from quantbench.importers.training_run import default_run_id, summarize, write_training
@@ -39,6 +40,8 @@ def import_megatron_log(
         raise InputError("import megatron-log", f"--run-id {run_id} for {len(files)} files", "one file with it")
     if plot is not None and plot.suffix != ".png":
         raise InputError("import megatron-log", f"--plot {plot}", "a name that ends in .png")
+    if plot is not None:
+        check_file("import megatron-log --plot", plot)
     given = {name: value for name, value in {"gpus": gpus, "tp": tp, "pp": pp, "mbs": mbs}.items() if value}
     summaries, folders = [], []
     for path in files:
@@ -63,3 +66,4 @@ def import_megatron_log(
         say(console, f"{folder}")
     if plot is not None:
         say(console, f"picture: {plot}")
+    say(console, f"Next: quantbench report {' '.join(str(folder) for folder in folders)}")

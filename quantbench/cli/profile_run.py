@@ -36,6 +36,9 @@ _QUERIES = {
 def export_profile(paths: list[Path], output_file: Path | None, fit: bool, as_json: bool) -> None:
     """Make a profile of runs and write it: without a name, as profile.json beside a device's runs, or here."""
     runs = [read_one_run(run) for path in paths for run in runs_below(path)]
+    a_device = len(paths) == 1 and runs_below(paths[0]) != paths
+    target = output_file or (paths[0] / "profile.json" if a_device else Path("profile.json"))
+    check_file("profile export", target)
     records = sum(len(run.records) for run in runs)
     fits = fit and runs[0].info.device.kind == "cuda"  # processors have no model
     seconds = _FIXED_S[fits] + records * _PER_RECORD_S
@@ -43,9 +46,6 @@ def export_profile(paths: list[Path], output_file: Path | None, fit: bool, as_js
         output(stderr=True),
         f"{records:,} record{'' if records == 1 else 's'}: cliffs, rules and models take about {seconds:.0f} s",
     )
-    a_device = len(paths) == 1 and runs_below(paths[0]) != paths
-    target = output_file or (paths[0] / "profile.json" if a_device else Path("profile.json"))
-    check_file("profile export", target)
     made = Profile.from_runs(runs, fit=fit)
     target.parent.mkdir(parents=True, exist_ok=True)
     made.save(target)

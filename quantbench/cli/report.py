@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from quantbench.errors import InputError
+
+_UNTOLD = (
+    "no log tells GPUs and tokens, so nothing can be drawn: import it again with --gpus, --seq and the layout "
+    "(quantbench import megatron-log --help)"
+)
 
 
 def report(
@@ -29,7 +35,9 @@ def report(
 
     logs = training_folders(runs)
     if logs:
-        _training(logs, output or (runs[0] if len(runs) == 1 else Path(os.path.commonpath(runs))), as_json)
+        mixed = len({run.is_absolute() for run in runs}) > 1
+        shared = Path(os.path.commonpath([run.absolute() for run in runs] if mixed else runs))
+        _training(logs, output or shared, as_json)
         return
     if len(runs) > 1:
         raise InputError("report", f"{len(runs)} runs", "one run, or training logs (quantbench import megatron-log)")
@@ -62,13 +70,18 @@ def report(
     for warning in found.warnings:
         say(console, f"[yellow]warning:[/yellow] {escape(printable(warning))}")
     say(console, "no point of this run has a figure" if written.lead is None else escape(written.lead.sentence))
-    say(console, f"page: {escape(str(written.page))} (and {len(written.pictures)} pictures beside it)")
+    say(console, f"page: {escape(str(written.page))}{_beside(written.pictures)}")
     if written.lead is not None and written.lead.several:
         shape = written.lead.bad[0].row.axes
         held = ",".join(
             f"{name.replace('_', '-')}={value}" for name, value in shape.items() if name != written.lead.axis
         )
         say(console, f"one shape of them: quantbench report {escape(str(runs[0]))} --where {held}")
+
+
+def _beside(pictures: Sequence[Path]) -> str:
+    many = len(pictures)
+    return f" (and {many} picture{'' if many == 1 else 's'} beside it)" if many else ""
 
 
 def _training(logs: list[Path], output: Path, as_json: bool) -> None:
@@ -90,5 +103,5 @@ def _training(logs: list[Path], output: Path, as_json: bool) -> None:
         return
     console = console_output()
     console.print(training_table(summaries))
-    say(console, escape(answer or "no log tells GPUs and tokens, so nothing can be drawn"))
-    say(console, f"page: {escape(str(written.page))} (and {len(written.pictures)} pictures beside it)")
+    say(console, escape(answer or _UNTOLD))
+    say(console, f"page: {escape(str(written.page))}{_beside(written.pictures)}")
