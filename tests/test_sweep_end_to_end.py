@@ -125,6 +125,9 @@ def test_kill_9_costs_at_most_the_point_in_flight_and_resume_measures_the_rest(t
     assert info.how_ended == "complete"
     sizes = {r.places[0].axes["n"] for r in read_run(folder).records if r.role == "point"}
     assert sizes == set(range(64, 1313, 32))
+    # What earlier sittings measured is no part of this one's time.
+    nothing_left = run("sweep", "--resume", str(folder), "--json", cwd=tmp_path)
+    assert json.loads(nothing_left.stdout)["overhead_share"] == 1
 
 
 def test_ctrl_c_stops_cleanly(tmp_path: Path) -> None:

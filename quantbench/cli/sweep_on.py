@@ -13,7 +13,15 @@ from rich.console import Console
 
 from quantbench.cli.console import output, say
 from quantbench.cli.sweep_options import SweepArguments, sweep_options
-from quantbench.cli.sweep_run import check_words, print_json, progress_shown, refinement, say_plan, say_result
+from quantbench.cli.sweep_run import (
+    check_words,
+    measuring_s,
+    print_json,
+    progress_shown,
+    refinement,
+    say_plan,
+    say_result,
+)
 from quantbench.cluster.cards import card_lines, compare_cards
 from quantbench.cluster.lane import Lane
 from quantbench.cluster.members import Host
@@ -22,6 +30,7 @@ from quantbench.cluster.session import ClusterOptions, ClusterSweep
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import require_choice
 from quantbench.store.folder import read_run
+from quantbench.store.run import read_run_info
 from quantbench.sweep.options import SweepOptions
 from quantbench.sweep.runner import More, Progress
 from quantbench.sweep.session import adaptive_more
@@ -36,6 +45,7 @@ def run(arguments: SweepArguments, on: str, results: Path, resume: Path | None, 
     start_s = time.monotonic()
     console = output(stderr=as_json)
     options = ClusterOptions(lambda spec: sweep_options(arguments, spec.kind), results, _more, resume)
+    earlier_s = 0.0 if resume is None else measuring_s(read_run_info(resume))
     with RayPool() as pool:
         # A scheduler that ends a job sends SIGTERM: the same clean stop as Ctrl-C. Ray sets one of its own.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -45,7 +55,9 @@ def run(arguments: SweepArguments, on: str, results: Path, resume: Path | None, 
     for lane in lanes:
         measured = read_run(lane.writer.folder)
         devices = len(lane.members)
-        result = say_result(console, measured, lane.finished, wall_s, as_json=as_json, devices=devices)
+        result = say_result(
+            console, measured, lane.finished, wall_s, as_json=as_json, devices=devices, earlier_s=earlier_s
+        )
         cards = compare_cards(measured.records)
         told.append({**result, "devices": devices, "cards": [{**asdict(card), "slow": card.slow} for card in cards]})
         if not as_json:

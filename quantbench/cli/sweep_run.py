@@ -28,6 +28,7 @@ from quantbench.latency.roofline import roofline_us
 from quantbench.providers.catalog import require_found
 from quantbench.report.table import ops_line, rows_to_json, sweep_table, trust_lines
 from quantbench.store.folder import Run, read_run
+from quantbench.store.run import RunInfo, read_run_info
 from quantbench.sweep.child import WorkerProcess
 from quantbench.sweep.options import SweepOptions, options_from_json, plan_sweep
 from quantbench.sweep.plan import Plan
@@ -85,6 +86,7 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, gpu: str,
     console = output(stderr=as_json)
     # A scheduler that ends a job sends SIGTERM: the same clean stop as Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    earlier_s = 0.0 if resume is None else measuring_s(read_run_info(resume))
     if resume is None:
         session = SweepSession.new(lambda spec: sweep_options(arguments, spec.kind), results, WorkerProcess)
     else:
@@ -92,9 +94,14 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, gpu: str,
     with session:
         finished = measure(console, session)
     measured = read_run(session.folder)
-    told = say_result(console, measured, finished, time.monotonic() - start_s, as_json=as_json)
+    told = say_result(console, measured, finished, time.monotonic() - start_s, as_json=as_json, earlier_s=earlier_s)
     if as_json:
         print_json(told)
+
+
+def measuring_s(info: RunInfo) -> float:
+    """Seconds that the measurement itself took, over all sittings of a run."""
+    return sum(info.phases_s.get(name, 0.0) for name in _MEASUREMENT_PHASES)
 
 
 def check_words(arguments: SweepArguments, resume: Path | None, gpu: str) -> None:
@@ -173,9 +180,17 @@ def progress_shown(console: Console) -> Iterator[Callable[[SweepProgress], None]
 
 
 def say_result(
-    console: Console, run: Run, finished: Finished, wall_s: float, *, as_json: bool, devices: int = 1
+    console: Console,
+    run: Run,
+    finished: Finished,
+    wall_s: float,
+    *,
+    as_json: bool,
+    devices: int = 1,
+    earlier_s: float = 0.0,
 ) -> dict[str, Any]:
-    """Say what came of a run, unless it is asked for as JSON, which is returned. devices: that measured it together."""
+    """Say what came of a run, unless it is asked for as JSON, which is returned. devices: that measured it together.
+    earlier_s: of measuring before this sitting, of which `wall_s` is."""
     spec = run.info.device
     points = points_of(run.records, spec)
     axis = _widest_axis(run)
@@ -202,8 +217,7 @@ def say_result(
 
         picture = run.folder / f"efficiency-{axis.replace('_', '-')}.png"
         draw_efficiency(points, axis, spec, picture, title=f"{spec.name} · {run.info.run_id} · measured")
-    measuring_s = sum(run.info.phases_s.get(name, 0.0) for name in _MEASUREMENT_PHASES)
-    overhead_share = 1 - measuring_s / (wall_s * devices)
+    overhead_share = 1 - (measuring_s(run.info) - earlier_s) / (wall_s * devices)
     if as_json:
         return {
             "run": str(run.folder), "device": spec.name, "how_ended": finished.how,
