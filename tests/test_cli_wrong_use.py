@@ -98,6 +98,28 @@ def test_the_sweep_that_measures_a_prediction_is_said_in_full() -> None:
     assert f"measure it: quantbench sweep {' '.join(words)}\n" in said
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--hidden", "14400", "--heads", "96", "--tp", "8"),
+        ("--model", "llama-3-8b", "--tp", "2", "--attention", "flash", "--top", "0"),
+    ],
+)
+def test_the_sweep_that_advice_ends_with_can_be_planned(words: tuple[str, ...]) -> None:
+    said = CliRunner().invoke(app, ["advise", "--gpu", "a100", *words]).output
+    following = said.partition("on such a card, quantbench ")[2].splitlines()[0].split()
+    planned = CliRunner().invoke(app, [*following, "--gpu", "a100", "--dry-run"], catch_exceptions=False).output
+    assert "points, about" in planned
+    if "llama-3-8b" in words:
+        assert "×14336×" in planned or "×7168×" in planned
+
+
+def test_a_rate_too_low_to_read_is_said_to_be_so() -> None:
+    said = CliRunner().invoke(app, ["predict", "--gpu", "a100", "--dim", "n=1", "-m", "1", "-k", "1"]).output
+    assert " <0.001 " in said
+    assert "e-0" not in said
+
+
 def test_an_answer_is_in_the_unit_that_reads_best() -> None:
     said = CliRunner().invoke(app, ["profile", "query", PROFILE, "--gemm", "65536,65536,65536"]).output
     assert "2.2" in said

@@ -171,8 +171,11 @@ def next_lines(advice: Advice) -> list[str]:
     """How to measure the best of it on such a card, and what else may be asked."""
     shape = advice.shape
     sizes = sorted({shape.hidden, *(a.found.shape.hidden for a in advice.neighbours[:3])})
-    dims = f"--dim hidden={','.join(map(str, sizes))} --tp {shape.tp} --mbs {shape.mbs} --seq {shape.seq}"
-    lines = [f"Next: on such a card, quantbench sweep {dims} --direction both"]
+    held = f"--tp {shape.tp} --mbs {shape.mbs} --seq {shape.seq} --vocab {shape.vocab} --dtype {shape.dtype}"
+    if len(sizes) == 1:  # else heads and the MLP follow hidden
+        held += f" --heads {shape.heads} --kv-heads {shape.kv_heads} --head-dim {shape.head_dim} --ffn {shape.ffn}"
+    held += " --gated" if shape.gated else ""
+    lines = [f"Next: on such a card, quantbench sweep --dim hidden={','.join(map(str, sizes))} {held} --direction both"]
     if not shape.fused_attention:
         lines.append("Where one fused kernel runs attention, ask again with --attention flash")
     return lines

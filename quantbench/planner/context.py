@@ -3,6 +3,7 @@ or from what is usual, in that order, and each filling is recorded."""
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -17,6 +18,7 @@ from quantbench.planner.table import TableRow
 from quantbench.workload import TransformerShape
 
 _WHO = "plan --rows"
+_RATE = re.compile(r"[0-9]+ tokens/s")
 # Megatron's GPT vocabulary, padded for 8 tensor-parallel ranks.
 _USUAL_VOCAB = 51200
 _USUAL_SEQ = 2048
@@ -230,9 +232,11 @@ def usual_heads(hidden: int, tp: int) -> int:
 
 
 def known_of(row: TableRow) -> str:
-    """What is known of a row beyond its cells: noted in the document, in the table or here; "" for nothing."""
+    """What is known of a row beyond its cells: noted in the document, in the table or here; "" for nothing. The rate
+    that its time was published as is nothing beyond."""
+    notes = "" if _RATE.fullmatch(row.notes) else row.notes
     texts = [known["text"] for known in _context_of(row).get("known", ()) if row.line in known["lines"]]
-    return "; ".join(filter(None, (*texts, row.source_error, row.notes)))
+    return "; ".join(filter(None, (*texts, row.source_error, notes)))
 
 
 def document_of(row: TableRow) -> str:

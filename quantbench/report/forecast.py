@@ -21,6 +21,8 @@ from quantbench.units import latency, percent
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+# Lower ones, of a few multiplications in a whole launch, would be shown in powers of ten.
+_LEAST_RATE = 0.001
 # Rows this far below the best one of the table stand out.
 _STANDS_OUT = 0.8
 _COLUMNS = 2
@@ -49,7 +51,7 @@ def forecast_table(rows: Sequence[ForecastRow]) -> Table:
             str(len(row.estimate.ops)),
             latency(row.estimate.latency_us),
             f"{latency(row.estimate.low_us)} – {latency(row.estimate.high_us)}",
-            f"{row.estimate.tflops:.0f}" if row.estimate.tflops >= 10 else f"{row.estimate.tflops:.2g}",
+            _rate(row.estimate.tflops),
             Text("?" if row.peak_share is None else percent(row.peak_share), style="bold red" if low else ""),
             row.worst.op.label,
             "?" if launch is None or launch.tile is None else str(launch.tile),
@@ -58,6 +60,12 @@ def forecast_table(rows: Sequence[ForecastRow]) -> Table:
             Text(row.reasons[0] if row.reasons else ""),
         )
     return table
+
+
+def _rate(tflops: float) -> str:
+    if tflops < _LEAST_RATE:
+        return f"<{_LEAST_RATE:g}"
+    return f"{tflops:.0f}" if tflops >= 10 else f"{tflops:.2g}"
 
 
 def forecast_to_json(rows: Sequence[ForecastRow], spec: DeviceSpec) -> list[dict[str, Any]]:
