@@ -233,7 +233,7 @@ def stairs_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_command_finds_the_cliffs_and_writes_rows_that_sweep_reads(stairs_file: Path) -> None:
-    extra = stairs_file.with_name("extra.csv")
+    extra = stairs_file.with_name("new") / "extra.csv"
     words = ["blindspots", str(stairs_file), "--for", "aiconfigurator", "--bound", "2%", "--of", "max"]
     done = CliRunner().invoke(command, [*words, "--shapes", str(extra), "--json"], catch_exceptions=False)
     found = json.loads(done.stdout[done.stdout.index("{") :])

@@ -65,9 +65,10 @@ def cost_table(cost: ShapeCost, *, reasons: bool) -> Table:
 
 def cost_lines(cost: ShapeCost, *, reasons: bool) -> list[str]:
     """What the table's figures are, and the reasons where they are not in it."""
+    hours = "" if reasons else " GPU-h per 1T: that in GPU-hours over 10^12 tokens, of all tensor-parallel GPUs."
     said = [
         "times: of one layer (logits: of the model), 90 % intervals. wasted: beyond what the same arithmetic takes at "
-        "the rate just before the edge. Norms, activations, communication and recomputation are not counted.",
+        f"the rate just before the edge.{hours} Norms, activations, communication and recomputation are not counted.",
     ]
     if reasons:
         said += [f"  {name}: {_why(ops)}" for name, ops in cost.by_name.items() if _why(ops)]

@@ -50,8 +50,8 @@ def head_lines(found: Check) -> list[str]:
 
 
 def counted(number: int, what: str) -> str:
-    """`1 point`, `2 points`."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    """`1 point`, `2,000 points`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def cliff_table(found: Check) -> Table | None:
@@ -90,7 +90,7 @@ def _ratio_of(part: tuple[float, int] | None) -> str:
 
 def _single_table(found: Check) -> Table:
     more = len(found.cliffs) - _MOST_CLIFFS
-    title = "cliffs" if more <= 0 else f"the {_MOST_CLIFFS} largest cliffs ({more} more in --json)"
+    title = "cliffs" if more <= 0 else f"the {_MOST_CLIFFS} largest cliffs ({more:,} more in --json)"
     table = _table(title, "size", "time", "op", "why", right=2)
     for cliff in found.cliffs[:_MOST_CLIFFS]:
         held = "".join(f", {_axis(name)} = {value}" for name, value in cliff.held.items())
@@ -148,7 +148,7 @@ def rule_table(found: Check) -> Table:
             rule.id,
             Text(verdict.verdict, style=_VERDICT_STYLE[verdict.verdict]),
             "" if verdict.effect is None else f"{verdict.effect:.3f}x ({verdict.low:.3f} to {verdict.high:.3f})",
-            str(verdict.num_pairs or ""),
+            f"{verdict.num_pairs:,}" if verdict.num_pairs else "",
             verdict.reason if verdict.verdict == "NOT TESTED" else f"{rule.predicate}: {rule.claim}{_behind(verdict)}",
         )
     return table

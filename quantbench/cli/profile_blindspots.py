@@ -105,6 +105,7 @@ def _expected(what: str, errors: FloatArray) -> str:
 
 def _write_shapes(path: Path, found: Blindspots) -> None:
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(("m", "n", "k"))
