@@ -111,6 +111,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--device-max-time", default="1s", help="sampling time per benchmark at most (default: 1s)")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse wrong values of the options once, before any test."""
+    try:
+        _timing_options(config)
+    except InputError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def _timing_options(config: pytest.Config) -> TimingOptions:
+    max_time_s = parse_duration_s("--device-max-time", config.getoption("--device-max-time"))
+    return TimingOptions(cache=config.getoption("--device-cache"), max_time_s=max_time_s)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give pytest-benchmark the device's clock in every test that uses the fixture; its other marks stay."""
     for item in items:
@@ -125,13 +138,7 @@ def _device_timer(request: pytest.FixtureRequest) -> tuple[DeviceSpec, Timer, Ti
     from quantbench import device
     from quantbench.timing.timer import make_timer
 
-    try:
-        options = TimingOptions(
-            cache=request.config.getoption("--device-cache"),
-            max_time_s=parse_duration_s("--device-max-time", request.config.getoption("--device-max-time")),
-        )
-    except InputError as error:
-        raise pytest.UsageError(str(error)) from None
+    options = _timing_options(request.config)
     spec = device.current()
     return spec, make_timer(spec, options), options
 

@@ -101,7 +101,8 @@ def test_the_switches_of_pytest_benchmark_work(tmp_path: Path, words: tuple[str,
 
 def test_a_wrong_option_is_said_in_one_line(tmp_path: Path) -> None:
     done = pytest_run(tmp_path, "--device-max-time", "soon", "-k", "my_kernel")
-    assert "--device-max-time: 'soon'; expected a time such as 90s" in done.stdout + done.stderr
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert done.stderr.startswith("ERROR: --device-max-time: 'soon'; expected a time such as 90s")
 
 
 def test_histograms_show_device_time(tmp_path: Path) -> None:
