@@ -153,3 +153,18 @@ def test_training_logs_named_absolutely_and_relatively_are_one_report(
     said = CliRunner().invoke(app, ["report", folders[0], str(tmp_path / folders[1])], catch_exceptions=False).output
     assert "import it again with --gpus, --seq" in said
     assert said.endswith("report.html\n")
+
+
+def test_runs_whose_points_were_all_rejected_are_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Microseconds taken for nanoseconds: no hardware is that fast."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "times.csv").write_text("M,N,K,t\n4096,4096,4096,500\n", encoding="utf-8")
+    words = ["import", "csv", "times.csv", "--gpu", "a100-sxm4-80gb", "--dtype", "bf16"]
+    folders = []
+    for unit in ("us", "ns"):
+        typed = [*words, "--map", f"m=M,n=N,k=K,latency=t:{unit}", "--results", unit]
+        said = CliRunner().invoke(app, typed, catch_exceptions=False).output
+        assert ("rejected: faster than the device's peak" in said) == (unit == "ns")
+        folders.append(said.strip().splitlines()[-1].removeprefix("Next: quantbench check "))
+    with pytest.raises(QuantbenchError, match=r"every point of run B was rejected"):
+        CliRunner().invoke(app, ["compare", *folders], catch_exceptions=False)
