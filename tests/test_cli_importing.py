@@ -68,7 +68,7 @@ def test_aiconfigurator_from_a_folder(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist([row]), path)
     words = ["aiconfigurator", "--system", "l4", "--root", str(tmp_path), "--results", str(tmp_path / "results")]
     said = run(*words)
-    assert "1 rows read, 1 records written" in said
+    assert "1 row read, 1 record written" in said
     assert "l4 has no nccl table" in said
     assert (tmp_path / "results" / "l4-24gb").is_dir()
     missing_column = pa.table({"m": [1]})

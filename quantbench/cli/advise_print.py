@@ -23,7 +23,7 @@ _STANDS_OUT = 0.01
 def header_lines(advice: Advice, assumed: Sequence[str]) -> list[str]:
     """What is asked about, on what, and what the times rest on."""
     shape = advice.shape
-    heads = f"{shape.heads} heads of {shape.head_dim}"
+    heads = f"{shape.heads} head{'' if shape.heads == 1 else 's'} of {shape.head_dim}"
     if shape.kv_heads != shape.heads:
         heads += f" ({shape.kv_heads} of keys and values)"
     attention = "flash attention" if shape.fused_attention else "scores, softmax and context as Megatron runs them"

@@ -173,16 +173,21 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def summary_lines(summary: ImportSummary) -> list[str]:
     """The summary as a person reads it."""
     if summary.existed:
         return [f"{summary.source}", f"  imported before, unchanged: {summary.folder}"]
     lines = [
         f"{summary.source}",
-        f"  {summary.rows:,} rows read, {summary.records:,} records written in {summary.seconds:.1f} s",
+        f"  {_counted(summary.rows, 'row')} read, {_counted(summary.records, 'record')} written in {summary.seconds:.1f} s",
     ]
     if summary.rejected:
-        lines.append(f"  {summary.rejected:,} of them rejected: faster than the device's peak")
+        doubt = "; is the unit of the times right?" if summary.rejected == summary.records else ""
+        lines.append(f"  {summary.rejected:,} of them rejected: faster than the device's peak{doubt}")
     if summary.cached:
         lines.append(f"  {summary.cached:,} of them graded D: faster than the device's memory, so from a cache")
     if summary.no_time:
