@@ -37,6 +37,11 @@ def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def heed_ctrl_c() -> None:
+    """Whoever runs the tests in the background of a shell has them ignore Ctrl-C, and all that they start with them."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def start_and_wait_for_records(tmp_path: Path, count: int) -> tuple[subprocess.Popen[str], Path]:
     """A sweep of 40 points in the background, once its file holds `count` whole lines. It waits after some more points
     until the file `hold` is gone, so that it is never done before it is stopped."""
@@ -44,7 +49,7 @@ def start_and_wait_for_records(tmp_path: Path, count: int) -> tuple[subprocess.P
     process = subprocess.Popen(
         command("sweep", "--dim", "n=64:1312:32", *QUICK, *HELD, "--results", "results"),
         cwd=tmp_path, env={**ENVIRONMENT, HOLD: str(tmp_path / "hold")},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=heed_ctrl_c,
     )  # fmt: skip
     deadline_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline_s and process.poll() is None:
