@@ -183,7 +183,8 @@ def summary_lines(summary: ImportSummary) -> list[str]:
         return [f"{summary.source}", f"  imported before, unchanged: {summary.folder}"]
     lines = [
         f"{summary.source}",
-        f"  {_counted(summary.rows, 'row')} read, {_counted(summary.records, 'record')} written in {summary.seconds:.1f} s",
+        f"  {_counted(summary.rows, 'row')} read, {_counted(summary.records, 'record')} written in "
+        f"{summary.seconds:.1f} s",
     ]
     if summary.rejected:
         doubt = "; is the unit of the times right?" if summary.rejected == summary.records else ""
