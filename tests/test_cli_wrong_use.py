@@ -68,6 +68,14 @@ CSV = ("--gpu", "a100-sxm4-80gb", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype"
         ),
         (("predict", "--gpu", "a100", "--dim", "hidden=1024", "--ops", ","), "--ops: ','; expected names of ops"),
         (("validate", "--docs", "nowhere.md"), "validate: --docs nowhere.md; expected a file with the markers"),
+        (
+            ("sweep", "--resume", "run", "--provider", "triton"),
+            "sweep: --resume run with --provider; expected the run's own options: --resume alone",
+        ),
+        (("sweep", "--resume", "run", "--tp", "8"), "sweep: --resume run with --tp; expected the run's own options"),
+        (("check", "--experiment", "k-8", "--budget", "5"), "--budget: '5'; expected a time such as 90s"),
+        (("check", "--experiment", "k-8", "--results", "empty.csv"), "--results: empty.csv (File exists); expected"),
+        (("check", "run", "--budget", "8m"), "check: --budget 8m with a run; expected --budget with --experiment"),
         (("sweep", "--dim", "n=64", "--results", "empty.csv"), "--results: empty.csv (File exists); expected a folder"),
         (("import", "vidur", "empty.csv", "--gpu", "a100"), "device: 'a100'; expected one of a100-"),
         (

@@ -36,14 +36,22 @@ def check(
     from quantbench.analysis.check import check_run
     from quantbench.analysis.rules import RULES, rule_named
     from quantbench.cli.check_output import check_to_json
+    from quantbench.cli.writable import check_folder
     from quantbench.report.source import read_one_run
+    from quantbench.units import parse_duration_s
 
     if fail_above is not None and not 1 < fail_above < float("inf"):
         raise InputError("--fail-above", repr(fail_above), "a ratio above 1, such as 1.2")
     if (run is None) == (not experiment):
         given = "a run and --experiment" if experiment else "no run"
         raise InputError("check", given, "the folder of a run, or --experiment with a rule")
+    if run is not None and budget:
+        raise InputError("check", f"--budget {budget} with a run", "--budget with --experiment")
+    if budget not in ("", "none"):
+        parse_duration_s("--budget", budget)
     rules = (rule_named(experiment),) if experiment else RULES
+    if experiment:
+        check_folder("--results", results)
     folder = run if run is not None else _measure(rules[0], results, budget, as_json=as_json)
     found = check_run(read_one_run(folder), rules=rules, blind=blind)
     if as_json:

@@ -104,6 +104,17 @@ def _require_used(arguments: SweepArguments, as_axis: set[str]) -> None:
         raise InputError("sweep", f"{found[0]} with --dim {sorted(as_axis)[0]}", what)
 
 
+def given_words(arguments: SweepArguments) -> tuple[str, ...]:
+    """The options that are not as they are without any words, such as `--budget`."""
+    sizes = [name for name, size in arguments.sizes.items() if size]
+    others = [
+        field.name.replace("_", "-")
+        for field in fields(SweepArguments)
+        if field.name not in ("dims", "sizes") and getattr(arguments, field.name) != field.default
+    ]
+    return tuple(f"--{name}" for name in (*sizes, *others))
+
+
 def sweep_words(arguments: SweepArguments) -> str:
     """The words with which `quantbench sweep` measures what was predicted: what is varied, and what is held."""
     words = [f"--dim {dim}" for dim in arguments.dims]

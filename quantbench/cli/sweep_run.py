@@ -20,7 +20,7 @@ from quantbench.cli.check_output import cliff_to_json
 from quantbench.cli.console import output, say
 from quantbench.cli.devices import say_device
 from quantbench.cli.edge_output import edge_lines, edges_to_json
-from quantbench.cli.sweep_options import SweepArguments, sweep_options
+from quantbench.cli.sweep_options import SweepArguments, given_words, sweep_options
 from quantbench.cli.writable import check_folder
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
@@ -112,6 +112,8 @@ def check_words(arguments: SweepArguments, resume: Path | None, gpu: str) -> Non
         raise InputError("sweep", f"--resume {resume} with --dim or --shapes", "the run's own points: --resume alone")
     if resume is None:
         sweep_options(arguments, "cuda")
+    elif given := given_words(arguments):
+        raise InputError("sweep", f"--resume {resume} with {given[0]}", "the run's own options: --resume alone")
 
 
 def measure(console: Console, session: SweepSession) -> Finished:

@@ -25,6 +25,7 @@ _STANDS_OUT = 0.8
 # Of several cliffs at one place the largest are told; `check` tells them all.
 _MOST_CLIFFS_SAID = 2
 _FIGURES = re.compile(r"[±]?\d")
+_TIGHT_PERCENT = re.compile(r"(?<=[0-9])%")
 
 
 def sweep_table(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> Table:
@@ -76,7 +77,8 @@ def trust_lines(rows: Sequence[Row]) -> list[str]:
         if row.grade.letter not in ("A", "B"):
             kinds.setdefault(_FIGURES.split(row.grade.reasons[0])[0], []).append(row.grade)
     return [
-        f"trust {alike[0].letter}, {len(alike)} of {len(rows)} rows: {alike[0].reasons[0]}"
+        # the reasons are stored, in older runs with 36% where it is 36 % everywhere else
+        f"trust {alike[0].letter}, {len(alike)} of {len(rows)} rows: {_TIGHT_PERCENT.sub(' %', alike[0].reasons[0])}"
         for alike in sorted(kinds.values(), key=len, reverse=True)
     ]
 
