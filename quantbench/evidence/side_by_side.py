@@ -11,14 +11,13 @@ from typing import Any
 from quantbench.device.spec import DeviceSpec
 from quantbench.providers import catalog
 from quantbench.stats import median
+from quantbench.sweep.worker import copies_of
+from quantbench.timing.options import TimingOptions
 from quantbench.timing.other_methods import Run
-from quantbench.timing.rotation import LazyRuns, cold_copies
 from quantbench.timing.timer import Timer
 from quantbench.workload import Gemm
 
 REPEATS = 3
-# Copies of the data beyond this many are not worth their making: such products are too short for anything but hot.
-_MOST_COPIES = 500
 
 Method = Callable[[Run, DeviceSpec], list[float]]
 
@@ -30,16 +29,13 @@ def measure_row(gemm: Gemm, spec: DeviceSpec, timers: dict[str, Timer], methods:
     provider = catalog.make("torch.mm")
     task = provider.prepare(gemm, spec)
     prepare_s = time.perf_counter() - start_s
-    copies = cold_copies(spec.l2_bytes, gemm.min_bytes) - 1
     medians: dict[str, list[float]] = {}
     wall_s: dict[str, list[float]] = {}
     for _ in range(REPEATS):
         for name, timer in timers.items():
             start_s = time.perf_counter()
-            rotate = LazyRuns(
-                copies if copies <= _MOST_COPIES else 0, lambda i: provider.prepare(gemm, spec, seed=i + 1).run
-            )
-            measured = timer.measure(task.run, rotate=rotate, min_bytes=gemm.min_bytes)
+            copies = copies_of(provider, gemm, spec, TimingOptions())
+            measured = timer.measure(task.run, rotate=copies, min_bytes=gemm.min_bytes)
             medians.setdefault(name, []).append(median(measured.samples_us))
             wall_s.setdefault(name, []).append(time.perf_counter() - start_s)
         # The profiler comes last: once it has been active it may add to the cost of launches.
