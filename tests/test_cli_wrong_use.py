@@ -176,3 +176,13 @@ def test_runs_whose_points_were_all_rejected_are_told_so(tmp_path: Path, monkeyp
         folders.append(said.strip().splitlines()[-1].removeprefix("Next: quantbench check "))
     with pytest.raises(QuantbenchError, match=r"every point of run B was rejected"):
         CliRunner().invoke(app, ["compare", *folders], catch_exceptions=False)
+
+
+def test_brackets_in_a_path_are_no_markup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    picture = "[bold]ü/[/x].png"
+    words = ["predict", "--gpu", "a100", "--dim", "n=64,128", "-m", "64", "-k", "64", "--plot", picture]
+    assert f"picture: {picture}" in CliRunner().invoke(app, words, catch_exceptions=False).output
+    assert (tmp_path / picture).is_file()
+    words = ["sweep", "--dim", "n=64", "-m", "64", "-k", "64", "--provider", "[/b]:X", "--gpu", "a100", "--dry-run"]
+    assert "  [/b]:X  gemm 64×64×64 " in CliRunner().invoke(app, words, catch_exceptions=False).output

@@ -175,7 +175,7 @@ def _tell(console: Console, records: Sequence[Record], session: CommSession, fol
     say(console, f"repeated point: {repeat_line('all_reduce', session.reference_us)}")
     for warning in warnings:
         say(console, f"[yellow]warning:[/yellow] {escape(warning)}")
-    say(console, f"{folder}")
+    say(console, escape(f"{folder}"))
 
 
 def row_to_json(record: Record) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def search_layouts(arguments: PlanArguments, top: int, as_json: bool) -> bool:
     say(console, "\nRules of thumb, held against this search:")
     for line in show.rules_lines(judged):
         say(console, f"  {line}")
-    say(console, f"\nNext: {show.next_command(arguments, found.ranked[0].layout)}")
+    say(console, escape(f"\nNext: {show.next_command(arguments, found.ranked[0].layout)}"))
     return False
 
 
@@ -170,7 +170,10 @@ def check_table(path: Path, arguments: PlanArguments, as_json: bool) -> bool:
     for finding in found:
         say(console, escape(str(finding)))
     count = len({f.row.row_id for f in found})
-    say(console, f"{count} rows of {path.name} have something wrong" if found else f"nothing is wrong in {path.name}")
+    say(
+        console,
+        escape(f"{count} rows of {path.name} have something wrong" if found else f"nothing is wrong in {path.name}"),
+    )
     return bool(found)
 
 

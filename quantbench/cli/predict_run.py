@@ -47,12 +47,12 @@ def run(arguments: SweepArguments, gpu: str, plot: Path | None, *, as_json: bool
     console = output()
     say(console, f"{spec.name}: predicted, nothing is run")
     for note in found.notes:
-        say(console, f"  {note}")
+        say(console, escape(f"  {note}"))
     if found.impossible:
-        say(console, f"{len(found.impossible)} sizes are left out, the first because {found.impossible[0]}")
+        say(console, escape(f"{len(found.impossible)} sizes are left out, the first because {found.impossible[0]}"))
     console.print(forecast_table(found.rows))
     if plot is not None:
-        say(console, f"\npicture: {plot}")
+        say(console, escape(f"\npicture: {plot}"))
     say(console, escape(f"\nOn such a card, measure it: quantbench sweep {sweep_words(arguments)}"))
 
 

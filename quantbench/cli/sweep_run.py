@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from quantbench.analysis.check import check_run
@@ -65,13 +66,13 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
         print_json({"device": spec.name, "axes": axis_values, "estimate_s": plan.estimate_s, "points": points})
         return
     console = output()
-    console.print(f"plan for {spec.name}")
+    say(console, escape(f"plan for {spec.name}"))
     say_plan(console, plan, options.budget_s)
     shown = plan.points[:_MOST_PLANNED_LINES]
     widest = max((len(point.provider) for point in shown), default=0)
     for point in shown:
         estimate = latency(roofline_us(point.workload, spec))
-        say(console, f"  {point.provider:<{widest}}  {point.workload}  about {estimate}")
+        say(console, escape(f"  {point.provider:<{widest}}  {point.workload}  about {estimate}"))
     if len(plan.points) > _MOST_PLANNED_LINES:
         console.print(f"  … and {len(plan.points) - _MOST_PLANNED_LINES} more (--json prints all)")
 
@@ -126,7 +127,10 @@ def measure(console: Console, session: SweepSession) -> Finished:
         with progress_shown(console) as show:
             return session.run(show, more=refinement(session.options, session.hello.device))
     except KeyboardInterrupt:
-        console.print(f"\nstopped; everything measured is kept. Go on with: quantbench sweep --resume {session.folder}")
+        say(
+            console,
+            escape(f"\nstopped; everything measured is kept. Go on with: quantbench sweep --resume {session.folder}"),
+        )
         raise
 
 
@@ -202,11 +206,11 @@ def say_result(
         console.print()
         if rows:
             console.print(sweep_table(rows, check, spec))
-            say(console, f"ops of {ops_line(rows)}")
+            say(console, escape(f"ops of {ops_line(rows)}"))
         else:
             console.print("nothing was measured")
         for line in trust_lines(rows):
-            say(console, line)
+            say(console, escape(line))
         _say_not_measured(console, run)
     refine = None if run.info.options.get("shapes") else refinement(options_from_json(run.info.options), spec)
     edges = () if refine is None else refine.edges(run.records)
@@ -228,16 +232,16 @@ def say_result(
             "wall_s": wall_s, "overhead_share": overhead_share,
         }  # fmt: skip
     for warning in run.warnings:
-        say(console, f"[yellow]warning:[/yellow] {warning}")
+        say(console, f"[yellow]warning:[/yellow] {escape(warning)}")
     console.print(
         f"{finished.how} in {duration(wall_s)}; the harness itself took {percent(overhead_share)} of it"
         + (f" ({finished.reason})" if finished.reason else "")
     )
-    say(console, f"kept in {run.folder}/ (run.json, records.jsonl)")
+    say(console, escape(f"kept in {run.folder}/ (run.json, records.jsonl)"))
     if picture is not None:
-        say(console, f"picture: {picture}")
+        say(console, escape(f"picture: {picture}"))
     if finished.how == "budget":
-        say(console, f"the rest: quantbench sweep --resume {run.folder}")
+        say(console, escape(f"the rest: quantbench sweep --resume {run.folder}"))
     return {}
 
 
@@ -259,7 +263,7 @@ def _say_not_measured(console: Console, run: Run) -> None:
             case Measured(_, grade) if grade.letter == "rejected":
                 reasons[f"rejected, {record.provider}: {grade.reasons[0]}"] += 1
     for reason, number in reasons.most_common():
-        say(console, f"{number} × {reason}")
+        say(console, escape(f"{number} × {reason}"))
 
 
 def _widest_axis(run: Run) -> str:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
 from quantbench.cli.console import output, say
@@ -89,12 +90,12 @@ def _say(
     say(console, "errors: median / mean / p95 of |predicted / measured - 1|, in %")
     console.print(terminal_table(lines))
     for one in absent:
-        say(console, f"{one.gpu}: {one.model} is left out: {one.reason}")
+        say(console, escape(f"{one.gpu}: {one.model} is left out: {one.reason}"))
     if on_attention:
         say(console, "\nattention")
         console.print(terminal_table(on_attention))
     if docs is not None:
-        say(console, f"\nwritten into {docs}")
+        say(console, escape(f"\nwritten into {docs}"))
 
 
 def _seeds(text: str) -> tuple[int, ...]:
