@@ -4,9 +4,13 @@ import sys
 
 from quantbench.errors import QuantbenchError
 
+# As a shell reports a program that SIGPIPE ended.
+_NO_READER = 128 + 13
+
 
 def main() -> None:
-    """Run the command line. Exit codes: 0 fine, 1 something was found, 2 wrong use or bad input, 130 Ctrl-C."""
+    """Run the command line. Exit codes: 0 fine, 1 something was found, 2 wrong use or bad input, 130 Ctrl-C, 141 when
+    the reader of the output went away: whatever was found then, nobody saw it, and a gate must not pass."""
     from quantbench.cli.app import app
 
     try:
@@ -18,11 +22,11 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output has gone (`quantbench … | head`)
         sys.stderr.close()
-        sys.exit(0)
+        sys.exit(_NO_READER)
     except SystemExit as end:
         # rich and click turn the same into 1, which with us means that something was found.
         if isinstance(end.__context__, BrokenPipeError):
-            sys.exit(0)
+            sys.exit(_NO_READER)
         raise
 
 

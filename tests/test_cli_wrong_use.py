@@ -136,7 +136,7 @@ def test_an_answer_is_in_the_unit_that_reads_best() -> None:
 
 
 def test_a_closed_pipe_is_no_finding() -> None:
-    """Exit code 1 says that something was found; `| head -1` must not."""
+    """Exit code 1 says that something was found; `| head -1` must not. Nor may a gate that nobody read have passed."""
     words = ["advise", "--hidden", "14400", "--heads", "96", "--tp", "8", "--gpu", "a100-sxm4-80gb", "--top", "0"]
     with subprocess.Popen(
         [sys.executable, "-m", "quantbench", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -145,7 +145,7 @@ def test_a_closed_pipe_is_no_finding() -> None:
         assert process.stderr is not None
         process.stdout.close()
         said = process.stderr.read()
-        assert (process.wait(), said) == (0, b"")
+        assert (process.wait(), said) == (141, b"")
 
 
 def test_training_logs_named_absolutely_and_relatively_are_one_report(
