@@ -213,3 +213,11 @@ def test_a_plan_can_be_printed_for_a_gpu_that_is_not_here(tmp_path: Path) -> Non
     assert plan["estimate_s"] > 0
     assert {p["places"][0]["op"] for p in plan["points"]} == {"qkv", "proj", "mlp_up", "mlp_down"}
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_that_measured_nothing_says_so_to_scripts(tmp_path: Path) -> None:
+    words = ("--dim", "n=64,96", *QUICK, "--dtype", "fp32", "--provider", "tests.fake_providers:Wrong")
+    done = run("sweep", *words, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "nothing was measured" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr

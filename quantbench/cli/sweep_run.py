@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
@@ -29,6 +30,7 @@ from quantbench.latency.roofline import roofline_us
 from quantbench.providers.catalog import require_found
 from quantbench.report.table import ops_line, rows_to_json, sweep_table, trust_lines
 from quantbench.store.folder import Run, read_run
+from quantbench.store.record import Measured
 from quantbench.store.run import RunInfo, read_run_info
 from quantbench.sweep.child import WorkerProcess
 from quantbench.sweep.options import SweepOptions, options_from_json, plan_sweep
@@ -98,6 +100,8 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, gpu: str,
     told = say_result(console, measured, finished, time.monotonic() - start_s, as_json=as_json, earlier_s=earlier_s)
     if as_json:
         print_json(told)
+    if not any(isinstance(record.outcome, Measured) for record in measured.records if record.role == "point"):
+        raise typer.Exit(1)  # the records say why, and a script must notice
 
 
 def measuring_s(info: RunInfo) -> float:
