@@ -134,8 +134,8 @@ class AttentionModel:
         self, works: Iterable[Attention] | AttentionShapes, *, cache_write: npt.ArrayLike = False, quick: bool = False
     ) -> Estimates:
         """Times of `works`, with 90 % intervals. cache_write: whether keys and values are also written away. quick: for
-        those who ask by the hundred thousand: the same times, with intervals that are wider (by up to 11 % in the middle
-        of random shapes on the public tables' models), never narrower."""
+        those who ask by the hundred thousand: the same times, with intervals that are wider (by up to 11 % in the
+        middle of random shapes on the public tables' models), never narrower."""
         shapes = works if isinstance(works, AttentionShapes) else AttentionShapes.of(works)
         writes = np.broadcast_to(np.asarray(cache_write, dtype=bool), (len(shapes),))
         terms = self.physics.terms(shapes, writes)
