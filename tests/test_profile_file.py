@@ -214,7 +214,7 @@ def set_row(kind: str, column: str, value: object) -> Any:
         (lambda data: data["software"].update(torch=2.11), r"expected versions by name"),
         (lambda data: data.pop("cliffs"), r"field 'cliffs'; expected exactly device"),
         (lambda data: data["tables"].pop("softmax"), r"tables of other kinds; expected gemm, softmax"),
-        (lambda data: data["findings"][0].update(effect="big"), r"profile finding, effect: 'big'; expected a finite"),
+        (lambda data: data["findings"][0].update(effect="big"), r"profile finding: effect = 'big'; expected a finite"),
         (lambda data: data["models"]["gemm"][0].update(half_width=[0.1]), r"8 times for 1 half-widths"),
         (lambda data: data["models"]["gemm"][0]["distilled"].update(parameters=[1e9] * 60), r"models? of products"),
         (lambda data: data["models"]["attention"][0].update(family="fa9"), r"model"),

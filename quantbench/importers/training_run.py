@@ -23,9 +23,9 @@ import numpy.typing as npt
 from quantbench.errors import InputError, StoreError
 from quantbench.importers.megatron_log import COLUMNS, Iterations
 from quantbench.stats import median_interval
-from quantbench.store.codec import build
 from quantbench.store.environment import installed_versions, relevant_environment
 from quantbench.store.run import require_name
+from quantbench.store.typed import decode
 
 TRAINING_FORMAT = "quantbench-training"
 TRAINING_VERSION = 1
@@ -161,7 +161,7 @@ def read_training(folder: Path) -> TrainingSummary:
     """The summary that `write_training` left. Raises StoreError for anything else."""
     data = _load(folder)
     try:
-        return build(TrainingSummary, data.get("summary"))
+        return decode(TrainingSummary, data.get("summary"))
     except InputError as error:
         raise StoreError("read training", f"{folder / 'training.json'} ({error})", "a whole summary") from None
 

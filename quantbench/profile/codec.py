@@ -9,11 +9,11 @@ from typing import Any
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.profile.columns import FLAG, INTEGER, LAYOUTS, NUMBER, TEXT
-from quantbench.profile.fields import Json, decode
 from quantbench.profile.parts import Finding, KnownCliff, Provenance, RunSource
 from quantbench.profile.table import Table
 from quantbench.store.codec import spec_to_json
-from quantbench.workload import workload_to_json
+from quantbench.store.typed import Json, decode
+from quantbench.workload import workload_from_json, workload_to_json
 
 
 def table_to_json(table: Table) -> Json:
@@ -53,20 +53,10 @@ def provenance_to_json(provenance: Provenance) -> Json:
 def provenance_from_json(data: object) -> Provenance:
     """What `provenance_to_json` wrote."""
     who = "profile provenance"
-    if not isinstance(data, dict) or set(data) != {"quantbench", "runs", "num_cliffs", "note"}:
-        raise InputError(who, repr(data)[:80], "an object with quantbench, runs, num_cliffs and note")
-    if type(data["num_cliffs"]) is not int:
-        raise InputError(who, f"num_cliffs = {data['num_cliffs']!r}"[:80], "a count")
-    for name in ("quantbench", "note"):
-        if not isinstance(data[name], str):
-            raise InputError(f"{who}, {name}", repr(data[name])[:80], "a text")
-    runs = _list(data["runs"], f"{who}, runs")
-    return Provenance(
-        data["quantbench"],
-        tuple(decode(RunSource, run, f"{who}, run") for run in runs),
-        data["num_cliffs"],
-        data["note"],
-    )
+    if not isinstance(data, dict):
+        raise InputError(who, repr(data)[:80], "a JSON object")
+    runs = tuple(decode(RunSource, run, f"{who}, run", whole=True) for run in _list(data.get("runs"), f"{who}, runs"))
+    return decode(Provenance, {**data, "runs": runs}, who, whole=True)
 
 
 def cliff_to_json(cliff: KnownCliff) -> Json:
@@ -78,7 +68,14 @@ def cliff_to_json(cliff: KnownCliff) -> Json:
 
 def cliffs_from_json(data: object) -> tuple[KnownCliff, ...]:
     """Cliffs that `cliff_to_json` wrote."""
-    return tuple(decode(KnownCliff, one, "profile cliff") for one in _list(data, "profile cliffs"))
+    return tuple(_cliff(one) for one in _list(data, "profile cliffs"))
+
+
+def _cliff(data: object) -> KnownCliff:
+    if isinstance(data, dict):
+        works = {name: workload_from_json(data[name]) for name in ("before", "after") if data.get(name) is not None}
+        data = {**data, **works}
+    return decode(KnownCliff, data, "profile cliff", whole=True)
 
 
 def finding_to_json(finding: Finding) -> Json:
@@ -88,7 +85,7 @@ def finding_to_json(finding: Finding) -> Json:
 
 def findings_from_json(data: object) -> tuple[Finding, ...]:
     """Findings that `finding_to_json` wrote."""
-    return tuple(decode(Finding, one, "profile finding") for one in _list(data, "profile findings"))
+    return tuple(decode(Finding, one, "profile finding", whole=True) for one in _list(data, "profile findings"))
 
 
 def device_to_json(device: DeviceSpec) -> Json:
@@ -100,7 +97,7 @@ def device_to_json(device: DeviceSpec) -> Json:
 
 def device_from_json(data: object) -> DeviceSpec:
     """What `device_to_json` wrote."""
-    return decode(DeviceSpec, data, "profile device")
+    return decode(DeviceSpec, data, "profile device", whole=True)
 
 
 def software_from_json(data: object) -> Mapping[str, str]:

@@ -10,11 +10,9 @@ newer one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from quantbench.errors import InputError
-
-Json = dict[str, Any]
+from quantbench.store.typed import Json
 
 PROFILE_FORMAT = "quantbench-profile"
 PROFILE_VERSION = 1

@@ -13,8 +13,8 @@ from quantbench.errors import InputError
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.gaussian_process import GaussianProcess
 from quantbench.latency.softmax import SoftmaxModel
-from quantbench.profile.fields import Json
 from quantbench.profile.product_model import ProductModel
+from quantbench.store.typed import Json
 from quantbench.workload import Attention, Softmax
 
 _KINDS = ("gemm", "softmax", "attention")

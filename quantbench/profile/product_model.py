@@ -16,7 +16,7 @@ from quantbench.errors import InputError, StoreError, require_choice
 from quantbench.latency.gemm_fast import WATCHED, FastGemm, fast_from_json, fast_to_json
 from quantbench.latency.gemm_form import Machine
 from quantbench.latency.gemm_sound import require_sound_fast
-from quantbench.profile.fields import Json
+from quantbench.store.typed import Json
 from quantbench.workload.dtypes import GEMM_DTYPES
 
 FloatArray = npt.NDArray[np.float64]

@@ -2,35 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import Any, TypeVar
 
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Discarded, Grade, Measurement
-from quantbench.store.typed import first_mismatch
-
-Json = dict[str, Any]
-_T = TypeVar("_T")
-
-
-def build(kind: type[_T], data: object, *, tuples: tuple[str, ...] = ()) -> _T:
-    """A dataclass from a JSON object with exactly its fields; lists named in `tuples` become tuples."""
-    if not isinstance(data, dict):
-        raise InputError(kind.__name__, repr(data)[:80], "a JSON object")
-    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
-    unknown = data.keys() - known
-    if unknown:
-        raise InputError(kind.__name__, f"field {sorted(unknown)[0]!r}", "one of " + ", ".join(sorted(known)))
-    values = {name: tuple(v) if name in tuples and isinstance(v, list) else v for name, v in data.items()}
-    wrong = first_mismatch(kind, values)
-    if wrong is not None:
-        name, expected = wrong
-        raise InputError(kind.__name__, f"{name} = {values[name]!r}"[:100], expected)
-    try:
-        return kind(**values)
-    except TypeError as error:  # a field is missing
-        raise InputError(kind.__name__, str(error), "its fields, with values of their types") from None
+from quantbench.store.typed import Json, decode
 
 
 def launch_to_json(launch: Launch | None) -> Json | None:
@@ -55,19 +32,19 @@ def launch_from_json(data: object) -> Launch | None:
     tile_values = {name: value for name, value in data.items() if name in tile_names}
     tile = None
     if tile_values.get("block_m") is not None:
-        tile = build(Tile, {name: value for name, value in tile_values.items() if value is not None})
+        tile = decode(Tile, {name: value for name, value in tile_values.items() if value is not None})
     rest = {name: value for name, value in data.items() if name not in tile_names}
-    return build(Launch, {**rest, "tile": tile}, tuples=("grid", "block"))
+    return decode(Launch, {**rest, "tile": tile})
 
 
 def state_from_json(data: object) -> DeviceState:
     """A device's state at one moment."""
-    return build(DeviceState, data, tuples=("throttle_reasons",))
+    return decode(DeviceState, data)
 
 
 def grade_from_json(data: object) -> Grade:
     """A trust grade and its reasons."""
-    return build(Grade, data, tuples=("reasons",))
+    return decode(Grade, data)
 
 
 def measurement_to_json(measurement: Measurement, grade: Grade) -> Json:
@@ -86,13 +63,8 @@ def measurement_from_json(data: object) -> tuple[Measurement, Grade]:
     discarded = values.get("discarded")
     if not isinstance(discarded, list):
         raise InputError("measurement", f"discarded = {discarded!r}", "a list")
-    values["discarded"] = tuple(build(Discarded, d) for d in discarded)
-    for name in ("samples_us", "clocks_mhz"):
-        if not isinstance(values.get(name), list) or any(
-            isinstance(v, bool) or not isinstance(v, int | float) for v in values[name]
-        ):
-            raise InputError("measurement", f"{name} = {values.get(name)!r}"[:100], "a list of numbers")
-    return build(Measurement, values, tuples=("samples_us", "clocks_mhz")), grade
+    values["discarded"] = tuple(decode(Discarded, d) for d in discarded)
+    return decode(Measurement, values), grade
 
 
 def spec_to_json(spec: DeviceSpec) -> Json:
@@ -103,4 +75,4 @@ def spec_to_json(spec: DeviceSpec) -> Json:
 
 def spec_from_json(data: object) -> DeviceSpec:
     """What `spec_to_json` wrote."""
-    return build(DeviceSpec, data, tuples=("compute_capability",))
+    return decode(DeviceSpec, data)

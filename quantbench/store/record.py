@@ -13,7 +13,8 @@ from typing import Any
 from quantbench.errors import InputError, require_choice, require_int
 from quantbench.launch import Launch
 from quantbench.measurement import Grade, Measurement
-from quantbench.store.codec import build, launch_from_json, launch_to_json, measurement_from_json, measurement_to_json
+from quantbench.store.codec import launch_from_json, launch_to_json, measurement_from_json, measurement_to_json
+from quantbench.store.typed import decode
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Workload, workload_from_json, workload_to_json
 
@@ -155,7 +156,7 @@ def record_from_json(data: object) -> Record:
         workload=workload_from_json(data.get("workload")),
         outcome=_outcome_from_json(data),
         launch=launch_from_json(data.get("launch")),
-        places=tuple(build(Place, p) for p in places),
+        places=tuple(decode(Place, p) for p in places),
         elapsed_s=float(elapsed_s),
         **texts,  # type: ignore[arg-type]
     )
@@ -168,5 +169,5 @@ def _outcome_from_json(data: dict[str, Any]) -> Outcome:
     if present[0] == "measurement":
         return Measured(*measurement_from_json(data["measurement"]))
     if present[0] == "skipped":
-        return build(Skipped, data["skipped"])
-    return build(Failed, data["failed"])
+        return decode(Skipped, data["skipped"])
+    return decode(Failed, data["failed"])

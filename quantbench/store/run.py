@@ -14,8 +14,9 @@ from typing import Any
 
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError, StoreError, require_choice
-from quantbench.store.codec import build, spec_from_json, spec_to_json, state_from_json
+from quantbench.store.codec import spec_from_json, spec_to_json, state_from_json
 from quantbench.store.record import ORIGINS
+from quantbench.store.typed import decode
 
 RUN_FORMAT = "quantbench-run"
 RUN_VERSION = 1
@@ -93,7 +94,7 @@ def read_run_info(folder: Path) -> RunInfo:
     try:
         data["device"] = spec_from_json(data.get("device"))
         data["state"] = state_from_json(data.get("state"))
-        info = build(RunInfo, data)
+        info = decode(RunInfo, data)
         require_name(f"read run {folder}", info.run_id)
         return info
     except InputError as error:

@@ -1,32 +1,79 @@
-"""Whether JSON values are of the types that a dataclass declares: what a file says is believed only so far."""
+"""Dataclasses from JSON objects: their fields and no others, each of the type that the dataclass declares for it.
+
+What a file says is believed only so far. Runs and profiles are both read through here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
+from math import isfinite
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from quantbench.errors import InputError
+
+Json = dict[str, Any]
+_T = TypeVar("_T")
 _Check = Callable[[object], bool]
 
 _WORDS = {str: "a text", int: "an integer", float: "a finite number", bool: "true or false"}
-# What a float can hold.
-_LARGEST = 1.7e308
+_PLURALS = {str: "texts", int: "integers", float: "finite numbers", bool: "booleans"}
+# An integer where a number is declared: beyond this, numpy would keep it as an object.
+_LARGEST_INTEGER = 2**63
 
 
-def first_mismatch(kind: type, values: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The first field whose value is not of its type, and what was expected there; None where all are."""
-    for name, check, expected in _checks(kind):
-        if name in values and not check(values[name]):
-            return name, expected
-    return None
+@dataclass(frozen=True)
+class _Field:
+    """needed: it has no default. is_tuple: a JSON list of it becomes a tuple. expected: its type, in words."""
+
+    needed: bool
+    is_tuple: bool
+    check: _Check
+    expected: str
+
+
+def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) -> _T:
+    """A dataclass from a JSON object that holds its fields and no others, each of its declared type.
+
+    Lists become tuples where these are declared; a field that is a dataclass itself is decoded beforehand. A field
+    with a default may be missing, unless `whole`. Raises InputError that names `who` (the dataclass, unless given)
+    and the field.
+    """
+    who = who or kind.__name__
+    if not isinstance(data, dict):
+        raise InputError(who, repr(data)[:80], "a JSON object")
+    known = _fields(kind)  # type: ignore[arg-type]
+    for name in sorted(data.keys() ^ known.keys()):
+        if name not in known:
+            raise InputError(who, f"field {name[:60]!r} is unknown", "no field but " + ", ".join(known))
+        if whole or known[name].needed:
+            raise InputError(who, f"field {name!r} is missing", "all of " + ", ".join(known))
+    values = {name: tuple(v) if isinstance(v, list) and known[name].is_tuple else v for name, v in data.items()}
+    for name, value in values.items():
+        if not known[name].check(value):
+            raise InputError(who, f"{name} = {value!r}"[:100], known[name].expected)
+    return kind(**values)
 
 
 @cache
-def _checks(kind: type) -> tuple[tuple[str, _Check, str], ...]:
+def _fields(kind: Any) -> dict[str, _Field]:
     hints = get_type_hints(kind)
-    return tuple((f.name, _check(hints[f.name]), _words(hints[f.name])) for f in fields(kind))
+    return {
+        one.name: _Field(
+            one.default is MISSING and one.default_factory is MISSING,
+            any(get_origin(option) is tuple for option in _options(hints[one.name])),
+            _check(hints[one.name]),
+            _words(hints[one.name]),
+        )
+        for one in fields(kind)
+    }
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    """The types of a union; a type alone otherwise."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def _check(hint: Any) -> _Check:
@@ -38,7 +85,7 @@ def _check(hint: Any) -> _Check:
     if hint in (str, int, bool, NoneType):
         return lambda value: type(value) is hint
     if origin in (Union, UnionType):
-        checks = [_check(argument) for argument in arguments]
+        checks = [_check(option) for option in arguments]
         return lambda value: any(check(value) for check in checks)
     if origin in (tuple, list):
         return _sequence(origin, arguments)
@@ -51,7 +98,9 @@ def _check(hint: Any) -> _Check:
 
 
 def _is_number(value: object) -> bool:
-    return (type(value) is float or type(value) is int) and -_LARGEST < value < _LARGEST
+    if type(value) is int:
+        return abs(value) < _LARGEST_INTEGER
+    return type(value) is float and isfinite(value)
 
 
 def _sequence(origin: type, arguments: tuple[Any, ...]) -> _Check:
@@ -69,9 +118,16 @@ def _sequence(origin: type, arguments: tuple[Any, ...]) -> _Check:
 
 
 def _words(hint: Any) -> str:
-    if hint in _WORDS:
-        return _WORDS[hint]
-    options = [_WORDS.get(argument, "") for argument in get_args(hint) if argument is not NoneType]
-    if get_origin(hint) in (Union, UnionType) and all(options):
-        return " or ".join(options) + (" or null" if NoneType in get_args(hint) else "")
-    return str(hint).replace("quantbench.", "")
+    named = [_word(option) for option in _options(hint) if option is not NoneType]
+    return " or ".join(named) + (" or null" if NoneType in _options(hint) else "")
+
+
+def _word(hint: Any) -> str:
+    """One type as a reader of JSON calls it: an integer, a list of texts, an object of finite numbers."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (tuple, list):
+        count = f"{len(arguments)} " if origin is tuple and Ellipsis not in arguments else ""
+        return f"a list of {count}{_PLURALS.get(arguments[0], 'values')}"
+    if origin is not None:
+        return f"an object of {_PLURALS.get(arguments[-1], 'values')}"
+    return str(_WORDS.get(hint) or hint.__name__)

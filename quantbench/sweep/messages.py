@@ -13,7 +13,6 @@ from quantbench.errors import InputError
 from quantbench.launch import Launch
 from quantbench.measurement import Measurement
 from quantbench.store.codec import (
-    build,
     launch_from_json,
     launch_to_json,
     measurement_from_json,
@@ -21,6 +20,7 @@ from quantbench.store.codec import (
     spec_to_json,
     state_from_json,
 )
+from quantbench.store.typed import decode
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Workload, workload_from_json, workload_to_json
 
@@ -113,4 +113,4 @@ def timing_to_json(timing: TimingOptions) -> dict[str, Any]:
 
 
 def timing_from_json(data: object) -> TimingOptions:
-    return build(TimingOptions, data)
+    return decode(TimingOptions, data)

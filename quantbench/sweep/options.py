@@ -9,7 +9,7 @@ from quantbench.device import default_dtype
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_int
 from quantbench.providers.catalog import expand
-from quantbench.store.codec import build
+from quantbench.store.typed import decode
 from quantbench.sweep.adaptive import first_points
 from quantbench.sweep.axes import GEMM_DIMS, Axis, parse_axis
 from quantbench.sweep.edges import with_edges
@@ -72,13 +72,13 @@ def options_from_json(data: object) -> SweepOptions:
     if not isinstance(data, dict):
         raise InputError("options", repr(data)[:80], "a JSON object")
     values = dict(data)
-    values["held"] = build(Held, values.get("held"), tuples=("ops",))
-    values["timing"] = build(TimingOptions, values.get("timing"))
+    values["held"] = decode(Held, values.get("held"))
+    values["timing"] = decode(TimingOptions, values.get("timing"))
     shapes = values.get("shapes", [])
     if not isinstance(shapes, list | tuple) or not all(isinstance(shape, list | tuple) for shape in shapes):
         raise InputError("options", f"shapes = {shapes!r}"[:80], "a list of [m, n, k, batch]")
     values["shapes"] = tuple(tuple(shape) for shape in shapes)
-    return build(SweepOptions, values, tuples=("dims", "providers", "shard"))
+    return decode(SweepOptions, values)
 
 
 def plan_sweep(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Plan]:
