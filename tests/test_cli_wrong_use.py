@@ -60,11 +60,11 @@ CSV = ("--gpu", "a100-sxm4-80gb", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype"
         ),
         (
             ("predict", "--gpu", "a100", "--dim", "n=64", "--model", "llama-3-8b"),
-            "sweep: --model llama-3-8b with --dim n; expected sizes of a plain product: m, n, k, batch",
+            "predict: --model llama-3-8b with --dim n; expected sizes of a plain product: m, n, k, batch",
         ),
         (
             ("predict", "--gpu", "a100", "--dim", "hidden=1024", "-m", "64"),
-            "sweep: --m 64 with --dim hidden; expected sizes of a model",
+            "predict: --m 64 with --dim hidden; expected sizes of a model",
         ),
         (("predict", "--gpu", "a100", "--dim", "hidden=1024", "--ops", ","), "--ops: ','; expected names of ops"),
         (("validate", "--docs", "nowhere.md"), "validate: --docs nowhere.md; expected a file with the markers"),
@@ -93,6 +93,35 @@ def test_wrong_use_is_one_line(
         CliRunner().invoke(app, list(words), catch_exceptions=False)
     assert str(caught.value).startswith(said)
     assert [path.name for path in tmp_path.iterdir()] == ["empty.csv"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "no --dim; expected at least one of --dim hidden, --dim heads"),
+        (("--dim", "n=1:2", "-n", "5"), "--dim n=1:2 and --n 5; expected the values of n once"),
+        (("--dim", "n", "--dim", "n"), "--dim n twice; expected each dimension once"),
+        (("--dim", "n", "--dim", "hidden"), "--dim n --dim hidden; expected dimensions of a model, or m, n, k, batch"),
+        (("--dim", "n", "--hidden", "64"), "--hidden 64 with --dim n; expected sizes of a plain product"),
+        (("--dim", "hidden", "--model", "gpt2-xl", "--config", "x"), "--model gpt2-xl and --config x; expected one"),
+        (("--dim", "hidden=4096", "--tp", "3"), "hidden = 4096 with tp = 3; expected hidden divisible by tp"),
+        (("--dim", "hidden=4096", "--head-dim", "96"), "hidden = 4096 with head-dim = 96; expected hidden divisible"),
+    ],
+)
+@pytest.mark.parametrize("command", [("predict",), ("sweep", "--dry-run")], ids=lambda command: command[0])
+def test_wrong_axes_are_said_in_the_name_of_the_command(
+    command: tuple[str, ...], words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(QuantbenchError) as caught:
+        CliRunner().invoke(app, [*command, "--gpu", "a100", *words], catch_exceptions=False)
+    assert str(caught.value).startswith(f"{command[0]}: {said}")
+
+
+def test_sizes_that_a_prediction_leaves_out_are_said_in_its_name() -> None:
+    words = ["predict", "--gpu", "a100", "--dim", "hidden=4096,4100", "--tp", "8"]
+    said = CliRunner().invoke(app, [*words, "--skip-impossible"]).output
+    assert "1 sizes are left out, the first because predict: hidden = 4100 with tp = 8" in said
 
 
 def test_a_loose_name_of_a_gpu_is_enough_for_a_prediction() -> None:

@@ -49,7 +49,7 @@ def forecast(axes: Sequence[Axis], held: Held, model: TransformerModel, *, skip_
     impossible: list[str] = []
     for values in product(*(axis.values for axis in axes)):
         try:
-            ops = ops_at(tuple(axes), values, held)
+            ops = ops_at(tuple(axes), values, held, "predict")
         except InputError as error:
             if not skip_impossible:
                 raise

@@ -17,9 +17,9 @@ from quantbench.errors import InputError
 from quantbench.latency.best import best_models
 from quantbench.planner.cluster import gpu_named
 from quantbench.report.forecast import draw_forecast, forecast_table, forecast_to_json
-from quantbench.sweep.axes import Axis, parse_axis
-from quantbench.sweep.edges import with_edges
-from quantbench.sweep.shapes import DEFAULT_VALUES, check_axes, with_defaults
+from quantbench.sweep.axes import Axis
+from quantbench.sweep.grid import parse_grid
+from quantbench.sweep.shapes import with_defaults
 
 
 def run(arguments: SweepArguments, gpu: str, plot: Path | None, *, as_json: bool) -> None:
@@ -58,18 +58,10 @@ def run(arguments: SweepArguments, gpu: str, plot: Path | None, *, as_json: bool
 
 def predict_sweep(arguments: SweepArguments, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Forecast]:
     """The axes with their values, and the forecast, for a device."""
-    held, dims = held_and_dims(arguments)
+    held, dims = held_and_dims(arguments, "predict")
     held = with_defaults(held, spec.kind, default_dtype(spec))
     if spec.peak(held.dtype) is None:
         raise InputError("predict", f"--dtype {held.dtype} on {spec.name}", "one of " + ", ".join(spec.peak_tflops))
-    axes = []
-    defaulted = False
-    for text in dims:
-        dim, given, values = text.partition("=")
-        if not given and dim in DEFAULT_VALUES[spec.kind]:
-            values, defaulted = DEFAULT_VALUES[spec.kind][dim], True
-        axes.append(parse_axis(f"{dim}={values}"))
-    check_axes(tuple(axes))
-    edged = with_edges(tuple(axes), held, spec)
-    loose = arguments.skip_impossible or defaulted or any(axis.edges for axis in axes)
-    return edged, forecast(edged, held, best_models(spec, held.dtype), skip_impossible=loose)
+    grid = parse_grid(dims, held, spec, "predict")
+    loose = arguments.skip_impossible or grid.loose
+    return grid.axes, forecast(grid.axes, held, best_models(spec, held.dtype), skip_impossible=loose)

@@ -58,31 +58,32 @@ class SweepArguments:
     shard: str = ""
 
 
-def held_and_dims(arguments: SweepArguments) -> tuple[Held, tuple[str, ...]]:
+def held_and_dims(arguments: SweepArguments, who: str = "sweep") -> tuple[Held, tuple[str, ...]]:
     """What is held, and the axes as texts. A size given for a dimension that `--dim` names alone is its range.
 
-    Raises InputError for a size that is no integer, for a size given twice, and for no `--dim` at all.
+    Raises InputError, in the name of the command `who`, for a size that is no integer, for a size given twice, and for
+    no `--dim` at all.
     """
     if not arguments.dims and arguments.shapes is None:
-        raise InputError("sweep", "no --dim", "at least one of --dim " + ", --dim ".join(DIMS))
+        raise InputError(who, "no --dim", "at least one of --dim " + ", --dim ".join(DIMS))
     dims = []
     as_axis = set()
     for text in arguments.dims:
         dim, given, _ = text.partition("=")
         size = arguments.sizes.get(dim, "")
         if given and size:
-            raise InputError("sweep", f"--dim {text} and --{dim} {size}", f"the values of {dim} once")
+            raise InputError(who, f"--dim {text} and --{dim} {size}", f"the values of {dim} once")
         as_axis.add(dim)
         dims.append(f"{dim}={size}" if size else text)
     values: dict[str, Any] = {
         dim.replace("-", "_"): _size(dim, text) for dim, text in arguments.sizes.items() if text and dim not in as_axis
     }
-    _require_used(arguments, as_axis)
+    _require_used(arguments, as_axis, who)
     ops = tuple(op.strip() for op in arguments.ops.split(",") if op.strip())
     if arguments.ops and not ops:
         raise InputError("--ops", repr(arguments.ops), "names of ops, comma separated: qkv,attention")
     held = Held(layout=arguments.layout, causal=arguments.causal, ops=ops, direction=arguments.direction)
-    held = _hold_shape(held, _shape(arguments))
+    held = _hold_shape(held, _shape(arguments, who))
     if arguments.kv_heads:
         values["kv_heads"] = arguments.kv_heads
     held = _free_what_follows(held, as_axis | set(values))
@@ -90,7 +91,7 @@ def held_and_dims(arguments: SweepArguments) -> tuple[Held, tuple[str, ...]]:
     return held, tuple(dims)
 
 
-def _require_used(arguments: SweepArguments, as_axis: set[str]) -> None:
+def _require_used(arguments: SweepArguments, as_axis: set[str], who: str) -> None:
     """Raise InputError for a size that plays no part: one of a model beside a plain product's axes, or the reverse."""
     if not as_axis:
         return
@@ -101,7 +102,7 @@ def _require_used(arguments: SweepArguments, as_axis: set[str]) -> None:
         found += [f"--{name} {getattr(arguments, name)}" for name in ("model", "config") if getattr(arguments, name)]
     if found:
         what = f"sizes of a plain product: {', '.join(GEMM_DIMS)}" if plain else "sizes of a model"
-        raise InputError("sweep", f"{found[0]} with --dim {sorted(as_axis)[0]}", what)
+        raise InputError(who, f"{found[0]} with --dim {sorted(as_axis)[0]}", what)
 
 
 def given_words(arguments: SweepArguments) -> tuple[str, ...]:
@@ -174,9 +175,9 @@ def _shard(text: str) -> tuple[int, ...]:
     return int(part), int(parts)
 
 
-def _shape(arguments: SweepArguments) -> TransformerShape | None:
+def _shape(arguments: SweepArguments, who: str) -> TransformerShape | None:
     if arguments.model and arguments.config:
-        raise InputError("sweep", f"--model {arguments.model} and --config {arguments.config}", "one of them")
+        raise InputError(who, f"--model {arguments.model} and --config {arguments.config}", "one of them")
     if arguments.model:
         from quantbench.workload.presets import preset
 

@@ -11,11 +11,11 @@ from quantbench.errors import InputError, require_int
 from quantbench.providers.catalog import expand
 from quantbench.store.typed import decode
 from quantbench.sweep.adaptive import first_points
-from quantbench.sweep.axes import GEMM_DIMS, Axis, parse_axis
-from quantbench.sweep.edges import with_edges
+from quantbench.sweep.axes import GEMM_DIMS, Axis
+from quantbench.sweep.grid import parse_grid
 from quantbench.sweep.plan import Plan, build_plan, lay_out
 from quantbench.sweep.shape_list import placed_shapes
-from quantbench.sweep.shapes import DEFAULT_VALUES, Held, check_axes, with_defaults
+from quantbench.sweep.shapes import Held, with_defaults
 from quantbench.timing.options import TimingOptions
 
 
@@ -111,24 +111,14 @@ def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...
         )
         providers = expand(options.providers)
         return axes_of, lay_out(placed, providers, options.timing, spec, budget_s=budget_s)
-    defaulted = []
-    axes = []
-    for text in options.dims:
-        dim, given, values = text.partition("=")
-        if not given and dim in DEFAULT_VALUES[spec.kind]:
-            values = DEFAULT_VALUES[spec.kind][dim]
-            defaulted.append(dim)
-        axes.append(parse_axis(f"{dim}={values}"))
-    check_axes(tuple(axes))
-    edged = with_edges(tuple(axes), held, spec)
+    grid = parse_grid(options.dims, held, spec)
     plan = build_plan(
-        edged,
+        grid.axes,
         held,
         expand(options.providers),
         options.timing,
         spec,
-        # A range that nobody typed, or that edges were added to, may hold sizes that cannot be; a typed one may not.
-        skip_impossible=options.skip_impossible or bool(defaulted) or any(axis.edges for axis in axes),
+        skip_impossible=options.skip_impossible or grid.loose,
         budget_s=budget_s,
     )
-    return edged, plan
+    return grid.axes, plan

@@ -97,10 +97,10 @@ def with_defaults(held: Held, device_kind: str, dtype: str) -> Held:
     return replace(held, **missing, dtype=held.dtype or dtype)
 
 
-def ops_at(axes: tuple[Axis, ...], values: tuple[int, ...], held: Held) -> tuple[Op, ...]:
+def ops_at(axes: tuple[Axis, ...], values: tuple[int, ...], held: Held, who: str = "sweep") -> tuple[Op, ...]:
     """The ops of one point: `values` gives a value for each of `axes`, `held` everything else (defaults filled in).
 
-    Raises InputError for a point that cannot be: heads that do not divide hidden, tp that does not divide heads, …
+    Raises InputError, in the name of the command `who`, for a point that cannot be: heads that do not divide hidden, …
     """
     point = {axis.field: value for axis, value in zip(axes, values, strict=True)}
     if axes[0].dim in GEMM_DIMS:
@@ -110,42 +110,42 @@ def ops_at(axes: tuple[Axis, ...], values: tuple[int, ...], held: Held) -> tuple
     found = []
     for fused in (True, False):
         names = {op for op in wanted if (op in UNFUSED_OPS) != fused}
-        shape = _shape(point, held, fused_attention=fused)
+        shape = _shape(point, held, who, fused_attention=fused)
         found += [op for op in shape.ops(backward=held.direction != "forward") if op.name in names]
     if held.direction == "backward":
         found = [op for op in found if op.phase != "forward"]
     return tuple(found)
 
 
-def _shape(point: dict[str, int], held: Held, *, fused_attention: bool) -> TransformerShape:
+def _shape(point: dict[str, int], held: Held, who: str, *, fused_attention: bool) -> TransformerShape:
     names = {f.name for f in fields(TransformerShape)} & {f.name for f in fields(Held)}
     values = {name: point.get(name, getattr(held, name)) for name in names}
     if values["heads"] == 0:
-        values["heads"] = _heads_for(values["hidden"], values["head_dim"], values["tp"])
+        values["heads"] = _heads_for(values["hidden"], values["head_dim"], values["tp"], who)
     return TransformerShape(**values, fused_attention=fused_attention)
 
 
-def _heads_for(hidden: int, head_dim: int, tp: int) -> int:
+def _heads_for(hidden: int, head_dim: int, tp: int, who: str) -> int:
     """Heads where none were given: hidden / head_dim if that is given, else the divisor of hidden, itself divisible
     by tp, that brings head_dim nearest to the usual 128 (the linear layers do not depend on it)."""
     if head_dim:
         if hidden % head_dim:
-            raise InputError("sweep", f"hidden = {hidden} with head-dim = {head_dim}", "hidden divisible by head-dim")
+            raise InputError(who, f"hidden = {hidden} with head-dim = {head_dim}", "hidden divisible by head-dim")
         return hidden // head_dim
     if hidden % tp:
-        raise InputError("sweep", f"hidden = {hidden} with tp = {tp}", "hidden divisible by tp")
+        raise InputError(who, f"hidden = {hidden} with tp = {tp}", "hidden divisible by tp")
     per_gpu = hidden // tp
     divisors = [d * tp for d in range(1, per_gpu + 1) if per_gpu % d == 0]
     return min(divisors, key=lambda heads: (abs(hidden / heads - _USUAL_HEAD_DIM), heads))
 
 
-def check_axes(axes: tuple[Axis, ...]) -> None:
-    """Refuse axes that cannot make one grid."""
+def check_axes(axes: tuple[Axis, ...], who: str = "sweep") -> None:
+    """Refuse axes that cannot make one grid, in the name of `who`."""
     if not axes:
-        raise InputError("sweep", "no --dim", "at least one dimension to vary")
+        raise InputError(who, "no --dim", "at least one dimension to vary")
     dims = [axis.dim for axis in axes]
     repeated = next((d for d in dims if dims.count(d) > 1), None)
     if repeated:
-        raise InputError("sweep", f"--dim {repeated} twice", "each dimension once")
+        raise InputError(who, f"--dim {repeated} twice", "each dimension once")
     if any(d in GEMM_DIMS for d in dims) and any(d in MODEL_DIMS for d in dims):
-        raise InputError("sweep", "--dim " + " --dim ".join(dims), "dimensions of a model, or m, n, k, batch: not both")
+        raise InputError(who, "--dim " + " --dim ".join(dims), "dimensions of a model, or m, n, k, batch: not both")
