@@ -234,3 +234,9 @@ def test_a_real_product_is_identified(m: int, n: int) -> None:
     if name.persistent and launch.num_blocks > 0.8 * spec.sm_count:
         pytest.skip("the grid may be cut to what is resident")
     assert launch.num_blocks % (tiles_m * tiles_n) == 0
+
+
+def test_kernels_come_in_the_order_that_they_began_not_that_of_the_file() -> None:
+    late, early = (kernel(name, 1.0, [1, 1, 1], [32, 1, 1]) for name in ("late", "early"))
+    events = [{**late, "ts": 20.5}, {**early, "ts": 3.25}]
+    assert [event.name for event in kernel_events(events)] == ["early", "late"]

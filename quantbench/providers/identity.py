@@ -1,12 +1,13 @@
 """Which kernel really ran: its name, grid, block, registers, shared memory and blocks per SM, from torch.profiler.
 
-One profiled run per point, outside the timing. The trace's events become `KernelEvent`s, and those a `Launch`, in pure
-functions that know nothing of torch.
+One profiled run per point, in a process that times nothing (`quantbench.sweep.name_server`). The trace's events become
+`KernelEvent`s, and those a `Launch`, in pure functions that know nothing of torch.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -55,7 +56,7 @@ def identify(
 ) -> Launch | None:
     """The launch that `run` spends most of its time in; None on a CPU, or where the profiler saw no kernel.
 
-    Call it after timing: once the profiler has been active in a process, CUPTI may add to the cost of every launch.
+    Call it after all timing: once the profiler has been active in a process, CUPTI adds to the cost of every launch.
     `trace` runs its argument once under a profiler and returns the trace's events (torch's profiler by default).
     """
     if device.kind != "cuda":
@@ -73,6 +74,9 @@ def trace_events(run: Callable[[], None]) -> list[TraceEvent]:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
+    # Later versions detach CUPTI after each profile: slow when there are many, and a race when the next comes soon
+    # after (pytorch/kineto pull requests 1264 and 1554).
+    os.environ.setdefault("TEARDOWN_CUPTI", "0")
     run()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
@@ -93,8 +97,10 @@ def read_trace(path: Path) -> list[TraceEvent]:
 
 
 def kernel_events(events: Sequence[TraceEvent]) -> tuple[KernelEvent, ...]:
-    """The kernels among a trace's events, in order. Copies and fills by the copy engine are none."""
-    return tuple(_kernel_event(event) for event in events if str(event.get("cat", "")).lower() == "kernel")
+    """The kernels among a trace's events, in the order that they began. Copies and fills are none."""
+    kernels = [event for event in events if str(event.get("cat", "")).lower() == "kernel"]
+    # A trace is written as CUPTI's buffers come back, which is no promise of order.
+    return tuple(_kernel_event(event) for event in sorted(kernels, key=lambda event: float(event.get("ts", 0.0))))
 
 
 def _kernel_event(event: TraceEvent) -> KernelEvent:

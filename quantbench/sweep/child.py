@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from quantbench.errors import InputError, MeasurementError
 from quantbench.sweep.messages import (
@@ -54,18 +54,19 @@ class Asked(Protocol):
         """End it, at once."""
 
 
-class WorkerProcess:
-    """A running `quantbench.sweep.worker`.
+class ChildProcess:
+    """A Python module that runs in a process of its own and answers lines of JSON with lines of JSON.
 
-    It gets a process group of its own, so that Ctrl-C reaches the sweep alone, which then ends it.
+    module: run as `python -m MODULE READ_FD WRITE_FD`. It gets a process group of its own, so that Ctrl-C reaches the
+    sweep alone, which then ends it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, module: str) -> None:
         request_read, request_write = os.pipe()
         reply_read, reply_write = os.pipe()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - read after the process has ended
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "quantbench.sweep.worker", str(request_read), str(reply_write)],
+            [sys.executable, "-m", module, str(request_read), str(reply_write)],
             pass_fds=(request_read, reply_write),
             stdin=subprocess.DEVNULL,
             stdout=self._errors,
@@ -77,18 +78,6 @@ class WorkerProcess:
         self._request_fd = request_write
         self._reply_fd = reply_read
         self._buffer = b""
-        try:
-            data = self._receive(_START_LIMIT_S, lambda: None)
-            if "refused" in data:
-                raise MeasurementError("worker", data["refused"], "a device that can be measured")
-            self.hello = hello_from_json(data)
-        except BaseException:
-            self.close()
-            raise
-
-    def begin(self, timing: TimingOptions) -> None:
-        """Tell the process how to time."""
-        self._send(timing_to_json(timing))
 
     def ask(self, request: Request, limit_s: float, tick: Callable[[], None]) -> Reply:
         """Run one point. Raises WorkerLostError when the process dies or outlasts limit_s; it is of no use then."""
@@ -109,7 +98,7 @@ class WorkerProcess:
             os.close(self._reply_fd)
             self._errors.close()
 
-    def __enter__(self) -> WorkerProcess:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -150,3 +139,22 @@ class WorkerProcess:
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return WorkerLostError("crash", f"{how}: {lines[-1][:300]}" if lines else how)
+
+
+class WorkerProcess(ChildProcess):
+    """A running `quantbench.sweep.worker`, which times points."""
+
+    def __init__(self) -> None:
+        super().__init__("quantbench.sweep.worker")
+        try:
+            data = self._receive(_START_LIMIT_S, lambda: None)
+            if "refused" in data:
+                raise MeasurementError("worker", data["refused"], "a device that can be measured")
+            self.hello = hello_from_json(data)
+        except BaseException:
+            self.close()
+            raise
+
+    def begin(self, timing: TimingOptions) -> None:
+        """Tell the process how to time."""
+        self._send(timing_to_json(timing))

@@ -15,6 +15,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import MeasurementError
 from quantbench.stats import median
 from quantbench.store.record import Failed, Measured, Outcome, Record, Skipped
+from quantbench.sweep import naming
 from quantbench.sweep.child import Asked, WorkerLostError
 from quantbench.sweep.messages import Reply, Request
 from quantbench.sweep.plan import REFERENCE_EVERY, Plan, PlanPoint
@@ -165,6 +166,8 @@ class Sweep:
             return Reply(failed=("wrong_result", self._wrong[family]))
         request = Request(point.workload, point.provider, check=family not in self._checked)
         limit_s = self.limit_s or max(_LIMIT_FLOOR_S, _LIMIT_FACTOR * point.estimate_s)
+        if self.spec.kind == "cuda":
+            limit_s += naming.LIMIT_S
         try:
             if self._worker is None:
                 self._worker = self.connect()

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from quantbench.workload import Workload
 
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
+    from quantbench.launch import Launch
     from quantbench.providers.base import Provider
     from quantbench.timing.options import TimingOptions
     from quantbench.timing.timer import Timer
@@ -45,10 +46,13 @@ _CONTEXT_LOST = ("illegal memory access", "device-side assert", "misaligned addr
 
 
 class Worker:
-    """Runs requests one after another with one timer."""
+    """Runs requests one after another with one timer. name: tells which kernel a point ran."""
 
-    def __init__(self, spec: DeviceSpec, timer: Timer, timing: TimingOptions) -> None:
+    def __init__(
+        self, spec: DeviceSpec, timer: Timer, timing: TimingOptions, name: Callable[[Request], Launch | None]
+    ) -> None:
         self._spec = spec
+        self._name = name
         self._timer = timer
         self._timing = timing
         self._phases_s: dict[str, float] = {}
@@ -73,15 +77,16 @@ class Worker:
             return Reply(failed=("out_of_memory", first_line(error)), phases_s=self._phases_s)
         except RuntimeError as error:
             message = first_line(error)
-            if any(sign in str(error) for sign in _CONTEXT_LOST):
+            if context_lost(error):
                 return Reply(failed=("illegal_access", message), phases_s=self._phases_s, broken=True)
             kind = "out_of_memory" if "can't allocate memory" in str(error) else "error"
             return Reply(failed=(kind, message), phases_s=self._phases_s)
 
     def _run(self, request: Request) -> Reply:
+        import torch
+
         from quantbench.providers import catalog
         from quantbench.providers.correctness import check
-        from quantbench.providers.identity import identify
 
         provider = catalog.make(request.provider)
         reason = too_large(request.workload, self._spec) or provider.unsupported(request.workload, self._spec)
@@ -102,8 +107,12 @@ class Worker:
         )
         self._phases_s["warm-up"] = self._timer.warmup_s - warmup_before_s
         self._phases_s["measuring"] = self._timer.measuring_s - measuring_before_s
-        with self._phase("identify"):
-            launch = task.launch() or identify(task.run, request.workload, self._spec)
+        launch = task.launch()
+        del task  # whoever names the kernel needs its memory
+        if launch is None and self._spec.kind == "cuda":
+            torch.cuda.empty_cache()
+            with self._phase("identify"):
+                launch = self._name(request)
         return Reply(measurement=measurement, launch=launch, phases_s=self._phases_s)
 
     @contextmanager
@@ -132,6 +141,11 @@ def too_large(workload: Workload, spec: DeviceSpec) -> str | None:
     return f"needs at least {size(workload.min_bytes)}, and {spec.name} has {size(spec.memory_bytes)}"
 
 
+def context_lost(error: BaseException) -> bool:
+    """Whether CUDA says that nothing runs in this process any more."""
+    return any(sign in str(error) for sign in _CONTEXT_LOST)
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, or its type where it has none."""
     text = str(error).strip()
@@ -142,10 +156,11 @@ def main() -> None:
     """Say on what this runs, learn how to time, serve requests until the pipe closes."""
     from quantbench import device
     from quantbench.providers.software import versions
+    from quantbench.sweep import naming
     from quantbench.timing.timer import make_timer
 
     read_fd, write_fd = int(sys.argv[1]), int(sys.argv[2])
-    _die_with_parent()
+    die_with_parent()
     with os.fdopen(read_fd, encoding="utf-8") as requests, os.fdopen(write_fd, "w", encoding="utf-8") as replies:
 
         def send(data: dict[str, Any]) -> None:
@@ -153,6 +168,7 @@ def main() -> None:
             replies.flush()
 
         try:
+            way = naming.chosen_way()
             spec = device.current()
         except QuantbenchError as error:
             send({"refused": str(error)})
@@ -163,7 +179,7 @@ def main() -> None:
         if not first:  # nobody wants anything measured: a plan was all
             return
         timing = timing_from_json(json.loads(first))
-        worker = Worker(spec, make_timer(spec, timing, state=state), timing)
+        worker = Worker(spec, make_timer(spec, timing, state=state), timing, _namer(way, spec))
         for line in requests:
             reply = worker.run(request_from_json(json.loads(line)))
             send(reply_to_json(reply))
@@ -171,7 +187,18 @@ def main() -> None:
                 return
 
 
-def _die_with_parent() -> None:
+def _namer(way: str, spec: DeviceSpec) -> Callable[[Request], Launch | None]:
+    """Who tells which kernel ran (`quantbench.sweep.naming`); on a processor nobody is asked."""
+    from quantbench.sweep import name_server, naming
+
+    if way == "off" or spec.kind != "cuda":
+        return lambda request: None
+    if way == "here":
+        return lambda request: name_server.answer(request, spec).launch
+    return naming.NamesApart().launch_of
+
+
+def die_with_parent() -> None:
     """End this process soon after the sweep has gone, however it went and whatever a kernel is doing."""
     parent = os.getppid()
 
