@@ -265,3 +265,24 @@ def test_alone_on_the_card_nobody_else_is_asked_for() -> None:
     found = Nvml.open(uuid="1234", library=FakeLibrary(pids=(os.getpid(),)), own_pids=never)
     assert isinstance(found, Nvml)
     assert found.state().other_processes == 0
+
+
+def test_the_process_tree_is_walked_again_only_for_other_processes() -> None:
+    walks: list[int] = []
+
+    def own_pids() -> frozenset[int]:
+        walks.append(1)
+        return frozenset({100})
+
+    library = FakeLibrary(pids=(100, 200))
+    found = Nvml.open(uuid="1234", library=library, own_pids=own_pids, pid_exists=lambda pid: pid < 1_000_000)
+    assert isinstance(found, Nvml)
+    assert [found.state().other_processes for _ in range(3)] == [1, 1, 1]
+    assert len(walks) == 1
+    library.pids = (100, 200, 300)
+    assert found.state().other_processes == 2
+    library.pids = (4_000_001,)
+    assert [found.state().note for _ in range(2)] == [
+        "NVML counts 1 processes by numbers of another namespace, ours perhaps among them"
+    ] * 2
+    assert len(walks) == 3

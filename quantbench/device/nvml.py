@@ -84,6 +84,7 @@ class Nvml:
         self._processes_handle = handle
         self._own_pids = own_pids
         self._pid_exists = pid_exists
+        self._judged: tuple[set[int], int | None, str] = (set(), 0, "")  # process numbers, how many are others', note
         # A MIG slice has no clocks or temperature of its own; the card it is part of has.
         self._handle = handle
         is_slice, _ = self._ask("MIG mode", lambda: library.nvmlDeviceIsMigDeviceHandle(handle))
@@ -207,13 +208,24 @@ class Nvml:
         pids = {int(process.pid) for process in running}
         if pids <= {os.getpid()}:  # the usual case, and walking the process tree takes milliseconds
             return 0
+        if (
+            pids != self._judged[0]
+        ):  # asked some fifty times a second, beside samples; the same numbers, the same answer
+            self._judged = (pids, *self._judge(pids))
+        _, others, note = self._judged
+        if note:
+            notes.append(note)
+        return others
+
+    def _judge(self, pids: set[int]) -> tuple[int | None, str]:
+        """How many of these processes are not ours, None where it cannot be told, and why not."""
         own = self._own_pids()
         strangers = {pid for pid in pids - own if not self._pid_exists(pid)}
         if strangers and not pids & own:
             # One of them may be this very process under the host's number.
-            notes.append(f"NVML counts {len(pids)} processes by numbers of another namespace, ours perhaps among them")
-            return None
-        return len(pids - own)
+            note = f"NVML counts {len(pids)} processes by numbers of another namespace, ours perhaps among them"
+            return None, note
+        return len(pids - own), ""
 
 
 class _Noting:
