@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -108,11 +110,17 @@ def _sweep(sweep: PlannedSweep, kind: str, run: str | None, results: Path, budge
 
 
 def _run(module: list[str], limit_s: float) -> bool:
-    try:
-        return subprocess.run([sys.executable, "-m", *module], timeout=limit_s, check=False).returncode == 0
-    except subprocess.TimeoutExpired:
-        print(f"{module[0]}: not done within {limit_s:.0f} s")
-        return False
+    """Whether a table was finished. What is late is ended with all that it started, so that nothing of it is left on
+    the device while the next figure is taken."""
+    with subprocess.Popen([sys.executable, "-m", *module], start_new_session=True) as process:
+        try:
+            return process.wait(timeout=limit_s) == 0
+        except subprocess.TimeoutExpired:
+            print(f"{module[0]}: not done within {limit_s:.0f} s")
+            return False
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _keep(path: Path, state: dict[str, Any]) -> None:
