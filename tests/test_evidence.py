@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import tarfile
+import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from typer.testing import CliRunner
 
 from quantbench.analysis.summary import Point
 from quantbench.cli.app import app
-from quantbench.device import lookup
+from quantbench.device import current, lookup
+from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.evidence import run as evidence
 from quantbench.evidence import side_by_side, write
@@ -27,6 +30,7 @@ from quantbench.latency.roofline import roofline_us
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade
 from quantbench.profile.profile import Profile
+from quantbench.timing.other_methods import Run
 from quantbench.workload import Gemm, Softmax, Workload
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -97,6 +101,43 @@ def test_a_table_that_was_cut_short_is_finished_not_repeated(tmp_path: Path, mon
     assert len(side_by_side.measure_rows(out, lookup("h200-sxm-141gb"), gemms, {}, {})) == 3
     assert asked == [str(gemm) for gemm in (*gemms, gemms[2])]
     assert [row["sizes"][0] for row in json.loads(out.read_text())["rows"]] == [64, 128, 192]
+
+
+def test_the_profiler_joins_after_all_rows_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
+    spec, gemms, out = current(), [Gemm(n, n, n, dtype="fp32") for n in (32, 48)], tmp_path / "table.json"
+    calls: list[int] = []
+
+    def profiled(run: Run, device: DeviceSpec) -> list[float]:
+        run()
+        calls.append(1)
+        return [3.0, 5.0, 4.0] if len(calls) != 2 else []
+
+    rows = side_by_side.measure_rows(out, spec, gemms, {}, {"plain": lambda run, device: [1.0]})
+    side_by_side.add_method(out, spec, gemms, rows, "profiler", profiled)
+    side_by_side.add_method(out, spec, gemms, rows, "profiler", profiled)
+    assert len(calls) == 2 * side_by_side.REPEATS
+    kept = json.loads(out.read_text())["rows"]
+    assert [row["medians_us"] for row in kept] == [
+        {"plain": [1.0] * 3, "profiler": [4.0] * 2}, {"plain": [1.0] * 3, "profiler": [4.0] * 3}
+    ]  # fmt: skip
+
+
+def test_a_late_table_takes_what_it_started_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "late.py").write_text(
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "open('pid', 'w').write(str(child.pid))\n"
+        "time.sleep(600)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert not evidence._run(["late"], 3.0)
+    grandchild = int((tmp_path / "pid").read_text())
+    deadline_s = time.monotonic() + 10
+    while psutil.pid_exists(grandchild) and psutil.Process(grandchild).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline_s, "it is still running"
+        time.sleep(0.05)
 
 
 def test_nvbench_joins_the_rows_of_its_sizes(tmp_path: Path) -> None:

@@ -38,17 +38,21 @@ def measure_row(gemm: Gemm, spec: DeviceSpec, timers: dict[str, Timer], methods:
             measured = timer.measure(task.run, rotate=copies, min_bytes=gemm.min_bytes)
             medians.setdefault(name, []).append(median(measured.samples_us))
             wall_s.setdefault(name, []).append(time.perf_counter() - start_s)
-        # The profiler comes last: once it has been active it may add to the cost of launches.
-        for name, method in sorted(methods.items(), key=lambda item: item[0] == "profiler"):
-            start_s = time.perf_counter()
-            samples = method(task.run, spec)
-            if samples:
-                medians.setdefault(name, []).append(median(samples))
-            wall_s.setdefault(name, []).append(time.perf_counter() - start_s)
+        for name, method in methods.items():
+            _once(method, task.run, spec, medians.setdefault(name, []), wall_s.setdefault(name, []))
     return {
         "workload": str(gemm), "sizes": [gemm.m, gemm.n, gemm.k], "flops": gemm.flops, "medians_us": medians,
         "wall_s": wall_s, "prepare_s": prepare_s,
     }  # fmt: skip
+
+
+def _once(method: Method, run: Run, spec: DeviceSpec, medians_us: list[float], wall_s: list[float]) -> None:
+    """Add one repeat's median, where there is one, and what it cost."""
+    start_s = time.perf_counter()
+    samples = method(run, spec)
+    if samples:
+        medians_us.append(median(samples))
+    wall_s.append(time.perf_counter() - start_s)
 
 
 def measure_rows(
@@ -63,6 +67,20 @@ def measure_rows(
         rows.append(known.get(str(gemm)) or measure_row(gemm, spec, timers, methods))
         write_table(out, spec, rows)
     return rows
+
+
+def add_method(
+    out: Path, spec: DeviceSpec, gemms: Sequence[Gemm], rows: list[dict[str, Any]], name: str, method: Method
+) -> None:
+    """Add a method to the rows of `gemms` that do not have it yet, after all others are done."""
+    for gemm, row in zip(gemms, rows, strict=True):
+        if len(row["wall_s"].get(name, ())) >= REPEATS:
+            continue
+        run = catalog.make("torch.mm").prepare(gemm, spec).run
+        row["medians_us"][name], row["wall_s"][name] = [], []
+        for _ in range(REPEATS):
+            _once(method, run, spec, row["medians_us"][name], row["wall_s"][name])
+        write_table(out, spec, rows)
 
 
 def write_table(out: Path, spec: DeviceSpec, rows: list[dict[str, Any]]) -> None:

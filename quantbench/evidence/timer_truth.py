@@ -1,6 +1,7 @@
 """The same kernels by our timer and by everybody else's: one table of medians, and the spread of repeats.
 
-Run as `python -m quantbench.evidence.timer_truth FILE.json`, in a process of its own: profilers leave traces behind.
+Run as `python -m quantbench.evidence.timer_truth FILE.json`, in a process of its own. The profiler comes after all
+others, for all kernels: it stays attached to the process, and launches are slower from then on.
 Where `cuda-bench` is installed (`pip install cuda-bench`), NVBench times the same products in a process of its own.
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 
 from quantbench import device
 from quantbench.evidence.nvbench import merge_nvbench
-from quantbench.evidence.side_by_side import REPEATS, measure_rows, write_table
+from quantbench.evidence.side_by_side import REPEATS, add_method, measure_rows, write_table
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.other_methods import METHODS
 from quantbench.timing.timer import make_timer
@@ -27,6 +28,7 @@ _SIZES = {
     "cpu": (64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768),
 }
 _NVBENCH_LIMIT_S = 60.0
+_LAST = "profiler"
 
 
 def main() -> None:
@@ -37,7 +39,10 @@ def main() -> None:
     modes = ("events", "graph") if spec.kind == "cuda" else ("auto",)
     timers = {f"quantbench {mode}": make_timer(spec, replace(options, mode=mode)) for mode in modes}
     gemms = [Gemm(n, n, n, dtype=device.default_dtype(spec)) for n in _SIZES[spec.kind]]
-    rows = measure_rows(out, spec, gemms, timers, METHODS[spec.kind])
+    methods = {name: method for name, method in METHODS[spec.kind].items() if name != _LAST}
+    rows = measure_rows(out, spec, gemms, timers, methods)
+    if _LAST in METHODS[spec.kind]:
+        add_method(out, spec, gemms, rows, _LAST, METHODS[spec.kind][_LAST])
     if spec.kind == "cuda" and find_spec("cuda") and find_spec("cuda.bench"):
         _add_nvbench(rows, out, _SIZES[spec.kind])
         write_table(out, spec, rows)
@@ -48,6 +53,8 @@ def main() -> None:
 
 def _add_nvbench(rows: list[dict[str, Any]], out: Path, sizes: tuple[int, ...]) -> None:
     """NVBench's medians, a process for each repeat. One that fails costs its column alone, and says why."""
+    for row in rows:
+        row["medians_us"].pop("nvbench", None)  # of a table that was cut short
     for repeat in range(REPEATS):
         file = out.with_name(f"nvbench-{repeat}.json")
         words = [sys.executable, "-m", "quantbench.evidence.nvbench", str(file), *map(str, sizes)]
