@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from quantbench.errors import InputError, UnsupportedError
+from quantbench.latency.gemm_model import LARGEST_SIDE
 from quantbench.planner.op_times import OpTimes
 from quantbench.profile import Estimate, Estimates, Profile
 from quantbench.profile.lines import Lines
@@ -45,6 +46,27 @@ def test_a_measured_shape_gives_the_measured_figure() -> None:
         made.profile().gemm(work.m, work.n, work.k, dtype="bf16", layout="nt", batch=1, provider="torch.linear")
     )
     assert asked == found
+
+
+def test_beyond_the_model_only_what_was_measured_is_answered() -> None:
+    known, unknown = Gemm(LARGEST_SIDE + 1, 128, 64, layout="nt"), Gemm(LARGEST_SIDE + 3, 128, 64, layout="nt")
+    records = [made_runs.record(known, (200.0, 201.0, 202.0), {"m": known.m}, provider="torch.linear")]
+    profile = Profile.from_runs([made.run(made.gemm_records() + records)], fit=False)
+    assert one(profile.gemm(known.m, known.n, known.k)).source == "measured"
+    assert many(profile.gemm([known.m, 2048], known.n, known.k)).source[0] == "measured"
+    assert many(profile.gemm([LARGEST_SIDE, 2048], 128, 64)).latency_us[0] > 0
+    said = rf"^product {unknown.m}×128×64: m = {unknown.m}; expected at most {LARGEST_SIDE}: no time is predicted"
+    for ask in (
+        lambda: profile.gemm(unknown.m, unknown.n, unknown.k),
+        lambda: profile.gemm([known.m, unknown.m, unknown.m + 1], unknown.n, unknown.k),
+        lambda: profile.gemm(unknown.m, unknown.n, unknown.k, dtype="fp16"),
+        lambda: profile.estimates([known, unknown]),
+        lambda: profile.latencies_us([unknown]),
+    ):
+        with pytest.raises(InputError, match=said):
+            ask()
+    # A batch is no side: it may be of any length.
+    assert one(profile.gemm(2048, 2048, 128, batch=LARGEST_SIDE)).source == "modelled"
 
 
 def test_between_shapes_it_follows_the_edges_and_the_tables_own_level() -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Protocol, runtime_checkable
 
 from quantbench.advice.spread import UNMEASURED_COMMON
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.best import best_models
-from quantbench.latency.gemm_model import LARGEST_SIDE
 from quantbench.latency.softmax import fallback_bytes
 from quantbench.latency.transformer import UNMEASURED_CORRELATION, TransformerModel
 from quantbench.launch import Launch
@@ -20,7 +18,7 @@ from quantbench.planner.calibration import shipped
 from quantbench.planner.constraints import softmax_generation
 from quantbench.planner.layer_time import unaligned_s
 from quantbench.planner.op_times import Latency, OpTimes, RememberedTimes
-from quantbench.workload import Gemm, Op, Softmax
+from quantbench.workload import Op, Softmax
 from quantbench.workload.transformer import Compute
 
 # The rate of unaligned batched products was fitted to whole iterations of training and never timed alone; how far off
@@ -91,14 +89,13 @@ class ModelledTimes:
         if dtype not in self._models:
             self._models[dtype] = self._models_of(dtype)
         model = self._models[dtype]
-        asked = [_within_reach(work) for work in works]
-        answers = model.predict_ops([Op(part.kind, "forward", part, 1) for part, _ in asked])
+        answers = model.predict_ops([Op(work.kind, "forward", work, 1) for work in works])
         found = []
-        for work, (_, times), op in zip(works, asked, answers, strict=True):
+        for work, op in zip(works, answers, strict=True):
             estimate = op.work.estimate
             self._launches[work] = op.work.launch
             self._note(op.work.note, model.attention.note)
-            latency = Latency(times * estimate.low_us, times * estimate.latency_us, times * estimate.high_us)
+            latency = Latency(estimate.low_us, estimate.latency_us, estimate.high_us)
             slow = unaligned(work, latency, self.device, self._share)
             if slow is not None:
                 self._note(UNALIGNED_NOTE, model.attention.note)
@@ -129,15 +126,6 @@ def unaligned(work: Compute, latency: Latency, device: DeviceSpec, share: float 
     # No faster than aligned rows would be, whatever the fitted rate says.
     mid = max(slow_s * 1e6, latency.mid)
     return Latency(max(mid / _UNALIGNED_SPREAD, latency.low), mid, mid * _UNALIGNED_SPREAD)
-
-
-def _within_reach(work: Compute) -> tuple[Compute, float]:
-    """What the models can be asked for in the place of `work`, and how many times its time that takes: of a batch with
-    more rows than they know, as much as they do know. So long a batch grows in proportion."""
-    if not isinstance(work, Gemm) or work.batch * work.m <= LARGEST_SIDE or work.m > LARGEST_SIDE:
-        return work, 1.0
-    most = LARGEST_SIDE // work.m
-    return replace(work, batch=most), work.batch / most
 
 
 class Answers:

@@ -9,6 +9,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.gemm_menu import Menu
 from quantbench.latency.gemm_model import GemmModel, shipped_model
+from quantbench.latency.reach import predict_within_reach
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.latency.transformer import (
     CORRELATION,
@@ -45,7 +46,7 @@ def _predictor(model: GemmModel, addition: str) -> GemmPredictor:
     note = (model.note or _origin(model)) + addition
 
     def predict(gemms: Sequence[Gemm]) -> list[WorkEstimate]:
-        found = model.predict_gemms([replace(gemm, dtype=model.dtype) for gemm in gemms])
+        found = predict_within_reach(model, gemms)
         return [replace(_with_residency(one), note=note) for one in found]
 
     return predict

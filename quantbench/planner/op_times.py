@@ -7,7 +7,7 @@ measured here is said in `note`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from quantbench.device.spec import DeviceSpec
@@ -110,10 +110,12 @@ class ModelTimes:
 
     def latencies_us(self, workloads: Sequence[Compute]) -> list[Latency]:
         """One latency per workload, in their order."""
+        from quantbench.latency.reach import predict_within_reach
+
         found: dict[Compute, Latency] = {}
         gemms = [work for work in dict.fromkeys(workloads) if isinstance(work, Gemm)]
         if gemms:
-            answers = self.gemm.predict_gemms([replace(work, dtype=self.gemm.dtype) for work in gemms])
+            answers = predict_within_reach(self.gemm, gemms)
             for work, answer in zip(gemms, answers, strict=True):
                 found[work] = _latency(answer.estimate)
         softmaxes = [work for work in dict.fromkeys(workloads) if isinstance(work, Softmax)]

@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
+from quantbench.latency.gemm_model import LARGEST_SIDE
+from quantbench.latency.reach import require_reach
 from quantbench.profile.bases import columns_of, roofline_parts
 from quantbench.profile.choose import Chosen, choose_attention, choose_gemm, choose_softmax
 from quantbench.profile.estimate import (
@@ -127,6 +129,8 @@ class Asker:
         who = f"profile.{chosen.kind}"
         asked, shape = _sizes(who, chosen.sizes, given)
         latency, low, high, code, outside = chosen.surface.many(asked)
+        if chosen.kind == "gemm":
+            _require_reach_of_all(asked, code != MEASURED)
         bad = ~(np.isfinite(high) & (low > 0))
         if bad.any():
             row = int(np.flatnonzero(bad)[0])
@@ -186,8 +190,10 @@ def single_gemm(chosen: Chosen, device: DeviceSpec) -> One:
         found = remembered(sizes)
         if found is not None:
             return found
-        if not (0 < m <= _LARGEST and 0 < n <= _LARGEST and 0 < k <= _LARGEST and 0 < batch <= _LARGEST):
+        if not (0 < m <= LARGEST_SIDE and 0 < n <= LARGEST_SIDE and 0 < k <= LARGEST_SIDE and 0 < batch <= _LARGEST):
             _sizes("profile.gemm", ("m", "n", "k", "batch"), sizes)
+            if sizes not in chosen.surface.rows:
+                require_reach(m, n, k)
         elements, area = m * n, k * batch
         compute_us = elements * area * per_product_us
         memory_us = (m + n) * area * width + elements * batch * out_width
@@ -198,6 +204,13 @@ def single_gemm(chosen: Chosen, device: DeviceSpec) -> One:
         return found
 
     return ask
+
+
+def _require_reach_of_all(asked: tuple[IntArray, ...], modelled: npt.NDArray[np.bool_]) -> None:
+    """Raise InputError for the first modelled product with a side that no model knows; measured ones have their row."""
+    m, n, k, _ = asked
+    for row in np.flatnonzero(modelled & (np.maximum(np.maximum(m, n), k) > LARGEST_SIDE))[:1]:
+        require_reach(int(m[row]), int(n[row]), int(k[row]))
 
 
 def _format_of(work: Compute) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from quantbench.latency.attention import FEWEST_ROWS as FEWEST_ATTENTION_ROWS
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.attention_physics import AttentionShapes
 from quantbench.latency.gemm_fast import LEAN, distil
-from quantbench.latency.gemm_model import GemmModel
+from quantbench.latency.gemm_model import LARGEST_SIDE, GemmModel
 from quantbench.latency.gemm_train import FEWEST_ROWS as FEWEST_PRODUCT_ROWS
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.launch import Launch, Tile
@@ -29,7 +29,6 @@ FloatArray = npt.NDArray[np.float64]
 _MOST_PRODUCT_ROWS = 8000
 # The learner beside attention's physics takes the cube of the rows.
 _MOST_ATTENTION_ROWS = 600
-_LARGEST = 2**21 - 1
 # Half-widths are kept at the middles of this many parts of the range of times, each of as many shapes.
 _POINTS = 8
 _PROBED = 3000
@@ -63,7 +62,7 @@ def _most_of(table: Table, *columns: str) -> Table:
 def _product(device: DeviceSpec, table: Table, dtype: str, fit: bool, seed: int) -> ProductModel:
     table = _most_of(table, "provider")
     m = table["m"] * table["batch"]
-    whole = (m <= _LARGEST) & (table["n"] <= _LARGEST) & (table["k"] <= _LARGEST)
+    whole = (m <= LARGEST_SIDE) & (table["n"] <= LARGEST_SIDE) & (table["k"] <= LARGEST_SIDE)
     plain = whole & (table["batch"] == 1)
     # A batch is not quite the rows of one product: its rows teach only where there are no others.
     kept = np.flatnonzero(plain if plain.sum() >= FEWEST_PRODUCT_ROWS else whole)
