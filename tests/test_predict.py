@@ -105,6 +105,24 @@ def test_errors() -> None:
         run("--gpu", "a100-sxm4-80gb", "--dim", "heads=7", "--hidden", "4096")
 
 
+@pytest.mark.parametrize("dtype", ["fp8", "int8"])
+def test_eager_attention_beside_narrow_linear_layers_runs_in_bf16(dtype: str) -> None:
+    h100 = lookup("h100-sxm5-80gb")
+    narrow, wide = (
+        best_models(h100, of).predict(
+            TransformerShape(hidden=4096, heads=32, seq=2048, dtype=of, fused_attention=False), backward=True
+        )
+        for of in (dtype, "bf16")
+    )
+    same = [(o.op.label, o.work) for o in narrow.ops if o.op.name in ("scores", "softmax", "context")]
+    assert len(same) == 8
+    assert same == [(o.op.label, o.work) for o in wide.ops if o.op.name in ("scores", "softmax", "context")]
+    qkv, of_bf16 = (next(o.work for o in found.ops if o.op.label == "qkv") for found in (narrow, wide))
+    assert qkv != of_bf16
+    assert f"{h100.name} {dtype} was not measured" in qkv.note
+    assert "fitted on" in of_bf16.note
+
+
 def test_impossible_sizes_are_left_out_where_asked() -> None:
     arguments = SweepArguments(dims=("heads=7,8",), sizes={"hidden": "4096"}, skip_impossible=True)
     _, found = predict_sweep(arguments, lookup("a100-sxm4-80gb"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,7 +15,6 @@ from quantbench.latency.softmax import SoftmaxModel
 from quantbench.latency.transformer import (
     CORRELATION,
     UNMEASURED_CORRELATION,
-    GemmPredictor,
     TransformerModel,
     WorkEstimate,
 )
@@ -22,34 +22,51 @@ from quantbench.workload import Gemm
 
 
 def best_models(device: DeviceSpec, dtype: str) -> TransformerModel:
-    """Models of products of `dtype`, of softmax and of attention on `device`."""
-    gemm, measured = _gemm(device, dtype)
+    """Models of products, of softmax and of attention on `device`. dtype: that of the linear layers, by whose products
+    the errors of a sum are judged; products of another (attention's beside fp8 and int8) are predicted in their own."""
+    products = _Products(device)
+    measured = products.of(dtype)[0].rows > 0
     return TransformerModel(
-        device, gemm, SoftmaxModel.prior(device), AttentionModel.best(device),
+        device, products, SoftmaxModel.prior(device), AttentionModel.best(device),
         CORRELATION if measured else UNMEASURED_CORRELATION,
     )  # fmt: skip
 
 
-def _gemm(device: DeviceSpec, dtype: str) -> tuple[GemmPredictor, bool]:
-    """The predictor of products, and whether anything was measured behind it."""
-    if dtype == "fp16" and device.peak("bf16") == device.peak("fp16"):
-        shipped = shipped_model(device.name, "bf16")
-        if shipped is not None:
+class _Products:
+    """Products of a device by the model of each one's number format, found when it is first asked for."""
+
+    def __init__(self, device: DeviceSpec) -> None:
+        self._device = device
+        self._known: dict[str, tuple[GemmModel, str]] = {}
+
+    def __call__(self, gemms: Sequence[Gemm]) -> list[WorkEstimate]:
+        by_dtype: dict[str, dict[Gemm, None]] = defaultdict(dict)
+        for gemm in gemms:
+            by_dtype[gemm.dtype][gemm] = None
+        found: dict[Gemm, WorkEstimate] = {}
+        for dtype, same in by_dtype.items():
+            model, note = self.of(dtype)
+            answers = predict_within_reach(model, list(same))
+            found.update(zip(same, (replace(_with_residency(one), note=note) for one in answers), strict=True))
+        return [found[gemm] for gemm in gemms]
+
+    def of(self, dtype: str) -> tuple[GemmModel, str]:
+        """The model of a number format, and what to know of it."""
+        if dtype not in self._known:
+            self._known[dtype] = self._found(dtype)
+        return self._known[dtype]
+
+    def _found(self, dtype: str) -> tuple[GemmModel, str]:
+        device = self._device
+        addition = ""
+        model = None
+        if dtype == "fp16" and device.peak("bf16") == device.peak("fp16"):
             # The same bytes at the same peak, by kernels of the same tiles.
-            note = f"; fp16 is taken to run as the bf16 that was measured on {device.name}"
-            return _predictor(shipped, note), True
-    model = GemmModel.best(device, dtype=dtype)
-    return _predictor(model, ""), model.rows > 0
-
-
-def _predictor(model: GemmModel, addition: str) -> GemmPredictor:
-    note = (model.note or _origin(model)) + addition
-
-    def predict(gemms: Sequence[Gemm]) -> list[WorkEstimate]:
-        found = predict_within_reach(model, gemms)
-        return [replace(_with_residency(one), note=note) for one in found]
-
-    return predict
+            model = shipped_model(device.name, "bf16")
+            addition = f"; fp16 is taken to run as the bf16 that was measured on {device.name}"
+        if model is None:
+            model, addition = GemmModel.best(device, dtype=dtype), ""
+        return model, (model.note or _origin(model)) + addition
 
 
 def _origin(model: GemmModel) -> str:

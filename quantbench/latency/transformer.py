@@ -41,7 +41,7 @@ class WorkEstimate:
     note: str = ""
 
 
-#: products of one dtype to estimates, in order
+#: products, each in its own number format, to estimates, in order
 GemmPredictor = Callable[[Sequence[Gemm]], list[WorkEstimate]]
 
 
