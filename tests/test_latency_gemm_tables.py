@@ -33,6 +33,12 @@ def test_csv_is_sorted_merged_and_in_microseconds(tmp_path: Path) -> None:
     assert read_table("here", path=tmp_path / "t.csv", dtype="fp8").latency_us.tolist() == pytest.approx([4.0])
 
 
+@pytest.mark.parametrize(("written", "name"), [("VLLM", "vLLM"), ("vLLM", "vLLM"), ("SGLang", "SGLang")])
+def test_a_framework_is_spelled_as_it_spells_itself(tmp_path: Path, written: str, name: str) -> None:
+    (tmp_path / "t.csv").write_text(CSV.replace(",X", f",{written}"))
+    assert read_table("here", path=tmp_path / "t.csv").provenance.framework == name
+
+
 def test_file_errors_name_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(CSV)
     with pytest.raises(InputError, match=r"no row of dtype 'int8'; expected one of bfloat16, fp8"):

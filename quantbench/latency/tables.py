@@ -43,6 +43,8 @@ DEFAULT_TABLES: dict[str, tuple[str, str]] = {
 #: our name of a number format → the table's
 _GEMM_DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _NEEDED = ("m", "n", "k", "latency")
+# What tables write otherwise than the frameworks write themselves.
+_SPELLED = {"VLLM": "vLLM"}
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ def read_table(
         sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
         package=package,
         system=SYSTEMS.get(system, system),
-        framework=", ".join(text("framework")),
+        framework=", ".join(_SPELLED.get(name, name) for name in text("framework")),
         version=", ".join(text("version")),
         device=", ".join(text("device")),
         kernel_source=text("kernel_source"),
