@@ -10,7 +10,13 @@ import pytest
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.timing.cuda import CudaTimer, Method, choose_method
-from quantbench.timing.cuda_samplers import MAX_QUEUED, EventSampler, FlushedGraphSampler, ReplaySampler
+from quantbench.timing.cuda_samplers import (
+    MAX_QUEUED,
+    MAX_QUEUED_RUNS,
+    EventSampler,
+    FlushedGraphSampler,
+    ReplaySampler,
+)
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import LazyRuns, cold_copies
 
@@ -243,6 +249,18 @@ def test_a_replay_is_divided_by_its_runs() -> None:
     ]  # fmt: skip
     assert got.samples_us == pytest.approx((4.0, 4.0))
     assert sampler.runs_per_sample == 10
+
+
+def test_replays_behind_one_hold_stay_within_the_drivers_queue_and_shrink_when_it_ran_out() -> None:
+    def queued(runs: int, *held: bool) -> list[int]:
+        gpu = FakeGpu(held=list(held))
+        sampler = ReplaySampler(gpu, [gpu.run] * runs)
+        return [len(sampler.sample(MAX_QUEUED).samples_us) for _ in range(4)]
+
+    assert queued(10) == [MAX_QUEUED] * 4
+    assert queued(100) == [MAX_QUEUED_RUNS // 100] * 4
+    assert queued(1000) == [1] * 4
+    assert queued(10, False, True, False) == [16, 8, 8, 4]
 
 
 def test_a_flushed_graph_gives_one_sample_per_pair_of_events() -> None:

@@ -22,6 +22,11 @@ from quantbench.timing.session import LAUNCH_GAP, Batch
 #: then never let go; a sample is 5 launches and as many as the run itself makes, so 16 leaves room for runs of 50.
 MAX_QUEUED = 16
 
+#: Runs queued at most behind one hold as nodes of graphs. Before CUDA 12.6 launching a graph costs the host time for
+#: each of its nodes (NVIDIA's blog, "Constant Time Launch for Straight-Line CUDA Graphs", 2024): they are taken to fill
+#: the queue as launches do.
+MAX_QUEUED_RUNS = 512
+
 
 class EventPair(Protocol):
     """A start and a stop event."""
@@ -113,7 +118,8 @@ class ReplaySampler:
     def __init__(self, ops: CudaOps, runs: Sequence[Run]) -> None:
         self._ops = ops
         self.runs_per_sample = len(runs)
-        self._pairs = [ops.event_pair() for _ in range(MAX_QUEUED)]
+        self._limit = max(1, min(MAX_QUEUED, MAX_QUEUED_RUNS // len(runs)))
+        self._pairs = [ops.event_pair() for _ in range(self._limit)]
 
         def body() -> None:
             for run in runs:
@@ -124,8 +130,8 @@ class ReplaySampler:
         ops.synchronize()
 
     def sample(self, count: int) -> Batch:
-        """Up to MAX_QUEUED samples."""
-        pairs = self._pairs[:count]
+        """As many samples as may be queued, fewer after a batch whose hold ran out."""
+        pairs = self._pairs[: min(count, self._limit)]
 
         def queue() -> None:
             for index, pair in enumerate(pairs):
@@ -137,7 +143,10 @@ class ReplaySampler:
         def times() -> list[float]:
             return [pair.elapsed_us() / self.runs_per_sample for pair in pairs]
 
-        return _held(self._ops, queue, stamps=len(pairs) + 1, times=times)
+        batch = _held(self._ops, queue, stamps=len(pairs) + 1, times=times)
+        if batch.invalid:
+            self._limit = max(1, self._limit // 2)
+        return batch
 
 
 class FlushedGraphSampler:
