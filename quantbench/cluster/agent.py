@@ -11,7 +11,7 @@ import socket
 from dataclasses import dataclass
 
 from quantbench.errors import InputError, MeasurementError
-from quantbench.sweep.child import Asked, WorkerLostError, WorkerProcess
+from quantbench.sweep.child import Asked, WorkerLostError, WorkerProcess, refusal
 from quantbench.sweep.messages import (
     Hello,
     Reply,
@@ -96,7 +96,7 @@ def introduction_from_text(text: str) -> Introduction:
     """What `introduce` said. Raises MeasurementError with the agent's reason where it was refused."""
     data = json.loads(text)
     if "refused" in data:
-        raise MeasurementError("device", data["refused"], "a device that can be measured")
+        raise refusal("device", data["refused"])
     return Introduction(data["label"], hello_from_json(data["hello"]))
 
 
@@ -106,7 +106,7 @@ def reply_from_text(text: str) -> Reply:
     if "lost" in data:
         raise WorkerLostError(*data["lost"])
     if "refused" in data:
-        raise MeasurementError("device", data["refused"], "a device that can be measured")
+        raise refusal("device", data["refused"])
     try:
         return reply_from_json(data["reply"])
     except InputError as error:

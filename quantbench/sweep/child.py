@@ -30,6 +30,12 @@ from quantbench.timing.options import TimingOptions
 _START_LIMIT_S = 300.0
 
 
+def refusal(who: str, reason: str) -> MeasurementError:
+    """The error behind a reason that another process gave, an error's own text or not."""
+    found, _, expected = reason.partition("; expected ")
+    return MeasurementError(who, found, expected or "a device that can be measured")
+
+
 class WorkerLostError(MeasurementError):
     """The worker died or did not answer. kind: `crash` or `timeout`."""
 
@@ -149,7 +155,7 @@ class WorkerProcess(ChildProcess):
         try:
             data = self._receive(_START_LIMIT_S, lambda: None)
             if "refused" in data:
-                raise MeasurementError("worker", data["refused"], "a device that can be measured")
+                raise refusal("worker", data["refused"])
             self.hello = hello_from_json(data)
         except BaseException:
             self.close()
