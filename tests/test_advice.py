@@ -247,7 +247,8 @@ def test_the_sizes_that_the_search_ended_with_are_near_the_top(wide: Advice) -> 
         assert advised.cost.waste_share < wide.cost.waste_share
     other = next(n for n in wide.neighbours if n.found.shape.hidden == 13824)
     assert other.changes == f"hidden 14400 → 13824, heads 96 → {other.found.shape.heads}, layers 80 → 87"
-    assert "mlp_down n 14400 → 13824 = 108 × 128" in other.found.reasons
+    # Of the products that end at a tile's edge there, the one that gains the most is named.
+    assert {"mlp_up n 7200 → 6912 = 54 × 128", "mlp_down n 14400 → 13824 = 108 × 128"} & set(other.found.reasons)
 
 
 def test_one_change_alone_is_offered(wide: Advice) -> None:

@@ -58,19 +58,19 @@ def test_scores_of_a_known_answer() -> None:
 
 
 def test_forecasts_follow_the_models_own_rule() -> None:
-    """A model that flattens every rise to a third of it, and says by its interval that it is unsure."""
+    """A model that flattens every rise to a third of it, and knows where the second row of tiles begins."""
 
     def flat(contest: Contest, split: Split, seed: int) -> Answer:
         measured = contest.table.latency_us[split.test]
         rises = np.cumsum(np.diff(np.log(measured), prepend=np.log(measured[0])) / 3)
-        latency_us = measured[0] * np.exp(rises)
-        return Answer(latency_us, latency_us / 1.2, latency_us * 1.2, alone_us=latency_us, margin=0.3)
+        return Answer(measured[0] * np.exp(rises), forecast=lambda m, n, k: m == 128)
 
     (found,) = judged(Contestant("flat", 20, flat))
     assert isinstance(found, Line)
     assert found.cliff_recall is not None
     assert found.forecast_recall is not None
     assert found.forecast_recall > found.cliff_recall
+    assert found.forecast_precision == 1.0
     (silent,) = judged(fixed("no rule", 1.0))
     assert isinstance(silent, Line)
     assert silent.forecast_recall is None

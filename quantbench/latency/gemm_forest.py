@@ -13,6 +13,8 @@ FloatArray = npt.NDArray[np.float64]
 Float32Array = npt.NDArray[np.float32]
 
 _ROWS_AT_ONCE = 1024  # keeps the walk's arrays in cache
+# Levels beyond those of a balanced tree: every level costs a walk over all rows and trees.
+_SPARE_DEPTH = 5
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,9 @@ class Forest:
         """Trees that explain y (rows,) by x (rows, features), each leaf holding at least `leaf` rows."""
         from sklearn.ensemble import ExtraTreesRegressor
 
-        deepest = int(np.ceil(np.log2(len(y)))) + 3  # every level costs a walk over all rows and trees
-        grown = ExtraTreesRegressor(
-            trees, min_samples_leaf=leaf, max_depth=deepest, max_features=0.3, random_state=seed, n_jobs=1
-        )
+        deepest = int(np.ceil(np.log2(len(y)))) + _SPARE_DEPTH
+        # Every split looks at all the features: with a part of them, products of a thousand rows came out 3 % worse.
+        grown = ExtraTreesRegressor(trees, min_samples_leaf=leaf, max_depth=deepest, random_state=seed, n_jobs=1)
         grown.fit(x, y)
         return cls._flat([estimator.tree_ for estimator in grown.estimators_], scale=1.0)
 
@@ -87,10 +88,14 @@ class Forest:
         mean, variance = np.empty(len(x)), np.empty(len(x))
         for start in range(0, len(x), _ROWS_AT_ONCE):
             part = x[start : start + _ROWS_AT_ONCE]
-            values = self.value[self._leaves(np.ascontiguousarray(part.T))]
+            values = self.by_tree(part)
             mean[start : start + len(part)] = values.mean(axis=0)
             variance[start : start + len(part)] = values.var(axis=0)
         return mean, variance
+
+    def by_tree(self, x: Float32Array) -> Float32Array:
+        """What each tree says, (trees, rows), of x (rows, features)."""
+        return self.value[self._leaves(np.ascontiguousarray(x.T))]
 
     # Indices are intp throughout: numpy casts others on every take.
     @cached_property

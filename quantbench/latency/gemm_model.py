@@ -98,7 +98,7 @@ class GemmModel:
         """
         spec = _device(device)
         machine = _machine(spec, dtype)
-        sizes = _sizes("GemmModel.fit", m, n, k)
+        sizes = whole_sizes("GemmModel.fit", m, n, k)
         times = _times(latency_us, len(sizes[0]))
         menu = menu_for(launches)
         kernel = _kernels(menu, launches, len(times))
@@ -151,7 +151,7 @@ class GemmModel:
         Doubling k is never predicted to be faster, and nothing is predicted to be faster than the device's peak.
         """
         wide = np.broadcast_arrays(np.asarray(m), np.asarray(n), np.asarray(k))
-        sizes = _sizes("GemmModel.predict", *(w.ravel() for w in wide))
+        sizes = whole_sizes("GemmModel.predict", *(w.ravel() for w in wide))
         answer = self.ensemble.monotone(*sizes)
         log_us = answer.log_us
         kernel = answer.kernels[0]
@@ -305,7 +305,7 @@ def _machine(device: DeviceSpec, dtype: str) -> Machine:
     return Machine.of(device, dtype)
 
 
-def _sizes(who: str, *sizes: npt.ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray]:
+def whole_sizes(who: str, *sizes: npt.ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray]:
     """m, n, k as flat float arrays of whole numbers from 1 to 2**21 - 1."""
     out = []
     for name, size in zip("mnk", sizes, strict=True):

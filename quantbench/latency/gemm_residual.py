@@ -18,14 +18,14 @@ FloatArray = npt.NDArray[np.float64]
 Float32Array = npt.NDArray[np.float32]
 
 _NARROWEST_CHOICE = 0.03
-_CLIP = 3.0  # deviations beyond which a residual is taken for a freak of its row
+_CLIP = 5.0  # deviations beyond which a residual is taken for a freak of its row
 
 
 @dataclass(frozen=True)
 class Growth:
     """How trees are grown. trees: per member; leaf: least rows in a leaf."""
 
-    trees: int = 40
+    trees: int = 24
     leaf: int = 2
 
 
@@ -70,6 +70,13 @@ class Member:
         if reference is not None:
             mean = mean + self.slope * reference
         return np.clip(mean, -self.most, self.most), variance
+
+    def by_tree(self, x: Float32Array, reference: FloatArray | None) -> FloatArray:
+        """What each tree would add to log time, (trees, rows), unlimited; a row of zeros without a forest."""
+        if self.forest is None:
+            return np.zeros((1, len(x)))
+        said = self.forest.by_tree(x).astype(np.float64)
+        return said if reference is None else said + self.slope * reference
 
 
 def train_member(

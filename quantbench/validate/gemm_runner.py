@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
-from quantbench.latency.gemm_cliffs import forecast
 from quantbench.latency.protocol import (
     CliffScore,
     Split,
@@ -158,11 +157,9 @@ def _forecasts(
     answer: Answer, measured_us: FloatArray, shapes: tuple[IntArray, IntArray, IntArray]
 ) -> CliffScore | None:
     """By the model's own rule, where it has one."""
-    pairs = low, high = cliff_pairs(*shapes)
-    if answer.alone_us is None or answer.margin is None or answer.half_width is None or len(low) == 0:
+    pairs = low, _ = cliff_pairs(*shapes)
+    if answer.forecast is None or len(low) == 0:
         return None
-    rise = np.log(answer.latency_us[high] / answer.latency_us[low])
-    alone = np.log(answer.alone_us[high] / answer.alone_us[low])
-    half = 0.5 * (answer.half_width[low] + answer.half_width[high])
-    score = score_forecast(forecast(rise, alone, half, margin=answer.margin), measured_us, pairs)
+    m, n, k = shapes
+    score = score_forecast(answer.forecast(m[low], n[low], k[low]), measured_us, pairs)
     return score if score.cliffs >= _FEWEST_CLIFFS else None

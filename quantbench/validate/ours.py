@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.latency.gemm_cliffs import margin_of
+from quantbench.latency.gemm_cliffs import forecast_cliffs
 from quantbench.latency.gemm_model import GemmModel
 from quantbench.latency.protocol import Split
 from quantbench.latency.tables import SYSTEMS, GemmTable
@@ -33,11 +34,8 @@ def answer_of(model: GemmModel, contest: Contest, rows: IntArray, *, fit_s: floa
     start = time.process_time()
     predicted = model.predict(*contest.shapes(rows))
     taken_s = time.process_time() - start
-    alone_us = np.exp(model.ensemble.physics(*(x.astype(np.float64) for x in contest.shapes(rows))))
-    return Answer(
-        predicted.latency_us, predicted.low_us, predicted.high_us, fit_s, taken_s,
-        alone_us=alone_us, margin=margin_of(model),
-    )  # fmt: skip
+    rule = partial(forecast_cliffs, model)
+    return Answer(predicted.latency_us, predicted.low_us, predicted.high_us, fit_s, taken_s, forecast=rule)
 
 
 def ours(train_rows: int, *, name: str = "ours") -> Contestant:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ import numpy.typing as npt
 from quantbench.latency.protocol import CliffScore, ErrorSummary, mean_summary
 
 FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 PROTOCOLS = {
     "sites": "held-out sites: half of the (n, k) pairs are the test, training rows come from the other half",
@@ -24,9 +26,8 @@ PROTOCOLS = {
 class Answer:
     """Predictions of one contestant for the test rows, (rows,) in µs; nan where it has none.
 
-    low_us, high_us: its 90 % interval, where it gives one. alone_us: what its cost model says without trees, and
-    margin: the share of the interval that its forecasts of cliffs use (see `latency.gemm_cliffs`), where it has them.
-    fit_s, predict_s: seconds of one core, in both steps.
+    low_us, high_us: its 90 % interval, where it gives one. fit_s, predict_s: seconds of one core, in both steps.
+    forecast: whether it expects a cliff from m to m + 1 at shapes m, n, k, (rows,) each, where it has a rule for that.
     """
 
     latency_us: FloatArray
@@ -35,13 +36,7 @@ class Answer:
     fit_s: float | None = None
     predict_s: float | None = None
     note: str = ""
-    alone_us: FloatArray | None = None
-    margin: float | None = None
-
-    @property
-    def half_width(self) -> FloatArray | None:
-        """Of the interval, log time."""
-        return None if self.high_us is None else np.log(self.high_us / self.latency_us)
+    forecast: Callable[[IntArray, IntArray, IntArray], BoolArray] | None = None
 
 
 @dataclass(frozen=True)
