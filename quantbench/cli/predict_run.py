@@ -33,7 +33,6 @@ def run(arguments: SweepArguments, gpu: str, plot: Path | None, *, as_json: bool
         check_file("predict --plot", plot)
     axes, found = predict_sweep(arguments, spec)
     if plot is not None:
-        plot.parent.mkdir(parents=True, exist_ok=True)
         title = f"{spec.name}: predicted, with 90 % intervals"
         draw_forecast(found.rows, axes[0].field, spec, plot, title=title)
     if as_json:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quantbench.analysis.drawn_edges import drawn_edges
-from quantbench.analysis.summary import Point, op_order
+from quantbench.analysis.summary import Point
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.roofline import assumed_tile
-from quantbench.quantization import cdiv
+from quantbench.report.canvas import INTERVAL_COLOUR, TILE_COLOUR, WAVE_COLOUR
+from quantbench.report.panels import draw_panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLUMNS = 2
 # More wave edges than this in a panel would be a grey wall; the first ones are the large steps.
 _MOST_WAVE_EDGES = 40
 
@@ -26,33 +26,16 @@ def draw_efficiency(points: Sequence[Point], axis: str, spec: DeviceSpec, path: 
     Each panel shows one op: measured medians with their 95 % intervals, a line per provider and per value of the
     other axes, predicted tile edges as ticks at the foot and predicted wave edges as dashed lines.
     """
-    import matplotlib
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    def draw(panel: Axes, op: str) -> None:
+        _draw_panel(panel, [p for p in points if p.op == op], axis, spec)
+
+    draw_panels((p.op for p in points), draw, axis, path, title=title)
+
+
+def _draw_panel(panel: Axes, points: Sequence[Point], axis: str, spec: DeviceSpec) -> None:
     import seaborn as sns
 
-    ops = sorted({p.op for p in points}, key=op_order)
-    columns = min(_COLUMNS, len(ops))
-    lines = cdiv(len(ops), columns)
-    with sns.axes_style("whitegrid", {"grid.color": "#eeeeee"}):
-        figure, panels = plt.subplots(
-            lines, columns, figsize=(6.4 * columns, 3.4 * lines + 0.9), squeeze=False, sharex=True, layout="constrained"
-        )
-        for panel in panels.flat[len(ops) :]:
-            panel.set_axis_off()
-        for panel, op in zip(panels.flat, ops, strict=False):
-            own = [p for p in points if p.op == op]
-            _draw_panel(sns, panel, own, axis, spec)
-            panel.set_title(op, loc="left", fontweight="bold")
-        for panel in panels[-1]:
-            panel.set_xlabel(axis.replace("_", "-"))
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-        figure.savefig(path, dpi=130)
-        plt.close(figure)
-
-
-def _draw_panel(sns: Any, panel: Axes, points: Sequence[Point], axis: str, spec: DeviceSpec) -> None:
     x = [p.axes[axis] for p in points]
     y = [_efficiency(p) for p in points]
     names = [_line_name(p, axis) for p in points]
@@ -62,7 +45,7 @@ def _draw_panel(sns: Any, panel: Axes, points: Sequence[Point], axis: str, spec:
             point.axes[axis],
             height * point.latency_us / point.high_us,
             height * point.latency_us / point.low_us,
-            color="0.3",
+            color=INTERVAL_COLOUR,
             linewidth=0.8,
         )
     _draw_edges(panel, points, axis, spec)
@@ -86,11 +69,11 @@ def _draw_edges(panel: Axes, points: Sequence[Point], axis: str, spec: DeviceSpe
     if edges.tile:
         foot = panel.get_xaxis_transform()
         panel.plot(
-            edges.tile, [0.0] * len(edges.tile), "|", transform=foot, color="tab:red", markersize=10, clip_on=False,
+            edges.tile, [0.0] * len(edges.tile), "|", transform=foot, color=TILE_COLOUR, markersize=10, clip_on=False,
             label=f"tile edge ({source})",
         )  # fmt: skip
     for i, edge in enumerate(edges.wave[:_MOST_WAVE_EDGES]):
         panel.axvline(
-            edge, color="tab:purple", linestyle="--", linewidth=0.7, alpha=0.6, zorder=0,
+            edge, color=WAVE_COLOUR, linestyle="--", linewidth=0.7, alpha=0.6, zorder=0,
             label=f"wave edge ({source})" if i == 0 else None,
         )  # fmt: skip

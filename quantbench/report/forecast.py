@@ -12,10 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from quantbench.analysis.forecast import ForecastRow
-from quantbench.analysis.summary import op_order, peak_share
+from quantbench.analysis.summary import peak_share
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.transformer import OpEstimate
-from quantbench.quantization import cdiv
+from quantbench.report.canvas import WAVE_COLOUR
+from quantbench.report.panels import draw_panels
 from quantbench.units import latency, percent
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 _LEAST_RATE = 0.001
 # Rows this far below the best one of the table stand out.
 _STANDS_OUT = 0.8
-_COLUMNS = 2
 # More wave edges than this in a panel would be a grey wall.
 _MOST_WAVE_EDGES = 40
 
@@ -104,29 +104,11 @@ def _op_to_json(op: OpEstimate, spec: DeviceSpec) -> dict[str, Any]:
 def draw_forecast(rows: Sequence[ForecastRow], axis: str, spec: DeviceSpec, path: Path, *, title: str) -> None:
     """Write a PNG: a panel per op, its predicted share of peak over `axis` with the 90 % interval as a band, and
     dashed lines where the model believes that one more wave begins."""
-    import matplotlib
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    import seaborn as sns
+    def draw(panel: Axes, label: str) -> None:
+        _draw_panel(panel, rows, label, axis, spec)
 
-    labels = sorted({op.op.label for row in rows for op in row.estimate.ops}, key=op_order)
-    columns = min(_COLUMNS, len(labels))
-    lines = cdiv(len(labels), columns)
-    with sns.axes_style("whitegrid", {"grid.color": "#eeeeee"}):
-        figure, panels = plt.subplots(
-            lines, columns, figsize=(6.4 * columns, 3.4 * lines + 0.9), squeeze=False, sharex=True, layout="constrained"
-        )
-        for panel in panels.flat[len(labels) :]:
-            panel.set_axis_off()
-        for panel, label in zip(panels.flat, labels, strict=False):
-            _draw_panel(panel, rows, label, axis, spec)
-            panel.set_title(label, loc="left", fontweight="bold")
-        for panel in panels[-1]:
-            panel.set_xlabel(axis.replace("_", "-"))
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-        figure.savefig(path, dpi=130)
-        plt.close(figure)
+    draw_panels((op.op.label for row in rows for op in row.estimate.ops), draw, axis, path, title=title)
 
 
 def _draw_panel(panel: Axes, rows: Sequence[ForecastRow], label: str, axis: str, spec: DeviceSpec) -> None:
@@ -166,4 +148,4 @@ def _draw_wave_edges(panel: Axes, curve: Sequence[tuple[int, OpEstimate]]) -> No
     ]
     for i, edge in enumerate(edges[:_MOST_WAVE_EDGES]):
         label = "one more wave (predicted)" if i == 0 else None
-        panel.axvline(edge, color="tab:purple", linestyle="--", linewidth=0.7, alpha=0.5, zorder=0, label=label)
+        panel.axvline(edge, color=WAVE_COLOUR, linestyle="--", linewidth=0.7, alpha=0.5, zorder=0, label=label)
