@@ -2,7 +2,8 @@
 
 Run as `python -m quantbench.evidence.timer_truth FILE.json`, in a process of its own. The profiler comes after all
 others, for all kernels: it stays attached to the process, and launches are slower from then on.
-Where `cuda-bench` is installed (`pip install cuda-bench`), NVBench times the same products in a process of its own.
+Where `cuda-bench` is installed (`pip install 'cuda-bench[cu13]'`, or `[cu12]`), NVBench times the same products in a
+process of its own.
 """
 
 from __future__ import annotations
