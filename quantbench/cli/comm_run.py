@@ -21,7 +21,7 @@ from quantbench.stats import median, relative_half_width, spread
 from quantbench.store.environment import relevant_environment
 from quantbench.store.folder import RunWriter
 from quantbench.store.record import Failed, Measured, Record, Skipped
-from quantbench.store.run import RunInfo
+from quantbench.store.run import RunInfo, now_text
 from quantbench.timing.lockstep import Leader, follow
 from quantbench.timing.options import TimingOptions
 from quantbench.units import latency, parse_duration_s, percent, size
@@ -138,7 +138,7 @@ def _lead(
             session.run(plan)
             how = "complete"
         finally:
-            writer.update(replace(info, ended=datetime.now(UTC).isoformat(timespec="seconds"), how_ended=how))
+            writer.update(replace(info, ended=now_text(), how_ended=how))
         folder = writer.folder
     _tell(console, records, session, folder, as_json)
 

@@ -8,20 +8,18 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from quantbench.cluster.lane import Lane
 from quantbench.cluster.members import ClusterWorker, DeviceLostError, Host
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import MeasurementError, StoreError
-from quantbench.store.environment import relevant_environment
 from quantbench.store.folder import RunWriter
-from quantbench.store.run import RunInfo, read_run_info
+from quantbench.store.run import now_text, read_run_info
 from quantbench.sweep.messages import Hello
-from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json, plan_sweep
+from quantbench.sweep.options import SweepOptions, options_from_json, plan_sweep
 from quantbench.sweep.runner import More
-from quantbench.sweep.session import new_run_id, now_text, run_name
+from quantbench.sweep.session import begun
 
 # Devices of one cluster start within seconds of each other; a node that takes longer joins when it is ready.
 _STRAGGLERS_S = 60.0
@@ -169,18 +167,7 @@ class ClusterSweep:
             options = replace(options, budget_s=budget_s * members)
         axes, plan = plan_sweep(options, device)
         more = self.options.make_more(options, device)
-        info = RunInfo(
-            run_id=new_run_id(run_name(options), datetime.now(UTC), self.options.results / device.name),
-            device=device,
-            state=worker.hello.state,
-            software=worker.hello.software,
-            axes={axis.dim: list(axis.values) for axis in axes},
-            options=options_to_json(options),
-            seed=options.timing.seed,
-            environment=relevant_environment(),
-            started=now_text(),
-        )
-        writer = RunWriter.create(self.options.results, info)
+        writer = RunWriter.create(self.options.results, begun(worker.hello, options, axes, self.options.results))
         return Lane(
             device, options, plan, writer, self.clock, self.pause, budget_s, more, expected_members=members
         )  # fmt: skip

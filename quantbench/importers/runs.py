@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
 from statistics import median
@@ -18,7 +17,7 @@ from quantbench.launch import Launch
 from quantbench.measurement import Grade, Measurement
 from quantbench.store.folder import RunWriter
 from quantbench.store.record import Measured, Record, Skipped, record_key
-from quantbench.store.run import RunInfo, read_run_info
+from quantbench.store.run import RunInfo, now_text, read_run_info
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Collective, Workload
 
@@ -81,14 +80,14 @@ def write_run(results: Path, spec: DeviceSpec, origin: Origin, found: Rows) -> I
         options={**origin.options, "left_out": dict(found.left_out)},
         seed=0,
         environment={},
-        started=_now(),
+        started=now_text(),
         origin="imported",
         source=origin.source,
     )
     records = list(_records(found.rows, origin, spec))
     with RunWriter.create(results, info) as writer:
         writer.extend(records)
-        writer.update(replace(info, ended=_now(), how_ended="complete"))
+        writer.update(replace(info, ended=now_text(), how_ended="complete"))
     outcomes = [record.outcome for record in records]
     letters = Counter(o.grade.letter for o in outcomes if isinstance(o, Measured))
     return ImportSummary(
@@ -167,10 +166,6 @@ def _grade(workload: Workload, latency_us: float, spec: DeviceSpec, origin: Orig
         beyond = f"{gb_per_s:.4g} GB/s is above the memory's {spec.memory_gb_per_s:g}: the inputs were in a cache"
         return Grade("D", (beyond, *origin.caveats))
     return Grade("C", origin.caveats)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _counted(number: int, what: str) -> str:

@@ -9,6 +9,7 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,11 @@ def require_name(operation: str, name: str) -> str:
     if not _NAME.fullmatch(name):
         raise StoreError(operation, f"name {name!r}"[:100], "letters, digits, '.', '_' and '-'")
     return name
+
+
+def now_text() -> str:
+    """The time as run.json keeps it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True)

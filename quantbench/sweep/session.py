@@ -17,9 +17,11 @@ from quantbench.stats import median
 from quantbench.store.environment import relevant_environment
 from quantbench.store.folder import RunWriter
 from quantbench.store.record import Measured, Record
-from quantbench.store.run import RunInfo, read_run_info
+from quantbench.store.run import RunInfo, now_text, read_run_info
 from quantbench.sweep.adaptive import LeastSure
+from quantbench.sweep.axes import Axis
 from quantbench.sweep.child import Asked
+from quantbench.sweep.messages import Hello
 from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json, plan_sweep, whole_plan
 from quantbench.sweep.plan import Plan
 from quantbench.sweep.runner import Finished, More, Progress, Sweep
@@ -56,17 +58,7 @@ class SweepSession:
             options = make_options(device)
             axes, plan = plan_sweep(options, device)
             adaptive_more(options, device)  # what it refuses is refused before there is a folder
-            info = RunInfo(
-                run_id=new_run_id(run_name(options), datetime.now(UTC), results / device.name),
-                device=device,
-                state=worker.hello.state,
-                software=worker.hello.software,
-                axes={axis.dim: list(axis.values) for axis in axes},
-                options=options_to_json(options),
-                seed=options.timing.seed,
-                environment=relevant_environment(),
-                started=now_text(),
-            )
+            info = begun(worker.hello, options, axes, results)
             return cls(worker, connect, options, plan, RunWriter.create(results, info))
         except BaseException:
             worker.close()
@@ -164,7 +156,24 @@ class SweepSession:
         return worker
 
 
-def run_name(options: SweepOptions) -> str:
+def begun(hello: Hello, options: SweepOptions, axes: tuple[Axis, ...], results: Path) -> RunInfo:
+    """What run.json says of a sweep that begins now. axes: with the values that are measured; results: where runs are
+    kept, so that the id is one that no run there has."""
+    device = hello.device
+    return RunInfo(
+        run_id=new_run_id(_run_name(options), datetime.now(UTC), results / device.name),
+        device=device,
+        state=hello.state,
+        software=hello.software,
+        axes={axis.dim: list(axis.values) for axis in axes},
+        options=options_to_json(options),
+        seed=options.timing.seed,
+        environment=relevant_environment(),
+        started=now_text(),
+    )
+
+
+def _run_name(options: SweepOptions) -> str:
     """What the run is about, for its id: the dimensions varied, or `shapes`."""
     return "-".join(text.partition("=")[0] for text in options.dims) or "shapes"
 
@@ -179,11 +188,6 @@ def new_run_id(name: str, now: datetime, folder: Path) -> str:
     base = f"{now:%Y-%m-%dT%H%M%S}-{name}"
     names = (base if number == 1 else f"{base}-{number}" for number in count(1))
     return next(name for name in names if not (folder / name).exists())
-
-
-def now_text() -> str:
-    """The time as run.json keeps it."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _first_reference_us(records: tuple[Record, ...]) -> float | None:
