@@ -31,9 +31,7 @@ app.command()(advise)
 
 
 def run(*words: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, list(words))
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
+    result = CliRunner().invoke(app, list(words), catch_exceptions=False)
     assert result.exit_code == code, result.output
     return result.output
 

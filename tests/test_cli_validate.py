@@ -19,9 +19,7 @@ app.command()(validate)
 
 
 def run(*words: str) -> str:
-    result = CliRunner().invoke(app, list(words))
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
+    result = CliRunner().invoke(app, list(words), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
 
