@@ -20,17 +20,19 @@ from quantbench.store.record import Place, record_key
 from quantbench.sweep.axes import Axis
 from quantbench.sweep.shapes import Held, check_axes, ops_at
 from quantbench.timing.options import TimingOptions
+from quantbench.timing.rotation import COLD_L2_MULTIPLE
 from quantbench.workload import Gemm, Op, Workload
 
 #: points between two repetitions of the reference point
 REFERENCE_EVERY = 10
 
-# Wall seconds that a point costs beside its samples (inputs, warm-up, identification) and samples it usually takes;
-# as seen in real sweeps. Only the estimate of the time left depends on them.
+# Wall seconds that a point costs beside its samples (inputs, warm-up, identification) and samples it usually takes: on
+# a CPU as seen in real sweeps, on a GPU two windows of warming up and as much again. How many points fit into a budget
+# and the estimate of the time left depend on them; nothing that is measured does.
 _POINT_OVERHEAD_S = {"cuda": 0.20, "cpu": 0.06}
 _USUAL_SAMPLES = 40
-# A cold cache is made by writing a buffer of a few times the last-level cache before each sample.
-_FLUSH_FACTOR = 3
+# A cold cache is made by passing a few times the last-level cache through it before each sample.
+_FLUSH_FACTOR = {"cuda": COLD_L2_MULTIPLE, "cpu": 3}
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ def point_estimate_s(workload: Workload, timing: TimingOptions, spec: DeviceSpec
     """Expected wall seconds of one point."""
     sample_s = roofline_us(workload, spec) / 1e6
     if timing.cache == "cold":
-        sample_s += _FLUSH_FACTOR * spec.l2_bytes / (spec.memory_gb_per_s * 1e9)
+        sample_s += _FLUSH_FACTOR[spec.kind] * spec.l2_bytes / (spec.memory_gb_per_s * 1e9)
     samples = max(timing.min_samples, min(_USUAL_SAMPLES, timing.max_samples))
     return _POINT_OVERHEAD_S[spec.kind] + min(timing.max_time_s, samples * sample_s)
 
