@@ -293,6 +293,7 @@ def test_a_plan_in_a_cuda_graph() -> None:
     assert work.launch.registers is not None
     assert work.launch.blocks_per_sm is not None
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())  # which makes the scores
     with torch.cuda.stream(side):
         work.run()
     side.synchronize()
