@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from quantbench.device.spec import DeviceSpec, DeviceState
-from quantbench.errors import StoreError
+from quantbench.errors import InputError, StoreError
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Discarded, Grade, Measurement
 from quantbench.store.folder import RunWriter, find_runs, read_run
@@ -84,6 +84,12 @@ def record(n: int, outcome: object = None, **changes: object) -> Record:
 )
 def test_a_record_survives_json(made: Record) -> None:
     assert record_from_json(json.loads(json.dumps(record_to_json(made)))) == made
+
+
+@pytest.mark.parametrize("odd", [10**400, float("nan"), float("inf"), True, "1", None])
+def test_a_time_that_is_no_number_is_refused(odd: object) -> None:
+    with pytest.raises(InputError, match=r"^record: elapsed_s = .*; expected a finite number$"):
+        record_from_json({**record_to_json(record(8)), "elapsed_s": odd})
 
 
 def test_the_key_names_workload_provider_and_timing() -> None:

@@ -14,7 +14,7 @@ from quantbench.errors import InputError, require_choice, require_int
 from quantbench.launch import Launch
 from quantbench.measurement import Grade, Measurement
 from quantbench.store.codec import launch_from_json, launch_to_json, measurement_from_json, measurement_to_json
-from quantbench.store.typed import decode
+from quantbench.store.typed import decode, is_number
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Workload, workload_from_json, workload_to_json
 
@@ -147,8 +147,8 @@ def record_from_json(data: object) -> Record:
     if not _KEY.fullmatch(str(texts["key"])):
         raise InputError("record", f"key = {texts['key']!r}"[:80], "16 hex digits")
     elapsed_s = data.get("elapsed_s")
-    if isinstance(elapsed_s, bool) or not isinstance(elapsed_s, int | float):
-        raise InputError("record", f"elapsed_s = {elapsed_s!r}", "a number")
+    if not is_number(elapsed_s):
+        raise InputError("record", f"elapsed_s = {elapsed_s!r}"[:100], "a finite number")
     places = data.get("places")
     if not isinstance(places, list):
         raise InputError("record", f"places = {places!r}"[:80], "a list")

@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from math import isfinite
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from quantbench.errors import InputError
 
@@ -81,7 +81,7 @@ def _check(hint: Any) -> _Check:
     if hint is Any:
         return lambda value: True
     if hint is float:
-        return _is_number
+        return is_number
     if hint in (str, int, bool, NoneType):
         return lambda value: type(value) is hint
     if origin in (Union, UnionType):
@@ -97,7 +97,8 @@ def _check(hint: Any) -> _Check:
     raise TypeError(f"no check for {hint}")  # a field of a new type wants one
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a JSON value is a finite number that a float holds (true and false are none)."""
     if type(value) is int:
         return abs(value) < _LARGEST_INTEGER
     return type(value) is float and isfinite(value)
