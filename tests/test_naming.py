@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError
 from quantbench.launch import Launch
@@ -16,7 +19,7 @@ from quantbench.sweep.child import ChildProcess, WorkerLostError
 from quantbench.sweep.messages import Reply, Request
 from quantbench.sweep.worker import Worker
 from quantbench.timing.options import TimingOptions
-from quantbench.workload import Gemm
+from quantbench.workload import Gemm, Workload
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUEST = Request(Gemm(64, 64, 64, dtype="fp32"), "torch.mm", check=False)
@@ -136,3 +139,52 @@ def test_a_processors_points_are_not_asked_about() -> None:
     reply = Worker(CPU, FakeTimer(), TimingOptions(cache="hot"), name).run(REQUEST)
     assert reply.measurement is not None
     assert reply.launch is None
+
+
+class Work:
+    """A task of no library: nothing but what the worker asks of one."""
+
+    made: ClassVar[list[weakref.ref[Work]]] = []
+
+    def __init__(self, launch: Launch | None) -> None:
+        self._launch = launch
+        Work.made.append(weakref.ref(self))
+
+    def run(self) -> None:
+        pass
+
+    def launch(self) -> Launch | None:
+        return self._launch
+
+
+class Maker:
+    """A provider of such tasks."""
+
+    says: ClassVar[Launch | None] = None
+
+    def unsupported(self, workload: Workload, device: DeviceSpec) -> str | None:
+        return None
+
+    def prepare(self, workload: Workload, device: DeviceSpec, *, distribution: str = "normal", seed: int = 0) -> Work:
+        return Work(self.says)
+
+
+@pytest.mark.parametrize("says", [None, Launch("stated")])
+def test_on_a_gpu_the_work_is_let_go_and_then_its_name_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, says: Launch | None
+) -> None:
+    monkeypatch.setattr("quantbench.providers.catalog.make", lambda name: Maker())
+    monkeypatch.setattr(Maker, "says", says)
+    monkeypatch.setattr(Work, "made", [])
+    asked: list[Request] = []
+
+    def name(request: Request) -> Launch:
+        assert [each() for each in Work.made] == [None]  # its memory is free for whoever makes it again
+        asked.append(request)
+        return LAUNCH
+
+    reply = Worker(lookup("h200-sxm-141gb"), FakeTimer(), TimingOptions(), name).run(REQUEST)
+    assert reply.measurement is not None
+    assert reply.launch == (says or LAUNCH)
+    assert asked == ([] if says else [REQUEST])
+    assert ("identify" in reply.phases_s) == (says is None)
