@@ -215,6 +215,18 @@ def test_a_plan_can_be_printed_for_a_gpu_that_is_not_here(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_plan_says_what_would_be_skipped_here(tmp_path: Path) -> None:
+    words = ("--dim", "n=64,96", "-m", "64", "-k", "64", "--dtype", "fp32", "--dry-run", "--provider")
+    done = run("sweep", *words, "torch,tests.fake_providers:Picky", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "skipped" not in done.stdout
+    done = run("sweep", *words[:-2], "--dtype", "fp8", *words[-2:], "torch", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "all would be skipped here, the first because fp8 products need a CUDA device" in done.stdout
+    done = run("sweep", "--dim", "n=63,64", *words[2:], "tests.fake_providers:Picky", cwd=tmp_path)
+    assert "1 of 2 would be skipped here, the first because" in done.stdout
+
+
 def test_a_sweep_that_measured_nothing_says_so_to_scripts(tmp_path: Path) -> None:
     words = ("--dim", "n=64,96", *QUICK, "--dtype", "fp32", "--provider", "tests.fake_providers:Wrong")
     done = run("sweep", *words, cwd=tmp_path)

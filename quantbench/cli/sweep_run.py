@@ -70,6 +70,8 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
     console = output()
     say(console, escape(f"plan for {spec.name}"))
     say_plan(console, plan, options.budget_s)
+    if not gpu:
+        say_refused(console, plan, spec)
     shown = plan.points[:_MOST_PLANNED_LINES]
     widest = max((len(point.provider) for point in shown), default=0)
     for point in shown:
@@ -77,6 +79,18 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
         say(console, escape(f"  {point.provider:<{widest}}  {point.workload}  about {estimate}"))
     if len(plan.points) > _MOST_PLANNED_LINES:
         console.print(f"  … and {len(plan.points) - _MOST_PLANNED_LINES} more (--json prints all)")
+
+
+def say_refused(console: Console, plan: Plan, spec: DeviceSpec) -> None:
+    """How many points of a plan would be skipped here, and why the first one; nothing where all would run."""
+    from quantbench.providers import catalog
+
+    makers = {name: catalog.make(name) for name in {point.provider for point in plan.points}}
+    reasons = [makers[point.provider].unsupported(point.workload, spec) for point in plan.points]
+    refused = [reason for reason in reasons if reason is not None]
+    if refused:
+        some = f"{len(refused)} of {len(reasons)}" if len(refused) < len(reasons) else "all"
+        say(console, escape(f"{some} would be skipped here, the first because {refused[0]}"))
 
 
 def run(arguments: SweepArguments, results: Path, resume: Path | None, gpu: str, *, as_json: bool) -> None:
