@@ -23,6 +23,7 @@ from quantbench.cli.console import output, say
 from quantbench.cli.devices import say_device
 from quantbench.cli.edge_output import edge_lines, edges_to_json
 from quantbench.cli.sweep_options import SweepArguments, given_words, sweep_options
+from quantbench.cli.unnamed import unnamed_line
 from quantbench.cli.writable import check_folder
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
@@ -230,6 +231,9 @@ def say_result(
         for line in trust_lines(rows):
             say(console, escape(line))
         _say_not_measured(console, run)
+        unnamed = unnamed_line(points, spec, run.info.environment) if run.info.origin == "measured" else None
+        if unnamed is not None:
+            say(console, escape(unnamed))
     refine = None if run.info.options.get("shapes") else refinement(options_from_json(run.info.options), spec)
     edges = () if refine is None else refine.edges(run.records)
     if not as_json and refine is not None:
