@@ -1,0 +1,60 @@
+"""The comparison of fixture and sweep: turns until a ratio is known, and its table in a page."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from quantbench.evidence import fixture_truth
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, folder: Path, noisy: int) -> dict[int, dict[str, object]]:
+    """Rows by size, of a fixture that takes 1 % longer than the sweep and is off by 30 % now and then at one size."""
+    calls: list[list[int]] = []
+
+    def fixture(once: Path, dtype: str, kind: str, sizes: Sequence[int]) -> dict[int, float]:
+        calls.append(list(sizes))
+        off = 1.3 if len(calls) % 2 else 1.0
+        return {n: 1.01 * n * (off if n == noisy else 1.0) for n in sizes}
+
+    def sweep(once: Path, dtype: str, kind: str, sizes: Sequence[int]) -> dict[int, float]:
+        assert once.is_dir()
+        return {n: float(n) for n in sizes}
+
+    monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
+    monkeypatch.setattr(fixture_truth, "_by_fixture", fixture)
+    monkeypatch.setattr(fixture_truth, "_by_sweep", sweep)
+    return {row["n"]: row for row in fixture_truth.measure(folder)["rows"]}
+
+
+def test_only_sizes_that_are_not_known_get_more_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fewest, most = fixture_truth.TURNS["cpu"]
+    rows = measured(monkeypatch, tmp_path, noisy=256)
+    assert rows[128]["ratio"] == pytest.approx(1.01)
+    assert {n: len(row["sweep_us"]) for n, row in rows.items()} == {n: most if n == 256 else fewest for n in rows}  # type: ignore[arg-type]
+    assert rows[256]["low"] == pytest.approx(1.01)
+    assert rows[256]["high"] == pytest.approx(1.313)
+
+
+def test_a_file_that_exists_becomes_the_table_of_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {
+        "n": 512,
+        "fixture_us": [101.0, 103.0, 99.0],
+        "sweep_us": [100.0] * 3,
+        "ratio": 1.01,
+        "low": 0.99,
+        "high": 1.03,
+    }
+    file, page = tmp_path / "agreement.json", tmp_path / "page.md"
+    file.write_text(json.dumps({"device": "h200-sxm-141gb", "dtype": "bf16", "rows": [row]}))
+    page.write_text("before\n\n<!-- agreement:begin -->\nof last year\n<!-- agreement:end -->\nafter\n")
+    monkeypatch.setattr(sys, "argv", ["fixture_truth", str(file), str(page)])
+    fixture_truth.main()
+    line = "| 512 | 101.00 | 100.00 | 1.010 | 0.990 to 1.030 | 3 |\n"
+    assert capsys.readouterr().out.endswith(line)
+    assert line + "<!-- agreement:end -->\nafter\n" in page.read_text()
+    assert "of last year" not in page.read_text()
