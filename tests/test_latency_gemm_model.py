@@ -11,6 +11,7 @@ import pytest
 
 from quantbench.device import DeviceSpec, lookup
 from quantbench.errors import InputError, StoreError, UnsupportedError
+from quantbench.latency.gemm_codec import MODEL_VERSION
 from quantbench.latency.gemm_estimates import GemmEstimates
 from quantbench.latency.gemm_form import Machine, Shapes, log_latency
 from quantbench.latency.gemm_menu import Menu
@@ -117,7 +118,7 @@ def test_files_that_are_no_models_are_refused(tmp_path: Path) -> None:
     whole = fitted().to_json()
     with pytest.raises(InputError, match=r"format 'other'; expected 'quantbench-gemm-model'"):
         GemmModel.from_json({**whole, "format": "other"})
-    with pytest.raises(StoreError, match=r"version 99; expected version 1"):
+    with pytest.raises(StoreError, match=rf"version 99; expected version {MODEL_VERSION}"):
         GemmModel.from_json({**whole, "version": 99})
     with pytest.raises(StoreError, match=r"no field 'interval'"):
         GemmModel.from_json({name: value for name, value in whole.items() if name != "interval"})

@@ -42,7 +42,7 @@ def measured() -> Rows:
     return m, n, k, np.array([float(row["latency_ms"]) for row in rows]) * 1e3, launches
 
 
-def median_error_pct(rows: Rows, seed: int, *, named: bool, dtype: str) -> float:
+def errors_pct(rows: Rows, seed: int, *, named: bool, dtype: str) -> np.ndarray:
     """Of products that were not learned from, the model told their kernels or not."""
     m, n, k, latency_us, launches = rows
     order = np.random.default_rng(seed).permutation(len(m))
@@ -56,7 +56,7 @@ def median_error_pct(rows: Rows, seed: int, *, named: bool, dtype: str) -> float
         seed=seed, effort=EFFORT,
     )  # fmt: skip
     found = model.predict(m[test], n[test], k[test], launches=kernels(test))
-    return float(np.median(100 * np.abs(found.latency_us / latency_us[test] - 1)))
+    return 100 * np.abs(found.latency_us / latency_us[test] - 1)
 
 
 def test_the_measured_grids_are_what_names_and_shapes_say() -> None:
@@ -73,10 +73,28 @@ def test_the_measured_grids_are_what_names_and_shapes_say() -> None:
 
 def test_names_help_on_measured_products() -> None:
     errors = {
-        named: np.mean([median_error_pct(measured(), seed, named=named, dtype="fp32") for seed in range(2)])
+        named: np.concatenate([errors_pct(measured(), seed, named=named, dtype="fp32") for seed in range(3)])
         for named in (False, True)
     }
-    assert errors[True] < 0.95 * errors[False]
+    assert np.median(errors[True]) < 0.95 * np.median(errors[False])
+    assert np.mean(errors[True]) < 0.9 * np.mean(errors[False])
+    assert np.quantile(errors[True], 0.95) < np.quantile(errors[False], 0.95)
+
+
+def test_parts_that_take_turns_are_waited_for() -> None:
+    """sgemm with 162 parts of k on four tiles runs ten times as long as its arithmetic and traffic take."""
+    m, n, k, latency_us, launches = measured()
+    few_tiles = np.array([launch.tile is not None and launch.tile.split_k > 90 for launch in launches])
+    assert few_tiles.sum() >= 3
+    train = np.flatnonzero(~few_tiles)
+    model = GemmModel.fit(
+        A100, m[train], n[train], k[train], latency_us[train], dtype="fp32", prior="none",
+        launches=[launches[i] for i in train], effort=EFFORT,
+    )  # fmt: skip
+    rows = np.flatnonzero(few_tiles)
+    found = model.predict(m[rows], n[rows], k[rows], launches=[launches[i] for i in rows]).latency_us
+    # More parts than any that it was fitted to: the wait grows with each of them.
+    assert np.all(np.abs(np.log(found / latency_us[rows])) < np.log(4.0))
 
 
 def test_names_tell_what_no_shape_does() -> None:
@@ -93,9 +111,9 @@ def test_names_tell_what_no_shape_does() -> None:
     column = np.array([menu.nearest(tile.block_m, tile.block_n, 1) for tile in tiles])[taken]
     latency_us = np.exp(parts.log_time[np.arange(240), column])
     rows = (m, n, k, latency_us, [Launch("k", tile=tiles[i]) for i in taken])
-    without = median_error_pct(rows, 0, named=False, dtype="bf16")
+    without = np.median(errors_pct(rows, 0, named=False, dtype="bf16"))
     assert without > 5.0
-    assert median_error_pct(rows, 0, named=True, dtype="bf16") < 0.5 * without
+    assert np.median(errors_pct(rows, 0, named=True, dtype="bf16")) < 0.5 * without
 
 
 def test_a_kernel_outside_the_menu_joins_it_with_its_split() -> None:

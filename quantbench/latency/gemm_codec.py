@@ -24,7 +24,7 @@ from quantbench.latency.gemm_menu import Menu
 from quantbench.latency.gemm_residual import Member
 
 MODEL_FORMAT = "quantbench-gemm-model"
-MODEL_VERSION = 1
+MODEL_VERSION = 2
 _ARRAY_DTYPES = ("<f2", "<f4", "<f8", "<i2", "<i4", "<i8")
 
 

@@ -220,7 +220,7 @@ def _physics(fast: FastGemm, kernels: Sequence[int]) -> _Physics:
         fixed = launch + exp(p["prologue"]) * area - wave_us
         flow = exp(p["block_flow"] + p["block_flow_growth"] * growth)
         if split > 1:
-            fixed += exp(p["split"]) + exp(p["split_steps"]) * log2(split)
+            fixed += exp(p["split"]) + exp(p["split_steps"]) * log2(split) + exp(p["split_serial"]) * (split - 1)
         own = {
             "BLOCK_M": bm, "BLOCK_N": bn, "SPLIT": split, "RESIDENT": int(sms * held), "HELD": held, "NUMBER": number,
             "BUSY": min(exp(p["saturation"]) / held, 1.0), "US_PER_K": held * 2.0 * bm * bn / rate, "FLOW": flow,
@@ -241,6 +241,6 @@ def _physics(fast: FastGemm, kernels: Sequence[int]) -> _Physics:
 _USED = (
     "efficiency", "fill", "saturation", "fluid", "dram", "block_flow", "block_flow_growth", "flow_norm", "l2_speed",
     "hot_a", "hot_b", "hot_c", "hot_width", "write", "l2_to_sm", "overlap", "write_overlap", "launch", "prologue",
-    "wave", "epilogue", "step", "step_growth", "split", "split_steps", "split_speed", "small_tile", "choice", "power",
-    "power_after", "vector_launch", "vector_flow", "misaligned",
+    "wave", "epilogue", "step", "step_growth", "split", "split_steps", "split_speed", "split_serial", "small_tile",
+    "choice", "power", "power_after", "vector_launch", "vector_flow", "misaligned",
 )  # fmt: skip

@@ -176,6 +176,7 @@ def kernel_parts(p: Values, s: Shapes) -> tuple[Any, Any, Any, Any, Any, Any, An
     reduction = (
         exp(p["split"]) * s.is_split
         + exp(p["split_steps"]) * s.split_doublings
+        + exp(p["split_serial"]) * (menu.split_k - 1.0)
         + s.partial_bytes / (l2_speed * exp(p["split_speed"]))
     )
     time = (

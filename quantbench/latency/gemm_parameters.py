@@ -56,6 +56,8 @@ PARAMETERS = (
     Parameter("split", "log µs of a split-k reduction", 0.0, 0.7),
     Parameter("split_steps", "log µs per doubling of split_k", np.log(0.1), 0.7),
     Parameter("split_speed", "log bandwidth of partial sums over that of L2", 0.0, 0.7),
+    # Parts that add to one output tile take turns where there is no reduction of its own (CUTLASS: "serial split-K").
+    Parameter("split_serial", "log µs that each further part of k waits for the one before it", np.log(0.01), 2.0),
     Parameter("small_tile", "log penalty of small tiles in many waves", np.log(0.03), 1.0),
     Parameter("choice", "log width of the choice among kernels, in log time", np.log(0.05), 0.5),
     Parameter("power", "tenths of log time that a long kernel loses to its clock", 0.0, 0.5),

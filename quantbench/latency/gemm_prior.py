@@ -21,7 +21,7 @@ from quantbench.latency.gemm_parameters import hand_prior
 FloatArray = npt.NDArray[np.float64]
 
 POOL_FORMAT = "quantbench-gemm-pool"
-POOL_VERSION = 1
+POOL_VERSION = 2
 # Shares of the hand prior's standard deviation: what may differ between two tables of one GPU, between two GPUs of one
 # family, and at least between families. Chosen on the five public tables of `tables.DEFAULT_TABLES`.
 _SAME_GPU, _SAME_FAMILY, _OTHER_FAMILY = 0.4, 0.5, 0.6
