@@ -21,9 +21,9 @@ FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 #: architecture family → standard deviations, chosen without the family's own tables
-DEVIATIONS: Mapping[str, float] = MappingProxyType({"ampere": 0.85, "hopper": 0.65, "blackwell": 0.60, "ada": 0.70})
+DEVIATIONS: Mapping[str, float] = MappingProxyType({"ampere": 0.90, "hopper": 0.70, "blackwell": 0.60, "ada": 0.90})
 #: of the families that have no table
-DEVIATIONS_ELSEWHERE = 0.75
+DEVIATIONS_ELSEWHERE = 0.90
 
 
 def deviations_of(model: GemmModel) -> float:
