@@ -1,34 +1,74 @@
-"""Where cliffs are forecast: the rule on plain numbers, and the shipped A100 model at an edge that it knows."""
+"""Where cliffs are forecast: the probability on plain numbers, and the shipped A100 model at an edge that it knows."""
 
 import numpy as np
 import pytest
 
 from quantbench.errors import InputError
-from quantbench.latency.gemm_cliffs import DEVIATIONS, DEVIATIONS_ELSEWHERE, deviations_of, forecast, forecast_cliffs
+from quantbench.latency.gemm_cliffs import (
+    CALIBRATION_ELSEWHERE,
+    CALIBRATIONS,
+    Calibration,
+    calibration_of,
+    cliff_probability,
+    forecast_cliffs,
+)
 from quantbench.latency.gemm_model import GemmModel
 from quantbench.latency.gemm_prior import shipped_pool
 
-
-def test_an_unsure_model_forecasts_from_a_smaller_rise() -> None:
-    rise = np.log([1.12, 1.08, 1.08, 1.02])
-    deviation = np.array([0.02, 0.02, 0.04, 0.04])
-    assert forecast(rise, deviation, deviations=0.0).tolist() == [True, False, False, False]
-    assert forecast(rise, deviation, deviations=0.8).tolist() == [True, False, True, False]
-    assert forecast(rise, deviation, deviations=0.8, step=0.2).tolist() == [False] * 4
+A100 = "a100-sxm4-80gb"
 
 
-def test_every_measured_family_has_a_count_chosen_without_it() -> None:
-    assert {known.family for known in shipped_pool()} == set(DEVIATIONS)
-    assert deviations_of(GemmModel.prior("v100-sxm2-16gb", dtype="fp16")) == DEVIATIONS_ELSEWHERE
+def test_a_rise_of_the_step_is_as_likely_as_not() -> None:
+    exact = Calibration(share=1.0, spread=1.0, noise=0.05)
+    rise = np.log([1.10, 1.10, 1.20])
+    deviation = np.array([0.0, 0.3, 0.0])
+    assert exact.probability(rise, deviation, step=0.10)[:2].tolist() == pytest.approx([0.5, 0.5])
+    # 0.087 above the step in log time, which is 1.74 standard deviations.
+    assert exact.probability(rise, deviation, step=0.10)[2] == pytest.approx(0.9591, abs=1e-4)
+    assert exact.probability(rise, deviation, step=0.20)[2] == pytest.approx(0.5)
+
+
+def test_the_less_sure_the_trees_the_closer_to_a_half() -> None:
+    exact = Calibration(share=1.0, spread=1.0, noise=0.02)
+    below, above = np.log(1.02), np.log(1.25)
+    unsure = np.array([0.0, 0.02, 0.1, 0.5])
+    assert np.all(np.diff(exact.probability(np.full(4, below), unsure)) > 0)
+    assert np.all(np.diff(exact.probability(np.full(4, above), unsure)) < 0)
+
+
+def test_a_rise_that_comes_true_in_part_must_be_larger() -> None:
+    half = Calibration(share=0.5, spread=1.0, noise=0.05)
+    assert half.probability(2.0 * np.log([1.10]), np.zeros(1))[0] == pytest.approx(0.5)
+
+
+def test_every_measured_family_is_calibrated_without_itself() -> None:
+    assert {known.family for known in shipped_pool()} == set(CALIBRATIONS)
+    assert calibration_of(GemmModel.prior("v100-sxm2-16gb", dtype="fp16")) is CALIBRATION_ELSEWHERE
+    for calibration in (*CALIBRATIONS.values(), CALIBRATION_ELSEWHERE):
+        assert 0.0 < calibration.share <= 1.2
+        assert calibration.spread > 0.0
+        assert calibration.noise > 0.0
 
 
 def test_the_a100_model_sees_the_second_row_of_tiles() -> None:
-    found = forecast_cliffs(GemmModel.best("a100-sxm4-80gb"), [256, 300, 300], 8192, [4096, 4096, 8192])
-    assert found.tolist() == [True, False, False]
+    model = GemmModel.best(A100)
+    sizes = ([256, 300, 300], 12288, [4096, 4096, 8192])
+    assert forecast_cliffs(model, *sizes).tolist() == [True, False, False]
+    probability = cliff_probability(model, *sizes)
+    assert probability[0] > 0.9 > 0.1 > probability[1:].max()
+
+
+def test_what_is_forecast_is_what_is_likely_enough() -> None:
+    model = GemmModel.best(A100)
+    m, n, k = np.array([128, 256, 384, 512, 1024, 2048]), np.full(6, 4096), np.full(6, 4096)
+    probability = cliff_probability(model, m, n, k)
+    for likely in (0.1, 0.5):
+        assert forecast_cliffs(model, m, n, k, likely=likely).tolist() == (probability >= likely).tolist()
+    assert np.all(cliff_probability(model, m, n, k, step=0.3) < probability)
 
 
 def test_a_rise_is_the_mean_over_all_trees_and_its_deviation_their_spread() -> None:
-    ensemble = GemmModel.best("a100-sxm4-80gb").ensemble
+    ensemble = GemmModel.best(A100).ensemble
     m, n, k = np.array([256.0, 300.0, 2048.0]), np.full(3, 8192.0), np.array([4096.0, 4096.0, 16.0])
     rise, deviation = ensemble.rise(m, n, k)
     # Trees within their limits: the means of both ends, without what is taken off for their variance.
@@ -43,13 +83,21 @@ def test_a_prior_forecasts_by_its_cost_model_alone() -> None:
     model = GemmModel.prior("v100-sxm2-16gb", dtype="fp16")
     rise, deviation = model.ensemble.rise(np.array([256.0]), np.array([8192.0]), np.array([4096.0]))
     assert deviation[0] == 0.0
-    assert forecast_cliffs(model, 256, 8192, 4096)[0] == (rise[0] > np.log(1.1))
+    expected = CALIBRATION_ELSEWHERE.probability(rise, deviation)[0]
+    assert cliff_probability(model, 256, 8192, 4096)[0] == expected
 
 
 def test_nothing_asked_is_nothing_forecast() -> None:
-    assert forecast_cliffs(GemmModel.best("a100-sxm4-80gb"), [], [], []).tolist() == []
+    assert forecast_cliffs(GemmModel.best(A100), [], [], []).tolist() == []
 
 
-def test_a_size_that_is_none_is_refused() -> None:
-    with pytest.raises(InputError, match=r"forecast_cliffs: m = 0"):
-        forecast_cliffs(GemmModel.best("a100-sxm4-80gb"), 0, 4096, 4096)
+def test_sizes_steps_and_probabilities_that_are_none_are_refused() -> None:
+    model = GemmModel.best(A100)
+    with pytest.raises(InputError, match=r"cliff_probability: m = 0"):
+        forecast_cliffs(model, 0, 4096, 4096)
+    for step in (0.0, -0.1, float("nan")):
+        with pytest.raises(InputError, match=r"cliff_probability: step = "):
+            cliff_probability(model, 256, 4096, 4096, step=step)
+    for likely in (0.0, 1.0, float("nan"), 25):
+        with pytest.raises(InputError, match=r"forecast_cliffs: likely = "):
+            forecast_cliffs(model, 256, 4096, 4096, likely=likely)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from quantbench.errors import InputError, UnsupportedError
-from quantbench.latency.gemm_model import LARGEST_SIDE
+from quantbench.latency.gemm_input import LARGEST_SIDE
 from quantbench.planner.op_times import OpTimes
 from quantbench.profile import Estimate, Estimates, Profile
 from quantbench.profile.lines import Lines

@@ -11,6 +11,7 @@ from quantbench.errors import InputError, MeasurementError, StoreError, Unsuppor
 from quantbench.latency.protocol import CliffScore, ErrorSummary, Split
 from quantbench.latency.tables import GemmTable, TableProvenance
 from quantbench.validate import baselines, foreign
+from quantbench.validate.cliff_levels import LEVELS, CliffLevels
 from quantbench.validate.contestants import engine, gaussian_process, heuristics, log_interpolation, roofline
 from quantbench.validate.gemm_runner import Contest, Contestant, Step, run_contests
 from quantbench.validate.scores import Absent, Answer, Line, Score, line
@@ -63,7 +64,7 @@ def test_forecasts_follow_the_models_own_rule() -> None:
     def flat(contest: Contest, split: Split, seed: int) -> Answer:
         measured = contest.table.latency_us[split.test]
         rises = np.cumsum(np.diff(np.log(measured), prepend=np.log(measured[0])) / 3)
-        return Answer(measured[0] * np.exp(rises), forecast=lambda m, n, k: m == 128)
+        return Answer(measured[0] * np.exp(rises), cliff_probability=lambda m, n, k: 0.5 * (m == 128))
 
     (found,) = judged(Contestant("flat", 20, flat))
     assert isinstance(found, Line)
@@ -151,7 +152,8 @@ SUMMARY = ErrorSummary(100, 4.551, 6.52, 19.04)
 
 def a_line(**changes: object) -> Line:
     found, forecast = CliffScore(100, 50, 0.80, 0.75), CliffScore(100, 50, 0.87, 0.55)
-    scores = [Score(SUMMARY, None, 0.0, 0.905, found, forecast, 1.234, 23456.0, "")]
+    levels = CliffLevels(100, 0.26, 0.25, (0.95,) * len(LEVELS), (0.35,) * (len(LEVELS) - 1) + (None,))
+    scores = [Score(SUMMARY, None, 0.0, 0.905, found, forecast, levels, 1.234, 23456.0, "")]
     return line("a100-sxm4-80gb", "sites", "ours", 200, scores)
 
 
@@ -160,6 +162,8 @@ def test_markdown_of_a_line() -> None:
     assert "### a100-sxm4-80gb" in text
     assert "| ours | 200 | 4.55 / 6.5 / 19.0 | 90 % | 0.80 / 0.75 | 0.87 / 0.55 | 1.2 | 23,000 |" in text
     assert "compute rows" not in text  # nobody fills that column
+    assert "| a100-sxm4-80gb | 200 | 26 % / 25 % | 0.95 / 0.35 |" in text
+    assert text.rstrip().endswith("| 0.95 / – |")
     assert text.startswith("**Held-out sites: half of the (n, k) pairs are the test")
     assert terminal_table([a_line()]).row_count == 1
     assert lines_to_json([a_line()], [])["lines"][0]["errors"]["median_pct"] == 4.551

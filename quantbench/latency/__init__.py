@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from quantbench.latency.attention import AttentionModel
     from quantbench.latency.best import best_models
     from quantbench.latency.estimate import Estimate, Estimates
+    from quantbench.latency.gemm_cliffs import cliff_probability, forecast_cliffs
     from quantbench.latency.gemm_model import GemmModel
     from quantbench.latency.softmax import SoftmaxModel
     from quantbench.latency.transformer import TransformerModel
@@ -22,6 +23,8 @@ _MODULES = {
     "SoftmaxModel": "softmax",
     "TransformerModel": "transformer",
     "best_models": "best",
+    "cliff_probability": "gemm_cliffs",
+    "forecast_cliffs": "gemm_cliffs",
 }
 
 __all__ = [
@@ -32,6 +35,8 @@ __all__ = [
     "SoftmaxModel",
     "TransformerModel",
     "best_models",
+    "cliff_probability",
+    "forecast_cliffs",
 ]
 
 

@@ -19,13 +19,14 @@ import numpy.typing as npt
 
 from quantbench.device.registry import lookup
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError, QuantbenchError, StoreError, UnsupportedError, require_choice
+from quantbench.errors import InputError, QuantbenchError, StoreError, require_choice
 from quantbench.latency import gemm_codec
 from quantbench.latency.gemm_ensemble import CHUNK, Ensemble, Reference, shape_keys
 from quantbench.latency.gemm_estimates import GemmEstimates
 from quantbench.latency.gemm_fast import FastGemm, distil, fast_from_json, fast_to_json
 from quantbench.latency.gemm_fit import Measured, Prior
 from quantbench.latency.gemm_form import Machine
+from quantbench.latency.gemm_input import kernels_of, machine_of, measured_times, whole_sizes
 from quantbench.latency.gemm_menu import Menu
 from quantbench.latency.gemm_prior import Known, choose, family, near, pooled, shipped_pool
 from quantbench.latency.gemm_residual import Growth, Member
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 FloatArray = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.intp]
 
-#: m (times the batch), n and k go up to this
-LARGEST_SIDE = 2**21 - 1
 _SIBLING_EFFORT = Effort(members=1, rows_first=600, growth=Growth(trees=20, leaf=3))
 _SIBLING_ROWS = 6000
 # A model that was read must have a time for it.
@@ -97,11 +96,11 @@ class GemmModel:
         times that are no measurements, UnsupportedError for a dtype that the device lacks.
         """
         spec = _device(device)
-        machine = _machine(spec, dtype)
+        machine = machine_of(spec, dtype)
         sizes = whole_sizes("GemmModel.fit", m, n, k)
-        times = _times(latency_us, len(sizes[0]))
+        times = measured_times(latency_us, len(sizes[0]))
         menu = menu_for(launches)
-        kernel = _kernels(menu, launches, len(times))
+        kernel = kernels_of(menu, launches, len(times))
         rows = Measured(*sizes, np.log(times), kernel)
         start, blind, reference = _start(spec, dtype, prior)
         if sibling is not None:
@@ -125,7 +124,7 @@ class GemmModel:
         family_out: as if no GPU of its architecture family had been measured either.
         """
         spec = _device(device)
-        machine = _machine(spec, dtype)
+        machine = machine_of(spec, dtype)
         start, blind = choose(spec, dtype, shipped_pool(), family_out=family_out)
         return _unfitted(spec, dtype, machine, start, blind)
 
@@ -156,7 +155,7 @@ class GemmModel:
         log_us = answer.log_us
         kernel = answer.kernels[0]
         if launches is not None:
-            recorded = _kernels(self.ensemble.menu, launches, len(log_us))
+            recorded = kernels_of(self.ensemble.menu, launches, len(log_us))
             named = np.flatnonzero(recorded >= 0)
             log_us = log_us.copy()
             m_named, n_named, k_named = (x[named] for x in sizes)
@@ -293,56 +292,6 @@ def shipped_model(slug: str, dtype: str) -> GemmModel | None:
 
 def _device(device: DeviceSpec | str) -> DeviceSpec:
     return lookup(device) if isinstance(device, str) else device
-
-
-def _machine(device: DeviceSpec, dtype: str) -> Machine:
-    require_choice("GemmModel", "dtype", dtype, GEMM_DTYPES)
-    if device.kind != "cuda":
-        raise UnsupportedError("GemmModel", f"{device.name} is a {device.kind}", "a GPU: blocks and waves are modelled")
-    if device.peak(dtype) is None:
-        have = ", ".join(sorted(device.peak_tflops))
-        raise UnsupportedError("GemmModel", f"{device.name} has no peak for {dtype}", f"one of {have}")
-    return Machine.of(device, dtype)
-
-
-def whole_sizes(who: str, *sizes: npt.ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """m, n, k as flat float arrays of whole numbers from 1 to 2**21 - 1."""
-    out = []
-    for name, size in zip("mnk", sizes, strict=True):
-        array = np.atleast_1d(np.asarray(size))
-        if array.ndim != 1 or array.dtype.kind not in "iuf":
-            raise InputError(who, f"{name} of shape {array.shape} and type {array.dtype}", "whole numbers, (rows,)")
-        with np.errstate(invalid="ignore"):
-            bad = ~((array >= 1) & (array <= LARGEST_SIDE) & (array == np.floor(array)))
-        if bad.any():
-            raise InputError(who, f"{name} = {array[bad][0]}", f"a whole number from 1 to {LARGEST_SIDE}")
-        out.append(array.astype(np.float64))
-    if len({len(x) for x in out}) != 1:
-        raise InputError(who, f"{', '.join(str(len(x)) for x in out)} values of m, n, k", "one each per row")
-    return out[0], out[1], out[2]
-
-
-def _times(latency_us: npt.ArrayLike, rows: int) -> FloatArray:
-    times = np.atleast_1d(np.asarray(latency_us, dtype=np.float64))
-    if times.shape != (rows,):
-        raise InputError("GemmModel.fit", f"latency_us of shape {times.shape} for {rows} shapes", "one time each")
-    bad = ~(np.isfinite(times) & (times > 0))
-    if bad.any():
-        raise InputError("GemmModel.fit", f"latency_us = {times[bad][0]}", "finite times above 0 µs")
-    return times
-
-
-def _kernels(menu: Menu, launches: Sequence[Launch | None] | None, rows: int) -> npt.NDArray[np.intp]:
-    """Index in the menu of each recorded kernel, -1 where none is known."""
-    kernel = np.full(rows, -1, dtype=np.intp)
-    if launches is None:
-        return kernel
-    if len(launches) != rows:
-        raise InputError("GemmModel", f"{len(launches)} launches for {rows} shapes", "one each, or None")
-    for i, launch in enumerate(launches):
-        if launch is not None and launch.tile is not None:
-            kernel[i] = menu.nearest(launch.tile.block_m, launch.tile.block_n, launch.tile.split_k)
-    return kernel
 
 
 def _start(device: DeviceSpec, dtype: str, prior: str | Sequence[GemmModel]) -> tuple[Prior, float, Reference | None]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
-from quantbench.latency.gemm_model import LARGEST_SIDE
+from quantbench.latency.gemm_input import LARGEST_SIDE
 from quantbench.latency.reach import require_reach
 from quantbench.profile.bases import columns_of, roofline_parts
 from quantbench.profile.choose import Chosen, choose_attention, choose_gemm, choose_softmax

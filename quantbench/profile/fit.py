@@ -14,7 +14,8 @@ from quantbench.latency.attention import FEWEST_ROWS as FEWEST_ATTENTION_ROWS
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.attention_physics import AttentionShapes
 from quantbench.latency.gemm_fast import LEAN, distil
-from quantbench.latency.gemm_model import LARGEST_SIDE, GemmModel
+from quantbench.latency.gemm_input import LARGEST_SIDE
+from quantbench.latency.gemm_model import GemmModel
 from quantbench.latency.gemm_train import FEWEST_ROWS as FEWEST_PRODUCT_ROWS
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.launch import Launch, Tile

@@ -117,6 +117,7 @@ def _score(contestant: Contestant, device: DeviceSpec, table: AttentionTable, tr
         coverage=covered,
         cliffs=None,
         forecasts=None,
+        levels=None,
         fit_s=answer.fit_s,
         shapes_per_s=None if answer.predict_s is None else len(test) / answer.predict_s,
         note=answer.note,

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
+from quantbench.latency.gemm_cliffs import LIKELY
 from quantbench.latency.protocol import (
     CliffScore,
     Split,
@@ -24,6 +25,7 @@ from quantbench.latency.protocol import (
     summarize,
 )
 from quantbench.latency.tables import GemmTable
+from quantbench.validate.cliff_levels import CliffLevels, cliff_levels
 from quantbench.validate.scores import Absent, Answer, Line, Score, line
 
 IntArray = npt.NDArray[np.int64]
@@ -130,13 +132,15 @@ def _score(contest: Contest, contestant: Contestant, seed: int) -> Score:
     if answer.low_us is not None and answer.high_us is not None:
         covered = coverage(measured, answer.low_us, answer.high_us)
     large = compute_rows(m, n, k) & answered
+    forecasts, levels = _forecasts(answer, measured, (m, n, k))
     return Score(
         errors=summarize(answer.latency_us, measured, answered),
         compute=summarize(answer.latency_us, measured, large) if large.any() else None,
         unanswered=float(1.0 - answered.mean()),
         coverage=covered,
         cliffs=_cliffs(answer.latency_us, measured, (m, n, k)) if answered.all() else None,
-        forecasts=_forecasts(answer, measured, (m, n, k)),
+        forecasts=forecasts,
+        levels=levels,
         fit_s=answer.fit_s,
         shapes_per_s=len(measured) / answer.predict_s if answer.predict_s else None,
         note=answer.note,
@@ -155,11 +159,14 @@ def _cliffs(
 
 def _forecasts(
     answer: Answer, measured_us: FloatArray, shapes: tuple[IntArray, IntArray, IntArray]
-) -> CliffScore | None:
-    """By the model's own rule, where it has one."""
+) -> tuple[CliffScore | None, CliffLevels | None]:
+    """By the model's own probabilities, where it has them: from LIKELY on, and from others."""
     pairs = low, _ = cliff_pairs(*shapes)
-    if answer.forecast is None or len(low) == 0:
-        return None
+    if answer.cliff_probability is None or len(low) == 0:
+        return None, None
     m, n, k = shapes
-    score = score_forecast(answer.forecast(m[low], n[low], k[low]), measured_us, pairs)
-    return score if score.cliffs >= _FEWEST_CLIFFS else None
+    probability = answer.cliff_probability(m[low], n[low], k[low])
+    score = score_forecast(probability >= LIKELY, measured_us, pairs)
+    if score.cliffs < _FEWEST_CLIFFS:
+        return None, None
+    return score, cliff_levels(probability, measured_us, pairs)

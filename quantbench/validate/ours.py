@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.latency.gemm_cliffs import forecast_cliffs
+from quantbench.latency.gemm_cliffs import cliff_probability
 from quantbench.latency.gemm_model import GemmModel
 from quantbench.latency.protocol import Split
 from quantbench.latency.tables import SYSTEMS, GemmTable
@@ -34,8 +34,10 @@ def answer_of(model: GemmModel, contest: Contest, rows: IntArray, *, fit_s: floa
     start = time.process_time()
     predicted = model.predict(*contest.shapes(rows))
     taken_s = time.process_time() - start
-    rule = partial(forecast_cliffs, model)
-    return Answer(predicted.latency_us, predicted.low_us, predicted.high_us, fit_s, taken_s, forecast=rule)
+    return Answer(
+        predicted.latency_us, predicted.low_us, predicted.high_us, fit_s, taken_s,
+        cliff_probability=partial(cliff_probability, model),
+    )  # fmt: skip
 
 
 def ours(train_rows: int, *, name: str = "ours") -> Contestant:

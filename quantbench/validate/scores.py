@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.latency.protocol import CliffScore, ErrorSummary, mean_summary
+from quantbench.validate.cliff_levels import CliffLevels, mean_levels
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -27,7 +28,7 @@ class Answer:
     """Predictions of one contestant for the test rows, (rows,) in µs; nan where it has none.
 
     low_us, high_us: its 90 % interval, where it gives one. fit_s, predict_s: seconds of one core, in both steps.
-    forecast: whether it expects a cliff from m to m + 1 at shapes m, n, k, (rows,) each, where it has a rule for that.
+    cliff_probability: how likely it finds a cliff from m to m + 1 at shapes m, n, k, (rows,) each, where it says so.
     """
 
     latency_us: FloatArray
@@ -36,13 +37,14 @@ class Answer:
     fit_s: float | None = None
     predict_s: float | None = None
     note: str = ""
-    forecast: Callable[[IntArray, IntArray, IntArray], BoolArray] | None = None
+    cliff_probability: Callable[[IntArray, IntArray, IntArray], FloatArray] | None = None
 
 
 @dataclass(frozen=True)
 class Score:
     """One seed's figures. unanswered: share of the test rows that it had no prediction for. cliffs: where the
-    prediction rises by the step; forecasts: where the model says that it expects one."""
+    prediction rises by the step; forecasts: where the model finds one likely;
+    levels: the same from other probabilities on."""
 
     errors: ErrorSummary
     compute: ErrorSummary | None
@@ -50,6 +52,7 @@ class Score:
     coverage: float | None
     cliffs: CliffScore | None
     forecasts: CliffScore | None
+    levels: CliffLevels | None
     fit_s: float | None
     shapes_per_s: float | None
     note: str
@@ -72,6 +75,7 @@ class Line:
     cliff_precision: float | None
     forecast_recall: float | None
     forecast_precision: float | None
+    cliff_levels: CliffLevels | None
     fit_s: float | None
     shapes_per_s: float | None
     note: str
@@ -95,6 +99,7 @@ def line(gpu: str, protocol: str, model: str, train_rows: int | None, scores: Se
     compute = [score.compute for score in scores if score.compute is not None]
     cliffs = [score.cliffs for score in scores if score.cliffs is not None]
     forecasts = [score.forecasts for score in scores if score.forecasts is not None]
+    levels = [score.levels for score in scores if score.levels is not None]
     return Line(
         gpu=gpu,
         protocol=protocol,
@@ -109,6 +114,7 @@ def line(gpu: str, protocol: str, model: str, train_rows: int | None, scores: Se
         cliff_precision=_mean([c.precision for c in cliffs]),
         forecast_recall=_mean([c.recall for c in forecasts]),
         forecast_precision=_mean([c.precision for c in forecasts]),
+        cliff_levels=mean_levels(levels) if levels else None,
         fit_s=_mean([score.fit_s for score in scores]),
         shapes_per_s=_mean([score.shapes_per_s for score in scores]),
         note=next((score.note for score in scores if score.note), ""),

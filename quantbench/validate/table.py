@@ -11,8 +11,11 @@ from rich.table import Table
 from quantbench.errors import StoreError
 from quantbench.latency.protocol import ErrorSummary
 from quantbench.units import percent
+from quantbench.validate.cliff_levels import levels_table
 from quantbench.validate.scores import PROTOCOLS, Absent, Line
 
+#: whose probabilities of cliffs have a table of their own
+_JUDGED_BY_LEVEL = "ours"
 _COLUMNS = (
     "model", "rows learned from", "all rows", "compute rows", "90 % interval covers", "cliffs found / true",
     "forecasts found / true", "fit, s", "shapes/s",
@@ -68,6 +71,15 @@ def markdown(lines: Sequence[Line], absent: Sequence[Absent], origins: Sequence[
         for gpu in dict.fromkeys(entry.gpu for entry in of_protocol):
             parts.append(f"### {gpu}\n")
             parts.append(_section([entry for entry in of_protocol if entry.gpu == gpu]))
+    levels = [
+        (e.gpu, e.train_rows, e.cliff_levels) for e in lines if e.model == _JUDGED_BY_LEVEL and e.protocol == "sites"
+    ]
+    known = [(gpu, rows, found) for gpu, rows, found in levels if found is not None]
+    if known:
+        parts.append(
+            f"**Cliffs found / true, by the probability from which on they are forecast ({_JUDGED_BY_LEVEL}).**\n"
+        )
+        parts.append(levels_table(known))
     parts += [f"- {a.gpu}: {a.model} is left out: {a.reason}." for a in absent]
     parts += [f"- {origin}." for origin in origins]
     return "\n".join(parts).rstrip() + "\n"
