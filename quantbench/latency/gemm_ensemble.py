@@ -57,6 +57,27 @@ def shape_keys(m: FloatArray, n: FloatArray, k: FloatArray) -> IntArray:
     return np.asarray((parts[0] << 42) | (parts[1] << 21) | parts[2])
 
 
+class _Seen:
+    """Log µs of shapes that were asked for already: halves of one k are often another row's k."""
+
+    def __init__(self, keys: IntArray, log_us: FloatArray) -> None:
+        self._keys, first = np.unique(keys, return_index=True)
+        self._log_us = log_us[first]
+
+    def or_ask(self, ensemble: Ensemble, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
+        """Of shapes, (rows,), each evaluated once."""
+        wanted, first, place = np.unique(shape_keys(m, n, k), return_index=True, return_inverse=True)
+        at = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
+        new = self._keys[at] != wanted
+        log_us = self._log_us[at]
+        ask = first[new]
+        log_us[new] = ensemble.raw(m[ask], n[ask], k[ask]).log_us
+        keys = np.concatenate([self._keys, wanted[new]])
+        order = np.argsort(keys, kind="stable")
+        self._keys, self._log_us = keys[order], np.concatenate([self._log_us, log_us[new]])[order]
+        return np.asarray(log_us[place.ravel()])
+
+
 @dataclass(frozen=True)
 class Answer:
     """log_us, variance: (rows,) the prediction, and the variance between members and between trees, log time.
@@ -102,12 +123,13 @@ class Ensemble:
         best = answer.log_us.copy()
         if self.most == 0.0:
             return answer
+        seen = _Seen(shape_keys(m, n, k), answer.log_us)
         rows, half = np.flatnonzero((k > _LEAST_K) & (k % 2 == 0)), k / 2
         while len(rows):
             bound = self._at_most(answer.kernels[:, rows], m[rows], n[rows], half[rows])
             rows = rows[bound + self.most > best[rows]]
             if len(rows):
-                best[rows] = np.maximum(best[rows], self.raw(m[rows], n[rows], half[rows]).log_us)
+                best[rows] = np.maximum(best[rows], seen.or_ask(self, m[rows], n[rows], half[rows]))
             rows = rows[(half[rows] > _LEAST_K) & (half[rows] % 2 == 0)]
             half = half / 2
         return replace(answer, log_us=best)

@@ -115,11 +115,12 @@ class Forest:
         flat, offset = columns.ravel(), np.arange(rows)
         node = np.repeat(self.roots.astype(np.intp)[:, None], rows, axis=1)
         row_of = self._feature * rows
+        # No index is out of range; "wrap" is the mode in which numpy looks for that fastest.
         for _ in range(self.depth):
-            place = row_of.take(node)
+            place = row_of.take(node, mode="wrap")
             place += offset
-            goes_right = flat.take(place) > self.threshold.take(node)
+            goes_right = flat.take(place, mode="wrap") > self.threshold.take(node, mode="wrap")
             node += node
             node += goes_right
-            node = self._children.take(node)
+            node = self._children.take(node, mode="wrap")
         return node

@@ -74,8 +74,9 @@ class Shapes:
         rest = self.blocks - self.full * resident
         self.has_rest = (rest > 0).astype(np.float64)
         self.waves = self.full + self.has_rest
+        self.later_waves = self.waves - 1.0
         self.last = np.ceil(rest / machine.sm_count) / held
-        self.at_once = np.minimum(self.blocks, resident)
+        self.log_at_once = np.log(np.minimum(self.blocks, resident))
         # A part is never shorter than a step: a split beyond that only adds blocks, and time still rises with k.
         self.k_part = np.maximum(np.ceil(depth / (split_k * STEP_K)) * STEP_K, STEP_K)
         self.wave_flop = held * (2.0 * block_m * block_n)
@@ -84,6 +85,8 @@ class Shapes:
         self.partial_bytes = np.where(split_k > 1, 8.0, 0.0) * (self.tiles * (block_m * block_n) * split_k)
         self.smallness = np.log1p(self.fluid) * np.log2(LARGEST_TILE / (block_m * block_n))
         self.area = block_m * block_n / 16384.0
+        self.outputs = self.area * held * self.waves  # of 128 × 128 on an SM
+        self.steps = self.k_part / STEP_K
         self.growth = np.log((block_m + block_n) / 256.0)
         self.is_split = (split_k > 1).astype(np.float64)
         self.split_doublings = np.log2(split_k)
@@ -162,7 +165,7 @@ def kernel_parts(p: Values, s: Shapes) -> tuple[Any, Any, Any, Any, Any, Any, An
 
     log_bandwidth = p["dram"] + np.log(machine.bytes_per_us)
     l2_speed = exp(log_bandwidth + p["l2_speed"])
-    flow = p["block_flow"] + p["block_flow_growth"] * s.growth + np.log(s.at_once)
+    flow = p["block_flow"] + p["block_flow_growth"] * s.growth + s.log_at_once
     sharp = exp(p["flow_norm"]) + 1.0
     # 1 / bandwidth, joined with what the resident blocks draw; exp(log …) keeps the powers in range
     per_byte = exp(log(1.0 + exp(sharp * (log_bandwidth - flow))) / sharp - log_bandwidth)
@@ -183,9 +186,9 @@ def kernel_parts(p: Values, s: Shapes) -> tuple[Any, Any, Any, Any, Any, Any, An
         exp(p["launch"])
         + exp(p["prologue"]) * s.area
         + joined
-        + exp(p["wave"]) * (s.waves - 1.0)
-        + exp(p["epilogue"]) * (s.area * menu.blocks_per_sm * s.waves)
-        + exp(p["step"] + p["step_growth"] * s.growth) * (s.k_part / STEP_K)
+        + exp(p["wave"]) * s.later_waves
+        + exp(p["epilogue"]) * s.outputs
+        + exp(p["step"] + p["step_growth"] * s.growth) * s.steps
         + reduction
     )
     log_time = log(time) + exp(p["small_tile"]) * s.smallness

@@ -24,6 +24,16 @@ LARGEST_TILE = 32768
 MOST_BLOCKS_PER_SM = 6
 
 
+def _groups(of: npt.NDArray[np.intp]) -> tuple[tuple[int, slice | npt.NDArray[np.intp]], ...]:
+    """(group, where it stands) of each group: a slice where its members are neighbours, which copies nothing."""
+    found: list[tuple[int, slice | npt.NDArray[np.intp]]] = []
+    for group in np.unique(of):
+        at = np.flatnonzero(of == group)
+        together = at[-1] - at[0] + 1 == len(at)
+        found.append((int(group), slice(int(at[0]), int(at[-1]) + 1) if together else at))
+    return tuple(found)
+
+
 def cdiv_array(size: FloatArray, block: float | FloatArray) -> FloatArray:
     """size / block, rounded up, for arrays of whole numbers."""
     return np.asarray(np.ceil(size / block))
@@ -79,6 +89,16 @@ class Menu:
     def blocks_per_sm(self) -> FloatArray:
         """(kernels,) resident blocks, as the accumulator's registers allow."""
         return np.clip(np.floor(LARGEST_TILE / (self.block_m * self.block_n)), 1, MOST_BLOCKS_PER_SM)
+
+    @cached_property
+    def of_tile(self) -> tuple[tuple[int, slice | npt.NDArray[np.intp]], ...]:
+        """(tile index, its kernels) of each tile that has any."""
+        return _groups(self.tile_index)
+
+    @cached_property
+    def of_split(self) -> tuple[tuple[int, slice | npt.NDArray[np.intp]], ...]:
+        """(index in SPLITS, its kernels) of each split that has any; those between count as the next larger."""
+        return _groups(np.minimum(np.searchsorted(SPLITS, self.split_k), len(SPLITS) - 1))
 
     def by_row(self, kernel: npt.NDArray[np.intp]) -> RowKernels:
         """One kernel for each row, (rows,) indices."""
