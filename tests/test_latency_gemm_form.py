@@ -8,7 +8,7 @@ from quantbench.device import lookup
 from quantbench.latency import tape
 from quantbench.latency.gemm_fit import Measured, fit_parameters
 from quantbench.latency.gemm_form import Machine, Shapes, log_latency, log_latency_with_parts
-from quantbench.latency.gemm_menu import TILES, Menu
+from quantbench.latency.gemm_menu import SPLITS, TILES, Menu
 from quantbench.latency.gemm_parameters import PARAMETERS, Values, hand_prior
 from quantbench.latency.gemm_prior import pooled
 from quantbench.latency.tape import Variable, gradient
@@ -18,6 +18,18 @@ from quantbench.workload import Gemm
 
 MACHINE = Machine.of(lookup("a100-sxm4-80gb"), "bf16")
 MENU = Menu.of()
+
+
+def test_every_kernel_stands_in_its_tile_and_in_its_split() -> None:
+    uneven = Menu(TILES, (*Menu.of().kernels[2:20:2], (0, 3), (2, 64)))  # splits that were recorded stand at the end
+    for menu in (MENU, uneven):
+        for groups, of in ((menu.of_tile, menu.tile_index), (menu.of_split, None)):
+            seen = np.concatenate([np.arange(len(menu))[kernels] for _, kernels in groups])
+            assert sorted(seen) == list(range(len(menu)))
+            if of is not None:
+                assert all(set(of[kernels]) == {place} for place, kernels in groups)
+    assert {SPLITS[place]: set(uneven.split_k[kernels]) for place, kernels in uneven.of_split}[4] == {3.0, 4.0}
+    assert {SPLITS[place]: set(uneven.split_k[kernels]) for place, kernels in uneven.of_split}[32] == {64.0}
 
 
 def sizes(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -12,6 +12,7 @@ import pytest
 from quantbench.device import DeviceSpec, lookup
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.latency.gemm_codec import MODEL_VERSION
+from quantbench.latency.gemm_ensemble import Answer, Ensemble
 from quantbench.latency.gemm_estimates import GemmEstimates
 from quantbench.latency.gemm_form import Machine, Shapes, log_latency
 from quantbench.latency.gemm_menu import Menu
@@ -79,6 +80,25 @@ def test_doubling_k_is_never_faster() -> None:
         violated |= bool((following < raw).any())
         last, raw = longer, following
     assert violated, "the trees alone never broke the rule, so this test shows nothing"
+
+
+def test_a_batch_says_of_each_shape_what_it_says_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else is asked for with it; and no shape is evaluated twice, though halves of k are other rows' k."""
+    m, n = np.full(12, 64.0), np.full(12, 256.0)
+    k = np.array([4096.0, 2048.0, 1024.0, 512.0, 256.0, 128.0, 64.0, 96.0, 192.0, 3072.0, 40.0, 17.0])
+    model = fitted()
+    alone = [float(model.predict(*shape).latency_us) for shape in zip(m, n, k, strict=True)]
+    asked: list[tuple[float, float, float]] = []
+    raw = Ensemble.raw
+
+    def noted(self: Ensemble, *sizes: np.ndarray) -> Answer:
+        asked.extend(zip(*sizes, strict=True))
+        return raw(self, *sizes)
+
+    monkeypatch.setattr(Ensemble, "raw", noted)
+    together = model.predict(m, n, k).latency_us
+    assert together.tolist() == pytest.approx(alone, rel=1e-7)
+    assert len(asked) == len(set(asked)) > len(k)  # 3072 has halves that are nobody's k
 
 
 def test_nothing_is_faster_than_the_peak() -> None:
