@@ -11,7 +11,7 @@ import pytest
 
 from quantbench.device import DeviceSpec, lookup
 from quantbench.errors import InputError, StoreError, UnsupportedError
-from quantbench.latency.gemm_codec import MODEL_VERSION
+from quantbench.latency.gemm_codec import MODEL_VERSION, array_to_json
 from quantbench.latency.gemm_ensemble import Answer, Ensemble
 from quantbench.latency.gemm_estimates import GemmEstimates
 from quantbench.latency.gemm_form import Machine, Shapes, log_latency
@@ -146,6 +146,15 @@ def test_files_that_are_no_models_are_refused(tmp_path: Path) -> None:
     broken["ensemble"]["members"][0]["forest"]["value"]["zlib"] = "!"
     with pytest.raises(StoreError, match=r"a broken array"):
         GemmModel.from_json(broken)
+    for feature in (1000, -1):
+        broken = json.loads(json.dumps(whole))
+        forest = fitted().ensemble.members[0].forest
+        assert forest is not None
+        last = forest.feature.copy()
+        last[-1] = feature  # of a leaf, or of a node that a single probe would hardly reach
+        broken["ensemble"]["members"][0]["forest"]["feature"] = array_to_json(last)
+        with pytest.raises(StoreError, match=r"trees that are none"):
+            GemmModel.from_json(broken)
     (tmp_path / "text.json").write_text("{")
     with pytest.raises(StoreError, match=r"GemmModel.save wrote"):
         GemmModel.load(tmp_path / "text.json")

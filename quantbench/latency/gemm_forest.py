@@ -115,7 +115,7 @@ class Forest:
         flat, offset = columns.ravel(), np.arange(rows)
         node = np.repeat(self.roots.astype(np.intp)[:, None], rows, axis=1)
         row_of = self._feature * rows
-        # No index is out of range; "wrap" is the mode in which numpy looks for that fastest.
+        # No index is out of range (`gemm_sound`), and numpy looks for such fastest where it would wrap them.
         for _ in range(self.depth):
             place = row_of.take(node, mode="wrap")
             place += offset

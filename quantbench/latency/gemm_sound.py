@@ -8,11 +8,13 @@ import numpy as np
 
 from quantbench.errors import StoreError
 from quantbench.latency.gemm_ensemble import Ensemble
-from quantbench.latency.gemm_fast import FastGemm
+from quantbench.latency.gemm_fast import FastGemm, features
+from quantbench.latency.gemm_features import watched_columns
 from quantbench.latency.gemm_forest import Forest
-from quantbench.latency.gemm_form import Machine
+from quantbench.latency.gemm_form import Machine, Shapes
 from quantbench.latency.gemm_menu import Menu
 from quantbench.latency.gemm_parameters import FIRST_TILE, FloatArray
+from quantbench.latency.gemm_residual import Member
 
 # Far above any GPU's: what lies beyond is a slipped unit or a damaged file.
 _LARGEST_RATE = 1e15
@@ -20,6 +22,8 @@ _LARGEST_BLOCK = 4096
 # Parameters are logarithms and exponents; the widest fitted so far are about 10.
 _LARGEST_PARAMETER = 50.0
 _DEEPEST = 64
+# Any shape: its features are counted.
+_PROBE = (np.full(1, 128.0), np.full(1, 4096.0), np.full(1, 1024.0))
 
 
 def require_sound(ensemble: Ensemble, fast: FastGemm | None) -> None:
@@ -31,7 +35,7 @@ def require_sound(ensemble: Ensemble, fast: FastGemm | None) -> None:
         _parameters(member.parameters, ensemble.menu)
         _finite("slope and most", (member.slope, member.most))
         if member.forest is not None:
-            _forest(member.forest)
+            _forest(member.forest, _features_of(ensemble, member))
     if ensemble.reference is not None:
         if len(ensemble.reference.keys) != len(ensemble.reference.residual):
             raise _broken(f"{len(ensemble.reference.keys)} keys for {len(ensemble.reference.residual)} residuals")
@@ -46,7 +50,7 @@ def require_sound_fast(fast: FastGemm) -> None:
     _machine_and_menu(fast.machine, fast.menu)
     _parameters(fast.parameters, fast.menu)
     _finite("most", (fast.most,))
-    _forest(fast.forest)
+    _forest(fast.forest, features(fast.machine, *_PROBE, np.zeros(1)).shape[1])
 
 
 def _machine_and_menu(machine: Machine, menu: Menu) -> None:
@@ -69,7 +73,19 @@ def _parameters(vector: FloatArray, menu: Menu) -> None:
         raise _broken("a parameter that is not finite or beyond all bounds")
 
 
-def _forest(forest: Forest) -> None:
+def _features_of(ensemble: Ensemble, member: Member) -> int:
+    """How many features the member's trees see of a shape."""
+    shapes = Shapes(ensemble.machine, ensemble.menu, *_PROBE)
+    known = None if ensemble.reference is None else np.zeros(1)
+    with np.errstate(all="ignore"):
+        log_us, parts = member.physics(shapes)
+        seen = member.features(
+            ensemble.menu, shapes, log_us, parts, member.weights(parts), watched_columns(shapes), known
+        )
+    return int(seen.shape[1])
+
+
+def _forest(forest: Forest, features_seen: int) -> None:
     nodes = len(forest.threshold)
     own = np.arange(nodes)
     arrays = (forest.feature, forest.threshold, forest.right, forest.value)
@@ -80,7 +96,7 @@ def _forest(forest: Forest) -> None:
         and 0 < forest.depth <= _DEEPEST
         and not np.isnan(forest.threshold).any()
         and bool(((forest.roots >= 0) & (forest.roots < nodes)).all())
-        and bool((forest.feature >= 0).all())
+        and bool(((forest.feature >= 0) & (forest.feature < features_seen)).all())
         and bool(((forest.right >= own) & (forest.right < nodes)).all())
         and all(np.issubdtype(array.dtype, np.integer) for array in (forest.feature, forest.right, forest.roots))
         # Only a leaf stays where it is; the left child of anything else is the next node.
