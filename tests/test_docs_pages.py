@@ -72,6 +72,8 @@ def test_a_command_that_does_not_exist_would_be_found() -> None:
 def test_each_link_of_a_page_leads_somewhere(page: Path) -> None:
     for path in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text(encoding="utf-8")):
         assert (page.parent / path).exists(), path
+        # What lies outside docs/ is not on the site, and a strict build refuses to link to it.
+        assert page.parent != DOCS or (page.parent / path).resolve().is_relative_to(DOCS), path
     for path in re.findall(r"`((?:quantbench|tests|docs)/[\w/-]+\.(?:py|md|yml))`", page.read_text(encoding="utf-8")):
         assert (ROOT / path).exists(), path
 

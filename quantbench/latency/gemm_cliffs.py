@@ -25,7 +25,7 @@ from quantbench.latency.gemm_prior import family
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
-#: a cliff is forecast from this probability on: measuring in vain costs a third of what a cliff costs that is missed
+#: a cliff is forecast from this probability on: right where a false alarm costs a third of a missed cliff
 LIKELY = 0.25
 
 
