@@ -5,7 +5,8 @@ import pytest
 
 from quantbench.latency.gemm_cliffs import Calibration
 from quantbench.validate.cliff_calibration import Rises, calibrate
-from quantbench.validate.cliff_levels import LEVELS, cliff_levels, levels_table, mean_levels
+from quantbench.validate.cliff_levels import LEVELS, cliff_levels, mean_levels
+from quantbench.validate.table import levels_table
 
 PAIRS = (np.array([0, 2, 4, 6]), np.array([1, 3, 5, 7]))
 # cliffs at the first and the third pair

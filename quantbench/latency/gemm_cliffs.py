@@ -70,9 +70,10 @@ def cliff_probability(
 ) -> FloatArray:
     """How likely the time of m×k times k×n rises by more than `step` from m to m + 1, 0 to 1; sizes and result (rows,).
 
-    Calibrated on pairs at the edges of tiles, m a multiple of 16 or more. Between edges, where hardly anything can
-    happen, it still says some 0.07: what noise makes of no rise at all. Of a model without measured rows
-    (`GemmModel.prior`) it is no surer than the spec sheet.
+    Calibrated at m = 128 and more, multiples of 32, with n and k of at least 1024, for a step of 10 %. Between edges,
+    where hardly anything can happen, it still says some 0.07: what noise makes of no rise at all. A model without
+    measured rows (`GemmModel.prior`) has one member and no trees, nothing that could disagree: what it says is surer
+    than it deserves.
 
     >>> at_edge, behind_it = cliff_probability(GemmModel.best("a100-sxm4-80gb"), [256, 300], 12288, 4096)
     >>> bool(at_edge > 0.9 > 0.1 > behind_it)

@@ -4,6 +4,7 @@ Rows are taken in the order of (m, n, k), as `tables.read_table` gives them, so 
 everywhere. Errors are |predicted / measured - 1| in percent.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,6 +99,12 @@ def mean_summary(parts: list[ErrorSummary]) -> ErrorSummary:
         mean_pct=float(np.mean([p.mean_pct for p in parts])),
         p95_pct=float(np.mean([p.p95_pct for p in parts])),
     )
+
+
+def mean_of_known(values: Sequence[float | None]) -> float | None:
+    """The mean of those that are figures; None where none is."""
+    known = [value for value in values if value is not None and not np.isnan(value)]
+    return float(np.mean(known)) if known else None
 
 
 def compute_rows(m: IntArray, n: IntArray, k: IntArray) -> BoolArray:

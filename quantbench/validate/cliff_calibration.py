@@ -2,7 +2,7 @@
 
 For every architecture family, the numbers that make the cliffs of the other families' tables likeliest. Models learn
 from 200 rows of half of the training sites and forecast on the other half, so that no pair of the accuracy tables is
-looked at. Ten minutes.
+looked at. Minutes.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.latency.protocol import score_forecast
+from quantbench.latency.protocol import mean_of_known, score_forecast
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -33,12 +33,11 @@ def cliff_levels(
     probability: FloatArray, measured_us: FloatArray, pairs: tuple[IntArray, IntArray], *, step: float = 0.10
 ) -> CliffLevels:
     """probability: of each pair, (pairs,). measured_us: of all rows that the pairs point into."""
-    low, high = pairs
     scores = [score_forecast(probability >= level, measured_us, pairs, step=step) for level in LEVELS]
     return CliffLevels(
-        pairs=len(low),
+        pairs=scores[0].pairs,
         expected=float(probability.mean()),
-        measured=float(np.mean(measured_us[high] / measured_us[low] > 1.0 + step)),
+        measured=scores[0].cliffs / scores[0].pairs,
         found=tuple(score.recall for score in scores),
         true=tuple(None if np.isnan(score.precision) else score.precision for score in scores),
     )
@@ -51,25 +50,5 @@ def mean_levels(parts: Sequence[CliffLevels]) -> CliffLevels:
         expected=float(np.mean([part.expected for part in parts])),
         measured=float(np.mean([part.measured for part in parts])),
         found=tuple(float(x) for x in np.mean([part.found for part in parts], axis=0)),
-        true=tuple(_mean_of_known(column) for column in zip(*(part.true for part in parts), strict=True)),
+        true=tuple(mean_of_known(column) for column in zip(*(part.true for part in parts), strict=True)),
     )
-
-
-def levels_table(rows: Sequence[tuple[str, int | None, CliffLevels]]) -> str:
-    """Markdown of (GPU, rows learned from, levels)."""
-    names = [f"P ≥ {level:.2f}" for level in LEVELS]
-    header = ["gpu", "rows learned from", "cliffs expected / measured", *names]
-    lines = ["| " + " | ".join(header) + " |", "|---|" + "---:|" * (len(header) - 1)]
-    for gpu, learned, levels in rows:
-        shares = [
-            f"{found:.2f} / " + ("–" if true is None else f"{true:.2f}")
-            for found, true in zip(levels.found, levels.true, strict=True)
-        ]
-        both = f"{100 * levels.expected:.0f} % / {100 * levels.measured:.0f} %"
-        lines.append("| " + " | ".join([gpu, "–" if learned is None else f"{learned:,}", both, *shares]) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def _mean_of_known(shares: Sequence[float | None]) -> float | None:
-    known = [share for share in shares if share is not None]
-    return float(np.mean(known)) if known else None

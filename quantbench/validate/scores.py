@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.latency.protocol import CliffScore, ErrorSummary, mean_summary
+from quantbench.latency.protocol import CliffScore, ErrorSummary, mean_of_known, mean_summary
 from quantbench.validate.cliff_levels import CliffLevels, mean_levels
 
 FloatArray = npt.NDArray[np.float64]
@@ -109,18 +109,13 @@ def line(gpu: str, protocol: str, model: str, train_rows: int | None, scores: Se
         errors=mean_summary([score.errors for score in scores]),
         compute=mean_summary(compute) if compute else None,
         unanswered=float(np.mean([score.unanswered for score in scores])),
-        coverage=_mean([score.coverage for score in scores]),
-        cliff_recall=_mean([c.recall for c in cliffs]),
-        cliff_precision=_mean([c.precision for c in cliffs]),
-        forecast_recall=_mean([c.recall for c in forecasts]),
-        forecast_precision=_mean([c.precision for c in forecasts]),
+        coverage=mean_of_known([score.coverage for score in scores]),
+        cliff_recall=mean_of_known([c.recall for c in cliffs]),
+        cliff_precision=mean_of_known([c.precision for c in cliffs]),
+        forecast_recall=mean_of_known([c.recall for c in forecasts]),
+        forecast_precision=mean_of_known([c.precision for c in forecasts]),
         cliff_levels=mean_levels(levels) if levels else None,
-        fit_s=_mean([score.fit_s for score in scores]),
-        shapes_per_s=_mean([score.shapes_per_s for score in scores]),
+        fit_s=mean_of_known([score.fit_s for score in scores]),
+        shapes_per_s=mean_of_known([score.shapes_per_s for score in scores]),
         note=next((score.note for score in scores if score.note), ""),
     )
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None and not np.isnan(value)]
-    return float(np.mean(known)) if known else None

@@ -11,7 +11,7 @@ from rich.table import Table
 from quantbench.errors import StoreError
 from quantbench.latency.protocol import ErrorSummary
 from quantbench.units import percent
-from quantbench.validate.cliff_levels import levels_table
+from quantbench.validate.cliff_levels import LEVELS, CliffLevels
 from quantbench.validate.scores import PROTOCOLS, Absent, Line
 
 #: whose probabilities of cliffs have a table of their own
@@ -26,7 +26,7 @@ def cells(entry: Line) -> tuple[str, ...]:
     """One line as text, in the order of the columns. Errors are median / mean / p95 in percent."""
     return (
         entry.model,
-        "–" if entry.train_rows is None else f"{entry.train_rows:,}",
+        _rows(entry.train_rows),
         _errors(entry.errors) + ("" if entry.unanswered == 0 else f" (no answer to {percent(entry.unanswered)})"),
         "–" if entry.compute is None else _errors(entry.compute),
         "–" if entry.coverage is None else percent(entry.coverage),
@@ -35,6 +35,10 @@ def cells(entry: Line) -> tuple[str, ...]:
         "–" if not entry.fit_s or entry.fit_s < 5e-4 else f"{entry.fit_s:.2g}",
         "–" if entry.shapes_per_s is None else _two_digits(entry.shapes_per_s),
     )
+
+
+def _rows(count: int | None) -> str:
+    return "–" if count is None else f"{count:,}"
 
 
 def _errors(errors: ErrorSummary) -> str:
@@ -72,14 +76,15 @@ def markdown(lines: Sequence[Line], absent: Sequence[Absent], origins: Sequence[
             parts.append(f"### {gpu}\n")
             parts.append(_section([entry for entry in of_protocol if entry.gpu == gpu]))
     levels = [
-        (e.gpu, e.train_rows, e.cliff_levels) for e in lines if e.model == _JUDGED_BY_LEVEL and e.protocol == "sites"
+        (e.gpu, e.train_rows, e.cliff_levels)
+        for e in lines
+        if e.cliff_levels is not None and e.model == _JUDGED_BY_LEVEL and e.protocol == "sites"
     ]
-    known = [(gpu, rows, found) for gpu, rows, found in levels if found is not None]
-    if known:
+    if levels:
         parts.append(
             f"**Cliffs found / true, by the probability from which on they are forecast ({_JUDGED_BY_LEVEL}).**\n"
         )
-        parts.append(levels_table(known))
+        parts.append(levels_table(levels))
     parts += [f"- {a.gpu}: {a.model} is left out: {a.reason}." for a in absent]
     parts += [f"- {origin}." for origin in origins]
     return "\n".join(parts).rstrip() + "\n"
@@ -93,6 +98,17 @@ def _section(lines: Sequence[Line]) -> str:
     rule = "|" + "|".join("---" if _COLUMNS[i] == "model" else "---:" for i in kept) + "|"
     body = ["| " + " | ".join(row[i] for i in kept) + " |" for row in rows]
     return "\n".join([header, rule, *body]) + "\n"
+
+
+def levels_table(rows: Sequence[tuple[str, int | None, CliffLevels]]) -> str:
+    """Markdown of (GPU, rows learned from, levels)."""
+    header = ["gpu", "rows learned from", "cliffs expected / measured", *(f"P ≥ {level:.2f}" for level in LEVELS)]
+    lines = ["| " + " | ".join(header) + " |", "|---|" + "---:|" * (len(header) - 1)]
+    for gpu, learned, levels in rows:
+        both = f"{percent(levels.expected)} / {percent(levels.measured)}"
+        shares = [_shares(found, true) for found, true in zip(levels.found, levels.true, strict=True)]
+        lines.append("| " + " | ".join([gpu, _rows(learned), both, *shares]) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def lines_to_json(lines: Sequence[Line], absent: Sequence[Absent]) -> dict[str, Any]:
