@@ -8,6 +8,7 @@ from quantbench.device import lookup
 from quantbench.latency import tape
 from quantbench.latency.gemm_fit import Measured, fit_parameters
 from quantbench.latency.gemm_form import Machine, Shapes, log_latency, log_latency_with_parts
+from quantbench.latency.gemm_input import LARGEST_SIDE
 from quantbench.latency.gemm_menu import SPLITS, TILES, Menu
 from quantbench.latency.gemm_parameters import PARAMETERS, Values, hand_prior
 from quantbench.latency.gemm_prior import pooled
@@ -39,7 +40,7 @@ def sizes(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return m, n, k
 
 
-@pytest.mark.parametrize("operation", ["exp", "log", "sigmoid"])
+@pytest.mark.parametrize("operation", ["exp", "log", "sigmoid", "soft_plus"])
 def test_tape_gradients_of_functions(operation: str) -> None:
     function = getattr(tape, operation)
     x = np.array([0.3, 1.7, 2.0])
@@ -50,12 +51,11 @@ def test_tape_gradients_of_functions(operation: str) -> None:
 
 def test_tape_gradients_of_soft_minimum_and_broadcasting() -> None:
     x = np.array([0.3, 1.1])
-    offsets = np.array([[0.0, 0.2, 0.1], [0.5, 0.0, 0.3]])
+    offsets = np.array([[0.0, 0.2], [0.5, 0.1], [0.3, 0.0]])
 
     def function(v):  # type: ignore[no-untyped-def]
-        column = v[:, None] if isinstance(v, np.ndarray) else v.column()
         return tape.soft_minimum(
-            column * offsets + offsets, tape.exp(v[:1] if isinstance(v, np.ndarray) else v.take(slice(0, 1)))
+            v * offsets + offsets, tape.exp(v[:1] if isinstance(v, np.ndarray) else v.take(slice(0, 1)))
         )
 
     source = Variable(x)
@@ -87,14 +87,27 @@ def test_every_kernel_and_the_choice_rise_with_k(seed: int) -> None:
     assert (high >= low - 1e-9).all()
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_single_precision_moves_a_prediction_by_no_more_than_rounding(seed: int) -> None:
+    """Wherever parameters and shapes lie: nothing overflows, and no wave is lost."""
+    mean, sd = hand_prior()
+    vector = mean + 2.0 * sd * np.random.default_rng(seed).standard_normal(len(mean))
+    m, n, k = sizes(300, seed)
+    m[:4], n[2:6], k[4:8] = LARGEST_SIDE, LARGEST_SIDE, LARGEST_SIDE
+    double = log_latency(Values(vector), Shapes(MACHINE, MENU, m, n, k))
+    single = log_latency(Values(vector.astype(np.float32)), Shapes(MACHINE, MENU, m, n, k, dtype=np.float32))
+    assert single.dtype == np.float32
+    assert single == pytest.approx(double, abs=1e-4)
+
+
 def test_waves_agree_with_the_exact_arithmetic() -> None:
     tile = Tile(128, 256)
     index = MENU.nearest(tile.block_m, tile.block_n, 1)
     for m, n in ((2304, 3072), (2305, 3072), (128, 256), (8192, 5120)):
         shapes = Shapes(MACHINE, MENU, *(np.array([float(x)]) for x in (m, n, 4096)))
         exact = quantize(Gemm(m=m, n=n, k=4096), tile, sm_count=108)
-        assert shapes.waves[0, index] == exact.num_waves
-        assert shapes.blocks[0, index] == exact.num_tiles
+        assert shapes.waves[index, 0] == exact.num_waves
+        assert shapes.blocks[index, 0] == exact.num_tiles
 
 
 def test_wave_quantization_shows_in_the_time() -> None:
@@ -140,12 +153,12 @@ def test_recorded_kernels_teach_the_choice() -> None:
     big = m * n > 2**20
     m, n, k = m[big], n[big], k[big]
     shapes = Shapes(MACHINE, MENU, m, n, k)
-    log_us = log_latency_with_parts(Values(prior.mean), shapes)[1].log_time[:, index]
+    log_us = log_latency_with_parts(Values(prior.mean), shapes)[1].log_time[index]
     vectors = [
         fit_parameters(MACHINE, MENU, Measured(m, n, k, log_us, np.full(len(m), kernel)), prior)
         for kernel in (-1, index)
     ]
-    taken = [(log_latency_with_parts(Values(z), shapes)[1].log_time.argmin(axis=1) == index).mean() for z in vectors]
+    taken = [(log_latency_with_parts(Values(z), shapes)[1].log_time.argmin(axis=0) == index).mean() for z in vectors]
     assert taken[1] > 0.8
     assert taken[1] > taken[0]
 

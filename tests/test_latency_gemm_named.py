@@ -109,7 +109,7 @@ def test_names_tell_what_no_shape_does() -> None:
         Values(hand_prior()[0]), Shapes(Machine.of(lookup(A100), "bf16"), menu, m, n, k)
     )[1]  # fmt: skip
     column = np.array([menu.nearest(tile.block_m, tile.block_n, 1) for tile in tiles])[taken]
-    latency_us = np.exp(parts.log_time[np.arange(240), column])
+    latency_us = np.exp(parts.log_time[column, np.arange(240)])
     rows = (m, n, k, latency_us, [Launch("k", tile=tiles[i]) for i in taken])
     without = np.median(errors_pct(rows, 0, named=False, dtype="bf16"))
     assert without > 5.0

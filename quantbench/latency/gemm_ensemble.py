@@ -13,15 +13,17 @@ from quantbench.latency.gemm_fit import Measured
 from quantbench.latency.gemm_form import Machine, Parts, Shapes
 from quantbench.latency.gemm_menu import Menu
 from quantbench.latency.gemm_residual import Member, named_view
+from quantbench.latency.heap import keep_freed_memory
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 IndexArray = npt.NDArray[np.intp]
 
-# Rows whose (rows, kernels) arrays together stay in a core's cache.
-CHUNK = 256
+# Rows at a time: enough that numpy's calls weigh little, few enough that their arrays stay near the core.
+CHUNK = 1024
 # Below this k the trees are asked for this k: a step of every kernel's main loop is longer.
 _LEAST_K = 32.0
+_ROUNDING = 1e-4  # log time, generously: what single precision may move
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ class Ensemble:
         rows, half = np.flatnonzero((k > _LEAST_K) & (k % 2 == 0)), k / 2
         while len(rows):
             bound = self._at_most(answer.kernels[:, rows], m[rows], n[rows], half[rows])
-            rows = rows[bound + self.most > best[rows]]
+            rows = rows[bound + self.most + _ROUNDING > best[rows]]
             if len(rows):
                 best[rows] = np.maximum(best[rows], seen.or_ask(self, m[rows], n[rows], half[rows]))
             rows = rows[(half[rows] > _LEAST_K) & (half[rows] % 2 == 0)]
@@ -144,6 +146,7 @@ class Ensemble:
 
     def raw(self, m: FloatArray, n: FloatArray, k: FloatArray) -> Answer:
         """The members' mean, as it is."""
+        keep_freed_memory()
         log_us, variance = np.empty(len(m)), np.empty(len(m))
         kernels = np.empty((len(self.members), len(m)), dtype=np.intp)
         for start in range(0, len(m), CHUNK):
@@ -152,14 +155,17 @@ class Ensemble:
         return Answer(log_us, variance, kernels)
 
     def _raw(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[FloatArray, FloatArray, IndexArray]:
+        if len(m) == 1:  # numpy adds up a single column in another order: what is said of a shape must not depend on it
+            alone = self._raw(*(np.repeat(x, 2) for x in (m, n, k)))
+            return alone[0][:1], alone[1][:1], alone[2][:, :1]
         deep = np.maximum(k, _LEAST_K)
-        shapes = Shapes(self.machine, self.menu, m, n, deep)
+        shapes = self._shapes(m, n, deep)
         reference = None if self.reference is None else self.reference.at(m, n, deep)
         watched = watched_columns(shapes)
         log_us, within, kernels = [], [], []
         for member in self.members:
             physics, parts = member.physics(shapes)
-            kernels.append(parts.log_time.argmin(axis=1))
+            kernels.append(parts.log_time.argmin(axis=0))
             correction = np.zeros(len(m))
             if member.forest is not None:
                 x = member.features(self.menu, shapes, physics, parts, member.weights(parts), watched, reference)
@@ -171,6 +177,12 @@ class Ensemble:
         if short.any():
             said[short] += self._physics(m[short], n[short], k[short]) - self._physics(m[short], n[short], deep[short])
         return said, variance, np.stack(kernels)
+
+    def _shapes(self, m: FloatArray, n: FloatArray, k: FloatArray) -> Shapes:
+        """Single precision where trees follow, which hold k to its order themselves (`monotone`); the cost model alone
+        must not lose it to rounding."""
+        trees = any(member.forest is not None for member in self.members)
+        return Shapes(self.machine, self.menu, m, n, k, dtype=np.float32 if trees else np.float64)
 
     def named(self, m: FloatArray, n: FloatArray, k: FloatArray, kernel: IndexArray) -> FloatArray:
         """Log µs of shapes, (rows,), of which the kernel that runs is known: its index in the menu."""
@@ -205,7 +217,7 @@ class Ensemble:
 
     def _by_tree(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
         """Log µs by tree, (members · trees, rows)."""
-        shapes = Shapes(self.machine, self.menu, m, n, k)
+        shapes = self._shapes(m, n, k)
         reference = None if self.reference is None else self.reference.at(m, n, k)
         watched = watched_columns(shapes)
         said = []
@@ -229,6 +241,6 @@ class Ensemble:
         return self.raw(m, n, k).log_us - self.physics(m, n, k)
 
     def view(self, kernel: IndexArray, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[Shapes, Parts]:
-        """What the first member says of one kernel for each row; arrays are (rows, 1)."""
+        """What the first member says of one kernel for each row; arrays are (1, rows)."""
         shapes = Shapes(self.machine, self.menu.by_row(kernel), m, n, k)
         return shapes, self.members[0].physics(shapes)[1]

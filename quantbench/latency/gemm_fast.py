@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 FloatArray = npt.NDArray[np.float64]
 Float32Array = npt.NDArray[np.float32]
+Array = npt.NDArray[np.floating[Any]]
 
 _TAUGHT = 20_000  # shapes at which the whole model is asked
 _TAUGHT_PHYSICS = 1500
@@ -101,7 +102,7 @@ class FastGemm:
             log_us[part], kernel[part] = self._chunk(m[part], n[part], k[part])
         return log_us, kernel
 
-    def _chunk(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[FloatArray, npt.NDArray[np.intp]]:
+    def _chunk(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[Array, npt.NDArray[np.intp]]:
         values = Values(self.parameters)
         deep = np.maximum(k, _LEAST_K)
         physics, parts = log_latency_with_parts(values, Shapes(self.machine, self.menu, m, n, deep))
@@ -111,14 +112,14 @@ class FastGemm:
         if short.any():
             shallow = log_latency(values, Shapes(self.machine, self.menu, m[short], n[short], k[short]))
             log_us[short] += shallow - physics[short]
-        return log_us, parts.log_time.argmin(axis=1)
+        return log_us, parts.log_time.argmin(axis=0)
 
     def _one_kernel(self, kernel: npt.NDArray[np.intp], m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
         shapes = Shapes(self.machine, self.menu.by_row(kernel), m, n, k)
         return np.asarray(log_latency(Values(self.parameters), shapes))
 
 
-def features(machine: Machine, m: FloatArray, n: FloatArray, k: FloatArray, log_us: FloatArray) -> Float32Array:
+def features(machine: Machine, m: FloatArray, n: FloatArray, k: FloatArray, log_us: Array) -> Float32Array:
     """What the trees see, (rows, 9); `gemm_fast_single` computes the same."""
     out = np.empty((len(m), 4 + len(WATCHED) + 2), dtype=np.float32)
     out[:, 0], out[:, 1], out[:, 2], out[:, 3] = np.log2(m), np.log2(n), np.log2(k), log_us
@@ -163,18 +164,17 @@ def distil(
     return FastGemm(ensemble.machine, menu, parameters, forest, most)
 
 
-def _covering(log_time: FloatArray, count: int) -> npt.NDArray[np.intp]:
-    """`count` kernels that leave no shape far from its best, (rows, kernels): each next one takes off the most of the
+def _covering(log_time: Array, count: int) -> npt.NDArray[np.intp]:
+    """`count` kernels that leave no shape far from its best, (kernels, rows): each next one takes off the most of the
     squared gaps. Kernels that are often best but hardly better than others would leave rare shapes without any."""
-    least = log_time.min(axis=1, keepdims=True)
-    gap = log_time - least
-    left = np.full(len(gap), np.inf)
+    gap = log_time - log_time.min(axis=0)
+    left = np.full(gap.shape[1], np.inf)
     chosen: list[int] = []
-    for _ in range(min(count, gap.shape[1])):
-        score = (np.minimum(left[:, None], gap) ** 2).sum(axis=0)
+    for _ in range(min(count, len(gap))):
+        score = (np.minimum(left, gap) ** 2).sum(axis=1)
         score[chosen] = np.inf
         chosen.append(int(score.argmin()))
-        left = np.minimum(left, gap[:, chosen[-1]])
+        left = np.minimum(left, gap[chosen[-1]])
     return np.array(chosen)
 
 

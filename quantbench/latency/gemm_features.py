@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from quantbench.latency.gemm_form import Parts, Shapes
 from quantbench.latency.gemm_menu import SPLITS, Menu
+from quantbench.latency.tape import NEGLIGIBLE
 
 FloatArray = npt.NDArray[np.float64]
 Float32Array = npt.NDArray[np.float32]
+Array = npt.NDArray[np.floating[Any]]
 
 _FAR = 1.5  # log time beyond which a kernel is out of the question
 _WATCHED_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 64))
 
 
-def choice_weights(parts: Parts, width: float) -> FloatArray:
-    """How likely each kernel is taken, (rows, kernels), rows summing to 1."""
-    weights = np.exp((parts.log_time.min(axis=1, keepdims=True) - parts.log_time) / width)
-    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+def choice_weights(parts: Parts, width: float) -> Array:
+    """How likely each kernel is taken, (kernels, rows), columns summing to 1."""
+    weights = np.exp(np.maximum((parts.log_time.min(axis=0) - parts.log_time) / width, NEGLIGIBLE))
+    return np.asarray(weights / weights.sum(axis=0))
+
+
+def _expected(weights: Array, of: Array) -> Array:
+    """The mean over kernels, (rows,). No matrix product: its rounding of a row depends on the rows beside it."""
+    return np.asarray(np.einsum("kr,kr->r", weights, np.broadcast_to(of, weights.shape)))
 
 
 def feature_matrix(
-    menu: Menu, shapes: Shapes, log_us: FloatArray, parts: Parts, weights: FloatArray, watched: list[FloatArray]
+    menu: Menu, shapes: Shapes, log_us: Array, parts: Parts, weights: Array, watched: list[FloatArray]
 ) -> Float32Array:
     """(rows, features) of the shapes whose cost model says log_us and parts, and takes kernels by `weights`.
 
@@ -32,31 +41,28 @@ def feature_matrix(
     per_time = weights / np.exp(parts.log_time)
     columns = [log_m, log_n, log_k, log_m + log_n, log_n + log_k, log_m + log_k, log_m + log_n + log_k, log_us]
     columns += [
-        np.einsum("rk,rk->r", per_time, part)
-        for part in (parts.arithmetic, parts.memory, parts.l2, parts.write, parts.reduction)
+        _expected(per_time, part) for part in (parts.arithmetic, parts.memory, parts.l2, parts.write, parts.reduction)
     ]
     columns += [
-        weights @ menu.split_k,
-        np.log(np.einsum("rk,rk->r", weights, shapes.waves)),
-        np.einsum("rk,rk->r", weights, shapes.fluid / shapes.waves),
-        shapes.m * shapes.n * ((weights / shapes.tiles) @ (1.0 / (menu.block_m * menu.block_n))),
+        _expected(weights, shapes.split_k),
+        np.log(_expected(weights, shapes.waves)),
+        _expected(weights, shapes.fluid / shapes.waves),
+        shapes.m * shapes.n * _expected(weights / shapes.tiles, 1.0 / (16384.0 * shapes.area)),
     ]
-    least = parts.log_time.min(axis=1)
-    far = np.minimum(parts.log_time - least[:, None], _FAR)
-    nearest = np.sort(far, axis=1)  # faster than a partition of so few
-    columns += [nearest[:, min(1, far.shape[1] - 1)], nearest[:, min(4, far.shape[1] - 1)]]
+    far = np.minimum(parts.log_time - parts.log_time.min(axis=0), _FAR)
+    nearest = np.sort(far.T, axis=1)  # faster than a partition of so few
+    columns += [nearest[:, min(1, len(far) - 1)], nearest[:, min(4, len(far) - 1)]]
     columns += watched
-    stacked = np.empty((len(far), len(columns) + len(menu.tiles) + len(SPLITS)), dtype=np.float32)
+    stacked = np.empty((len(columns) + len(menu.tiles) + len(SPLITS), far.shape[1]), dtype=np.float32)
     for i, column in enumerate(columns):
-        stacked[:, i] = column
-    gaps = stacked[:, len(columns) :]
+        stacked[i] = column
+    gaps = stacked[len(columns) :]
     gaps[...] = _FAR
-    by_kernel = np.ascontiguousarray(far.T)  # a least over its first axis is taken for all rows at once
     for place, kernels in menu.of_tile:
-        gaps[:, place] = by_kernel[kernels].min(axis=0)
+        gaps[place] = far[kernels].min(axis=0)
     for place, kernels in menu.of_split:
-        gaps[:, len(menu.tiles) + place] = by_kernel[kernels].min(axis=0)
-    return stacked
+        gaps[len(menu.tiles) + place] = far[kernels].min(axis=0)
+    return stacked.T
 
 
 def watched_columns(shapes: Shapes) -> list[FloatArray]:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from quantbench.latency.gemm_form import Machine, Shapes, chosen_time, kernel_parts
 from quantbench.latency.gemm_menu import Menu
 from quantbench.latency.gemm_parameters import Values
+from quantbench.latency.heap import keep_freed_memory
 from quantbench.latency.tape import Variable, gradient, value_of
 
 FloatArray = npt.NDArray[np.float64]
@@ -64,6 +65,8 @@ def fit_parameters(
     """The parameter vector (parameters + tiles,) that explains the rows best without straying from the prior."""
     from scipy.optimize import minimize
 
+    keep_freed_memory()
+
     shapes = Shapes(machine, menu, rows.m, rows.n, rows.k)
     named = np.flatnonzero(rows.kernel >= 0)
 
@@ -78,7 +81,7 @@ def fit_parameters(
         total = None
         if len(named):
             # A recorded kernel's own time is held against the measurement, and the choice against its name.
-            at = named * len(menu) + rows.kernel[named]
+            at = rows.kernel[named] * len(rows) + named
             own = _entries(log_time, at)
             part, slope = _pseudo_huber(own.value - rows.log_us[named])
             width = np.exp(value_of(values["choice"]))[0]
@@ -108,7 +111,7 @@ def _pseudo_huber(error: FloatArray, weight: FloatArray | float = 1.0) -> tuple[
 
 
 def _entries(x: Variable, flat: npt.NDArray[np.intp]) -> Variable:
-    """Entries of a (rows, kernels) variable by flat index."""
+    """Entries of a (kernels, rows) variable by flat index."""
     shape = x.value.shape
 
     def back(g: FloatArray) -> FloatArray:

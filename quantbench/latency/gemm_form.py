@@ -6,11 +6,12 @@ traffic between L2 and the SMs, joined by a norm of its own with the writing of 
 tiles add to the rest; plus what waves, steps of k and the reduction of split-k add. The library is taken to
 choose nearly the fastest: a soft minimum over the menu. Every term rises with k, and so does the whole.
 
-Units: µs, bytes, FLOP. Arrays are (rows, kernels) unless said.
+Units: µs, bytes, FLOP. Arrays are (kernels, rows) unless said: numpy goes through long rows faster.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
-from quantbench.latency.gemm_menu import LARGEST_TILE, Menu, RowKernels
+from quantbench.latency.gemm_menu import LARGEST_TILE, Kernels, Menu
 from quantbench.latency.gemm_parameters import Values
-from quantbench.latency.tape import exp, log, maximum, minimum, sigmoid, soft_minimum, value_of
+from quantbench.latency.tape import exp, log, maximum, minimum, sigmoid, soft_minimum, soft_plus, value_of
 from quantbench.workload.dtypes import DTYPES
 
 FloatArray = npt.NDArray[np.float64]
+Array = npt.NDArray[np.floating[Any]]
 
 STEP_K = 32.0  # elements of k that a block loads at a time
 _COPIES = 6.0  # of b and c, through which a benchmark of layers goes before it comes back to the first
@@ -59,53 +61,72 @@ class Machine:
 
 
 class Shapes:
-    """Everything about rows × kernels that does not depend on a parameter."""
+    """Everything about kernels × rows that does not depend on a parameter.
 
-    def __init__(self, machine: Machine, menu: Menu | RowKernels, m: FloatArray, n: FloatArray, k: FloatArray) -> None:
-        self.machine, self.menu = machine, menu
+    dtype: what the arrays are rounded to at the end. float32 halves the time of a prediction and moves it by a
+    millionth; counts of blocks and waves are exact before that.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        menu: Menu | Kernels,
+        m: FloatArray,
+        n: FloatArray,
+        k: FloatArray,
+        *,
+        dtype: type[np.floating[Any]] = np.float64,
+    ) -> None:
+        def rounded(x: FloatArray) -> Array:
+            return x.astype(dtype, copy=False)
+
+        self.machine, self.dtype = machine, dtype
+        self.log_bandwidth = math.log(machine.bytes_per_us)  # a float, which makes no array wider
         self.m, self.n, self.k = m, n, k
-        rows, cols, depth = m[:, None], n[:, None], k[:, None]
-        block_m, block_n, split_k, held = menu.block_m, menu.block_n, menu.split_k, menu.blocks_per_sm
-        self.tiles = np.ceil(rows / block_m) * np.ceil(cols / block_n)
-        self.blocks = self.tiles * split_k
-        resident = machine.sm_count * held
-        self.fluid = self.blocks / resident
-        self.full = np.floor(self.fluid)
-        rest = self.blocks - self.full * resident
-        self.has_rest = (rest > 0).astype(np.float64)
-        self.waves = self.full + self.has_rest
-        self.later_waves = self.waves - 1.0
-        self.last = np.ceil(rest / machine.sm_count) / held
-        self.log_at_once = np.log(np.minimum(self.blocks, resident))
+        of = menu.each if isinstance(menu, Menu) else menu
+        self.tile_index = of.tile_index
+        tiles = np.ceil(m / of.block_m) * np.ceil(n / of.block_n)
+        blocks = tiles * of.split_k
+        resident = machine.sm_count * of.blocks_per_sm
+        fluid = blocks / resident
+        full = np.floor(fluid)
+        rest = blocks - full * resident
+        has_rest = (rest > 0).astype(np.float64)
         # A part is never shorter than a step: a split beyond that only adds blocks, and time still rises with k.
-        self.k_part = np.maximum(np.ceil(depth / (split_k * STEP_K)) * STEP_K, STEP_K)
-        self.wave_flop = held * (2.0 * block_m * block_n)
-        self.l2_bytes = self.blocks * (block_m + block_n) * self.k_part * machine.element_bytes
-        self.sms_busy = np.minimum(self.blocks / machine.sm_count, 1.0)
-        self.partial_bytes = np.where(split_k > 1, 8.0, 0.0) * (self.tiles * (block_m * block_n) * split_k)
-        self.smallness = np.log1p(self.fluid) * np.log2(LARGEST_TILE / (block_m * block_n))
-        self.area = block_m * block_n / 16384.0
-        self.outputs = self.area * held * self.waves  # of 128 × 128 on an SM
-        self.steps = self.k_part / STEP_K
-        self.growth = np.log((block_m + block_n) / 256.0)
-        self.is_split = (split_k > 1).astype(np.float64)
-        self.split_doublings = np.log2(split_k)
+        k_part = np.maximum(np.ceil(k / (of.split_k * STEP_K)) * STEP_K, STEP_K)
+        l2_bytes = blocks * (of.block_m + of.block_n) * k_part * machine.element_bytes
 
-        self.a_bytes = machine.element_bytes * m * k
-        self.b_bytes = machine.element_bytes * k * n
-        self.c_bytes = machine.output_bytes * m * n
+        self.tiles, self.blocks, self.k_part = rounded(tiles), rounded(blocks), rounded(k_part)
+        self.fluid, self.full, self.has_rest = rounded(fluid), rounded(full), rounded(has_rest)
+        self.waves = rounded(full + has_rest)
+        self.last = rounded(np.ceil(rest / machine.sm_count) / of.blocks_per_sm)
+        self.log_at_once = np.log(rounded(np.minimum(blocks, resident)))
+        self.l2_bytes = rounded(l2_bytes / np.minimum(blocks / machine.sm_count, 1.0))  # as if every SM were busy
+        self.partial_bytes = rounded(np.where(of.split_k > 1, 8.0, 0.0) * of.block_m * of.block_n * blocks)
+        self.smallness = np.log(1.0 + self.fluid) * rounded(np.log2(LARGEST_TILE / (of.block_m * of.block_n)))
+
+        self.held, self.split_k = rounded(of.blocks_per_sm), rounded(of.split_k)
+        self.wave_flop = rounded(of.blocks_per_sm * (2.0 * of.block_m * of.block_n))
+        self.area = rounded(of.block_m * of.block_n / 16384.0)  # of 128 × 128
+        self.growth = rounded(np.log((of.block_m + of.block_n) / 256.0))
+        self.is_split = rounded((of.split_k > 1).astype(np.float64))
+        self.split_doublings = rounded(np.log2(of.split_k))
+
+        a_bytes, b_bytes = machine.element_bytes * m * k, machine.element_bytes * k * n
+        c_bytes = machine.output_bytes * m * n
+        self.a_bytes, self.b_bytes, self.c_bytes = rounded(a_bytes), rounded(b_bytes), rounded(c_bytes)
         log_l2 = np.log(machine.l2_bytes)
-        self.reuse_a = np.log(self.a_bytes + self.b_bytes + self.c_bytes) - log_l2
-        self.reuse_b = np.log(self.a_bytes + _COPIES * self.b_bytes + self.c_bytes) - log_l2
-        self.reuse_c = np.log(self.a_bytes + self.b_bytes + _COPIES * self.c_bytes) - log_l2
-        self.is_vector = ((m == 1) | (n == 1)).astype(np.float64)
-        self.log_compute = np.log(2.0 * m * n * k / machine.flop_per_us / LONG_US)
+        self.reuse_a = rounded(np.log(a_bytes + b_bytes + c_bytes) - log_l2)
+        self.reuse_b = rounded(np.log(a_bytes + _COPIES * b_bytes + c_bytes) - log_l2)
+        self.reuse_c = rounded(np.log(a_bytes + b_bytes + _COPIES * c_bytes) - log_l2)
+        self.is_vector = rounded(((m == 1) | (n == 1)).astype(np.float64))
+        self.log_compute = rounded(np.log(2.0 * m * n * k / machine.flop_per_us / LONG_US))
         by_n, by_k = _halvings(n * machine.output_bytes), _halvings(k * machine.element_bytes)
         # A part of k that is shorter than a step is padded to one, however it is aligned.
-        self.halvings: FloatArray | None = None
+        self.halvings: Array | None = None
         if by_n.any() or by_k.any():
-            padded = depth < split_k * STEP_K
-            self.halvings = np.where(padded, by_n[:, None], np.maximum(by_n, by_k)[:, None])
+            padded = k < of.split_k * STEP_K
+            self.halvings = rounded(np.where(padded, by_n, np.maximum(by_n, by_k)))
 
 
 def _halvings(row_bytes: FloatArray) -> FloatArray:
@@ -116,15 +137,15 @@ def _halvings(row_bytes: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a shape's time is made of, by kernel, µs. log_time: of the whole kernel."""
+    """What a shape's time is made of, by kernel, (kernels, rows) µs. log_time: of the whole kernel."""
 
-    log_time: FloatArray
-    arithmetic: FloatArray
-    memory: FloatArray
-    l2: FloatArray
-    write: FloatArray
-    joined: FloatArray
-    reduction: FloatArray
+    log_time: Array
+    arithmetic: Array
+    memory: Array
+    l2: Array
+    write: Array
+    joined: Array
+    reduction: Array
 
 
 def _traffic(p: Values, s: Shapes) -> tuple[Any, Any, Any, Any]:
@@ -136,10 +157,6 @@ def _traffic(p: Values, s: Shapes) -> tuple[Any, Any, Any, Any]:
     c_bytes = s.c_bytes * exp(p["write"])
     written = c_bytes * sigmoid((s.reuse_c - p["hot_c"]) * narrow)
     return read, s.a_bytes + s.b_bytes - read, written, c_bytes - written
-
-
-def _column(x: Any) -> Any:
-    return x[:, None] if isinstance(x, np.ndarray) else x.column()
 
 
 def _norm(power: Any, *logs: Any) -> Any:
@@ -155,42 +172,38 @@ def _norm(power: Any, *logs: Any) -> Any:
 
 def kernel_parts(p: Values, s: Shapes) -> tuple[Any, Any, Any, Any, Any, Any, Any]:
     """(log time, arithmetic, reads, L2, writes, joined, reduction) of every kernel; Variables where p holds one."""
-    machine, menu = s.machine, s.menu
-    busy = minimum(exp(p["saturation"]) / menu.blocks_per_sm, 1.0)  # share of a full wave that one block a SM takes
+    machine = s.machine
+    busy = minimum(exp(p["saturation"]) / s.held, 1.0)  # share of a full wave that one block a SM takes
     stepped = s.full + maximum(s.last, busy) * s.has_rest
     waves = stepped + sigmoid(p["fluid"]) * (minimum(stepped, maximum(s.fluid, busy)) - stepped)
-    rate = exp(p["efficiency"] + p.tiles(menu.tile_index)) * (machine.flop_per_us / machine.sm_count)
-    slow = 1.0 if s.halvings is None else exp(minimum(p["misaligned"], MOST_MISALIGNED) * s.halvings)
-    arithmetic = waves * s.wave_flop * (s.k_part * slow + exp(p["fill"])) / rate
+    rate = exp(p["efficiency"] + p.tiles(s.tile_index)) * (machine.flop_per_us / machine.sm_count)
+    steps = s.k_part
+    if s.halvings is not None:
+        steps = steps * exp(minimum(p["misaligned"], MOST_MISALIGNED) * s.halvings)
+    arithmetic = waves * (steps + exp(p["fill"])) * (s.wave_flop / rate)
 
-    log_bandwidth = p["dram"] + np.log(machine.bytes_per_us)
+    log_bandwidth = p["dram"] + s.log_bandwidth
     l2_speed = exp(log_bandwidth + p["l2_speed"])
-    flow = p["block_flow"] + p["block_flow_growth"] * s.growth + s.log_at_once
+    flow = p["block_flow"] + p["block_flow_growth"] * s.growth
     sharp = exp(p["flow_norm"]) + 1.0
-    # 1 / bandwidth, joined with what the resident blocks draw; exp(log …) keeps the powers in range
-    per_byte = exp(log(1.0 + exp(sharp * (log_bandwidth - flow))) / sharp - log_bandwidth)
+    # 1 / bandwidth, joined with what the resident blocks draw
+    per_byte = exp(soft_plus(sharp * ((log_bandwidth - flow) - s.log_at_once)) / sharp - log_bandwidth)
     read, read_l2, written, written_l2 = _traffic(p, s)
-    memory = _column(read) * per_byte + _column(read_l2) / l2_speed
-    write = _column(written) * per_byte + _column(written_l2) / l2_speed
-    l2 = s.l2_bytes / (exp(log_bandwidth + p["l2_to_sm"]) * s.sms_busy)
+    memory = read * per_byte + read_l2 / l2_speed
+    write = written * per_byte + written_l2 / l2_speed
+    l2 = s.l2_bytes / exp(log_bandwidth + p["l2_to_sm"])
 
     main_loop = _norm(exp(p["overlap"]) + 1.0, log(arithmetic), log(memory), log(l2))
     joined = exp(_norm(exp(p["write_overlap"]) + 1.0, main_loop, log(write)))
-    reduction = (
+    reduction = s.partial_bytes / (l2_speed * exp(p["split_speed"])) + (
         exp(p["split"]) * s.is_split
         + exp(p["split_steps"]) * s.split_doublings
-        + exp(p["split_serial"]) * (menu.split_k - 1.0)
-        + s.partial_bytes / (l2_speed * exp(p["split_speed"]))
+        + exp(p["split_serial"]) * (s.split_k - 1.0)
     )
-    time = (
-        exp(p["launch"])
-        + exp(p["prologue"]) * s.area
-        + joined
-        + exp(p["wave"]) * s.later_waves
-        + exp(p["epilogue"]) * s.outputs
-        + exp(p["step"] + p["step_growth"] * s.growth) * s.steps
-        + reduction
-    )
+    per_wave = exp(p["wave"]) + exp(p["epilogue"]) * (s.area * s.held)
+    once = exp(p["launch"]) + exp(p["prologue"]) * s.area - exp(p["wave"])  # the first wave waits for none
+    per_k = exp(p["step"] + p["step_growth"] * s.growth) / STEP_K
+    time = joined + reduction + (per_wave * s.waves + once) + per_k * s.k_part
     log_time = log(time) + exp(p["small_tile"]) * s.smallness
     return log_time, arithmetic, memory, l2, write, joined, reduction
 
@@ -202,7 +215,7 @@ def chosen_time(p: Values, s: Shapes, log_time: Any) -> Any:
     if not s.is_vector.any():
         return least
     read, read_l2, written, written_l2 = _traffic(p, s)
-    log_bandwidth = p["dram"] + np.log(s.machine.bytes_per_us)
+    log_bandwidth = p["dram"] + s.log_bandwidth
     vector = log(
         exp(p["launch"] + p["vector_launch"])
         + (read + written) / exp(log_bandwidth + p["vector_flow"])
@@ -216,7 +229,7 @@ def log_latency(p: Values, s: Shapes) -> Any:
     return chosen_time(p, s, kernel_parts(p, s)[0])
 
 
-def log_latency_with_parts(p: Values, s: Shapes) -> tuple[FloatArray, Parts]:
+def log_latency_with_parts(p: Values, s: Shapes) -> tuple[Array, Parts]:
     """Log µs of each shape, (rows,), and what it is made of; plain arrays only."""
     log_time, *rest = kernel_parts(p, s)
     return chosen_time(p, s, log_time), Parts(log_time, *rest)

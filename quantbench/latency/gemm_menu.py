@@ -100,10 +100,17 @@ class Menu:
         """(index in SPLITS, its kernels) of each split that has any; those between count as the next larger."""
         return _groups(np.minimum(np.searchsorted(SPLITS, self.split_k), len(SPLITS) - 1))
 
-    def by_row(self, kernel: npt.NDArray[np.intp]) -> RowKernels:
+    @cached_property
+    def each(self) -> Kernels:
+        """Every kernel for every row."""
+        return self._kernels(np.arange(len(self))[:, None])
+
+    def by_row(self, kernel: npt.NDArray[np.intp]) -> Kernels:
         """One kernel for each row, (rows,) indices."""
-        index = kernel[:, None]
-        return RowKernels(
+        return self._kernels(kernel[None, :])
+
+    def _kernels(self, index: npt.NDArray[np.intp]) -> Kernels:
+        return Kernels(
             tile_index=self.tile_index[index],
             split_k=self.split_k[index],
             block_m=self.block_m[index],
@@ -122,8 +129,9 @@ class Menu:
 
 
 @dataclass(frozen=True)
-class RowKernels:
-    """A single kernel for each row, as (rows, 1) arrays: what Menu has as (kernels,)."""
+class Kernels:
+    """What Menu says of its kernels, to be held against rows of shapes: (kernels, 1), or (1, rows) where each row has
+    one kernel."""
 
     tile_index: npt.NDArray[np.intp]
     split_k: FloatArray

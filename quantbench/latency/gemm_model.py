@@ -211,8 +211,8 @@ class GemmModel:
             shapes, parts = self.ensemble.view(kernel[part], *(x[part] for x in sizes))
             traffic = np.maximum(np.maximum(parts.memory, parts.write), parts.l2)
             busy = np.where(parts.arithmetic >= traffic, "compute", "memory")
-            waves[part] = shapes.waves[:, 0]
-            bound[part] = np.where(np.log(2.0 * parts.joined) < parts.log_time, "latency", busy)[:, 0]
+            waves[part] = shapes.waves[0]
+            bound[part] = np.where(np.log(2.0 * parts.joined) < parts.log_time, "latency", busy)[0]
         return waves, bound
 
     def known(self, table: str = "") -> Known:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from quantbench.latency.gemm_parameters import Values
 
 FloatArray = npt.NDArray[np.float64]
 Float32Array = npt.NDArray[np.float32]
+Array = npt.NDArray[np.floating[Any]]
 
 _NARROWEST_CHOICE = 0.03
 _CLIP = 5.0  # deviations beyond which a residual is taken for a freak of its row
@@ -39,12 +41,12 @@ class Member:
     slope: float = 0.0
     most: float = 0.0
 
-    def physics(self, shapes: Shapes) -> tuple[FloatArray, Parts]:
+    def physics(self, shapes: Shapes) -> tuple[Array, Parts]:
         """Log µs, (rows,), and its parts."""
-        return log_latency_with_parts(Values(self.parameters), shapes)
+        return log_latency_with_parts(Values(self.parameters.astype(shapes.dtype)), shapes)
 
-    def weights(self, parts: Parts) -> FloatArray:
-        """How likely each kernel is taken, (rows, kernels)."""
+    def weights(self, parts: Parts) -> Array:
+        """How likely each kernel is taken, (kernels, rows)."""
         width = float(np.exp(Values(self.parameters)["choice"])[0])
         return choice_weights(parts, max(width, _NARROWEST_CHOICE))
 
@@ -52,9 +54,9 @@ class Member:
         self,
         menu: Menu,
         shapes: Shapes,
-        log_us: FloatArray,
+        log_us: Array,
         parts: Parts,
-        weights: FloatArray,
+        weights: Array,
         watched: list[FloatArray],
         reference: FloatArray | None,
     ) -> Float32Array:
@@ -116,7 +118,7 @@ def _residual(
     features, residual = [], []
     for start in range(0, len(rows), _CHUNK):
         part = rows.take(np.arange(start, min(start + _CHUNK, len(rows))))
-        shapes = Shapes(machine, menu, part.m, part.n, part.k)
+        shapes = Shapes(machine, menu, part.m, part.n, part.k, dtype=np.float32)
         predicted, parts = member.physics(shapes)
         known = None if reference is None else reference[start : start + _CHUNK]
         weights, watched = member.weights(parts), watched_columns(shapes)
@@ -133,11 +135,11 @@ def _residual(
 
 def named_view(
     member: Member, machine: Machine, menu: Menu, rows: Measured, reference: FloatArray | None
-) -> tuple[FloatArray, Float32Array]:
+) -> tuple[Array, Float32Array]:
     """(log µs of each row's recorded kernel, what the trees see when that kernel is known to run)."""
     own = member.physics(Shapes(machine, menu.by_row(rows.kernel), rows.m, rows.n, rows.k))[0]
-    shapes = Shapes(machine, menu, rows.m, rows.n, rows.k)
+    shapes = Shapes(machine, menu, rows.m, rows.n, rows.k, dtype=np.float32)
     parts = member.physics(shapes)[1]
     taken = np.zeros_like(parts.log_time)
-    taken[np.arange(len(rows)), rows.kernel] = 1.0
+    taken[rows.kernel, np.arange(len(rows))] = 1.0
     return own, member.features(menu, shapes, own, parts, taken, watched_columns(shapes), reference)

@@ -135,7 +135,7 @@ def _likely(machine: Machine, menu: Menu, rows: Measured, vectors: Sequence[Floa
     for vector in vectors:
         member = Member(vector, None)
         weights = member.weights(member.physics(shapes)[1])
-        likely = np.maximum(likely, np.quantile(weights, 0.98, axis=0))
+        likely = np.maximum(likely, np.quantile(weights, 0.98, axis=1))
     kept = likely > _UNLIKELY
     kept[rows.kernel[rows.kernel >= 0]] = True
     place = np.cumsum(kept) - 1

@@ -18,6 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
+#: exponents below count as this one: a part in 10^22, and no denormal numbers, which processors multiply slowly
+NEGLIGIBLE = -50.0
+
 Back = Callable[[FloatArray], FloatArray]
 
 
@@ -65,10 +68,6 @@ class Variable:
 
         return Variable(self.value[index], ((self, back),))
 
-    def column(self) -> Variable:
-        """(rows,) as (rows, 1)."""
-        return Variable(self.value[:, None], ((self, lambda g: g[:, 0]),))
-
 
 Operand = Variable | FloatArray | float
 
@@ -111,6 +110,13 @@ def sigmoid(x: Any) -> Any:
     return Variable(out, ((x, lambda g: g * out * (1.0 - out)),)) if isinstance(x, Variable) else out
 
 
+def soft_plus(x: Any) -> Any:
+    """log(1 + exp(x)), without overflow."""
+    value = value_of(x)
+    out = np.maximum(value, 0.0) + np.log(1.0 + np.exp(-np.abs(value)))
+    return Variable(out, ((x, lambda g: g * sigmoid(value)),)) if isinstance(x, Variable) else out
+
+
 def maximum(a: Any, b: Any) -> Any:
     """The larger of the two, entry by entry; the gradient goes to the larger."""
     if not isinstance(a, Variable) and not isinstance(b, Variable):
@@ -126,22 +132,22 @@ def minimum(a: Any, b: Any) -> Any:
 
 
 def soft_minimum(x: Any, width: Any) -> Any:
-    """-width · log(sum(exp(-x / width))) along the last axis of (rows, columns): below the least, by width at most
-    times the log of the columns."""
+    """-width · log(sum(exp(-x / width))) along the first axis of (kernels, rows): below the least, by width at most
+    times the log of the kernels."""
     value, w = value_of(x), value_of(width)
     scaled = value * (-1.0 / w)
-    top = scaled.max(axis=1, keepdims=True)
-    weights = np.exp(scaled - top)
-    total = weights.sum(axis=1, keepdims=True)
-    log_sum = (top + np.log(total))[:, 0]
+    top = scaled.max(axis=0)
+    weights = np.exp(np.maximum(scaled - top, NEGLIGIBLE))
+    total = weights.sum(axis=0)
+    log_sum = top + np.log(total)
     out = -w * log_sum
     parents: list[tuple[Variable, Back]] = []
     if isinstance(x, Variable) or isinstance(width, Variable):
         weights /= total
     if isinstance(x, Variable):
-        parents.append((x, lambda g: g[:, None] * weights))
+        parents.append((x, lambda g: g * weights))
     if isinstance(width, Variable):
-        spread = (weights * scaled).sum(axis=1) - log_sum
+        spread = (weights * scaled).sum(axis=0) - log_sum
         parents.append((width, lambda g: g * spread))
     return Variable(out, tuple(parents)) if parents else out
 
