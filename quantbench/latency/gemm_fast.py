@@ -21,6 +21,7 @@ from quantbench.latency.gemm_forest import Forest
 from quantbench.latency.gemm_form import Machine, Shapes, log_latency, log_latency_with_parts
 from quantbench.latency.gemm_menu import Menu, cdiv_array
 from quantbench.latency.gemm_parameters import Values, hand_prior
+from quantbench.latency.heap import keep_freed_memory
 
 if TYPE_CHECKING:
     from quantbench.latency.gemm_ensemble import Ensemble
@@ -31,8 +32,9 @@ Array = npt.NDArray[np.floating[Any]]
 
 _TAUGHT = 20_000  # shapes at which the whole model is asked
 _TAUGHT_PHYSICS = 1500
-_CHUNK = 2048
+_CHUNK = 4096
 _LEAST_K = 32.0
+_ROUNDING = 1e-4  # log time, generously: what single precision may move
 #: (block_m, block_n, blocks per SM) whose last wave the trees watch; padding of the first two too
 WATCHED = ((128, 256, 1), (128, 128, 2), (64, 64, 6))
 
@@ -81,7 +83,7 @@ class FastGemm:
         rows, half = np.flatnonzero((k > _LEAST_K) & (k % 2 == 0)), k / 2
         # Doubling k must not be faster: see Ensemble.monotone, which stops by the same bound.
         while len(rows):
-            rows = rows[self._one_kernel(kernel[rows], m[rows], n[rows], half[rows]) + self.most > best[rows]]
+            rows = rows[self._one_kernel(kernel[rows], m[rows], n[rows], half[rows]) + self.most + _ROUNDING > best[rows]]
             if len(rows):
                 best[rows] = np.maximum(best[rows], self._raw(m[rows], n[rows], half[rows])[0])
             rows = rows[(half[rows] > _LEAST_K) & (half[rows] % 2 == 0)]
@@ -96,6 +98,7 @@ class FastGemm:
         return single_function(self)
 
     def _raw(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[FloatArray, npt.NDArray[np.intp]]:
+        keep_freed_memory()
         log_us, kernel = np.empty(len(m)), np.empty(len(m), dtype=np.intp)
         for start in range(0, len(m), _CHUNK):
             part = slice(start, start + _CHUNK)
@@ -103,15 +106,17 @@ class FastGemm:
         return log_us, kernel
 
     def _chunk(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[Array, npt.NDArray[np.intp]]:
-        values = Values(self.parameters)
         deep = np.maximum(k, _LEAST_K)
-        physics, parts = log_latency_with_parts(values, Shapes(self.machine, self.menu, m, n, deep))
+        single = Values(self.parameters.astype(np.float32))
+        physics, parts = log_latency_with_parts(single, Shapes(self.machine, self.menu, m, n, deep, dtype=np.float32))
         x = features(self.machine, m, n, deep, physics)
         log_us = physics + np.clip(self.forest.predict(x)[0], -self.most, self.most)
         short = k < _LEAST_K
         if short.any():
-            shallow = log_latency(values, Shapes(self.machine, self.menu, m[short], n[short], k[short]))
-            log_us[short] += shallow - physics[short]
+            # Below _LEAST_K no tree is asked twice, and the cost model's own order of k must survive rounding.
+            values, sizes = Values(self.parameters), (m[short], n[short])
+            shallow = log_latency(values, Shapes(self.machine, self.menu, *sizes, k[short]))
+            log_us[short] += shallow - log_latency(values, Shapes(self.machine, self.menu, *sizes, deep[short]))
         return log_us, parts.log_time.argmin(axis=0)
 
     def _one_kernel(self, kernel: npt.NDArray[np.intp], m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
