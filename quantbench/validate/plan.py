@@ -10,7 +10,7 @@ from quantbench.errors import InputError
 from quantbench.latency.tables import SYSTEMS, read_table
 from quantbench.validate.contestants import engine, gaussian_process, heuristics, log_interpolation, roofline
 from quantbench.validate.gemm_runner import Contest, Contestant, Plan
-from quantbench.validate.ours import few_shot, ours, with_sibling
+from quantbench.validate.ours import distilled, few_shot, ours, with_sibling
 
 #: devices whose tables resemble each other closely enough for one to help predict the other
 SIBLINGS = {"h100-sxm5-80gb": "h200-sxm-141gb", "h200-sxm-141gb": "h100-sxm5-80gb"}
@@ -35,7 +35,7 @@ def packaged_contests(gpus: Sequence[str], rows: int, dtype: str) -> Plan:
         device = lookup(gpu)
         sites, random = (Contest(device, table, protocol) for protocol in ("sites", "random"))
         contestants = _usual(sites, rows)
-        contestants += [ours(MANY_ROWS), ours(FEW_ROWS), few_shot(FEW_ROWS)]
+        contestants += [*distilled(rows), ours(MANY_ROWS), ours(FEW_ROWS), few_shot(FEW_ROWS)]
         if gpu in SIBLINGS:
             contestants.append(with_sibling(rows, SIBLINGS[gpu], read_table(SIBLINGS[gpu], dtype=dtype)))
         plan.append((sites, contestants))
