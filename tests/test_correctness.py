@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import MeasurementError
+from quantbench.errors import InputError, MeasurementError
 from quantbench.launch import Launch
 from quantbench.providers import catalog
 from quantbench.providers.base import Task, Tolerance
@@ -322,3 +322,14 @@ def test_the_error_of_a_zero_reference_is_absolute() -> None:
 def test_nan_in_the_reference_never_passes() -> None:
     with pytest.raises(MeasurementError, match="relative error nan"):
         compare("check", torch.ones(2), torch.tensor([1.0, torch.nan]), Tolerance(1.0, "anything"))
+
+
+@pytest.mark.parametrize(("name", "what"), [("os:path", "a module"), ("os:getcwd", "a builtin_function_or_method")])
+def test_a_name_that_means_no_class_is_no_provider(name: str, what: str) -> None:
+    with pytest.raises(InputError, match=f"{name}.*{what}.*class with unsupported, prepare, tolerance"):
+        catalog.make(name)
+
+
+def test_a_class_of_something_else_is_no_provider() -> None:
+    with pytest.raises(InputError, match=r"pathlib:Path.*without unsupported, prepare, tolerance"):
+        catalog.make("pathlib:Path")

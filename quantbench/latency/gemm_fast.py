@@ -83,7 +83,9 @@ class FastGemm:
         rows, half = np.flatnonzero((k > _LEAST_K) & (k % 2 == 0)), k / 2
         # Doubling k must not be faster: see Ensemble.monotone, which stops by the same bound.
         while len(rows):
-            rows = rows[self._one_kernel(kernel[rows], m[rows], n[rows], half[rows]) + self.most + _ROUNDING > best[rows]]
+            rows = rows[
+                self._one_kernel(kernel[rows], m[rows], n[rows], half[rows]) + self.most + _ROUNDING > best[rows]
+            ]
             if len(rows):
                 best[rows] = np.maximum(best[rows], self._raw(m[rows], n[rows], half[rows])[0])
             rows = rows[(half[rows] > _LEAST_K) & (half[rows] % 2 == 0)]

@@ -40,6 +40,8 @@ _DEFAULTS: dict[str, tuple[str, ...]] = {
     "torch": ("torch.mm", "torch.eager", "torch.flash", "torch.cudnn", "torch.efficient", "torch.math"),
     "triton": ("triton.data_parallel", "triton.fused", "triton.flash"),
 }
+#: what a Provider must have, to be told from anything else that a name may mean
+_METHODS = ("unsupported", "prepare", "tolerance")
 
 
 def expand(names: Sequence[str]) -> tuple[str, ...]:
@@ -79,7 +81,12 @@ def make(provider_id: str) -> Provider:
     else:
         module, name = f"quantbench.providers.{_CATALOG[provider_id][1]}", _CATALOG[provider_id][2]
     try:
-        provider: Provider = getattr(import_module(module), name)()
+        maker = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise InputError("provider", f"{provider_id!r} ({error})", "a class that can be imported") from error
+    missing = [method for method in _METHODS if not callable(getattr(maker, method, None))]
+    if not isinstance(maker, type) or missing:
+        lacks = f"a class without {', '.join(missing)}" if isinstance(maker, type) else f"a {type(maker).__name__}"
+        raise InputError("provider", f"{provider_id!r} ({lacks})", f"a class with {', '.join(_METHODS)}")
+    provider: Provider = maker()
     return provider
