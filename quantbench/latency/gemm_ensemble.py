@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from quantbench.latency.gemm_features import watched_columns
 from quantbench.latency.gemm_fit import Measured
-from quantbench.latency.gemm_form import Machine, Parts, Shapes
+from quantbench.latency.gemm_form import LEAST_K, ROUNDING, Machine, Parts, Shapes
 from quantbench.latency.gemm_menu import Menu
 from quantbench.latency.gemm_residual import Member, named_view
 from quantbench.latency.heap import keep_freed_memory
@@ -21,9 +21,6 @@ IndexArray = npt.NDArray[np.intp]
 
 # Rows at a time: enough that numpy's calls weigh little, few enough that their arrays stay near the core.
 CHUNK = 1024
-# Below this k the trees are asked for this k: a step of every kernel's main loop is longer.
-_LEAST_K = 32.0
-_ROUNDING = 1e-4  # log time, generously: what single precision may move
 
 
 @dataclass(frozen=True)
@@ -126,13 +123,13 @@ class Ensemble:
         if self.most == 0.0:
             return answer
         seen = _Seen(shape_keys(m, n, k), answer.log_us)
-        rows, half = np.flatnonzero((k > _LEAST_K) & (k % 2 == 0)), k / 2
+        rows, half = np.flatnonzero((k > LEAST_K) & (k % 2 == 0)), k / 2
         while len(rows):
             bound = self._at_most(answer.kernels[:, rows], m[rows], n[rows], half[rows])
-            rows = rows[bound + self.most + _ROUNDING > best[rows]]
+            rows = rows[bound + self.most + ROUNDING > best[rows]]
             if len(rows):
                 best[rows] = np.maximum(best[rows], seen.or_ask(self, m[rows], n[rows], half[rows]))
-            rows = rows[(half[rows] > _LEAST_K) & (half[rows] % 2 == 0)]
+            rows = rows[(half[rows] > LEAST_K) & (half[rows] % 2 == 0)]
             half = half / 2
         return replace(answer, log_us=best)
 
@@ -158,7 +155,7 @@ class Ensemble:
         if len(m) == 1:  # numpy adds up a single column in another order: what is said of a shape must not depend on it
             alone = self._raw(*(np.repeat(x, 2) for x in (m, n, k)))
             return alone[0][:1], alone[1][:1], alone[2][:, :1]
-        deep = np.maximum(k, _LEAST_K)
+        deep = np.maximum(k, LEAST_K)
         shapes = self._shapes(m, n, deep)
         reference = None if self.reference is None else self.reference.at(m, n, deep)
         watched = watched_columns(shapes)
@@ -173,7 +170,7 @@ class Ensemble:
                 within.append(spread)
             log_us.append(physics + correction)
         said, variance = _least_wrong(log_us, within)
-        short = k < _LEAST_K
+        short = k < LEAST_K
         if short.any():
             said[short] += self._physics(m[short], n[short], k[short]) - self._physics(m[short], n[short], deep[short])
         return said, variance, np.stack(kernels)
@@ -212,7 +209,7 @@ class Ensemble:
 
     def _rise(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
         """By tree, (members · trees, rows)."""
-        low, high = (self._by_tree(rows, n, np.maximum(k, _LEAST_K)) for rows in (m, m + 1.0))
+        low, high = (self._by_tree(rows, n, np.maximum(k, LEAST_K)) for rows in (m, m + 1.0))
         return high - low
 
     def _by_tree(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:

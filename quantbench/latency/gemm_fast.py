@@ -18,7 +18,7 @@ import numpy.typing as npt
 from quantbench.latency.gemm_codec import forest_from_json, forest_to_json, menu_from_json
 from quantbench.latency.gemm_fit import Measured, Prior, fit_parameters
 from quantbench.latency.gemm_forest import Forest
-from quantbench.latency.gemm_form import Machine, Shapes, log_latency, log_latency_with_parts
+from quantbench.latency.gemm_form import LEAST_K, ROUNDING, Machine, Shapes, log_latency, log_latency_with_parts
 from quantbench.latency.gemm_menu import Menu, cdiv_array
 from quantbench.latency.gemm_parameters import Values, hand_prior
 from quantbench.latency.heap import keep_freed_memory
@@ -33,8 +33,6 @@ Array = npt.NDArray[np.floating[Any]]
 _TAUGHT = 20_000  # shapes at which the whole model is asked
 _TAUGHT_PHYSICS = 1500
 _CHUNK = 4096
-_LEAST_K = 32.0
-_ROUNDING = 1e-4  # log time, generously: what single precision may move
 #: (block_m, block_n, blocks per SM) whose last wave the trees watch; padding of the first two too
 WATCHED = ((128, 256, 1), (128, 128, 2), (64, 64, 6))
 
@@ -80,15 +78,15 @@ class FastGemm:
         if not rising:
             return np.asarray(np.maximum(np.exp(log_us), 2.0 * m * n * k / self.machine.flop_per_us))
         best = log_us.copy()
-        rows, half = np.flatnonzero((k > _LEAST_K) & (k % 2 == 0)), k / 2
+        rows, half = np.flatnonzero((k > LEAST_K) & (k % 2 == 0)), k / 2
         # Doubling k must not be faster: see Ensemble.monotone, which stops by the same bound.
         while len(rows):
             rows = rows[
-                self._one_kernel(kernel[rows], m[rows], n[rows], half[rows]) + self.most + _ROUNDING > best[rows]
+                self._one_kernel(kernel[rows], m[rows], n[rows], half[rows]) + self.most + ROUNDING > best[rows]
             ]
             if len(rows):
                 best[rows] = np.maximum(best[rows], self._raw(m[rows], n[rows], half[rows])[0])
-            rows = rows[(half[rows] > _LEAST_K) & (half[rows] % 2 == 0)]
+            rows = rows[(half[rows] > LEAST_K) & (half[rows] % 2 == 0)]
             half = half / 2
         return np.asarray(np.maximum(np.exp(best), 2.0 * m * n * k / self.machine.flop_per_us))
 
@@ -108,14 +106,14 @@ class FastGemm:
         return log_us, kernel
 
     def _chunk(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[Array, npt.NDArray[np.intp]]:
-        deep = np.maximum(k, _LEAST_K)
+        deep = np.maximum(k, LEAST_K)
         single = Values(self.parameters.astype(np.float32))
         physics, parts = log_latency_with_parts(single, Shapes(self.machine, self.menu, m, n, deep, dtype=np.float32))
         x = features(self.machine, m, n, deep, physics)
         log_us = physics + np.clip(self.forest.predict(x)[0], -self.most, self.most)
-        short = k < _LEAST_K
+        short = k < LEAST_K
         if short.any():
-            # Below _LEAST_K no tree is asked twice, and the cost model's own order of k must survive rounding.
+            # Below LEAST_K no tree is asked twice, and the cost model's own order of k must survive rounding.
             values, sizes = Values(self.parameters), (m[short], n[short])
             shallow = log_latency(values, Shapes(self.machine, self.menu, *sizes, k[short]))
             log_us[short] += shallow - log_latency(values, Shapes(self.machine, self.menu, *sizes, deep[short]))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quantbench.latency.gemm_form import LONG_US, MOST_MISALIGNED, POWER_WIDTH, STEP_K
+from quantbench.latency.gemm_form import LEAST_K, LONG_US, MOST_MISALIGNED, POWER_WIDTH, STEP_K
 from quantbench.latency.gemm_menu import LARGEST_TILE
 from quantbench.latency.gemm_parameters import Values
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from quantbench.latency.gemm_fast import FastGemm
     from quantbench.latency.gemm_forest import Forest
 
-_LEAST_K = 32
+_LEAST_K = int(LEAST_K)
 _REMEMBERED = 2**16  # shapes; planners ask for the same ones again and again
 _NEGLIGIBLE = 5.0  # widths of the choice by which a kernel that counts is at most slower
 

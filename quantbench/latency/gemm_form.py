@@ -33,6 +33,10 @@ LONG_US = 1000.0
 # Doubling k halves a misalignment and at least multiplies the steps by 1.5: below log(1.5) it is never faster.
 MOST_MISALIGNED = 0.4
 POWER_WIDTH = 0.7
+#: below this k the trees are asked for this k: a step of every kernel's main loop is longer
+LEAST_K = 32.0
+#: log time, generously: what single precision may move
+ROUNDING = 1e-4
 
 
 @dataclass(frozen=True)
@@ -177,10 +181,10 @@ def kernel_parts(p: Values, s: Shapes) -> tuple[Any, Any, Any, Any, Any, Any, An
     stepped = s.full + maximum(s.last, busy) * s.has_rest
     waves = stepped + sigmoid(p["fluid"]) * (minimum(stepped, maximum(s.fluid, busy)) - stepped)
     rate = exp(p["efficiency"] + p.tiles(s.tile_index)) * (machine.flop_per_us / machine.sm_count)
-    steps = s.k_part
+    depth = s.k_part
     if s.halvings is not None:
-        steps = steps * exp(minimum(p["misaligned"], MOST_MISALIGNED) * s.halvings)
-    arithmetic = waves * (steps + exp(p["fill"])) * (s.wave_flop / rate)
+        depth = depth * exp(minimum(p["misaligned"], MOST_MISALIGNED) * s.halvings)
+    arithmetic = waves * (depth + exp(p["fill"])) * (s.wave_flop / rate)
 
     log_bandwidth = p["dram"] + s.log_bandwidth
     l2_speed = exp(log_bandwidth + p["l2_speed"])
