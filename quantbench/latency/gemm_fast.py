@@ -68,7 +68,7 @@ class FastGemm:
     ) -> FloatArray:
         """Predicted µs of products, (rows,) each; whole numbers of at least 1, which are not checked.
 
-        rising: hold that doubling k is never faster, which takes three quarters of the time; without it the trees may
+        rising: hold that doubling k is never faster, which doubles the time it takes; without it the trees may
         say otherwise by a few percent.
         """
         m, n, k = np.broadcast_arrays(
