@@ -60,6 +60,11 @@ CSV = ("--gpu", "a100-sxm4-80gb", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype"
             ("sweep", "--dim", "n=64", "--provider", "torch, no.module:Class"),
             "provider: 'no.module:Class' (no module named 'no'); expected a class that can be imported",
         ),
+        (("sweep", "--dim", "n=64", "--provider", "os:"), "provider: 'os:'; expected package.module:Class"),
+        (
+            ("sweep", "--dim", "n=1:4294967296:1000000000"),
+            "--dim n: '1:4294967296:1000000000'; expected start:stop[:step] or an integer, all from 1 to 2,147,483,647",
+        ),
         (
             ("predict", "--gpu", "a100", "--dim", "n=64", "--model", "llama-3-8b"),
             "predict: --model llama-3-8b with --dim n; expected sizes of a plain product: m, n, k, batch",

@@ -69,8 +69,11 @@ def require_found(names: Sequence[str]) -> None:
     """Raise InputError for a foreign provider whose package is neither installed nor in the working directory, where
     the worker looks first. Nothing is imported."""
     for name in names:
-        package = name.partition(":")[0].partition(".")[0]
-        if ":" in name and PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]) is None:
+        module, colon, within = name.partition(":")
+        if colon and not (module and within):
+            raise InputError("provider", repr(name), "package.module:Class")
+        package = module.partition(".")[0]
+        if colon and PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]) is None:
             raise InputError("provider", f"{name!r} (no module named {package!r})", "a class that can be imported")
 
 

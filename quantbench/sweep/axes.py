@@ -13,6 +13,7 @@ GEMM_DIMS = ("m", "n", "k", "batch")
 DIMS = MODEL_DIMS + GEMM_DIMS
 
 _MAX_VALUES = 100_000
+_LARGEST = 2**31 - 1
 
 #: what a dimension counts in where no step is given: whole heads and batches, 64 hidden or vocabulary units, …
 DEFAULT_STEP = {
@@ -72,7 +73,7 @@ def parse_values(dim: str, text: str) -> Axis:
 
 def _parse_item(dim: str, item: str) -> range:
     parts = item.split(":")
-    expected = "start:stop[:step] or an integer, all at least 1"
+    expected = f"start:stop[:step] or an integer, all from 1 to {_LARGEST:,}"
     if len(parts) > 3 or not all(part.strip().isascii() and part.strip().isdigit() for part in parts):
         raise InputError(f"--dim {dim}", repr(item), expected)
     numbers = [int(part) for part in parts]
@@ -80,7 +81,7 @@ def _parse_item(dim: str, item: str) -> range:
         numbers = [numbers[0], numbers[0]]
     start, stop = numbers[0], numbers[1]
     step = numbers[2] if len(numbers) == 3 else DEFAULT_STEP[dim]
-    if start < 1 or step < 1 or stop >= 2**31:
+    if start < 1 or step < 1 or stop > _LARGEST:
         raise InputError(f"--dim {dim}", repr(item), expected)
     if stop < start:
         raise InputError(f"--dim {dim}", repr(item), f"a stop that is not below the start {start}")
