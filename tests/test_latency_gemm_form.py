@@ -6,12 +6,14 @@ from scipy.optimize import approx_fprime
 
 from quantbench.device import lookup
 from quantbench.latency import tape
+from quantbench.latency.gemm_features import watched_columns
 from quantbench.latency.gemm_fit import Measured, fit_parameters
 from quantbench.latency.gemm_form import Machine, Shapes, log_latency, log_latency_with_parts
 from quantbench.latency.gemm_input import LARGEST_SIDE
 from quantbench.latency.gemm_menu import SPLITS, TILES, Menu
-from quantbench.latency.gemm_parameters import PARAMETERS, Values, hand_prior
+from quantbench.latency.gemm_parameters import INDEX, PARAMETERS, Values, hand_prior
 from quantbench.latency.gemm_prior import pooled
+from quantbench.latency.gemm_residual import Member
 from quantbench.latency.tape import Variable, gradient
 from quantbench.launch import Tile
 from quantbench.quantization import quantize
@@ -167,3 +169,16 @@ def test_menu_finds_the_nearest_kernel() -> None:
     index = MENU.nearest(128, 250, 3)
     assert (MENU.block_m[index], MENU.block_n[index], MENU.split_k[index]) in {(128, 256, 2), (128, 256, 4)}
     assert len(MENU) == 6 * len(TILES)
+
+
+def test_features_are_finite_where_a_kernel_is_priced_out_of_all_bounds() -> None:
+    vector = hand_prior()[0]
+    vector[INDEX["small_tile"]] = 3.0
+    m, n, k = sizes(50)
+    m[0] = n[0] = LARGEST_SIDE
+    shapes = Shapes(MACHINE, MENU, m, n, k, dtype=np.float32)
+    member = Member(vector, None)
+    log_us, parts = member.physics(shapes)
+    assert parts.log_time.max() > np.log(np.finfo(np.float32).max)
+    x = member.features(MENU, shapes, log_us, parts, member.weights(parts), watched_columns(shapes), None)
+    assert np.isfinite(x).all()

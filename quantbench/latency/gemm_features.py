@@ -38,7 +38,8 @@ def feature_matrix(
     watched: `watched_columns(shapes)`, which all cost models share.
     """
     log_m, log_n, log_k = np.log2(shapes.m), np.log2(shapes.n), np.log2(shapes.k)
-    per_time = weights / np.exp(parts.log_time)
+    # A small tile in very many waves can be priced beyond what single precision holds; nobody takes it.
+    per_time = weights * np.exp(np.maximum(-parts.log_time, NEGLIGIBLE))
     columns = [log_m, log_n, log_k, log_m + log_n, log_n + log_k, log_m + log_k, log_m + log_n + log_k, log_us]
     columns += [
         _expected(per_time, part) for part in (parts.arithmetic, parts.memory, parts.l2, parts.write, parts.reduction)
