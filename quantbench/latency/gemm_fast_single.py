@@ -152,6 +152,7 @@ def single_function(fast: FastGemm, *, rising: bool = True) -> Callable[[int, in
     slots0, slots1, slots2 = (machine.sm_count * held for held in (held0, held1, held2))
     area0, area1 = m0 * n0, m1 * n1
 
+    @lru_cache(maxsize=_REMEMBERED)  # halves of one k are often another's: tensor-parallel degrees, powers of two
     def raw(m: int, n: int, k: int) -> tuple[float, int]:
         deep = k if k > _LEAST_K else _LEAST_K
         log_us, best = physics(m, n, deep)
