@@ -1,4 +1,4 @@
-"""Temporaries of a cost model must not be fetched from the kernel anew: that was a quarter of a fit's time."""
+"""Temporaries of a cost model must not be fetched from the kernel anew: a fit took a million page faults for them."""
 
 import os
 import platform

@@ -176,10 +176,8 @@ class Ensemble:
         return said, variance, np.stack(kernels)
 
     def _shapes(self, m: FloatArray, n: FloatArray, k: FloatArray) -> Shapes:
-        """Single precision where trees follow, which hold k to its order themselves (`monotone`); the cost model alone
-        must not lose it to rounding."""
-        trees = any(member.forest is not None for member in self.members)
-        return Shapes(self.machine, self.menu, m, n, k, dtype=np.float32 if trees else np.float64)
+        """Single precision where `monotone` holds k to its order; the cost model alone must not lose it to rounding."""
+        return Shapes(self.machine, self.menu, m, n, k, dtype=np.float32 if self.most else np.float64)
 
     def named(self, m: FloatArray, n: FloatArray, k: FloatArray, kernel: IndexArray) -> FloatArray:
         """Log µs of shapes, (rows,), of which the kernel that runs is known: its index in the menu."""

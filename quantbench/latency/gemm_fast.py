@@ -113,7 +113,7 @@ class FastGemm:
         log_us = physics + np.clip(self.forest.predict(x)[0], -self.most, self.most)
         short = k < LEAST_K
         if short.any():
-            # Below LEAST_K no tree is asked twice, and the cost model's own order of k must survive rounding.
+            # Below LEAST_K the trees say the same of every k, and the cost model's order of k must survive rounding.
             values, sizes = Values(self.parameters), (m[short], n[short])
             shallow = log_latency(values, Shapes(self.machine, self.menu, *sizes, k[short]))
             log_us[short] += shallow - log_latency(values, Shapes(self.machine, self.menu, *sizes, deep[short]))
