@@ -52,8 +52,8 @@ def test_an_unknown_gpu_is_named(table: Path, tmp_path: Path) -> None:
 
 
 def test_a_system_without_a_slug_needs_a_gpu() -> None:
-    with pytest.raises(InputError, match=r"--system gb200 without --gpu; expected a slug of `quantbench devices`"):
-        run("aiconfigurator", "--system", "gb200")
+    with pytest.raises(InputError, match=r"--system b60 without --gpu; expected a slug of `quantbench devices`"):
+        run("aiconfigurator", "--system", "b60")
 
 
 def test_aiconfigurator_from_a_folder(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 from quantbench.cli.validate import validate
 from quantbench.device import lookup
 from quantbench.errors import InputError, StoreError
+from quantbench.latency.tables import SHIPPED_GPUS
 from quantbench.validate.baselines import roofline
-from quantbench.validate.plan import SIBLINGS, packaged_gpus
+from quantbench.validate.plan import SIBLINGS
 
 app = typer.Typer()
 app.command()(validate)
@@ -76,4 +77,4 @@ def test_errors(table: Path, tmp_path: Path) -> None:
 
 
 def test_siblings_have_tables() -> None:
-    assert set(SIBLINGS) | set(SIBLINGS.values()) <= set(packaged_gpus())
+    assert set(SIBLINGS) | set(SIBLINGS.values()) <= set(SHIPPED_GPUS)

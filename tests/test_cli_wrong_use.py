@@ -106,6 +106,7 @@ def test_wrong_use_is_one_line(
     ("words", "said"),
     [
         ((), "no --dim; expected at least one of --dim hidden, --dim heads"),
+        (("-n", "64", "-k", "64"), "no --dim beside --n, --k; expected at least one of --dim m, --dim n, --dim k"),
         (("--dim", "n=1:2", "-n", "5"), "--dim n=1:2 and --n 5; expected the values of n once"),
         (("--dim", "n", "--dim", "n"), "--dim n twice; expected each dimension once"),
         (("--dim", "n", "--dim", "hidden"), "--dim n --dim hidden; expected dimensions of a model, or m, n, k, batch"),

@@ -37,7 +37,12 @@ REPORTED = [
     ("NVIDIA GH200 480GB", (9, 0), 132, 102005473280, "gh200-96gb"),
     ("NVIDIA GH200 120GB", (9, 0), 132, 101468602368, "gh200-96gb"),
     ("NVIDIA B200", (10, 0), 148, 182631 * MIB, "b200-sxm-180gb"),
+    ("NVIDIA GB200", (10, 0), 152, 189471 * MIB, "gb200-186gb"),
+    ("NVIDIA B300 SXM6 AC", (10, 3), 148, 275040 * MIB, "b300-sxm-270gb"),
+    ("NVIDIA GB300", (10, 3), 152, 284208 * MIB, "gb300-279gb"),
     ("NVIDIA GeForce RTX 5090", (12, 0), 170, 33660534784, "rtx-5090-32gb"),
+    ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", (12, 0), 188, 97887 * MIB, "rtx-pro-6000-96gb"),
+    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", (12, 0), 188, 97887 * MIB, "rtx-pro-6000-server-96gb"),
 ]
 
 
@@ -129,9 +134,9 @@ def test_an_unknown_geforce_accumulates_fp32_at_half_rate() -> None:
 
 
 def test_an_unknown_minor_version_is_bounded_by_its_major_one() -> None:
-    spec = match(Properties("NVIDIA B300 SXM6 AC", (10, 3), 148, 270 * 2**30, max_sm_clock_mhz=1920))
-    assert spec.peak("bf16") == pytest.approx(148 * 8192 * 1920e-6)
-    assert "(nothing is known of sm_103)" in spec.source["peak_tflops"]
+    spec = match(Properties("NVIDIA GB10", (12, 1), 48, 119 * 2**30, max_sm_clock_mhz=2418))
+    assert spec.peak("bf16") == pytest.approx(48 * 1024 * 2418e-6)
+    assert "(nothing is known of sm_121)" in spec.source["peak_tflops"]
 
 
 def test_an_unknown_major_version_is_bounded_by_the_fastest() -> None:

@@ -16,7 +16,7 @@ DOCUMENTS = tomllib.loads((files("quantbench.device") / "registry.toml").read_te
 
 # Data sheets round to two or three digits (8.1, 60, 112 for 113.05).
 ROUNDING = 0.01
-# DGX B200 prints 64 TB/s for eight GPUs whose pins make 65.5.
+# GB200 NVL72 prints 576 TB/s for 72 GPUs whose pins make 589.
 BANDWIDTH_ROUNDING = 0.025
 
 
@@ -37,6 +37,12 @@ def test_every_dtype_of_the_architecture_has_a_peak(entry: Entry) -> None:
     assert spec.peak_tflops.keys() == architectures()[spec.compute_capability or (0, 0)].rate.keys()
     assert spec.peak_clock_mhz.keys() <= spec.peak_tflops.keys()
     assert set(entry.half_rate) <= spec.peak_tflops.keys()
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_tf32_is_half_of_fp16(entry: Entry) -> None:  # which the table of `quantbench devices` leaves it to
+    tf32 = entry.spec.peak("tf32")
+    assert tf32 is None or tf32 == pytest.approx(entry.spec.peak_tflops["fp16"] / 2, rel=ROUNDING)
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
@@ -80,7 +86,9 @@ def test_slugs_and_names_are_unique() -> None:
         ("h100-sxm5-80gb", 132, 50, 232448, 989.4, 3352),
         ("h100-pcie-80gb", 114, 50, 232448, 756, 2039),
         ("h200-sxm-141gb", 132, 60, 232448, 989.4, 4800),
-        ("b200-sxm-180gb", 148, 126.5, 232448, 2250, 8000),
+        ("b200-sxm-180gb", 148, 126.5, 232448, 2250, 7700),
+        ("gb200-186gb", 152, 126.5, 232448, 2500, 8000),
+        ("b300-sxm-270gb", 148, 126.5, 232448, 2250, 7700),
         ("l40s-48gb", 142, 96, 101376, 366, 864),
         ("rtx-4090-24gb", 128, 72, 101376, 165.2, 1008),
         ("t4-16gb", 40, 4, 65536, None, 320),

@@ -245,13 +245,6 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.
         aiconfigurator.find_tables("a100_sxm")
 
 
-def test_aiconfigurator_systems_have_slugs() -> None:
-    assert aiconfigurator.system_of("a100-sxm4-80gb") == "a100_sxm"
-    assert aiconfigurator.system_of("l4-24gb") == "l4"
-    assert aiconfigurator.slug_of("h200_sxm") == "h200-sxm-141gb"
-    assert aiconfigurator.slug_of("gb200") is None
-
-
 def write_tables(root: Path) -> Path:
     """A systems folder with one system of three small tables."""
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from quantbench.device import lookup
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.latency import tables
-from quantbench.latency.tables import read_table
+from quantbench.latency.tables import DEFAULT_TABLES, SHIPPED_GPUS, SYSTEMS, read_table, slug_of, system_of
 
 needs_package = pytest.mark.skipif(
     find_spec("aiconfigurator_core") is None, reason="the extra quantbench[tables] is not installed"
@@ -53,6 +54,16 @@ def test_file_errors_name_what_is_wrong(tmp_path: Path) -> None:
         read_table("here", path=tmp_path / "gone.csv")
 
 
+def test_every_system_is_of_a_known_card_and_back() -> None:
+    for slug, system in SYSTEMS.items():
+        assert lookup(slug).registered
+        assert system_of(slug) == system_of(system) == system
+        assert slug_of(system) == slug
+    assert slug_of("b60") is None
+    assert set(DEFAULT_TABLES) <= set(SYSTEMS.values())
+    assert {system_of(slug) for slug in SHIPPED_GPUS} <= set(DEFAULT_TABLES)
+
+
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "find_spec", lambda name: None)
     with pytest.raises(UnsupportedError, match=r"pip install 'quantbench\[tables\]'"):
@@ -67,6 +78,19 @@ def test_packaged_a100_table() -> None:
     order = np.lexsort((table.k, table.n, table.m))
     assert (order == np.arange(len(table))).all()
     assert table.latency_us.min() > 1.0
+
+
+@needs_package
+@pytest.mark.parametrize("system", sorted(DEFAULT_TABLES))
+def test_what_was_measured_stays_below_what_the_registry_says_a_card_can(system: str) -> None:
+    table, device = read_table(system), lookup(slug_of(system) or system)
+    tflops = 2e-6 * table.m * table.n * table.k / table.latency_us
+    ceiling = device.ceiling("bf16")
+    assert ceiling is not None
+    assert 0.75 * ceiling < tflops.max() < ceiling
+    moved_bytes = 2.0 * (table.m * table.n + table.n * table.k + table.m * table.k)
+    gb_per_s = (moved_bytes / table.latency_us / 1e3)[moved_bytes > 4 * device.l2_bytes]
+    assert 0.75 * device.memory_gb_per_s < gb_per_s.max() < device.memory_gb_per_s
 
 
 @needs_package

@@ -58,6 +58,30 @@ def test_table_in_words() -> None:
     assert "measure it: quantbench sweep --dim hidden=4096,4224" in said
 
 
+def test_one_row_more_behind_the_edge_of_a_wave() -> None:
+    # 12288 columns are 48 tiles of 256: m = 256 fills 96 of 108 SMs, and one row more needs a second wave.
+    words = ("--gpu", "a100-sxm4-80gb", "--dim", "m=100,256,300,384", "--n", "12288", "--k", "4096")
+    found = rows(*words)["rows"]
+    assert isinstance(found, list)
+    odds = [row["cliff_probability"] for row in found]
+    assert (odds[0], odds[2]) == (None, None)  # off the calibration
+    assert odds[1] > 0.9 > 0.25 > odds[3]
+    assert "one row more costs over 10 %, and how probably: m = 256 (>99 %)\n" in run(*words)
+
+
+def test_odds_of_a_cliff_are_told_only_where_they_are_known() -> None:
+    edges = ("--n", "4096", "--k", "4096")
+    quiet = run("--gpu", "a100-sxm4-80gb", "--dim", "m=256", *edges)
+    assert "no cliff is likely behind these m: one row more hardly costs over 10 %" in quiet
+    for words in (("--gpu", "v100-sxm2-32gb", "--dim", "m=256", *edges), ("--gpu", "a100", "--dim", "hidden=4096")):
+        assert "one row more" not in run(*words)
+        found = rows(*words)["rows"]
+        assert isinstance(found, list)
+        assert all(row["cliff_probability"] is None for row in found)
+    many = run("--gpu", "a100", "--dim", "m=256:4096:128", "--n", "12288", "--k", "4096")
+    assert " more\n" in many.split("and how probably: ")[1]
+
+
 def test_a_gpu_without_a_model_says_so_and_is_less_sure() -> None:
     words = ("--dim", "hidden=4096", "--dtype", "fp16")
     known, unknown = rows("--gpu", "a100-sxm4-80gb", *words), rows("--gpu", "v100-sxm2-32gb", *words)

@@ -182,7 +182,7 @@ def test_a_provider_that_crashes_and_hangs_costs_its_points_alone(tmp_path: Path
         (("--dim", "n", "--results", "/dev/null/x"), "--results: /dev/null/x (Not a directory); expected a folder"),
         (("--shapes", "nowhere.csv"), "nowhere.csv"),
         (("--resume", "nowhere"), "nowhere; expected a folder with run.json in it"),
-        (("--seq", "128"), "sweep: no --dim; expected at least one of --dim hidden"),
+        (("--seq", "128"), "sweep: no --dim beside --seq; expected at least one of --dim hidden"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(tmp_path: Path, words: tuple[str, ...], message: str) -> None:

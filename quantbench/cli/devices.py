@@ -124,10 +124,10 @@ def _print_known(console: Console, known: tuple[DeviceSpec, ...], here: str) -> 
         show_edge=False,
     )
     table.add_column("slug", no_wrap=True)
-    for name in ("sm_", "SMs", "clock", "memory", "L2", "fp16", "tf32", "fp32", "fp8", "int8"):
+    for name in ("sm_", "SMs", "clock", "memory", "L2", "fp16", "fp32", "fp8", "int8"):
         table.add_column(name, justify="right", no_wrap=True)
     for spec in known:
-        peaks = [spec.peak(dtype) for dtype in ("fp16", "tf32", "fp32", "fp8", "int8")]
+        peaks = [spec.peak(dtype) for dtype in ("fp16", "fp32", "fp8", "int8")]
         table.add_row(
             spec.name,
             spec.architecture.removeprefix("sm_"),
@@ -139,7 +139,7 @@ def _print_known(console: Console, known: tuple[DeviceSpec, ...], here: str) -> 
             style="bold" if spec.name == here else None,
         )
     console.print(table, soft_wrap=False)
-    console.print("bf16 is as fp16 from sm_80 on. Every figure's source: quantbench devices --json")
+    console.print("From sm_80 on, bf16 is as fp16, tf32 half. Sources: quantbench devices --json")
 
 
 def _three_digits(value: float) -> str:

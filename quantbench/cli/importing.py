@@ -40,8 +40,9 @@ def import_aiconfigurator(
     from quantbench.device import lookup
     from quantbench.importers import aiconfigurator
     from quantbench.importers.runs import write_run
+    from quantbench.latency.tables import slug_of, system_of
 
-    slug = gpu or aiconfigurator.slug_of(aiconfigurator.system_of(system))
+    slug = gpu or slug_of(system_of(system))
     if slug is None:
         raise InputError("import aiconfigurator", f"--system {system} without --gpu", "a slug of `quantbench devices`")
     spec = lookup(slug)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
+from quantbench.analysis.cliff_odds import cliff_odds
 from quantbench.analysis.forecast import Forecast, forecast
 from quantbench.cli.console import output, say
 from quantbench.cli.sweep_options import SweepArguments, held_and_dims, sweep_words
@@ -14,9 +15,9 @@ from quantbench.cli.writable import check_file
 from quantbench.device import default_dtype
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
-from quantbench.latency.best import best_models
+from quantbench.latency.best import best_gemm_model, best_models
 from quantbench.planner.cluster import gpu_named
-from quantbench.report.forecast import draw_forecast, forecast_table, forecast_to_json
+from quantbench.report.forecast import draw_forecast, forecast_table, forecast_to_json, odds_in_words
 from quantbench.sweep.axes import Axis
 from quantbench.sweep.grid import parse_grid
 from quantbench.sweep.shapes import with_defaults
@@ -32,13 +33,14 @@ def run(arguments: SweepArguments, gpu: str, plot: Path | None, *, as_json: bool
     if plot is not None:
         check_file("predict --plot", plot)
     axes, found = predict_sweep(arguments, spec)
+    odds = cliff_odds(found.rows, best_gemm_model(spec, _dtype(found)))
     if plot is not None:
         title = f"{spec.name}: predicted, with 90 % intervals"
         draw_forecast(found.rows, axes[0].field, spec, plot, title=title)
     if as_json:
         answer = {
-            "device": spec.name, "dtype": found.rows[0].estimate.ops[0].op.workload.dtype, "notes": list(found.notes),
-            "rows": forecast_to_json(found.rows, spec), "impossible": list(found.impossible),
+            "device": spec.name, "dtype": _dtype(found), "notes": list(found.notes),
+            "rows": forecast_to_json(found.rows, spec, odds), "impossible": list(found.impossible),
             "plot": None if plot is None else str(plot),
         }  # fmt: skip
         print(json.dumps(answer, indent=1))
@@ -50,9 +52,15 @@ def run(arguments: SweepArguments, gpu: str, plot: Path | None, *, as_json: bool
     if found.impossible:
         say(console, escape(f"{len(found.impossible)} sizes are left out, the first because {found.impossible[0]}"))
     console.print(forecast_table(found.rows))
+    if said := odds_in_words(found.rows, odds):
+        say(console, said)
     if plot is not None:
         say(console, escape(f"\npicture: {plot}"))
     say(console, escape(f"\nOn such a card, measure it: quantbench sweep {sweep_words(arguments)}"))
+
+
+def _dtype(found: Forecast) -> str:
+    return found.rows[0].estimate.ops[0].op.workload.dtype
 
 
 def predict_sweep(arguments: SweepArguments, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Forecast]:

@@ -65,7 +65,7 @@ def held_and_dims(arguments: SweepArguments, who: str = "sweep") -> tuple[Held, 
     no `--dim` at all.
     """
     if not arguments.dims and arguments.shapes is None:
-        raise InputError(who, "no --dim", "at least one of --dim " + ", --dim ".join(DIMS))
+        raise _no_dim(arguments, who)
     dims = []
     as_axis = set()
     for text in arguments.dims:
@@ -89,6 +89,15 @@ def held_and_dims(arguments: SweepArguments, who: str = "sweep") -> tuple[Held, 
     held = _free_what_follows(held, as_axis | set(values))
     held = replace(held, **values, gated=held.gated or arguments.gated, dtype=arguments.dtype)
     return held, tuple(dims)
+
+
+def _no_dim(arguments: SweepArguments, who: str) -> InputError:
+    """What to say where sizes are all that was typed: the dimensions that go with them."""
+    given = [dim for dim, size in arguments.sizes.items() if size]
+    beside = " beside --" + ", --".join(given) if given else ""
+    fitting = [dims for dims in (MODEL_DIMS, GEMM_DIMS) if set(given) <= set(dims)]
+    choices = fitting[0] if len(fitting) == 1 else DIMS
+    return InputError(who, f"no --dim{beside}", "at least one of --dim " + ", --dim ".join(choices))
 
 
 def _require_used(arguments: SweepArguments, as_axis: set[str], who: str) -> None:

@@ -14,13 +14,14 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from quantbench.cli.console import output, say
 from quantbench.errors import InputError
+from quantbench.latency.tables import SHIPPED_GPUS
 from quantbench.units import duration
 from quantbench.validate.adaptive import ADAPTIVE_GPUS, adaptive_contests
 from quantbench.validate.attention_data import read_attention
 from quantbench.validate.attention_runner import attention_lines
 from quantbench.validate.gemm_runner import Plan, Step, run_contests
 from quantbench.validate.origins import attention_origins, gemm_origins
-from quantbench.validate.plan import packaged_contests, packaged_gpus, table_contests
+from quantbench.validate.plan import packaged_contests, table_contests
 from quantbench.validate.scores import Absent, Line
 from quantbench.validate.table import lines_to_json, markdown, terminal_table, write_between
 
@@ -81,7 +82,7 @@ def _plan(table: Path | None, gpus: Sequence[str], rows: int, dtype: str, *, ada
         return table_contests(table, gpus[0], rows, dtype)
     if adaptive:
         return adaptive_contests(tuple(gpus) or ADAPTIVE_GPUS, rows, dtype)
-    return packaged_contests(tuple(gpus) or packaged_gpus(), rows, dtype)
+    return packaged_contests(tuple(gpus) or SHIPPED_GPUS, rows, dtype)
 
 
 def _say(

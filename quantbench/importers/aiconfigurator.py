@@ -17,17 +17,12 @@ from typing import Any
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.importers.rows import Row, Rows, dtype_name, place
 from quantbench.importers.runs import Origin
-from quantbench.latency.tables import DEFAULT_TABLES, SYSTEMS
+from quantbench.latency.tables import DEFAULT_TABLES, system_of
 from quantbench.workload import Attention, Collective, Gemm, Workload
 from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES, VECTOR_DTYPES
 
 _WHO = "import aiconfigurator"
 _INSTALL = "pip install 'quantbench[tables]'"
-
-#: systems beyond those that models are fitted for: the card of each as the device registry names it
-_MORE_SYSTEMS = {
-    "a100_pcie": "a100-pcie-80gb", "a30": "a30-24gb", "h100_pcie": "h100-pcie-80gb", "l4": "l4-24gb",
-}  # fmt: skip
 
 # What stands in `kernel_source` and is no kernel: the framework's or a library's entry point.
 _NOT_KERNELS = {"torch.nn.functional.linear", "sglang", "sglang_torch_linear", "vllm_default", "torch_flow", "nccl"}
@@ -40,17 +35,6 @@ COLLECTIVES = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
     "alltoall": "all_to_all",
 }  # fmt: skip
-
-
-def slug_of(system: str) -> str | None:
-    """The device slug of one of the package's systems; None for a system that we have no name for."""
-    return {name: slug for slug, name in SYSTEMS.items()}.get(system) or _MORE_SYSTEMS.get(system)
-
-
-def system_of(name: str) -> str:
-    """The package's name of a system, given that or a device slug."""
-    slugs = {slug: system for system, slug in _MORE_SYSTEMS.items()}
-    return SYSTEMS.get(name) or slugs.get(name) or name
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,11 @@ def best_models(device: DeviceSpec, dtype: str) -> TransformerModel:
     )  # fmt: skip
 
 
+def best_gemm_model(device: DeviceSpec, dtype: str) -> GemmModel:
+    """The model that `best_models` predicts products of a number format by."""
+    return _Products(device).of(dtype)[0]
+
+
 class _Products:
     """Products of a device by the model of each one's number format, found when it is first asked for."""
 

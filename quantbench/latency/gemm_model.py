@@ -32,7 +32,7 @@ from quantbench.latency.gemm_prior import Known, choose, family, near, pooled, s
 from quantbench.latency.gemm_residual import Growth, Member
 from quantbench.latency.gemm_sound import require_sound
 from quantbench.latency.gemm_train import FEWEST_FOR_TREES, FEWEST_ROWS, Effort, Interval, menu_for, train, widen
-from quantbench.latency.tables import SYSTEMS, GemmTable
+from quantbench.latency.tables import GemmTable, slug_of
 from quantbench.launch import Launch
 from quantbench.workload.dtypes import GEMM_DTYPES
 
@@ -316,9 +316,8 @@ def _sibling(sibling: GemmTable | GemmModel, dtype: str, seed: int) -> tuple[Ref
     """The sibling's residuals, and a prior around its parameters."""
     if isinstance(sibling, GemmModel):
         return Reference(sibling.ensemble), near([sibling.known()], same_gpu=False)
-    slugs = {system: slug for slug, system in SYSTEMS.items()}
     system = sibling.provenance.system
-    spec = lookup(slugs.get(system, system))
+    spec = lookup(slug_of(system) or system)
     rows = np.random.default_rng(seed).permutation(len(sibling))[:_SIBLING_ROWS]
     m, n, k = (x.astype(np.float64) for x in (sibling.m, sibling.n, sibling.k))
     model = GemmModel.fit(

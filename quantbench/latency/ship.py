@@ -24,7 +24,7 @@ from quantbench.latency.gemm_prior import Known, choose, family, pool_to_json, p
 from quantbench.latency.gemm_residual import Growth, Member
 from quantbench.latency.gemm_train import Effort
 from quantbench.latency.protocol import coverage, random_split, summarize
-from quantbench.latency.tables import SYSTEMS, GemmTable, read_table
+from quantbench.latency.tables import SHIPPED_GPUS, GemmTable, read_table
 
 POOL_ROWS = 700
 MODEL_ROWS = 8000
@@ -83,7 +83,7 @@ def main() -> None:
     """Fit and write everything; minutes on one core."""
     folder = Path(__file__).parent / "models"
     folder.mkdir(exist_ok=True)
-    tables = {slug: read_table(slug) for slug in SYSTEMS}
+    tables = {slug: read_table(slug) for slug in SHIPPED_GPUS}
     pool = [_pool_entry(slug, table) for slug, table in tables.items()]
     pool = [replace(k, blind_90=round(_blind_90(k, pool, tables[k.device]), 4)) for k in pool]
     (folder / "pool.json").write_text(json.dumps(pool_to_json(pool), indent=1) + "\n", encoding="utf-8")

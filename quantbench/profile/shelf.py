@@ -16,7 +16,7 @@ from quantbench.importers.aiconfigurator import TableFile, find_tables, origin_o
 from quantbench.importers.runs import write_run
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.softmax import SoftmaxModel
-from quantbench.latency.tables import SYSTEMS
+from quantbench.latency.tables import SHIPPED_GPUS
 from quantbench.profile.build import software_of, source_of
 from quantbench.profile.fit import known_model
 from quantbench.profile.found import checks_of, cliffs_of, findings_of
@@ -65,7 +65,7 @@ def shelf_profile(slug: str, runs: list[Run], tables: list[TableFile]) -> Profil
 
 def main(results: Path = Path("results")) -> None:
     """Write results/<slug>/profile.json for every GPU with public tables; about a minute."""
-    for slug in sorted(SYSTEMS):
+    for slug in SHIPPED_GPUS:
         with TemporaryDirectory() as folder:
             made = shelf_profile(slug, *public_runs(slug, Path(folder)))
         target = results / slug / "profile.json"

@@ -14,6 +14,7 @@ from rich.text import Text
 from quantbench.analysis.forecast import ForecastRow
 from quantbench.analysis.summary import peak_share
 from quantbench.device.spec import DeviceSpec
+from quantbench.latency.gemm_cliffs import LIKELY
 from quantbench.latency.transformer import OpEstimate
 from quantbench.report.canvas import WAVE_COLOUR
 from quantbench.report.panels import draw_panels
@@ -28,6 +29,10 @@ _LEAST_RATE = 0.001
 _STANDS_OUT = 0.8
 # More wave edges than this in a panel would be a grey wall.
 _MOST_WAVE_EDGES = 40
+# More places than this are counted, not named.
+_MOST_LIKELY = 8
+# A forecast is never certain.
+_SURE = 0.99
 
 
 def forecast_table(rows: Sequence[ForecastRow]) -> Table:
@@ -68,8 +73,30 @@ def _rate(tflops: float) -> str:
     return f"{tflops:.0f}" if tflops >= 10 else f"{tflops:.2g}"
 
 
-def forecast_to_json(rows: Sequence[ForecastRow], spec: DeviceSpec) -> list[dict[str, Any]]:
-    """The table and its ops as JSON objects; names carry their units."""
+def odds_in_words(rows: Sequence[ForecastRow], odds: Sequence[float | None]) -> str:
+    """Where one row more probably costs over 10 %, in a sentence; "" where nothing can be told."""
+    if all(probability is None for probability in odds):
+        return ""
+    likely = [
+        f"{' '.join(f'{name} = {size}' for name, size in row.axes.items())} ({_odds(probability)})"
+        for row, probability in zip(rows, odds, strict=True)
+        if probability is not None and probability >= LIKELY
+    ]
+    if not likely:
+        return "no cliff is likely behind these m: one row more hardly costs over 10 %"
+    unnamed = len(likely) - _MOST_LIKELY
+    shown = ", ".join(likely[:_MOST_LIKELY]) + (f" and {unnamed} more" if unnamed > 0 else "")
+    return f"one row more costs over 10 %, and how probably: {shown}"
+
+
+def _odds(probability: float) -> str:
+    return f">{percent(_SURE)}" if probability > _SURE else percent(probability)
+
+
+def forecast_to_json(
+    rows: Sequence[ForecastRow], spec: DeviceSpec, odds: Sequence[float | None]
+) -> list[dict[str, Any]]:
+    """The table and its ops as JSON objects; names carry their units. odds: as `cliff_odds` gives them."""
     return [
         {
             "axes": row.axes,
@@ -80,9 +107,10 @@ def forecast_to_json(rows: Sequence[ForecastRow], spec: DeviceSpec) -> list[dict
             "peak_share": row.peak_share,
             "worst_op": row.worst.op.label,
             "reasons": list(row.reasons),
+            "cliff_probability": probability,
             "ops": [_op_to_json(op, spec) for op in row.estimate.ops],
         }
-        for row in rows
+        for row, probability in zip(rows, odds, strict=True)
     ]
 
 

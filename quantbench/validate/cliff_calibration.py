@@ -17,7 +17,7 @@ from quantbench.device import lookup
 from quantbench.latency.gemm_cliffs import Calibration
 from quantbench.latency.gemm_prior import family
 from quantbench.latency.protocol import cliff_pairs, held_out_sites
-from quantbench.latency.tables import SYSTEMS, read_table
+from quantbench.latency.tables import SHIPPED_GPUS, read_table
 from quantbench.validate.gemm_runner import Contest
 from quantbench.validate.ours import fit
 
@@ -78,7 +78,7 @@ def _cross_entropy(calibration: Calibration, rises: Rises) -> float:
 def main() -> None:
     """Print the calibration of each family, from the others' tables, and that of all of them."""
     of_family: dict[str, list[Rises]] = {}
-    for gpu in sorted(SYSTEMS):
+    for gpu in SHIPPED_GPUS:
         of_family.setdefault(family(lookup(gpu)), []).append(inner_rises(gpu))
     for left_out in (*of_family, "none"):
         print(f"without {left_out}: {calibrate({k: v for k, v in of_family.items() if k != left_out})}", flush=True)

@@ -13,7 +13,7 @@ from quantbench.latency.gemm_cliffs import cliff_probability
 from quantbench.latency.gemm_fast import FastGemm
 from quantbench.latency.gemm_model import GemmModel
 from quantbench.latency.protocol import Split
-from quantbench.latency.tables import SYSTEMS, GemmTable
+from quantbench.latency.tables import SHIPPED_GPUS, GemmTable
 from quantbench.validate.gemm_runner import Contest, Contestant
 from quantbench.validate.scores import Answer
 
@@ -89,7 +89,7 @@ def few_shot(train_rows: int) -> Contestant:
 
     def answer(contest: Contest, split: Split, seed: int) -> Answer:
         start = time.process_time()
-        others = [GemmModel.best(slug) for slug in sorted(SYSTEMS) if slug != contest.device.name]
+        others = [GemmModel.best(slug) for slug in SHIPPED_GPUS if slug != contest.device.name]
         m, n, k = contest.shapes(split.train)
         model = GemmModel.fit(
             contest.device, m, n, k, contest.table.latency_us[split.train], dtype=contest.table.dtype, prior=others,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from quantbench.device import lookup
 from quantbench.errors import InputError
-from quantbench.latency.tables import SYSTEMS, read_table
+from quantbench.latency.tables import DEFAULT_TABLES, SYSTEMS, read_table
 from quantbench.validate.contestants import engine, gaussian_process, heuristics, log_interpolation, roofline
 from quantbench.validate.gemm_runner import Contest, Contestant, Plan
 from quantbench.validate.ours import distilled, few_shot, ours, with_sibling
@@ -20,17 +20,13 @@ MANY_ROWS = 1000
 FEW_ROWS = 50
 
 
-def packaged_gpus() -> tuple[str, ...]:
-    """Devices that the extra `tables` has a table of."""
-    return tuple(sorted(SYSTEMS))
-
-
 def packaged_contests(gpus: Sequence[str], rows: int, dtype: str) -> Plan:
     """Held-out sites and the random split on each device's packaged table."""
     plan: list[tuple[Contest, list[Contestant]]] = []
     for gpu in gpus:
-        if gpu not in SYSTEMS:
-            raise InputError("validate", f"--gpu {gpu}", "one of " + ", ".join(packaged_gpus()))
+        if SYSTEMS.get(gpu) not in DEFAULT_TABLES:
+            with_table = ", ".join(slug for slug, system in SYSTEMS.items() if system in DEFAULT_TABLES)
+            raise InputError("validate", f"--gpu {gpu}", f"one of {with_table}; --table for a table of yours")
         table = read_table(gpu, dtype=dtype)
         device = lookup(gpu)
         sites, random = (Contest(device, table, protocol) for protocol in ("sites", "random"))

@@ -17,7 +17,7 @@ from quantbench.device import lookup
 from quantbench.latency import attention_prior, shipped
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.protocol import coverage, summarize
-from quantbench.latency.tables import SYSTEMS
+from quantbench.latency.tables import SHIPPED_GPUS
 from quantbench.validate.attention_data import AttentionTable, held_out, read_attention
 
 #: rows of the shipped fits: more make the files larger and predictions slower, for little
@@ -27,7 +27,7 @@ _SEED = 0
 
 def ship_attention(folder: Path) -> list[str]:
     """Fit and write one model for each device of the public tables; one line on each, for people."""
-    tables = {slug: read_attention(slug) for slug in sorted(SYSTEMS)}
+    tables = {slug: read_attention(slug) for slug in SHIPPED_GPUS}
     models = {slug: _fit(slug, table) for slug, table in tables.items()}
     # Two passes: priors need every model's parameters before their errors elsewhere can be known.
     for slug, model in models.items():

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from quantbench.errors import InputError, UnsupportedError, require_choice
-from quantbench.importers.aiconfigurator import COLLECTIVES, TABLES, system_of
+from quantbench.importers.aiconfigurator import COLLECTIVES, TABLES
+from quantbench.latency.tables import system_of
 from quantbench.profile.exporters.achieved import achieved
 from quantbench.profile.exporters.aiconfigurator_rows import Columns, context_rows, gemm_rows, generation_rows
 from quantbench.profile.exporters.link_rates import LinkRates, link_rates

@@ -1,0 +1,38 @@
+"""How likely one row more costs a cliff, at the places of a forecast for which the probabilities are calibrated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quantbench.analysis.forecast import ForecastRow
+from quantbench.latency.gemm_cliffs import cliff_probability
+from quantbench.latency.gemm_model import GemmModel
+from quantbench.workload import Gemm
+
+# What `latency.gemm_cliffs` is calibrated on: edges of tiles in m, of products that are no slivers.
+_LEAST_M, _EDGE, _LEAST_NK = 128, 32, 1024
+
+
+def cliff_odds(rows: Sequence[ForecastRow], model: GemmModel) -> tuple[float | None, ...]:
+    """The probability that m + 1 takes over 10 % longer than m, 0 to 1, for each row. None for what is no single plain
+    product, for sizes off the calibration (m a multiple of 32 from 128 on, n and k from 1024 on), and for all rows of a
+    model without measured rows."""
+    works = [_plain(row) for row in rows]
+    at = [i for i, work in enumerate(works) if work is not None and model.rows]
+    odds: list[float | None] = [None] * len(rows)
+    if at:
+        found = [work for i in at if (work := works[i]) is not None]
+        sizes = ([work.m for work in found], [work.n for work in found], [work.k for work in found])
+        for i, probability in zip(at, cliff_probability(model, *sizes), strict=True):
+            odds[i] = float(probability)
+    return tuple(odds)
+
+
+def _plain(row: ForecastRow) -> Gemm | None:
+    """The only product of a row, where its odds are calibrated."""
+    if "m" not in row.axes or len(row.estimate.ops) != 1:
+        return None
+    work = row.estimate.ops[0].op.workload
+    if not isinstance(work, Gemm) or work.batch != 1:
+        return None
+    return work if work.m >= _LEAST_M and work.m % _EDGE == 0 and min(work.n, work.k) >= _LEAST_NK else None
