@@ -10,7 +10,7 @@ from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.attention import FEWEST_ROWS, AttentionModel
 from quantbench.latency.attention_fit import Physics
 from quantbench.latency.attention_physics import START, AttentionShapes, blocks_of, peak_tflops
-from quantbench.latency.attention_prior import architecture_family, shipped_slugs
+from quantbench.latency.attention_prior import shipped_slugs
 from quantbench.latency.attention_tiles import FAMILIES
 from quantbench.workload import Attention
 
@@ -188,11 +188,6 @@ def test_never_above_the_peak_and_never_faster_for_more(slug: str) -> None:
     assert (predicted.low_us <= predicted.latency_us).all()
     assert (predicted.latency_us <= predicted.high_us).all()
     assert (np.diff(predicted.latency_us.reshape(-1, 5), axis=1) > 0).all()
-
-
-def test_architecture_families() -> None:
-    names = [architecture_family(c) for c in ((7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), None)]
-    assert names == ["volta", "turing", "ampere", "ampere", "ada", "hopper", "blackwell", "cpu"]
 
 
 def test_heads_that_must_be_padded_pay_for_the_copies_in_full() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from quantbench.device import DeviceSpec, lookup
 from quantbench.errors import InputError, StoreError, UnsupportedError
+from quantbench.latency.families import family
 from quantbench.latency.gemm_codec import MODEL_VERSION, array_to_json
 from quantbench.latency.gemm_ensemble import Answer, Ensemble
 from quantbench.latency.gemm_estimates import GemmEstimates
@@ -18,7 +19,7 @@ from quantbench.latency.gemm_form import Machine, Shapes, log_latency
 from quantbench.latency.gemm_menu import Menu
 from quantbench.latency.gemm_model import GemmModel, shipped_model
 from quantbench.latency.gemm_parameters import Values, hand_prior
-from quantbench.latency.gemm_prior import choose, family, shipped_pool
+from quantbench.latency.gemm_prior import choose, shipped_pool
 from quantbench.latency.gemm_residual import Growth
 from quantbench.latency.gemm_train import Effort
 from quantbench.latency.protocol import coverage, summarize

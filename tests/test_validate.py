@@ -157,6 +157,15 @@ def a_line(**changes: object) -> Line:
     return line("a100-sxm4-80gb", "sites", "ours", 200, scores)
 
 
+def test_a_busy_moment_moves_no_time() -> None:
+    rates = (40_000.0, 9_000.0, 41_000.0)
+    scores = [Score(SUMMARY, None, 0.0, None, None, None, None, 400_000.0 / rate, rate, "") for rate in rates]
+    found = line("a100-sxm4-80gb", "sites", "ours", 200, scores)
+    assert (found.shapes_per_s, found.fit_s) == (40_000.0, 10.0)
+    unknown = Score(SUMMARY, None, 0.0, None, None, None, None, None, None, "")
+    assert line("a100-sxm4-80gb", "sites", "ours", 200, [unknown]).fit_s is None
+
+
 def test_markdown_of_a_line() -> None:
     text = markdown([a_line()], [])
     assert "### a100-sxm4-80gb" in text

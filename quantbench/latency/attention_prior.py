@@ -14,6 +14,7 @@ import numpy.typing as npt
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.attention_physics import PARAMETERS, SPREAD, START
 from quantbench.latency.attention_tiles import FAMILIES, KernelFamily, assumed_family
+from quantbench.latency.families import family, family_of, generation
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -37,11 +38,12 @@ class Knowledge:
 
 
 def knowledge(device: DeviceSpec, *, family_out: bool) -> Knowledge:
-    """What the shipped models know about `device`. family_out: without those of its architecture."""
+    """What the shipped models know about `device`. family_out: without those of its generation."""
     shipped = [model for model in map(shipped_json, shipped_slugs()) if model is not None]
-    own = architecture_family(device.compute_capability)
+    own = family(device)
     same = [model for model in shipped if _family_of(model) == own]
-    others = [model for model in shipped if model not in same] if family_out else shipped
+    foreign = [model for model in shipped if generation(_family_of(model)) != generation(own)]
+    others = foreign if family_out else shipped
     if not others:
         words = "from the spec sheet alone; the interval is a guess"
         return Knowledge(assumed_family(device.compute_capability), START, SPREAD, _BLIND_BELOW, _BLIND_ABOVE, words)
@@ -50,34 +52,22 @@ def knowledge(device: DeviceSpec, *, family_out: bool) -> Knowledge:
         per_family.setdefault(_family_of(model), []).append(_parameters(model))
     means = np.array([np.mean(group, axis=0) for group in per_family.values()])
     start, spread = means.mean(axis=0), np.maximum(means.std(axis=0), _LEAST_SPREAD)
-    family = assumed_family(device.compute_capability)
+    kernels = assumed_family(device.compute_capability)
     names = ", ".join(model["device"] for model in others)
     words = f"from the spec sheet and the models of {names}; nothing measured on it"
     if same and not family_out:
-        start, family = np.mean([_parameters(m) for m in same], axis=0), FAMILIES[same[0]["family"]]
+        start, kernels = np.mean([_parameters(m) for m in same], axis=0), FAMILIES[same[0]["family"]]
         names = ", ".join(model["device"] for model in same)
         words = f"from the spec sheet and its relatives {names}; nothing measured on it"
     transfers = [model["provenance"]["transfer"] for model in others]
     below = max(-transfer["log_low"] for transfer in transfers)
     above = max(transfer["log_high"] for transfer in transfers)
-    return Knowledge(family, start, spread, max(0.0, below), max(0.0, above), words)
-
-
-def architecture_family(compute_capability: tuple[int, int] | None) -> str:
-    """NVIDIA's name of the generation: GPUs of one share their instructions and mostly their kernels."""
-    if compute_capability is None:
-        return "cpu"
-    major, minor = compute_capability
-    if major == 7:
-        return "volta" if minor < 5 else "turing"
-    if major == 8:
-        return "ada" if minor == 9 else "ampere"
-    return {9: "hopper", 10: "blackwell", 12: "blackwell"}.get(major, f"sm_{major}{minor}")
+    return Knowledge(kernels, start, spread, max(0.0, below), max(0.0, above), words)
 
 
 def _family_of(model: dict[str, Any]) -> str:
     major, minor = model["provenance"]["compute_capability"]
-    return architecture_family((major, minor))
+    return family_of((major, minor))
 
 
 def _parameters(model: dict[str, Any]) -> FloatArray:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from quantbench.latency.families import family_of
+
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -86,12 +88,10 @@ FAMILIES: dict[str, KernelFamily] = {
 
 
 def assumed_family(compute_capability: tuple[int, int] | None) -> KernelFamily:
-    """The family taken for granted where no measurement tells."""
-    if compute_capability is not None and compute_capability >= (10, 0):
-        return FAMILIES["fmha_sm100"]
-    if compute_capability is not None and compute_capability >= (9, 0):
-        return FAMILIES["fa3_sm90"]
-    return FAMILIES["fa2_dense"]
+    """The family taken for granted where no measurement tells: of the GPUs without a tensor core instruction of their
+    own (wgmma, tcgen05), which sm_12x are among, the one that only needs mma.sync."""
+    own = {"hopper": "fa3_sm90", "blackwell": "fmha_sm100"}
+    return FAMILIES[own.get(family_of(compute_capability), "fa2_dense")]
 
 
 @dataclass(frozen=True)

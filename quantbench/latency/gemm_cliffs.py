@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.errors import InputError
+from quantbench.latency.families import family, generation
 from quantbench.latency.gemm_input import whole_sizes
 from quantbench.latency.gemm_model import GemmModel
-from quantbench.latency.gemm_prior import family
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -47,7 +47,7 @@ class Calibration:
         return np.asarray(ndtr((self.share * rise - np.log1p(step)) / unsure))
 
 
-#: architecture family → calibration, made without the family's own tables
+#: generation → calibration, made without its own tables
 CALIBRATIONS: Mapping[str, Calibration] = MappingProxyType(
     {
         "ampere": Calibration(0.664, 0.901, 0.063),
@@ -56,13 +56,13 @@ CALIBRATIONS: Mapping[str, Calibration] = MappingProxyType(
         "ada": Calibration(0.732, 0.931, 0.054),
     }
 )
-#: of the families that have no table, made with all of them
+#: of the generations that have no table, made with all of them
 CALIBRATION_ELSEWHERE = Calibration(0.728, 0.910, 0.055)
 
 
 def calibration_of(model: GemmModel) -> Calibration:
     """The calibration that the forecasts of a model use."""
-    return CALIBRATIONS.get(family(model.device), CALIBRATION_ELSEWHERE)
+    return CALIBRATIONS.get(generation(family(model.device)), CALIBRATION_ELSEWHERE)
 
 
 def cliff_probability(

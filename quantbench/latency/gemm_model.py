@@ -21,6 +21,7 @@ from quantbench.device.registry import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, QuantbenchError, StoreError, require_choice
 from quantbench.latency import gemm_codec
+from quantbench.latency.families import family
 from quantbench.latency.gemm_ensemble import CHUNK, Ensemble, Reference, shape_keys
 from quantbench.latency.gemm_estimates import GemmEstimates
 from quantbench.latency.gemm_fast import FastGemm, distil, fast_from_json, fast_to_json
@@ -28,7 +29,7 @@ from quantbench.latency.gemm_fit import Measured, Prior
 from quantbench.latency.gemm_form import Machine
 from quantbench.latency.gemm_input import kernels_of, machine_of, measured_times, whole_sizes
 from quantbench.latency.gemm_menu import Menu
-from quantbench.latency.gemm_prior import Known, choose, family, near, pooled, shipped_pool
+from quantbench.latency.gemm_prior import Known, choose, near, pooled, shipped_pool
 from quantbench.latency.gemm_residual import Growth, Member
 from quantbench.latency.gemm_sound import require_sound
 from quantbench.latency.gemm_train import FEWEST_FOR_TREES, FEWEST_ROWS, Effort, Interval, menu_for, train, widen

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import StoreError
+from quantbench.latency.families import family, generation
 from quantbench.latency.gemm_fit import Prior
 from quantbench.latency.gemm_parameters import hand_prior
 
@@ -25,18 +26,6 @@ POOL_VERSION = 2
 # Shares of the hand prior's standard deviation: what may differ between two tables of one GPU, between two GPUs of one
 # family, and at least between families. Chosen on the five public tables of `tables.DEFAULT_TABLES`.
 _SAME_GPU, _SAME_FAMILY, _OTHER_FAMILY = 0.4, 0.5, 0.6
-
-
-def family(device: DeviceSpec) -> str:
-    """The architecture family by compute capability: GPUs whose libraries share kernels."""
-    if device.compute_capability is None:
-        return "cpu"
-    major, minor = device.compute_capability
-    if major == 7:
-        return "turing" if minor == 5 else "volta"
-    if major == 8:
-        return "ada" if minor == 9 else "ampere"
-    return {9: "hopper"}.get(major, "blackwell" if major >= 10 else f"sm_{major}{minor}")
 
 
 @dataclass(frozen=True)
@@ -97,12 +86,12 @@ def near(known: Sequence[Known], *, same_gpu: bool) -> Prior:
 def choose(device: DeviceSpec, dtype: str, known: Sequence[Known], *, family_out: bool) -> tuple[Prior, float]:
     """The prior for a device and the half-width (log time) of a 90 % interval around its unfitted prediction.
 
-    family_out: leave out every GPU of the device's family, itself included. Products of 2-byte formats teach each
+    family_out: leave out every GPU of the device's generation, itself included. Products of 2-byte formats teach each
     other; other formats fall back to the spec sheet.
     """
     narrow = ("bf16", "fp16")
     usable = [k for k in known if k.dtype == dtype or {k.dtype, dtype} <= set(narrow)]
-    others = [k for k in usable if k.family != family(device)]
+    others = [k for k in usable if generation(k.family) != generation(family(device))]
     blind = max((k.blind_90 for k in others), default=_UNKNOWN)
     if not family_out:
         own = [k for k in usable if k.device == device.name]
@@ -111,6 +100,7 @@ def choose(device: DeviceSpec, dtype: str, known: Sequence[Known], *, family_out
         kin = [k for k in usable if k.family == family(device)]
         if kin:
             return near(kin, same_gpu=False), blind
+        others = usable
     return pooled(others), blind if others else _UNKNOWN
 
 

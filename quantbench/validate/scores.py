@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,10 @@ class Score:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of an accuracy table: the mean over seeds. train_rows: None for what is fitted to nothing."""
+    """One line of an accuracy table: means over seeds, of times the median.
+
+    train_rows: None for what is fitted to nothing.
+    """
 
     gpu: str
     protocol: str
@@ -95,7 +99,7 @@ class Absent:
 
 
 def line(gpu: str, protocol: str, model: str, train_rows: int | None, scores: Sequence[Score]) -> Line:
-    """The mean of several seeds' scores."""
+    """Several seeds' scores: means, but of times the median, which one busy moment of the machine does not move."""
     compute = [score.compute for score in scores if score.compute is not None]
     cliffs = [score.cliffs for score in scores if score.cliffs is not None]
     forecasts = [score.forecasts for score in scores if score.forecasts is not None]
@@ -115,7 +119,12 @@ def line(gpu: str, protocol: str, model: str, train_rows: int | None, scores: Se
         forecast_recall=mean_of_known([c.recall for c in forecasts]),
         forecast_precision=mean_of_known([c.precision for c in forecasts]),
         cliff_levels=mean_levels(levels) if levels else None,
-        fit_s=mean_of_known([score.fit_s for score in scores]),
-        shapes_per_s=mean_of_known([score.shapes_per_s for score in scores]),
+        fit_s=_median_of_known([score.fit_s for score in scores]),
+        shapes_per_s=_median_of_known([score.shapes_per_s for score in scores]),
         note=next((score.note for score in scores if score.note), ""),
     )
+
+
+def _median_of_known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None

@@ -1,0 +1,39 @@
+"""Which GPUs teach what about each other."""
+
+import doctest
+
+import pytest
+
+from quantbench.device import lookup
+from quantbench.latency import families
+from quantbench.latency.attention_prior import knowledge
+from quantbench.latency.attention_tiles import assumed_family
+from quantbench.latency.families import family, family_of, generation
+from quantbench.latency.gemm_prior import choose, shipped_pool
+
+
+def test_families_by_compute_capability() -> None:
+    names = [family_of(c) for c in ((7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 1), None)]
+    blackwell = ["blackwell", "blackwell", "blackwell-rtx"]
+    assert names == ["volta", "turing", "ampere", "ampere", "ada", "hopper", *blackwell, "cpu"]
+    assert family_of((13, 0)) == generation(family_of((13, 0))) == "sm_130"
+    assert doctest.testmod(families).failed == 0
+
+
+@pytest.mark.parametrize("slug", ["gb200-186gb", "rtx-5090-32gb", "b300-sxm-270gb"])
+def test_nothing_of_the_generation_is_known_where_it_is_left_out(slug: str) -> None:
+    device = lookup(slug)
+    prior, _ = choose(device, "bf16", shipped_pool(), family_out=True)
+    assert "b200" not in prior.source
+    assert "b200" not in knowledge(device, family_out=True).words
+
+
+def test_a_card_of_the_generation_with_other_kernels_is_no_kin() -> None:
+    data_centre, rtx = lookup("gb200-186gb"), lookup("rtx-pro-6000-96gb")
+    assert (family(data_centre), family(rtx)) == ("blackwell", "blackwell-rtx")
+    near, _ = choose(data_centre, "bf16", shipped_pool(), family_out=False)
+    far, _ = choose(rtx, "bf16", shipped_pool(), family_out=False)
+    assert near.source == "b200-sxm-180gb"
+    assert far.source == "pooled over " + ", ".join(sorted(k.device for k in shipped_pool()))
+    assert knowledge(data_centre, family_out=False).family.name == "fmha_sm100"
+    assert knowledge(rtx, family_out=False).family.name == assumed_family(rtx.compute_capability).name == "fa2_dense"
