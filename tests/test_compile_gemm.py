@@ -143,7 +143,7 @@ def test_batched_products(arch: int, schedule: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rows_of_half_a_line_are_still_loaded_16_bytes_at_a_time(layout: str) -> None:
-    """triton itself knows of multiples of 16 elements only and would load 2 bytes at a time: see `_known_multiple`."""
+    """triton itself knows of multiples of 16 elements only and would load 2 bytes at a time: see `known_multiple`."""
     tile = Tile(128, 128, 32, stages=3, num_warps=8)
     built = compiled(Case(80, Gemm(HALF_LINE, HALF_LINE, HALF_LINE, layout=layout), "data_parallel", tile))
     loads = {opcode: n for opcode, n in built.opcodes.items() if opcode.startswith(("LDGSTS.", "LDG."))}
