@@ -87,7 +87,7 @@ def test_query(file: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "profile query: no shape; expected --gemm, --softmax or --attention"),
+        ((), "profile query: no shape; expected --gemm, --softmax, --attention or --collective"),
         (("--gemm", "1,2"), "--gemm: '1,2'; expected m,n,k or m,n,k,batch"),
         (("--gemm", "1,2,x"), "--gemm: '1,2,x'; expected m,n,k or m,n,k,batch"),
         (("--softmax", "1"), "--softmax: '1'; expected batch,rows,cols"),

@@ -87,7 +87,7 @@ def validate(file: File, as_json: o.AsJson = False) -> None:
     validate_profile(file, as_json)
 
 
-@profile.command(short_help="The time of one product, softmax or attention.")
+@profile.command(short_help="The time of a product, softmax, attention, collective.")
 def query(
     file: File,
     gemm: Annotated[list[str] | None, typer.Option("--gemm", help="m,n,k or m,n,k,batch; may be given often.")] = None,
@@ -95,12 +95,16 @@ def query(
     attention: Annotated[
         list[str] | None, typer.Option("--attention", help="batch,heads,seq,head_dim or with kv_heads at the end.")
     ] = None,
+    collective: Annotated[
+        list[str] | None, typer.Option("--collective", help="op,bytes,gpus or op,bytes,gpus,nodes.")
+    ] = None,
     dtype: Annotated[str, typer.Option(help="Number format (default: the profile's own).")] = "",
     layout: Annotated[str, typer.Option(help="nn, nt or tn (default: the profile's own).")] = "",
     direction: Annotated[str, typer.Option(help="forward or backward.")] = "forward",
     as_json: o.AsJson = False,
 ) -> None:
     """What a shape takes: measured, interpolated between measured shapes, or modelled; with its interval."""
-    from quantbench.cli.profile_run import query_profile
+    from quantbench.cli.profile_query import query_profile
 
-    query_profile(file, gemm or [], softmax or [], attention or [], dtype, layout, direction, as_json)
+    asked = {"gemm": gemm or [], "softmax": softmax or [], "attention": attention or [], "collective": collective or []}
+    query_profile(file, asked, dtype, layout, direction, as_json)

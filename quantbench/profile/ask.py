@@ -26,6 +26,7 @@ from quantbench.profile.estimate import (
     bound_of,
     plain_estimate,
 )
+from quantbench.profile.sizes import LARGEST, IntArray, whole_sizes
 from quantbench.workload import Attention, Gemm, Softmax
 from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.transformer import Compute
@@ -33,11 +34,8 @@ from quantbench.workload.transformer import Compute
 if TYPE_CHECKING:
     from quantbench.profile.profile import Profile
 
-IntArray = npt.NDArray[np.int64]
-
 One = Callable[[int, int, int, int], Estimate]
 
-_LARGEST = 2**31 - 1
 _INFINITE = float("inf")
 _REMEMBERED = 2**16  # single shapes
 
@@ -127,7 +125,7 @@ class Asker:
 
     def _many(self, chosen: Chosen, given: tuple[Any, ...]) -> Estimate | Estimates:
         who = f"profile.{chosen.kind}"
-        asked, shape = _sizes(who, chosen.sizes, given)
+        asked, shape = whole_sizes(who, chosen.sizes, given)
         latency, low, high, code, outside = chosen.surface.many(asked)
         if chosen.kind == "gemm":
             _require_reach_of_all(asked, code != MEASURED)
@@ -190,8 +188,8 @@ def single_gemm(chosen: Chosen, device: DeviceSpec) -> One:
         found = remembered(sizes)
         if found is not None:
             return found
-        if not (0 < m <= LARGEST_SIDE and 0 < n <= LARGEST_SIDE and 0 < k <= LARGEST_SIDE and 0 < batch <= _LARGEST):
-            _sizes("profile.gemm", ("m", "n", "k", "batch"), sizes)
+        if not (0 < m <= LARGEST_SIDE and 0 < n <= LARGEST_SIDE and 0 < k <= LARGEST_SIDE and 0 < batch <= LARGEST):
+            whole_sizes("profile.gemm", ("m", "n", "k", "batch"), sizes)
             if sizes not in chosen.surface.rows:
                 require_reach(m, n, k)
         elements, area = m * n, k * batch
@@ -240,25 +238,3 @@ def _single(
         notes.append(chosen.outside_words())
     bound = bound_of(latency_us, compute_us, memory_us)
     return Estimate(latency_us, low_us, high_us, SOURCES[code], bound, outside, "; ".join(notes))
-
-
-def _sizes(who: str, names: tuple[str, ...], given: tuple[Any, ...]) -> tuple[tuple[IntArray, ...], tuple[int, ...]]:
-    """(flat int64 arrays of one length, the common shape). Raises InputError for what is no size."""
-    arrays = []
-    for name, values in zip(names, given, strict=True):
-        array = np.asarray(values)
-        if array.dtype.kind not in "iuf":
-            raise InputError(who, f"{name} = {values!r}"[:100], f"whole numbers from 1 to {_LARGEST}")
-        with np.errstate(invalid="ignore"):
-            bad = ~((array >= 1) & (array <= _LARGEST))
-            if array.dtype.kind == "f":
-                bad |= array != np.floor(array)
-        if bad.any():
-            raise InputError(who, f"{name} = {array[bad].flat[0]}", f"whole numbers from 1 to {_LARGEST}")
-        arrays.append(array.astype(np.int64))
-    try:
-        wide = np.broadcast_arrays(*arrays)
-    except ValueError:
-        shapes = ", ".join(f"{name} {array.shape}" for name, array in zip(names, arrays, strict=True))
-        raise InputError(who, f"arrays of {shapes}", "shapes that broadcast") from None
-    return tuple(np.ascontiguousarray(array).ravel() for array in wide), wide[0].shape

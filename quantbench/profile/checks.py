@@ -14,7 +14,7 @@ from quantbench.errors import InputError
 from quantbench.profile.arithmetic import by_name, element_bytes, flops, min_bytes
 from quantbench.profile.columns import FLAG, INTEGER, LAYOUTS
 from quantbench.profile.table import Table
-from quantbench.workload.collective import COLLECTIVE_DTYPES, COLLECTIVE_OPS
+from quantbench.workload.collective import COLLECTIVE_DTYPES, COLLECTIVE_OPS, LARGEST_MESSAGE_BYTES
 from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES
 from quantbench.workload.gemm import LAYOUTS as GEMM_LAYOUTS
 from quantbench.workload.softmax import DIRECTIONS, MASKS
@@ -23,7 +23,6 @@ BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
 
 _LARGEST = 2**31 - 1
-_LARGEST_MESSAGE_BYTES = 2**46
 # No kernel of any device here is over sooner: an empty one takes about a microsecond.
 _SHORTEST_US = 0.05
 # Caches are up to ten times as fast as the memory behind them; a hundred times is another unit.
@@ -54,7 +53,7 @@ def _check_workloads(table: Table) -> None:
     kinds = {column.name: column.kind for column in layout.columns}
     for name in layout.keys:
         if kinds[name] == INTEGER:
-            most = _LARGEST_MESSAGE_BYTES if name == "message_bytes" else _LARGEST
+            most = LARGEST_MESSAGE_BYTES if name == "message_bytes" else _LARGEST
             _refuse(table, (table[name] < 1) | (table[name] > most), f"{name} from 1 to {most}", name)
         elif kinds[name] != FLAG and name in _CHOICES[table.kind]:
             allowed = _CHOICES[table.kind][name]

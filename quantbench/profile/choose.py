@@ -36,7 +36,7 @@ BoolArray = npt.NDArray[np.bool_]
 _TWIN = {"bf16": "fp16", "fp16": "bf16"}
 # What a layout or a twin format that was not measured may differ by, in log time (cuBLAS's layouts differ by up to
 # 15 % where operands outgrow L2), and what a format of other bytes and another peak may.
-_ALIKE, _TRANSFERRED = log(1.15), log(1.3)
+ALIKE, _TRANSFERRED = log(1.15), log(1.3)
 
 # Sizes that move together along the lines between measured shapes, by their place among the sizes; tried in order.
 _FAMILIES: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -78,7 +78,7 @@ def choose_gemm(profile: Profile, dtype: str | None, layout: str | None, provide
     """For products of a format and layout; None: what the profile has most rows of."""
     table = profile.tables["gemm"]
     modelled = profile.models.gemm[0].dtype if profile.models.gemm else "bf16"
-    asked = _most(table, "dtype", None) or modelled if dtype is None else dtype
+    asked = most(table, "dtype", None) or modelled if dtype is None else dtype
     require_choice("profile.gemm", "dtype", asked, GEMM_DTYPES)
     if layout is not None:
         require_choice("profile.gemm", "layout", layout, GEMM_LAYOUTS)
@@ -88,16 +88,16 @@ def choose_gemm(profile: Profile, dtype: str | None, layout: str | None, provide
         return _without_rows(profile, asked, layout or "nt")
     if of != asked:
         notes.append(f"{asked} was not measured: taken to run as {of}")
-        wider += _ALIKE
-    kept = _most(table, "layout", rows) or "nt"
+        wider += ALIKE
+    kept = most(table, "layout", rows) or "nt"
     if layout is not None and layout != kept:
         if (rows & (table["layout"] == layout)).any():
             kept = layout
         else:
             notes.append(f"layout {layout} was not measured: taken to run as {kept}")
-            wider += _ALIKE
+            wider += ALIKE
     rows = rows & (table["layout"] == kept)
-    rows, who = _by_provider(table, rows, provider)
+    rows, who = by_provider(table, rows, provider)
     base, model_note = _product_base(profile, of)
     fixed = (("dtype", asked), ("layout", layout or kept), ("provider", who))
     return Chosen("gemm", _surface(table, rows, base), asked, fixed, "; ".join(notes), wider, model_note)
@@ -118,7 +118,7 @@ def _product_base(profile: Profile, dtype: str) -> tuple[Base, str]:
         return ProductBase(own), own.note
     twin = models.product(_TWIN.get(dtype, ""))
     if twin is not None and device.peak(dtype) == device.peak(twin.dtype):
-        return ProductBase(twin, _ALIKE), f"the model of {twin.dtype} stands for {dtype}"
+        return ProductBase(twin, ALIKE), f"the model of {twin.dtype} stands for {dtype}"
     if device.kind == "cuda" and device.peak(dtype) is None:
         have = ", ".join(sorted(device.peak_tflops))
         raise UnsupportedError("profile.gemm", f"{device.name} has no peak for {dtype}", f"one of {have}")
@@ -134,12 +134,12 @@ def choose_softmax(profile: Profile, dtype: str | None, mask: str, direction: st
     """For softmax of a format, mask and direction."""
     who = "profile.softmax"
     table, model = profile.tables["softmax"], profile.models.softmax
-    asked = _most(table, "dtype", None) or "bf16" if dtype is None else dtype
+    asked = most(table, "dtype", None) or "bf16" if dtype is None else dtype
     require_choice(who, "dtype", asked, VECTOR_DTYPES)
     require_choice(who, "mask", mask, MASKS)
     require_choice(who, "direction", direction, DIRECTIONS)
     rows, kept, note, wider = _of_format(table, asked, (table["mask"] == mask) & (table["direction"] == direction))
-    rows, name = _by_provider(table, rows, provider)
+    rows, name = by_provider(table, rows, provider)
     fixed = (("dtype", asked), ("mask", mask), ("direction", direction), ("provider", name))
     base: Base
     if model is None:
@@ -157,13 +157,13 @@ def choose_attention(profile: Profile, dtype: str | None, causal: bool, directio
     table, model = profile.tables["attention"], profile.models.attention
     asked = dtype
     if asked is None:
-        asked = _most(table, "dtype", None) or ("bf16" if model is None else model.dtype)
+        asked = most(table, "dtype", None) or ("bf16" if model is None else model.dtype)
     require_choice(who, "dtype", asked, VECTOR_DTYPES)
     require_choice(who, "direction", direction, DIRECTIONS)
     rows, kept, note, wider = _of_format(
         table, asked, (table["causal"] == causal) & (table["direction"] == direction)
     )  # fmt: skip
-    rows, name = _by_provider(table, rows, provider)
+    rows, name = by_provider(table, rows, provider)
     fixed = (("dtype", asked), ("causal", causal), ("direction", direction), ("provider", name))
     base: Base
     if model is None or profile.device.peak(kept) is None:
@@ -181,7 +181,7 @@ def _of_format(table: Table, asked: str, rows: BoolArray) -> tuple[BoolArray, st
         if found.any():
             if of == asked:
                 return found, of, "", 0.0
-            return found, of, f"{asked} was not measured: taken to run as {of}", _ALIKE
+            return found, of, f"{asked} was not measured: taken to run as {of}", ALIKE
     return np.zeros(len(table), dtype=bool), asked, "", 0.0
 
 
@@ -193,7 +193,7 @@ def _rows_of(table: Table, asked: str) -> tuple[str, BoolArray | None]:
     return asked, None
 
 
-def _most(table: Table, column: str, rows: BoolArray | None) -> str | None:
+def most(table: Table, column: str, rows: BoolArray | None) -> str | None:
     """The text that most rows have, the first in order where several do; None without rows."""
     values = table[column] if rows is None else table[column][rows]
     if not len(values):
@@ -202,11 +202,11 @@ def _most(table: Table, column: str, rows: BoolArray | None) -> str | None:
     return str(names[int(np.argmax(counts))])
 
 
-def _by_provider(table: Table, rows: BoolArray, provider: str | None) -> tuple[BoolArray, str]:
+def by_provider(table: Table, rows: BoolArray, provider: str | None) -> tuple[BoolArray, str]:
     """The rows of one provider: the one asked for, or the one with most of them."""
     if provider is None:
-        most = _most(table, "provider", rows)
-        return (rows, "") if most is None else (rows & (table["provider"] == most), most)
+        usual = most(table, "provider", rows)
+        return (rows, "") if usual is None else (rows & (table["provider"] == usual), usual)
     found = rows & (table["provider"] == provider)
     if not found.any():
         have = Counter(table["provider"][rows].tolist())

@@ -15,6 +15,7 @@ from quantbench.errors import InputError
 from quantbench.profile import codec, file
 from quantbench.profile.ask import Asker
 from quantbench.profile.checks import check_table
+from quantbench.profile.collectives import ask_collective
 from quantbench.profile.columns import LAYOUTS
 from quantbench.profile.estimate import Estimate, Estimates
 from quantbench.profile.layer import LayerEstimate, layer_of
@@ -151,6 +152,24 @@ class Profile:
         """The time of fused attention; kv_heads 0 stands for heads."""
         sizes = (batch, heads, kv_heads, seq_q, seq_k, head_dim)
         return self._asker.attention(sizes, dtype, causal, direction, provider)
+
+    def collective(
+        self,
+        op: str,
+        message_bytes: npt.ArrayLike,
+        num_gpus: int,
+        *,
+        num_nodes: int = 1,
+        dtype: str | None = None,
+        provider: str | None = None,
+    ) -> Estimate | Estimates:
+        """The time of a collective between num_gpus GPUs of this kind, spread evenly over num_nodes machines; sizes as
+        `workload.Collective` has them (nccl-tests' `size`). Only message sizes are interpolated: raises
+        UnsupportedError for an op or a number of GPUs or nodes that was not measured, InputError for what is no size.
+        """
+        return ask_collective(
+            self.tables["collective"], op, message_bytes, num_gpus, num_nodes, dtype, provider
+        )  # fmt: skip
 
     def layer(self, shape: TransformerShape, *, backward: bool = True) -> LayerEstimate:
         """The time of one layer of `shape` for one micro-batch on one GPU: its products, softmax and attention, without

@@ -8,6 +8,7 @@ from quantbench.workload.dtypes import DTYPES
 COLLECTIVE_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
 #: what collectives may be asked for; the reduction depends on it, the bytes moved do not
 COLLECTIVE_DTYPES = ("fp16", "bf16", "fp32", "int8", "fp8")
+LARGEST_MESSAGE_BYTES = 2**46
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Collective:
 
     def __post_init__(self) -> None:
         require_choice("Collective", "op", self.op, COLLECTIVE_OPS)
-        require_int("Collective", "message_bytes", self.message_bytes, high=2**46)
+        require_int("Collective", "message_bytes", self.message_bytes, high=LARGEST_MESSAGE_BYTES)
         require_int("Collective", "num_gpus", self.num_gpus, low=2, high=2**20)
         require_int("Collective", "num_nodes", self.num_nodes, high=2**20)
         require_choice("Collective", "dtype", self.dtype, COLLECTIVE_DTYPES)

@@ -1,0 +1,129 @@
+"""Collectives that a profile is asked for: measured, between messages, beyond them, and what was never measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import log
+from pathlib import Path
+
+import made_profiles as made
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from quantbench.cli.app import app
+from quantbench.errors import InputError, UnsupportedError
+from quantbench.profile import Estimate, Estimates, Profile, Table
+from quantbench.profile.columns import layout_of
+
+LINK_GB_PER_S, LATENCY_US = 200.0, 12.0
+
+
+def time_us(message_bytes: float) -> float:
+    return LATENCY_US + message_bytes / LINK_GB_PER_S / 1e3
+
+
+def table(
+    sizes: list[int], *, num_gpus: int = 8, dtype: str = "fp16", provider: str = "nccl"
+) -> dict[str, list[object]]:
+    times = [time_us(size) for size in sizes]
+    same = {"op": "all_reduce", "num_gpus": num_gpus, "num_nodes": 1, "dtype": dtype, "provider": provider,
+            "grade": "A", "origin": "measured"}  # fmt: skip
+    columns: dict[str, list[object]] = {name: [value] * len(sizes) for name, value in same.items()}
+    columns |= {"message_bytes": list(sizes), "latency_us": list(times)}
+    return columns | {"low_us": [0.99 * us for us in times], "high_us": [1.01 * us for us in times]}
+
+
+def profile(*parts: dict[str, list[object]]) -> Profile:
+    joined = {name: [value for part in parts for value in part[name]] for name in layout_of("collective").names}
+    return replace(made.profile(), tables={"collective": Table.of("collective", joined)})
+
+
+SIZES = [2**power for power in range(10, 29, 2)]
+
+
+def one(found: Estimate | Estimates) -> Estimate:
+    assert isinstance(found, Estimate)
+    return found
+
+
+def test_a_measured_message_is_its_row() -> None:
+    found = one(profile(table(SIZES)).collective("all_reduce", 2**20, 8))
+    assert (found.source, found.outside, found.note) == ("measured", False, "")
+    assert (found.latency_us, found.low_us) == pytest.approx((time_us(2**20), 0.99 * time_us(2**20)))
+    assert one(profile(table(SIZES)).collective("all_reduce", 1024, 8)).bound == "latency"
+    assert one(profile(table(SIZES)).collective("all_reduce", 2**28, 8)).bound == "memory"
+
+
+def test_between_messages_the_interval_holds_what_is_true() -> None:
+    asked = np.array([3 * 2**18, 2**21, 5 * 2**22])
+    found = profile(table(SIZES)).collective("all_reduce", asked, 8)
+    assert isinstance(found, Estimates)
+    true = np.array([time_us(size) for size in asked])
+    assert found.source.tolist() == ["interpolated"] * 3
+    assert (found.low_us <= true).all()
+    assert (true <= found.high_us).all()
+    assert np.abs(found.latency_us / true - 1).max() < 0.1
+    square = profile(table(SIZES)).collective("all_reduce", asked.reshape(3, 1), 8)
+    assert isinstance(square, Estimates)
+    assert square.latency_us.shape == (3, 1)
+
+
+def test_beyond_the_messages_it_says_so() -> None:
+    known = profile(table(SIZES))
+    short, long = (one(known.collective("all_reduce", size, 8)) for size in (2, 2**30))
+    assert short.latency_us == pytest.approx(time_us(1024))
+    assert long.latency_us == pytest.approx(4 * time_us(2**28))
+    for found in (short, long):
+        assert (found.source, found.outside) == ("modelled", True)
+        assert found.note == "outside the measured messages (1024 to 268435456 bytes)"
+        assert log(found.high_us / found.latency_us) >= log(1.3) - 1e-9
+    alone = one(profile(table([2**20])).collective("all_reduce", 2**20, 8))
+    assert alone.source == "measured"
+
+
+def test_another_format_is_as_many_bytes_and_says_so() -> None:
+    known = profile(table(SIZES), table(SIZES[:2], dtype="int8"))
+    assert one(known.collective("all_reduce", 2**20, 8)).source == "measured"  # fp16: most rows
+    other = one(known.collective("all_reduce", 2**20, 8, dtype="bf16"))
+    assert other.source == "interpolated"
+    assert other.latency_us == pytest.approx(time_us(2**20))
+    assert log(other.high_us / other.latency_us) > log(1.15)
+    assert other.note == "bf16 was not measured: taken to take as long as as many bytes of fp16"
+
+
+def test_what_was_not_measured_has_no_answer() -> None:
+    known = profile(table(SIZES), table(SIZES, num_gpus=4))
+    with pytest.raises(
+        UnsupportedError, match=r"over 16 GPUs was not measured; expected all_reduce over 4 GPUs, 8 GPUs"
+    ):
+        known.collective("all_reduce", 1024, 16)
+    with pytest.raises(UnsupportedError, match=r"over 8 GPUs on 2 nodes was not measured"):
+        known.collective("all_reduce", 1024, 8, num_nodes=2)
+    with pytest.raises(UnsupportedError, match=r"all_to_all over 8 GPUs was not measured; expected one of all_reduce"):
+        known.collective("all_to_all", 1024, 8)
+    with pytest.raises(UnsupportedError, match=r"expected a profile with collectives: of `quantbench comm`"):
+        replace(known, tables={}).collective("all_reduce", 1024, 8)
+    with pytest.raises(InputError, match=r"provider = 'mpi'; expected one of nccl"):
+        known.collective("all_reduce", 1024, 8, provider="mpi")
+    with pytest.raises(InputError, match=r"op = 'reduce'; expected one of all_reduce"):
+        known.collective("reduce", 1024, 8)
+    with pytest.raises(InputError, match=r"message_bytes = 0; expected whole numbers from 1"):
+        known.collective("all_reduce", 0, 8)
+    with pytest.raises(InputError, match=r"num_gpus"):
+        known.collective("all_reduce", 1024, 1)
+
+
+def test_the_command_asks_for_collectives_too(tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    profile(table(SIZES)).save(file)
+    words = ["profile", "query", str(file), "--collective", "all_reduce,1048576,8"]
+    said = CliRunner().invoke(app, words, catch_exceptions=False).output
+    assert "collective all_reduce,1048576,8" in said
+    found = json.loads(CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False).output)["answers"]
+    assert found[0]["shape"] == ["all_reduce", 1048576, 8]
+    assert found[0]["source"] == "measured"
+    for wrong in ("all_reduce,8", "1,2,3", "all_reduce,x,8"):
+        with pytest.raises(InputError, match=r"--collective: .*; expected op,bytes,gpus or op,bytes,gpus,nodes"):
+            CliRunner().invoke(app, ["profile", "query", str(file), "--collective", wrong], catch_exceptions=False)
