@@ -17,13 +17,11 @@ def cliff_odds(rows: Sequence[ForecastRow], model: GemmModel) -> tuple[float | N
     """The probability that m + 1 takes over 10 % longer than m, 0 to 1, for each row. None for what is no single plain
     product, for sizes off the calibration (m a multiple of 32 from 128 on, n and k from 1024 on), and for all rows of a
     model without measured rows."""
-    works = [_plain(row) for row in rows]
-    at = [i for i, work in enumerate(works) if work is not None and model.rows]
+    asked = [(i, work) for i, row in enumerate(rows) if model.rows and (work := _plain(row)) is not None]
     odds: list[float | None] = [None] * len(rows)
-    if at:
-        found = [work for i in at if (work := works[i]) is not None]
-        sizes = ([work.m for work in found], [work.n for work in found], [work.k for work in found])
-        for i, probability in zip(at, cliff_probability(model, *sizes), strict=True):
+    if asked:
+        m, n, k = zip(*((work.m, work.n, work.k) for _, work in asked), strict=True)
+        for (i, _), probability in zip(asked, cliff_probability(model, m, n, k), strict=True):
             odds[i] = float(probability)
     return tuple(odds)
 

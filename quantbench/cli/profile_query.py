@@ -53,9 +53,7 @@ def query_profile(
     console.print(view.answers_table(answers))
 
 
-def _ask(
-    profile: Profile, kind: str, text: str, dtype: str | None, layout: str | None, direction: str
-) -> Estimate:  # fmt: skip
+def _ask(profile: Profile, kind: str, text: str, dtype: str | None, layout: str | None, direction: str) -> Estimate:
     one: Estimate | Estimates
     op, sizes = _typed(kind, text)
     if kind == "gemm":

@@ -93,9 +93,7 @@ def curve_of(table: Table, op: str, num_gpus: int, num_nodes: int, dtype: str | 
     log_us = np.log(found["latency_us"])
     half_width = _half_width(np.log(found["message_bytes"]), log_us) + (ALIKE if other else 0.0)
     note = f"{dtype} was not measured: taken to take as long as as many bytes of {kept}" if other else ""
-    return Curve(
-        found["message_bytes"], found["latency_us"], found["low_us"], found["high_us"], half_width, note
-    )  # fmt: skip
+    return Curve(found["message_bytes"], found["latency_us"], found["low_us"], found["high_us"], half_width, note)
 
 
 def _half_width(log_bytes: FloatArray, log_us: FloatArray) -> float:

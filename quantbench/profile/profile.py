@@ -167,9 +167,7 @@ class Profile:
         `workload.Collective` has them (nccl-tests' `size`). Only message sizes are interpolated: raises
         UnsupportedError for an op or a number of GPUs or nodes that was not measured, InputError for what is no size.
         """
-        return ask_collective(
-            self.tables["collective"], op, message_bytes, num_gpus, num_nodes, dtype, provider
-        )  # fmt: skip
+        return ask_collective(self.tables["collective"], op, message_bytes, num_gpus, num_nodes, dtype, provider)
 
     def layer(self, shape: TransformerShape, *, backward: bool = True) -> LayerEstimate:
         """The time of one layer of `shape` for one micro-batch on one GPU: its products, softmax and attention, without
