@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 
 from quantbench.cli.app import app
 from quantbench.errors import InputError, UnsupportedError
+from quantbench.planner.cluster import Link
 from quantbench.profile import Estimate, Estimates, Profile, Table
 from quantbench.profile.columns import layout_of
+from quantbench.workload import Collective
 
 LINK_GB_PER_S, LATENCY_US = 200.0, 12.0
 
@@ -81,6 +83,16 @@ def test_beyond_the_messages_it_says_so() -> None:
         assert log(found.high_us / found.latency_us) >= log(1.3) - 1e-9
     alone = one(profile(table([2**20])).collective("all_reduce", 2**20, 8))
     assert alone.source == "measured"
+
+
+def test_the_planner_takes_the_same_times() -> None:
+    known = profile(table(SIZES)).tables["collective"]
+    bus_bytes = [Collective("all_reduce", size, 8).bus_bytes for size in SIZES]
+    link = Link(tuple(map(float, bus_bytes)), tuple(known["latency_us"].tolist()))
+    for size in (8, 2**10, 3 * 2**18, 2**22, 2**28, 2**30):
+        found = one(profile(table(SIZES)).collective("all_reduce", size, 8))
+        asked = Collective("all_reduce", size, 8).bus_bytes
+        assert 1e6 * link.time_s(asked) == pytest.approx(found.latency_us, rel=1e-9)
 
 
 def test_another_format_is_as_many_bytes_and_says_so() -> None:

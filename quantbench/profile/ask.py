@@ -26,7 +26,7 @@ from quantbench.profile.estimate import (
     bound_of,
     plain_estimate,
 )
-from quantbench.profile.sizes import LARGEST, IntArray, whole_sizes
+from quantbench.profile.sizes import LARGEST, IntArray, broadcast_sizes
 from quantbench.workload import Attention, Gemm, Softmax
 from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.transformer import Compute
@@ -125,7 +125,7 @@ class Asker:
 
     def _many(self, chosen: Chosen, given: tuple[Any, ...]) -> Estimate | Estimates:
         who = f"profile.{chosen.kind}"
-        asked, shape = whole_sizes(who, chosen.sizes, given)
+        asked, shape = broadcast_sizes(who, chosen.sizes, given)
         latency, low, high, code, outside = chosen.surface.many(asked)
         if chosen.kind == "gemm":
             _require_reach_of_all(asked, code != MEASURED)
@@ -189,7 +189,7 @@ def single_gemm(chosen: Chosen, device: DeviceSpec) -> One:
         if found is not None:
             return found
         if not (0 < m <= LARGEST_SIDE and 0 < n <= LARGEST_SIDE and 0 < k <= LARGEST_SIDE and 0 < batch <= LARGEST):
-            whole_sizes("profile.gemm", ("m", "n", "k", "batch"), sizes)
+            broadcast_sizes("profile.gemm", ("m", "n", "k", "batch"), sizes)
             if sizes not in chosen.surface.rows:
                 require_reach(m, n, k)
         elements, area = m * n, k * batch

@@ -13,6 +13,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.profile.arithmetic import by_name, element_bytes, flops, min_bytes
 from quantbench.profile.columns import FLAG, INTEGER, LAYOUTS
+from quantbench.profile.sizes import LARGEST
 from quantbench.profile.table import Table
 from quantbench.workload.collective import COLLECTIVE_DTYPES, COLLECTIVE_OPS, LARGEST_MESSAGE_BYTES
 from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES
@@ -22,7 +23,6 @@ from quantbench.workload.softmax import DIRECTIONS, MASKS
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
 
-_LARGEST = 2**31 - 1
 # No kernel of any device here is over sooner: an empty one takes about a microsecond.
 _SHORTEST_US = 0.05
 # Caches are up to ten times as fast as the memory behind them; a hundred times is another unit.
@@ -53,7 +53,7 @@ def _check_workloads(table: Table) -> None:
     kinds = {column.name: column.kind for column in layout.columns}
     for name in layout.keys:
         if kinds[name] == INTEGER:
-            most = LARGEST_MESSAGE_BYTES if name == "message_bytes" else _LARGEST
+            most = LARGEST_MESSAGE_BYTES if name == "message_bytes" else LARGEST
             _refuse(table, (table[name] < 1) | (table[name] > most), f"{name} from 1 to {most}", name)
         elif kinds[name] != FLAG and name in _CHOICES[table.kind]:
             allowed = _CHOICES[table.kind][name]

@@ -2,7 +2,7 @@
 
 There is no model of a network here: what was not measured over so many GPUs has no answer. Between two measured
 messages the time is a power of the size. A shorter message than any measured takes as long as the shortest, a longer
-one runs at the longest one's rate.
+one runs at the longest one's rate. That is the planner's law as well (`planner.cluster.Link`, one size at a time).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from quantbench.errors import UnsupportedError, require_choice, require_int
 from quantbench.profile.choose import ALIKE, by_provider, most
 from quantbench.profile.estimate import INTERPOLATED, MEASURED, MODELLED, Estimate, Estimates
-from quantbench.profile.sizes import IntArray, whole_sizes
+from quantbench.profile.sizes import IntArray, broadcast_sizes
 from quantbench.profile.table import Table
 from quantbench.workload.collective import COLLECTIVE_DTYPES, COLLECTIVE_OPS, LARGEST_MESSAGE_BYTES
 
@@ -75,7 +75,7 @@ def ask_collective(
         require_choice(_WHO, "dtype", dtype, COLLECTIVE_DTYPES)
     require_int(_WHO, "num_gpus", num_gpus, low=2)
     require_int(_WHO, "num_nodes", num_nodes)
-    (asked,), shape = whole_sizes(_WHO, ("message_bytes",), (message_bytes,), LARGEST_MESSAGE_BYTES)
+    (asked,), shape = broadcast_sizes(_WHO, ("message_bytes",), (message_bytes,), LARGEST_MESSAGE_BYTES)
     found = curve_of(table, op, num_gpus, num_nodes, dtype, provider).at(asked)
     return found[0] if shape == () else found.reshape(*shape)
 

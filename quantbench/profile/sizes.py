@@ -14,7 +14,7 @@ IntArray = npt.NDArray[np.int64]
 LARGEST = 2**31 - 1
 
 
-def whole_sizes(
+def broadcast_sizes(
     who: str, names: tuple[str, ...], given: tuple[Any, ...], largest: int = LARGEST
 ) -> tuple[tuple[IntArray, ...], tuple[int, ...]]:
     """(flat int64 arrays of one length, the common shape). Raises InputError for what is no size."""
