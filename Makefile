@@ -30,7 +30,7 @@ test: install
 # Ahead-of-time compilation for V100 and T4, which only triton 3.2 still serves, in an environment of its own.
 .venv-volta/installed: Makefile
 	$(PYTHON) -m venv .venv-volta
-	.venv-volta/bin/python -m pip install --quiet --disable-pip-version-check triton==3.2.0 setuptools pytest
+	.venv-volta/bin/python -m pip install --quiet --disable-pip-version-check 'torch>=2.6,<2.14' triton==3.2.0 setuptools pytest
 	@touch $@
 
 test-volta: .venv-volta/installed

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from quantbench.kernels.attention_compile import (
+from quantbench.kernels.attention.compile import (
     aligned,
     compile_backward_kv,
     compile_backward_q,
     compile_delta,
     compile_forward,
 )
-from quantbench.kernels.attention_menu import WITH_DESCRIPTORS, Loads, Setting, backward_tiles, forward_menu
+from quantbench.kernels.attention.menu import WITH_DESCRIPTORS, Loads, Setting, backward_tiles, forward_menu
 from quantbench.kernels.compile import SHARED_MEMORY_LIMIT_BYTES, KernelResources
 from quantbench.kernels.features import HAS_TENSOR_DESCRIPTOR
 

@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 from interpreter import ACTIVE
-from quantbench.kernels import gemm_kernels
 from quantbench.kernels.compile import SHARED_MEMORY_LIMIT_BYTES, KernelResources, compile_kernel
 from quantbench.kernels.features import HAS_TENSOR_DESCRIPTOR
-from quantbench.kernels.gemm_compile import compile_gemm
-from quantbench.kernels.gemm_config import align_bytes, configure
-from quantbench.kernels.gemm_menu import tiles
-from quantbench.kernels.gemm_storage import contiguous
+from quantbench.kernels.gemm import kernels as gemm_kernels
+from quantbench.kernels.gemm.compile import compile_gemm
+from quantbench.kernels.gemm.config import align_bytes, configure, contiguous
+from quantbench.kernels.gemm.menu import tiles
 
 from quantbench.errors import InputError
 from quantbench.launch import Tile

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreter import ACTIVE, in_interpreter
 from quantbench.kernels.attention import AttentionPlan, attention, heads_side_by_side, plan_backward, plan_forward
-from quantbench.kernels.attention_menu import (
+from quantbench.kernels.attention.menu import (
     WITH_DESCRIPTORS,
     Loads,
     Setting,
@@ -26,7 +26,7 @@ from quantbench.kernels.attention_menu import (
     held_columns,
     split_head_dim,
 )
-from quantbench.kernels.attention_operands import Checked, too_old
+from quantbench.kernels.attention.operands import Checked, too_old
 
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.launch import Tile

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from interpreter import in_interpreter
 from quantbench.kernels.gemm import matmul, plan
-from quantbench.kernels.gemm_menu import SCHEDULES
+from quantbench.kernels.gemm.menu import SCHEDULES
 
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.launch import Tile

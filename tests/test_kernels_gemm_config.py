@@ -7,10 +7,19 @@ import doctest
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from quantbench.kernels import features, gemm_config, gemm_menu, gemm_operands, gemm_storage
-from quantbench.kernels.gemm_config import complete, configure, num_tiles, streamed_tiles
-from quantbench.kernels.gemm_menu import ARCHITECTURES, SCHEDULES, estimated_clocks, pick, tiles
-from quantbench.kernels.gemm_storage import Matrix, Operands, align_bytes, contiguous
+from quantbench.kernels import features
+from quantbench.kernels.gemm import config, menu, operands
+from quantbench.kernels.gemm.config import (
+    Matrix,
+    Operands,
+    align_bytes,
+    complete,
+    configure,
+    contiguous,
+    num_tiles,
+    streamed_tiles,
+)
+from quantbench.kernels.gemm.menu import ARCHITECTURES, SCHEDULES, estimated_clocks, pick, tiles
 
 from quantbench.errors import InputError
 from quantbench.launch import Tile
@@ -20,7 +29,7 @@ from quantbench.workload import Gemm
 H200, A100 = ((9, 0), 132), ((8, 0), 108)
 
 
-@pytest.mark.parametrize("module", [features, gemm_config, gemm_menu, gemm_operands, gemm_storage])
+@pytest.mark.parametrize("module", [features, config, menu, operands])
 def test_examples_in_docstrings(module: object) -> None:
     done = doctest.testmod(module)  # type: ignore[arg-type]
     assert done.failed == 0

@@ -7,7 +7,7 @@ import torch
 from interpreter import ACTIVE
 from quantbench.kernels.features import require_architecture, unsupported_architecture
 from quantbench.kernels.gemm import matmul
-from quantbench.kernels.gemm_operands import missing_format
+from quantbench.kernels.gemm.operands import missing_format
 
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.launch import Tile
@@ -109,8 +109,7 @@ def test_cpu_tensors_need_the_interpreter() -> None:
     ],
 )
 def test_tiles_that_no_kernel_has(tile: Tile, schedule: str, words: str) -> None:
-    from quantbench.kernels.gemm_config import configure
-    from quantbench.kernels.gemm_storage import contiguous
+    from quantbench.kernels.gemm.config import configure, contiguous
 
     from quantbench.workload import Gemm
 

@@ -73,7 +73,7 @@ def test_their_results_pass_the_check_before_timing(provider_id: str, gemm: Gemm
 @in_interpreter
 def test_the_check_sees_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lost reduction step: k is told as half of what it is."""
-    from quantbench.kernels import gemm
+    from quantbench.kernels.gemm import host as gemm
 
     sizes = gemm._sizes
     monkeypatch.setattr(gemm, "_sizes", lambda operands: {**sizes(operands), "k": operands.gemm.k // 2})

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quantbench.kernels.attention import AttentionPlan, plan_backward, plan_forward
-from quantbench.kernels.attention_menu import MAX_HEAD_DIM, MIN_HEAD_DIM
-from quantbench.kernels.attention_operands import too_old, wrong_in_interpreter
+from quantbench.kernels.attention.menu import MAX_HEAD_DIM, MIN_HEAD_DIM
+from quantbench.kernels.attention.operands import too_old, wrong_in_interpreter
 from quantbench.kernels.features import INTERPRETER, unsupported_architecture
 from quantbench.providers import references
 from quantbench.providers.base import Task, Tolerance

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from quantbench.kernels.features import INTERPRETER, unsupported_architecture
 from quantbench.kernels.gemm import GemmPlan, plan
-from quantbench.kernels.gemm_operands import missing_format, wrong_in_interpreter
+from quantbench.kernels.gemm.operands import missing_format, wrong_in_interpreter
 from quantbench.providers import references
 from quantbench.providers.base import Task, Tolerance
 from quantbench.providers.inputs import Inputs
@@ -48,7 +48,7 @@ class TritonGemmTask:
 
 class _TritonGemm:
     """What the four schedules share. tile: for every product; None picks one from the menu for each (see
-    `quantbench.kernels.gemm_menu.pick`). autotune: None's pick is timed instead of estimated."""
+    `quantbench.kernels.gemm.menu.pick`). autotune: None's pick is timed instead of estimated."""
 
     id: str
     schedule: str

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quantbench.kernels.features import INTERPRETER, unsupported_architecture
-from quantbench.kernels.softmax import SoftmaxPlan, missing_bf16, plan_backward, plan_forward
-from quantbench.kernels.softmax_tile import MAX_COLS
+from quantbench.kernels.softmax.host import SoftmaxPlan, missing_bf16, plan_backward, plan_forward
+from quantbench.kernels.softmax.kernels import MAX_COLS
 from quantbench.providers import references
 from quantbench.providers.base import Task, Tolerance
 from quantbench.providers.inputs import Inputs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from quantbench.kernels.compile import SHARED_MEMORY_LIMIT_BYTES
 from quantbench.kernels.features import TRITON
-from quantbench.kernels.softmax_compile import compile_softmax
+from quantbench.kernels.softmax.kernels import compile_softmax
 
 pytestmark = pytest.mark.skipif(TRITON >= (3, 3), reason="needs triton 3.2: make test-volta")
 

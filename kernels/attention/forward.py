@@ -10,7 +10,7 @@ There are two kinds of block: those that the diagonal or the end of the keys cut
 per element, and those that every row sees whole, which need none. Each kind has its own code.
 
 The cliffs:
-- seq_q rounds up to BLOCK_M, seq_k to BLOCK_N, and head_dim to MAIN + TAIL columns (see attention_tile.py).
+- seq_q rounds up to BLOCK_M, seq_k to BLOCK_N, and head_dim to MAIN + TAIL columns (see tile.py).
 - Programs run in waves of SMs × blocks per SM. Under a causal mask the last row block costs as much as all of the
   first few together, so the longest are started first and the short ones fill the last wave.
 
@@ -25,7 +25,7 @@ Exponentials are of base 2, one instruction each, with log₂e folded into the s
 
 import triton
 import triton.language as tl
-from quantbench.kernels.attention_tile import drop, head_offset, load_rows, multiply_transposed, store_rows
+from quantbench.kernels.attention.tile import drop, head_offset, load_rows, multiply_transposed, store_rows
 
 
 @triton.jit

@@ -9,7 +9,7 @@
     work.launch                                # Launch: tile, grid, block, registers, shared memory, blocks per SM
     work.run()                                 # the launch alone; may be captured into a CUDA graph
 
-What is computed and by whom is told in `gemm_kernels`, which tiles there are in `gemm_menu`.
+`kernels.py` describes what each program computes, `menu.py` lists the tiles there are.
 """
 
 from __future__ import annotations
@@ -19,11 +19,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from quantbench.kernels import gemm_kernels, launching
+from quantbench.kernels import launching
 from quantbench.kernels.features import HAS_TENSOR_DESCRIPTOR, INTERPRETER
-from quantbench.kernels.gemm_compile import KERNELS, box_shapes
-from quantbench.kernels.gemm_config import (
+from quantbench.kernels.gemm import kernels as gemm_kernels
+from quantbench.kernels.gemm.compile import KERNELS, box_shapes
+from quantbench.kernels.gemm.config import (
+    WHO,
     Config,
+    Matrix,
+    Operands,
     align_bytes,
     backend_options,
     configure,
@@ -31,9 +35,8 @@ from quantbench.kernels.gemm_config import (
     num_tiles,
     streamed_tiles,
 )
-from quantbench.kernels.gemm_menu import architecture, pick, tiles
-from quantbench.kernels.gemm_operands import check
-from quantbench.kernels.gemm_storage import WHO, Matrix, Operands
+from quantbench.kernels.gemm.menu import architecture, pick, tiles
+from quantbench.kernels.gemm.operands import check
 
 from quantbench.errors import InputError, UnsupportedError, require_int
 from quantbench.launch import Launch, Tile
@@ -91,7 +94,7 @@ def plan(
 ) -> GemmPlan:  # fmt: skip
     """Check the operands, choose and compile the kernel, allocate what it needs.
 
-    tile: fields left None come from the menu; None altogether picks the tile that should be fastest (`gemm_menu.pick`),
+    tile: fields left None come from the menu; None altogether picks the tile that should be fastest (`menu.pick`),
     and with autotune=True the one that was (every tile of the menu is timed once per kind of product and process).
     schedule: data_parallel, split_k (tile.split_k parts), stream_k or persistent. operands: `pointers`, `descriptors`
     (TMA) or `auto`. programs: grid of stream_k and persistent, by default as many as the device holds at a time;

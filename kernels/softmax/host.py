@@ -9,7 +9,7 @@
     work.launch                                           # Launch: tile, grid, block, registers, blocks per SM
     work.run()                                            # the launch alone; may be captured into a CUDA graph
 
-fp16, bf16 or fp32 in and out, fp32 inside. What a program does is told in `softmax_kernels`. When Megatron itself uses
+fp16, bf16 or fp32 in and out, fp32 inside. `kernels.py` describes what a program does. When Megatron itself uses
 its fused kernel and when it falls back is `quantbench.megatron.megatron_fused_available`, to be had from here too.
 """
 
@@ -22,8 +22,13 @@ from typing import Any
 import torch
 from quantbench.kernels import launching
 from quantbench.kernels.features import INTERPRETER, require_architecture
-from quantbench.kernels.softmax_kernels import softmax_backward, softmax_forward
-from quantbench.kernels.softmax_tile import MAX_COLS, softmax_tile, vector_elements
+from quantbench.kernels.softmax.kernels import (
+    MAX_COLS,
+    softmax_backward,
+    softmax_forward,
+    softmax_tile,
+    vector_elements,
+)
 
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.launch import Launch, Tile

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 from quantbench.kernels.features import INTERPRETER, require_architecture
-from quantbench.kernels.gemm_storage import TMA_ALIGN_BYTES, WHO, Matrix, Operands, largest_alignment, padded
+from quantbench.kernels.gemm.config import TMA_ALIGN_BYTES, WHO, Matrix, Operands, largest_alignment, padded
 
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.workload.gemm import Gemm

@@ -12,8 +12,8 @@ from math import isfinite
 from typing import Any
 
 import torch
-from quantbench.kernels.attention_compile import aligned, box
-from quantbench.kernels.attention_menu import MAX_HEAD_DIM, MIN_HEAD_DIM, Loads, split_head_dim
+from quantbench.kernels.attention.compile import aligned, box
+from quantbench.kernels.attention.menu import MAX_HEAD_DIM, MIN_HEAD_DIM, Loads, split_head_dim
 from quantbench.kernels.features import HAS_TENSOR_DESCRIPTOR, INTERPRETER
 
 from quantbench.errors import InputError, UnsupportedError

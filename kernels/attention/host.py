@@ -11,7 +11,7 @@
 
 q: [batch, heads, seq_q, head_dim]; k, v: [batch, kv_heads, seq_k, head_dim], kv_heads a divisor of heads (grouped-query
 attention). fp16 and bf16 by tensor cores, fp32 without; sums in fp32. head_dim up to 256, any. What a program does is
-told in `attention_forward` and `attention_backward`, which blocks there are in `attention_menu`.
+described in `forward.py` and `backward.py`; `menu.py` lists the blocks there are.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any
 
 import torch
 from quantbench.kernels import launching
-from quantbench.kernels.attention_backward import attention_backward_kv, attention_backward_q, attention_delta
-from quantbench.kernels.attention_compile import DELTA_TILE, backend_options, precision
-from quantbench.kernels.attention_forward import attention_forward
-from quantbench.kernels.attention_menu import (
+from quantbench.kernels.attention.backward import attention_backward_kv, attention_backward_q, attention_delta
+from quantbench.kernels.attention.compile import DELTA_TILE, backend_options, precision
+from quantbench.kernels.attention.forward import attention_forward
+from quantbench.kernels.attention.menu import (
     SCHEDULES,
     WITH_DESCRIPTORS,
     Setting,
@@ -35,7 +35,7 @@ from quantbench.kernels.attention_menu import (
     forward_menu,
     split_head_dim,
 )
-from quantbench.kernels.attention_operands import WHO, Checked, check, contiguous_like, sources, strides
+from quantbench.kernels.attention.operands import WHO, Checked, check, contiguous_like, sources, strides
 from quantbench.kernels.features import INTERPRETER
 
 from quantbench.errors import InputError, UnsupportedError, require_choice

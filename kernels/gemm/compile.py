@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from quantbench.kernels import gemm_kernels
 from quantbench.kernels.compile import KernelResources, compile_kernel
-from quantbench.kernels.gemm_config import Config, backend_options, constexprs
-from quantbench.kernels.gemm_storage import Operands
+from quantbench.kernels.gemm import kernels as gemm_kernels
+from quantbench.kernels.gemm.config import Config, Operands, backend_options, constexprs
 
 KERNELS = {
     "data_parallel": gemm_kernels.gemm_data_parallel,

@@ -20,7 +20,7 @@ batch · kv_heads, which can leave SMs idle.
 
 import triton
 import triton.language as tl
-from quantbench.kernels.attention_tile import drop, head_offset, load_rows, multiply_transposed, store_rows
+from quantbench.kernels.attention.tile import drop, head_offset, load_rows, multiply_transposed, store_rows
 
 
 @triton.jit

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from quantbench.kernels.attention_backward import attention_backward_kv, attention_backward_q, attention_delta
-from quantbench.kernels.attention_forward import attention_forward
-from quantbench.kernels.attention_menu import Setting, split_head_dim
+from quantbench.kernels.attention.backward import attention_backward_kv, attention_backward_q, attention_delta
+from quantbench.kernels.attention.forward import attention_forward
+from quantbench.kernels.attention.menu import Setting, split_head_dim
 from quantbench.kernels.compile import KernelResources, compile_kernel
 
 from quantbench.launch import Tile

@@ -15,12 +15,32 @@ The cliffs:
   programs of one launch that differ in length.
 
 The exponential is of base 2 (one instruction) with log₂e folded into the scale.
+
+`softmax_tile` sizes a program, `compile_softmax` compiles the kernels ahead of time for a GPU that is not here.
 """
 
 # ruff: noqa: N803  (compile-time parameters are written in capitals, as in triton's own kernels)
 
 import triton
 import triton.language as tl
+from quantbench.kernels.compile import KernelResources, compile_kernel
+
+from quantbench.errors import require_int
+from quantbench.launch import Tile
+from quantbench.workload.dtypes import DTYPES
+
+#: Longest row: its 64 bytes of loads per thread fill the largest block of 1024 threads.
+MAX_COLS = 16_384
+
+_WARP_THREADS = 32
+_MAX_WARPS = 32
+_MIN_BLOCK_COLS = 16
+_VECTOR_BYTES = 16
+# Four 16-byte loads under way per thread. What keeps HBM busy is bytes in flight (Little's law: 4.8 TB/s times some
+# 0.7 µs is 25 KB for each of an H200's 132 SMs), and more of them per thread costs the registers of another block.
+_BYTES_PER_THREAD = 4 * _VECTOR_BYTES
+# Scores per program, at least: blocks that move less than 16 KB come and go faster than they are handed out.
+_MIN_SCORES = 4096
 
 #: What Megatron-LM puts in place of masked scores, times log₂e. A row that is masked whole comes out as 1 / cols
 #: (Megatron-LM's and apex' kernels; apex issue 1390): it is not dropped.
@@ -100,3 +120,57 @@ def _columns(position, col, length, MASK: tl.constexpr, ALIGN: tl.constexpr):
         readable = col < length
         counts = readable
     return readable, counts
+
+
+def softmax_tile(cols: int, element_bytes: int, direction: str = "forward") -> Tile:
+    """Rows (block_m), row length rounded up to a power of two (block_n) and warps of a softmax program.
+
+    Backward loads two scores where forward loads one.
+
+    >>> softmax_tile(2048, 2)
+    Tile(block_m=2, block_n=2048, block_k=None, split_k=1, stages=None, num_warps=4)
+    """
+    require_int("softmax", "cols", cols, high=MAX_COLS)
+    block_cols = max(_MIN_BLOCK_COLS, 1 << (cols - 1).bit_length())
+    loaded_bytes = element_bytes * (1 if direction == "forward" else 2)
+    rows = max(1, _MIN_SCORES // block_cols)
+    threads = rows * block_cols * loaded_bytes // _BYTES_PER_THREAD
+    return Tile(rows, block_cols, num_warps=min(_MAX_WARPS, threads // _WARP_THREADS))
+
+
+def vector_elements(cols: int, element_bytes: int) -> int:
+    """Scores that a thread can move at a time in rows of `cols`: the largest power of two that divides it, 16 bytes at
+    most.
+
+    >>> vector_elements(2048, 2), vector_elements(2052, 2), vector_elements(2049, 2)
+    (8, 4, 1)
+    """
+    return min(_VECTOR_BYTES // element_bytes, cols & -cols)
+
+
+def compile_softmax(
+    cols: int, *, direction: str = "forward", mask: str = "causal", dtype: str = "fp16", arch: int
+) -> KernelResources:
+    """Compile for sm_`arch` what a launch on contiguous scores with `cols` columns and as many rows would run.
+
+    mask: causal, full or none. direction: forward or backward.
+    """
+    element_bytes = DTYPES[dtype].element_bytes
+    tile = softmax_tile(cols, element_bytes, direction)
+    size = "i32:16" if cols % 16 == 0 else "i32"
+    tensors = ("x", "y") if direction == "forward" else ("dy", "y", "dx")
+    types = dict.fromkeys(tensors, f"*{dtype}:16") | {"rows_in_all": "i32", "rows_per_head": size, "cols": size}
+    constants = {
+        "MASK": "none" if direction == "backward" and mask == "full" else mask,
+        "ALIGN": vector_elements(cols, element_bytes), "ROWS": tile.block_m, "BLOCK_COLS": tile.block_n,
+    }  # fmt: skip
+    if direction == "forward":
+        types |= {"rows_per_sample": size, "mask_rows_per_sample": size, "scale_log2e": "fp32"}
+        if mask == "full":
+            types["mask"] = "*u8:16"
+        else:
+            constants["mask"] = None
+    else:
+        types["scale"] = "fp32"
+    kernel = softmax_forward if direction == "forward" else softmax_backward
+    return compile_kernel(kernel, types, constants, arch, tile.num_warps or 4, 1)

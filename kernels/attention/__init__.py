@@ -1,0 +1,11 @@
+"""Flash attention in Triton, forward and backward, with a chosen tile and a known launch."""
+
+from quantbench.kernels.attention.host import (
+    AttentionPlan,
+    attention,
+    heads_side_by_side,
+    plan_backward,
+    plan_forward,
+)
+
+__all__ = ["AttentionPlan", "attention", "heads_side_by_side", "plan_backward", "plan_forward"]
