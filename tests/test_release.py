@@ -78,7 +78,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     checkout = tmp_path_factory.mktemp("checkout")
     for name in ("quantbench", "kernels"):
         shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, checkout)
     out = tmp_path_factory.mktemp("dist")
     python("-c", BUILD, str(out), cwd=checkout)
@@ -106,7 +106,7 @@ def test_the_source_distribution_holds_every_file(built: tuple[Path, Path]) -> N
     with tarfile.open(built[1]) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
     expected = {re.sub("^quantbench/kernels/", "kernels/", name) for name in sources()}
-    assert expected | {"pyproject.toml", "README.md"} <= names
+    assert expected | {"pyproject.toml", "README.md", "LICENSE"} <= names
 
 
 def test_its_metadata_says_what_pyproject_does(built: tuple[Path, Path]) -> None:
@@ -121,9 +121,9 @@ def test_its_metadata_says_what_pyproject_does(built: tuple[Path, Path]) -> None
     assert "quantbench = quantbench.pytest_plugin" in points
 
 
-def test_changelog_begins_with_this_version() -> None:
-    (first, *_) = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
-    assert first == __version__
+def test_the_newest_release_of_the_changelog_is_this_version() -> None:
+    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    assert [heading for heading in headings if heading != "Unreleased"][0] == __version__
 
 
 # Other interpreters that have the dependencies, to try the wheel with: QUANTBENCH_PYTHONS=/a/bin/python:/b/bin/python.
