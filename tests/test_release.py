@@ -123,7 +123,7 @@ def test_its_metadata_says_what_pyproject_does(built: tuple[Path, Path]) -> None
 
 def test_the_newest_release_of_the_changelog_is_this_version() -> None:
     headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
-    assert [heading for heading in headings if heading != "Unreleased"][0] == __version__
+    assert next(heading for heading in headings if heading != "Unreleased") == __version__
 
 
 # Other interpreters that have the dependencies, to try the wheel with: QUANTBENCH_PYTHONS=/a/bin/python:/b/bin/python.
