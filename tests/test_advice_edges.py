@@ -17,7 +17,7 @@ from quantbench.workload.transformer import Compute
 
 A100 = lookup("a100-sxm4-80gb")
 LARGE = Launch("made up", tile=Tile(128, 256), blocks_per_sm=1)
-SHAPE = TransformerShape(hidden=14400, heads=96, layers=80, vocab=250880, tp=8, fused_attention=False)
+SHAPE = TransformerShape(hidden=14400, heads=96, layers=80, vocab=250880, tp=8, attention="unfused")
 
 
 def op(work: Compute, name: str = "gemm", phase: str = "forward") -> Op:
@@ -126,7 +126,7 @@ def test_every_side_of_every_product_has_the_name_of_its_size() -> None:
         vocab=51200,
         tp=2,
         mbs=2,
-        fused_attention=False,
+        attention="unfused",
     )
     sizes = {
         "tokens": 768, "hidden": 1024, "qkv width / tp": (8 + 2 * 2) * 64, "seq": 384, "head_dim": 64,

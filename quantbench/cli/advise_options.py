@@ -95,7 +95,7 @@ class AdviseArguments:
             assumed.append(f"vocab padded from {vocab} to {changes['vocab']}, as tp = {tp} must divide it")
         if self.gated:
             changes["gated"] = True
-        changes.update(dtype=self.number_format(device), fused_attention=self.attention == "flash")
+        changes.update(dtype=self.number_format(device), attention="flash" if self.attention == "flash" else "unfused")
         try:
             return replace(base, **changes), tuple(assumed)
         except InputError as error:

@@ -13,7 +13,7 @@ from typing import Any
 from quantbench.errors import InputError, require_choice
 from quantbench.planner.calibration import shipped
 from quantbench.planner.cluster import Cluster, cluster, gpu_named, reference_cluster
-from quantbench.planner.context import ATTENTIONS, Given
+from quantbench.planner.context import Given
 from quantbench.planner.formulas import RECOMPUTATIONS, parameters
 from quantbench.planner.layout import Job, Layout
 from quantbench.planner.measured_links import with_measured_links
@@ -22,6 +22,7 @@ from quantbench.planner.search import Space
 from quantbench.planner.shape_search import ShapeSpace
 from quantbench.profile.times import ProfileTimes
 from quantbench.workload import TransformerShape
+from quantbench.workload.transformer import ATTENTIONS
 
 _WHO = "plan"
 _BITS_PER_BYTE = 8
@@ -80,7 +81,7 @@ class PlanArguments:
         if self.gated:
             changes["gated"] = True
         require_choice(_WHO, "attention", self.attention, ATTENTIONS)
-        return replace(base, **changes, dtype=self._dtype(), fused_attention=self.attention == "flash")
+        return replace(base, **changes, dtype=self._dtype(), attention=self.attention, dropout=self.dropout)
 
     def _base(self) -> TransformerShape:
         from quantbench.workload.huggingface import from_config
@@ -144,7 +145,7 @@ class PlanArguments:
                 raise InputError(_WHO, f"no --{name}", f"--{name}, {_WHAT_IT_IS[name]}")
         return Job(
             self.shape(), self.where(), gpus or self.gpus, self.gbs, optimizer=self.optimizer or "fused_adam",
-            dropout=self.dropout, dp_overlap=self.dp_overlap, rampup_step=self.rampup_step,
+            dp_overlap=self.dp_overlap, rampup_step=self.rampup_step,
         )  # fmt: skip
 
     def space(self) -> Space:

@@ -12,7 +12,7 @@ from rich.text import Text
 from quantbench.cli.plan_options import PlanArguments
 from quantbench.planner.calibration import Calibration
 from quantbench.planner.constraints import Violation
-from quantbench.planner.context import ATTENTIONS
+from quantbench.workload.transformer import ATTENTIONS
 from quantbench.planner.folklore import Judged
 from quantbench.planner.formulas import parameters
 from quantbench.planner.judge import WORTH_A_WORD, RowResult, Summary
@@ -40,7 +40,7 @@ def header_lines(job: Job, calibration: Calibration, note: str) -> list[str]:
     """What is planned for, on what, and what the times rest on."""
     shape, where = job.shape, job.cluster
     heads = f"{shape.heads} heads of {shape.head_dim}"
-    attention = "flash attention" if shape.fused_attention else "unfused attention"
+    attention = "flash attention" if shape.attention == "flash" else "unfused attention"
     rests = "fitted there" if calibration.fitted else calibration.provenance.get("rule", "")
     return [
         f"model: {parameters(shape) / 1e9:.1f} B parameters: {shape.layers} layers of {shape.hidden}, {heads}, "

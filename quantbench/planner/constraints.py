@@ -198,7 +198,7 @@ def _aligned(job: Job, layout: Layout) -> str | None:
 def fused_softmax_missing(job: Job, layout: Layout) -> tuple[str, ...]:
     """Why Megatron's fused scale, mask and softmax does not run, or nothing where it does (or is not asked for)."""
     shape = job.shape
-    if shape.fused_attention:
+    if shape.attention == "flash":
         return ()
     return megatron_fused_available(
         sq=shape.seq, sk=shape.seq, heads_per_gpu=max(1, shape.heads // layout.tp), mbs=layout.mbs, dtype=shape.dtype,

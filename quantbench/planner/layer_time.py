@@ -190,7 +190,7 @@ def divided(shape: TransformerShape, tp: int, mbs: int) -> TransformerShape:
 
 def _vector_s(job: Job, shape: TransformerShape, sequence_parallel: bool) -> tuple[float, float]:
     """(forward, backward) seconds of everything between the products, one layer."""
-    w, mask = element_bytes(shape.dtype), _MASK_BYTES if job.dropout else 0
+    w, mask = element_bytes(shape.dtype), _MASK_BYTES if shape.dropout else 0
     whole = shape.tokens * shape.hidden / (shape.tp if sequence_parallel else 1)
     mlp = shape.tokens * shape.ffn / shape.tp
     gates = 3 if shape.gated else 2
@@ -214,7 +214,7 @@ def _vector_s(job: Job, shape: TransformerShape, sequence_parallel: bool) -> tup
 
 def _core_dropout_s(job: Job, shape: TransformerShape) -> float:
     """Dropping probabilities out, or their gradients: read, write, a mask. A fused kernel does it on the way."""
-    if not job.dropout or shape.fused_attention:
+    if not shape.dropout or shape.attention == "flash":
         return 0.0
     probabilities = shape.mbs * shape.heads / shape.tp * shape.seq**2
     moved = probabilities * (2 * element_bytes(shape.dtype) + _MASK_BYTES)

@@ -37,7 +37,6 @@ def job_to_json(job: Job, calibration: Calibration, times_note: str) -> dict[str
         "gpus": job.gpus,
         "gbs": job.gbs,
         "optimizer": job.optimizer,
-        "dropout": job.dropout,
         "dp_overlap": job.dp_overlap,
         "rampup_step": job.rampup_step,
         "topology": {

@@ -110,19 +110,19 @@ def ops_at(axes: tuple[Axis, ...], values: tuple[int, ...], held: Held, who: str
     found = []
     for fused in (True, False):
         names = {op for op in wanted if (op in UNFUSED_OPS) != fused}
-        shape = _shape(point, held, who, fused_attention=fused)
+        shape = _shape(point, held, who, "flash" if fused else "unfused")
         found += [op for op in shape.ops(backward=held.direction != "forward") if op.name in names]
     if held.direction == "backward":
         found = [op for op in found if op.phase != "forward"]
     return tuple(found)
 
 
-def _shape(point: dict[str, int], held: Held, who: str, *, fused_attention: bool) -> TransformerShape:
+def _shape(point: dict[str, int], held: Held, who: str, attention: str) -> TransformerShape:
     names = {f.name for f in fields(TransformerShape)} & {f.name for f in fields(Held)}
     values = {name: point.get(name, getattr(held, name)) for name in names}
     if values["heads"] == 0:
         values["heads"] = _heads_for(values["hidden"], values["head_dim"], values["tp"], who)
-    return TransformerShape(**values, fused_attention=fused_attention)
+    return TransformerShape(**values, attention=attention)
 
 
 def _heads_for(hidden: int, head_dim: int, tp: int, who: str) -> int:
