@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from quantbench.advice.answers import softmax_objections
 from quantbench.advice.dims import side_names
 from quantbench.advice.edges import KINDS, NEAR, edges, misaligned_sides
 from quantbench.analysis import neighbours
 from quantbench.device import lookup
 from quantbench.launch import Launch, Tile
+from quantbench.megatron import softmax_objections
 from quantbench.workload import Attention, Gemm, Op, Softmax, TransformerShape
 from quantbench.workload.transformer import Compute
 

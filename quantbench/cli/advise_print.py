@@ -26,7 +26,7 @@ def header_lines(advice: Advice, assumed: Sequence[str]) -> list[str]:
     heads = f"{shape.heads} head{'' if shape.heads == 1 else 's'} of {shape.head_dim}"
     if shape.kv_heads != shape.heads:
         heads += f" ({shape.kv_heads} of keys and values)"
-    attention = "flash attention" if shape.attention == "flash" else "scores, softmax and context as Megatron runs them"
+    attention = f"{shape.attention} attention"
     mlp = f"{'gated ' if shape.gated else ''}ffn {shape.ffn}"
     batch = f"micro-batches of {shape.mbs} × {shape.seq} tokens on tp = {shape.tp}"
     lines = [
@@ -176,6 +176,7 @@ def next_lines(advice: Advice) -> list[str]:
     if len(sizes) == 1:  # else heads and the MLP follow hidden
         held += f" --heads {shape.heads} --kv-heads {shape.kv_heads} --head-dim {shape.head_dim} --ffn {shape.ffn}"
     held += " --gated" if shape.gated else ""
+    held += f" --attention {shape.attention}"
     lines = [f"Next: on such a card, quantbench sweep --dim hidden={','.join(map(str, sizes))} {held} --direction both"]
     if shape.attention != "flash":
         lines.append("Where one fused kernel runs attention, ask again with --attention flash")

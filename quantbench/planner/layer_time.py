@@ -14,9 +14,9 @@ from functools import cached_property
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.softmax import fallback_bytes
+from quantbench.megatron import softmax_objections
 from quantbench.planner.calibration import Calibration
-from quantbench.planner.constraints import fused_softmax_missing
-from quantbench.planner.layout import ALIGNED_ELEMENTS, Job, Layout, padded_vocab
+from quantbench.planner.layout import ALIGNED_ELEMENTS, Job, padded_vocab
 from quantbench.planner.op_times import Latency, OpTimes
 from quantbench.workload import Gemm, Softmax, TransformerShape
 from quantbench.workload.dtypes import element_bytes
@@ -123,9 +123,8 @@ class LayerTimes:
     def _make(self, shape: TransformerShape, sequence_parallel: bool, known: Mapping[Compute, Latency]) -> LayerTime:
         spans: dict[tuple[bool, bool], Span] = defaultdict(lambda: ZERO)
         logits = ZERO
-        fused = not fused_softmax_missing(self._job, Layout(dp=1, tp=shape.tp, pp=1, mbs=shape.mbs))
         for op in shape.ops():
-            span = self._span(op.workload, known[op.workload], fused)
+            span = self._span(op.workload, known[op.workload])
             if op.name == "logits":
                 logits += span
             else:
@@ -149,11 +148,13 @@ class LayerTimes:
             embedding=_embedding_s(self._job, shape),
         )
 
-    def _span(self, work: Compute, us: Latency, fused: bool) -> Span:
+    def _span(self, work: Compute, us: Latency) -> Span:
         slow_s = unaligned_s(work, self._job.cluster.device, self._calibration.unaligned_share)
         if slow_s is not None:
             return exactly(slow_s)
-        factor = fallback_bytes(work) / work.min_bytes if isinstance(work, Softmax) and not fused else 1.0
+        factor = 1.0
+        if isinstance(work, Softmax) and (self._job.shape.softmax != "megatron" or softmax_objections(work)):
+            factor = fallback_bytes(work) / work.min_bytes
         return Span(us.low, us.mid, us.high).times(factor * 1e-6)
 
     def _reduce_s(self, shape: TransformerShape) -> float:

@@ -29,7 +29,7 @@ def provenance(arguments: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def job_to_json(job: Job, calibration: Calibration, times_note: str) -> dict[str, Any]:
+def job_to_json(job: Job, calibration: Calibration, times_note: str, assumed: Sequence[str] = ()) -> dict[str, Any]:
     """What was planned for: the model, the topology, the constants and where the operations' times come from."""
     where = job.cluster
     return {
@@ -45,6 +45,7 @@ def job_to_json(job: Job, calibration: Calibration, times_note: str) -> dict[str
         },
         "calibration": asdict(calibration),
         "op_times": times_note,
+        "assumed": list(assumed),
     }  # fmt: skip
 
 
