@@ -117,9 +117,12 @@ def ops_at(axes: tuple[Axis, ...], values: tuple[int, ...], held: Held, who: str
         sizes = {name: point.get(name, getattr(held, name)) for name in GEMM_DIMS}
         return (Op("gemm", "forward", Gemm(**sizes, dtype=held.dtype, layout=held.layout), 1),)
     wanted = held.ops or _default_ops(axes, held.attention)
+    cores = {"flash": ("attention",), "unfused": UNFUSED_OPS}
+    # Products are the same with either; they stand where that attention runs which is there.
+    main = "unfused" if "attention" not in wanted and set(UNFUSED_OPS) & set(wanted) else "flash"
     found = []
-    for attention in ATTENTIONS:
-        names = {op for op in wanted if (op in UNFUSED_OPS) == (attention == "unfused")}
+    for attention, core in cores.items():
+        names = {op for op in wanted if op in core or (attention == main and op not in (*UNFUSED_OPS, "attention"))}
         shape = _shape(point, held, who, attention)
         found += [op for op in shape.ops(backward=held.direction != "forward") if op.name in names]
     if held.direction == "backward":
