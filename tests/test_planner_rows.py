@@ -333,7 +333,7 @@ def test_calibrations_survive_a_round_trip_and_refuse_others() -> None:
     assert not shipped().elsewhere.fitted
 
 
-# Lies beside the checkout where there is one; too large a share of it is not ours to ship.
+# Kept beside the checkout, not in it.
 OWN_RUNS = Path(__file__).parents[2] / "shared" / "data" / "published_training.csv"
 TWO_MODELS = (
     "gpu,gpus,size_b,nlayers,nhidden,nheads,kv_heads,head_dim,ffn,gated,tied,seq_len,vocab,tp,pp,mbs,gbs\n"
@@ -371,7 +371,7 @@ def test_a_size_that_does_not_fit_its_shape_is_found(tmp_path: Path, right: str,
     assert found.startswith(f"row {row}: typed: size ")
 
 
-@pytest.mark.skipif(not OWN_RUNS.exists(), reason=f"{OWN_RUNS.name} is not here: 74 published runs that are not shipped")
+@pytest.mark.skipif(not OWN_RUNS.exists(), reason="published_training.csv is not here: 74 runs that are not shipped")
 def test_published_runs_that_nothing_was_fitted_to_are_right() -> None:
     assert findings(OWN_RUNS) == []
 

@@ -22,6 +22,8 @@ from quantbench.workload.transformer import Compute
 # A loss of less than this share of an op's time is not worth a word, nor can any model tell it.
 _WORTH_SAYING = 0.01
 _TRILLION = 1e12
+#: what the times of a shape leave out
+LOWER_BOUND = "lower bound: no communication, norms, optimizer or stalls"
 _US_PER_HOUR = 3.6e9
 
 

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quantbench.advice import Advice, Advised, OpCost, ShapeCost
-from quantbench.advice.cost import latency_per_run
+from quantbench.advice.cost import LOWER_BOUND, latency_per_run
 from quantbench.cli.devices import device_line
 from quantbench.planner.formulas import parameters
 from quantbench.planner.op_times import Latency
@@ -68,7 +68,8 @@ def cost_lines(cost: ShapeCost, *, reasons: bool) -> list[str]:
     hours = "" if reasons else " GPU-h per 1T: that in GPU-hours over 10^12 tokens, of all tensor-parallel GPUs."
     said = [
         "times: of one layer (logits: of the model), 90 % intervals. wasted: beyond what the same arithmetic takes at "
-        f"the rate just before the edge.{hours} Norms, activations, communication and recomputation are not counted.",
+        f"the rate just before the edge.{hours} Norms, activations, communication, the optimizer and recomputation are "
+        "not counted.",
     ]
     if reasons:
         said += [f"  {name}: {_why(ops)}" for name, ops in cost.by_name.items() if _why(ops)]
@@ -102,7 +103,8 @@ def waste_lines(cost: ShapeCost) -> list[str]:
     whole, hours = cost.latency, cost.gpu_hours_per_trillion_tokens
     said = (
         f"all of it: {latency(whole.mid)} ({_without_unit(whole)}) per micro-batch on each GPU, "
-        f"{cost.tflops:.0f} TFLOP/s, {_two_digits(hours(whole.mid)):,} GPU-hours per trillion tokens"
+        f"{cost.tflops:.0f} TFLOP/s, {_two_digits(hours(whole.mid)):,} GPU-hours per trillion tokens "
+        f"({LOWER_BOUND})"
     )
     if not cost.waste_us:
         return [said, "nothing sits past an edge"]

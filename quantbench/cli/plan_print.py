@@ -128,6 +128,15 @@ def prediction_line(p: Prediction) -> str:
     )
 
 
+def bound_lines(p: Prediction) -> list[str]:
+    """What the rate comes to over a training run, and what it leaves out."""
+    return [
+        f"10^12 tokens: {p.days_per_trillion_tokens:.3g} days, {p.gpu_hours_per_trillion_tokens:,.0f} GPU-hours, MFU "
+        f"{percent(p.mfu)}",
+        f"a lower bound on time (MFU: an upper bound), not counted: {', '.join(p.not_counted)}",
+    ]
+
+
 def _seconds(sec: Span, between: str) -> str:
     """With its interval, and the same decimals in every row of a table."""
     decimals = 1 if sec.mid >= 10 else 2

@@ -56,6 +56,8 @@ def search_layouts(arguments: PlanArguments, top: int, as_json: bool) -> bool:
     say(console, "\nThe fastest layout's iteration, by what takes the time:")
     for line in show.parts_lines(found.ranked[0]):
         say(console, f"  {line}")
+    for line in show.bound_lines(found.ranked[0]):
+        say(console, f"  {line}")
     say(console, "\nRules of thumb, held against this search:")
     for line in show.rules_lines(judged):
         say(console, f"  {line}")
@@ -96,7 +98,8 @@ def check_layout(arguments: PlanArguments, as_json: bool) -> bool:
         limit = limit_bytes(job) / GIB
         fits = "fits" if prediction.fits else "[red]does not fit[/red]"
         say(console, f"  memory {prediction.memory.total_gib:.1f} of {limit:.1f} GiB: {fits}")
-        say(console, f"  {show.prediction_line(prediction)}")
+        for line in (show.prediction_line(prediction), *show.bound_lines(prediction)):
+            say(console, f"  {line}")
     return wrong
 
 

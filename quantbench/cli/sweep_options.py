@@ -11,13 +11,14 @@ from typing import Any
 
 from quantbench.cli.model_options import ModelOptions, attention_of, named_model, window_ignored
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError
+from quantbench.errors import InputError, require_choice
 from quantbench.sweep.axes import DIMS, GEMM_DIMS, MODEL_DIMS
 from quantbench.sweep.options import SweepOptions
 from quantbench.sweep.shape_list import read_shapes
 from quantbench.sweep.shapes import UNFUSED_OPS, Held
 from quantbench.timing.options import TimingOptions
 from quantbench.units import parse_duration_s
+from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 
 # What a sweep takes of a model; its layers it does not: a point is one layer.
 _OF_A_MODEL = (
@@ -97,9 +98,9 @@ def held_and_dims(arguments: SweepArguments, who: str = "sweep") -> tuple[Held, 
         held = replace(held, **{name: getattr(named.shape, name) for name in _OF_A_MODEL})
         # Any other model runs attention as is usual on the device, which is filled in when it is known.
         values["attention"] = "unfused" if named.shape.attention == "unfused" else ""
-    for name in ("attention", "softmax"):
+    for name, choices in (("attention", ATTENTIONS), ("softmax", SOFTMAXES)):
         if getattr(arguments, name):
-            values[name] = getattr(arguments, name)
+            values[name] = require_choice(who, f"--{name}", getattr(arguments, name), choices)
     if arguments.kv_heads:
         values["kv_heads"] = arguments.kv_heads
     held = _free_what_follows(held, as_axis | set(values))
