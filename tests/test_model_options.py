@@ -124,6 +124,27 @@ def test_what_follows_from_a_typed_size_is_said() -> None:
     assert {"kv_heads = heads", "ffn = 17920"} <= set(words)
 
 
+def test_a_checked_layout_says_what_of_it_was_not_typed() -> None:
+    words = assumed("plan", "--model", "llama-3-8b")
+    assert {"mbs = 1", "ZeRO-1", "full recomputation", "fused Adam", "dgx-a100 as its system"} <= set(words)
+    typed = ("--mbs", "2", "--zero", "0", "--recompute", "none", "--optimizer", "adam", "--cluster", "jean-zay-a100")
+    words = assumed("plan", "--model", "llama-3-8b", *typed)
+    assert not {"mbs = 1", "ZeRO-1", "full recomputation", "fused Adam", "dgx-a100 as its system"} & set(words)
+
+
+def test_grouped_heads_that_a_varied_hidden_size_gives_up_are_said() -> None:
+    said = CliRunner().invoke(
+        app, ["predict", "--gpu", "a100-sxm4-80gb", "--dim", "hidden=4096,5120", "--model", "llama-3-8b"]
+    )
+    assert "kv_heads = heads" in said.output
+
+
+def test_attention_of_a_plain_product_is_refused() -> None:
+    words = ["predict", "--gpu", "a100-sxm4-80gb", "--dim", "m=512", "--attention", "flash"]
+    with pytest.raises(InputError, match="--attention flash with --dim m; expected sizes of a plain product"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
+
+
 def test_attention_by_device() -> None:
     # V100 has torch's memory-efficient kernel; nothing known is older.
     assert all(default_attention(spec) == "flash" for spec in known())

@@ -67,7 +67,8 @@ class AdviseArguments:
         )
         shape, assumed = chosen_model(_WHO, options, device)
         of_one = (f"{name} = 1" for name in ("mbs", "tp") if name not in typed)
-        return shape, (*assumed, *of_one)
+        untimed = ["dropout is not timed"] if shape.dropout else []
+        return shape, (*assumed, *of_one, *untimed)
 
     def space(self) -> Space:
         """What neighbours are tried."""

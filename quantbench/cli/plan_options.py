@@ -85,8 +85,8 @@ class PlanArguments:
         """The model, from a preset or a config, changed by what else was typed."""
         return self._model[0]
 
-    def assumed(self) -> tuple[str, ...]:
-        """What moves the result and was not typed, in words."""
+    def assumed(self, *, one_layout: bool = False) -> tuple[str, ...]:
+        """What moves the result and was not typed, in words. one_layout: that of the checked layout as well."""
         shape, words = self._model
         where = [] if self.cluster else [f"{self.where().name} as its system"]
         optimizer = [] if self.optimizer else ["fused Adam"]
@@ -94,7 +94,9 @@ class PlanArguments:
         padded = any(padded_vocab(shape.vocab, tp) != shape.vocab for tp in per_tp)
         vocab = [f"vocab {shape.vocab} padded to multiples of 128 · tp"] if padded else []
         overlap = [] if self.dp_overlap else ["no overlap of data-parallel traffic with computation"]
-        return (*words, *vocab, *optimizer, *overlap, *where)
+        usual = (("mbs", "mbs = 1"), ("zero", "ZeRO-1"), ("recompute", "full recomputation"))
+        layout = [word for name, word in usual if one_layout and not getattr(self, name)]
+        return (*words, *vocab, *layout, *optimizer, *overlap, *where)
 
     @cached_property
     def times(self) -> TimesOf:

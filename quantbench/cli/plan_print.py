@@ -130,9 +130,9 @@ def prediction_line(p: Prediction) -> str:
 
 def bound_lines(p: Prediction) -> list[str]:
     """What the rate comes to over a training run, and what it leaves out."""
+    hours = float(f"{p.gpu_hours_per_trillion_tokens:.3g}")
     return [
-        f"10^12 tokens: {p.days_per_trillion_tokens:.3g} days, {float(f'{p.gpu_hours_per_trillion_tokens:.3g}'):,.0f} GPU-hours, MFU "
-        f"{percent(p.mfu)}",
+        f"10^12 tokens: {p.days_per_trillion_tokens:.3g} days, {hours:,.0f} GPU-hours, MFU {percent(p.mfu)}",
         f"a lower bound on time (MFU: an upper bound), not counted: {', '.join(p.not_counted)}",
     ]
 

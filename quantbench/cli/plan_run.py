@@ -77,7 +77,7 @@ def check_layout(arguments: PlanArguments, as_json: bool) -> bool:
     wrong = bool(strict) or (prediction is not None and not prediction.fits)
     if as_json:
         answer: dict[str, Any] = {**report.provenance(sys.argv[1:])}
-        answer["job"] = report.job_to_json(job, calibration, times.note, arguments.assumed())
+        answer["job"] = report.job_to_json(job, calibration, times.note, arguments.assumed(one_layout=True))
         answer["violations"] = [
             {"rule": v.constraint.rule, "name": v.constraint.name, "strict": v.constraint.strict, "message": v.message}
             for v in broken
@@ -87,7 +87,7 @@ def check_layout(arguments: PlanArguments, as_json: bool) -> bool:
         _print_json(answer)
         return wrong
     console = output()
-    for line in show.header_lines(job, calibration, times.note, arguments.assumed()):
+    for line in show.header_lines(job, calibration, times.note, arguments.assumed(one_layout=True)):
         say(console, escape(line))
     say(console, f"{layout}: {show.check_line(broken)}")
     for violation in broken:

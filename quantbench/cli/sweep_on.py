@@ -61,8 +61,8 @@ def run(arguments: SweepArguments, on: str, results: Path, resume: Path | None, 
             console, measured, lane.finished, wall_s, as_json=as_json, devices=devices, earlier_s=earlier_s
         )
         cards = compare_cards(measured.records)
-        assumed = () if resume else _assumed(lane, arguments)
-        told.append({**result, "assumed": list(assumed), "devices": devices, "cards": [{**asdict(card), "slow": card.slow} for card in cards]})
+        result["assumed"] = [] if resume else list(_assumed(lane, arguments))
+        told.append({**result, "devices": devices, "cards": [{**asdict(card), "slow": card.slow} for card in cards]})
         if not as_json:
             for line in card_lines(cards):
                 say(console, line)

@@ -129,6 +129,8 @@ def assumed_words(
                 words.append("heads of a width near 128")
             if named is not None and "seq" not in axes:
                 words += window_ignored(named.shape.sliding_window, held.seq)
+        if named is not None and not held.kv_heads and named.shape.kv_heads != named.shape.heads:
+            words.append("kv_heads = heads")
     for name in (name for name in sizes if name not in typed | axes):
         if named is None or name in ("mbs", "tp"):
             words.append(f"{name} = {getattr(held, name)}")
@@ -162,7 +164,8 @@ def _require_used(arguments: SweepArguments, as_axis: set[str], who: str) -> Non
     unused = MODEL_DIMS if plain else GEMM_DIMS
     found = [f"--{dim} {size}" for dim, size in arguments.sizes.items() if size and dim in unused]
     if plain:
-        found += [f"--{name} {getattr(arguments, name)}" for name in ("model", "config") if getattr(arguments, name)]
+        names = ("model", "config", "attention", "softmax")
+        found += [f"--{name} {getattr(arguments, name)}" for name in names if getattr(arguments, name)]
     if found:
         what = f"sizes of a plain product: {', '.join(GEMM_DIMS)}" if plain else "sizes of a model"
         raise InputError(who, f"{found[0]} with --dim {sorted(as_axis)[0]}", what)
