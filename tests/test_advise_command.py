@@ -24,7 +24,7 @@ from quantbench.errors import InputError, StoreError
 DOCS = Path(__file__).parent.parent / "docs" / "advising.md"
 COMMANDS = re.findall(r"^quantbench advise (.*)$", DOCS.read_text(encoding="utf-8"), re.M)
 A100 = ("--gpu", "a100-sxm4-80gb")
-WIDE = (*A100, "--hidden", "14400", "--heads", "96", "--tp", "8")
+WIDE = (*A100, "--hidden", "14400", "--heads", "96", "--tp", "8", "--attention", "unfused")
 
 app = typer.Typer()
 app.command()(advise)
@@ -49,8 +49,11 @@ def test_it_says_device_times_shape_costs_neighbours_and_what_is_next() -> None:
     assert lines[1].startswith("times: products on a100-sxm4-80gb: fitted on")
     assert "batched products of unaligned rows: at a rate fitted to whole iterations" in lines[1]
     assert "90 layers of 14400, 96 heads of 150, ffn 57600" in lines[2]
-    assert "scores, softmax and context as Megatron runs them" in lines[2]
-    assert lines[3] == "assumed: layers = 90 (hidden / 160), vocab = 51200, seq = 2048, mbs = 1"
+    assert lines[2].endswith(", bf16, unfused attention")
+    assert lines[3] == (
+        "assumed: Megatron's fused softmax, no dropout, layers = 90 (hidden / 160), vocab = 51200, seq = 2048, "
+        "dtype = bf16, mbs = 1"
+    )
     worst = next(i for i, line in enumerate(lines) if line.startswith("op ")) + 1
     assert lines[worst].startswith(("scores", "context"))
     assert "alignment: head_dim = 150 is no multiple of 8: rows aligned to 4 bytes, not 16" in lines[worst]
@@ -68,7 +71,7 @@ def test_it_says_device_times_shape_costs_neighbours_and_what_is_next() -> None:
 def test_everything_as_json() -> None:
     data = run_json(*WIDE, "--layers", "80", "--vocab", "250880", "--mbs", "2", "--seq", "1024", "--top", "3")
     assert data["device"] == "a100-sxm4-80gb"
-    assert data["assumed"] == []
+    assert data["assumed"] == ["Megatron's fused softmax", "no dropout", "dtype = bf16"]
     shape = data["shape"]
     assert [shape[name] for name in ("layers", "vocab", "mbs", "seq", "tp", "dtype")] == [
         80,
@@ -102,7 +105,8 @@ def test_a_narrow_terminal_loses_no_reason(monkeypatch: pytest.MonkeyPatch) -> N
 def test_presets_and_configs_can_be_changed(tmp_path: Path) -> None:
     data = run_json(*A100, "--model", "llama-2-7b", "--attention", "flash", "--tp", "2", "--top", "0")
     assert (data["shape"]["ffn"], data["shape"]["gated"], data["shape"]["tp"]) == (11008, True, 2)
-    assert data["assumed"] == ["mbs = 1"]
+    seq = "seq = 4096 (as llama-2-7b was pre-trained)"
+    assert data["assumed"] == ["no dropout", seq, "dtype = bf16", "mbs = 1"]
     assert {op["op"] for op in data["ops"]} >= {"attention", "attention.backward", "mlp_gate"}
     config = tmp_path / "config.json"
     config.write_text(
@@ -174,7 +178,7 @@ def test_the_gate(tmp_path: Path) -> None:
 def test_a_good_shape_says_so() -> None:
     said = run(*A100, "--hidden", "4096", "--heads", "32", "--attention", "flash", "--tolerance", "0%")
     assert "Keep it" in said or "gain: more tokens per second" in said
-    assert "--attention flash" not in said
+    assert "ask again" not in said
 
 
 @pytest.mark.parametrize(
@@ -190,8 +194,8 @@ def test_a_good_shape_says_so() -> None:
         ((*A100, "--hidden", "1024", "--heads", "0"), "--heads: '0'; expected an integer of at least 1"),
         ((*A100, "--hidden", "1024", "--heads", "16", "--kv-heads", "3"), "advise: kv_heads = 3; expected a divisor"),
         ((*A100, "--hidden", "1024", "--heads", "16", "--kv-heads", "2", "--tp", "4", "--ffn", "6"), "advise: ffn = 6"),
-        ((*A100,), "advise: no --hidden and no --heads; expected --hidden and --heads, --model or --config"),
-        ((*A100, "--hidden", "1024"), "advise: no --heads; expected --hidden and --heads, --model or --config"),
+        ((*A100,), "advise: no --hidden and no --heads; expected --model, --config, or all of --hidden"),
+        ((*A100, "--hidden", "1024"), "advise: no --heads; expected --model, --config, or all of --hidden, --heads"),
         (("--hidden", "1024", "--heads", "16"), "advise: no GPU; expected --gpu (quantbench devices lists them) or"),
         (("--gpu", "a999", "--hidden", "1024", "--heads", "16"), "device: 'a999'; expected a known GPU"),
         ((*A100, "--model", "llama-9"), "model: 'llama-9'; expected one of llama-3-8b"),
@@ -209,7 +213,7 @@ def test_a_good_shape_says_so() -> None:
         ((*WIDE, "--fail-over", "-1%"), "--fail-over: '-1%'; expected a percentage"),
         ((*WIDE, "--tolerance", "80%"), "advise: tolerance = 0.8; expected a share of the parameters from 0 to 0.5"),
         ((*WIDE, "--top", "-1"), "--top: '-1'; expected an integer of at least 0"),
-        ((*WIDE, "--attention", "paged"), "advise: --attention = 'paged'; expected one of eager, flash"),
+        ((*WIDE, "--attention", "paged"), "advise: --attention = 'paged'; expected one of flash, unfused"),
         ((*WIDE, "--dtype", "fp8"), "advise: --dtype fp8 on a100-sxm4-80gb; expected one of bf16, fp16"),
         ((*WIDE, "--dtype", "bf61"), "advise: --dtype bf61 on a100-sxm4-80gb; expected one of bf16, fp16"),
         ((*WIDE, "--seq", "4000000"), "product 4000000×5400×14400: m = 4000000; expected at most 2097151"),

@@ -70,7 +70,7 @@ def test_machines_of_ones_own() -> None:
     topology = data["job"]["topology"]
     assert (topology["gpus_per_node"], topology["nodes"], topology["node_gb_per_s"]) == (4, 4, 100.0)
     assert "changed by options" in topology["source"]
-    assert data["job"]["shape"]["fused_attention"] is True
+    assert data["job"]["shape"]["attention"] == "flash"
     assert all(layout["layout"]["tp"] <= 4 for layout in data["layouts"])
 
 
@@ -147,7 +147,7 @@ def test_a_shape_search() -> None:
     [
         (
             ("--gpus", "8", "--gbs", "8", "--gpu", "h100-sxm5-80gb"),
-            "plan: no model; expected --model, --config, or all",
+            "plan: no --hidden and no --heads and no --layers and no --vocab; expected --model, --config, or",
         ),
         (("--model", "bloom-176b", "--gpus", "8", "--gbs", "8"), "plan: no GPU; expected --gpu"),
         (
@@ -160,7 +160,7 @@ def test_a_shape_search() -> None:
         ),
         ((*BLOOM, "--tp", "four"), "--tp: 'four'; expected integers of at least 1, comma separated"),
         ((*BLOOM, "--recompute", "some"), "plan: recompute = 'some'; expected one of full, selective, none"),
-        ((*BLOOM, "--attention", "slow"), "plan: attention = 'slow'; expected one of unfused, flash"),
+        ((*BLOOM, "--attention", "slow"), "plan: --attention = 'slow'; expected one of flash, unfused"),
         ((*BLOOM, "--check", "--tp", "4,8", "--pp", "12"), "plan --check: --tp 4,8; expected one value"),
         ((*BLOOM, "--shape-search", "--aspect", "200"), "--aspect: '200'; expected from:to, both above 0 and finite"),
         (("--rows", "nowhere.csv"), "plan --rows: no file nowhere.csv"),

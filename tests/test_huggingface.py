@@ -1,13 +1,14 @@
 """Configs of each family, cut to the keys that matter, as their repositories on Hugging Face have them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quantbench.errors import InputError, QuantbenchError, UnsupportedError
-from quantbench.workload.huggingface import LONGEST_DEFAULT_SEQ, from_config
+from quantbench.workload.huggingface import LONGEST_DEFAULT_SEQ, describe, from_config
 from quantbench.workload.presets import preset
 from quantbench.workload.transformer import TransformerShape
 
@@ -64,18 +65,18 @@ FAMILIES: dict[str, tuple[dict[str, Any], TransformerShape]] = {
     "gemma3, nested and sparse": (
         GEMMA_3_12B,
         TransformerShape(hidden=3840, heads=16, kv_heads=8, head_dim=256, layers=48, ffn=15360, gated=True,
-                         vocab=262208, seq=LONGEST_DEFAULT_SEQ, tied=True),
+                         vocab=262208, seq=LONGEST_DEFAULT_SEQ, tied=True, sliding_window=1024),
     ),
     "gpt2": (
         {"model_type": "gpt2", "n_ctx": 1024, "n_embd": 1600, "n_head": 25, "n_inner": None, "n_layer": 48,
-         "n_positions": 1024, "vocab_size": 50257},
+         "n_positions": 1024, "vocab_size": 50257, "attn_pdrop": 0.1, "resid_pdrop": 0.1},
         preset("gpt2-xl"),
     ),
     "gpt_neox": (
         {"model_type": "gpt_neox", "hidden_act": "gelu_fast", "hidden_size": 6144, "intermediate_size": 24576,
          "max_position_embeddings": 2048, "num_attention_heads": 64, "num_hidden_layers": 44,
          "tie_word_embeddings": False, "vocab_size": 50432},
-        preset("gpt-neox-20b"),
+        replace(preset("gpt-neox-20b"), attention="flash"),
     ),
     "gptj": (
         {"model_type": "gptj", "n_embd": 4096, "n_head": 16, "n_inner": None, "n_layer": 28, "n_positions": 2048,
@@ -84,14 +85,14 @@ FAMILIES: dict[str, tuple[dict[str, Any], TransformerShape]] = {
     ),
     "bloom": (
         {"model_type": "bloom", "n_embed": 14336, "n_layer": 70, "num_attention_heads": 112, "vocab_size": 250880,
-         "seq_length": 2048, "pretraining_tp": 4},
-        preset("bloom-176b"),
+         "seq_length": 2048, "pretraining_tp": 4, "attention_dropout": 0.0, "hidden_dropout": 0.0},
+        replace(preset("bloom-176b"), dropout=False),
     ),
     "opt": (
         {"model_type": "opt", "activation_function": "relu", "ffn_dim": 36864, "hidden_size": 9216,
          "max_position_embeddings": 2048, "num_attention_heads": 72, "num_hidden_layers": 64, "vocab_size": 50272,
-         "word_embed_proj_dim": 9216},
-        preset("opt-66b"),
+         "word_embed_proj_dim": 9216, "dropout": 0.1, "attention_dropout": 0.0},
+        replace(preset("opt-66b"), attention="flash"),
     ),
     "falcon, grouped": (FALCON_40B, preset("falcon-40b")),
     "falcon, multi-query": (
@@ -170,6 +171,44 @@ def test_a_folder_and_a_string_do_as_well(tmp_path: Path) -> None:
 
 def test_the_sequence_length_can_be_chosen(tmp_path: Path) -> None:
     assert from_config(written(tmp_path, LLAMA_3_70B), seq=131072).seq == 131072
+
+
+def test_what_a_config_leaves_open_is_told(tmp_path: Path) -> None:
+    long = {**LLAMA_3_70B, "max_position_embeddings": 131072}
+    found = describe(written(tmp_path, long))
+    assert found.assumed == {
+        "seq": "seq = 8192 (cut from the config's context of 131072)", "dropout": "no dropout (the config names none)"
+    }  # fmt: skip
+    assert describe(written(tmp_path, {**LLAMA_3_70B, "attention_dropout": 0.0})).assumed == {}
+
+
+@pytest.mark.parametrize(
+    ("keys", "window"),
+    [
+        ({"sliding_window": 4096}, 4096),
+        ({"sliding_window": None}, 0),
+        ({"sliding_window": 4096, "use_sliding_window": False}, 0),
+        ({"sliding_window": 4096, "model_type": "qwen2"}, 0),
+        ({"sliding_window": 4096, "model_type": "qwen2", "use_sliding_window": True}, 4096),
+        ({"sliding_window": 512, "layer_types": ["full_attention"] * 80}, 0),
+        ({"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"]}, 512),
+    ],
+)
+def test_a_sliding_window_is_taken_where_layers_have_one(tmp_path: Path, keys: dict[str, Any], window: int) -> None:
+    assert from_config(written(tmp_path, {**LLAMA_3_70B, **keys})).sliding_window == window
+
+
+@pytest.mark.parametrize(
+    ("keys", "dropout"),
+    [({"attention_dropout": 0.1}, True), ({"attn_pdrop": 0.0, "resid_pdrop": 0.1}, True), ({"dropout": 0}, False)],
+)
+def test_dropout_is_taken_from_the_config(tmp_path: Path, keys: dict[str, Any], dropout: bool) -> None:
+    assert from_config(written(tmp_path, {**LLAMA_3_70B, **keys})).dropout is dropout
+
+
+def test_a_dropout_that_is_no_share_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"attention_dropout = 2; expected a share from 0 to 1"):
+        from_config(written(tmp_path, {**LLAMA_3_70B, "attention_dropout": 2}))
 
 
 MIXTRAL = {**LLAMA_3_70B, "model_type": "mixtral", "num_local_experts": 8}

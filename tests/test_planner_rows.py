@@ -183,9 +183,9 @@ def test_columns_of_ones_own(tmp_path: Path) -> None:
     file.write_text(f"{columns}\n{cells}\n")
     case = case_of(read_table(file)[0])
     shape, layout = case.job.shape, case.layout
-    assert (shape.kv_heads, shape.ffn, shape.gated, shape.fused_attention) == (8, 28672, True, True)
+    assert (shape.kv_heads, shape.ffn, shape.gated, shape.attention) == (8, 28672, True, "flash")
     assert (layout.recompute, layout.interleave, layout.sequence_parallel) == ("selective", 5, True)
-    assert (case.job.dropout, case.job.optimizer, case.job.cluster.name) == (False, "adam", "jean-zay-a100")
+    assert (case.job.shape.dropout, case.job.optimizer, case.job.cluster.name) == (False, "adam", "jean-zay-a100")
     file.write_text(f"{columns}\n{cells.replace(',no,', ',perhaps,')}\n")
     with pytest.raises(InputError, match="column dropout = 'perhaps'; expected yes or no"):
         read_table(file)
@@ -268,7 +268,7 @@ def test_exactly_the_rows_with_noted_mistakes_are_found() -> None:
         (305, "memory 65 GB with MBS 2 contradicts 56 GB with MBS 4 of row 58 (line 306)"),
         (319, "dp 8 · tp 8 · pp 10 = 640 GPUs, and there are 320; dp = 4 uses them all"),
         (329, "they would agree with gbs = 512 of 2048 tokens"),
-        (331, "size 18 B does not agree with 10 layers of 14336: that is 28 B"),
+        (331, "size 18 B does not agree with 10 layers of 14336 with ffn 57344: that is 28.3 B"),
         (340, "sec/it and TFLOPs are swapped: row 49 (line 279)"),
         (341, "they agree with the old one"),
         (447, "micro-batches and bubble of row 88 (line 448) give 89.3 s"),
@@ -331,3 +331,67 @@ def test_calibrations_survive_a_round_trip_and_refuse_others() -> None:
     with pytest.raises(InputError, match=r"tensor_factor = 12; expected a number from 1\.0 to 10\.0"):
         Calibration(12, 0, 0.5, 0.5, 1.0, 0.1)
     assert not shipped().elsewhere.fitted
+
+
+# Kept beside the checkout, not in it.
+OWN_RUNS = Path(__file__).parents[2] / "shared" / "data" / "published_training.csv"
+TWO_MODELS = (
+    "gpu,gpus,size_b,nlayers,nhidden,nheads,kv_heads,head_dim,ffn,gated,tied,seq_len,vocab,tp,pp,mbs,gbs\n"
+    # Llama 3 8B, Gemma 7B: grouped heads, gated MLPs, heads wider than their share of hidden, tied embeddings.
+    "H100,8,8.03,32,4096,32,8,,14336,yes,no,8192,128256,1,1,1,64\n"
+    "H100,8,8.54,28,3072,16,16,256,24576,yes,yes,8192,256000,1,1,1,64\n"
+)
+
+
+def findings(path: Path) -> list[str]:
+    return [str(found) for found in check_rows(read_table(path), BestTimes(), shipped())]
+
+
+def test_right_rows_of_other_models_are_not_called_wrong(tmp_path: Path) -> None:
+    assert findings(PUBLISHED) == []
+    file = tmp_path / "two.csv"
+    file.write_text(TWO_MODELS)
+    assert findings(file) == []
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "row"),
+    [
+        ("14336,yes", "14336,no", 1),
+        ("14336,yes,no", "28672,yes,no", 1),
+        ("16,16,256", "16,16,64", 2),
+        ("24576,yes,yes", "24576,yes,no", 2),
+        ("8.54", "7", 2),
+    ],
+)
+def test_a_size_that_does_not_fit_its_shape_is_found(tmp_path: Path, right: str, wrong: str, row: int) -> None:
+    file = tmp_path / "two.csv"
+    file.write_text(TWO_MODELS.replace(right, wrong))
+    (found,) = findings(file)
+    assert found.startswith(f"row {row}: typed: size ")
+
+
+@pytest.mark.skipif(not OWN_RUNS.exists(), reason="published_training.csv is not here: 74 runs that are not shipped")
+def test_published_runs_that_nothing_was_fitted_to_are_right() -> None:
+    assert findings(OWN_RUNS) == []
+
+
+def test_the_documents_of_2022_run_as_they_did() -> None:
+    case = case_of(BY_LINE["003", 474])
+    shape = case.job.shape
+    assert (shape.attention, shape.dropout, shape.softmax) == ("unfused", True, "megatron")
+    told = {a.name: a.why for a in case.assumed}
+    assert "Megatron-DeepSpeed" in told["attention"]
+    # The document says it, an option does not change it.
+    assert case_of(BY_LINE["003", 474], Given(cells={"attention": "flash"})).job.shape.attention == "unfused"
+
+
+def test_rows_of_nobody_knows_where_run_as_is_usual_today(tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text("gpu,gpus,tp,pp,mbs,gbs,nhidden,nlayers,nheads\nA100-80GB,64,8,8,1,64,12288,96,96\n")
+    (row,) = read_table(file)
+    case = case_of(row)
+    assert (case.job.shape.attention, case.job.shape.dropout) == ("flash", False)
+    assert {("attention", "flash"), ("dropout", False)} <= {(a.name, a.value) for a in case.assumed}
+    typed = case_of(row, Given(cells={"attention": "unfused", "dropout": True, "softmax": "torch"})).job.shape
+    assert (typed.attention, typed.dropout, typed.softmax) == ("unfused", True, "torch")

@@ -104,7 +104,46 @@ def test_layers_with_attention_and_backward() -> None:
         op["op"] for op in first["ops"]
     }
     assert 1.6 < second["latency_us"] / first["latency_us"] < 2.2
-    assert first["latency_us"] == pytest.approx(sum(op["latency_us"] * op["count"] for op in first["ops"]))
+    logits = [op for op in first["ops"] if op["op"].startswith("logits")]
+    layer = [op for op in first["ops"] if op not in logits]
+    assert first["latency_us"] == pytest.approx(sum(op["latency_us"] for op in layer))
+    assert first["logits_us"] == pytest.approx(sum(op["latency_us"] for op in logits))
+    assert not {op["op"] for op in layer} & {"scores", "softmax", "context"}
+
+
+def test_a_row_is_one_layer_whatever_the_model() -> None:
+    words = ("--gpu", "a100-sxm4-80gb", "--dim", "tp=1", "--hidden", "4096", "--heads", "32", "--seq", "8192")
+    said = run(*words)
+    assert "assumed: flash attention, mbs = 1, vocab = 50304, dtype = bf16" in said
+    assert "a row is one layer, qkv + attention + proj + mlp_up + mlp_down; logits, once per model, are not" in said
+    # OPT-66B has 64 layers; a row of it is one of them.
+    model = rows("--gpu", "a100-sxm4-80gb", "--dim", "mbs=1", "--model", "opt-66b")
+    (row,) = model["rows"]  # type: ignore[misc]
+    assert {op["count"] for op in row["ops"]} == {1}
+    assert "unfused attention (of opt-66b)" in model["assumed"]  # type: ignore[operator]
+    assert {"scores", "softmax", "context"} <= {op["op"] for op in row["ops"]}
+    (alone,) = rows("--gpu", "a100-sxm4-80gb", "--dim", "vocab=50304")["rows"]  # type: ignore[misc]
+    assert (alone["logits_us"], [op["op"] for op in alone["ops"]]) == (None, ["logits"])
+
+
+def test_softmax_that_megatron_refuses_takes_longer() -> None:
+    words = ("--gpu", "a100-sxm4-80gb", "--dim", "mbs=1", "--hidden", "4096", "--ops", "softmax")
+
+    def us(*more: str) -> float:
+        (row,) = rows(*words, *more)["rows"]  # type: ignore[misc]
+        return float(row["latency_us"])
+
+    fused, separate = us("--heads", "32"), us("--heads", "32", "--softmax", "torch")
+    assert separate > 2 * fused
+    # 2 heads on one GPU are no multiple of 4: Megatron's kernel refuses them.
+    assert us("--heads", "2") == us("--heads", "2", "--softmax", "torch")
+
+
+def test_a_window_that_is_ignored_is_said() -> None:
+    assumed = rows("--gpu", "a100-sxm4-80gb", "--dim", "mbs=1", "--model", "mistral-7b")["assumed"]
+    assert "sliding window of 4096 ignored: attention over all 8192 tokens" in assumed  # type: ignore[operator]
+    assumed = rows("--gpu", "a100-sxm4-80gb", "--dim", "mbs=1", "--model", "mistral-7b", "--seq", "4096")["assumed"]
+    assert not any("window" in word for word in assumed)  # type: ignore[attr-defined]
 
 
 def test_picture(tmp_path: Path) -> None:
@@ -132,7 +171,7 @@ def test_eager_attention_beside_narrow_linear_layers_runs_in_bf16(dtype: str) ->
     h100 = lookup("h100-sxm5-80gb")
     narrow, wide = (
         best_models(h100, of).predict(
-            TransformerShape(hidden=4096, heads=32, seq=2048, dtype=of, fused_attention=False), backward=True
+            TransformerShape(hidden=4096, heads=32, seq=2048, dtype=of, attention="unfused"), backward=True
         )
         for of in (dtype, "bf16")
     )
@@ -147,14 +186,14 @@ def test_eager_attention_beside_narrow_linear_layers_runs_in_bf16(dtype: str) ->
 
 def test_impossible_sizes_are_left_out_where_asked() -> None:
     arguments = SweepArguments(dims=("heads=7,8",), sizes={"hidden": "4096"}, skip_impossible=True)
-    _, found = predict_sweep(arguments, lookup("a100-sxm4-80gb"))
+    _, found, _ = predict_sweep(arguments, lookup("a100-sxm4-80gb"))
     assert [row.axes for row in found.rows] == [{"heads": 8}]
     assert "heads = 7" in found.impossible[0]
 
 
 def test_edges_are_bracketed() -> None:
     arguments = SweepArguments(dims=("n=1024:4096:1024@edges",), sizes={"m": "2048", "k": "4096"})
-    axes, found = predict_sweep(arguments, lookup("a100-sxm4-80gb"))
+    axes, found, _ = predict_sweep(arguments, lookup("a100-sxm4-80gb"))
     values = [row.axes["n"] for row in found.rows]
     # The assumed 128×256 tile: 16 × 6 = 96 tiles at 1536, 112 past it.
     assert {1536, 1544} <= set(values)

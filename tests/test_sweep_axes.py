@@ -1,11 +1,14 @@
 """Axes as text, defaults, what is refused."""
 
+from dataclasses import replace
+
 import pytest
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.sweep.axes import Axis, parse_axis
 from quantbench.sweep.edges import predicted_edges, with_edges
+from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json
 from quantbench.sweep.shapes import Held, check_axes, ops_at, with_defaults
 from quantbench.workload import Gemm
 
@@ -61,9 +64,37 @@ def test_hidden_without_heads_takes_a_divisor() -> None:
     assert ops[0].workload == Gemm(m=2048, n=3096, k=1032, layout="nt")
 
 
-def test_heads_give_the_attention_path_fused_and_not() -> None:
-    ops = ops_at((parse_axis("heads=32"),), (32,), GPU)
-    assert {op.name for op in ops} == {"attention", "scores", "softmax", "context"}
+@pytest.mark.parametrize(
+    ("attention", "names"),
+    [
+        ("flash", ["attention"]),
+        ("unfused", ["scores", "softmax", "context"]),
+        ("both", ["attention", "scores", "softmax", "context"]),
+    ],
+)
+def test_heads_give_the_attention_that_was_chosen(attention: str, names: list[str]) -> None:
+    held = replace(GPU, attention=attention)
+    assert [op.name for op in ops_at((parse_axis("heads=32"),), (32,), held)] == names
+
+
+def test_a_layer_runs_one_attention_in_its_order() -> None:
+    axis = parse_axis("tp=1")
+    names = [op.name for op in ops_at((axis,), (1,), replace(GPU, heads=32))]
+    assert names == ["qkv", "attention", "proj", "mlp_up", "mlp_down", "logits"]
+    names = [op.name for op in ops_at((axis,), (1,), replace(GPU, heads=32, attention="unfused"))]
+    assert names == ["qkv", "scores", "softmax", "context", "proj", "mlp_up", "mlp_down", "logits"]
+
+
+def test_named_ops_win_over_the_attention_that_was_chosen() -> None:
+    held = replace(GPU, heads=32, ops=("attention", "softmax"))
+    assert [op.name for op in ops_at((parse_axis("tp=1"),), (1,), held)] == ["attention", "softmax"]
+
+
+def test_runs_from_before_attention_was_chosen_keep_both_kinds() -> None:
+    stored = options_to_json(SweepOptions(dims=("heads=32",)))
+    assert options_from_json(stored).held.attention == ""
+    del stored["held"]["attention"], stored["held"]["softmax"]
+    assert options_from_json(stored).held.attention == "both"
 
 
 def test_backward_only() -> None:

@@ -67,7 +67,7 @@ def advise(shape: TransformerShape, times: OpTimes, *, space: Space | None = Non
     if times.device.peak(shape.dtype) is None:
         have = ", ".join(sorted(times.device.peak_tflops))
         raise InputError("advise", f"dtype = {shape.dtype!r} on {times.device.name}", f"one of {have}")
-    answers, within = Answers(times), space or Space()
+    answers, within = Answers(times, shape.softmax), space or Space()
     cost = cost_of(shape, answers)
     if not top:
         return Advice(times.device, answers.note, cost, (), (), 0, within)

@@ -22,6 +22,8 @@ from quantbench.workload.transformer import Compute
 # A loss of less than this share of an op's time is not worth a word, nor can any model tell it.
 _WORTH_SAYING = 0.01
 _TRILLION = 1e12
+#: what the times of a shape leave out
+LOWER_BOUND = "lower bound: no communication, norms, optimizer or stalls"
 _US_PER_HOUR = 3.6e9
 
 
@@ -111,6 +113,8 @@ def cost_of(shape: TransformerShape, answers: Answers) -> ShapeCost:
     ops = shape.ops()
     answers.ask(op.workload for op in ops)
     found = {op: edges(op, answers.device, answers.launch(op.workload)) for op in dict.fromkeys(ops)}
+    if answers.softmax != "megatron":  # nobody waits for the fused kernel
+        found = {op: tuple(edge for edge in own if edge.kind != "fused softmax") for op, own in found.items()}
     answers.ask(edge.before for own in found.values() for edge in own)
     costs = tuple(_cost(op, found[op], answers) for op in ops)
     whole = latency_of(costs)

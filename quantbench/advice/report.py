@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from quantbench.advice.advise import Advice, Advised
-from quantbench.advice.cost import Finding, OpCost, ShapeCost
+from quantbench.advice.cost import LOWER_BOUND, Finding, OpCost, ShapeCost
 from quantbench.planner.op_times import Latency
 from quantbench.workload import workload_to_json
 
@@ -39,6 +39,7 @@ def _totals(cost: ShapeCost) -> dict[str, Any]:
         **_latency(cost.latency),
         "tflops": cost.tflops,
         "gpu_hours_per_trillion_tokens": hours(cost.latency.mid),
+        "gpu_hours_note": LOWER_BOUND,
         "waste_us": cost.waste_us,
         "waste_low_us": cost.waste_low_us,
         "waste_high_us": cost.waste_high_us,

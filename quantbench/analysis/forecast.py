@@ -17,14 +17,21 @@ from quantbench.workload import Op
 
 @dataclass(frozen=True)
 class ForecastRow:
-    """All ops at one place on the axes. estimate: their sum and its parts. worst: the op with the smallest share of
-    peak, and that share; peak_share: of all ops, weighted by their time (None where a peak is not known)."""
+    """The ops at one place on the axes: one layer, or one product. estimate: their sum and its parts. logits: those of
+    the whole model, apart, where the place has other ops as well. worst: the op with the smallest share of peak;
+    peak_share: of the sum, weighted by time (None where a peak is not known)."""
 
     axes: dict[str, int]
     estimate: ShapeEstimate
+    logits: ShapeEstimate | None
     peak_share: float | None
     worst: OpEstimate
     reasons: tuple[str, ...]
+
+    @property
+    def ops(self) -> tuple[OpEstimate, ...]:
+        """The ops of the sum, and the logits."""
+        return (*self.estimate.ops, *(() if self.logits is None else self.logits.ops))
 
 
 @dataclass(frozen=True)
@@ -35,9 +42,14 @@ class Forecast:
     impossible: tuple[str, ...]
 
     @property
+    def ops(self) -> tuple[OpEstimate, ...]:
+        """Every op of every row, logits among them."""
+        return tuple(op for row in self.rows for op in row.ops)
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What to know of the models, each once."""
-        return tuple(dict.fromkeys(note for row in self.rows for note in row.estimate.notes))
+        return tuple(dict.fromkeys(op.work.note for op in self.ops if op.work.note))
 
 
 def forecast(axes: Sequence[Axis], held: Held, model: TransformerModel, *, skip_impossible: bool) -> Forecast:
@@ -59,13 +71,15 @@ def forecast(axes: Sequence[Axis], held: Held, model: TransformerModel, *, skip_
             places.append(({axis.field: value for axis, value in zip(axes, values, strict=True)}, ops))
     if not places:
         raise InputError("predict", "no place is left to predict", "axes and ops that have places in common")
-    answers = iter(model.predict_ops([op for _, ops in places for op in ops]))
+    answers = iter(model.predict_ops([op for _, ops in places for op in ops], softmax=held.softmax))
     rows = [_row(at, [next(answers) for _ in ops], model) for at, ops in places]
     return Forecast(tuple(rows), tuple(impossible))
 
 
-def _row(axes: dict[str, int], ops: list[OpEstimate], model: TransformerModel) -> ForecastRow:
+def _row(axes: dict[str, int], found: list[OpEstimate], model: TransformerModel) -> ForecastRow:
     spec = model.device
+    logits = [o for o in found if o.op.name == "logits"]
+    ops = [o for o in found if o.op.name != "logits"] or logits
     shares = [peak_share(o.op.workload, o.work.estimate.latency_us, spec) for o in ops]
     estimate = total(ops, model.correlation)
     known = [share * o.total_us for share, o in zip(shares, ops, strict=True) if share is not None]
@@ -73,6 +87,7 @@ def _row(axes: dict[str, int], ops: list[OpEstimate], model: TransformerModel) -
     return ForecastRow(
         axes=axes,
         estimate=estimate,
+        logits=total(logits, model.correlation) if logits and ops is not logits else None,
         peak_share=sum(known) / estimate.latency_us if len(known) == len(ops) else None,
         worst=worst,
         reasons=idle_reasons(worst.op.workload, spec, worst.work.launch),

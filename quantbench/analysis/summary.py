@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.launch import Launch
@@ -50,10 +50,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Row:
-    """All ops that one provider ran at one place, taken together: a line of the sweep's table.
+    """The ops of one layer that one provider ran at one place, taken together: a line of the sweep's table.
 
-    latency_us: sum over the ops, each as often as it runs. half_width: relative half-width of that sum's interval.
-    grade: the worst of the ops'. worst: the op with the smallest share of peak.
+    points: the ops of the sum, each as often as it runs (once, but in runs of whole models). latency_us: their sum.
+    half_width: relative half-width of that sum's interval. grade: the worst of all ops'. worst: the op with the
+    smallest share of peak. logits: those of the model, apart, where the place has other ops as well.
     """
 
     axes: dict[str, int]
@@ -65,6 +66,12 @@ class Row:
     gb_per_s: float
     peak_share: float | None
     grade: Grade
+    logits: tuple[Point, ...] = ()
+
+    @property
+    def logits_us(self) -> float | None:
+        """Time of the logits that the row's time leaves out; None where there are none."""
+        return sum(p.latency_us * p.count for p in self.logits) if self.logits else None
 
     @property
     def worst(self) -> Point:
@@ -123,11 +130,19 @@ def peak_share(workload: Workload, latency_us: float, spec: DeviceSpec) -> float
 
 
 def rows_of(points: Sequence[Point], spec: DeviceSpec) -> tuple[Row, ...]:
-    """The points of each place and provider taken together, in order of places."""
+    """The points of each place and provider taken together, logits apart, in order of places."""
     groups: dict[tuple[tuple[int, ...], str], list[Point]] = {}
     for point in points:
         groups.setdefault((tuple(point.axes.values()), point.provider), []).append(point)
-    return tuple(row_of(tuple(group), spec) for _, group in sorted(groups.items(), key=lambda item: item[0]))
+    return tuple(_row(group, spec) for _, group in sorted(groups.items(), key=lambda item: item[0]))
+
+
+def _row(points: Sequence[Point], spec: DeviceSpec) -> Row:
+    logits = tuple(p for p in points if p.op.partition(".")[0] == "logits")
+    layer = tuple(p for p in points if p not in logits)
+    if not layer or not logits:
+        return row_of(tuple(points), spec)
+    return replace(row_of(layer, spec), logits=logits, grade=row_of(tuple(points), spec).grade)
 
 
 def row_of(points: tuple[Point, ...], spec: DeviceSpec) -> Row:

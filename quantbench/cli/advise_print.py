@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quantbench.advice import Advice, Advised, OpCost, ShapeCost
-from quantbench.advice.cost import latency_per_run
+from quantbench.advice.cost import LOWER_BOUND, latency_per_run
 from quantbench.cli.devices import device_line
 from quantbench.planner.formulas import parameters
 from quantbench.planner.op_times import Latency
@@ -26,7 +26,7 @@ def header_lines(advice: Advice, assumed: Sequence[str]) -> list[str]:
     heads = f"{shape.heads} head{'' if shape.heads == 1 else 's'} of {shape.head_dim}"
     if shape.kv_heads != shape.heads:
         heads += f" ({shape.kv_heads} of keys and values)"
-    attention = "flash attention" if shape.fused_attention else "scores, softmax and context as Megatron runs them"
+    attention = f"{shape.attention} attention"
     mlp = f"{'gated ' if shape.gated else ''}ffn {shape.ffn}"
     batch = f"micro-batches of {shape.mbs} × {shape.seq} tokens on tp = {shape.tp}"
     lines = [
@@ -68,7 +68,8 @@ def cost_lines(cost: ShapeCost, *, reasons: bool) -> list[str]:
     hours = "" if reasons else " GPU-h per 1T: that in GPU-hours over 10^12 tokens, of all tensor-parallel GPUs."
     said = [
         "times: of one layer (logits: of the model), 90 % intervals. wasted: beyond what the same arithmetic takes at "
-        f"the rate just before the edge.{hours} Norms, activations, communication and recomputation are not counted.",
+        f"the rate just before the edge.{hours} Norms, activations, communication, the optimizer and recomputation are "
+        "not counted.",
     ]
     if reasons:
         said += [f"  {name}: {_why(ops)}" for name, ops in cost.by_name.items() if _why(ops)]
@@ -102,7 +103,8 @@ def waste_lines(cost: ShapeCost) -> list[str]:
     whole, hours = cost.latency, cost.gpu_hours_per_trillion_tokens
     said = (
         f"all of it: {latency(whole.mid)} ({_without_unit(whole)}) per micro-batch on each GPU, "
-        f"{cost.tflops:.0f} TFLOP/s, {_two_digits(hours(whole.mid)):,} GPU-hours per trillion tokens"
+        f"{cost.tflops:.0f} TFLOP/s, {_two_digits(hours(whole.mid)):,} GPU-hours per trillion tokens "
+        f"({LOWER_BOUND})"
     )
     if not cost.waste_us:
         return [said, "nothing sits past an edge"]
@@ -176,8 +178,9 @@ def next_lines(advice: Advice) -> list[str]:
     if len(sizes) == 1:  # else heads and the MLP follow hidden
         held += f" --heads {shape.heads} --kv-heads {shape.kv_heads} --head-dim {shape.head_dim} --ffn {shape.ffn}"
     held += " --gated" if shape.gated else ""
+    held += f" --attention {shape.attention}"
     lines = [f"Next: on such a card, quantbench sweep --dim hidden={','.join(map(str, sizes))} {held} --direction both"]
-    if not shape.fused_attention:
+    if shape.attention != "flash":
         lines.append("Where one fused kernel runs attention, ask again with --attention flash")
     return lines
 

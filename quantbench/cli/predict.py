@@ -34,6 +34,9 @@ def predict(
     ops: o.Ops = "",
     direction: o.Direction = "forward",
     causal: o.Causal = True,
+    attention: o.Attention = "",
+    dropout: o.Dropout = None,
+    softmax: o.SoftmaxOption = "",
     skip_impossible: Annotated[bool, typer.Option(help="Leave out sizes that cannot be, instead of refusing.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write the predicted sawtooth as a PNG here.")] = None,
     as_json: o.AsJson = False,
@@ -48,6 +51,7 @@ def predict(
             "vocab": vocab, "m": m, "n": n, "k": k, "batch": batch,
         },
         kv_heads=kv_heads, gated=gated, layout=layout, model=model, config=config, dtype=dtype, ops=ops,
-        direction=direction, causal=causal, skip_impossible=skip_impossible,
+        direction=direction, causal=causal, attention=attention, dropout=dropout, softmax=softmax,
+        skip_impossible=skip_impossible,
     )  # fmt: skip
     run(arguments, gpu, plot, as_json=as_json)

@@ -10,14 +10,14 @@ from rich.markup import escape
 from quantbench.analysis.cliff_odds import cliff_odds
 from quantbench.analysis.forecast import Forecast, forecast
 from quantbench.cli.console import output, say
-from quantbench.cli.sweep_options import SweepArguments, held_and_dims, sweep_words
+from quantbench.cli.sweep_options import SweepArguments, assumed_words, held_and_dims, sweep_words
 from quantbench.cli.writable import check_file
-from quantbench.device import default_dtype
+from quantbench.device import default_attention, default_dtype
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.best import best_gemm_model, best_models
 from quantbench.planner.cluster import gpu_named
-from quantbench.report.forecast import draw_forecast, forecast_table, forecast_to_json, odds_in_words
+from quantbench.report.forecast import draw_forecast, forecast_table, forecast_to_json, odds_in_words, summed_line
 from quantbench.sweep.axes import Axis
 from quantbench.sweep.grid import parse_grid
 from quantbench.sweep.shapes import with_defaults
@@ -32,14 +32,14 @@ def run(arguments: SweepArguments, gpu: str, plot: Path | None, *, as_json: bool
         raise InputError("predict", f"--plot {plot}", "a name that ends in .png")
     if plot is not None:
         check_file("predict --plot", plot)
-    axes, found = predict_sweep(arguments, spec)
+    axes, found, assumed = predict_sweep(arguments, spec)
     odds = cliff_odds(found.rows, best_gemm_model(spec, _dtype(found)))
     if plot is not None:
         title = f"{spec.name}: predicted, with 90 % intervals"
         draw_forecast(found.rows, axes[0].field, spec, plot, title=title)
     if as_json:
         answer = {
-            "device": spec.name, "dtype": _dtype(found), "notes": list(found.notes),
+            "device": spec.name, "dtype": _dtype(found), "assumed": list(assumed), "notes": list(found.notes),
             "rows": forecast_to_json(found.rows, spec, odds), "impossible": list(found.impossible),
             "plot": None if plot is None else str(plot),
         }  # fmt: skip
@@ -47,10 +47,14 @@ def run(arguments: SweepArguments, gpu: str, plot: Path | None, *, as_json: bool
         return
     console = output()
     say(console, f"{spec.name}: predicted, nothing is run")
+    if assumed:
+        say(console, escape(f"assumed: {', '.join(assumed)}"))
     for note in found.notes:
         say(console, escape(f"  {note}"))
     if found.impossible:
         say(console, escape(f"{len(found.impossible)} sizes are left out, the first because {found.impossible[0]}"))
+    if said := summed_line(found.rows):
+        say(console, said)
     console.print(forecast_table(found.rows))
     if said := odds_in_words(found.rows, odds):
         say(console, said)
@@ -63,12 +67,14 @@ def _dtype(found: Forecast) -> str:
     return found.rows[0].estimate.ops[0].op.workload.dtype
 
 
-def predict_sweep(arguments: SweepArguments, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Forecast]:
-    """The axes with their values, and the forecast, for a device."""
+def predict_sweep(arguments: SweepArguments, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Forecast, tuple[str, ...]]:
+    """The axes with their values, the forecast for a device, and what was assumed, in words."""
     held, dims = held_and_dims(arguments, "predict")
-    held = with_defaults(held, spec.kind, default_dtype(spec))
+    held = with_defaults(held, spec.kind, default_dtype(spec), default_attention(spec))
     if spec.peak(held.dtype) is None:
         raise InputError("predict", f"--dtype {held.dtype} on {spec.name}", "one of " + ", ".join(spec.peak_tflops))
     grid = parse_grid(dims, held, spec, "predict")
     loose = arguments.skip_impossible or grid.loose
-    return grid.axes, forecast(grid.axes, held, best_models(spec, held.dtype), skip_impossible=loose)
+    found = forecast(grid.axes, held, best_models(spec, held.dtype), skip_impossible=loose)
+    assumed = assumed_words(arguments, held, {op.op.name for op in found.ops}, spec, "predict")
+    return grid.axes, found, assumed

@@ -34,6 +34,9 @@ def sweep(
     ops: o.Ops = "",
     direction: o.Direction = "forward",
     causal: o.Causal = True,
+    attention: o.Attention = "",
+    dropout: o.Dropout = None,
+    softmax: o.SoftmaxOption = "",
     shapes: Annotated[
         Path | None, typer.Option(help="Instead of --dim: a CSV file with the columns m, n, k of single products.")
     ] = None,
@@ -98,7 +101,8 @@ def sweep(
             "vocab": vocab, "m": m, "n": n, "k": k, "batch": batch,
         },
         kv_heads=kv_heads, gated=gated, layout=layout, model=model, config=config, dtype=dtype, ops=ops,
-        direction=direction, causal=causal, provider=provider, cache=cache, mode=mode, half_width=half_width,
+        direction=direction, causal=causal, attention=attention, dropout=dropout, softmax=softmax,
+        provider=provider, cache=cache, mode=mode, half_width=half_width,
         min_samples=min_samples, max_time=max_time, distribution=distribution, seed=seed, budget=budget,
         point_limit=point_limit, skip_impossible=skip_impossible, shapes=shapes, points=points, adaptive=adaptive,
         refine=refine, shard=shard,

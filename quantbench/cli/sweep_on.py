@@ -15,6 +15,7 @@ from rich.markup import escape
 from quantbench.cli.console import output, say
 from quantbench.cli.sweep_options import SweepArguments, sweep_options
 from quantbench.cli.sweep_run import (
+    assumed_of,
     check_words,
     measuring_s,
     print_json,
@@ -50,7 +51,7 @@ def run(arguments: SweepArguments, on: str, results: Path, resume: Path | None, 
     with RayPool() as pool:
         # A scheduler that ends a job sends SIGTERM: the same clean stop as Ctrl-C. Ray sets one of its own.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        lanes = _measure(console, pool.hosts(), options)
+        lanes = _measure(console, pool.hosts(), options, None if resume else arguments)
     wall_s = time.monotonic() - start_s
     told = []
     for lane in lanes:
@@ -60,6 +61,7 @@ def run(arguments: SweepArguments, on: str, results: Path, resume: Path | None, 
             console, measured, lane.finished, wall_s, as_json=as_json, devices=devices, earlier_s=earlier_s
         )
         cards = compare_cards(measured.records)
+        result["assumed"] = [] if resume else list(_assumed(lane, arguments))
         told.append({**result, "devices": devices, "cards": [{**asdict(card), "slow": card.slow} for card in cards]})
         if not as_json:
             for line in card_lines(cards):
@@ -68,7 +70,14 @@ def run(arguments: SweepArguments, on: str, results: Path, resume: Path | None, 
         print_json({"runs": told})
 
 
-def _measure(console: Console, hosts: Sequence[Host], options: ClusterOptions) -> tuple[Lane, ...]:
+def _assumed(lane: Lane, arguments: SweepArguments) -> tuple[str, ...]:
+    return assumed_of(arguments, sweep_options(arguments, lane.spec.kind), lane.plan, lane.spec)
+
+
+def _measure(
+    console: Console, hosts: Sequence[Host], options: ClusterOptions, arguments: SweepArguments | None
+) -> tuple[Lane, ...]:
+    """arguments: None where a run is resumed, of which nothing is assumed anew."""
     say(console, escape(f"Ray: {_counted(hosts)}"))
     shown: set[str] = set()
     with progress_shown(console) as show:
@@ -76,7 +85,7 @@ def _measure(console: Console, hosts: Sequence[Host], options: ClusterOptions) -
             hosts,
             options,
             on_note=lambda text: say(console, text),
-            on_progress=lambda lanes: _show(console, lanes, shown, show),
+            on_progress=lambda lanes: _show(console, lanes, shown, show, arguments),
         )
         try:
             return sweep.run()
@@ -87,13 +96,21 @@ def _measure(console: Console, hosts: Sequence[Host], options: ClusterOptions) -
             raise
 
 
-def _show(console: Console, lanes: Sequence[Lane], shown: set[str], show: Callable[[Progress], None]) -> None:
+def _show(
+    console: Console,
+    lanes: Sequence[Lane],
+    shown: set[str],
+    show: Callable[[Progress], None],
+    arguments: SweepArguments | None,
+) -> None:
     """Each run's plan once, and how far all of them are together."""
     for lane in lanes:
         run_id = lane.writer.info.run_id
         if run_id not in shown:
             shown.add(run_id)
             say(console, escape(f"{lane.spec.name}: kept in {lane.writer.folder}/"))
+            if arguments is not None and (assumed := _assumed(lane, arguments)):
+                say(console, escape(f"  assumed: {', '.join(assumed)}"))
             done = sum(record.role == "point" for record in lane.records)
             say_plan(console, lane.plan, lane.budget_s, already=done, devices=lane.expected_members)
     parts = [lane.progress() for lane in lanes]

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from quantbench.errors import InputError
+from quantbench.cli.model_options import ModelOptions, attention_of, named_model, window_ignored
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError, require_choice
 from quantbench.sweep.axes import DIMS, GEMM_DIMS, MODEL_DIMS
 from quantbench.sweep.options import SweepOptions
 from quantbench.sweep.shape_list import read_shapes
-from quantbench.sweep.shapes import Held
+from quantbench.sweep.shapes import UNFUSED_OPS, Held
 from quantbench.timing.options import TimingOptions
 from quantbench.units import parse_duration_s
-from quantbench.workload import TransformerShape
+from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 
+# What a sweep takes of a model; its layers it does not: a point is one layer.
+_OF_A_MODEL = (
+    "hidden", "heads", "kv_heads", "head_dim", "ffn", "gated", "gate_fused", "seq", "vocab", "softmax",
+)  # fmt: skip
 # With the installation before it, `make sweep` so stays under three minutes on two cores and under five on a GPU.
 _BUDGET = {"cuda": "4m", "cpu": "75s"}
 # One thread of a shared processor repeats within 1 to 2 %; asking more of it only takes time.
@@ -40,6 +47,9 @@ class SweepArguments:
     ops: str = ""
     direction: str = "forward"
     causal: bool = True
+    attention: str = ""
+    dropout: bool | None = None
+    softmax: str = ""
     provider: str = "torch"
     cache: str = "cold"
     mode: str = "auto"
@@ -83,12 +93,58 @@ def held_and_dims(arguments: SweepArguments, who: str = "sweep") -> tuple[Held, 
     if arguments.ops and not ops:
         raise InputError("--ops", repr(arguments.ops), "names of ops, comma separated: qkv,attention")
     held = Held(layout=arguments.layout, causal=arguments.causal, ops=ops, direction=arguments.direction)
-    held = _hold_shape(held, _shape(arguments, who))
+    named = named_model(who, _model_options(arguments))
+    if named is not None:
+        held = replace(held, **{name: getattr(named.shape, name) for name in _OF_A_MODEL})
+        # Any other model runs attention as is usual on the device, which is filled in when it is known.
+        values["attention"] = "unfused" if named.shape.attention == "unfused" else ""
+    for name, choices in (("attention", ATTENTIONS), ("softmax", SOFTMAXES)):
+        if getattr(arguments, name):
+            values[name] = require_choice(who, f"--{name}", getattr(arguments, name), choices)
     if arguments.kv_heads:
         values["kv_heads"] = arguments.kv_heads
     held = _free_what_follows(held, as_axis | set(values))
     held = replace(held, **values, gated=held.gated or arguments.gated, dtype=arguments.dtype)
     return held, tuple(dims)
+
+
+def assumed_words(
+    arguments: SweepArguments, held: Held, ops: Collection[str], spec: DeviceSpec, who: str = "sweep"
+) -> tuple[str, ...]:
+    """What moves the result and was not typed, in words. held: its defaults filled in; ops: names of those that run."""
+    named = named_model(who, _model_options(arguments))
+    typed = {dim.replace("-", "_") for dim, size in arguments.sizes.items() if size}
+    axes = {text.partition("=")[0].replace("-", "_") for text in arguments.dims}
+    words: list[str] = []
+    if "gemm" in ops:
+        sizes = () if arguments.shapes is not None else ("m", "n", "k")
+    else:
+        sizes = ("hidden", "seq", "mbs", "tp", *(("vocab",) if "logits" in ops else ()))
+        if {*UNFUSED_OPS, "attention"} & set(ops):
+            how, of_attention = attention_of(who, _model_options(arguments), named, spec)
+            # Ops that are named run whatever is usual.
+            words += [] if held.ops else [word for word in of_attention if "dropout" not in word]
+            words += ["dropout is not timed"] if how["dropout"] else []
+            if not held.heads and not {"heads", "head_dim"} & axes:
+                words.append("heads of a width near 128")
+            if named is not None and "seq" not in axes:
+                words += window_ignored(named.shape.sliding_window, held.seq)
+        if named is not None and not held.kv_heads and named.shape.kv_heads != named.shape.heads:
+            words.append("kv_heads = heads")
+    for name in (name for name in sizes if name not in typed | axes):
+        if named is None or name in ("mbs", "tp"):
+            words.append(f"{name} = {getattr(held, name)}")
+        elif name in named.assumed:
+            words.append(named.assumed[name])
+    return (*words, *([] if arguments.dtype else [f"dtype = {held.dtype}"]))
+
+
+def _model_options(arguments: SweepArguments) -> ModelOptions:
+    """What was typed of the model; sizes are the sweep's own."""
+    return ModelOptions(
+        arguments.model, arguments.config, gated=arguments.gated, dtype=arguments.dtype,
+        attention=arguments.attention, dropout=arguments.dropout, softmax=arguments.softmax,
+    )  # fmt: skip
 
 
 def _no_dim(arguments: SweepArguments, who: str) -> InputError:
@@ -108,7 +164,8 @@ def _require_used(arguments: SweepArguments, as_axis: set[str], who: str) -> Non
     unused = MODEL_DIMS if plain else GEMM_DIMS
     found = [f"--{dim} {size}" for dim, size in arguments.sizes.items() if size and dim in unused]
     if plain:
-        found += [f"--{name} {getattr(arguments, name)}" for name in ("model", "config") if getattr(arguments, name)]
+        names = ("model", "config", "attention", "softmax")
+        found += [f"--{name} {getattr(arguments, name)}" for name in names if getattr(arguments, name)]
     if found:
         what = f"sizes of a plain product: {', '.join(GEMM_DIMS)}" if plain else "sizes of a model"
         raise InputError(who, f"{found[0]} with --dim {sorted(as_axis)[0]}", what)
@@ -130,11 +187,25 @@ def sweep_words(arguments: SweepArguments) -> str:
     words = [f"--dim {dim}" for dim in arguments.dims]
     words += [f"--{dim} {size}" for dim, size in arguments.sizes.items() if size]
     usual = {field.name: field.default for field in fields(SweepArguments)}
-    for name in ("model", "config", "kv_heads", "gated", "layout", "dtype", "ops", "direction", "skip_impossible"):
+    for name in (
+        "model",
+        "config",
+        "kv_heads",
+        "gated",
+        "layout",
+        "dtype",
+        "ops",
+        "direction",
+        "attention",
+        "softmax",
+        "skip_impossible",
+    ):
         value = getattr(arguments, name)
         if value != usual[name]:
             option = f"--{name.replace('_', '-')}"
             words.append(option if value is True else f"{option} {quote(str(value))}")
+    if arguments.dropout is not None:
+        words.append("--dropout" if arguments.dropout else "--no-dropout")
     return " ".join(words if arguments.causal else [*words, "--no-causal"])
 
 
@@ -182,27 +253,6 @@ def _shard(text: str) -> tuple[int, ...]:
     if not all(re.fullmatch("[0-9]{1,9}", number) for number in (part, parts)) or not 1 <= int(part) <= int(parts):
         raise InputError("--shard", repr(text), "PART/PARTS from 1/PARTS to PARTS/PARTS, such as 2/8")
     return int(part), int(parts)
-
-
-def _shape(arguments: SweepArguments, who: str) -> TransformerShape | None:
-    if arguments.model and arguments.config:
-        raise InputError(who, f"--model {arguments.model} and --config {arguments.config}", "one of them")
-    if arguments.model:
-        from quantbench.workload.presets import preset
-
-        return preset(arguments.model)
-    if arguments.config:
-        from quantbench.workload.huggingface import from_config
-
-        return from_config(arguments.config)
-    return None
-
-
-def _hold_shape(held: Held, shape: TransformerShape | None) -> Held:
-    if shape is None:
-        return held
-    names = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "gated", "gate_fused", "seq", "vocab", "layers")
-    return replace(held, **{name: getattr(shape, name) for name in names})
 
 
 def _free_what_follows(held: Held, given: set[str]) -> Held:

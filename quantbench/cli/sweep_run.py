@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,10 @@ from quantbench.cli.check_output import cliff_to_json
 from quantbench.cli.console import output, say
 from quantbench.cli.devices import say_device
 from quantbench.cli.edge_output import edge_lines, edges_to_json
-from quantbench.cli.sweep_options import SweepArguments, given_words, sweep_options
+from quantbench.cli.sweep_options import SweepArguments, assumed_words, given_words, sweep_options
 from quantbench.cli.unnamed import unnamed_line
 from quantbench.cli.writable import check_folder
+from quantbench.device import default_attention, default_dtype
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.roofline import roofline_us
@@ -40,6 +41,7 @@ from quantbench.sweep.refine import Refine
 from quantbench.sweep.runner import Finished
 from quantbench.sweep.runner import Progress as SweepProgress
 from quantbench.sweep.session import SweepSession
+from quantbench.sweep.shapes import with_defaults
 from quantbench.units import duration, latency, percent
 
 # Phases that are the measurement itself; everything else is the harness.
@@ -57,6 +59,7 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
     spec = gpu_named(gpu) if gpu else device.current()
     options = sweep_options(arguments, spec.kind)
     axes, plan = plan_sweep(options, spec)
+    assumed = assumed_of(arguments, options, plan, spec)
     if as_json:
         points = [
             {
@@ -66,10 +69,17 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
             for p in plan.points
         ]  # fmt: skip
         axis_values = {axis.dim: list(axis.values) for axis in axes}
-        print_json({"device": spec.name, "axes": axis_values, "estimate_s": plan.estimate_s, "points": points})
+        print_json(
+            {
+                "device": spec.name, "assumed": list(assumed), "axes": axis_values, "estimate_s": plan.estimate_s,
+                "points": points,
+            }
+        )  # fmt: skip
         return
     console = output()
     say(console, escape(f"plan for {spec.name}"))
+    if assumed:
+        say(console, escape(f"assumed: {', '.join(assumed)}"))
     say_plan(console, plan, options.budget_s)
     if not gpu:
         say_refused(console, plan, spec)
@@ -80,6 +90,13 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
         say(console, escape(f"  {point.provider:<{widest}}  {point.workload}  about {estimate}"))
     if len(plan.points) > _MOST_PLANNED_LINES:
         console.print(f"  … and {len(plan.points) - _MOST_PLANNED_LINES} more (--json prints all)")
+
+
+def assumed_of(arguments: SweepArguments, options: SweepOptions, plan: Plan, spec: DeviceSpec) -> tuple[str, ...]:
+    """What of a plan was not typed, in words."""
+    held = with_defaults(options.held, spec.kind, default_dtype(spec), default_attention(spec))
+    ops = {place.op.partition(".")[0] for point in plan.points for place in point.places}
+    return assumed_words(arguments, held, ops, spec)
 
 
 def say_refused(console: Console, plan: Plan, spec: DeviceSpec) -> None:
@@ -110,11 +127,12 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, gpu: str,
     else:
         session = SweepSession.resume(resume, WorkerProcess)
     with session:
-        finished = measure(console, session)
+        assumed = () if resume else assumed_of(arguments, session.options, session.plan, session.hello.device)
+        finished = measure(console, session, assumed)
     measured = read_run(session.folder)
     told = say_result(console, measured, finished, time.monotonic() - start_s, as_json=as_json, earlier_s=earlier_s)
     if as_json:
-        print_json(told)
+        print_json({**told, "assumed": list(assumed)})
     if not any(isinstance(record.outcome, Measured) for record in measured.records if record.role == "point"):
         raise typer.Exit(1)  # the records say why, and a script must notice
 
@@ -136,9 +154,11 @@ def check_words(arguments: SweepArguments, resume: Path | None, gpu: str) -> Non
         raise InputError("sweep", f"--resume {resume} with {given[0]}", "the run's own options: --resume alone")
 
 
-def measure(console: Console, session: SweepSession) -> Finished:
-    """Say what will be measured, measure it, and say what to do when stopped."""
+def measure(console: Console, session: SweepSession, assumed: Sequence[str] = ()) -> Finished:
+    """Say what was assumed and what will be measured, measure it, and say what to do when stopped."""
     say_device(console, session.hello.device, session.hello.state)
+    if assumed:
+        say(console, escape(f"assumed: {', '.join(assumed)}"))
     say_plan(console, session.plan, session.options.budget_s, already=len(session.done))
     if session.interpreted:
         console.print("TRITON_INTERPRET is set: triton's interpreter checks results; its times are those of no kernel.")
@@ -224,8 +244,8 @@ def say_result(
     if not as_json:
         console.print()
         if rows:
+            say(console, escape(ops_line(rows)))
             console.print(sweep_table(rows, check, spec))
-            say(console, escape(f"ops of {ops_line(rows)}"))
         else:
             console.print("nothing was measured")
         for line in trust_lines(rows):

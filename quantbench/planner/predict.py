@@ -19,7 +19,7 @@ from quantbench.planner.op_times import OpTimes, TimesOf
 class Prediction:
     """What is expected of a layout. tflops: per GPU, hardware FLOPs with what is recomputed counted (Megatron's
     calculator where it holds); mfu: the model's own FLOPs over the GPU's peak. fits: whether memory is below the
-    limit."""
+    limit. not_counted: what a real iteration takes besides, so that times are lower bounds."""
 
     layout: Layout
     iteration: Iteration
@@ -28,6 +28,17 @@ class Prediction:
     mfu: float
     tokens_per_s: float
     fits: bool
+    not_counted: tuple[str, ...]
+
+    @property
+    def gpu_hours_per_trillion_tokens(self) -> float:
+        """GPU-hours that 1e12 tokens take at this rate."""
+        return self.days_per_trillion_tokens * 24 * self.layout.dp * self.layout.tp * self.layout.pp
+
+    @property
+    def days_per_trillion_tokens(self) -> float:
+        """Days that 1e12 tokens take at this rate."""
+        return 1e12 / self.tokens_per_s / 86400
 
     @property
     def sec_per_it(self) -> float:
@@ -67,7 +78,18 @@ class Planner:
             mfu=self._model_flops / seconds / self._peak_flops,
             tokens_per_s=tokens_per_s(gbs=self.job.gbs, seq=self.job.shape.seq, sec_per_it=found.sec.mid),
             fits=needed.total <= self._limit_bytes,
+            not_counted=_not_counted(layout, self.calibration),
         )
+
+
+def _not_counted(layout: Layout, calibration: Calibration) -> tuple[str, ...]:
+    """What no prediction has: everything outside the iteration, and what no constant was fitted to."""
+    missing = ["data loading", "checkpoints", "evaluation", "restarts"]
+    if not calibration.layer_overhead_ms:
+        missing += ["launches", "stragglers"]
+    if layout.zero == 3:
+        missing.append("weight gathers of ZeRO-3 that outlast the computation")
+    return tuple(missing)
 
 
 def _hardware_flops(job: Job) -> dict[str, float]:

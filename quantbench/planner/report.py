@@ -29,7 +29,7 @@ def provenance(arguments: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def job_to_json(job: Job, calibration: Calibration, times_note: str) -> dict[str, Any]:
+def job_to_json(job: Job, calibration: Calibration, times_note: str, assumed: Sequence[str] = ()) -> dict[str, Any]:
     """What was planned for: the model, the topology, the constants and where the operations' times come from."""
     where = job.cluster
     return {
@@ -37,7 +37,6 @@ def job_to_json(job: Job, calibration: Calibration, times_note: str) -> dict[str
         "gpus": job.gpus,
         "gbs": job.gbs,
         "optimizer": job.optimizer,
-        "dropout": job.dropout,
         "dp_overlap": job.dp_overlap,
         "rampup_step": job.rampup_step,
         "topology": {
@@ -46,6 +45,7 @@ def job_to_json(job: Job, calibration: Calibration, times_note: str) -> dict[str
         },
         "calibration": asdict(calibration),
         "op_times": times_note,
+        "assumed": list(assumed),
     }  # fmt: skip
 
 
@@ -60,6 +60,9 @@ def prediction_to_json(found: Prediction) -> dict[str, Any]:
         "tflops": found.tflops,
         "mfu": found.mfu,
         "tokens_per_s": found.tokens_per_s,
+        "days_per_trillion_tokens": found.days_per_trillion_tokens,
+        "gpu_hours_per_trillion_tokens": found.gpu_hours_per_trillion_tokens,
+        "not_counted": list(found.not_counted),
         "mem_gb": found.memory.total_gib,
         "fits": found.fits,
         "bubble_share": found.iteration.bubble_share,

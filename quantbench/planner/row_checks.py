@@ -16,7 +16,7 @@ from quantbench.planner.calibration import Calibrations
 from quantbench.planner.cluster import cluster, gpu_named, reference_cluster
 from quantbench.planner.constraints import violations
 from quantbench.planner.context import Given, case_of
-from quantbench.planner.formulas import CALCULATORS, layer_parameters, simple_tflops
+from quantbench.planner.formulas import CALCULATORS, parameters, simple_tflops
 from quantbench.planner.layout import Job, Layout
 from quantbench.planner.memory import memory
 from quantbench.planner.op_times import TimesOf
@@ -33,6 +33,13 @@ _MEMORY_TOLERANCE = 0.08
 _TIME_TOLERANCE = 0.05
 # Micro-batches and bubble alone explain how time grows with the batch to within 2 %; beyond this something else.
 _BATCH_TOLERANCE = 0.10
+# Cells that a size does not depend on, for rows that lack them.
+_ANYWHERE = Given(cells={"tp": 1, "pp": 1, "gpus": 1, "gbs": 1}, gpu="a100-sxm4-80gb", as_typed=True)
+#: besides the layout, what tells runs apart
+_SETTINGS = (
+    "date", "zero", "precision", "gpu", "cluster", "seq", "vocab", "kv_heads", "head_dim", "ffn", "gated", "tied",
+    "interleave", "recompute", "sequence_parallel", "optimizer", "attention", "softmax", "dropout",
+)  # fmt: skip
 _CALCULATORS = {"old": "old", "new": "megatron"}
 
 
@@ -67,9 +74,14 @@ def _impossible(row: TableRow) -> Iterable[str]:
         return ()
     dp = row.dp or max(1, row.gpus // (row.tp * row.pp))
     heads = row.heads or row.tp
-    shape = TransformerShape(
-        hidden=row.hidden or heads * 128, heads=heads, layers=row.layers or row.pp, vocab=128 * row.tp
-    )
+    try:
+        shape = TransformerShape(
+            hidden=row.hidden or heads * 128, heads=heads, kv_heads=(row.heads and row.kv_heads) or 0,
+            head_dim=row.head_dim or 0, ffn=row.ffn or 0, gated=bool(row.gated), layers=row.layers or row.pp,
+            vocab=128 * row.tp,
+        )  # fmt: skip
+    except InputError as error:
+        return (f"{error.value}; expected {error.expected}",)
     where = reference_cluster(gpu_named(row.gpu)) if row.gpu else cluster("dgx-a100")
     per_node = row.gpus // row.nodes if row.nodes else max(where.gpus_per_node, row.tp)
     layout = Layout(dp=dp, tp=row.tp, pp=row.pp, mbs=row.mbs, zero=0 if row.zero is None else row.zero)
@@ -113,14 +125,22 @@ def _tflops(row: TableRow) -> Iterable[str]:
 
 
 def _size(row: TableRow) -> Iterable[str]:
-    """Whether the size agrees with layers and hidden, the embedding counted or not."""
+    """Whether the size agrees with the shape, embeddings counted or not: people state both. A row that does not say
+    whether embedding and logits share one matrix may mean either."""
     if row.size_b is None or row.layers is None or row.hidden is None:
         return ()
-    layers = row.layers * layer_parameters(row.hidden) / 1e9
-    whole = layers + (row.vocab or case_of(row, Given(as_typed=True)).job.shape.vocab) * row.hidden / 1e9
-    if min(abs(layers / row.size_b - 1), abs(whole / row.size_b - 1)) <= _SIZE_TOLERANCE:
+    try:
+        # An MLP that a document only guesses at contradicts nothing.
+        shape = replace(case_of(row, _ANYWHERE).job.shape, ffn=row.ffn or 4 * row.hidden)
+    except InputError:
         return ()
-    return (f"size {row.size_b:g} B does not agree with {row.layers} layers of {row.hidden}: that is {whole:.0f} B",)
+    embedding = shape.vocab * shape.hidden
+    shared = parameters(replace(shape, tied=True))
+    counts = {None: (shared, shared + embedding), True: (shared,), False: (shared + embedding,)}[row.tied]
+    if any(abs(count / 1e9 / row.size_b - 1) <= _SIZE_TOLERANCE for count in (shared - embedding, *counts)):
+        return ()
+    what = f"{row.layers} layers of {row.hidden} with {'gated ' if shape.gated else ''}ffn {shape.ffn}"
+    return (f"size {row.size_b:g} B does not agree with {what}: that is {counts[0] / 1e9:.3g} B",)
 
 
 def _swapped(rows: Sequence[TableRow]) -> Iterable[Finding]:
@@ -144,7 +164,8 @@ def _pairs(rows: Sequence[TableRow], times: TimesOf, calibrations: Calibrations)
     groups: dict[tuple[object, ...], list[TableRow]] = defaultdict(list)
     for row in rows:
         if row.layers and row.hidden and row.duplicate_of_line is None:
-            groups[(*_layout_cells(replace(row, mbs=None, gbs=None)), row.date, row.zero, row.precision)].append(row)
+            settings = (getattr(row, name) for name in _SETTINGS)
+            groups[(*_layout_cells(replace(row, mbs=None, gbs=None)), *settings)].append(row)
     for group in groups.values():
         for index, row in enumerate(group):
             for other in group[index + 1 :]:

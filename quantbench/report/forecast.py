@@ -42,7 +42,8 @@ def forecast_table(rows: Sequence[ForecastRow]) -> Table:
     for name in rows[0].axes:
         table.add_column(name.replace("_", "-"), justify="right", no_wrap=True)
     table.add_column("ops", justify="right", no_wrap=True)
-    for name in ("time", "low – high", "TFLOP/s", "of peak"):
+    logits = any(row.logits is not None for row in rows)
+    for name in ("time", "low – high", *(("logits",) if logits else ()), "TFLOP/s", "of peak"):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("worst op", "tile", "waves", "bound"):
         table.add_column(name, no_wrap=True)
@@ -56,6 +57,7 @@ def forecast_table(rows: Sequence[ForecastRow]) -> Table:
             str(len(row.estimate.ops)),
             latency(row.estimate.latency_us),
             f"{latency(row.estimate.low_us)} – {latency(row.estimate.high_us)}",
+            *([latency(row.logits.latency_us) if row.logits is not None else ""] if logits else []),
             _rate(row.estimate.tflops),
             Text("?" if row.peak_share is None else percent(row.peak_share), style="bold red" if low else ""),
             row.worst.op.label,
@@ -65,6 +67,16 @@ def forecast_table(rows: Sequence[ForecastRow]) -> Table:
             Text(row.reasons[0] if row.reasons else ""),
         )
     return table
+
+
+def summed_line(rows: Sequence[ForecastRow]) -> str:
+    """What a row of the table sums, in a sentence; "" for single products."""
+    labels = list(dict.fromkeys(o.op.label for row in rows for o in row.estimate.ops))
+    if labels == ["gemm"]:
+        return ""
+    apart = "; logits, once per model, are not in it" if any(row.logits is not None for row in rows) else ""
+    whole = "the logits of the model" if labels[0].startswith("logits") else "one layer"
+    return f"a row is {whole}, {' + '.join(labels)}{apart}"
 
 
 def _rate(tflops: float) -> str:
@@ -104,11 +116,12 @@ def forecast_to_json(
             "low_us": row.estimate.low_us,
             "high_us": row.estimate.high_us,
             "tflops": row.estimate.tflops,
+            "logits_us": None if row.logits is None else row.logits.latency_us,
             "peak_share": row.peak_share,
             "worst_op": row.worst.op.label,
             "reasons": list(row.reasons),
             "cliff_probability": probability,
-            "ops": [_op_to_json(op, spec) for op in row.estimate.ops],
+            "ops": [_op_to_json(op, spec) for op in row.ops],
         }
         for row, probability in zip(rows, odds, strict=True)
     ]
@@ -136,7 +149,7 @@ def draw_forecast(rows: Sequence[ForecastRow], axis: str, spec: DeviceSpec, path
     def draw(panel: Axes, label: str) -> None:
         _draw_panel(panel, rows, label, axis, spec)
 
-    draw_panels((op.op.label for row in rows for op in row.estimate.ops), draw, axis, path, title=title)
+    draw_panels((op.op.label for row in rows for op in row.ops), draw, axis, path, title=title)
 
 
 def _draw_panel(panel: Axes, rows: Sequence[ForecastRow], label: str, axis: str, spec: DeviceSpec) -> None:
@@ -145,7 +158,7 @@ def _draw_panel(panel: Axes, rows: Sequence[ForecastRow], label: str, axis: str,
     curves: dict[str, list[tuple[int, OpEstimate]]] = {}
     for row in rows:
         others = " ".join(f"{name}={value}" for name, value in row.axes.items() if name != axis)
-        curves.setdefault(others, []).extend((row.axes[axis], op) for op in row.estimate.ops if op.op.label == label)
+        curves.setdefault(others, []).extend((row.axes[axis], op) for op in row.ops if op.op.label == label)
     palette = sns.color_palette(n_colors=len(curves))
     for (name, curve), colour in zip(curves.items(), palette, strict=True):
         curve.sort(key=lambda point: point[0])

@@ -40,7 +40,8 @@ def sweep_table(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> Table:
     if several:
         table.add_column("provider", no_wrap=True)
     table.add_column("ops", justify="right", no_wrap=True)
-    for name in ("time", "TFLOP/s", "GB/s", "of peak"):
+    logits = any(row.logits for row in rows)
+    for name in ("time", *(("logits",) if logits else ()), "TFLOP/s", "GB/s", "of peak"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("trust", no_wrap=True)
     table.add_column("cliffs, or what the worst op loses", overflow="fold", min_width=20)
@@ -52,6 +53,7 @@ def sweep_table(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> Table:
             *([row.provider] if several else []),
             str(len(row.points)),
             latency(row.latency_us),
+            *([latency(row.logits_us) if row.logits_us is not None else ""] if logits else []),
             with_interval(row.tflops, row.tflops * row.half_width),
             with_interval(row.gb_per_s, row.gb_per_s * row.half_width),
             Text("?" if row.peak_share is None else percent(row.peak_share), style="bold red" if low else ""),
@@ -62,11 +64,18 @@ def sweep_table(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> Table:
 
 
 def ops_line(rows: Sequence[Row]) -> str:
-    """What the table's `ops` column counts: the ops of each provider, by name."""
+    """What a row of the table sums: the ops of each provider, by name."""
     found: dict[str, dict[str, None]] = {}
     for row in rows:
         found.setdefault(row.provider, {}).update(dict.fromkeys(point.op for point in row.points))
-    return "; ".join(f"{provider}: {', '.join(ops)}" for provider, ops in found.items())
+    summed = "; ".join(f"{' + '.join(ops)} ({provider})" for provider, ops in found.items())
+    if all(ops.keys() == {"gemm"} for ops in found.values()):
+        return f"a row is one product: {summed}"
+    layers = max(point.count for row in rows for point in row.points)
+    only_logits = all(op.startswith("logits") for ops in found.values() for op in ops)
+    whole = "the logits of the model" if only_logits else "one layer" if layers == 1 else f"{layers} layers"
+    apart = "; logits, once per model, are not in it" if any(row.logits for row in rows) else ""
+    return f"a row is {whole}: {summed}{apart}"
 
 
 def trust_lines(rows: Sequence[Row]) -> list[str]:
@@ -118,6 +127,7 @@ def rows_to_json(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> list[di
             "provider": row.provider,
             "ops": [point.op for point in row.points],
             "latency_us": row.latency_us,
+            "logits_us": row.logits_us,
             "relative_half_width": row.half_width,
             "tflops": row.tflops,
             "gb_per_s": row.gb_per_s,

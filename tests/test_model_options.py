@@ -1,0 +1,179 @@
+"""The options that describe a model: one vocabulary, one set of defaults and one assumed line for four commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from quantbench.cli.advise import advise
+from quantbench.cli.model_options import ModelOptions, chosen_model
+from quantbench.cli.models import models
+from quantbench.cli.plan import plan
+from quantbench.cli.predict import predict
+from quantbench.cli.sweep import sweep
+from quantbench.device import default_attention, known, lookup
+from quantbench.errors import InputError
+from quantbench.workload.presets import preset, preset_names
+
+A100 = lookup("a100-sxm4-80gb")
+app = typer.Typer()
+for command in (advise, plan, predict, sweep):
+    app.command()(command)
+
+#: the words that ask each command about a model, and where its JSON keeps what it assumed
+ASK: dict[str, tuple[str, ...]] = {
+    "advise": ("--gpu", "a100-sxm4-80gb", "--top", "0"),
+    "plan": ("--gpu", "a100-sxm4-80gb", "--gpus", "16", "--gbs", "64", "--check", "--tp", "8", "--pp", "2"),
+    "predict": ("--gpu", "a100-sxm4-80gb", "--dim", "mbs=1"),
+    "sweep": ("--gpu", "a100-sxm4-80gb", "--dim", "mbs=1", "--dry-run"),
+}  # fmt: skip
+
+
+def run(command: str, *words: str) -> str:
+    result = CliRunner().invoke(app, [command, *ASK[command], *words], catch_exceptions=False)
+    return result.output
+
+
+def assumed(command: str, *words: str) -> list[str]:
+    data: dict[str, Any] = json.loads(run(command, *words, "--json"))
+    found: list[str] = data["job"]["assumed"] if command == "plan" else data["assumed"]
+    return found
+
+
+@pytest.mark.parametrize("command", ASK)
+def test_todays_models_run_flash_attention_and_drop_nothing_out(command: str) -> None:
+    words = assumed(command, "--model", "llama-3-8b")
+    assert "flash attention" in words
+    assert not any(word.startswith("dropout") or "softmax" in word for word in words)
+    assert "seq = 8192 (as llama-3-8b was pre-trained)" in words
+    line = next(line for line in run(command, "--model", "llama-3-8b").splitlines() if line.startswith("assumed: "))
+    assert "flash attention" in line
+
+
+@pytest.mark.parametrize("command", ASK)
+def test_a_model_of_2022_runs_as_it_was_trained(command: str) -> None:
+    words = assumed(command, "--model", "bloom-7b1")
+    assert {"unfused attention (of bloom-7b1)", "Megatron's fused softmax"} <= set(words)
+    assert any(word.startswith("dropout") for word in words)
+
+
+@pytest.mark.parametrize("command", ASK)
+def test_what_is_typed_is_not_assumed(command: str) -> None:
+    typed = ("--attention", "unfused", "--softmax", "torch", "--no-dropout", "--seq", "2048", "--dtype", "bf16")
+    words = assumed(command, "--model", "bloom-7b1", *typed)
+    assert not any(part in word for word in words for part in ("attention", "softmax", "dropout", "seq", "dtype"))
+
+
+@pytest.mark.parametrize("command", ASK)
+@pytest.mark.parametrize("option", ["--attention", "--softmax"])
+def test_other_words_are_refused(command: str, option: str) -> None:
+    with pytest.raises(InputError, match=rf"{option}.*'eager'; expected one of"):
+        run(command, "--model", "llama-3-8b", option, "eager")
+
+
+@pytest.mark.parametrize("command", ASK)
+def test_a_config_is_read_whole(command: str, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    keys = {
+        "model_type": "mistral", "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
+        "max_position_embeddings": 131072, "num_attention_heads": 32, "num_hidden_layers": 32,
+        "num_key_value_heads": 8, "sliding_window": 4096, "tie_word_embeddings": False, "vocab_size": 32000,
+    }  # fmt: skip
+    config.write_text(json.dumps(keys))
+    words = assumed(command, "--config", str(config))
+    assert "seq = 8192 (cut from the config's context of 131072)" in words
+    assert "sliding window of 4096 ignored: attention over all 8192 tokens" in words
+    config.write_text(json.dumps({**keys, "attention_dropout": 0.1}))
+    assert any(word.startswith("dropout") for word in assumed(command, "--config", str(config)))
+
+
+def test_the_config_decides_head_dim_dropout_and_ties(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(
+        json.dumps(
+            {
+                "model_type": "qwen3", "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 3072,
+                "head_dim": 128, "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8,
+                "tie_word_embeddings": True, "vocab_size": 151936, "max_position_embeddings": 4096,
+                "attention_dropout": 0.1,
+            }
+        )
+    )  # fmt: skip
+    shape, _ = chosen_model("advise", ModelOptions(config=config), A100)
+    assert (shape.head_dim, shape.tied, shape.dropout) == (128, True, True)
+    assert shape.parameters == preset("qwen3-0.6b").parameters
+    typed, _ = chosen_model("advise", ModelOptions(config=config, dropout=False), A100)
+    assert not typed.dropout
+
+
+def test_sizes_alone_are_completed_and_said() -> None:
+    shape, words = chosen_model("advise", ModelOptions(sizes={"hidden": 4096, "heads": 32}), A100)
+    assert (shape.layers, shape.vocab, shape.seq, shape.attention) == (26, 50304, 2048, "flash")
+    expected = ("flash attention", "no dropout", "layers = 26 (hidden / 160)", "vocab = 50304", "seq = 2048")
+    assert words == (*expected, "dtype = bf16")
+
+
+def test_what_follows_from_a_typed_size_is_said() -> None:
+    shape, words = chosen_model("advise", ModelOptions("llama-3-8b", sizes={"hidden": 5120, "heads": 40}), A100)
+    assert (shape.kv_heads, shape.ffn) == (40, 17920)
+    assert {"kv_heads = heads", "ffn = 17920"} <= set(words)
+
+
+def test_a_checked_layout_says_what_of_it_was_not_typed() -> None:
+    words = assumed("plan", "--model", "llama-3-8b")
+    assert {"mbs = 1", "ZeRO-1", "full recomputation", "fused Adam", "dgx-a100 as its system"} <= set(words)
+    typed = ("--mbs", "2", "--zero", "0", "--recompute", "none", "--optimizer", "adam", "--cluster", "jean-zay-a100")
+    words = assumed("plan", "--model", "llama-3-8b", *typed)
+    assert not {"mbs = 1", "ZeRO-1", "full recomputation", "fused Adam", "dgx-a100 as its system"} & set(words)
+
+
+def test_grouped_heads_that_a_varied_hidden_size_gives_up_are_said() -> None:
+    said = CliRunner().invoke(
+        app, ["predict", "--gpu", "a100-sxm4-80gb", "--dim", "hidden=4096,5120", "--model", "llama-3-8b"]
+    )
+    assert "kv_heads = heads" in said.output
+
+
+def test_attention_of_a_plain_product_is_refused() -> None:
+    words = ["predict", "--gpu", "a100-sxm4-80gb", "--dim", "m=512", "--attention", "flash"]
+    with pytest.raises(InputError, match="--attention flash with --dim m; expected sizes of a plain product"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
+
+
+def test_attention_by_device() -> None:
+    # V100 has torch's memory-efficient kernel; nothing known is older.
+    assert all(default_attention(spec) == "flash" for spec in known())
+    assert default_attention(lookup("v100-sxm2-32gb")) == "flash"
+
+
+def test_a_lower_bound_is_called_so() -> None:
+    said = run("advise", "--model", "llama-3-8b")
+    assert "GPU-hours per trillion tokens (lower bound: no communication, norms, optimizer or stalls)" in said
+    said = run("plan", "--model", "llama-3-8b")
+    assert "a lower bound on time (MFU: an upper bound), not counted: data loading, checkpoints" in said
+    found = json.loads(run("plan", "--model", "llama-3-8b", "--json"))["prediction"]
+    seconds = found["days_per_trillion_tokens"] * 86400
+    assert seconds * found["tokens_per_s"] == pytest.approx(1e12)
+    assert found["gpu_hours_per_trillion_tokens"] == pytest.approx(seconds / 3600 * 16)
+    assert "stragglers" in found["not_counted"]
+    advised = json.loads(run("advise", "--model", "llama-3-8b", "--json"))
+    assert advised["gpu_hours_note"].startswith("lower bound: ")
+
+
+def test_models_lists_every_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    models(as_json=False)
+    said = capsys.readouterr().out
+    for name in preset_names():
+        assert f"{name} " in said
+    assert "unfused attention, dropout" in next(line for line in said.splitlines() if line.startswith("bloom-176b"))
+    models(as_json=True)
+    found = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
+    assert tuple(found) == preset_names()
+    llama = found["llama-3-8b"]
+    assert (llama["layers"], llama["kv_heads"], llama["ffn"], llama["vocab"]) == (32, 8, 14336, 128256)
+    assert "config.json" in llama["source"]
