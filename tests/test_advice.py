@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from quantbench.advice import Advice, KernelTimes, ModelledTimes, ProfileTimes, Space, advise
 from quantbench.advice.answers import Answers
 from quantbench.advice.cost import cost_of, latency_per_run
-from quantbench.advice.space import alone, together, useful_parameters
+from quantbench.advice.space import alone, together
 from quantbench.advice.spread import UNMEASURED_COMMON, WIDER, ratio_factor
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
@@ -21,7 +21,7 @@ from quantbench.errors import InputError
 from quantbench.latency.estimate import Estimate
 from quantbench.latency.gemm_input import LARGEST_SIDE
 from quantbench.latency.softmax import fallback_bytes
-from quantbench.planner.formulas import parameters
+from quantbench.planner.formulas import parameters, useful_parameters
 from quantbench.planner.op_times import Latency, RooflineTimes
 from quantbench.workload import Gemm, Softmax, TransformerShape
 from quantbench.workload.transformer import Compute

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from quantbench.advice.answers import Answers
-from quantbench.advice.space import Space, alone, together, useful_parameters
+from quantbench.advice.space import Space, alone, together
 from quantbench.advice.spread import Parts, ratio_factor
+from quantbench.planner.formulas import useful_parameters
 from quantbench.workload import Op, TransformerShape
 from quantbench.workload.transformer import Compute
 

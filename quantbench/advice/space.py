@@ -38,11 +38,6 @@ class Space:
             raise InputError("advise", f"tolerance = {self.tolerance!r}", "a share of the parameters from 0 to 0.5")
 
 
-def useful_parameters(shape: TransformerShape, vocab: int) -> int:
-    """Parameters without those of a vocabulary padded beyond `vocab`, which nobody asked for."""
-    return parameters(shape if shape.vocab <= vocab else replace(shape, vocab=vocab))
-
-
 def together(base: TransformerShape, space: Space) -> Iterator[TransformerShape]:
     """Shapes within the budget whose hidden size, heads and MLP may all differ; the micro-batch stays, and the
     vocabulary unless its rows are no whole vectors. The layers stay where that keeps the budget at the same hidden

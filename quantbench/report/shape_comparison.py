@@ -1,0 +1,183 @@
+"""A run of transformer shapes: what a layer of each takes, and what each gains over the first; see `compare_shapes`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from math import exp, log, sqrt
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from quantbench.analysis.summary import Point, op_order
+from quantbench.planner.formulas import useful_parameters
+from quantbench.sweep.axes import SHAPE_DIM
+from quantbench.sweep.shape_file import NamedShape, PredictedGain
+from quantbench.units import latency, signed_percent
+
+_LOGITS = "logits"
+
+
+@dataclass(frozen=True)
+class MeasuredShape:
+    """One shape as one library ran it.
+
+    layer_us: all ops of one layer, forward and backward; logits_us: those of the model. missing: ops that the first
+    shape has and this one lacks, whose times and gain are None then. gain: tokens per second more than the first shape
+    at equal parameters, as a share, with its 95 % interval. verdict: whether the measured gain bears the prediction
+    out; "" where one of the two is not known.
+    """
+
+    number: int
+    name: str
+    library: str
+    layer_us: float | None
+    logits_us: float | None
+    missing: tuple[str, ...]
+    gain: float | None
+    gain_low: float | None
+    gain_high: float | None
+    predicted: PredictedGain | None
+    verdict: str
+
+
+@dataclass(frozen=True)
+class ShapeComparison:
+    """All shapes of a run, by library. left_out: ops that the first shape lacks (nobody ran them), by library: they are
+    in no figure."""
+
+    shapes: tuple[MeasuredShape, ...]
+    left_out: dict[str, tuple[str, ...]]
+
+
+def compare_shapes(points: Sequence[Point], models: Sequence[NamedShape]) -> ShapeComparison:
+    """Each shape against the first, per library (torch, triton, …). Of an op that several of a library's kernels ran,
+    the fastest counts.
+
+    An op with the same workload in both shapes was measured once, so its error cancels in their ratio.
+    """
+    found: dict[str, dict[int, dict[str, Point]]] = defaultdict(lambda: defaultdict(dict))
+    for point in points:
+        ops = found[_library(point.provider)][point.axes[SHAPE_DIM]]
+        if point.op not in ops or point.latency_us < ops[point.op].latency_us:
+            ops[point.op] = point
+    shapes: list[MeasuredShape] = []
+    left_out: dict[str, tuple[str, ...]] = {}
+    for library, by_number in found.items():
+        first = by_number.get(1, {})
+        planned = {op.label for op in models[0].shape.ops()}
+        unmeasured = tuple(sorted(planned - first.keys(), key=op_order))
+        if unmeasured:
+            left_out[library] = unmeasured
+        for number in range(1, len(models) + 1):
+            one = _measured(number, models, library, by_number.get(number, {}), first)
+            shapes.append(one if unmeasured else replace(one, verdict=_verdict(one)))
+    return ShapeComparison(tuple(shapes), left_out)
+
+
+def _library(provider: str) -> str:
+    """`torch` of `torch.mm`; anybody's own kernel, `package.module:Class`, stands for itself."""
+    return provider if ":" in provider else provider.partition(".")[0]
+
+
+def _measured(
+    number: int, models: Sequence[NamedShape], library: str, ops: dict[str, Point], first: dict[str, Point]
+) -> MeasuredShape:
+    one = models[number - 1]
+    missing = tuple(sorted(first.keys() - ops.keys(), key=op_order))
+    if missing or not first:
+        return MeasuredShape(number, one.name, library, None, None, missing, None, None, None, one.predicted, "")
+    own = [ops[label] for label in first]
+    layer_us = sum(point.latency_us for point in own if not point.op.startswith(_LOGITS))
+    logits_us = sum(point.latency_us for point in own if point.op.startswith(_LOGITS))
+    asked = models[0].shape
+    ratio, half_width = _ratio(list(first.values()), own)
+    weight = useful_parameters(one.shape, asked.vocab) / useful_parameters(asked, asked.vocab)
+    gain = ratio * weight * one.shape.tokens / asked.tokens
+    bounds = [gain * exp(sign * half_width) - 1 for sign in (-1, 1)]
+    return MeasuredShape(
+        number, one.name, library, layer_us, logits_us, (), gain - 1, bounds[0], bounds[1], one.predicted, ""
+    )  # fmt: skip
+
+
+def _verdict(one: MeasuredShape) -> str:
+    """Whether the two intervals meet. A prediction is of all ops, so it is not held against a part of them."""
+    if one.predicted is None or one.gain_low is None or one.gain_high is None:
+        return ""
+    if one.gain_high < one.predicted.low or one.gain_low > one.predicted.high:
+        return "outside the predicted interval"
+    return "as predicted"
+
+
+def _ratio(first: Sequence[Point], other: Sequence[Point]) -> tuple[float, float]:
+    """The sum of `first` over that of `other`, each op as often as it runs, and the half-width of its logarithm."""
+    shares: dict[str, float] = defaultdict(float)
+    width: dict[str, float] = {}
+    sums = []
+    for sign, points in ((1, first), (-1, other)):
+        total_us = sum(point.latency_us * point.count for point in points)
+        sums.append(total_us)
+        for point in points:
+            shares[point.key] += sign * point.latency_us * point.count / total_us
+            width[point.key] = log(point.high_us / point.low_us) / 2
+    return sums[0] / sums[1], sqrt(sum((share * width[key]) ** 2 for key, share in shares.items()))
+
+
+def comparison_table(comparison: ShapeComparison) -> Table:
+    """One line per shape and library."""
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    several = len({one.library for one in comparison.shapes}) > 1
+    predicted = any(one.predicted is not None for one in comparison.shapes)
+    table.add_column("shape", overflow="fold")
+    if several:
+        table.add_column("library", no_wrap=True)
+    for name in ("one layer", "logits", "gain", "low to high", *(("predicted",) if predicted else ())):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for one in comparison.shapes:
+        table.add_row(
+            Text(one.name),
+            *([one.library] if several else []),
+            "" if one.layer_us is None else latency(one.layer_us),
+            "" if not one.logits_us else latency(one.logits_us),
+            *_gain_words(one),
+            *([_predicted_words(one)] if predicted else []),
+            f"not measured: {', '.join(one.missing)}" if one.missing else one.verdict,
+        )
+    return table
+
+
+def _gain_words(one: MeasuredShape) -> tuple[Text, str]:
+    if one.gain is None or one.gain_low is None or one.gain_high is None or one.number == 1:
+        return Text(""), ""
+    style = "bold green" if one.gain_low > 0 else "bold red" if one.gain_high < 0 else ""
+    bounds = f"{signed_percent(one.gain_low)} to {signed_percent(one.gain_high)}"
+    return Text(signed_percent(one.gain), style=style), bounds
+
+
+def _predicted_words(one: MeasuredShape) -> str:
+    said = one.predicted
+    if said is None:
+        return ""
+    return f"{signed_percent(said.mid)} ({signed_percent(said.low)} to {signed_percent(said.high)})"
+
+
+def comparison_lines(comparison: ShapeComparison) -> list[str]:
+    """What the table's figures are, and what is not in them."""
+    said = [
+        "one layer: its ops forward and backward; logits: of the model. gain: measured tokens per second at equal "
+        "parameters against the first shape, with the 95 % interval."
+    ]
+    for library, ops in comparison.left_out.items():
+        said.append(f"{library}: {', '.join(ops)} of the first shape not measured: left out everywhere, predictions not judged")
+    return said
+
+
+def comparison_to_json(comparison: ShapeComparison) -> list[dict[str, Any]]:
+    """One object per shape and library."""
+    return [
+        {**asdict(one), "left_out": list(comparison.left_out.get(one.library, ())), }
+        for one in comparison.shapes
+    ]
