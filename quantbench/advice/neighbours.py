@@ -43,6 +43,11 @@ class Neighbour:
     nearest: bool
     reasons: tuple[str, ...] = ()
 
+    @property
+    def sure(self) -> bool:
+        """Whether the whole interval of the gain is above 0."""
+        return self.low > 0
+
 
 @dataclass(frozen=True)
 class _Timed:
@@ -56,30 +61,32 @@ class _Timed:
 
 
 class Neighbours:
-    """The search around one shape."""
+    """The search around one shape. space: None looks for none. others: shapes besides to be held against it."""
 
-    def __init__(self, base: TransformerShape, answers: Answers, space: Space) -> None:
-        self._answers, self._space = answers, space
+    def __init__(
+        self, base: TransformerShape, answers: Answers, space: Space | None, others: Sequence[TransformerShape] = ()
+    ) -> None:
+        self._answers = answers
         self._base = base
-        self._singles = alone(base, space)
-        self._joint = list(together(base, space))
-        every = [base, *self._joint, *(shape for shapes in self._singles.values() for shape in shapes)]
-        ops = {shape: shape.ops() for shape in every}
-        answers.ask(op.workload for own in ops.values() for op in own)
-        self._timed = {shape: self._time(shape, ops[shape]) for shape in every}
-
-    @property
-    def tried(self) -> int:
-        """How many shapes were looked at."""
-        return len(self._timed) - 1
+        self._singles = alone(base, space) if space else {}
+        self._joint = list(together(base, space)) if space else []
+        found = {base, *self._joint, *(shape for shapes in self._singles.values() for shape in shapes)}
+        self.tried = len(found) - 1
+        self._timed = _times({*found, *others}, answers, base)
 
     def best(self, count: int) -> tuple[Neighbour, ...]:
-        """At most `count` shapes, of each hidden size one: first those that no nearer shape equals, then the others,
-        fastest first in both."""
+        """At most `count` shapes, of each hidden size one: first those that are surely faster, then the others; in both
+        first those that no nearer shape of theirs equals, fastest first."""
         per_size: dict[int, list[_Timed]] = defaultdict(list)
         for shape in self._joint:
             per_size[shape.hidden].append(self._timed[shape])
-        chosen = [_of_equals(timed) for timed in per_size.values()]
+        sure, unsure = [], []
+        for timed in per_size.values():
+            surely = [one for one in timed if self._against_base(one).sure]
+            (sure if surely else unsure).append(_of_equals(surely or timed))
+        return (*self._ranked(sure), *self._ranked(unsure))[:count]
+
+    def _ranked(self, chosen: Sequence[_Timed]) -> tuple[Neighbour, ...]:
         nearest: set[TransformerShape] = set()
         record = float("inf")
         for timed in sorted(chosen, key=lambda t: (t.move, t.us)):
@@ -87,7 +94,7 @@ class Neighbours:
                 record = timed.us
                 nearest.add(timed.shape)
         ranked = sorted(chosen, key=lambda t: (t.shape not in nearest, t.us))
-        return self._worth_it(ranked, nearest)[:count]
+        return self._worth_it(ranked, nearest)
 
     def single(self) -> tuple[Neighbour, ...]:
         """The best change of each thing alone, where one is worth it; the largest gain first."""
@@ -98,33 +105,49 @@ class Neighbours:
             found += self._worth_it([best], {best.shape}) if best is not None else ()
         return tuple(sorted(found, key=lambda n: -n.gain))
 
-    def _worth_it(self, ranked: Iterable[_Timed], nearest: set[TransformerShape]) -> tuple[Neighbour, ...]:
-        base = self._timed[self._base]
-        found = []
-        for timed in ranked:
-            ratio = base.us / timed.us
-            if ratio - 1 < _WORTH_MOVING:
-                continue
-            factor = ratio_factor(base.parts, timed.parts, self._answers.common_error)
-            more = timed.parameters / base.parameters - 1
-            found.append(
-                Neighbour(
-                    timed.shape, ratio - 1, ratio / factor - 1, ratio * factor - 1, timed.parameters, more, timed.move,
-                    timed.shape in nearest,
-                )
-            )  # fmt: skip
-        return tuple(found)
+    def against(self, shapes: Iterable[TransformerShape]) -> tuple[Neighbour, ...]:
+        """Given shapes, whatever their gain."""
+        return tuple(self._against_base(self._timed[shape]) for shape in shapes)
 
-    def _time(self, shape: TransformerShape, ops: Sequence[Op]) -> _Timed:
-        times: dict[Compute, float] = defaultdict(float)
-        for op in ops:
-            times[op.workload] += self._answers.latency(op.workload).mid * op.count
-        total_us = sum(times.values())
-        parts = {work: (us / total_us, self._answers.latency(work)) for work, us in times.items()}
-        count = useful_parameters(shape, self._base.vocab)
-        pairs = ((getattr(shape, name), getattr(self._base, name)) for name in ("hidden", "ffn", "layers"))
-        move = max(abs(own / other - 1) for own, other in pairs)
-        return _Timed(shape, total_us / shape.tokens / count, count, parts, move)
+    def _worth_it(self, ranked: Iterable[_Timed], nearest: set[TransformerShape]) -> tuple[Neighbour, ...]:
+        found = (self._against_base(timed, nearest=timed.shape in nearest) for timed in ranked)
+        return tuple(one for one in found if one.gain >= _WORTH_MOVING)
+
+    def _against_base(self, timed: _Timed, *, nearest: bool = False) -> Neighbour:
+        base = self._timed[self._base]
+        ratio = base.us / timed.us
+        factor = ratio_factor(base.parts, timed.parts, self._answers.common_error)
+        more = timed.parameters / base.parameters - 1
+        return Neighbour(
+            timed.shape, ratio - 1, ratio / factor - 1, ratio * factor - 1, timed.parameters, more, timed.move, nearest
+        )
+
+
+def fastest_first(shapes: Iterable[TransformerShape], answers: Answers) -> list[TransformerShape]:
+    """Shapes by their predicted time per token and parameter. A vocabulary that one pads beyond another's is no gain."""
+    asked = list(shapes)
+    timed = _times(asked, answers, min(asked, key=lambda shape: shape.vocab))
+    return sorted(asked, key=lambda shape: timed[shape].us)
+
+
+def _times(
+    shapes: Iterable[TransformerShape], answers: Answers, base: TransformerShape
+) -> dict[TransformerShape, _Timed]:
+    ops = {shape: shape.ops() for shape in shapes}
+    answers.ask(op.workload for own in ops.values() for op in own)
+    return {shape: _time(shape, own, answers, base) for shape, own in ops.items()}
+
+
+def _time(shape: TransformerShape, ops: Sequence[Op], answers: Answers, base: TransformerShape) -> _Timed:
+    times: dict[Compute, float] = defaultdict(float)
+    for op in ops:
+        times[op.workload] += answers.latency(op.workload).mid * op.count
+    total_us = sum(times.values())
+    parts = {work: (us / total_us, answers.latency(work)) for work, us in times.items()}
+    count = useful_parameters(shape, base.vocab)
+    pairs = ((getattr(shape, name), getattr(base, name)) for name in ("hidden", "ffn", "layers"))
+    move = max(abs(own / other - 1) for own, other in pairs)
+    return _Timed(shape, total_us / shape.tokens / count, count, parts, move)
 
 
 def _of_equals(timed: Sequence[_Timed]) -> _Timed:
