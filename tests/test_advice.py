@@ -185,9 +185,9 @@ def test_neighbours_are_held_against_each_other_at_equal_parameters() -> None:
     assert best.low < best.gain < best.high
     assert best.more == pytest.approx(weight - 1)
     # Those that no nearer shape equals come first, the fastest first; the others follow likewise.
-    ranked = [(not n.found.nearest, -n.found.gain) for n in found.neighbours]
+    ranked = [(not n.found.sure, not n.found.nearest, -n.found.gain) for n in found.neighbours]
     assert ranked == sorted(ranked)
-    front = [n.found for n in found.neighbours if n.found.nearest]
+    front = [n.found for n in found.neighbours if n.found.nearest and n.found.sure]
     assert sorted(front, key=lambda n: -n.move) == front
     assert len({n.found.shape.hidden for n in found.neighbours}) == len(found.neighbours)
     # One batch for the shape, one for its edges, one for all neighbours, and edges of the few that are shown.

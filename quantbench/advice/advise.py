@@ -103,9 +103,9 @@ def advise(
 ) -> Advice:
     """Advice on `shape` on the GPU of `times`. top: how many neighbours to name, 0 to look at none.
 
-    times: a latency model (`ModelledTimes`), a profile, or anything else that answers OpTimes. repair: shapes that stand
-    in for `shape` (its tp is 1 then) where tp cannot split it, from `repaired`: the fastest per token and parameter is
-    advised on. Raises InputError for a number format that the device has no peak for.
+    times: a latency model (`ModelledTimes`), a profile, or anything else that answers OpTimes. repair: from
+    `repaired`, shapes that stand in for `shape` (its tp is 1 then) where tp cannot split it; the fastest per token and
+    parameter is advised on. Raises InputError for a number format that the device has no peak for.
     """
     require_int("advise", "top", top, low=0)
     if times.device.peak(shape.dtype) is None:

@@ -124,7 +124,7 @@ class Neighbours:
 
 
 def fastest_first(shapes: Iterable[TransformerShape], answers: Answers) -> list[TransformerShape]:
-    """Shapes by their predicted time per token and parameter. A vocabulary that one pads beyond another's is no gain."""
+    """Shapes by their predicted time per token and parameter. Vocabulary padded beyond the smallest is no gain."""
     asked = list(shapes)
     timed = _times(asked, answers, min(asked, key=lambda shape: shape.vocab))
     return sorted(asked, key=lambda shape: timed[shape].us)

@@ -88,7 +88,7 @@ class ProfileTimes:
 
 
 def _unmeasured(work: Compute, one: Estimate) -> str:
-    # An estimate of a profile (profile.estimate.Estimate) tells what it is beyond; of any other source nothing is known.
+    # profile.estimate.Estimate says what it is beyond; nothing is known of any other source.
     beyond = getattr(one, "outside", False) or bool(getattr(one, "note", ""))
     if one.source != _MODELLED or not beyond:
         return ""

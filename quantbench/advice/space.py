@@ -125,8 +125,8 @@ def _widths(base: TransformerShape, hidden: int, step: int) -> list[int]:
 
 
 def _heads(base: TransformerShape, hidden: int, space: Space) -> list[dict[str, Any]]:
-    """Heads of the widths that may be, in whole vectors. Where heads of the base make up its hidden size, those of others
-    do so too; else neither changes."""
+    """Heads of the widths that may be, in whole vectors. Where heads of the base make up its hidden size, those of
+    others do so too; else neither changes."""
     if base.heads * base.head_dim != base.hidden:
         return [{}]
     found = []
@@ -179,7 +179,9 @@ def repaired(asked: TransformerShape, tp: int, space: Space) -> Repair | None:
         kept = f" with {', '.join(space.keep)} kept" if space.keep else ""
         raise InputError("advise", f"{trouble}{kept}", "a tp that divides heads, kv_heads and ffn, or less to keep")
     shapes.sort(key=lambda s: (abs(s.heads - asked.heads), abs(s.kv_heads - asked.kv_heads), s.heads))
-    return Repair(f"{trouble}; the nearest shapes that can: {'; '.join(_sizes(s, asked) for s in shapes)}", tuple(shapes))
+    return Repair(
+        f"{trouble}; the nearest shapes that can: {'; '.join(_sizes(s, asked) for s in shapes)}", tuple(shapes)
+    )
 
 
 def _splits(shape: TransformerShape, name: str, tp: int) -> bool:

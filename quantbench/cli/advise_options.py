@@ -8,7 +8,9 @@ from math import isfinite, sqrt
 from pathlib import Path
 from typing import Any
 
-from quantbench.advice import ModelledTimes, ProfileTimes, Space
+from quantbench.advice import ModelledTimes, ProfileTimes, Repair, Space, repaired
+from quantbench.advice.advise import TOP
+from quantbench.advice.space import DIMENSIONS
 from quantbench.cli.plan_options import with_what_follows
 from quantbench.device import default_dtype
 from quantbench.device.spec import DeviceSpec
@@ -39,7 +41,12 @@ class AdviseArguments:
     dtype: str = ""
     attention: str = "eager"
     tolerance: str = "5%"
-    top: str = "8"
+    top: str = ""
+    head_dims: str = "64,128,256"
+    replicate_kv: bool = False
+    keep: str = ""
+    keep_layers: bool = False
+    shapes_out: Path | None = None
     fail_over: str = ""
 
     def device(self) -> DeviceSpec:
@@ -71,8 +78,9 @@ class AdviseArguments:
             raise InputError(_WHO, f"--dtype {self.dtype} on {device.name}", f"one of {have}")
         return self.dtype or default_dtype(device)
 
-    def shape(self, device: DeviceSpec) -> tuple[TransformerShape, tuple[str, ...]]:
-        """The shape, from a preset or a config or from sizes alone, and what had to be assumed, in words."""
+    def shape(self, device: DeviceSpec, space: Space) -> tuple[TransformerShape, Repair | None, tuple[str, ...]]:
+        """The shape, from a preset or a config or from sizes alone; the shapes that stand in for it where tp cannot
+        split it (its own tp is 1 then); and what had to be assumed, in words."""
         require_choice(_WHO, "--attention", self.attention, ATTENTIONS)
         typed = {name.replace("-", "_"): _size(name, text) for name, text in self.sizes.items() if text}
         base = self._base(typed)
@@ -96,8 +104,11 @@ class AdviseArguments:
         if self.gated:
             changes["gated"] = True
         changes.update(dtype=self.number_format(device), fused_attention=self.attention == "flash")
+        changes["tp"] = 1
         try:
-            return replace(base, **changes), tuple(assumed)
+            whole = replace(base, **changes)
+            repair = repaired(whole, tp, space)
+            return (replace(whole, tp=tp) if repair is None else whole), repair, tuple(assumed)
         except InputError as error:
             raise InputError(_WHO, error.value, error.expected) from None
 
@@ -119,10 +130,23 @@ class AdviseArguments:
 
     def space(self) -> Space:
         """What neighbours are tried."""
-        return Space(tolerance=percentage("--tolerance", self.tolerance))
+        kept = [word.strip().replace("-", "_") for word in self.keep.split(",")] if self.keep else []
+        for name in kept:
+            require_choice(_WHO, "--keep", name, DIMENSIONS)
+        if self.keep_layers:
+            kept.append("layers")
+        words = self.head_dims.split(",") if self.head_dims else []
+        return Space(
+            tolerance=percentage("--tolerance", self.tolerance),
+            head_dims=tuple(sorted({_size("head-dims", word.strip()) for word in words})),
+            replicate_kv=self.replicate_kv,
+            keep=tuple(dict.fromkeys(kept)),
+        )
 
     def count(self) -> int:
-        """How many neighbours are shown."""
+        """How many neighbours are looked for."""
+        if not self.top:
+            return TOP
         if not re.fullmatch("[0-9]{1,10}", self.top) or int(self.top) > _LARGEST:
             raise InputError("--top", repr(self.top), "an integer of at least 0")
         return int(self.top)

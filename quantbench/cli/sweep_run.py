@@ -30,10 +30,10 @@ from quantbench.errors import InputError
 from quantbench.latency.roofline import roofline_us
 from quantbench.providers.catalog import require_found
 from quantbench.report.shape_comparison import (
+    compare_shapes,
     comparison_lines,
     comparison_table,
     comparison_to_json,
-    compare_shapes,
 )
 from quantbench.report.table import ops_line, rows_to_json, sweep_table, trust_lines
 from quantbench.store.folder import Run, read_run

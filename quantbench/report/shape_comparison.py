@@ -171,13 +171,18 @@ def comparison_lines(comparison: ShapeComparison) -> list[str]:
         "parameters against the first shape, with the 95 % interval."
     ]
     for library, ops in comparison.left_out.items():
-        said.append(f"{library}: {', '.join(ops)} of the first shape not measured: left out everywhere, predictions not judged")
+        said.append(
+            f"{library}: {', '.join(ops)} of the first shape not measured: left out everywhere, predictions not judged"
+        )
     return said
 
 
 def comparison_to_json(comparison: ShapeComparison) -> list[dict[str, Any]]:
     """One object per shape and library."""
     return [
-        {**asdict(one), "left_out": list(comparison.left_out.get(one.library, ())), }
+        {
+            **asdict(one),
+            "left_out": list(comparison.left_out.get(one.library, ())),
+        }
         for one in comparison.shapes
     ]

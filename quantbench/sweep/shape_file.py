@@ -1,4 +1,4 @@
-"""Transformer shapes to measure side by side, as a JSON file: `advise --shapes-out` writes it, `sweep --shapes` reads it.
+"""A JSON file of transformer shapes to measure side by side: written by `advise -o`, read by `sweep --shapes`.
 
 History of the format:
 1  first version.

@@ -28,7 +28,9 @@ def read_shapes(path: Path) -> tuple[tuple[int, int, int, int], ...]:
             missing = [name for name in _NEEDED if name not in (reader.fieldnames or ())]
             if missing:
                 columns = ", ".join(reader.fieldnames or ()) or "nothing"
-                raise InputError("--shapes", f"{path} has {columns}", "a CSV file with the columns m, n, k, or a .json file")
+                raise InputError(
+                    "--shapes", f"{path} has {columns}", "a CSV file with the columns m, n, k, or a .json file"
+                )
             shapes = [_shape(path, reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError("--shapes", f"{path} ({error})", "a CSV file that can be read") from None
