@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from quantbench.errors import InputError, require_choice, require_int
 from quantbench.workload.dtypes import VECTOR_DTYPES
-from quantbench.workload.softmax import MASKS
+from quantbench.workload.softmax import MASKS, Softmax
 
 _THREADS_PER_BLOCK = 128
 _WARP_THREADS = 32
@@ -128,3 +128,16 @@ def megatron_fused_available(
             f"heads per GPU {heads_per_gpu} · MBS {mbs} = {matrices} is not a multiple of {matrices_multiple}"
         )
     return Availability(tuple(reasons))
+
+
+def softmax_generation(sk: int) -> str:
+    """The generation of Megatron's softmax kernels that rows of sk scores are taken to run with."""
+    return "2048" if sk <= GENERATIONS["2048"].max_sk else "16384"
+
+
+def softmax_objections(work: Softmax) -> tuple[str, ...]:
+    """Why Megatron's fused softmax does not take this one; empty where it does."""
+    return megatron_fused_available(
+        sq=work.rows, sk=work.cols, heads_per_gpu=work.batch // work.mask_batch, mbs=work.mask_batch, dtype=work.dtype,
+        mask=work.mask, generation=softmax_generation(work.cols),
+    ).reasons  # fmt: skip

@@ -37,7 +37,7 @@ class EvenTimes:
 
 def bloom_like(layers: int = 72, heads: int = 64, hidden: int = 14336) -> TransformerShape:
     """The shape that the documents end with."""
-    return TransformerShape(hidden=hidden, heads=heads, layers=layers, vocab=250880, fused_attention=False)
+    return TransformerShape(hidden=hidden, heads=heads, layers=layers, vocab=250880, attention="unfused", dropout=True)
 
 
 def job(gpus: int = 384, gbs: int = 2048, shape: TransformerShape | None = None, **changes: object) -> Job:

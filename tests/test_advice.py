@@ -28,7 +28,7 @@ from quantbench.workload.transformer import Compute
 
 A100 = lookup("a100-sxm4-80gb")
 #: the shape of the BigScience search: heads of 150, which are no multiple of 8
-WIDE = TransformerShape(hidden=14400, heads=96, layers=80, vocab=250880, tp=8, fused_attention=False)
+WIDE = TransformerShape(hidden=14400, heads=96, layers=80, vocab=250880, tp=8, attention="unfused")
 
 
 @dataclass
@@ -46,7 +46,7 @@ class SimpleTimes:
         return [Latency(mid / 1.1, mid, mid * 1.1) for mid in mids]
 
 
-SMALL = TransformerShape(hidden=1024, heads=16, seq=512, vocab=51200, layers=4, tp=2, fused_attention=False)
+SMALL = TransformerShape(hidden=1024, heads=16, seq=512, vocab=51200, layers=4, tp=2, attention="unfused")
 
 
 def test_nothing_is_wasted_where_every_rate_is_the_same() -> None:
@@ -131,7 +131,7 @@ def shapes(draw: st.DrawFn) -> TransformerShape:
     return TransformerShape(
         hidden=heads * width, heads=heads, kv_heads=kv_heads, ffn=draw(st.integers(100, 4000)) * tp,
         gated=draw(st.booleans()), layers=draw(st.integers(1, 90)), vocab=draw(st.integers(1000, 9000)) * tp, tp=tp,
-        mbs=draw(st.sampled_from([1, 2, 3, 6])), seq=256, fused_attention=False,
+        mbs=draw(st.sampled_from([1, 2, 3, 6])), seq=256, attention="unfused",
     )  # fmt: skip
 
 
@@ -349,7 +349,7 @@ def test_what_nobody_measured_is_named_with_its_share(modelled: ModelledTimes) -
     cost = cost_of(flash, Answers(modelled))
     backward = next(o for o in cost.ops if o.op.label == "attention.backward")
     assert only.share == pytest.approx(backward.total_us / cost.latency.mid)
-    unfused = advise(replace(flash, fused_attention=False), modelled, top=0).unmeasured
+    unfused = advise(replace(flash, attention="unfused"), modelled, top=0).unmeasured
     assert {one.reason.partition(":")[0] for one in unfused} == {"batched products", "softmax"}
     nothing = advise(replace(flash, dtype="fp16"), ModelledTimes(lookup("v100-sxm2-32gb")), top=0).unmeasured
     assert sum(one.share for one in nothing) == pytest.approx(1)
@@ -373,7 +373,7 @@ def test_what_misaligned_heads_cost_a_measured_training_run(modelled: ModelledTi
     through 8 pipelines of 6 stages in micro-batches of 4, and every forward pass is computed twice."""
     seconds = []
     for heads in (64, 128):
-        shape = TransformerShape(hidden=13824, heads=heads, layers=78, vocab=250880, tp=8, mbs=4, fused_attention=False)
+        shape = TransformerShape(hidden=13824, heads=heads, layers=78, vocab=250880, tp=8, mbs=4, attention="unfused")
         cost = cost_of(shape, Answers(modelled))
         again_us = sum(o.total_us for o in cost.ops if o.op.phase == "forward")
         seconds.append((cost.latency.mid + again_us) / 1e6 / 6 * 2048 / 8 / 4)
@@ -421,7 +421,7 @@ def test_a_gpu_that_was_not_measured_says_so_and_is_less_sure() -> None:
 
 def test_attention_of_an_fp8_model_runs_in_its_own_format() -> None:
     h100 = lookup("h100-sxm5-80gb")
-    eager = TransformerShape(hidden=4096, heads=32, layers=4, vocab=51200, dtype="fp8", fused_attention=False)
+    eager = TransformerShape(hidden=4096, heads=32, layers=4, vocab=51200, dtype="fp8", attention="unfused")
     wide, narrow = (cost_of(replace(eager, dtype=dtype), Answers(ModelledTimes(h100))) for dtype in ("bf16", "fp8"))
     for name in ("scores", "softmax", "context"):
         assert [o.latency for o in wide.by_name[name]] == [o.latency for o in narrow.by_name[name]]
@@ -430,7 +430,7 @@ def test_attention_of_an_fp8_model_runs_in_its_own_format() -> None:
 
 
 def test_flash_attention_pays_less_for_its_heads(modelled: ModelledTimes) -> None:
-    found = advise(replace(WIDE, fused_attention=True), modelled, space=Space(head_dims=(64, 128, 216, 256)))
+    found = advise(replace(WIDE, attention="flash"), modelled, space=Space(head_dims=(64, 128, 216, 256)))
     kinds = {f.edge.kind for o in found.cost.by_name["attention"] for f in o.findings}
     assert "alignment" in kinds
     assert found.cost.waste_share < 0.1

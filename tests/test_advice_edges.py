@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from quantbench.advice.answers import softmax_objections
 from quantbench.advice.dims import side_names
 from quantbench.advice.edges import KINDS, NEAR, edges, misaligned_sides
 from quantbench.analysis import neighbours
 from quantbench.device import lookup
 from quantbench.launch import Launch, Tile
+from quantbench.megatron import softmax_objections
 from quantbench.workload import Attention, Gemm, Op, Softmax, TransformerShape
 from quantbench.workload.transformer import Compute
 
 A100 = lookup("a100-sxm4-80gb")
 LARGE = Launch("made up", tile=Tile(128, 256), blocks_per_sm=1)
-SHAPE = TransformerShape(hidden=14400, heads=96, layers=80, vocab=250880, tp=8, fused_attention=False)
+SHAPE = TransformerShape(hidden=14400, heads=96, layers=80, vocab=250880, tp=8, attention="unfused")
 
 
 def op(work: Compute, name: str = "gemm", phase: str = "forward") -> Op:
@@ -126,7 +126,7 @@ def test_every_side_of_every_product_has_the_name_of_its_size() -> None:
         vocab=51200,
         tp=2,
         mbs=2,
-        fused_attention=False,
+        attention="unfused",
     )
     sizes = {
         "tokens": 768, "hidden": 1024, "qkv width / tp": (8 + 2 * 2) * 64, "seq": 384, "head_dim": 64,

@@ -70,7 +70,7 @@ def test_machines_of_ones_own() -> None:
     topology = data["job"]["topology"]
     assert (topology["gpus_per_node"], topology["nodes"], topology["node_gb_per_s"]) == (4, 4, 100.0)
     assert "changed by options" in topology["source"]
-    assert data["job"]["shape"]["fused_attention"] is True
+    assert data["job"]["shape"]["attention"] == "flash"
     assert all(layout["layout"]["tp"] <= 4 for layout in data["layouts"])
 
 

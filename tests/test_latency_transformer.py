@@ -64,7 +64,7 @@ def test_forward_alone_is_about_a_third() -> None:
 
 
 def test_unfused_shapes_ask_the_softmax_model() -> None:
-    shape = TransformerShape(hidden=1024, heads=16, seq=512, fused_attention=False)
+    shape = TransformerShape(hidden=1024, heads=16, seq=512, attention="unfused")
     found = models(Gemms()).predict(shape)
     assert {o.op.name for o in found.ops} >= {"scores", "softmax", "context"}
     assert any("softmax on a100-sxm4-80gb: from the spec sheet" in note for note in found.notes)

@@ -206,7 +206,7 @@ def test_the_best_times_know_every_kind_of_work() -> None:
     times = BestTimes()(A100)
     shape = bloom_like(layers=1)
     works = [op.workload for op in replace(shape, tp=8).ops()]
-    found = times.latencies_us([*works, *(op.workload for op in replace(shape, fused_attention=True).ops())])
+    found = times.latencies_us([*works, *(op.workload for op in replace(shape, attention="flash").ops())])
     assert all(0 < t.low <= t.mid <= t.high for t in found)
     assert "a100-sxm4-80gb" in times.note
     fp16 = latency_us(times, Gemm(4096, 4096, 4096, dtype="fp16"))

@@ -24,7 +24,7 @@ from quantbench.planner.table import read_table
 from quantbench.workload import TransformerShape
 
 ROWS = read_table(Path(__file__).parent / "data" / "bloom_tables.csv")
-SMALL = TransformerShape(hidden=1024, heads=16, layers=4, vocab=51200, seq=512, fused_attention=False)
+SMALL = TransformerShape(hidden=1024, heads=16, layers=4, vocab=51200, seq=512, attention="unfused", dropout=True)
 
 
 def test_parameters_of_a_stage() -> None:
@@ -78,7 +78,7 @@ def test_activations_of_a_gpt_layer_as_published() -> None:
 
 
 def test_flash_attention_keeps_no_probabilities() -> None:
-    fused = job(gpus=1, gbs=8, shape=replace(SMALL, fused_attention=True))
+    fused = job(gpus=1, gbs=8, shape=replace(SMALL, attention="flash"))
     found = memory(fused, Layout(1, 1, 1, 1, recompute="none"), PLAIN)
     assert found.activations == 4 * (512 * 1024 * 34 + 16 * 512 * 4)
 

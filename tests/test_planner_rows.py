@@ -183,9 +183,9 @@ def test_columns_of_ones_own(tmp_path: Path) -> None:
     file.write_text(f"{columns}\n{cells}\n")
     case = case_of(read_table(file)[0])
     shape, layout = case.job.shape, case.layout
-    assert (shape.kv_heads, shape.ffn, shape.gated, shape.fused_attention) == (8, 28672, True, True)
+    assert (shape.kv_heads, shape.ffn, shape.gated, shape.attention) == (8, 28672, True, "flash")
     assert (layout.recompute, layout.interleave, layout.sequence_parallel) == ("selective", 5, True)
-    assert (case.job.dropout, case.job.optimizer, case.job.cluster.name) == (False, "adam", "jean-zay-a100")
+    assert (case.job.shape.dropout, case.job.optimizer, case.job.cluster.name) == (False, "adam", "jean-zay-a100")
     file.write_text(f"{columns}\n{cells.replace(',no,', ',perhaps,')}\n")
     with pytest.raises(InputError, match="column dropout = 'perhaps'; expected yes or no"):
         read_table(file)

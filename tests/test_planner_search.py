@@ -25,7 +25,7 @@ from quantbench.workload import TransformerShape
 from quantbench.workload.presets import preset
 
 AS_THEN = Space(recompute=("full",), sequence_parallel=False, interleave=(1,))
-SMALL = TransformerShape(hidden=1024, heads=16, layers=4, vocab=51200, seq=512, fused_attention=False)
+SMALL = TransformerShape(hidden=1024, heads=16, layers=4, vocab=51200, seq=512, attention="unfused", dropout=True)
 
 
 def test_every_layout_that_keeps_the_rules_is_looked_at() -> None:
@@ -97,12 +97,14 @@ def test_the_measured_best_is_near_the_top() -> None:
 
 
 def test_a_thousand_gpus_and_a_hundred_thousand() -> None:
-    shape = replace(preset("bloom-176b"), fused_attention=False)
+    shape = replace(preset("bloom-176b"), attention="unfused", dropout=True)
     where = reference_cluster(cluster("dgx-a100").device)
     begun = time.process_time()
     found = search(Job(shape, where, 1024, 2048), EvenTimes(), PLAIN)
     assert found.looked_at > 1000
-    giant = TransformerShape(hidden=65536, heads=512, layers=192, vocab=256000, seq=4096, fused_attention=False)
+    giant = TransformerShape(
+        hidden=65536, heads=512, layers=192, vocab=256000, seq=4096, attention="unfused", dropout=True
+    )
     of = Job(giant, reference_cluster(cluster("dgx-h100").device), 100_000, 100_000)
     huge = search(of, EvenTimes(), PLAIN, Space(uneven=True))
     assert huge.looked_at > 3000
@@ -140,7 +142,7 @@ def test_a_rule_that_asks_for_what_does_not_fit_fails() -> None:
 
 
 def test_candidates_keep_the_bounds() -> None:
-    base = replace(preset("bloom-176b"), fused_attention=False)
+    base = replace(preset("bloom-176b"), attention="unfused", dropout=True)
     space = ShapeSpace(parameters=176.2e9)
     shapes = list(candidates(base, space))
     assert {(14336, 112, 70), (13824, 64, 76)} <= {(s.hidden, s.heads, s.layers) for s in shapes}
@@ -149,14 +151,14 @@ def test_candidates_keep_the_bounds() -> None:
         assert 64 <= shape.head_dim <= 256
         assert shape.ffn == 4 * shape.hidden
         assert abs(12 * shape.layers * shape.hidden**2 + 250880 * shape.hidden - 176.2e9) < 0.035 * 176.2e9
-    grouped = replace(preset("llama-3-70b"), fused_attention=False)
+    grouped = replace(preset("llama-3-70b"), attention="unfused", dropout=True)
     some = list(candidates(grouped, replace(space, parameters=70.5e9, aspect=(90, 110))))
     assert some
     assert all(s.heads == 8 * s.kv_heads for s in some)
 
 
 def test_the_shape_search_finds_what_a_week_of_hand_search_found() -> None:
-    base = replace(preset("bloom-176b"), fused_attention=False)
+    base = replace(preset("bloom-176b"), attention="unfused", dropout=True)
     of = Job(base, cluster("jean-zay-a100"), 384, 2048)
     space = ShapeSpace(parameters=176.25e9)
     found = shape_search(of, BestTimes()(of.cluster.device), shipped().of(of.cluster), space, AS_THEN)

@@ -132,7 +132,7 @@ def test_eager_attention_beside_narrow_linear_layers_runs_in_bf16(dtype: str) ->
     h100 = lookup("h100-sxm5-80gb")
     narrow, wide = (
         best_models(h100, of).predict(
-            TransformerShape(hidden=4096, heads=32, seq=2048, dtype=of, fused_attention=False), backward=True
+            TransformerShape(hidden=4096, heads=32, seq=2048, dtype=of, attention="unfused"), backward=True
         )
         for of in (dtype, "bf16")
     )

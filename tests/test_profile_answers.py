@@ -206,7 +206,7 @@ def test_softmax_and_attention() -> None:
 
 
 def test_a_layer_is_the_sum_of_its_operations() -> None:
-    shape = TransformerShape(hidden=2048, heads=16, seq=2048, fused_attention=True)
+    shape = TransformerShape(hidden=2048, heads=16, seq=2048, attention="flash")
     layer = made.profile().layer(shape)
     assert layer.latency_us == pytest.approx(sum(op.work.estimate.latency_us for op in layer.ops))
     assert [op.op.label for op in layer.ops][:5] == ["qkv", "attention", "proj", "mlp_up", "mlp_down"]

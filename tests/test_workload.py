@@ -44,7 +44,7 @@ def test_a_layer_does_the_flops_of_the_megatron_formula(tp: int) -> None:
     # 2·B·s·h·V; the backward pass is twice that. Spread over tp GPUs.
     h, s, b, layers, v = 4096, 2048, 2, 3, 51200
     shape = TransformerShape(
-        hidden=h, heads=32, seq=s, vocab=v, layers=layers, mbs=b, tp=tp, fused_attention=False, causal=False
+        hidden=h, heads=32, seq=s, vocab=v, layers=layers, mbs=b, tp=tp, attention="unfused", causal=False
     )
     products = [op for op in shape.ops() if isinstance(op.workload, Gemm)]
     forward = sum(op.workload.flops * op.count for op in products if op.phase == "forward")

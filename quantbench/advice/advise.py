@@ -111,7 +111,7 @@ def advise(
     if times.device.peak(shape.dtype) is None:
         have = ", ".join(sorted(times.device.peak_tflops))
         raise InputError("advise", f"dtype = {shape.dtype!r} on {times.device.name}", f"one of {have}")
-    answers, within = Answers(times), space or Space()
+    answers, within = Answers(times, shape.softmax), space or Space()
     others: tuple[TransformerShape, ...] = ()
     if repair is not None:
         shape, *rest = fastest_first(repair.shapes, answers)

@@ -13,9 +13,8 @@ from quantbench.latency.best import best_models
 from quantbench.latency.softmax import fallback_bytes
 from quantbench.latency.transformer import UNMEASURED_CORRELATION, TransformerModel
 from quantbench.launch import Launch
-from quantbench.megatron import megatron_fused_available
+from quantbench.megatron import softmax_objections
 from quantbench.planner.calibration import shipped
-from quantbench.planner.constraints import softmax_generation
 from quantbench.planner.layer_time import unaligned_s
 from quantbench.planner.op_times import Latency, OpTimes, RememberedTimes
 from quantbench.workload import Gemm, Op, Softmax
@@ -161,9 +160,13 @@ def unaligned(work: Compute, latency: Latency, device: DeviceSpec, share: float 
 
 class Answers:
     """Latencies and launches of single operations. A softmax that Megatron's fused kernel refuses takes as much longer
-    as its fallback moves more bytes; everything else is as the source says."""
+    as its fallback moves more bytes; everything else is as the source says.
 
-    def __init__(self, times: OpTimes) -> None:
+    softmax: megatron, or torch, where no softmax runs in the fused kernel.
+    """
+
+    def __init__(self, times: OpTimes, softmax: str = "megatron") -> None:
+        self.softmax = softmax
         self._source = times
         self._times = RememberedTimes(times)
 
@@ -193,7 +196,7 @@ class Answers:
     def latency(self, work: Compute) -> Latency:
         """The time of one run."""
         us = self.fused(work)
-        if not isinstance(work, Softmax) or not softmax_objections(work):
+        if not isinstance(work, Softmax) or (self.softmax == "megatron" and not softmax_objections(work)):
             return us
         factor = fallback_bytes(work) / work.min_bytes
         return Latency(us.low * factor, us.mid * factor, us.high * factor)
@@ -208,11 +211,3 @@ class Answers:
     def launch(self, work: Compute) -> Launch | None:
         """The kernel that is believed to run it; None where the source does not know."""
         return self._source.launches([work])[0] if isinstance(self._source, KernelTimes) else None
-
-
-def softmax_objections(work: Softmax) -> tuple[str, ...]:
-    """Why Megatron's fused softmax does not take this one; empty where it does."""
-    return megatron_fused_available(
-        sq=work.rows, sk=work.cols, heads_per_gpu=work.batch // work.mask_batch, mbs=work.mask_batch, dtype=work.dtype,
-        mask=work.mask, generation=softmax_generation(work.cols),
-    ).reasons  # fmt: skip

@@ -111,6 +111,8 @@ def cost_of(shape: TransformerShape, answers: Answers) -> ShapeCost:
     ops = shape.ops()
     answers.ask(op.workload for op in ops)
     found = {op: edges(op, answers.device, answers.launch(op.workload)) for op in dict.fromkeys(ops)}
+    if answers.softmax != "megatron":  # nobody waits for the fused kernel
+        found = {op: tuple(edge for edge in own if edge.kind != "fused softmax") for op, own in found.items()}
     answers.ask(edge.before for own in found.values() for edge in own)
     costs = tuple(_cost(op, found[op], answers) for op in ops)
     whole = latency_of(costs)

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quantbench.advice.answers import softmax_objections
 from quantbench.advice.dims import side_names
 from quantbench.analysis.blocks import padded
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.roofline import assumed_tile
 from quantbench.launch import Launch, Tile
+from quantbench.megatron import softmax_objections
 from quantbench.quantization import alignment_bytes, cdiv, gemm_alignment_bytes, quantize
 from quantbench.units import percent
 from quantbench.workload import Attention, Gemm, Op, Softmax

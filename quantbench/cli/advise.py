@@ -29,9 +29,9 @@ def advise(
     mbs: o.Mbs = "",
     tp: o.Tp = "",
     dtype: o.Dtype = "",
-    attention: Annotated[
-        str, typer.Option(help="eager (scores, fused softmax and context, as Megatron) or flash (one kernel).")
-    ] = "eager",
+    attention: o.Attention = "",
+    dropout: o.Dropout = None,
+    softmax: o.SoftmaxOption = "",
     tolerance: Annotated[
         str, typer.Option(help="How far parameters may be from the shape's.", rich_help_panel=_SEARCH)
     ] = "5%",
@@ -85,8 +85,8 @@ def advise(
             "layers": layers, "seq": seq, "mbs": mbs, "tp": tp,
         },
         gpu=gpu, profile=profile, model=model, config=config, gated=gated, dtype=dtype, attention=attention,
-        tolerance=tolerance, top=top, head_dims=head_dims, replicate_kv=replicate_kv, keep=keep,
-        keep_layers=keep_layers, shapes_out=shapes_out, fail_over=fail_over,
+        dropout=dropout, softmax=softmax, tolerance=tolerance, top=top, head_dims=head_dims, replicate_kv=replicate_kv,
+        keep=keep, keep_layers=keep_layers, shapes_out=shapes_out, fail_over=fail_over,
     )  # fmt: skip
     if run(arguments, junit, as_json=as_json):
         raise typer.Exit(1)

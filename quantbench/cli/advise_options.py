@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from math import isfinite, sqrt
+from math import isfinite
 from pathlib import Path
-from typing import Any
 
 from quantbench.advice import ModelledTimes, ProfileTimes, Repair, Space, repaired
 from quantbench.advice.advise import TOP
 from quantbench.advice.space import DIMENSIONS
-from quantbench.cli.plan_options import with_what_follows
-from quantbench.device import default_dtype
+from quantbench.cli.model_options import ModelOptions, chosen_model
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.planner.cluster import gpu_named
-from quantbench.planner.layout import padded_vocab
 from quantbench.planner.op_times import OpTimes
-from quantbench.planner.shape_search import ShapeSpace
 from quantbench.workload import TransformerShape
 
 _WHO = "advise"
-ATTENTIONS = ("eager", "flash")
 _LARGEST = 2**31 - 1
-# hidden / layers of a usual model: the middle of what the planner's search allows.
-_USUAL_ASPECT = round(sqrt(ShapeSpace.aspect[0] * ShapeSpace.aspect[1]))
 
 
 @dataclass(frozen=True)
@@ -39,7 +32,9 @@ class AdviseArguments:
     config: Path | None = None
     gated: bool = False
     dtype: str = ""
-    attention: str = "eager"
+    attention: str = ""
+    dropout: bool | None = None
+    softmax: str = ""
     tolerance: str = "5%"
     top: str = ""
     head_dims: str = "64,128,256"
@@ -71,62 +66,26 @@ class AdviseArguments:
             raise InputError(_WHO, f"--profile {self.profile} of {profile.device.name}", "the profile of a GPU")
         return ProfileTimes(profile, ModelledTimes(profile.device))
 
-    def number_format(self, device: DeviceSpec) -> str:
-        """What was typed, or what is usual on the device."""
-        if self.dtype and device.peak(self.dtype) is None:
-            have = ", ".join(sorted(device.peak_tflops))
-            raise InputError(_WHO, f"--dtype {self.dtype} on {device.name}", f"one of {have}")
-        return self.dtype or default_dtype(device)
-
     def shape(self, device: DeviceSpec, space: Space) -> tuple[TransformerShape, Repair | None, tuple[str, ...]]:
         """The shape, from a preset or a config or from sizes alone; the shapes that stand in for it where tp cannot
         split it (its own tp is 1 then); and what had to be assumed, in words."""
-        require_choice(_WHO, "--attention", self.attention, ATTENTIONS)
         typed = {name.replace("-", "_"): _size(name, text) for name, text in self.sizes.items() if text}
-        base = self._base(typed)
-        assumed = []
-        named = bool(self.model) or self.config is not None
-        changes = with_what_follows(base, typed)
-        if not named and "layers" not in typed:
-            changes["layers"] = max(1, round(typed["hidden"] / _USUAL_ASPECT))
-            assumed.append(f"layers = {changes['layers']} (hidden / {_USUAL_ASPECT})")
-        tp, vocab = typed.get("tp", 1), typed.get("vocab", base.vocab)
-        if not named and "vocab" not in typed:
-            changes["vocab"] = padded_vocab(vocab, tp)
-            assumed.append(f"vocab = {changes['vocab']}")
-        if not named and "seq" not in typed:
-            assumed.append(f"seq = {base.seq}")
-        if "mbs" not in typed:
-            assumed.append("mbs = 1")
-        if changes.get("vocab", vocab) % tp:
-            changes["vocab"] = padded_vocab(vocab, tp)
-            assumed.append(f"vocab padded from {vocab} to {changes['vocab']}, as tp = {tp} must divide it")
-        if self.gated:
-            changes["gated"] = True
-        changes.update(dtype=self.number_format(device), fused_attention=self.attention == "flash")
-        changes["tp"] = 1
+        options = ModelOptions(
+            self.model, self.config, typed, self.gated, self.dtype, self.attention, self.dropout, self.softmax
+        )
+        of_one = tuple(f"{name} = 1" for name in ("mbs", "tp") if name not in typed)
         try:
-            whole = replace(base, **changes)
-            repair = repaired(whole, tp, space)
-            return (replace(whole, tp=tp) if repair is None else whole), repair, tuple(assumed)
-        except InputError as error:
-            raise InputError(_WHO, error.value, error.expected) from None
-
-    def _base(self, typed: dict[str, Any]) -> TransformerShape:
-        from quantbench.workload.huggingface import from_config
-        from quantbench.workload.presets import preset
-
-        if self.model and self.config is not None:
-            raise InputError(_WHO, f"--model {self.model} and --config {self.config}", "one of them")
-        if self.model:
-            return preset(self.model)
-        if self.config is not None:
-            return from_config(self.config)
-        missing = [f"--{name}" for name in ("hidden", "heads") if name not in typed]
-        if missing:
-            raise InputError(_WHO, f"no {' and no '.join(missing)}", "--hidden and --heads, --model or --config")
-        # One head always divides; the typed heads come with everything else.
-        return TransformerShape(hidden=typed["hidden"], heads=1)
+            shape, assumed = chosen_model(_WHO, options, device)
+        except InputError:
+            tp = typed.get("tp", 1)
+            if tp == 1:
+                raise
+            shape, assumed = chosen_model(_WHO, replace(options, sizes={**typed, "tp": 1}), device)
+            repair = repaired(shape, tp, space)
+            if repair is None:
+                raise
+            return shape, repair, (*assumed, *of_one)
+        return shape, None, (*assumed, *of_one)
 
     def space(self) -> Space:
         """What neighbours are tried."""

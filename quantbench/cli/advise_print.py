@@ -41,7 +41,7 @@ def header_lines(advice: Advice, assumed: Sequence[str]) -> list[str]:
     heads = f"{shape.heads} head{'' if shape.heads == 1 else 's'} of {shape.head_dim}"
     if shape.kv_heads != shape.heads:
         heads += f" ({shape.kv_heads} of keys and values)"
-    attention = "flash attention" if shape.fused_attention else "scores, softmax and context as Megatron runs them"
+    attention = f"{shape.attention} attention"
     mlp = f"{'gated ' if shape.gated else ''}ffn {shape.ffn}"
     batch = f"micro-batches of {shape.mbs} × {shape.seq} tokens on tp = {shape.tp}"
     lines = [
@@ -208,9 +208,13 @@ def next_lines(advice: Advice, out: Path | None) -> list[str]:
     others = len(advice.compared)
     rivals = f" and its {others} nearest rivals" if others > 1 else " and its nearest rival" if others else ""
     what = f"measures every op of this shape{rivals}"
+    again = [] if advice.shape.attention == "flash" else ["Where one kernel runs attention: ask with --attention flash"]
     if out is None:
-        return [f"Next: repeat this with -o shapes.json; on such a card, quantbench sweep --shapes shapes.json {what}"]
-    return [f"shapes: {out}", f"Next, on such a card: quantbench sweep --shapes {quote(str(out))} ({what})"]
+        return [
+            *again,
+            f"Next: repeat this with -o shapes.json; on such a card, quantbench sweep --shapes shapes.json {what}",
+        ]
+    return [*again, f"shapes: {out}", f"Next, on such a card: quantbench sweep --shapes {quote(str(out))} ({what})"]
 
 
 def _two_digits(value: float) -> int:

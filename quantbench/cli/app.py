@@ -58,6 +58,14 @@ def devices(as_json: o.AsJson = False) -> None:
     show(as_json)
 
 
+@app.command(short_help="The models that --model knows.")
+def models(as_json: o.AsJson = False) -> None:
+    """The presets that --model knows: dimensions, parameters, and where they come from."""
+    from quantbench.cli.models import models as show
+
+    show(as_json)
+
+
 app.command(short_help="Time real work over sizes; keep every sample.")(sweep)
 app.command(short_help="What a sweep would show on any known GPU.")(predict)
 app.command(short_help="What a shape costs and wastes; better ones.")(advise)

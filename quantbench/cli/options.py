@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-_MODEL = "Held dimensions"
+_MODEL = "The model"
 
 Dims = Annotated[
     list[str] | None,
@@ -33,6 +33,30 @@ Layout = Annotated[str, typer.Option(help="nn, nt or tn: storage of plain produc
 Model = Annotated[str, typer.Option(help="A preset such as llama-3-8b to hold.", rich_help_panel=_MODEL)]
 Config = Annotated[Path | None, typer.Option(help="A Hugging Face config.json to hold.", rich_help_panel=_MODEL)]
 Dtype = Annotated[str, typer.Option(help="fp16, bf16, fp32, tf32, fp8, int8.", rich_help_panel=_MODEL)]
+Attention = Annotated[
+    str,
+    typer.Option(
+        help="flash (one kernel) or unfused (scores, softmax, context); default: the model's, else flash.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Dropout = Annotated[
+    bool | None,
+    typer.Option(
+        "--dropout/--no-dropout",
+        help="Hidden states and attention are dropped out; default: the model's, else not.",
+        rich_help_panel=_MODEL,
+        show_default=False,
+    ),
+]
+SoftmaxOption = Annotated[
+    str,
+    typer.Option(
+        "--softmax",
+        help="Of unfused attention: megatron (its fused kernel where it runs) or torch (separate kernels).",
+        rich_help_panel=_MODEL,
+    ),
+]
 Ops = Annotated[str, typer.Option(help="Ops by name, comma separated: qkv,attention,…", rich_help_panel=_MODEL)]
 Direction = Annotated[str, typer.Option(help="forward, backward or both.", rich_help_panel=_MODEL)]
 Causal = Annotated[bool, typer.Option(help="Causal attention.", rich_help_panel=_MODEL)]

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from quantbench.cli import options as o
+
 _MODEL, _MACHINES, _LAYOUT, _SHAPES = "The model", "The machines", "The layout (comma separated lists)", "Shape search"
 
 
@@ -22,10 +24,9 @@ def plan(
     seq: Annotated[int, typer.Option(min=0, help="Sequence length.", rich_help_panel=_MODEL)] = 0,
     vocab: Annotated[int, typer.Option(min=0, help="Vocabulary size.", rich_help_panel=_MODEL)] = 0,
     dtype: Annotated[str, typer.Option(help="bf16 or fp16.", rich_help_panel=_MODEL)] = "",
-    attention: Annotated[
-        str, typer.Option(help="unfused (Megatron's, as in the documents) or flash.", rich_help_panel=_MODEL)
-    ] = "unfused",
-    dropout: Annotated[bool, typer.Option(help="Hidden and attention dropout.", rich_help_panel=_MODEL)] = True,
+    attention: o.Attention = "",
+    dropout: o.Dropout = None,
+    softmax: o.SoftmaxOption = "",
     optimizer: Annotated[str, typer.Option(help="fused_adam, adam or adam_8bit.", rich_help_panel=_MODEL)] = "",
     gpus: Annotated[int, typer.Option(min=0, help="How many GPUs.", rich_help_panel=_MACHINES)] = 0,
     gpu: Annotated[str, typer.Option(help="Device slug (quantbench devices).", rich_help_panel=_MACHINES)] = "",
@@ -93,8 +94,8 @@ def plan(
 
     arguments = PlanArguments(
         model=model, config=config, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn, gated=gated,
-        layers=layers, seq=seq, vocab=vocab, dtype=dtype, attention=attention, dropout=dropout, optimizer=optimizer,
-        gpus=gpus, gpu=gpu, profile=profile, cluster=cluster, gpus_per_node=gpus_per_node,
+        layers=layers, seq=seq, vocab=vocab, dtype=dtype, attention=attention, dropout=dropout, softmax=softmax,
+        optimizer=optimizer, gpus=gpus, gpu=gpu, profile=profile, cluster=cluster, gpus_per_node=gpus_per_node,
         node_gbit_per_s=node_gbit_per_s, link_gb_per_s=link_gb_per_s, gbs=gbs, rampup_step=rampup_step,
         dp_overlap=dp_overlap, dp=dp, tp=tp, pp=pp, mbs=mbs, interleave=interleave,
         zero=zero, recompute=recompute, sequence_parallel=sequence_parallel, allow_uneven=allow_uneven,

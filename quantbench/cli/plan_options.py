@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, isinf
 from pathlib import Path
-from typing import Any
 
+from quantbench.cli.model_options import ModelOptions, chosen_model
 from quantbench.errors import InputError, require_choice
 from quantbench.planner.calibration import shipped
 from quantbench.planner.cluster import Cluster, cluster, gpu_named, reference_cluster
-from quantbench.planner.context import ATTENTIONS, Given
+from quantbench.planner.context import Given
 from quantbench.planner.formulas import RECOMPUTATIONS, parameters
-from quantbench.planner.layout import Job, Layout
+from quantbench.planner.layout import Job, Layout, padded_vocab
 from quantbench.planner.measured_links import with_measured_links
 from quantbench.planner.op_times import BestTimes, TimesOf
 from quantbench.planner.search import Space
 from quantbench.planner.shape_search import ShapeSpace
 from quantbench.profile.times import ProfileTimes
 from quantbench.workload import TransformerShape
+from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 
 _WHO = "plan"
 _BITS_PER_BYTE = 8
@@ -44,7 +44,8 @@ class PlanArguments:
     vocab: int
     dtype: str
     attention: str
-    dropout: bool
+    dropout: bool | None
+    softmax: str
     optimizer: str
     gpus: int
     gpu: str
@@ -71,36 +72,29 @@ class PlanArguments:
     head_dim: str
     as_typed: bool
 
-    def shape(self) -> TransformerShape:
-        """The model, from a preset or a config, changed by what else was typed."""
-        base = self._base()
+    @cached_property
+    def _model(self) -> tuple[TransformerShape, tuple[str, ...]]:
         names = ("hidden", "heads", "kv_heads", "ffn", "layers", "seq", "vocab")
         typed = {name: getattr(self, name) for name in names if getattr(self, name)}
-        changes = with_what_follows(base, typed)
-        if self.gated:
-            changes["gated"] = True
-        require_choice(_WHO, "attention", self.attention, ATTENTIONS)
-        return replace(base, **changes, dtype=self._dtype(), fused_attention=self.attention == "flash")
+        options = ModelOptions(
+            self.model, self.config, typed, self.gated, self.dtype, self.attention, self.dropout, self.softmax
+        )
+        return chosen_model(_WHO, options, self.where().device, needed=("hidden", "heads", "layers", "vocab"))
 
-    def _base(self) -> TransformerShape:
-        from quantbench.workload.huggingface import from_config
-        from quantbench.workload.presets import preset
+    def shape(self) -> TransformerShape:
+        """The model, from a preset or a config, changed by what else was typed."""
+        return self._model[0]
 
-        if self.model and self.config is not None:
-            raise InputError(_WHO, "--model and --config", "one of them")
-        if self.model:
-            return preset(self.model)
-        if self.config is not None:
-            return from_config(self.config)
-        missing = [f"--{name}" for name in ("hidden", "heads", "layers", "vocab") if not getattr(self, name)]
-        if missing:
-            raise InputError(_WHO, "no model", f"--model, --config, or all of {', '.join(missing)}")
-        return TransformerShape(hidden=self.hidden, heads=self.heads, layers=self.layers, vocab=self.vocab)
-
-    def _dtype(self) -> str:
-        if self.dtype:
-            return self.dtype
-        return "fp16" if self.where().device.peak("bf16") is None else "bf16"
+    def assumed(self) -> tuple[str, ...]:
+        """What moves the result and was not typed, in words."""
+        shape, words = self._model
+        where = [] if self.cluster else [f"{self.where().name} as its system"]
+        optimizer = [] if self.optimizer else ["fused Adam"]
+        per_tp = _integers("--tp", self.tp) or (self.where().gpus_per_node,)
+        padded = any(padded_vocab(shape.vocab, tp) != shape.vocab for tp in per_tp)
+        vocab = [f"vocab {shape.vocab} padded to multiples of 128 · tp"] if padded else []
+        overlap = [] if self.dp_overlap else ["no overlap of data-parallel traffic with computation"]
+        return (*words, *vocab, *optimizer, *overlap, *where)
 
     @cached_property
     def times(self) -> TimesOf:
@@ -144,7 +138,7 @@ class PlanArguments:
                 raise InputError(_WHO, f"no --{name}", f"--{name}, {_WHAT_IT_IS[name]}")
         return Job(
             self.shape(), self.where(), gpus or self.gpus, self.gbs, optimizer=self.optimizer or "fused_adam",
-            dropout=self.dropout, dp_overlap=self.dp_overlap, rampup_step=self.rampup_step,
+            dp_overlap=self.dp_overlap, rampup_step=self.rampup_step,
         )  # fmt: skip
 
     def space(self) -> Space:
@@ -203,13 +197,13 @@ class PlanArguments:
                 cells[name] = values[0]
         if self.dtype:
             cells["precision"] = self.dtype
-        if not self.dropout:
-            cells["dropout"] = False
-        if self.attention != ATTENTIONS[0]:
-            cells["attention"] = self.attention
+        if self.dropout is not None:
+            cells["dropout"] = self.dropout
+        for name, choices in (("attention", ATTENTIONS), ("softmax", SOFTMAXES)):
+            if getattr(self, name):
+                cells[name] = require_choice(_WHO, f"--{name}", getattr(self, name), choices)
         if "recompute" in cells:
             require_choice(_WHO, "recompute", cells["recompute"], RECOMPUTATIONS)
-        require_choice(_WHO, "attention", self.attention, ATTENTIONS)
         return Given(
             cells=cells, cluster=self.cluster, gpu=self.gpu, gpus_per_node=self.gpus_per_node or None,
             node_gb_per_s=self.node_gbit_per_s / _BITS_PER_BYTE or None, link_gb_per_s=self.link_gb_per_s or None,
@@ -224,18 +218,6 @@ class PlanArguments:
             parameters=self.params or parameters(self.shape()), tolerance=self.tolerance, aspect=(low, high),
             head_dim=(int(narrow), int(wide)),
         )  # fmt: skip
-
-
-def with_what_follows(base: TransformerShape, typed: Mapping[str, int]) -> dict[str, Any]:
-    """Sizes that were typed over those of `base`, and what must not stay at the base's value then: key/value heads and
-    head_dim when hidden or heads were, and the MLP's width, which follows hidden."""
-    changes: dict[str, Any] = dict(typed)
-    if {"hidden", "heads"} & typed.keys():
-        changes.setdefault("kv_heads", 0)
-        changes.setdefault("head_dim", 0)
-        if "hidden" in typed:
-            changes.setdefault("ffn", round(base.ffn / base.hidden * typed["hidden"]))
-    return changes
 
 
 def _integers(option: str, text: str, *, low: int = 1, high: int = 2**31 - 1) -> tuple[int, ...]:

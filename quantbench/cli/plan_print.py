@@ -12,7 +12,6 @@ from rich.text import Text
 from quantbench.cli.plan_options import PlanArguments
 from quantbench.planner.calibration import Calibration
 from quantbench.planner.constraints import Violation
-from quantbench.planner.context import ATTENTIONS
 from quantbench.planner.folklore import Judged
 from quantbench.planner.formulas import parameters
 from quantbench.planner.judge import WORTH_A_WORD, RowResult, Summary
@@ -31,22 +30,25 @@ _VERDICTS = {"holds": "green", "costs time": "yellow", "fails": "red", "note": "
 _SAID_AGAIN = (
     "model", "config", "hidden", "heads", "kv_heads", "ffn", "layers", "seq", "vocab", "dtype", "gpus", "gpu",
     "profile", "cluster", "gpus_per_node", "node_gbit_per_s", "link_gb_per_s", "gbs", "optimizer",
+    "attention", "softmax", "rampup_step", "dp_overlap",
 )  # fmt: skip
 # A layout within this of the limit may fail on a day when another allocation order fragments more.
 _NEARLY_FULL = 0.95
 
 
-def header_lines(job: Job, calibration: Calibration, note: str) -> list[str]:
-    """What is planned for, on what, and what the times rest on."""
+def header_lines(job: Job, calibration: Calibration, note: str, assumed: Sequence[str]) -> list[str]:
+    """What is planned for, on what, what was assumed, and what the times rest on."""
     shape, where = job.shape, job.cluster
     heads = f"{shape.heads} heads of {shape.head_dim}"
-    attention = "flash attention" if shape.fused_attention else "unfused attention"
+    dropout = "dropout" if shape.dropout else "no dropout"
     rests = "fitted there" if calibration.fitted else calibration.provenance.get("rule", "")
     return [
         f"model: {parameters(shape) / 1e9:.1f} B parameters: {shape.layers} layers of {shape.hidden}, {heads}, "
-        f"seq {shape.seq}, vocab {shape.vocab}, {shape.dtype}, {attention}; gbs {job.gbs}, {job.optimizer}",
+        f"seq {shape.seq}, vocab {shape.vocab}, {shape.dtype}, {shape.attention} attention, {dropout}; "
+        f"gbs {job.gbs}, {job.optimizer}",
         f"machines: {job.gpus} × {where.device.name}, {where.gpus_per_node} per node, {where.node_gb_per_s:g} GB/s "
         f"between nodes ({where.name})",
+        f"assumed: {', '.join(assumed)}",
         f"constants: {calibration} ({rests})",
         f"times: {note}",
         f"made with: {made_with_line()}",
@@ -136,8 +138,8 @@ def next_command(arguments: PlanArguments, layout: Layout) -> str:
     """How to look closer at a layout: the words that were typed, with its degrees."""
     typed = [f"--{name.replace('_', '-')} {quote(str(getattr(arguments, name)))}" for name in _SAID_AGAIN
              if getattr(arguments, name)]  # fmt: skip
-    typed += [f"--attention {arguments.attention}"] if arguments.attention != ATTENTIONS[0] else []
-    typed += [word for word, said in (("--gated", arguments.gated), ("--no-dropout", not arguments.dropout)) if said]
+    typed += ["--gated"] if arguments.gated else []
+    typed += [] if arguments.dropout is None else ["--dropout" if arguments.dropout else "--no-dropout"]
     degrees = f"--dp {layout.dp} --tp {layout.tp} --pp {layout.pp} --mbs {layout.mbs} --zero {layout.zero}"
     degrees += f" --interleave {layout.interleave}" if layout.interleave > 1 else ""
     degrees += " --sequence-parallel" if layout.sequence_parallel else ""

@@ -39,7 +39,7 @@ def search_layouts(arguments: PlanArguments, top: int, as_json: bool) -> bool:
     if as_json:
         answer = {
             **report.provenance(sys.argv[1:]),
-            "job": report.job_to_json(job, calibration, times.note),
+            "job": report.job_to_json(job, calibration, times.note, arguments.assumed()),
             "space": asdict(space), "looked_at": found.looked_at, "too_large": found.too_large, "search_s": elapsed_s,
             "layouts": [report.prediction_to_json(p) for p in found.ranked],
             "rules_of_thumb": [report.judged_to_json(j) for j in judged],
@@ -47,7 +47,7 @@ def search_layouts(arguments: PlanArguments, top: int, as_json: bool) -> bool:
         _print_json(answer)
         return not found.ranked
     console = output()
-    for line in show.header_lines(job, calibration, times.note):
+    for line in show.header_lines(job, calibration, times.note, arguments.assumed()):
         say(console, escape(line))
     say(console, show.search_line(job, found, elapsed_s))
     if not found.ranked:
@@ -75,7 +75,7 @@ def check_layout(arguments: PlanArguments, as_json: bool) -> bool:
     wrong = bool(strict) or (prediction is not None and not prediction.fits)
     if as_json:
         answer: dict[str, Any] = {**report.provenance(sys.argv[1:])}
-        answer["job"] = report.job_to_json(job, calibration, times.note)
+        answer["job"] = report.job_to_json(job, calibration, times.note, arguments.assumed())
         answer["violations"] = [
             {"rule": v.constraint.rule, "name": v.constraint.name, "strict": v.constraint.strict, "message": v.message}
             for v in broken
@@ -85,7 +85,7 @@ def check_layout(arguments: PlanArguments, as_json: bool) -> bool:
         _print_json(answer)
         return wrong
     console = output()
-    for line in show.header_lines(job, calibration, times.note):
+    for line in show.header_lines(job, calibration, times.note, arguments.assumed()):
         say(console, escape(line))
     say(console, f"{layout}: {show.check_line(broken)}")
     for violation in broken:
@@ -110,13 +110,14 @@ def shapes(arguments: PlanArguments, top: int, as_json: bool) -> bool:
     elapsed_s = time.perf_counter() - begun
     if as_json:
         answer = {
-            **report.provenance(sys.argv[1:]), "job": report.job_to_json(job, calibration, times.note),
+            **report.provenance(sys.argv[1:]),
+            "job": report.job_to_json(job, calibration, times.note, arguments.assumed()),
             "space": asdict(space), "search_s": elapsed_s, "shapes": [report.shape_to_json(s) for s in found],
         }  # fmt: skip
         _print_json(answer)
         return not found
     console = output()
-    for line in show.header_lines(job, calibration, times.note):
+    for line in show.header_lines(job, calibration, times.note, arguments.assumed()):
         say(console, escape(line))
     hiddens = len({s.shape.hidden for s in found})
     budget = f"{space.parameters / 1e9:.1f} B parameters ±{space.tolerance:.0%}"

@@ -1,7 +1,7 @@
 """On what something is computed: known GPUs, the device at hand, and the state it is in."""
 
 from quantbench.device.cpu import cpu_has_bf16
-from quantbench.device.here import current, default_dtype, monitor, open_nvml
+from quantbench.device.here import current, default_attention, default_dtype, monitor, open_nvml
 from quantbench.device.matching import Properties, match
 from quantbench.device.nvml import HARMFUL_REASONS, Absent, Limits, Nvml
 from quantbench.device.registry import known, lookup
@@ -17,6 +17,7 @@ __all__ = [
     "Properties",
     "cpu_has_bf16",
     "current",
+    "default_attention",
     "default_dtype",
     "known",
     "lookup",

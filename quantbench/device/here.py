@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import torch
 
 VARIABLE = "QUANTBENCH_DEVICE"
+# Compute capability of V100, the oldest GPU that current releases of torch run fused attention on.
+_FIRST_FLASH = (7, 0)
 
 
 def current() -> DeviceSpec:
@@ -79,6 +81,16 @@ def default_dtype(spec: DeviceSpec) -> str:
     if bf16 is not None and (fp32 is None or bf16 > fp32):
         return "bf16"
     return "fp16" if spec.kind == "cuda" else "fp32"
+
+
+def default_attention(spec: DeviceSpec) -> str:
+    """How attention runs unless asked otherwise: flash (one kernel) where torch has such a kernel, else unfused.
+
+    FlashAttention and cuDNN's kernel need sm_80; torch's memory-efficient kernel runs on V100 and T4 as well, and
+    processors have torch's own flash kernel.
+    """
+    capability = spec.compute_capability
+    return "unfused" if capability is not None and capability < _FIRST_FLASH else "flash"
 
 
 def read_properties(properties: torch._C._CudaDeviceProperties, nvml: Nvml | Absent) -> Properties:

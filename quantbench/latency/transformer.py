@@ -15,9 +15,10 @@ import numpy.typing as npt
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.attention import AttentionModel
-from quantbench.latency.estimate import Estimate
+from quantbench.latency.estimate import Estimate, Estimates
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.launch import Launch
+from quantbench.megatron import softmax_objections
 from quantbench.workload import Attention, Gemm, Op, Softmax, TransformerShape
 
 FloatArray = npt.NDArray[np.float64]
@@ -124,14 +125,24 @@ class TransformerModel:
         """The time of one micro-batch through all layers of `shape` on one GPU, op by op."""
         return total(self.predict_ops(shape.ops(backward=backward)), self.correlation)
 
-    def predict_ops(self, ops: Sequence[Op]) -> tuple[OpEstimate, ...]:
-        """Each op's estimate, in order. Equal work is asked for once, and all of one kind together."""
+    def predict_ops(self, ops: Sequence[Op], *, softmax: str = "") -> tuple[OpEstimate, ...]:
+        """Each op's estimate, in order. Equal work is asked for once, and all of one kind together.
+
+        softmax: megatron (its fused kernel where it takes the softmax, else separate kernels), torch (separate kernels)
+        or "" (one fused kernel, whatever Megatron's would take).
+        """
         kinds: dict[tuple[str, str], dict[Gemm | Softmax | Attention, None]] = defaultdict(dict)
         for op in ops:
             kinds[op.workload.kind, op.workload.dtype][op.workload] = None
         known: dict[Gemm | Softmax | Attention, WorkEstimate] = {}
         for works in kinds.values():
             known.update(zip(works, self._ask(list(works)), strict=True))
+        if softmax:
+            separate = [
+                work for work in known if isinstance(work, Softmax) and (softmax == "torch" or softmax_objections(work))
+            ]
+            if separate:
+                known.update(zip(separate, self._softmax(separate, fused=False), strict=True))
         return tuple(OpEstimate(op, known[op.workload]) for op in ops)
 
     def _ask(self, works: list[Gemm | Softmax | Attention]) -> list[WorkEstimate]:
@@ -139,12 +150,16 @@ class TransformerModel:
         if gemms:
             return self.gemm(gemms)
         attentions = [work for work in works if isinstance(work, Attention)]
-        found = (
-            self.attention.predict(attentions)
-            if attentions
-            else self.softmax.predict([work for work in works if isinstance(work, Softmax)])
-        )
-        return [
-            WorkEstimate(estimate, waves=int(waves), note=found.note)
-            for estimate, waves in zip(found, found.waves, strict=True)
-        ]
+        if attentions:
+            return _each(self.attention.predict(attentions))
+        return self._softmax([work for work in works if isinstance(work, Softmax)], fused=True)
+
+    def _softmax(self, works: list[Softmax], *, fused: bool) -> list[WorkEstimate]:
+        return _each(self.softmax.predict(works, fused=fused))
+
+
+def _each(found: Estimates) -> list[WorkEstimate]:
+    return [
+        WorkEstimate(estimate, waves=int(waves), note=found.note)
+        for estimate, waves in zip(found, found.waves, strict=True)
+    ]

@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quantbench.megatron import megatron_fused_available
+from quantbench.megatron import softmax_objections
 from quantbench.planner.layout import ALIGNED_ELEMENTS, Job, Layout, padded_vocab
 from quantbench.units import percent
-
-# Longest row of the first generation of the fused kernels; longer sequences need a later one.
-_FIRST_LIMIT = 2048
+from quantbench.workload import Softmax
 
 Check = Callable[[Job, Layout], str | None]
 
@@ -195,24 +193,15 @@ def _aligned(job: Job, layout: Layout) -> str | None:
     )
 
 
-def fused_softmax_missing(job: Job, layout: Layout) -> tuple[str, ...]:
-    """Why Megatron's fused scale, mask and softmax does not run, or nothing where it does (or is not asked for)."""
-    shape = job.shape
-    if shape.fused_attention:
-        return ()
-    return megatron_fused_available(
-        sq=shape.seq, sk=shape.seq, heads_per_gpu=max(1, shape.heads // layout.tp), mbs=layout.mbs, dtype=shape.dtype,
-        mask="causal" if shape.causal else "full", generation=softmax_generation(shape.seq),
-    ).reasons  # fmt: skip
-
-
-def softmax_generation(sk: int) -> str:
-    """The generation of Megatron's softmax kernels that rows of sk scores are taken to run with."""
-    return "2048" if sk <= _FIRST_LIMIT else "16384"
-
-
 def _fused_softmax(job: Job, layout: Layout) -> str | None:
-    reasons = fused_softmax_missing(job, layout)
+    shape = job.shape
+    if shape.attention == "flash" or shape.softmax != "megatron":
+        return None
+    heads = max(1, shape.heads // layout.tp)
+    mask = "causal" if shape.causal else "full"
+    reasons = softmax_objections(
+        Softmax(heads * layout.mbs, shape.seq, shape.seq, dtype=shape.dtype, mask=mask, mask_batch=layout.mbs)
+    )
     if not reasons:
         return None
     return f"the fused softmax does not run: {'; '.join(reasons)}; take heads, tp or mbs that put this right"

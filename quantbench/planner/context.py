@@ -10,12 +10,15 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from quantbench.device import default_attention
+from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.planner.cluster import Cluster, cluster, gpu_named, reference_cluster
 from quantbench.planner.formulas import layer_parameters
 from quantbench.planner.layout import ALIGNED_ELEMENTS, Assumption, Case, Job, Layout, padded_vocab
 from quantbench.planner.table import TableRow
 from quantbench.workload import TransformerShape
+from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 
 _WHO = "plan --rows"
 _RATE = re.compile(r"[0-9]+ tokens/s")
@@ -25,8 +28,6 @@ _USUAL_SEQ = 2048
 _USUAL_HEAD_DIM = 128
 #: why a micro-batch size is 1 that nobody knows
 NOT_TOLD = "not told: the smallest"
-#: scores and softmax in memory, as Megatron's of the documents, or never written (FlashAttention)
-ATTENTIONS = ("unfused", "flash")
 #: hidden over layers of GPT-3 175B (12288 / 96), for a model of which only the size is known
 _USUAL_ASPECT = 128
 
@@ -117,13 +118,12 @@ def case_of(row: TableRow, given: Given | None = None) -> Case:
         sequence_parallel=bool(filling.known("sequence_parallel") or False),
         partition="layers",
     )  # fmt: skip
-    shape = _shape(filling, layout)
+    shape = _shape(filling, layout, where.device)
     if shape.layers % pp and not (shape.layers + 2) % pp:
         layout = replace(layout, partition="embedding")
     job = Job(
         shape, where, gpus, filling.need("gbs", "--gbs"),
         optimizer=filling.known("optimizer") or filling.assume("optimizer", "fused_adam", "usual"),
-        dropout=filling.known("dropout") is not False,
         dp_overlap=filling.given.dp_overlap,
     )  # fmt: skip
     return Case(job, layout, tuple(filling.assumed))
@@ -159,7 +159,7 @@ def _zero(filling: _Filling) -> int:
     return filling.assume("zero", 1, "usual") if stage is None else stage  # type: ignore[no-any-return]
 
 
-def _shape(filling: _Filling, layout: Layout) -> TransformerShape:
+def _shape(filling: _Filling, layout: Layout, device: DeviceSpec) -> TransformerShape:
     seq = filling.known("seq") or filling.assume("seq", _USUAL_SEQ, "usual")
     vocab = filling.known("vocab") or filling.assume("vocab", _USUAL_VOCAB, "usual")
     hidden, layers, size_b = filling.known("hidden"), filling.known("layers"), filling.row.size_b
@@ -176,19 +176,26 @@ def _shape(filling: _Filling, layout: Layout) -> TransformerShape:
             heads = filling.assume("heads", by_hidden["value"], by_hidden["why"])
         else:
             heads = filling.assume("heads", usual_heads(hidden, layout.tp), f"head_dim near {_USUAL_HEAD_DIM}")
-    if hidden % heads or heads % layout.tp:
+    if (hidden % heads and not filling.row.head_dim) or heads % layout.tp:
         what = f"hidden = {hidden}, heads = {heads}, tp = {layout.tp}"
         raise InputError(f"{_WHO}, {filling.row.place}", what, "hidden divisible by heads and heads by tp")
     dtype = filling.known("precision")
     if dtype not in ("fp16", "bf16"):
-        device = gpu_named(filling.row.gpu or filling.given.gpu) if filling.row.gpu or filling.given.gpu else None
-        old = device is not None and device.peak("bf16") is None
+        old = device.peak("bf16") is None
         dtype = filling.assume("precision", "fp16" if old else "bf16", "usual on this GPU")
-    attention = require_choice(_WHO, "attention", filling.known("attention") or ATTENTIONS[0], ATTENTIONS)
+    attention = filling.known("attention") or filling.assume(
+        "attention", default_attention(device), "usual on this GPU"
+    )
+    dropout = filling.known("dropout")
+    if dropout is None:
+        dropout = filling.assume("dropout", False, "usual today")
+    tied = filling.known("tied")
     return TransformerShape(
-        hidden=hidden, heads=heads, kv_heads=filling.known("kv_heads") or 0, ffn=filling.known("ffn") or 0,
-        gated=bool(filling.known("gated")), seq=seq, vocab=padded_vocab(vocab, layout.tp), layers=layers, dtype=dtype,
-        fused_attention=attention == "flash",
+        hidden=hidden, heads=heads, kv_heads=filling.known("kv_heads") or 0, head_dim=filling.known("head_dim") or 0,
+        ffn=filling.known("ffn") or 0, gated=bool(filling.known("gated")), seq=seq,
+        vocab=padded_vocab(vocab, layout.tp), tied=TransformerShape.tied if tied is None else tied, layers=layers,
+        dtype=dtype, attention=require_choice(_WHO, "attention", attention, ATTENTIONS), dropout=dropout,
+        softmax=require_choice(_WHO, "softmax", filling.known("softmax") or SOFTMAXES[0], SOFTMAXES),
     )  # fmt: skip
 
 

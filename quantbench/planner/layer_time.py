@@ -14,9 +14,9 @@ from functools import cached_property
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.softmax import fallback_bytes
+from quantbench.megatron import softmax_objections
 from quantbench.planner.calibration import Calibration
-from quantbench.planner.constraints import fused_softmax_missing
-from quantbench.planner.layout import ALIGNED_ELEMENTS, Job, Layout, padded_vocab
+from quantbench.planner.layout import ALIGNED_ELEMENTS, Job, padded_vocab
 from quantbench.planner.op_times import Latency, OpTimes
 from quantbench.workload import Gemm, Softmax, TransformerShape
 from quantbench.workload.dtypes import element_bytes
@@ -123,9 +123,8 @@ class LayerTimes:
     def _make(self, shape: TransformerShape, sequence_parallel: bool, known: Mapping[Compute, Latency]) -> LayerTime:
         spans: dict[tuple[bool, bool], Span] = defaultdict(lambda: ZERO)
         logits = ZERO
-        fused = not fused_softmax_missing(self._job, Layout(dp=1, tp=shape.tp, pp=1, mbs=shape.mbs))
         for op in shape.ops():
-            span = self._span(op.workload, known[op.workload], fused)
+            span = self._span(op.workload, known[op.workload])
             if op.name == "logits":
                 logits += span
             else:
@@ -149,11 +148,13 @@ class LayerTimes:
             embedding=_embedding_s(self._job, shape),
         )
 
-    def _span(self, work: Compute, us: Latency, fused: bool) -> Span:
+    def _span(self, work: Compute, us: Latency) -> Span:
         slow_s = unaligned_s(work, self._job.cluster.device, self._calibration.unaligned_share)
         if slow_s is not None:
             return exactly(slow_s)
-        factor = fallback_bytes(work) / work.min_bytes if isinstance(work, Softmax) and not fused else 1.0
+        factor = 1.0
+        if isinstance(work, Softmax) and (self._job.shape.softmax != "megatron" or softmax_objections(work)):
+            factor = fallback_bytes(work) / work.min_bytes
         return Span(us.low, us.mid, us.high).times(factor * 1e-6)
 
     def _reduce_s(self, shape: TransformerShape) -> float:
@@ -190,7 +191,7 @@ def divided(shape: TransformerShape, tp: int, mbs: int) -> TransformerShape:
 
 def _vector_s(job: Job, shape: TransformerShape, sequence_parallel: bool) -> tuple[float, float]:
     """(forward, backward) seconds of everything between the products, one layer."""
-    w, mask = element_bytes(shape.dtype), _MASK_BYTES if job.dropout else 0
+    w, mask = element_bytes(shape.dtype), _MASK_BYTES if shape.dropout else 0
     whole = shape.tokens * shape.hidden / (shape.tp if sequence_parallel else 1)
     mlp = shape.tokens * shape.ffn / shape.tp
     gates = 3 if shape.gated else 2
@@ -214,7 +215,7 @@ def _vector_s(job: Job, shape: TransformerShape, sequence_parallel: bool) -> tup
 
 def _core_dropout_s(job: Job, shape: TransformerShape) -> float:
     """Dropping probabilities out, or their gradients: read, write, a mask. A fused kernel does it on the way."""
-    if not job.dropout or shape.fused_attention:
+    if not shape.dropout or shape.attention == "flash":
         return 0.0
     probabilities = shape.mbs * shape.heads / shape.tp * shape.seq**2
     moved = probabilities * (2 * element_bytes(shape.dtype) + _MASK_BYTES)

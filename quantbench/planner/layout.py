@@ -25,10 +25,9 @@ class Job:
     """What is the same for every layout that is compared.
 
     shape: of the whole model (its mbs and tp are 1). gbs: samples per iteration. optimizer: adam is torch.optim.Adam,
-    fused_adam apex's, adam_8bit bitsandbytes'. dropout: whether hidden states and attention are dropped out (the
-    documents' runs did). dp_overlap: the share of data-parallel traffic that hides behind computation (0 as in
-    DeepSpeed's pipeline engine, which reduces after the flush). rampup_step: samples by which the batch grows at the
-    start of training, or 0.
+    fused_adam apex's, adam_8bit bitsandbytes'. dp_overlap: the share of data-parallel traffic that hides behind
+    computation (0 as in DeepSpeed's pipeline engine, which reduces after the flush). rampup_step: samples by which the
+    batch grows at the start of training, or 0.
     """
 
     shape: TransformerShape
@@ -36,7 +35,6 @@ class Job:
     gpus: int
     gbs: int
     optimizer: str = "fused_adam"
-    dropout: bool = True
     dp_overlap: float = 0.0
     rampup_step: int = 0
 
@@ -53,8 +51,7 @@ class Job:
     def key(self) -> tuple[object, ...]:
         """What tells jobs apart."""
         return (
-            self.shape, self.cluster.key, self.gpus, self.gbs, self.optimizer, self.dropout, self.dp_overlap,
-            self.rampup_step,
+            self.shape, self.cluster.key, self.gpus, self.gbs, self.optimizer, self.dp_overlap, self.rampup_step,
         )  # fmt: skip
 
 

@@ -133,7 +133,7 @@ def _layer_activations(job: Job, layout: Layout, *, with_core: bool) -> float:
     shape, w = job.shape, element_bytes(job.shape.dtype)
     tokens = layout.mbs * shape.seq
     # Inputs of two norms, of qkv and of the MLP; two dropout masks.
-    whole = float(tokens * shape.hidden * (4 * w + (2 * _MASK_BYTES if job.dropout else 0)))
+    whole = float(tokens * shape.hidden * (4 * w + (2 * _MASK_BYTES if shape.dropout else 0)))
     width = shape.heads * shape.head_dim
     kv_width = max(shape.kv_heads, layout.tp) * shape.head_dim
     mlp = (3 if shape.gated else 2) * shape.ffn
@@ -147,6 +147,6 @@ def _core_activations(job: Job, layout: Layout) -> float:
     """Bytes of the probabilities: softmax's output, dropout's mask and output; a fused kernel keeps row statistics."""
     shape, w = job.shape, element_bytes(job.shape.dtype)
     rows = layout.mbs * shape.heads / layout.tp * shape.seq
-    if shape.fused_attention:
+    if shape.attention == "flash":
         return rows * _FP32
-    return rows * shape.seq * (w + (w + _MASK_BYTES if job.dropout else 0))
+    return rows * shape.seq * (w + (w + _MASK_BYTES if shape.dropout else 0))

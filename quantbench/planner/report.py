@@ -29,7 +29,7 @@ def provenance(arguments: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def job_to_json(job: Job, calibration: Calibration, times_note: str) -> dict[str, Any]:
+def job_to_json(job: Job, calibration: Calibration, times_note: str, assumed: Sequence[str] = ()) -> dict[str, Any]:
     """What was planned for: the model, the topology, the constants and where the operations' times come from."""
     where = job.cluster
     return {
@@ -37,7 +37,6 @@ def job_to_json(job: Job, calibration: Calibration, times_note: str) -> dict[str
         "gpus": job.gpus,
         "gbs": job.gbs,
         "optimizer": job.optimizer,
-        "dropout": job.dropout,
         "dp_overlap": job.dp_overlap,
         "rampup_step": job.rampup_step,
         "topology": {
@@ -46,6 +45,7 @@ def job_to_json(job: Job, calibration: Calibration, times_note: str) -> dict[str
         },
         "calibration": asdict(calibration),
         "op_times": times_note,
+        "assumed": list(assumed),
     }  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """Tables of layouts as people publish them: CSV files with the columns of tests/data/bloom_tables.csv.
 
 Only the columns that a file has are read, and every cell may be empty. Cells keep what was typed. A table of one's own
-may have more columns, for what differs between its rows: ffn, kv_heads, interleave, recompute, optimizer, attention,
-cluster, gated, sequence_parallel and dropout (yes or no).
+may have more columns, for what differs between its rows: ffn, kv_heads, head_dim, interleave, recompute, optimizer,
+attention (flash or unfused), softmax (megatron or torch), cluster, gated, tied, sequence_parallel and dropout (yes or
+no).
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ _INTEGERS = {
     "line": "line", "nodes": "nodes", "gpus": "gpus", "layers": "nlayers", "hidden": "nhidden", "heads": "nheads",
     "seq": "seq_len", "vocab": "vocab", "zero": "zero_stage", "dp": "dp", "tp": "tp", "pp": "pp", "mbs": "mbs",
     "gbs": "gbs", "duplicate_of_line": "duplicate_of_line", "ffn": "ffn", "kv_heads": "kv_heads",
-    "interleave": "interleave",
+    "interleave": "interleave", "head_dim": "head_dim",
 }  # fmt: skip
 _NUMBERS = {"size_b": "size_b", "mem_gb": "mem_gb", "sec_per_it": "sec_per_it", "tflops": "tflops_reported"}
 _TEXTS = {
     "row_id": "row_id", "source_file": "source_file", "section": "section", "date": "date_note", "gpu": "gpu",
     "precision": "precision", "calculator": "tflops_calculator", "status": "status", "notes": "notes",
     "source_error": "source_error", "async_launch": "async", "recompute": "recompute", "optimizer": "optimizer",
-    "attention": "attention", "cluster": "cluster",
+    "attention": "attention", "softmax": "softmax", "cluster": "cluster",
 }  # fmt: skip
-_SWITCHES = ("gated", "sequence_parallel", "dropout")
+_SWITCHES = ("gated", "tied", "sequence_parallel", "dropout")
 _SAID = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 
 
@@ -74,8 +75,11 @@ class TableRow:
     recompute: str = ""
     optimizer: str = ""
     attention: str = ""
+    softmax: str = ""
     cluster: str = ""
+    head_dim: int | None = None
     gated: bool | None = None
+    tied: bool | None = None
     sequence_parallel: bool | None = None
     dropout: bool | None = None
 

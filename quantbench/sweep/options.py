@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from quantbench.device import default_dtype
+from quantbench.device import default_attention, default_dtype
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_int
 from quantbench.providers.catalog import expand
@@ -78,7 +78,10 @@ def options_from_json(data: object) -> SweepOptions:
     if not isinstance(data, dict):
         raise InputError("options", repr(data)[:80], "a JSON object")
     values = dict(data)
-    values["held"] = decode(Held, values.get("held"))
+    held = values.get("held")
+    if isinstance(held, dict):
+        held = {"attention": "both", **held}  # runs from before sweeps chose measured both kinds
+    values["held"] = decode(Held, held)
     values["timing"] = decode(TimingOptions, values.get("timing"))
     shapes = values.get("shapes", [])
     if not isinstance(shapes, list | tuple) or not all(isinstance(shape, list | tuple) for shape in shapes):
@@ -109,7 +112,7 @@ def plan_sweep(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...
 def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Plan]:
     """Axes with their edges, and the plan, for a device. A list of shapes has the axes m, n, k and batch, one of
     transformer shapes the axis shape: 1 for the first."""
-    held = with_defaults(options.held, spec.kind, default_dtype(spec))
+    held = with_defaults(options.held, spec.kind, default_dtype(spec), default_attention(spec))
     # Several tasks work off their parts of one plan at the same time: it may be that much longer.
     budget_s = options.budget_s and options.budget_s * (options.shard[1] if options.shard else 1)
     if options.shapes:

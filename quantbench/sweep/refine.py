@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log, sqrt
 
-from quantbench.device import default_dtype
+from quantbench.device import default_attention, default_dtype
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_int
 from quantbench.providers.catalog import expand
@@ -221,7 +221,7 @@ class Refine:
 
     def _point(self, placed: PlacedGap, search: EdgeSearch) -> PlanPoint | None:
         """The plan's point for what the search wants; a size that cannot be ends the search there."""
-        held = with_defaults(self.options.held, self.spec.kind, default_dtype(self.spec))
+        held = with_defaults(self.options.held, self.spec.kind, default_dtype(self.spec), default_attention(self.spec))
         providers = [name for name in expand(self.options.providers) if name == placed.provider]
         while (size := search.wanted) is not None:
             at = {**placed.held, placed.axis: size}

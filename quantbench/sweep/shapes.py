@@ -11,13 +11,17 @@ from quantbench.sweep.axes import GEMM_DIMS, MODEL_DIMS, Axis
 from quantbench.workload import Gemm, Op, TransformerShape
 from quantbench.workload.dtypes import GEMM_DTYPES
 from quantbench.workload.gemm import LAYOUTS
+from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 
 LINEAR_OPS = ("qkv", "proj", "mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down")
 UNFUSED_OPS = ("scores", "softmax", "context")
 MODEL_OPS = (*LINEAR_OPS, *UNFUSED_OPS, "attention", "logits")
 DIRECTIONS = ("forward", "backward", "both")
 
-#: the ops that a dimension changes most, measured when nothing else is asked for
+#: how attention runs at the points of a sweep: one of the kinds of a shape, or both, as runs before 0.2 measured it
+SWEPT_ATTENTIONS = (*ATTENTIONS, "both")
+
+#: the ops that a dimension changes most, measured when nothing else is asked for (of attention, those of its kind)
 DEFAULT_OPS = {
     "hidden": LINEAR_OPS,
     "heads": (*UNFUSED_OPS, "attention"),
@@ -37,7 +41,9 @@ _USUAL_HEAD_DIM = 128
 class Held:
     """What the axes do not vary. 0 and "" stand for "not given": the default then depends on the device or the shape.
 
-    ops: names of MODEL_OPS, or () for those the axes change most. direction: forward, backward or both.
+    attention: one of SWEPT_ATTENTIONS; ops that are named are run whatever it says. softmax: one of SOFTMAXES, for
+    predictions; measured is what the provider runs. ops: names of MODEL_OPS, or () for those the axes change most.
+    direction: forward, backward or both.
     """
 
     hidden: int = 0
@@ -59,6 +65,8 @@ class Held:
     dtype: str = ""
     layout: str = "nn"
     causal: bool = True
+    attention: str = ""
+    softmax: str = "megatron"
     ops: tuple[str, ...] = ()
     direction: str = "forward"
 
@@ -69,6 +77,8 @@ class Held:
         require_choice("--direction", "direction", self.direction, DIRECTIONS)
         require_choice("--dtype", "dtype", self.dtype, ("", *GEMM_DTYPES))
         require_choice("--layout", "layout", self.layout, LAYOUTS)
+        require_choice("--attention", "attention", self.attention, ("", *SWEPT_ATTENTIONS))
+        require_choice("--softmax", "softmax", self.softmax, SOFTMAXES)
 
 
 # Sizes for what is not given: those of a 7-billion-parameter model on a GPU, small ones where one core does the work.
@@ -90,11 +100,11 @@ DEFAULT_VALUES: dict[str, dict[str, str]] = {
 }  # fmt: skip
 
 
-def with_defaults(held: Held, device_kind: str, dtype: str) -> Held:
-    """`held` with every size that was not given filled in for this kind of device."""
+def with_defaults(held: Held, device_kind: str, dtype: str, attention: str = "flash") -> Held:
+    """`held` with everything that was not given filled in. dtype, attention: the device's usual ones."""
     defaults: Mapping[str, Any] = _GPU_DEFAULTS if device_kind == "cuda" else _CPU_DEFAULTS
     missing = {name: value for name, value in defaults.items() if getattr(held, name) == 0}
-    return replace(held, **missing, dtype=held.dtype or dtype)
+    return replace(held, **missing, dtype=held.dtype or dtype, attention=held.attention or attention)
 
 
 def ops_at(axes: tuple[Axis, ...], values: tuple[int, ...], held: Held, who: str = "sweep") -> tuple[Op, ...]:
@@ -106,23 +116,30 @@ def ops_at(axes: tuple[Axis, ...], values: tuple[int, ...], held: Held, who: str
     if axes[0].dim in GEMM_DIMS:
         sizes = {name: point.get(name, getattr(held, name)) for name in GEMM_DIMS}
         return (Op("gemm", "forward", Gemm(**sizes, dtype=held.dtype, layout=held.layout), 1),)
-    wanted = held.ops or tuple(op for op in MODEL_OPS if any(op in DEFAULT_OPS[axis.dim] for axis in axes))
+    wanted = held.ops or _default_ops(axes, held.attention)
     found = []
-    for fused in (True, False):
-        names = {op for op in wanted if (op in UNFUSED_OPS) != fused}
-        shape = _shape(point, held, who, fused_attention=fused)
+    for attention in ATTENTIONS:
+        names = {op for op in wanted if (op in UNFUSED_OPS) == (attention == "unfused")}
+        shape = _shape(point, held, who, attention)
         found += [op for op in shape.ops(backward=held.direction != "forward") if op.name in names]
     if held.direction == "backward":
         found = [op for op in found if op.phase != "forward"]
     return tuple(found)
 
 
-def _shape(point: dict[str, int], held: Held, who: str, *, fused_attention: bool) -> TransformerShape:
+def _default_ops(axes: tuple[Axis, ...], attention: str) -> tuple[str, ...]:
+    """What the axes change most, with attention run as `attention` says."""
+    other = {"flash": UNFUSED_OPS, "unfused": ("attention",)}.get(attention, ())
+    found = (op for op in MODEL_OPS if any(op in DEFAULT_OPS[axis.dim] for axis in axes))
+    return tuple(op for op in found if op not in other)
+
+
+def _shape(point: dict[str, int], held: Held, who: str, attention: str) -> TransformerShape:
     names = {f.name for f in fields(TransformerShape)} & {f.name for f in fields(Held)}
-    values = {name: point.get(name, getattr(held, name)) for name in names}
+    values = {name: point.get(name, getattr(held, name)) for name in names - {"attention"}}
     if values["heads"] == 0:
         values["heads"] = _heads_for(values["hidden"], values["head_dim"], values["tp"], who)
-    return TransformerShape(**values, fused_attention=fused_attention)
+    return TransformerShape(**values, attention=attention)
 
 
 def _heads_for(hidden: int, head_dim: int, tp: int, who: str) -> int:

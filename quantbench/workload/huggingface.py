@@ -26,6 +26,10 @@ _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _FFN = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner")
 _VOCAB = ("padded_vocab_size", "vocab_size")
 _CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+_DROPOUT = (
+    "attention_dropout", "attn_pdrop", "hidden_dropout", "resid_pdrop", "resid_dropout", "dropout",
+    "attn_config.attn_pdrop",
+)  # fmt: skip
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "ffn_config.moe_num_experts")
 
 # Keys of layers that are not (only) attention and a dense MLP, and what they mean.
@@ -48,13 +52,17 @@ class _Family:
     """What a model_type means beyond its keys.
 
     gate_fused: gate and up are one matrix in its weights. tied: where tie_word_embeddings is missing. default_ffn:
-    the MLP is 4·hidden wide where no key says otherwise. defaults: what its config class fills in for missing keys.
+    the MLP is 4·hidden wide where no key says otherwise. windowed: whether sliding_window counts without
+    use_sliding_window. attention: as its modelling code runs it. defaults: what its config class fills in for missing
+    keys.
     """
 
     gated: bool
     gate_fused: bool = False
     tied: bool = False
     default_ffn: bool = False
+    windowed: bool = True
+    attention: str = "flash"
     defaults: Mapping[str, int] | None = None
 
 
@@ -64,10 +72,12 @@ _PLAIN = _Family(gated=False)
 
 _FAMILIES: dict[str, _Family] = {
     **dict.fromkeys(
-        ("llama", "mistral", "ministral", "qwen2", "qwen3", "stablelm", "olmo", "olmo2", "olmo3", "granite",
+        ("llama", "mistral", "ministral", "stablelm", "olmo", "olmo2", "olmo3", "granite",
          "internlm2", "internlm3", "baichuan", "exaone4", "smollm3", "seed_oss", "deepseek_llm", "helium"),
         _SWIGLU,
     ),
+    # Their configs name a window that only use_sliding_window turns on, which is false where it is missing.
+    **dict.fromkeys(("qwen2", "qwen3"), _Family(gated=True, windowed=False)),
     **dict.fromkeys(("cohere", "cohere2"), _Family(gated=True, tied=True)),
     **dict.fromkeys(("phi3", "glm", "glm4", "chatglm"), _Family(gated=True, gate_fused=True)),
     "gemma": _Family(
@@ -92,7 +102,9 @@ _FAMILIES: dict[str, _Family] = {
             "max_position_embeddings": 131072,
         },
     ),
-    **dict.fromkeys(("gpt2", "gpt_neo", "gpt_bigcode", "bloom", "mpt"), _GPT),
+    **dict.fromkeys(("gpt2", "gpt_neo", "gpt_bigcode", "mpt"), _GPT),
+    # ALiBi is added to scores in memory, by Megatron-DeepSpeed in training and by transformers.
+    "bloom": _Family(gated=False, tied=True, default_ffn=True, attention="unfused"),
     **dict.fromkeys(("falcon", "RefinedWeb", "RefinedWebModel"), _GPT),
     **dict.fromkeys(("gptj", "codegen"), _Family(gated=False, default_ffn=True)),
     "opt": _Family(gated=False, tied=True),
@@ -101,8 +113,22 @@ _FAMILIES: dict[str, _Family] = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Described:
+    """What a config describes. assumed: by field of the shape, in words, what the config does not say outright."""
+
+    shape: TransformerShape
+    assumed: Mapping[str, str]
+
+
 def from_config(path: str | PathLike[str], *, seq: int | None = None) -> TransformerShape:
-    """The shape that a config.json (or the folder it lies in) describes, for one sample on one GPU.
+    """The shape that a config.json describes, see `describe`."""
+    return describe(path, seq=seq).shape
+
+
+def describe(path: str | PathLike[str], *, seq: int | None = None) -> Described:
+    """The shape that a config.json (or the folder it lies in) describes, for one sample on one GPU, and what had to be
+    assumed.
 
     seq: tokens of a sample; None takes the model's context, at most LONGEST_DEFAULT_SEQ. The dtype that weights are
     stored in is no choice of a computation and is left alone. Raises InputError for a file that cannot be read or
@@ -115,10 +141,18 @@ def from_config(path: str | PathLike[str], *, seq: int | None = None) -> Transfo
     hidden = config.integer(_HIDDEN)
     heads = config.integer(_HEADS)
     context = config.optional(_CONTEXT)
+    assumed: dict[str, str] = {}
     if seq is None:
         seq = min(context, LONGEST_DEFAULT_SEQ) if context else TransformerShape.seq
+        if context is None:
+            assumed["seq"] = f"seq = {seq} (the config names no context)"
+        elif seq < context:
+            assumed["seq"] = f"seq = {seq} (cut from the config's context of {context})"
+    dropout = _dropout(config)
+    if dropout is None:
+        assumed["dropout"] = "no dropout (the config names none)"
     try:
-        return TransformerShape(
+        shape = TransformerShape(
             hidden=hidden,
             heads=heads,
             kv_heads=_kv_heads(config, heads),
@@ -130,11 +164,15 @@ def from_config(path: str | PathLike[str], *, seq: int | None = None) -> Transfo
             vocab=config.integer(_VOCAB),
             tied=config.flag("tie_word_embeddings", family.tied),
             layers=config.integer(_LAYERS),
+            attention=family.attention,
+            dropout=bool(dropout),
+            sliding_window=_sliding_window(config, family),
         )
     except InputError as error:
         if error.operation == config.who:
             raise
         raise InputError(config.who, error.value, error.expected) from None
+    return Described(shape, assumed)
 
 
 class _Config:
@@ -249,6 +287,29 @@ def _kv_heads(config: _Config, heads: int) -> int:
     if config.model_type == "chatglm" and not config.flag("multi_query_attention", False):
         return heads
     return config.optional(_KV_HEADS) or heads
+
+
+def _dropout(config: _Config) -> bool | None:
+    """Whether anything is dropped out; None where no key says it."""
+    found = None
+    for key in _DROPOUT:
+        rate = config.get(key)
+        if rate is None:
+            continue
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
+            raise InputError(config.who, f"{key} = {rate!r}"[:120], "a share from 0 to 1")
+        found = bool(found) or rate > 0
+    return found
+
+
+def _sliding_window(config: _Config, family: _Family) -> int:
+    """Tokens that a layer with a window attends to; 0 where no layer has one."""
+    if not config.flag("use_sliding_window", family.windowed):
+        return 0
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list) and "sliding_attention" not in kinds:
+        return 0
+    return config.optional(("sliding_window",)) or 0
 
 
 def _ffn(config: _Config, family: _Family, hidden: int) -> int:

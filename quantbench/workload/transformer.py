@@ -15,6 +15,11 @@ Compute = Gemm | Softmax | Attention
 Workload = Compute | Collective
 
 PHASES = ("forward", "dgrad", "wgrad", "backward")
+#: one attention kernel, or scores, softmax and context as separate kernels with the scores in memory
+ATTENTIONS = ("flash", "unfused")
+#: whose softmax unfused attention runs: Megatron's fused kernel where its conditions hold, or the framework's own
+#: kernels for scale, mask and softmax
+SOFTMAXES = ("megatron", "torch")
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,9 @@ class TransformerShape:
     head_dim 0 stands for hidden / heads, kv_heads 0 for heads, ffn 0 for 4·hidden. gated: the MLP has a gate beside
     `up` (SwiGLU and kin); gate_fused: both in one product of twice the width, as Megatron and vLLM run them.
     dtype: that of the linear layers; attention runs in it where it can, in bf16 beside fp8 and int8 and in fp32 beside
-    tf32. tied: input embedding and logits share one matrix. fused_attention: one attention kernel instead of scores,
-    softmax and context.
+    tf32. tied: input embedding and logits share one matrix. attention: one of ATTENTIONS. softmax: one of SOFTMAXES;
+    only unfused attention has one. dropout: hidden states and attention probabilities are dropped out. sliding_window:
+    how many tokens back the model attends, 0 where it attends to all; `ops` computes all pairs in either case.
 
     >>> [op.name for op in TransformerShape(hidden=1024, heads=16, seq=512).ops(backward=False)]
     ['qkv', 'attention', 'proj', 'mlp_up', 'mlp_down', 'logits']
@@ -65,7 +71,10 @@ class TransformerShape:
     mbs: int = 1
     tp: int = 1
     dtype: str = "bf16"
-    fused_attention: bool = True
+    attention: str = "flash"
+    dropout: bool = False
+    softmax: str = "megatron"
+    sliding_window: int = 0
     causal: bool = True
 
     def __post_init__(self) -> None:
@@ -82,7 +91,13 @@ class TransformerShape:
             object.__setattr__(self, "ffn", 4 * self.hidden)
         for name in ("kv_heads", "head_dim", "ffn", "seq", "vocab", "layers", "mbs", "tp"):
             require_int(who, name, getattr(self, name))
+        require_int(who, "sliding_window", self.sliding_window, low=0)
         require_choice(who, "dtype", self.dtype, GEMM_DTYPES)
+        require_choice(who, "attention", self.attention, ATTENTIONS)
+        require_choice(who, "softmax", self.softmax, SOFTMAXES)
+        for name in ("gated", "gate_fused", "tied", "dropout", "causal"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(who, f"{name} = {getattr(self, name)!r}"[:80], "True or False")
         if self.heads % self.kv_heads:
             raise InputError(who, f"kv_heads = {self.kv_heads}", f"a divisor of heads = {self.heads}")
         for name in ("heads", "ffn", "vocab"):
@@ -148,7 +163,7 @@ class TransformerShape:
         return [Op(name, "forward", workload, self.layers) for name, workload in work]
 
     def _attention_core(self, heads: int) -> list[tuple[str, Compute]]:
-        if self.fused_attention:
+        if self.attention == "flash":
             fused = Attention(
                 batch=self.mbs, heads=heads, kv_heads=self.kv_heads_per_gpu, seq_q=self.seq, seq_k=self.seq,
                 head_dim=self.head_dim, dtype=self.attention_dtype, causal=self.causal,
