@@ -15,6 +15,7 @@ from quantbench.advice.answers import Answers
 from quantbench.advice.space import Space, alone, together
 from quantbench.advice.spread import Parts, ratio_factor
 from quantbench.planner.formulas import useful_parameters
+from quantbench.units import signed_percent
 from quantbench.workload import Op, TransformerShape
 from quantbench.workload.transformer import Compute
 
@@ -47,6 +48,11 @@ class Neighbour:
     def sure(self) -> bool:
         """Whether the whole interval of the gain is above 0."""
         return self.low > 0
+
+    @property
+    def gain_words(self) -> str:
+        """`+3.2 % (+1.5 % to +4.9 %)`."""
+        return f"{signed_percent(self.gain)} ({signed_percent(self.low)} to {signed_percent(self.high)})"
 
 
 @dataclass(frozen=True)

@@ -152,21 +152,13 @@ def verdict_line(advice: Advice) -> str:
     """Whether to keep the shape, and why."""
     batch = max((one for one in advice.better_alone if one.found.shape.mbs > advice.shape.mbs), default=None,
                 key=lambda one: one.found.low)  # fmt: skip
-    more = f". A larger micro-batch is faster: {batch.changes}, by {gain_words(batch)}" if batch else ""
+    more = f". A larger micro-batch is faster: {batch.changes}, by {batch.found.gain_words}" if batch else ""
     changes = [one for one in (*advice.better, *advice.better_alone) if one.found.shape.mbs == advice.shape.mbs]
     if not changes:
         why = "every gain is within the error of the times" if advice.compared else "none is predicted to be"
         return f"Keep it: of {advice.tried} shapes tried none is surely faster ({why}){more}"
     best = max(changes, key=lambda one: one.found.low)
-    return (
-        f"Worth a change: of {advice.tried} shapes tried, {best.changes} is surely faster, by {gain_words(best)}{more}"
-    )
-
-
-def gain_words(one: Advised) -> str:
-    """`+3.2 % (+1.5 % to +4.9 %)`."""
-    found = one.found
-    return f"{signed_percent(found.gain)} ({signed_percent(found.low)} to {signed_percent(found.high)})"
+    return f"Worth a change: of {advice.tried} shapes tried, {best.changes} is surely faster, by {best.found.gain_words}{more}"
 
 
 def advised_table(title: str, advised: Sequence[Advised], *, marks: bool, reasons: bool) -> Table:
