@@ -1,4 +1,4 @@
-"""Advice on public models, as the tables of docs/advising.md: `python -m quantbench.advice.examples docs` writes them."""
+"""Advice on public models: the tables of docs/advising.md, which `python -m quantbench.advice.examples docs` writes."""
 
 from __future__ import annotations
 

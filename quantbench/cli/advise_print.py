@@ -158,7 +158,8 @@ def verdict_line(advice: Advice) -> str:
         why = "every gain is within the error of the times" if advice.compared else "none is predicted to be"
         return f"Keep it: of {advice.tried} shapes tried none is surely faster ({why}){more}"
     best = max(changes, key=lambda one: one.found.low)
-    return f"Worth a change: of {advice.tried} shapes tried, {best.changes} is surely faster, by {best.found.gain_words}{more}"
+    gain = best.found.gain_words
+    return f"Worth a change: of {advice.tried} shapes tried, {best.changes} is surely faster, by {gain}{more}"
 
 
 def advised_table(title: str, advised: Sequence[Advised], *, marks: bool, reasons: bool) -> Table:

@@ -63,14 +63,17 @@ def write_shape_file(path: Path, shapes: Sequence[NamedShape]) -> None:
 def read_shape_file(path: Path) -> tuple[NamedShape, ...]:
     """The shapes of a file that `write_shape_file` wrote. Raises InputError, in one line, for anything else."""
     try:
-        if not path.is_file():
-            raise InputError(_WHO, str(path), "a JSON file of shapes that can be read")
-        if path.stat().st_size > _MOST_BYTES:
-            raise InputError(_WHO, f"{path} ({path.stat().st_size} bytes)", f"a file of at most {_MOST_BYTES} bytes")
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(_WHO, f"{path} ({error.strerror})", "a JSON file of shapes that can be read") from None
-    except (ValueError, RecursionError) as error:  # no JSON, or no UTF-8
+        regular, size = path.is_file(), path.stat().st_size
+        text = path.read_text(encoding="utf-8") if regular and size <= _MOST_BYTES else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(_WHO, f"{path} ({str(error)[:80]})", "a JSON file of shapes that can be read") from None
+    if not regular:
+        raise InputError(_WHO, f"{path} (no regular file)", "a JSON file of shapes that can be read")
+    if size > _MOST_BYTES:
+        raise InputError(_WHO, f"{path} ({size} bytes)", f"a file of at most {_MOST_BYTES} bytes")
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise InputError(_WHO, f"{path} ({str(error)[:80]})", "a JSON file of shapes") from None
     if not isinstance(data, dict) or data.get("format") != SHAPES_FORMAT:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
