@@ -20,6 +20,7 @@ from quantbench.device import lookup
 from quantbench.errors import InputError
 from quantbench.measurement import Grade
 from quantbench.planner.formulas import parameters
+from quantbench.report.page import write_report
 from quantbench.report.shape_comparison import compare_shapes, comparison_lines, comparison_table
 from quantbench.store.folder import read_run
 from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json, plan_sweep
@@ -166,6 +167,9 @@ def test_shapes_are_compared_at_equal_parameters() -> None:
     assert wider.gain_high is not None
     assert wider.gain_low < wider.gain < wider.gain_high
     assert wider.verdict == "outside the predicted interval"
+    assert comparison_sentence(compare_shapes(made, SHAPES)).startswith("wider is faster than as it is by +")
+    slow = compare_shapes(points({1: 1.0, 2: 9.0, 3: 9.0}), SHAPES)
+    assert comparison_sentence(slow) == "none of 2 other shapes is surely faster than as it is"
     # All but the logits is the same work, whose error is the same in both.
     assert padded.gain is not None
     assert padded.gain_low is not None
@@ -227,6 +231,12 @@ def test_a_sweep_of_shapes_measures_compares_and_resumes(file: Path, tmp_path: P
     folder = tmp_path / data["run"]
     places = {(p.axes["shape"], p.op) for r in read_run(folder).records if r.role == "point" for p in r.places}
     assert places == {(n, op.label) for n, one in enumerate(SHAPES, 1) for op in one.shape.ops()}
+    written = write_report(read_run(folder), tmp_path / "report")
+    assert written.lead is not None
+    assert "faster than as it is" in written.lead.sentence
+    page = written.page.read_text(encoding="utf-8")
+    assert "Shapes side by side" in page
+    assert "vocab 250 → 256" in page
     # The run knows its shapes: the file is not needed to finish it.
     file.unlink()
     lines = (folder / "records.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)

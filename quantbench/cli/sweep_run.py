@@ -32,6 +32,7 @@ from quantbench.providers.catalog import require_found
 from quantbench.report.shape_comparison import (
     compare_shapes,
     comparison_lines,
+    comparison_sentence,
     comparison_table,
     comparison_to_json,
 )
@@ -233,7 +234,7 @@ def say_result(
         console.print()
         if comparison is not None:
             console.print(comparison_table(comparison))
-            for line in comparison_lines(comparison):
+            for line in (comparison_sentence(comparison), *comparison_lines(comparison)):
                 say(console, escape(line))
         elif rows:
             console.print(sweep_table(rows, check, spec))

@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass, replace
 from math import exp, log, sqrt
 from typing import Any
 
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from quantbench.analysis.summary import Point, op_order
 from quantbench.planner.formulas import useful_parameters
+from quantbench.report.content import Section, Table
 from quantbench.sweep.axes import SHAPE_DIM
 from quantbench.sweep.shape_file import NamedShape, PredictedGain
 from quantbench.units import latency, signed_percent
@@ -125,36 +126,53 @@ def _ratio(first: Sequence[Point], other: Sequence[Point]) -> tuple[float, float
     return sums[0] / sums[1], sqrt(sum((share * width[key]) ** 2 for key, share in shares.items()))
 
 
-def comparison_table(comparison: ShapeComparison) -> Table:
-    """One line per shape and library."""
-    table = Table(header_style="bold", box=None, pad_edge=False)
+def _cells(comparison: ShapeComparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Head and rows of the table as texts: one row per shape and library."""
     several = len({one.library for one in comparison.shapes}) > 1
     predicted = any(one.predicted is not None for one in comparison.shapes)
-    table.add_column("shape", overflow="fold")
-    if several:
-        table.add_column("library", no_wrap=True)
-    for name in ("one layer", "logits", "gain", "low to high", *(("predicted",) if predicted else ())):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", overflow="fold")
+    library, expected = ("library",) if several else (), ("predicted",) if predicted else ()
+    head = ("shape", *library, "one layer", "logits", "gain", "low to high", *expected, "")
+    rows = []
     for one in comparison.shapes:
-        table.add_row(
-            Text(one.name),
+        rows.append((
+            one.name,
             *([one.library] if several else []),
             "" if one.layer_us is None else latency(one.layer_us),
             "" if not one.logits_us else latency(one.logits_us),
             *_gain_words(one),
             *([_predicted_words(one)] if predicted else []),
             f"not measured: {', '.join(one.missing)}" if one.missing else one.verdict,
-        )
+        ))  # fmt: skip
+    return head, rows
+
+
+def comparison_table(comparison: ShapeComparison) -> RichTable:
+    """For a terminal; gains that are surely above or below 0 stand out."""
+    head, rows = _cells(comparison)
+    table = RichTable(header_style="bold", box=None, pad_edge=False)
+    for name in head:
+        words = name in ("shape", "library", "")
+        table.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+    gain = head.index("gain")
+    for one, row in zip(comparison.shapes, rows, strict=True):
+        sure = one.number > 1 and one.gain_low is not None and one.gain_high is not None
+        better, worse = sure and (one.gain_low or 0) > 0, sure and (one.gain_high or 0) < 0
+        style = "bold green" if better else "bold red" if worse else ""
+        table.add_row(*(Text(cell, style=style if i == gain else "") for i, cell in enumerate(row)))
     return table
 
 
-def _gain_words(one: MeasuredShape) -> tuple[Text, str]:
+def comparison_section(comparison: ShapeComparison) -> Section:
+    """For the page of a report."""
+    head, rows = _cells(comparison)
+    table = Table(head, tuple(rows), numeric=frozenset(range(1, len(head) - 1)))
+    return Section("shapes", "Shapes side by side", table=table, lines=tuple(comparison_lines(comparison)))
+
+
+def _gain_words(one: MeasuredShape) -> tuple[str, str]:
     if one.gain is None or one.gain_low is None or one.gain_high is None or one.number == 1:
-        return Text(""), ""
-    style = "bold green" if one.gain_low > 0 else "bold red" if one.gain_high < 0 else ""
-    bounds = f"{signed_percent(one.gain_low)} to {signed_percent(one.gain_high)}"
-    return Text(signed_percent(one.gain), style=style), bounds
+        return "", ""
+    return signed_percent(one.gain), f"{signed_percent(one.gain_low)} to {signed_percent(one.gain_high)}"
 
 
 def _predicted_words(one: MeasuredShape) -> str:
@@ -162,6 +180,19 @@ def _predicted_words(one: MeasuredShape) -> str:
     if said is None:
         return ""
     return f"{signed_percent(said.mid)} ({signed_percent(said.low)} to {signed_percent(said.high)})"
+
+
+def comparison_sentence(comparison: ShapeComparison) -> str:
+    """The answer in one line: which shape is surely the fastest, if any is."""
+    gained = [one for one in comparison.shapes if one.number > 1 and one.gain_low is not None]
+    best = max(gained, key=lambda one: one.gain_low or 0.0, default=None)
+    first = comparison.shapes[0].name
+    if best is None:
+        return f"no other shape was measured whole beside {first}"
+    if (best.gain_low or 0.0) <= 0:
+        return f"none of {len(gained)} other shapes is surely faster than {first}"
+    gain, bounds = _gain_words(best)
+    return f"{best.name} is faster than {first} by {gain} ({bounds})"
 
 
 def comparison_lines(comparison: ShapeComparison) -> list[str]:
