@@ -21,7 +21,12 @@ from quantbench.errors import InputError
 from quantbench.measurement import Grade
 from quantbench.planner.formulas import parameters
 from quantbench.report.page import write_report
-from quantbench.report.shape_comparison import compare_shapes, comparison_lines, comparison_table
+from quantbench.report.shape_comparison import (
+    compare_shapes,
+    comparison_lines,
+    comparison_sentence,
+    comparison_table,
+)
 from quantbench.store.folder import read_run
 from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json, plan_sweep
 from quantbench.sweep.shape_file import NamedShape, PredictedGain, read_shape_file, write_shape_file
