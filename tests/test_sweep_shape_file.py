@@ -29,7 +29,7 @@ from quantbench.report.shape_comparison import (
 )
 from quantbench.store.folder import read_run
 from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json, plan_sweep
-from quantbench.sweep.shape_file import NamedShape, PredictedGain, read_shape_file, write_shape_file
+from quantbench.sweep.shape_file import Gain, NamedShape, read_shape_file, write_shape_file
 from quantbench.workload import TransformerShape
 
 H100 = lookup("h100-sxm5-80gb")
@@ -41,8 +41,8 @@ BASE = TransformerShape(
 )
 SHAPES = (
     NamedShape("as it is", BASE),
-    NamedShape("wider", replace(BASE, hidden=128, head_dim=32, layers=2), PredictedGain(0.1, 0.05, 0.15)),
-    NamedShape("vocab 250 → 256", replace(BASE, vocab=256), PredictedGain(0.02, 0.01, 0.03)),
+    NamedShape("wider", replace(BASE, hidden=128, head_dim=32, layers=2), Gain(0.1, 0.05, 0.15)),
+    NamedShape("vocab 250 → 256", replace(BASE, vocab=256), Gain(0.02, 0.01, 0.03)),
 )
 
 
@@ -163,29 +163,29 @@ def test_shapes_are_compared_at_equal_parameters() -> None:
     first, wider, padded = compare_shapes(made, SHAPES).shapes
     layer = sum(op.workload.flops for op in BASE.ops() if op.name != "logits") * 2.0 / 1e6
     logits = sum(op.workload.flops for op in BASE.ops() if op.name == "logits") * 2.0 / 1e6
-    assert (first.layer_us, first.logits_us) == (pytest.approx(layer), pytest.approx(logits))
-    assert (first.gain, first.gain_low, first.gain_high) == (0.0, 0.0, 0.0)
+    assert first.layer_us == pytest.approx(layer)
+    assert first.logits_us == pytest.approx(logits)
+    assert first.gain == Gain(0.0, 0.0, 0.0)
     times = [sum(p.latency_us * p.count for p in made if p.axes["shape"] == number) for number in (1, 2)]
     expected = times[0] / times[1] * parameters(SHAPES[1].shape) / parameters(BASE)
-    assert wider.gain == pytest.approx(expected - 1)
-    assert wider.gain_low is not None
-    assert wider.gain_high is not None
-    assert wider.gain_low < wider.gain < wider.gain_high
+    assert wider.gain is not None
+    assert wider.gain.mid == pytest.approx(expected - 1)
+    assert wider.gain.low < wider.gain.mid < wider.gain.high
     assert wider.verdict == "outside the predicted interval"
     assert comparison_sentence(compare_shapes(made, SHAPES)).startswith("wider is faster than as it is by +")
     slow = compare_shapes(points({1: 1.0, 2: 9.0, 3: 9.0}), SHAPES)
     assert comparison_sentence(slow) == "none of 2 other shapes is surely faster than as it is"
     # All but the logits is the same work, whose error is the same in both.
     assert padded.gain is not None
-    assert padded.gain_low is not None
-    assert -0.05 < padded.gain < 0
-    assert log((1 + padded.gain) / (1 + padded.gain_low)) < 0.25 * log((1 + wider.gain) / (1 + wider.gain_low))
+    assert -0.05 < padded.gain.mid < 0
+    narrow, wide = (log((1 + gain.mid) / (1 + gain.low)) for gain in (padded.gain, wider.gain))
+    assert narrow < 0.25 * wide
 
 
 def test_a_gain_within_the_prediction_says_so() -> None:
     at_par = compare_shapes(points({1: 1.0, 2: 1.0, 3: 1.0}), SHAPES).shapes[1].gain
     assert at_par is not None
-    rate = (1 + at_par) / 1.1  # so that the second gains the predicted 10 %
+    rate = (1 + at_par.mid) / 1.1  # so that the second gains the predicted 10 %
     assert compare_shapes(points({1: 1.0, 2: rate, 3: 1.0}), SHAPES).shapes[1].verdict == "as predicted"
 
 
@@ -231,7 +231,7 @@ def test_a_sweep_of_shapes_measures_compares_and_resumes(file: Path, tmp_path: P
     assert data["how_ended"] == "complete"
     assert [one["name"] for one in data["shapes"]] == [one.name for one in SHAPES]
     assert all(one["layer_us"] > 0 and one["logits_us"] > 0 for one in data["shapes"])
-    assert data["shapes"][0]["gain"] == 0
+    assert data["shapes"][0]["gain"]["mid"] == 0
     assert data["cliffs"] == []
     folder = tmp_path / data["run"]
     places = {(p.axes["shape"], p.op) for r in read_run(folder).records if r.role == "point" for p in r.places}

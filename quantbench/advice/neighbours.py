@@ -86,7 +86,8 @@ class Neighbours:
         per_size: dict[int, list[_Timed]] = defaultdict(list)
         for shape in self._joint:
             per_size[shape.hidden].append(self._timed[shape])
-        sure, unsure = [], []
+        sure: list[_Timed] = []
+        unsure: list[_Timed] = []
         for timed in per_size.values():
             surely = [one for one in timed if self._against_base(one).sure]
             (sure if surely else unsure).append(_of_equals(surely or timed))

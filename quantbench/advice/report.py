@@ -9,7 +9,7 @@ from typing import Any
 from quantbench.advice.advise import Advice, Advised
 from quantbench.advice.cost import Finding, OpCost, ShapeCost
 from quantbench.planner.op_times import Latency
-from quantbench.sweep.shape_file import NamedShape, PredictedGain
+from quantbench.sweep.shape_file import Gain, NamedShape
 from quantbench.workload import workload_to_json
 
 ADVICE_FORMAT = "quantbench-advice"
@@ -45,7 +45,7 @@ def _repair_to_json(advice: Advice) -> dict[str, Any]:
 def named_shapes(advice: Advice) -> tuple[NamedShape, ...]:
     """The shape and every other that the advice names, with what each is predicted to gain, for `sweep --shapes`."""
     others = [
-        NamedShape(_name(one), one.found.shape, PredictedGain(one.found.gain, one.found.low, one.found.high))
+        NamedShape(_name(one), one.found.shape, Gain(one.found.gain, one.found.low, one.found.high))
         for one in advice.compared
     ]
     first = "the fastest repaired shape" if advice.repair is not None else "the shape as it is"

@@ -15,8 +15,8 @@ from quantbench.analysis.summary import Point, op_order
 from quantbench.planner.formulas import useful_parameters
 from quantbench.report.content import Section, Table
 from quantbench.sweep.axes import SHAPE_DIM
-from quantbench.sweep.shape_file import NamedShape, PredictedGain
-from quantbench.units import latency, signed_percent
+from quantbench.sweep.shape_file import Gain, NamedShape
+from quantbench.units import latency
 
 _LOGITS = "logits"
 
@@ -26,9 +26,8 @@ class MeasuredShape:
     """One shape as one library ran it.
 
     layer_us: all ops of one layer, forward and backward; logits_us: those of the model. missing: ops that the first
-    shape has and this one lacks, whose times and gain are None then. gain: tokens per second more than the first shape
-    at equal parameters, as a share, with its 95 % interval. verdict: whether the measured gain bears the prediction
-    out; "" where one of the two is not known.
+    shape has and this one lacks; times and gain are None then. verdict: whether the measured gain is where it was
+    predicted; "" where one of the two is not known.
     """
 
     number: int
@@ -37,10 +36,8 @@ class MeasuredShape:
     layer_us: float | None
     logits_us: float | None
     missing: tuple[str, ...]
-    gain: float | None
-    gain_low: float | None
-    gain_high: float | None
-    predicted: PredictedGain | None
+    gain: Gain | None
+    predicted: Gain | None
     verdict: str
 
 
@@ -89,25 +86,23 @@ def _measured(
     one = models[number - 1]
     missing = tuple(sorted(first.keys() - ops.keys(), key=op_order))
     if missing or not first:
-        return MeasuredShape(number, one.name, library, None, None, missing, None, None, None, one.predicted, "")
+        return MeasuredShape(number, one.name, library, None, None, missing, None, one.predicted, "")
     own = [ops[label] for label in first]
     layer_us = sum(point.latency_us for point in own if not point.op.startswith(_LOGITS))
     logits_us = sum(point.latency_us for point in own if point.op.startswith(_LOGITS))
     asked = models[0].shape
     ratio, half_width = _ratio(list(first.values()), own)
     weight = useful_parameters(one.shape, asked.vocab) / useful_parameters(asked, asked.vocab)
-    gain = ratio * weight * one.shape.tokens / asked.tokens
-    bounds = [gain * exp(sign * half_width) - 1 for sign in (-1, 1)]
-    return MeasuredShape(
-        number, one.name, library, layer_us, logits_us, (), gain - 1, bounds[0], bounds[1], one.predicted, ""
-    )  # fmt: skip
+    faster = ratio * weight * one.shape.tokens / asked.tokens
+    gain = Gain(faster - 1, faster * exp(-half_width) - 1, faster * exp(half_width) - 1)
+    return MeasuredShape(number, one.name, library, layer_us, logits_us, (), gain, one.predicted, "")
 
 
 def _verdict(one: MeasuredShape) -> str:
     """Whether the two intervals meet. A prediction is of all ops, so it is not held against a part of them."""
-    if one.predicted is None or one.gain_low is None or one.gain_high is None:
+    if one.predicted is None or one.gain is None or one.number == 1:
         return ""
-    if one.gain_high < one.predicted.low or one.gain_low > one.predicted.high:
+    if one.gain.high < one.predicted.low or one.gain.low > one.predicted.high:
         return "outside the predicted interval"
     return "as predicted"
 
@@ -131,7 +126,7 @@ def _cells(comparison: ShapeComparison) -> tuple[tuple[str, ...], list[tuple[str
     several = len({one.library for one in comparison.shapes}) > 1
     predicted = any(one.predicted is not None for one in comparison.shapes)
     library, expected = ("library",) if several else (), ("predicted",) if predicted else ()
-    head = ("shape", *library, "one layer", "logits", "gain", "low to high", *expected, "")
+    head = ("shape", *library, "one layer", "logits", "gain", *expected, "")
     rows = []
     for one in comparison.shapes:
         rows.append((
@@ -139,8 +134,8 @@ def _cells(comparison: ShapeComparison) -> tuple[tuple[str, ...], list[tuple[str
             *([one.library] if several else []),
             "" if one.layer_us is None else latency(one.layer_us),
             "" if not one.logits_us else latency(one.logits_us),
-            *_gain_words(one),
-            *([_predicted_words(one)] if predicted else []),
+            "" if one.gain is None or one.number == 1 else one.gain.words,
+            *(["" if one.predicted is None else one.predicted.words] if predicted else []),
             f"not measured: {', '.join(one.missing)}" if one.missing else one.verdict,
         ))  # fmt: skip
     return head, rows
@@ -155,8 +150,8 @@ def comparison_table(comparison: ShapeComparison) -> RichTable:
         table.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
     gain = head.index("gain")
     for one, row in zip(comparison.shapes, rows, strict=True):
-        sure = one.number > 1 and one.gain_low is not None and one.gain_high is not None
-        better, worse = sure and (one.gain_low or 0) > 0, sure and (one.gain_high or 0) < 0
+        better = one.gain is not None and one.gain.low > 0
+        worse = one.gain is not None and one.gain.high < 0
         style = "bold green" if better else "bold red" if worse else ""
         table.add_row(*(Text(cell, style=style if i == gain else "") for i, cell in enumerate(row)))
     return table
@@ -169,30 +164,16 @@ def comparison_section(comparison: ShapeComparison) -> Section:
     return Section("shapes", "Shapes side by side", table=table, lines=tuple(comparison_lines(comparison)))
 
 
-def _gain_words(one: MeasuredShape) -> tuple[str, str]:
-    if one.gain is None or one.gain_low is None or one.gain_high is None or one.number == 1:
-        return "", ""
-    return signed_percent(one.gain), f"{signed_percent(one.gain_low)} to {signed_percent(one.gain_high)}"
-
-
-def _predicted_words(one: MeasuredShape) -> str:
-    said = one.predicted
-    if said is None:
-        return ""
-    return f"{signed_percent(said.mid)} ({signed_percent(said.low)} to {signed_percent(said.high)})"
-
-
 def comparison_sentence(comparison: ShapeComparison) -> str:
     """The answer in one line: which shape is surely the fastest, if any is."""
-    gained = [one for one in comparison.shapes if one.number > 1 and one.gain_low is not None]
-    best = max(gained, key=lambda one: one.gain_low or 0.0, default=None)
+    gains = [(one.gain, one.name) for one in comparison.shapes if one.number > 1 and one.gain is not None]
     first = comparison.shapes[0].name
-    if best is None:
+    if not gains:
         return f"no other shape was measured whole beside {first}"
-    if (best.gain_low or 0.0) <= 0:
-        return f"none of {len(gained)} other shapes is surely faster than {first}"
-    gain, bounds = _gain_words(best)
-    return f"{best.name} is faster than {first} by {gain} ({bounds})"
+    gain, name = max(gains, key=lambda pair: pair[0].low)
+    if gain.low <= 0:
+        return f"none of {len(gains)} other shapes is surely faster than {first}"
+    return f"{name} is faster than {first} by {gain.words}"
 
 
 def comparison_lines(comparison: ShapeComparison) -> list[str]:
@@ -210,10 +191,4 @@ def comparison_lines(comparison: ShapeComparison) -> list[str]:
 
 def comparison_to_json(comparison: ShapeComparison) -> list[dict[str, Any]]:
     """One object per shape and library."""
-    return [
-        {
-            **asdict(one),
-            "left_out": list(comparison.left_out.get(one.library, ())),
-        }
-        for one in comparison.shapes
-    ]
+    return [{**asdict(one), "left_out": list(comparison.left_out.get(one.library, ()))} for one in comparison.shapes]

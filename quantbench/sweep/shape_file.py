@@ -14,6 +14,7 @@ from typing import Any
 
 from quantbench.errors import InputError, StoreError
 from quantbench.store.typed import decode
+from quantbench.units import signed_percent
 from quantbench.workload import TransformerShape
 
 SHAPES_FORMAT = "quantbench-shapes"
@@ -28,13 +29,18 @@ _MOST_NAME = 200
 
 
 @dataclass(frozen=True)
-class PredictedGain:
-    """What a shape was predicted to gain over the first of its file: tokens per second at equal parameters, as a share
-    more, with its 90 % interval."""
+class Gain:
+    """What a shape gains over the first of its file: tokens per second at equal parameters, as a share more, with its
+    interval (90 % where it is predicted, 95 % where it is measured)."""
 
     mid: float
     low: float
     high: float
+
+    @property
+    def words(self) -> str:
+        """`+3.2 % (+1.5 % to +4.9 %)`."""
+        return f"{signed_percent(self.mid)} ({signed_percent(self.low)} to {signed_percent(self.high)})"
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class NamedShape:
 
     name: str
     shape: TransformerShape
-    predicted: PredictedGain | None = None
+    predicted: Gain | None = None
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > _MOST_NAME or not self.name.isprintable():
@@ -104,5 +110,5 @@ def _named_shape(data: object, who: str) -> NamedShape:
     values: dict[str, Any] = dict(data)
     values["shape"] = decode(TransformerShape, values.get("shape"), who)
     if values.get("predicted") is not None:
-        values["predicted"] = decode(PredictedGain, values["predicted"], f"{who} predicted")
+        values["predicted"] = decode(Gain, values["predicted"], f"{who} predicted")
     return decode(NamedShape, values, who)
