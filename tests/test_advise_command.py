@@ -61,7 +61,7 @@ def test_it_says_device_times_shape_costs_neighbours_and_what_is_next() -> None:
     assert "mbs = 1" in lines[4]
     assert lines[5] == (
         "tried: parameters within ±5.0 %; hidden within ±10 % in steps of 128; head_dim 64, 128, 216 or as it is; "
-        "tp divides kv_heads"
+        "kv_heads that tp divides or as they are"
     )
     worst = next(i for i, line in enumerate(lines) if line.startswith("op ")) + 1
     assert lines[worst].startswith(("scores", "context"))
@@ -230,7 +230,7 @@ def test_constraints_are_shown_and_kept() -> None:
     assert (data["space"]["replicate_kv"], data["space"]["head_dims"]) == (True, [96])
     assert {(n["shape"]["hidden"], n["shape"]["layers"]) for n in data["neighbours"]} <= {(14400, 90)}
     said = run(*WIDE, "--keep", "hidden,kv-heads", "--top", "1")
-    assert "tp divides kv_heads; kept: hidden, kv_heads" in said
+    assert "kv_heads that tp divides or as they are; kept: hidden, kv_heads" in said
 
 
 def test_the_file_it_writes_is_planned_as_it_was_compared(tmp_path: Path) -> None:
@@ -251,7 +251,8 @@ def test_the_file_it_writes_is_planned_as_it_was_compared(tmp_path: Path) -> Non
     assert isinstance(qkv, Gemm)
     assert qkv.n == (40 + 2 * 8) * 128 // 2  # 3584 on each of two GPUs: 7168 in all
     assert f"shapes: {file}" in run(*qwen, "-o", str(file))
-    assert f"quantbench sweep --shapes {file} (measures every op of this shape" in run(*qwen, "-o", str(file))
+    last = run(*qwen, "-o", str(file)).splitlines()[-1]
+    assert re.fullmatch(rf"Next, on such a card \(measures every op of .*\): quantbench sweep --shapes {file}", last)
     with pytest.raises(InputError, match=r"--shapes-out: .*x.csv; expected a name that ends in .json"):
         run(*qwen, "-o", str(tmp_path / "x.csv"))
     with pytest.raises(StoreError, match=r"write shapes: .*none.*; expected a file that can be written"):

@@ -19,7 +19,7 @@ from quantbench.units import signed_percent
 from quantbench.workload import Op, TransformerShape
 from quantbench.workload.transformer import Compute
 
-# Heads of one hidden size whose times differ by less are as good as each other: no model here tells them apart.
+# Shapes whose times differ by less are as good as each other: no model here tells them apart.
 _AS_GOOD = 0.01
 # A neighbour must promise this much.
 _WORTH_MOVING = 0.005
@@ -90,7 +90,7 @@ class Neighbours:
         unsure: list[_Timed] = []
         for timed in per_size.values():
             surely = [one for one in timed if self._against_base(one).sure]
-            (sure if surely else unsure).append(_of_equals(surely or timed))
+            (sure if surely else unsure).append(_best_aligned(surely or timed))
         return (*self._ranked(sure), *self._ranked(unsure))[:count]
 
     def _ranked(self, chosen: Sequence[_Timed]) -> tuple[Neighbour, ...]:
@@ -107,9 +107,9 @@ class Neighbours:
         """The best change of each thing alone, where one is worth it; the largest gain first."""
         found: list[Neighbour] = []
         for name, shapes in self._singles.items():
-            timed = [self._timed[shape] for shape in shapes]
-            best = _of_equals(timed) if name == "heads" and timed else min(timed, key=lambda t: t.us, default=None)
-            found += self._worth_it([best], {best.shape}) if best is not None else ()
+            if shapes:
+                best = _PREFERRED[name]([self._timed[shape] for shape in shapes])
+                found += self._worth_it([best], {best.shape})
         return tuple(sorted(found, key=lambda n: -n.gain))
 
     def against(self, shapes: Iterable[TransformerShape]) -> tuple[Neighbour, ...]:
@@ -157,8 +157,25 @@ def _time(shape: TransformerShape, ops: Sequence[Op], answers: Answers, base: Tr
     return _Timed(shape, total_us / shape.tokens / count, count, parts, move)
 
 
-def _of_equals(timed: Sequence[_Timed]) -> _Timed:
+def _fastest(timed: Sequence[_Timed]) -> _Timed:
+    return min(timed, key=lambda t: t.us)
+
+
+def _equals(timed: Sequence[_Timed]) -> list[_Timed]:
+    """Those as fast as the fastest, as far as a model can tell."""
+    least = _fastest(timed).us
+    return [t for t in timed if t.us <= least * (1 + _AS_GOOD)]
+
+
+def _best_aligned(timed: Sequence[_Timed]) -> _Timed:
     """Of those as fast as the fastest, the one whose heads' rows are aligned best."""
-    least = min(t.us for t in timed)
-    equals = [t for t in timed if t.us <= least * (1 + _AS_GOOD)]
-    return max(equals, key=lambda t: (min(_LINE_ELEMENTS, t.shape.head_dim & -t.shape.head_dim), -t.us))
+    return max(_equals(timed), key=lambda t: (min(_LINE_ELEMENTS, t.shape.head_dim & -t.shape.head_dim), -t.us))
+
+
+def _smallest_batch(timed: Sequence[_Timed]) -> _Timed:
+    """Of those as fast as the fastest, the smallest micro-batch: larger ones take memory."""
+    return min(_equals(timed), key=lambda t: t.shape.mbs)
+
+
+#: which change of one thing alone is shown, by its name
+_PREFERRED = {"heads": _best_aligned, "ffn": _fastest, "vocab": _fastest, "mbs": _smallest_batch}

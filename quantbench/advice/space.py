@@ -61,7 +61,7 @@ class Space:
             f"parameters within ±{percent(self.tolerance)}",
             f"hidden within ±{percent(self.near)} in steps of {self.hidden_step}",
             f"head_dim {', '.join(map(str, self.head_dims))} or as it is" if self.head_dims else "head_dim as it is",
-            "kv_heads may be copied over tp" if self.replicate_kv else "tp divides kv_heads",
+            "kv_heads may be copied over tp" if self.replicate_kv else "kv_heads that tp divides or as they are",
         ]
         return "; ".join([*said, *([f"kept: {', '.join(self.keep)}"] if self.keep else [])])
 

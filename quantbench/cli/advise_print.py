@@ -207,7 +207,7 @@ def next_lines(advice: Advice, out: Path | None) -> list[str]:
             *again,
             f"Next: repeat this with -o shapes.json; on such a card, quantbench sweep --shapes shapes.json {what}",
         ]
-    return [*again, f"shapes: {out}", f"Next, on such a card: quantbench sweep --shapes {quote(str(out))} ({what})"]
+    return [*again, f"shapes: {out}", f"Next, on such a card ({what}): quantbench sweep --shapes {quote(str(out))}"]
 
 
 def _two_digits(value: float) -> int:
