@@ -59,6 +59,7 @@ docs: install
 	$(BIN)/quantbench validate --docs docs/accuracy.md
 	$(BIN)/quantbench validate --adaptive --docs docs/accuracy.md
 	$(BIN)/python -m quantbench.report.guide docs
+	$(BIN)/python -m quantbench.advice.examples docs
 	$(BIN)/quantbench import aiconfigurator --system a100_sxm --table gemm --results build/tables
 	$(BIN)/quantbench profile blindspots build/tables/a100-sxm4-80gb/aic-* --for aiconfigurator --held-out --of max \
 		--docs docs/exporting.md

@@ -77,6 +77,15 @@ def percent(share: float) -> str:
     return f"{value:.0f} %" if abs(value) >= 9.95 else f"{value:.1f} %"
 
 
+def signed_percent(share: float) -> str:
+    """A share as percent with its sign.
+
+    >>> signed_percent(0.0433), signed_percent(-0.62)
+    ('+4.3 %', '−62 %')
+    """
+    return f"{'−' if share < 0 else '+'}{percent(abs(share))}"
+
+
 def size(count_bytes: float) -> str:
     """Bytes in binary units.
 

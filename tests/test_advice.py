@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantbench.advice import Advice, KernelTimes, ModelledTimes, ProfileTimes, Space, advise
+from quantbench.advice import Advice, KernelTimes, ModelledTimes, ProfileTimes, Space, advise, repaired
 from quantbench.advice.answers import Answers
 from quantbench.advice.cost import cost_of, latency_per_run
-from quantbench.advice.space import alone, together, useful_parameters
+from quantbench.advice.space import DIMENSIONS, alone, together
 from quantbench.advice.spread import UNMEASURED_COMMON, WIDER, ratio_factor
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
@@ -21,7 +21,7 @@ from quantbench.errors import InputError
 from quantbench.latency.estimate import Estimate
 from quantbench.latency.gemm_input import LARGEST_SIDE
 from quantbench.latency.softmax import fallback_bytes
-from quantbench.planner.formulas import parameters
+from quantbench.planner.formulas import parameters, useful_parameters
 from quantbench.planner.op_times import Latency, RooflineTimes
 from quantbench.workload import Gemm, Softmax, TransformerShape
 from quantbench.workload.transformer import Compute
@@ -144,7 +144,9 @@ def test_every_shape_that_is_tried_keeps_the_rules(base: TransformerShape) -> No
         assert abs(parameters(shape) / parameters(base) - 1) <= space.tolerance * (1 + 1e-9)
         assert abs(shape.hidden / base.hidden - 1) <= space.near + 1 / base.hidden
         assert shape.heads * shape.head_dim == shape.hidden
+        assert shape.head_dim in (*space.head_dims, base.head_dim)
         assert shape.head_dim % 8 == 0
+        assert shape.kv_heads % base.tp == 0 or shape.kv_heads == base.kv_heads
         assert shape.hidden % base.tp == shape.heads % base.tp == 0
         assert base.heads / 2 <= shape.heads <= 2 * base.heads
         assert shape.mbs == base.mbs
@@ -157,6 +159,70 @@ def test_every_shape_that_is_tried_keeps_the_rules(base: TransformerShape) -> No
             assert changed
             assert changed <= set(allowed)
             assert (shape.hidden, shape.layers) == (base.hidden, base.layers)
+
+
+@settings(max_examples=40, deadline=None)
+@given(shapes(), st.sets(st.sampled_from(DIMENSIONS), min_size=1, max_size=3))
+def test_what_is_kept_stays(base: TransformerShape, keep: set[str]) -> None:
+    space = Space(keep=tuple(sorted(keep)))
+    for shape in (*together(base, space), *(s for found in alone(base, space).values() for s in found)):
+        assert all(getattr(shape, name) == getattr(base, name) for name in keep)
+
+
+def test_key_value_heads_are_whole_on_each_gpu_unless_asked() -> None:
+    base = TransformerShape(hidden=4096, heads=32, kv_heads=16, layers=32, ffn=14336, gated=True, vocab=128256, tp=16)
+    strict, loose = ({s.kv_heads for s in together(base, Space(replicate_kv=copied))} for copied in (False, True))
+    assert {kv % 16 for kv in strict} == {0}
+    assert any(kv % 16 for kv in loose)
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes(), st.sampled_from([2, 3, 4, 6, 8]))
+def test_a_repaired_shape_can_be_split(base: TransformerShape, tp: int) -> None:
+    asked = replace(base, tp=1)
+    found = repaired(asked, tp, Space())
+    if found is None:
+        assert replace(asked, tp=tp)
+        return
+    with pytest.raises(InputError):
+        replace(asked, tp=tp)
+    assert f"cannot be split over tp = {tp}" in found.words
+    for shape in found.shapes:
+        assert shape.tp == tp
+        assert shape.heads % tp == 0
+        assert shape.head_dim == asked.head_dim
+        assert abs(shape.heads - asked.heads) < tp
+        assert shape.hidden == shape.heads * shape.head_dim
+
+
+def test_twenty_five_heads_become_24_or_26() -> None:
+    asked = TransformerShape(hidden=1600, heads=25, layers=48, vocab=50432, seq=1024)
+    found = repaired(asked, 2, Space())
+    assert found is not None
+    assert found.words == (
+        "25 heads cannot be split over tp = 2; the nearest shapes that can: 24 heads (hidden 24 × 64 = 1536); "
+        "26 heads (hidden 26 × 64 = 1664)"
+    )
+    assert [(s.hidden, s.heads, s.ffn) for s in found.shapes] == [(1536, 24, 6144), (1664, 26, 6656)]
+    for shape in found.shapes:
+        assert abs(parameters(shape) / parameters(asked) - 1) < 0.02
+    with pytest.raises(InputError, match=r"25 heads cannot be split over tp = 2 with heads kept; expected a tp that"):
+        repaired(asked, 2, Space(keep=("heads",)))
+    advice = advise(asked, SimpleTimes(slow=(1536,)), repair=found)
+    assert advice.shape.hidden == 1664  # proj and mlp_down of the other are slow
+    assert [(one.found.shape.hidden, one.found.gain < 0) for one in advice.repaired] == [(1536, True)]
+
+
+def test_grouped_heads_keep_their_number_where_tp_can_split_it() -> None:
+    falcon = TransformerShape(hidden=4544, heads=71, kv_heads=1, layers=32, vocab=65024)
+    found = repaired(falcon, 2, Space())
+    assert found is not None
+    assert [(s.heads, s.kv_heads, s.hidden) for s in found.shapes] == [(70, 1, 4480), (72, 1, 4608)]
+    grouped = TransformerShape(hidden=5120, heads=40, kv_heads=8, ffn=13824, gated=True, layers=48, vocab=152064)
+    found = repaired(grouped, 5, Space())
+    assert found is not None
+    assert {(s.heads, s.kv_heads) for s in found.shapes} == {(40, 5), (40, 10)}
+    assert all(s.ffn % 5 == 0 and s.hidden == 5120 for s in found.shapes)
 
 
 def test_heads_that_do_not_make_up_the_hidden_size_stay() -> None:
@@ -185,9 +251,9 @@ def test_neighbours_are_held_against_each_other_at_equal_parameters() -> None:
     assert best.low < best.gain < best.high
     assert best.more == pytest.approx(weight - 1)
     # Those that no nearer shape equals come first, the fastest first; the others follow likewise.
-    ranked = [(not n.found.nearest, -n.found.gain) for n in found.neighbours]
+    ranked = [(not n.found.sure, not n.found.nearest, -n.found.gain) for n in found.neighbours]
     assert ranked == sorted(ranked)
-    front = [n.found for n in found.neighbours if n.found.nearest]
+    front = [n.found for n in found.neighbours if n.found.nearest and n.found.sure]
     assert sorted(front, key=lambda n: -n.move) == front
     assert len({n.found.shape.hidden for n in found.neighbours}) == len(found.neighbours)
     # One batch for the shape, one for its edges, one for all neighbours, and edges of the few that are shown.
@@ -205,6 +271,10 @@ def test_what_cannot_be_is_refused() -> None:
         advise(replace(SMALL, dtype="fp8"), SimpleTimes())
     with pytest.raises(InputError, match=r"advise: top = -1; expected an integer"):
         advise(SMALL, SimpleTimes(), top=-1)
+    with pytest.raises(InputError, match=r"advise: head_dim = 100; expected a multiple of 8"):
+        Space(head_dims=(100,))
+    with pytest.raises(InputError, match=r"advise: keep = 'depth'; expected one of hidden, heads"):
+        Space(keep=("depth",))
     with pytest.raises(InputError, match=r"advise: tolerance = 0.9; expected a share of the parameters from 0 to 0.5"):
         Space(tolerance=0.9)
 
@@ -223,7 +293,8 @@ def modelled() -> ModelledTimes:
 
 @pytest.fixture(scope="module")
 def wide(modelled: ModelledTimes) -> Advice:
-    return advise(WIDE, modelled)
+    # The head widths of the BigScience search beside today's.
+    return advise(WIDE, modelled, space=Space(head_dims=(64, 120, 128, 200, 216, 256)))
 
 
 def test_misaligned_heads_are_found_first(wide: Advice) -> None:
@@ -249,6 +320,42 @@ def test_the_sizes_that_the_search_ended_with_are_near_the_top(wide: Advice) -> 
     assert other.changes == f"hidden 14400 → 13824, heads 96 → {other.found.shape.heads}, layers 80 → 87"
     # Of the products that end at a tile's edge there, the one that gains the most is named.
     assert {"mlp_up n 7200 → 6912 = 54 × 128", "mlp_down n 14400 → 13824 = 108 × 128"} & set(other.found.reasons)
+
+
+def test_the_usual_head_widths_end_where_bloom_did(modelled: ModelledTimes) -> None:
+    best = advise(WIDE, modelled).better[0].found.shape
+    assert (best.hidden, best.heads, best.head_dim) in {(14336, 112, 128), (14336, 56, 256), (13312, 104, 128)}
+
+
+def test_a_shape_that_none_surely_beats_is_kept(modelled: ModelledTimes) -> None:
+    asked = TransformerShape(
+        hidden=4096, heads=32, kv_heads=8, ffn=14336, gated=True, layers=32, vocab=128256, tied=False, seq=8192
+    )
+    found = advise(asked, modelled)
+    assert found.tried > 10
+    assert found.keep
+    assert found.better == ()
+    assert all(one.found.low <= 0 for one in found.neighbours)
+    odd = advise(replace(asked, vocab=128257), modelled)
+    assert not odd.keep
+    assert odd.better[0].found.shape.vocab == 128384
+
+
+def test_what_nobody_measured_is_named_with_its_share(modelled: ModelledTimes) -> None:
+    flash = TransformerShape(hidden=2048, heads=16, layers=4, vocab=51200)
+    (only,) = advise(flash, modelled, top=0).unmeasured
+    assert only.reason == "backward attention: only forward passes measured"
+    assert only.ops == ("attention.backward",)
+    cost = cost_of(flash, Answers(modelled))
+    backward = next(o for o in cost.ops if o.op.label == "attention.backward")
+    assert only.share == pytest.approx(backward.total_us / cost.latency.mid)
+    unfused = advise(replace(flash, attention="unfused"), modelled, top=0).unmeasured
+    assert {one.reason.partition(":")[0] for one in unfused} == {"batched products", "softmax"}
+    nothing = advise(replace(flash, dtype="fp16"), ModelledTimes(lookup("v100-sxm2-32gb")), top=0).unmeasured
+    assert sum(one.share for one in nothing) == pytest.approx(1)
+    (made_up,) = advise(flash, SimpleTimes(), top=0).unmeasured
+    assert made_up.reason == "made up"
+    assert made_up.share == pytest.approx(1)
 
 
 def test_one_change_alone_is_offered(wide: Advice) -> None:
@@ -324,7 +431,7 @@ def test_attention_of_an_fp8_model_runs_in_its_own_format() -> None:
 
 
 def test_flash_attention_pays_less_for_its_heads(modelled: ModelledTimes) -> None:
-    found = advise(replace(WIDE, attention="flash"), modelled)
+    found = advise(replace(WIDE, attention="flash"), modelled, space=Space(head_dims=(64, 128, 216, 256)))
     kinds = {f.edge.kind for o in found.cost.by_name["attention"] for f in o.findings}
     assert "alignment" in kinds
     assert found.cost.waste_share < 0.1

@@ -18,8 +18,13 @@ import typer
 from known_profile import GEMMS, known_profile
 from typer.testing import CliRunner
 
+from quantbench.advice import examples
 from quantbench.cli.advise import advise
+from quantbench.device import lookup
 from quantbench.errors import InputError, StoreError
+from quantbench.sweep.options import SweepOptions, plan_sweep
+from quantbench.sweep.shape_file import read_shape_file
+from quantbench.workload import Gemm, TransformerShape, workload_from_json
 
 DOCS = Path(__file__).parent.parent / "docs" / "advising.md"
 COMMANDS = re.findall(r"^quantbench advise (.*)$", DOCS.read_text(encoding="utf-8"), re.M)
@@ -43,33 +48,54 @@ def run_json(*words: str, code: int = 0) -> dict[str, Any]:
 
 
 def test_it_says_device_times_shape_costs_neighbours_and_what_is_next() -> None:
-    said = run(*WIDE)
+    said = run(*WIDE, "--head-dims", "64,128,216", "--top", "8")
     lines = said.splitlines()
-    assert lines[0].startswith("a100-sxm4-80gb: 108 SMs (sm_80), 80 GiB at 2039 GB/s")
-    assert lines[1].startswith("times: products on a100-sxm4-80gb: fitted on")
-    assert "batched products of unaligned rows: at a rate fitted to whole iterations" in lines[1]
-    assert "90 layers of 14400, 96 heads of 150, ffn 57600" in lines[2]
-    assert lines[2].endswith(", bf16, unfused attention")
-    assert lines[3] == (
-        "assumed: Megatron's fused softmax, no dropout, layers = 90 (hidden / 160), vocab = 51200, seq = 2048, "
-        "dtype = bf16, mbs = 1"
+    # What rests on no measurement comes before anything else.
+    assert lines[0].startswith("not measured, only estimated: ")
+    assert "batched products of unaligned rows: at a rate fitted to whole iterations" in lines[0]
+    assert "softmax: none measured on a100-sxm4-80gb (" in lines[0]
+    assert lines[1].startswith("a100-sxm4-80gb: 108 SMs (sm_80), 80 GiB at 2039 GB/s")
+    assert lines[2].startswith("times: products on a100-sxm4-80gb: fitted on")
+    assert "90 layers of 14400, 96 heads of 150, ffn 57600" in lines[3]
+    assert "layers = 90 (hidden / 160), vocab = 51200, seq = 2048" in lines[4]
+    assert "mbs = 1" in lines[4]
+    assert lines[5] == (
+        "tried: parameters within ±5.0 %; hidden within ±10 % in steps of 128; head_dim 64, 128, 216 or as it is; "
+        "kv_heads that tp divides or as they are"
     )
     worst = next(i for i, line in enumerate(lines) if line.startswith("op ")) + 1
     assert lines[worst].startswith(("scores", "context"))
     assert "alignment: head_dim = 150 is no multiple of 8: rows aligned to 4 bytes, not 16" in lines[worst]
     assert "GPU-hours per trillion tokens" in said
     assert "wasted past edges: " in said
-    assert "within ±5.0 % of the parameters were tried" in said
+    assert re.search(
+        r"^Worth a change: of \d+ shapes tried, hidden 14400 → .* is surely faster, by \+\d+ % ", said, re.M
+    )
+    assert "better shapes (● best gain for the smallest change)" in said
     assert "hidden 14400 → 13824" in said
     assert re.search(r"head_dim 150 → \d+: 16-byte aligned", said)
-    assert "one change alone" in said
-    assert re.search(r"Next: on such a card, quantbench sweep --dim hidden=13824,\S*14400\S* --tp 8", said)
-    assert lines[-1].endswith("ask again with --attention flash")
+    assert "better with one change alone" in said
+    assert lines[-2].endswith("ask with --attention flash")
+    assert re.match(r"Next: repeat this with -o shapes.json; on such a card, quantbench sweep --shapes", lines[-1])
     assert "\x1b[" not in said
 
 
 def test_everything_as_json() -> None:
-    data = run_json(*WIDE, "--layers", "80", "--vocab", "250880", "--mbs", "2", "--seq", "1024", "--top", "3")
+    data = run_json(
+        *WIDE,
+        "--head-dims",
+        "64,128,216,256",
+        "--layers",
+        "80",
+        "--vocab",
+        "250880",
+        "--mbs",
+        "2",
+        "--seq",
+        "1024",
+        "--top",
+        "3",
+    )
     assert data["device"] == "a100-sxm4-80gb"
     assert data["assumed"] == ["Megatron's fused softmax", "no dropout", "dtype = bf16"]
     shape = data["shape"]
@@ -87,16 +113,21 @@ def test_everything_as_json() -> None:
     assert data["waste_share"] == pytest.approx(data["waste_us"] / data["latency_us"])
     hours = data["waste_us"] / 3.6e9 * 8 / (2 * 1024) * 1e12
     assert data["waste_gpu_hours_per_trillion_tokens"] == pytest.approx(hours)
+    assert list(data)[:4] == ["format", "version", "device", "unmeasured"]
+    assert data["unmeasured"][0]["share"] > 0.1
+    assert data["repaired"] is None
+    assert data["keep"] is False
     assert len(data["neighbours"]) == 3
     for neighbour in data["neighbours"]:
         assert abs(neighbour["parameters_change"]) <= 0.05
         assert neighbour["gain_low"] < neighbour["gain"] < neighbour["gain_high"]
+        assert neighbour["surely_faster"] == (neighbour["gain_low"] > 0)
         assert neighbour["reasons"]
 
 
 def test_a_narrow_terminal_loses_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quantbench.cli.console._PIPE_WIDTH", 80)
-    lines = run(*WIDE).splitlines()
+    lines = run(*WIDE, "--head-dims", "64,128,216").splitlines()
     assert "  scores: alignment: head_dim = 150 is no multiple of 8: rows aligned to 4 bytes, not 16" in lines
     assert any(line.startswith("scores ") and len(line) <= 80 for line in lines)
     assert any(re.match(r"  hidden 14400 → 13824, .*: head_dim 150 → \d+: 16-byte aligned; ", line) for line in lines)
@@ -128,7 +159,9 @@ def test_a_profile_takes_the_place_of_a_gpu(tmp_path: Path) -> None:
     file = tmp_path / "profile.json"
     known_profile().save(file)
     said = run("--profile", str(file), *WIDE[2:], "--top", "1")
-    assert said.splitlines()[1].startswith("times: profile of a100-sxm4-80gb: 12 gemm, 2 softmax")
+    assert said.splitlines()[0].startswith("not measured, only estimated: ")
+    assert "products: beyond the rows of the profile" in said.splitlines()[0]
+    assert said.splitlines()[2].startswith("times: profile of a100-sxm4-80gb: 12 gemm, 2 softmax")
     assert "alignment: head_dim = 150 is no multiple of 8" in said
     # A shape whose product is one of the profile's: its figure comes back.
     of_known = ("--hidden", "4096", "--heads", "32", "--ffn", "4096", "--seq", "2048", "--layers", "1", "--top", "0")
@@ -154,6 +187,78 @@ def test_the_profile_of_a_processor_is_refused(tmp_path: Path) -> None:
 def test_a_vocabulary_that_tp_does_not_divide_is_padded() -> None:
     said = run(*A100, "--model", "gpt2-xl", "--tp", "5", "--top", "0")
     assert "vocab padded from 50257 to 50560, as tp = 5 must divide it" in said
+
+
+def test_what_tp_cannot_split_is_repaired() -> None:
+    said = run(*A100, "--model", "gpt2-xl", "--tp", "2", "--attention", "flash")
+    assert "repaired: 25 heads, vocab 50257 cannot be split over tp = 2; the nearest shapes that can: 24 heads" in said
+    assert "all that follows is of the one predicted to be the fastest per token and parameter: 26 heads" in said
+    assert re.search(r"^hidden 1664 → 1536, heads 26 → 24, layers 44 → 52 +64 +−", said, re.M)
+    data = run_json(*A100, "--model", "gpt2-xl", "--tp", "2", "--attention", "flash", "--top", "0")
+    assert (data["shape"]["hidden"], data["shape"]["tp"]) == (1664, 2)
+    assert data["repaired"]["shape"] == data["shape"]
+    assert [other["shape"]["heads"] for other in data["repaired"]["others"]] == [24]
+    with pytest.raises(InputError, match=r"advise: 25 heads, vocab 50257 cannot be split over tp = 2 with heads kept"):
+        run(*A100, "--model", "gpt2-xl", "--tp", "2", "--keep", "heads")
+
+
+def test_a_shape_that_none_surely_beats_is_kept() -> None:
+    words = ("--gpu", "h100-sxm5-80gb", "--model", "llama-3-8b", "--attention", "flash")
+    said = run(*words)
+    assert said.startswith("not measured, only estimated: ")
+    assert "(every gain is within the error of the times)" in said
+    assert re.search(r"^Keep it: of \d+ shapes tried none is surely faster", said, re.M)
+    assert "better" not in said
+    assert "candidates" not in said
+    assert "all ops, each wasting less than 0.5 % (" in said
+    assert not any(line.startswith("op ") for line in said.splitlines())
+    asked = run(*words, "--top", "3")
+    assert "candidates, none of them surely faster: measure before you move" in asked
+    assert "better shapes" not in asked
+    assert run_json(*words)["keep"] is True
+
+
+def test_small_waste_shares_a_line() -> None:
+    said = run(*A100, "--model", "gpt2-xl", "--attention", "flash")
+    rows = [line.split()[0] for line in said.splitlines() if re.match(r"\S+ .*\d–\d.*\d–\d", line)]
+    assert "logits" in rows
+    assert "qkv" not in rows
+    assert re.search(r"^the others, each wasting less than 0.5 % \(.* together\): .*qkv \d+ µs", said, re.M)
+
+
+def test_constraints_are_shown_and_kept() -> None:
+    data = run_json(*WIDE, "--keep", "hidden,ffn", "--keep-layers", "--replicate-kv", "--head-dims", "96")
+    assert data["space"]["keep"] == ["hidden", "ffn", "layers"]
+    assert (data["space"]["replicate_kv"], data["space"]["head_dims"]) == (True, [96])
+    assert {(n["shape"]["hidden"], n["shape"]["layers"]) for n in data["neighbours"]} <= {(14400, 90)}
+    said = run(*WIDE, "--keep", "hidden,kv-heads", "--top", "1")
+    assert "kv_heads that tp divides or as they are; kept: hidden, kv_heads" in said
+
+
+def test_the_file_it_writes_is_planned_as_it_was_compared(tmp_path: Path) -> None:
+    """Every op of every shape that advise compared, forward and backward, and nothing else."""
+    file = tmp_path / "shapes.json"
+    qwen = ("--gpu", "h100-sxm5-80gb", "--model", "qwen2.5-14b", "--tp", "2", "--attention", "flash")
+    data = run_json(*qwen, "-o", str(file))
+    shapes = [data["shape"], *(n["shape"] for n in (*data["neighbours"], *data["one_change"]))]
+    compared = {op.workload for shape in shapes for op in TransformerShape(**shape).ops()}
+    options = SweepOptions((), models=read_shape_file(file), providers=("torch.mm", "torch.flash"))
+    _, plan = plan_sweep(options, lookup("h100-sxm5-80gb"))
+    assert {point.workload for point in plan.points} == compared
+    assert plan.dropped == 0
+    asked = {op["op"]: workload_from_json(op["workload"]) for op in data["ops"]}
+    first = {p.op: point.workload for point in plan.points for p in point.places if p.axes == {"shape": 1}}
+    assert first == asked
+    qkv = first["qkv"]
+    assert isinstance(qkv, Gemm)
+    assert qkv.n == (40 + 2 * 8) * 128 // 2  # 3584 on each of two GPUs: 7168 in all
+    assert f"shapes: {file}" in run(*qwen, "-o", str(file))
+    last = run(*qwen, "-o", str(file)).splitlines()[-1]
+    assert re.fullmatch(rf"Next, on such a card \(measures every op of .*\): quantbench sweep --shapes {file}", last)
+    with pytest.raises(InputError, match=r"--shapes-out: .*x.csv; expected a name that ends in .json"):
+        run(*qwen, "-o", str(tmp_path / "x.csv"))
+    with pytest.raises(StoreError, match=r"write shapes: .*none.*; expected a file that can be written"):
+        run(*qwen, "-o", str(tmp_path / "none" / "s.json"))
 
 
 def test_the_gate(tmp_path: Path) -> None:
@@ -184,11 +289,13 @@ def test_a_good_shape_says_so() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ((*WIDE, "--head-dims", "64,x"), "--head-dims: 'x'; expected an integer of at least 1"),
+        ((*WIDE, "--head-dims", "100"), "advise: head_dim = 100; expected a multiple of 8: 16-byte rows"),
+        ((*WIDE, "--keep", "depth"), "advise: --keep = 'depth'; expected one of hidden, heads, kv_heads, head_dim"),
         (
             (*A100, "--hidden", "14400", "--heads", "97"),
             "advise: hidden = 14400 with heads = 97; expected hidden divis",
         ),
-        ((*A100, "--hidden", "14400", "--heads", "96", "--tp", "7"), "advise: heads = 96 with tp = 7; expected heads"),
         ((*A100, "--hidden", "-5", "--heads", "4"), "--hidden: '-5'; expected an integer of at least 1"),
         ((*A100, "--hidden", "1e3", "--heads", "4"), "--hidden: '1e3'; expected an integer of at least 1"),
         ((*A100, "--hidden", "1024", "--heads", "0"), "--heads: '0'; expected an integer of at least 1"),
@@ -239,6 +346,21 @@ def test_the_python_of_the_page_says_what_it_says() -> None:
     assert found.failed == 0
 
 
+@pytest.mark.parametrize("model", [("gpt2-xl", 1), ("gpt2-xl", 2), ("llama-3-8b", 1)])
+def test_the_tables_of_the_page_are_current(model: tuple[str, int]) -> None:
+    page = DOCS.read_text(encoding="utf-8")
+    for place, text in examples.tables([model]).items():
+        of_gpu = page.split(f"<!-- {place}:begin -->")[1].split(f"<!-- {place}:end -->")[0]
+        assert text.splitlines()[-1] in of_gpu.splitlines(), "make docs"
+
+
+def test_the_page_has_every_model_on_both_gpus() -> None:
+    page = DOCS.read_text(encoding="utf-8")
+    assert len({name for name, _ in examples.MODELS}) >= 10
+    for name, tp in examples.MODELS:
+        assert page.count(f"| {name}, tp = {tp} |") == len(examples.GPUS)
+
+
 def test_an_unreadable_config_is_refused(tmp_path: Path) -> None:
     broken = tmp_path / "config.json"
     broken.write_text('{"hidden_size": ')
@@ -246,10 +368,10 @@ def test_an_unreadable_config_is_refused(tmp_path: Path) -> None:
         run(*A100, "--config", str(broken))
 
 
-def test_it_runs_from_the_shell_without_torch_or_pandas() -> None:
+def test_it_runs_from_the_shell_without_torch_or_pandas(tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        f"sys.argv = ['quantbench', 'advise', *{list(WIDE)!r}, '--fail-over', '3%']\n"
+        f"sys.argv = ['quantbench', 'advise', *{list(WIDE)!r}, '--fail-over', '3%', '-o', '{tmp_path}/s.json']\n"
         "from quantbench.__main__ import main\n"
         "try:\n    main()\nexcept SystemExit as end: print('ended with', end.code)\n"
         "heavy = ('torch', 'triton', 'pandas', 'scipy', 'sklearn', 'matplotlib', 'seaborn')\n"

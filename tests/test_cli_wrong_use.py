@@ -166,9 +166,9 @@ def test_the_sweep_that_measures_a_prediction_is_said_in_full() -> None:
         ("--model", "llama-3-8b", "--tp", "2", "--attention", "flash", "--top", "0"),
     ],
 )
-def test_the_sweep_that_advice_ends_with_can_be_planned(words: tuple[str, ...]) -> None:
-    said = CliRunner().invoke(app, ["advise", "--gpu", "a100", *words]).output
-    following = said.partition("on such a card, quantbench ")[2].splitlines()[0].split()
+def test_the_sweep_that_advice_ends_with_can_be_planned(words: tuple[str, ...], tmp_path: Path) -> None:
+    said = CliRunner().invoke(app, ["advise", "--gpu", "a100", *words, "-o", str(tmp_path / "shapes.json")]).output
+    following = said.splitlines()[-1].partition(": quantbench ")[2].split()
     planned = CliRunner().invoke(app, [*following, "--gpu", "a100", "--dry-run"], catch_exceptions=False).output
     assert "points, about" in planned
     if "llama-3-8b" in words:

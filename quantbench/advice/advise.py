@@ -11,14 +11,15 @@ True
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from quantbench.advice.answers import Answers
-from quantbench.advice.cost import ShapeCost, cost_of
-from quantbench.advice.neighbours import Neighbour, Neighbours
+from quantbench.advice.cost import OpCost, ShapeCost, cost_of
+from quantbench.advice.neighbours import Neighbour, Neighbours, fastest_first
 from quantbench.advice.reasons import changes, reasons
-from quantbench.advice.space import Space
+from quantbench.advice.space import Repair, Space
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_int
 from quantbench.planner.op_times import OpTimes
@@ -38,43 +39,105 @@ class Advised:
 
 
 @dataclass(frozen=True)
+class Unmeasured:
+    """A reason why times rest on no measurement. ops: of which; share: of the shape's time."""
+
+    reason: str
+    ops: tuple[str, ...]
+    share: float
+
+
+@dataclass(frozen=True)
 class Advice:
-    """device, note: what the times are of, and what they rest on. cost: of the shape, op by op. neighbours: better
-    shapes, those first that no nearer shape equals; singles: the best change of one thing alone, by its name. tried:
-    how many shapes were looked at; space: among which."""
+    """device, note: what the times are of, and what they rest on. cost: of the shape, op by op. unmeasured: what of its
+    time rests on no measurement, the largest share first. neighbours: shapes near it that are predicted to be faster,
+    those first that are surely so, then those that no nearer shape equals; singles: the best change of one thing alone.
+    tried: how many shapes were looked at; space: among which. repair: where tp could not split the shape that was asked
+    about; `cost` is then of the fastest repaired shape, and repaired are the others, held against it."""
 
     device: DeviceSpec
     note: str
     cost: ShapeCost
+    unmeasured: tuple[Unmeasured, ...]
     neighbours: tuple[Advised, ...]
     singles: tuple[Advised, ...]
     tried: int
     space: Space
+    repair: Repair | None = None
+    repaired: tuple[Advised, ...] = ()
 
     @property
     def shape(self) -> TransformerShape:
-        """The shape that was asked about."""
+        """The shape that was asked about; the fastest repaired one where tp could not split it."""
         return self.cost.shape
 
+    @property
+    def better(self) -> tuple[Advised, ...]:
+        """Neighbours that are surely faster: the whole interval of their gain is above 0."""
+        return tuple(one for one in self.neighbours if one.found.sure)
 
-def advise(shape: TransformerShape, times: OpTimes, *, space: Space | None = None, top: int = TOP) -> Advice:
+    @property
+    def better_alone(self) -> tuple[Advised, ...]:
+        """Changes of one thing alone that are surely faster."""
+        return tuple(one for one in self.singles if one.found.sure)
+
+    @property
+    def keep(self) -> bool:
+        """Whether no other shape is surely faster (a larger micro-batch is the same shape)."""
+        return not any(one.found.shape.mbs == self.shape.mbs for one in (*self.better, *self.better_alone))
+
+    @property
+    def compared(self) -> tuple[Advised, ...]:
+        """Every other shape that is named, each once."""
+        found = {one.found.shape: one for one in (*self.repaired, *self.neighbours, *self.singles)}
+        return tuple(found.values())
+
+
+def advise(
+    shape: TransformerShape,
+    times: OpTimes,
+    *,
+    space: Space | None = None,
+    top: int = TOP,
+    repair: Repair | None = None,
+) -> Advice:
     """Advice on `shape` on the GPU of `times`. top: how many neighbours to name, 0 to look at none.
 
-    times: a latency model (`ModelledTimes`), a profile, or anything else that answers OpTimes. Raises InputError for a
-    number format that the device has no peak for.
+    times: a latency model (`ModelledTimes`), a profile, or anything else that answers OpTimes. repair: from
+    `repaired`, shapes that stand in for `shape` (its tp is 1 then) where tp cannot split it; the fastest per token and
+    parameter is advised on. Raises InputError for a number format that the device has no peak for.
     """
     require_int("advise", "top", top, low=0)
     if times.device.peak(shape.dtype) is None:
         have = ", ".join(sorted(times.device.peak_tflops))
         raise InputError("advise", f"dtype = {shape.dtype!r} on {times.device.name}", f"one of {have}")
     answers, within = Answers(times, shape.softmax), space or Space()
+    others: tuple[TransformerShape, ...] = ()
+    if repair is not None:
+        shape, *rest = fastest_first(repair.shapes, answers)
+        others = tuple(rest)
     cost = cost_of(shape, answers)
-    if not top:
-        return Advice(times.device, answers.note, cost, (), (), 0, within)
-    search = Neighbours(shape, answers, within)
-    neighbours = _advised(search.best(top), cost, answers)
-    singles = _advised(search.single(), cost, answers)
-    return Advice(times.device, answers.note, cost, neighbours, singles, search.tried, within)
+    unmeasured = _unmeasured(cost, answers)
+    if not top and not others:
+        return Advice(times.device, answers.note, cost, unmeasured, (), (), 0, within, repair)
+    search = Neighbours(shape, answers, within if top else None, others)
+    return Advice(
+        times.device, answers.note, cost, unmeasured, _advised(search.best(top), cost, answers),
+        _advised(search.single(), cost, answers), search.tried, within, repair,
+        _advised(search.against(others), cost, answers),
+    )  # fmt: skip
+
+
+def _unmeasured(cost: ShapeCost, answers: Answers) -> tuple[Unmeasured, ...]:
+    ops: dict[str, list[OpCost]] = defaultdict(list)
+    for op, reason in zip(cost.ops, answers.unmeasured([op.op.workload for op in cost.ops]), strict=True):
+        if reason:
+            ops[reason].append(op)
+    found = [
+        Unmeasured(reason, tuple(op.op.label for op in own), sum(op.total_us for op in own) / cost.latency.mid)
+        for reason, own in ops.items()
+    ]
+    return tuple(sorted(found, key=lambda one: -one.share))
 
 
 def _advised(found: Iterable[Neighbour], cost: ShapeCost, answers: Answers) -> tuple[Advised, ...]:

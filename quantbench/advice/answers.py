@@ -17,7 +17,7 @@ from quantbench.megatron import softmax_objections
 from quantbench.planner.calibration import shipped
 from quantbench.planner.layer_time import unaligned_s
 from quantbench.planner.op_times import Latency, OpTimes, RememberedTimes
-from quantbench.workload import Op, Softmax
+from quantbench.workload import Gemm, Op, Softmax
 from quantbench.workload.transformer import Compute
 
 # The rate of unaligned batched products was fitted to whole iterations of training and never timed alone; how far off
@@ -36,6 +36,9 @@ class KernelTimes(OpTimes, Protocol):
 
     def launches(self, workloads: Sequence[Compute]) -> list[Launch | None]:
         """The launch that is believed in, per workload, None where none is known."""
+
+    def unmeasured(self, workloads: Sequence[Compute]) -> list[str]:
+        """Why a time rests on no measurement of its kind on this GPU, per workload; "" where it does rest on one."""
 
 
 class ModelledTimes:
@@ -56,6 +59,7 @@ class ModelledTimes:
         self._models_of = models or partial(best_models, device)
         self._models: dict[str, TransformerModel] = {}
         self._launches: dict[Compute, Launch | None] = {}
+        self._unmeasured: dict[Compute, str] = {}
         self._notes: dict[str, None] = {}
 
     @property
@@ -93,11 +97,13 @@ class ModelledTimes:
         for work, op in zip(works, answers, strict=True):
             estimate = op.work.estimate
             self._launches[work] = op.work.launch
+            self._unmeasured[work] = _unmeasured(work, model)
             self._note(op.work.note, model.attention.note)
             latency = Latency(estimate.low_us, estimate.latency_us, estimate.high_us)
             slow = unaligned(work, latency, self.device, self._share)
             if slow is not None:
                 self._note(UNALIGNED_NOTE, model.attention.note)
+                self._unmeasured[work] = UNALIGNED_NOTE
             found.append(slow or latency)
         return found
 
@@ -110,10 +116,35 @@ class ModelledTimes:
 
     def launches(self, workloads: Sequence[Compute]) -> list[Launch | None]:
         """The launch that is believed in, per workload; None for softmax and attention."""
+        self._ask(workloads)
+        return [self._launches[work] for work in workloads]
+
+    def unmeasured(self, workloads: Sequence[Compute]) -> list[str]:
+        """Why a time rests on no measurement of its kind on this GPU, per workload; "" where it does rest on one."""
+        self._ask(workloads)
+        return [self._unmeasured[work] for work in workloads]
+
+    def _ask(self, workloads: Sequence[Compute]) -> None:
         missing = [work for work in workloads if work not in self._launches]
         if missing:
             self.latencies_us(missing)
-        return [self._launches[work] for work in workloads]
+
+
+def _unmeasured(work: Compute, model: TransformerModel) -> str:
+    device = model.device.name
+    if isinstance(work, Gemm):
+        if model.correlation == UNMEASURED_CORRELATION:
+            return f"{work.dtype} products: none measured on {device}"
+        return "batched products: none measured" if work.batch > 1 else ""
+    if isinstance(work, Softmax):
+        return "" if model.softmax.rows else f"softmax: none measured on {device}"
+    if not model.attention.fitted:
+        return f"attention: none measured on {device}"
+    if model.attention.knows(work):
+        return ""
+    if work.direction == "backward":
+        return "backward attention: only forward passes measured"
+    return "attention: no such heads, mask or number format measured"
 
 
 def unaligned(work: Compute, latency: Latency, device: DeviceSpec, share: float | None = None) -> Latency | None:
@@ -169,6 +200,13 @@ class Answers:
             return us
         factor = fallback_bytes(work) / work.min_bytes
         return Latency(us.low * factor, us.mid * factor, us.high * factor)
+
+    def unmeasured(self, works: Sequence[Compute]) -> list[str]:
+        """Why each time rests on no measurement; "" where it does rest on one. Nothing is known to be measured of a
+        source that does not say."""
+        if isinstance(self._source, KernelTimes):
+            return self._source.unmeasured(works)
+        return [self._source.note] * len(works)
 
     def launch(self, work: Compute) -> Launch | None:
         """The kernel that is believed to run it; None where the source does not know."""

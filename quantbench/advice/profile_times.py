@@ -13,7 +13,8 @@ from quantbench.launch import Launch
 from quantbench.planner.op_times import Latency
 from quantbench.workload.transformer import Compute
 
-_MEASURED = "measured"
+_MEASURED, _MODELLED = "measured", "modelled"
+_PLURAL = {"gemm": "products"}
 
 
 class Estimating(Protocol):
@@ -43,6 +44,7 @@ class ProfileTimes:
         self._kernels = kernels
         self._sources: Counter[str] = Counter()
         self._unaligned = False
+        self._unmeasured: dict[Compute, str] = {}
 
     @property
     def device(self) -> DeviceSpec:
@@ -73,5 +75,22 @@ class ProfileTimes:
             latency = Latency(one.low_us, one.latency_us, one.high_us)
             slow = None if one.source == _MEASURED else unaligned(work, latency, self.device)
             self._unaligned = self._unaligned or slow is not None
+            self._unmeasured[work] = _unmeasured(work, one) if slow is None else UNALIGNED_NOTE
             found.append(slow or latency)
         return found
+
+    def unmeasured(self, workloads: Sequence[Compute]) -> list[str]:
+        """Why a time rests on no row of the profile, per workload; "" where it does rest on some."""
+        missing = [work for work in workloads if work not in self._unmeasured]
+        if missing:
+            self.latencies_us(missing)
+        return [self._unmeasured[work] for work in workloads]
+
+
+def _unmeasured(work: Compute, one: Estimate) -> str:
+    # profile.estimate.Estimate says what it is beyond; nothing is known of any other source.
+    beyond = getattr(one, "outside", False) or bool(getattr(one, "note", ""))
+    if one.source != _MODELLED or not beyond:
+        return ""
+    backward = "backward " if getattr(work, "direction", "") == "backward" else ""
+    return f"{backward}{_PLURAL.get(work.kind, work.kind)}: beyond the rows of the profile"

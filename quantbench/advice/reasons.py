@@ -112,7 +112,9 @@ def _fuller(was: OpCost, now: OpCost) -> str | None:
     if before is None or after is None or after.efficiency - before.efficiency < _FULLER:
         return None
     full = f"tiles and waves {percent(before.efficiency)} → {percent(after.efficiency)} used"
-    return f": {before.num_waves} → {after.num_waves} waves, {full}"
+    same = before.num_waves == after.num_waves
+    waves = f"{before.num_waves} waves" if same else f"{before.num_waves} → {after.num_waves} waves"
+    return f": {waves}, {full}"
 
 
 def _tflops(costs: Sequence[OpCost]) -> float:

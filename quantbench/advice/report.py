@@ -9,6 +9,7 @@ from typing import Any
 from quantbench.advice.advise import Advice, Advised
 from quantbench.advice.cost import LOWER_BOUND, Finding, OpCost, ShapeCost
 from quantbench.planner.op_times import Latency
+from quantbench.sweep.shape_file import Gain, NamedShape
 from quantbench.workload import workload_to_json
 
 ADVICE_FORMAT = "quantbench-advice"
@@ -21,7 +22,10 @@ def advice_to_json(advice: Advice) -> dict[str, Any]:
         "format": ADVICE_FORMAT,
         "version": ADVICE_VERSION,
         "device": advice.device.name,
+        "unmeasured": [asdict(one) for one in advice.unmeasured],
         "op_times": advice.note,
+        "repaired": None if advice.repair is None else _repair_to_json(advice),
+        "keep": advice.keep,
         "shape": asdict(advice.shape),
         **_totals(advice.cost),
         "ops": [_op_to_json(op, advice.cost) for own in advice.cost.by_name.values() for op in own],
@@ -30,6 +34,27 @@ def advice_to_json(advice: Advice) -> dict[str, Any]:
         "neighbours": _advised_to_json(advice.neighbours),
         "one_change": _advised_to_json(advice.singles),
     }
+
+
+def _repair_to_json(advice: Advice) -> dict[str, Any]:
+    """What tp could not split, the shape that is advised on instead, and the others, with their gains over it."""
+    words = "" if advice.repair is None else advice.repair.words
+    return {"words": words, "shape": asdict(advice.shape), "others": _advised_to_json(advice.repaired)}
+
+
+def named_shapes(advice: Advice) -> tuple[NamedShape, ...]:
+    """The shape and every other that the advice names, with what each is predicted to gain, for `sweep --shapes`."""
+    others = [
+        NamedShape(_name(one), one.found.shape, Gain(one.found.gain, one.found.low, one.found.high))
+        for one in advice.compared
+    ]
+    first = "the fastest repaired shape" if advice.repair is not None else "the shape as it is"
+    return (NamedShape(first, advice.shape), *others)
+
+
+def _name(one: Advised) -> str:
+    """What differs, which tells the shapes apart."""
+    return f"{one.changes}, head_dim {one.found.shape.head_dim}"
 
 
 def _totals(cost: ShapeCost) -> dict[str, Any]:
@@ -88,6 +113,7 @@ def _advised_to_json(advised: Sequence[Advised]) -> list[dict[str, Any]]:
             "gain": a.found.gain,
             "gain_low": a.found.low,
             "gain_high": a.found.high,
+            "surely_faster": a.found.sure,
             "parameters": a.found.parameters,
             "parameters_change": a.found.more,
             "move": a.found.move,

@@ -1,4 +1,7 @@
-"""Which shapes are tried near a given one: hidden, heads, MLP width, vocabulary and layers together, or one alone."""
+"""Which shapes are tried near a given one: hidden, heads, MLP width, vocabulary and layers together, or one alone.
+
+A shape that tensor parallelism cannot split has no cost there; `repaired` gives the nearest ones that it can.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,18 @@ from itertools import product
 from typing import Any
 
 from quantbench.advice.edges import NEAR
-from quantbench.errors import InputError
+from quantbench.errors import InputError, require_choice, require_int
 from quantbench.planner.formulas import parameters
 from quantbench.planner.layout import ALIGNED_ELEMENTS, padded_vocab
-from quantbench.planner.search import divisors
 from quantbench.planner.shape_search import layers_within
+from quantbench.units import percent
 from quantbench.workload import TransformerShape
+
+#: what may be told to stay as it is
+DIMENSIONS = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "layers", "mbs")
+#: widths that attention kernels are tuned for
+USUAL_HEAD_DIMS = (64, 128, 256)
+_WIDEST = 1024
 
 
 @dataclass(frozen=True)
@@ -21,26 +30,40 @@ class Space:
     """What neighbours are tried.
 
     tolerance: how far the parameters may be from those of the shape, as a share. near: how far hidden, or the MLP's
-    width alone, may be from its own. hidden_step: hidden sizes are multiples of it, MLP widths per GPU too. head_dim:
-    from and to, in whole 16-byte vectors. heads: how many times as many or as few heads there may be. most_mbs: the
-    largest micro-batch that is tried.
+    width alone, may be from its own. hidden_step: hidden sizes are multiples of it, MLP widths per GPU too.
+    head_dims: the widths of a head that are tried beside the shape's own. heads: how many times as many or as few heads
+    there may be. replicate_kv: whether key/value heads may be fewer than tp, copied to several GPUs; the shape's own
+    number always may. keep: dimensions, of DIMENSIONS, that stay as they are. most_mbs: the largest micro-batch tried.
     """
 
     tolerance: float = 0.05
     near: float = NEAR
     hidden_step: int = 128
-    head_dim: tuple[int, int] = (64, 256)
+    head_dims: tuple[int, ...] = USUAL_HEAD_DIMS
     heads: int = 2
+    replicate_kv: bool = False
+    keep: tuple[str, ...] = ()
     most_mbs: int = 16
 
     def __post_init__(self) -> None:
         if not 0 <= self.tolerance <= 0.5:
             raise InputError("advise", f"tolerance = {self.tolerance!r}", "a share of the parameters from 0 to 0.5")
+        for width in self.head_dims:
+            if require_int("advise", "head_dim", width, high=_WIDEST) % ALIGNED_ELEMENTS:
+                raise InputError("advise", f"head_dim = {width}", f"a multiple of {ALIGNED_ELEMENTS}: 16-byte rows")
+        for name in self.keep:
+            require_choice("advise", "keep", name, DIMENSIONS)
 
-
-def useful_parameters(shape: TransformerShape, vocab: int) -> int:
-    """Parameters without those of a vocabulary padded beyond `vocab`, which nobody asked for."""
-    return parameters(shape if shape.vocab <= vocab else replace(shape, vocab=vocab))
+    @property
+    def words(self) -> str:
+        """The constraints, for people."""
+        said = [
+            f"parameters within ±{percent(self.tolerance)}",
+            f"hidden within ±{percent(self.near)} in steps of {self.hidden_step}",
+            f"head_dim {', '.join(map(str, self.head_dims))} or as it is" if self.head_dims else "head_dim as it is",
+            "kv_heads may be copied over tp" if self.replicate_kv else "kv_heads that tp divides or as they are",
+        ]
+        return "; ".join([*said, *([f"kept: {', '.join(self.keep)}"] if self.keep else [])])
 
 
 def together(base: TransformerShape, space: Space) -> Iterator[TransformerShape]:
@@ -54,9 +77,10 @@ def together(base: TransformerShape, space: Space) -> Iterator[TransformerShape]
     for hidden in sorted(h for h in sizes if h % base.tp == 0):
         for ffn, heads in product(_widths(base, hidden, step * base.tp), _heads(base, hidden, space)):
             changes: dict[str, Any] = {"hidden": hidden, "ffn": ffn, "vocab": vocab, **heads}
-            shape = _within_budget(replace(base, **changes), base, space.tolerance)
-            if shape is not None and shape != base:
-                yield shape
+            if _keeps(base, changes, space):
+                shape = _within_budget(replace(base, **changes), base, space)
+                if shape is not None and shape != base:
+                    yield shape
 
 
 def alone(base: TransformerShape, space: Space) -> dict[str, list[TransformerShape]]:
@@ -72,15 +96,21 @@ def alone(base: TransformerShape, space: Space) -> dict[str, list[TransformerSha
     }
     found = {}
     for name, changes in values.items():
-        shapes = (_within_budget(replace(base, **change), base, space.tolerance, same_depth=True) for change in changes)
+        kept = (change for change in changes if _keeps(base, change, space))
+        shapes = (_within_budget(replace(base, **change), base, space, same_depth=True) for change in kept)
         found[name] = [shape for shape in shapes if shape is not None and shape != base]
     return found
 
 
+def _keeps(base: TransformerShape, changes: dict[str, Any], space: Space) -> bool:
+    return all(changes.get(name, getattr(base, name)) == getattr(base, name) for name in space.keep)
+
+
 def _within_budget(
-    shape: TransformerShape, base: TransformerShape, tolerance: float, *, same_depth: bool = False
+    shape: TransformerShape, base: TransformerShape, space: Space, *, same_depth: bool = False
 ) -> TransformerShape | None:
-    low, middle, high = layers_within(shape, parameters(base), tolerance)
+    low, middle, high = layers_within(shape, parameters(base), space.tolerance)
+    same_depth = same_depth or "layers" in space.keep
     if (same_depth or shape.hidden == base.hidden) and low <= base.layers <= high:
         return shape
     layers = max(1, round(middle))
@@ -95,24 +125,117 @@ def _widths(base: TransformerShape, hidden: int, step: int) -> list[int]:
 
 
 def _heads(base: TransformerShape, hidden: int, space: Space) -> list[dict[str, Any]]:
-    """Heads whose rows are whole vectors. Where heads of the base make up its hidden size, those of others do so too;
-    else neither changes."""
+    """Heads of the widths that may be, in whole vectors. Where heads of the base make up its hidden size, those of
+    others do so too; else neither changes."""
     if base.heads * base.head_dim != base.hidden:
         return [{}]
-    low, high = space.head_dim
     found = []
-    for heads in divisors(hidden):
-        width, few_enough = hidden // heads, base.heads <= space.heads * heads <= space.heads**2 * base.heads
-        kv_heads = _kv_heads(base, heads)
-        if low <= width <= high and width % ALIGNED_ELEMENTS == 0 and heads % base.tp == 0 and few_enough and kv_heads:
+    for width in sorted({*space.head_dims, base.head_dim}):
+        heads = hidden // width
+        few_enough = base.heads <= space.heads * heads <= space.heads**2 * base.heads
+        if hidden % width or heads % base.tp or not few_enough or width % ALIGNED_ELEMENTS:
+            continue
+        if kv_heads := _kv_heads(base, heads, space):
             found.append({"heads": heads, "kv_heads": kv_heads, "head_dim": width})
     return found
 
 
-def _kv_heads(base: TransformerShape, heads: int) -> int | None:
+def _kv_heads(base: TransformerShape, heads: int, space: Space) -> int | None:
     """Key/value heads: in the base's ratio, or as many as it has; None where tp allows neither."""
     group = base.heads // base.kv_heads
     for kv_heads in (heads // group if heads % group == 0 else 0, base.kv_heads):
-        if kv_heads and heads % kv_heads == 0 and (kv_heads % base.tp == 0 or base.tp % kv_heads == 0):
+        copied = base.tp % kv_heads == 0 and (space.replicate_kv or kv_heads == base.kv_heads) if kv_heads else False
+        if kv_heads and heads % kv_heads == 0 and (kv_heads % base.tp == 0 or copied):
             return kv_heads
     return None
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What tp cannot split and the shapes that it can, nearest first. words: both, in a line."""
+
+    words: str
+    shapes: tuple[TransformerShape, ...]
+
+
+def repaired(asked: TransformerShape, tp: int, space: Space) -> Repair | None:
+    """The shapes nearest to `asked` (its own tp is 1) that tp can split; None where it can split the shape itself.
+
+    Heads and key/value heads become the next multiples below and above; where heads make up the hidden size, it follows
+    at the same head_dim, and so do the MLP and, to keep the parameters, the layers. The MLP's width becomes a multiple
+    of `hidden_step` per GPU, the vocabulary is padded as Megatron pads it. Raises InputError where `space.keep` forbids
+    what would have to change, or nothing is near enough.
+    """
+    names = {"heads": "{} heads", "kv_heads": "{} kv_heads", "ffn": "ffn {}", "vocab": "vocab {}"}
+    if asked.kv_heads == asked.heads:
+        del names["kv_heads"]
+    off = [words.format(getattr(asked, name)) for name, words in names.items() if not _splits(asked, name, tp)]
+    if not off:
+        return None
+    trouble = f"{', '.join(off)} cannot be split over tp = {tp}"
+    found = [_repaired_with(asked, heads, kv, tp, space) for heads, kv in _split_heads(asked, tp)]
+    shapes = [shape for shape in found if all(getattr(shape, name) == getattr(asked, name) for name in space.keep)]
+    if not shapes:
+        kept = f" with {', '.join(space.keep)} kept" if space.keep else ""
+        raise InputError("advise", f"{trouble}{kept}", "a tp that divides heads, kv_heads and ffn, or less to keep")
+    shapes.sort(key=lambda s: (abs(s.heads - asked.heads), abs(s.kv_heads - asked.kv_heads), s.heads))
+    return Repair(
+        f"{trouble}; the nearest shapes that can: {'; '.join(_sizes(s, asked) for s in shapes)}", tuple(shapes)
+    )
+
+
+def _splits(shape: TransformerShape, name: str, tp: int) -> bool:
+    size = getattr(shape, name)
+    return size % tp == 0 or (name == "kv_heads" and tp % size == 0)
+
+
+def _split_heads(asked: TransformerShape, tp: int) -> Iterator[tuple[int, int]]:
+    """Heads and key/value heads that tp can split, next to those of the shape; its own wherever they can be."""
+    group = asked.heads // asked.kv_heads
+    for heads in _multiples_beside(asked.heads, tp):
+        if group == 1:
+            yield heads, heads
+        elif heads % asked.kv_heads == 0 and _splits(asked, "kv_heads", tp):
+            yield heads, asked.kv_heads
+        else:
+            yield from ((heads, kv) for kv in _multiples_beside(max(1, heads // group), tp) if heads % kv == 0)
+
+
+def _multiples_beside(size: int, tp: int) -> list[int]:
+    """The multiples of tp next to a size, at least tp; the size alone where it is one.
+
+    >>> _multiples_beside(25, 2), _multiples_beside(8, 4)
+    ([24, 26], [8])
+    """
+    return sorted({max(tp, size // tp * tp), -(-size // tp) * tp})
+
+
+def _repaired_with(asked: TransformerShape, heads: int, kv_heads: int, tp: int, space: Space) -> TransformerShape:
+    """`asked` at tp with these heads, all else following."""
+    hidden, ffn = asked.hidden, asked.ffn
+    if asked.heads * asked.head_dim == asked.hidden:
+        hidden = heads * asked.head_dim
+        ffn = round(asked.ffn / asked.hidden * hidden)
+    if ffn % tp or hidden != asked.hidden:
+        step = space.hidden_step * tp
+        ffn = max(step, round(ffn / step) * step)
+    vocab = asked.vocab if asked.vocab % tp == 0 else padded_vocab(asked.vocab, tp)
+    shape = replace(asked, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn, vocab=vocab, tp=tp)
+    if "layers" in space.keep or (hidden, ffn) == (asked.hidden, asked.ffn):
+        return shape
+    return replace(shape, layers=max(1, round(layers_within(shape, parameters(asked), space.tolerance)[1])))
+
+
+def _sizes(shape: TransformerShape, asked: TransformerShape) -> str:
+    """What of a repaired shape differs: `24 heads (hidden 24 × 64 = 1536)`."""
+    said = []
+    if shape.heads != asked.heads:
+        grew = f" (hidden {shape.heads} × {shape.head_dim} = {shape.hidden})" if shape.hidden != asked.hidden else ""
+        said.append(f"{shape.heads} heads{grew}")
+    if shape.kv_heads != asked.kv_heads and shape.kv_heads != shape.heads:
+        said.append(f"{shape.kv_heads} kv_heads")
+    if shape.ffn != asked.ffn and shape.hidden == asked.hidden:
+        said.append(f"ffn {shape.ffn}")
+    if shape.vocab != asked.vocab:
+        said.append(f"vocab {shape.vocab}")
+    return ", ".join(said)

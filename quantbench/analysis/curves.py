@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.analysis.summary import Point
+from quantbench.sweep.axes import SHAPE_DIM
 from quantbench.workload import Workload
 
 Floats = npt.NDArray[np.float64]
@@ -89,10 +90,11 @@ def curves_of(points: Iterable[Point], axis: str) -> tuple[Curve, ...]:
 
 
 def axes_of(points: Sequence[Point]) -> tuple[str, ...]:
-    """The axes along which the points differ, those with the most values first."""
+    """The axes along which the points differ, those with the most values first. The number of a shape in a list is no
+    size, so it is none of them."""
     values: dict[str, set[int]] = {}
     for point in points:
         for name, value in point.axes.items():
             values.setdefault(name, set()).add(value)
-    varied = [name for name, found in values.items() if len(found) > 1]
+    varied = [name for name, found in values.items() if len(found) > 1 and name != SHAPE_DIM]
     return tuple(sorted(varied, key=lambda name: -len(values[name])))

@@ -35,7 +35,40 @@ def advise(
     tolerance: Annotated[
         str, typer.Option(help="How far parameters may be from the shape's.", rich_help_panel=_SEARCH)
     ] = "5%",
-    top: Annotated[str, typer.Option(help="Neighbours to show; 0 looks for none.", rich_help_panel=_SEARCH)] = "8",
+    top: Annotated[
+        str,
+        typer.Option(
+            help="How many to show, those included that are not surely faster; 0 looks for none (default: at most 8 "
+            "that surely are).",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = "",
+    head_dims: Annotated[
+        str, typer.Option(help="Head widths to try beside the shape's own.", rich_help_panel=_SEARCH)
+    ] = "64,128,256",
+    replicate_kv: Annotated[
+        bool,
+        typer.Option("--replicate-kv", help="Try fewer key/value heads than tp, copied.", rich_help_panel=_SEARCH),
+    ] = False,
+    keep: Annotated[
+        str,
+        typer.Option(
+            help="What must not change: hidden, heads, kv_heads, head_dim, ffn, vocab, layers, mbs; comma separated.",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = "",
+    keep_layers: Annotated[
+        bool, typer.Option("--keep-layers", help="The same as --keep layers.", rich_help_panel=_SEARCH)
+    ] = False,
+    shapes_out: Annotated[
+        Path | None,
+        typer.Option(
+            "--shapes-out",
+            "-o",
+            help="Write every shape that is named to this .json file, for sweep --shapes.",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = None,
     fail_over: Annotated[
         str, typer.Option(help="Exit code 1 when more than this is wasted past edges: 3%.", rich_help_panel=_GATE)
     ] = "",
@@ -52,7 +85,8 @@ def advise(
             "layers": layers, "seq": seq, "mbs": mbs, "tp": tp,
         },
         gpu=gpu, profile=profile, model=model, config=config, gated=gated, dtype=dtype, attention=attention,
-        dropout=dropout, softmax=softmax, tolerance=tolerance, top=top, fail_over=fail_over,
+        dropout=dropout, softmax=softmax, tolerance=tolerance, top=top, head_dims=head_dims, replicate_kv=replicate_kv,
+        keep=keep, keep_layers=keep_layers, shapes_out=shapes_out, fail_over=fail_over,
     )  # fmt: skip
     if run(arguments, junit, as_json=as_json):
         raise typer.Exit(1)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 
-from quantbench.advice import ModelledTimes, ProfileTimes, Space
+from quantbench.advice import ModelledTimes, ProfileTimes, Repair, Space, repaired
+from quantbench.advice.advise import TOP
+from quantbench.advice.space import DIMENSIONS
 from quantbench.cli.model_options import ModelOptions, chosen_model
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError
+from quantbench.errors import InputError, require_choice
 from quantbench.planner.cluster import gpu_named
 from quantbench.planner.op_times import OpTimes
 from quantbench.workload import TransformerShape
@@ -34,7 +36,12 @@ class AdviseArguments:
     dropout: bool | None = None
     softmax: str = ""
     tolerance: str = "5%"
-    top: str = "8"
+    top: str = ""
+    head_dims: str = "64,128,256"
+    replicate_kv: bool = False
+    keep: str = ""
+    keep_layers: bool = False
+    shapes_out: Path | None = None
     fail_over: str = ""
 
     def device(self) -> DeviceSpec:
@@ -59,23 +66,47 @@ class AdviseArguments:
             raise InputError(_WHO, f"--profile {self.profile} of {profile.device.name}", "the profile of a GPU")
         return ProfileTimes(profile, ModelledTimes(profile.device))
 
-    def shape(self, device: DeviceSpec) -> tuple[TransformerShape, tuple[str, ...]]:
-        """The shape, from a preset or a config or from sizes alone, and what had to be assumed, in words."""
+    def shape(self, device: DeviceSpec, space: Space) -> tuple[TransformerShape, Repair | None, tuple[str, ...]]:
+        """The shape, from a preset or a config or from sizes alone; the shapes that stand in for it where tp cannot
+        split it (its own tp is 1 then); and what had to be assumed, in words."""
         typed = {name.replace("-", "_"): _size(name, text) for name, text in self.sizes.items() if text}
         options = ModelOptions(
             self.model, self.config, typed, self.gated, self.dtype, self.attention, self.dropout, self.softmax
         )
-        shape, assumed = chosen_model(_WHO, options, device)
+        try:
+            shape, assumed = chosen_model(_WHO, options, device)
+            repair = None
+        except InputError:
+            tp = typed.get("tp", 1)
+            if tp == 1:
+                raise
+            shape, assumed = chosen_model(_WHO, replace(options, sizes={**typed, "tp": 1}), device)
+            repair = repaired(shape, tp, space)
+            if repair is None:
+                raise
         of_one = (f"{name} = 1" for name in ("mbs", "tp") if name not in typed)
         untimed = ["dropout is not timed"] if shape.dropout else []
-        return shape, (*assumed, *of_one, *untimed)
+        return shape, repair, (*assumed, *of_one, *untimed)
 
     def space(self) -> Space:
         """What neighbours are tried."""
-        return Space(tolerance=percentage("--tolerance", self.tolerance))
+        kept = [word.strip().replace("-", "_") for word in self.keep.split(",")] if self.keep else []
+        for name in kept:
+            require_choice(_WHO, "--keep", name, DIMENSIONS)
+        if self.keep_layers:
+            kept.append("layers")
+        words = self.head_dims.split(",") if self.head_dims else []
+        return Space(
+            tolerance=percentage("--tolerance", self.tolerance),
+            head_dims=tuple(sorted({_size("head-dims", word.strip()) for word in words})),
+            replicate_kv=self.replicate_kv,
+            keep=tuple(dict.fromkeys(kept)),
+        )
 
     def count(self) -> int:
-        """How many neighbours are shown."""
+        """How many neighbours are looked for."""
+        if not self.top:
+            return TOP
         if not re.fullmatch("[0-9]{1,10}", self.top) or int(self.top) > _LARGEST:
             raise InputError("--top", repr(self.top), "an integer of at least 0")
         return int(self.top)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from shlex import quote
 
 from rich.table import Table
 from rich.text import Text
@@ -12,12 +14,25 @@ from quantbench.advice.cost import LOWER_BOUND, latency_per_run
 from quantbench.cli.devices import device_line
 from quantbench.planner.formulas import parameters
 from quantbench.planner.op_times import Latency
-from quantbench.units import latency, percent
+from quantbench.units import latency, percent, signed_percent
 
 #: tables with their reasons beside them need so many columns; narrower, the reasons follow in lines of their own
 WIDE = 140
+#: what the gain of a table is
+GAIN_LINE = "gain: more tokens per second at equal parameters, with the 90 % interval of the ratio"
+# Ops that waste less of the whole time share a line.
+_WORTH_A_ROW = 0.005
 # A waste of more than this share of the whole time stands out in red, a smaller one in yellow.
 _STANDS_OUT = 0.01
+
+
+def unmeasured_lines(advice: Advice) -> list[str]:
+    """What of the time rests on no measurement: the first line where there is any, so that nobody reads past it."""
+    if not advice.unmeasured:
+        return []
+    whole = sum(one.share for one in advice.unmeasured)
+    said = "; ".join(f"{one.reason} ({percent(one.share)})" for one in advice.unmeasured)
+    return [f"not measured, only estimated: {percent(whole)} of the time: {said}"]
 
 
 def header_lines(advice: Advice, assumed: Sequence[str]) -> list[str]:
@@ -35,11 +50,17 @@ def header_lines(advice: Advice, assumed: Sequence[str]) -> list[str]:
         f"shape: {parameters(shape) / 1e9:.3g} B parameters: {shape.layers} layers of {shape.hidden}, {heads}, {mlp}, "
         f"vocab {shape.vocab}; {batch}, {shape.dtype}, {attention}",
     ]
-    return [*lines, *([f"assumed: {', '.join(assumed)}"] if assumed else [])]
+    tried = [f"tried: {advice.space.words}"] if advice.tried else []
+    return [*lines, *([f"assumed: {', '.join(assumed)}"] if assumed else []), *tried]
+
+
+def stands_out(cost: ShapeCost, ops: Sequence[OpCost]) -> bool:
+    """Whether ops waste enough of the whole time for a row of their own."""
+    return sum(op.waste_us for op in ops) >= _WORTH_A_ROW * cost.latency.mid
 
 
 def cost_table(cost: ShapeCost, *, reasons: bool) -> Table:
-    """A line per op, what wastes most first. reasons: whether to say why beside it."""
+    """A line per op that wastes something worth it, the worst first. reasons: whether to say why beside it."""
     table = Table(header_style="bold", box=None, pad_edge=False)
     table.add_column("op", no_wrap=True)
     for name in ("forward", "backward", "of time", "wasted", *(("GPU-h per 1T",) if reasons else ())):
@@ -47,32 +68,41 @@ def cost_table(cost: ShapeCost, *, reasons: bool) -> Table:
     if reasons:
         table.add_column("why", overflow="fold")
     for name, ops in cost.by_name.items():
+        if not stands_out(cost, ops):
+            continue
         waste_us = sum(op.waste_us for op in ops)
         share = waste_us / cost.latency.mid
-        style = "" if not waste_us else "bold red" if share >= _STANDS_OUT else "yellow"
+        style = "bold red" if share >= _STANDS_OUT else "yellow"
         hours = cost.gpu_hours_per_trillion_tokens(waste_us)
-        more = (f"{_two_digits(hours):,}" if waste_us else "", Text(_why(ops))) if reasons else ()
+        more = (f"{_two_digits(hours):,}", Text(_why(ops))) if reasons else ()
         table.add_row(
             Text(name, style=style),
             _time([op for op in ops if op.op.phase == "forward"]),
             _time([op for op in ops if op.op.phase != "forward"]),
             percent(sum(op.total_us for op in ops) / cost.latency.mid),
-            Text(percent(share) if waste_us else "", style=style),
+            Text(percent(share), style=style),
             *more,
         )
     return table
 
 
 def cost_lines(cost: ShapeCost, *, reasons: bool) -> list[str]:
-    """What the table's figures are, and the reasons where they are not in it."""
-    hours = "" if reasons else " GPU-h per 1T: that in GPU-hours over 10^12 tokens, of all tensor-parallel GPUs."
-    said = [
-        "times: of one layer (logits: of the model), 90 % intervals. wasted: beyond what the same arithmetic takes at "
-        f"the rate just before the edge.{hours} Norms, activations, communication, the optimizer and recomputation are "
-        "not counted.",
-    ]
-    if reasons:
-        said += [f"  {name}: {_why(ops)}" for name, ops in cost.by_name.items() if _why(ops)]
+    """The ops that are in no row of the table, what its figures are, and the reasons where they are not in it."""
+    by_name = {name: ops for name, ops in cost.by_name.items() if stands_out(cost, ops)}
+    rest = {name: ops for name, ops in cost.by_name.items() if name not in by_name}
+    said = []
+    if by_name and reasons:
+        said += [f"  {name}: {_why(ops)}" for name, ops in by_name.items()]
+    if rest:
+        wasted = sum(op.waste_us for ops in rest.values() for op in ops) / cost.latency.mid
+        times = ", ".join(f"{name} {latency(latency_per_run(ops).mid)}" for name, ops in rest.items())
+        others = "the others" if by_name else "all ops"
+        said.append(f"{others}, each wasting less than {percent(_WORTH_A_ROW)} ({percent(wasted)} together): {times}")
+    hours = "" if reasons or not by_name else " GPU-h per 1T: that in GPU-hours over 10^12 tokens, of all tp GPUs."
+    said.append(
+        "times: one layer forward and backward (logits: of the model). wasted: extra time against a size just below "
+        f"the edge.{hours} Norms, activations, communication, the optimizer and recomputation are not counted."
+    )
     return said
 
 
@@ -113,47 +143,44 @@ def waste_lines(cost: ShapeCost) -> list[str]:
     return [said, f"wasted past edges: {wasted}, {_two_digits(hours(cost.waste_us)):,} GPU-hours"]
 
 
-def neighbours_line(advice: Advice) -> str:
-    """How many shapes were looked at and what their gain means."""
-    within = percent(advice.space.tolerance)
-    tried = f"{advice.tried} shapes within ±{within} of the parameters were tried"
-    found = (*advice.neighbours, *advice.singles)
-    if not found:
-        return f"{tried}: none is predicted to be faster. Keep it"
-    doubt = "" if any(a.found.low > 0 for a in found) else ". None of them is surely faster"
-    return (
-        f"{tried}. gain: more tokens per second at equal parameters (time per token and parameter), with the 90 % "
-        f"interval of the ratio{doubt}"
-    )
+def repaired_line(advice: Advice) -> str:
+    """Which repaired shape the rest is about."""
+    words = f"{advice.shape.heads} heads, hidden {advice.shape.hidden}, {advice.shape.layers} layers"
+    return f"all that follows is of the one predicted to be the fastest per token and parameter: {words}"
 
 
-def neighbours_table(advice: Advice, *, reasons: bool) -> Table:
-    """Better shapes: first those that no nearer shape equals. reasons: whether to say why beside them."""
-    title = "better shapes near it (●: no nearer shape gains as much)"
-    return _advised_table(title, advice.neighbours, marks=True, reasons=reasons)
+def verdict_line(advice: Advice) -> str:
+    """Whether to keep the shape, and why."""
+    batch = max((one for one in advice.better_alone if one.found.shape.mbs > advice.shape.mbs), default=None,
+                key=lambda one: one.found.low)  # fmt: skip
+    more = f". A larger micro-batch is faster: {batch.changes}, by {batch.found.gain_words}" if batch else ""
+    changes = [one for one in (*advice.better, *advice.better_alone) if one.found.shape.mbs == advice.shape.mbs]
+    if not changes:
+        why = "every gain is within the error of the times" if advice.compared else "none is predicted to be"
+        return f"Keep it: of {advice.tried} shapes tried none is surely faster ({why}){more}"
+    best = max(changes, key=lambda one: one.found.low)
+    gain = best.found.gain_words
+    return f"Worth a change: of {advice.tried} shapes tried, {best.changes} is surely faster, by {gain}{more}"
 
 
-def singles_table(advice: Advice, *, reasons: bool) -> Table:
-    """The best change of one thing alone."""
-    return _advised_table("one change alone", advice.singles, marks=False, reasons=reasons)
-
-
-def _advised_table(title: str, advised: Sequence[Advised], *, marks: bool, reasons: bool) -> Table:
+def advised_table(title: str, advised: Sequence[Advised], *, marks: bool, reasons: bool) -> Table:
+    """Shapes held against the one asked about. marks: a dot before those that no nearer shape equals; reasons: a column
+    of why each is faster."""
     table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
-    table.add_column("", no_wrap=True)
+    if marks:
+        table.add_column("", no_wrap=True)
     table.add_column("change", overflow="fold")
     for name in ("head_dim", "gain", "low to high", "params", *(("wasted",) if reasons else ())):
         table.add_column(name, justify="right", no_wrap=True)
     if reasons:
         table.add_column("why", overflow="fold")
     for a in advised:
-        unsure = a.found.low <= 0
-        gain = Text(_signed(a.found.gain), style="" if unsure else "bold green")
-        bounds = f"{_signed(a.found.low)} to {_signed(a.found.high)}"
+        gain = Text(signed_percent(a.found.gain), style="bold green" if a.found.sure else "")
+        bounds = f"{signed_percent(a.found.low)} to {signed_percent(a.found.high)}"
         more = (percent(a.cost.waste_share), Text("; ".join(a.found.reasons))) if reasons else ()
+        dot = ["●" if a.found.nearest else ""] if marks else []
         table.add_row(
-            "●" if marks and a.found.nearest else "", a.changes, str(a.found.shape.head_dim), gain, bounds,
-            _signed(a.found.more), *more,
+            *dot, a.changes, str(a.found.shape.head_dim), gain, bounds, signed_percent(a.found.more), *more
         )  # fmt: skip
     return table
 
@@ -170,23 +197,18 @@ def gate_line(cost: ShapeCost, most: float) -> str:
     return f"[green]ok[/green]: {percent(cost.waste_share)} wasted past edges, {percent(most)} allowed"
 
 
-def next_lines(advice: Advice) -> list[str]:
-    """How to measure the best of it on such a card, and what else may be asked."""
-    shape = advice.shape
-    sizes = sorted({shape.hidden, *(a.found.shape.hidden for a in advice.neighbours[:3])})
-    held = f"--tp {shape.tp} --mbs {shape.mbs} --seq {shape.seq} --vocab {shape.vocab} --dtype {shape.dtype}"
-    if len(sizes) == 1:  # else heads and the MLP follow hidden
-        held += f" --heads {shape.heads} --kv-heads {shape.kv_heads} --head-dim {shape.head_dim} --ffn {shape.ffn}"
-    held += " --gated" if shape.gated else ""
-    held += f" --attention {shape.attention}"
-    lines = [f"Next: on such a card, quantbench sweep --dim hidden={','.join(map(str, sizes))} {held} --direction both"]
-    if shape.attention != "flash":
-        lines.append("Where one fused kernel runs attention, ask again with --attention flash")
-    return lines
-
-
-def _signed(share: float) -> str:
-    return f"{'−' if share < 0 else '+'}{percent(abs(share))}"
+def next_lines(advice: Advice, out: Path | None) -> list[str]:
+    """How to measure exactly what was compared. out: the file that holds it; None where none was written."""
+    others = len(advice.compared)
+    rivals = f" and its {others} nearest rivals" if others > 1 else " and its nearest rival" if others else ""
+    what = f"measures every op of this shape{rivals}"
+    again = [] if advice.shape.attention == "flash" else ["Where one kernel runs attention: ask with --attention flash"]
+    if out is None:
+        return [
+            *again,
+            f"Next: repeat this with -o shapes.json; on such a card, quantbench sweep --shapes shapes.json {what}",
+        ]
+    return [*again, f"shapes: {out}", f"Next, on such a card ({what}): quantbench sweep --shapes {quote(str(out))}"]
 
 
 def _two_digits(value: float) -> int:

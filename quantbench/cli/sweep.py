@@ -38,7 +38,11 @@ def sweep(
     dropout: o.Dropout = None,
     softmax: o.SoftmaxOption = "",
     shapes: Annotated[
-        Path | None, typer.Option(help="Instead of --dim: a CSV file with the columns m, n, k of single products.")
+        Path | None,
+        typer.Option(
+            help="Instead of --dim: a CSV file with the columns m, n, k of single products, or the JSON file of "
+            "transformer shapes that advise --shapes-out writes."
+        ),
     ] = None,
     points: Annotated[int, typer.Option(min=0, help="Measure only so many of the points (0: all).")] = 0,
     adaptive: Annotated[

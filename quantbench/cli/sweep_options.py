@@ -14,6 +14,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.sweep.axes import DIMS, GEMM_DIMS, MODEL_DIMS
 from quantbench.sweep.options import SweepOptions
+from quantbench.sweep.shape_file import SUFFIX, NamedShape, read_shape_file
 from quantbench.sweep.shape_list import read_shapes
 from quantbench.sweep.shapes import UNFUSED_OPS, Held
 from quantbench.timing.options import TimingOptions
@@ -29,6 +30,11 @@ _BUDGET = {"cuda": "4m", "cpu": "75s"}
 # One thread of a shared processor repeats within 1 to 2 %; asking more of it only takes time.
 _HALF_WIDTH = {"cuda": 0.005, "cpu": 0.01}
 _MAX_TIME = {"cuda": "2s", "cpu": "500ms"}
+# Options that go with a file of transformer shapes: how to measure them, not what they are.
+_BESIDE_MODELS = (
+    "shapes", "provider", "cache", "mode", "half-width", "min-samples", "max-time", "distribution", "seed", "budget",
+    "point-limit", "points", "shard",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -212,6 +218,7 @@ def sweep_words(arguments: SweepArguments) -> str:
 def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
     """Everything that was asked for, with the defaults of a kind of device."""
     held, dims = held_and_dims(arguments)
+    models = _models(arguments)
     budget = arguments.budget or _BUDGET[device_kind]
     timing = TimingOptions(
         cache=arguments.cache,
@@ -233,10 +240,22 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
         adaptive=arguments.adaptive,
         refine=arguments.refine,
         shard=_shard(arguments.shard),
-        shapes=() if arguments.shapes is None else read_shapes(arguments.shapes),
+        shapes=() if arguments.shapes is None or models else read_shapes(arguments.shapes),
+        models=models,
         budget_s=None if budget == "none" else parse_duration_s("--budget", budget),
         limit_s=parse_duration_s("--point-limit", arguments.point_limit) if arguments.point_limit else None,
     )
+
+
+def _models(arguments: SweepArguments) -> tuple[NamedShape, ...]:
+    """The transformer shapes of a JSON file; () for a CSV file of products. A shape says all about itself, so that
+    options about sizes, ops and number formats are refused."""
+    if arguments.shapes is None or arguments.shapes.suffix != SUFFIX:
+        return ()
+    about = [word for word in given_words(arguments) if word.removeprefix("--") not in _BESIDE_MODELS]
+    if about:
+        raise InputError("sweep", f"--shapes {arguments.shapes} with {about[0]}", "shapes as the file describes them")
+    return read_shape_file(arguments.shapes)
 
 
 def _size(dim: str, text: str) -> int:

@@ -30,6 +30,13 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.roofline import roofline_us
 from quantbench.providers.catalog import require_found
+from quantbench.report.shape_comparison import (
+    compare_shapes,
+    comparison_lines,
+    comparison_sentence,
+    comparison_table,
+    comparison_to_json,
+)
 from quantbench.report.table import ops_line, rows_to_json, sweep_table, trust_lines
 from quantbench.store.folder import Run, read_run
 from quantbench.store.record import Measured
@@ -241,9 +248,15 @@ def say_result(
     axis = _widest_axis(run)
     rows = rows_of(points, spec)
     check = check_run(run, rules=())
+    models = options_from_json(run.info.options).models if run.info.options.get("models") else ()
+    comparison = compare_shapes(points, models) if models and points else None
     if not as_json:
         console.print()
-        if rows:
+        if comparison is not None:
+            console.print(comparison_table(comparison))
+            for line in (comparison_sentence(comparison), *comparison_lines(comparison)):
+                say(console, escape(line))
+        elif rows:
             say(console, escape(ops_line(rows)))
             console.print(sweep_table(rows, check, spec))
         else:
@@ -254,13 +267,14 @@ def say_result(
         unnamed = unnamed_line(points, spec, run.info.environment) if run.info.origin == "measured" else None
         if unnamed is not None:
             say(console, escape(unnamed))
-    refine = None if run.info.options.get("shapes") else refinement(options_from_json(run.info.options), spec)
+    listed = run.info.options.get("shapes") or run.info.options.get("models")
+    refine = None if listed else refinement(options_from_json(run.info.options), spec)
     edges = () if refine is None else refine.edges(run.records)
     if not as_json and refine is not None:
         for line in edge_lines(edges):
             say(console, line)
     picture = None
-    if points and not run.info.options.get("shapes"):  # a list of shapes has no axis to draw along
+    if points and not listed:  # a list of shapes has no axis to draw along
         from quantbench.report.efficiency import draw_efficiency
 
         picture = run.folder / f"efficiency-{axis.replace('_', '-')}.png"
@@ -272,6 +286,7 @@ def say_result(
             "rows": rows_to_json(rows, check, spec), "cliffs": [cliff_to_json(cliff) for cliff in check.cliffs],
             "edges": edges_to_json(edges), "picture": None if picture is None else str(picture),
             "wall_s": wall_s, "overhead_share": overhead_share,
+            **({} if comparison is None else {"shapes": comparison_to_json(comparison)}),
         }  # fmt: skip
     for warning in run.warnings:
         say(console, f"[yellow]warning:[/yellow] {escape(warning)}")

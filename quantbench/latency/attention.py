@@ -154,6 +154,15 @@ class AttentionModel:
         note = self.note if seen.all() else f"{self.note}; {int((~seen).sum())} shapes beyond what was measured"
         return Estimates(latency_us, low_us, high_us, terms.waves, bound, note=note)
 
+    @property
+    def fitted(self) -> bool:
+        """Whether rows of this device are behind it; a prior has none."""
+        return self.below == self.above == 0.0
+
+    def knows(self, work: Attention) -> bool:
+        """Whether the fitted rows are of this kind; others are predicted with a wider interval."""
+        return self.fitted and bool(self._seen(AttentionShapes.of([work]))[0])
+
     def _seen(self, shapes: AttentionShapes) -> BoolArray:
         """Rows of the kind that public tables hold."""
         masked = np.where(shapes.causal, "causal" in self.masks, "full" in self.masks)

@@ -12,7 +12,7 @@ Training on GPU Clusters Using Megatron-LM, SC 2021, equation 3, in Megatron-Dee
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quantbench.errors import InputError, require_choice
 from quantbench.workload import TransformerShape
@@ -88,6 +88,11 @@ def parameters(shape: TransformerShape) -> int:
     small = 2 * shape.hidden if shape.gated else attention_width + shape.ffn + 6 * shape.hidden
     final_norm = shape.hidden if shape.gated else 2 * shape.hidden
     return shape.parameters + shape.layers * small + final_norm
+
+
+def useful_parameters(shape: TransformerShape, vocab: int) -> int:
+    """Parameters without those of a vocabulary padded beyond `vocab`, which nobody asked for."""
+    return parameters(shape if shape.vocab <= vocab else replace(shape, vocab=vocab))
 
 
 def megatron_flops(shape: TransformerShape, gbs: int) -> float:

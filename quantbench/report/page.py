@@ -21,9 +21,12 @@ from quantbench.report.lead_causes import Causes
 from quantbench.report.lead_figure import draw_lead
 from quantbench.report.marks import marks_of
 from quantbench.report.selection import points_where, where_words
+from quantbench.report.shape_comparison import compare_shapes, comparison_section, comparison_sentence
 from quantbench.report.text_sections import facts_of, how_section, sizes_section, trust_section
 from quantbench.report.words import printable
 from quantbench.store.folder import Run
+from quantbench.sweep.axes import SHAPE_DIM
+from quantbench.sweep.options import options_from_json
 
 PAGE = "report.html"
 # Families of curves whose steps are explained on the first screen; what makes the others' steps stands below.
@@ -66,11 +69,16 @@ def write_report(run: Run, folder: Path, where: Mapping[str, int] | None = None)
 def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mapping[str, int]) -> Page:
     """Everything that the page says of these points of a run, with its pictures drawn."""
     info, spec = run.info, run.info.device
-    axes = list(dict.fromkeys(name for point in points for name in point.axes if name not in where))
+    axes = list(dict.fromkeys(name for point in points for name in point.axes if name not in (*where, SHAPE_DIM)))
     rows = rows_by_dtype(points, spec)
     layers = layer_rows(points, spec) if are_parts(points) else rows
     sections: list[Section | None] = []
+    models = options_from_json(info.options).models if info.options.get("models") else ()
     lead, lead_picture = None, None
+    if models and points:
+        comparison = compare_shapes(points, models)
+        lead = Lead(SHAPE_DIM, comparison_sentence(comparison))
+        sections.append(comparison_section(comparison))
     explanation, all_sizes = "", None
     if points and axes:
         check = check_run(run)
@@ -85,8 +93,7 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
     sections += [state_section(run.records, gallery, info.origin), trust_section(run), all_sizes]
     sections.append(how_section(run))
     return Page(
-        title=f"{spec.name}: {', '.join(axis.replace('_', '-') for axis in axes) or 'no point measured'}"
-        + (f" at {where_words(where)}" if where else ""),
+        title=f"{spec.name}: {_title(axes, points)}" + (f" at {where_words(where)}" if where else ""),
         subtitle=_subtitle(run, rows),
         banners=_banners(run, points),
         facts=facts_of(run),
@@ -97,6 +104,12 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
         made_by=f"Made by quantbench {__version__} from {printable(str(run.folder))}. Nothing on this page is loaded "
         "from anywhere else.",
     )
+
+
+def _title(axes: Sequence[str], points: Sequence[Point]) -> str:
+    if not points:
+        return "no point measured"
+    return ", ".join(axis.replace("_", "-") for axis in axes) or "shapes side by side"
 
 
 def _lead_picture(lead: Lead, rows: Sequence[Row], points: Sequence[Point], gallery: Gallery) -> Picture | None:

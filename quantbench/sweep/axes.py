@@ -11,6 +11,8 @@ from quantbench.errors import InputError
 MODEL_DIMS = ("hidden", "heads", "head-dim", "ffn", "seq", "mbs", "tp", "vocab")
 GEMM_DIMS = ("m", "n", "k", "batch")
 DIMS = MODEL_DIMS + GEMM_DIMS
+#: numbers the shapes of a list from 1; no size, so nothing varies along it
+SHAPE_DIM = "shape"
 
 _MAX_VALUES = 100_000
 _LARGEST = 2**31 - 1
@@ -31,7 +33,7 @@ class Axis:
     edges: bool = False
 
     def __post_init__(self) -> None:
-        if self.dim not in DIMS:
+        if self.dim not in (*DIMS, SHAPE_DIM):
             raise InputError("--dim", repr(self.dim), "one of " + ", ".join(DIMS))
         if not self.values:
             raise InputError(f"--dim {self.dim}", "no values", "at least one value")

@@ -11,10 +11,11 @@ from quantbench.errors import InputError, require_int
 from quantbench.providers.catalog import expand
 from quantbench.store.typed import decode
 from quantbench.sweep.adaptive import first_points
-from quantbench.sweep.axes import GEMM_DIMS, Axis
+from quantbench.sweep.axes import GEMM_DIMS, SHAPE_DIM, Axis
 from quantbench.sweep.grid import parse_grid
 from quantbench.sweep.plan import Plan, build_plan, lay_out
-from quantbench.sweep.shape_list import placed_shapes
+from quantbench.sweep.shape_file import NamedShape, named_shapes
+from quantbench.sweep.shape_list import placed_models, placed_shapes
 from quantbench.sweep.shapes import Held, with_defaults
 from quantbench.timing.options import TimingOptions
 
@@ -23,7 +24,8 @@ from quantbench.timing.options import TimingOptions
 class SweepOptions:
     """Everything that was asked for; with the device it makes the plan, the same one each time.
 
-    dims: texts as given, `hidden` or `hidden=1024:4096`; or none, and shapes: (m, n, k, batch) of single products.
+    dims: texts as given, `hidden` or `hidden=1024:4096`; or none, and shapes: (m, n, k, batch) of single products, or
+    models: transformer shapes, of each of which every op is measured, forward and backward.
     budget_s: seconds for the whole sweep; None for no bound.
     limit_s: seconds after which a point counts as hanging; None for a limit from its estimate. points: how many of the
     plan's are measured, 0 for all; at random, or, adaptive, those that a model is least sure of. refine: bisect to
@@ -38,6 +40,7 @@ class SweepOptions:
     budget_s: float | None = None
     limit_s: float | None = None
     shapes: tuple[tuple[int, int, int, int], ...] = ()
+    models: tuple[NamedShape, ...] = ()
     points: int = 0
     adaptive: bool = False
     refine: bool = False
@@ -46,7 +49,8 @@ class SweepOptions:
     def __post_init__(self) -> None:
         if self.adaptive and not self.points:
             raise InputError("sweep", "--adaptive without --points", "how many points, such as --points 200")
-        if self.refine and (self.adaptive or self.shapes):
+        listed = self.shapes or self.models
+        if self.refine and (self.adaptive or listed):
             with_what = "--adaptive" if self.adaptive else "--shapes"
             raise InputError("sweep", f"--refine with {with_what}", "--refine along --dim, all of its points measured")
         if self.shard:
@@ -58,7 +62,9 @@ class SweepOptions:
         if self.shard and (self.refine or self.adaptive):
             with_what = "--adaptive" if self.adaptive else "--refine"
             raise InputError("sweep", f"--shard with {with_what}", "--shard of a plan that is known beforehand")
-        if self.dims and self.shapes:
+        if self.adaptive and self.models:
+            raise InputError("sweep", "--adaptive with transformer shapes", "all of their points, or --points alone")
+        if self.dims and listed:
             raise InputError("sweep", f"--shapes with --dim {self.dims[0]}", "one or the other")
 
 
@@ -81,6 +87,7 @@ def options_from_json(data: object) -> SweepOptions:
     if not isinstance(shapes, list | tuple) or not all(isinstance(shape, list | tuple) for shape in shapes):
         raise InputError("options", f"shapes = {shapes!r}"[:80], "a list of [m, n, k, batch]")
     values["shapes"] = tuple(tuple(shape) for shape in shapes)
+    values["models"] = named_shapes(values["models"]) if values.get("models") else ()
     return decode(SweepOptions, values)
 
 
@@ -103,7 +110,8 @@ def plan_sweep(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...
 
 
 def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Plan]:
-    """Axes with their edges, and the plan, for a device. A list of shapes has the axes m, n, k and batch."""
+    """Axes with their edges, and the plan, for a device. A list of shapes has the axes m, n, k and batch, one of
+    transformer shapes the axis shape: 1 for the first."""
     held = with_defaults(options.held, spec.kind, default_dtype(spec), default_attention(spec))
     # Several tasks work off their parts of one plan at the same time: it may be that much longer.
     budget_s = options.budget_s and options.budget_s * (options.shard[1] if options.shard else 1)
@@ -114,6 +122,10 @@ def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...
         )
         providers = expand(options.providers)
         return axes_of, lay_out(placed, providers, options.timing, spec, budget_s=budget_s)
+    if options.models:
+        numbers = Axis(SHAPE_DIM, tuple(range(1, len(options.models) + 1)))
+        providers = expand(options.providers)
+        return (numbers,), lay_out(placed_models(options.models), providers, options.timing, spec, budget_s=budget_s)
     grid = parse_grid(options.dims, held, spec)
     plan = build_plan(
         grid.axes,

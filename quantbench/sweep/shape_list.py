@@ -1,12 +1,15 @@
-"""A list of products to measure, from a file: any shapes at all, where axes could only give a grid."""
+"""Lists of shapes to measure, where axes could only give a grid: plain products, or transformer shapes with all ops."""
 
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 
 from quantbench.errors import InputError
+from quantbench.sweep.axes import SHAPE_DIM
 from quantbench.sweep.plan import Placed
+from quantbench.sweep.shape_file import NamedShape
 from quantbench.workload import Gemm, Op
 
 _NEEDED = ("m", "n", "k")
@@ -25,7 +28,9 @@ def read_shapes(path: Path) -> tuple[tuple[int, int, int, int], ...]:
             missing = [name for name in _NEEDED if name not in (reader.fieldnames or ())]
             if missing:
                 columns = ", ".join(reader.fieldnames or ()) or "nothing"
-                raise InputError("--shapes", f"{path} has {columns}", "a CSV file with the columns m, n, k")
+                raise InputError(
+                    "--shapes", f"{path} has {columns}", "a CSV file with the columns m, n, k, or a .json file"
+                )
             shapes = [_shape(path, reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError("--shapes", f"{path} ({error})", "a CSV file that can be read") from None
@@ -54,3 +59,8 @@ def placed_shapes(shapes: tuple[tuple[int, ...], ...], dtype: str, layout: str) 
         )
         for number, (m, n, k, batch) in enumerate(shapes)
     ]
+
+
+def placed_models(models: Sequence[NamedShape]) -> list[Placed]:
+    """Every op of each shape, forward and backward, at the place that its number (from 1) names."""
+    return [Placed({SHAPE_DIM: number}, one.shape.ops(), rank=number) for number, one in enumerate(models, 1)]

@@ -34,6 +34,7 @@ from quantbench.store.record import Failed, Skipped, record_to_json
 from quantbench.store.schema import schema
 from quantbench.sweep.messages import Reply, reply_from_json, reply_to_json
 from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json, plan_sweep
+from quantbench.sweep.shape_file import read_shape_file
 from quantbench.sweep.shape_list import read_shapes
 from quantbench.sweep.shapes import Held
 from quantbench.workload import Attention, Gemm, Softmax
@@ -196,6 +197,9 @@ CSV = b"M,N,K,time,name\n128,256,512,0.25,k1\n129,256,512,0.5,\n"
 LONG_CSV = CSV + CSV.partition(b"\n")[2] * 20
 LOG = "\n".join((MS_LINE, S_LINE, *(line(n) for n in range(3, 9)))).encode()
 SHAPES = b"name,m,n,k,batch\na,64,96,64,2\nb,8,8,8,1\n"
+SHAPES_JSON = b"""{"format": "quantbench-shapes", "version": 1, "shapes": [
+  {"name": "now", "shape": {"hidden": 64, "heads": 4, "layers": 2, "vocab": 96}},
+  {"name": "wider", "shape": {"hidden": 96, "heads": 6}, "predicted": {"mid": 0.1, "low": 0.0, "high": 0.2}}]}"""
 
 TARGETS = (
     Target("run.json", lambda b, d: _load_run(b, made_run()[1], d), lambda: made_run()[:1], "json"),
@@ -239,6 +243,7 @@ TARGETS = (
         "json",
     ),
     Target("shapes", lambda b, d: read_shapes(_at(d, "t.csv", b)), lambda: (SHAPES,), "text"),
+    Target("shapes.json", lambda b, d: read_shape_file(_at(d, "t.json", b)), lambda: (SHAPES_JSON,), "json"),
     Target(
         "layouts",
         lambda b, d: read_table(_at(d, "t.csv", b)),

@@ -1,0 +1,194 @@
+"""A run of transformer shapes: what a layer of each takes, and what each gains over the first; see `compare_shapes`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from math import exp, log, sqrt
+from typing import Any
+
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from quantbench.analysis.summary import Point, op_order
+from quantbench.planner.formulas import useful_parameters
+from quantbench.report.content import Section, Table
+from quantbench.sweep.axes import SHAPE_DIM
+from quantbench.sweep.shape_file import Gain, NamedShape
+from quantbench.units import latency
+
+_LOGITS = "logits"
+
+
+@dataclass(frozen=True)
+class MeasuredShape:
+    """One shape as one library ran it.
+
+    layer_us: all ops of one layer, forward and backward; logits_us: those of the model. missing: ops that the first
+    shape has and this one lacks; times and gain are None then. verdict: whether the measured gain is where it was
+    predicted; "" where one of the two is not known.
+    """
+
+    number: int
+    name: str
+    library: str
+    layer_us: float | None
+    logits_us: float | None
+    missing: tuple[str, ...]
+    gain: Gain | None
+    predicted: Gain | None
+    verdict: str
+
+
+@dataclass(frozen=True)
+class ShapeComparison:
+    """All shapes of a run, by library. left_out: ops that the first shape lacks (nobody ran them), by library: they are
+    in no figure."""
+
+    shapes: tuple[MeasuredShape, ...]
+    left_out: dict[str, tuple[str, ...]]
+
+
+def compare_shapes(points: Sequence[Point], models: Sequence[NamedShape]) -> ShapeComparison:
+    """Each shape against the first, per library (torch, triton, …). Of an op that several of a library's kernels ran,
+    the fastest counts.
+
+    An op with the same workload in both shapes was measured once, so its error cancels in their ratio.
+    """
+    found: dict[str, dict[int, dict[str, Point]]] = defaultdict(lambda: defaultdict(dict))
+    for point in points:
+        ops = found[_library(point.provider)][point.axes[SHAPE_DIM]]
+        if point.op not in ops or point.latency_us < ops[point.op].latency_us:
+            ops[point.op] = point
+    shapes: list[MeasuredShape] = []
+    left_out: dict[str, tuple[str, ...]] = {}
+    for library, by_number in found.items():
+        first = by_number.get(1, {})
+        planned = {op.label for op in models[0].shape.ops()}
+        unmeasured = tuple(sorted(planned - first.keys(), key=op_order))
+        if unmeasured:
+            left_out[library] = unmeasured
+        for number in range(1, len(models) + 1):
+            one = _measured(number, models, library, by_number.get(number, {}), first)
+            shapes.append(one if unmeasured else replace(one, verdict=_verdict(one)))
+    return ShapeComparison(tuple(shapes), left_out)
+
+
+def _library(provider: str) -> str:
+    """`torch` of `torch.mm`; anybody's own kernel, `package.module:Class`, stands for itself."""
+    return provider if ":" in provider else provider.partition(".")[0]
+
+
+def _measured(
+    number: int, models: Sequence[NamedShape], library: str, ops: dict[str, Point], first: dict[str, Point]
+) -> MeasuredShape:
+    one = models[number - 1]
+    missing = tuple(sorted(first.keys() - ops.keys(), key=op_order))
+    if missing or not first:
+        return MeasuredShape(number, one.name, library, None, None, missing, None, one.predicted, "")
+    own = [ops[label] for label in first]
+    layer_us = sum(point.latency_us for point in own if not point.op.startswith(_LOGITS))
+    logits_us = sum(point.latency_us for point in own if point.op.startswith(_LOGITS))
+    asked = models[0].shape
+    ratio, half_width = _ratio(list(first.values()), own)
+    weight = useful_parameters(one.shape, asked.vocab) / useful_parameters(asked, asked.vocab)
+    faster = ratio * weight * one.shape.tokens / asked.tokens
+    gain = Gain(faster - 1, faster * exp(-half_width) - 1, faster * exp(half_width) - 1)
+    return MeasuredShape(number, one.name, library, layer_us, logits_us, (), gain, one.predicted, "")
+
+
+def _verdict(one: MeasuredShape) -> str:
+    """Whether the two intervals meet. A prediction is of all ops, so it is not held against a part of them."""
+    if one.predicted is None or one.gain is None or one.number == 1:
+        return ""
+    if one.gain.high < one.predicted.low or one.gain.low > one.predicted.high:
+        return "outside the predicted interval"
+    return "as predicted"
+
+
+def _ratio(first: Sequence[Point], other: Sequence[Point]) -> tuple[float, float]:
+    """The sum of `first` over that of `other`, each op as often as it runs, and the half-width of its logarithm."""
+    shares: dict[str, float] = defaultdict(float)
+    width: dict[str, float] = {}
+    sums = []
+    for sign, points in ((1, first), (-1, other)):
+        total_us = sum(point.latency_us * point.count for point in points)
+        sums.append(total_us)
+        for point in points:
+            shares[point.key] += sign * point.latency_us * point.count / total_us
+            width[point.key] = log(point.high_us / point.low_us) / 2
+    return sums[0] / sums[1], sqrt(sum((share * width[key]) ** 2 for key, share in shares.items()))
+
+
+def _cells(comparison: ShapeComparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Head and rows of the table as texts: one row per shape and library."""
+    several = len({one.library for one in comparison.shapes}) > 1
+    predicted = any(one.predicted is not None for one in comparison.shapes)
+    library, expected = ("library",) if several else (), ("predicted",) if predicted else ()
+    head = ("shape", *library, "one layer", "logits", "gain", *expected, "")
+    rows = []
+    for one in comparison.shapes:
+        rows.append((
+            one.name,
+            *([one.library] if several else []),
+            "" if one.layer_us is None else latency(one.layer_us),
+            "" if not one.logits_us else latency(one.logits_us),
+            "" if one.gain is None or one.number == 1 else one.gain.words,
+            *(["" if one.predicted is None else one.predicted.words] if predicted else []),
+            f"not measured: {', '.join(one.missing)}" if one.missing else one.verdict,
+        ))  # fmt: skip
+    return head, rows
+
+
+def comparison_table(comparison: ShapeComparison) -> RichTable:
+    """For a terminal; gains that are surely above or below 0 stand out."""
+    head, rows = _cells(comparison)
+    table = RichTable(header_style="bold", box=None, pad_edge=False)
+    for name in head:
+        words = name in ("shape", "library", "")
+        table.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+    gain = head.index("gain")
+    for one, row in zip(comparison.shapes, rows, strict=True):
+        better = one.gain is not None and one.gain.low > 0
+        worse = one.gain is not None and one.gain.high < 0
+        style = "bold green" if better else "bold red" if worse else ""
+        table.add_row(*(Text(cell, style=style if i == gain else "") for i, cell in enumerate(row)))
+    return table
+
+
+def comparison_section(comparison: ShapeComparison) -> Section:
+    """For the page of a report."""
+    head, rows = _cells(comparison)
+    table = Table(head, tuple(rows), numeric=frozenset(range(1, len(head) - 1)))
+    return Section("shapes", "Shapes side by side", table=table, lines=tuple(comparison_lines(comparison)))
+
+
+def comparison_sentence(comparison: ShapeComparison) -> str:
+    """The answer in one line: which shape is surely the fastest, if any is."""
+    gains = [(one.gain, one.name) for one in comparison.shapes if one.number > 1 and one.gain is not None]
+    first = comparison.shapes[0].name
+    if not gains:
+        return f"no other shape was measured whole beside {first}"
+    gain, name = max(gains, key=lambda pair: pair[0].low)
+    if gain.low <= 0:
+        return f"none of {len(gains)} other shapes is surely faster than {first}"
+    return f"{name} is faster than {first} by {gain.words}"
+
+
+def comparison_lines(comparison: ShapeComparison) -> list[str]:
+    """What the table's figures are, and what is not in them."""
+    said = [
+        "one layer: its ops forward and backward; logits: of the model. gain: measured tokens per second at equal "
+        "parameters against the first shape, with the 95 % interval."
+    ]
+    for library, ops in comparison.left_out.items():
+        said.append(
+            f"{library}: {', '.join(ops)} of the first shape not measured: left out everywhere, predictions not judged"
+        )
+    return said
+
+
+def comparison_to_json(comparison: ShapeComparison) -> list[dict[str, Any]]:
+    """One object per shape and library."""
+    return [{**asdict(one), "left_out": list(comparison.left_out.get(one.library, ()))} for one in comparison.shapes]
