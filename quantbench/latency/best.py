@@ -18,6 +18,7 @@ from quantbench.latency.transformer import (
     TransformerModel,
     WorkEstimate,
 )
+from quantbench.quantization import credible_waves
 from quantbench.workload import Gemm
 
 
@@ -52,7 +53,8 @@ class _Products:
         for dtype, same in by_dtype.items():
             model, note = self.of(dtype)
             answers = predict_within_reach(model, list(same))
-            found.update(zip(same, (replace(_with_residency(one), note=note) for one in answers), strict=True))
+            for gemm, one in zip(same, answers, strict=True):
+                found[gemm] = replace(_with_waves(one, gemm, model), note=note)
         return [found[gemm] for gemm in gemms]
 
     def of(self, dtype: str) -> tuple[GemmModel, str]:
@@ -84,10 +86,18 @@ def _origin(model: GemmModel) -> str:
     return said
 
 
-def _with_residency(found: WorkEstimate) -> WorkEstimate:
-    """With the blocks that the model's menu believes an SM holds of its tile, for whoever counts waves from it."""
+def _with_waves(found: WorkEstimate, gemm: Gemm, model: GemmModel) -> WorkEstimate:
+    """With blocks per SM where the model finds that the device runs in waves, and with waves where they can be stated.
+
+    See `quantization.credible_waves`.
+    """
     launch = found.launch
-    if launch is None or launch.tile is None or launch.blocks_per_sm is not None:
-        return found
-    held = Menu.of(((launch.tile.block_m, launch.tile.block_n),)).blocks_per_sm
-    return replace(found, launch=replace(launch, blocks_per_sm=int(held[0])))
+    if launch is None or launch.tile is None:
+        return replace(found, waves=None)
+    held = int(Menu.of(((launch.tile.block_m, launch.tile.block_n),)).blocks_per_sm[0]) if model.in_waves else None
+    peak_us = gemm.flops / (model.device.peak_tflops[gemm.dtype] * 1e6)
+    peak_share = peak_us / found.estimate.latency_us
+    waves = credible_waves(gemm, launch.tile, model.device.sm_count, held, peak_share)
+    return replace(
+        found, launch=replace(launch, blocks_per_sm=held), waves=None if waves is None else waves.num_waves
+    )  # fmt: skip
