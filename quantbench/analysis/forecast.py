@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from quantbench.analysis.blocks import tile_in_use
 from quantbench.analysis.explain import idle_reasons
 from quantbench.analysis.summary import peak_share
+from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.transformer import OpEstimate, ShapeEstimate, TransformerModel, total
 from quantbench.sweep.axes import Axis
@@ -64,6 +66,12 @@ def forecast(axes: Sequence[Axis], held: Held, model: TransformerModel, *, skip_
     return Forecast(tuple(rows), tuple(impossible))
 
 
+def _reasons(op: OpEstimate, spec: DeviceSpec) -> tuple[str, ...]:
+    work = op.op.workload
+    used = tile_in_use(spec, work.dtype, op.work.launch)
+    return idle_reasons(work, spec, used, peak_share(work, op.work.estimate.latency_us, spec))
+
+
 def _row(axes: dict[str, int], ops: list[OpEstimate], model: TransformerModel) -> ForecastRow:
     spec = model.device
     shares = [peak_share(o.op.workload, o.work.estimate.latency_us, spec) for o in ops]
@@ -75,5 +83,5 @@ def _row(axes: dict[str, int], ops: list[OpEstimate], model: TransformerModel) -
         estimate=estimate,
         peak_share=sum(known) / estimate.latency_us if len(known) == len(ops) else None,
         worst=worst,
-        reasons=idle_reasons(worst.op.workload, spec, worst.work.launch),
+        reasons=_reasons(worst, spec),
     )

@@ -13,8 +13,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from quantbench.analysis.blocks import TileInUse
-from quantbench.analysis.drawn_edges import tile_of, tile_steps
+from quantbench.analysis.blocks import TileInUse, tile_in_use
+from quantbench.analysis.drawn_edges import tile_steps
 from quantbench.analysis.summary import Point
 from quantbench.analysis.tiles import TileOf
 from quantbench.device.spec import DeviceSpec
@@ -79,13 +79,7 @@ def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec, known: TileOf
 
 
 def _used(point: Point, spec: DeviceSpec, known: TileOf) -> TileInUse:
-    found = known(point)
-    if found is not None:
-        return found
-    tile, per_sm = tile_of(point, spec)
-    told = point.launch is not None and point.launch.tile is not None
-    at_a_time = spec.sm_count * per_sm if spec.kind == "cuda" else 1
-    return TileInUse(tile, at_a_time, "launch" if told else "assumed", str(tile), spec.kind == "cuda")
+    return known(point) or tile_in_use(spec, point.workload.dtype, point.launch)
 
 
 def _words(used: Sequence[TileInUse]) -> str:

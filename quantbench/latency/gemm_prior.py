@@ -102,9 +102,20 @@ def spec_sheet(device: DeviceSpec, dtype: str) -> tuple[Prior, float]:
 
 
 def known_in_waves(device: DeviceSpec, dtype: str) -> bool:
-    """Whether what was measured on this GPU or its family says that its products run in waves."""
-    prior, _ = choose(device, dtype, shipped_pool(), family_out=False)
-    return runs_in_waves([prior.mean])
+    """Whether what was measured on this GPU, or else on its family, says that products run in waves."""
+    return _known_in_waves(device.name, family(device), dtype)
+
+
+@cache
+def _known_in_waves(device: str, family_name: str, dtype: str) -> bool:
+    usable = [k for k in shipped_pool() if _teaches(k, dtype)]
+    known = [k for k in usable if k.device == device] or [k for k in usable if k.family == family_name]
+    return bool(known) and runs_in_waves([k.parameters for k in known])
+
+
+def _teaches(known: Known, dtype: str) -> bool:
+    """Whether products of a format can be predicted from what is known: 2-byte formats teach each other."""
+    return known.dtype == dtype or {known.dtype, dtype} <= set(_NARROW)
 
 
 def choose(device: DeviceSpec, dtype: str, known: Sequence[Known], *, family_out: bool) -> tuple[Prior, float]:
@@ -113,7 +124,7 @@ def choose(device: DeviceSpec, dtype: str, known: Sequence[Known], *, family_out
     family_out: leave out every GPU of the device's generation, itself included. Products of 2-byte formats teach each
     other; other formats fall back to the spec sheet.
     """
-    usable = [k for k in known if k.dtype == dtype or {k.dtype, dtype} <= set(_NARROW)]
+    usable = [k for k in known if _teaches(k, dtype)]
     if not usable and dtype not in _NARROW:
         return spec_sheet(device, dtype)
     others = [k for k in usable if generation(k.family) != generation(family(device))]
