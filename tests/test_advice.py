@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from quantbench.advice import Advice, KernelTimes, ModelledTimes, ProfileTimes, Space, advise
 from quantbench.advice.answers import Answers
-from quantbench.advice.cost import cost_of, latency_per_run
+from quantbench.advice.cost import ShapeCost, cost_of, latency_per_run
 from quantbench.advice.space import alone, together, useful_parameters
 from quantbench.advice.spread import UNMEASURED_COMMON, WIDER, ratio_factor
+from quantbench.analysis.summary import peak_share
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
@@ -286,6 +287,25 @@ def test_times_of_models_come_with_their_kernels(modelled: ModelledTimes) -> Non
     assert launch.blocks_per_sm is not None
     assert modelled.launches([Softmax(8, 512, 512)]) == [None]
     assert "products on a100-sxm4-80gb: fitted on" in modelled.note
+
+
+def test_waves_are_part_of_the_advice_only_where_they_are_known() -> None:
+    shape = TransformerShape(hidden=5120, heads=40, ffn=13824, gated=True, seq=4096, vocab=32000, layers=40)
+
+    def costs(gpu: str) -> ShapeCost:
+        return cost_of(shape, Answers(ModelledTimes(lookup(gpu))))
+
+    for gpu in ("a100-sxm4-80gb", "h100-sxm5-80gb", "b200-sxm-180gb"):
+        found = costs(gpu)
+        waves = [op for op in found.ops if op.quantization is not None]
+        assert bool(waves) == (gpu == "a100-sxm4-80gb")
+        for op in waves:
+            share = peak_share(op.op.workload, op.latency.mid, lookup(gpu))
+            assert share is not None
+            assert op.quantization is not None
+            assert share <= op.quantization.efficiency
+        kinds = {finding.edge.kind for op in found.ops for finding in op.findings}
+        assert gpu == "a100-sxm4-80gb" or "wave edge" not in kinds
 
 
 def test_unaligned_batches_run_at_the_fitted_rate(modelled: ModelledTimes) -> None:
