@@ -169,7 +169,7 @@ def test_edges_are_bracketed() -> None:
 
 
 def test_waves_agree_with_the_reasons() -> None:
-    axes, found = predict_sweep(
+    _, found = predict_sweep(
         SweepArguments(dims=("m=2688",), sizes={"n": "4096", "k": "4096"}), lookup("a100-sxm4-80gb")
     )
     (row,) = found.rows
