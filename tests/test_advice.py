@@ -15,12 +15,12 @@ from quantbench.advice.answers import Answers
 from quantbench.advice.cost import ShapeCost, cost_of, latency_per_run
 from quantbench.advice.space import alone, together, useful_parameters
 from quantbench.advice.spread import UNMEASURED_COMMON, WIDER, ratio_factor
-from quantbench.analysis.summary import peak_share
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.estimate import Estimate
 from quantbench.latency.gemm_input import LARGEST_SIDE
+from quantbench.latency.roofline import peak_share
 from quantbench.latency.softmax import fallback_bytes
 from quantbench.planner.formulas import parameters
 from quantbench.planner.op_times import Latency, RooflineTimes
@@ -329,7 +329,7 @@ def test_a_gpu_that_was_not_measured_says_so_and_is_less_sure() -> None:
     unmeasured = ModelledTimes(lookup("v100-sxm2-32gb"))
     found = advise(replace(WIDE, dtype="fp16"), unmeasured)
     assert unmeasured.common_error == UNMEASURED_COMMON
-    assert "was not measured" in found.note
+    assert "nobody measured fp16 on v100-sxm2-32gb" in found.note
     assert next(iter(found.cost.by_name)) in ("scores", "context")
 
 

@@ -12,8 +12,8 @@ from quantbench.advice.answers import Answers
 from quantbench.advice.edges import Edge, edges
 from quantbench.advice.spread import ratio_factor
 from quantbench.analysis.blocks import tile_in_use
-from quantbench.analysis.summary import peak_share
 from quantbench.latency.estimate import Estimate
+from quantbench.latency.roofline import peak_share
 from quantbench.latency.transformer import CORRELATION, OpEstimate, WorkEstimate, total
 from quantbench.launch import Launch
 from quantbench.planner.op_times import Latency

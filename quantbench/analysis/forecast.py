@@ -8,9 +8,9 @@ from itertools import product
 
 from quantbench.analysis.blocks import tile_in_use
 from quantbench.analysis.explain import idle_reasons
-from quantbench.analysis.summary import peak_share
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
+from quantbench.latency.roofline import peak_share
 from quantbench.latency.transformer import OpEstimate, ShapeEstimate, TransformerModel, total
 from quantbench.sweep.axes import Axis
 from quantbench.sweep.shapes import Held, ops_at

@@ -43,7 +43,8 @@ class Sawtooth:
 
 def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec, known: TileOf = lambda _: None) -> Sawtooth | None:
     """The curve for the points of one op and provider along `axis`; None where they are no products, fewer than two
-    sizes, or need the same number of tiles everywhere (along k).
+    sizes, need the same number of tiles everywhere (along k), or have only an assumed tile on a device whose waves are
+    not known.
 
     known: whose tile a point is computed with (`tiles.tile_finder`); where that is None, the device's assumed one.
     """
@@ -51,6 +52,8 @@ def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec, known: TileOf
     if len(by_size) < 2:
         return None
     used = {size: _used(p, spec, known) for size, p in by_size}
+    if spec.kind == "cuda" and not any(one.waves or one.source != "assumed" for one in used.values()):
+        return None
     if len({quantize(p.workload, used[size].tile, 1).num_tiles for size, p in by_size}) == 1:  # type: ignore[arg-type]
         return None
     sizes: list[float] = []

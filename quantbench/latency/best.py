@@ -11,6 +11,7 @@ from quantbench.latency.attention import AttentionModel
 from quantbench.latency.gemm_menu import Menu
 from quantbench.latency.gemm_model import GemmModel, shipped_model
 from quantbench.latency.reach import predict_within_reach
+from quantbench.latency.roofline import peak_share
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.latency.transformer import (
     CORRELATION,
@@ -95,9 +96,8 @@ def _with_waves(found: WorkEstimate, gemm: Gemm, model: GemmModel) -> WorkEstima
     if launch is None or launch.tile is None:
         return replace(found, waves=None)
     held = int(Menu.of(((launch.tile.block_m, launch.tile.block_n),)).blocks_per_sm[0]) if model.in_waves else None
-    peak_us = gemm.flops / (model.device.peak_tflops[gemm.dtype] * 1e6)
-    peak_share = peak_us / found.estimate.latency_us
-    waves = credible_waves(gemm, launch.tile, model.device.sm_count, held, peak_share)
+    share = peak_share(gemm, found.estimate.latency_us, model.device)
+    waves = credible_waves(gemm, launch.tile, model.device.sm_count, held, share)
     return replace(
         found, launch=replace(launch, blocks_per_sm=held), waves=None if waves is None else waves.num_waves
     )  # fmt: skip
