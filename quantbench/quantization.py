@@ -11,10 +11,11 @@ DeepGEMM (num_waves, last wave).
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil
+from math import ceil, prod
 
 from quantbench.errors import require_int
 from quantbench.launch import Tile
+from quantbench.units import percent
 from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.gemm import Gemm
 
@@ -41,6 +42,16 @@ class Quantization:
     def efficiency(self) -> float:
         """Share of the occupied block slots × elements that does useful work."""
         return self.tile_efficiency * self.wave_efficiency
+
+
+@dataclass(frozen=True)
+class IdleShare:
+    """A share of the SMs' time that a product's tiles leave unused. kind: `tile edge` (padding), `wave edge` (the last
+    wave), or `few blocks` (fewer blocks than SMs). share: 0 to 1. words: the reason, without the share."""
+
+    kind: str
+    share: float
+    words: str
 
 
 def cdiv(value: int, divisor: int) -> int:
@@ -74,6 +85,60 @@ def quantize(gemm: Gemm, tile: Tile, sm_count: int, blocks_per_sm: int = 1) -> Q
         resident_blocks=resident,
         alignment_bytes=gemm_alignment_bytes(gemm),
     )
+
+
+def credible_waves(
+    gemm: Gemm, tile: Tile, sm_count: int, blocks_per_sm: int | None, peak_share: float | None
+) -> Quantization | None:
+    """Tiles and waves of a product where they can be stated; None where they would mislead.
+
+    They can be stated where one block at a time is known to run on an SM, and where the rate fits in: a product at 72 %
+    of peak does not leave 52 % of the SMs idle. With several blocks on an SM, a wave that is half full takes less time
+    than a full one, so the count says nothing about idle SMs.
+
+    blocks_per_sm: None where blocks are not known to run in waves. peak_share: the measured or predicted rate as a
+    share of the device's peak; None where it is not known.
+    """
+    if blocks_per_sm != 1:
+        return None
+    found = quantize(gemm, tile, sm_count)
+    return found if _leaves_room(found.efficiency, peak_share) else None
+
+
+def idle_shares(
+    gemm: Gemm, tile: Tile, sm_count: int, blocks_per_sm: int | None, peak_share: float | None
+) -> tuple[IdleShare, ...]:
+    """What padding and the last wave leave idle, the largest share first; empty where that contradicts the rate.
+
+    Together the shares never exceed 1 - peak_share. Arguments: see `credible_waves`.
+
+    >>> [idle.words for idle in idle_shares(Gemm(m=2305, n=3072, k=4096), Tile(128, 256), 108, 1, peak_share=0.6)]
+    ['wave 3 of 3 is 11 % full', 'm = 2305 pads to 2432']
+    >>> idle_shares(Gemm(m=2305, n=3072, k=4096), Tile(128, 256), 108, 1, peak_share=0.97)
+    ()
+    """
+    found = []
+    for name, size, block in (("m", gemm.m, tile.block_m), ("n", gemm.n, tile.block_n)):
+        padded = cdiv(size, block) * block
+        found.append(IdleShare("tile edge", 1 - size / padded, f"{name} = {size} pads to {padded}"))
+    used = prod(1 - idle.share for idle in found)
+    if not _leaves_room(used, peak_share):
+        return ()
+    waves = credible_waves(gemm, tile, sm_count, blocks_per_sm, peak_share)
+    num_blocks = quantize(gemm, tile, sm_count).num_tiles
+    if waves is not None:
+        full = percent(waves.last_wave_tiles / waves.resident_blocks)
+        words = f"wave {waves.num_waves} of {waves.num_waves} is {full} full"
+        found.append(IdleShare("wave edge", 1 - waves.wave_efficiency, words))
+    elif _leaves_room(used * num_blocks / sm_count, peak_share):
+        words = f"{num_blocks} blocks for {sm_count} SMs"
+        found.append(IdleShare("few blocks", 1 - num_blocks / sm_count, words))
+    return tuple(sorted((idle for idle in found if idle.share > 0), key=lambda idle: -idle.share))
+
+
+def _leaves_room(used: float, peak_share: float | None) -> bool:
+    """Whether a product whose tiles keep a share `used` of the SMs' time busy can reach this share of peak."""
+    return peak_share is None or peak_share <= used
 
 
 def alignment_bytes(row_length: int, dtype: str, limit: int = 128) -> int:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from quantbench.advice import Advice, KernelTimes, ModelledTimes, ProfileTimes, Space, advise, repaired
 from quantbench.advice.answers import Answers
-from quantbench.advice.cost import cost_of, latency_per_run
+from quantbench.advice.cost import ShapeCost, cost_of, latency_per_run
 from quantbench.advice.space import DIMENSIONS, alone, together
 from quantbench.advice.spread import UNMEASURED_COMMON, WIDER, ratio_factor
 from quantbench.device import lookup
@@ -20,6 +20,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.estimate import Estimate
 from quantbench.latency.gemm_input import LARGEST_SIDE
+from quantbench.latency.roofline import peak_share
 from quantbench.latency.softmax import fallback_bytes
 from quantbench.planner.formulas import parameters, useful_parameters
 from quantbench.planner.op_times import Latency, RooflineTimes
@@ -395,6 +396,25 @@ def test_times_of_models_come_with_their_kernels(modelled: ModelledTimes) -> Non
     assert "products on a100-sxm4-80gb: fitted on" in modelled.note
 
 
+def test_waves_are_part_of_the_advice_only_where_they_are_known() -> None:
+    shape = TransformerShape(hidden=5120, heads=40, ffn=13824, gated=True, seq=4096, vocab=32000, layers=40)
+
+    def costs(gpu: str) -> ShapeCost:
+        return cost_of(shape, Answers(ModelledTimes(lookup(gpu))))
+
+    for gpu in ("a100-sxm4-80gb", "h100-sxm5-80gb", "b200-sxm-180gb"):
+        found = costs(gpu)
+        waves = [op for op in found.ops if op.quantization is not None]
+        assert bool(waves) == (gpu == "a100-sxm4-80gb")
+        for op in waves:
+            share = peak_share(op.op.workload, op.latency.mid, lookup(gpu))
+            assert share is not None
+            assert op.quantization is not None
+            assert share <= op.quantization.efficiency
+        kinds = {finding.edge.kind for op in found.ops for finding in op.findings}
+        assert gpu == "a100-sxm4-80gb" or "wave edge" not in kinds
+
+
 def test_unaligned_batches_run_at_the_fitted_rate(modelled: ModelledTimes) -> None:
     unaligned, aligned = (Gemm(2048, 2048, width, batch=12, layout="nt") for width in (150, 152))
     slow, fast = modelled.latencies_us([unaligned, aligned])
@@ -416,7 +436,7 @@ def test_a_gpu_that_was_not_measured_says_so_and_is_less_sure() -> None:
     unmeasured = ModelledTimes(lookup("v100-sxm2-32gb"))
     found = advise(replace(WIDE, dtype="fp16"), unmeasured)
     assert unmeasured.common_error == UNMEASURED_COMMON
-    assert "was not measured" in found.note
+    assert "nobody measured fp16 on v100-sxm2-32gb" in found.note
     assert next(iter(found.cost.by_name)) in ("scores", "context")
 
 

@@ -43,6 +43,17 @@ def test_a_product_just_past_a_tile_within_its_wave() -> None:
     assert found[0].words == "n = 2056 pads to 2304: 11 % idle (128x256 tiles)"
 
 
+def test_no_edge_contradicts_the_rate() -> None:
+    past = op(Gemm(m=2305, n=3072, k=4096))
+    assert [edge.kind for edge in edges(past, A100, LARGE, 0.6)] == ["wave edge", "wave edge"]
+    assert [edge.kind for edge in edges(past, A100, LARGE, 0.8)] == ["tile edge"]
+    assert edges(past, A100, LARGE, 0.97) == ()
+    two_per_sm = replace(LARGE, blocks_per_sm=2)
+    assert [edge.kind for edge in edges(past, A100, two_per_sm, 0.6)] == ["tile edge"]
+    # The assumed tile's waves are refuted on an H100.
+    assert [edge.kind for edge in edges(past, lookup("h100-sxm5-80gb"))] == ["tile edge"]
+
+
 def test_waves_are_looked_for_no_further_than_one_would_move() -> None:
     # 120 tiles: the edge at 108 is at m = 1152 of 1280, a tenth below; of 256 tiles it is much further away.
     assert [edge.kind for edge in edges(op(Gemm(m=1280, n=3072, k=4096)), A100, LARGE)] == ["wave edge"]

@@ -9,7 +9,8 @@ from quantbench.latency import families
 from quantbench.latency.attention_prior import knowledge
 from quantbench.latency.attention_tiles import assumed_family
 from quantbench.latency.families import family, family_of, generation
-from quantbench.latency.gemm_prior import choose, shipped_pool
+from quantbench.latency.gemm_model import GemmModel
+from quantbench.latency.gemm_prior import choose, known_in_waves, shipped_pool
 
 
 def test_families_by_compute_capability() -> None:
@@ -37,3 +38,13 @@ def test_a_card_of_the_generation_with_other_kernels_is_no_kin() -> None:
     assert far.source == "pooled over " + ", ".join(sorted(k.device for k in shipped_pool()))
     assert knowledge(data_centre, family_out=False).family.name == "fmha_sm100"
     assert knowledge(rtx, family_out=False).family.name == assumed_family(rtx.compute_capability).name == "fa2_dense"
+
+
+def test_products_run_in_waves_where_measurements_say_so() -> None:
+    # docs/choosing-shapes.md has the correlations of the same tables: confirmed on the A100, refuted on the others.
+    assert [k.device for k in shipped_pool() if known_in_waves(lookup(k.device), "bf16")] == ["a100-sxm4-80gb"]
+    assert [k.device for k in shipped_pool() if GemmModel.best(k.device).in_waves] == ["a100-sxm4-80gb"]
+    assert known_in_waves(lookup("a30-24gb"), "fp16")  # of the A100's family
+    assert not known_in_waves(lookup("a100-sxm4-80gb"), "fp32")
+    assert not known_in_waves(lookup("v100-sxm2-32gb"), "fp16")
+    assert not GemmModel.best("a100-sxm4-80gb", dtype="fp32").in_waves

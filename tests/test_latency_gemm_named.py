@@ -13,6 +13,7 @@ from quantbench.latency.gemm_model import GemmModel
 from quantbench.latency.gemm_parameters import Values, hand_prior
 from quantbench.latency.gemm_residual import Growth
 from quantbench.latency.gemm_train import Effort, menu_for
+from quantbench.latency.protocol import coverage
 from quantbench.launch import Launch, Tile
 from quantbench.providers.identity import split_k_of
 from quantbench.providers.kernel_names import parse
@@ -40,6 +41,22 @@ def measured() -> Rows:
         launches.append(Launch(row["kernel"], grid=grid, tile=tile))
     m, n, k = (np.array([int(row[name]) for row in rows]) for name in "mnk")
     return m, n, k, np.array([float(row["latency_ms"]) for row in rows]) * 1e3, launches
+
+
+def test_fp32_that_nobody_measured_is_predicted_from_the_cuda_cores() -> None:
+    m, n, k, latency_us, _ = measured()
+    model = GemmModel.best(A100, dtype="fp32")
+    assert f"nobody measured fp32 on {A100}" in model.note
+    assert "CUDA cores" in model.note
+    found = model.predict(m, n, k)
+    # These tables set no parameter, only (with others) the width of the interval.
+    assert 0.8 < np.median(found.latency_us / latency_us) < 1.25
+    assert coverage(latency_us, found.low_us, found.high_us) > 0.85
+    assert found.high_us[0] / found.latency_us[0] < 2
+    tf32 = GemmModel.best(A100, dtype="tf32")
+    assert f"nobody measured tf32 on {A100}" in tf32.note
+    assert "tensor cores" in tf32.note
+    assert tf32.predict(4096, 4096, 4096).latency_us < 0.5 * model.predict(4096, 4096, 4096).latency_us
 
 
 def errors_pct(rows: Rows, seed: int, *, named: bool, dtype: str) -> np.ndarray:

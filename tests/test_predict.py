@@ -1,6 +1,7 @@
 """`quantbench predict`: a sweep without hardware, with its intervals, reasons and picture."""
 
 import json
+import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -8,15 +9,19 @@ from pathlib import Path
 
 import pytest
 import typer
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from quantbench.cli.predict import predict
 from quantbench.cli.predict_run import predict_sweep
 from quantbench.cli.sweep_options import SweepArguments
-from quantbench.device import lookup
+from quantbench.device import default_dtype, lookup
+from quantbench.device.registry import known
+from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.best import best_models
-from quantbench.workload import Gemm, TransformerShape
+from quantbench.report.forecast import _draw_wave_edges
+from quantbench.workload import TransformerShape
 
 app = typer.Typer()
 app.command()(predict)
@@ -85,7 +90,7 @@ def test_odds_of_a_cliff_are_told_only_where_they_are_known() -> None:
 def test_a_gpu_without_a_model_says_so_and_is_less_sure() -> None:
     words = ("--dim", "hidden=4096", "--dtype", "fp16")
     known, unknown = rows("--gpu", "a100-sxm4-80gb", *words), rows("--gpu", "v100-sxm2-32gb", *words)
-    assert any("was not measured" in note for note in unknown["notes"])  # type: ignore[attr-defined]
+    assert any("nobody measured fp16 on v100-sxm2-32gb" in note for note in unknown["notes"])  # type: ignore[attr-defined]
     assert any("as the bf16 that was measured" in note for note in known["notes"])  # type: ignore[attr-defined]
 
     def width(answer: dict[str, object]) -> float:
@@ -180,7 +185,7 @@ def test_eager_attention_beside_narrow_linear_layers_runs_in_bf16(dtype: str) ->
     assert same == [(o.op.label, o.work) for o in wide.ops if o.op.name in ("scores", "softmax", "context")]
     qkv, of_bf16 = (next(o.work for o in found.ops if o.op.label == "qkv") for found in (narrow, wide))
     assert qkv != of_bf16
-    assert f"{h100.name} {dtype} was not measured" in qkv.note
+    assert f"nobody measured {dtype} on {h100.name}" in qkv.note
     assert "fitted on" in of_bf16.note
 
 
@@ -203,13 +208,59 @@ def test_edges_are_bracketed() -> None:
 
 
 def test_waves_agree_with_the_reasons() -> None:
-    model = best_models(lookup("a100-sxm4-80gb"), "bf16")
-    (found,) = model.gemm([Gemm(2048, 1024, 1024, layout="nt")])
-    assert found.launch is not None
-    assert found.launch.tile is not None
-    assert found.launch.blocks_per_sm is not None
-    tiles = -(-2048 // found.launch.tile.block_m) * -(-1024 // found.launch.tile.block_n) * found.launch.tile.split_k
-    assert found.waves == -(-tiles // (108 * found.launch.blocks_per_sm))
+    _, found = predict_sweep(
+        SweepArguments(dims=("m=2688",), sizes={"n": "4096", "k": "4096"}), lookup("a100-sxm4-80gb")
+    )
+    (row,) = found.rows
+    assert row.worst.work.launch is not None
+    assert str(row.worst.work.launch.tile) == "128x256"
+    # 21 · 16 tiles on 108 SMs.
+    assert row.worst.work.waves == 4
+    assert row.reasons[0].startswith("wave 4 of 4 is 11 % full: 22 % idle")
+
+
+@pytest.mark.parametrize("spec", [spec for spec in known() if spec.kind == "cuda"], ids=lambda spec: spec.name)
+def test_no_product_is_idle_where_it_is_predicted_to_compute(spec: DeviceSpec) -> None:
+    sites = dict.fromkeys(spec.peak_tflops, ((4096, 4096),))
+    sites[default_dtype(spec)] = ((4096, 4096), (12288, 4096), (5120, 1024), (1032, 8192))
+    for dtype, widths in sites.items():
+        for n, k in widths:
+            arguments = SweepArguments(dims=("m=128:4096:32",), sizes={"n": str(n), "k": str(k)}, dtype=dtype)
+            _, found = predict_sweep(arguments, spec)
+            assert len(found.rows) == 125
+            for row in found.rows:
+                said = [re.fullmatch(r".*: ([0-9.]+) % idle.*", reason) for reason in row.reasons]
+                idle = [float(match[1]) / 100 for match in said if match]
+                assert row.peak_share is not None
+                # The words round to two digits.
+                assert all(row.peak_share <= 1 - share + 0.005 for share in idle), row
+                if any(reason.startswith("wave") for reason in row.reasons):
+                    assert row.worst.work.waves is not None
+
+
+def test_waves_are_stated_on_an_a100_and_not_where_they_are_refuted() -> None:
+    def stated(gpu: str) -> list[int | None]:
+        _, found = predict_sweep(SweepArguments(dims=("m=128:4096:32",), sizes={"n": "4096", "k": "4096"}), lookup(gpu))
+        assert any(row.reasons for row in found.rows)
+        return [row.worst.work.waves for row in found.rows]
+
+    assert sum(waves is not None for waves in stated("a100-sxm4-80gb")) > 100
+    for gpu in ("h100-sxm5-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "v100-sxm2-32gb"):
+        assert set(stated(gpu)) == {None}
+    table = run("--gpu", "h100-sxm5-80gb", "--dim", "m=512", "--n", "4096", "--k", "4096")
+    assert "wave " not in table
+    assert "52 % idle" not in table
+
+
+def test_the_picture_has_wave_edges_only_where_waves_are_stated() -> None:
+    def edges(gpu: str) -> int:
+        _, found = predict_sweep(SweepArguments(dims=("m=128:4096:64",), sizes={"n": "4096", "k": "4096"}), lookup(gpu))
+        panel = Figure().add_subplot()
+        _draw_wave_edges(panel, [(row.axes["m"], row.worst) for row in found.rows])
+        return len(panel.lines)
+
+    assert edges("a100-sxm4-80gb") > 0
+    assert edges("h100-sxm5-80gb") == 0
 
 
 def test_a_layer_grows_with_its_hidden_size() -> None:

@@ -4,7 +4,16 @@ import pytest
 
 from quantbench.errors import InputError
 from quantbench.launch import Tile
-from quantbench.quantization import alignment_bytes, cdiv, gemm_alignment_bytes, quantize, tile_edges, wave_edges
+from quantbench.quantization import (
+    alignment_bytes,
+    cdiv,
+    credible_waves,
+    gemm_alignment_bytes,
+    idle_shares,
+    quantize,
+    tile_edges,
+    wave_edges,
+)
 from quantbench.workload import Gemm
 
 
@@ -29,6 +38,39 @@ def test_one_column_more_is_a_second_wave_that_is_nearly_empty() -> None:
 def test_two_blocks_per_sm_hold_twice_the_tiles() -> None:
     q = quantize(Gemm(m=2304, n=1544, k=4096), Tile(256, 128), sm_count=108, blocks_per_sm=2)
     assert (q.num_waves, q.last_wave_tiles, q.resident_blocks) == (1, 117, 216)
+
+
+def test_waves_are_stated_only_of_single_blocks_and_where_the_rate_leaves_room() -> None:
+    # 13 · 12 tiles on 108 SMs: two waves, 78 / 108 of whose slots are used, times 1544 / 1664 of padding.
+    gemm, tile = Gemm(m=3072, n=1544, k=4096), Tile(256, 128)
+    used = 156 / 216 * 1544 / 1664
+    waves = credible_waves(gemm, tile, 108, 1, peak_share=used)
+    assert waves is not None
+    assert (waves.num_waves, waves.efficiency) == (2, pytest.approx(used))
+    assert credible_waves(gemm, tile, 108, 1, peak_share=used + 0.01) is None
+    assert credible_waves(gemm, tile, 108, 1, peak_share=None) is not None
+    assert credible_waves(gemm, tile, 108, 2, peak_share=0.1) is None
+    assert credible_waves(gemm, tile, 108, None, peak_share=0.1) is None
+
+
+def test_idle_shares_leave_room_for_the_rate() -> None:
+    gemm, tile = Gemm(m=3072, n=1544, k=4096), Tile(256, 128)
+
+    def words(blocks_per_sm: int | None, peak_share: float | None) -> list[str]:
+        return [idle.words for idle in idle_shares(gemm, tile, 108, blocks_per_sm, peak_share)]
+
+    pads, waves = "n = 1544 pads to 1664", "wave 2 of 2 is 44 % full"
+    assert words(1, 0.6) == words(1, None) == [waves, pads]
+    assert words(1, 0.8) == words(2, 0.6) == words(None, 0.6) == [pads]
+    assert words(1, 0.95) == []
+
+
+def test_fewer_blocks_than_sms_leave_sms_idle_whatever_an_sm_holds() -> None:
+    # The product of 52 % idle at 72 % of peak: 128 blocks, two of which fit on an SM, run on 128 of 132 SMs.
+    gemm, tile = Gemm(m=512, n=4096, k=4096), Tile(128, 128)
+    (idle,) = idle_shares(gemm, tile, 132, 2, peak_share=0.72)
+    assert (idle.kind, idle.words, idle.share) == ("few blocks", "128 blocks for 132 SMs", pytest.approx(4 / 132))
+    assert idle_shares(gemm, tile, 132, 2, peak_share=0.98) == ()
 
 
 def test_v100_80_sms() -> None:

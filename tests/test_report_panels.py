@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from simulator import SimulatedGpu, along, records_of
 
+from quantbench.analysis.drawn_edges import drawn_edges
+from quantbench.analysis.sawtooth import sawtooth
+from quantbench.analysis.summary import points_of
+from quantbench.device import lookup
 from quantbench.errors import StoreError
+from quantbench.launch import Launch, Tile
 from quantbench.report.panels import draw_panels
+from quantbench.workload import Gemm
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,3 +51,24 @@ def test_a_picture_that_cannot_be_written_is_said_in_one_line(tmp_path: Path) ->
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"^write picture: .*p\.png \(.*\); expected a folder that can be written$"):
         draw_panels(["qkv"], lambda panel, op: None, "n", tmp_path / "file" / "p.png", title="t")
+
+
+def test_wave_edges_and_teeth_are_drawn_only_where_waves_are_known() -> None:
+    gpu = SimulatedGpu(108, Tile(128, 256), tile_ns_per_k=30)  # 75 % of an A100
+
+    def drawn(slug: str, launch: Launch | None) -> tuple[int, bool]:
+        spec = lookup(slug)
+        records = records_of(gpu, along("n", range(1024, 8193, 256), Gemm(4096, 1, 4096)), noise=0.0, seed=1)
+        points = points_of([replace(record, launch=launch) for record in records], spec)
+        edges = drawn_edges(points, "n", spec)
+        assert len(edges.tile) > 20
+        return len(edges.wave), sawtooth(points, "n", spec) is not None
+
+    a100, h100 = "a100-sxm4-80gb", "h100-sxm5-80gb"
+    one, two = (Launch("made up", tile=Tile(128, 256), blocks_per_sm=held) for held in (1, 2))
+    waves, teeth = drawn(a100, None)
+    assert waves > 5
+    assert teeth
+    assert drawn(h100, None) == (0, False)
+    assert drawn(a100, one) == drawn(a100, None)
+    assert drawn(a100, two) == (0, True)

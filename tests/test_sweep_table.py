@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
 from rich.console import Console
-from simulator import SimulatedGpu, along, records_of, write_simulated
+from simulator import SimulatedGpu, along, measurement, records_of, write_simulated
 
 from quantbench.analysis.check import check_run
 from quantbench.analysis.staircase import Explanation
 from quantbench.analysis.summary import points_of, rows_of
 from quantbench.cli.check_output import check_to_json, cliff_to_json
-from quantbench.launch import Tile
+from quantbench.launch import Launch, Tile
+from quantbench.measurement import Grade
 from quantbench.report.table import row_words, rows_to_json, sweep_table
 from quantbench.store.folder import read_run
+from quantbench.store.record import Measured
 from quantbench.workload import Gemm
 
 GPU = SimulatedGpu(108, Tile(128, 256))
@@ -59,3 +62,24 @@ def test_an_assumed_tile_is_called_so_and_dropped_where_the_steps_speak_against_
     assert Explanation(128, 256, 108) not in period.recovered.plausible
     row = rows_of(points_of(run.records, spec), spec)[1]
     assert "assumed" not in row_words(row, check, spec)
+
+
+def test_measured_points_are_not_idle_where_they_compute(tmp_path: Path) -> None:
+    spec = GPU.spec()
+    gemm = Gemm(2305, 3072, 4096, dtype="bf16")
+    peak_us = gemm.flops / (spec.peak_tflops["bf16"] * 1e6)
+
+    def words(peak_share: float, *, blocks_per_sm: int | None) -> str:
+        launch = Launch("made up", tile=Tile(128, 256), blocks_per_sm=blocks_per_sm)
+        name = f"run-{peak_share}-{blocks_per_sm}"
+        (record,) = records_of(GPU, [({"m": gemm.m}, gemm)], noise=0.0, seed=1)
+        taken = measurement([peak_us / peak_share] * 10)
+        record = replace(record, launch=launch, outcome=Measured(taken, Grade("A")))
+        run = read_run(write_simulated(tmp_path, GPU, [record], run_id=name))
+        (row,) = rows_of(points_of(run.records, spec), spec)
+        return row_words(row, check_run(run, rules=()), spec)
+
+    pads = "gemm: m = 2305 pads to 2432: 5.2 % idle"
+    assert words(0.5, blocks_per_sm=1) == "gemm: wave 3 of 3 is 11 % full: 30 % idle"
+    assert words(0.8, blocks_per_sm=1) == words(0.5, blocks_per_sm=2) == words(0.5, blocks_per_sm=None) == pads
+    assert words(0.97, blocks_per_sm=1) == ""

@@ -9,13 +9,15 @@ from functools import cached_property
 from math import sqrt
 
 from quantbench.advice.answers import Answers
-from quantbench.advice.edges import Edge, edges, tile_of
+from quantbench.advice.edges import Edge, edges
 from quantbench.advice.spread import ratio_factor
+from quantbench.analysis.blocks import tile_in_use
 from quantbench.latency.estimate import Estimate
+from quantbench.latency.roofline import peak_share
 from quantbench.latency.transformer import CORRELATION, OpEstimate, WorkEstimate, total
 from quantbench.launch import Launch
 from quantbench.planner.op_times import Latency
-from quantbench.quantization import Quantization, quantize
+from quantbench.quantization import Quantization, credible_waves
 from quantbench.workload import Gemm, Op, TransformerShape
 from quantbench.workload.transformer import Compute
 
@@ -45,8 +47,9 @@ class Finding:
 @dataclass(frozen=True)
 class OpCost:
     """One op of a shape. latency: of one run, in µs. launch: the kernel that is believed in, None where none is known.
-    quantization: how a product falls into its tiles (or the device's assumed ones) and waves. findings: the edges that
-    it is past, the worst first; they overlap, so that the op's waste is that of the worst."""
+    quantization: how a product falls into its tiles (or the device's assumed ones) and waves, None where waves cannot
+    be stated (`quantization.credible_waves`). findings: the edges that it is past, the worst first; they overlap, so
+    that the op's waste is that of the worst."""
 
     op: Op
     latency: Latency
@@ -112,7 +115,10 @@ def cost_of(shape: TransformerShape, answers: Answers) -> ShapeCost:
     """What every op of a shape takes, and what it wastes."""
     ops = shape.ops()
     answers.ask(op.workload for op in ops)
-    found = {op: edges(op, answers.device, answers.launch(op.workload)) for op in dict.fromkeys(ops)}
+    found = {
+        op: edges(op, answers.device, answers.launch(op.workload), _peak_share(op.workload, answers))
+        for op in dict.fromkeys(ops)
+    }
     if answers.softmax != "megatron":  # nobody waits for the fused kernel
         found = {op: tuple(edge for edge in own if edge.kind != "fused softmax") for op, own in found.items()}
     answers.ask(edge.before for own in found.values() for edge in own)
@@ -142,9 +148,16 @@ def latency_per_run(costs: Sequence[OpCost]) -> Latency:
 def _cost(op: Op, past: Iterable[Edge], answers: Answers) -> OpCost:
     launch, quantization = answers.launch(op.workload), None
     if isinstance(op.workload, Gemm):
-        tile, held = tile_of(answers.device, launch)
-        quantization = quantize(op.workload, tile, answers.device.sm_count, held)
+        used = tile_in_use(answers.device, op.workload.dtype, launch)
+        share = _peak_share(op.workload, answers)
+        quantization = credible_waves(
+            op.workload, used.tile, answers.device.sm_count, used.blocks_per_sm, share
+        )  # fmt: skip
     return OpCost(op, answers.latency(op.workload), launch, quantization, _findings(op, past, answers))
+
+
+def _peak_share(work: Compute, answers: Answers) -> float | None:
+    return peak_share(work, answers.latency(work).mid, answers.device)
 
 
 def _findings(op: Op, past: Iterable[Edge], answers: Answers) -> tuple[Finding, ...]:

@@ -10,12 +10,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quantbench.advice.dims import side_names
-from quantbench.analysis.blocks import padded
+from quantbench.analysis.blocks import padded, tile_in_use
 from quantbench.device.spec import DeviceSpec
-from quantbench.latency.roofline import assumed_tile
-from quantbench.launch import Launch, Tile
+from quantbench.launch import Launch
 from quantbench.megatron import softmax_objections
-from quantbench.quantization import alignment_bytes, cdiv, gemm_alignment_bytes, quantize
+from quantbench.quantization import (
+    alignment_bytes,
+    cdiv,
+    credible_waves,
+    gemm_alignment_bytes,
+    idle_shares,
+    quantize,
+)
 from quantbench.units import percent
 from quantbench.workload import Attention, Gemm, Op, Softmax
 from quantbench.workload.dtypes import DTYPES
@@ -43,24 +49,19 @@ class Edge:
     most: float = 1.0
 
 
-def edges(op: Op, device: DeviceSpec, launch: Launch | None = None) -> tuple[Edge, ...]:
+def edges(
+    op: Op, device: DeviceSpec, launch: Launch | None = None, peak_share: float | None = None
+) -> tuple[Edge, ...]:
     """Every edge that the op is past. launch: the kernel that runs it; the device's assumed tile where none is known.
 
-    Waves are looked for as far back as NEAR, the way that somebody is ready to move a size.
+    peak_share: the op's rate as a share of peak; no edge of a tile or wave is named that contradicts it. Waves are
+    looked for as far back as NEAR, the way that somebody is ready to move a size.
     """
     work = op.workload
     if isinstance(work, Gemm):
         names = side_names(op)
-        return (*_unaligned(work, names), *_tiles_and_waves(work, names, device, launch))
+        return (*_unaligned(work, names), *_tiles_and_waves(work, names, device, launch, peak_share))
     return tuple(_of_attention(work) if isinstance(work, Attention) else _of_softmax(work))
-
-
-def tile_of(device: DeviceSpec, launch: Launch | None) -> tuple[Tile, int]:
-    """The tile of a launch and the blocks of it that an SM holds; those assumed for the device where none is known."""
-    if launch is not None and launch.tile is not None:
-        return launch.tile, launch.blocks_per_sm or 1
-    assumed = assumed_tile(device)
-    return assumed.tile, assumed.blocks_per_sm
 
 
 def _unaligned(gemm: Gemm, names: dict[str, str]) -> Iterator[Edge]:
@@ -93,10 +94,15 @@ def _down(size: int, step: int) -> int:
     return max(step, size // step * step)
 
 
-def _tiles_and_waves(gemm: Gemm, names: dict[str, str], device: DeviceSpec, launch: Launch | None) -> Iterator[Edge]:
-    tile, held = tile_of(device, launch)
-    tiles = f"{tile} tiles" if launch is not None and launch.tile is not None else f"{tile} tiles assumed"
-    now = quantize(gemm, tile, device.sm_count, held)
+def _tiles_and_waves(
+    gemm: Gemm, names: dict[str, str], device: DeviceSpec, launch: Launch | None, peak_share: float | None
+) -> Iterator[Edge]:
+    used = tile_in_use(device, gemm.dtype, launch)
+    tile, sm_count = used.tile, device.sm_count
+    tiles = f"{tile} tiles" if used.identified else f"{tile} tiles assumed"
+    now = credible_waves(gemm, tile, sm_count, used.blocks_per_sm, peak_share)
+    idle = idle_shares(gemm, tile, sm_count, used.blocks_per_sm, peak_share)
+    pads = any(one.kind == "tile edge" for one in idle)
     for side, block in (("m", tile.block_m), ("n", tile.block_n)):
         size, name = getattr(gemm, side), names.get(side, side)
         first = (size - 1) // block * block
@@ -106,13 +112,13 @@ def _tiles_and_waves(gemm: Gemm, names: dict[str, str], device: DeviceSpec, laun
                 break
             changes: dict[str, Any] = {side: below}
             shorter = replace(gemm, **changes)
-            then = quantize(shorter, tile, device.sm_count, held)
-            if near and then.num_waves < now.num_waves:
+            then = quantize(shorter, tile, sm_count)
+            if near and now is not None and then.num_waves < now.num_waves:
                 full = percent(now.last_wave_tiles / now.resident_blocks)
                 words = f"wave {now.num_waves} of {now.num_waves} is {full} full, and {name} = {size} is past {below}"
                 yield Edge("wave edge", f"{words} ({tiles})", shorter, max(0.0, 1 - now.efficiency / then.efficiency))
                 break
-            if below == first and size % block:
+            if below == first and size % block and pads:
                 to = cdiv(size, block) * block
                 words = f"{name} = {size} pads to {to}: {percent(1 - size / to)} idle ({tiles})"
                 yield Edge("tile edge", words, shorter, 1 - size / to)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quantbench.device.spec import DeviceSpec
-from quantbench.launch import Tile
+from quantbench.latency.gemm_prior import known_in_waves
+from quantbench.latency.roofline import assumed_tile
+from quantbench.launch import Launch, Tile
 from quantbench.quantization import alignment_bytes, cdiv, gemm_alignment_bytes
 from quantbench.workload import Attention, Gemm, Softmax, Workload
 
@@ -16,7 +18,8 @@ class TileInUse:
 
     source: `launch` (read from the launch that was recorded), `steps` (recovered from the staircase of the run) or
     `assumed` (for the device). words: for people (`128x256 tile on 108 SMs`). waves: False where blocks are not seen to
-    run in waves (one core; persistent kernels that share out work).
+    run in waves (one core; persistent kernels that share out work). blocks_per_sm: as known from the launch, the steps
+    or the device's family; None where it is not, or where there are no waves.
     """
 
     tile: Tile
@@ -24,11 +27,42 @@ class TileInUse:
     source: str
     words: str
     waves: bool = True
+    blocks_per_sm: int | None = None
 
     @property
     def identified(self) -> bool:
         """Whether the kernel that ran told it."""
         return self.source == "launch"
+
+
+def tile_in_use(spec: DeviceSpec, dtype: str, launch: Launch | None) -> TileInUse:
+    """The tile of a launch where it is known, else the one assumed for the device.
+
+    dtype: of the product. The assumed tile runs in waves only where measurements of the device's family say so.
+    """
+    one_core = spec.kind == "cpu"
+    if launch is None or launch.tile is None:
+        assumed = assumed_tile(spec)
+        at_a_time = 1 if one_core else spec.sm_count * assumed.blocks_per_sm
+        words = f"{assumed.tile} tile (assumed)" + ("" if one_core else f" on {spec.sm_count} SMs")
+        waves = not one_core and known_in_waves(spec, dtype)
+        return TileInUse(
+            assumed.tile, at_a_time, "assumed", words, waves, assumed.blocks_per_sm if waves else None
+        )  # fmt: skip
+    per_sm = launch.blocks_per_sm or 1
+    return TileInUse(
+        launch.tile, 1 if one_core else spec.sm_count * per_sm, "launch", _launch_words(launch.tile, per_sm, spec),
+        not one_core, None if one_core else launch.blocks_per_sm,
+    )  # fmt: skip
+
+
+def _launch_words(tile: Tile, per_sm: int, spec: DeviceSpec) -> str:
+    short = f"{tile.block_m}x{tile.block_n} tile" + (f", split-k {tile.split_k}," if tile.split_k > 1 else "")
+    if spec.kind == "cpu":
+        return short
+    return (
+        f"{short} on {spec.sm_count} SMs" if per_sm == 1 else f"{short}, {per_sm} blocks on each of {spec.sm_count} SMs"
+    )
 
 
 def num_blocks(workload: Workload, tile: Tile) -> int | None:

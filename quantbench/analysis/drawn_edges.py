@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from quantbench.analysis.blocks import tile_in_use
 from quantbench.analysis.summary import Point
 from quantbench.device.spec import DeviceSpec
-from quantbench.latency.roofline import assumed_tile
 from quantbench.launch import Tile
-from quantbench.quantization import cdiv
+from quantbench.quantization import cdiv, credible_waves
 from quantbench.workload import Gemm
 
 
@@ -26,30 +26,22 @@ class DrawnEdges:
 
 def drawn_edges(points: Sequence[Point], axis: str, spec: DeviceSpec) -> DrawnEdges:
     """Edges of one op's products along `axis`. The tile is that of each launch where known, else the device's assumed
-    one; a CPU core has no waves."""
+    one. A wave edge is drawn where waves can be stated of the size after it (`quantization.credible_waves`)."""
     sizes = sorted({p.axes[axis]: p for p in points if isinstance(p.workload, Gemm)}.items())
     tile_edges: set[float] = set()
     wave_edges: set[float] = set()
     for (low, a), (high, b) in pairwise(sizes):
         assert isinstance(a.workload, Gemm)
         assert isinstance(b.workload, Gemm)
-        tile, per_sm = tile_of(b, spec)
-        resident = spec.sm_count * per_sm
-        for share, tiles_before, tiles_after in tile_steps(a.workload, b.workload, tile):
+        used = tile_in_use(spec, b.workload.dtype, b.launch)
+        waves = credible_waves(b.workload, used.tile, spec.sm_count, used.blocks_per_sm, b.peak_share)
+        for share, tiles_before, tiles_after in tile_steps(a.workload, b.workload, used.tile):
             at = low + share * (high - low)
             tile_edges.add(at)
-            if spec.kind == "cuda" and cdiv(tiles_after, resident) > cdiv(tiles_before, resident):
+            if waves is not None and cdiv(tiles_after, spec.sm_count) > cdiv(tiles_before, spec.sm_count):
                 wave_edges.add(at)
     assumed = all(p.launch is None or p.launch.tile is None for p in points)
     return DrawnEdges(tuple(sorted(tile_edges)), tuple(sorted(wave_edges)), assumed)
-
-
-def tile_of(point: Point, spec: DeviceSpec) -> tuple[Tile, int]:
-    """The tile of a point's launch and its blocks per SM where known, else those assumed for the device."""
-    if point.launch is not None and point.launch.tile is not None:
-        return point.launch.tile, point.launch.blocks_per_sm or 1
-    assumed = assumed_tile(spec)
-    return assumed.tile, assumed.blocks_per_sm
 
 
 def tile_steps(a: Gemm, b: Gemm, tile: Tile) -> list[tuple[float, int, int]]:

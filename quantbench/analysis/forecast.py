@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from quantbench.analysis.blocks import tile_in_use
 from quantbench.analysis.explain import idle_reasons
-from quantbench.analysis.summary import peak_share
+from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
+from quantbench.latency.roofline import peak_share
 from quantbench.latency.transformer import OpEstimate, ShapeEstimate, TransformerModel, total
 from quantbench.sweep.axes import Axis
 from quantbench.sweep.shapes import Held, ops_at
@@ -76,6 +78,12 @@ def forecast(axes: Sequence[Axis], held: Held, model: TransformerModel, *, skip_
     return Forecast(tuple(rows), tuple(impossible))
 
 
+def _reasons(op: OpEstimate, spec: DeviceSpec) -> tuple[str, ...]:
+    work = op.op.workload
+    used = tile_in_use(spec, work.dtype, op.work.launch)
+    return idle_reasons(work, spec, used, peak_share(work, op.work.estimate.latency_us, spec))
+
+
 def _row(axes: dict[str, int], found: list[OpEstimate], model: TransformerModel) -> ForecastRow:
     spec = model.device
     logits = [o for o in found if o.op.name == "logits"]
@@ -90,5 +98,5 @@ def _row(axes: dict[str, int], found: list[OpEstimate], model: TransformerModel)
         logits=total(logits, model.correlation) if logits and ops is not logits else None,
         peak_share=sum(known) / estimate.latency_us if len(known) == len(ops) else None,
         worst=worst,
-        reasons=idle_reasons(worst.op.workload, spec, worst.work.launch),
+        reasons=_reasons(worst, spec),
     )

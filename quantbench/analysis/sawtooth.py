@@ -13,8 +13,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from quantbench.analysis.blocks import TileInUse
-from quantbench.analysis.drawn_edges import tile_of, tile_steps
+from quantbench.analysis.blocks import TileInUse, tile_in_use
+from quantbench.analysis.drawn_edges import tile_steps
 from quantbench.analysis.summary import Point
 from quantbench.analysis.tiles import TileOf
 from quantbench.device.spec import DeviceSpec
@@ -43,7 +43,8 @@ class Sawtooth:
 
 def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec, known: TileOf = lambda _: None) -> Sawtooth | None:
     """The curve for the points of one op and provider along `axis`; None where they are no products, fewer than two
-    sizes, or need the same number of tiles everywhere (along k).
+    sizes, need the same number of tiles everywhere (along k), or have only an assumed tile on a device whose waves are
+    not known.
 
     known: whose tile a point is computed with (`tiles.tile_finder`); where that is None, the device's assumed one.
     """
@@ -51,6 +52,8 @@ def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec, known: TileOf
     if len(by_size) < 2:
         return None
     used = {size: _used(p, spec, known) for size, p in by_size}
+    if spec.kind == "cuda" and not any(one.waves or one.source != "assumed" for one in used.values()):
+        return None
     if len({quantize(p.workload, used[size].tile, 1).num_tiles for size, p in by_size}) == 1:  # type: ignore[arg-type]
         return None
     sizes: list[float] = []
@@ -79,13 +82,7 @@ def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec, known: TileOf
 
 
 def _used(point: Point, spec: DeviceSpec, known: TileOf) -> TileInUse:
-    found = known(point)
-    if found is not None:
-        return found
-    tile, per_sm = tile_of(point, spec)
-    told = point.launch is not None and point.launch.tile is not None
-    at_a_time = spec.sm_count * per_sm if spec.kind == "cuda" else 1
-    return TileInUse(tile, at_a_time, "launch" if told else "assumed", str(tile), spec.kind == "cuda")
+    return known(point) or tile_in_use(spec, point.workload.dtype, point.launch)
 
 
 def _words(used: Sequence[TileInUse]) -> str:

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from quantbench.device.spec import DeviceSpec
+from quantbench.latency.roofline import peak_share
 from quantbench.launch import Launch
 from quantbench.measurement import GRADES, Grade
 from quantbench.stats import Interval, median, median_interval, noise
 from quantbench.store.record import Measured, Record
-from quantbench.workload import Attention, Gemm, Workload
+from quantbench.workload import Workload
 
 _OP_NAMES = (
     "qkv", "scores", "softmax", "context", "attention", "proj", "mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down",
@@ -119,14 +120,6 @@ def _points(record: Record, outcome: Measured, spec: DeviceSpec) -> Iterable[Poi
             interval.low, interval.high, tflops, gb_per_s, peak_share(work, latency_us, spec), outcome.grade,
             len(samples_us), spread, clock_mhz,
         )  # fmt: skip
-
-
-def peak_share(workload: Workload, latency_us: float, spec: DeviceSpec) -> float | None:
-    """Useful work per second over what the device could do at most."""
-    if isinstance(workload, Gemm | Attention):
-        peak = spec.peak(workload.dtype)
-        return None if peak is None else workload.flops / latency_us / 1e6 / peak
-    return workload.min_bytes / latency_us / 1e3 / spec.memory_gb_per_s
 
 
 def rows_of(points: Sequence[Point], spec: DeviceSpec) -> tuple[Row, ...]:

@@ -11,6 +11,7 @@ from quantbench.latency.attention import AttentionModel
 from quantbench.latency.gemm_menu import Menu
 from quantbench.latency.gemm_model import GemmModel, shipped_model
 from quantbench.latency.reach import predict_within_reach
+from quantbench.latency.roofline import peak_share
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.latency.transformer import (
     CORRELATION,
@@ -18,6 +19,7 @@ from quantbench.latency.transformer import (
     TransformerModel,
     WorkEstimate,
 )
+from quantbench.quantization import credible_waves
 from quantbench.workload import Gemm
 
 
@@ -52,7 +54,8 @@ class _Products:
         for dtype, same in by_dtype.items():
             model, note = self.of(dtype)
             answers = predict_within_reach(model, list(same))
-            found.update(zip(same, (replace(_with_residency(one), note=note) for one in answers), strict=True))
+            for gemm, one in zip(same, answers, strict=True):
+                found[gemm] = replace(_with_waves(one, gemm, model), note=note)
         return [found[gemm] for gemm in gemms]
 
     def of(self, dtype: str) -> tuple[GemmModel, str]:
@@ -84,10 +87,17 @@ def _origin(model: GemmModel) -> str:
     return said
 
 
-def _with_residency(found: WorkEstimate) -> WorkEstimate:
-    """With the blocks that the model's menu believes an SM holds of its tile, for whoever counts waves from it."""
+def _with_waves(found: WorkEstimate, gemm: Gemm, model: GemmModel) -> WorkEstimate:
+    """With blocks per SM where the model finds that the device runs in waves, and with waves where they can be stated.
+
+    See `quantization.credible_waves`.
+    """
     launch = found.launch
-    if launch is None or launch.tile is None or launch.blocks_per_sm is not None:
-        return found
-    held = Menu.of(((launch.tile.block_m, launch.tile.block_n),)).blocks_per_sm
-    return replace(found, launch=replace(launch, blocks_per_sm=int(held[0])))
+    if launch is None or launch.tile is None:
+        return replace(found, waves=None)
+    held = int(Menu.of(((launch.tile.block_m, launch.tile.block_n),)).blocks_per_sm[0]) if model.in_waves else None
+    share = peak_share(gemm, found.estimate.latency_us, model.device)
+    waves = credible_waves(gemm, launch.tile, model.device.sm_count, held, share)
+    return replace(
+        found, launch=replace(launch, blocks_per_sm=held), waves=None if waves is None else waves.num_waves
+    )  # fmt: skip

@@ -29,6 +29,7 @@ from quantbench.latency.gemm_fit import Measured, Prior
 from quantbench.latency.gemm_form import Machine
 from quantbench.latency.gemm_input import kernels_of, machine_of, measured_times, whole_sizes
 from quantbench.latency.gemm_menu import Menu
+from quantbench.latency.gemm_parameters import runs_in_waves
 from quantbench.latency.gemm_prior import Known, choose, near, pooled, shipped_pool
 from quantbench.latency.gemm_residual import Growth, Member
 from quantbench.latency.gemm_sound import require_sound
@@ -178,6 +179,11 @@ class GemmModel:
             bound=bound,
             note=self.note,
         ).reshape(wide[0].shape)
+
+    @property
+    def in_waves(self) -> bool:
+        """Whether its parameters say that products run in waves, so that a part-full last wave leaves SMs idle."""
+        return runs_in_waves([member.parameters for member in self.ensemble.members])
 
     def compiled(self) -> FastGemm:
         """The distilled form: ten times faster, without interval. Shipped models have it; others take seconds."""
@@ -334,5 +340,5 @@ def _sibling(sibling: GemmTable | GemmModel, dtype: str, seed: int) -> tuple[Ref
 def _unfitted(device: DeviceSpec, dtype: str, machine: Machine, start: Prior, blind: float) -> GemmModel:
     member = Member(start.mean, None)
     ensemble = Ensemble(machine, Menu.of(), (member,))
-    note = f"{device.name} {dtype} was not measured: expected from {start.source}; the interval is wide"
+    note = f"nobody measured {dtype} on {device.name}: expected from {start.source}; the interval is wide"
     return GemmModel(device, dtype, ensemble, Interval(1.0, blind), 0, start.source, note)

@@ -7,6 +7,7 @@ pooled knowledge of measured GPUs replaces them (`gemm_prior`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +79,20 @@ def hand_prior(tiles: tuple[tuple[int, int], ...] = TILES) -> tuple[FloatArray, 
     mean = np.array([p.mean for p in PARAMETERS] + small)
     sd = np.array([p.sd for p in PARAMETERS] + [_TILE_SD] * len(tiles))
     return mean, sd
+
+
+# On the GPUs of the public tables this share is 0.1 where the waves of one tile explain the steps (A100), and from 0.4
+# to 0.9 where they do not (docs/choosing-shapes.md); 0.38 is what is assumed before any measurement.
+_LARGEST_FLUID_SHARE = 1 / 3
+
+
+def runs_in_waves(vectors: Sequence[FloatArray]) -> bool:
+    """Whether these parameters say that products run in waves: the mean share of a wave that overlap softens is small.
+
+    vectors: (parameters,) of each member of a model.
+    """
+    fluid = [1.0 / (1.0 + np.exp(-vector[INDEX["fluid"]])) for vector in vectors]
+    return bool(np.mean(fluid) < _LARGEST_FLUID_SHARE)
 
 
 @dataclass(frozen=True)

@@ -58,3 +58,11 @@ def roofline_us(workload: Workload, spec: DeviceSpec) -> float:
         assumed = assumed_tile(spec)
         compute_us /= quantize(workload, assumed.tile, spec.sm_count, assumed.blocks_per_sm).efficiency
     return max(memory_us, compute_us) + _KERNEL_OVERHEAD_US[spec.kind]
+
+
+def peak_share(workload: Workload, latency_us: float, spec: DeviceSpec) -> float | None:
+    """Useful work per second over what the device could do at most."""
+    if isinstance(workload, Gemm | Attention):
+        peak = spec.peak(workload.dtype)
+        return None if peak is None else workload.flops / latency_us / 1e6 / peak
+    return workload.min_bytes / latency_us / 1e3 / spec.memory_gb_per_s

@@ -33,8 +33,9 @@ UNMEASURED_CORRELATION = 1.0
 
 @dataclass(frozen=True)
 class WorkEstimate:
-    """What a model says of one piece of work. launch: the tile it believes in, where it names one; waves: of its
-    blocks; note: what to know of the model, in words."""
+    """What a model says of one piece of work. launch: the tile it believes in, where it names one; waves: of a
+    product's blocks, None where they cannot be stated (`quantization.credible_waves`); note: what to know of the
+    model, in words."""
 
     estimate: Estimate
     launch: Launch | None = None
@@ -159,7 +160,4 @@ class TransformerModel:
 
 
 def _each(found: Estimates) -> list[WorkEstimate]:
-    return [
-        WorkEstimate(estimate, waves=int(waves), note=found.note)
-        for estimate, waves in zip(found, found.waves, strict=True)
-    ]
+    return [WorkEstimate(estimate, note=found.note) for estimate in found]

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from quantbench.analysis.forecast import ForecastRow
-from quantbench.analysis.summary import peak_share
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.gemm_cliffs import LIKELY
+from quantbench.latency.roofline import peak_share
 from quantbench.latency.transformer import OpEstimate
 from quantbench.report.canvas import WAVE_COLOUR
 from quantbench.report.panels import draw_panels
@@ -62,7 +62,7 @@ def forecast_table(rows: Sequence[ForecastRow]) -> Table:
             Text("?" if row.peak_share is None else percent(row.peak_share), style="bold red" if low else ""),
             row.worst.op.label,
             "?" if launch is None or launch.tile is None else str(launch.tile),
-            "?" if row.worst.work.waves is None else str(row.worst.work.waves),
+            "–" if row.worst.work.waves is None else str(row.worst.work.waves),
             row.worst.work.estimate.bound,
             Text(row.reasons[0] if row.reasons else ""),
         )
@@ -144,7 +144,7 @@ def _op_to_json(op: OpEstimate, spec: DeviceSpec) -> dict[str, Any]:
 
 def draw_forecast(rows: Sequence[ForecastRow], axis: str, spec: DeviceSpec, path: Path, *, title: str) -> None:
     """Write a PNG: a panel per op, its predicted share of peak over `axis` with the 90 % interval as a band, and
-    dashed lines where the model believes that one more wave begins."""
+    dashed lines where the model believes that one more wave begins (none where waves cannot be stated)."""
 
     def draw(panel: Axes, label: str) -> None:
         _draw_panel(panel, rows, label, axis, spec)
@@ -185,7 +185,10 @@ def _draw_wave_edges(panel: Axes, curve: Sequence[tuple[int, OpEstimate]]) -> No
     edges = [
         at
         for (at, before), (_, after) in pairwise(curve)
-        if before.work.launch == after.work.launch and (before.work.waves or 0) < (after.work.waves or 0)
+        if before.work.launch == after.work.launch
+        and before.work.waves is not None
+        and after.work.waves is not None
+        and before.work.waves < after.work.waves
     ]
     for i, edge in enumerate(edges[:_MOST_WAVE_EDGES]):
         label = "one more wave (predicted)" if i == 0 else None

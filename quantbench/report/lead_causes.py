@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from quantbench.analysis.blocks import tile_in_use
 from quantbench.analysis.cliffs import Cliff
 from quantbench.analysis.curves import variant_of
 from quantbench.analysis.explain import idle_reasons
@@ -67,9 +68,13 @@ class Causes:
         old, new = self._known(bad.culprit_at_better), self._known(bad.culprit)
         if old is None or new is None:
             return "unexplained"
-        before = idle_reasons(bad.culprit_at_better.workload, self._spec, old)
-        fresh = [r for r in idle_reasons(bad.culprit.workload, self._spec, new) if r not in before]
+        before = self._idle(bad.culprit_at_better, old)
+        fresh = [reason for reason in self._idle(bad.culprit, new) if reason not in before]
         return fresh[0] if fresh else "unexplained"
+
+    def _idle(self, point: Point, launch: Launch) -> tuple[str, ...]:
+        used = tile_in_use(self._spec, point.workload.dtype, launch)
+        return idle_reasons(point.workload, self._spec, used, point.peak_share)
 
     def _known(self, point: Point) -> Launch | None:
         """The launch with its tile: as it ran, or as the steps of the whole run tell it."""
@@ -90,6 +95,8 @@ def _kind(cause: str) -> str:
         return "wave edge"
     if "pads to" in cause:
         return "tile edge"
+    if " blocks for " in cause:
+        return "fewer blocks than SMs"
     if cause.startswith("rows are aligned"):
         return "alignment"
     return "kernel change" if cause.startswith("the library") else cause

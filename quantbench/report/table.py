@@ -14,10 +14,8 @@ from quantbench.analysis.check import Check
 from quantbench.analysis.explain import idle_reasons
 from quantbench.analysis.summary import Point, Row
 from quantbench.device.spec import DeviceSpec
-from quantbench.launch import Launch
 from quantbench.measurement import Grade
 from quantbench.units import latency, percent, with_interval
-from quantbench.workload import Gemm
 
 _GRADE_STYLE = {"A": "green", "B": "", "C": "yellow", "D": "red", "rejected": "bold red"}
 # Rows this far below the best one of the table stand out.
@@ -111,12 +109,7 @@ def row_words(row: Row, check: Check, spec: DeviceSpec) -> str:
 def _idle(point: Point, check: Check, spec: DeviceSpec) -> tuple[str, ...]:
     """What tiles and waves cost a point, by the tile that ran or that the steps tell; by the one assumed for the device
     only where no steps speak against it."""
-    used = check.tile_of(point)
-    launch = point.launch
-    if used is not None and used.source == "steps" and isinstance(point.workload, Gemm):
-        per_sm = max(1, used.resident_blocks // spec.sm_count)
-        launch = Launch(used.words, tile=used.tile, blocks_per_sm=per_sm)
-    return idle_reasons(point.workload, spec, launch, assume=used is not None)
+    return idle_reasons(point.workload, spec, check.tile_of(point), point.peak_share)
 
 
 def rows_to_json(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> list[dict[str, Any]]:
