@@ -157,10 +157,10 @@ def _relative(error: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
 def _not_finite(output: torch.Tensor) -> int:
     if not output.dtype.is_floating_point:
         return 0
-    return sum(int((~part.isfinite()).sum()) for _, part in _row_chunks(output.reshape(1, -1, output.shape[-1])))
+    return sum(int((~part.isfinite()).sum()) for _, part in row_chunks(output.reshape(1, -1, output.shape[-1])))
 
 
-def _row_chunks(matrices: torch.Tensor, width: int = 0) -> Iterator[tuple[slice, torch.Tensor]]:
+def row_chunks(matrices: torch.Tensor, width: int = 0) -> Iterator[tuple[slice, torch.Tensor]]:
     """Consecutive rows of matrices[group, rows, cols] in float64, as many as fit into a chunk. width: of the widest
     matrix that is cut alike."""
     group, rows, cols = matrices.shape
@@ -201,11 +201,11 @@ def _freivalds(
     x = torch.randn(n, VECTORS, generator=generator, device=a.device, dtype=torch.float64)
     y = torch.randn(VECTORS, m, generator=generator, device=a.device, dtype=torch.float64)
     zero = torch.zeros((), device=a.device, dtype=torch.float64)
-    bx = torch.cat([part @ x for _, part in _row_chunks(b)], dim=1)
+    bx = torch.cat([part @ x for _, part in row_chunks(b)], dim=1)
     bias_x = zero if bias is None else bias @ x
     a_square, b_square, ya, yc = zero, zero, zero, zero
     row_errors, row_seen = [], []
-    for (part, a_part), (_, c_part) in zip(_row_chunks(a, n), _row_chunks(c, k), strict=True):
+    for (part, a_part), (_, c_part) in zip(row_chunks(a, n), row_chunks(c, k), strict=True):
         cx = c_part @ x
         row_errors.append((cx - a_part @ bx - bias_x).square_().mean(-1))
         row_seen.append(cx.square_().mean(-1))
@@ -215,7 +215,7 @@ def _freivalds(
     column_seen = yc.square().mean(-2)
     if bias is not None:
         yc = yc - y.sum(-1, keepdim=True) * bias
-    for part, b_part in _row_chunks(b):
+    for part, b_part in row_chunks(b):
         yc = yc - ya[..., part] @ b_part
         b_square = b_square + torch.linalg.vector_norm(b_part).square()
     element = a_square * b_square / (group**2 * m * k * n)  # the mean square of an element of a·b
