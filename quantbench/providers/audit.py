@@ -259,6 +259,8 @@ def _require_alike(
     if len(tensors) != len(expected):
         raise MeasurementError(who, f"{len(tensors)} {what}s", f"{len(expected)}")
     for number, (tensor, wanted) in enumerate(zip(tensors, expected, strict=True)):
+        if type(tensor) is not torch.Tensor:
+            raise MeasurementError(who, f"{what} {number} is a {type(tensor).__name__}", "a plain torch.Tensor")
         found, need = _describe(tensor), _describe(wanted)
         if found != need:
             raise MeasurementError(who, f"{what} {number} is {found}", need)
