@@ -43,6 +43,17 @@ _COPIES_CHECKED = 8
 _HOLD_CYCLES = 10_000_000
 
 
+def check(provider: Provider, workload: Workload, device: DeviceSpec) -> Check | None:
+    """Run a workload on new inputs and check its results, without timing; None where the task has no inputs().
+
+    Raises MeasurementError for a wrong result, and what the provider raises.
+    """
+    audit = Audit(provider, workload, device, "normal")
+    audit.add(provider.prepare(workload, device))
+    audit.before_timing()
+    return audit.checked
+
+
 class Audit:
     """Prepares, feeds and checks the tasks of one point. Raises MeasurementError named `check …` for a wrong result.
 
@@ -90,7 +101,7 @@ class Audit:
                 watched.fill(self._inputs("normal" if zeros else self._distribution))
                 watched.task.run()  # operations that allocate their results reuse them from here on
                 self.before_sample()  # loads what it launches, which must not happen behind a held stream
-                if self._device.kind == "cuda":
+                if watched.on_cuda:
                     torch.cuda.synchronize()
                     torch.cuda._sleep(_HOLD_CYCLES)
                 watched.poison()
@@ -122,13 +133,10 @@ class Audit:
                     self._verify(each, "after timing, on new inputs")
 
     def _verify(self, watched: _Watched, when: str) -> None:
-        self._worst = max(self._worst, watched.verify(when, self._generator()))
+        self._worst = max(self._worst, watched.verify(when, self._inputs("normal").generator))
 
     def _inputs(self, distribution: str) -> Inputs:
         return Inputs(self._device, distribution, secrets.randbits(62))
-
-    def _generator(self) -> torch.Generator:
-        return torch.Generator(device=self._device.kind).manual_seed(secrets.randbits(62))
 
     @contextmanager
     def _spend(self) -> Iterator[None]:
@@ -153,6 +161,7 @@ class _Watched:
         self._workload = workload
         self._inputs = task.inputs()
         _require_alike(who, "input", self._inputs, _expected_inputs(workload, self._inputs), strides=True)
+        self.on_cuda = self._inputs[0].is_cuda
         self._changing = _changing_inputs(workload)
         self._signs: dict[int, torch.Tensor] = {}
         self._vectors: list[torch.Tensor] = []
@@ -201,7 +210,7 @@ class _Watched:
         outputs = self.task.outputs()
         _require_alike(who, "output", outputs, output_templates(self._workload), strides=isinstance(self._workload, Gemm))
         _require_apart(who, self._inputs, outputs)
-        if outputs[0].is_cuda:
+        if self.on_cuda:
             # Read at once and in the order of this stream: what another stream has yet to write is not waited for.
             outputs = tuple(output.detach().clone() for output in outputs)
         must_see = self._last_row if isinstance(self._workload, Attention) else None

@@ -67,7 +67,7 @@ class Inputs:
             raise InputError("inputs", f"distribution = {distribution!r}", "normal, uniform, integers or zeros")
         self.device = torch_device(device)
         self.distribution = distribution
-        self._generator = torch.Generator(device=self.device).manual_seed(seed)
+        self.generator = torch.Generator(device=self.device).manual_seed(seed)
 
     def tensor(self, *shape: int, dtype: str) -> torch.Tensor:
         """A contiguous tensor of `shape`, filled."""
@@ -107,7 +107,7 @@ class Inputs:
         with torch.no_grad():
             stored = tensor if tensor.is_contiguous() else tensor.transpose(-1, -2)
             if tensor.dtype == torch.bool:
-                stored.random_(generator=self._generator)[..., 0] = False
+                stored.random_(generator=self.generator)[..., 0] = False
             elif self.distribution == "zeros":
                 stored.zero_()
             elif tensor.dtype == TORCH_DTYPES["fp8"]:
@@ -126,10 +126,10 @@ class Inputs:
     def _fill(self, out: torch.Tensor) -> torch.Tensor:
         """Floating point and small integers, in place."""
         if self.distribution == "normal":
-            return out.normal_(generator=self._generator)
+            return out.normal_(generator=self.generator)
         if self.distribution == "uniform":
-            return out.uniform_(-1, 1, generator=self._generator)
-        return out.random_(-_INTEGER_LIMIT, _INTEGER_LIMIT + 1, generator=self._generator)
+            return out.uniform_(-1, 1, generator=self.generator)
+        return out.random_(-_INTEGER_LIMIT, _INTEGER_LIMIT + 1, generator=self.generator)
 
     def _quantised(self, out: torch.Tensor, dtype: str) -> None:
         """Narrow formats, drawn in fp32 a chunk at a time."""

@@ -37,6 +37,17 @@ def results(workload: Workload, inputs: Sequence[torch.Tensor]) -> tuple[torch.T
     raise InputError("reference", f"a workload of kind {workload.kind}", "gemm, softmax or attention")
 
 
+def relative_error(output: torch.Tensor, reference: torch.Tensor) -> float:
+    """‖output − reference‖ / ‖reference‖ in float64; ‖output‖ where the reference is zero. NaN stays NaN.
+
+    >>> relative_error(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 0.0]))
+    1.3333333333333333
+    """
+    difference = float(torch.linalg.vector_norm(output.double() - reference.double()))
+    size = float(torch.linalg.vector_norm(reference.double()))
+    return difference / size if size != 0 else difference
+
+
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """a·b in float64 for a[…, m, k] and b[…, k, n]."""
     return a.double() @ b.double()
