@@ -13,8 +13,8 @@ GRADES = ("A", "B", "C", "D", "rejected")
 
 @dataclass(frozen=True)
 class Discarded:
-    """A sample that was taken and not counted. reason: begins with `throttled`, `preempted`, `launch gap`, `other threads` or `not a
-    time` (whose sample_us is 0), and says more in words."""
+    """A sample that was taken and not counted. reason: begins with `throttled`, `preempted`, `launch gap`, `other
+    threads` or `not a time` (whose sample_us is 0), and says more in words."""
 
     sample_us: float
     reason: str

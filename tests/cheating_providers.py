@@ -66,7 +66,8 @@ class HalfAboveK320(Honest):
 
     def compute(self) -> None:
         if self.a.shape[1] <= 320:
-            return super().compute()
+            super().compute()
+            return
         half = self.out.shape[1] // 2
         self.out[:, :half] = self.a @ self.b[:, :half]
         self.out[:, half:] = 0
@@ -204,7 +205,8 @@ class WhenItIsChecked(Honest):
         frame = sys._getframe()
         while frame is not None:
             if frame.f_code.co_name in ("before_timing", "after_sampling"):
-                return super().compute()
+                super().compute()
+                return
             frame = frame.f_back  # type: ignore[assignment]
 
 

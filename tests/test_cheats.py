@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import cheating_providers
 import pytest
 import torch
 from made_runs import SPEC
 
-import cheating_providers
 from quantbench import device
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.providers import correctness
@@ -65,12 +65,11 @@ def spec() -> DeviceSpec:
 
 
 @pytest.fixture(autouse=True)
-def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """What cheats replace is put back."""
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parent.parent))
     monkeypatch.setattr(time, "perf_counter_ns", time.perf_counter_ns)
     monkeypatch.setattr(correctness, "check", correctness.check)
-    yield
 
 
 def record_of(spec: DeviceSpec, cheat: str, work: Workload) -> Record:
@@ -142,7 +141,8 @@ def test_a_cheat_is_refused_with_the_reason(cheat: str, work: Workload, reason: 
 
 
 @pytest.mark.parametrize(
-    ("cheat", "replaced"), [("SlowClock", "time.perf_counter_ns"), ("KindJudge", "quantbench.providers.correctness.check")]
+    ("cheat", "replaced"),
+    [("SlowClock", "time.perf_counter_ns"), ("KindJudge", "quantbench.providers.correctness.check")],
 )
 def test_a_provider_that_replaces_the_harness_is_refused(cheat: str, replaced: str, spec: DeviceSpec) -> None:
     outcome = record_of(spec, cheat, SMALL).outcome

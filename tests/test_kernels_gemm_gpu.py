@@ -16,8 +16,8 @@ from quantbench.kernels.gemm_operands import missing_format
 
 from quantbench.errors import InputError
 from quantbench.launch import Tile
-from quantbench.providers.inputs import TORCH_DTYPES, Inputs
 from quantbench.providers.correctness import tolerance
+from quantbench.providers.inputs import TORCH_DTYPES, Inputs
 from quantbench.workload import Gemm
 
 pytestmark = pytest.mark.gpu

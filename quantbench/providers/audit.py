@@ -21,7 +21,8 @@ import random
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import pairwise
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -208,16 +209,19 @@ class _Watched:
         """The relative error of what the last run left."""
         who = f"{self._who} {when}"
         outputs = self.task.outputs()
-        _require_alike(who, "output", outputs, output_templates(self._workload), strides=isinstance(self._workload, Gemm))
+        _require_alike(
+            who, "output", outputs, output_templates(self._workload), strides=isinstance(self._workload, Gemm)
+        )
         _require_apart(who, self._inputs, outputs)
         if self.on_cuda:
             # Read at once and in the order of this stream: what another stream has yet to write is not waited for.
-            outputs = tuple(output.detach().clone() for output in outputs)
+            with suppress(torch.OutOfMemoryError):  # then they are read where they are, a little later
+                outputs = tuple(output.detach().clone() for output in outputs)
         must_see = self._last_row if isinstance(self._workload, Attention) else None
         error = correctness.check(who, self._workload, self._inputs, outputs, generator, must_see=must_see)
-        for number, expected in enumerate(self._prints):
+        for number, remembered in enumerate(self._prints):
             found = self._print(number)
-            if not bool(((found - expected).abs() <= 1e-9 * expected.abs().max()).all()):
+            if not bool(((found - remembered).abs() <= 1e-9 * remembered.abs().max()).all()):
                 raise MeasurementError(who, f"input {number} was changed", "inputs left as the harness wrote them")
         return error
 
@@ -302,7 +306,7 @@ def _require_apart(who: str, inputs: Sequence[torch.Tensor], outputs: Sequence[t
     """Raise when an output shares memory with an input or another output."""
     named = [*((f"input {i}", t) for i, t in enumerate(inputs)), *((f"output {i}", t) for i, t in enumerate(outputs))]
     spans = sorted((*_span(tensor), name) for name, tensor in named)
-    for (_, end, first), (start, _, second) in zip(spans, spans[1:], strict=False):
+    for (_, end, first), (start, _, second) in pairwise(spans):
         if start < end:
             raise MeasurementError(who, f"{first} and {second} share memory", "tensors of their own")
 

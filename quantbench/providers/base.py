@@ -38,9 +38,9 @@ class Task(Protocol):
     synchronisation, no Python beyond the call. A task may be captured into a CUDA graph, on a stream that `run` has
     been called on before.
 
-    The harness writes new numbers into `inputs` at any time between two runs, without notice. So nothing may be computed
-    from them before the run that uses it. One exception: the forward pass of a backward task may be kept from the first
-    run on; after that only the gradient, the last input, changes.
+    The harness writes new numbers into `inputs` at any time between two runs, without notice. So nothing may be
+    computed from them before the run that uses it. One exception: the forward pass of a backward task may be kept from
+    the first run on; after that only the gradient, the last input, changes.
 
     Where a library's operation cannot write into given tensors, `run` drops the last results and takes new ones, which
     the caching allocator puts into the same memory; `outputs` is empty before the first run then.

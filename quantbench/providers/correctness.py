@@ -184,7 +184,11 @@ def _product(inputs: Sequence[torch.Tensor], c: torch.Tensor, generator: torch.G
         for i in range(0, batch, together)
     ]
     return [
-        Rows(what, torch.cat([part[i][0].flatten() for part in parts]), torch.cat([part[i][1].flatten() for part in parts]))
+        Rows(
+            what,
+            torch.cat([part[i][0].flatten() for part in parts]),
+            torch.cat([part[i][1].flatten() for part in parts]),
+        )
         for i, what in enumerate(("rows", "columns"))
     ]
 

@@ -68,7 +68,8 @@ class TorchMm:
     """`torch.mm`: mm and bmm in fp16, bf16, fp32 and tf32, `_scaled_mm` in fp8, `_int_mm` in int8, with `out=`.
 
     torch's switches are left as they are by default: products in fp16 and bf16 may add up split-k parts in that
-    format; fp8 accumulates without `use_fast_accum`, that is in fp32, with one scale per tensor, which is 1: operands count as they are stored.
+    format; fp8 accumulates without `use_fast_accum`, that is in fp32, with one scale per tensor, which is 1: operands
+    count as they are stored.
     """
 
     id = "torch.mm"

@@ -48,7 +48,8 @@ class Request:
 class Reply:
     """What came of a request: exactly one of measurement, skipped (why) and failed (kind, message).
 
-    checked: what the checks of its results found, None where they could not be made. phases_s: seconds by phase. broken: the worker cannot go on (its GPU context is lost).
+    checked: what the checks of its results found, None where they could not be made. phases_s: seconds by phase.
+    broken: the worker cannot go on (its GPU context is lost).
     """
 
     measurement: Measurement | None = None

@@ -247,4 +247,3 @@ class Sweep:
         if self._worker is not None:
             self._worker.close()
             self._worker = None
-

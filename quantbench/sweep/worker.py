@@ -130,9 +130,7 @@ class Point:
     check_s: float
 
 
-def measure(
-    provider: Provider, workload: Workload, spec: DeviceSpec, timer: Timer, timing: TimingOptions
-) -> Point:
+def measure(provider: Provider, workload: Workload, spec: DeviceSpec, timer: Timer, timing: TimingOptions) -> Point:
     """Time the workload, its results checked before, while and after (`quantbench.providers.audit`)."""
     from quantbench.providers.audit import Audit
 

@@ -69,7 +69,8 @@ def grade(
     """Grade one point.
 
     flops, min_bytes: what the work must compute and move through device memory, once per run. dtype: the arithmetic,
-    for the peak; where it is None, or the device's peak in it is not known, the highest peak of the device counts. drift_ratio: time of the reference point now over its first time; None where there is none.
+    for the peak; where it is None, or the device's peak in it is not known, the highest peak of the device counts.
+    drift_ratio: time of the reference point now over its first time; None where there is none.
     options: what was asked for (target half width, cache, sample count); the defaults where it is not given.
     interpreted: it ran in triton's interpreter, which checks results and times nothing. unchecked: why its results
     could not be checked.

@@ -26,7 +26,8 @@ class Timer(Protocol):
 
         run: does the work once (on CUDA: queues it on the current stream). rotate: the same work on copies of its
         data, and min_bytes: the least that one run touches; both serve cold figures of short kernels on CUDA (see
-        `quantbench.timing.rotation`). audit: checks what the runs leave. Raises MeasurementError when no sample is a time, and whatever `run` raises.
+        `quantbench.timing.rotation`). audit: checks what the runs leave. Raises MeasurementError when no sample is a
+        time, and whatever `run` and `audit` raise.
         """
 
 
