@@ -13,12 +13,21 @@ GRADES = ("A", "B", "C", "D", "rejected")
 
 @dataclass(frozen=True)
 class Discarded:
-    """A sample that was taken and not counted. reason: begins with `throttled`, `preempted`, `launch gap` or `not a
-    time` (whose sample_us is 0), and says more in words."""
+    """A sample that was taken and not counted. reason: begins with `throttled`, `preempted`, `launch gap`, `other
+    threads` or `not a time` (whose sample_us is 0), and says more in words."""
 
     sample_us: float
     reason: str
     clock_mhz: float | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """What the harness's own checks of a point found: the largest relative error of an output, and the bound that it
+    held (`quantbench.providers.correctness`)."""
+
+    relative_error: float
+    tolerance: float
 
 
 @dataclass(frozen=True)

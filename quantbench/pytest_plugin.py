@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from quantbench.errors import InputError
+from quantbench.errors import InputError, require_int
 from quantbench.measurement import Measurement
 from quantbench.timing.options import TimingOptions
 from quantbench.units import parse_duration_s
+from quantbench.workload.dtypes import dtype_name
 
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
@@ -53,32 +54,44 @@ class DeviceBenchmark:
         self._options = options
 
     def __call__(
-        self, run: Callable[[], object], *, flops: float = 0, min_bytes: float = 0, dtype: str = ""
+        self,
+        run: Callable[[], object],
+        *,
+        flops: int | None = None,
+        min_bytes: int | None = None,
+        dtype: object = None,
     ) -> Measurement:
         """Time `run`, which enqueues the same work each time, and hand its samples to pytest-benchmark.
 
-        flops, min_bytes: the work of one run, dtype its arithmetic (`bf16`, …): with them a figure that the hardware
-        cannot reach is refused. Raises AssertionError for such a figure.
+        flops, min_bytes: the work of one run, at least 1: a rate that the hardware cannot reach is refused. dtype: its
+        arithmetic (`bf16`, `torch.bfloat16`), for the peak; without it the highest peak of the device counts. What run
+        computes is not checked. Raises InputError for wrong arguments, AssertionError for an impossible rate.
         """
+        for name, value in (("flops", flops), ("min_bytes", min_bytes)):
+            if value is not None:
+                require_int("device_benchmark", name, value, high=2**62)
+        known = None if dtype is None else dtype_name(dtype, "device_benchmark")
         timed = cast("Callable[[], None]", run)  # what it returns is of no interest
-        return self._report(self._timer.measure(timed), flops, min_bytes, dtype)
+        return self._report(self._timer.measure(timed), flops or 0, min_bytes or 0, known)
 
     def workload(self, workload: Workload, provider: str) -> Measurement:
-        """Time a workload by one of quantbench's providers, as a sweep does; skips the test where it does not run."""
+        """Time a workload by a provider, checked as in a sweep; skips the test where it does not run."""
         from quantbench.providers import catalog
-        from quantbench.sweep.worker import copies_of
+        from quantbench.sweep.worker import measure
+        from quantbench.timing.grade import NO_CHECK
 
         maker = catalog.make(provider)
         reason = maker.unsupported(workload, self.spec)
         if reason is not None:
             pytest.skip(reason)
-        task = maker.prepare(workload, self.spec, distribution=self._options.distribution, seed=self._options.seed)
-        copies = copies_of(maker, workload, self.spec, self._options)
         self._benchmark.extra_info["workload"] = str(workload)
-        measurement = self._timer.measure(task.run, rotate=copies, min_bytes=workload.min_bytes)
-        return self._report(measurement, workload.flops, workload.min_bytes, workload.dtype)
+        point = measure(maker, workload, self.spec, self._timer, self._options)
+        unchecked = "" if point.checked else NO_CHECK
+        return self._report(point.measurement, workload.flops, workload.min_bytes, workload.dtype, unchecked)
 
-    def _report(self, measurement: Measurement, flops: float, min_bytes: float, dtype: str) -> Measurement:
+    def _report(
+        self, measurement: Measurement, flops: int, min_bytes: int, dtype: str | None, unchecked: str = ""
+    ) -> Measurement:
         """Replay the samples to pytest-benchmark, and say what they are worth."""
         from quantbench.timing.grade import grade
 
@@ -88,7 +101,10 @@ class DeviceBenchmark:
             _CLOCK.now_s += next(samples) * 1e-6
 
         self._benchmark.pedantic(replay, rounds=len(measurement.samples_us), iterations=1)
-        trust = grade(measurement, flops=flops, min_bytes=min_bytes, spec=self.spec, dtype=dtype, options=self._options)
+        trust = grade(
+            measurement, flops=flops, min_bytes=min_bytes, spec=self.spec, dtype=dtype, options=self._options,
+            unchecked=unchecked,
+        )  # fmt: skip
         self._benchmark.extra_info.update(
             device=self.spec.name,
             mode=measurement.mode,

@@ -12,20 +12,19 @@ import torch
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import UnsupportedError
-from quantbench.providers.base import Tolerance
-from quantbench.workload import Workload
+from quantbench.providers.inputs import Inputs
+from quantbench.workload import Gemm, Workload
 
 #: names the file that holds `Held` up; the sizes that it sees before that
 HOLD, HELD_AFTER = "QUANTBENCH_TEST_HOLD", 24
 
 
 class _Task:
-    """A product of two small random matrices, whatever the workload asks for."""
+    """A product in fp32."""
 
-    def __init__(self, seed: int, m: int = 64, n: int = 64, k: int = 64) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self._a, self._b = (torch.randn(*shape, generator=generator) for shape in ((m, k), (k, n)))
-        self._out = torch.empty(m, n)
+    def __init__(self, workload: Gemm, device: DeviceSpec, seed: int) -> None:
+        self._a, self._b = Inputs(device, seed=seed).gemm_operands(workload)
+        self._out = torch.empty(workload.m, workload.n)
 
     def run(self) -> None:
         torch.mm(self._a, self._b, out=self._out)
@@ -33,8 +32,8 @@ class _Task:
     def outputs(self) -> tuple[torch.Tensor, ...]:
         return (self._out,)
 
-    def reference(self) -> tuple[torch.Tensor, ...]:
-        return (self._a.double() @ self._b.double(),)
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        return (self._a, self._b)
 
     def launch(self) -> None:
         return None
@@ -49,10 +48,8 @@ class Good:
         return None
 
     def prepare(self, workload: Workload, device: DeviceSpec, *, distribution: str = "normal", seed: int = 0) -> _Task:
-        return _Task(seed)
-
-    def tolerance(self, workload: Workload) -> Tolerance:
-        return Tolerance(1e-5, "fp32")
+        assert isinstance(workload, Gemm)
+        return _Task(workload, device, seed)
 
 
 def _even(workload: Workload) -> bool:
@@ -68,7 +65,7 @@ class PickyLate(Good):
     def prepare(self, workload, device, *, distribution="normal", seed=0):  # type: ignore[no-untyped-def]
         if not _even(workload):
             raise UnsupportedError("PickyLate", f"n = {workload.n}", "an even n")
-        return _Task(seed)
+        return _Task(workload, device, seed)
 
 
 class Wrong(Good):
@@ -77,9 +74,8 @@ class Wrong(Good):
     id = "tests.fake_providers:Wrong"
 
     def prepare(self, workload, device, *, distribution="normal", seed=0):  # type: ignore[no-untyped-def]
-        task = _Task(seed)
-        task._b = task._b.clone()
-        task.reference = lambda: (2 * task._a.double(),)  # type: ignore[method-assign]
+        task = _Task(workload, device, seed)
+        task.run = lambda: torch.mm(2 * task._a, task._b, out=task._out)  # type: ignore[method-assign]
         return task
 
 
@@ -94,7 +90,7 @@ class Held(Good):
         self._sizes.add(workload.n)
         while len(self._sizes) > HELD_AFTER and os.path.exists(os.environ.get(HOLD, "")):
             time.sleep(0.01)
-        return _Task(seed, workload.m, workload.n, workload.k)
+        return _Task(workload, device, seed)
 
 
 class GivesNan(Good):
@@ -103,7 +99,7 @@ class GivesNan(Good):
     id = "tests.fake_providers:GivesNan"
 
     def prepare(self, workload, device, *, distribution="normal", seed=0):  # type: ignore[no-untyped-def]
-        task = _Task(seed)
+        task = _Task(workload, device, seed)
         task.run = lambda: task._out.fill_(torch.nan)  # type: ignore[method-assign]
         return task
 
@@ -113,9 +109,8 @@ class _OnRun(Good):
         raise AssertionError
 
     def prepare(self, workload, device, *, distribution="normal", seed=0):  # type: ignore[no-untyped-def]
-        task = _Task(seed)
-        # Only odd sizes misbehave, so that the points beside them show that the sweep goes on. The check of the
-        # result, which runs on a stand-in of even size, passes.
+        task = _Task(workload, device, seed)
+        # Only odd sizes misbehave, so that the points beside them show that the sweep goes on.
         if not _even(workload):
             task.run = self.act  # type: ignore[method-assign]
         return task

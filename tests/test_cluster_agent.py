@@ -20,7 +20,7 @@ from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm
 
 TIMING = json.dumps(timing_to_json(TimingOptions(seed=7)))
-ASK = json.dumps(request_to_json(Request(Gemm(64, 64, 64), "torch.mm", check=True)))
+ASK = json.dumps(request_to_json(Request(Gemm(64, 64, 64), "torch.mm")))
 
 
 class Worker(FakeWorker):

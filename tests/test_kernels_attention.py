@@ -1,6 +1,6 @@
 """Flash attention against float64, in triton's interpreter and on the GPU where there is one.
 
-Tolerances: ‖out − ref‖ / ‖ref‖, as for every provider (quantbench.providers.tolerances).
+Tolerances: ‖out − ref‖ / ‖ref‖, as for every provider (quantbench.providers.correctness).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from quantbench.kernels.attention.operands import Checked, too_old
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.launch import Tile
 from quantbench.providers import references
-from quantbench.providers.correctness import relative_error
-from quantbench.providers.tolerances import attention_tolerance
+from quantbench.providers.correctness import tolerance
+from quantbench.providers.references import relative_error
 from quantbench.workload import Attention
 from quantbench.workload.dtypes import DTYPES
 
@@ -73,13 +73,13 @@ def check_both_ways(work: Attention, tensors: Operands, **options: Any) -> None:
     forward = poisoned(plan_forward(q, k, v, causal=work.causal, **options))
     forward.run()
     o, lse = forward.outputs
-    assert relative_error(o, references.attention(work, q, k, v)) < attention_tolerance(work).relative_norm
+    assert relative_error(o, references.attention(work, q, k, v)) < tolerance(work).relative_norm
     exact = exact_lse(work, q, k)
     assert bool(((lse - exact).abs() <= 1e-4 * (1 + exact.abs())).all())
     path = {"operands": options["operands"]} if "operands" in options else {}
     backward = poisoned(plan_backward(q, k, v, o, lse, do, causal=work.causal, **path))
     backward.run()
-    bound = attention_tolerance(replace(work, direction="backward")).relative_norm
+    bound = tolerance(replace(work, direction="backward")).relative_norm
     for gradient, expected in zip(backward.outputs, references.attention_backward(work, q, k, v, do), strict=True):
         assert relative_error(gradient, expected) < bound
 

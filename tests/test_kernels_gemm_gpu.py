@@ -16,8 +16,8 @@ from quantbench.kernels.gemm.operands import missing_format
 
 from quantbench.errors import InputError
 from quantbench.launch import Tile
+from quantbench.providers.correctness import tolerance
 from quantbench.providers.inputs import TORCH_DTYPES, Inputs
-from quantbench.providers.tolerances import gemm_tolerance
 from quantbench.workload import Gemm
 
 pytestmark = pytest.mark.gpu
@@ -60,7 +60,7 @@ def test_every_tile_of_the_menu_is_right(schedule: str, dtype: str) -> None:
     gemm = Gemm(1000, 1048, 1040 if dtype == "fp8" else 1032, dtype=dtype, layout="nt")
     for tile in tiles(architecture(capability()), dtype, schedule):
         chosen = replace(tile, split_k=3) if schedule == "split_k" else tile
-        assert compared(gemm, schedule, chosen) <= gemm_tolerance(gemm).relative_norm, chosen
+        assert compared(gemm, schedule, chosen) <= tolerance(gemm).relative_norm, chosen
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -72,7 +72,7 @@ def test_layouts_and_batches(dtype: str, schedule: str, layout: str, path: str) 
     if path == "descriptors" and capability() < (9, 0):
         pytest.skip("TMA begins with Hopper")
     gemm = Gemm(272, 400, 304, batch=3, dtype=dtype, layout=layout)
-    assert compared(gemm, schedule, path=path) <= gemm_tolerance(gemm).relative_norm
+    assert compared(gemm, schedule, path=path) <= tolerance(gemm).relative_norm
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -83,7 +83,7 @@ def test_layouts_and_batches(dtype: str, schedule: str, layout: str, path: str) 
 )  # fmt: skip
 def test_any_shape(schedule: str, m: int, n: int, k: int, batch: int, layout: str, dtype: str) -> None:
     gemm = Gemm(m, n, k, batch, dtype, layout)
-    assert compared(gemm, schedule) <= gemm_tolerance(gemm).relative_norm
+    assert compared(gemm, schedule) <= tolerance(gemm).relative_norm
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -1,6 +1,6 @@
 """The fused softmax against float64, in triton's interpreter and on the GPU where there is one.
 
-Tolerances: ‖out − ref‖ / ‖ref‖ of one rounding to the format, as for every provider (quantbench.providers.tolerances).
+Tolerances: ‖out − ref‖ / ‖ref‖ of one rounding to the format, as for every provider (quantbench.providers.correctness).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from quantbench.errors import InputError, UnsupportedError
 from quantbench.launch import Tile
 from quantbench.megatron import megatron_fused_available
 from quantbench.providers import references
-from quantbench.providers.correctness import relative_error
+from quantbench.providers.references import relative_error
 
 TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 5e-3, torch.float32: 1e-5}
 FORMATS = st.sampled_from([torch.float16, torch.float32])  # the interpreter truncates to bf16

@@ -22,7 +22,7 @@ from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm, Workload
 
 ROOT = Path(__file__).resolve().parent.parent
-REQUEST = Request(Gemm(64, 64, 64, dtype="fp32"), "torch.mm", check=False)
+REQUEST = Request(Gemm(64, 64, 64, dtype="fp32"), "torch.mm")
 LAUNCH = Launch("nvjet")
 CPU = DeviceSpec(
     name="cpu-x", kind="cpu", sm_count=1, sm_clock_mhz=3000, l2_bytes=2**25, smem_per_sm_bytes=0,
@@ -102,7 +102,7 @@ def test_the_process_answers_and_says_what_it_cannot_run(monkeypatch: pytest.Mon
     try:
         good = server.ask(REQUEST, 60.0, lambda: None)
         assert good == Reply()  # a processor runs no kernel that the profiler names
-        bad = server.ask(Request(REQUEST.workload, "tests.fake_providers:NoSuchClass", check=False), 60.0, lambda: None)
+        bad = server.ask(Request(REQUEST.workload, "tests.fake_providers:NoSuchClass"), 60.0, lambda: None)
         assert bad.failed is not None
         assert "NoSuchClass" in bad.failed[1]
         assert server.ask(REQUEST, 60.0, lambda: None) == good

@@ -12,10 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from made_runs import SPEC, measurement
 
+from quantbench.errors import InputError
 from quantbench.measurement import Measurement
-from quantbench.providers import catalog
+from quantbench.providers import catalog, inputs
 from quantbench.pytest_plugin import DeviceBenchmark
 from quantbench.sweep.worker import copies_of
 from quantbench.timing.options import TimingOptions
@@ -33,7 +35,7 @@ def test_my_kernel(device_benchmark, size):
     device_benchmark(lambda: torch.mm(a, a), flops=2 * size**3, dtype="fp32")
 
 def test_impossible(device_benchmark):
-    device_benchmark(lambda: None, flops=1e18, dtype="fp32")
+    device_benchmark(lambda: None, flops=10**18, dtype="fp32")
 
 def test_plain():
     assert True
@@ -129,7 +131,10 @@ class FakeTimer:
     def __init__(self) -> None:
         self.asked: list[tuple[object, Sequence[object], int | None]] = []
 
-    def measure(self, run: object, *, rotate: Sequence[object] = (), min_bytes: int | None = None) -> Measurement:
+    def measure(
+        self, run: object, *, rotate: Sequence[object] = (), min_bytes: int | None = None, audit: object = None
+    ) -> Measurement:
+        assert audit is not None
         self.asked.append((run, rotate, min_bytes))
         return measurement([100.0] * 10)
 
@@ -148,6 +153,7 @@ class FakeBenchmark:
 def test_a_workload_is_timed_as_a_sweep_times_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its bytes, and on copies of its data where a cold cache needs them: so that the two agree."""
     monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.setattr(inputs, "torch_device", lambda device: torch.device("cpu"))
     timer, benchmark, options = FakeTimer(), FakeBenchmark(), TimingOptions()
     work = Gemm(512, 512, 512, dtype="fp32")
     DeviceBenchmark(benchmark, SPEC, timer, options).workload(work, "tests.fake_providers:Good")  # type: ignore[arg-type]
@@ -157,3 +163,51 @@ def test_a_workload_is_timed_as_a_sweep_times_it(monkeypatch: pytest.MonkeyPatch
     assert min_bytes == work.min_bytes
     assert len(copies_of(provider, work, SPEC, replace(options, cache="hot"))) == 0
     assert benchmark.rounds == 10
+
+
+def benchmarked(samples_us: float, **claimed: object) -> None:
+    """What a test with `device_benchmark(run, **claimed)` does on SPEC, when a run takes samples_us."""
+
+    class Timer(FakeTimer):
+        def measure(self, run: object, **options: object) -> Measurement:  # type: ignore[override]
+            return measurement([samples_us] * 10)
+
+    DeviceBenchmark(FakeBenchmark(), SPEC, Timer(), TimingOptions())(lambda: None, **claimed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "claimed",
+    [
+        {"flops": 2 * 4096**3},
+        {"flops": 2 * 4096**3, "dtype": "float32"},
+        {"flops": 2 * 4096**3, "dtype": torch.bfloat16},
+        {"flops": 2 * 4096**3, "dtype": "fp8"},
+        {"min_bytes": 2**30},
+        {"min_bytes": 2**20},
+    ],
+    ids=str,
+)
+def test_a_limit_applies_with_and_without_a_dtype(claimed: dict[str, object]) -> None:
+    with pytest.raises(AssertionError, match="faster than the hardware's peak"):
+        benchmarked(0.004, **claimed)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "said"),
+    [
+        ({"flops": -1}, r"device_benchmark: flops = -1; expected an integer from 1 to"),
+        ({"flops": 0}, r"flops = 0; expected an integer"),
+        ({"flops": 1e12}, r"flops = 1000000000000.0; expected an integer"),
+        ({"min_bytes": True}, r"min_bytes = True; expected an integer"),
+        ({"flops": 1, "dtype": "float31"}, r"dtype = 'float31'; expected one of fp16, bf16, fp32, .*float32"),
+        ({"flops": 1, "dtype": ""}, r"dtype = ''; expected one of"),
+    ],
+)
+def test_claims_that_mean_nothing_are_refused(claimed: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        benchmarked(100.0, **claimed)
+
+
+def test_torchs_names_of_formats_are_known() -> None:
+    for dtype in ("fp32", "float32", "torch.float32", torch.float32, "half", torch.bfloat16):
+        benchmarked(100.0, flops=2 * 256**3, dtype=dtype)

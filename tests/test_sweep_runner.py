@@ -11,7 +11,7 @@ import pytest
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import MeasurementError
 from quantbench.launch import Launch, Tile
-from quantbench.measurement import Measurement
+from quantbench.measurement import Check, Measurement
 from quantbench.store.record import Failed, Measured, Record, Skipped
 from quantbench.sweep.axes import parse_axis
 from quantbench.sweep.child import WorkerLostError
@@ -31,7 +31,8 @@ def measured(us: float) -> Reply:
         samples_us=(us,) * 20, clocks_mhz=(1410.0,) * 20, discarded=(), stopped_by="precision", mode="events",
         cache="cold", state_before=STATE, state_after=STATE,
     )  # fmt: skip
-    return Reply(measurement=measurement, launch=Launch("k", tile=Tile(128, 128)), phases_s={"measuring": 0.5})
+    launch, phases_s = Launch("k", tile=Tile(128, 128)), {"measuring": 0.5}
+    return Reply(measurement=measurement, launch=launch, checked=Check(1e-3, 5e-3), phases_s=phases_s)
 
 
 @dataclass
@@ -111,11 +112,11 @@ def test_every_point_is_measured_once_and_the_reference_every_ten() -> None:
     assert bench.workers[0].closed
 
 
-def test_the_result_is_checked_once_per_provider_and_kind() -> None:
-    bench = Bench(plan_of(12), lambda request: measured(100.0))
+def test_what_was_not_checked_is_graded_d() -> None:
+    bench = Bench(plan_of(3), lambda request: replace(measured(100.0), checked=None))
     bench.sweep().run()
-    assert [r.check for r in bench.workers[0].asked].count(True) == 1
-    assert bench.workers[0].asked[0].check
+    assert {r.outcome.grade.letter for r in bench.of_role("point")} == {"D"}  # type: ignore[union-attr]
+    assert "not checked" in bench.records[0].outcome.grade.reasons[0]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("provider", "letter"), [("torch.mm", "A"), ("triton.data_parallel", "D")])
@@ -205,16 +206,16 @@ def test_a_device_that_refuses_ends_the_sweep_at_once() -> None:
     assert len(bench.of_role("point")) == 1
 
 
-def test_a_wrong_result_is_never_timed() -> None:
+def test_a_wrong_result_fails_its_own_point_alone() -> None:
     def answer(request: Request) -> Reply:
-        if request.check:
+        if request.workload.n == 1088:  # type: ignore[union-attr]
             return Reply(failed=("wrong_result", "check torch.mm: off by 2"))
         return measured(100.0)
 
     bench = Bench(plan_of(8), answer)
     bench.sweep().run()
-    assert {type(r.outcome) for r in bench.records} == {Failed}
-    assert len(bench.workers[0].asked) == 1  # the rest need not be tried
+    outcomes = [type(r.outcome) for r in bench.of_role("point")]
+    assert (outcomes.count(Failed), outcomes.count(Measured)) == (1, 7)
 
 
 def test_resuming_measures_what_is_missing_and_keeps_the_first_reference() -> None:

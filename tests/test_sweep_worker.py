@@ -44,7 +44,7 @@ def doomed(_cpu_and_providers: None) -> Iterator[WorkerProcess]:
 
 
 def ask(worker: WorkerProcess, provider: str, n: int, *, limit_s: float = 60.0) -> Reply:
-    request = Request(Gemm(64, n, 64, dtype="fp32"), f"tests.fake_providers:{provider}", check=True)
+    request = Request(Gemm(64, n, 64, dtype="fp32"), f"tests.fake_providers:{provider}")
     return worker.ask(request, limit_s, lambda: None)
 
 
@@ -71,7 +71,7 @@ def test_what_a_provider_does_not_do_is_skipped_with_its_reason(worker: WorkerPr
 
 def test_what_cannot_fit_into_the_memory_is_not_tried(worker: WorkerProcess) -> None:
     huge = Gemm(2**20, 2**20, 2**10, dtype="fp32")
-    reply = worker.ask(Request(huge, "torch.mm", check=False), 60.0, lambda: None)
+    reply = worker.ask(Request(huge, "torch.mm"), 60.0, lambda: None)
     assert reply.skipped is not None
     assert reply.skipped.startswith("needs at least 4.0 TiB, and cpu-")
 

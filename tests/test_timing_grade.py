@@ -87,17 +87,21 @@ def test_a_peak_stated_at_another_clock_is_scaled_from_that_one() -> None:
     assert graded(m, H100, dtype="fp32", flops=72e12 * 100e-6).letter == "rejected"
 
 
-def test_an_unknown_peak_rejects_nothing() -> None:
-    assert graded(measured(), flops=1e15, dtype="int8").letter == "A"
+@pytest.mark.parametrize("dtype", ["int8", "", None])
+def test_where_the_peak_is_not_known_the_highest_counts(dtype: str | None) -> None:
+    highest = max(A100.peak_tflops.values())
+    assert graded(measured(), flops=0.9 * highest * 1e8, dtype=dtype).letter == "A"
+    beyond = graded(measured(), flops=1.2 * highest * 1e8, dtype=dtype)
+    assert beyond.letter == "rejected"
+    assert "its fastest format" in beyond.reasons[0]
 
 
-def test_faster_than_memory_is_rejected_when_cold() -> None:
+def test_faster_than_memory_is_rejected() -> None:
     # 440 MiB must pass, of which 40 MiB may stay behind in L2: 400 MiB in 100 µs are 4194 GB/s on a card of 2039.
     got = graded(measured(), min_bytes=440 * MIB)
     assert got.letter == "rejected"
     assert got.reasons == (
-        "faster than the hardware's peak: at least 4194 GB/s through memory with a cold cache, where a100 reaches "
-        "at most 2039 GB/s",
+        "faster than the hardware's peak: at least 4194 GB/s through memory, where a100 reaches at most 2039 GB/s",
     )
 
 
@@ -106,9 +110,16 @@ def test_what_fits_into_the_cache_may_be_written_back_later() -> None:
     assert graded(measured(*[10.0] * 20), flops=1e8, min_bytes=39 * MIB).letter != "rejected"
 
 
-def test_a_hot_cache_has_no_memory_bound() -> None:
-    got = graded(measured(cache="hot"), min_bytes=440 * MIB, options=TimingOptions(cache="hot"))
-    assert got.letter == "A"
+def test_a_hot_cache_spares_no_more_than_its_size() -> None:
+    options = TimingOptions(cache="hot")
+    assert graded(measured(cache="hot"), min_bytes=39 * MIB, options=options).letter == "A"
+    assert graded(measured(cache="hot"), min_bytes=440 * MIB, options=options).letter == "rejected"
+
+
+def test_no_cache_is_a_hundred_times_faster_than_memory() -> None:
+    got = graded(measured(*[0.1] * 20, cache="hot"), min_bytes=39 * MIB, options=TimingOptions(cache="hot"))
+    assert got.letter == "rejected"
+    assert "over 100 times the 2039 GB/s of a100's memory, which no cache reaches" in got.reasons[-1]
 
 
 def test_a_processors_momentary_clock_is_no_bound() -> None:

@@ -2,6 +2,9 @@
 
 A provider is stateless and cheap to make. Its id is `library.variant` (`torch.mm`, `torch.flash`, `triton.stream_k`);
 that id stands in every record. `quantbench.providers.catalog` lists the ids without importing torch.
+
+A provider is not trusted: the harness writes the inputs, and checks the results against references of its own
+(`quantbench.providers.correctness`).
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a result may be from its float64 reference.
+    """How far a right result may be from its reference.
 
     relative_norm: bound on ‖out − ref‖ / ‖ref‖ over each output tensor. source: why this bound, in words.
     """
@@ -31,9 +34,13 @@ class Tolerance:
 class Task(Protocol):
     """One workload with inputs and outputs allocated, ready to run any number of times.
 
-    Making inputs happens when the task is made, so that `run` is nothing but the launch: no allocation, no
+    Allocating happens when the task is made, so that `run` is nothing but the launch: no allocation, no
     synchronisation, no Python beyond the call. A task may be captured into a CUDA graph, on a stream that `run` has
     been called on before.
+
+    The harness writes new numbers into `inputs` at any time between two runs, without notice. So nothing may be
+    computed from them before the run that uses it. One exception: the forward pass of a backward task may be kept from
+    the first run on; after that only the gradient, the last input, changes.
 
     Where a library's operation cannot write into given tensors, `run` drops the last results and takes new ones, which
     the caching allocator puts into the same memory; `outputs` is empty before the first run then.
@@ -42,11 +49,17 @@ class Task(Protocol):
     def run(self) -> None:
         """Enqueue the work once on the current stream."""
 
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """The tensors that `run` reads, live and always the same, shaped and stored as `Inputs` makes them.
+
+        gemm: a and b, and for `torch.addmm` a bias of n numbers. softmax: x, for a full mask the mask, for backward the
+        gradient of the result. attention: q, k and v, for backward the gradient of the result.
+
+        A task without this method is timed and graded D, since its results cannot be checked.
+        """
+
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """The tensors that `run` writes, live (what the last run left, once the device has been synchronised)."""
-
-    def reference(self) -> tuple[torch.Tensor, ...]:
-        """float64 results for the same inputs, one per output, computed independently of the provider."""
 
     def launch(self) -> Launch | None:
         """The launch, where the provider itself knows it (our kernels); None lets the profiler find out."""
@@ -62,6 +75,3 @@ class Provider(Protocol):
 
     def prepare(self, workload: Workload, device: DeviceSpec, *, distribution: str = "normal", seed: int = 0) -> Task:
         """Allocate inputs (random as asked) and outputs. Raises UnsupportedError or torch's out-of-memory error."""
-
-    def tolerance(self, workload: Workload) -> Tolerance:
-        """The bound that `outputs` must hold against `reference`."""

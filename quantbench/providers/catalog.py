@@ -41,7 +41,7 @@ _DEFAULTS: dict[str, tuple[str, ...]] = {
     "triton": ("triton.data_parallel", "triton.fused", "triton.flash"),
 }
 #: what a Provider must have, to be told from anything else that a name may mean
-_METHODS = ("unsupported", "prepare", "tolerance")
+_METHODS = ("unsupported", "prepare")
 
 
 def expand(names: Sequence[str]) -> tuple[str, ...]:

@@ -1,95 +1,383 @@
-"""Correct before timed: a provider's results on fresh random inputs against a float64 reference.
+"""How wrong a result is, from the inputs and outputs alone, at any size and at a small share of the work's own cost.
 
-The outputs are poisoned first, so that an element that nobody writes cannot pass for a right one left from before:
-with NaN in floating point, with the largest number in integers.
+Errors are compared with a tolerance twice: over a whole output (‖out − ref‖ / ‖ref‖) and row by row, with
+ROW_FACTOR times the tolerance.
+
+Products: Freivalds' check in float64. C·x is compared with A·(B·x), and yᵀ·C with (yᵀ·A)·B, for VECTORS random normal
+vectors x and y: O(mn + nk + mk) instead of O(mnk). For a row whose error is e, each residual is normal with standard
+deviation ‖e‖, whatever e is, as long as it was fixed before x was drawn. So the mean square over 8 vectors is
+‖e‖² · χ²(8) / 8: a right row fails with probability 2e-14, and a row or column whose error is over 32 times the
+tolerance passes with probability 1e-7, over 13 times with 1e-4. Errors that touch many rows or columns add up: what is
+over 1.5 times the tolerance in the whole output is found, and so is a tile of 128×128 that was left out of a
+16384×16384 product. A single wrong element that is no larger than its neighbours is below these bounds in a row of
+thousands.
+
+Softmax: every row, recomputed in chunks, in fp32 for 16-bit formats and in float64 for fp32. Deterministic.
+
+Attention: one random query row of every TILE rows of every head, recomputed in full, likewise; all rows where the
+problem is small. A wrong tile of TILE rows or more is always found; errors in a share s of the rows are missed with
+probability (1 − s)^rows checked. Backward: the same rows of the gradient of q, and as many rows of those of k and v,
+for which the probabilities of every row are recomputed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import isfinite, sqrt
 
 import torch
 
-from quantbench.errors import MeasurementError
-from quantbench.providers.stand_ins import stand_in
+from quantbench.errors import InputError, MeasurementError
+from quantbench.providers import references
+from quantbench.providers.base import Tolerance
+from quantbench.workload import Attention, Gemm, Softmax, Workload
 
-if TYPE_CHECKING:
-    from quantbench.device.spec import DeviceSpec
-    from quantbench.providers.base import Provider, Tolerance
-    from quantbench.workload import Workload
+VECTORS = 8
+#: P(χ²(8) > 8 · 3.2²) = 2e-14: one false alarm in 10¹³ rows.
+ROW_FACTOR = 3.2
+TILE = 64
+
+# Elements converted at once: what fits into a core's cache, and what keeps a GPU busy (128 MiB in float64).
+_CHUNK_ELEMENTS = {"cpu": 2**17, "cuda": 2**24}
+# Attention with fewer query-key pairs than this is recomputed whole.
+_WHOLE_PAIRS = 2**21
+
+_GEMM = {
+    "fp16": (1e-3, "fp16 results: 11 bits, 2e-4 from rounding, and split-k parts that may be added in fp16"),
+    "bf16": (5e-3, "bf16 results: 8 bits, 1.7e-3 from rounding, and split-k parts that may be added in bf16"),
+    "tf32": (1e-3, "operands cut to 11 bits"),
+    "fp8": (1e-2, "bf16 results of exact fp8 operands; tensor cores may keep 14 bits between k-steps"),
+    # Sums and residuals are exact but for the rounding of float64; one wrong unit in 16384² elements is 1e-8.
+    "int8": (1e-13, "integers are exact"),
+}
+_SOFTMAX = {
+    "fp16": (1e-3, "one rounding to 11 bits, fp32 inside: 2e-4"),
+    "bf16": (5e-3, "one rounding to 8 bits, fp32 inside: 1.7e-3"),
+    "fp32": (1e-5, "fp32 throughout, with a fast exponential of 2 units in the last place"),
+}
+_ATTENTION = {
+    "fp16": (2e-3, "probabilities and result rounded to 11 bits: 4e-4"),
+    "bf16": (1e-2, "probabilities and result rounded to 8 bits: 2.5e-3"),
+    "fp32": (1e-4, "fp32 products, or three tf32 products for one; a single one would be 3e-4"),
+}
+_ATTENTION_BACKWARD = {
+    "fp16": (4e-3, "probabilities, their gradients and results rounded to 11 bits, twice in a row: 8e-4"),
+    "bf16": (2e-2, "probabilities, their gradients and results rounded to 8 bits, twice in a row: 5e-3"),
+    "fp32": (2e-4, "fp32 products and sums, and differences of nearly equal numbers"),
+}
 
 
-def check(provider: Provider, workload: Workload, device: DeviceSpec, *, seed: int = 0) -> None:
-    """Run `workload`, or a smaller one of its kind, once on normal inputs and compare.
+def tolerance(workload: Workload) -> Tolerance:
+    """The bound on the relative error of a whole output: three to four times what right results show.
 
-    Raises MeasurementError naming provider, workload, error and bound when a result is further from its reference
-    than the provider's tolerance, is not a number, was not written, or has another shape. Raises what the provider
-    raises.
+    >>> tolerance(Gemm(4096, 4096, 16384)).relative_norm
+    0.005
     """
-    smaller = stand_in(workload, device.kind)
-    if provider.unsupported(smaller, device) is not None:
-        smaller = workload
-    who = f"check {provider.id} on {smaller}"
-    task = provider.prepare(smaller, device, seed=seed + 1)  # not the inputs that will be timed
-    if not task.outputs():
-        task.run()  # results of operations that allocate them exist, and are reused, only from here on
-    poison(task.outputs())
-    task.run()
-    outputs, references = task.outputs(), task.reference()
-    if len(outputs) != len(references):
-        raise MeasurementError(who, f"{len(outputs)} outputs", f"{len(references)}, one per reference")
-    for index, (output, reference) in enumerate(zip(outputs, references, strict=True)):
-        name = who if len(outputs) == 1 else f"{who}, output {index}"
-        compare(name, output, reference, provider.tolerance(smaller))
+    if isinstance(workload, Gemm):
+        if workload.dtype == "fp32":
+            # Rounding errors of a sum in any order grow as √k: 0.35 · 2⁻²⁴ · √k measured, and tf32 would be 3e-4.
+            bound = 2**-24 * (4 + sqrt(workload.k))
+            return Tolerance(bound, f"fp32 sums of {workload.k} products: 2⁻²⁴·(4 + √k)")
+        return Tolerance(*_GEMM[workload.dtype])
+    if isinstance(workload, Softmax):
+        return Tolerance(*_SOFTMAX[workload.dtype])
+    if isinstance(workload, Attention):
+        return Tolerance(*(_ATTENTION if workload.direction == "forward" else _ATTENTION_BACKWARD)[workload.dtype])
+    raise InputError("tolerance", f"a workload of kind {workload.kind}", "gemm, softmax or attention")
 
 
-def poison(tensors: Sequence[torch.Tensor]) -> None:
-    """Fill with NaN, or with the largest number where the format has no NaN."""
-    for tensor in tensors:
-        with torch.no_grad():
-            if tensor.dtype.is_floating_point:
-                tensor.fill_(torch.nan)
-            else:
-                tensor.fill_(torch.iinfo(tensor.dtype).max)
+@dataclass(frozen=True)
+class Rows:
+    """Squared errors of some rows of one output, and the squared norms that they are relative to.
 
-
-def compare(who: str, output: torch.Tensor, reference: torch.Tensor, tolerance: Tolerance) -> None:
-    """Raise MeasurementError unless ‖output − reference‖ / ‖reference‖ is within the tolerance.
-
-    >>> from quantbench.providers.base import Tolerance
-    >>> compare("check", torch.tensor([2.0]), torch.tensor([1.0]), Tolerance(1e-3, "fp16"))
-    Traceback (most recent call last):
-    quantbench.errors.MeasurementError: check: relative error 1; expected at most 0.001 (fp16)
+    what: "rows of output 0". The norm is that of the reference, or what it would be if no terms cancelled.
     """
-    if output.shape != reference.shape:
-        raise MeasurementError(who, f"a result of shape {tuple(output.shape)}", f"{tuple(reference.shape)}")
-    with torch.no_grad():
-        unwritten = _unwritten(output, reference)
+
+    what: str
+    error: torch.Tensor
+    norm: torch.Tensor
+
+
+def check(
+    who: str,
+    workload: Workload,
+    inputs: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    generator: torch.Generator,
+    *,
+    must_see: tuple[int, ...] | None = None,
+) -> float:
+    """The relative error of the worst output. Raises MeasurementError that names the error and the bound.
+
+    inputs, outputs: as `Task.inputs` and `Task.outputs` return them, of the right shapes. generator: of the random
+    vectors and rows, with a seed that the provider cannot know. must_see: (sample, head, row) of a query of attention
+    that is among those recomputed.
+    """
+    inputs = [tensor.detach() for tensor in inputs]
+    outputs = [tensor.detach() for tensor in outputs]
+    bound = tolerance(workload)
+    worst = 0.0
+    if isinstance(workload, Gemm):
+        found = _product(inputs, outputs[0], generator)
+    elif isinstance(workload, Softmax):
+        found = [_softmax(workload, inputs, outputs[0], bound.relative_norm)]
+    elif isinstance(workload, Attention):
+        found = _attention(workload, inputs, outputs, generator, must_see)
+    else:
+        raise InputError("check", f"a workload of kind {workload.kind}", "gemm, softmax or attention")
+    for rows in found:
+        worst = max(worst, _judge(who, rows, bound, outputs))
+    return worst
+
+
+def _judge(who: str, rows: Rows, bound: Tolerance, outputs: Sequence[torch.Tensor]) -> float:
+    """The relative error over all rows, which must hold the bound; and so must each row, ROW_FACTOR times."""
+    whole = _relative(rows.error.sum(), rows.norm.sum())
+    worst = _relative(rows.error, rows.norm).max()
+    if bool(whole <= bound.relative_norm) and bool(worst <= ROW_FACTOR * bound.relative_norm):
+        return float(whole)
+    if not isfinite(float(whole)) or not isfinite(float(worst)):
+        unwritten = sum(_not_finite(output) for output in outputs)
         if unwritten:
-            raise MeasurementError(
-                who, f"{unwritten} of {output.numel()} elements not written or not a number", "every element"
-            )
-        error = relative_error(output, reference)
-    if not error <= tolerance.relative_norm:
-        raise MeasurementError(
-            who, f"relative error {error:.3g}", f"at most {tolerance.relative_norm:g} ({tolerance.source})"
+            total = sum(output.numel() for output in outputs)
+            raise MeasurementError(who, f"{unwritten} of {total} elements not written or not a number", "every element")
+    found = f"relative error {float(whole):.3g}"
+    if bool(whole <= bound.relative_norm):
+        found = f"relative error {float(worst):.3g} in one of the {rows.what}"
+        bound = Tolerance(ROW_FACTOR * bound.relative_norm, bound.source)
+    raise MeasurementError(who, found, f"at most {bound.relative_norm:.3g} ({bound.source})")
+
+
+def _relative(error: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+    """√(error / norm); 0 where both are 0, and not a number where either is none."""
+    return torch.where(error == 0, norm.isnan() * norm, error / norm).sqrt()
+
+
+def _not_finite(output: torch.Tensor) -> int:
+    if not output.dtype.is_floating_point:
+        return 0
+    return sum(int((~part.isfinite()).sum()) for _, part in row_chunks(output.reshape(1, -1, output.shape[-1])))
+
+
+def row_chunks(matrices: torch.Tensor, width: int = 0) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Consecutive rows of matrices[group, rows, cols] in float64, as many as fit into a chunk. width: of the widest
+    matrix that is cut alike."""
+    group, rows, cols = matrices.shape
+    step = max(1, _CHUNK_ELEMENTS[matrices.device.type] // (group * max(cols, width)))
+    for start in range(0, rows, step):
+        part = slice(start, min(start + step, rows))
+        yield part, matrices[:, part].double()
+
+
+# --- products -------------------------------------------------------------------------------------------------------
+
+
+def _product(inputs: Sequence[torch.Tensor], c: torch.Tensor, generator: torch.Generator) -> list[Rows]:
+    a, b = (tensor if tensor.dim() == 3 else tensor.unsqueeze(0) for tensor in inputs[:2])
+    c = c if c.dim() == 3 else c.unsqueeze(0)
+    bias = inputs[2].double() if len(inputs) == 3 else None
+    batch, m, k = a.shape
+    together = max(1, _CHUNK_ELEMENTS[a.device.type] // max(m * k, k * c.shape[-1], m * c.shape[-1]))
+    parts = [
+        _freivalds(a[i : i + together], b[i : i + together], c[i : i + together], bias, generator)
+        for i in range(0, batch, together)
+    ]
+    return [
+        Rows(
+            what,
+            torch.cat([part[i][0].flatten() for part in parts]),
+            torch.cat([part[i][1].flatten() for part in parts]),
         )
+        for i, what in enumerate(("rows", "columns"))
+    ]
 
 
-def relative_error(output: torch.Tensor, reference: torch.Tensor) -> float:
-    """‖output − reference‖ / ‖reference‖ in float64; ‖output‖ where the reference is zero. NaN stays NaN.
+def _freivalds(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None, generator: torch.Generator
+) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """(squared error, squared norm) of each row and of each column of c − a·b − bias for a[group, m, k].
 
-    >>> relative_error(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 0.0]))
-    1.3333333333333333
+    The norms are those that a·b has on average, since a and b are random; or c's own where it is larger, as seen
+    through the same vectors.
     """
-    difference = float(torch.linalg.vector_norm(output.double() - reference.double()))
-    size = float(torch.linalg.vector_norm(reference.double()))
-    return difference / size if size != 0 else difference
+    (group, m, n), k = c.shape, a.shape[-1]
+    x = torch.randn(n, VECTORS, generator=generator, device=a.device, dtype=torch.float64)
+    y = torch.randn(VECTORS, m, generator=generator, device=a.device, dtype=torch.float64)
+    zero = torch.zeros((), device=a.device, dtype=torch.float64)
+    bx = torch.cat([part @ x for _, part in row_chunks(b)], dim=1)
+    bias_x = zero if bias is None else bias @ x
+    a_square, b_square, ya, yc = zero, zero, zero, zero
+    row_errors, row_seen = [], []
+    for (part, a_part), (_, c_part) in zip(row_chunks(a, n), row_chunks(c, k), strict=True):
+        cx = c_part @ x
+        row_errors.append((cx - a_part @ bx - bias_x).square_().mean(-1))
+        row_seen.append(cx.square_().mean(-1))
+        ya = ya + y[:, part] @ a_part
+        yc = yc + y[:, part] @ c_part
+        a_square = a_square + torch.linalg.vector_norm(a_part).square()
+    column_seen = yc.square().mean(-2)
+    if bias is not None:
+        yc = yc - y.sum(-1, keepdim=True) * bias
+    for part, b_part in row_chunks(b):
+        yc = yc - ya[..., part] @ b_part
+        b_square = b_square + torch.linalg.vector_norm(b_part).square()
+    element = a_square * b_square / (group**2 * m * k * n)  # the mean square of an element of a·b
+    if bias is not None:
+        element = element + bias.square().mean()
+    rows, seen = torch.cat(row_errors, dim=1), torch.cat(row_seen, dim=1)
+    columns = yc.square().mean(-2)
+    return (rows, torch.maximum(seen, n * element)), (columns, torch.maximum(column_seen, m * element))
 
 
-def _unwritten(output: torch.Tensor, reference: torch.Tensor) -> int:
-    if output.dtype.is_floating_point:
-        return int((~output.isfinite()).sum().item())
-    largest = torch.iinfo(output.dtype).max
-    return int(((output == largest) & (reference != largest)).sum().item())
+# --- softmax --------------------------------------------------------------------------------------------------------
+
+
+def _softmax(work: Softmax, inputs: Sequence[torch.Tensor], output: torch.Tensor, bound: float) -> Rows:
+    x = inputs[0]
+    compute = _precision(x.dtype)
+    samples, heads, rows, cols = x.shape
+    # A result below the smallest number of its format comes out as 0, which is no error.
+    smallest = torch.finfo(x.dtype).smallest_normal * torch.finfo(x.dtype).eps
+    floor = cols * (smallest / bound) ** 2
+    chunk = _CHUNK_ELEMENTS[x.device.type]
+    rows_at_once = max(1, min(rows, chunk // cols))
+    heads_at_once = max(1, chunk // (rows_at_once * cols))
+    errors, norms = [], []
+    for sample in range(samples):
+        for head in range(0, heads, heads_at_once):
+            for row in range(0, rows, rows_at_once):
+                at = (sample, slice(head, head + heads_at_once), slice(row, row + rows_at_once))
+                scores = x[at].to(compute)
+                dropped = None
+                if work.mask == "causal":
+                    dropped = references.causal_mask(scores.shape[1], cols, x.device, row)
+                elif work.mask == "full":
+                    dropped = inputs[1][sample, :, at[2]]
+                expected = references.softmax(scores, work.scale, dropped)
+                size = expected
+                if work.direction == "backward":
+                    gradient = inputs[-1][at].to(compute)
+                    # Without the cancellation between the two terms, which right results lose digits to.
+                    size = work.scale * expected * (gradient.abs() + (gradient * expected).abs_().sum(-1, keepdim=True))
+                    expected = references.softmax_backward(expected, gradient, work.scale)
+                norms.append(_square(size) + floor)
+                errors.append(_square(output[at].to(compute).sub_(expected)))
+    return Rows("rows", torch.cat(errors), torch.cat(norms))
+
+
+def _precision(dtype: torch.dtype) -> torch.dtype:
+    """fp32 is exact enough for 16-bit results, and several times faster."""
+    return torch.float64 if dtype == torch.float32 else torch.float32
+
+
+# --- attention ------------------------------------------------------------------------------------------------------
+
+
+def _attention(
+    work: Attention,
+    inputs: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    generator: torch.Generator,
+    must_see: tuple[int, ...] | None,
+) -> list[Rows]:
+    """Rows of o, or of the gradients of q, k and v. One pass for each sample and key head, with all its query heads."""
+    tile = 1 if work.batch * work.heads * work.seq_q * work.seq_k <= _WHOLE_PAIRS else TILE
+    group = work.heads // work.kv_heads
+    one = _attention_rows if work.direction == "forward" else _attention_gradients
+    parts = []
+    for sample in range(work.batch):
+        for head in range(work.kv_heads):
+            heads = slice(head * group, (head + 1) * group)
+            queries = _one_of_each(work.seq_q, tile, generator)
+            if must_see is not None and must_see[0] == sample and heads.start <= must_see[1] < heads.stop:
+                queries[must_see[2] // tile] = must_see[2]
+            keys = _one_of_each(work.seq_k, tile, generator)
+            q, k, v = inputs[0][sample, heads], inputs[1][sample, head], inputs[2][sample, head]
+            gradient = inputs[3][sample, heads] if len(inputs) == 4 else q
+            results = [output[sample, heads if i == 0 else head] for i, output in enumerate(outputs)]
+            parts.append(one(work, q, k, v, gradient, results, queries, keys))
+    names = ("rows of o",) if work.direction == "forward" else tuple(f"rows of the gradient of {x}" for x in "qkv")
+    return [
+        Rows(name, torch.cat([part[i][0] for part in parts]), torch.cat([part[i][1] for part in parts]))
+        for i, name in enumerate(names)
+    ]
+
+
+_Errors = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def _one_of_each(size: int, tile: int, generator: torch.Generator) -> torch.Tensor:
+    """A random index out of each `tile` of 0 … size − 1."""
+    starts = torch.arange(0, size, tile, device=generator.device)
+    within = torch.randint(tile, starts.shape, generator=generator, device=generator.device)
+    return starts + torch.minimum(within, size - 1 - starts)
+
+
+def _attention_rows(
+    work: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gradient: torch.Tensor,
+    results: Sequence[torch.Tensor], queries: torch.Tensor, keys: torch.Tensor,
+) -> _Errors:  # fmt: skip
+    """Squared errors and norms of rows `queries` of o[heads, seq_q, head_dim]."""
+    compute = _precision(q.dtype)
+    k, v = k.to(compute), v.to(compute)
+    v_norm = v.square().sum(-1)
+    errors, norms = [], []
+    step = max(1, _CHUNK_ELEMENTS[q.device.type] // (len(q) * work.seq_k))
+    for picked in queries.split(step):
+        p = _attend(work, q[:, picked].to(compute), k, picked)
+        expected = p @ v
+        errors.append(_square(results[0][:, picked].to(compute) - expected))
+        norms.append(torch.maximum(p.square() @ v_norm, expected.square().sum(-1)).double().flatten())
+    return [(torch.cat(errors), torch.cat(norms))]
+
+
+def _attention_gradients(
+    work: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gradient: torch.Tensor,
+    results: Sequence[torch.Tensor], queries: torch.Tensor, keys: torch.Tensor,
+) -> _Errors:  # fmt: skip
+    """Squared errors and norms of rows `queries` of dq and rows `keys` of dk and dv.
+
+    ds = p·(dp − δ), where δ is the mean of dp under p. Norms are those of the terms before they cancel.
+    """
+    compute = _precision(q.dtype)
+    scale = work.head_dim**-0.5
+    k, v = k.to(compute), v.to(compute)
+    k_norm = k.square().sum(-1)
+    dk, dv, dk_norm, dv_norm = 0.0, 0.0, 0.0, 0.0
+    errors, norms = [], []
+    step = max(1, _CHUNK_ELEMENTS[q.device.type] // (len(q) * work.seq_k))
+    for part in torch.arange(work.seq_q, device=q.device).split(step):
+        q_part, do = q[:, part].to(compute), gradient[:, part].to(compute)
+        p = _attend(work, q_part, k, part)
+        dp = do @ v.T
+        delta = (p * dp).sum(-1, keepdim=True)
+        ds = p * (dp - delta) * scale
+        size = p.square() * (dp.square_() + delta.square_()) * scale**2
+        picked = queries[(queries >= part[0]) & (queries <= part[-1])]
+        local = picked - part[0]
+        errors.append(_square(results[0][:, picked].to(compute) - ds[:, local] @ k))
+        norms.append((size[:, local] @ k_norm).double().flatten())
+        columns = p[..., keys]
+        dv = dv + torch.einsum("hij,hid->jd", columns, do).double()
+        dk = dk + torch.einsum("hij,hid->jd", ds[..., keys], q_part).double()
+        dv_norm = dv_norm + torch.einsum("hij,hi->j", columns.square(), do.square().sum(-1)).double()
+        dk_norm = dk_norm + torch.einsum("hij,hi->j", size[..., keys], q_part.square().sum(-1)).double()
+    found = [(torch.cat(errors), torch.cat(norms))]
+    for result, expected, norm in ((results[1], dk, dk_norm), (results[2], dv, dv_norm)):
+        assert isinstance(norm, torch.Tensor)
+        found.append((_square(result[keys].double() - expected), norm))
+    return found
+
+
+def _attend(work: Attention, q: torch.Tensor, k: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """The probabilities of q[heads, rows, head_dim] over all keys. rows: where they stand in the sequence."""
+    dropped = None
+    if work.causal:
+        dropped = torch.arange(work.seq_k, device=q.device) > rows[:, None]
+    return references.softmax(q @ k.T, work.head_dim**-0.5, dropped)
+
+
+def _square(difference: torch.Tensor) -> torch.Tensor:
+    """Squared norms of the last dimension."""
+    return torch.linalg.vector_norm(difference, dim=-1).double().square_().flatten()

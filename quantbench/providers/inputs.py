@@ -5,8 +5,8 @@ Distributions (recorded with every run, because the power a GPU draws depends on
   uniform   between −1 and 1, as CUTLASS advises for measuring
   integers  whole numbers from −4 to 4, CUTLASS' profiler's default
   zeros     all zero: what nobody computes, and a GPU does fastest
-fp8 and int8 hold them as quantised tensors do, spread over the format's range: `quantum` is the factor that turns a
-stored number back into what it stands for.
+fp8 and int8 hold them spread over the format's range, as quantised tensors do; `quantum` is the factor of that.
+Operands count as they are stored: no product applies a scale.
 
 Numbers of 16 and 32 bits are drawn in place. fp8 and some int8 are drawn in fp32 and converted, a chunk at a time, so
 that making a tensor never needs a second one of its size.
@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from quantbench.errors import InputError
+from quantbench.workload import Attention, Gemm, Softmax
 
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
-    from quantbench.workload import Attention, Gemm, Softmax
+    from quantbench.workload import Workload
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "fp16": torch.float16,
@@ -66,16 +67,13 @@ class Inputs:
             raise InputError("inputs", f"distribution = {distribution!r}", "normal, uniform, integers or zeros")
         self.device = torch_device(device)
         self.distribution = distribution
-        self._generator = torch.Generator(device=self.device).manual_seed(seed)
+        self.generator = torch.Generator(device=self.device).manual_seed(seed)
 
     def tensor(self, *shape: int, dtype: str) -> torch.Tensor:
         """A contiguous tensor of `shape`, filled."""
         out = torch.empty(shape, dtype=TORCH_DTYPES[dtype], device=self.device)
-        if self.distribution == "zeros":
-            return out.zero_()
-        if dtype == "fp8" or (dtype == "int8" and self.distribution != "integers"):
-            return self._quantised(out, dtype)
-        return self._fill(out)
+        self.fill(out)
+        return out
 
     def gemm_operands(self, gemm: Gemm) -> tuple[torch.Tensor, torch.Tensor]:
         """a[m, k] and b[k, n], with a leading batch dimension when batch > 1, stored as the layout's letters say."""
@@ -92,8 +90,8 @@ class Inputs:
     def padding_mask(self, softmax: Softmax) -> torch.Tensor:
         """A boolean mask[mask_batch, 1, rows, cols]; True drops. Half of it is True, never a whole row."""
         shape = (softmax.mask_batch, 1, softmax.rows, softmax.cols)
-        mask = torch.empty(shape, dtype=torch.bool, device=self.device).random_(generator=self._generator)
-        mask[..., 0] = False
+        mask = torch.empty(shape, dtype=torch.bool, device=self.device)
+        self.fill(mask)
         return mask
 
     def attention_operands(self, attention: Attention) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -104,6 +102,21 @@ class Inputs:
         k = self.tensor(*kv_shape, dtype=attention.dtype)
         return q, k, self.tensor(*kv_shape, dtype=attention.dtype)
 
+    def fill(self, tensor: torch.Tensor) -> None:
+        """Write new numbers into a tensor made here or stored alike; a boolean one is a padding mask."""
+        with torch.no_grad():
+            stored = tensor if tensor.is_contiguous() else tensor.transpose(-1, -2)
+            if tensor.dtype == torch.bool:
+                stored.random_(generator=self.generator)[..., 0] = False
+            elif self.distribution == "zeros":
+                stored.zero_()
+            elif tensor.dtype == TORCH_DTYPES["fp8"]:
+                self._quantised(stored, "fp8")
+            elif tensor.dtype == torch.int8 and self.distribution != "integers":
+                self._quantised(stored, "int8")
+            else:
+                self._fill(stored)
+
     def _stored(self, *shape: int, dtype: str, transposed: bool) -> torch.Tensor:
         if not transposed:
             return self.tensor(*shape, dtype=dtype)
@@ -111,13 +124,15 @@ class Inputs:
         return self.tensor(*batch, cols, rows, dtype=dtype).transpose(-1, -2)
 
     def _fill(self, out: torch.Tensor) -> torch.Tensor:
+        """Floating point and small integers, in place."""
         if self.distribution == "normal":
-            return out.normal_(generator=self._generator)
+            return out.normal_(generator=self.generator)
         if self.distribution == "uniform":
-            return out.uniform_(-1, 1, generator=self._generator)
-        return out.random_(-_INTEGER_LIMIT, _INTEGER_LIMIT + 1, generator=self._generator)
+            return out.uniform_(-1, 1, generator=self.generator)
+        return out.random_(-_INTEGER_LIMIT, _INTEGER_LIMIT + 1, generator=self.generator)
 
-    def _quantised(self, out: torch.Tensor, dtype: str) -> torch.Tensor:
+    def _quantised(self, out: torch.Tensor, dtype: str) -> None:
+        """Narrow formats, drawn in fp32 a chunk at a time."""
         flat = out.view(-1)
         largest = _LARGEST[dtype]
         for start in range(0, flat.numel(), _CHUNK_ELEMENTS):
@@ -125,4 +140,40 @@ class Inputs:
             drawn = self._fill(torch.empty(part.shape, dtype=torch.float32, device=self.device))
             drawn.div_(quantum(dtype, self.distribution)).clamp_(-largest, largest)
             part.copy_(drawn.round_() if dtype == "int8" else drawn)
-        return out
+
+
+def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
+    """What `Task.inputs` must return, without memory (on torch's meta device): shapes, formats and strides."""
+    if isinstance(workload, Gemm):
+        batch = (workload.batch,) if workload.batch > 1 else ()
+        a_transposed, b_transposed = (letter == "t" for letter in workload.layout)
+        a = _template(*batch, workload.m, workload.k, dtype=workload.dtype, transposed=a_transposed)
+        return a, _template(*batch, workload.k, workload.n, dtype=workload.dtype, transposed=b_transposed)
+    if isinstance(workload, Softmax):
+        heads = workload.batch // workload.mask_batch
+        x = _template(workload.mask_batch, heads, workload.rows, workload.cols, dtype=workload.dtype)
+        mask = x.new_empty(workload.mask_batch, 1, workload.rows, workload.cols, dtype=torch.bool)
+        masks = (mask,) if workload.mask == "full" else ()
+        return (x, *masks) if workload.direction == "forward" else (x, *masks, x)
+    if isinstance(workload, Attention):
+        q = _template(workload.batch, workload.heads, workload.seq_q, workload.head_dim, dtype=workload.dtype)
+        k = _template(workload.batch, workload.kv_heads, workload.seq_k, workload.head_dim, dtype=workload.dtype)
+        return (q, k, k) if workload.direction == "forward" else (q, k, k, q)
+    raise InputError("inputs", f"a workload of kind {workload.kind}", "gemm, softmax or attention")
+
+
+def output_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
+    """What `Task.outputs` must return, likewise. Strides bind products alone: attention kernels order heads as they
+    like."""
+    if isinstance(workload, Gemm):
+        batch = (workload.batch,) if workload.batch > 1 else ()
+        return (_template(*batch, workload.m, workload.n, dtype=workload.output_dtype),)
+    inputs = input_templates(workload)
+    return inputs[:3] if isinstance(workload, Attention) and workload.direction == "backward" else inputs[:1]
+
+
+def _template(*shape: int, dtype: str, transposed: bool = False) -> torch.Tensor:
+    *batch, rows, cols = shape
+    stored = (*batch, cols, rows) if transposed else shape
+    tensor = torch.empty(stored, dtype=TORCH_DTYPES[dtype], device="meta")
+    return tensor.transpose(-1, -2) if transposed else tensor

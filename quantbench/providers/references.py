@@ -1,41 +1,75 @@
-"""What the results should be: float64, from the operation's definition, on the device that the inputs are on.
+"""What the results should be, from the definition of each operation, on the device that the inputs are on.
 
-Written out by hand and sharing nothing with what is measured; memory and time are no concern here, since results are
-checked on small stand-ins (`quantbench.providers.correctness`).
+Nothing here is shared with what is measured. `quantbench.providers.correctness` uses these definitions in chunks.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 
-if TYPE_CHECKING:
-    from quantbench.workload import Attention
+from quantbench.errors import InputError
+from quantbench.workload import Attention, Gemm, Softmax, Workload
 
 
-def matmul(a: torch.Tensor, b: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-    """scale · a·b for a[…, m, k] and b[…, k, n]."""
-    return (a.double() @ b.double()) * scale
+def results(workload: Workload, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """All results of a workload in float64, at once: for small workloads, since memory and time are not bounded.
+
+    inputs: as `Task.inputs` returns them.
+    """
+    tensors = [tensor.detach() for tensor in inputs]
+    if isinstance(workload, Gemm):
+        product = matmul(tensors[0], tensors[1])
+        return (product + tensors[2].double() if len(tensors) == 3 else product,)
+    if isinstance(workload, Softmax):
+        x = tensors[0].double()
+        dropped = tensors[1] if workload.mask == "full" else None
+        if workload.mask == "causal":
+            dropped = causal_mask(workload.rows, workload.cols, x.device)
+        y = softmax(x, workload.scale, dropped)
+        return (y if workload.direction == "forward" else softmax_backward(y, tensors[-1].double(), workload.scale),)
+    if isinstance(workload, Attention):
+        q, k, v = tensors[:3]
+        if workload.direction == "forward":
+            return (attention(workload, q, k, v),)
+        return attention_backward(workload, q, k, v, tensors[3])
+    raise InputError("reference", f"a workload of kind {workload.kind}", "gemm, softmax or attention")
 
 
-def causal_mask(rows: int, cols: int, device: torch.device) -> torch.Tensor:
-    """A boolean mask[rows, cols], True above the diagonal: what a causal softmax drops."""
-    return torch.ones(rows, cols, dtype=torch.bool, device=device).triu(diagonal=1)
+def relative_error(output: torch.Tensor, reference: torch.Tensor) -> float:
+    """‖output − reference‖ / ‖reference‖ in float64; ‖output‖ where the reference is zero. NaN stays NaN.
+
+    >>> relative_error(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 0.0]))
+    1.3333333333333333
+    """
+    difference = float(torch.linalg.vector_norm(output.double() - reference.double()))
+    size = float(torch.linalg.vector_norm(reference.double()))
+    return difference / size if size != 0 else difference
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a·b in float64 for a[…, m, k] and b[…, k, n]."""
+    return a.double() @ b.double()
+
+
+def causal_mask(rows: int, cols: int, device: torch.device, first_row: int = 0) -> torch.Tensor:
+    """A boolean mask[rows, cols], True above the diagonal: what a causal softmax drops. first_row: where the rows
+    begin in the whole matrix."""
+    return torch.ones(rows, cols, dtype=torch.bool, device=device).triu(diagonal=1 + first_row)
 
 
 def softmax(x: torch.Tensor, scale: float, dropped: torch.Tensor | None) -> torch.Tensor:
-    """softmax(scale · x) over the last dimension, without what `dropped` marks; a row dropped whole has no result."""
-    scores = x.double() * scale
+    """softmax(scale · x) over the last dimension in x's format, without what `dropped` marks."""
+    scores = x * scale
     if dropped is not None:
         scores = scores.masked_fill(dropped, -torch.inf)
-    scores = (scores - scores.amax(-1, keepdim=True)).exp()
-    return scores / scores.sum(-1, keepdim=True)
+    scores = (scores - scores.amax(-1, keepdim=True)).exp_()
+    return scores.div_(scores.sum(-1, keepdim=True))
 
 
 def softmax_backward(y: torch.Tensor, gradient: torch.Tensor, scale: float) -> torch.Tensor:
     """The gradient of x for y = softmax(scale · x) and the gradient of y."""
-    y, gradient = y.double(), gradient.double()
     return scale * y * (gradient - (gradient * y).sum(-1, keepdim=True))
 
 

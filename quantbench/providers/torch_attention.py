@@ -14,10 +14,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from quantbench.providers import references
-from quantbench.providers.base import Task, Tolerance
+from quantbench.providers.base import Task
 from quantbench.providers.inputs import TORCH_DTYPES, Inputs, torch_device
-from quantbench.providers.tolerances import attention_tolerance
 from quantbench.providers.torch_tasks import BackwardTask, ForwardTask
 from quantbench.workload import Attention
 
@@ -65,18 +63,8 @@ class TorchAttention:
                 return scaled_dot_product_attention(q, keys, values, is_causal=work.causal, enable_gqa=grouped)
 
         if work.direction == "forward":
-            return ForwardTask(forward, lambda: (references.attention(work, q, k, v),))
-        gradient = inputs.tensor(*q.shape, dtype=work.dtype)
-
-        def expected() -> tuple[torch.Tensor, ...]:
-            return references.attention_backward(work, q.detach(), k.detach(), v.detach(), gradient)
-
-        return BackwardTask(forward, (q, k, v), gradient, expected)
-
-    def tolerance(self, workload: Workload) -> Tolerance:
-        """By format and direction."""
-        assert isinstance(workload, Attention)
-        return attention_tolerance(workload)
+            return ForwardTask(forward, (q, k, v))
+        return BackwardTask(forward, (q, k, v), inputs.tensor(*q.shape, dtype=work.dtype))
 
     def _heads(self, work: Attention, device: DeviceSpec) -> _Heads:
         if device.kind != "cuda":

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from quantbench.providers import references
-from quantbench.providers.base import Task, Tolerance
+from quantbench.providers.base import Task
 from quantbench.providers.inputs import TORCH_DTYPES, Inputs
-from quantbench.providers.tolerances import softmax_tolerance
 from quantbench.providers.torch_tasks import BackwardTask, ForwardTask
 from quantbench.workload import Softmax
 
@@ -52,20 +51,10 @@ class TorchEagerSoftmax:
         def forward() -> torch.Tensor:
             return megatron_fallback(x, work.scale, dropped)
 
-        def expected() -> torch.Tensor:
-            return references.softmax(x.detach(), work.scale, dropped)
-
+        mask = dropped if work.mask == "full" else None
         if work.direction == "forward":
-            return ForwardTask(forward, lambda: (expected(),))
-        gradient = inputs.tensor(*x.shape, dtype=work.dtype)
-        return BackwardTask(
-            forward, (x,), gradient, lambda: (references.softmax_backward(expected(), gradient, work.scale),)
-        )
-
-    def tolerance(self, workload: Workload) -> Tolerance:
-        """By format."""
-        assert isinstance(workload, Softmax)
-        return softmax_tolerance(workload)
+            return ForwardTask(forward, (x,) if mask is None else (x, mask))
+        return BackwardTask(forward, (x,), inputs.tensor(*x.shape, dtype=work.dtype), mask)
 
 
 def megatron_fallback(x: torch.Tensor, scale: float, dropped: torch.Tensor | None) -> torch.Tensor:

@@ -15,11 +15,11 @@ from quantbench.launch import Launch
 
 
 class ForwardTask:
-    """Runs `forward`; the inputs are inside it."""
+    """Runs `forward`, which reads `inputs`."""
 
-    def __init__(self, forward: Callable[[], torch.Tensor], reference: Callable[[], tuple[torch.Tensor, ...]]) -> None:
+    def __init__(self, forward: Callable[[], torch.Tensor], inputs: tuple[torch.Tensor, ...]) -> None:
         self._forward = forward
-        self._reference = reference
+        self._inputs = inputs
         self._outputs: tuple[torch.Tensor, ...] = ()
 
     def run(self) -> None:
@@ -32,9 +32,9 @@ class ForwardTask:
         """The last run's result; empty before the first."""
         return self._outputs
 
-    def reference(self) -> tuple[torch.Tensor, ...]:
-        """The float64 result."""
-        return self._reference()
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """What forward reads."""
+        return self._inputs
 
     def launch(self) -> Launch | None:
         """Not known; the profiler tells."""
@@ -42,11 +42,12 @@ class ForwardTask:
 
 
 class BackwardTask:
-    """Runs only the backward pass of `forward`: the gradients of `inputs`, through a graph that is kept.
+    """Runs only the backward pass of `forward`: the gradients of `inputs`, through a graph that is kept. mask: read by
+    forward, without a gradient.
 
     autograd runs each operation's backward on the stream that its forward ran on and makes the two streams wait for
     each other where that is not the current one, which would be timed and cannot be captured. So the forward is run
-    once for every stream that `run` is called on, and what it saved is kept: a CUDA graph captured there reads it. A
+    by the first `run` on each stream, and what it saved is kept: a CUDA graph captured there reads it. A
     graph must be captured on a stream that `run` was called on before.
     """
 
@@ -55,15 +56,14 @@ class BackwardTask:
         forward: Callable[[], torch.Tensor],
         inputs: tuple[torch.Tensor, ...],
         gradient: torch.Tensor,
-        reference: Callable[[], tuple[torch.Tensor, ...]],
+        mask: torch.Tensor | None = None,
     ) -> None:
         self._forward = forward
         self._inputs = tuple(tensor.requires_grad_() for tensor in inputs)
         self._gradient = gradient
-        self._reference = reference
+        self._mask = mask
         self._outputs: tuple[torch.Tensor, ...] = ()
         self._results: dict[int, torch.Tensor] = {}  # by stream
-        self._result()
 
     def run(self) -> None:
         """Compute the gradients once."""
@@ -75,9 +75,10 @@ class BackwardTask:
         """The last run's gradients, one per input; empty before the first."""
         return self._outputs
 
-    def reference(self) -> tuple[torch.Tensor, ...]:
-        """The float64 gradients."""
-        return tuple(self._reference())
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """The inputs of forward, the mask where there is one, and the gradient of the result."""
+        mask = () if self._mask is None else (self._mask,)
+        return (*self._inputs, *mask, self._gradient)
 
     def launch(self) -> Launch | None:
         """Not known; the profiler tells."""

@@ -8,15 +8,11 @@ from quantbench.kernels.attention import AttentionPlan, plan_backward, plan_forw
 from quantbench.kernels.attention.menu import MAX_HEAD_DIM, MIN_HEAD_DIM
 from quantbench.kernels.attention.operands import too_old, wrong_in_interpreter
 from quantbench.kernels.features import INTERPRETER, unsupported_architecture
-from quantbench.providers import references
-from quantbench.providers.base import Task, Tolerance
+from quantbench.providers.base import Task
 from quantbench.providers.inputs import Inputs
-from quantbench.providers.tolerances import attention_tolerance
 from quantbench.workload import Attention
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
     from quantbench.device.spec import DeviceSpec
@@ -25,26 +21,34 @@ if TYPE_CHECKING:
 
 
 class TritonAttentionTask:
-    """One planned attention, or its gradients."""
+    """One planned attention, or its gradients. forward: the plan whose result the gradients are of, run once before."""
 
     def __init__(
-        self, work: AttentionPlan, outputs: tuple[torch.Tensor, ...], reference: Callable[[], tuple[torch.Tensor, ...]]
+        self,
+        work: AttentionPlan,
+        inputs: tuple[torch.Tensor, ...],
+        outputs: tuple[torch.Tensor, ...],
+        forward: AttentionPlan | None = None,
     ) -> None:
         self._work = work
+        self._inputs = inputs
         self._outputs = outputs
-        self._reference = reference
+        self._forward = forward
 
     def run(self) -> None:
         """Enqueue the kernel (backward: its three kernels)."""
+        if self._forward is not None:
+            self._forward.run()
+            self._forward = None
         self._work.run()
+
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """q, k and v, for backward the gradient of o."""
+        return self._inputs
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """o, or the gradients of q, k and v."""
         return self._outputs
-
-    def reference(self) -> tuple[torch.Tensor, ...]:
-        """The float64 results."""
-        return self._reference()
 
     def launch(self) -> Launch | None:
         """Exactly what runs, of backward the kernel that keeps k and v; None in the interpreter."""
@@ -92,15 +96,7 @@ class TritonFlash:
         )
         o, lse = forward.outputs
         if work.direction == "forward":
-            return TritonAttentionTask(forward, (o,), lambda: (references.attention(work, q, k, v),))
-        forward.run()
+            return TritonAttentionTask(forward, (q, k, v), (o,))
         gradient = inputs.tensor(*q.shape, dtype=work.dtype)
         backward = plan_backward(q, k, v, o, lse, gradient, causal=work.causal)
-        return TritonAttentionTask(
-            backward, backward.outputs, lambda: references.attention_backward(work, q, k, v, gradient)
-        )
-
-    def tolerance(self, workload: Workload) -> Tolerance:
-        """By format and direction."""
-        assert isinstance(workload, Attention)
-        return attention_tolerance(workload)
+        return TritonAttentionTask(backward, (q, k, v, gradient), backward.outputs, forward)

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 from quantbench.kernels.features import INTERPRETER, unsupported_architecture
 from quantbench.kernels.gemm import GemmPlan, plan
 from quantbench.kernels.gemm.operands import missing_format, wrong_in_interpreter
-from quantbench.providers import references
-from quantbench.providers.base import Task, Tolerance
+from quantbench.providers.base import Task
 from quantbench.providers.inputs import Inputs
-from quantbench.providers.tolerances import gemm_tolerance
 from quantbench.workload import Gemm
 
 if TYPE_CHECKING:
@@ -37,9 +35,9 @@ class TritonGemmTask:
         """c[m, n], or c[batch, m, n]."""
         return (self._work.out,)
 
-    def reference(self) -> tuple[torch.Tensor, ...]:
-        """The float64 product. fp8 operands count as they are stored: no scale is applied on either side."""
-        return (references.matmul(self._a, self._b),)
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """a and b. fp8 operands count as they are stored."""
+        return (self._a, self._b)
 
     def launch(self) -> Launch | None:
         """Exactly what runs; None in the interpreter, where nothing is launched."""
@@ -83,11 +81,6 @@ class _TritonGemm:
             a, b, tile=self._tile, schedule=self.schedule, tf32=workload.dtype == "tf32", autotune=self._autotune
         )
         return TritonGemmTask(a, b, work)
-
-    def tolerance(self, workload: Workload) -> Tolerance:
-        """By format."""
-        assert isinstance(workload, Gemm)
-        return gemm_tolerance(workload)
 
 
 class TritonDataParallel(_TritonGemm):

@@ -7,15 +7,11 @@ from typing import TYPE_CHECKING
 from quantbench.kernels.features import INTERPRETER, unsupported_architecture
 from quantbench.kernels.softmax.host import SoftmaxPlan, missing_bf16, plan_backward, plan_forward
 from quantbench.kernels.softmax.kernels import MAX_COLS
-from quantbench.providers import references
-from quantbench.providers.base import Task, Tolerance
+from quantbench.providers.base import Task
 from quantbench.providers.inputs import Inputs
-from quantbench.providers.tolerances import softmax_tolerance
 from quantbench.workload import Softmax
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
     from quantbench.device.spec import DeviceSpec
@@ -24,23 +20,27 @@ if TYPE_CHECKING:
 
 
 class TritonSoftmaxTask:
-    """One planned softmax, or its gradient."""
+    """One planned softmax, or its gradient. forward: the plan whose result the gradient is of, run once before."""
 
-    def __init__(self, work: SoftmaxPlan, reference: Callable[[], torch.Tensor]) -> None:
+    def __init__(self, work: SoftmaxPlan, inputs: tuple[torch.Tensor, ...], forward: SoftmaxPlan | None = None) -> None:
         self._work = work
-        self._reference = reference
+        self._inputs = inputs
+        self._forward = forward
 
     def run(self) -> None:
         """Enqueue the kernel."""
+        if self._forward is not None:
+            self._forward.run()
+            self._forward = None
         self._work.run()
+
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """x, the mask where there is one, for backward the gradient of y."""
+        return self._inputs
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """y, or the gradient of the scores: [samples, heads, rows, cols]."""
         return (self._work.out,)
-
-    def reference(self) -> tuple[torch.Tensor, ...]:
-        """The float64 result."""
-        return (self._reference(),)
 
     def launch(self) -> Launch | None:
         """Exactly what runs; None in the interpreter, where nothing is launched."""
@@ -83,19 +83,10 @@ class TritonFusedSoftmax:
         causal = work.mask == "causal"
         mask = inputs.padding_mask(work) if work.mask == "full" else None
 
-        def expected() -> torch.Tensor:
-            dropped = references.causal_mask(work.rows, work.cols, x.device) if causal else mask
-            return references.softmax(x, work.scale, dropped)
-
+        scores = (x,) if mask is None else (x, mask)
         if work.direction == "forward":
-            return TritonSoftmaxTask(plan_forward(x, work.scale, causal=causal, mask=mask, tile=self._tile), expected)
+            return TritonSoftmaxTask(plan_forward(x, work.scale, causal=causal, mask=mask, tile=self._tile), scores)
         forward = plan_forward(x, work.scale, causal=causal, mask=mask)
-        forward.run()
         gradient = inputs.tensor(*x.shape, dtype=work.dtype)
         backward = plan_backward(gradient, forward.out, work.scale, causal=causal, tile=self._tile)
-        return TritonSoftmaxTask(backward, lambda: references.softmax_backward(expected(), gradient, work.scale))
-
-    def tolerance(self, workload: Workload) -> Tolerance:
-        """By format."""
-        assert isinstance(workload, Softmax)
-        return softmax_tolerance(workload)
+        return TritonSoftmaxTask(backward, (*scores, gradient), forward)

@@ -1,7 +1,8 @@
 """One line of records.jsonl: one point, and what came of it.
 
 History of the format:
-1  first version.
+1  first version. Later, without a change for readers: `check`, absent where a result was not checked or an older
+   version wrote the record.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ from typing import Any
 
 from quantbench.errors import InputError, require_choice, require_int
 from quantbench.launch import Launch
-from quantbench.measurement import Grade, Measurement
+from quantbench.measurement import Check, Grade, Measurement
 from quantbench.store.codec import launch_from_json, launch_to_json, measurement_from_json, measurement_to_json
 from quantbench.store.typed import decode, is_number
 from quantbench.timing.options import TimingOptions
@@ -76,7 +77,7 @@ class Record:
 
     key: names workload, provider and timing (see `record_key`). launch: the kernel that ran, where known. origin:
     measured here, imported from a named source, or simulated. role: a point of the plan, or one of the repetitions of
-    the reference point that show drift. elapsed_s: since the run began.
+    the reference point that show drift. elapsed_s: since the run began. check: what the checks of the results found.
     """
 
     run_id: str
@@ -90,6 +91,7 @@ class Record:
     source: str = ""
     role: str = "point"
     elapsed_s: float = 0.0
+    check: Check | None = None
 
     def __post_init__(self) -> None:
         require_choice("Record", "origin", self.origin, ORIGINS)
@@ -120,6 +122,8 @@ def record_to_json(record: Record) -> dict[str, Any]:
         "provider": record.provider,
         "launch": launch_to_json(record.launch),
     }
+    if record.check is not None:
+        data["check"] = asdict(record.check)
     match record.outcome:
         case Measured(measurement, grade):
             data["measurement"] = measurement_to_json(measurement, grade)
@@ -158,6 +162,7 @@ def record_from_json(data: object) -> Record:
         launch=launch_from_json(data.get("launch")),
         places=tuple(decode(Place, p) for p in places),
         elapsed_s=float(elapsed_s),
+        check=decode(Check, data["check"]) if data.get("check") is not None else None,
         **texts,  # type: ignore[arg-type]
     )
 

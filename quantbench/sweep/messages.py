@@ -11,7 +11,7 @@ from typing import Any
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError
 from quantbench.launch import Launch
-from quantbench.measurement import Measurement
+from quantbench.measurement import Check, Measurement
 from quantbench.store.codec import (
     launch_from_json,
     launch_to_json,
@@ -38,24 +38,25 @@ class Hello:
 
 @dataclass(frozen=True)
 class Request:
-    """One point to run. check: compare the result with its reference first."""
+    """One point to run."""
 
     workload: Workload
     provider: str
-    check: bool
 
 
 @dataclass(frozen=True)
 class Reply:
     """What came of a request: exactly one of measurement, skipped (why) and failed (kind, message).
 
-    phases_s: seconds by phase. broken: the worker cannot go on (its GPU context is lost).
+    checked: what the checks of its results found, None where they could not be made. phases_s: seconds by phase.
+    broken: the worker cannot go on (its GPU context is lost).
     """
 
     measurement: Measurement | None = None
     skipped: str | None = None
     failed: tuple[str, str] | None = None
     launch: Launch | None = None
+    checked: Check | None = None
     phases_s: dict[str, float] = field(default_factory=dict)
     broken: bool = False
 
@@ -72,12 +73,11 @@ def request_to_json(request: Request) -> dict[str, Any]:
     return {
         "workload": workload_to_json(request.workload),
         "provider": request.provider,
-        "check": request.check,
     }
 
 
 def request_from_json(data: dict[str, Any]) -> Request:
-    return Request(workload_from_json(data["workload"]), data["provider"], data["check"])
+    return Request(workload_from_json(data["workload"]), data["provider"])
 
 
 def reply_to_json(reply: Reply) -> dict[str, Any]:
@@ -87,6 +87,7 @@ def reply_to_json(reply: Reply) -> dict[str, Any]:
         "skipped": reply.skipped,
         "failed": reply.failed,
         "launch": launch_to_json(reply.launch),
+        "checked": None if reply.checked is None else asdict(reply.checked),
         "phases_s": reply.phases_s,
         "broken": reply.broken,
     }
@@ -101,6 +102,7 @@ def reply_from_json(data: dict[str, Any]) -> Reply:
             skipped=data["skipped"],
             failed=None if data["failed"] is None else (str(data["failed"][0]), str(data["failed"][1])),
             launch=launch_from_json(data["launch"]),
+            checked=None if data["checked"] is None else decode(Check, data["checked"]),
             phases_s=data["phases_s"],
             broken=data["broken"],
         )

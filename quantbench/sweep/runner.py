@@ -19,9 +19,8 @@ from quantbench.sweep import naming
 from quantbench.sweep.child import Asked, WorkerLostError
 from quantbench.sweep.messages import Reply, Request
 from quantbench.sweep.plan import REFERENCE_EVERY, Plan, PlanPoint
-from quantbench.timing.grade import grade
+from quantbench.timing.grade import NO_CHECK, grade
 from quantbench.timing.options import TimingOptions
-from quantbench.workload import Gemm, Workload
 
 # A point may take this many times its estimate, and never less than the floor, before its worker counts as hanging.
 _LIMIT_FACTOR = 20
@@ -96,8 +95,6 @@ class Sweep:
         self._start_s = self.clock()
         self._progress = Progress(total=len(self._todo))
         self._worker: Asked | None = None
-        self._checked: set[tuple[str, ...]] = set()
-        self._wrong: dict[tuple[str, ...], str] = {}
         self._lost_in_a_row = 0
         self._last_reference_us = self.first_reference_us
 
@@ -161,10 +158,7 @@ class Sweep:
             self._append(point, self._outcome(reply, point), reply, role="reference")
 
     def _ask(self, point: PlanPoint) -> Reply:
-        family = check_family(point.workload, point.provider)
-        if family in self._wrong:
-            return Reply(failed=("wrong_result", self._wrong[family]))
-        request = Request(point.workload, point.provider, check=family not in self._checked)
+        request = Request(point.workload, point.provider)
         limit_s = self.limit_s or max(_LIMIT_FLOOR_S, _LIMIT_FACTOR * point.estimate_s)
         if self.spec.kind == "cuda":
             limit_s += naming.LIMIT_S
@@ -182,10 +176,6 @@ class Sweep:
         self._lost_in_a_row = 0
         if reply.broken:
             self._end_worker()
-        if reply.failed is not None and reply.failed[0] == "wrong_result":
-            self._wrong[family] = reply.failed[1]
-        elif reply.measurement is not None:
-            self._checked.add(family)
         self.phases_s.update(reply.phases_s)
         return reply
 
@@ -204,6 +194,7 @@ class Sweep:
                 drift_ratio=drift_ratio,
                 options=self.timing,
                 interpreted=self.interpreter and point.provider.startswith("triton."),
+                unchecked="" if reply.checked else NO_CHECK,
             )
             return Measured(reply.measurement, verdict)
         if reply.skipped is not None:
@@ -219,6 +210,7 @@ class Sweep:
             provider=point.provider,
             outcome=outcome,
             launch=reply.launch,
+            check=reply.checked,
             places=point.places if role == "point" else (),
             role=role,
             elapsed_s=self._elapsed_s(),
@@ -255,11 +247,3 @@ class Sweep:
         if self._worker is not None:
             self._worker.close()
             self._worker = None
-
-
-def check_family(workload: Workload, provider: str) -> tuple[str, ...]:
-    """What one check against the reference vouches for: this provider on this kind, number format and variant."""
-    names = ("dtype", "layout", "mask", "causal", "direction")
-    variant = tuple(str(getattr(workload, name)) for name in names if hasattr(workload, name))
-    batched = isinstance(workload, Gemm) and workload.batch > 1
-    return (provider, workload.kind, *variant, "batched" if batched else "single")

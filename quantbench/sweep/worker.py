@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quantbench.errors import MeasurementError, QuantbenchError, UnsupportedError
@@ -34,6 +35,8 @@ from quantbench.workload import Workload
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
     from quantbench.launch import Launch
+    from quantbench.measurement import Check, Measurement
+    from quantbench.providers.audit import Audit
     from quantbench.providers.base import Provider
     from quantbench.timing.options import TimingOptions
     from quantbench.timing.timer import Timer
@@ -56,6 +59,7 @@ class Worker:
         self._timer = timer
         self._timing = timing
         self._phases_s: dict[str, float] = {}
+        self._functions: dict[tuple[str, str], object] | None = None  # before the first provider is imported
 
     def run(self, request: Request) -> Reply:
         """Run one point; what is raised on purpose becomes its outcome."""
@@ -86,34 +90,27 @@ class Worker:
         import torch
 
         from quantbench.providers import catalog
-        from quantbench.providers.correctness import check
+        from quantbench.providers.audit import harness_functions, require_unchanged
 
+        if self._functions is None:
+            self._functions = harness_functions()
         provider = catalog.make(request.provider)
         reason = too_large(request.workload, self._spec) or provider.unsupported(request.workload, self._spec)
         if reason is not None:
             return Reply(skipped=reason)
-        if request.check:
-            with self._phase("check"):
-                check(provider, request.workload, self._spec, seed=self._timing.seed)
-        with self._phase("inputs"):
-            task = provider.prepare(
-                request.workload, self._spec, distribution=self._timing.distribution, seed=self._timing.seed
-            )
         warmup_before_s, measuring_before_s = self._timer.warmup_s, self._timer.measuring_s
-        measurement = self._timer.measure(
-            task.run,
-            rotate=copies_of(provider, request.workload, self._spec, self._timing),
-            min_bytes=request.workload.min_bytes,
-        )
+        point = measure(provider, request.workload, self._spec, self._timer, self._timing)
+        require_unchanged(self._functions, provider.id)
+        self._phases_s["inputs"] = point.inputs_s
+        self._phases_s["check"] = point.check_s
         self._phases_s["warm-up"] = self._timer.warmup_s - warmup_before_s
         self._phases_s["measuring"] = self._timer.measuring_s - measuring_before_s
-        launch = task.launch()
-        del task  # whoever names the kernel needs its memory
+        launch = point.launch
         if launch is None and self._spec.kind == "cuda":
             torch.cuda.empty_cache()
             with self._phase("identify"):
                 launch = self._name(request)
-        return Reply(measurement=measurement, launch=launch, phases_s=self._phases_s)
+        return Reply(measurement=point.measurement, launch=launch, checked=point.checked, phases_s=self._phases_s)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -122,14 +119,44 @@ class Worker:
         self._phases_s[name] = time.perf_counter() - start_s
 
 
-def copies_of(provider: Provider, workload: Workload, spec: DeviceSpec, timing: TimingOptions) -> LazyRuns:
+@dataclass(frozen=True)
+class Point:
+    """What measuring one workload by one provider gave. checked: None where the results could not be checked."""
+
+    measurement: Measurement
+    launch: Launch | None
+    checked: Check | None
+    inputs_s: float
+    check_s: float
+
+
+def measure(provider: Provider, workload: Workload, spec: DeviceSpec, timer: Timer, timing: TimingOptions) -> Point:
+    """Time the workload, its results checked before, while and after (`quantbench.providers.audit`)."""
+    from quantbench.providers.audit import Audit
+
+    audit = Audit(provider, workload, spec, timing.distribution)
+    start_s = time.perf_counter()
+    task = provider.prepare(workload, spec, distribution=timing.distribution, seed=timing.seed)
+    inputs_s = time.perf_counter() - start_s
+    run = audit.add(task)
+    audit.before_timing()
+    measurement = timer.measure(
+        run, rotate=copies_of(provider, workload, spec, timing, audit), min_bytes=workload.min_bytes, audit=audit
+    )
+    return Point(measurement, task.launch(), audit.checked, inputs_s, audit.elapsed_s)
+
+
+def copies_of(
+    provider: Provider, workload: Workload, spec: DeviceSpec, timing: TimingOptions, audit: Audit | None = None
+) -> LazyRuns:
     """Copies of the work, made only if the timer finds it too short for events and rotates over them."""
     if spec.kind != "cuda" or timing.cache != "cold":
         return LazyRuns(0, lambda number: lambda: None)
     needed = cold_copies(spec.l2_bytes, workload.min_bytes) - 1
 
     def copy(number: int) -> Run:
-        return provider.prepare(workload, spec, distribution=timing.distribution, seed=timing.seed + 1 + number).run
+        task = provider.prepare(workload, spec, distribution=timing.distribution, seed=timing.seed + 1 + number)
+        return task.run if audit is None else audit.add(task)
 
     return LazyRuns(needed if needed <= _MOST_COPIES else 0, copy)
 

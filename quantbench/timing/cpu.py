@@ -19,7 +19,7 @@ from quantbench.errors import InputError, UnsupportedError
 from quantbench.measurement import Measurement
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import Run
-from quantbench.timing.session import PREEMPTED, Batch, sample_point, warm_up
+from quantbench.timing.session import OTHER_THREADS, PREEMPTED, Audit, Batch, sample_point, warm_up
 
 if sys.platform == "linux":
     import resource
@@ -41,6 +41,10 @@ _WARM_UP_LIMIT_S = 0.25
 # Long enough to count as having slept, short enough that the core keeps its clock.
 _NAP_S = 0.0001
 
+# Other threads of the process within one run: more than this share of it is help. Reading the clocks takes the rest.
+_HELP_SHARE = 0.2
+_HELP_NS = 20_000
+
 # perf_counter_ns reads the time stamp counter in nanoseconds, and a call takes 50 ns.
 _TICK_US = 0.05
 
@@ -57,13 +61,15 @@ class CpuClocks:
     """What the sampler reads; replaced in tests.
 
     wall_ns: the wall clock. thread_ns: time this thread has had on a core. preemptions: how often it has lost its core
-    to another thread so far. nap: sleeps for so many seconds.
+    to another thread so far. nap: sleeps for so many seconds. process_ns: time that all threads of this process have
+    had on cores; None where other threads do not matter.
     """
 
     wall_ns: Callable[[], int] = time.perf_counter_ns
     thread_ns: Callable[[], int] = time.thread_time_ns
     preemptions: Callable[[], int] = thread_preemptions
     nap: Callable[[float], None] = time.sleep
+    process_ns: Callable[[], int] | None = None
 
 
 class CpuSampler:
@@ -75,10 +81,20 @@ class CpuSampler:
     A run during which the thread lost its core is marked as preempted, and its time is what the thread had of
     the core: nearer to the truth than the wall clock, should nothing better be had. After one, the thread naps
     between flush and run, since the scheduler gives a thread that wakes a whole slice of time.
+
+    A run during which other threads of the process worked for more than _HELP_SHARE of its time is marked: the figure
+    is that of one core. before: called before each sample.
     """
 
-    def __init__(self, run: Run, buffer: npt.NDArray[np.int64] | None, clocks: CpuClocks) -> None:
+    def __init__(
+        self,
+        run: Run,
+        buffer: npt.NDArray[np.int64] | None,
+        clocks: CpuClocks,
+        before: Callable[[], None] = lambda: None,
+    ) -> None:
         self._run = run
+        self._before = before
         self._lines = None if buffer is None else buffer[:: _LINE_BYTES // buffer.itemsize]
         self._clocks = clocks
         self._crowded = False
@@ -90,18 +106,25 @@ class CpuSampler:
 
     def _sample(self) -> tuple[float, str]:
         clocks = self._clocks
+        self._before()
         if self._lines is not None:
             self._lines.sum()
         if self._crowded:
             clocks.nap(_NAP_S)
         before = clocks.preemptions()
+        process_start_ns = clocks.process_ns() if clocks.process_ns else 0
         thread_start_ns = clocks.thread_ns()
         start_ns = clocks.wall_ns()
         self._run()
         stop_ns = clocks.wall_ns()
         thread_stop_ns = clocks.thread_ns()
+        process_stop_ns = clocks.process_ns() if clocks.process_ns else 0
         lost = clocks.preemptions() - before
         self._crowded = lost > 0
+        others_ns = process_stop_ns - process_start_ns - (thread_stop_ns - thread_start_ns)
+        if others_ns > _HELP_SHARE * (stop_ns - start_ns) + _HELP_NS:
+            share = others_ns / max(1, stop_ns - start_ns)
+            return (stop_ns - start_ns) / 1e3, f"{OTHER_THREADS}: they ran for {share:.0%} of its time"
         if not lost:
             return (stop_ns - start_ns) / 1e3, ""
         times = "once" if lost == 1 else f"{lost} times"
@@ -130,7 +153,7 @@ class CpuTimer:
             raise UnsupportedError("timing", "mode = 'graph' on a processor", "a CUDA device, or mode = 'auto'")
         self._options = options
         self._state = state
-        self._clocks = clocks or CpuClocks()
+        self._clocks = clocks or CpuClocks(process_ns=time.process_time_ns)
         self._now = now
         self._pause = pause
         # Ones: pages of a fresh buffer of zeros are all the same page, which stays in the first-level cache.
@@ -139,16 +162,19 @@ class CpuTimer:
         self.warmup_s = 0.0
         self.measuring_s = 0.0
 
-    def measure(self, run: Run, *, rotate: Sequence[Run] = (), min_bytes: int | None = None) -> Measurement:
+    def measure(
+        self, run: Run, *, rotate: Sequence[Run] = (), min_bytes: int | None = None, audit: Audit | None = None
+    ) -> Measurement:
         """Time `run`, which returns when its work is done. rotate and min_bytes are not needed on a processor."""
         with _one_thread():
-            return self._measure(run)
+            return self._measure(run, audit)
 
-    def _measure(self, run: Run) -> Measurement:
+    def _measure(self, run: Run, audit: Audit | None) -> Measurement:
         start_s = self._now()
         before = self._state()
         run()  # the first call may pack weights, build a primitive, touch fresh pages
-        sampler = CpuSampler(run, self._buffer, self._clocks)
+        before_sample = (lambda: None) if audit is None else audit.before_sample
+        sampler = CpuSampler(run, self._buffer, self._clocks, before_sample)
         warm = warm_up(
             sampler,
             window_s=_WARM_UP_WINDOW_S,
@@ -172,6 +198,8 @@ class CpuTimer:
             )
         finally:
             self.measuring_s += self._now() - warm_s
+        if audit is not None:
+            audit.after_sampling(lambda: sampler.sample(1))
         return replace(measurement, state_before=before, state_after=self._state())
 
 

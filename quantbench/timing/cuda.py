@@ -30,7 +30,7 @@ from quantbench.measurement import Measurement
 from quantbench.timing.cuda_samplers import MAX_QUEUED, CudaOps, EventSampler, FlushedGraphSampler, ReplaySampler
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import Run, cold_copies
-from quantbench.timing.session import WarmUp, sample_point, warm_up
+from quantbench.timing.session import Audit, WarmUp, sample_point, warm_up
 
 # Below this a run is as short as the 1-2 µs between events and kernel weigh 10 %, and as a launch takes the host.
 _GRAPH_BELOW_US = 20.0
@@ -129,11 +129,14 @@ class CudaTimer:
         self.warmup_s = 0.0
         self.measuring_s = 0.0
 
-    def measure(self, run: Run, *, rotate: Sequence[Run] = (), min_bytes: int | None = None) -> Measurement:
+    def measure(
+        self, run: Run, *, rotate: Sequence[Run] = (), min_bytes: int | None = None, audit: Audit | None = None
+    ) -> Measurement:
         """Time `run`, which queues its work on the current stream.
 
         rotate: the same work on copies of its data, used where a graph is to be cold (made lazily: `LazyRuns`).
-        min_bytes: the least that one run reads and writes, which tells how many copies that takes.
+        min_bytes: the least that one run reads and writes, which tells how many copies that takes. audit: checks what
+        the runs leave; it is called before each sample, or before each replay of a graph.
         """
         start_s = self._now()
         # The first calls load modules, compile, tune and allocate. Behind a hold that could wait for ever (lazy loading
@@ -142,7 +145,10 @@ class CudaTimer:
             run()
         self._ops.synchronize()
         cold = self._options.cache == "cold"
-        sampler: EventSampler | ReplaySampler | FlushedGraphSampler = EventSampler(self._ops, run, flush=cold)
+        before = (lambda: None) if audit is None else audit.before_sample
+        sampler: EventSampler | ReplaySampler | FlushedGraphSampler = EventSampler(
+            self._ops, run, flush=cold, before=before
+        )
         warm = self._warm_up(sampler)
         method = choose_method(
             self._options,
@@ -154,15 +160,15 @@ class CudaTimer:
         )
         if method.name == "replay":
             runs = [run, *(rotate[i] for i in range(method.copies))]
-            sampler = ReplaySampler(self._ops, runs * (method.runs_per_sample // len(runs)))
+            sampler = ReplaySampler(self._ops, runs * (method.runs_per_sample // len(runs)), before)
             warm = self._warm_up(sampler)
         elif method.name == "flushed_graph":
-            sampler = FlushedGraphSampler(self._ops, run)
+            sampler = FlushedGraphSampler(self._ops, run, before)
             warm = self._warm_up(sampler)
         warm_s = self._now()
         self.warmup_s += warm_s - start_s
         try:
-            return sample_point(
+            measurement = sample_point(
                 sampler,
                 self._options,
                 warm,
@@ -175,6 +181,9 @@ class CudaTimer:
             )
         finally:
             self.measuring_s += self._now() - warm_s
+        if audit is not None:
+            audit.after_sampling(lambda: sampler.sample(1))
+        return measurement
 
     def _warm_up(self, sampler: EventSampler | ReplaySampler | FlushedGraphSampler) -> WarmUp:
         return warm_up(

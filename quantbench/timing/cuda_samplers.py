@@ -2,11 +2,13 @@
 
 One batch is one synchronisation:
 
-    hold the stream · stamp · [flush · start event · run · stop event · stamp] × count · let go · wait
+    hold the stream · stamp · [audit · flush · start event · run · stop event · stamp] × count · let go · wait
 
 - Why hold: an event pair around a launch into an empty stream measures the host (Python, the driver, 5-40 µs) and not
   the kernel. While a one-thread kernel spins on a flag in host memory, everything queues up behind it; once the
   host lets go, the device runs it back to back.
+- The audit changes a little of the inputs (`session.Audit`), so that no run can repeat an earlier result. In a graph of
+  many runs it stands before the replay.
 - The flush stands before the start event in the same stream, so it has ended when the clock starts.
 - The state (clocks, power, throttle reasons) is read between letting go and waiting: the device is at work then.
 """
@@ -19,7 +21,7 @@ from quantbench.timing.rotation import Run
 from quantbench.timing.session import LAUNCH_GAP, Batch
 
 #: Samples queued at most behind one hold. The driver takes about 1024 launches before it blocks the host, which would
-#: then never let go; a sample is 5 launches and as many as the run itself makes, so 16 leaves room for runs of 50.
+#: then never let go; a sample is 8 launches and as many as the run itself makes, so 16 leaves room for runs of 50.
 MAX_QUEUED = 16
 
 #: Runs queued at most behind one hold as nodes of graphs. Before CUDA 12.6 launching a graph costs the host time for
@@ -82,8 +84,9 @@ class EventSampler:
 
     runs_per_sample = 1
 
-    def __init__(self, ops: CudaOps, run: Run, *, flush: bool) -> None:
+    def __init__(self, ops: CudaOps, run: Run, *, flush: bool, before: Run = lambda: None) -> None:
         self._ops = ops
+        self._before = before
         self._run = run
         self._flush = flush
         self._pairs = [ops.event_pair() for _ in range(MAX_QUEUED)]
@@ -95,6 +98,7 @@ class EventSampler:
 
         def queue() -> None:
             for index, pair in enumerate(pairs):
+                self._before()
                 if self._flush:
                     self._ops.flush()
                 pair.start()
@@ -115,8 +119,9 @@ class ReplaySampler:
     need no flush: in the steady state each run also pays for writing back what an earlier one left.
     """
 
-    def __init__(self, ops: CudaOps, runs: Sequence[Run]) -> None:
+    def __init__(self, ops: CudaOps, runs: Sequence[Run], before: Run = lambda: None) -> None:
         self._ops = ops
+        self._before = before
         self.runs_per_sample = len(runs)
         self._limit = max(1, min(MAX_QUEUED, MAX_QUEUED_RUNS // len(runs)))
         self._pairs = [ops.event_pair() for _ in range(self._limit)]
@@ -135,6 +140,7 @@ class ReplaySampler:
 
         def queue() -> None:
             for index, pair in enumerate(pairs):
+                self._before()
                 pair.start()
                 self._replay()
                 pair.stop()
@@ -158,8 +164,9 @@ class FlushedGraphSampler:
 
     runs_per_sample = 1
 
-    def __init__(self, ops: CudaOps, run: Run) -> None:
+    def __init__(self, ops: CudaOps, run: Run, before: Run = lambda: None) -> None:
         self._ops = ops
+        self._before = before
         self._pairs = [ops.event_pair(in_graph=True) for _ in range(MAX_QUEUED)]
 
         def body() -> None:
@@ -181,6 +188,7 @@ class FlushedGraphSampler:
         """One replay: MAX_QUEUED samples, however many were wanted."""
 
         def queue() -> None:
+            self._before()
             self._replay()
             self._ops.stamp(1)
 

@@ -8,7 +8,10 @@ from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.measurement import Grade, Measurement
 from quantbench.stats import median, median_interval, noise, outlier_share, quantiles, relative_half_width, spread, tick
 from quantbench.timing.options import TimingOptions
-from quantbench.timing.session import HARD_THROTTLES, KEPT, LAUNCH_GAP, NOT_A_TIME, PREEMPTED, THROTTLED
+from quantbench.timing.session import HARD_THROTTLES, KEPT, LAUNCH_GAP, NOT_A_TIME, OTHER_THREADS, PREEMPTED, THROTTLED
+
+#: Why a point is graded D whose results nobody but its provider has seen.
+NO_CHECK = "its results were not checked: its task has no inputs()"
 
 _NOTE, _OFF, _BAD, _WORTHLESS = 0, 1, 2, 4
 
@@ -40,11 +43,15 @@ _DISCARDED_KINDS = {
     THROTTLED: ("throttled", _BAD),
     LAUNCH_GAP: ("timed with a launch gap", _BAD),
     PREEMPTED: ("preempted", _OFF),
+    OTHER_THREADS: ("helped by other threads", _BAD),
 }
 
 # Nothing above its peak is a time of that work. The margin is for peaks from data sheets, which are rounded (H200:
 # 4.8 TB/s is printed, 3201 MHz × 2 × 6144 bits make 4.92), and for clocks, read to about 1 %.
 _PEAK_MARGIN = 1.05
+# No cache is this much faster than memory: a core's first-level cache moves up to 192 bytes a cycle (two loads and a
+# store of 512 bits), 700 GB/s at 3.7 GHz, 35 times one core's 20 GB/s; an H100's L1 caches together 33 TB/s, 10 times.
+_CACHE_OVER_MEMORY = 100
 
 
 def grade(
@@ -53,17 +60,20 @@ def grade(
     flops: float,
     min_bytes: float,
     spec: DeviceSpec,
-    dtype: str,
+    dtype: str | None,
     drift_ratio: float | None = None,
     options: TimingOptions | None = None,
     interpreted: bool = False,
+    unchecked: str = "",
 ) -> Grade:
     """Grade one point.
 
     flops, min_bytes: what the work must compute and move through device memory, once per run. dtype: the arithmetic,
-    for the peak. drift_ratio: time of the reference point now over its first time; None where there is none.
+    for the peak; where it is None, or the device's peak in it is not known, the highest peak of the device counts.
+    drift_ratio: time of the reference point now over its first time; None where there is none.
     options: what was asked for (target half width, cache, sample count); the defaults where it is not given.
-    interpreted: it ran in triton's interpreter, which checks results and times nothing.
+    interpreted: it ran in triton's interpreter, which checks results and times nothing. unchecked: why its results
+    could not be checked.
     """
     impossible = _impossible(measurement, flops, min_bytes, spec, dtype)
     if impossible:
@@ -76,6 +86,8 @@ def grade(
         *_clock(measurement, spec),
         *_surroundings(measurement, options, drift_ratio),
     ]
+    if unchecked:
+        found.insert(0, (_WORTHLESS, unchecked))
     if interpreted:
         found.insert(0, (_WORTHLESS, "it ran in triton's interpreter: the time of no kernel"))
     weight = sum(w for w, _ in found)
@@ -97,36 +109,43 @@ def best_clock_mhz(measurement: Measurement) -> float | None:
     return max(seen, default=None)
 
 
-def _impossible(m: Measurement, flops: float, min_bytes: float, spec: DeviceSpec, dtype: str) -> list[str]:
+def _impossible(m: Measurement, flops: float, min_bytes: float, spec: DeviceSpec, dtype: str | None) -> list[str]:
     """Sentences that name the figure and the peak it exceeds."""
     time_s = median(m.samples_us) * 1e-6
     found = []
     # Not a processor's clock: what it reports between runs is not what it ran at, and its peaks are bounds already.
     clock = best_clock_mhz(m) if spec.kind == "cuda" else None
-    ceiling = spec.ceiling(dtype, clock)
+    highest, which = _ceiling(spec, dtype, clock)
     tflops = flops / time_s / 1e12
-    if ceiling is not None and tflops > ceiling * _PEAK_MARGIN:
+    if tflops > highest * _PEAK_MARGIN:
         at = f"the {clock:.0f} MHz seen" if clock else "its highest clock"
         found.append(
             f"faster than the hardware's peak: {tflops:.4g} TFLOP/s, where {spec.name} reaches at most "
-            f"{ceiling:.4g} TFLOP/s in {dtype} at {at}"
+            f"{highest:.4g} TFLOP/s in {which} at {at}"
         )
-    gb_per_s = _memory_bytes(m, min_bytes, spec) / time_s / 1e9
+    # Not all of min_bytes: up to a whole cache of it may have been there before, or be written back afterwards.
+    gb_per_s = max(0.0, min_bytes - spec.l2_bytes) / time_s / 1e9
     if gb_per_s > spec.memory_gb_per_s * _PEAK_MARGIN:
         found.append(
-            f"faster than the hardware's peak: at least {gb_per_s:.4g} GB/s through memory with a cold cache, where "
+            f"faster than the hardware's peak: at least {gb_per_s:.4g} GB/s through memory, where "
             f"{spec.name} reaches at most {spec.memory_gb_per_s:.4g} GB/s"
+        )
+    cached_gb_per_s = min_bytes / time_s / 1e9
+    if cached_gb_per_s > spec.memory_gb_per_s * _CACHE_OVER_MEMORY:
+        found.append(
+            f"faster than the hardware's peak: {cached_gb_per_s:.4g} GB/s, over {_CACHE_OVER_MEMORY} times the "
+            f"{spec.memory_gb_per_s:.4g} GB/s of {spec.name}'s memory, which no cache reaches"
         )
     return found
 
 
-def _memory_bytes(m: Measurement, min_bytes: float, spec: DeviceSpec) -> float:
-    """Bytes that must have crossed the memory bus within one sample; 0 with a hot cache.
-
-    Not all of min_bytes: when a kernel ends, what it wrote last may still sit in the last-level cache, up to the whole
-    of it, and is written back in somebody else's time. A cold cache spares no reads.
-    """
-    return max(0.0, min_bytes - spec.l2_bytes) if m.cache == "cold" else 0.0
+def _ceiling(spec: DeviceSpec, dtype: str | None, clock_mhz: float | None) -> tuple[float, str]:
+    """The TFLOP/s that cannot be exceeded, and in which format: dtype, or the fastest where its peak is not known."""
+    known = {name: ceiling for name in spec.peak_tflops if (ceiling := spec.ceiling(name, clock_mhz)) is not None}
+    if dtype in known:
+        return known[dtype], str(dtype)
+    fastest = max(known, key=lambda name: known[name], default=None)
+    return (float("inf"), "any format") if fastest is None else (known[fastest], f"{fastest}, its fastest format")
 
 
 def _precision(m: Measurement, options: TimingOptions) -> _Found:

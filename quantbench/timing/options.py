@@ -16,7 +16,8 @@ class TimingOptions:
     cache: cold flushes the last-level cache before every sample; hot does not. mode: events around single launches,
     graph replays, or auto (graph where a launch would be hidden badly: kernels under about 20 µs). half_width: target
     relative half-width of the median's 95 % confidence interval. min_samples, max_samples: bounds on accepted samples.
-    max_time_s: wall time after which a point stops, precise or not. distribution, seed: the random inputs.
+    max_time_s: wall time after which a point stops, precise or not. distribution: of the random inputs. seed: of what
+    providers draw when they prepare; the numbers that are timed are new each time (`quantbench.providers.audit`).
     """
 
     cache: str = "cold"

@@ -49,6 +49,7 @@ _MAX_WARM_UP_ROUNDS = 2000
 THROTTLED = "throttled"
 LAUNCH_GAP = "launch gap"
 PREEMPTED = "preempted"
+OTHER_THREADS = "other threads"
 NOT_A_TIME = "not a time"
 #: Ends the reason of the one discarded sample that speaks for all the others, which had to be kept.
 KEPT = "; so were all the others, which are kept"
@@ -74,6 +75,17 @@ class Sampler(Protocol):
 
     def sample(self, count: int) -> Batch:
         """Take about `count` samples, at least one."""
+
+
+class Audit(Protocol):
+    """Somebody who sees to it that what is timed is computed (`quantbench.providers.audit`)."""
+
+    def before_sample(self) -> None:
+        """Called before each sample, outside of its time, on the stream that the run is queued on; it may queue work,
+        and must not wait for the device."""
+
+    def after_sampling(self, sample: Callable[[], object]) -> None:
+        """Called once after the last sample. sample: takes one more as those before were taken, and waits for it."""
 
 
 @dataclass(frozen=True)

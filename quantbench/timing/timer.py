@@ -7,6 +7,7 @@ from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.measurement import Measurement
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import Run
+from quantbench.timing.session import Audit
 
 
 class Timer(Protocol):
@@ -18,12 +19,15 @@ class Timer(Protocol):
     warmup_s: float
     measuring_s: float
 
-    def measure(self, run: Run, *, rotate: Sequence[Run] = (), min_bytes: int | None = None) -> Measurement:
+    def measure(
+        self, run: Run, *, rotate: Sequence[Run] = (), min_bytes: int | None = None, audit: Audit | None = None
+    ) -> Measurement:
         """Time `run`.
 
         run: does the work once (on CUDA: queues it on the current stream). rotate: the same work on copies of its
         data, and min_bytes: the least that one run touches; both serve cold figures of short kernels on CUDA (see
-        `quantbench.timing.rotation`). Raises MeasurementError when no sample is a time, and whatever `run` raises.
+        `quantbench.timing.rotation`). audit: checks what the runs leave. Raises MeasurementError when no sample is a
+        time, and whatever `run` and `audit` raise.
         """
 
 

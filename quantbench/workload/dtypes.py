@@ -6,6 +6,8 @@ tensor core), OCP FP8 specification 1.0 2023 (fp8 is e4m3 here, as in torch.floa
 
 from dataclasses import dataclass
 
+from quantbench.errors import InputError
+
 
 @dataclass(frozen=True)
 class Dtype:
@@ -32,6 +34,31 @@ DTYPES: dict[str, Dtype] = {d.name: d for d in _ALL}
 GEMM_DTYPES = ("fp16", "bf16", "fp32", "tf32", "fp8", "int8")
 #: what softmax and attention may be asked for
 VECTOR_DTYPES = ("fp16", "bf16", "fp32")
+
+
+#: other names of the same formats: torch's, and Python's type of that name
+_ALIASES = {
+    "float32": "fp32",
+    "float": "fp32",
+    "float16": "fp16",
+    "half": "fp16",
+    "bfloat16": "bf16",
+    "tfloat32": "tf32",
+    "float8_e4m3fn": "fp8",
+}
+
+
+def dtype_name(dtype: object, operation: str = "dtype") -> str:
+    """Our name of a format that is given as a name, ours or torch's, or as a torch.dtype.
+
+    >>> dtype_name("torch.float32"), dtype_name("bf16")
+    ('fp32', 'bf16')
+    """
+    text = str(dtype).removeprefix("torch.")
+    name = _ALIASES.get(text, text)
+    if name not in GEMM_DTYPES:
+        raise InputError(operation, f"dtype = {dtype!r}", f"one of {', '.join((*GEMM_DTYPES, *_ALIASES))}")
+    return name
 
 
 def element_bytes(dtype: str) -> int:

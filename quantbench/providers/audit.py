@@ -1,0 +1,344 @@
+"""Watches one task while it is measured, so that its time is the time of right results.
+
+The harness writes the inputs. In this order:
+
+1. Before timing: new random inputs, outputs poisoned, one run, check. On CUDA the stream is held first, so that work
+   queued on another stream without waiting for this one is overwritten by the poison.
+2. Before every timed sample a random row of each operand changes its sign. A result that was kept from an earlier run
+   is then wrong in that row, and no provider can tell which rows without reading all of them.
+3. After the last sample: what that sample left in the outputs is checked for the inputs as they are now, and the
+   inputs must be what the harness wrote. So are some of the copies that were timed in turn.
+4. Then new random inputs and poisoned outputs again, one more sample taken as the timed ones were (the same captured
+   graph), and the same checks.
+
+The seeds come from the operating system. What a provider can do in its own process to the harness itself is beyond
+this; `require_unchanged` finds the plain ways.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import torch
+
+from quantbench.errors import MeasurementError
+from quantbench.measurement import Check
+from quantbench.providers import correctness
+from quantbench.providers.inputs import Inputs, input_templates, output_templates
+from quantbench.workload import Attention, Gemm, Workload
+
+if TYPE_CHECKING:
+    from quantbench.device.spec import DeviceSpec
+    from quantbench.providers.base import Provider, Task
+
+# Of the copies that were timed in turn: a provider that is wrong in half of them is missed once in 256 times.
+_COPIES_CHECKED = 8
+# Cycles that the stream is held for, about 5 ms.
+_HOLD_CYCLES = 10_000_000
+
+
+def check(provider: Provider, workload: Workload, device: DeviceSpec) -> Check | None:
+    """Run a workload on new inputs and check its results, without timing; None where the task has no inputs().
+
+    Raises MeasurementError for a wrong result, and what the provider raises.
+    """
+    audit = Audit(provider, workload, device, "normal")
+    audit.add(provider.prepare(workload, device))
+    audit.before_timing()
+    return audit.checked
+
+
+class Audit:
+    """Prepares, feeds and checks the tasks of one point. Raises MeasurementError named `check …` for a wrong result.
+
+    distribution: of the timed inputs. elapsed_s: spent on checks so far. run: what is to be timed.
+    """
+
+    def __init__(self, provider: Provider, workload: Workload, device: DeviceSpec, distribution: str) -> None:
+        self.workload = workload
+        self.elapsed_s = 0.0
+        self._who = f"check {provider.id} on {workload}"
+        self._device = device
+        self._distribution = distribution
+        self._random = random.Random(secrets.randbits(64))
+        self._worst = 0.0
+        self._watched: list[_Watched] = []
+
+    def add(self, task: Task) -> Callable[[], None]:
+        """Take charge of a task or a copy of it; what to time. Asking for the outputs is timed too, so that none are
+        computed on demand."""
+        inputs = getattr(task, "inputs", None)
+        if callable(inputs):
+            watched = _Watched(self._who, self.workload, task)
+            self._watched.append(watched)
+            if len(self._watched) > 1:  # a copy: it is warmed up and timed like the first
+                watched.fill(self._inputs(self._distribution))
+
+        def run() -> None:
+            task.run()
+            task.outputs()
+
+        return run
+
+    @property
+    def checked(self) -> Check | None:
+        """What was found; None where the task has no inputs() and nothing could be checked."""
+        if not self._watched:
+            return None
+        return Check(self._worst, correctness.tolerance(self.workload).relative_norm)
+
+    def before_timing(self) -> None:
+        """The first check, on inputs of the distribution that is timed (normal ones instead of zeros)."""
+        with self._spend():
+            for watched in self._watched[:1]:
+                zeros = self._distribution == "zeros"
+                watched.fill(self._inputs("normal" if zeros else self._distribution))
+                watched.task.run()  # operations that allocate their results reuse them from here on
+                self.before_sample()  # loads what it launches, which must not happen behind a held stream
+                if watched.on_cuda:
+                    torch.cuda.synchronize()
+                    torch.cuda._sleep(_HOLD_CYCLES)
+                watched.poison()
+                watched.task.run()
+                self._verify(watched, "before timing")
+                if zeros:
+                    watched.refill(self._inputs("zeros"))
+
+    def before_sample(self) -> None:
+        """Change a random row of the operands of the task; called before each timed sample, on the same stream."""
+        for watched in self._watched[:1]:
+            watched.flip_rows(self._random)
+        if len(self._watched) > 1:
+            self._random.choice(self._watched[1:]).flip_rows(self._random)
+
+    def after_sampling(self, sample: Callable[[], object]) -> None:
+        """The checks after the last sample. sample: takes one more, as the timed ones were taken."""
+        with self._spend():
+            for watched in self._watched[:1]:
+                copies = self._watched[1:]
+                picked = self._random.sample(copies, min(_COPIES_CHECKED, len(copies)))
+                for each in [watched, *picked]:
+                    self._verify(each, "after timing")
+                for each in [watched, *picked]:
+                    each.refill(self._inputs("normal"))
+                    each.poison()
+                sample()
+                for each in [watched, *picked]:
+                    self._verify(each, "after timing, on new inputs")
+
+    def _verify(self, watched: _Watched, when: str) -> None:
+        self._worst = max(self._worst, watched.verify(when, self._inputs("normal").generator))
+
+    def _inputs(self, distribution: str) -> Inputs:
+        return Inputs(self._device, distribution, secrets.randbits(62))
+
+    @contextmanager
+    def _spend(self) -> Iterator[None]:
+        start_s = perf_counter()
+        try:
+            yield
+        finally:
+            self.elapsed_s += perf_counter() - start_s
+
+
+class _Watched:
+    """One task, and what the harness wrote into its inputs.
+
+    Rows of an operand are those of a, the columns of b, and of other operands the last dimension. _signs: by number of
+    the input, the rows whose sign was changed an odd number of times. _prints: by number of the input, the dot product
+    of each row with a random vector; they tell whether anybody else changed it.
+    """
+
+    def __init__(self, who: str, workload: Workload, task: Task) -> None:
+        self.task = task
+        self._who = who
+        self._workload = workload
+        self._inputs = task.inputs()
+        _require_alike(who, "input", self._inputs, _expected_inputs(workload, self._inputs), strides=True)
+        self.on_cuda = self._inputs[0].is_cuda
+        self._changing = _changing_inputs(workload)
+        self._signs: dict[int, torch.Tensor] = {}
+        self._vectors: list[torch.Tensor] = []
+        self._prints: list[torch.Tensor] = []
+        self._last_row: tuple[int, ...] | None = None
+
+    def fill(self, inputs: Inputs) -> None:
+        """Write all inputs."""
+        for tensor in self._inputs:
+            inputs.fill(tensor)
+        self._remember(range(len(self._inputs)))
+
+    def refill(self, inputs: Inputs) -> None:
+        """Write what may change once the task has run: everything, and for backward the gradient alone."""
+        numbers = range(len(self._inputs))
+        if getattr(self._workload, "direction", "forward") == "backward":
+            numbers = range(len(self._inputs) - 1, len(self._inputs))
+        for number in numbers:
+            inputs.fill(self._inputs[number])
+        self._remember(numbers)
+
+    def flip_rows(self, chance: random.Random) -> None:
+        """Change the sign of one random row of every input that may change."""
+        with torch.no_grad():
+            for number in self._changing:
+                rows = self._rows(number)
+                at = tuple(chance.randrange(size) for size in rows.shape[:-1])
+                row = rows[at]
+                if row.dtype == torch.float8_e4m3fn:
+                    row.view(torch.uint8).bitwise_xor_(0x80)
+                else:
+                    row.neg_()
+                self._signs[number][at] ^= True
+                self._last_row = at
+
+    def poison(self) -> None:
+        """Fill the outputs with NaN, or with the largest number where the format has none."""
+        with torch.no_grad():
+            for output in self.task.outputs():
+                no_number = torch.nan if output.dtype.is_floating_point else torch.iinfo(output.dtype).max
+                output.fill_(no_number)
+
+    def verify(self, when: str, generator: torch.Generator) -> float:
+        """The relative error of what the last run left."""
+        who = f"{self._who} {when}"
+        outputs = self.task.outputs()
+        _require_alike(
+            who, "output", outputs, output_templates(self._workload), strides=isinstance(self._workload, Gemm)
+        )
+        _require_apart(who, self._inputs, outputs)
+        if self.on_cuda:
+            # Read at once and in the order of this stream: what another stream has yet to write is not waited for.
+            with suppress(torch.OutOfMemoryError):  # then they are read where they are, a little later
+                outputs = tuple(output.detach().clone() for output in outputs)
+        must_see = self._last_row if isinstance(self._workload, Attention) else None
+        error = correctness.check(who, self._workload, self._inputs, outputs, generator, must_see=must_see)
+        for number, remembered in enumerate(self._prints):
+            found = self._print(number)
+            if not bool(((found - remembered).abs() <= 1e-9 * remembered.abs().max()).all()):
+                raise MeasurementError(who, f"input {number} was changed", "inputs left as the harness wrote them")
+        return error
+
+    def _remember(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            rows = self._rows(number)
+            self._signs[number] = torch.zeros(rows.shape[:-1], dtype=torch.bool)
+            generator = torch.Generator(device=rows.device).manual_seed(secrets.randbits(62))
+            vector = torch.randn(rows.shape[-1], generator=generator, device=rows.device, dtype=torch.float64)
+            if number == len(self._vectors):
+                self._vectors.append(vector)
+                self._prints.append(vector)
+            self._vectors[number] = vector
+            self._prints[number] = self._print(number)
+
+    def _print(self, number: int) -> torch.Tensor:
+        """Each row times the input's random vector, with the signs that the row had at first."""
+        rows = self._rows(number)
+        matrices = rows.reshape(-1, *rows.shape[-2:]) if rows.dim() > 1 else rows[None, None]
+        parts = [part @ self._vectors[number] for _, part in correctness.row_chunks(matrices)]
+        signs = 1.0 - 2.0 * self._signs[number].to(rows.device, torch.float64)
+        return torch.cat(parts, dim=1).reshape(signs.shape) * signs
+
+    def _rows(self, number: int) -> torch.Tensor:
+        tensor = self._inputs[number].detach()
+        return tensor.mT if isinstance(self._workload, Gemm) and number == 1 else tensor
+
+
+def _changing_inputs(workload: Workload) -> tuple[int, ...]:
+    """Which inputs change between samples: both factors, the scores, the queries; for backward the gradient alone."""
+    if isinstance(workload, Gemm):
+        return (0, 1)
+    forward = getattr(workload, "direction", "forward") == "forward"
+    return (0,) if forward else (len(input_templates(workload)) - 1,)
+
+
+def _expected_inputs(workload: Workload, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    expected = input_templates(workload)
+    if isinstance(workload, Gemm) and len(inputs) == 3:  # a bias
+        expected = (*expected, expected[0].new_empty(workload.n))
+    return expected
+
+
+def _require_alike(
+    who: str, what: str, tensors: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], *, strides: bool
+) -> None:
+    """Raise unless the tensors have the shapes and formats expected; and the strides, or at least no element twice."""
+    if len(tensors) != len(expected):
+        raise MeasurementError(who, f"{len(tensors)} {what}s", f"{len(expected)}")
+    for number, (tensor, wanted) in enumerate(zip(tensors, expected, strict=True)):
+        if type(tensor) is not torch.Tensor:
+            raise MeasurementError(who, f"{what} {number} is a {type(tensor).__name__}", "a plain torch.Tensor")
+        found, need = _describe(tensor), _describe(wanted)
+        if found != need:
+            raise MeasurementError(who, f"{what} {number} is {found}", need)
+        apart = _steps(tensor) == _steps(wanted) if strides else _dense(tensor)
+        if not apart:
+            words = f"strides {tuple(wanted.stride())}" if strides else "strides of a tensor without overlap"
+            raise MeasurementError(who, f"{what} {number} has strides {tuple(tensor.stride())}", words)
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{'×'.join(map(str, tensor.shape))} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _steps(tensor: torch.Tensor) -> list[int]:
+    """Strides of the dimensions that have several elements."""
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    """Whether no element is stored twice."""
+    reach = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1 and stride < reach:
+            return False
+        reach = max(reach, stride * size)
+    return True
+
+
+def _require_apart(who: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+    """Raise when an output shares memory with an input or another output."""
+    named = [*((f"input {i}", t) for i, t in enumerate(inputs)), *((f"output {i}", t) for i, t in enumerate(outputs))]
+    spans = sorted((*_span(tensor), name) for name, tensor in named)
+    for (_, end, first), (start, _, second) in pairwise(spans):
+        if start < end:
+            raise MeasurementError(who, f"{first} and {second} share memory", "tensors of their own")
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """First and last address."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    return tensor.data_ptr(), tensor.data_ptr() + reach * tensor.element_size()
+
+
+Functions = dict[tuple[str, str], object]
+
+
+def harness_functions() -> Functions:
+    """The functions that timing and checking rest on, by where they stand; taken before a provider is imported."""
+    found: Functions = {}
+    for name, module in list(sys.modules.items()):
+        if module is None or not (name in ("time", "secrets", "random") or name.startswith("quantbench.")):
+            continue
+        for attribute, value in list(vars(module).items()):
+            if callable(value):
+                found[name, attribute] = value
+            if isinstance(value, type) and value.__module__ == name:
+                found.update({(f"{name}.{attribute}", n): v for n, v in vars(value).items() if callable(v)})
+    for kind in (torch.Tensor, torch.cuda.Event):
+        found.update({(f"torch.{kind.__name__}", n): v for n, v in vars(kind).items() if callable(v)})
+    return found
+
+
+def require_unchanged(before: Functions, provider_id: str) -> None:
+    """Raise MeasurementError when a function of the harness, or a clock, is no longer the one it was."""
+    now = harness_functions()
+    changed = [".".join(where) for where, function in before.items() if now.get(where) is not function]
+    if changed:
+        raise MeasurementError(f"check {provider_id}", f"{changed[0]} was replaced", "clocks and harness left alone")
