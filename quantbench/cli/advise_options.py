@@ -10,10 +10,9 @@ from typing import Any
 
 from quantbench.advice import ModelledTimes, ProfileTimes, Space
 from quantbench.cli.plan_options import with_what_follows
-from quantbench.device import default_dtype
+from quantbench.device import default_dtype, lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
-from quantbench.planner.cluster import gpu_named
 from quantbench.planner.layout import padded_vocab
 from quantbench.planner.op_times import OpTimes
 from quantbench.planner.shape_search import ShapeSpace
@@ -46,7 +45,7 @@ class AdviseArguments:
         """The GPU that is asked about by name."""
         if not self.gpu:
             raise InputError(_WHO, "no GPU", "--gpu (quantbench devices lists them) or --profile")
-        spec = gpu_named(self.gpu)
+        spec = lookup(self.gpu)
         if spec.kind != "cuda":
             raise InputError(_WHO, f"--gpu {self.gpu}", "a GPU: on processors waves are not modelled")
         return spec

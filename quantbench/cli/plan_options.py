@@ -10,9 +10,10 @@ from math import inf, isinf
 from pathlib import Path
 from typing import Any
 
+from quantbench.device import lookup
 from quantbench.errors import InputError, require_choice
 from quantbench.planner.calibration import shipped
-from quantbench.planner.cluster import Cluster, cluster, gpu_named, reference_cluster
+from quantbench.planner.cluster import Cluster, cluster, reference_cluster
 from quantbench.planner.context import ATTENTIONS, Given
 from quantbench.planner.formulas import RECOMPUTATIONS, parameters
 from quantbench.planner.layout import Job, Layout
@@ -121,7 +122,7 @@ class PlanArguments:
             return replace(self, gpu=self._profile.profile.device.name).where()
         if not self.gpu and not self.cluster:
             raise InputError(_WHO, "no GPU", "--gpu (quantbench devices lists them) or --cluster")
-        device = gpu_named(self.gpu) if self.gpu else None
+        device = lookup(self.gpu) if self.gpu else None
         found = cluster(self.cluster, device) if self.cluster or device is None else reference_cluster(device)
         if self._profile is not None:
             collectives = self._profile.profile.tables["collective"]

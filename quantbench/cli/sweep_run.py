@@ -52,9 +52,8 @@ _MOST_PLANNED_LINES = 40
 def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
     """Print what would be measured, in order, and how long it would take."""
     from quantbench import device
-    from quantbench.planner.cluster import gpu_named
 
-    spec = gpu_named(gpu) if gpu else device.current()
+    spec = device.lookup(gpu) if gpu else device.current()
     options = sweep_options(arguments, spec.kind)
     axes, plan = plan_sweep(options, spec)
     if as_json:

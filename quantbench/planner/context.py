@@ -10,8 +10,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from quantbench.device import lookup
 from quantbench.errors import InputError, require_choice
-from quantbench.planner.cluster import Cluster, cluster, gpu_named, reference_cluster
+from quantbench.planner.cluster import Cluster, cluster, reference_cluster
 from quantbench.planner.formulas import layer_parameters
 from quantbench.planner.layout import ALIGNED_ELEMENTS, Assumption, Case, Job, Layout, padded_vocab
 from quantbench.planner.table import TableRow
@@ -135,12 +136,12 @@ def _cluster(filling: _Filling) -> Cluster:
     named = context.get("cluster")
     if named is not None:
         found = cluster(filling.assume("cluster", named["value"], named["why"]))
-        if name and gpu_named(name).name != found.device.name:
-            found = cluster(named["value"], gpu_named(name))
+        if name and lookup(name).name != found.device.name:
+            found = cluster(named["value"], lookup(name))
     elif row.cluster or given.cluster:
-        found = cluster(row.cluster or given.cluster, gpu_named(name) if name else None)
+        found = cluster(row.cluster or given.cluster, lookup(name) if name else None)
     elif name:
-        found = reference_cluster(gpu_named(name))
+        found = reference_cluster(lookup(name))
         filling.assume("cluster", found.name, "the reference system of that GPU")
     else:
         raise InputError(f"{_WHO}, {row.place}", "no GPU", "a value in the column gpu, or --gpu")
@@ -181,7 +182,7 @@ def _shape(filling: _Filling, layout: Layout) -> TransformerShape:
         raise InputError(f"{_WHO}, {filling.row.place}", what, "hidden divisible by heads and heads by tp")
     dtype = filling.known("precision")
     if dtype not in ("fp16", "bf16"):
-        device = gpu_named(filling.row.gpu or filling.given.gpu) if filling.row.gpu or filling.given.gpu else None
+        device = lookup(filling.row.gpu or filling.given.gpu) if filling.row.gpu or filling.given.gpu else None
         old = device is not None and device.peak("bf16") is None
         dtype = filling.assume("precision", "fp16" if old else "bf16", "usual on this GPU")
     attention = require_choice(_WHO, "attention", filling.known("attention") or ATTENTIONS[0], ATTENTIONS)
