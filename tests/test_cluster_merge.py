@@ -141,7 +141,7 @@ def test_the_parts_of_a_plan_are_disjoint_and_make_the_whole() -> None:
     parts = [{r.key for r in shard(part, 4).records} for part in (1, 2, 3, 4)]
     assert sum(map(len, parts)) == len(whole)
     assert set().union(*parts) == whole
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert max(map(len, parts)) - min(map(len, parts)) <= 2  # both sides of an edge stay in one part
 
 
 def test_parts_share_their_reference_point() -> None:
@@ -236,7 +236,7 @@ def test_a_part_of_a_plan_is_asked_for_by_its_number() -> None:
 
 
 def test_more_parts_than_points_are_refused() -> None:
-    with pytest.raises(InputError, match=r"^--shard: 99/99; expected at most 17 parts"):
+    with pytest.raises(InputError, match=r"^--shard: 99/99; expected at most 10 parts"):
         plan_sweep(replace(OPTIONS, shard=(99, 99)), SPEC)
 
 

@@ -39,8 +39,8 @@ from quantbench.sweep.plan import Plan
 from quantbench.sweep.refine import Refine
 from quantbench.sweep.runner import Finished
 from quantbench.sweep.runner import Progress as SweepProgress
-from quantbench.sweep.session import SweepSession
-from quantbench.units import duration, latency, percent
+from quantbench.sweep.session import SweepSession, resumed_options
+from quantbench.units import duration, latency, parse_duration_s, percent
 
 # Phases that are the measurement itself; everything else is the harness.
 _MEASUREMENT_PHASES = ("inputs", "warm-up", "measuring")
@@ -69,7 +69,7 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
         return
     console = output()
     say(console, escape(f"plan for {spec.name}"))
-    say_plan(console, plan, options.budget_s)
+    say_plan(console, plan)
     if not gpu:
         say_refused(console, plan, spec)
     shown = plan.points[:_MOST_PLANNED_LINES]
@@ -93,9 +93,10 @@ def say_refused(console: Console, plan: Plan, spec: DeviceSpec) -> None:
         say(console, escape(f"{some} would be skipped here, the first because {refused[0]}"))
 
 
-def run(arguments: SweepArguments, results: Path, resume: Path | None, gpu: str, *, as_json: bool) -> None:
-    """Run a new sweep, or finish the one in the folder `resume`."""
-    start_s = time.monotonic()
+def run(
+    arguments: SweepArguments, results: Path, resume: Path | None, gpu: str, *, as_json: bool, start_s: float
+) -> None:
+    """Run a new sweep, or finish the one in the folder `resume`. start_s: when the command began, monotonic clock."""
     check_words(arguments, resume, gpu)
     if resume is None:
         require_found([name.strip() for name in arguments.provider.split(",")])
@@ -105,9 +106,9 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, gpu: str,
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     earlier_s = 0.0 if resume is None else measuring_s(read_run_info(resume))
     if resume is None:
-        session = SweepSession.new(lambda spec: sweep_options(arguments, spec.kind), results, WorkerProcess)
+        session = SweepSession.new(lambda spec: sweep_options(arguments, spec.kind), results, WorkerProcess, start_s)
     else:
-        session = SweepSession.resume(resume, WorkerProcess)
+        session = SweepSession.resume(resume, WorkerProcess, budget_of(arguments), start_s)
     with session:
         finished = measure(console, session)
     measured = read_run(session.folder)
@@ -128,22 +129,35 @@ def check_words(arguments: SweepArguments, resume: Path | None, gpu: str) -> Non
     if gpu:
         raise InputError("sweep", f"--gpu {gpu} without --dry-run", "a sweep of the device at hand, or --dry-run")
     if resume is not None and (arguments.dims or arguments.shapes):
-        raise InputError("sweep", f"--resume {resume} with --dim or --shapes", "the run's own points: --resume alone")
+        raise InputError(
+            "sweep",
+            f"--resume {resume} with --dim or --shapes",
+            "the run's own points: --resume, with --budget at most",
+        )
     if resume is None:
         sweep_options(arguments, "cuda")
-    elif given := given_words(arguments):
-        raise InputError("sweep", f"--resume {resume} with {given[0]}", "the run's own options: --resume alone")
+        return
+    if given := [word for word in given_words(arguments) if word != "--budget"]:
+        expected = "the run's own options: --resume, with --budget at most"
+        raise InputError("sweep", f"--resume {resume} with {given[0]}", expected)
+    resumed_options(resume, budget_of(arguments))
+
+
+def budget_of(arguments: SweepArguments) -> float | None:
+    """The budget of a resumed run in seconds: what was typed, else none."""
+    return None if arguments.budget in ("", "none") else parse_duration_s("--budget", arguments.budget)
 
 
 def measure(console: Console, session: SweepSession) -> Finished:
     """Say what will be measured, measure it, and say what to do when stopped."""
     say_device(console, session.hello.device, session.hello.state)
-    say_plan(console, session.plan, session.options.budget_s, already=len(session.done))
+    say_plan(console, session.plan, already=len(session.done))
     if session.interpreted:
         console.print("TRITON_INTERPRET is set: triton's interpreter checks results; its times are those of no kernel.")
     try:
         with progress_shown(console) as show:
-            return session.run(show, more=refinement(session.options, session.hello.device))
+            more = refinement(session.options, session.hello.device)
+            return session.run(show, more=more)
     except KeyboardInterrupt:
         say(
             console,
@@ -161,21 +175,26 @@ def refinement(options: SweepOptions, spec: DeviceSpec) -> Refine | None:
     return refine_of(options, spec)
 
 
-def say_plan(console: Console, plan: Plan, budget_s: float | None, *, already: int = 0, devices: int = 1) -> None:
-    """How much there is to measure, how long it takes, and what is left out."""
-    many = len(plan.points)
-    text = f"{many} point{'' if many == 1 else 's'}, about {duration(plan.estimate_s / devices)}"
+def say_plan(console: Console, plan: Plan, *, already: int = 0, devices: int = 1) -> None:
+    """How much there is to measure, how long it takes, and what is left out. plan: without what is measured already."""
+    selected, total = len(plan.points), plan.total
+    chosen = f"{selected} of {total} points selected" if plan.left_out else _counted(selected)
+    text = f"{chosen}, about {duration(plan.estimate_s / devices)}"
     if devices > 1:
         text += f" on {devices} devices"
     if already:
-        text += f"; {already} of them are measured already"
-    if plan.dropped:
-        text += f"; {plan.dropped} less informative ones do not fit into {duration(budget_s or 0)} (--budget)"
-    console.print(text)
+        text += f"; {already} more {'is' if already == 1 else 'are'} measured already"
+    if plan.left_out:
+        text += "; `--budget none` runs all"
+    console.print(text, highlight=False)
     if plan.impossible:
         console.print(
             f"{len(plan.impossible)} sizes are left out, the first because {plan.impossible[0]}", highlight=False
         )
+
+
+def _counted(number: int) -> str:
+    return f"{number} point{'' if number == 1 else 's'}"
 
 
 @contextmanager
