@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from quantbench.device.spec import DeviceSpec
@@ -53,7 +53,9 @@ class Row:
     """All ops that one provider ran at one place, taken together: a line of the sweep's table.
 
     latency_us: sum over the ops, each as often as it runs. half_width: relative half-width of that sum's interval.
-    grade: the worst of the ops'. worst: the op with the smallest share of peak.
+    grade: the worst of the ops'. missing: ops that the provider has at other places and that were not measured here;
+    figures of such a row are sums over fewer ops and compare with no other row's. worst: the op with the smallest share
+    of peak.
     """
 
     axes: dict[str, int]
@@ -65,6 +67,7 @@ class Row:
     gb_per_s: float
     peak_share: float | None
     grade: Grade
+    missing: tuple[str, ...] = ()
 
     @property
     def worst(self) -> Point:
@@ -125,13 +128,23 @@ def peak_share(workload: Workload, latency_us: float, spec: DeviceSpec) -> float
 def rows_of(points: Sequence[Point], spec: DeviceSpec) -> tuple[Row, ...]:
     """The points of each place and provider taken together, in order of places."""
     groups: dict[tuple[tuple[int, ...], str], list[Point]] = {}
+    ops: dict[tuple[str, frozenset[str]], set[str]] = {}
     for point in points:
         groups.setdefault((tuple(point.axes.values()), point.provider), []).append(point)
-    return tuple(row_of(tuple(group), spec) for _, group in sorted(groups.items(), key=lambda item: item[0]))
+        ops.setdefault(_kind_of_place(point), set()).add(point.op)
+    return tuple(
+        row_of(tuple(group), spec, ops[_kind_of_place(group[0])])
+        for _, group in sorted(groups.items(), key=lambda item: item[0])
+    )
 
 
-def row_of(points: tuple[Point, ...], spec: DeviceSpec) -> Row:
-    """Points of one place taken together; the provider is the first one's."""
+def _kind_of_place(point: Point) -> tuple[str, frozenset[str]]:
+    """Places of one provider along the same axes have the same ops, unless some were not measured."""
+    return point.provider, frozenset(point.axes)
+
+
+def row_of(points: tuple[Point, ...], spec: DeviceSpec, ops: Collection[str] = ()) -> Row:
+    """Points of one place taken together; the provider is the first one's. ops: those that a whole row has."""
     latency_us = sum(p.latency_us * p.count for p in points)
     # The intervals are independent, so their widths add as squares.
     width_us = sum(((p.high_us - p.low_us) / 2 * p.count) ** 2 for p in points) ** 0.5
@@ -147,4 +160,5 @@ def row_of(points: tuple[Point, ...], spec: DeviceSpec) -> Row:
         gb_per_s=sum(p.workload.min_bytes * p.count for p in points) / latency_us / 1e3,
         peak_share=sum(s * t for s, t in known) / latency_us if len(known) == len(shares) else None,
         grade=max((p.grade for p in points), key=lambda g: GRADES.index(g.letter)),
+        missing=tuple(sorted(set(ops) - {p.op for p in points}, key=op_order)),
     )
