@@ -166,6 +166,9 @@ def test_a_line_that_is_there_twice_counts_once_and_is_named(tmp_path: Path) -> 
         writer.update(INFO)
     path = writer.folder / "records.jsonl"
     first, second = path.read_text().splitlines(keepends=True)
+    reference = second.replace('"role":"point"', '"role":"reference"')  # repetitions of a point are none of it
+    path.write_text(reference + reference.replace('"elapsed_s":', '"elapsed_s":7') + second)
+    assert (len(read_run(writer.folder).records), read_run(writer.folder).warnings) == (3, ())
     again = second.replace('"elapsed_s":', '"elapsed_s":7')  # the same point, at another time
     path.write_text(first + second + first + again)
     run = read_run(writer.folder)

@@ -70,12 +70,13 @@ def _read_records(path: Path, *, origin: str) -> _Found:
                     raise StoreError("read run", f"{path}:{number} ({error})", "one record a line") from None
                 digest = sha256(line.strip()).digest()
                 # Foreign tables hold several kernels for one workload, each with the same key.
-                again = origin == "measured" and record.role == "point" and record.key in points
-                if digest in lines or again:
+                is_point = origin == "measured" and record.role == "point"
+                if digest in lines or (is_point and record.key in points):
                     found.repeats.append(number)
                     continue
                 lines.add(digest)
-                points.add(record.key)
+                if is_point:
+                    points.add(record.key)
                 found.records.append(record)
     except FileNotFoundError:
         found.absent = True
