@@ -77,14 +77,13 @@ CSV = ("--gpu", "a100-sxm4-80gb", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype"
         (("validate", "--docs", "nowhere.md"), "validate: --docs nowhere.md; expected a file with the markers"),
         (
             ("sweep", "--resume", "run", "--provider", "triton"),
-            "sweep: --resume run with --provider; expected the run's own options: --resume alone",
+            "sweep: --resume run with --provider; expected the run's own options: --resume, with --budget at most",
         ),
         (("sweep", "--resume", "run", "--tp", "8"), "sweep: --resume run with --tp; expected the run's own options"),
         (("check", "--experiment", "k-8", "--budget", "5"), "--budget: '5'; expected a time such as 90s"),
         (("check", "--experiment", "k-8", "--results", "empty.csv"), "--results: empty.csv (File exists); expected"),
         (("check", "run", "--budget", "8m"), "check: --budget 8m with a run; expected --budget with --experiment"),
         (("sweep", "--dim", "n=64", "--results", "empty.csv"), "--results: empty.csv (File exists); expected a folder"),
-        (("import", "vidur", "empty.csv", "--gpu", "a100"), "device: 'a100'; expected one of a100-"),
         (
             ("predict", "--gpu", "a100", "--dim", "hidden=1024", "--plot", "empty.csv/x.png"),
             "predict --plot: empty.csv/x.png (File exists); expected a file that can be written",
@@ -100,6 +99,28 @@ def test_wrong_use_is_one_line(
         CliRunner().invoke(app, list(words), catch_exceptions=False)
     assert str(caught.value).startswith(said)
     assert [path.name for path in tmp_path.iterdir()] == ["empty.csv"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("advise", "--model", "gpt2-xl"),
+        ("plan", "--model", "bloom-176b", "--gpus", "8", "--gbs", "8"),
+        ("predict", "--dim", "m=512"),
+        ("sweep", "--dim", "m=512", "--dry-run"),
+        ("validate",),
+        ("import", "csv", "empty.csv", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype", "bf16"),
+        ("import", "vidur", "empty.csv"),
+        ("import", "aiconfigurator", "--system", "b60"),
+        ("import", "megatron-log", "empty.csv"),
+    ],
+    ids=" ".join,
+)
+def test_every_command_knows_gpus_by_the_same_names(words: tuple[str, ...]) -> None:
+    with pytest.raises(QuantbenchError) as caught:
+        CliRunner().invoke(app, [*words, "--gpu", "rtx-6000"], catch_exceptions=False)
+    candidates = "rtx-6000-ada-48gb, rtx-pro-6000-96gb, rtx-pro-6000-server-96gb"
+    assert str(caught.value).startswith(f"device: 'rtx-6000'; expected one of {candidates} (`quantbench devices`")
 
 
 @pytest.mark.parametrize(

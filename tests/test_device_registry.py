@@ -121,18 +121,47 @@ def test_volta_has_neither_bf16_nor_tf32_nor_fp8(slug: str) -> None:
     assert [spec.peak(dtype) for dtype in ("bf16", "tf32", "fp8", "int8")] == [None] * 4
 
 
-def test_lookup_names_the_nearest() -> None:
+@pytest.mark.parametrize(
+    ("name", "slug"),
+    [
+        ("a100-pcie-40gb", "a100-pcie-40gb"),
+        ("h100", "h100-sxm5-80gb"), ("H100", "h100-sxm5-80gb"), ("NVIDIA H200", "h200-sxm-141gb"),
+        ("l40", "l40-48gb"), ("v100s", "v100s-pcie-32gb"), ("4090", "rtx-4090-24gb"), ("a10", "a10-24gb"),
+        # Of several cards of one model: SXM before slots, then the larger memory.
+        ("a100", "a100-sxm4-80gb"), ("v100", "v100-sxm2-32gb"), ("a100-40gb", "a100-sxm4-40gb"),
+        ("a100-pcie", "a100-pcie-80gb"), ("A100-80GB", "a100-sxm4-80gb"), ("A100-80G", "a100-sxm4-80gb"),
+        ("a100-sxm-80gb", "a100-sxm4-80gb"), ("V100-32GB", "v100-sxm2-32gb"), ("v100_16GiB", "v100-sxm2-16gb"),
+        # One model's name begins another's.
+        ("rtx pro 6000", "rtx-pro-6000-96gb"), ("rtx-pro-6000-server", "rtx-pro-6000-server-96gb"),
+        # As CUDA reports them.
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"), ("NVIDIA H100 80GB HBM3", "h100-sxm5-80gb"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090-24gb"),
+    ],
+)  # fmt: skip
+def test_lookup_by_short_names(name: str, slug: str) -> None:
+    assert registry.lookup(name).name == slug
+
+
+@pytest.mark.parametrize(
+    ("name", "candidates"),
+    [
+        ("rtx-6000", "rtx-6000-ada-48gb, rtx-pro-6000-96gb, rtx-pro-6000-server-96gb"),
+        ("a100-60gb", "a100-sxm4-40gb, a100-sxm4-80gb, a100-pcie-40gb, a100-pcie-80gb"),
+        ("h100-sxm5-80", "h100-sxm5-80gb, h100-pcie-80gb, h100-nvl-94gb"),
+        ("a1000", "a100-sxm4-40gb, a100-sxm4-80gb, a100-pcie-40gb, a100-pcie-80gb"),
+    ],
+)
+def test_lookup_lists_the_candidates(name: str, candidates: str) -> None:
     with pytest.raises(InputError) as caught:
-        registry.lookup("a100-sxm-80gb")
-    assert str(caught.value) == (
-        "device: 'a100-sxm-80gb'; expected one of a100-sxm4-80gb, a100-sxm4-40gb, a100-pcie-80gb "
-        f"(`quantbench devices` lists all {len(entries())})"
-    )
+        registry.lookup(name)
+    listed = f"(`quantbench devices` lists all {len(entries())})"
+    assert str(caught.value) == f"device: {name!r}; expected one of {candidates} {listed}"
 
 
-def test_lookup_of_a_family_lists_its_cards() -> None:
-    with pytest.raises(InputError, match=r"'H100'; expected one of h100-"):
-        registry.lookup("H100")
+@pytest.mark.parametrize("name", ["80gb", "sxm", "", " ", "NVIDIA", "rtx", "mi300x", "a100-a100-v100", "-", "6000"])
+def test_a_name_that_leaves_no_model_or_several_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match=r"expected .* lists all"):
+        registry.lookup(name)
 
 
 def test_ceiling_scales_the_peak_to_the_clock() -> None:

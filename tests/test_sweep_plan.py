@@ -1,6 +1,8 @@
 """The plan: deduplicated, seeded, with a reference, within a budget."""
 
 import itertools
+import random
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -8,8 +10,9 @@ import pytest
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.sweep.axes import parse_axis
-from quantbench.sweep.plan import REFERENCE_EVERY, Plan, build_plan
-from quantbench.sweep.shapes import Held, with_defaults
+from quantbench.sweep.edges import neighbour_groups, predicted_jump, with_edges
+from quantbench.sweep.plan import REFERENCE_EVERY, Group, Plan, build_plan, fitting
+from quantbench.sweep.shapes import Held, ops_at, with_defaults
 from quantbench.timing.options import TimingOptions
 
 A100 = DeviceSpec("a100-test", "cuda", 108, 1410, 40 * 2**20, 164 * 2**10, 80 * 2**30, 2039, {"bf16": 312}, (8, 0))
@@ -59,20 +62,120 @@ def test_the_reference_is_a_product_of_the_plan_and_counts_into_its_time() -> No
     assert made.estimate_s == pytest.approx(alone + repeats * made.reference.estimate_s)
 
 
-def test_a_budget_keeps_the_most_informative_points() -> None:
-    whole = plan("n=1024:5120:128")
-    part = plan("n=1024:5120:128", budget_s=whole.estimate_s / 3)
-    sizes = sorted(p.places[0].axes["n"] for p in part.points)
-    assert part.dropped == len(whole.points) - len(part.points) > 0
-    assert part.estimate_s <= whole.estimate_s / 3 + part.points[0].estimate_s
-    assert sizes[0] == 1024
-    assert sizes[-1] == 5120
+def sizes_of(groups: Iterable[Group], axis: str = "n") -> list[int]:
+    return sorted({place.axes[axis] for group in groups for point in group.points for place in point.places})
+
+
+def test_a_budget_keeps_a_coarse_grid_of_neighbours() -> None:
+    # What a short budget once left of a fine axis: sizes so far apart that no step of a tile could show.
+    whole = plan("n=1024:16384:32")
+    part = whole.within(whole.estimate_s / 8)
+    assert len(part.points) + len({p.key for g in part.left_out for p in g.points}) == len(whole.points) == 481
+    assert part.estimate_s <= whole.estimate_s / 8 + 2 * part.points[0].estimate_s
+    sizes = sizes_of(part.groups)
+    assert (sizes[0], sizes[-1]) == (1024, 16384)
     gaps = [b - a for a, b in itertools.pairwise(sizes)]
-    assert max(gaps) <= 2 * min(gaps)  # spread over the whole range, not its beginning
+    close = [gap for gap in gaps if gap == 32]
+    assert len(close) >= len(sizes) // 2 - 1  # nearly every size has a neighbour
+    assert max(gaps) <= 4 * (16384 - 1024) / len(part.groups)  # and they are spread over the whole axis
+
+
+def test_pairs_stand_across_the_predicted_edges() -> None:
+    def jump(low: int, high: int) -> float:
+        before, after = (ops_at((parse_axis("n=1"),), (size,), HELD) for size in (low, high))
+        return predicted_jump(before, after, A100)
+
+    whole = plan("n=1024:8192:32")
+    part = whole.within(whole.estimate_s / 4)
+    pairs = [sizes_of([group]) for group in part.groups if len(group.points) == 2]
+    sizes = sizes_of(whole.groups)
+    edges = [pair for pair in itertools.pairwise(sizes) if jump(*pair) > 0.02]
+    kept = [pair for pair in edges if list(pair) in pairs]
+    assert len(edges) < 0.1 * len(sizes)
+    assert len(kept) >= 0.8 * len(edges)
+
+
+def test_both_sides_of_an_edge_that_was_asked_for_stay_together() -> None:
+    axis = parse_axis("n=1024:8192:1024@edges")
+    (edged,) = with_edges((axis,), HELD, A100)
+    whole = build_plan((edged,), HELD, ("torch.mm",), TimingOptions(), A100)
+    of_size = {size: i for i, group in enumerate(whole.groups) for size in sizes_of([group])}
+    edges = [size for size in edged.values if size + 8 in edged.values]
+    assert len(edges) >= 5
+    assert all(of_size[edge] == of_size[edge + 8] for edge in edges)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.3, 0.5, 0.9])
+@pytest.mark.parametrize("dims", [("hidden=1024:4096:64",), ("mbs=1:8:1", "seq=512:4096:512")])
+def test_a_budget_keeps_whole_rows_of_the_same_sizes_for_every_provider(dims: tuple[str, ...], share: float) -> None:
+    axes = tuple(parse_axis(dim) for dim in dims)
+    providers = ("torch.mm", "triton.data_parallel", "triton.stream_k")
+    whole = build_plan(axes, replace(HELD, ops=("qkv", "proj", "mlp_up")), providers, TimingOptions(), A100)
+    part = whole.within(whole.estimate_s * share)
+    keys = {point.key for point in part.points}
+    asked = {tuple(place.axes.values()) for group in part.groups for p in group.points for place in p.places[:1]}
+    assert 0 < len(asked) < len({tuple(place.axes.values()) for p in whole.points for place in p.places})
+    for point in whole.points:
+        for place in point.places:
+            if tuple(place.axes.values()) in asked:
+                assert point.key in keys, (point.provider, place)
+
+
+def test_what_groups_share_counts_once() -> None:
+    # mbs × seq is all that linear layers see: (1, 1024) and (2, 512) are the same products.
+    axes = (parse_axis("mbs=1,2"), parse_axis("seq=512,1024"))
+    whole = build_plan(
+        axes, replace(HELD, ops=("qkv", "attention")), ("torch.mm", "torch.flash"), TimingOptions(), A100
+    )
+    cost = len({p.key for g in whole.groups for p in g.points})
+    assert sum(len(g.points) for g in whole.groups) > cost
+    assert len(fitting(whole.groups, cost, lambda point: 1)) == len(whole.groups)
+
+
+def test_groups_run_one_after_another() -> None:
+    made = plan("hidden=1024:4096:256")
+    hidden = [p.places[0].axes["hidden"] for p in made.points]
+    assert len([a for a, b in itertools.pairwise(hidden) if a != b]) == len(set(hidden)) - 1  # each row in one go
+
+
+def test_without_a_budget_everything_runs() -> None:
+    whole = plan("n=1024:5120:128")
+    assert whole.within(1.0).within(None).total == whole.total == len(whole.points) == 33
+    assert sorted(p.key for p in whole.within(1.0).within(None).points) == sorted(p.key for p in whole.points)
 
 
 def test_a_tiny_budget_still_measures_something() -> None:
-    assert len(plan("n=1024:5120:128", budget_s=1e-6).points) == 1
+    assert len(plan("n=1024:5120:128").within(1e-6).points) == 1
+
+
+def test_what_is_measured_already_takes_nothing_of_the_budget() -> None:
+    whole = plan("n=1024:5120:128")
+    done = {point.key for point in whole.points[:20]}
+    rest = whole.without(done)
+    assert [p.key for p in rest.points] == [p.key for p in whole.points if p.key not in done]
+    assert rest.within(rest.estimate_s).left_out == ()
+
+
+@pytest.mark.parametrize(
+    ("jumps", "expected"),
+    [
+        ([], [[0]]),
+        ([0.0], [[0], [1]]),
+        ([0.0, 0.0], [[0], [1], [2]]),
+        ([0.0, 0.0, 0.0], [[0], [1, 2], [3]]),
+        ([0.0, 0.0, 0.5, 0.0], [[0], [1], [2, 3], [4]]),
+        ([0.5, 0.4, 0.0, 0.0], [[0, 1], [2, 3], [4]]),
+    ],
+)
+def test_few_values_make_few_groups(jumps: list[float], expected: list[list[int]]) -> None:
+    assert [list(indices) for indices, _ in neighbour_groups(jumps)] == expected
+
+
+@pytest.mark.parametrize("count", [2, 3, 7, 50, 433])
+def test_every_value_is_in_one_group(count: int) -> None:
+    chance = random.Random(count)
+    groups = neighbour_groups([chance.random() for _ in range(count - 1)])
+    assert [i for indices, _ in groups for i in indices] == list(range(count))
 
 
 def test_impossible_sizes_are_refused_unless_told_otherwise() -> None:

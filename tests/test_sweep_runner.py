@@ -10,16 +10,19 @@ import pytest
 
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import MeasurementError
+from quantbench.latency.roofline import roofline_us
 from quantbench.launch import Launch, Tile
-from quantbench.measurement import Check, Measurement
+from quantbench.measurement import Check, Grade, Measurement
 from quantbench.store.record import Failed, Measured, Record, Skipped
 from quantbench.sweep.axes import parse_axis
 from quantbench.sweep.child import WorkerLostError
 from quantbench.sweep.messages import Hello, Reply, Request, reply_from_json, reply_to_json
 from quantbench.sweep.plan import Plan, PlanPoint, build_plan
 from quantbench.sweep.runner import Progress, Sweep
+from quantbench.sweep.session import first_reference_us
 from quantbench.sweep.shapes import Held, with_defaults
 from quantbench.timing.options import TimingOptions
+from quantbench.workload import Gemm
 
 A100 = DeviceSpec("a100-test", "cuda", 108, 1410, 40 * 2**20, 164 * 2**10, 80 * 2**30, 2039, {"bf16": 312}, (8, 0))
 STATE = DeviceState(sm_clock_mhz=1410.0)
@@ -94,6 +97,12 @@ class Bench:
 
     def of_role(self, role: str) -> list[Record]:
         return [r for r in self.records if r.role == role]
+
+
+def measured_outcome(us: float) -> Measured:
+    reply = measured(us)
+    assert reply.measurement is not None
+    return Measured(reply.measurement, Grade("A", ()))
 
 
 def plan_of(count: int) -> Plan:
@@ -257,10 +266,119 @@ def test_more_points_are_measured_as_long_as_they_are_asked_for() -> None:
     assert bench.progress[-1].total == bench.progress[-1].done == 10
 
 
-def test_the_budget_stops_between_points() -> None:
+def rows_of_ops(records: list[Record]) -> dict[int, set[tuple[str, str]]]:
+    """Ops and providers by hidden size."""
+    found: dict[int, set[tuple[str, str]]] = {}
+    for record in records:
+        for place in record.places:
+            found.setdefault(place.axes["hidden"], set()).add((place.op, record.provider))
+    return found
+
+
+def layers_of(providers: tuple[str, ...] = ("torch.mm", "triton.stream_k")) -> Plan:
+    held = replace(HELD, ops=("qkv", "proj", "mlp_up", "mlp_down"))
+    return build_plan((parse_axis("hidden=1024:4096:64"),), held, providers, TimingOptions(), A100)
+
+
+@pytest.mark.parametrize("budget_s", [15.0, 40.0, 100.0])
+@pytest.mark.parametrize("takes_s", [0.1, 1.0, 1.5])
+def test_a_budget_is_kept_at_any_pace_and_rows_are_whole(budget_s: float, takes_s: float) -> None:
+    plan = layers_of().within(budget_s)
+
+    def answer(request: Request) -> Reply:
+        bench.clock.now_s += takes_s - 1.0
+        return measured(100.0)
+
+    bench = Bench(plan, answer)
+    ended = bench.sweep(budget_s=budget_s).run()
+    every = 8 * len(range(1024, 4097, 64))
+    measured_s = (every + every / 10) * takes_s
+    assert ended.how == ("complete" if measured_s < 0.9 * budget_s else "budget")
+    assert bench.clock.now_s <= budget_s + 2 * takes_s
+    if ended.how == "budget":
+        assert bench.clock.now_s >= 0.6 * budget_s  # time that is left is used, whatever was expected
+    rows = rows_of_ops(bench.of_role("point"))
+    assert len(rows) > 1 or budget_s < 20 * takes_s
+    assert all(len(ops) == 8 for ops in rows.values())
+
+
+def test_what_takes_longer_at_larger_sizes_is_expected_to() -> None:
+    # A machine that reaches a thousandth of the roofline: the estimate is off by that much until it has been seen.
+    plan = layers_of(("torch.mm",)).within(60.0)
+
+    def answer(request: Request) -> Reply:
+        run_us = 1000 * roofline_us(request.workload, A100)
+        bench.clock.now_s += 14 * run_us / 1e6 - 1.0
+        return measured(run_us)
+
+    bench = Bench(plan, answer)
+    assert bench.sweep(budget_s=60.0).run().how == "budget"
+    assert bench.clock.now_s <= 1.2 * 60.0
+    assert all(len(ops) == 4 for ops in rows_of_ops(bench.of_role("point")).values())
+
+
+def test_a_point_that_would_outlast_the_budget_is_ended_and_left() -> None:
+    def answer(request: Request) -> Reply:
+        if len(bench.workers[0].asked) == 8:
+            bench.clock.now_s = limits[-1] + 7.0
+            raise WorkerLostError("timeout", "no answer")
+        return measured(100.0)
+
+    limits: list[float] = []
+
+    class Limited(FakeWorker):
+        def ask(self, request: Request, limit_s: float, tick: Callable[[], None]) -> Reply:
+            limits.append(limit_s)
+            return super().ask(request, limit_s, tick)
+
+    bench = Bench(plan_of(25), answer)
+
+    def connect() -> FakeWorker:
+        bench.workers.append(Limited(answer, bench.clock))
+        return bench.workers[-1]
+
+    sweep = Sweep(
+        plan=bench.plan, run_id="run", spec=A100, timing=TimingOptions(), done=frozenset(), connect=connect,
+        writer=bench, clock=bench.clock, budget_s=20.0,
+    )  # fmt: skip
+    assert sweep.run().how == "budget"
+    assert limits[0] == pytest.approx(1.2 * 20.0)
+    assert limits[-1] == pytest.approx(1.2 * 20.0 - 7.0)
+    assert len(bench.of_role("point")) == 6  # nothing is known of the seventh: it is left for --resume
+    assert bench.workers[0].closed
+
+
+def test_a_budget_leaves_time_for_the_points_that_follow() -> None:
+    plan, others = plan_of(40), plan_of(60)
+    rest = [p for p in others.points if p.key not in {q.key for q in plan.points}]
+
+    def more(records: Sequence[Record]) -> Sequence[PlanPoint]:
+        tried = {r.key for r in records}
+        return [point for point in rest if point.key not in tried][:5]
+
+    bench = Bench(plan, lambda request: measured(100.0))
+    assert bench.sweep(budget_s=30.0, more=more).run().how == "budget"
+    keys = {r.key for r in bench.of_role("point")}
+    assert len(keys & {p.key for p in rest}) >= 5
+    assert len(keys & {p.key for p in plan.points}) >= 10
+    assert bench.clock.now_s <= 31.0
+
+
+def test_with_no_time_at_all_one_group_is_measured() -> None:
     bench = Bench(plan_of(25), lambda request: measured(100.0))
-    assert bench.sweep(budget_s=5.5).run().how == "budget"
-    assert len(bench.of_role("point")) == 5
+    assert bench.sweep(budget_s=0.0, hard_s=5.0).run().how == "budget"
+    assert len(bench.of_role("point")) == 1
+
+
+def test_the_reference_of_another_plan_tells_no_drift() -> None:
+    records = [
+        Record("run", key, Gemm(64, 64, 64), "torch.mm", measured_outcome(us), role="reference")
+        for key, us in (("0" * 16, 50.0), ("1" * 16, 100.0))
+    ]
+    plan = plan_of(5)
+    assert plan.reference is not None
+    assert first_reference_us(tuple(records), replace(plan, reference=replace(plan.reference, key="1" * 16))) == 100.0
+    assert first_reference_us(tuple(records), plan) is None
 
 
 def test_ctrl_c_ends_the_worker_and_is_raised_on() -> None:

@@ -10,12 +10,15 @@ from rich.console import Console
 from simulator import SimulatedGpu, along, measurement, records_of, write_simulated
 
 from quantbench.analysis.check import check_run
+from quantbench.analysis.layers import layer_rows
+from quantbench.analysis.neighbours import curves_of_rows
 from quantbench.analysis.staircase import Explanation
 from quantbench.analysis.summary import points_of, rows_of
 from quantbench.cli.check_output import check_to_json, cliff_to_json
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade
-from quantbench.report.table import row_words, rows_to_json, sweep_table
+from quantbench.report.table import row_figures, row_words, rows_to_json, sweep_table
+from quantbench.report.text_sections import sizes_section
 from quantbench.store.folder import read_run
 from quantbench.store.record import Measured
 from quantbench.workload import Gemm
@@ -83,3 +86,41 @@ def test_measured_points_are_not_idle_where_they_compute(tmp_path: Path) -> None
     assert words(0.5, blocks_per_sm=1) == "gemm: wave 3 of 3 is 11 % full: 30 % idle"
     assert words(0.8, blocks_per_sm=1) == words(0.5, blocks_per_sm=2) == words(0.5, blocks_per_sm=None) == pads
     assert words(0.97, blocks_per_sm=1) == ""
+def test_a_row_that_lacks_an_op_says_so_and_has_no_sum(tmp_path: Path) -> None:
+    records = [
+        replace(record, places=(replace(record.places[0], op=op),), key=f"{i}{number}".zfill(16))
+        for i, op in enumerate(("qkv", "proj"))
+        for number, record in enumerate(
+            records_of(GPU, along("n", (1024, 1280, 1536, 1792), Gemm(4096, 1, 4096)), noise=0.005, seed=i)
+        )
+    ]
+    left_out = next(r for r in records if r.places[0].op == "proj" and r.places[0].axes["n"] == 1536)
+    run = read_run(write_simulated(tmp_path, GPU, [r for r in records if r is not left_out]))
+    spec = run.info.device
+    check = check_run(run, rules=())
+    rows = rows_of(points_of(run.records, spec), spec)
+    assert {row.axes["n"]: row.missing for row in rows} == {1024: (), 1280: (), 1536: ("proj",), 1792: ()}
+    torn = next(row for row in rows if row.missing)
+    assert row_figures(torn) == ("1 of 2", "-", "-", "-", "-")
+    assert row_words(torn, check, spec).startswith("no sum, not measured here: proj")
+    told = {row["axes"]["n"]: row for row in rows_to_json(rows, check, spec)}
+    assert (told[1536]["missing_ops"], told[1536]["latency_us"], told[1536]["tflops"]) == (["proj"], None, None)
+    assert told[1792]["missing_ops"] == []
+    assert told[1792]["latency_us"] > 0
+    # Nor is it held against its neighbours, in the page's first table or its maps.
+    (curve,) = curves_of_rows(rows, "n")
+    assert [row.axes["n"] for row in curve] == [1024, 1280, 1792]
+    assert {row.axes["n"] for row in layer_rows(points_of(run.records, spec), spec) if row.missing} == {1536}
+    section = sizes_section(rows, check)
+    assert section.table is not None
+    assert [line[1:3] for line in section.table.rows if line[0] == "1536"] == [("1 of 2", "-")]
+
+
+def test_attention_in_three_kernels_makes_a_layer_whole() -> None:
+    spec = GPU.spec()
+    (record,) = records_of(GPU, along("n", (1024,), Gemm(4096, 1, 4096)), noise=0.005, seed=1)
+    (point,) = points_of([record], spec)
+    fused = [replace(point, axes={"n": 1}, op=op) for op in ("qkv", "attention")]
+    unfused = [replace(point, axes={"n": 2}, op=op) for op in ("qkv", "scores", "softmax", "context")]
+    torn = [replace(point, axes={"n": 3}, op=op) for op in ("qkv", "scores")]
+    assert [row.missing for row in layer_rows([*fused, *unfused, *torn], spec)] == [(), (), ("attention",)]

@@ -31,10 +31,16 @@ def layer_rows(points: Sequence[Point], spec: DeviceSpec) -> tuple[Row, ...]:
         seen = ops.get(point.op)
         if seen is None or point.latency_us < seen.latency_us:
             ops[point.op] = point
+    whole = set(counted({name for ops in places.values() for name in ops}))
     return tuple(
-        replace(row_of(tuple(ops[name] for name in counted(ops)), spec), provider=FASTEST)
+        replace(row_of(tuple(ops[name] for name in counted(ops)), spec, _needed(whole, ops)), provider=FASTEST)
         for _, ops in sorted(places.items())
     )
+
+
+def _needed(whole: set[str], ops: Iterable[str]) -> set[str]:
+    """The ops that a place needs to be a whole layer: one kernel for attention, or the three that do as well."""
+    return whole - {"attention"} if set(_UNFUSED) <= set(ops) else whole
 
 
 def counted(ops: Iterable[str]) -> tuple[str, ...]:

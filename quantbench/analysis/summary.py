@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from quantbench.device.spec import DeviceSpec
@@ -55,7 +55,9 @@ class Row:
 
     points: the ops of the sum, each as often as it runs (once, but in runs of whole models). latency_us: their sum.
     half_width: relative half-width of that sum's interval. grade: the worst of all ops'. worst: the op with the
-    smallest share of peak. logits: those of the model, apart, where the place has other ops as well.
+    smallest share of peak. logits: those of the model, apart, where the place has other ops as well. missing: ops that
+    the provider has at other places and that were not measured here; figures of such a row are sums over fewer ops and
+    compare with no other row's.
     """
 
     axes: dict[str, int]
@@ -68,6 +70,7 @@ class Row:
     peak_share: float | None
     grade: Grade
     logits: tuple[Point, ...] = ()
+    missing: tuple[str, ...] = ()
 
     @property
     def logits_us(self) -> float | None:
@@ -125,21 +128,32 @@ def _points(record: Record, outcome: Measured, spec: DeviceSpec) -> Iterable[Poi
 def rows_of(points: Sequence[Point], spec: DeviceSpec) -> tuple[Row, ...]:
     """The points of each place and provider taken together, logits apart, in order of places."""
     groups: dict[tuple[tuple[int, ...], str], list[Point]] = {}
+    ops: dict[tuple[str, frozenset[str]], set[str]] = {}
     for point in points:
         groups.setdefault((tuple(point.axes.values()), point.provider), []).append(point)
-    return tuple(_row(group, spec) for _, group in sorted(groups.items(), key=lambda item: item[0]))
+        ops.setdefault(_kind_of_place(point), set()).add(point.op)
+    return tuple(
+        _row(group, spec, ops[_kind_of_place(group[0])])
+        for _, group in sorted(groups.items(), key=lambda item: item[0])
+    )
 
 
-def _row(points: Sequence[Point], spec: DeviceSpec) -> Row:
+def _row(points: Sequence[Point], spec: DeviceSpec, ops: Collection[str]) -> Row:
     logits = tuple(p for p in points if p.op.partition(".")[0] == "logits")
     layer = tuple(p for p in points if p not in logits)
+    whole = row_of(tuple(points), spec, ops)
     if not layer or not logits:
-        return row_of(tuple(points), spec)
-    return replace(row_of(layer, spec), logits=logits, grade=row_of(tuple(points), spec).grade)
+        return whole
+    return replace(row_of(layer, spec), logits=logits, grade=whole.grade, missing=whole.missing)
 
 
-def row_of(points: tuple[Point, ...], spec: DeviceSpec) -> Row:
-    """Points of one place taken together; the provider is the first one's."""
+def _kind_of_place(point: Point) -> tuple[str, frozenset[str]]:
+    """Places of one provider along the same axes have the same ops, unless some were not measured."""
+    return point.provider, frozenset(point.axes)
+
+
+def row_of(points: tuple[Point, ...], spec: DeviceSpec, ops: Collection[str] = ()) -> Row:
+    """Points of one place taken together; the provider is the first one's. ops: those that a whole row has."""
     latency_us = sum(p.latency_us * p.count for p in points)
     # The intervals are independent, so their widths add as squares.
     width_us = sum(((p.high_us - p.low_us) / 2 * p.count) ** 2 for p in points) ** 0.5
@@ -155,4 +169,5 @@ def row_of(points: tuple[Point, ...], spec: DeviceSpec) -> Row:
         gb_per_s=sum(p.workload.min_bytes * p.count for p in points) / latency_us / 1e3,
         peak_share=sum(s * t for s, t in known) / latency_us if len(known) == len(shares) else None,
         grade=max((p.grade for p in points), key=lambda g: GRADES.index(g.letter)),
+        missing=tuple(sorted(set(ops) - {p.op for p in points}, key=op_order)),
     )

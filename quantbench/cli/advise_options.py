@@ -11,9 +11,9 @@ from quantbench.advice import ModelledTimes, ProfileTimes, Repair, Space, repair
 from quantbench.advice.advise import TOP
 from quantbench.advice.space import DIMENSIONS
 from quantbench.cli.model_options import ModelOptions, chosen_model
+from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
-from quantbench.planner.cluster import gpu_named
 from quantbench.planner.op_times import OpTimes
 from quantbench.workload import TransformerShape
 
@@ -48,7 +48,7 @@ class AdviseArguments:
         """The GPU that is asked about by name."""
         if not self.gpu:
             raise InputError(_WHO, "no GPU", "--gpu (quantbench devices lists them) or --profile")
-        spec = gpu_named(self.gpu)
+        spec = lookup(self.gpu)
         if spec.kind != "cuda":
             raise InputError(_WHO, f"--gpu {self.gpu}", "a GPU: on processors waves are not modelled")
         return spec
@@ -97,7 +97,7 @@ class AdviseArguments:
             kept.append("layers")
         words = self.head_dims.split(",") if self.head_dims else []
         return Space(
-            tolerance=percentage("--tolerance", self.tolerance),
+            tolerance=percentage("--tolerance", self.tolerance, most=50),
             head_dims=tuple(sorted({_size("head-dims", word.strip()) for word in words})),
             replicate_kv=self.replicate_kv,
             keep=tuple(dict.fromkeys(kept)),
@@ -116,8 +116,10 @@ class AdviseArguments:
         return percentage("--fail-over", self.fail_over) if self.fail_over else None
 
 
-def percentage(option: str, text: str) -> float:
+def percentage(option: str, text: str, most: int = 100) -> float:
     """`3%` or `0.5 %` as a share. A number without the sign is refused: 3 may mean 3 % and 0.03 as well.
+
+    most: the largest percentage.
 
     >>> percentage("--fail-over", "3%")
     0.03
@@ -126,8 +128,8 @@ def percentage(option: str, text: str) -> float:
         value = float(text.strip().removesuffix("%"))
     except ValueError:
         value = float("nan")
-    if not text.strip().endswith("%") or not isfinite(value) or not 0 <= value <= 100:
-        raise InputError(option, repr(text), "a percentage from 0% to 100%, such as 3%")
+    if not text.strip().endswith("%") or not isfinite(value) or not 0 <= value <= most:
+        raise InputError(option, repr(text), f"a percentage from 0% to {most}%, such as 3%")
     return value / 100
 
 

@@ -14,7 +14,7 @@ from quantbench.errors import InputError
 
 def import_megatron_log(
     files: Annotated[list[Path], typer.Argument(help="Logs of Megatron-LM or Megatron-DeepSpeed (.gz and .xz too).")],
-    gpu: Annotated[str, typer.Option("--gpu", help="Device slug of the cards (quantbench devices).")],
+    gpu: Annotated[str, typer.Option("--gpu", help="The cards: h100, a100-40gb or a slug of `quantbench devices`.")],
     gpus: Annotated[int, typer.Option(min=0, help="How many GPUs, where a log does not say.")] = 0,
     tp: Annotated[int, typer.Option(min=0, help="Tensor-parallel degree, where a log does not say.")] = 0,
     pp: Annotated[int, typer.Option(min=0, help="Pipeline stages, where a log does not say.")] = 0,

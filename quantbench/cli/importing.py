@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 _Results = Annotated[Path, typer.Option("--results", help="Folder that holds the runs.")]
 _RunId = Annotated[str | None, typer.Option("--run-id", help="Name of the run; made from the table's name otherwise.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
-_Gpu = Annotated[str, typer.Option("--gpu", help="Device slug of the card it was measured on (quantbench devices).")]
+_Gpu = Annotated[
+    str, typer.Option("--gpu", help="The card it was measured on: h100, a100-40gb or a slug of `quantbench devices`.")
+]
 
 
 def import_aiconfigurator(
@@ -31,7 +33,7 @@ def import_aiconfigurator(
         typer.Option("--table", help="gemm, context_attention, nccl (these by default), encoder_attention, …"),
     ] = None,
     dtype: Annotated[list[str] | None, typer.Option("--dtype", help="Only rows of these dtypes.")] = None,
-    gpu: Annotated[str | None, typer.Option("--gpu", help="Device slug, for a system that has none here.")] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help="The card, for a system that has no slug here.")] = None,
     results: _Results = Path("results"),
     run_id: _RunId = None,
     as_json: _Json = False,

@@ -9,9 +9,10 @@ from math import inf, isinf
 from pathlib import Path
 
 from quantbench.cli.model_options import ModelOptions, chosen_model
+from quantbench.device import lookup
 from quantbench.errors import InputError, require_choice
 from quantbench.planner.calibration import shipped
-from quantbench.planner.cluster import Cluster, cluster, gpu_named, reference_cluster
+from quantbench.planner.cluster import Cluster, cluster, reference_cluster
 from quantbench.planner.context import Given
 from quantbench.planner.formulas import RECOMPUTATIONS, parameters
 from quantbench.planner.layout import Job, Layout, padded_vocab
@@ -117,7 +118,7 @@ class PlanArguments:
             return replace(self, gpu=self._profile.profile.device.name).where()
         if not self.gpu and not self.cluster:
             raise InputError(_WHO, "no GPU", "--gpu (quantbench devices lists them) or --cluster")
-        device = gpu_named(self.gpu) if self.gpu else None
+        device = lookup(self.gpu) if self.gpu else None
         found = cluster(self.cluster, device) if self.cluster or device is None else reference_cluster(device)
         if self._profile is not None:
             collectives = self._profile.profile.tables["collective"]

@@ -11,7 +11,7 @@ from quantbench.cli import options as o
 
 
 def predict(
-    gpu: Annotated[str, typer.Option("--gpu", help="Device slug of the card (quantbench devices lists them).")],
+    gpu: Annotated[str, typer.Option("--gpu", help="The card: h100, a100-40gb or a slug of `quantbench devices`.")],
     dim: o.Dims = None,
     hidden: o.Hidden = "",
     heads: o.Heads = "",

@@ -12,11 +12,10 @@ from quantbench.analysis.forecast import Forecast, forecast
 from quantbench.cli.console import output, say
 from quantbench.cli.sweep_options import SweepArguments, assumed_words, held_and_dims, sweep_words
 from quantbench.cli.writable import check_file
-from quantbench.device import default_attention, default_dtype
+from quantbench.device import default_attention, default_dtype, lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.best import best_gemm_model, best_models
-from quantbench.planner.cluster import gpu_named
 from quantbench.report.forecast import draw_forecast, forecast_table, forecast_to_json, odds_in_words, summed_line
 from quantbench.sweep.axes import Axis
 from quantbench.sweep.grid import parse_grid
@@ -25,7 +24,7 @@ from quantbench.sweep.shapes import with_defaults
 
 def run(arguments: SweepArguments, gpu: str, plot: Path | None, *, as_json: bool) -> None:
     """Predict and print. plot: where the picture goes."""
-    spec = gpu_named(gpu)
+    spec = lookup(gpu)
     if spec.kind != "cuda":
         raise InputError("predict", f"--gpu {gpu}", "a GPU: processors are measured, not predicted")
     if plot is not None and plot.suffix != ".png":

@@ -1,5 +1,6 @@
 """`quantbench sweep`: time real work over hidden sizes, heads, sequence lengths, … on the device at hand."""
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -73,7 +74,7 @@ def sweep(
     seed: Annotated[int, typer.Option(help="Of the inputs and of the order.", rich_help_panel=_TIMING)] = 0,
     budget: Annotated[
         str,
-        typer.Option(help="Time for all: 8m, 90s, none (default: 4m; CPU 75s).", rich_help_panel=_RUN),
+        typer.Option(help="Time for all: 8m, 90s, none (default: 4m; CPU 75s; --resume none).", rich_help_panel=_RUN),
     ] = "",
     point_limit: Annotated[
         str, typer.Option(help="A point that takes longer counts as hanging.", rich_help_panel=_RUN)
@@ -88,7 +89,9 @@ def sweep(
         str, typer.Option(help="Part I/N of the plan, for N tasks whose runs are merged.", rich_help_panel=_RUN)
     ] = "",
     results: Annotated[Path, typer.Option(help="Where runs are kept.", rich_help_panel=_RUN)] = Path("results"),
-    resume: Annotated[Path | None, typer.Option(help="Finish this run instead.", rich_help_panel=_RUN)] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Finish this run (or --budget of it).", rich_help_panel=_RUN)
+    ] = None,
     dry_run: Annotated[bool, typer.Option(help="Print the plan and its time; run nothing.", rich_help_panel=_RUN)] = (
         False
     ),
@@ -96,6 +99,7 @@ def sweep(
     as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.", rich_help_panel=_RUN)] = False,
 ) -> None:
     """Time real matmuls, softmax and attention on the device at hand, and keep every sample."""
+    start_s = time.monotonic()  # the budget covers the imports too
     from quantbench.cli import sweep_run
     from quantbench.cli.sweep_options import SweepArguments
 
@@ -118,4 +122,4 @@ def sweep(
 
         sweep_on.run(arguments, on, results, resume, gpu, as_json=as_json)
     else:
-        sweep_run.run(arguments, results, resume, gpu, as_json=as_json)
+        sweep_run.run(arguments, results, resume, gpu, as_json=as_json, start_s=start_s)

@@ -16,6 +16,7 @@ from quantbench.cli.console import output, say
 from quantbench.cli.sweep_options import SweepArguments, sweep_options
 from quantbench.cli.sweep_run import (
     assumed_of,
+    budget_of,
     check_words,
     measuring_s,
     print_json,
@@ -46,7 +47,9 @@ def run(arguments: SweepArguments, on: str, results: Path, resume: Path | None, 
     check_words(arguments, resume, gpu)
     start_s = time.monotonic()
     console = output(stderr=as_json)
-    options = ClusterOptions(lambda spec: sweep_options(arguments, spec.kind), results, _more, resume)
+    options = ClusterOptions(
+        lambda spec: sweep_options(arguments, spec.kind), results, _more, resume, budget_of(arguments)
+    )
     earlier_s = 0.0 if resume is None else measuring_s(read_run_info(resume))
     with RayPool() as pool:
         # A scheduler that ends a job sends SIGTERM: the same clean stop as Ctrl-C. Ray sets one of its own.
@@ -92,7 +95,8 @@ def _measure(
         except KeyboardInterrupt:
             say(console, "stopped; everything measured is kept. Go on with:")
             for lane in sweep.lanes.values():
-                say(console, escape(f"  quantbench sweep --on ray --resume {lane.writer.folder}"))
+                if lane.writer.count:
+                    say(console, escape(f"  quantbench sweep --on ray --resume {lane.writer.folder}"))
             raise
 
 
@@ -111,8 +115,8 @@ def _show(
             say(console, escape(f"{lane.spec.name}: kept in {lane.writer.folder}/"))
             if arguments is not None and (assumed := _assumed(lane, arguments)):
                 say(console, escape(f"  assumed: {', '.join(assumed)}"))
-            done = sum(record.role == "point" for record in lane.records)
-            say_plan(console, lane.plan, lane.budget_s, already=done, devices=lane.expected_members)
+            done = {record.key for record in lane.records if record.role == "point"}
+            say_plan(console, lane.plan.without(done), already=len(done), devices=lane.expected_members)
     parts = [lane.progress() for lane in lanes]
     if parts:
         show(

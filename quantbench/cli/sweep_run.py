@@ -27,7 +27,7 @@ from quantbench.cli.unnamed import unnamed_line
 from quantbench.cli.writable import check_folder
 from quantbench.device import default_attention, default_dtype
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError
+from quantbench.errors import InputError, MeasurementError, StoreError
 from quantbench.latency.roofline import roofline_us
 from quantbench.providers.catalog import require_found
 from quantbench.report.shape_comparison import (
@@ -47,9 +47,9 @@ from quantbench.sweep.plan import Plan
 from quantbench.sweep.refine import Refine
 from quantbench.sweep.runner import Finished
 from quantbench.sweep.runner import Progress as SweepProgress
-from quantbench.sweep.session import SweepSession
+from quantbench.sweep.session import SweepSession, resumed_options
 from quantbench.sweep.shapes import with_defaults
-from quantbench.units import duration, latency, percent
+from quantbench.units import duration, latency, parse_duration_s, percent
 
 # Phases that are the measurement itself; everything else is the harness.
 _MEASUREMENT_PHASES = ("inputs", "warm-up", "measuring")
@@ -61,9 +61,8 @@ _MOST_PLANNED_LINES = 40
 def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
     """Print what would be measured, in order, and how long it would take."""
     from quantbench import device
-    from quantbench.planner.cluster import gpu_named
 
-    spec = gpu_named(gpu) if gpu else device.current()
+    spec = device.lookup(gpu) if gpu else device.current()
     options = sweep_options(arguments, spec.kind)
     axes, plan = plan_sweep(options, spec)
     assumed = assumed_of(arguments, options, plan, spec)
@@ -87,7 +86,7 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
     say(console, escape(f"plan for {spec.name}"))
     if assumed:
         say(console, escape(f"assumed: {', '.join(assumed)}"))
-    say_plan(console, plan, options.budget_s)
+    say_plan(console, plan)
     if not gpu:
         say_refused(console, plan, spec)
     shown = plan.points[:_MOST_PLANNED_LINES]
@@ -118,9 +117,10 @@ def say_refused(console: Console, plan: Plan, spec: DeviceSpec) -> None:
         say(console, escape(f"{some} would be skipped here, the first because {refused[0]}"))
 
 
-def run(arguments: SweepArguments, results: Path, resume: Path | None, gpu: str, *, as_json: bool) -> None:
-    """Run a new sweep, or finish the one in the folder `resume`."""
-    start_s = time.monotonic()
+def run(
+    arguments: SweepArguments, results: Path, resume: Path | None, gpu: str, *, as_json: bool, start_s: float
+) -> None:
+    """Run a new sweep, or finish the one in the folder `resume`. start_s: when the command began, monotonic clock."""
     check_words(arguments, resume, gpu)
     if resume is None:
         require_found([name.strip() for name in arguments.provider.split(",")])
@@ -130,12 +130,14 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, gpu: str,
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     earlier_s = 0.0 if resume is None else measuring_s(read_run_info(resume))
     if resume is None:
-        session = SweepSession.new(lambda spec: sweep_options(arguments, spec.kind), results, WorkerProcess)
+        session = SweepSession.new(lambda spec: sweep_options(arguments, spec.kind), results, WorkerProcess, start_s)
     else:
-        session = SweepSession.resume(resume, WorkerProcess)
+        session = SweepSession.resume(resume, WorkerProcess, budget_of(arguments), start_s)
     with session:
         assumed = () if resume else assumed_of(arguments, session.options, session.plan, session.hello.device)
         finished = measure(console, session, assumed)
+    if not session.num_records:
+        raise MeasurementError("sweep", "the budget ended before the first point did", "a longer --budget")
     measured = read_run(session.folder)
     told = say_result(console, measured, finished, time.monotonic() - start_s, as_json=as_json, earlier_s=earlier_s)
     if as_json:
@@ -154,11 +156,23 @@ def check_words(arguments: SweepArguments, resume: Path | None, gpu: str) -> Non
     if gpu:
         raise InputError("sweep", f"--gpu {gpu} without --dry-run", "a sweep of the device at hand, or --dry-run")
     if resume is not None and (arguments.dims or arguments.shapes):
-        raise InputError("sweep", f"--resume {resume} with --dim or --shapes", "the run's own points: --resume alone")
+        raise InputError(
+            "sweep",
+            f"--resume {resume} with --dim or --shapes",
+            "the run's own points: --resume, with --budget at most",
+        )
     if resume is None:
         sweep_options(arguments, "cuda")
-    elif given := given_words(arguments):
-        raise InputError("sweep", f"--resume {resume} with {given[0]}", "the run's own options: --resume alone")
+        return
+    if given := [word for word in given_words(arguments) if word != "--budget"]:
+        expected = "the run's own options: --resume, with --budget at most"
+        raise InputError("sweep", f"--resume {resume} with {given[0]}", expected)
+    resumed_options(resume, budget_of(arguments))
+
+
+def budget_of(arguments: SweepArguments) -> float | None:
+    """The budget of a resumed run in seconds: what was typed, else none."""
+    return None if arguments.budget in ("", "none") else parse_duration_s("--budget", arguments.budget)
 
 
 def measure(console: Console, session: SweepSession, assumed: Sequence[str] = ()) -> Finished:
@@ -166,18 +180,29 @@ def measure(console: Console, session: SweepSession, assumed: Sequence[str] = ()
     say_device(console, session.hello.device, session.hello.state)
     if assumed:
         say(console, escape(f"assumed: {', '.join(assumed)}"))
-    say_plan(console, session.plan, session.options.budget_s, already=len(session.done))
+    say_plan(console, session.plan, already=len(session.done))
     if session.interpreted:
         console.print("TRITON_INTERPRET is set: triton's interpreter checks results; its times are those of no kernel.")
     try:
         with progress_shown(console) as show:
-            return session.run(show, more=refinement(session.options, session.hello.device))
+            more = refinement(session.options, session.hello.device)
+            return session.run(show, more=more)
     except KeyboardInterrupt:
-        say(
-            console,
-            escape(f"\nstopped; everything measured is kept. Go on with: quantbench sweep --resume {session.folder}"),
-        )
+        say(console, escape(f"\nstopped; {_kept(session)}"))
         raise
+    except StoreError:  # a full disk: its own line names the file, this one the run
+        say(console, escape(_kept(session)))
+        raise
+
+
+def _kept(session: SweepSession) -> str:
+    """Where what was measured lies, and how to go on."""
+    if not session.num_records:
+        return "nothing was measured"
+    missing = session.plan.without(session.done).total
+    if not missing:
+        return f"every point is measured and kept in {session.folder}/; report it: quantbench report {session.folder}"
+    return f"everything measured is kept. Go on with: quantbench sweep --resume {session.folder}"
 
 
 def refinement(options: SweepOptions, spec: DeviceSpec) -> Refine | None:
@@ -189,21 +214,26 @@ def refinement(options: SweepOptions, spec: DeviceSpec) -> Refine | None:
     return refine_of(options, spec)
 
 
-def say_plan(console: Console, plan: Plan, budget_s: float | None, *, already: int = 0, devices: int = 1) -> None:
-    """How much there is to measure, how long it takes, and what is left out."""
-    many = len(plan.points)
-    text = f"{many} point{'' if many == 1 else 's'}, about {duration(plan.estimate_s / devices)}"
+def say_plan(console: Console, plan: Plan, *, already: int = 0, devices: int = 1) -> None:
+    """How much there is to measure, how long it takes, and what is left out. plan: without what is measured already."""
+    selected, total = len(plan.points), plan.total
+    chosen = f"{selected} of {total} points selected" if plan.left_out else _counted(selected)
+    text = f"{chosen}, about {duration(plan.estimate_s / devices)}"
     if devices > 1:
         text += f" on {devices} devices"
     if already:
-        text += f"; {already} of them are measured already"
-    if plan.dropped:
-        text += f"; {plan.dropped} less informative ones do not fit into {duration(budget_s or 0)} (--budget)"
-    console.print(text)
+        text += f"; {already} more {'is' if already == 1 else 'are'} measured already"
+    if plan.left_out:
+        text += "; `--budget none` runs all"
+    console.print(text, highlight=False)
     if plan.impossible:
         console.print(
             f"{len(plan.impossible)} sizes are left out, the first because {plan.impossible[0]}", highlight=False
         )
+
+
+def _counted(number: int) -> str:
+    return f"{number} point{'' if number == 1 else 's'}"
 
 
 @contextmanager
@@ -278,7 +308,11 @@ def say_result(
         from quantbench.report.efficiency import draw_efficiency
 
         picture = run.folder / f"efficiency-{axis.replace('_', '-')}.png"
-        draw_efficiency(points, axis, spec, picture, title=f"{spec.name} · {run.info.run_id} · measured")
+        try:
+            draw_efficiency(points, axis, spec, picture, title=f"{spec.name} · {run.info.run_id} · measured")
+        except StoreError as error:  # a full disk: the run itself is whole, and where it lies must still be said
+            picture = None
+            say(console, f"[yellow]warning:[/yellow] no picture: {escape(str(error))}")
     overhead_share = 1 - (measuring_s(run.info) - earlier_s) / (wall_s * devices)
     if as_json:
         return {

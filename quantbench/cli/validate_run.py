@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
 from quantbench.cli.console import output, say
+from quantbench.device import lookup
 from quantbench.errors import InputError
 from quantbench.latency.tables import SHIPPED_GPUS
 from quantbench.units import duration
@@ -47,7 +48,7 @@ def _run(
     adaptive: bool, docs: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     console = output(stderr=as_json)
-    plan = _plan(table, gpus, rows, dtype, adaptive=adaptive)
+    plan = _plan(table, [lookup(gpu).name for gpu in gpus], rows, dtype, adaptive=adaptive)
     devices = tuple(dict.fromkeys(contest.device.name for contest, _ in plan))
     say(console, f"{sum(len(c) for _, c in plan)} contestants on {', '.join(devices)}; learning from {rows} rows")
     lines: list[Line] = []

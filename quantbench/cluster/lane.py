@@ -63,7 +63,7 @@ class Lane:
     def finished(self) -> Finished:
         """How it ended, once no device works on it any more."""
         if not self.queue.left:
-            return Finished("complete")
+            return Finished("budget" if self.plan.left_out else "complete")
         if any(ending.how == "budget" for ending in self.endings):
             return Finished("budget")
         return Finished("failed", f"{self.queue.left} points are left, and no device to measure them")

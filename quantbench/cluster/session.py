@@ -17,9 +17,9 @@ from quantbench.errors import MeasurementError, StoreError
 from quantbench.store.folder import RunWriter
 from quantbench.store.run import now_text, read_run_info
 from quantbench.sweep.messages import Hello
-from quantbench.sweep.options import SweepOptions, options_from_json, plan_sweep
+from quantbench.sweep.options import SweepOptions, plan_sweep
 from quantbench.sweep.runner import More
-from quantbench.sweep.session import begun
+from quantbench.sweep.session import begun, resumed_options
 
 # Devices of one cluster start within seconds of each other; a node that takes longer joins when it is ready.
 _STRAGGLERS_S = 60.0
@@ -42,13 +42,15 @@ class ClusterOptions:
     """What to measure and where to keep it.
 
     make_options: the options for a kind of device; its budget is wall time for the whole cluster. make_more: what asks
-    for points beyond a run's plan. resume: a run to finish, instead of a new one under `results`.
+    for points beyond a run's plan. resume: a run to finish, instead of a new one under `results`; resume_budget_s: wall
+    seconds for that, None for all of its plan.
     """
 
     make_options: MakeOptions
     results: Path
     make_more: MakeMore = lambda options, spec: None
     resume: Path | None = None
+    resume_budget_s: float | None = None
 
 
 @dataclass
@@ -173,16 +175,17 @@ class ClusterSweep:
         )  # fmt: skip
 
     def _reopen(self, folder: Path, worker: ClusterWorker, members: int) -> Lane | None:
+        budget_s = self.options.resume_budget_s
+        options = resumed_options(folder, None if budget_s is None else budget_s * members)
         info = read_run_info(folder)
         device = worker.hello.device
         if device.name != info.device.name or self.lanes:
             self.on_note(f"{worker.label} takes no part: it is a {device.name}, the run is of {info.device.name}")
             return None
-        options = options_from_json(info.options)
-        _, plan = plan_sweep(options, device)
         more = self.options.make_more(options, device)
         writer, run = RunWriter.resume(folder)
-        budget_s = None if options.budget_s is None else options.budget_s / members
+        done = {record.key for record in run.records if record.role == "point"}
+        _, plan = plan_sweep(options, device, done)
         return Lane(
             device, options, plan, writer, self.clock, self.pause, budget_s, more, run.records, expected_members=members
         )  # fmt: skip
@@ -200,6 +203,8 @@ class ClusterSweep:
                 if not how:
                     raise
             finally:
+                if how:
+                    lane.writer.remove_if_empty()
                 lane.writer.close()
 
 

@@ -1,5 +1,6 @@
 """The registry of known GPUs, read from registry.toml once, when it is first asked for."""
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,11 @@ from quantbench.errors import InputError
 _KIB = 2**10
 _MIB = 2**20
 _GIB = 2**30
+
+# What a name may say beside the words of a slug, and which of those words do not tell the model.
+_MAKERS = ("nvidia", "tesla", "geforce")
+_MEMORY_SIZE = re.compile(r"^(\d+)g(?:i?b)?$")
+_FORM_FACTOR = re.compile(r"^(sxm\d*|pcie|nvl)$")
 
 # Fields of a spec that carry a constant, and so a source, for every registered GPU.
 SOURCED = (
@@ -60,22 +66,49 @@ class Entry:
     half_rate: tuple[str, ...]
 
 
-def lookup(slug: str) -> DeviceSpec:
-    """The spec of a known GPU. Raises InputError, naming the nearest slugs, for any other.
+def lookup(name: str) -> DeviceSpec:
+    """The spec of a known GPU, by slug, by the name that CUDA reports, or by a short name: the words of a slug that
+    leave one model (`h100`, `a100-40gb`, `A100 PCIe 80G`).
 
-    >>> lookup("a100-sxm4-80gb").sm_count
-    108
+    One rule decides between cards of one model: SXM modules before cards in slots, then the larger memory. Raises
+    InputError that lists candidates for a name that fits several models (`rtx-6000`) or none.
+
+    >>> lookup("a100").name, lookup("V100-16GB").name
+    ('a100-sxm4-80gb', 'v100-sxm2-16gb')
     """
-    known_slugs = [entry.spec.name for entry in entries()]
-    if slug in known_slugs:
-        return entries()[known_slugs.index(slug)].spec
-    # `a100` names four slugs that all look less like it than `a10-24gb` does, so that same beginnings come first.
-    first, *rest = slug.lower().split("-")
-    near = [s for s in known_slugs if first and s.split("-")[0] == first]
-    if rest or not near:
-        near = get_close_matches(slug.lower(), near or known_slugs, n=3, cutoff=0.5) or near
+    by_slug = {entry.spec.name: entry.spec for entry in entries()}
+    by_cuda_name = {own.casefold(): entry.spec for entry in entries() for own in entry.names}
+    exact = by_slug.get(name) or by_cuda_name.get(name.casefold())
+    if exact is not None:
+        return exact
+    words = _words_of(name)
+    found = [slug for slug in by_slug if all(_has_word(slug, word) for word in words)] if words else []
+    named_whole = [slug for slug in found if _model_of(slug) == _model_of("-".join(words))]
+    candidates = named_whole or found
+    if len({_model_of(slug) for slug in candidates}) == 1:
+        return max((by_slug[slug] for slug in candidates), key=lambda spec: ("-sxm" in spec.name, spec.memory_bytes))
+    near = candidates or [slug for slug in by_slug if words and slug.split("-")[0] == words[0]]
+    if not near:
+        models = get_close_matches(_model_of("-".join(words)), map(_model_of, by_slug), n=3, cutoff=0.5)
+        near = [slug for slug in by_slug if _model_of(slug) in models]
     expected = "one of " + ", ".join(near) if near else "a known GPU"
-    raise InputError("device", repr(slug), f"{expected} (`quantbench devices` lists all {len(known_slugs)})")
+    raise InputError("device", repr(name), f"{expected} (`quantbench devices` lists all {len(by_slug)})")
+
+
+def _words_of(name: str) -> list[str]:
+    """A name as people and tables write it, in the words that slugs are made of: `NVIDIA A100_80GiB` as a100, 80gb."""
+    words = re.split(r"[-_\s]+", name.strip().lower())
+    return [_MEMORY_SIZE.sub(r"\1gb", word) for word in words if word and word not in _MAKERS]
+
+
+def _has_word(slug: str, word: str) -> bool:
+    return any(part == word or (word == "sxm" and part.startswith("sxm")) for part in slug.split("-"))
+
+
+def _model_of(slug: str) -> str:
+    """The slug without form factor and memory: `rtx-pro-6000-96gb` as rtx-pro-6000."""
+    parts = slug.split("-")
+    return "-".join(part for part in parts if not _MEMORY_SIZE.match(part) and not _FORM_FACTOR.match(part))
 
 
 def known() -> tuple[DeviceSpec, ...]:

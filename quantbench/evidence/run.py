@@ -89,9 +89,8 @@ def _sweep(sweep: PlannedSweep, kind: str, run: str | None, results: Path, budge
     """Start a sweep, or go on with the one that was cut short; what it says of itself."""
     words = sweep.words if kind == "cuda" else sweep.cpu_words
     quick = () if kind == "cuda" else ("--max-time", "20ms", "--half-width", "0.2")
-    arguments = (
-        ["--resume", run] if run else [*words, *quick, "--results", str(results), "--budget", f"{budget_s:.0f}s"]
-    )
+    started = ["--resume", run] if run else [*words, *quick, "--results", str(results)]
+    arguments = [*started, "--budget", f"{budget_s:.0f}s"]
     done = subprocess.run(
         [sys.executable, "-m", "quantbench", "sweep", *arguments, "--json"],
         stdout=subprocess.PIPE,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import tomllib
 from bisect import bisect_right
 from dataclasses import dataclass, replace
@@ -12,14 +11,13 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from quantbench.device import known, lookup
+from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_int
 from quantbench.workload import Collective
 
 _WHO = "cluster"
 _BITS_PER_BYTE = 8
-_SIZE = re.compile(r"^(\d+)g(?:i?b)?$")
 #: what large messages get of a link's stated rate inside a node where no public table measures it: A100's NCCL table
 #: gives 222 of 300 GB/s
 _UNMEASURED_SHARE = 0.75
@@ -145,30 +143,6 @@ def reference_cluster(device: DeviceSpec) -> Cluster:
         if values.get("reference") and device.name in values["gpus"]:
             return cluster(name, device)
     return cluster("generic", device)
-
-
-def gpu_named(text: str) -> DeviceSpec:
-    """A GPU by its slug, or by a loose name as tables have them (`A100-80GB`); modules before cards in slots.
-
-    >>> gpu_named("A100-80GB").name, gpu_named("V100-32GB").name
-    ('a100-sxm4-80gb', 'v100-sxm2-32gb')
-    """
-    plain = text.lower().replace("_", "-").replace(" ", "-").removeprefix("nvidia-").removeprefix("tesla-")
-    words = [_SIZE.sub(r"\1gb", word) for word in plain.split("-")]
-    slugs = [spec.name for spec in known()]
-    if "-".join(words) in slugs:
-        return lookup("-".join(words))
-
-    def matches(slug: str) -> bool:
-        parts = slug.split("-")
-        return all(any(part == word or (part.startswith(word) and word == "sxm") for part in parts) for word in words)
-
-    found = sorted((slug for slug in slugs if matches(slug)), key=lambda slug: "sxm" not in slug)
-    if not found:
-        return lookup(text)  # raises, naming the nearest
-    # Of one name in two sizes the larger memory is the one that large models were trained on.
-    best = [slug for slug in found if ("sxm" in slug) == ("sxm" in found[0])]
-    return max(map(lookup, best), key=lambda spec: spec.memory_bytes)
 
 
 @cache

@@ -10,10 +10,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from quantbench.device import default_attention
+from quantbench.device import default_attention, lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
-from quantbench.planner.cluster import Cluster, cluster, gpu_named, reference_cluster
+from quantbench.planner.cluster import Cluster, cluster, reference_cluster
 from quantbench.planner.formulas import layer_parameters
 from quantbench.planner.layout import ALIGNED_ELEMENTS, Assumption, Case, Job, Layout, padded_vocab
 from quantbench.planner.table import TableRow
@@ -135,12 +135,12 @@ def _cluster(filling: _Filling) -> Cluster:
     named = context.get("cluster")
     if named is not None:
         found = cluster(filling.assume("cluster", named["value"], named["why"]))
-        if name and gpu_named(name).name != found.device.name:
-            found = cluster(named["value"], gpu_named(name))
+        if name and lookup(name).name != found.device.name:
+            found = cluster(named["value"], lookup(name))
     elif row.cluster or given.cluster:
-        found = cluster(row.cluster or given.cluster, gpu_named(name) if name else None)
+        found = cluster(row.cluster or given.cluster, lookup(name) if name else None)
     elif name:
-        found = reference_cluster(gpu_named(name))
+        found = reference_cluster(lookup(name))
         filling.assume("cluster", found.name, "the reference system of that GPU")
     else:
         raise InputError(f"{_WHO}, {row.place}", "no GPU", "a value in the column gpu, or --gpu")

@@ -11,9 +11,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from quantbench.device import lookup
 from quantbench.errors import InputError
 from quantbench.planner.calibration import Calibrations
-from quantbench.planner.cluster import cluster, gpu_named, reference_cluster
+from quantbench.planner.cluster import cluster, reference_cluster
 from quantbench.planner.constraints import violations
 from quantbench.planner.context import Given, case_of
 from quantbench.planner.formulas import CALCULATORS, parameters, simple_tflops
@@ -82,7 +83,7 @@ def _impossible(row: TableRow) -> Iterable[str]:
         )  # fmt: skip
     except InputError as error:
         return (f"{error.value}; expected {error.expected}",)
-    where = reference_cluster(gpu_named(row.gpu)) if row.gpu else cluster("dgx-a100")
+    where = reference_cluster(lookup(row.gpu)) if row.gpu else cluster("dgx-a100")
     per_node = row.gpus // row.nodes if row.nodes else max(where.gpus_per_node, row.tp)
     layout = Layout(dp=dp, tp=row.tp, pp=row.pp, mbs=row.mbs, zero=0 if row.zero is None else row.zero)
     job = Job(shape, where.changed(gpus_per_node=per_node), row.gpus, row.gbs or dp * row.mbs)

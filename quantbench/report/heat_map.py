@@ -45,7 +45,7 @@ def heat_maps(rows: Sequence[Row], axes: Sequence[str]) -> tuple[HeatMap, ...]:
             x_axis, y_axis = y_axis, x_axis
         slices: dict[tuple[str, tuple[tuple[str, int], ...]], list[Row]] = {}
         for row in rows:
-            if row.peak_share is not None and x_axis in row.axes and y_axis in row.axes:
+            if row.peak_share is not None and not row.missing and x_axis in row.axes and y_axis in row.axes:
                 held = tuple((name, value) for name, value in row.axes.items() if name not in (x_axis, y_axis))
                 slices.setdefault((row.provider, held), []).append(row)
         if not slices:

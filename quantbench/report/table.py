@@ -43,22 +43,34 @@ def sweep_table(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("trust", no_wrap=True)
     table.add_column("cliffs, or what the worst op loses", overflow="fold", min_width=20)
-    best = max((row.peak_share or 0.0 for row in rows), default=0.0)
+    best = max((row.peak_share or 0.0 for row in rows if not row.missing), default=0.0)
     for row in rows:
-        low = row.peak_share is not None and row.peak_share < _STANDS_OUT * best
+        low = row.peak_share is not None and not row.missing and row.peak_share < _STANDS_OUT * best
+        *figures, share = row_figures(row)
         table.add_row(
             *(str(value) for value in row.axes.values()),
             *([row.provider] if several else []),
-            str(len(row.points)),
-            latency(row.latency_us),
+            *figures[:2],
             *([latency(row.logits_us) if row.logits_us is not None else ""] if logits else []),
-            with_interval(row.tflops, row.tflops * row.half_width),
-            with_interval(row.gb_per_s, row.gb_per_s * row.half_width),
-            Text("?" if row.peak_share is None else percent(row.peak_share), style="bold red" if low else ""),
+            *figures[2:],
+            Text(share, style="bold red" if low else ""),
             Text(row.grade.letter, style=_GRADE_STYLE[row.grade.letter]),
             Text(row_words(row, check, spec)),
         )
     return table
+
+
+def row_figures(row: Row) -> tuple[str, str, str, str, str]:
+    """Ops, time, TFLOP/s, GB/s and share of peak of a row, as the tables show them. A row that lacks ops has no sum."""
+    if row.missing:
+        return (f"{len(row.points)} of {len(row.points) + len(row.missing)}", *("-",) * 4)
+    return (
+        str(len(row.points)),
+        latency(row.latency_us),
+        with_interval(row.tflops, row.tflops * row.half_width),
+        with_interval(row.gb_per_s, row.gb_per_s * row.half_width),
+        "?" if row.peak_share is None else percent(row.peak_share),
+    )
 
 
 def ops_line(rows: Sequence[Row]) -> str:
@@ -92,7 +104,7 @@ def trust_lines(rows: Sequence[Row]) -> list[str]:
 
 def row_words(row: Row, check: Check, spec: DeviceSpec) -> str:
     """The cliffs that end at this row (how much longer it takes than the size before it, and why), the largest first;
-    without one, why its worst op is below what it could be."""
+    without one, why its worst op is below what it could be. First of all, which ops it lacks."""
     said = [
         f"▼ +{percent(cliff.ratio - 1)} time in {cliff.op}: {cliff.cause.words}"
         for cliff in check.cliffs
@@ -103,7 +115,8 @@ def row_words(row: Row, check: Check, spec: DeviceSpec) -> str:
         said = [f"{worst.op}: {reason}" for reason in _idle(worst, check, spec)[:1]]
     if len(said) > _MOST_CLIFFS_SAID:
         said = [*said[:_MOST_CLIFFS_SAID], f"{len(said) - _MOST_CLIFFS_SAID} more"]
-    return "; ".join(said)
+    lacks = [f"no sum, not measured here: {', '.join(row.missing)}"] if row.missing else []
+    return "; ".join(lacks + said)
 
 
 def _idle(point: Point, check: Check, spec: DeviceSpec) -> tuple[str, ...]:
@@ -113,18 +126,19 @@ def _idle(point: Point, check: Check, spec: DeviceSpec) -> tuple[str, ...]:
 
 
 def rows_to_json(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> list[dict[str, Any]]:
-    """The table as JSON objects; names carry their units."""
+    """The table as JSON objects; names carry their units. A row that lacks ops (missing_ops) has no figures."""
     return [
         {
             "axes": row.axes,
             "provider": row.provider,
             "ops": [point.op for point in row.points],
-            "latency_us": row.latency_us,
+            "missing_ops": list(row.missing),
+            "latency_us": None if row.missing else row.latency_us,
             "logits_us": row.logits_us,
-            "relative_half_width": row.half_width,
-            "tflops": row.tflops,
-            "gb_per_s": row.gb_per_s,
-            "peak_share": row.peak_share,
+            "relative_half_width": None if row.missing else row.half_width,
+            "tflops": None if row.missing else row.tflops,
+            "gb_per_s": None if row.missing else row.gb_per_s,
+            "peak_share": None if row.missing else row.peak_share,
             "grade": asdict(row.grade),
             "words": row_words(row, check, spec),
         }

@@ -11,11 +11,11 @@ from quantbench.analysis.check import Check
 from quantbench.analysis.summary import Row
 from quantbench.measurement import GRADES
 from quantbench.report.content import Section, Table
-from quantbench.report.table import row_words
+from quantbench.report.table import row_figures, row_words
 from quantbench.report.words import printable
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Skipped
-from quantbench.units import duration, latency, percent, size, with_interval
+from quantbench.units import duration, size
 
 # Lines of the table of all sizes; a table of tens of thousands belongs into a file, and there it is.
 _MOST_ROWS = 400
@@ -75,10 +75,8 @@ def sizes_section(rows: Sequence[Row], check: Check) -> Section:
     lines = []
     for row in rows[:_MOST_ROWS]:
         lines.append((
-            *(str(row.axes.get(axis, "")) for axis in axes), *([row.provider] if several else []), str(len(row.points)),
-            latency(row.latency_us), with_interval(row.tflops, row.tflops * row.half_width),
-            with_interval(row.gb_per_s, row.gb_per_s * row.half_width),
-            "?" if row.peak_share is None else percent(row.peak_share), row.grade.letter,
+            *(str(row.axes.get(axis, "")) for axis in axes), *([row.provider] if several else []),
+            *row_figures(row), row.grade.letter,
             printable(row_words(row, check, check.run.info.device)),
         ))  # fmt: skip
     numeric = frozenset(range(len(head) - 2)) - ({len(axes)} if several else set())

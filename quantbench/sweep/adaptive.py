@@ -9,7 +9,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.stats import median
 from quantbench.store.record import Measured, Record
-from quantbench.sweep.plan import Plan, PlanPoint
+from quantbench.sweep.plan import Group, Plan, PlanPoint
 from quantbench.workload import Gemm
 
 # A fifth at random tells the model the range; what remains comes in so many rounds, each with a fit of a few seconds.
@@ -20,7 +20,7 @@ _FEWEST_FIRST = 10
 
 def first_points(plan: Plan, total: int) -> Plan:
     """The part of a plan that an adaptive sweep of `total` points begins with (the plan is in random order already)."""
-    return replace(plan, points=plan.points[: _first_count(total)])
+    return replace(plan, groups=tuple(Group((point,)) for point in plan.points[: _first_count(total)]))
 
 
 def _first_count(total: int) -> int:

@@ -1,8 +1,10 @@
-"""Where edges are predicted along an axis, and the points on both sides of them."""
+"""Where edges are predicted along an axis, the points on both sides of them, and which sizes are measured together."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import inf, log
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
@@ -10,7 +12,7 @@ from quantbench.latency.roofline import assumed_tile
 from quantbench.quantization import quantize
 from quantbench.sweep.axes import Axis
 from quantbench.sweep.shapes import Held, ops_at
-from quantbench.workload import Gemm
+from quantbench.workload import Gemm, Op
 
 #: how far past an edge its neighbour stands. Rows of bf16 stay 16-byte aligned in steps of 8, so that an edge is not
 #: mistaken for a misalignment; m, batches, heads and samples are never a stored row's length.
@@ -40,7 +42,6 @@ def predicted_edges(axes: tuple[Axis, ...], index: int, held: Held, spec: Device
     """
     axis = axes[index]
     step = NEIGHBOUR.get(axis.dim, 1)
-    assumed = assumed_tile(spec)
     start = -(-axis.values[0] // step) * step
     edges: list[int] = []
     before: dict[str, int] = {}
@@ -51,12 +52,74 @@ def predicted_edges(axes: tuple[Axis, ...], index: int, held: Held, spec: Device
             ops = ops_at(axes, point, held)
         except InputError:
             continue
-        waves = {
-            op.label: quantize(op.workload, assumed.tile, spec.sm_count, assumed.blocks_per_sm).num_waves
-            for op in ops
-            if isinstance(op.workload, Gemm)
-        }
+        waves = _waves(ops, spec)
         if any(waves[name] >= _SMALLEST_STEP * before[name] for name in waves.keys() & before.keys()):
             edges.append(last)
         before, last = waves, value
     return edges
+
+
+def _waves(ops: Iterable[Op], spec: DeviceSpec) -> dict[str, int]:
+    """Waves of the assumed tile that each product takes, by label."""
+    assumed = assumed_tile(spec)
+    return {
+        op.label: quantize(op.workload, assumed.tile, spec.sm_count, assumed.blocks_per_sm).num_waves
+        for op in ops
+        if isinstance(op.workload, Gemm)
+    }
+
+
+def predicted_jump(before: Sequence[Op], after: Sequence[Op], spec: DeviceSpec) -> float:
+    """By how much the waves of some product grow beyond its work between two places, as a logarithm: the predicted
+    edge between them; 0 where there is no product."""
+    waves_before, waves_after = _waves(before, spec), _waves(after, spec)
+    work_before, work_after = ({op.label: op.workload.flops for op in ops} for ops in (before, after))
+    return max(
+        (
+            log(waves_after[label] / waves_before[label]) - log(work_after[label] / work_before[label])
+            for label in waves_before.keys() & waves_after.keys()
+        ),
+        default=0.0,
+    )
+
+
+def neighbour_groups(jumps: Sequence[float]) -> list[tuple[range, int]]:
+    """Indices of an axis's values in groups that are measured together, each with its rank, in order of the axis.
+
+    jumps: the predicted jump between each value and the next, one fewer than values. Both sides of a predicted edge
+    make a pair, and so do neighbours of what is left. The ends of the axis have rank 0, then follow the group with
+    the largest jump near the middle of each stretch between, and so on by halves: any number of groups, taken by rank,
+    is a coarse grid in which nearly every size has a neighbour, most often across a predicted edge.
+
+    >>> neighbour_groups([0.0, 0.0, 0.3, 0.0, 0.0])
+    [(range(0, 1), 0), (range(1, 2), 2), (range(2, 4), 1), (range(4, 5), 2), (range(5, 6), 0)]
+    """
+    groups = _pairs(jumps)
+    heights = [jumps[group.start] if len(group) == 2 else -inf for group in groups]
+    ranks = [0] * len(groups)
+    stretches = [(range(1, len(groups) - 1), 1)]
+    while stretches:
+        inside, rank = stretches.pop()
+        if not inside:
+            continue
+        away = 3 * len(inside) // 8
+        near_middle = inside[away : len(inside) - away]
+        middle = (inside[0] + inside[-1]) / 2
+        chosen = max(near_middle, key=lambda i: (heights[i], -abs(i - middle)))
+        ranks[chosen] = rank
+        stretches += [(range(inside.start, chosen), rank + 1), (range(chosen + 1, inside.stop), rank + 1)]
+    return list(zip(groups, ranks, strict=True))
+
+
+def _pairs(jumps: Sequence[float]) -> list[range]:
+    """All indices, ascending: the two sides of each predicted edge together (of two edges at one value the larger), and
+    the others with their neighbours, but for the two ends."""
+    last = len(jumps)
+    starts: set[int] = set()
+    paired: set[int] = set()
+    edges = [i for i, jump in enumerate(jumps) if jump >= log(_SMALLEST_STEP)]
+    for i in (*sorted(edges, key=lambda i: -jumps[i]), *range(1, last - 1)):
+        if not paired & {i, i + 1}:
+            starts.add(i)
+            paired |= {i, i + 1}
+    return [range(i, i + 2 if i in starts else i + 1) for i in range(last + 1) if i in starts or i not in paired]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from quantbench.store.typed import decode
 from quantbench.sweep.adaptive import first_points
 from quantbench.sweep.axes import GEMM_DIMS, SHAPE_DIM, Axis
 from quantbench.sweep.grid import parse_grid
-from quantbench.sweep.plan import Plan, build_plan, lay_out
+from quantbench.sweep.plan import Group, Plan, build_plan, fitting, lay_out
 from quantbench.sweep.shape_file import NamedShape, named_shapes
 from quantbench.sweep.shape_list import placed_models, placed_shapes
 from quantbench.sweep.shapes import Held, with_defaults
@@ -28,8 +29,9 @@ class SweepOptions:
     models: transformer shapes, of each of which every op is measured, forward and backward.
     budget_s: seconds for the whole sweep; None for no bound.
     limit_s: seconds after which a point counts as hanging; None for a limit from its estimate. points: how many of the
-    plan's are measured, 0 for all; at random, or, adaptive, those that a model is least sure of. refine: bisect to
-    every edge that the plan's points show. shard: (2, 8) for the second of eight parts of the plan, () for all of it.
+    plan's are measured at most, 0 for all: places at random with all their ops, or, adaptive, those that a model is
+    least sure of. refine: bisect to every edge that the plan's points show. shard: (2, 8) for the second of eight parts
+    of the plan, () for all of it.
     """
 
     dims: tuple[str, ...]
@@ -91,49 +93,66 @@ def options_from_json(data: object) -> SweepOptions:
     return decode(SweepOptions, values)
 
 
-def plan_sweep(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Plan]:
-    """Axes, and the plan that the sweep begins with: all of its points, or as many as were asked for."""
+def plan_sweep(options: SweepOptions, spec: DeviceSpec, done: Collection[str] = ()) -> tuple[tuple[Axis, ...], Plan]:
+    """Axes, and the plan that the sweep begins with: what fits into the budget of all points, of as many as were asked
+    for, or of a part of them. done: keys of points that are measured already and left out."""
     axes, plan = whole_plan(options, spec)
     if options.adaptive:
         if spec.kind == "cpu":
             raise InputError("--adaptive", spec.name, "a GPU: the model behind it knows blocks and waves")
-        return axes, first_points(plan, options.points)
-    points = plan.points[: options.points or None]
-    if options.shard:
-        part, parts = options.shard
-        points = points[part - 1 :: parts]
-        if not points:
-            raise InputError(
-                "--shard", f"{part}/{parts}", f"at most {len(plan.points)} parts: so many points there are"
-            )
-    return axes, replace(plan, points=points)
+        return axes, first_points(plan, options.points).without(done)
+    if options.points:
+        # Every place is a group of its own here, in random order.
+        plan = replace(plan, groups=tuple(fitting(plan.groups, options.points, lambda point: 1)))
+    budget_s = options.budget_s
+    if not options.shard:
+        return axes, plan.without(done).within(budget_s)
+    part, parts = options.shard
+    if part > len(plan.groups):
+        raise InputError("--shard", f"{part}/{parts}", f"at most {len(plan.groups)} parts: sizes that stay together")
+    # Tasks work off their parts of one plan at the same time: it may be that much longer. Which groups make a part does
+    # not depend on the budget, so that a part is the same when it is resumed without one.
+    in_budget = {id(group) for group in plan.within(budget_s and budget_s * parts).groups}
+    own = _part_of(plan.groups, part, parts)
+    fit = tuple(group for group in own if id(group) in in_budget)
+    rest = tuple(group for group in own if id(group) not in in_budget)
+    return axes, replace(plan, groups=fit, left_out=rest).without(done)
+
+
+def _part_of(groups: Sequence[Group], part: int, parts: int) -> list[Group]:
+    """One of `parts` parts of the groups, about as many points in each."""
+    sizes = [0] * parts
+    own = []
+    for group in groups:
+        smallest = sizes.index(min(sizes))
+        sizes[smallest] += len(group.points)
+        if smallest == part - 1:
+            own.append(group)
+    return own
 
 
 def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Plan]:
-    """Axes with their edges, and the plan, for a device. A list of shapes has the axes m, n, k and batch, one of
-    transformer shapes the axis shape: 1 for the first."""
+    """Axes with their edges, and the plan of all points, for a device. A list of shapes has the axes m, n, k and batch,
+    one of transformer shapes the axis shape: 1 for the first."""
     held = with_defaults(options.held, spec.kind, default_dtype(spec), default_attention(spec))
-    # Several tasks work off their parts of one plan at the same time: it may be that much longer.
-    budget_s = options.budget_s and options.budget_s * (options.shard[1] if options.shard else 1)
+    providers = expand(options.providers)
     if options.shapes:
         placed = placed_shapes(options.shapes, held.dtype, held.layout)
         axes_of = tuple(
             Axis(dim, tuple(sorted({shape[i] for shape in options.shapes}))) for i, dim in enumerate(GEMM_DIMS)
         )
-        providers = expand(options.providers)
-        return axes_of, lay_out(placed, providers, options.timing, spec, budget_s=budget_s)
+        return axes_of, lay_out(placed, providers, options.timing, spec)
     if options.models:
         numbers = Axis(SHAPE_DIM, tuple(range(1, len(options.models) + 1)))
-        providers = expand(options.providers)
-        return (numbers,), lay_out(placed_models(options.models), providers, options.timing, spec, budget_s=budget_s)
+        return (numbers,), lay_out(placed_models(options.models), providers, options.timing, spec)
     grid = parse_grid(options.dims, held, spec)
     plan = build_plan(
         grid.axes,
         held,
-        expand(options.providers),
+        providers,
         options.timing,
         spec,
         skip_impossible=options.skip_impossible or grid.loose,
-        budget_s=budget_s,
+        neighbours=not options.points,
     )
     return grid.axes, plan

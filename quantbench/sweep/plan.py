@@ -1,80 +1,143 @@
-"""Which points a sweep measures, and in what order.
+"""Which points a sweep measures, in what order, and which of them fit into a budget.
 
-The plan is deduplicated (one workload at several places is measured once), in seeded random order (so that a drift of
-the device does not look like a slope of the axis), with one reference point repeated every few points (so that the
-drift shows).
+The plan is deduplicated (one workload at several places is measured once). It is made of groups, which are measured
+whole: all ops of a place by all providers, and, along the longest axis, both sides of a predicted edge. Groups run in
+seeded random order, so that a drift of the device does not look like a slope of the axis, and one reference point is
+repeated every few points, so that the drift shows.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from functools import cached_property
+from itertools import pairwise, product
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
-from quantbench.latency.roofline import roofline_us
 from quantbench.providers.catalog import runs_kind
 from quantbench.store.record import Place, record_key
 from quantbench.sweep.axes import Axis
+from quantbench.sweep.edges import neighbour_groups, predicted_jump
+from quantbench.sweep.pace import point_estimate_s
 from quantbench.sweep.shapes import Held, check_axes, ops_at
 from quantbench.timing.options import TimingOptions
-from quantbench.timing.rotation import COLD_L2_MULTIPLE
 from quantbench.workload import Gemm, Op, Workload
 
 #: points between two repetitions of the reference point
 REFERENCE_EVERY = 10
 
-# Wall seconds that a point costs beside its samples (inputs, warm-up, identification) and samples it usually takes: on
-# a CPU as seen in real sweeps, on a GPU two windows of warming up and as much again. How many points fit into a budget
-# and the estimate of the time left depend on them; nothing that is measured does.
-_POINT_OVERHEAD_S = {"cuda": 0.20, "cpu": 0.06}
-_USUAL_SAMPLES = 40
-# A cold cache is made by passing a few times the last-level cache through it before each sample.
-_FLUSH_FACTOR = {"cuda": COLD_L2_MULTIPLE, "cpu": 3}
-
 
 @dataclass(frozen=True)
 class PlanPoint:
-    """One measurement to make. rank: 0 for the most informative points of the axes, higher for those between."""
+    """One measurement to make."""
 
     key: str
     workload: Workload
     provider: str
     places: tuple[Place, ...]
     estimate_s: float
-    rank: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """Points that are measured together or not at all, in the order they run. rank: 0 for the most informative groups
+    of the axes, higher for those between."""
+
+    points: tuple[PlanPoint, ...]
+    rank: int = 0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Points in the order they run, and the reference point among them (None when there is no product to repeat).
+    """Groups in the order they run, and the reference point (None when there is no product to repeat).
 
-    dropped: points that did not fit into the budget. impossible: places that cannot be, with the reason, left out.
+    Groups may share points: each is measured once. left_out: groups that did not fit into the budget, in the order
+    they would run. impossible: places that cannot be, with the reason.
     """
 
-    points: tuple[PlanPoint, ...]
+    groups: tuple[Group, ...]
     reference: PlanPoint | None
-    dropped: int = 0
+    left_out: tuple[Group, ...] = ()
     impossible: tuple[str, ...] = ()
+
+    @cached_property
+    def points(self) -> tuple[PlanPoint, ...]:
+        """The points of the groups in the order they run, each once."""
+        return _points_in(self.groups)
+
+    @property
+    def total(self) -> int:
+        """Points of all groups, those that did not fit included."""
+        return len(_points_in((*self.groups, *self.left_out)))
 
     @property
     def estimate_s(self) -> float:
-        """Expected wall time of all points and the repetitions of the reference."""
+        """Expected wall time of the points and the repetitions of the reference."""
         total = sum(point.estimate_s for point in self.points)
         if self.reference is not None:
             total += self.reference.estimate_s * (1 + len(self.points) // REFERENCE_EVERY)
         return total
 
+    def without(self, done: Collection[str]) -> Plan:
+        """The plan of what is left to measure. done: keys of points that were measured."""
+        return replace(self, groups=_without(self.groups, done), left_out=_without(self.left_out, done))
+
+    def within(self, budget_s: float | None) -> Plan:
+        """The plan with the groups that fit into a budget; the others are its left_out. None: with all groups."""
+        every = (*self.groups, *self.left_out)
+        if budget_s is None:
+            return replace(self, groups=every, left_out=())
+        reference_s = 0.0 if self.reference is None else self.reference.estimate_s / REFERENCE_EVERY
+        kept = {id(group) for group in fitting(every, budget_s, lambda point: point.estimate_s + reference_s)}
+        return replace(
+            self,
+            groups=tuple(group for group in every if id(group) in kept),
+            left_out=tuple(group for group in every if id(group) not in kept),
+        )
+
+
+def _points_in(groups: Iterable[Group]) -> tuple[PlanPoint, ...]:
+    return tuple({point.key: point for group in groups for point in group.points}.values())
+
+
+def _without(groups: Iterable[Group], done: Collection[str]) -> tuple[Group, ...]:
+    left = (Group(tuple(point for point in group.points if point.key not in done), group.rank) for group in groups)
+    return tuple(group for group in left if group.points)
+
+
+def fitting(groups: Iterable[Group], budget_s: float, seconds: Callable[[PlanPoint], float]) -> list[Group]:
+    """The groups that fit into the budget together, the most informative first; of none that does, the shortest.
+
+    seconds: how long a point takes. A point that several groups share counts once.
+    """
+    ordered = sorted(groups, key=lambda group: group.rank)
+    kept: list[Group] = []
+    keys: set[str] = set()
+    left_s = budget_s
+    for group in ordered:
+        cost_s = sum(seconds(point) for point in group.points if point.key not in keys)
+        if cost_s <= left_s:
+            kept.append(group)
+            keys |= {point.key for point in group.points}
+            left_s -= cost_s
+    if not kept and ordered:
+        kept = [min(ordered, key=lambda group: (group.rank, sum(seconds(point) for point in group.points)))]
+    return kept
+
 
 @dataclass(frozen=True)
 class Placed:
-    """Ops at one place on the axes, before providers and timing make points of them. rank: as in PlanPoint."""
+    """Ops at one place on the axes, before providers and timing make points of them.
+
+    group: places of the same group are measured together; None for a place of its own. rank: of that group.
+    """
 
     axes: dict[str, int]
     ops: tuple[Op, ...]
     rank: int = 0
+    group: Hashable = None
 
 
 def build_plan(
@@ -85,18 +148,17 @@ def build_plan(
     spec: DeviceSpec,
     *,
     skip_impossible: bool = False,
-    budget_s: float | None = None,
+    neighbours: bool = True,
 ) -> Plan:
     """Lay out a sweep over a grid of axes. `axes` have their edges added already, `held` its defaults filled in.
+    neighbours: measure both sides of predicted edges together; otherwise each place is a group of its own.
 
     Raises InputError for a point that cannot be, unless skip_impossible, and when nothing is left to measure.
     """
     check_axes(axes)
-    ranks = [_bisection_ranks(len(axis.values)) for axis in axes]
     placed: list[Placed] = []
     impossible: list[str] = []
-    for indices in product(*(range(len(axis.values)) for axis in axes)):
-        values = tuple(axis.values[i] for axis, i in zip(axes, indices, strict=True))
+    for values in product(*(axis.values for axis in axes)):
         try:
             ops = ops_at(axes, values, held)
         except InputError as error:
@@ -104,9 +166,33 @@ def build_plan(
                 raise
             impossible.append(str(error))
             continue
-        rank = max(rank_of[i] for rank_of, i in zip(ranks, indices, strict=True))
-        placed.append(Placed({axis.field: value for axis, value in zip(axes, values, strict=True)}, ops, rank))
-    return lay_out(placed, providers, timing, spec, budget_s=budget_s, impossible=tuple(impossible))
+        placed.append(Placed({axis.field: value for axis, value in zip(axes, values, strict=True)}, ops))
+    if neighbours and placed:
+        placed = _in_groups(placed, axes, spec)
+    return lay_out(placed, providers, timing, spec, impossible=tuple(impossible))
+
+
+def _in_groups(placed: Sequence[Placed], axes: tuple[Axis, ...], spec: DeviceSpec) -> list[Placed]:
+    """The places in groups of neighbours along the longest axis, the same ones at all values of the other axes."""
+    longest = max(axes, key=lambda axis: len(axis.values)).field
+    # The first place at each value stands for all places there.
+    ops_of = {place.axes[longest]: place.ops for place in reversed(placed)}
+    values = sorted(ops_of)
+    jumps = [predicted_jump(ops_of[a], ops_of[b], spec) for a, b in pairwise(values)]
+    groups = neighbour_groups(jumps)
+    group_of = {values[i]: (number, rank) for number, (indices, rank) in enumerate(groups) for i in indices}
+    ranks = {
+        axis.field: dict(zip(axis.values, _bisection_ranks(len(axis.values)), strict=True))
+        for axis in axes
+        if axis.field != longest
+    }
+    found = []
+    for place in placed:
+        number, rank = group_of[place.axes[longest]]
+        others = tuple((name, value) for name, value in place.axes.items() if name != longest)
+        rank = max([rank, *(ranks[name][value] for name, value in others)])
+        found.append(replace(place, rank=rank, group=(number, others)))
+    return found
 
 
 def lay_out(
@@ -115,22 +201,34 @@ def lay_out(
     timing: TimingOptions,
     spec: DeviceSpec,
     *,
-    budget_s: float | None = None,
     impossible: tuple[str, ...] = (),
 ) -> Plan:
-    """Points for every op and provider that runs it: deduplicated, cut to the budget, shuffled, with a reference."""
+    """Points for every op and provider that runs it: deduplicated, in groups, shuffled, with a reference."""
     points: dict[str, PlanPoint] = {}
-    for place in placed:
+    members: dict[Hashable, list[list[str]]] = {}
+    ranks: dict[Hashable, int] = {}
+    for number, place in enumerate(placed):
+        name = ("place", number) if place.group is None else ("group", place.group)
+        keys = []
         for point in _points_of(place, providers, timing, spec):
             seen = points.get(point.key)
-            points[point.key] = point if seen is None else _merge(seen, point)
+            points[point.key] = point if seen is None else replace(seen, places=seen.places + point.places)
+            keys.append(point.key)
+        if keys:
+            members.setdefault(name, []).append(keys)
+            ranks[name] = min(place.rank, ranks.get(name, place.rank))
     if not points:
         raise InputError("sweep", "no point is left to measure", "axes, ops and providers that have points in common")
-    kept = list(points.values())
-    if budget_s is not None:
-        kept = _fit(kept, budget_s)
-    random.Random(timing.seed).shuffle(kept)
-    return Plan(tuple(kept), _reference(kept), len(points) - len(kept), impossible)
+    chance = random.Random(timing.seed)
+    groups = []
+    for name, places in members.items():
+        chance.shuffle(places)
+        for keys in places:
+            chance.shuffle(keys)
+        ordered = dict.fromkeys(key for keys in places for key in keys)
+        groups.append(Group(tuple(points[key] for key in ordered), ranks[name]))
+    chance.shuffle(groups)
+    return Plan(tuple(groups), _reference(list(points.values())), impossible=impossible)
 
 
 def _points_of(place: Placed, providers: Sequence[str], timing: TimingOptions, spec: DeviceSpec) -> Iterator[PlanPoint]:
@@ -143,21 +241,7 @@ def _points_of(place: Placed, providers: Sequence[str], timing: TimingOptions, s
                     provider=provider,
                     places=(Place(place.axes, op.label, op.count),),
                     estimate_s=point_estimate_s(op.workload, timing, spec),
-                    rank=place.rank,
                 )
-
-
-def _merge(seen: PlanPoint, again: PlanPoint) -> PlanPoint:
-    return replace(seen, places=seen.places + again.places, rank=min(seen.rank, again.rank))
-
-
-def point_estimate_s(workload: Workload, timing: TimingOptions, spec: DeviceSpec) -> float:
-    """Expected wall seconds of one point."""
-    sample_s = roofline_us(workload, spec) / 1e6
-    if timing.cache == "cold":
-        sample_s += _FLUSH_FACTOR[spec.kind] * spec.l2_bytes / (spec.memory_gb_per_s * 1e9)
-    samples = max(timing.min_samples, min(_USUAL_SAMPLES, timing.max_samples))
-    return _POINT_OVERHEAD_S[spec.kind] + min(timing.max_time_s, samples * sample_s)
 
 
 def _bisection_ranks(count: int) -> list[int]:
@@ -176,20 +260,6 @@ def _bisection_ranks(count: int) -> list[int]:
             ranks[middle] = rank
             spans += [(low, middle, rank + 1), (middle, high, rank + 1)]
     return ranks
-
-
-def _fit(points: list[PlanPoint], budget_s: float) -> list[PlanPoint]:
-    """The most informative points that fit into the budget; at least one."""
-    ordered = sorted(points, key=lambda point: (point.rank, min(tuple(p.axes.values()) for p in point.places)))
-    kept: list[PlanPoint] = []
-    spent_s = 0.0
-    share = 1 + 1 / REFERENCE_EVERY
-    for point in ordered:
-        spent_s += point.estimate_s * share
-        if kept and spent_s > budget_s:
-            break
-        kept.append(point)
-    return kept
 
 
 def _reference(points: Sequence[PlanPoint]) -> PlanPoint | None:

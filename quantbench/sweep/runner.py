@@ -18,7 +18,8 @@ from quantbench.store.record import Failed, Measured, Outcome, Record, Skipped
 from quantbench.sweep import naming
 from quantbench.sweep.child import Asked, WorkerLostError
 from quantbench.sweep.messages import Reply, Request
-from quantbench.sweep.plan import REFERENCE_EVERY, Plan, PlanPoint
+from quantbench.sweep.pace import Pace
+from quantbench.sweep.plan import REFERENCE_EVERY, Group, Plan, PlanPoint, fitting
 from quantbench.timing.grade import NO_CHECK, grade
 from quantbench.timing.options import TimingOptions
 
@@ -27,6 +28,12 @@ _LIMIT_FACTOR = 20
 _LIMIT_FLOOR_S = 60.0
 # A worker that cannot even start this often in a row will not start at all.
 _MAX_LOST_IN_A_ROW = 5
+#: A point in progress is ended this many times the budget after the start; it is left for --resume.
+HARD_STOP = 1.2
+# Where other points follow (a bisection to edges), the plan's own get this share of the budget first.
+_SHARE_OF_THE_PLAN = 0.6
+# What fits into the budget is chosen anew after this share of it.
+_CHOOSE_EVERY = 0.02
 
 
 class Writer(Protocol):
@@ -52,7 +59,8 @@ class Progress:
 
 @dataclass(frozen=True)
 class Finished:
-    """How a sweep ended: `complete`, `budget` (time ran out) or `failed` (no worker would run any more: `reason`)."""
+    """How a sweep ended: `complete` (no point of the plan is missing), `budget` (time ran out) or `failed` (no worker
+    would run any more: `reason`)."""
 
     how: str
     reason: str = ""
@@ -63,10 +71,21 @@ class Finished:
 More = Callable[[Sequence[Record]], Sequence[PlanPoint]]
 
 
+class _OutOfTimeError(Exception):
+    """Ends the sweep when its budget is spent."""
+
+
+class _NoWorkerError(Exception):
+    """Ends the sweep when no worker runs any more; says why."""
+
+
 @dataclass
 class Sweep:
     """One pass over the points of a plan that are not in `done` yet, and then over those that `more` asks for.
 
+    budget_s: wall seconds from now on; None for no bound. Groups of the plan run while their expected time fits into
+    it, with the pace learned so far, those that the plan left out included; the shortest runs in any case. hard_s:
+    seconds after which the point in progress is ended; None for a fixed multiple of the budget.
     records: what the run held before, for `more`; the records of this pass are added to them. interpreter: triton's
     kernels run in its interpreter, so that their times are no kernel's. more_references: measured beside the plan's
     reference at the beginning and at the end, to compare this device with others.
@@ -82,6 +101,7 @@ class Sweep:
     clock: Callable[[], float]
     on_progress: Callable[[Progress], None] = lambda progress: None
     budget_s: float | None = None
+    hard_s: float | None = None
     limit_s: float | None = None
     first_reference_us: float | None = None
     more: More | None = None
@@ -91,56 +111,136 @@ class Sweep:
     phases_s: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self._todo = [point for point in self.plan.points if point.key not in self.done]
         self._start_s = self.clock()
-        self._progress = Progress(total=len(self._todo))
+        if self.budget_s is not None and self.hard_s is None:
+            self.hard_s = HARD_STOP * self.budget_s
+        self._pace = Pace(self.timing, self.spec)
+        self._seen = set(self.done)
+        self._progress = Progress(total=0)
+        self._look_ahead(self.plan.points)
+        self._done_s = 0.0
+        self._begun = False
         self._worker: Asked | None = None
         self._lost_in_a_row = 0
         self._last_reference_us = self.first_reference_us
 
     def run(self) -> Finished:
         """Measure what is missing. The worker is ended however this ends, Ctrl-C included."""
+        left_over = False
         try:
-            for number, point in enumerate(self._points()):
-                if self.budget_s is not None and number and self._elapsed_s() > self.budget_s:
-                    return self._finished("budget")
-                if self.plan.reference is not None and number % REFERENCE_EVERY == 0:
-                    self._repeat_reference(self.plan.reference)
-                if number == 0:
-                    self._measure_more_references()
-                self._measure(point)
-                if self._lost_in_a_row >= _MAX_LOST_IN_A_ROW:
-                    reason = f"{_MAX_LOST_IN_A_ROW} workers in a row were lost"
-                    return self._finished("failed", reason)
-            if self.plan.reference is not None and self._todo:
-                self._repeat_reference(self.plan.reference)
-                self._measure_more_references()
-            return self._finished("complete")
+            for group in self._groups():
+                for point in group.points:
+                    if point.key not in self._seen:
+                        self._measure(point)
+            left_over = bool(self._missing())
+            if self._progress.done and not left_over:
+                self._measure_references()
+        except _OutOfTimeError:
+            left_over = True
+        except _NoWorkerError as error:
+            return Finished("failed", str(error))
         finally:
             self._end_worker()
+        return Finished("budget" if left_over else "complete")
 
-    def _points(self) -> Iterator[PlanPoint]:
-        """The plan's points, then those asked for in the light of what was measured; never one twice."""
-        yield from self._todo
-        seen = {point.key for point in self._todo} | self.done
-        while self.more is not None:
-            fresh = [point for point in self.more(self.records) if point.key not in seen]
-            if not fresh:
+    def _groups(self) -> Iterator[Group]:
+        """What to measure next: the plan's groups, then the points asked for in the light of what was measured, and
+        with time left over the rest of the plan."""
+        share = 1.0 if self.more is None else _SHARE_OF_THE_PLAN
+        yield from self._affordable(share)
+        if self.more is None:
+            return
+        while fresh := [point for point in self.more(self.records) if point.key not in self._seen]:
+            self._look_ahead(fresh)
+            for point in fresh:
+                self._begin()
+                if self.budget_s is not None and self._pace.estimate()(point.workload) > self._left_s():
+                    raise _OutOfTimeError
+                yield Group((point,))
+        yield from self._affordable(1.0)
+
+    def _affordable(self, share: float) -> Iterator[Group]:
+        """The plan's groups, in its order, as long as they fit into a share of the budget. At least one is measured."""
+        waiting = self._missing()
+        if not waiting:
+            return
+        self._begin()
+        if self.budget_s is None:
+            yield from waiting
+            return
+        chosen: set[int] = set()
+        chosen_s = 0.0
+        while waiting:
+            if not chosen or self._elapsed_s() - chosen_s > _CHOOSE_EVERY * self.budget_s:
+                chosen = self._choose(waiting, share)
+                chosen_s = self._elapsed_s()
+            group = next((group for group in waiting if id(group) in chosen), None)
+            if group is None:
                 return
-            seen |= {point.key for point in fresh}
-            self._todo += fresh
-            self._progress.total += len(fresh)
-            yield from fresh
+            waiting.remove(group)
+            chosen.discard(id(group))
+            yield group
+
+    def _choose(self, waiting: Sequence[Group], share: float) -> set[int]:
+        """Which groups fit into what is left of a share of the budget."""
+        seconds = self._pace.estimate()
+        reference = self.plan.reference
+        reference_s = 0.0 if reference is None else seconds(reference.workload) / REFERENCE_EVERY
+
+        def cost_s(point: PlanPoint) -> float:
+            return 0.0 if point.key in self._seen else seconds(point.workload) + reference_s
+
+        left_s = self._left_s(share)
+        found = fitting(waiting, left_s, cost_s)
+        nothing_fits = len(found) == 1 and sum(map(cost_s, found[0].points)) > left_s
+        if nothing_fits and self._progress.done:  # the first group runs in any case, no other
+            found = []
+        self._look_ahead([point for group in found for point in group.points])
+        return set(map(id, found))
+
+    def _missing(self) -> list[Group]:
+        """The plan's groups with a point that was not measured."""
+        every = (*self.plan.groups, *self.plan.left_out)
+        return [group for group in every if any(point.key not in self._seen for point in group.points)]
+
+    def _look_ahead(self, points: Sequence[PlanPoint]) -> None:
+        """Remember what will be measured next, for the progress that is shown."""
+        ahead = {point.key: point.estimate_s for point in points if point.key not in self._seen}
+        self._ahead_s = sum(ahead.values())
+        self._progress.total = self._progress.done + len(ahead)
+
+    def _begin(self) -> None:
+        """Measure the references first: they tell the pace before anything is chosen by it."""
+        if not self._begun:
+            self._begun = True
+            self._measure_references()
+
+    def _measure_references(self) -> None:
+        """The plan's reference, and those that devices are compared by."""
+        if self.plan.reference is not None:
+            self._repeat_reference(self.plan.reference)
+        for point in self.more_references:
+            self._progress.current = f"reference {point.workload}"
+            reply = self._ask(point)
+            self._append(point, self._outcome(reply, point), reply, role="reference")
 
     def _measure(self, point: PlanPoint) -> None:
+        done = self._progress.done
+        if self.plan.reference is not None and done and done % REFERENCE_EVERY == 0:
+            self._repeat_reference(self.plan.reference)
         self._progress.current = f"{point.provider} {point.workload}"
         self._tick()
         reply = self._ask(point)
         outcome = self._outcome(reply, point)
         self._append(point, outcome, reply, role="point")
+        self._seen.add(point.key)
         self._count(outcome)
         self._progress.done += 1
+        self._ahead_s -= point.estimate_s
+        self._done_s += point.estimate_s
         self._tick()
+        if self._lost_in_a_row >= _MAX_LOST_IN_A_ROW:
+            raise _NoWorkerError(f"{_MAX_LOST_IN_A_ROW} workers in a row were lost")
 
     def _repeat_reference(self, point: PlanPoint) -> None:
         """Measure the reference point again; its ratio to the first time is the drift that points are graded by."""
@@ -151,23 +251,23 @@ class Sweep:
             self.first_reference_us = self.first_reference_us or self._last_reference_us
         self._append(point, self._outcome(reply, point), reply, role="reference")
 
-    def _measure_more_references(self) -> None:
-        for point in self.more_references:
-            self._progress.current = f"reference {point.workload}"
-            reply = self._ask(point)
-            self._append(point, self._outcome(reply, point), reply, role="reference")
-
     def _ask(self, point: PlanPoint) -> Reply:
         request = Request(point.workload, point.provider)
         limit_s = self.limit_s or max(_LIMIT_FLOOR_S, _LIMIT_FACTOR * point.estimate_s)
         if self.spec.kind == "cuda":
             limit_s += naming.LIMIT_S
+        asked_s = self.clock()
+        until_hard_stop_s = limit_s if self.hard_s is None else self.hard_s - self._elapsed_s()
+        if until_hard_stop_s <= 0:
+            raise _OutOfTimeError
         try:
             if self._worker is None:
                 self._worker = self.connect()
-            reply = self._worker.ask(request, limit_s, self._tick)
+            reply = self._worker.ask(request, min(limit_s, until_hard_stop_s), self._tick)
         except WorkerLostError as lost:
             self._end_worker()
+            if lost.kind == "timeout" and until_hard_stop_s < limit_s:
+                raise _OutOfTimeError from None  # nothing is known of the point: it is left to be measured
             self._lost_in_a_row += 1
             return Reply(failed=(lost.kind, lost.message))
         except MeasurementError as refused:  # no device to start a worker on
@@ -176,6 +276,8 @@ class Sweep:
         self._lost_in_a_row = 0
         if reply.broken:
             self._end_worker()
+        if reply.measurement is not None:
+            self._pace.learn(point.workload, self.clock() - asked_s, median(reply.measurement.samples_us))
         self.phases_s.update(reply.phases_s)
         return reply
 
@@ -228,20 +330,19 @@ class Sweep:
         """Tell how far it is; the time left is the estimate of what remains, scaled by how the estimates did so far."""
         progress = self._progress
         progress.elapsed_s = self._elapsed_s()
-        done_s = sum(point.estimate_s for point in self._todo[: progress.done])
-        left_s = sum(point.estimate_s for point in self._todo[progress.done :])
-        if done_s > 0:
-            left_s *= progress.elapsed_s / done_s
-        if self.budget_s is not None:
-            left_s = min(left_s, max(0.0, self.budget_s - progress.elapsed_s))
-        progress.left_s = left_s
+        left_s = self._ahead_s if progress.done < progress.total else 0.0
+        if self._done_s > 0:
+            left_s *= progress.elapsed_s / self._done_s
+        progress.left_s = left_s if self.budget_s is None else min(left_s, max(0.0, self._left_s()))
         self.on_progress(progress)
 
     def _elapsed_s(self) -> float:
         return self.clock() - self._start_s
 
-    def _finished(self, how: str, reason: str = "") -> Finished:
-        return Finished(how, reason)
+    def _left_s(self, share: float = 1.0) -> float:
+        """Seconds that are left of a share of the budget."""
+        assert self.budget_s is not None
+        return share * self.budget_s - self._elapsed_s()
 
     def _end_worker(self) -> None:
         if self._worker is not None:

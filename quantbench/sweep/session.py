@@ -24,21 +24,31 @@ from quantbench.sweep.child import Asked
 from quantbench.sweep.messages import Hello
 from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json, plan_sweep, whole_plan
 from quantbench.sweep.plan import Plan
-from quantbench.sweep.runner import Finished, More, Progress, Sweep
+from quantbench.sweep.runner import HARD_STOP, Finished, More, Progress, Sweep
 
 Connect = Callable[[], Asked]
+
+# However long the start took, so many seconds are there for a first figure.
+_LEAST_S = 5.0
+# The most that is kept back of the budget for what comes after measuring.
+_MOST_RESERVED = 0.3
 
 
 class SweepSession:
     """One sweep into one folder: `new` or `resume`, then `run`.
 
     The worker that was started to learn what device there is goes on to measure. Use as a context manager.
+
+    plan: what is left to measure. spent_s: seconds of the budget that starting took.
     """
 
-    def __init__(self, worker: Asked, connect: Connect, options: SweepOptions, plan: Plan, writer: RunWriter) -> None:
+    def __init__(
+        self, worker: Asked, connect: Connect, options: SweepOptions, plan: Plan, writer: RunWriter, spent_s: float
+    ) -> None:
         self.hello = worker.hello
         self.options = options
         self.plan = plan
+        self.spent_s = spent_s
         self.folder = writer.folder
         self.finished: Finished | None = None
         self._worker: Asked | None = worker
@@ -47,27 +57,44 @@ class SweepSession:
         self._records: tuple[Record, ...] = ()
 
     @classmethod
-    def new(cls, make_options: Callable[[DeviceSpec], SweepOptions], results: Path, connect: Connect) -> SweepSession:
+    def new(
+        cls,
+        make_options: Callable[[DeviceSpec], SweepOptions],
+        results: Path,
+        connect: Connect,
+        start_s: float | None = None,
+    ) -> SweepSession:
         """Start a worker, lay out the plan for the device it finds, make the run's folder under `results`.
 
-        make_options: the options for that device (its default precision and budget differ by kind).
+        make_options: the options for that device (its default precision and budget differ by kind). start_s: when the
+        budget began on the monotonic clock; now where it is None.
         """
+        start_s = time.monotonic() if start_s is None else start_s
         worker = connect()
         try:
             device = worker.hello.device
             options = make_options(device)
-            axes, plan = plan_sweep(options, device)
+            options.timing.require_device(device.kind)
+            spent_s = time.monotonic() - start_s
+            axes, plan = plan_sweep(_with_what_is_left(options, spent_s), device)
             adaptive_more(options, device)  # what it refuses is refused before there is a folder
             info = begun(worker.hello, options, axes, results)
-            return cls(worker, connect, options, plan, RunWriter.create(results, info))
+            return cls(worker, connect, options, plan, RunWriter.create(results, info), spent_s)
         except BaseException:
             worker.close()
             raise
 
     @classmethod
-    def resume(cls, folder: Path, connect: Connect) -> SweepSession:
-        """Reopen a run to measure what is missing, with the options it was started with and on the same device."""
-        options = options_from_json(read_run_info(folder).options)
+    def resume(
+        cls, folder: Path, connect: Connect, budget_s: float | None = None, start_s: float | None = None
+    ) -> SweepSession:
+        """Reopen a run to measure what is missing, with the options it was started with and on the same device.
+
+        budget_s: seconds for this sitting; None for all points of the plan, whatever budget the run began with.
+        start_s: as for `new`.
+        """
+        start_s = time.monotonic() if start_s is None else start_s
+        options = resumed_options(folder, budget_s)
         writer, run = RunWriter.resume(folder)
         worker: Asked | None = None
         try:
@@ -75,8 +102,10 @@ class SweepSession:
             device = worker.hello.device
             if device.name != run.info.device.name:
                 raise StoreError("resume", f"this device is {device.name}", f"{run.info.device.name}, as in {folder}")
-            _, plan = plan_sweep(options, device)
-            session = cls(worker, connect, options, plan, writer)
+            done = {record.key for record in run.records if record.role == "point"}
+            spent_s = time.monotonic() - start_s
+            _, plan = plan_sweep(_with_what_is_left(options, spent_s), device, done)
+            session = cls(worker, connect, options, plan, writer, spent_s)
             session._records = run.records
             return session
         except BaseException:
@@ -90,6 +119,11 @@ class SweepSession:
         """Whether triton's interpreter runs some of the points: it checks results, and its times are no kernel's."""
         interpreter = relevant_environment().get("TRITON_INTERPRET") == "1"
         return interpreter and any(point.provider.startswith("triton.") for point in self.plan.points)
+
+    @property
+    def num_records(self) -> int:
+        """Records that the folder holds; a new run without any leaves no folder."""
+        return self._writer.count
 
     @property
     def done(self) -> frozenset[str]:
@@ -106,6 +140,12 @@ class SweepSession:
 
         more: asks for points beyond the plan, such as a bisection to its edges.
         """
+        budget_s = self.options.budget_s
+        if budget_s is not None:
+            # The table, the checks and the picture after measuring take about as long as the start.
+            used_s = self.spent_s + min(self.spent_s, _MOST_RESERVED * budget_s)
+            hard_s = max(HARD_STOP * budget_s - used_s, _LEAST_S)
+            budget_s = max(budget_s - used_s, 0.0)
         sweep = Sweep(
             plan=self.plan,
             run_id=self._writer.info.run_id,
@@ -116,9 +156,10 @@ class SweepSession:
             writer=self._writer,
             clock=clock,
             on_progress=on_progress,
-            budget_s=self.options.budget_s,
+            budget_s=budget_s,
+            hard_s=None if budget_s is None else hard_s,
             limit_s=self.options.limit_s,
-            first_reference_us=_first_reference_us(self._records),
+            first_reference_us=first_reference_us(self._records, self.plan),
             more=more or adaptive_more(self.options, self.hello.device),
             records=list(self._records),
             interpreter=self.interpreted,
@@ -126,10 +167,12 @@ class SweepSession:
         try:
             self.finished = sweep.run()
         except BaseException:
+            self._records = tuple(sweep.records)
             # What stopped the sweep is what the user must hear of; a disk too full for run.json too adds nothing.
             with suppress(StoreError):
                 self._note_end("interrupted", sweep.phases_s)
             raise
+        self._records = tuple(sweep.records)
         self._note_end(self.finished.how, sweep.phases_s)
         return self.finished
 
@@ -138,7 +181,8 @@ class SweepSession:
         self._writer.update(replace(self._writer.info, ended=now_text(), how_ended=how, phases_s=dict(total_s)))
 
     def close(self) -> None:
-        """Let go of the folder and of a worker that was never used."""
+        """Let go of the folder, which is removed if it is new and empty, and of a worker that was never used."""
+        self._writer.remove_if_empty()
         self._writer.close()
         if self._worker is not None:
             self._worker.close()
@@ -190,9 +234,33 @@ def new_run_id(name: str, now: datetime, folder: Path) -> str:
     return next(name for name in names if not (folder / name).exists())
 
 
-def _first_reference_us(records: tuple[Record, ...]) -> float | None:
+def resumed_options(folder: Path, budget_s: float | None) -> SweepOptions:
+    """The options to finish a run with: its own, with this budget. Raises StoreError for a run without a plan: one
+    that was imported or simulated, or merged from runs that were asked for different things."""
+    info = read_run_info(folder)
+    if info.origin != "measured":
+        source = f" from {info.source}" if info.source else ""
+        raise StoreError("resume", f"{folder} is {info.origin}{source}", "a run that `quantbench sweep` measured")
+    if "merged" in info.options:
+        raise StoreError("resume", f"{folder} was merged from runs of different plans", "a run of one plan")
+    if "dims" not in info.options:
+        raise StoreError("resume", f"{folder} was not made by `quantbench sweep`", "a run that it measured")
+    return replace(options_from_json(info.options), budget_s=budget_s)
+
+
+def _with_what_is_left(options: SweepOptions, spent_s: float) -> SweepOptions:
+    """The options with the budget that is left after starting."""
+    if options.budget_s is None:
+        return options
+    return replace(options, budget_s=max(options.budget_s - spent_s, 0.0))
+
+
+def first_reference_us(records: tuple[Record, ...], plan: Plan) -> float | None:
+    """The first time of the plan's reference in the run so far."""
     for record in records:
-        if record.role == "reference" and isinstance(record.outcome, Measured):
+        if plan.reference is None or (record.role, record.key) != ("reference", plan.reference.key):
+            continue
+        if isinstance(record.outcome, Measured):
             return median(record.outcome.measurement.samples_us)
     return None
 
