@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from quantbench.advice import Advised, advise
@@ -38,23 +37,23 @@ def run(arguments: AdviseArguments, junit: Path | None, *, as_json: bool) -> boo
     console = output()
     wide = console.width >= show.WIDE
     for line in show.header_lines(advice, assumed):
-        say(console, escape(line))
+        say(console, line)
     console.print()
     console.print(show.cost_table(advice.cost, reasons=wide))
     for line in (*show.cost_lines(advice.cost, reasons=not wide), "", *show.waste_lines(advice.cost)):
-        say(console, escape(line))
+        say(console, line)
     if top:
-        say(console, escape(f"\n{show.neighbours_line(advice)}"))
+        say(console, f"\n{show.neighbours_line(advice)}")
     _say_advised(console, advice.neighbours, show.neighbours_table(advice, reasons=wide), wide)
     _say_advised(console, advice.singles, show.singles_table(advice, reasons=wide), wide)
     if most is not None:
         console.print()
-        say(console, show.gate_line(advice.cost, most))
+        say(console, *show.gate_line(advice.cost, most))
     if junit is not None:
-        say(console, f"JUnit: {escape(str(junit))}")
+        say(console, f"JUnit: {junit!s}")
     console.print()
     for line in show.next_lines(advice):
-        say(console, escape(line))
+        say(console, line)
     return failed
 
 
@@ -65,4 +64,4 @@ def _say_advised(console: Console, advised: Sequence[Advised], table: Table, wid
     console.print(table)
     if not wide:
         for line in show.reason_lines(advised):
-            say(console, escape(line))
+            say(console, line)

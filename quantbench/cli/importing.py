@@ -113,17 +113,20 @@ def _report(summaries: Sequence[ImportSummary], as_json: bool) -> None:
 
 
 def _print(summaries: Sequence[ImportSummary]) -> None:
+    from quantbench.cli.console import output, say
     from quantbench.importers.runs import summary_lines
 
+    console = output()
     for summary in summaries:
         for line in summary_lines(summary):
-            typer.echo(line)
+            say(console, line)
 
 
 def _print_next(summaries: Sequence[ImportSummary]) -> None:
-    typer.echo("")
-    typer.echo(f"Next: quantbench check {summaries[0].folder}")
+    from quantbench.cli.console import output, say
+
+    say(output(), f"\nNext: quantbench check {summaries[0].folder}")
 
 
 def _print_json(summaries: Sequence[ImportSummary]) -> None:
-    typer.echo(json.dumps([{**asdict(s), "folder": str(s.folder)} for s in summaries], indent=1))
+    print(json.dumps([{**asdict(s), "folder": str(s.folder)} for s in summaries], indent=1))

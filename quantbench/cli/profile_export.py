@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rich.markup import escape
-
 from quantbench.cli.console import output, say
 from quantbench.cli.profile_run import runs_below
 from quantbench.cli.writable import check_folder
@@ -62,13 +60,13 @@ def export_format(
         print(json.dumps(answer, indent=1))
         return
     console = output()
-    say(console, escape(f"{folder}: " + ", ".join(f"{count:,} {kind}" for kind, count in made.rows.items())))
+    say(console, f"{folder}: " + ", ".join(f"{count:,} {kind}" for kind, count in made.rows.items()))
     for reason, count in made.left_out.most_common():
-        say(console, escape(f"  {count:,} rows left out: {reason}"))
+        say(console, f"  {count:,} rows left out: {reason}")
     for note in made.notes:
-        say(console, escape(f"  {note}"))
+        say(console, f"  {note}")
     for line in made.use:
-        say(console, escape(f"use: {line}"))
+        say(console, f"use: {line}")
 
 
 def profile_of(paths: list[Path], *, fit: bool) -> Profile:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rich.markup import escape
-
 from quantbench.cli import profile_print as view
 from quantbench.cli.console import output, say
 from quantbench.cli.devices import device_line
@@ -41,11 +39,11 @@ def export_profile(paths: list[Path], output_file: Path | None, fit: bool, as_js
         print(json.dumps({"profile": str(target), **view.profile_to_json(made)}, indent=1, allow_nan=False))
         return
     console = output()
-    say(console, escape(device_line(made.device)))
+    say(console, device_line(made.device))
     for line in (*view.origin_lines(made), *view.rows_lines(made), *view.model_lines(made)):
-        say(console, escape(printable(line)))
-    say(console, escape(f"\nwritten: {target}" + "".join(f", {beside.name}" for beside in files_beside(target))))
-    say(console, escape(f"next: quantbench profile show {target}"))
+        say(console, printable(line))
+    say(console, f"\nwritten: {target}" + "".join(f", {beside.name}" for beside in files_beside(target)))
+    say(console, f"next: quantbench profile show {target}")
 
 
 def runs_below(path: Path) -> list[Path]:
@@ -71,23 +69,23 @@ def show_profile(file: Path, as_json: bool) -> None:
         print(json.dumps(view.profile_to_json(found), indent=1, allow_nan=False))
         return
     console = output()
-    say(console, escape(device_line(found.device)))
+    say(console, device_line(found.device))
     for line in view.origin_lines(found):
-        say(console, escape(printable(line)))
+        say(console, printable(line))
     table = view.rows_table(found)
     if table is not None:
         console.print()
         console.print(table)
     console.print()
     for line in view.model_lines(found):
-        say(console, escape(printable(line)))
+        say(console, printable(line))
     cliffs = view.cliffs_table(found)
     if cliffs is not None:
         console.print()
         console.print(cliffs)
     for line in view.finding_lines(found):
-        say(console, escape(printable(line)))
-    say(console, escape(f"\nnext: quantbench profile query {file} --gemm 4096,4096,4096"))
+        say(console, printable(line))
+    say(console, f"\nnext: quantbench profile query {file} --gemm 4096,4096,4096")
 
 
 def validate_profile(file: Path, as_json: bool) -> None:
@@ -98,4 +96,4 @@ def validate_profile(file: Path, as_json: bool) -> None:
         print(json.dumps({"profile": str(file), "valid": True, "device": found.device.name, "rows": rows}, indent=1))
         return
     listed = ", ".join(f"{count:,} {kind}" for kind, count in rows.items() if count) or "no"
-    say(output(), escape(f"{file}: a whole, unchanged profile of {found.device.name} with {listed} rows"))
+    say(output(), f"{file}: a whole, unchanged profile of {found.device.name} with {listed} rows")

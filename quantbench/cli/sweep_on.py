@@ -10,7 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
 from quantbench.cli.console import output, say
 from quantbench.cli.sweep_options import SweepArguments, sweep_options
@@ -69,7 +68,7 @@ def run(arguments: SweepArguments, on: str, results: Path, resume: Path | None, 
 
 
 def _measure(console: Console, hosts: Sequence[Host], options: ClusterOptions) -> tuple[Lane, ...]:
-    say(console, escape(f"Ray: {_counted(hosts)}"))
+    say(console, f"Ray: {_counted(hosts)}")
     shown: set[str] = set()
     with progress_shown(console) as show:
         sweep = ClusterSweep(
@@ -83,7 +82,7 @@ def _measure(console: Console, hosts: Sequence[Host], options: ClusterOptions) -
         except KeyboardInterrupt:
             say(console, "stopped; everything measured is kept. Go on with:")
             for lane in sweep.lanes.values():
-                say(console, escape(f"  quantbench sweep --on ray --resume {lane.writer.folder}"))
+                say(console, f"  quantbench sweep --on ray --resume {lane.writer.folder}")
             raise
 
 
@@ -93,7 +92,7 @@ def _show(console: Console, lanes: Sequence[Lane], shown: set[str], show: Callab
         run_id = lane.writer.info.run_id
         if run_id not in shown:
             shown.add(run_id)
-            say(console, escape(f"{lane.spec.name}: kept in {lane.writer.folder}/"))
+            say(console, f"{lane.spec.name}: kept in {lane.writer.folder}/")
             done = sum(record.role == "point" for record in lane.records)
             say_plan(console, lane.plan, lane.budget_s, already=done, devices=lane.expected_members)
     parts = [lane.progress() for lane in lanes]

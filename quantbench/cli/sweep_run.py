@@ -13,13 +13,12 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from quantbench.analysis.check import check_run
 from quantbench.analysis.summary import points_of, rows_of
 from quantbench.cli.check_output import cliff_to_json
-from quantbench.cli.console import output, say
+from quantbench.cli.console import output, say, say_warning
 from quantbench.cli.devices import say_device
 from quantbench.cli.edge_output import edge_lines, edges_to_json
 from quantbench.cli.sweep_options import SweepArguments, given_words, sweep_options
@@ -69,7 +68,7 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
         print_json({"device": spec.name, "axes": axis_values, "estimate_s": plan.estimate_s, "points": points})
         return
     console = output()
-    say(console, escape(f"plan for {spec.name}"))
+    say(console, f"plan for {spec.name}")
     say_plan(console, plan, options.budget_s)
     if not gpu:
         say_refused(console, plan, spec)
@@ -77,7 +76,7 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
     widest = max((len(point.provider) for point in shown), default=0)
     for point in shown:
         estimate = latency(roofline_us(point.workload, spec))
-        say(console, escape(f"  {point.provider:<{widest}}  {point.workload}  about {estimate}"))
+        say(console, f"  {point.provider:<{widest}}  {point.workload}  about {estimate}")
     if len(plan.points) > _MOST_PLANNED_LINES:
         console.print(f"  … and {len(plan.points) - _MOST_PLANNED_LINES} more (--json prints all)")
 
@@ -91,7 +90,7 @@ def say_refused(console: Console, plan: Plan, spec: DeviceSpec) -> None:
     refused = [reason for reason in reasons if reason is not None]
     if refused:
         some = f"{len(refused)} of {len(reasons)}" if len(refused) < len(reasons) else "all"
-        say(console, escape(f"{some} would be skipped here, the first because {refused[0]}"))
+        say(console, f"{some} would be skipped here, the first because {refused[0]}")
 
 
 def run(arguments: SweepArguments, results: Path, resume: Path | None, gpu: str, *, as_json: bool) -> None:
@@ -148,7 +147,7 @@ def measure(console: Console, session: SweepSession) -> Finished:
     except KeyboardInterrupt:
         say(
             console,
-            escape(f"\nstopped; everything measured is kept. Go on with: quantbench sweep --resume {session.folder}"),
+            f"\nstopped; everything measured is kept. Go on with: quantbench sweep --resume {session.folder}",
         )
         raise
 
@@ -193,7 +192,12 @@ def progress_shown(console: Console) -> Iterator[Callable[[SweepProgress], None]
 
         yield line
         return
-    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[left]}"), TextColumn("{task.fields[now]}"))
+    columns = (
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[left]}"),
+        TextColumn("{task.fields[now]}", markup=False),
+    )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("sweep", total=None, left="", now="")
 
@@ -225,15 +229,15 @@ def say_result(
         console.print()
         if rows:
             console.print(sweep_table(rows, check, spec))
-            say(console, escape(f"ops of {ops_line(rows)}"))
+            say(console, f"ops of {ops_line(rows)}")
         else:
             console.print("nothing was measured")
         for line in trust_lines(rows):
-            say(console, escape(line))
+            say(console, line)
         _say_not_measured(console, run)
         unnamed = unnamed_line(points, spec, run.info.environment) if run.info.origin == "measured" else None
         if unnamed is not None:
-            say(console, escape(unnamed))
+            say(console, unnamed)
     refine = None if run.info.options.get("shapes") else refinement(options_from_json(run.info.options), spec)
     edges = () if refine is None else refine.edges(run.records)
     if not as_json and refine is not None:
@@ -254,16 +258,16 @@ def say_result(
             "wall_s": wall_s, "overhead_share": overhead_share,
         }  # fmt: skip
     for warning in run.warnings:
-        say(console, f"[yellow]warning:[/yellow] {escape(warning)}")
+        say_warning(console, warning)
     console.print(
         f"{finished.how} in {duration(wall_s)}; the harness itself took {percent(overhead_share)} of it"
         + (f" ({finished.reason})" if finished.reason else "")
     )
-    say(console, escape(f"kept in {run.folder}/ (run.json, records.jsonl)"))
+    say(console, f"kept in {run.folder}/ (run.json, records.jsonl)")
     if picture is not None:
-        say(console, escape(f"picture: {picture}"))
+        say(console, f"picture: {picture}")
     if finished.how == "budget":
-        say(console, escape(f"the rest: quantbench sweep --resume {run.folder}"))
+        say(console, f"the rest: quantbench sweep --resume {run.folder}")
     return {}
 
 
@@ -285,7 +289,7 @@ def _say_not_measured(console: Console, run: Run) -> None:
             case Measured(_, grade) if grade.letter == "rejected":
                 reasons[f"rejected, {record.provider}: {grade.reasons[0]}"] += 1
     for reason, number in reasons.most_common():
-        say(console, escape(f"{number} × {reason}"))
+        say(console, f"{number} × {reason}")
 
 
 def _widest_axis(run: Run) -> str:

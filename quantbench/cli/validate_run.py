@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
 from quantbench.cli.console import output, say
@@ -91,12 +90,12 @@ def _say(
     say(console, "errors: median / mean / p95 of |predicted / measured - 1|, in %")
     console.print(terminal_table(lines))
     for one in absent:
-        say(console, escape(f"{one.gpu}: {one.model} is left out: {one.reason}"))
+        say(console, f"{one.gpu}: {one.model} is left out: {one.reason}")
     if on_attention:
         say(console, "\nattention")
         console.print(terminal_table(on_attention))
     if docs is not None:
-        say(console, escape(f"\nwritten into {docs}"))
+        say(console, f"\nwritten into {docs}")
 
 
 def _seeds(text: str) -> tuple[int, ...]:
@@ -126,7 +125,9 @@ def _shown(console: Console) -> Iterator[Callable[[Step], None]]:
 
         yield line
         return
-    with Progress(BarColumn(20), TextColumn("{task.description}"), console=console, transient=True) as bar:
+    with Progress(
+        BarColumn(20), TextColumn("{task.description}", markup=False), console=console, transient=True
+    ) as bar:
         task = bar.add_task("", total=1.0)
         yield lambda step: bar.update(
             task, completed=step.done, total=step.total, description=f"{step.text}{left(step)}"

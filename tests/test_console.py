@@ -6,7 +6,7 @@ from io import StringIO
 
 from rich.table import Table
 
-from quantbench.cli.whole_tables import WholeTablesConsole, narrowest
+from quantbench.cli.console import SafeConsole, narrowest
 
 ROW = ("14400", "1.39 ms (0.929–2.09)", "wave 5 of 5 is 74 % full: 5.2 % idle")
 
@@ -22,7 +22,7 @@ def table() -> Table:
 
 def shown(width: int) -> list[str]:
     file = StringIO()
-    console = WholeTablesConsole(file=file, width=width, color_system=None)
+    console = SafeConsole(file=file, width=width, color_system=None)
     console.print(table())
     assert console.width == width
     return file.getvalue().splitlines()
@@ -37,4 +37,4 @@ def test_no_column_is_cut_on_a_narrow_terminal() -> None:
 def test_where_there_is_room_the_width_is_the_terminals() -> None:
     assert shown(100)[1].rstrip() == " 14400  1.39 ms (0.929–2.09)  wave 5 of 5 is 74 % full: 5.2 % idle"
     # hidden, time and the folded reason, with two spaces between them
-    assert narrowest(WholeTablesConsole(width=20), table()) == 6 + 2 + 20 + 2 + 20
+    assert narrowest(SafeConsole(width=20), table()) == 6 + 2 + 20 + 2 + 20
