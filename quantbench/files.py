@@ -19,10 +19,8 @@ from typing import BinaryIO, TextIO
 from quantbench.errors import one_line
 from quantbench.units import size
 
-#: files that are read whole: configurations, run.json, profiles, models, tables
+#: what a file may have unless its reader says more: configurations, run.json, profiles, models, tables
 LARGEST_BYTES = 2**29
-#: files that are read piece by piece: records and training logs
-LARGEST_STREAM_BYTES = 2**36
 
 _OPENERS = {".gz": gzip.GzipFile, ".xz": lzma.LZMAFile}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def run_blindspots(
     require_choice(_WHO, "--of", target, TARGETS)
     if shapes is not None:
         check_file(_WHO, shapes)
-    if docs is not None and not docs.is_file():
+    if docs is not None and not os.path.isfile(docs):
         raise InputError(_WHO, f"--docs {docs}", "a file with the markers that the table stands between")
     profile = profile_of([run], fit=False)
     with threadpool_limits(1):
@@ -72,7 +73,7 @@ def _find(
     console = output(stderr=as_json)
     say(console, f"{profile.device.name} as {consumer}'s table; making a model, asking it between the rows")
     # A profile's file carries a model of its rows; of a run one must be made.
-    found = find(profile, consumer, bound, target, rows, own_model=run.is_file())
+    found = find(profile, consumer, bound, target, rows, own_model=os.path.isfile(run))
     if shapes is not None:
         _write_shapes(shapes, found)
     if as_json:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 
 from quantbench.cli.console import output, say
@@ -34,7 +36,7 @@ def percentage(option: str, text: str) -> float:
 def degrees(text: str) -> tuple[int, ...]:
     """`1,2,4` as integers, each once, ascending."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and 0 < int(part) < 2**16 for part in parts):
+    if not all(re.fullmatch("[0-9]{1,5}", part) and 0 < int(part) < 2**16 for part in parts):
         raise InputError("--tp", repr(text), "degrees of at least 1, comma separated: 1,2,4")
     return tuple(sorted({int(part) for part in parts}))
 
@@ -71,7 +73,7 @@ def export_format(
 
 def profile_of(paths: list[Path], *, fit: bool) -> Profile:
     """The profile in a file, or the one that runs make (fit: with models fitted to them)."""
-    files = [path for path in paths if path.is_file()]
+    files = [path for path in paths if os.path.lexists(path) and not os.path.isdir(path)]
     if not files:
         return Profile.from_runs([read_one_run(run) for path in paths for run in runs_below(path)], fit=fit)
     if len(paths) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from quantbench.cli import profile_print as view
@@ -10,6 +11,7 @@ from quantbench.cli.console import output, say
 from quantbench.cli.devices import device_line
 from quantbench.cli.writable import check_file
 from quantbench.errors import InputError
+from quantbench.files import folders_with
 from quantbench.profile import Profile
 from quantbench.report.source import read_one_run
 from quantbench.report.words import printable
@@ -48,10 +50,11 @@ def export_profile(paths: list[Path], output_file: Path | None, fit: bool, as_js
 
 def runs_below(path: Path) -> list[Path]:
     """A run's folder itself, or the runs in a device's folder. Raises InputError where there is none."""
-    if path.is_file():
+    if os.path.isfile(path):
         raise InputError("read run", f"{path} is a file", "folders of runs, or --format with a profile's file")
-    below = [] if (path / "run.json").exists() else sorted(found.parent for found in path.glob("*/run.json"))
-    if path.is_dir() and not below and not (path / "run.json").exists():
+    itself = os.path.lexists(path / "run.json")
+    below = [] if itself else folders_with(path, "*/run.json")
+    if os.path.isdir(path) and os.access(path, os.X_OK) and not below and not itself:
         raise InputError("read run", f"{path} holds no run", "a run's folder, or a device's with its runs in it")
     return below or [path]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,7 +37,7 @@ def run(
     """Judge, print, and write into `docs` where it is given. On one core, so that the times are one core's."""
     from threadpoolctl import threadpool_limits  # comes with scikit-learn, which needs it
 
-    if docs is not None and not docs.is_file():
+    if docs is not None and not os.path.isfile(docs):
         raise InputError("validate", f"--docs {docs}", "a file with the markers that the tables stand between")
     with threadpool_limits(1):
         _run(table, gpus, rows, _seeds(seeds), dtype, attention, adaptive, docs, as_json)
@@ -100,7 +102,7 @@ def _say(
 
 def _seeds(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() for part in parts):
+    if not all(re.fullmatch("[0-9]{1,9}", part) for part in parts):
         raise InputError("validate", f"--seeds {text!r}", "integers, comma separated: 0,1,2")
     return tuple(int(part) for part in parts)
 

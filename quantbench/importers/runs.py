@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -69,7 +70,7 @@ def write_run(results: Path, spec: DeviceSpec, origin: Origin, found: Rows) -> I
     require_rows("import", found)
     begun = time.perf_counter()
     folder = results / spec.name / origin.run_id
-    if folder.exists():
+    if os.path.exists(folder):
         return _existing(folder, origin)
     info = RunInfo(
         run_id=origin.run_id,

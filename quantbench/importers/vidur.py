@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from quantbench.errors import InputError
+from quantbench.files import read_bytes
 from quantbench.importers.csv_file import CsvFile, CsvRow
 from quantbench.importers.rows import Row, Rows, place
 from quantbench.importers.runs import Origin
@@ -131,7 +132,7 @@ _KINDS: dict[str, tuple[str, tuple[str, ...], Callable[[CsvFile, CsvRow, str, Ro
 
 def origin_of(path: Path, kind: str, *, run_id: str | None = None) -> Origin:
     """Where the figures come from: the file, by name and content."""
-    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    sha256 = hashlib.sha256(read_bytes(path)).hexdigest()
     return Origin(
         run_id=run_id or f"vidur-{kind}-{sha256[:8]}",
         source=f"{path.name} (Vidur {kind} profile, sha256 {sha256[:8]})",

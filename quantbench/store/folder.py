@@ -16,8 +16,12 @@ from pathlib import Path
 from types import TracebackType
 
 from quantbench.errors import InputError, StoreError
+from quantbench.files import folders_with, open_binary, read_bytes, reason
 from quantbench.store.record import Record, record_from_json, record_to_json
 from quantbench.store.run import RunInfo, read_run_info, require_name, write_run_info
+
+#: records.jsonl may be this large
+LARGEST_RECORDS_BYTES = 2**32
 
 
 @dataclass(frozen=True)
@@ -41,11 +45,11 @@ def read_run(folder: Path) -> Run:
 
 def _read_records(path: Path) -> tuple[list[Record], int | None]:
     """Records of the file, and the size of a torn last line if there is one."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return [], None
     records = []
     try:
-        with path.open("rb") as file:
+        with open_binary(path, most_bytes=LARGEST_RECORDS_BYTES) as file:
             for number, line in enumerate(file, start=1):
                 try:
                     records.append(record_from_json(json.loads(line)))
@@ -54,7 +58,7 @@ def _read_records(path: Path) -> tuple[list[Record], int | None]:
                         return records, len(line)
                     raise StoreError("read run", f"{path}:{number} ({error})", "one record a line") from None
     except OSError as error:
-        raise StoreError("read run", f"{path} ({error})", "a readable file") from None
+        raise StoreError("read run", f"{path} ({reason(error)})", "a readable file") from None
     return records, None
 
 
@@ -143,7 +147,8 @@ def _open_alone(folder: Path) -> FileIO:
     import fcntl
 
     try:
-        records = FileIO(folder / "records.jsonl", "ab")  # unbuffered: what is written is with the system
+        # Unbuffered: what is written is with the system.
+        records = FileIO(folder / "records.jsonl", "ab", opener=_open_without_waiting)
     except OSError as error:
         raise StoreError("write run", f"{folder} ({error.strerror})", "a results folder that can be written") from None
     try:
@@ -154,9 +159,14 @@ def _open_alone(folder: Path) -> FileIO:
     return records
 
 
+def _open_without_waiting(path: str, flags: int) -> int:
+    """For FileIO: a pipe in the place of a file is refused, not waited for."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
+
+
 def _end_at_a_line(path: Path, *, torn: bool) -> None:
     """Cut a torn last line off; end a whole one that lacks only its newline."""
-    data = path.read_bytes()
+    data = read_bytes(path, most_bytes=LARGEST_RECORDS_BYTES)
     if not data or data.endswith(b"\n"):
         return
     with path.open("r+b") as file:
@@ -169,4 +179,4 @@ def _end_at_a_line(path: Path, *, torn: bool) -> None:
 
 def find_runs(results: Path) -> Iterator[Path]:
     """Folders below `results` that hold a run, oldest first by name."""
-    yield from sorted(path.parent for path in results.glob("*/*/run.json"))
+    yield from folders_with(results, "*/*/run.json")

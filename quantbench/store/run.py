@@ -15,6 +15,7 @@ from typing import Any
 
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError, StoreError, require_choice
+from quantbench.files import read_text, reason
 from quantbench.store.codec import spec_from_json, spec_to_json, state_from_json
 from quantbench.store.record import ORIGINS
 from quantbench.store.typed import decode
@@ -86,12 +87,12 @@ def read_run_info(folder: Path) -> RunInfo:
     """The run's description. Raises StoreError with one line for a missing, foreign or broken file."""
     path = folder / "run.json"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_text(path))
     except (FileNotFoundError, NotADirectoryError):
-        what = f"{folder} is a file" if folder.is_file() else str(folder)
+        what = f"{folder} is a file" if os.path.isfile(folder) else str(folder)
         raise StoreError("read run", what, "a folder with run.json in it") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise StoreError("read run", f"{path} ({error})", "a readable JSON file") from None
+        raise StoreError("read run", f"{path} ({reason(error)})", "a readable JSON file") from None
     if not isinstance(data, dict) or data.pop("format", None) != RUN_FORMAT:
         raise StoreError("read run", str(path), f'a JSON object with format "{RUN_FORMAT}"')
     version = data.pop("version", None)

@@ -6,6 +6,7 @@ import csv
 from pathlib import Path
 
 from quantbench.errors import InputError
+from quantbench.files import open_text, reason
 from quantbench.sweep.plan import Placed
 from quantbench.workload import Gemm, Op
 
@@ -20,7 +21,7 @@ def read_shapes(path: Path) -> tuple[tuple[int, int, int, int], ...]:
     Raises InputError that names the file and the line.
     """
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with open_text(path) as file:
             reader = csv.DictReader(file)
             missing = [name for name in _NEEDED if name not in (reader.fieldnames or ())]
             if missing:
@@ -28,7 +29,7 @@ def read_shapes(path: Path) -> tuple[tuple[int, int, int, int], ...]:
                 raise InputError("--shapes", f"{path} has {columns}", "a CSV file with the columns m, n, k")
             shapes = [_shape(path, reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError("--shapes", f"{path} ({error})", "a CSV file that can be read") from None
+        raise InputError("--shapes", f"{path} ({reason(error)})", "a CSV file that can be read") from None
     if not shapes:
         raise InputError("--shapes", f"{path} has no rows", "at least one shape")
     return tuple(shapes)
