@@ -22,7 +22,7 @@ from quantbench.units import size
 #: what a file may have unless its reader says more: configurations, run.json, profiles, models, tables
 LARGEST_BYTES = 2**29
 
-_OPENERS = {".gz": gzip.GzipFile, ".xz": lzma.LZMAFile}
+_UNPACKERS = {".gz": lambda packed: gzip.GzipFile(fileobj=packed), ".xz": lzma.LZMAFile}
 
 
 def open_binary(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES) -> BinaryIO:
@@ -65,10 +65,10 @@ def open_text(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES, 
 def open_unpacked(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES) -> BinaryIO:
     """As `open_binary`, and a name in .gz or .xz is unpacked: up to `most_bytes`, then reading raises OSError."""
     file = open_binary(path, most_bytes=most_bytes)
-    opener = _OPENERS.get(Path(path).suffix)
-    if opener is None:
+    unpacker = _UNPACKERS.get(Path(path).suffix)
+    if unpacker is None:
         return file
-    return io.BufferedReader(_Unpacked(file, opener(file), most_bytes), 2**16)  # type: ignore[return-value]
+    return io.BufferedReader(_Unpacked(file, unpacker(file), most_bytes), 2**16)  # type: ignore[return-value]
 
 
 class _Unpacked(io.RawIOBase):

@@ -74,7 +74,10 @@ CSV = ("--gpu", "a100-sxm4-80gb", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype"
             "predict: --m 64 with --dim hidden; expected sizes of a model",
         ),
         (("predict", "--gpu", "a100", "--dim", "hidden=1024", "--ops", ","), "--ops: ','; expected names of ops"),
-        (("validate", "--docs", "nowhere.md"), "validate: --docs nowhere.md; expected a file with the markers"),
+        (
+            ("validate", "--docs", "nowhere.md"),
+            "validate: --docs nowhere.md (No such file or directory); expected a file",
+        ),
         (
             ("sweep", "--resume", "run", "--provider", "triton"),
             "sweep: --resume run with --provider; expected the run's own options: --resume alone",

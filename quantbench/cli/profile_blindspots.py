@@ -29,7 +29,7 @@ from quantbench.profile.blindspots_text import (
 )
 from quantbench.profile.profile import Profile
 from quantbench.units import percent
-from quantbench.validate.table import write_between
+from quantbench.validate.table import around_markers, write_between
 
 _WHO = "profile blindspots"
 _FEWEST_MODEL_ROWS = 20
@@ -56,8 +56,8 @@ def run_blindspots(
     require_choice(_WHO, "--of", target, TARGETS)
     if shapes is not None:
         check_file(_WHO, shapes)
-    if docs is not None and not os.path.isfile(docs):
-        raise InputError(_WHO, f"--docs {docs}", "a file with the markers that the table stands between")
+    if docs is not None:
+        around_markers(docs, SECTION)
     profile = profile_of([run], fit=False)
     with threadpool_limits(1):
         if held_out:

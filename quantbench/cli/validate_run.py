@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,7 @@ from quantbench.validate.gemm_runner import Plan, Step, run_contests
 from quantbench.validate.origins import attention_origins, gemm_origins
 from quantbench.validate.plan import packaged_contests, table_contests
 from quantbench.validate.scores import Absent, Line
-from quantbench.validate.table import lines_to_json, markdown, terminal_table, write_between
+from quantbench.validate.table import around_markers, lines_to_json, markdown, terminal_table, write_between
 
 # Where the output is no terminal, a line of progress is printed at most this often.
 _PLAIN_PROGRESS_EVERY_S = 15.0
@@ -37,8 +36,12 @@ def run(
     """Judge, print, and write into `docs` where it is given. On one core, so that the times are one core's."""
     from threadpoolctl import threadpool_limits  # comes with scikit-learn, which needs it
 
-    if docs is not None and not os.path.isfile(docs):
-        raise InputError("validate", f"--docs {docs}", "a file with the markers that the tables stand between")
+    if docs is not None:
+        sections = ["adaptive" if adaptive else "gemm"]
+        if attention and table is None and not adaptive:
+            sections.append("attention")
+        for section in sections:
+            around_markers(docs, section)
     with threadpool_limits(1):
         _run(table, gpus, rows, _seeds(seeds), dtype, attention, adaptive, docs, as_json)
 
