@@ -256,7 +256,7 @@ def read_rows(table: TableFile, *, dtypes: Sequence[str] = ()) -> Rows:
             at = place(kind.op(raw), **kind.axes(workload))
             source = str(raw.get("kernel_source", ""))
             kernel = None if source.lower() in _NOT_KERNELS else source or None
-            found.add(Row(workload, raw["latency"] * 1e3, _provider(table, source), at, kernel))
+            found.add(Row(workload, raw["latency"] * 1e3, _provider(table, source), at, kernel, f"row {number}"))
     return found
 
 

@@ -99,7 +99,7 @@ def read_rows(path: Path, mapped: Mapped, *, dtype: str | None = None, provider:
         kernel = row.text(mapped.columns["kernel"]) if "kernel" in mapped.columns else None
         latency_us = row.number(mapped.columns[_TIME]) * UNITS_US[mapped.unit]
         op = work.op if isinstance(work, Collective) else work.kind
-        found.add(Row(work, latency_us, who or provider, place(op, **sizes), kernel or None))
+        found.add(Row(work, latency_us, who or provider, place(op, **sizes), kernel or None, f"line {row.line}"))
     return found
 
 
