@@ -81,7 +81,8 @@ def _system_error(error: OSError) -> StoreError:
 
 
 def _refuse(error: QuantbenchError) -> int:
-    print(f"quantbench: {error}", file=sys.stderr)
+    with suppress(OSError):  # nobody can be told; the exit code remains
+        print(f"quantbench: {error}", file=sys.stderr, flush=True)
     return error.exit_code
 
 

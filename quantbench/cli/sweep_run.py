@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,12 @@ from quantbench.cli.writable import check_folder
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.roofline import roofline_us
-from quantbench.providers.catalog import require_found
+from quantbench.providers.catalog import expand, require_found
 from quantbench.report.table import ops_line, rows_to_json, sweep_table, trust_lines
 from quantbench.store.folder import Run, read_run
 from quantbench.store.record import Measured
 from quantbench.store.run import RunInfo, read_run_info
+from quantbench.sweep.axes import parse_axis
 from quantbench.sweep.child import WorkerProcess
 from quantbench.sweep.options import SweepOptions, options_from_json, plan_sweep
 from quantbench.sweep.plan import Plan
@@ -39,6 +41,7 @@ from quantbench.sweep.refine import Refine
 from quantbench.sweep.runner import Finished
 from quantbench.sweep.runner import Progress as SweepProgress
 from quantbench.sweep.session import SweepSession
+from quantbench.sweep.shapes import check_axes
 from quantbench.units import duration, latency, percent
 
 # Phases that are the measurement itself; everything else is the harness.
@@ -97,15 +100,17 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, gpu: str,
     """Run a new sweep, or finish the one in the folder `resume`."""
     start_s = time.monotonic()
     check_words(arguments, resume, gpu)
+    providers = [name.strip() for name in arguments.provider.split(",")]
     if resume is None:
-        require_found([name.strip() for name in arguments.provider.split(",")])
+        require_found(providers)
         check_folder("--results", results)
     console = output(stderr=as_json)
     # A scheduler that ends a job sends SIGTERM: the same clean stop as Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     earlier_s = 0.0 if resume is None else measuring_s(read_run_info(resume))
     if resume is None:
-        session = SweepSession.new(lambda spec: sweep_options(arguments, spec.kind), results, WorkerProcess)
+        connect = partial(WorkerProcess, [name for name in providers if ":" in name])
+        session = SweepSession.new(lambda spec: sweep_options(arguments, spec.kind), results, connect)
     else:
         session = SweepSession.resume(resume, WorkerProcess)
     with session:
@@ -130,7 +135,10 @@ def check_words(arguments: SweepArguments, resume: Path | None, gpu: str) -> Non
     if resume is not None and (arguments.dims or arguments.shapes):
         raise InputError("sweep", f"--resume {resume} with --dim or --shapes", "the run's own points: --resume alone")
     if resume is None:
-        sweep_options(arguments, "cuda")
+        options = sweep_options(arguments, "cuda")
+        expand(options.providers)
+        if options.dims:
+            check_axes(tuple(parse_axis(dim if "=" in dim else f"{dim}=1") for dim in options.dims))
     elif given := given_words(arguments):
         raise InputError("sweep", f"--resume {resume} with {given[0]}", "the run's own options: --resume alone")
 
