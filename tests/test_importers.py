@@ -109,7 +109,7 @@ def test_shapes_with_different_times_are_named(tmp_path: Path) -> None:
     assert summary.repeated == 1
     assert (
         "  1 shape more than once with different times, kept as samples; most apart: gemm 128×4096×4096 bf16 nn: "
-        "40 µs (line 2), 60 µs (line 5)" in summary_lines(summary)
+        "40.0 µs (line 2), 60.0 µs (line 5)" in summary_lines(summary)
     )
 
 

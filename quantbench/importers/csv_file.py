@@ -48,9 +48,10 @@ class CsvRow:
         where = f"{self._file}, line {self.line}, column {column}"
         return InputError(self._operation, f"{where} = {self.text(column)!r}", expected)
 
-    def reason(self, problem: object) -> InputError:
+    def reason(self, problem: InputError) -> InputError:
         """An error about the row as a whole."""
-        return InputError(self._operation, f"{self._file}, line {self.line}: {problem}", "a row that can be")
+        what = f"{self._file}, line {self.line}: {problem.operation}: {problem.value}"
+        return InputError(self._operation, what, problem.expected)
 
 
 class CsvFile:

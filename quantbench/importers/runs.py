@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import add
 from pathlib import Path
 from statistics import median
 
@@ -21,6 +22,7 @@ from quantbench.store.folder import RunWriter
 from quantbench.store.record import Measured, Record, Skipped, record_key
 from quantbench.store.run import RunInfo, now_text, read_run_info
 from quantbench.timing.options import TimingOptions
+from quantbench.units import latency
 from quantbench.workload import Collective, Workload
 
 # Bounds of a table's median of time over roofline. The packaged tables lie from 0.6 to 3.7, small shapes from a cache
@@ -219,8 +221,9 @@ def _repeated(rows: list[Row]) -> list[list[Row]]:
 
 def _times(rows: Sequence[Row]) -> str:
     """`4096×4096×4096: 600 µs (line 2), 700 µs (line 3)`."""
-    times = (f"{row.latency_us:.4g} µs" + (f" ({row.where})" if row.where else "") for row in rows)
-    return f"{rows[0].workload}: {', '.join(times)}"
+    shown = (latency(row.latency_us) if row.has_time else f"{row.latency_us:g} µs" for row in rows)
+    places = (f" ({row.where})" if row.where else "" for row in rows)
+    return f"{rows[0].workload}: {', '.join(map(add, shown, places))}"
 
 
 def _notes(timeless: Sequence[Row], repeated: Sequence[list[Row]], no_tile: int) -> Iterator[str]:

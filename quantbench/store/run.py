@@ -25,14 +25,17 @@ RUN_VERSION = 1
 ENDINGS = ("running", "complete", "interrupted", "budget", "failed")
 
 
+# File systems take 255 bytes, and names are made longer (`-merged`).
+_LONGEST_NAME = 200
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def require_name(operation: str, name: str) -> str:
     """Return `name` if a folder may be called so; raise StoreError otherwise: names from files and options never lead
     out of the folder that they are made in."""
-    if not _NAME.fullmatch(name):
-        raise StoreError(operation, f"name {name!r}"[:100], "letters, digits, '.', '_' and '-'")
+    if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
+        expected = f"letters, digits, '.', '_' and '-', at most {_LONGEST_NAME}"
+        raise StoreError(operation, f"name {name!r}"[:100], expected)
     return name
 
 
