@@ -1,11 +1,38 @@
 """The one family of errors that quantbench raises on purpose.
 
 Each error is a single line that names the operation, the value it met and what it expected; the command line
-prints that line and ends with `exit_code`. Nothing else is caught there, so that a traceback always means a bug.
+prints that line and ends with `exit_code`.
 
 >>> print(InputError("Gemm", "m = 0", "an integer of at least 1"))
 Gemm: m = 0; expected an integer of at least 1
 """
+
+import unicodedata
+
+# Characters of a value that an error shows; what is longer is cut in its middle.
+_MOST_SHOWN = 600
+
+
+def one_line(text: str) -> str:
+    """The text on one line, with control characters and other invisible ones shown as escapes.
+
+    Names of files, kernels and providers may hold anything, terminal escape sequences included.
+
+    >>> one_line("a\\x1b[31m\\nb")
+    'a\\\\x1b[31m\\\\nb'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or unicodedata.category(c) == "Zs" else _escaped(c) for c in text)
+
+
+def _cut(value: str) -> str:
+    """A value that was typed or read may be of any length."""
+    return value if len(value) <= _MOST_SHOWN else f"{value[: _MOST_SHOWN // 2]} … {value[-_MOST_SHOWN // 2 :]}"
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
 
 
 class QuantbenchError(Exception):
@@ -14,7 +41,7 @@ class QuantbenchError(Exception):
     exit_code = 2
 
     def __init__(self, operation: str, value: str, expected: str) -> None:
-        super().__init__(f"{operation}: {value}; expected {expected}")
+        super().__init__(one_line(f"{operation}: {_cut(value)}; expected {expected}"))
         self.operation = operation
         self.value = value
         self.expected = expected

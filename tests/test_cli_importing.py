@@ -35,7 +35,9 @@ def test_csv(table: Path, tmp_path: Path) -> None:
     said = run(*words, "--results", str(tmp_path / "results"))
     assert "4 rows read, 3 records written" in said
     assert "1 of them rejected: faster than the device's peak" in said
-    assert "1 of them without a time" in said
+    assert "1 row without a time above 0: gemm 64×4096×4096 bf16 nn: nan µs (line 5)" in said
+    assert "1 shape more than once with different times" in said
+    assert "600 µs (line 2), 700 µs (line 3)" in said
     folder = next((tmp_path / "results" / "a100-sxm4-80gb").iterdir())
     assert f"Next: quantbench check {folder}" in said
     run_read = read_run(folder)
@@ -43,6 +45,15 @@ def test_csv(table: Path, tmp_path: Path) -> None:
     assert len(run_read.records) == 3
     again = run(*words, "--results", str(tmp_path / "results"), "--json")
     assert json.loads(again)[0]["existed"] is True
+
+
+def test_a_wrong_unit_is_refused_and_can_be_insisted_on(table: Path, tmp_path: Path) -> None:
+    results = ("--results", str(tmp_path / "results"))
+    words = ["csv", str(table), "--map", "m=M,n=N,k=K,latency=time:s", "--gpu", "a100-sxm4-80gb", "--dtype", "bf16"]
+    with pytest.raises(InputError, match=r"the median time is [0-9,]+ times what a100-sxm4-80gb should take"):
+        run(*words, *results)
+    assert not (tmp_path / "results").exists()
+    assert "3 records written" in run(*words, *results, "--units-are-right")
 
 
 def test_an_unknown_gpu_is_named(table: Path, tmp_path: Path) -> None:

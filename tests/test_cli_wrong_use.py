@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from quantbench.__main__ import main
 from quantbench.cli.app import app
 from quantbench.errors import QuantbenchError
 from quantbench.latency.gemm_input import LARGEST_SIDE
@@ -73,8 +76,12 @@ CSV = ("--gpu", "a100-sxm4-80gb", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype"
             ("predict", "--gpu", "a100", "--dim", "hidden=1024", "-m", "64"),
             "predict: --m 64 with --dim hidden; expected sizes of a model",
         ),
+        (("predict", "--gpu", "a100", "--dim", "hidden=2147483647"), "TransformerShape: ffn = 8589934588; expected"),
         (("predict", "--gpu", "a100", "--dim", "hidden=1024", "--ops", ","), "--ops: ','; expected names of ops"),
-        (("validate", "--docs", "nowhere.md"), "validate: --docs nowhere.md; expected a file with the markers"),
+        (
+            ("validate", "--docs", "nowhere.md"),
+            "validate: --docs nowhere.md (No such file or directory); expected a file",
+        ),
         (
             ("sweep", "--resume", "run", "--provider", "triton"),
             "sweep: --resume run with --provider; expected the run's own options: --resume, with --budget at most",
@@ -221,6 +228,134 @@ def test_a_closed_pipe_is_no_finding() -> None:
         assert (process.wait(), said) == (141, b"")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("foo",), "quantbench: command line: no such command 'foo'"),
+        (("sweep", "--foo"), "quantbench: sweep: no such option: --foo"),
+        (("plan", "--gpus", "x"), "quantbench: plan: invalid value for '--gpus'"),
+        (("plan", "--gpus", "0"), "quantbench: plan: invalid value for '--gpus'"),
+        (("import", "csv"), "quantbench: import csv: missing argument"),
+        (("predict", "--gpu", "a100", "--dim", "n=1\x1b[31m"), "quantbench: --dim n: '1\\x1b[31m'; expected"),
+        (("check", "a\0b"), "quantbench: command line: 'a\\x00b' with a NUL byte; expected words without one"),
+    ],
+)
+def test_what_the_parser_refuses_is_one_line_too(
+    words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["quantbench", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    out, err = capsys.readouterr()
+    assert (end.value.code, out, len(err.splitlines())) == (2, "", 1)
+    assert err.startswith(said)
+
+
+def test_a_system_error_is_one_line_and_a_bug_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["quantbench", "devices"])
+    for error, said in (
+        (PermissionError(13, "Permission denied", "/x"), "quantbench: read or write: /x (Permission denied); expected"),
+        (OSError("no number: a bug"), None),
+        (KeyError("a bug"), None),
+    ):
+
+        def fail(_: bool, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr("quantbench.cli.devices.devices", fail)
+        with pytest.raises(type(error) if said is None else SystemExit):
+            main()
+        assert capsys.readouterr().err.startswith(said or "")
+
+
+def quantbench(*words: str, stdout: object = subprocess.PIPE, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "quantbench", *words],
+        stdout=stdout, stderr=subprocess.PIPE, env={**os.environ, **environment}, check=False,
+    )  # type: ignore[call-overload,no-any-return]  # fmt: skip
+
+
+def test_an_output_without_room_is_one_line() -> None:
+    with open("/dev/full", "wb") as full:
+        done = quantbench("predict", "--gpu", "a100", "--dim", "n=64", stdout=full)
+    assert done.returncode == 2
+    assert done.stderr.decode() == (
+        "quantbench: write output: standard output (No space left on device); expected an output with room in it\n"
+    )
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_an_output_without_unicode_gets_what_is_nearest(encoding: str) -> None:
+    words = ("predict", "--gpu", "a100", "--dim", "n=64,128", "--plot", "/proc/\u0431.png")
+    done = quantbench(*words[:-2], PYTHONIOENCODING=encoding)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (" us " if encoding == "ascii" else " µs ") in done.stdout.decode(encoding)
+    done = quantbench(*words, PYTHONIOENCODING=encoding)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert b"/proc/\\u0431.png" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--dim", "hidden=1:2000000000:1"), "(2,000,000,000 values); expected at most 100,000 values"),
+        (("--dim", "hidden=1:99999:1,1:2000000000:1"), "(2,000,099,999 values); expected at most 100,000 values"),
+        (
+            ("--dim", "m=1:100000:1", "--dim", "n=1:100000:1"),
+            "10,000,000,000 places in the grid of m, n; expected at most",
+        ),
+        (("--dim", "n=1,2147483647@edges"), "@edges over 268,435,455 sizes from 1 to 2147483647; expected at most"),
+        (("--dim", "n=" + "9" * 5000), "expected start:stop[:step] or an integer"),
+    ],
+)
+@pytest.mark.parametrize("command", [("predict",), ("sweep", "--dry-run")], ids=lambda command: command[0])
+def test_ranges_are_counted_before_they_are_listed(
+    command: tuple[str, ...], words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tracemalloc.start()
+    try:
+        with pytest.raises(QuantbenchError) as caught:
+            CliRunner().invoke(app, [*command, "--gpu", "a100", *words], catch_exceptions=False)
+        most_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert said in str(caught.value)
+    assert most_bytes < 2**27
+
+
+def test_a_search_over_too_many_shapes_is_refused() -> None:
+    with pytest.raises(QuantbenchError, match=r"more than 5,000 shapes of 1.76e\+11 parameters; expected a narrower"):
+        CliRunner().invoke(app, [*PLAN, "--shape-search", "--aspect", "1:1000000000"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("own:NoRun", "a class without unsupported, prepare, tolerance"),
+        ("own:WithArguments", "expected a class that is made without arguments"),
+        ("own:function", "(a function); expected a class with unsupported"),
+        ("own:Missing", "module 'own' has no attribute 'Missing'"),
+        ("broken:X", "boom [/b]"),
+    ],
+)
+def test_a_provider_that_is_none_is_refused_before_a_run_is_made(
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    methods = "".join(f"    {method} = print\n" for method in ("unsupported", "prepare", "tolerance"))
+    own = f"class NoRun: pass\ndef function(): pass\nclass WithArguments:\n    def __init__(self, x): pass\n{methods}"
+    (tmp_path / "own.py").write_text(own, encoding="utf-8")
+    (tmp_path / "broken.py").write_text("raise ValueError('boom [/b]')\n", encoding="utf-8")
+    with pytest.raises(QuantbenchError) as caught:
+        CliRunner().invoke(app, ["sweep", "--dim", "n=64", "--provider", name], catch_exceptions=False)
+    assert said in str(caught.value)
+    assert caught.value.exit_code == 2
+    assert not (tmp_path / "results").exists()
+
+
 def test_training_logs_named_absolutely_and_relatively_are_one_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,19 +371,17 @@ def test_training_logs_named_absolutely_and_relatively_are_one_report(
     assert said.endswith("report.html\n")
 
 
-def test_runs_whose_points_were_all_rejected_are_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Microseconds taken for nanoseconds: no hardware is that fast."""
+def test_a_table_faster_than_its_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Microseconds taken for nanoseconds: no hardware is that fast, whatever the user says of the units."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "times.csv").write_text("M,N,K,t\n4096,4096,4096,500\n", encoding="utf-8")
     words = ["import", "csv", "times.csv", "--gpu", "a100-sxm4-80gb", "--dtype", "bf16"]
-    folders = []
-    for unit in ("us", "ns"):
-        typed = [*words, "--map", f"m=M,n=N,k=K,latency=t:{unit}", "--results", unit]
-        said = CliRunner().invoke(app, typed, catch_exceptions=False).output
-        assert ("rejected: faster than the device's peak; is the unit of the times right?" in said) == (unit == "ns")
-        folders.append(said.strip().splitlines()[-1].removeprefix("Next: quantbench check "))
-    with pytest.raises(QuantbenchError, match=r"every point of run B was rejected"):
-        CliRunner().invoke(app, ["compare", *folders], catch_exceptions=False)
+    words += ["--map", "m=M,n=N,k=K,latency=t:ns"]
+    with pytest.raises(QuantbenchError, match=r"median time is 1/[0-9,]+ of what a100-sxm4-80gb should take"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
+    with pytest.raises(QuantbenchError, match=r"all 1 figures are above the peak of a100-sxm4-80gb"):
+        CliRunner().invoke(app, [*words, "--units-are-right"], catch_exceptions=False)
+    assert not (tmp_path / "results").exists()
 
 
 def test_brackets_in_a_path_are_no_markup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,65 @@ def test_impossible_figures_are_kept_and_marked(tmp_path: Path) -> None:
     assert outcomes[2].grade.reasons[0].startswith("2098 GB/s is above the memory's 2039")
     assert outcomes[3] == Skipped("the table gives no time: nan µs")
     assert "  1 of them rejected: faster than the device's peak" in summary_lines(summary)
-    assert "  2 of them without a time" in summary_lines(summary)
+    shapes = ("gemm 2×4096×4096 bf16 nn: nan µs", "gemm 3×4096×4096 bf16 nn: 0 µs")
+    assert f"  2 rows without a time above 0: {'; '.join(shapes)}" in summary_lines(summary)
+
+
+@pytest.mark.parametrize(("factor", "said"), [(1e3, "the median time is "), (1e-3, "the median time is 1/")])
+def test_times_in_another_unit_are_refused(factor: float, said: str, tmp_path: Path) -> None:
+    right = [40.0, 55.0, 470.0]
+    rows = [row(m, us * factor) for m, us in zip((128, 256, 4096), right, strict=True)]
+    with pytest.raises(InputError) as caught:
+        write_run(tmp_path, A100, ORIGIN, Rows(rows))
+    assert str(caught.value).startswith(f"import: {said}")
+    assert str(caught.value).endswith("expected times in the unit that was stated, or --units-are-right")
+    assert list(tmp_path.iterdir()) == []
+    write_run(tmp_path, A100, ORIGIN, Rows([row(m, us) for m, us in zip((128, 256, 4096), right, strict=True)]))
+
+
+def test_slow_times_are_kept_where_the_unit_is_said_to_be_right(tmp_path: Path) -> None:
+    summary = write_run(tmp_path, A100, ORIGIN, Rows([row(128, 40e3)]), units_are_right=True)
+    assert (summary.records, summary.rejected) == (1, 0)
+
+
+def test_a_table_without_a_usable_row_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"all 2 figures are above the peak of a100-sxm4-80gb"):
+        write_run(tmp_path, A100, ORIGIN, Rows([row(4096, 400.0), row(8192, 800.0)]))
+    with pytest.raises(InputError, match=r"all 1 figures are above the peak"):
+        write_run(tmp_path, A100, ORIGIN, Rows([row(4096, 4e-3)]), units_are_right=True)
+    with pytest.raises(InputError, match=r"no row has a time above 0, such as gemm 4096×4096×4096 .*: -1 µs"):
+        write_run(tmp_path, A100, ORIGIN, Rows([row(4096, -1.0), row(8192, float("nan"))]))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_shapes_with_different_times_are_named(tmp_path: Path) -> None:
+    work = Gemm(128, 4096, 4096)
+    rows = [
+        Row(work, us, "lib", place("gemm", m=128), kernel, f"line {line}")
+        for line, (us, kernel) in enumerate([(40.0, None), (44.0, None), (41.0, "k"), (60.0, None)], start=2)
+    ]
+    same = [row(256, 50.0), row(256, 50.0), row(512, 70.0)]
+    summary = write_run(tmp_path, A100, ORIGIN, Rows([*rows, *same]))
+    assert summary.repeated == 1
+    assert (
+        "  1 shape more than once with different times, kept as samples; most apart: gemm 128×4096×4096 bf16 nn: "
+        "40.0 µs (line 2), 60.0 µs (line 5)" in summary_lines(summary)
+    )
+
+
+def test_kernel_names_tell_tiles(tmp_path: Path) -> None:
+    names = [
+        "ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_nn",
+        "cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_0x0_32x3_tn_align8",  # no tile has such sizes
+        "my_kernel",
+    ]
+    rows = [row(128 * n, 40.0 * n, kernel=name) for n, name in enumerate(names, start=1)]
+    summary = write_run(tmp_path, A100, ORIGIN, Rows(rows))
+    launches = [record.launch for record in read_run(summary.folder).records]
+    assert [launch and launch.kernel for launch in launches] == names
+    assert [launch and launch.tile and str(launch.tile) for launch in launches] == ["256x128x64", None, None]
+    assert summary.no_tile == 2
+    assert "  2 records with a kernel name that tells no tile" in summary_lines(summary)
 
 
 def test_the_same_table_twice_is_left_alone_and_another_refused(tmp_path: Path) -> None:
@@ -158,7 +216,7 @@ def test_csv_file_errors(tmp_path: Path, content: str, message: str) -> None:
 
 def test_csv_unreadable_files(tmp_path: Path) -> None:
     mapped = csv_table.parse_map("m=M,n=N,k=K,latency=time:ms")
-    with pytest.raises(StoreError, match=r"no file .*gone.csv; expected a CSV file with a header line"):
+    with pytest.raises(StoreError, match=r"gone.csv \(No such file or directory\); expected a readable CSV file"):
         csv_table.read_rows(tmp_path / "gone.csv", mapped, dtype="bf16")
     (tmp_path / "t.csv").write_bytes(b"\xff\xfeM,N")
     with pytest.raises(StoreError, match=r"expected a readable CSV file in UTF-8"):

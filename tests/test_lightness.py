@@ -18,6 +18,7 @@ HEAVY = ("torch", "triton")
 # Lower layers first; imports run downward only. Names on one line may know each other.
 LAYERS = (
     ("errors", "units"),
+    ("files",),
     ("launch",),
     ("workload", "device"),
     ("measurement", "megatron", "quantization", "occupancy", "stats"),

@@ -86,6 +86,8 @@ def test_measured_points_are_not_idle_where_they_compute(tmp_path: Path) -> None
     assert words(0.5, blocks_per_sm=1) == "gemm: wave 3 of 3 is 11 % full: 30 % idle"
     assert words(0.8, blocks_per_sm=1) == words(0.5, blocks_per_sm=2) == words(0.5, blocks_per_sm=None) == pads
     assert words(0.97, blocks_per_sm=1) == ""
+
+
 def test_a_row_that_lacks_an_op_says_so_and_has_no_sum(tmp_path: Path) -> None:
     records = [
         replace(record, places=(replace(record.places[0], op=op),), key=f"{i}{number}".zfill(16))

@@ -134,6 +134,6 @@ def percentage(option: str, text: str, most: int = 100) -> float:
 
 
 def _size(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _LARGEST):
+    if not (re.fullmatch("[0-9]{1,10}", text) and 1 <= int(text) <= _LARGEST):
         raise InputError(f"--{name}", repr(text), "an integer of at least 1")
     return int(text)

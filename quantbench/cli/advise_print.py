@@ -190,11 +190,10 @@ def reason_lines(advised: Sequence[Advised]) -> list[str]:
     return [f"  {a.changes}: {'; '.join(a.found.reasons)}" for a in advised]
 
 
-def gate_line(cost: ShapeCost, most: float) -> str:
-    """Whether the gate holds."""
-    if cost.waste_share > most:
-        return f"[bold red]FAIL[/bold red]: {percent(cost.waste_share)} wasted past edges, {percent(most)} allowed"
-    return f"[green]ok[/green]: {percent(cost.waste_share)} wasted past edges, {percent(most)} allowed"
+def gate_line(cost: ShapeCost, most: float) -> tuple[str | tuple[str, str], ...]:
+    """Whether the gate holds, as parts for `say`."""
+    verdict = ("FAIL", "bold red") if cost.waste_share > most else ("ok", "green")
+    return verdict, f": {percent(cost.waste_share)} wasted past edges, {percent(most)} allowed"
 
 
 def next_lines(advice: Advice, out: Path | None) -> list[str]:

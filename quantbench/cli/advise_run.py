@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
 from quantbench.advice import Advice, Advised, advise
 from quantbench.advice.report import advice_to_json, named_shapes
@@ -47,12 +46,12 @@ def run(arguments: AdviseArguments, junit: Path | None, *, as_json: bool) -> boo
     _say(console, advice, assumed, every=bool(arguments.top))
     if most is not None:
         console.print()
-        say(console, show.gate_line(advice.cost, most))
+        say(console, *show.gate_line(advice.cost, most))
     if junit is not None:
-        say(console, f"JUnit: {escape(str(junit))}")
+        say(console, f"JUnit: {junit!s}")
     console.print()
     for line in show.next_lines(advice, out):
-        say(console, escape(line))
+        say(console, line)
     return failed
 
 
@@ -60,20 +59,20 @@ def _say(console: Console, advice: Advice, assumed: Sequence[str], *, every: boo
     """What it costs and what is better. every: shapes that are not surely faster are shown as well."""
     wide = console.width >= show.WIDE
     for line in (*show.unmeasured_lines(advice), *show.header_lines(advice, assumed)):
-        say(console, escape(line))
+        say(console, line)
     if advice.repair is not None:
         console.print()
-        say(console, escape(f"repaired: {advice.repair.words}"))
-        say(console, escape(show.repaired_line(advice)))
+        say(console, f"repaired: {advice.repair.words}")
+        say(console, show.repaired_line(advice))
         _say_advised(console, "the others, against it", advice.repaired, wide)
     console.print()
     if any(show.stands_out(advice.cost, ops) for ops in advice.cost.by_name.values()):
         console.print(show.cost_table(advice.cost, reasons=wide))
     for line in (*show.cost_lines(advice.cost, reasons=not wide), "", *show.waste_lines(advice.cost)):
-        say(console, escape(line))
+        say(console, line)
     if not advice.tried:
         return
-    say(console, escape(f"\n{show.verdict_line(advice)}"))
+    say(console, f"\n{show.verdict_line(advice)}")
     named = {one.found.shape for one in advice.better}
     alone = [one for one in advice.better_alone if one.found.shape not in named]
     _say_advised(console, "better shapes (● best gain for the smallest change)", advice.better, wide, marks=True)
@@ -83,7 +82,7 @@ def _say(console: Console, advice: Advice, assumed: Sequence[str], *, every: boo
         rest = [one for one in unsure if not one.found.sure and one.found.shape not in named]
         _say_advised(console, "candidates, none of them surely faster: measure before you move", rest, wide)
     if advice.better or alone or every or advice.repaired:
-        say(console, escape(show.GAIN_LINE))
+        say(console, show.GAIN_LINE)
 
 
 def _say_advised(console: Console, title: str, advised: Sequence[Advised], wide: bool, *, marks: bool = False) -> None:
@@ -93,4 +92,4 @@ def _say_advised(console: Console, title: str, advised: Sequence[Advised], wide:
     console.print(show.advised_table(title, advised, marks=marks, reasons=wide))
     if not wide:
         for line in show.reason_lines(advised):
-            say(console, escape(line))
+            say(console, line)

@@ -100,8 +100,6 @@ def _can_test(rule: str, spec: DeviceSpec) -> bool:
 
 
 def _say(found: Check) -> None:
-    from rich.markup import escape
-
     from quantbench.cli.check_output import cliff_table, head_lines, period_lines, rule_table
     from quantbench.cli.console import output, say
     from quantbench.cli.devices import device_line
@@ -109,12 +107,12 @@ def _say(found: Check) -> None:
 
     console = output()
     info = found.run.info
-    say(console, escape(device_line(info.device)))
+    say(console, device_line(info.device))
     if info.origin != "measured":
         source = f": {printable(info.source)}" if info.source else ""
-        say(console, f"[bold]{info.origin.upper()} DATA[/bold]{escape(source)}")
+        say(console, (f"{info.origin.upper()} DATA", "bold"), source)
     for line in (*found.run.warnings, *head_lines(found)):
-        say(console, escape(printable(line)))
+        say(console, printable(line))
     if not found.num_points:
         say(console, "nothing to find cliffs in, and nothing to judge rules by")
         return
@@ -123,11 +121,11 @@ def _say(found: Check) -> None:
         console.print()
         console.print(table)
     for line in period_lines(found):
-        say(console, escape(line))
+        say(console, line)
     console.print()
     console.print(rule_table(found))
     untested = next((v.rule for v in found.rules if v.verdict == "NOT TESTED" and _can_test(v.rule, info.device)), None)
     if untested is not None:
         say(console, f"to measure just what a rule needs: quantbench check --experiment {untested}")
     console.print()
-    say(console, f"next: quantbench report {escape(str(found.run.folder))}")
+    say(console, f"next: quantbench report {found.run.folder!s}")

@@ -9,10 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.markup import escape
 from rich.text import Text
 
-from quantbench.cli.console import output, say
+from quantbench.cli.console import output, say, say_warning
 from quantbench.comm.isolation import idle_traffic_mb_per_s, repeat_line, spread_warnings, traffic_warnings
 from quantbench.comm.points import DEFAULT_OPS, DEFAULT_SIZES, parse_sizes, points
 from quantbench.comm.session import CommSession, figures
@@ -120,7 +119,7 @@ def _lead(
     console = output(stderr=as_json)
     say(console, f"{ranks.world_size} ranks on {ranks.num_nodes} nodes over {ranks.backend}; rank 0 on {spec.name}")
     for warning in warnings:
-        say(console, f"[yellow]warning:[/yellow] {escape(warning)}")
+        say_warning(console, warning)
     say(console, f"{len(plan)} points, {options.max_time_s:g} s of sampling each at most")
     records: list[Record] = []
     with RunWriter.create(results, info) as writer:
@@ -128,7 +127,7 @@ def _lead(
         def keep(record: Record) -> None:
             writer.append(record)
             records.append(record)
-            say(console, escape(_progress(record, len(records))))
+            say(console, _progress(record, len(records)))
 
         session = CommSession(
             leader, backend=ranks.backend, run_id=info.run_id, spec=spec, state=state, options=options, on_record=keep
@@ -174,8 +173,8 @@ def _tell(console: Console, records: Sequence[Record], session: CommSession, fol
     console.print(_table(rows))
     say(console, f"repeated point: {repeat_line('all_reduce', session.reference_us)}")
     for warning in warnings:
-        say(console, f"[yellow]warning:[/yellow] {escape(warning)}")
-    say(console, escape(f"{folder}"))
+        say_warning(console, warning)
+    say(console, f"{folder}")
 
 
 def row_to_json(record: Record) -> dict[str, Any]:

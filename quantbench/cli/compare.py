@@ -63,32 +63,30 @@ def compare(
 
 
 def _say(comparison: Comparison, picture: Path | None, junit: Path | None) -> None:
-    from rich.markup import escape
-
     from quantbench.cli.console import output, say
     from quantbench.cli.devices import device_line
     from quantbench.report.compare_table import comparison_table, differences_lines, method_lines, result_lines
     from quantbench.report.words import printable
 
     console = output()
-    say(console, escape(device_line(comparison.b.info.device)))
+    say(console, device_line(comparison.b.info.device))
     for name, run in (("A", comparison.a), ("B", comparison.b)):
-        origin = "" if run.info.origin == "measured" else f", [bold]{run.info.origin.upper()}[/bold]"
-        say(console, f"{name}: {escape(str(run.folder))} (started {escape(run.info.started)}{origin})")
+        origin = ("",) if run.info.origin == "measured" else (", ", (run.info.origin.upper(), "bold"))
+        say(console, f"{name}: {run.folder} (started {run.info.started}", *origin, ")")
     for line in (*differences_lines(comparison), *method_lines(comparison)):
-        say(console, escape(printable(line)))
+        say(console, printable(line))
     table = comparison_table(comparison)
     if table is not None:
         console.print()
         console.print(table)
     console.print()
     for line in result_lines(comparison):
-        say(console, escape(line))
+        say(console, line)
     if picture is not None:
-        say(console, f"picture: {escape(str(picture))}")
+        say(console, f"picture: {picture}")
     if junit is not None:
-        say(console, f"JUnit: {escape(str(junit))}")
-    say(console, f"Next: quantbench report {escape(str(comparison.b.folder))}")
+        say(console, f"JUnit: {junit}")
+    say(console, f"Next: quantbench report {comparison.b.folder}")
 
 
 def share(option: str, text: str) -> float:

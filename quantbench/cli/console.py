@@ -1,25 +1,97 @@
-"""Where commands print."""
+"""Where commands print. Text is never markup here, and control characters in it are shown as escapes."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from quantbench.errors import one_line
 
 # A pipe has no width of its own, and folded lines are no use to a program that reads them.
 _PIPE_WIDTH = 180
+# Columns of sentences may be folded down to this, or to their longest word where that is shorter.
+_NARROWEST_SENTENCE = 20
+
+
+class SafeConsole(Console):
+    """A console that prints text as it is, whatever is in it, and no column of a table is cut.
+
+    rich would read `[/v2]` in a name as markup, pass a name's escape sequences on to the terminal, and cut a table's
+    words and columns that do not fit. Styles come as `Text` or as a table's own. Tables that are wider than the
+    terminal are folded by it, as any long line is.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """A table's cell or a printed text, with its lines kept."""
+        return super().render_str(_visible(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """As rich's, without control characters in any text."""
+        for segment in super().render(renderable, options):
+            if segment.control is None and not segment.text.isprintable():
+                yield Segment(_visible(segment.text), segment.style)
+            else:
+                yield segment
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As rich's, with every column of a table at least as wide as its text."""
+        needed = max((narrowest(self, table) for table in objects if isinstance(table, Table)), default=0)
+        usual = self.width
+        if needed <= usual:
+            super().print(*objects, **options)
+            return
+        self.width = needed
+        try:
+            super().print(*objects, crop=False, **options)
+        finally:
+            self.width = usual
+
+
+def _visible(text: str) -> str:
+    return text if text.isprintable() else "\n".join(map(one_line, text.split("\n")))
+
+
+def narrowest(console: Console, table: Table) -> int:
+    """The least characters in a line with which no text of `table` is cut."""
+    unlimited = console.options.update(width=2**16)
+    total = 2 * (len(table.columns) - 1) if table.box is None else 3 * len(table.columns) + 1
+    for column in table.columns:
+        widths = [Measurement.get(console, unlimited, cell) for cell in (column.header, *column.cells)]
+        if column.no_wrap:
+            total += max(width.maximum for width in widths)
+        else:
+            total += max(column.min_width or 0, min(_NARROWEST_SENTENCE, max(width.minimum for width in widths)))
+    return total
 
 
 def output(*, stderr: bool = False) -> Console:
     """The console: the terminal's width and colours on a terminal, wide plain text into a pipe."""
-    from quantbench.cli.whole_tables import WholeTablesConsole
-
     stream = sys.stderr if stderr else sys.stdout
-    return WholeTablesConsole(stderr=stderr, width=None if stream.isatty() else _PIPE_WIDTH)
+    return SafeConsole(stderr=stderr, width=None if stream.isatty() else _PIPE_WIDTH)
 
 
-def say(console: Console, text: str) -> None:
-    """One line of plain words: folded by the terminal, not by us, and with numbers and paths left uncoloured."""
-    console.print(text, soft_wrap=True, highlight=False)
+def say_warning(console: Console, text: str) -> None:
+    """Print a warning as one line."""
+    say(console, ("warning:", "yellow"), f" {text}")
+
+
+def say(console: Console, *parts: str | tuple[str, str]) -> None:
+    """Print one line of plain words: folded by the terminal, not by us, and with numbers and paths left uncoloured.
+
+    parts: texts, and (text, style) where one stands out. A line break at the very beginning leaves a line free.
+    """
+    pairs = [(part, "") if isinstance(part, str) else part for part in parts]
+    if pairs[0][0].startswith("\n"):
+        console.print()
+        pairs[0] = (pairs[0][0][1:], pairs[0][1])
+    console.print(Text.assemble(*((one_line(text), style) for text, style in pairs)), soft_wrap=True, highlight=False)

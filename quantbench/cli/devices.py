@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from quantbench.cli.console import say
+from quantbench.cli.console import say, say_warning
 from quantbench.device.nvml import Absent, Limits
 from quantbench.device.spec import DeviceSpec, DeviceState
 
@@ -59,7 +59,7 @@ def say_device(console: Console, spec: DeviceSpec, state: DeviceState, limits: L
     say(console, f"dense peak: {peaks_line(spec)}")
     say(console, f"state: {state_line(state, limits)}")
     for warning in warnings_for(spec, state, limits):
-        say(console, f"[yellow]warning:[/yellow] {warning}")
+        say_warning(console, warning)
     if spec.kind == "cpu":
         say(console, CPU_SENTENCE)
 

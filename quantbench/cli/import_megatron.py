@@ -28,8 +28,6 @@ def import_megatron_log(
     """Import training logs: prefixes, restarts, several ranks and truncated lines are taken care of."""
     from dataclasses import replace
 
-    from rich.markup import escape
-
     from quantbench.cli.console import output, say
     from quantbench.cli.writable import check_file
     from quantbench.device import lookup
@@ -64,8 +62,8 @@ def import_megatron_log(
     console.print(training_table(summaries))
     for summary, folder in zip(summaries, folders, strict=True):
         for reason, count in summary.left_out.items():
-            say(console, escape(f"{summary.name}: {count} lines left out: {reason}"))
-        say(console, escape(f"{folder}"))
+            say(console, f"{summary.name}: {count} lines left out: {reason}")
+        say(console, f"{folder}")
     if plot is not None:
-        say(console, escape(f"picture: {plot}"))
-    say(console, escape(f"Next: quantbench report {' '.join(str(folder) for folder in folders)}"))
+        say(console, f"picture: {plot}")
+    say(console, f"Next: quantbench report {' '.join(str(folder) for folder in folders)}")

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 _Results = Annotated[Path, typer.Option("--results", help="Folder that holds the runs.")]
 _RunId = Annotated[str | None, typer.Option("--run-id", help="Name of the run; made from the table's name otherwise.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
+_UnitsAreRight = Annotated[
+    bool, typer.Option("--units-are-right", help="Keep times that are far from what the GPU should take.")
+]
 _Gpu = Annotated[
     str, typer.Option("--gpu", help="The card it was measured on: h100, a100-40gb or a slug of `quantbench devices`.")
 ]
@@ -36,6 +39,7 @@ def import_aiconfigurator(
     gpu: Annotated[str | None, typer.Option("--gpu", help="The card, for a system that has no slug here.")] = None,
     results: _Results = Path("results"),
     run_id: _RunId = None,
+    units_are_right: _UnitsAreRight = False,
     as_json: _Json = False,
 ) -> None:
     """Import measured tables of aiconfigurator-core: products, context attention, NCCL collectives."""
@@ -56,7 +60,8 @@ def import_aiconfigurator(
     summaries: list[ImportSummary] = []
     for found in tables:
         rows = aiconfigurator.read_rows(found, dtypes=dtype or ())
-        summaries.append(write_run(results, spec, aiconfigurator.origin_of(found, run_id=run_id), rows))
+        origin = aiconfigurator.origin_of(found, run_id=run_id)
+        summaries.append(write_run(results, spec, origin, rows, units_are_right=units_are_right))
         if not as_json:
             _print(summaries[-1:])
     if as_json:
@@ -73,6 +78,7 @@ def import_vidur(
     dtype: Annotated[str, typer.Option("--dtype", help="What was profiled in; the file does not tell.")] = "fp16",
     results: _Results = Path("results"),
     run_id: _RunId = None,
+    units_are_right: _UnitsAreRight = False,
     as_json: _Json = False,
 ) -> None:
     """Import a profile of Vidur's."""
@@ -82,7 +88,8 @@ def import_vidur(
 
     spec = lookup(gpu)
     kind, rows = vidur.read_rows(file, dtype=dtype)
-    _report([write_run(results, spec, vidur.origin_of(file, kind, run_id=run_id), rows)], as_json)
+    origin = vidur.origin_of(file, kind, run_id=run_id)
+    _report([write_run(results, spec, origin, rows, units_are_right=units_are_right)], as_json)
 
 
 def import_csv(
@@ -93,6 +100,7 @@ def import_csv(
     provider: Annotated[str, typer.Option("--provider", help="Who ran it, where no column tells it.")] = "imported",
     results: _Results = Path("results"),
     run_id: _RunId = None,
+    units_are_right: _UnitsAreRight = False,
     as_json: _Json = False,
 ) -> None:
     """Import anybody's table."""
@@ -103,7 +111,8 @@ def import_csv(
     spec = lookup(gpu)
     mapped = csv_table.parse_map(columns)
     rows = csv_table.read_rows(file, mapped, dtype=dtype, provider=provider)
-    _report([write_run(results, spec, csv_table.origin_of(file, mapped, run_id=run_id), rows)], as_json)
+    origin = csv_table.origin_of(file, mapped, run_id=run_id)
+    _report([write_run(results, spec, origin, rows, units_are_right=units_are_right)], as_json)
 
 
 def _report(summaries: Sequence[ImportSummary], as_json: bool) -> None:
@@ -115,17 +124,20 @@ def _report(summaries: Sequence[ImportSummary], as_json: bool) -> None:
 
 
 def _print(summaries: Sequence[ImportSummary]) -> None:
+    from quantbench.cli.console import output, say
     from quantbench.importers.runs import summary_lines
 
+    console = output()
     for summary in summaries:
         for line in summary_lines(summary):
-            typer.echo(line)
+            say(console, line)
 
 
 def _print_next(summaries: Sequence[ImportSummary]) -> None:
-    typer.echo("")
-    typer.echo(f"Next: quantbench check {summaries[0].folder}")
+    from quantbench.cli.console import output, say
+
+    say(output(), f"\nNext: quantbench check {summaries[0].folder}")
 
 
 def _print_json(summaries: Sequence[ImportSummary]) -> None:
-    typer.echo(json.dumps([{**asdict(s), "folder": str(s.folder)} for s in summaries], indent=1))
+    print(json.dumps([{**asdict(s), "folder": str(s.folder)} for s in summaries], indent=1))

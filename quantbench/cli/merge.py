@@ -19,8 +19,6 @@ def merge(
     as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
 ) -> None:
     """Put runs of one device and one software together: every point once, the best trusted measurement of it."""
-    from rich.markup import escape
-
     from quantbench.cli.console import output as console_for
     from quantbench.cli.console import say
     from quantbench.cluster.cards import card_lines, compare_cards
@@ -46,10 +44,10 @@ def merge(
     repeated = f"; {merged.repeated} were there twice, and the better trusted measurement stands" * bool(
         merged.repeated
     )
-    say(console, f"{len(runs)} runs of {escape(merged.info.device.name)}, {points} points{repeated}")
+    say(console, f"{len(runs)} runs of {merged.info.device.name}, {points} points{repeated}")
     for note in merged.notes:
-        say(console, f"[yellow]note:[/yellow] {escape(note)}")
+        say(console, ("note:", "yellow"), f" {note}")
     for line in lines:
-        say(console, escape(line))
-    say(console, f"kept in {escape(str(folder))}/")
-    say(console, f"Next: quantbench check {escape(str(folder))}")
+        say(console, line)
+    say(console, f"kept in {folder!s}/")
+    say(console, f"Next: quantbench check {folder!s}")

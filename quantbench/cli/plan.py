@@ -28,7 +28,7 @@ def plan(
     dropout: o.Dropout = None,
     softmax: o.SoftmaxOption = "",
     optimizer: Annotated[str, typer.Option(help="fused_adam, adam or adam_8bit.", rich_help_panel=_MODEL)] = "",
-    gpus: Annotated[int, typer.Option(min=0, help="How many GPUs.", rich_help_panel=_MACHINES)] = 0,
+    gpus: Annotated[int | None, typer.Option(min=1, help="How many GPUs.", rich_help_panel=_MACHINES)] = None,
     gpu: Annotated[str, typer.Option(help="Device slug (quantbench devices).", rich_help_panel=_MACHINES)] = "",
     profile: Annotated[
         Path | None,
@@ -45,7 +45,9 @@ def plan(
     link_gb_per_s: Annotated[
         float, typer.Option(min=0, help="Bus bandwidth of all-reduces inside a node.", rich_help_panel=_MACHINES)
     ] = 0,
-    gbs: Annotated[int, typer.Option(min=0, help="Global batch size, samples.", rich_help_panel=_MACHINES)] = 0,
+    gbs: Annotated[
+        int | None, typer.Option(min=1, help="Global batch size, samples.", rich_help_panel=_MACHINES)
+    ] = None,
     rampup_step: Annotated[
         int, typer.Option(min=0, help="Samples by which the batch grows at first.", rich_help_panel=_MACHINES)
     ] = 0,
@@ -95,8 +97,8 @@ def plan(
     arguments = PlanArguments(
         model=model, config=config, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn, gated=gated,
         layers=layers, seq=seq, vocab=vocab, dtype=dtype, attention=attention, dropout=dropout, softmax=softmax,
-        optimizer=optimizer, gpus=gpus, gpu=gpu, profile=profile, cluster=cluster, gpus_per_node=gpus_per_node,
-        node_gbit_per_s=node_gbit_per_s, link_gb_per_s=link_gb_per_s, gbs=gbs, rampup_step=rampup_step,
+        optimizer=optimizer, gpus=gpus or 0, gpu=gpu, profile=profile, cluster=cluster, gpus_per_node=gpus_per_node,
+        node_gbit_per_s=node_gbit_per_s, link_gb_per_s=link_gb_per_s, gbs=gbs or 0, rampup_step=rampup_step,
         dp_overlap=dp_overlap, dp=dp, tp=tp, pp=pp, mbs=mbs, interleave=interleave,
         zero=zero, recompute=recompute, sequence_parallel=sequence_parallel, allow_uneven=allow_uneven,
         params=params, tolerance=tolerance, aspect=aspect, head_dim=head_dim, as_typed=as_typed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf, isinf
+from math import inf, isfinite, isinf
 from pathlib import Path
 
 from quantbench.cli.model_options import ModelOptions, chosen_model
@@ -217,6 +217,8 @@ class PlanArguments:
         """What shapes are tried."""
         low, high = _range("--aspect", self.aspect)
         narrow, wide = _range("--head-dim", self.head_dim)
+        if not isfinite(self.params):
+            raise InputError(f"{_WHO} --shape-search", f"--params {self.params}", "a finite number of parameters")
         return ShapeSpace(
             parameters=self.params or parameters(self.shape()), tolerance=self.tolerance, aspect=(low, high),
             head_dim=(int(narrow), int(wide)),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from shlex import quote
 
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -100,14 +99,13 @@ def parts_lines(found: Prediction) -> list[str]:
     ]
 
 
-def rules_lines(judged: Sequence[Judged]) -> list[str]:
-    """Each rule with its verdict, and below it where it goes wrong."""
-    lines = []
+def rules_lines(judged: Sequence[Judged]) -> list[tuple[str | tuple[str, str], ...]]:
+    """Each rule with its verdict, and below it where it goes wrong; as parts for `say`."""
+    lines: list[tuple[str | tuple[str, str], ...]] = []
     for j in judged:
-        style = _VERDICTS[j.verdict]
-        lines.append(f"[{style}]{j.verdict}[/{style}] {escape(j.rule.text)} ({j.rule.source}): {escape(j.finding)}")
+        lines.append(((j.verdict, _VERDICTS[j.verdict]), f" {j.rule.text} ({j.rule.source}): {j.finding}"))
         if j.verdict != "holds":
-            lines.append(f"    {escape(j.rule.weakness)}")
+            lines.append((f"    {j.rule.weakness}",))
     return lines
 
 

@@ -9,8 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-
 from quantbench.cli import plan_print as show
 from quantbench.cli.console import output, say
 from quantbench.cli.plan_options import PlanArguments
@@ -48,7 +46,7 @@ def search_layouts(arguments: PlanArguments, top: int, as_json: bool) -> bool:
         return not found.ranked
     console = output()
     for line in show.header_lines(job, calibration, times.note, arguments.assumed()):
-        say(console, escape(line))
+        say(console, line)
     say(console, show.search_line(job, found, elapsed_s))
     if not found.ranked:
         return True
@@ -59,9 +57,9 @@ def search_layouts(arguments: PlanArguments, top: int, as_json: bool) -> bool:
     for line in show.bound_lines(found.ranked[0]):
         say(console, f"  {line}")
     say(console, "\nRules of thumb, held against this search:")
-    for line in show.rules_lines(judged):
-        say(console, f"  {line}")
-    say(console, escape(f"\nNext: {show.next_command(arguments, found.ranked[0].layout)}"))
+    for parts in show.rules_lines(judged):
+        say(console, "  ", *parts)
+    say(console, f"\nNext: {show.next_command(arguments, found.ranked[0].layout)}")
     return False
 
 
@@ -88,16 +86,16 @@ def check_layout(arguments: PlanArguments, as_json: bool) -> bool:
         return wrong
     console = output()
     for line in show.header_lines(job, calibration, times.note, arguments.assumed(one_layout=True)):
-        say(console, escape(line))
+        say(console, line)
     say(console, f"{layout}: {show.check_line(broken)}")
     for violation in broken:
         style = "red" if violation.constraint.strict else "yellow"
         word = "impossible" if violation.constraint.strict else "costs time"
-        say(console, f"  [{style}]{word}[/{style}] {escape(str(violation))}")
+        say(console, "  ", (word, style), f" {violation}")
     if prediction is not None:
         limit = limit_bytes(job) / GIB
-        fits = "fits" if prediction.fits else "[red]does not fit[/red]"
-        say(console, f"  memory {prediction.memory.total_gib:.1f} of {limit:.1f} GiB: {fits}")
+        fits = ("fits", "") if prediction.fits else ("does not fit", "red")
+        say(console, f"  memory {prediction.memory.total_gib:.1f} of {limit:.1f} GiB: ", fits)
         for line in (show.prediction_line(prediction), *show.bound_lines(prediction)):
             say(console, f"  {line}")
     return wrong
@@ -121,7 +119,7 @@ def shapes(arguments: PlanArguments, top: int, as_json: bool) -> bool:
         return not found
     console = output()
     for line in show.header_lines(job, calibration, times.note, arguments.assumed()):
-        say(console, escape(line))
+        say(console, line)
     hiddens = len({s.shape.hidden for s in found})
     budget = f"{space.parameters / 1e9:.1f} B parameters ±{space.tolerance:.0%}"
     say(console, f"{len(found)} shapes of {hiddens} hidden sizes, {budget}, in {elapsed_s:.1f} s")
@@ -146,15 +144,15 @@ def rows(path: Path, arguments: PlanArguments, as_json: bool) -> bool:
     console = output()
     console.print(show.rows_table(results))
     for line in show.summary_lines(summary):
-        say(console, escape(line))
+        say(console, line)
     missed_rows = misses(results)
     if missed_rows:
         say(console, "\nMissed by more than 8 %, and what is known:")
         for result, known in missed_rows:
-            say(console, escape(f"  {result.row.place}: {100 * (result.error or 0):+.1f} %: {known}"))
+            say(console, f"  {result.row.place}: {100 * (result.error or 0):+.1f} %: {known}")
     unpredicted = [r for r in results if r.prediction is None]
     if unpredicted:
-        say(console, escape(f"\n{len(unpredicted)} rows are not predicted, the first: {unpredicted[0].problem}"))
+        say(console, f"\n{len(unpredicted)} rows are not predicted, the first: {unpredicted[0].problem}")
     return False
 
 
@@ -172,11 +170,11 @@ def check_table(path: Path, arguments: PlanArguments, as_json: bool) -> bool:
         return bool(found)
     console = output()
     for finding in found:
-        say(console, escape(str(finding)))
+        say(console, str(finding))
     count = len({f.row.row_id for f in found})
     say(
         console,
-        escape(f"{count} rows of {path.name} have something wrong" if found else f"nothing is wrong in {path.name}"),
+        f"{count} rows of {path.name} have something wrong" if found else f"nothing is wrong in {path.name}",
     )
     return bool(found)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rich.markup import escape
-
 from quantbench.analysis.cliff_odds import cliff_odds
 from quantbench.analysis.forecast import Forecast, forecast
 from quantbench.cli.console import output, say
@@ -47,19 +45,19 @@ def run(arguments: SweepArguments, gpu: str, plot: Path | None, *, as_json: bool
     console = output()
     say(console, f"{spec.name}: predicted, nothing is run")
     if assumed:
-        say(console, escape(f"assumed: {', '.join(assumed)}"))
+        say(console, f"assumed: {', '.join(assumed)}")
     for note in found.notes:
-        say(console, escape(f"  {note}"))
+        say(console, f"  {note}")
     if found.impossible:
-        say(console, escape(f"{len(found.impossible)} sizes are left out, the first because {found.impossible[0]}"))
+        say(console, f"{len(found.impossible)} sizes are left out, the first because {found.impossible[0]}")
     if said := summed_line(found.rows):
         say(console, said)
     console.print(forecast_table(found.rows))
     if said := odds_in_words(found.rows, odds):
         say(console, said)
     if plot is not None:
-        say(console, escape(f"\npicture: {plot}"))
-    say(console, escape(f"\nOn such a card, measure it: quantbench sweep {sweep_words(arguments)}"))
+        say(console, f"\npicture: {plot}")
+    say(console, f"\nOn such a card, measure it: quantbench sweep {sweep_words(arguments)}")
 
 
 def _dtype(found: Forecast) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from quantbench.cli.console import output, say
@@ -29,7 +29,7 @@ from quantbench.profile.blindspots_text import (
 )
 from quantbench.profile.profile import Profile
 from quantbench.units import percent
-from quantbench.validate.table import write_between
+from quantbench.validate.table import around_markers, write_between
 
 _WHO = "profile blindspots"
 _FEWEST_MODEL_ROWS = 20
@@ -56,8 +56,8 @@ def run_blindspots(
     require_choice(_WHO, "--of", target, TARGETS)
     if shapes is not None:
         check_file(_WHO, shapes)
-    if docs is not None and not docs.is_file():
-        raise InputError(_WHO, f"--docs {docs}", "a file with the markers that the table stands between")
+    if docs is not None:
+        around_markers(docs, SECTION)
     profile = profile_of([run], fit=False)
     with threadpool_limits(1):
         if held_out:
@@ -71,9 +71,9 @@ def _find(
     as_json: bool,
 ) -> None:  # fmt: skip
     console = output(stderr=as_json)
-    say(console, escape(f"{profile.device.name} as {consumer}'s table; making a model, asking it between the rows"))
+    say(console, f"{profile.device.name} as {consumer}'s table; making a model, asking it between the rows")
     # A profile's file carries a model of its rows; of a run one must be made.
-    found = find(profile, consumer, bound, target, rows, own_model=run.is_file())
+    found = find(profile, consumer, bound, target, rows, own_model=os.path.isfile(run))
     if shapes is not None:
         _write_shapes(shapes, found)
     if as_json:
@@ -81,21 +81,21 @@ def _find(
         return
     fitted = f"fitted to {found.model_rows:,} rows" if found.model_rows else "of other GPUs"
     places = len(found.choice.before)
-    say(console, escape(f"{found.num_rows:,} products of {found.dtype}, {places:,} places between, a model {fitted}"))
-    say(console, escape(_expected("as it is", found.choice.before)))
+    say(console, f"{found.num_rows:,} products of {found.dtype}, {places:,} places between, a model {fitted}")
+    say(console, _expected("as it is", found.choice.before))
     for spot in found.spots[:_SHOWN]:
-        say(console, escape(f"  {spot_line(spot)}"))
+        say(console, f"  {spot_line(spot)}")
     count = len(found.choice.rows)
     if not count:
-        say(console, escape(f"nothing to add: the {target} is within {percent(bound)}"))
+        say(console, f"nothing to add: the {target} is within {percent(bound)}")
         return
-    say(console, escape(_expected(f"with {count:,} more rows", found.choice.after)))
+    say(console, _expected(f"with {count:,} more rows", found.choice.after))
     say(console, "expected is not measured: run it again on the rows once they were measured")
     where = shapes or Path("extra.csv")
     if shapes is None:
-        say(console, escape(f"next: quantbench profile blindspots {run} --for {consumer} --shapes {where}"))
+        say(console, f"next: quantbench profile blindspots {run} --for {consumer} --shapes {where}")
     else:
-        say(console, escape(f"next: quantbench sweep --shapes {where}"))
+        say(console, f"next: quantbench sweep --shapes {where}")
 
 
 def _expected(what: str, errors: FloatArray) -> str:
@@ -128,11 +128,11 @@ def _held_out(
     if as_json:
         print(json.dumps(replay_to_json(found, who), indent=1))
         return
-    say(console, escape(f"{origins[0]}, interpolated by {who}"))
+    say(console, f"{origins[0]}, interpolated by {who}")
     say(console, "errors: median / p95 of |interpolated / measured - 1|, in %")
     _print_table(console, found.lines)
     if docs is not None:
-        say(console, escape(f"written into {docs}"))
+        say(console, f"written into {docs}")
 
 
 def _print_table(console: Console, lines: Sequence[Line]) -> None:

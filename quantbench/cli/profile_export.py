@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
-
-from rich.markup import escape
 
 from quantbench.cli.console import output, say
 from quantbench.cli.profile_run import runs_below
@@ -36,7 +36,7 @@ def percentage(option: str, text: str) -> float:
 def degrees(text: str) -> tuple[int, ...]:
     """`1,2,4` as integers, each once, ascending."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and 0 < int(part) < 2**16 for part in parts):
+    if not all(re.fullmatch("[0-9]{1,5}", part) and 0 < int(part) < 2**16 for part in parts):
         raise InputError("--tp", repr(text), "degrees of at least 1, comma separated: 1,2,4")
     return tuple(sorted({int(part) for part in parts}))
 
@@ -62,18 +62,18 @@ def export_format(
         print(json.dumps(answer, indent=1))
         return
     console = output()
-    say(console, escape(f"{folder}: " + ", ".join(f"{count:,} {kind}" for kind, count in made.rows.items())))
+    say(console, f"{folder}: " + ", ".join(f"{count:,} {kind}" for kind, count in made.rows.items()))
     for reason, count in made.left_out.most_common():
-        say(console, escape(f"  {count:,} rows left out: {reason}"))
+        say(console, f"  {count:,} rows left out: {reason}")
     for note in made.notes:
-        say(console, escape(f"  {note}"))
+        say(console, f"  {note}")
     for line in made.use:
-        say(console, escape(f"use: {line}"))
+        say(console, f"use: {line}")
 
 
 def profile_of(paths: list[Path], *, fit: bool) -> Profile:
     """The profile in a file, or the one that runs make (fit: with models fitted to them)."""
-    files = [path for path in paths if path.is_file()]
+    files = [path for path in paths if os.path.lexists(path) and not os.path.isdir(path)]
     if not files:
         return Profile.from_runs([read_one_run(run) for path in paths for run in runs_below(path)], fit=fit)
     if len(paths) > 1:

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.markup import escape
-
 from quantbench.cli import profile_print as view
 from quantbench.cli.console import output, say
 from quantbench.cli.devices import device_line
@@ -48,7 +46,7 @@ def query_profile(
         print(json.dumps({"device": found.device.name, "answers": listed}, indent=1, allow_nan=False))
         return
     console = output()
-    say(console, escape(device_line(found.device)))
+    say(console, device_line(found.device))
     console.print()
     console.print(view.answers_table(answers))
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
-
-from rich.markup import escape
 
 from quantbench.cli import profile_print as view
 from quantbench.cli.console import output, say
 from quantbench.cli.devices import device_line
 from quantbench.cli.writable import check_file
 from quantbench.errors import InputError
+from quantbench.files import folders_with
 from quantbench.profile import Profile
 from quantbench.report.source import read_one_run
 from quantbench.report.words import printable
@@ -41,19 +41,20 @@ def export_profile(paths: list[Path], output_file: Path | None, fit: bool, as_js
         print(json.dumps({"profile": str(target), **view.profile_to_json(made)}, indent=1, allow_nan=False))
         return
     console = output()
-    say(console, escape(device_line(made.device)))
+    say(console, device_line(made.device))
     for line in (*view.origin_lines(made), *view.rows_lines(made), *view.model_lines(made)):
-        say(console, escape(printable(line)))
-    say(console, escape(f"\nwritten: {target}" + "".join(f", {beside.name}" for beside in files_beside(target))))
-    say(console, escape(f"next: quantbench profile show {target}"))
+        say(console, printable(line))
+    say(console, f"\nwritten: {target}" + "".join(f", {beside.name}" for beside in files_beside(target)))
+    say(console, f"next: quantbench profile show {target}")
 
 
 def runs_below(path: Path) -> list[Path]:
     """A run's folder itself, or the runs in a device's folder. Raises InputError where there is none."""
-    if path.is_file():
+    if os.path.isfile(path):
         raise InputError("read run", f"{path} is a file", "folders of runs, or --format with a profile's file")
-    below = [] if (path / "run.json").exists() else sorted(found.parent for found in path.glob("*/run.json"))
-    if path.is_dir() and not below and not (path / "run.json").exists():
+    itself = os.path.lexists(path / "run.json")
+    below = [] if itself else folders_with(path, "*/run.json")
+    if os.path.isdir(path) and os.access(path, os.X_OK) and not below and not itself:
         raise InputError("read run", f"{path} holds no run", "a run's folder, or a device's with its runs in it")
     return below or [path]
 
@@ -71,23 +72,23 @@ def show_profile(file: Path, as_json: bool) -> None:
         print(json.dumps(view.profile_to_json(found), indent=1, allow_nan=False))
         return
     console = output()
-    say(console, escape(device_line(found.device)))
+    say(console, device_line(found.device))
     for line in view.origin_lines(found):
-        say(console, escape(printable(line)))
+        say(console, printable(line))
     table = view.rows_table(found)
     if table is not None:
         console.print()
         console.print(table)
     console.print()
     for line in view.model_lines(found):
-        say(console, escape(printable(line)))
+        say(console, printable(line))
     cliffs = view.cliffs_table(found)
     if cliffs is not None:
         console.print()
         console.print(cliffs)
     for line in view.finding_lines(found):
-        say(console, escape(printable(line)))
-    say(console, escape(f"\nnext: quantbench profile query {file} --gemm 4096,4096,4096"))
+        say(console, printable(line))
+    say(console, f"\nnext: quantbench profile query {file} --gemm 4096,4096,4096")
 
 
 def validate_profile(file: Path, as_json: bool) -> None:
@@ -98,4 +99,4 @@ def validate_profile(file: Path, as_json: bool) -> None:
         print(json.dumps({"profile": str(file), "valid": True, "device": found.device.name, "rows": rows}, indent=1))
         return
     listed = ", ".join(f"{count:,} {kind}" for kind, count in rows.items() if count) or "no"
-    say(output(), escape(f"{file}: a whole, unchanged profile of {found.device.name} with {listed} rows"))
+    say(output(), f"{file}: a whole, unchanged profile of {found.device.name} with {listed} rows")

@@ -61,27 +61,25 @@ def report(
             )
         )
         return
-    from rich.markup import escape
-
     from quantbench.cli.console import output as console_output
-    from quantbench.cli.console import say
+    from quantbench.cli.console import say, say_warning
     from quantbench.cli.devices import device_line
     from quantbench.report.words import printable
 
     console = console_output()
-    say(console, escape(device_line(found.info.device)))
+    say(console, device_line(found.info.device))
     if found.info.origin != "measured":
-        say(console, f"[bold]{found.info.origin.upper()} DATA[/bold]: nothing here was measured on this machine")
+        say(console, (f"{found.info.origin.upper()} DATA", "bold"), ": nothing here was measured on this machine")
     for warning in found.warnings:
-        say(console, f"[yellow]warning:[/yellow] {escape(printable(warning))}")
-    say(console, "no point of this run has a figure" if written.lead is None else escape(written.lead.sentence))
-    say(console, f"page: {escape(str(written.page))}{_beside(written.pictures)}")
+        say_warning(console, printable(warning))
+    say(console, "no point of this run has a figure" if written.lead is None else written.lead.sentence)
+    say(console, f"page: {written.page!s}{_beside(written.pictures)}")
     if written.lead is not None and written.lead.several:
         shape = written.lead.bad[0].row.axes
         held = ",".join(
             f"{name.replace('_', '-')}={value}" for name, value in shape.items() if name != written.lead.axis
         )
-        say(console, f"one shape of them: quantbench report {escape(str(runs[0]))} --where {held}")
+        say(console, f"one shape of them: quantbench report {runs[0]} --where {held}")
 
 
 def _beside(pictures: Sequence[Path]) -> str:
@@ -91,8 +89,6 @@ def _beside(pictures: Sequence[Path]) -> str:
 
 def _training(logs: list[Path], output: Path, as_json: bool) -> None:
     """Throughput by layout, of imported training logs."""
-    from rich.markup import escape
-
     from quantbench.cli.console import output as console_output
     from quantbench.cli.console import say
     from quantbench.importers.training_run import read_training
@@ -108,5 +104,5 @@ def _training(logs: list[Path], output: Path, as_json: bool) -> None:
         return
     console = console_output()
     console.print(training_table(summaries))
-    say(console, escape(answer or _UNTOLD))
-    say(console, f"page: {escape(str(written.page))}{_beside(written.pictures)}")
+    say(console, answer or _UNTOLD)
+    say(console, f"page: {written.page!s}{_beside(written.pictures)}")

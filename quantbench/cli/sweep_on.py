@@ -10,7 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
 from quantbench.cli.console import output, say
 from quantbench.cli.sweep_options import SweepArguments, sweep_options
@@ -81,7 +80,7 @@ def _measure(
     console: Console, hosts: Sequence[Host], options: ClusterOptions, arguments: SweepArguments | None
 ) -> tuple[Lane, ...]:
     """arguments: None where a run is resumed, of which nothing is assumed anew."""
-    say(console, escape(f"Ray: {_counted(hosts)}"))
+    say(console, f"Ray: {_counted(hosts)}")
     shown: set[str] = set()
     with progress_shown(console) as show:
         sweep = ClusterSweep(
@@ -96,7 +95,7 @@ def _measure(
             say(console, "stopped; everything measured is kept. Go on with:")
             for lane in sweep.lanes.values():
                 if lane.writer.count:
-                    say(console, escape(f"  quantbench sweep --on ray --resume {lane.writer.folder}"))
+                    say(console, f"  quantbench sweep --on ray --resume {lane.writer.folder}")
             raise
 
 
@@ -112,9 +111,9 @@ def _show(
         run_id = lane.writer.info.run_id
         if run_id not in shown:
             shown.add(run_id)
-            say(console, escape(f"{lane.spec.name}: kept in {lane.writer.folder}/"))
+            say(console, f"{lane.spec.name}: kept in {lane.writer.folder}/")
             if arguments is not None and (assumed := _assumed(lane, arguments)):
-                say(console, escape(f"  assumed: {', '.join(assumed)}"))
+                say(console, f"  assumed: {', '.join(assumed)}")
             done = {record.key for record in lane.records if record.role == "point"}
             say_plan(console, lane.plan.without(done), already=len(done), devices=lane.expected_members)
     parts = [lane.progress() for lane in lanes]

@@ -8,18 +8,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from quantbench.analysis.check import check_run
 from quantbench.analysis.summary import points_of, rows_of
 from quantbench.cli.check_output import cliff_to_json
-from quantbench.cli.console import output, say
+from quantbench.cli.console import output, say, say_warning
 from quantbench.cli.devices import say_device
 from quantbench.cli.edge_output import edge_lines, edges_to_json
 from quantbench.cli.sweep_options import SweepArguments, assumed_words, given_words, sweep_options
@@ -29,7 +29,7 @@ from quantbench.device import default_attention, default_dtype
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, MeasurementError, StoreError
 from quantbench.latency.roofline import roofline_us
-from quantbench.providers.catalog import require_found
+from quantbench.providers.catalog import expand, require_found
 from quantbench.report.shape_comparison import (
     compare_shapes,
     comparison_lines,
@@ -41,6 +41,7 @@ from quantbench.report.table import ops_line, rows_to_json, sweep_table, trust_l
 from quantbench.store.folder import Run, read_run
 from quantbench.store.record import Measured
 from quantbench.store.run import RunInfo, read_run_info
+from quantbench.sweep.axes import parse_axis
 from quantbench.sweep.child import WorkerProcess
 from quantbench.sweep.options import SweepOptions, options_from_json, plan_sweep
 from quantbench.sweep.plan import Plan
@@ -48,7 +49,7 @@ from quantbench.sweep.refine import Refine
 from quantbench.sweep.runner import Finished
 from quantbench.sweep.runner import Progress as SweepProgress
 from quantbench.sweep.session import SweepSession, resumed_options
-from quantbench.sweep.shapes import with_defaults
+from quantbench.sweep.shapes import check_axes, with_defaults
 from quantbench.units import duration, latency, parse_duration_s, percent
 
 # Phases that are the measurement itself; everything else is the harness.
@@ -83,9 +84,9 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
         )  # fmt: skip
         return
     console = output()
-    say(console, escape(f"plan for {spec.name}"))
+    say(console, f"plan for {spec.name}")
     if assumed:
-        say(console, escape(f"assumed: {', '.join(assumed)}"))
+        say(console, f"assumed: {', '.join(assumed)}")
     say_plan(console, plan)
     if not gpu:
         say_refused(console, plan, spec)
@@ -93,7 +94,7 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
     widest = max((len(point.provider) for point in shown), default=0)
     for point in shown:
         estimate = latency(roofline_us(point.workload, spec))
-        say(console, escape(f"  {point.provider:<{widest}}  {point.workload}  about {estimate}"))
+        say(console, f"  {point.provider:<{widest}}  {point.workload}  about {estimate}")
     if len(plan.points) > _MOST_PLANNED_LINES:
         console.print(f"  … and {len(plan.points) - _MOST_PLANNED_LINES} more (--json prints all)")
 
@@ -114,7 +115,7 @@ def say_refused(console: Console, plan: Plan, spec: DeviceSpec) -> None:
     refused = [reason for reason in reasons if reason is not None]
     if refused:
         some = f"{len(refused)} of {len(reasons)}" if len(refused) < len(reasons) else "all"
-        say(console, escape(f"{some} would be skipped here, the first because {refused[0]}"))
+        say(console, f"{some} would be skipped here, the first because {refused[0]}")
 
 
 def run(
@@ -122,15 +123,17 @@ def run(
 ) -> None:
     """Run a new sweep, or finish the one in the folder `resume`. start_s: when the command began, monotonic clock."""
     check_words(arguments, resume, gpu)
+    providers = [name.strip() for name in arguments.provider.split(",")]
     if resume is None:
-        require_found([name.strip() for name in arguments.provider.split(",")])
+        require_found(providers)
         check_folder("--results", results)
     console = output(stderr=as_json)
     # A scheduler that ends a job sends SIGTERM: the same clean stop as Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     earlier_s = 0.0 if resume is None else measuring_s(read_run_info(resume))
     if resume is None:
-        session = SweepSession.new(lambda spec: sweep_options(arguments, spec.kind), results, WorkerProcess, start_s)
+        connect = partial(WorkerProcess, [name for name in providers if ":" in name])
+        session = SweepSession.new(lambda spec: sweep_options(arguments, spec.kind), results, connect, start_s)
     else:
         session = SweepSession.resume(resume, WorkerProcess, budget_of(arguments), start_s)
     with session:
@@ -162,7 +165,10 @@ def check_words(arguments: SweepArguments, resume: Path | None, gpu: str) -> Non
             "the run's own points: --resume, with --budget at most",
         )
     if resume is None:
-        sweep_options(arguments, "cuda")
+        options = sweep_options(arguments, "cuda")
+        expand(options.providers)
+        if options.dims:
+            check_axes(tuple(parse_axis(dim if "=" in dim else f"{dim}=1") for dim in options.dims))
         return
     if given := [word for word in given_words(arguments) if word != "--budget"]:
         expected = "the run's own options: --resume, with --budget at most"
@@ -179,7 +185,7 @@ def measure(console: Console, session: SweepSession, assumed: Sequence[str] = ()
     """Say what was assumed and what will be measured, measure it, and say what to do when stopped."""
     say_device(console, session.hello.device, session.hello.state)
     if assumed:
-        say(console, escape(f"assumed: {', '.join(assumed)}"))
+        say(console, f"assumed: {', '.join(assumed)}")
     say_plan(console, session.plan, already=len(session.done))
     if session.interpreted:
         console.print("TRITON_INTERPRET is set: triton's interpreter checks results; its times are those of no kernel.")
@@ -188,10 +194,10 @@ def measure(console: Console, session: SweepSession, assumed: Sequence[str] = ()
             more = refinement(session.options, session.hello.device)
             return session.run(show, more=more)
     except KeyboardInterrupt:
-        say(console, escape(f"\nstopped; {_kept(session)}"))
+        say(console, f"\nstopped; {_kept(session)}")
         raise
     except StoreError:  # a full disk: its own line names the file, this one the run
-        say(console, escape(_kept(session)))
+        say(console, _kept(session))
         raise
 
 
@@ -250,7 +256,12 @@ def progress_shown(console: Console) -> Iterator[Callable[[SweepProgress], None]
 
         yield line
         return
-    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[left]}"), TextColumn("{task.fields[now]}"))
+    columns = (
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[left]}"),
+        TextColumn("{task.fields[now]}", markup=False),
+    )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("sweep", total=None, left="", now="")
 
@@ -285,18 +296,18 @@ def say_result(
         if comparison is not None:
             console.print(comparison_table(comparison))
             for line in (comparison_sentence(comparison), *comparison_lines(comparison)):
-                say(console, escape(line))
+                say(console, line)
         elif rows:
-            say(console, escape(ops_line(rows)))
+            say(console, ops_line(rows))
             console.print(sweep_table(rows, check, spec))
         else:
             console.print("nothing was measured")
         for line in trust_lines(rows):
-            say(console, escape(line))
+            say(console, line)
         _say_not_measured(console, run)
         unnamed = unnamed_line(points, spec, run.info.environment) if run.info.origin == "measured" else None
         if unnamed is not None:
-            say(console, escape(unnamed))
+            say(console, unnamed)
     listed = run.info.options.get("shapes") or run.info.options.get("models")
     refine = None if listed else refinement(options_from_json(run.info.options), spec)
     edges = () if refine is None else refine.edges(run.records)
@@ -312,7 +323,7 @@ def say_result(
             draw_efficiency(points, axis, spec, picture, title=f"{spec.name} · {run.info.run_id} · measured")
         except StoreError as error:  # a full disk: the run itself is whole, and where it lies must still be said
             picture = None
-            say(console, f"[yellow]warning:[/yellow] no picture: {escape(str(error))}")
+            say_warning(console, f"no picture: {error}")
     overhead_share = 1 - (measuring_s(run.info) - earlier_s) / (wall_s * devices)
     if as_json:
         return {
@@ -323,16 +334,16 @@ def say_result(
             **({} if comparison is None else {"shapes": comparison_to_json(comparison)}),
         }  # fmt: skip
     for warning in run.warnings:
-        say(console, f"[yellow]warning:[/yellow] {escape(warning)}")
+        say_warning(console, warning)
     console.print(
         f"{finished.how} in {duration(wall_s)}; the harness itself took {percent(overhead_share)} of it"
         + (f" ({finished.reason})" if finished.reason else "")
     )
-    say(console, escape(f"kept in {run.folder}/ (run.json, records.jsonl)"))
+    say(console, f"kept in {run.folder}/ (run.json, records.jsonl)")
     if picture is not None:
-        say(console, escape(f"picture: {picture}"))
+        say(console, f"picture: {picture}")
     if finished.how == "budget":
-        say(console, escape(f"the rest: quantbench sweep --resume {run.folder}"))
+        say(console, f"the rest: quantbench sweep --resume {run.folder}")
     return {}
 
 
@@ -354,7 +365,7 @@ def _say_not_measured(console: Console, run: Run) -> None:
             case Measured(_, grade) if grade.letter == "rejected":
                 reasons[f"rejected, {record.provider}: {grade.reasons[0]}"] += 1
     for reason, number in reasons.most_common():
-        say(console, escape(f"{number} × {reason}"))
+        say(console, f"{number} × {reason}")
 
 
 def _widest_axis(run: Run) -> str:

@@ -18,7 +18,7 @@ def validate(
     gpu: Annotated[
         list[str] | None, typer.Option("--gpu", help="Only this device; with --table, where it was measured.")
     ] = None,
-    rows: Annotated[int, typer.Option(help="Rows to learn from.")] = 200,
+    rows: Annotated[int, typer.Option(min=20, help="Rows to learn from.")] = 200,
     seeds: Annotated[str, typer.Option(help="Which draws of those rows, comma separated.")] = "0,1,2",
     dtype: Annotated[str, typer.Option(help="Which rows of the table.")] = "bf16",
     attention: Annotated[bool, typer.Option(help="Judge the attention model as well.")] = True,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
 from quantbench.cli.console import output, say
@@ -24,7 +24,7 @@ from quantbench.validate.gemm_runner import Plan, Step, run_contests
 from quantbench.validate.origins import attention_origins, gemm_origins
 from quantbench.validate.plan import packaged_contests, table_contests
 from quantbench.validate.scores import Absent, Line
-from quantbench.validate.table import lines_to_json, markdown, terminal_table, write_between
+from quantbench.validate.table import around_markers, lines_to_json, markdown, terminal_table, write_between
 
 # Where the output is no terminal, a line of progress is printed at most this often.
 _PLAIN_PROGRESS_EVERY_S = 15.0
@@ -37,8 +37,12 @@ def run(
     """Judge, print, and write into `docs` where it is given. On one core, so that the times are one core's."""
     from threadpoolctl import threadpool_limits  # comes with scikit-learn, which needs it
 
-    if docs is not None and not docs.is_file():
-        raise InputError("validate", f"--docs {docs}", "a file with the markers that the tables stand between")
+    if docs is not None:
+        sections = ["adaptive" if adaptive else "gemm"]
+        if attention and table is None and not adaptive:
+            sections.append("attention")
+        for section in sections:
+            around_markers(docs, section)
     with threadpool_limits(1):
         _run(table, gpus, rows, _seeds(seeds), dtype, attention, adaptive, docs, as_json)
 
@@ -92,17 +96,17 @@ def _say(
     say(console, "errors: median / mean / p95 of |predicted / measured - 1|, in %")
     console.print(terminal_table(lines))
     for one in absent:
-        say(console, escape(f"{one.gpu}: {one.model} is left out: {one.reason}"))
+        say(console, f"{one.gpu}: {one.model} is left out: {one.reason}")
     if on_attention:
         say(console, "\nattention")
         console.print(terminal_table(on_attention))
     if docs is not None:
-        say(console, escape(f"\nwritten into {docs}"))
+        say(console, f"\nwritten into {docs}")
 
 
 def _seeds(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() for part in parts):
+    if not all(re.fullmatch("[0-9]{1,9}", part) for part in parts):
         raise InputError("validate", f"--seeds {text!r}", "integers, comma separated: 0,1,2")
     return tuple(int(part) for part in parts)
 
@@ -127,7 +131,9 @@ def _shown(console: Console) -> Iterator[Callable[[Step], None]]:
 
         yield line
         return
-    with Progress(BarColumn(20), TextColumn("{task.description}"), console=console, transient=True) as bar:
+    with Progress(
+        BarColumn(20), TextColumn("{task.description}", markup=False), console=console, transient=True
+    ) as bar:
         task = bar.add_task("", total=1.0)
         yield lambda step: bar.update(
             task, completed=step.done, total=step.total, description=f"{step.text}{left(step)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +12,7 @@ from quantbench.errors import StoreError
 
 def check_file(operation: str, path: Path) -> None:
     """Raise StoreError where the file `path` cannot be made, its folders included. Nothing is left behind."""
-    if path.is_dir():
+    if os.path.isdir(path):
         raise StoreError(operation, f"{path} (Is a directory)", "a file that can be written")
     _try(operation, path.parent, str(path), "a file that can be written")
 
@@ -22,7 +23,7 @@ def check_folder(operation: str, folder: Path) -> None:
 
 
 def _try(operation: str, folder: Path, wanted: str, expected: str) -> None:
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    missing = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

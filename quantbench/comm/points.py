@@ -18,7 +18,7 @@ DEFAULT_SIZES = {"nccl": "4KiB:1GiB", "gloo": "4KiB:16MiB"}
 #: repeated between the operations: what changes in it is the network, not the work
 REFERENCE = {"nccl": ("all_reduce", 2**24), "gloo": ("all_reduce", 2**18)}
 _STEP = 4
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|KB|MB|GB)?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(B|KiB|MiB|GiB|KB|MB|GB)?", re.IGNORECASE)
 _UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 
@@ -35,7 +35,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
         return tuple(sorted({_bytes(word, text) for word in text.split(",")}))
     step = _STEP
     if len(parts) == 3:
-        if not re.fullmatch(r"x\d+", parts[2]) or int(parts[2][1:]) < 2:
+        if not re.fullmatch(r"x\d{1,9}", parts[2], re.ASCII) or int(parts[2][1:]) < 2:
             raise InputError("--sizes", repr(text), "from:to:xN with N of at least 2, such as 4KiB:1GiB:x2")
         step = int(parts[2][1:])
     if len(parts) > 3:

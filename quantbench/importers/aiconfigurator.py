@@ -7,6 +7,7 @@ milliseconds, one mean of a few runs per shape.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version as installed_version
@@ -15,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from quantbench.errors import InputError, StoreError, UnsupportedError
+from quantbench.files import read_bytes, read_text, reason
 from quantbench.importers.rows import Row, Rows, dtype_name, place
 from quantbench.importers.runs import Origin
-from quantbench.latency.tables import DEFAULT_TABLES, system_of
+from quantbench.latency.tables import DEFAULT_TABLES, read_parquet, system_of
 from quantbench.workload import Attention, Collective, Gemm, Workload
 from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES, VECTOR_DTYPES
 
@@ -213,20 +215,20 @@ def _system_data(system: str, root: Path | None) -> tuple[Path, str | None]:
         if spec is None or not spec.submodule_search_locations:
             raise UnsupportedError(_WHO, "the package aiconfigurator-core is not installed", f"{_INSTALL}, or --root")
         root = Path(next(iter(spec.submodule_search_locations))) / "systems"
-    elif (root / "systems").is_dir():
+    elif os.path.isdir(root / "systems"):
         root = root / "systems"
     description = root / f"{system}.yaml"
-    if not description.is_file():
-        systems = ", ".join(p.stem for p in sorted(root.glob("*.yaml")) if (root / "data" / p.stem).is_dir())
+    if not os.path.isfile(description):
+        systems = ", ".join(p.stem for p in sorted(root.glob("*.yaml")) if os.path.isdir(root / "data" / p.stem))
         raise InputError(_WHO, f"--system {system}: no {description}", f"one of {systems or 'the systems there'}")
     try:
         import yaml
     except ImportError as error:
         raise UnsupportedError(_WHO, "PyYAML is not installed", _INSTALL) from error
     try:
-        content = yaml.safe_load(description.read_text(encoding="utf-8"))
+        content = yaml.safe_load(read_text(description))
     except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
-        raise StoreError(_WHO, f"{description} ({error})".replace("\n", " "), "a YAML file") from None
+        raise StoreError(_WHO, f"{description} ({reason(error)})", "a YAML file") from None
     if not isinstance(content, dict) or not isinstance(content.get("data_dir"), str):
         raise StoreError(_WHO, f"{description} has no data_dir", "a text: the folder of the system's tables")
     misc = content.get("misc")
@@ -254,7 +256,7 @@ def read_rows(table: TableFile, *, dtypes: Sequence[str] = ()) -> Rows:
             at = place(kind.op(raw), **kind.axes(workload))
             source = str(raw.get("kernel_source", ""))
             kernel = None if source.lower() in _NOT_KERNELS else source or None
-            found.add(Row(workload, raw["latency"] * 1e3, _provider(table, source), at, kernel))
+            found.add(Row(workload, raw["latency"] * 1e3, _provider(table, source), at, kernel, f"row {number}"))
     return found
 
 
@@ -265,16 +267,11 @@ def _provider(table: TableFile, kernel_source: str) -> str:
 
 
 def _parquet_rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, Any]]:
+    table = read_parquet(_WHO, path)
     try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise UnsupportedError(_WHO, "pyarrow is not installed", _INSTALL) from error
-    try:
-        table = pq.read_table(path)
         rows: list[dict[str, Any]] = table.to_pylist()
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise StoreError(_WHO, f"{path} ({error})".replace("\n", " "), "a Parquet file") from None
+    except UnicodeDecodeError as error:
+        raise StoreError(_WHO, f"{path} ({error})", "a Parquet file") from None
     missing = [name for name in columns if name not in table.column_names]
     if missing:
         there = ", ".join(table.column_names)
@@ -291,7 +288,7 @@ def origin_of(table: TableFile, *, run_id: str | None = None) -> Origin:
         software={"aiconfigurator": table.package, table.backend: table.version},
         options={
             "importer": "aiconfigurator", "table": table.kind, "file": table.shown,
-            "sha256": hashlib.sha256(table.path.read_bytes()).hexdigest(),
+            "sha256": hashlib.sha256(read_bytes(table.path)).hexdigest(),
         },
         mode="unknown" if table.kind == "nccl" else _MODE,
         caveats=_CAVEATS,

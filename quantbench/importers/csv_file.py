@@ -1,7 +1,6 @@
 """Reading a CSV file (plain, .gz or .xz) with errors that name the file, the line and the column."""
 
 import csv
-import gzip
 import lzma
 import math
 import zlib
@@ -9,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from quantbench.errors import InputError, StoreError
-
-_OPENERS = {".gz": gzip.open, ".xz": lzma.open}
+from quantbench.files import open_text, reason
 
 
 class CsvRow:
@@ -50,9 +48,10 @@ class CsvRow:
         where = f"{self._file}, line {self.line}, column {column}"
         return InputError(self._operation, f"{where} = {self.text(column)!r}", expected)
 
-    def reason(self, problem: object) -> InputError:
+    def reason(self, problem: InputError) -> InputError:
         """An error about the row as a whole."""
-        return InputError(self._operation, f"{self._file}, line {self.line}: {problem}", "a row that can be")
+        what = f"{self._file}, line {self.line}: {problem.operation}: {problem.value}"
+        return InputError(self._operation, what, problem.expected)
 
 
 class CsvFile:
@@ -60,8 +59,6 @@ class CsvFile:
 
     def __init__(self, operation: str, path: Path) -> None:
         self._operation, self.path = operation, path
-        if not path.is_file():
-            raise StoreError(operation, f"no file {path}", "a CSV file with a header line")
         self.columns: tuple[str, ...] = ()
         for line, cells in self._lines():
             self.columns = tuple(cells)
@@ -93,12 +90,13 @@ class CsvFile:
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
         try:
-            with _OPENERS.get(self.path.suffix, open)(self.path, "rt", encoding="utf-8-sig", newline="") as stream:  # type: ignore[operator]
+            with open_text(self.path, encoding="utf-8-sig") as stream:
                 reader = csv.reader(stream, strict=True)
                 for cells in reader:
                     yield reader.line_num, cells
         except (OSError, UnicodeDecodeError, csv.Error, lzma.LZMAError, zlib.error, EOFError) as error:
-            raise StoreError(self._operation, f"{self.path} ({error})", "a readable CSV file in UTF-8") from None
+            what = f"{self.path} ({reason(error)})"
+            raise StoreError(self._operation, what, "a readable CSV file in UTF-8") from None
 
     def _broken(self, problem: str) -> InputError:
         return InputError(self._operation, f"{self.path.name}: {problem}", "a header line and one cell per column")

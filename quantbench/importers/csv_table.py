@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quantbench.errors import InputError
+from quantbench.files import read_bytes
 from quantbench.importers.csv_file import CsvFile, CsvRow
 from quantbench.importers.rows import UNITS_US, Row, Rows, dtype_name, place
 from quantbench.importers.runs import Origin
@@ -98,7 +99,7 @@ def read_rows(path: Path, mapped: Mapped, *, dtype: str | None = None, provider:
         kernel = row.text(mapped.columns["kernel"]) if "kernel" in mapped.columns else None
         latency_us = row.number(mapped.columns[_TIME]) * UNITS_US[mapped.unit]
         op = work.op if isinstance(work, Collective) else work.kind
-        found.add(Row(work, latency_us, who or provider, place(op, **sizes), kernel or None))
+        found.add(Row(work, latency_us, who or provider, place(op, **sizes), kernel or None, f"line {row.line}"))
     return found
 
 
@@ -119,7 +120,7 @@ def _workload(row: CsvRow, mapped: Mapped, kind: _Kind, dtype: str | None) -> Wo
 
 def origin_of(path: Path, mapped: Mapped, *, run_id: str | None = None) -> Origin:
     """Where the figures come from: the file, by name and content, and how its columns were read."""
-    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    sha256 = hashlib.sha256(read_bytes(path)).hexdigest()
     text = ",".join(f"{name}={column}" for name, column in mapped.columns.items()) + f":{mapped.unit}"
     return Origin(
         run_id=run_id or f"csv-{mapped.kind}-{sha256[:8]}",

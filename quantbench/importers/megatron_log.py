@@ -11,7 +11,6 @@ field counts only when its closing bar is there, so that a number cut in half is
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import lzma
 import re
@@ -26,9 +25,13 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.errors import InputError, StoreError
+from quantbench.files import open_unpacked, reason
+from quantbench.units import size
 
 _WHO = "import megatron-log"
-_OPENERS = {".gz": gzip.open, ".xz": lzma.open}
+#: logs are read block by block; a line is some hundred bytes
+LARGEST_LOG_BYTES = 2**38
+_LONGEST_LINE_BYTES = 2**24
 # What is found in a block stays in the processor's cache until it is a number.
 _BLOCK_BYTES = 2**19
 _MARK = b"elapsed time per iteration"
@@ -61,11 +64,13 @@ ARGUMENTS = {
     "world_size": "gpus", "micro_batch_size": "mbs", "num_layers": "layers", "hidden_size": "hidden",
     "num_attention_heads": "heads", "seq_length": "seq", "padded_vocab_size": "vocab",
 }  # fmt: skip
-_ARGUMENT = re.compile(rb"(?:^|[ \t])(" + b"|".join(a.encode() for a in ARGUMENTS) + rb") \.{2,} (\d+)\b", re.MULTILINE)
+_ARGUMENT = re.compile(
+    rb"(?:^|[ \t])(" + b"|".join(a.encode() for a in ARGUMENTS) + rb") \.{2,} (\d{1,15})\b", re.MULTILINE
+)
 # Megatron's first line: "using world size: 384, data-parallel-size: 8, tensor-model-parallel size: 4, pipeline-…: 12".
 _WORLD = re.compile(
-    rb"using world size: (\d+), data-parallel-size: (\d+), tensor-model-parallel size: (\d+), "
-    rb"pipeline-model-parallel size: (\d+)"
+    rb"using world size: (\d{1,15}), data-parallel-size: (\d{1,15}), tensor-model-parallel size: (\d{1,15}), "
+    rb"pipeline-model-parallel size: (\d{1,15})\b"
 )
 
 FloatArray = npt.NDArray[np.float64]
@@ -115,13 +120,13 @@ class Iterations:
 def read_log(path: Path) -> Iterations:
     """All iterations of a log (plain, .gz or .xz). Raises InputError for one without any."""
     try:
-        with _OPENERS.get(path.suffix, open)(path, "rb") as stream:  # type: ignore[operator]
+        with open_unpacked(path, most_bytes=LARGEST_LOG_BYTES) as stream:
             found = read_stream(stream)
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise StoreError(_WHO, f"{path} ({error})", "a log that can be read") from None
+        raise StoreError(_WHO, f"{path} ({reason(error)})", "a log that can be read") from None
     if not len(found):
-        reason = ", ".join(f"{count} lines {reason}" for reason, count in found.left_out.most_common(2))
-        what = f"{path.name} holds no iteration{': ' + reason if reason else ''}"
+        why = ", ".join(f"{count} lines {reason}" for reason, count in found.left_out.most_common(2))
+        what = f"{path.name} holds no iteration{': ' + why if why else ''}"
         raise InputError(_WHO, what, "lines with 'iteration N/ M | … | elapsed time per iteration'")
     return found
 
@@ -141,6 +146,9 @@ def _blocks(stream: BinaryIO) -> Iterator[bytes]:
         cut = block.rfind(b"\n") + 1
         if not cut:
             rest += block
+            if len(rest) > _LONGEST_LINE_BYTES:
+                longest = f"lines of at most {size(_LONGEST_LINE_BYTES)}, each with its end"
+                raise InputError(_WHO, "a line without an end", longest)
             continue
         yield rest + block[:cut]
         rest = block[cut:]

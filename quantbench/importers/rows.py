@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import isfinite
 
 from quantbench.errors import InputError
 from quantbench.store.record import Place
@@ -34,6 +35,7 @@ class Row:
 
     latency_us: as the table states it, in microseconds; not a time at all (nan, 0, negative) where the table says so.
     provider: who ran it (`sglang`, `vllm.flash_attn_fa3`). kernel: the kernel's name where the table tells one.
+    where: its place in the table, for messages (`line 12`).
     """
 
     workload: Workload
@@ -41,6 +43,12 @@ class Row:
     provider: str
     place: Place
     kernel: str | None = None
+    where: str = ""
+
+    @property
+    def has_time(self) -> bool:
+        """Whether the figure is a time at all."""
+        return isfinite(self.latency_us) and self.latency_us > 0
 
 
 @dataclass

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from operator import add
 from pathlib import Path
 from statistics import median
 
 from quantbench.device.spec import DeviceSpec, DeviceState
-from quantbench.errors import StoreError
+from quantbench.errors import InputError, StoreError
 from quantbench.importers.rows import Row, Rows, axes_of, require_rows
-from quantbench.launch import Launch
+from quantbench.latency.roofline import roofline_us
+from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade, Measurement
+from quantbench.providers import kernel_names
 from quantbench.store.folder import RunWriter
 from quantbench.store.record import Measured, Record, Skipped, record_key
 from quantbench.store.run import RunInfo, now_text, read_run_info
 from quantbench.timing.options import TimingOptions
+from quantbench.units import latency
 from quantbench.workload import Collective, Workload
+
+# Bounds of a table's median of time over roofline. The packaged tables lie from 0.6 to 3.7, small shapes from a cache
+# down to 0.05; with a unit that is wrong by 1,000 the same tables lie below 0.004 or above 500.
+_FASTEST, _SLOWEST = 1 / 30, 100.0
+# Rows that the median is taken of, and rows that a note names.
+_MOST_JUDGED = 1000
+_MOST_NAMED = 3
 
 _UNKNOWN_STATE = DeviceState(note="imported: the device's state was not recorded")
 
@@ -46,9 +57,11 @@ class Origin:
 class ImportSummary:
     """What became of a table.
 
-    rows: looked at. records: written, of which `rejected` are impossible figures, `cached` are faster than the memory
-    allows (graded D) and `no_time` hold no time at all. left_out: rows that no workload describes, by reason.
-    existed: the same table had been imported before and was left as it is.
+    rows: looked at. records: written, of which `rejected` are impossible figures and `cached` are faster than the
+    memory allows (graded D). no_time: rows whose time is no number above 0. repeated: shapes that stand more than once
+    with different times, which are samples of one record. no_tile: records whose kernel name tells no tile. notes:
+    examples of these. left_out: rows that no workload describes, by reason. existed: the same table had been imported
+    before and was left as it is.
     """
 
     folder: Path
@@ -58,19 +71,37 @@ class ImportSummary:
     rejected: int
     cached: int
     no_time: int
+    repeated: int
+    no_tile: int
+    notes: tuple[str, ...]
     left_out: dict[str, int]
     seconds: float
     existed: bool = False
 
 
-def write_run(results: Path, spec: DeviceSpec, origin: Origin, found: Rows) -> ImportSummary:
+def write_run(
+    results: Path, spec: DeviceSpec, origin: Origin, found: Rows, *, units_are_right: bool = False
+) -> ImportSummary:
     """Write `results/<device-slug>/<run-id>/`. The same table twice is recognised and left alone; another table of
-    the same name, or half an import, is a StoreError."""
+    the same name, or half an import, is a StoreError.
+
+    units_are_right: times far from what the device should take are kept. Raises InputError otherwise, and where no row
+    is left that the device could have measured.
+    """
     require_rows("import", found)
     begun = time.perf_counter()
     folder = results / spec.name / origin.run_id
-    if folder.exists():
+    if os.path.exists(folder):
         return _existing(folder, origin)
+    if not units_are_right:
+        _require_plausible(found.rows, spec)
+    records = list(_records(found.rows, origin, spec))
+    letters = Counter(record.outcome.grade.letter for record in records if isinstance(record.outcome, Measured))
+    if not letters:
+        raise InputError("import", f"no row has a time above 0, such as {_times(found.rows[:1])}", "at least one")
+    if letters["rejected"] == letters.total():
+        fastest = f"all {letters.total():,} figures are above the peak of {spec.name}"
+        raise InputError("import", fastest, "times that it can reach: the right --gpu, dtype and unit")
     info = RunInfo(
         run_id=origin.run_id,
         device=spec,
@@ -84,12 +115,12 @@ def write_run(results: Path, spec: DeviceSpec, origin: Origin, found: Rows) -> I
         origin="imported",
         source=origin.source,
     )
-    records = list(_records(found.rows, origin, spec))
     with RunWriter.create(results, info) as writer:
         writer.extend(records)
         writer.update(replace(info, ended=now_text(), how_ended="complete"))
-    outcomes = [record.outcome for record in records]
-    letters = Counter(o.grade.letter for o in outcomes if isinstance(o, Measured))
+    timeless = [row for row in found.rows if not row.has_time]
+    repeated = _repeated(found.rows)
+    no_tile = sum(record.launch is not None and record.launch.tile is None for record in records)
     return ImportSummary(
         folder=folder,
         source=origin.source,
@@ -97,7 +128,10 @@ def write_run(results: Path, spec: DeviceSpec, origin: Origin, found: Rows) -> I
         records=len(records),
         rejected=letters["rejected"],
         cached=letters["D"],
-        no_time=sum(isinstance(o, Skipped) for o in outcomes),
+        no_time=len(timeless),
+        repeated=len(repeated),
+        no_tile=no_tile,
+        notes=tuple(_notes(timeless, repeated, no_tile)),
         left_out=dict(found.left_out),
         seconds=time.perf_counter() - begun,
     )
@@ -109,7 +143,7 @@ def _existing(folder: Path, origin: Origin) -> ImportSummary:
     if not same or info.how_ended != "complete":
         what = "holds another table" if not same else "is an import that did not finish"
         raise StoreError("import", f"{folder} {what}", "another --run-id, or that folder removed")
-    return ImportSummary(folder, origin.source, 0, 0, 0, 0, 0, {}, 0.0, existed=True)
+    return ImportSummary(folder, origin.source, 0, 0, 0, 0, 0, 0, 0, (), {}, 0.0, existed=True)
 
 
 def _records(rows: list[Row], origin: Origin, spec: DeviceSpec) -> Iterator[Record]:
@@ -119,7 +153,7 @@ def _records(rows: list[Row], origin: Origin, spec: DeviceSpec) -> Iterator[Reco
     for row in rows:
         groups.setdefault((row.workload, row.provider, row.kernel), []).append(row)
     for (workload, provider, kernel), group in groups.items():
-        samples = tuple(row.latency_us for row in group if isfinite(row.latency_us) and row.latency_us > 0)
+        samples = tuple(row.latency_us for row in group if row.has_time)
         outcome: Measured | Skipped
         if samples:
             outcome = Measured(_measurement(samples, origin), _grade(workload, median(samples), spec, origin))
@@ -132,11 +166,77 @@ def _records(rows: list[Row], origin: Origin, spec: DeviceSpec) -> Iterator[Reco
             workload=workload,
             provider=provider,
             outcome=outcome,
-            launch=None if kernel is None else Launch(kernel),
+            launch=None if kernel is None else Launch(kernel, tile=_tile(kernel)),
             places=tuple(places.values()),
             origin="imported",
             source=origin.source,
         )
+
+
+def _tile(kernel: str) -> Tile | None:
+    """The tile that a kernel's name tells; None where it tells none, or not in how many parts it splits k."""
+    try:
+        name = kernel_names.parse(kernel)
+    except InputError:  # sizes that no tile has
+        return None
+    return None if name.split_k_unknown else name.tile
+
+
+def _require_plausible(rows: list[Row], spec: DeviceSpec) -> None:
+    """Raise InputError where the median time is so far from the roofline that its unit must be another.
+
+    A unit that was taken for its neighbour is wrong by 1,000. Good libraries are within a factor of about two of the
+    estimate, slow kernels and small sizes within ten. Collectives are not judged: their times hang on the links.
+    """
+    judged = [row for row in rows if row.has_time and not isinstance(row.workload, Collective)]
+    judged = judged[:: max(1, len(judged) // _MOST_JUDGED)]
+    if not judged:
+        return
+    ratio = median(row.latency_us / roofline_us(row.workload, spec) for row in judged)
+    if _FASTEST <= ratio <= _SLOWEST:
+        return
+    expected = "times in the unit that was stated, or --units-are-right"
+    example = f"such as {_times(judged[:1])}"
+    if ratio > _SLOWEST:
+        said = f"the median time is {_rounded(ratio)} times what {spec.name} should take, {example}"
+    else:
+        said = f"the median time is 1/{_rounded(1 / ratio)} of what {spec.name} should take, {example}"
+    raise InputError("import", said, expected)
+
+
+def _rounded(ratio: float) -> str:
+    return f"{float(f'{ratio:.2g}'):,.0f}"
+
+
+def _repeated(rows: list[Row]) -> list[list[Row]]:
+    """Rows of one workload and provider that give different times, those that differ most first."""
+    groups: dict[tuple[Workload, str], list[Row]] = {}
+    for row in rows:
+        if row.has_time:
+            groups.setdefault((row.workload, row.provider), []).append(row)
+    found = [sorted(group, key=lambda row: row.latency_us) for group in groups.values() if len(group) > 1]
+    found = [group for group in found if group[0].latency_us < group[-1].latency_us]
+    return sorted(found, key=lambda group: group[0].latency_us / group[-1].latency_us)
+
+
+def _times(rows: Sequence[Row]) -> str:
+    """`4096×4096×4096: 600 µs (line 2), 700 µs (line 3)`."""
+    shown = (latency(row.latency_us) if row.has_time else f"{row.latency_us:g} µs" for row in rows)
+    places = (f" ({row.where})" if row.where else "" for row in rows)
+    return f"{rows[0].workload}: {', '.join(map(add, shown, places))}"
+
+
+def _notes(timeless: Sequence[Row], repeated: Sequence[list[Row]], no_tile: int) -> Iterator[str]:
+    """What is to be known of the rows, one line each, with examples."""
+    if timeless:
+        shown = "; ".join(_times([row]) for row in timeless[:_MOST_NAMED]) + ("; …" * (len(timeless) > _MOST_NAMED))
+        yield f"{_counted(len(timeless), 'row')} without a time above 0: {shown}"
+    if repeated:
+        worst = repeated[0]
+        times = f"{_counted(len(repeated), 'shape')} more than once with different times, kept as samples; most apart: "
+        yield times + _times([worst[0], worst[-1]])
+    if no_tile:
+        yield f"{_counted(no_tile, 'record')} with a kernel name that tells no tile"
 
 
 def _measurement(samples_us: tuple[float, ...], origin: Origin) -> Measurement:
@@ -182,12 +282,10 @@ def summary_lines(summary: ImportSummary) -> list[str]:
         f"{summary.seconds:.1f} s",
     ]
     if summary.rejected:
-        doubt = "; is the unit of the times right?" if summary.rejected == summary.records else ""
-        lines.append(f"  {summary.rejected:,} of them rejected: faster than the device's peak{doubt}")
+        lines.append(f"  {summary.rejected:,} of them rejected: faster than the device's peak")
     if summary.cached:
         lines.append(f"  {summary.cached:,} of them graded D: faster than the device's memory, so from a cache")
-    if summary.no_time:
-        lines.append(f"  {summary.no_time:,} of them without a time")
+    lines += [f"  {note}" for note in summary.notes]
     for reason, rows in Counter(summary.left_out).most_common():
         lines.append(f"  {rows:,} rows left out: {reason}")
     return [*lines, f"  {summary.folder}"]

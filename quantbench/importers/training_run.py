@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.errors import InputError, StoreError
-from quantbench.importers.megatron_log import COLUMNS, Iterations
+from quantbench.files import folders_with, open_binary, read_text, reason
+from quantbench.importers.megatron_log import COLUMNS, LARGEST_LOG_BYTES, Iterations
 from quantbench.stats import median_interval
 from quantbench.store.environment import installed_versions, relevant_environment
 from quantbench.store.run import require_name
@@ -128,7 +129,7 @@ def write_training(
     """Write the folder; an existing one is left alone when it holds the same log, and refused when it does not."""
     folder = results / device / require_name("import megatron-log", run_id)
     digest = _sha256(source)
-    if folder.exists():
+    if os.path.exists(folder):
         known = _source_of(folder)
         if known != digest:
             raise StoreError("import megatron-log", f"{folder} holds another log", "another --run-id")
@@ -170,17 +171,17 @@ def training_folders(paths: Sequence[Path]) -> list[Path]:
     """Those of `paths`, and the folders right inside them, that hold an imported training log."""
     found = []
     for path in paths:
-        own = [path] if (path / "training.json").is_file() else []
-        found += own or sorted(file.parent for file in path.glob("*/training.json"))
+        own = [path] if os.path.isfile(path / "training.json") else []
+        found += own or folders_with(path, "*/training.json")
     return found
 
 
 def _load(folder: Path) -> dict[str, Any]:
     path = folder / "training.json"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise StoreError("read training", f"{path} ({error})", "a training.json") from None
+        raise StoreError("read training", f"{path} ({reason(error)})", "a training.json") from None
     found = (data.get("format"), data.get("version")) if isinstance(data, dict) else (None, None)
     if found != (TRAINING_FORMAT, TRAINING_VERSION):
         raise StoreError("read training", f"{path} is {found}", f"{TRAINING_FORMAT} version {TRAINING_VERSION}")
@@ -213,7 +214,7 @@ def _cells(values: npt.NDArray[Any]) -> list[str]:
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
     try:
-        with path.open("rb") as stream:
+        with open_binary(path, most_bytes=LARGEST_LOG_BYTES) as stream:
             while chunk := stream.read(_CHUNK_BYTES):
                 digest.update(chunk)
     except OSError as error:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from quantbench.errors import InputError
+from quantbench.files import read_bytes
 from quantbench.importers.csv_file import CsvFile, CsvRow
 from quantbench.importers.rows import Row, Rows, place
 from quantbench.importers.runs import Origin
@@ -80,7 +81,8 @@ def _read_mlp(file: CsvFile, row: CsvRow, dtype: str, found: Rows) -> None:
         n, k = shapes[op]
         name = "mlp_up_gate" if op == "mlp_up_proj" and row.flag("use_gated_mlp") else GEMM_OPS[op]
         work = _make(row, lambda n=n, k=k: Gemm(tokens, n, k, dtype=dtype, layout="nt"))  # type: ignore[misc]
-        found.add(Row(work, latency_us, "sarathi", place(name, m=tokens, n=n, k=k)))
+        at = place(name, m=tokens, n=n, k=k)
+        found.add(Row(work, latency_us, "sarathi", at, where=f"line {row.line}"))
 
 
 def _read_attention(file: CsvFile, row: CsvRow, dtype: str, found: Rows) -> None:
@@ -102,7 +104,7 @@ def _read_attention(file: CsvFile, row: CsvRow, dtype: str, found: Rows) -> None
             ))  # fmt: skip
             at = place("attention", mbs=row.integer("batch_size"), seq=new + cached, heads=heads, kv_heads=kv_heads,
                        head_dim=head_dim)  # fmt: skip
-            found.add(Row(work, latency_us, provider, at))
+            found.add(Row(work, latency_us, provider, at, where=f"line {row.line}"))
 
 
 def _read_collective(file: CsvFile, row: CsvRow, dtype: str, found: Rows) -> None:
@@ -111,7 +113,7 @@ def _read_collective(file: CsvFile, row: CsvRow, dtype: str, found: Rows) -> Non
     for _, latency_us in _medians(file, row):
         work = _make(row, lambda: Collective(op, row.integer("size"), gpus, dtype=dtype, num_nodes=nodes))
         at = place(op, message_bytes=row.integer("size"), num_gpus=gpus, num_nodes=nodes)
-        found.add(Row(work, latency_us, "nccl", at))
+        found.add(Row(work, latency_us, "nccl", at, where=f"line {row.line}"))
 
 
 def _make(row: CsvRow, make: Callable[[], Workload]) -> Workload:
@@ -131,7 +133,7 @@ _KINDS: dict[str, tuple[str, tuple[str, ...], Callable[[CsvFile, CsvRow, str, Ro
 
 def origin_of(path: Path, kind: str, *, run_id: str | None = None) -> Origin:
     """Where the figures come from: the file, by name and content."""
-    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    sha256 = hashlib.sha256(read_bytes(path)).hexdigest()
     return Origin(
         run_id=run_id or f"vidur-{kind}-{sha256[:8]}",
         source=f"{path.name} (Vidur {kind} profile, sha256 {sha256[:8]})",

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from quantbench.device.registry import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, QuantbenchError, StoreError, require_choice
+from quantbench.files import read_text, reason
 from quantbench.latency import gemm_codec
 from quantbench.latency.families import family
 from quantbench.latency.gemm_ensemble import CHUNK, Ensemble, Reference, shape_keys
@@ -283,9 +284,10 @@ class GemmModel:
     def load(cls, path: str | Path) -> GemmModel:
         """Read a model from a JSON file."""
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            data = json.loads(read_text(path))
         except (OSError, ValueError, RecursionError) as error:
-            raise StoreError("GemmModel.load", f"{path}: {error}", "a JSON file that GemmModel.save wrote") from error
+            what = f"{path} ({reason(error)})"
+            raise StoreError("GemmModel.load", what, "a JSON file that GemmModel.save wrote") from error
         return cls.from_json(data)
 
 

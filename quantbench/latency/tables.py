@@ -19,7 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.errors import InputError, StoreError, UnsupportedError, require_choice
+from quantbench.files import open_text, read_bytes, reason
 from quantbench.workload.dtypes import GEMM_DTYPES
+
+#: a table of measured times may have so many rows
+MOST_ROWS = 5_000_000
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -160,8 +164,6 @@ def read_table(
     else:
         file = Path(path)
         shown, package = file.name, ""
-    if not file.is_file():
-        raise StoreError("read_table", f"no file {file}", "a Parquet or CSV file")
     columns = _csv_columns(file) if file.suffix == ".csv" else _parquet_columns(file)
     missing = [name for name in _NEEDED if name not in columns]
     if missing:
@@ -185,7 +187,7 @@ def read_table(
 
     provenance = TableProvenance(
         file=shown,
-        sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
+        sha256=hashlib.sha256(read_bytes(file)).hexdigest(),
         package=package,
         system=system_of(system),
         framework=", ".join(_SPELLED.get(name, name) for name in text("framework")),
@@ -223,24 +225,35 @@ def _package_version() -> str:
     return version("aiconfigurator-core")
 
 
-def _parquet_columns(file: Path) -> dict[str, npt.NDArray[Any]]:
+def read_parquet(operation: str, file: Path) -> Any:
+    """A Parquet file as a pyarrow Table of at most MOST_ROWS rows. Raises StoreError in the name of `operation`."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise UnsupportedError("read_table", "pyarrow is not installed", "pip install 'quantbench[tables]'") from error
+        raise UnsupportedError(operation, "pyarrow is not installed", "pip install 'quantbench[tables]'") from error
     try:
-        table = pq.read_table(file)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise StoreError("read_table", f"{file.name}: {error}", "a Parquet file") from error
+        found = pq.ParquetFile(pa.BufferReader(read_bytes(file)))
+        if found.metadata.num_rows <= MOST_ROWS:
+            return found.read()
+    except (pa.ArrowException, OSError) as error:
+        raise StoreError(operation, f"{file} ({reason(error)})", "a Parquet file") from None
+    raise StoreError(operation, f"{file} has {found.metadata.num_rows:,} rows", f"at most {MOST_ROWS:,}")
+
+
+def _parquet_columns(file: Path) -> dict[str, npt.NDArray[Any]]:
+    table = read_parquet("read_table", file)
     return {name: table.column(name).to_numpy(zero_copy_only=False) for name in table.column_names}
 
 
 def _csv_columns(file: Path) -> dict[str, npt.NDArray[Any]]:
-    with file.open(newline="", encoding="utf-8") as stream:
-        reader = csv.DictReader(stream)
-        rows = list(reader)
-        names = reader.fieldnames or []
+    try:
+        with open_text(file) as stream:
+            reader = csv.DictReader(stream)
+            rows = list(reader)
+            names = reader.fieldnames or []
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise StoreError("read_table", f"{file} ({reason(error)})", "a CSV file in UTF-8") from None
     columns: dict[str, npt.NDArray[Any]] = {name: np.array([row[name] for row in rows]) for name in names}
     for name in _NEEDED:
         if name in columns:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import ceil
 
 from quantbench.errors import InputError
@@ -21,6 +22,9 @@ from quantbench.planner.op_times import OpTimes, RememberedTimes
 from quantbench.planner.predict import Planner, Prediction
 from quantbench.planner.search import Space, divisors, search
 from quantbench.workload import TransformerShape
+
+#: a search over more shapes would take more than some minutes
+MOST_SHAPES = 5_000
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,8 @@ def candidates(base: TransformerShape, space: ShapeSpace) -> Iterator[Transforme
         low, _, high = layers_within(one, space.parameters, space.tolerance)
         if hidden > space.aspect[1] * max(1.0, high):
             return
-        for layers in range(max(1, ceil(low)), int(high) + 1):
+        fewest, most = max(1, low, hidden / space.aspect[1]), min(high, hidden / space.aspect[0])
+        for layers in range(ceil(fewest), int(most) + 1):
             if not space.aspect[0] <= hidden / layers <= space.aspect[1]:
                 continue
             for heads in divisors(hidden):
@@ -90,7 +95,12 @@ def shape_search(
     layouts = _distinct([p.layout for p in found.ranked], space.layouts)
     if not layouts:
         raise InputError("plan --shape-search", "no layout of the given shape fits", "more GPUs, or a smaller shape")
-    shapes = list(candidates(job.shape, space))
+    shapes = list(islice(candidates(job.shape, space), MOST_SHAPES + 1))
+    if len(shapes) > MOST_SHAPES:
+        raise InputError(
+            "plan --shape-search", f"more than {MOST_SHAPES:,} shapes of {space.parameters:.3g} parameters",
+            "a narrower --aspect, --head-dim or --tolerance",
+        )  # fmt: skip
     if not shapes:
         raise InputError(
             "plan --shape-search", f"no shape of {space.parameters:.3g} parameters within the bounds",

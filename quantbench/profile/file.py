@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.errors import InputError, StoreError, UnsupportedError
+from quantbench.files import read_bytes, reason
 from quantbench.profile.codec import table_from_json, table_to_json
 from quantbench.profile.columns import FLAG, INTEGER, LAYOUTS, NUMBER, TEXT
 from quantbench.profile.migrations import PROFILE_FORMAT, upgrade
@@ -120,9 +121,9 @@ def read_document(path: Path) -> tuple[Json, dict[str, Table]]:
     """(parts in this version, tables). Raises StoreError for a file that cannot be read, or was damaged or changed,
     and InputError for what cannot be."""
     try:
-        raw = path.read_bytes()
+        raw = read_bytes(path)
     except OSError as error:
-        raise StoreError("read profile", f"{path} ({error.strerror})", "a readable file") from None
+        raise StoreError("read profile", f"{path} ({reason(error)})", "a readable file") from None
     data = parse(raw, str(path))
     data = upgrade(data, f"profile {path}")
     extra = sorted(set(data) ^ {"format", "version", "sha256", *_PARTS})
@@ -174,9 +175,10 @@ def _table(path: Path, kind: str, data: Any) -> Table:
         raise InputError(who, f"file {name!r}"[:100], "the name of a file beside the profile")
     beside = path.with_name(name)
     try:
-        content = beside.read_bytes()
-    except (OSError, ValueError) as error:
-        raise StoreError("read profile", f"{beside} ({error})"[:200], f"the Parquet file beside {path.name}") from None
+        content = read_bytes(beside)
+    except OSError as error:
+        what = f"{beside} ({reason(error)})"
+        raise StoreError("read profile", what, f"the Parquet file beside {path.name}") from None
     if hashlib.sha256(content).hexdigest() != data["sha256"]:
         raise StoreError("read profile", f"{beside} was changed or damaged: its sha256 is not what {path.name} says",
                          "the file as it was exported")  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -86,7 +87,7 @@ class Profile:
         Raises StoreError for a file that cannot be read or was changed, InputError for one that holds what cannot be.
         """
         where = Path(path)
-        parts, tables = file.read_document(where / "profile.json" if where.is_dir() else where)
+        parts, tables = file.read_document(where / "profile.json" if os.path.isdir(where) else where)
         device = codec.device_from_json(parts["device"])
         return cls(
             device,

@@ -91,5 +91,8 @@ def make(provider_id: str) -> Provider:
     if not isinstance(maker, type) or missing:
         lacks = f"a class without {', '.join(missing)}" if isinstance(maker, type) else f"a {type(maker).__name__}"
         raise InputError("provider", f"{provider_id!r} ({lacks})", f"a class with {', '.join(_METHODS)}")
-    provider: Provider = maker()
+    try:
+        provider: Provider = maker()
+    except TypeError as error:
+        raise InputError("provider", f"{provider_id!r} ({error})", "a class that is made without arguments") from error
     return provider

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from quantbench.analysis.summary import Point
@@ -20,7 +21,7 @@ def parse_where(words: Iterable[str]) -> dict[str, int]:
     found = {}
     for word in ",".join(words).split(",") if words else ():
         name, equals, value = word.partition("=")
-        if not (equals and name.strip() and value.strip().isdecimal()):
+        if not (equals and name.strip() and re.fullmatch("[0-9]{1,19}", value.strip())):
             raise InputError("--where", repr(word), "an axis and its value, such as n=5120")
         found[name.strip().replace("-", "_")] = int(value)
     return found

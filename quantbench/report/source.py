@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from quantbench.errors import StoreError
+from quantbench.files import folders_with
 from quantbench.store.folder import Run, find_runs, read_run
 
 _MOST_NAMED = 3
@@ -16,8 +18,8 @@ def read_one_run(folder: Path) -> Run:
     Raises StoreError for a folder of several runs (results/ itself, or a device's), and for records that belong to
     another run: figures of two runs, and so perhaps of two devices, must not be mixed.
     """
-    if not (folder / "run.json").exists():
-        below = [*find_runs(folder), *sorted(p.parent for p in folder.glob("*/run.json"))]
+    if not os.path.exists(folder / "run.json"):
+        below = [*find_runs(folder), *folders_with(folder, "*/run.json")]
         if below:
             names = ", ".join(str(path) for path in below[:_MOST_NAMED]) + (", …" if len(below) > _MOST_NAMED else "")
             raise StoreError(

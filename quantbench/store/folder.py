@@ -19,10 +19,13 @@ from pathlib import Path
 from types import TracebackType
 
 from quantbench.errors import InputError, StoreError
+from quantbench.files import folders_with, open_binary, read_bytes, reason
 from quantbench.store.record import Record, record_from_json, record_to_json
 from quantbench.store.run import RunInfo, read_run_info, require_name, write_run_info
 
 _MOST_NAMED = 5
+#: records.jsonl may be this large
+LARGEST_RECORDS_BYTES = 2**32
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,11 @@ def _read_records(path: Path, *, origin: str) -> _Found:
     found = _Found([])
     lines: set[bytes] = set()
     points: set[str] = set()
+    if not os.path.lexists(path):
+        found.absent = True
+        return found
     try:
-        with path.open("rb") as file:
+        with open_binary(path, most_bytes=LARGEST_RECORDS_BYTES) as file:
             for number, line in enumerate(file, start=1):
                 try:
                     record = record_from_json(json.loads(line))
@@ -78,10 +84,8 @@ def _read_records(path: Path, *, origin: str) -> _Found:
                 if is_point:
                     points.add(record.key)
                 found.records.append(record)
-    except FileNotFoundError:
-        found.absent = True
     except OSError as error:
-        raise StoreError("read run", f"{path} ({error})", "a readable file") from None
+        raise StoreError("read run", f"{path} ({reason(error)})", "a readable file") from None
     return found
 
 
@@ -215,7 +219,8 @@ def _open_alone(folder: Path) -> FileIO:
     import fcntl
 
     try:
-        records = FileIO(folder / "records.jsonl", "ab")  # unbuffered: what is written is with the system
+        # Unbuffered: what is written is with the system.
+        records = FileIO(folder / "records.jsonl", "ab", opener=_open_without_waiting)
     except OSError as error:
         raise StoreError("write run", f"{folder} ({error.strerror})", "a results folder that can be written") from None
     try:
@@ -226,9 +231,14 @@ def _open_alone(folder: Path) -> FileIO:
     return records
 
 
+def _open_without_waiting(path: str, flags: int) -> int:
+    """For FileIO: a pipe in the place of a file is refused, not waited for."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
+
+
 def _end_at_a_line(path: Path) -> None:
     """Cut a torn last line off; end a whole one that lacks only its newline."""
-    data = path.read_bytes()
+    data = read_bytes(path, most_bytes=LARGEST_RECORDS_BYTES)
     if not data or data.endswith(b"\n"):
         return
     start = data.rfind(b"\n") + 1
@@ -248,4 +258,4 @@ def _end_at_a_line(path: Path) -> None:
 
 def find_runs(results: Path) -> Iterator[Path]:
     """Folders below `results` that hold a run, oldest first by name."""
-    yield from sorted(path.parent for path in results.glob("*/*/run.json"))
+    yield from folders_with(results, "*/*/run.json")

@@ -16,6 +16,7 @@ from typing import Any
 
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError, StoreError, require_choice
+from quantbench.files import read_text, reason
 from quantbench.store.codec import spec_from_json, spec_to_json, state_from_json
 from quantbench.store.record import ORIGINS
 from quantbench.store.typed import decode
@@ -25,14 +26,17 @@ RUN_VERSION = 2
 ENDINGS = ("running", "complete", "interrupted", "budget", "failed")
 
 
+# File systems take 255 bytes, and names are made longer (`-merged`).
+_LONGEST_NAME = 200
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def require_name(operation: str, name: str) -> str:
     """Return `name` if a folder may be called so; raise StoreError otherwise: names from files and options never lead
     out of the folder that they are made in."""
-    if not _NAME.fullmatch(name):
-        raise StoreError(operation, f"name {name!r}"[:100], "letters, digits, '.', '_' and '-'")
+    if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
+        expected = f"letters, digits, '.', '_' and '-', at most {_LONGEST_NAME}"
+        raise StoreError(operation, f"name {name!r}"[:100], expected)
     return name
 
 
@@ -90,12 +94,12 @@ def read_run_info(folder: Path) -> RunInfo:
     """The run's description. Raises StoreError with one line for a missing, foreign or broken file."""
     path = folder / "run.json"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_text(path))
     except (FileNotFoundError, NotADirectoryError):
-        what = f"{folder} is a file" if folder.is_file() else str(folder)
+        what = f"{folder} is a file" if os.path.isfile(folder) else str(folder)
         raise StoreError("read run", what, "a folder with run.json in it") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise StoreError("read run", f"{path} ({error})", "a readable JSON file") from None
+        raise StoreError("read run", f"{path} ({reason(error)})", "a readable JSON file") from None
     if not isinstance(data, dict) or data.pop("format", None) != RUN_FORMAT:
         raise StoreError("read run", str(path), f'a JSON object with format "{RUN_FORMAT}"')
     version = data.pop("version", None)

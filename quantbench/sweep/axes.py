@@ -4,6 +4,7 @@ Grammar: items separated by commas, each an integer or `start:stop[:step]` (stop
 and `@edges` at the end for points on both sides of the predicted edges between the smallest and the largest value.
 """
 
+import re
 from dataclasses import dataclass
 
 from quantbench.errors import InputError
@@ -14,7 +15,8 @@ DIMS = MODEL_DIMS + GEMM_DIMS
 #: numbers the shapes of a list from 1; no size, so nothing varies along it
 SHAPE_DIM = "shape"
 
-_MAX_VALUES = 100_000
+#: an axis may have so many values, and a grid so many places
+MOST_VALUES = 100_000
 _LARGEST = 2**31 - 1
 
 #: what a dimension counts in where no step is given: whole heads and batches, 64 hidden or vocabulary units, …
@@ -65,9 +67,11 @@ def parse_values(dim: str, text: str) -> Axis:
         raise InputError(f"--dim {dim}", f"'@{suffix}'", "@edges or nothing after the values")
     values: set[int] = set()
     for item in body.rstrip(",").split(","):
-        values.update(_parse_item(dim, item.strip()))
-        if len(values) > _MAX_VALUES:
-            raise InputError(f"--dim {dim}", f"{text!r} ({len(values)} values)", f"at most {_MAX_VALUES} values")
+        found = _parse_item(dim, item.strip())
+        if len(values) + len(found) > MOST_VALUES:  # counted before they are listed
+            many = f"{text.strip()!r} ({len(values) + len(found):,} values)"
+            raise InputError(f"--dim {dim}", many, f"at most {MOST_VALUES:,} values")
+        values.update(found)
     if at and len(values) < 2:
         raise InputError(f"--dim {dim}", repr(text), "a range for @edges to look in, such as 1024:4096@edges")
     return Axis(dim, tuple(sorted(values)), edges=bool(at))
@@ -76,15 +80,15 @@ def parse_values(dim: str, text: str) -> Axis:
 def _parse_item(dim: str, item: str) -> range:
     parts = item.split(":")
     expected = f"start:stop[:step] or an integer, all from 1 to {_LARGEST:,}"
-    if len(parts) > 3 or not all(part.strip().isascii() and part.strip().isdigit() for part in parts):
-        raise InputError(f"--dim {dim}", repr(item), expected)
+    if len(parts) > 3 or not all(re.fullmatch("[0-9]{1,10}", part.strip()) for part in parts):
+        raise InputError(f"--dim {dim}", repr(item)[:100], expected)
     numbers = [int(part) for part in parts]
     if len(numbers) == 1:
         numbers = [numbers[0], numbers[0]]
     start, stop = numbers[0], numbers[1]
     step = numbers[2] if len(numbers) == 3 else DEFAULT_STEP[dim]
     if start < 1 or step < 1 or stop > _LARGEST:
-        raise InputError(f"--dim {dim}", repr(item), expected)
+        raise InputError(f"--dim {dim}", repr(item)[:100], expected)
     if stop < start:
         raise InputError(f"--dim {dim}", repr(item), f"a stop that is not below the start {start}")
     return range(start, stop + 1, step)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -63,16 +63,16 @@ class Asked(Protocol):
 class ChildProcess:
     """A Python module that runs in a process of its own and answers lines of JSON with lines of JSON.
 
-    module: run as `python -m MODULE READ_FD WRITE_FD`. It gets a process group of its own, so that Ctrl-C reaches the
-    sweep alone, which then ends it.
+    module, words: run as `python -m MODULE READ_FD WRITE_FD WORDS…`. It gets a process group of its own, so that Ctrl-C
+    reaches the sweep alone, which then ends it.
     """
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, words: Sequence[str] = ()) -> None:
         request_read, request_write = os.pipe()
         reply_read, reply_write = os.pipe()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - read after the process has ended
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, str(request_read), str(reply_write)],
+            [sys.executable, "-m", module, str(request_read), str(reply_write), *words],
             pass_fds=(request_read, reply_write),
             stdin=subprocess.DEVNULL,
             stdout=self._errors,
@@ -148,10 +148,13 @@ class ChildProcess:
 
 
 class WorkerProcess(ChildProcess):
-    """A running `quantbench.sweep.worker`, which times points."""
+    """A running `quantbench.sweep.worker`, which times points.
 
-    def __init__(self) -> None:
-        super().__init__("quantbench.sweep.worker")
+    providers: whose classes it looks at first. Raises InputError for one that is no provider.
+    """
+
+    def __init__(self, providers: Sequence[str] = ()) -> None:
+        super().__init__("quantbench.sweep.worker", providers)
         try:
             data = self._receive(_START_LIMIT_S, lambda: None)
             if "refused" in data:

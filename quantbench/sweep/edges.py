@@ -10,7 +10,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.roofline import assumed_tile
 from quantbench.quantization import quantize
-from quantbench.sweep.axes import Axis
+from quantbench.sweep.axes import MOST_VALUES, Axis
 from quantbench.sweep.shapes import Held, ops_at
 from quantbench.workload import Gemm, Op
 
@@ -43,6 +43,10 @@ def predicted_edges(axes: tuple[Axis, ...], index: int, held: Held, spec: Device
     axis = axes[index]
     step = NEIGHBOUR.get(axis.dim, 1)
     start = -(-axis.values[0] // step) * step
+    looked_at = len(range(start, axis.values[-1] + 1, step))
+    if looked_at > MOST_VALUES:
+        wide = f"@edges over {looked_at:,} sizes from {axis.values[0]} to {axis.values[-1]}"
+        raise InputError(f"--dim {axis.dim}", wide, f"at most {MOST_VALUES:,} sizes to look at")
     edges: list[int] = []
     before: dict[str, int] = {}
     last = 0

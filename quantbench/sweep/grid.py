@@ -31,4 +31,5 @@ def parse_grid(dims: tuple[str, ...], held: Held, spec: DeviceSpec, who: str = "
         axes.append(parse_axis(f"{dim}={values}"))
     check_axes(tuple(axes), who)
     edged = with_edges(tuple(axes), held, spec)
+    check_axes(edged, who)
     return Grid(edged, defaulted or any(axis.edges for axis in axes))

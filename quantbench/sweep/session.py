@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -231,7 +232,7 @@ def new_run_id(name: str, now: datetime, folder: Path) -> str:
     """
     base = f"{now:%Y-%m-%dT%H%M%S}-{name}"
     names = (base if number == 1 else f"{base}-{number}" for number in count(1))
-    return next(name for name in names if not (folder / name).exists())
+    return next(name for name in names if not os.path.exists(folder / name))
 
 
 def resumed_options(folder: Path, budget_s: float | None) -> SweepOptions:

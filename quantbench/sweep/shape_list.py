@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quantbench.errors import InputError
+from quantbench.files import open_text, reason
 from quantbench.sweep.axes import SHAPE_DIM
 from quantbench.sweep.plan import Placed
 from quantbench.sweep.shape_file import NamedShape
@@ -23,7 +24,7 @@ def read_shapes(path: Path) -> tuple[tuple[int, int, int, int], ...]:
     Raises InputError that names the file and the line.
     """
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with open_text(path) as file:
             reader = csv.DictReader(file)
             missing = [name for name in _NEEDED if name not in (reader.fieldnames or ())]
             if missing:
@@ -33,7 +34,7 @@ def read_shapes(path: Path) -> tuple[tuple[int, int, int, int], ...]:
                 )
             shapes = [_shape(path, reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError("--shapes", f"{path} ({error})", "a CSV file that can be read") from None
+        raise InputError("--shapes", f"{path} ({reason(error)})", "a CSV file that can be read") from None
     if not shapes:
         raise InputError("--shapes", f"{path} has no rows", "at least one shape")
     return tuple(shapes)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from math import isqrt, prod
 from typing import Any
 
 from quantbench.errors import InputError, require_choice
-from quantbench.sweep.axes import GEMM_DIMS, MODEL_DIMS, Axis
+from quantbench.sweep.axes import GEMM_DIMS, MODEL_DIMS, MOST_VALUES, Axis
 from quantbench.workload import Gemm, Op, TransformerShape
 from quantbench.workload.dtypes import GEMM_DTYPES
 from quantbench.workload.gemm import LAYOUTS
@@ -155,12 +156,13 @@ def _heads_for(hidden: int, head_dim: int, tp: int, who: str) -> int:
     if hidden % tp:
         raise InputError(who, f"hidden = {hidden} with tp = {tp}", "hidden divisible by tp")
     per_gpu = hidden // tp
-    divisors = [d * tp for d in range(1, per_gpu + 1) if per_gpu % d == 0]
+    small = [d for d in range(1, isqrt(per_gpu) + 1) if per_gpu % d == 0]
+    divisors = [d * tp for half in small for d in (half, per_gpu // half)]
     return min(divisors, key=lambda heads: (abs(hidden / heads - _USUAL_HEAD_DIM), heads))
 
 
 def check_axes(axes: tuple[Axis, ...], who: str = "sweep") -> None:
-    """Refuse axes that cannot make one grid, in the name of `who`."""
+    """Refuse axes that cannot make one grid, or one too large to list, in the name of `who`."""
     if not axes:
         raise InputError(who, "no --dim", "at least one dimension to vary")
     dims = [axis.dim for axis in axes]
@@ -169,3 +171,6 @@ def check_axes(axes: tuple[Axis, ...], who: str = "sweep") -> None:
         raise InputError(who, f"--dim {repeated} twice", "each dimension once")
     if any(d in GEMM_DIMS for d in dims) and any(d in MODEL_DIMS for d in dims):
         raise InputError(who, "--dim " + " --dim ".join(dims), "dimensions of a model, or m, n, k, batch: not both")
+    places = prod(len(axis.values) for axis in axes)
+    if places > MOST_VALUES:
+        raise InputError(who, f"{places:,} places in the grid of {', '.join(dims)}", f"at most {MOST_VALUES:,}")

@@ -1,4 +1,4 @@
-"""The child process that runs points: `python -m quantbench.sweep.worker READ_FD WRITE_FD`.
+"""The child process that runs points: `python -m quantbench.sweep.worker READ_FD WRITE_FD [PROVIDER…]`.
 
 It reads one JSON object a line and answers with one. Running in a process of its own keeps an illegal access, an
 exhausted memory or a hang away from the sweep, which starts a fresh worker and goes on. What torch, CUDA or a provider
@@ -182,6 +182,7 @@ def first_line(error: BaseException) -> str:
 def main() -> None:
     """Say on what this runs, learn how to time, serve requests until the pipe closes."""
     from quantbench import device
+    from quantbench.providers import catalog
     from quantbench.providers.software import versions
     from quantbench.sweep import naming
     from quantbench.timing.timer import make_timer
@@ -195,6 +196,8 @@ def main() -> None:
             replies.flush()
 
         try:
+            for provider in sys.argv[3:]:
+                catalog.make(provider)
             way = naming.chosen_way()
             spec = device.current()
         except QuantbenchError as error:

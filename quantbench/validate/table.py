@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from quantbench.errors import StoreError
+from quantbench.files import read_text, reason
 from quantbench.latency.protocol import ErrorSummary
 from quantbench.units import percent
 from quantbench.validate.cliff_levels import LEVELS, CliffLevels
@@ -121,13 +122,19 @@ def lines_to_json(lines: Sequence[Line], absent: Sequence[Absent]) -> dict[str, 
 
 def write_between(path: Path, name: str, text: str) -> None:
     """Replace what stands in `path` between `<!-- name:begin -->` and `<!-- name:end -->`."""
+    head, tail = around_markers(path, name)
+    path.write_text(f"{head}<!-- {name}:begin -->\n{text}<!-- {name}:end -->{tail}", encoding="utf-8")
+
+
+def around_markers(path: Path, name: str) -> tuple[str, str]:
+    """What stands before and behind the two markers. Raises StoreError for a file without them: ask it before the work
+    whose result is to stand there."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     try:
-        content = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise StoreError("validate", f"{path} ({error.strerror})", f"a file with {begin} in it") from None
+        content = read_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError("validate", f"--docs {path} ({reason(error)})", f"a file with {begin} in it") from None
     if content.count(begin) != 1 or content.count(end) != 1 or content.index(end) < content.index(begin):
-        raise StoreError("validate", f"{path} without one {begin} and one {end} after it", "both, in this order")
+        raise StoreError("validate", f"--docs {path} without one {begin} and one {end} after it", "both, in this order")
     head, rest = content.split(begin)
-    tail = rest.split(end)[1]
-    path.write_text(f"{head}{begin}\n{text}{end}{tail}", encoding="utf-8")
+    return head, rest.split(end)[1]

@@ -6,6 +6,7 @@ Face transformers. A model whose products are not those of one repeated dense de
 """
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
@@ -13,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from quantbench.errors import InputError, UnsupportedError
+from quantbench.files import read_text, reason
 from quantbench.workload.transformer import TransformerShape
 
 # A config says how far a model reaches, up to millions of tokens, not what it is trained or served at.
 LONGEST_DEFAULT_SEQ = 8192
+# Tokenizers' files and weights are larger; configurations are a few kilobytes.
+_LARGEST_BYTES = 2**24
 
 _HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
@@ -134,7 +138,7 @@ def describe(path: str | PathLike[str], *, seq: int | None = None) -> Described:
     stored in is no choice of a computation and is left alone. Raises InputError for a file that cannot be read or
     lacks a key, UnsupportedError for mixtures of experts, state-space and other layers.
     """
-    file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    file = Path(path) / "config.json" if os.path.isdir(path) else Path(path)
     config = _Config(file, _read(file))
     _refuse_other_layers(config)
     family = _family(config)
@@ -224,9 +228,9 @@ class _Config:
 def _read(file: Path) -> Mapping[str, Any]:
     who = f"config {file}"
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads(read_text(file, most_bytes=_LARGEST_BYTES))
     except OSError as error:
-        raise InputError(who, error.strerror or type(error).__name__, "a config.json that can be read") from None
+        raise InputError(who, reason(error), "a config.json that can be read") from None
     except (ValueError, RecursionError) as error:  # no JSON, or no UTF-8
         raise InputError(who, str(error)[:120], "a JSON object") from None
     if not isinstance(values, dict):

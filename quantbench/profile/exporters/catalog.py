@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -30,7 +31,7 @@ def export_profile(profile: Profile, name: str, folder: Path, options: ExportOpt
     that cannot be written.
     """
     module, function = _FORMATS[require_choice(WHO, "--format", name, FORMATS)]
-    if folder.exists() and not folder.is_dir():
+    if os.path.exists(folder) and not os.path.isdir(folder):
         raise StoreError(WHO, f"{folder} is a file", "a folder to write into")
     write: Callable[[Profile, ExportOptions, Exported], None] = getattr(
         import_module(f"quantbench.profile.exporters.{module}"), function

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quantbench.errors import StoreError
+from quantbench.files import open_text
 
 _HEADS_SECTION = "NHEADs"
 
@@ -35,7 +36,7 @@ class Iteration:
 def iterations(path: Path) -> tuple[Iteration, ...]:
     """Every timed row that names hidden size and MBS."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with open_text(path) as file:
             rows = list(csv.DictReader(file))
     except OSError as error:
         raise StoreError("guide", f"{path} ({error.strerror})", "the table of the searches, in a checkout") from None

@@ -1,0 +1,126 @@
+"""Opening files that somebody named.
+
+Everything that reads a user's file opens it here. A pipe would wait for ever, a device never ends, and a file of the
+wrong kind may be larger than the memory, so that only regular files up to a stated size are opened. What is refused is
+an OSError with its reason in `strerror`, as if the system had refused it; callers say what they expected instead.
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import io
+import lzma
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+from quantbench.errors import one_line
+from quantbench.units import size
+
+#: what a file may have unless its reader says more: configurations, run.json, profiles, models, tables
+LARGEST_BYTES = 2**29
+
+_UNPACKERS = {".gz": lambda packed: gzip.GzipFile(fileobj=packed), ".xz": lzma.LZMAFile}
+
+
+def open_binary(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES) -> BinaryIO:
+    """Open a regular file of at most `most_bytes` for reading.
+
+    Raises OSError, with the reason in `strerror`, for anything else: what is not there or may not be read, a folder, a
+    pipe, a device, a larger file, a name with a NUL byte. Nothing is read, and nothing is waited for.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # O_NONBLOCK: a pipe opens at once
+    except ValueError as error:
+        raise OSError(errno.EINVAL, str(error), os.fspath(path)) from None
+    try:
+        found = os.fstat(handle)
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, f"{_kind(found.st_mode)}, not a regular file", os.fspath(path))
+        if found.st_size > most_bytes:
+            reason = f"{size(found.st_size)}, more than the {size(most_bytes)} that are read"
+            raise OSError(errno.EFBIG, reason, os.fspath(path))
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISFIFO(mode):
+        return "a pipe"
+    return "a socket" if stat.S_ISSOCK(mode) else "a device"
+
+
+def open_text(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES, encoding: str = "utf-8") -> TextIO:
+    """As `open_binary`, as text with its line ends untouched, as csv wants them. A name in .gz or .xz is unpacked, and
+    unpacked too it may have `most_bytes` at most."""
+    return io.TextIOWrapper(open_unpacked(path, most_bytes=most_bytes), encoding=encoding, newline="")
+
+
+def open_unpacked(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES) -> BinaryIO:
+    """As `open_binary`, and a name in .gz or .xz is unpacked: up to `most_bytes`, then reading raises OSError."""
+    file = open_binary(path, most_bytes=most_bytes)
+    unpacker = _UNPACKERS.get(Path(path).suffix)
+    if unpacker is None:
+        return file
+    return io.BufferedReader(_Unpacked(file, unpacker(file), most_bytes), 2**16)  # type: ignore[return-value]
+
+
+class _Unpacked(io.RawIOBase):
+    """The content of a packed file, as far as `most_bytes`."""
+
+    def __init__(self, packed: BinaryIO, content: gzip.GzipFile | lzma.LZMAFile, most_bytes: int) -> None:
+        self._packed, self._content, self._most_bytes, self._read_bytes = packed, content, most_bytes, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        count = self._content.readinto(buffer)
+        self._read_bytes += count
+        if self._read_bytes > self._most_bytes:
+            raise OSError(errno.EFBIG, f"unpacked, more than the {size(self._most_bytes)} that are read")
+        return count
+
+    def close(self) -> None:
+        if not self.closed:
+            self._content.close()
+            self._packed.close()
+        super().close()
+
+
+def read_bytes(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES) -> bytes:
+    """The content of a regular file; see `open_binary`."""
+    with open_binary(path, most_bytes=most_bytes) as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:  # it has grown, or hides its size as those in /proc do
+        raise OSError(errno.EFBIG, f"more than the {size(most_bytes)} that are read", os.fspath(path))
+    return content
+
+
+def read_text(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES) -> str:
+    """The content of a regular file in UTF-8; see `open_binary`. Raises UnicodeDecodeError for another encoding."""
+    return read_bytes(path, most_bytes=most_bytes).decode("utf-8")
+
+
+def reason(error: Exception) -> str:
+    """Why a file could not be read, without its name.
+
+    >>> reason(FileNotFoundError(2, "No such file or directory", "a.json"))
+    'No such file or directory'
+    """
+    text = error.strerror if isinstance(error, OSError) else None
+    return one_line(text or str(error) or type(error).__name__)
+
+
+def folders_with(folder: Path, pattern: str) -> list[Path]:
+    """Folders below `folder` that hold a file of this pattern, such as `*/run.json`, in order.
+
+    What may not be looked into is passed over: what is read later says so.
+    """
+    return sorted(found.parent for found in folder.glob(pattern)) if os.path.isdir(folder) else []
