@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,6 +30,16 @@ class FittedCurve:
     curve: Curve
     sigma: Floats
     fit: PiecewiseFit
+
+    def part(self, start: int, stop: int) -> FittedCurve:
+        """The points start … stop − 1, with the fit as it is there."""
+        breaks = tuple(
+            replace(b, index=b.index - start, first=max(b.first, start) - start, last=min(b.last, stop - 2) - start)
+            for b in self.fit.breaks
+            if start <= b.index < stop - 1
+        )
+        fit = PiecewiseFit(breaks, self.fit.levels[start:stop], self.fit.trend[start : stop - 1])
+        return FittedCurve(replace(self.curve, points=self.curve.points[start:stop]), self.sigma[start:stop], fit)
 
 
 def fit_curves(curves: Sequence[Curve], between: float) -> tuple[FittedCurve, ...]:
@@ -63,20 +73,43 @@ def _fit_family(curves: Sequence[Curve], sigmas: list[Floats], between: float) -
     return [found[i] for i in range(len(curves))]
 
 
-# Curves over the same sizes, by their places in the family, and their pieces.
+# Curves that are fitted together, by their places in the family, and their pieces.
 _Grids = list[tuple[list[int], Pieces]]
 
 
+# So many curves over the same sizes are a batch of their own, and so is a curve of more points than this.
+_MANY_ALIKE, _LONG = 8, 128
+# Other curves of equal length are fitted together up to this many curves × points², which bounds the memory.
+_MOST_TOGETHER = 1_000_000
+
+
 def _find(curves: Sequence[Curve], sigmas: Sequence[Floats]) -> _Grids:
+    found = []
+    for members in _batches(curves):
+        shared = all(curves[i].sizes == curves[members[0]].sizes for i in members[1:])
+        sizes = curves[members[0]].log_size if shared else np.stack([curves[i].log_size for i in members])
+        times = np.stack([curves[i].log_time for i in members])
+        errors = np.stack([sigmas[i] for i in members])
+        found.append((members, find_pieces(sizes, times, errors)))
+    return found
+
+
+def _batches(curves: Sequence[Curve]) -> list[list[int]]:
+    """Curves over the same sizes together; where hardly any two share their sizes, those of equal length."""
     by_grid: dict[tuple[int, ...], list[int]] = {}
     for i, curve in enumerate(curves):
         by_grid.setdefault(curve.sizes, []).append(i)
-    found = []
-    for members in by_grid.values():
-        times = np.stack([curves[i].log_time for i in members])
-        errors = np.stack([sigmas[i] for i in members])
-        found.append((members, find_pieces(curves[members[0]].log_size, times, errors)))
-    return found
+    batches: list[list[int]] = []
+    rest: dict[int, list[int]] = {}
+    for sizes, members in by_grid.items():
+        if len(members) >= _MANY_ALIKE or len(sizes) > _LONG:
+            batches.append(members)
+        else:
+            rest.setdefault(len(sizes), []).extend(members)
+    for points, members in rest.items():
+        step = _MOST_TOGETHER // points**2
+        batches += [members[i : i + step] for i in range(0, len(members), step)]
+    return batches
 
 
 def _best_of_figures(curves: Sequence[Curve], sigmas: list[Floats], between: float) -> _Grids:
