@@ -95,6 +95,7 @@ def find_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
     cost = np.full(curves, np.inf)
     starts: list[Ints] = [np.zeros(1, dtype=np.intp)] * curves
     trends = np.zeros((curves, max(0, points - 1)))
+    near = _nearness(log_size) if points > 1 else np.zeros((0, 0))
     for elasticity in _FIRST_TRENDS if points > 1 else ():
         trend = np.full((curves, points - 1), elasticity)
         for _ in range(_ROUNDS):
@@ -102,13 +103,33 @@ def find_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
             new_cost, new_starts = _partition(sums)
             for c in np.flatnonzero(new_cost < cost - 1e-9):
                 cost[c], starts[c], trends[c] = new_cost[c], new_starts[c], trend[c]
-            trend = _trend(sums, _Flat.of(new_starts, points), trend)
+            trend = _trend(sums, _Flat.of(new_starts, points), trend, near)
     flat = _Flat.of(starts, points)
     per_piece = _Sums(log_size, log_time, sigma, trends).cost(flat.curve, flat.start, flat.stop)
     chi2 = np.bincount(flat.curve, per_piece, minlength=curves).astype(np.float64)
     # A piece of one point has no freedom left; their prior leaves the slopes of the others about half a parameter.
     spent = np.bincount(flat.curve, np.where(flat.stop - flat.start > 1, 1.5, 1.0), minlength=curves).astype(np.float64)
     return Pieces(log_size, log_time, sigma, tuple(starts), trends, cost, np.maximum(points - spent, 0.0), chi2)
+
+
+def join(parts: Sequence[tuple[Pieces, int]], log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
+    """The pieces of one long curve from those of its consecutive parts, with a break at every cut.
+
+    parts: for each part, the Pieces that it is in and its row there. log_size, log_time, sigma: (points,), of the whole
+    curve.
+    """
+    starts, trends, first = [], [], 0
+    for pieces, row in parts:
+        starts.append(pieces.starts[row] + first)
+        trend = pieces.trend[row]
+        trends += [trend[:1], trend] if first else [trend]  # the gap at the cut has the trend of the next
+        first += pieces.log_time.shape[1]
+    return Pieces(
+        log_size, log_time[None], sigma[None], (np.concatenate(starts),), np.concatenate(trends)[None],
+        cost=np.array([sum(pieces.cost[row] for pieces, row in parts)]),
+        freedom=np.array([sum(pieces.freedom[row] for pieces, row in parts)]),
+        chi2=np.array([sum(pieces.chi2[row] for pieces, row in parts)]),
+    )  # fmt: skip
 
 
 def fit_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> tuple[PiecewiseFit, ...]:
@@ -245,8 +266,16 @@ def _partition(sums: _Sums) -> tuple[Floats, list[Ints]]:
     return best[:, points], found
 
 
-def _trend(sums: _Sums, pieces: _Flat, trend: Floats) -> Floats:
-    """The elasticity over each gap, from the slopes within the pieces around it (within a piece nothing steps)."""
+def _nearness(log_size: Floats) -> Floats:
+    """How much each gap counts for the trend at each other: (gaps, gaps), or (curves, gaps, gaps)."""
+    gaps = (log_size[..., 1:] + log_size[..., :-1]) / 2
+    near: Floats = np.exp(-0.5 * ((gaps[..., :, None] - gaps[..., None, :]) / _TREND_WIDTH) ** 2)
+    return near
+
+
+def _trend(sums: _Sums, pieces: _Flat, trend: Floats, near: Floats) -> Floats:
+    """The elasticity over each gap, from the slopes within the pieces around it (within a piece nothing steps).
+    near: as `_nearness` gives it."""
     _, mean_u, _, suu, suz, _ = sums.moments(pieces.curve, pieces.start, pieces.stop)
     gaps = (sums.u[..., 1:] + sums.u[..., :-1]) / 2
     shared = gaps.ndim == 1
@@ -256,8 +285,6 @@ def _trend(sums: _Sums, pieces: _Flat, trend: Floats) -> Floats:
     weight, weighted_slope = np.zeros_like(trend), np.zeros_like(trend)
     np.add.at(weight, (pieces.curve, at), suu)
     np.add.at(weighted_slope, (pieces.curve, at), suz + suu * trend[pieces.curve, at])
-    near = np.exp(-0.5 * ((gaps[..., :, None] - gaps[..., None, :]) / _TREND_WIDTH) ** 2)
-
     def blur(values: Floats) -> Floats:
         """Sums over the gaps around each gap (curves, points − 1)."""
         blurred: Floats = values @ near if shared else (values[:, None, :] @ near)[:, 0]
