@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
 from quantbench.analysis.curves import Curve, Floats
 from quantbench.analysis.point_noise import standard_errors
-from quantbench.analysis.step_detection import Pieces, PiecewiseFit, describe, find_pieces
+from quantbench.analysis.step_detection import Pieces, PiecewiseFit, describe, find_pieces, join
+from quantbench.quantization import cdiv
 
 # Pieces that leave this many times the scatter expected of them say that points differ by more than their samples do.
 _SETTLED = 1.3
@@ -30,6 +32,16 @@ class FittedCurve:
     curve: Curve
     sigma: Floats
     fit: PiecewiseFit
+
+    def part(self, start: int, stop: int) -> FittedCurve:
+        """The points start … stop − 1, with the fit as it is there."""
+        breaks = tuple(
+            replace(b, index=b.index - start, first=max(b.first, start) - start, last=min(b.last, stop - 2) - start)
+            for b in self.fit.breaks
+            if start <= b.index < stop - 1
+        )
+        fit = PiecewiseFit(breaks, self.fit.levels[start:stop], self.fit.trend[start : stop - 1])
+        return FittedCurve(replace(self.curve, points=self.curve.points[start:stop]), self.sigma[start:stop], fit)
 
 
 def fit_curves(curves: Sequence[Curve], between: float) -> tuple[FittedCurve, ...]:
@@ -63,20 +75,63 @@ def _fit_family(curves: Sequence[Curve], sigmas: list[Floats], between: float) -
     return [found[i] for i in range(len(curves))]
 
 
-# Curves over the same sizes, by their places in the family, and their pieces.
+# Curves that are fitted together, by their places in the family, and their pieces.
 _Grids = list[tuple[list[int], Pieces]]
 
 
+# A curve of more points is fitted in parts of at most _PART points: the work for a part grows with their square.
+_LONGEST, _PART = 1024, 256
+# So many curves over the same sizes are a batch of their own, and so is a curve of more points than this.
+_MANY_ALIKE, _LONG = 8, 256
+# Other curves of equal length are fitted together up to this many curves × points², which bounds the memory.
+_MOST_TOGETHER = 1_000_000
+
+
 def _find(curves: Sequence[Curve], sigmas: Sequence[Floats]) -> _Grids:
-    by_grid: dict[tuple[int, ...], list[int]] = {}
-    for i, curve in enumerate(curves):
-        by_grid.setdefault(curve.sizes, []).append(i)
-    found = []
-    for members in by_grid.values():
-        times = np.stack([curves[i].log_time for i in members])
-        errors = np.stack([sigmas[i] for i in members])
-        found.append((members, find_pieces(curves[members[0]].log_size, times, errors)))
+    spans = [(i, start, stop) for i, curve in enumerate(curves) for start, stop in _spans(len(curve.points))]
+    found: _Grids = []
+    parts: dict[int, list[tuple[int, Pieces, int]]] = {}
+    for members in _batches([curves[i].log_size[start:stop] for i, start, stop in spans]):
+        own = [spans[s] for s in members]
+        sizes = np.stack([curves[i].log_size[start:stop] for i, start, stop in own])
+        times = np.stack([curves[i].log_time[start:stop] for i, start, stop in own])
+        errors = np.stack([sigmas[i][start:stop] for i, start, stop in own])
+        pieces = find_pieces(sizes[0] if (sizes == sizes[0]).all() else sizes, times, errors)
+        if all(stop - start == len(curves[i].points) for i, start, stop in own):
+            found.append(([i for i, _, _ in own], pieces))
+        else:
+            for row, (i, start, _) in enumerate(own):
+                parts.setdefault(i, []).append((start, pieces, row))
+    for i, of_curve in parts.items():
+        ordered = [(pieces, row) for _, pieces, row in sorted(of_curve, key=lambda part: part[0])]
+        found.append(([i], join(ordered, curves[i].log_size, curves[i].log_time, sigmas[i])))
     return found
+
+
+def _spans(points: int) -> list[tuple[int, int]]:
+    """First point and end of each part in which a curve is fitted; of most curves the whole."""
+    number = 1 if points <= _LONGEST else cdiv(points, _PART)
+    return list(pairwise(points * i // number for i in range(number + 1)))
+
+
+def _batches(grids: Sequence[Floats]) -> list[list[int]]:
+    """Curves over the same sizes together; where hardly any two share their sizes, those of equal length.
+    grids: the log sizes of each."""
+    by_grid: dict[bytes, list[int]] = {}
+    for i, grid in enumerate(grids):
+        by_grid.setdefault(grid.tobytes(), []).append(i)
+    batches: list[list[int]] = []
+    rest: dict[int, list[int]] = {}
+    for members in by_grid.values():
+        points = len(grids[members[0]])
+        if len(members) >= _MANY_ALIKE or points > _LONG:
+            batches.append(members)
+        else:
+            rest.setdefault(points, []).extend(members)
+    for points, members in rest.items():
+        step = _MOST_TOGETHER // points**2
+        batches += [members[i : i + step] for i in range(0, len(members), step)]
+    return batches
 
 
 def _best_of_figures(curves: Sequence[Curve], sigmas: list[Floats], between: float) -> _Grids:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, fields
+from functools import cache, cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -64,8 +64,12 @@ class Curve:
 
 def variant_of(workload: Workload) -> str:
     """Kind and everything beside sizes: `gemm bf16 nt`."""
-    words = [str(getattr(workload, name)) for name in _VARIANTS if hasattr(workload, name)]
-    return " ".join([workload.kind, *words])
+    return " ".join([workload.kind, *(str(getattr(workload, name)) for name in _variant_fields(type(workload)))])
+
+
+@cache
+def _variant_fields(kind: type[Workload]) -> tuple[str, ...]:
+    return tuple(name for name in _VARIANTS if name in {f.name for f in fields(kind)})
 
 
 def curves_of(points: Iterable[Point], axis: str) -> tuple[Curve, ...]:

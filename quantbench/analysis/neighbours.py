@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+import numpy as np
+
 from quantbench.analysis.summary import Point, Row, rows_of
 from quantbench.device.spec import DeviceSpec
 
@@ -82,15 +84,18 @@ def bad_sizes(rows: Iterable[Row], axis: str) -> tuple[BadSize, ...]:
 
 def _of_curve(curve: Sequence[Row], axis: str) -> Iterable[BadSize]:
     sizes = [row.axes[axis] for row in curve]
-    rates = [_work(row) / row.latency_us for row in curve]
+    times_us = np.array([row.latency_us for row in curve])
+    rates = np.array([_work(row) for row in curve]) / times_us
     for i, row in enumerate(curve):
-        near = range(bisect_left(sizes, sizes[i] * (1 - NEAR)), i)
-        best = max(near, key=lambda j: rates[j], default=None)
-        if best is None or rates[best] <= rates[i]:
+        first = bisect_left(sizes, sizes[i] * (1 - NEAR))
+        if first == i:
             continue
-        above = range(i + 1, bisect_right(sizes, sizes[i] * (1 + NEAR)))
-        free = [j for j in above if curve[j].latency_us <= row.latency_us * (1 + _FOR_NOTHING)]
-        bad = _against(row, curve[best], axis, sizes[free[-1]] if free else None)
+        best = first + int(np.argmax(rates[first:i]))
+        if rates[best] <= rates[i]:
+            continue
+        above = times_us[i + 1 : bisect_right(sizes, sizes[i] * (1 + NEAR))]
+        free = np.flatnonzero(above <= row.latency_us * (1 + _FOR_NOTHING))
+        bad = _against(row, curve[best], axis, sizes[i + 1 + int(free[-1])] if free.size else None)
         if bad is not None:
             yield bad
 

@@ -22,13 +22,15 @@ from quantbench.analysis.staircase import (
 from quantbench.device.registry import known
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.roofline import assumed_tile
+from quantbench.quantization import cdiv
 from quantbench.units import percent
 from quantbench.workload import Gemm, Workload
 
-# Curves that are held against the candidates: more of a table's hundreds only take time. Points, where every number of
-# blocks from a range is a candidate.
+# Curves that are compared with the candidates, and their points together (fewer where every number of blocks from a
+# range is a candidate): more only take time. Longer curves are cut, for the work grows with the square of their points.
 _MOST_CURVES = 48
-_MOST_POINTS_BLIND = 600
+_MOST_POINTS, _MOST_POINTS_BLIND = 6000, 600
+_LONGEST_CURVE = 256
 # Tiles are rarely longer than this many times their width.
 _USUAL_ASPECT = 2.0
 # Fewer points than this show no period.
@@ -105,7 +107,7 @@ def find_periods(fitted: Sequence[FittedCurve], spec: DeviceSpec, *, blind: bool
 
 
 def _period(curves: Sequence[FittedCurve], spec: DeviceSpec, *, blind: bool) -> Period:
-    chosen = _choose(curves, spec, _MOST_POINTS_BLIND if blind else None)
+    chosen = _choose(curves, spec, _MOST_POINTS_BLIND if blind else _MOST_POINTS)
     sides, resident = _what_to_try(spec, blind=blind)
     products = [[p.workload for p in one.curve.points if isinstance(p.workload, Gemm)] for one in chosen]
     recovered = recover(chosen, candidates(products, sides, resident))
@@ -129,13 +131,22 @@ def _what_to_try(spec: DeviceSpec, *, blind: bool) -> tuple[tuple[int, ...], tup
     return BLOCK_SIDES, (1, *(spec.sm_count * per_sm for per_sm in range(1, MOST_BLOCKS_PER_SM + 1)))
 
 
-def _choose(curves: Sequence[FittedCurve], spec: DeviceSpec, most_points: int | None) -> list[FittedCurve]:
-    """Curves that arithmetic bounds (memory hides waves), evenly from among them."""
-    bound = [one for one in curves if compute_bound(_middle(one), spec)] or list(curves)
-    number = min(len(bound), _MOST_CURVES)
-    if most_points is not None:
-        number = min(number, max(1, most_points // max(len(one.curve.points) for one in bound)))
+def _choose(curves: Sequence[FittedCurve], spec: DeviceSpec, most_points: int) -> list[FittedCurve]:
+    """Compute-bound curves (memory hides waves), evenly from among them."""
+    parts = [part for one in curves for part in _parts(one)]
+    bound = [one for one in parts if compute_bound(_middle(one), spec)] or parts
+    number = min(len(bound), _MOST_CURVES, max(1, most_points // max(len(one.curve.points) for one in bound)))
     return [bound[i * len(bound) // number] for i in range(number)]
+
+
+def _parts(one: FittedCurve) -> list[FittedCurve]:
+    """A long curve in equal parts of at most _LONGEST_CURVE points; a short one whole."""
+    points = len(one.curve.points)
+    number = cdiv(points, _LONGEST_CURVE)
+    if number == 1:
+        return [one]
+    ends = [points * i // number for i in range(number + 1)]
+    return [one.part(start, stop) for start, stop in pairwise(ends)]
 
 
 def _middle(one: FittedCurve) -> Workload:

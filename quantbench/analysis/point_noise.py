@@ -62,6 +62,8 @@ def standard_errors(curves: Sequence[Curve], between: float) -> list[Floats]:
 
 
 def _errors(curve: Curve, between: float, figure_error: float) -> Floats:
+    if all(point.num_samples == 1 for point in curve.points):  # most curves of imported tables
+        return np.full(len(curve.points), sqrt(between**2 + figure_error**2))
     count = np.array([point.num_samples for point in curve.points], dtype=np.float64)
     own = np.array([point.noise * _small_sample_factor(point.num_samples) for point in curve.points])
     several = count >= 3

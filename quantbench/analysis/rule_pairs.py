@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from math import hypot, log
 
 import numpy as np
@@ -122,11 +123,16 @@ def _around_multiples(
             pads = [padded(curve.points[k].workload) for k in (i, j)]
             return not same_padding or pads[0] is None or pads[0][2] == (pads[1] or pads[0])[2]
 
-        below = next((j for j in range(i - 1, -1, -1) if fits(j)), None)
-        above = next((j for j in range(i + 1, len(sizes)) if fits(j)), None)
-        sides = [j for j in (below, above) if j is not None and abs(log(sizes[j] / size)) <= COARSE]
+        below = next((j for j in _near(sizes, range(i - 1, -1, -1), size) if fits(j)), None)
+        above = next((j for j in _near(sizes, range(i + 1, len(sizes)), size) if fits(j)), None)
+        sides = [j for j in (below, above) if j is not None]
         if len(sides) == 2 or (sides and abs(log(sizes[sides[0]] / size)) <= _VERY_NEAR):
             yield _pair([curve.points[i]], [curve.points[j] for j in sides], material, curve.family)
+
+
+def _near(sizes: Sequence[int], order: range, size: int) -> Iterable[int]:
+    """Indices in `order` as long as their sizes are within COARSE of `size`."""
+    return takewhile(lambda j: abs(log(sizes[j] / size)) <= COARSE, order)
 
 
 def _pair(good: Sequence[Point], bad: Sequence[Point], material: Material, family: Family | None) -> Pair:

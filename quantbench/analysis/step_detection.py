@@ -9,7 +9,8 @@ absolute deviations. Each break costs `break_penalty`, so that noise does not bu
 The slope of a piece is drawn towards the trend of its surroundings, and the trend is estimated from the pieces: fit and
 trend alternate from several first guesses, and the cheapest end is taken. Nothing here knows of tiles or waves.
 
-Curves over the same sizes are fitted together: a table of hundreds of curves costs little more than one.
+Curves with the same number of points are fitted together, so that a table of many short curves costs little more than
+its points.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Pieces:
     These three are (curves,).
     """
 
-    log_size: Floats
+    log_size: Floats  # (points,), or (curves, points) where curves have sizes of their own
     log_time: Floats
     sigma: Floats
     starts: tuple[Ints, ...]
@@ -87,12 +88,14 @@ class Pieces:
 def find_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
     """The best pieces of each curve.
 
-    log_size: (points,), ascending. log_time, sigma: (curves, points); sigma is the standard error of log_time.
+    log_size: ascending; (points,) where all curves have the same sizes, else (curves, points), which costs
+    curves × points² of memory. log_time, sigma: (curves, points); sigma is the standard error of log_time.
     """
     curves, points = log_time.shape
     cost = np.full(curves, np.inf)
     starts: list[Ints] = [np.zeros(1, dtype=np.intp)] * curves
     trends = np.zeros((curves, max(0, points - 1)))
+    near = _nearness(log_size) if points > 1 else np.zeros((0, 0))
     for elasticity in _FIRST_TRENDS if points > 1 else ():
         trend = np.full((curves, points - 1), elasticity)
         for _ in range(_ROUNDS):
@@ -100,13 +103,33 @@ def find_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
             new_cost, new_starts = _partition(sums)
             for c in np.flatnonzero(new_cost < cost - 1e-9):
                 cost[c], starts[c], trends[c] = new_cost[c], new_starts[c], trend[c]
-            trend = _trend(sums, _Flat.of(new_starts, points), trend)
+            trend = _trend(sums, _Flat.of(new_starts, points), trend, near)
     flat = _Flat.of(starts, points)
     per_piece = _Sums(log_size, log_time, sigma, trends).cost(flat.curve, flat.start, flat.stop)
     chi2 = np.bincount(flat.curve, per_piece, minlength=curves).astype(np.float64)
     # A piece of one point has no freedom left; their prior leaves the slopes of the others about half a parameter.
     spent = np.bincount(flat.curve, np.where(flat.stop - flat.start > 1, 1.5, 1.0), minlength=curves).astype(np.float64)
     return Pieces(log_size, log_time, sigma, tuple(starts), trends, cost, np.maximum(points - spent, 0.0), chi2)
+
+
+def join(parts: Sequence[tuple[Pieces, int]], log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
+    """The pieces of one long curve from those of its consecutive parts, with a break at every cut.
+
+    parts: for each part, the Pieces that it is in and its row there. log_size, log_time, sigma: (points,), of the whole
+    curve.
+    """
+    starts, trends, first = [], [], 0
+    for pieces, row in parts:
+        starts.append(pieces.starts[row] + first)
+        trend = pieces.trend[row]
+        trends += [trend[:1], trend] if first else [trend]  # the gap at the cut has the trend of the next
+        first += pieces.log_time.shape[1]
+    return Pieces(
+        log_size, log_time[None], sigma[None], (np.concatenate(starts),), np.concatenate(trends)[None],
+        cost=np.array([sum(pieces.cost[row] for pieces, row in parts)]),
+        freedom=np.array([sum(pieces.freedom[row] for pieces, row in parts)]),
+        chi2=np.array([sum(pieces.chi2[row] for pieces, row in parts)]),
+    )  # fmt: skip
 
 
 def fit_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> tuple[PiecewiseFit, ...]:
@@ -123,7 +146,24 @@ def fit_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> tuple[Piece
 def describe(pieces: Pieces) -> tuple[PiecewiseFit, ...]:
     """Breaks and levels of the pieces that were found."""
     sums = _Sums(pieces.log_size, pieces.log_time, pieces.sigma, pieces.trend)
-    return tuple(_describe(sums, c, starts, pieces.log_size, pieces.trend[c]) for c, starts in enumerate(pieces.starts))
+    flat = _Flat.of(pieces.starts, sums.shape[1])
+    weight, mean_u, mean_z, suu, suz, _ = sums.moments(flat.curve, flat.start, flat.stop)
+    slope = suz / (suu + sums.ridge)
+    piece = np.repeat(np.arange(len(flat.start)), flat.stop - flat.start).reshape(sums.shape)
+    fitted = mean_z[piece] + slope[piece] * (sums.u - mean_u[piece])
+    levels = fitted + sums.offset[:, None] + _integral(pieces.trend, pieces.log_size)
+    breaks: list[list[Break]] = [[] for _ in pieces.starts]
+    for p in np.flatnonzero(flat.start > 0):  # the piece that a break begins
+        curve, split = int(flat.curve[p]), int(flat.start[p])
+        u = sums.u_of(curve)
+        edge = (u[split - 1] + u[split]) / 2
+        sides = slice(p - 1, p + 1)
+        before, after = mean_z[sides] + slope[sides] * (edge - mean_u[sides])
+        variance = 1 / weight[sides] + (edge - mean_u[sides]) ** 2 / (suu[sides] + sums.ridge)
+        first, last = _place(sums, curve, int(flat.start[p - 1]), split, int(flat.stop[p]))
+        jump, error = float(after - before), float(np.sqrt(variance.sum()))
+        breaks[curve].append(Break(split - 1, jump, error, first, last))
+    return tuple(PiecewiseFit(tuple(own), levels[c], pieces.trend[c]) for c, own in enumerate(breaks))
 
 
 def break_penalty(points: int) -> float:
@@ -136,20 +176,24 @@ def break_penalty(points: int) -> float:
 class _Sums:
     """Running weighted sums over each curve, from which the fit of any piece is had at once.
 
-    u: log size, centred (points,). z: log time with the trend taken out, centred (curves, points).
+    u: log size, centred, of the shape of log_size. z: log time with the trend taken out, centred (curves, points).
     """
 
     ridge = _SLOPE_SPREAD**-2.0
 
     def __init__(self, u: Floats, y: Floats, sigma: Floats, trend: Floats) -> None:
         z = y - _integral(trend, u)
-        self.u = u - u.mean()
+        self.u = u - u.mean(axis=-1, keepdims=True)
         self.offset = z.mean(axis=1)
         z = z - self.offset[:, None]
         weight, wide = sigma**-2.0, np.broadcast_to(self.u, z.shape)
         columns = weight * np.stack([np.ones_like(z), wide, z, wide**2, wide * z, z**2])
         self._sums = np.concatenate([np.zeros((6, len(z), 1)), np.cumsum(columns, axis=2)], axis=2)
         self.shape = z.shape
+
+    def u_of(self, curve: int) -> Floats:
+        """Centred log sizes of one curve (points,)."""
+        return self.u if self.u.ndim == 1 else self.u[curve]
 
     def moments(self, curve: Ints | int, start: Ints, stop: Ints) -> tuple[Floats, ...]:
         """Weight, mean u, mean z, and central Suu, Suz, Szz of the points start … stop − 1 of each piece."""
@@ -213,50 +257,45 @@ def _partition(sums: _Sums) -> tuple[Floats, list[Ints]]:
         last[:, stop] = low + choice
         best[:, stop] = total[np.arange(curves), choice] + penalty
     found = []
-    for curve in range(curves):
+    for previous in last.tolist():
         starts, stop = [], points
         while stop > 0:
-            stop = int(last[curve, stop])
+            stop = previous[stop]
             starts.append(stop)
         found.append(np.array(starts[::-1], dtype=np.intp))
     return best[:, points], found
 
 
-def _trend(sums: _Sums, pieces: _Flat, trend: Floats) -> Floats:
-    """The elasticity over each gap, from the slopes within the pieces around it (within a piece nothing steps)."""
+def _nearness(log_size: Floats) -> Floats:
+    """How much each gap counts for the trend at each other: (gaps, gaps), or (curves, gaps, gaps)."""
+    gaps = (log_size[..., 1:] + log_size[..., :-1]) / 2
+    near: Floats = np.exp(-0.5 * ((gaps[..., :, None] - gaps[..., None, :]) / _TREND_WIDTH) ** 2)
+    return near
+
+
+def _trend(sums: _Sums, pieces: _Flat, trend: Floats, near: Floats) -> Floats:
+    """The elasticity over each gap, from the slopes within the pieces around it (within a piece nothing steps).
+    near: as `_nearness` gives it."""
     _, mean_u, _, suu, suz, _ = sums.moments(pieces.curve, pieces.start, pieces.stop)
-    gaps = (sums.u[1:] + sums.u[:-1]) / 2
-    at = np.clip(np.searchsorted(gaps, mean_u), 0, len(gaps) - 1)
+    gaps = (sums.u[..., 1:] + sums.u[..., :-1]) / 2
+    shared = gaps.ndim == 1
+    at = np.searchsorted(gaps, mean_u) if shared else (gaps[pieces.curve] < mean_u[:, None]).sum(axis=1)
+    at = np.clip(at, 0, gaps.shape[-1] - 1)
     # Slopes are relative to the trend they were fitted with, where their piece lies.
     weight, weighted_slope = np.zeros_like(trend), np.zeros_like(trend)
     np.add.at(weight, (pieces.curve, at), suu)
     np.add.at(weighted_slope, (pieces.curve, at), suz + suu * trend[pieces.curve, at])
-    near = np.exp(-0.5 * ((gaps[:, None] - gaps) / _TREND_WIDTH) ** 2)
+    def blur(values: Floats) -> Floats:
+        """Sums over the gaps around each gap (curves, points − 1)."""
+        blurred: Floats = values @ near if shared else (values[:, None, :] @ near)[:, 0]
+        return blurred
+
     # As if a piece of middling weight lay everywhere with the mean slope: steadies places with no long piece near.
     total = weight.sum(axis=1, keepdims=True)
     mean_slope = np.divide(weighted_slope.sum(axis=1, keepdims=True), total, out=trend.copy(), where=total > 0)
-    blend = (weighted_slope @ near + sums.ridge * mean_slope) / (weight @ near + sums.ridge)
+    blend = (blur(weighted_slope) + sums.ridge * mean_slope) / (blur(weight) + sums.ridge)
     clipped: Floats = np.clip(blend, *_TREND_RANGE)
     return clipped
-
-
-def _describe(sums: _Sums, curve: int, starts: Ints, u: Floats, trend: Floats) -> PiecewiseFit:
-    points = len(u)
-    stops = np.append(starts[1:], points)
-    weight, mean_u, mean_z, suu, suz, _ = sums.moments(curve, starts, stops)
-    slope = suz / (suu + sums.ridge)
-    breaks = []
-    for p in range(1, len(starts)):
-        edge = (sums.u[starts[p] - 1] + sums.u[starts[p]]) / 2
-        sides = slice(p - 1, p + 1)
-        before, after = mean_z[sides] + slope[sides] * (edge - mean_u[sides])
-        variance = 1 / weight[sides] + (edge - mean_u[sides]) ** 2 / (suu[sides] + sums.ridge)
-        first, last = _place(sums, curve, int(starts[p - 1]), int(starts[p]), int(stops[p]))
-        jump, error = float(after - before), float(np.sqrt(variance.sum()))
-        breaks.append(Break(int(starts[p]) - 1, jump, error, first, last))
-    piece = np.repeat(np.arange(len(starts)), stops - starts)
-    fitted = mean_z[piece] + slope[piece] * (sums.u - mean_u[piece])
-    return PiecewiseFit(tuple(breaks), fitted + sums.offset[curve] + _integral(trend, u), trend)
 
 
 def _place(sums: _Sums, curve: int, start: int, split: int, stop: int) -> tuple[int, int]:

@@ -2,12 +2,32 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from functools import lru_cache
+from typing import TypeVar
 
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Discarded, Grade, Measurement
 from quantbench.store.typed import Json, decode
+
+_T = TypeVar("_T")
+
+# An imported table repeats one device state and a few grades in all of its records: each is kept once.
+_MOST_SHARED = 1024
+_shared: dict[tuple[type, str], object] = {}
+
+
+def _decode_shared(kind: type[_T], data: object) -> _T:
+    """`decode`, with one object for equal data."""
+    key = (kind, repr(data))
+    found = _shared.get(key)
+    if not isinstance(found, kind):
+        found = decode(kind, data)
+        if len(_shared) >= _MOST_SHARED:
+            _shared.clear()
+        _shared[key] = found
+    return found
 
 
 def launch_to_json(launch: Launch | None) -> Json | None:
@@ -39,17 +59,29 @@ def launch_from_json(data: object) -> Launch | None:
 
 def state_from_json(data: object) -> DeviceState:
     """A device's state at one moment."""
-    return decode(DeviceState, data)
+    return _decode_shared(DeviceState, data)
 
 
 def grade_from_json(data: object) -> Grade:
     """A trust grade and its reasons."""
-    return decode(Grade, data)
+    return _decode_shared(Grade, data)
 
 
 def measurement_to_json(measurement: Measurement, grade: Grade) -> Json:
     """Every sample, and the grade beside them."""
-    return {**asdict(measurement), "grade": asdict(grade)}
+    values = {f.name: getattr(measurement, f.name) for f in fields(measurement)}
+    return {
+        **values,
+        "discarded": [asdict(d) for d in measurement.discarded],
+        "state_before": _state_to_json(measurement.state_before),
+        "state_after": _state_to_json(measurement.state_after),
+        "grade": {"letter": grade.letter, "reasons": grade.reasons},
+    }
+
+
+@lru_cache(maxsize=64)
+def _state_to_json(state: DeviceState) -> Json:
+    return asdict(state)
 
 
 def measurement_from_json(data: object) -> tuple[Measurement, Grade]:

@@ -9,6 +9,8 @@ import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass
+from functools import lru_cache
+from sys import intern
 from typing import Any
 
 from quantbench.errors import InputError, require_choice, require_int
@@ -102,9 +104,14 @@ class Record:
 
 def record_key(workload: Workload, provider: str, timing: TimingOptions) -> str:
     """16 hex digits that name what is measured, by whom and how. The same three give the same key on any machine."""
-    what = {"workload": workload_to_json(workload), "provider": provider, "timing": asdict(timing)}
+    what = {"workload": workload_to_json(workload), "provider": provider, "timing": _timing_to_json(timing)}
     text = json.dumps(what, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=64)
+def _timing_to_json(timing: TimingOptions) -> dict[str, Any]:
+    return asdict(timing)
 
 
 def record_to_json(record: Record) -> dict[str, Any]:
@@ -117,7 +124,7 @@ def record_to_json(record: Record) -> dict[str, Any]:
         "origin": record.origin,
         "source": record.source,
         "elapsed_s": round(record.elapsed_s, 3),
-        "places": [asdict(p) for p in record.places],
+        "places": [{"axes": dict(p.axes), "op": p.op, "count": p.count} for p in record.places],
         "workload": workload_to_json(record.workload),
         "provider": record.provider,
         "launch": launch_to_json(record.launch),
@@ -143,11 +150,12 @@ def record_from_json(data: object) -> Record:
         raise InputError(
             "record", f"version = {version!r}", f"{RECORD_VERSION} (a newer quantbench may have written it)"
         )
-    texts = {}
+    texts: dict[str, str] = {}
     for name in ("run_id", "key", "provider", "origin", "role", "source"):
-        texts[name] = data.get(name)
-        if not isinstance(texts[name], str):
-            raise InputError("record", f"{name} = {texts[name]!r}", "a text")
+        value = data.get(name)
+        if not isinstance(value, str):
+            raise InputError("record", f"{name} = {value!r}", "a text")
+        texts[name] = intern(value)  # the same in most records
     if not _KEY.fullmatch(str(texts["key"])):
         raise InputError("record", f"key = {texts['key']!r}"[:80], "16 hex digits")
     elapsed_s = data.get("elapsed_s")
@@ -163,7 +171,7 @@ def record_from_json(data: object) -> Record:
         places=tuple(decode(Place, p) for p in places),
         elapsed_s=float(elapsed_s),
         check=decode(Check, data["check"]) if data.get("check") is not None else None,
-        **texts,  # type: ignore[arg-type]
+        **texts,
     )
 
 

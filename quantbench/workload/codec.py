@@ -1,6 +1,8 @@
 """Workloads as JSON objects: `kind` and the fields, as records store them."""
 
-from dataclasses import asdict, fields
+from dataclasses import fields
+from functools import cache
+from sys import intern
 from typing import Any
 
 from quantbench.errors import InputError
@@ -20,7 +22,12 @@ _KINDS: dict[str, type[Workload]] = {
 
 def workload_to_json(workload: Workload) -> dict[str, Any]:
     """The workload as a JSON object: its `kind`, then its fields in order."""
-    return {"kind": workload.kind, **asdict(workload)}
+    return {"kind": workload.kind, **{name: getattr(workload, name) for name in _fields(type(workload))}}
+
+
+@cache
+def _fields(kind: type[Workload]) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(kind))
 
 
 def workload_from_json(data: object) -> Workload:
@@ -29,8 +36,9 @@ def workload_from_json(data: object) -> Workload:
     if not isinstance(data, dict) or not isinstance(named, str) or named not in _KINDS:
         raise InputError("workload", repr(data)[:120], "an object whose kind is " + ", ".join(_KINDS))
     kind = _KINDS[named]
-    values = {name: value for name, value in data.items() if name != "kind"}
-    unknown = values.keys() - {f.name for f in fields(kind)}
+    # Tables of 100,000 workloads repeat a few words: each is kept once.
+    values = {name: intern(v) if type(v) is str else v for name, v in data.items() if name != "kind"}
+    unknown = values.keys() - set(_fields(kind))
     if unknown:
         raise InputError(f"workload {named}", f"field {sorted(unknown)[0]!r}", "only its own fields")
     try:
