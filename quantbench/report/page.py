@@ -79,7 +79,7 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
         marks = marks_of(check.cliffs)
         ordered = sorted(axes, key=lambda axis: axis != lead.axis)
         sections += [axis_section(axis, points, marks, spec, check.periods, gallery) for axis in ordered]
-        sections += [steps_section(check), maps_section(layers, axes, gallery), rules_section(check.rules)]
+        sections += [steps_section(check), maps_section(layers, axes, gallery), rules_section(check.rules, spec)]
         lead_picture = _lead_picture(lead, layers, points, gallery)
         all_sizes = sizes_section(rows, check)
     sections += [state_section(run.records, gallery, info.origin), trust_section(run), all_sizes]
