@@ -67,8 +67,8 @@ def variant_of(workload: Workload) -> str:
     return " ".join([workload.kind, *words])
 
 
-def curves_of(points: Iterable[Point], axis: str) -> tuple[Curve, ...]:
-    """All curves along `axis` that have at least two points, in the order they are first met.
+def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[Curve, ...]:
+    """All curves along `axis` that have at least `fewest` points, in the order they are first met.
 
     Where several records stand at one place (a table that names kernels), the fastest counts.
     """
@@ -84,7 +84,7 @@ def curves_of(points: Iterable[Point], axis: str) -> tuple[Curve, ...]:
     return tuple(
         Curve(axis, op, provider, variant, held, tuple(point for _, point in sorted(group.items())))  # type: ignore[arg-type]
         for (op, provider, variant, held), group in groups.items()
-        if len(group) > 1
+        if len(group) >= fewest
     )
 
 

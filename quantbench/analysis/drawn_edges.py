@@ -3,13 +3,11 @@ so the place where one more tile is needed is known exactly, also when no size t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from quantbench.analysis.summary import Point
-from quantbench.device.spec import DeviceSpec
-from quantbench.latency.roofline import assumed_tile
+from quantbench.analysis.curves import Curve
+from quantbench.analysis.tiles import TileOf
 from quantbench.launch import Tile
 from quantbench.quantization import cdiv
 from quantbench.workload import Gemm
@@ -17,39 +15,29 @@ from quantbench.workload import Gemm
 
 @dataclass(frozen=True)
 class DrawnEdges:
-    """Axis positions after which one more tile, and one more wave, is needed. assumed: the tile was not identified."""
+    """Axis positions after which one more tile, and one more wave, is needed."""
 
     tile: tuple[float, ...]
     wave: tuple[float, ...]
-    assumed: bool
 
 
-def drawn_edges(points: Sequence[Point], axis: str, spec: DeviceSpec) -> DrawnEdges:
-    """Edges of one op's products along `axis`. The tile is that of each launch where known, else the device's assumed
-    one; a CPU core has no waves."""
-    sizes = sorted({p.axes[axis]: p for p in points if isinstance(p.workload, Gemm)}.items())
+def drawn_edges(curve: Curve, tile_of: TileOf) -> DrawnEdges:
+    """Edges along a curve of products, between neighbours whose tile was recorded or is told by the steps. A tile that
+    is only assumed has none: nothing in the run says that its edges are there."""
     tile_edges: set[float] = set()
     wave_edges: set[float] = set()
-    for (low, a), (high, b) in pairwise(sizes):
-        assert isinstance(a.workload, Gemm)
-        assert isinstance(b.workload, Gemm)
-        tile, per_sm = tile_of(b, spec)
-        resident = spec.sm_count * per_sm
-        for share, tiles_before, tiles_after in tile_steps(a.workload, b.workload, tile):
+    for (low, a), (high, b) in pairwise(zip(curve.sizes, curve.points, strict=True)):
+        used = tile_of(b)
+        if used is None or used.source == "assumed":
+            continue
+        if not isinstance(a.workload, Gemm) or not isinstance(b.workload, Gemm):
+            continue
+        for share, before, after in tile_steps(a.workload, b.workload, used.tile):
             at = low + share * (high - low)
             tile_edges.add(at)
-            if spec.kind == "cuda" and cdiv(tiles_after, resident) > cdiv(tiles_before, resident):
+            if used.waves and cdiv(after, used.resident_blocks) > cdiv(before, used.resident_blocks):
                 wave_edges.add(at)
-    assumed = all(p.launch is None or p.launch.tile is None for p in points)
-    return DrawnEdges(tuple(sorted(tile_edges)), tuple(sorted(wave_edges)), assumed)
-
-
-def tile_of(point: Point, spec: DeviceSpec) -> tuple[Tile, int]:
-    """The tile of a point's launch and its blocks per SM where known, else those assumed for the device."""
-    if point.launch is not None and point.launch.tile is not None:
-        return point.launch.tile, point.launch.blocks_per_sm or 1
-    assumed = assumed_tile(spec)
-    return assumed.tile, assumed.blocks_per_sm
+    return DrawnEdges(tuple(sorted(tile_edges)), tuple(sorted(wave_edges)))
 
 
 def tile_steps(a: Gemm, b: Gemm, tile: Tile) -> list[tuple[float, int, int]]:

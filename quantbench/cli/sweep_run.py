@@ -242,9 +242,13 @@ def say_result(
     picture = None
     if points and not run.info.options.get("shapes"):  # a list of shapes has no axis to draw along
         from quantbench.report.efficiency import draw_efficiency
+        from quantbench.report.source import picture_caption
 
         picture = run.folder / f"efficiency-{axis.replace('_', '-')}.png"
-        draw_efficiency(points, axis, spec, picture, title=f"{spec.name} · {run.info.run_id} · measured")
+        draw_efficiency(
+            points, axis, check.tile_of, picture, title=f"Efficiency over {axis.replace('_', '-')}: {run.info.run_id}",
+            caption=picture_caption(run.info, points),
+        )  # fmt: skip
     overhead_share = 1 - (measuring_s(run.info) - earlier_s) / (wall_s * devices)
     if as_json:
         return {

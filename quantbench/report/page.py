@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from quantbench import __version__
@@ -13,7 +14,7 @@ from quantbench.analysis.layers import are_parts, layer_rows
 from quantbench.analysis.neighbours import curves_of_rows, rows_by_dtype
 from quantbench.analysis.summary import Point, Row, points_of
 from quantbench.errors import StoreError
-from quantbench.report.cards import Gallery, axis_section, maps_section, spread_card, state_section
+from quantbench.report.cards import Caption, Gallery, axis_section, maps_section, spread_card, state_section
 from quantbench.report.content import Banner, Page, Picture, Section
 from quantbench.report.judged import period_words, rules_section, steps_section
 from quantbench.report.lead import Lead, lead_of
@@ -21,6 +22,7 @@ from quantbench.report.lead_causes import Causes
 from quantbench.report.lead_figure import draw_lead
 from quantbench.report.marks import marks_of
 from quantbench.report.selection import points_where, where_words
+from quantbench.report.source import picture_caption
 from quantbench.report.text_sections import facts_of, how_section, sizes_section, trust_section
 from quantbench.report.words import printable
 from quantbench.store.folder import Run
@@ -66,6 +68,7 @@ def write_report(run: Run, folder: Path, where: Mapping[str, int] | None = None)
 def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mapping[str, int]) -> Page:
     """Everything that the page says of these points of a run, with its pictures drawn."""
     info, spec = run.info, run.info.device
+    caption = partial(picture_caption, info)
     axes = list(dict.fromkeys(name for point in points for name in point.axes if name not in where))
     rows = rows_by_dtype(points, spec)
     layers = layer_rows(points, spec) if are_parts(points) else rows
@@ -78,11 +81,15 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
         explanation = ". ".join(period_words(period) for period in check.periods[:_MOST_EXPLAINED])
         marks = marks_of(check.cliffs)
         ordered = sorted(axes, key=lambda axis: axis != lead.axis)
-        sections += [axis_section(axis, points, marks, spec, check.periods, gallery) for axis in ordered]
-        sections += [steps_section(check), maps_section(layers, axes, gallery), rules_section(check.rules, spec)]
-        lead_picture = _lead_picture(lead, layers, points, gallery)
+        sections += [axis_section(axis, points, marks, spec, check.periods, gallery, caption) for axis in ordered]
+        sections += [
+            steps_section(check),
+            maps_section(layers, axes, gallery, caption),
+            rules_section(check.rules, spec),
+        ]
+        lead_picture = _lead_picture(lead, layers, points, gallery, caption)
         all_sizes = sizes_section(rows, check)
-    sections += [state_section(run.records, gallery, info.origin), trust_section(run), all_sizes]
+    sections += [state_section(run.records, gallery, info.origin, caption(points)), trust_section(run), all_sizes]
     sections.append(how_section(run))
     return Page(
         title=f"{spec.name}: {', '.join(axis.replace('_', '-') for axis in axes) or 'no point measured'}"
@@ -99,17 +106,19 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
     )
 
 
-def _lead_picture(lead: Lead, rows: Sequence[Row], points: Sequence[Point], gallery: Gallery) -> Picture | None:
+def _lead_picture(
+    lead: Lead, rows: Sequence[Row], points: Sequence[Point], gallery: Gallery, caption: Caption
+) -> Picture | None:
     """Over many shapes their jumps; otherwise the curve of all ops together with the bad sizes in red."""
     name = lead.axis.replace("_", "-")
     if lead.several:
-        found = spread_card(points, lead.axis, gallery)
+        found = spread_card(points, lead.axis, gallery, caption)
         if found is not None:
             return found.picture
     if all(len(curve) == 1 for curve in curves_of_rows(rows, lead.axis)):
         return None
     path = gallery.path("sizes", lead.axis)
-    draw_lead(rows, lead.bad, lead.axis, path)
+    draw_lead(rows, lead.bad, lead.axis, path, caption(points))
     return gallery.picture(path, f"share of peak over {name}, sizes that lose in red")
 
 
