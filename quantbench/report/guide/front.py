@@ -98,8 +98,8 @@ def staircase_text(found: Staircase) -> str:
     cause = (
         f"One row more, m = {m + 1} instead of {m}, takes {after.latency_us / before.latency_us:.2f} times as long: "
         f"the rate falls from {before.tflops:.0f} to {after.tflops:.0f} TFLOP/s. The steps of the whole table "
-        f"are those of {tile.block_m} × {tile.block_n} tiles, and the {sms} SMs of the A100 compute {at_a_time} tiles at "
-        "a time (a wave). "
+        f"are those of {tile.block_m} × {tile.block_n} tiles, and the {sms} SMs of the A100 compute {at_a_time} tiles "
+        "at a time (a wave). "
         f"At m = {m} there are {cdiv(m, tile.block_m)} × {columns} = {tiles[0]} tiles: {_waves(waves[0])}. At m = "
         f"{m + 1} there are {cdiv(m + 1, tile.block_m)} × {columns} = {tiles[1]}: {_waves(waves[1])}, and the last one "
         f"has {last} tile{'' if last == 1 else 's'} for {at_a_time} places. The second wave takes as long as the "
@@ -139,8 +139,8 @@ def draw_staircase(found: Staircase, path: Path) -> None:
             panel.set_ylabel(unit)
         panels[0][0].annotate(
             f"m = {before.axes['m']} → {after.axes['m']}: {after.latency_us / before.latency_us:.2f} times the time,\n"
-            "because a second wave begins", (after.axes["m"], after.latency_us), xytext=(10, 22),
-            textcoords="offset points", fontsize=9, color=CLIFF_COLOUR, ha="right",
+            "because a second wave begins", (after.axes["m"], after.latency_us), xytext=(10, -26),
+            textcoords="offset points", fontsize=9, color=CLIFF_COLOUR, va="top",
         )  # fmt: skip
         panels[1][0].annotate(
             f"−{percent(1 - after.tflops / before.tflops)}", (after.axes["m"], after.tflops), xytext=(6, -4),
