@@ -241,14 +241,9 @@ def say_result(
             say(console, line)
     picture = None
     if points and not run.info.options.get("shapes"):  # a list of shapes has no axis to draw along
-        from quantbench.report.efficiency import draw_efficiency
-        from quantbench.report.source import picture_caption
+        from quantbench.report.efficiency import draw_run
 
-        picture = run.folder / f"efficiency-{axis.replace('_', '-')}.png"
-        draw_efficiency(
-            points, axis, check.tile_of, picture, title=f"Efficiency over {axis.replace('_', '-')}: {run.info.run_id}",
-            caption=picture_caption(run.info, points),
-        )  # fmt: skip
+        picture = draw_run(run, check, axis)
     overhead_share = 1 - (measuring_s(run.info) - earlier_s) / (wall_s * devices)
     if as_json:
         return {

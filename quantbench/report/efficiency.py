@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quantbench.analysis.check import Check
 from quantbench.analysis.curves import Curve, curves_of
 from quantbench.analysis.drawn_edges import drawn_edges
-from quantbench.analysis.summary import Point
+from quantbench.analysis.summary import Point, points_of
 from quantbench.analysis.tiles import TileOf
 from quantbench.report.canvas import INTERVAL_COLOUR, MARKERS, PALETTE, plain
 from quantbench.report.panels import draw_panels
 from quantbench.report.series import curve_names
+from quantbench.report.source import picture_caption
+from quantbench.store.folder import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +24,16 @@ if TYPE_CHECKING:
 _MOST_WAVE_EDGES = 40
 # Edges of more curves than this cannot be told apart.
 _MOST_WITH_EDGES = 2
+
+
+def draw_run(run: Run, check: Check, axis: str) -> Path:
+    """Draw all points of a run over `axis` into the run's folder. check: of the run. Returns the file."""
+    points = points_of(run.records, run.info.device)
+    name = axis.replace("_", "-")
+    path = run.folder / f"efficiency-{name}.png"
+    title, caption = f"efficiency over {name}: {run.info.run_id}", picture_caption(run.info, points)
+    draw_efficiency(points, axis, check.tile_of, path, title=title, caption=caption)
+    return path
 
 
 def draw_efficiency(

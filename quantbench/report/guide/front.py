@@ -1,4 +1,4 @@
-"""`python -m quantbench.report.guide.front`: the first picture, its figures and the sample of advice in README.md and
+"""`python -m quantbench.report.guide.front`: the pictures, figures and the sample of advice of README.md and
 docs/index.md."""
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import wrap
 
+from quantbench.analysis.check import check_run
 from quantbench.analysis.curve_fits import fit_curves
 from quantbench.analysis.curves import Curve, curves_of
 from quantbench.analysis.periods import find_periods
@@ -26,14 +27,18 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import QuantbenchError, StoreError
 from quantbench.quantization import cdiv
 from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, canvas, heading, legend_below, save
+from quantbench.report.efficiency import draw_run
 from quantbench.report.guide.evidence import gemm_table
 from quantbench.report.guide.fill import fill
 from quantbench.report.source import picture_caption
+from quantbench.store.folder import read_run
 from quantbench.store.run import RunInfo
 from quantbench.units import percent
 
 PAGES = (Path("README.md"), Path("docs/index.md"))
 PICTURE = Path("docs/figures/a100-staircase.png")
+#: the run that README shows as what `make sweep` does on a CPU
+CPU_RUN = Path("results/cpu-amd-epyc/2026-11-20T153933-hidden")
 #: the command whose output is shown
 ADVISE = ("advise", "--gpu", "a100-sxm4-80gb", "--model", "gpt2-xl", "--attention", "flash")
 
@@ -41,7 +46,7 @@ _GPU, _N, _K = "a100-sxm4-80gb", 4096, 4096
 # From half a wave of large tiles up to where the table's sizes are close.
 _SHOWN_M = range(256, 4354)
 # The columns of the terminal that the sample is printed on.
-_COLUMNS = 118
+_COLUMNS = 100
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,14 @@ class Staircase:
         ]
         return max(pairs, key=lambda pair: pair[1].latency_us / pair[0].latency_us)
 
+    @property
+    def columns(self) -> int:
+        """Columns of tiles of the product."""
+        return cdiv(_N, self.tile.block_n)
+
+    def num_waves(self, m: int) -> int:
+        return cdiv(cdiv(m, self.tile.block_m) * self.columns, self.tile.resident_blocks)
+
 
 def read_staircase() -> Staircase:
     """Import the table and find the tile that explains its steps. Raises StoreError where no tile explains them."""
@@ -89,9 +102,8 @@ def staircase_text(found: Staircase) -> str:
     before, after = found.edge
     m = before.axes["m"]
     tile, at_a_time, sms = found.tile, found.tile.resident_blocks, found.spec.sm_count
-    columns = cdiv(_N, tile.block_n)
-    tiles = [cdiv(point.axes["m"], tile.block_m) * columns for point in (before, after)]
-    waves = [cdiv(number, at_a_time) for number in tiles]
+    columns, waves = found.columns, [found.num_waves(m), found.num_waves(m + 1)]
+    tiles = [cdiv(size, tile.block_m) * columns for size in (m, m + 1)]
     last = tiles[1] - (waves[1] - 1) * at_a_time
     package, _, table = found.info.source.partition(": ")
     licence = metadata(package.split()[0])["License-Expression"]
@@ -102,14 +114,13 @@ def staircase_text(found: Staircase) -> str:
         "at a time (a wave). "
         f"At m = {m} there are {cdiv(m, tile.block_m)} × {columns} = {tiles[0]} tiles: {_waves(waves[0])}. At m = "
         f"{m + 1} there are {cdiv(m + 1, tile.block_m)} × {columns} = {tiles[1]}: {_waves(waves[1])}, and the last one "
-        f"has {last} tile{'' if last == 1 else 's'} for {at_a_time} places. The second wave takes as long as the "
-        "first and adds almost no work."
+        f"has {last} tile{'' if last == 1 else 's'} for {at_a_time} places. It takes as long as a full wave."
     )
     source = (
         f"Imported data, not measured by us: {found.rows:,} bf16 products of {table}, in {package} ({licence}), read "
         "with `quantbench import aiconfigurator --system a100_sxm --table gemm`."
     )
-    return "\n\n".join("\n".join(wrap(text, 120)) for text in (cause, source)) + "\n"
+    return "\n\n".join("\n".join(wrap(text, 118)) for text in (cause, source)) + "\n"
 
 
 def _waves(number: int) -> str:
@@ -137,10 +148,12 @@ def draw_staircase(found: Staircase, path: Path) -> None:
             panel.plot(*zip(*edge, strict=True), "-", color=CLIFF_COLOUR, linewidth=2.4, zorder=4)
             panel.set_ylim(bottom=0)
             panel.set_ylabel(unit)
+        slower = after.latency_us / before.latency_us
+        waves = [_waves(found.num_waves(point.axes["m"])) for point in (before, after)]
         panels[0][0].annotate(
-            f"m = {before.axes['m']} → {after.axes['m']}: {after.latency_us / before.latency_us:.2f} times the time,\n"
-            "because a second wave begins", (after.axes["m"], after.latency_us), xytext=(10, -26),
-            textcoords="offset points", fontsize=9, color=CLIFF_COLOUR, va="top",
+            f"m = {before.axes['m']} → {after.axes['m']}: {slower:.2f} times the time,\n{' → '.join(waves)} of tiles",
+            (after.axes["m"], after.latency_us), xytext=(10, -26), textcoords="offset points", fontsize=9,
+            color=CLIFF_COLOUR, va="top",
         )  # fmt: skip
         panels[1][0].annotate(
             f"−{percent(1 - after.tflops / before.tflops)}", (after.axes["m"], after.tflops), xytext=(6, -4),
@@ -189,17 +202,19 @@ def _folded(line: str) -> list[str]:
 
 
 def write_front(root: Path) -> list[Path]:
-    """Draw the picture and fill README.md and docs/index.md of a checkout. Returns what was written."""
+    """Draw the pictures and fill README.md and docs/index.md of a checkout. Returns what was written."""
     found = read_staircase()
     values = {"staircase": staircase_text(found), "advise": advise_text()}
     draw_staircase(found, root / PICTURE)
+    run = read_run(root / CPU_RUN)
+    drawn = draw_run(run, check_run(run, rules=()), "hidden")
     for page in PAGES:
         path = root / page
         try:
             path.write_text(fill(path.read_text(encoding="utf-8"), values), encoding="utf-8")
         except OSError as error:
             raise StoreError("front page", f"{path} ({error.strerror})", "a checkout") from None
-    return [root / PICTURE, *(root / page for page in PAGES)]
+    return [root / PICTURE, drawn, *(root / page for page in PAGES)]
 
 
 def main() -> None:
