@@ -58,7 +58,7 @@ def canvas(lines: int, columns: int, width_in: float, height_in: float, **option
 def heading(figure: Figure, title: str, caption: str) -> None:
     """The title, and below it the GPU, the number format, the library and where the figures come from."""
     width = int(_LETTERS_PER_IN * figure.get_figwidth())
-    lines = [plain(title, width), *wrap(plain(caption, 4 * width), width)]
+    lines = [plain(title, width), *wrap(plain(caption, 4 * width), width, break_on_hyphens=False)]
     figure.suptitle("\n".join(filter(None, lines)), x=0.01, ha="left", fontsize=9)
 
 

@@ -64,7 +64,7 @@ def _draw_panel(panel: Axes, curves: Sequence[Curve], tile_of: TileOf) -> None:
             curve.sizes,
             [height * p.latency_us / p.high_us for height, p in zip(y, curve.points, strict=True)],
             [height * p.latency_us / p.low_us for height, p in zip(y, curve.points, strict=True)],
-            color=INTERVAL_COLOUR, linewidth=0.8,
+            color=INTERVAL_COLOUR, linewidth=0.9, zorder=4,
         )  # fmt: skip
         if len(curves) <= _MOST_WITH_EDGES:
             _draw_edges(panel, curve, tile_of, colour, label)

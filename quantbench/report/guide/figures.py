@@ -28,7 +28,14 @@ def draw_staircases(
             if tooth is not None:
                 label = f"tiles and waves, computed ({tooth.tile})"
                 panel.plot(tooth.sizes, tooth.tflops, "--", color="0.45", linewidth=0.9, label=label)
-            panel.plot(*zip(*points, strict=True), "o-", color=COLOURS[name], markersize=3, linewidth=1, label=name)
+            panel.plot(
+                *zip(*points, strict=True),
+                "o-",
+                color=COLOURS[name],
+                markersize=3,
+                linewidth=1,
+                label=f"{name}, measured",
+            )
             panel.set_ylim(bottom=0)
             panel.set_title(name, loc="left", fontsize=10, fontweight="bold")
         for panel in panels[:, 0]:
