@@ -53,13 +53,14 @@ fuzz: install
 	QUANTBENCH_FUZZ_EXAMPLES=$(FUZZ_FILES) $(BIN)/python -m pytest tests/test_fuzz_loaders.py
 	$(BIN)/python tests/fuzz/run_atheris.py -runs=$(FUZZ_FILES)
 
-# The accuracy page, the pictures and the figures of docs/, from measured tables and runs.
+# The accuracy page, the pictures and the figures of docs/ and README, from measured tables and runs.
 docs: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[tables,docs]'
 	$(BIN)/quantbench validate --docs docs/accuracy.md
 	$(BIN)/quantbench validate --adaptive --docs docs/accuracy.md
 	$(BIN)/python -m quantbench.report.guide docs
 	$(BIN)/python -m quantbench.advice.examples docs
+	$(BIN)/python -m quantbench.report.guide.front
 	$(BIN)/quantbench import aiconfigurator --system a100_sxm --table gemm --results build/tables
 	$(BIN)/quantbench profile blindspots build/tables/a100-sxm4-80gb/aic-* --for aiconfigurator --held-out --of max \
 		--docs docs/exporting.md

@@ -49,8 +49,9 @@ def test_a_page_in_words(tmp_path: Path) -> None:
     assert "n = 1536 to 1600" in text
     assert "128x256 tile on 108 SMs: 2 to 3 waves" in text
     assert "the steps are those of a 128x256 tile on 108 SMs" in text
-    assert "NOT TESTED" in text
-    assert "to measure just what a rule needs: quantbench check --experiment hidden-128" in text
+    assert "NOT TESTED" not in text
+    assert "13 rules not tested: hidden-128, hidden-sm-count, " in text
+    assert "; `quantbench check --experiment NAME` measures one" in text
     assert text.rstrip().endswith("simulated-108sm/simulated-run")
 
 

@@ -319,7 +319,7 @@ def test_the_check_speaks_on_the_page(tmp_path: Path) -> None:
     assert "n, gemm bf16 nn by torch.mm: 128x256 tile on 108 SMs explains the steps" in text
     assert "128x256 tile on 108 SMs: 2 to 3 waves, the last 7.4 % full (by the kernel that ran)" in text
     assert "tiles % (SM count × blocks per SM) == 0" in text
-    assert "not tested: hidden % 128 == 0" in text
+    assert "rules not tested: hidden-128, " in text
     assert text.index("take instead") < text.index("explains the steps") < text.index("Efficiency over")
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from simulator import SimulatedGpu, along, records_of
 
+from quantbench.analysis.blocks import tile_in_use
+from quantbench.analysis.curves import curves_of
 from quantbench.analysis.drawn_edges import drawn_edges
-from quantbench.analysis.sawtooth import sawtooth
 from quantbench.analysis.summary import points_of
 from quantbench.device import lookup
 from quantbench.errors import StoreError
@@ -28,7 +29,7 @@ def test_ops_are_drawn_once_each_in_their_order(tmp_path: Path) -> None:
     drawn: list[tuple[str, Axes]] = []
     draw_panels(
         ["mlp_down", "qkv", "logits", "qkv"], lambda panel, op: drawn.append((op, panel)), "head_dim",
-        tmp_path / "new" / "p.png", title="some $title$",
+        tmp_path / "new" / "p.png", title="some $title$", caption="a100 · bf16",
     )  # fmt: skip
     assert [op for op, _ in drawn] == ["qkv", "mlp_down", "logits"]
     assert [panel.get_title(loc="left") for _, panel in drawn] == ["qkv", "mlp_down", "logits"]
@@ -37,38 +38,34 @@ def test_ops_are_drawn_once_each_in_their_order(tmp_path: Path) -> None:
     # The lowest panel of each column says what runs along x.
     assert [panel.get_xlabel() for panel in figure.axes[:3]] == ["", "head-dim", "head-dim"]
     assert [panel.xaxis.get_tick_params()["labelbottom"] for panel in figure.axes[:3]] == [False, True, True]
-    assert figure.get_suptitle() == "some ?title?"
+    assert figure.get_suptitle() == "some ?title?\na100 · bf16"
     assert (tmp_path / "new" / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_same_panels_give_the_same_file(tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
-        draw_panels(["qkv"], lambda panel, op: panel.plot([1, 2], [3, 4]), "n", tmp_path / name, title="t")
+        draw_panels(["qkv"], lambda panel, op: panel.plot([1, 2], [3, 4]), "n", tmp_path / name, title="t", caption="c")
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
 def test_a_picture_that_cannot_be_written_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"^write picture: .*p\.png \(.*\); expected a folder that can be written$"):
-        draw_panels(["qkv"], lambda panel, op: None, "n", tmp_path / "file" / "p.png", title="t")
+        draw_panels(["qkv"], lambda panel, op: None, "n", tmp_path / "file" / "p.png", title="t", caption="c")
 
 
-def test_wave_edges_and_teeth_are_drawn_only_where_waves_are_known() -> None:
+def test_wave_edges_are_drawn_only_where_waves_are_known() -> None:
     gpu = SimulatedGpu(108, Tile(128, 256), tile_ns_per_k=30)  # 75 % of an A100
 
-    def drawn(slug: str, launch: Launch | None) -> tuple[int, bool]:
-        spec = lookup(slug)
+    def drawn(blocks_per_sm: int | None) -> int:
+        spec = lookup("a100-sxm4-80gb")
+        launch = Launch("made up", tile=Tile(128, 256), blocks_per_sm=blocks_per_sm)
         records = records_of(gpu, along("n", range(1024, 8193, 256), Gemm(4096, 1, 4096)), noise=0.0, seed=1)
         points = points_of([replace(record, launch=launch) for record in records], spec)
-        edges = drawn_edges(points, "n", spec)
+        (curve,) = curves_of(points, "n")
+        edges = drawn_edges(curve, lambda point: tile_in_use(spec, "bf16", point.launch))
         assert len(edges.tile) > 20
-        return len(edges.wave), sawtooth(points, "n", spec) is not None
+        return len(edges.wave)
 
-    a100, h100 = "a100-sxm4-80gb", "h100-sxm5-80gb"
-    one, two = (Launch("made up", tile=Tile(128, 256), blocks_per_sm=held) for held in (1, 2))
-    waves, teeth = drawn(a100, None)
-    assert waves > 5
-    assert teeth
-    assert drawn(h100, None) == (0, False)
-    assert drawn(a100, one) == drawn(a100, None)
-    assert drawn(a100, two) == (0, True)
+    assert drawn(1) > 5
+    assert drawn(2) == drawn(None) == 0

@@ -14,7 +14,7 @@ from quantbench.analysis.periods import find_periods
 from quantbench.analysis.point_noise import LEAST_ERROR
 from quantbench.analysis.rule_pairs import Material, Pair
 from quantbench.analysis.rule_verdicts import Verdict, judge
-from quantbench.analysis.rules import RULES, judge_all, rule_named
+from quantbench.analysis.rules import RULES, judge_all, rule_named, untested_lines
 from quantbench.analysis.summary import points_of
 from quantbench.analysis.tiles import tile_finder
 from quantbench.device import lookup
@@ -228,7 +228,7 @@ def test_every_rule_is_judged_even_on_nothing() -> None:
 def test_the_planned_points_hold_the_pairs_that_the_rule_needs(rule: str, slug: str) -> None:
     """Run each rule's plan on a stand-in that takes time by work alone: then there is something to judge."""
     spec = lookup(slug)
-    plan = rule_named(rule).plan(spec)
+    plan = rule_named(rule).experiment(spec)
     options = SweepOptions(plan.dims, plan.held, plan.providers, skip_impossible=True)
     _, planned = plan_sweep(options, spec)
     assert 2 <= len(planned.points) <= 250
@@ -243,16 +243,42 @@ def test_the_planned_points_hold_the_pairs_that_the_rule_needs(rule: str, slug: 
     assert verdict(rule, records, spec).verdict != "NOT TESTED"
 
 
-@pytest.mark.parametrize("rule", ["hidden-sm-count", "whole-waves"])
-def test_rules_of_sms_have_no_plan_on_a_processor(rule: str) -> None:
+ON_A_CPU = ("mbs-2", "tp-shrinks-n")
+
+
+@pytest.mark.parametrize("rule", [rule.id for rule in RULES if rule.id not in ON_A_CPU])
+def test_rules_of_gpus_have_no_experiment_on_a_cpu(rule: str) -> None:
     with pytest.raises(UnsupportedError) as error:
-        rule_named(rule).plan(CPU)
-    assert str(error.value) == f"--experiment {rule}: cpu-test is one core, without SMs or waves; expected a GPU"
+        rule_named(rule).experiment(CPU)
+    assert str(error.value) == (
+        f"--experiment {rule}: cpu-test is a CPU, and the rule is about GPUs; expected a GPU, or a rule that holds on "
+        "a CPU as well: mbs-2, tp-shrinks-n"
+    )
 
 
-@pytest.mark.parametrize("rule", [rule.id for rule in RULES if rule.id not in ("hidden-sm-count", "whole-waves")])
+def test_rules_of_gpus_are_not_judged_on_a_cpu() -> None:
+    """The same records, with pairs for hidden % 128, as those of a GPU and as those of a CPU."""
+    records = hidden_sweep(lambda h: h**2 * (1.0 if h % 128 == 0 else 1.1), list(range(1024, 4096, 64)))
+    verdicts = {v.rule: v for v in judge_all(material(records, A100))}
+    assert verdicts["hidden-128"].verdict == "CONFIRMED"
+    on_cpu = judge_all(material(records, CPU))
+    assert {v.verdict for v in on_cpu} == {"NOT TESTED"}
+    assert untested_lines(on_cpu, CPU) == [
+        "2 rules not tested: mbs-2, tp-shrinks-n; `quantbench check --experiment NAME` measures one",
+        "13 rules about GPUs (tensor cores, SMs, waves, CUDA kernels), not judged on a CPU",
+    ]
+
+
+def test_rules_that_were_not_tested_are_one_line() -> None:
+    (line,) = untested_lines(judge_all(material([], A100)), A100)
+    assert line.startswith(f"{len(RULES)} rules not tested: hidden-128, hidden-sm-count, ")
+    (line,) = untested_lines(judge_all(material([], A100), [rule_named("k-8")]), A100)
+    assert line == "k-8 not tested: no curve along k"
+
+
+@pytest.mark.parametrize("rule", ON_A_CPU)
 def test_plans_for_a_processor_are_small(rule: str) -> None:
-    plan = rule_named(rule).plan(CPU)
+    plan = rule_named(rule).experiment(CPU)
     _, planned = plan_sweep(SweepOptions(plan.dims, plan.held, plan.providers, skip_impossible=True), CPU)
     assert planned.estimate_s < 120
 

@@ -72,8 +72,8 @@ def _variant_fields(kind: type[Workload]) -> tuple[str, ...]:
     return tuple(name for name in _VARIANTS if name in {f.name for f in fields(kind)})
 
 
-def curves_of(points: Iterable[Point], axis: str) -> tuple[Curve, ...]:
-    """All curves along `axis` that have at least two points, in the order they are first met.
+def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[Curve, ...]:
+    """All curves along `axis` that have at least `fewest` points, in the order they are first met.
 
     Where several records stand at one place (a table that names kernels), the fastest counts.
     """
@@ -89,7 +89,7 @@ def curves_of(points: Iterable[Point], axis: str) -> tuple[Curve, ...]:
     return tuple(
         Curve(axis, op, provider, variant, held, tuple(point for _, point in sorted(group.items())))  # type: ignore[arg-type]
         for (op, provider, variant, held), group in groups.items()
-        if len(group) > 1
+        if len(group) >= fewest
     )
 
 

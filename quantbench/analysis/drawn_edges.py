@@ -3,13 +3,11 @@ so the place where one more tile is needed is known exactly, also when no size t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from quantbench.analysis.blocks import tile_in_use
-from quantbench.analysis.summary import Point
-from quantbench.device.spec import DeviceSpec
+from quantbench.analysis.curves import Curve
+from quantbench.analysis.tiles import TileOf
 from quantbench.launch import Tile
 from quantbench.quantization import cdiv, credible_waves
 from quantbench.workload import Gemm
@@ -17,31 +15,33 @@ from quantbench.workload import Gemm
 
 @dataclass(frozen=True)
 class DrawnEdges:
-    """Axis positions after which one more tile, and one more wave, is needed. assumed: the tile was not identified."""
+    """Axis positions after which one more tile, and one more wave, is needed."""
 
     tile: tuple[float, ...]
     wave: tuple[float, ...]
-    assumed: bool
 
 
-def drawn_edges(points: Sequence[Point], axis: str, spec: DeviceSpec) -> DrawnEdges:
-    """Edges of one op's products along `axis`. The tile is that of each launch where known, else the device's assumed
-    one. A wave edge is drawn where waves can be stated of the size after it (`quantization.credible_waves`)."""
-    sizes = sorted({p.axes[axis]: p for p in points if isinstance(p.workload, Gemm)}.items())
+def drawn_edges(curve: Curve, tile_of: TileOf) -> DrawnEdges:
+    """Edges along a curve of products, between neighbours whose tile was recorded or is told by the steps. A tile that
+    is only assumed has none: nothing in the run says that its edges are there. A wave edge is drawn where waves can be
+    stated of the size after it (`quantization.credible_waves`)."""
     tile_edges: set[float] = set()
     wave_edges: set[float] = set()
-    for (low, a), (high, b) in pairwise(sizes):
-        assert isinstance(a.workload, Gemm)
-        assert isinstance(b.workload, Gemm)
-        used = tile_in_use(spec, b.workload.dtype, b.launch)
-        waves = credible_waves(b.workload, used.tile, spec.sm_count, used.blocks_per_sm, b.peak_share)
-        for share, tiles_before, tiles_after in tile_steps(a.workload, b.workload, used.tile):
+    for (low, a), (high, b) in pairwise(zip(curve.sizes, curve.points, strict=True)):
+        used = tile_of(b)
+        if used is None or used.source == "assumed":
+            continue
+        if not isinstance(a.workload, Gemm) or not isinstance(b.workload, Gemm):
+            continue
+        at_a_time = used.resident_blocks
+        held = used.blocks_per_sm if used.waves else None
+        waves = credible_waves(b.workload, used.tile, at_a_time, held, b.peak_share)
+        for share, before, after in tile_steps(a.workload, b.workload, used.tile):
             at = low + share * (high - low)
             tile_edges.add(at)
-            if waves is not None and cdiv(tiles_after, spec.sm_count) > cdiv(tiles_before, spec.sm_count):
+            if waves is not None and cdiv(after, at_a_time) > cdiv(before, at_a_time):
                 wave_edges.add(at)
-    assumed = all(p.launch is None or p.launch.tile is None for p in points)
-    return DrawnEdges(tuple(sorted(tile_edges)), tuple(sorted(wave_edges)), assumed)
+    return DrawnEdges(tuple(sorted(tile_edges)), tuple(sorted(wave_edges)))
 
 
 def tile_steps(a: Gemm, b: Gemm, tile: Tile) -> list[tuple[float, int, int]]:

@@ -101,8 +101,6 @@ def multiples(
         curves = [one for one in material.along(axis) if not ops or one.curve.op.partition(".")[0] in ops]
         if not curves:
             return f"no curve along {axis.replace('_', '-')}" + (f" of {', '.join(ops)}" if ops else "")
-        if by < 2:
-            return "one core: there are no SMs to be a multiple of"
         pairs = [pair for one in curves for pair in _around_multiples(one, by, alike, same_padding, material)]
         return pairs or f"no {axis.replace('_', '-')} that {by} divides lies beside one that it does not"
 

@@ -30,6 +30,8 @@ from quantbench.workload import Softmax
 
 _ATTENTION_OPS = ("scores", "context", "attention")
 _SOFTMAX_PROVIDERS = ("torch.eager", "triton.fused")
+# Why a rule is not judged on a CPU.
+_ONLY_GPUS = "about GPUs (tensor cores, SMs, waves, CUDA kernels), not judged on a CPU"
 _LAYER_OPS = ("qkv", "attention", "proj", "mlp_up", "mlp_down")
 
 
@@ -45,13 +47,28 @@ class Experiment:
 @dataclass(frozen=True)
 class Rule:
     """predicate: the rule as a condition. claim: what it promises. find: the pairs that show it. plan: the points it
-    needs on a device; raises UnsupportedError where the rule makes no sense there."""
+    needs on a device. gpu_only: the rule is about tensor cores, SMs or CUDA kernels and says nothing about a CPU."""
 
     id: str
     predicate: str
     claim: str
     find: Finder
     plan: Callable[[DeviceSpec], Experiment]
+    gpu_only: bool = True
+
+    def applies_to(self, spec: DeviceSpec) -> bool:
+        """Whether the rule says anything about such a device."""
+        return spec.kind != "cpu" or not self.gpu_only
+
+    def experiment(self, spec: DeviceSpec) -> Experiment:
+        """The points that test the rule on a device. Raises UnsupportedError for a rule of GPUs on a CPU."""
+        if not self.applies_to(spec):
+            others = ", ".join(rule.id for rule in RULES if not rule.gpu_only)
+            raise UnsupportedError(
+                f"--experiment {self.id}", f"{spec.name} is a CPU, and the rule is about GPUs",
+                f"a GPU, or a rule that holds on a CPU as well: {others}",
+            )  # fmt: skip
+        return self.plan(spec)
 
 
 def _around(bases: Sequence[int], offsets: Sequence[int]) -> str:
@@ -59,58 +76,41 @@ def _around(bases: Sequence[int], offsets: Sequence[int]) -> str:
     return ",".join(str(v) for v in sorted({base + offset for base in bases for offset in offsets}))
 
 
-def _scaled(spec: DeviceSpec, gpu: Sequence[int], cpu: Sequence[int]) -> Sequence[int]:
-    """Sizes that take long enough to time on a GPU, and not too long on one core."""
-    return gpu if spec.kind == "cuda" else cpu
-
-
-def _need_sms(spec: DeviceSpec, rule: str) -> None:
-    if spec.kind != "cuda":
-        raise UnsupportedError(f"--experiment {rule}", f"{spec.name} is one core, without SMs or waves", "a GPU")
-
-
-def _linear(spec: DeviceSpec, bases: Sequence[int], offsets: Sequence[int]) -> Experiment:
-    seq = 2048 if spec.kind == "cuda" else 256
-    return Experiment((f"hidden={_around(bases, offsets)}",), Held(seq=seq, ops=LINEAR_OPS))
+def _linear(bases: Sequence[int], offsets: Sequence[int]) -> Experiment:
+    return Experiment((f"hidden={_around(bases, offsets)}",), Held(seq=2048, ops=LINEAR_OPS))
 
 
 def _hidden_sm_count(spec: DeviceSpec) -> Experiment:
-    _need_sms(spec, "hidden-sm-count")
     step = lcm(spec.sm_count, 64)
     bases = [step * i for i in range(1, 9) if 1024 <= step * i <= 12288][:5]
-    return _linear(spec, bases, (-128, 0, 128))
+    return _linear(bases, (-128, 0, 128))
 
 
-def _k(spec: DeviceSpec, offsets: Sequence[int]) -> Experiment:
-    m = n = 4096 if spec.kind == "cuda" else 384
-    bases = _scaled(spec, (1024, 2048, 4096, 8192), (256, 512))
-    return Experiment((f"k={_around(bases, offsets)}",), Held(m=m, n=n, layout="nt"))
+def _k(offsets: Sequence[int]) -> Experiment:
+    return Experiment((f"k={_around((1024, 2048, 4096, 8192), offsets)}",), Held(m=4096, n=4096, layout="nt"))
 
 
-def _head_dim(spec: DeviceSpec, values: str) -> Experiment:
-    heads, seq = (32, 2048) if spec.kind == "cuda" else (4, 256)
-    held = Held(hidden=64 * heads, heads=heads, seq=seq, ops=_ATTENTION_OPS)
-    return Experiment((f"head-dim={values}",), held)
+def _head_dim(values: str) -> Experiment:
+    heads = 32
+    return Experiment((f"head-dim={values}",), Held(hidden=64 * heads, heads=heads, seq=2048, ops=_ATTENTION_OPS))
 
 
-def _vocab(spec: DeviceSpec, offsets: Sequence[int]) -> Experiment:
-    hidden, seq = (4096, 2048) if spec.kind == "cuda" else (256, 128)
-    bases = _scaled(spec, (32000, 50304, 128256), (1024, 2048))
-    return Experiment((f"vocab={_around(bases, offsets)}",), Held(hidden=hidden, seq=seq))
+def _vocab(offsets: Sequence[int]) -> Experiment:
+    return Experiment((f"vocab={_around((32000, 50304, 128256), offsets)}",), Held(hidden=4096, seq=2048))
 
 
-def _softmax(spec: DeviceSpec, *dims: str, heads: int = 0, seq: int = 0) -> Experiment:
+def _softmax(*dims: str, heads: int = 0, seq: int = 0) -> Experiment:
     held = Held(hidden=2048, heads=heads, head_dim=64, seq=seq, ops=("softmax",))
     return Experiment(dims, held, _SOFTMAX_PROVIDERS)
 
 
 def _layer(spec: DeviceSpec, dim: str) -> Experiment:
+    """Sizes that take long enough to time on a GPU, and not too long on one core."""
     hidden, seq = (4096, 2048) if spec.kind == "cuda" else (256, 128)
     return Experiment((dim,), Held(hidden=hidden, heads=32, seq=seq, ops=_LAYER_OPS))
 
 
-def _whole_waves(spec: DeviceSpec) -> Experiment:
-    _need_sms(spec, "whole-waves")
+def _whole_waves() -> Experiment:
     # Few rows of tiles and small steps of n: whatever the tile, some size fills the last wave to nine tenths or more.
     return Experiment(("n=4096:16384:256@edges",), Held(m=512, k=4096, layout="nt"))
 
@@ -126,7 +126,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "hidden-128", "hidden % 128 == 0", "tiles are filled: hidden sizes between are slower",
         multiples("hidden", 128, alike=(64,), ops=LINEAR_OPS),
-        lambda spec: _linear(spec, _scaled(spec, (1024, 2048, 3072, 4096, 6144), (256, 512, 768)), (-64, 0, 64)),
+        lambda _: _linear((1024, 2048, 3072, 4096, 6144), (-64, 0, 64)),
     ),
     Rule(
         "hidden-sm-count", "hidden % SM count == 0", "the tiles come out as whole waves",
@@ -135,40 +135,40 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "hidden-864", "hidden % 864 == 0", "128 and 108 at once, as the notes put it (864 is no multiple of 128)",
         multiples("hidden", 864, alike=(32, 64, 128), ops=LINEAR_OPS),
-        lambda spec: _linear(spec, _scaled(spec, (1728, 2592, 3456, 5184, 6912), (864,)), (-128, 0, 128)),
+        lambda _: _linear((1728, 2592, 3456, 5184, 6912), (-128, 0, 128)),
     ),
     Rule(
         "k-8", "k % 8 == 0", "rows of 16-bit numbers start at 16 bytes and are loaded whole",
-        multiples("k", 8), lambda spec: _k(spec, (-4, -2, -1, 0, 1, 2, 4)),
+        multiples("k", 8), lambda _: _k((-4, -2, -1, 0, 1, 2, 4)),
     ),
     Rule(
         "k-64", "k % 64 == 0", "rows start at whole cache lines, and the reduction's last step is full",
-        multiples("k", 64, alike=(8,)), lambda spec: _k(spec, (-32, -16, -8, 0, 8, 16, 32)),
+        multiples("k", 64, alike=(8,)), lambda _: _k((-32, -16, -8, 0, 8, 16, 32)),
     ),
     Rule(
         "head-dim-8", "head_dim % 8 == 0", "attention's rows start at 16 bytes",
         multiples("head_dim", 8, same_padding=True, ops=_ATTENTION_OPS),
-        lambda spec: _head_dim(spec, "68,70,72,74,76,100,102,104,106,108,116,118,120,122,124"),
+        lambda _: _head_dim("68,70,72,74,76,100,102,104,106,108,116,118,120,122,124"),
     ),
     Rule(
         "head-dim-64", "head_dim % 64 == 0", "attention pads to whole tiles of 64",
         multiples("head_dim", 64, alike=(8,), ops=_ATTENTION_OPS),
-        lambda spec: _head_dim(spec, "56,64,72,112,120,128,136,184,192,200"),
+        lambda _: _head_dim("56,64,72,112,120,128,136,184,192,200"),
     ),
     Rule(
         "vocab-8", "vocab % 8 == 0", "the logits' rows start at 16 bytes",
-        multiples("vocab", 8, ops=("logits",)), lambda spec: _vocab(spec, (-4, -1, 0, 1, 4)),
+        multiples("vocab", 8, ops=("logits",)), lambda _: _vocab((-4, -1, 0, 1, 4)),
     ),
     Rule(
         "vocab-128", "vocab % 128 == 0", "the logits fill their tiles (Megatron pads the vocabulary to it)",
-        multiples("vocab", 128, alike=(8,), ops=("logits",)), lambda spec: _vocab(spec, (-64, -8, 0, 8, 64)),
+        multiples("vocab", 128, alike=(8,), ops=("logits",)), lambda _: _vocab((-64, -8, 0, 8, 64)),
     ),
     Rule(
         "heads-mbs-4", "heads / TP × MBS % 4 == 0", "Megatron's fused softmax runs instead of its fallback",
         fallbacks(
             _fused, lambda work: work.batch % 4 != 0, same=("rows", "cols"), what="heads / TP × MBS no multiple of 4"
         ),
-        lambda spec: _softmax(spec, "heads=8,9,10,15,16,17,24,26,32,33", seq=2048 if spec.kind == "cuda" else 128),
+        lambda _: _softmax("heads=8,9,10,15,16,17,24,26,32,33", seq=2048),
     ),
     Rule(
         "batches-per-block", "heads / TP × MBS % batches_per_block == 0",
@@ -177,26 +177,26 @@ RULES: tuple[Rule, ...] = (
             _fused, lambda work: work.batch % 4 == 0 and work.batch % batches_per_block(work.cols) != 0,
             same=("rows", "cols"), what="heads / TP × MBS a multiple of 4 and not of 8",
         ),
-        lambda spec: _softmax(spec, "heads=8,12,16,20,24,28,32,36,64,68", "seq=64,128"),
+        lambda _: _softmax("heads=8,12,16,20,24,28,32,36,64,68", "seq=64,128"),
     ),
     Rule(
         "softmax-sk-2048", "16 < sk <= 2048", "the fused softmax of Megatron's first generations runs",
         fallbacks(
             _fused, lambda work: work.cols > 2048, same=("batch",), what="rows of more than 2048 columns"
         ),
-        lambda spec: _softmax(spec, "seq=1024,1536,2048,2112,2560,3072,4096", heads=16),
+        lambda _: _softmax("seq=1024,1536,2048,2112,2560,3072,4096", heads=16),
     ),
     Rule(
         "mbs-2", "MBS == 2", "a micro-batch of two is the fastest per token",
-        best_value("mbs", 2), lambda spec: _layer(spec, "mbs=1,2,4,8"),
+        best_value("mbs", 2), lambda spec: _layer(spec, "mbs=1,2,4,8"), gpu_only=False,
     ),
     Rule(
         "tp-shrinks-n", "TP as small as memory allows", "each doubling of TP halves n and costs rate on every GPU",
-        first_of(doublings("tp"), halves("n")), lambda spec: _layer(spec, "tp=1,2,4,8"),
+        first_of(doublings("tp"), halves("n")), lambda spec: _layer(spec, "tp=1,2,4,8"), gpu_only=False,
     ),
     Rule(
         "whole-waves", "tiles % (SM count × blocks per SM) == 0", "no wave runs nearly empty",
-        whole_waves, _whole_waves,
+        whole_waves, lambda _: _whole_waves(),
     ),
 )  # fmt: skip
 
@@ -210,5 +210,23 @@ def rule_named(name: str) -> Rule:
 
 
 def judge_all(material: Material, rules: Sequence[Rule] = RULES) -> tuple[Verdict, ...]:
-    """A verdict on each rule from what a run has to offer."""
-    return tuple(judge(rule.id, rule.find(material)) for rule in rules)
+    """A verdict on each rule from what a run has to offer. Rules of GPUs are not judged on a CPU's run."""
+    return tuple(
+        judge(rule.id, rule.find(material) if rule.applies_to(material.spec) else _ONLY_GPUS) for rule in rules
+    )
+
+
+def untested_lines(verdicts: Sequence[Verdict], spec: DeviceSpec) -> list[str]:
+    """What was not judged: one line for the rules that a device's run could test, one for those of other devices."""
+    untested = [v for v in verdicts if v.verdict == "NOT TESTED"]
+    own = [v for v in untested if rule_named(v.rule).applies_to(spec)]
+    other = len(untested) - len(own)
+    lines = []
+    if len(own) == 1:
+        lines.append(f"{own[0].rule} not tested: {own[0].reason}")
+    elif own:
+        names = ", ".join(v.rule for v in own)
+        lines.append(f"{len(own)} rules not tested: {names}; `quantbench check --experiment NAME` measures one")
+    if other:
+        lines.append(f"{other} rule{'' if other == 1 else 's'} {_ONLY_GPUS}")
+    return lines

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from quantbench.analysis.blocks import TileInUse, tile_in_use
+from quantbench.analysis.blocks import TileInUse, num_blocks, parts_to_fill
 from quantbench.analysis.drawn_edges import tile_steps
 from quantbench.analysis.summary import Point
 from quantbench.analysis.tiles import TileOf
@@ -26,33 +26,37 @@ from quantbench.workload import Gemm
 _BANDWIDTH_EFFICIENCY = 0.8
 # Points that reach this share of it are left out where the curve is scaled.
 _MEMORY_BOUND = 0.5
-# More teeth than this between two neighbours are finer than a picture shows: a straight line is drawn between them.
+# More teeth than this between two neighbours are finer than a picture shows: the curve has a gap there.
 _MOST_TEETH = 12
 
 
 @dataclass(frozen=True)
 class Sawtooth:
-    """sizes: places on the axis, ascending, each edge twice (full, and one past it). tflops: the rate there.
-    assumed: the tile was not identified but taken for granted; tile: in words."""
+    """sizes: places on the axis, ascending, each edge twice (full, and one past it). tflops: the rate there,
+    nan in a gap. tile: in words."""
 
     sizes: tuple[float, ...]
     tflops: tuple[float, ...]
-    assumed: bool
     tile: str
 
 
-def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec, known: TileOf = lambda _: None) -> Sawtooth | None:
+def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec, known: TileOf) -> Sawtooth | None:
     """The curve for the points of one op and provider along `axis`; None where they are no products, fewer than two
-    sizes, need the same number of tiles everywhere (along k), or have only an assumed tile on a device whose waves are
-    not known.
+    sizes, or need the same number of tiles everywhere (along k), and where the tile of a point is not known.
 
-    known: whose tile a point is computed with (`tiles.tile_finder`); where that is None, the device's assumed one.
+    known: whose tile a point is computed with (`tiles.tile_finder`). A tile that is only assumed draws no curve. One
+    that the steps tell draws it from half a wave on: below, libraries cut the work into smaller parts.
     """
-    by_size = sorted({p.axes[axis]: p for p in points if isinstance(p.workload, Gemm)}.items())
+    used: dict[int, TileInUse] = {}
+    by_size: list[tuple[int, Point]] = []
+    for size, p in sorted({p.axes[axis]: p for p in points if isinstance(p.workload, Gemm)}.items()):
+        found = known(p)
+        if found is None or found.source == "assumed":
+            return None
+        if by_size or found.source != "steps" or _fills_half_a_wave(p, found):
+            by_size.append((size, p))
+            used[size] = found
     if len(by_size) < 2:
-        return None
-    used = {size: _used(p, spec, known) for size, p in by_size}
-    if spec.kind == "cuda" and not any(one.waves or one.source != "assumed" for one in used.values()):
         return None
     if len({quantize(p.workload, used[size].tile, 1).num_tiles for size, p in by_size}) == 1:  # type: ignore[arg-type]
         return None
@@ -64,6 +68,11 @@ def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec, known: TileOf
         assert isinstance(b.workload, Gemm)
         tile, resident = used[high].tile, used[high].resident_blocks
         for share, num_tiles in _places(a.workload, b.workload, tile):
+            if num_tiles is None:
+                sizes.append((low + high) / 2)
+                compute.append(np.nan)
+                memory.append(np.nan)
+                continue
             sizes.append(low + share * (high - low))
             m, n, k, batch = (_between(a.workload, b.workload, name, share) for name in ("m", "n", "k", "batch"))
             slots = cdiv(num_tiles, resident) * resident
@@ -75,33 +84,28 @@ def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec, known: TileOf
     peak = spec.peak(by_size[0][1].workload.dtype)
     if peak is not None:
         rates = np.minimum(rates, peak)
-    return Sawtooth(
-        tuple(sizes), tuple(float(r) for r in rates), all(u.source == "assumed" for u in used.values()),
-        _words(tuple(used.values())),
-    )  # fmt: skip
+    return Sawtooth(tuple(sizes), tuple(float(r) for r in rates), _words(tuple(used.values())))
 
 
-def _used(point: Point, spec: DeviceSpec, known: TileOf) -> TileInUse:
-    return known(point) or tile_in_use(spec, point.workload.dtype, point.launch)
+def _fills_half_a_wave(point: Point, used: TileInUse) -> bool:
+    return parts_to_fill(num_blocks(point.workload, used.tile) or 0, used.resident_blocks) == 1
 
 
 def _words(used: Sequence[TileInUse]) -> str:
     last = used[-1]
-    if all(u.source == "assumed" for u in used):
-        return f"{last.tile} assumed"
     if len({str(u.tile) for u in used}) > 1:
         return "tile of the kernel that ran"
-    return f"{last.tile}, told by the steps" if last.source == "steps" else str(last.tile)
+    return f"{last.tile}, recovered from the steps" if last.source == "steps" else f"{last.tile}, recorded"
 
 
-def _places(a: Gemm, b: Gemm, tile: Tile) -> list[tuple[float, int]]:
-    """(share of the way, tiles there), at both ends and on both sides of each edge between them."""
+def _places(a: Gemm, b: Gemm, tile: Tile) -> list[tuple[float, int | None]]:
+    """(share of the way, tiles there), at both ends and on both sides of each edge between them; no number of tiles in
+    the middle of a way with too many edges."""
     teeth = tile_steps(a, b, tile)
-    ends = [(0.0, quantize(a, tile, 1).num_tiles), (1.0, quantize(b, tile, 1).num_tiles)]
+    inner: list[tuple[float, int | None]] = [(share, tiles) for share, *both in teeth for tiles in both]
     if len(teeth) > _MOST_TEETH:
-        return ends
-    inner = [(share, tiles) for share, before, after in teeth for tiles in (before, after)]
-    return [ends[0], *inner, ends[1]]
+        inner = [(0.5, None)]
+    return [(0.0, quantize(a, tile, 1).num_tiles), *inner, (1.0, quantize(b, tile, 1).num_tiles)]
 
 
 def _between(a: Gemm, b: Gemm, name: str, share: float) -> float:

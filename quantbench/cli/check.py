@@ -75,7 +75,7 @@ def _measure(rule: Rule, results: Path, budget: str, *, as_json: bool) -> Path:
     from quantbench.sweep.session import SweepSession
 
     def options(spec: DeviceSpec) -> SweepOptions:
-        plan = rule.plan(spec)
+        plan = rule.experiment(spec)
         usual = sweep_options(SweepArguments(plan.dims, {}, budget=budget), spec.kind)
         return replace(usual, held=plan.held, providers=plan.providers, skip_impossible=True)
 
@@ -87,19 +87,8 @@ def _measure(rule: Rule, results: Path, budget: str, *, as_json: bool) -> Path:
         return session.folder
 
 
-def _can_test(rule: str, spec: DeviceSpec) -> bool:
-    """Whether the rule has an experiment on the device."""
-    from quantbench.analysis.rules import rule_named
-    from quantbench.errors import UnsupportedError
-
-    try:
-        rule_named(rule).plan(spec)
-    except UnsupportedError:
-        return False
-    return True
-
-
 def _say(found: Check) -> None:
+    from quantbench.analysis.rules import untested_lines
     from quantbench.cli.check_output import cliff_table, head_lines, period_lines, rule_table
     from quantbench.cli.console import output, say
     from quantbench.cli.devices import device_line
@@ -122,10 +111,11 @@ def _say(found: Check) -> None:
         console.print(table)
     for line in period_lines(found):
         say(console, line)
-    console.print()
-    console.print(rule_table(found))
-    untested = next((v.rule for v in found.rules if v.verdict == "NOT TESTED" and _can_test(v.rule, info.device)), None)
-    if untested is not None:
-        say(console, f"to measure just what a rule needs: quantbench check --experiment {untested}")
+    rules = rule_table(found)
+    if rules is not None:
+        console.print()
+        console.print(rules)
+    for line in untested_lines(found.rules, info.device):
+        say(console, line)
     console.print()
     say(console, f"next: quantbench report {found.run.folder!s}")

@@ -24,7 +24,7 @@ _MOST_SAME = 8
 # Records of so many comparisons stand for a verdict; a table has thousands.
 _MOST_EVIDENCE = 200
 
-_VERDICT_STYLE = {"CONFIRMED": "green", "REFUTED": "red", "INCONCLUSIVE": "yellow", "NOT TESTED": "dim"}
+_VERDICT_STYLE = {"CONFIRMED": "green", "REFUTED": "red", "INCONCLUSIVE": "yellow"}
 
 
 def head_lines(found: Check) -> list[str]:
@@ -134,22 +134,26 @@ def _period_words(period: Period) -> str:
             return f"unclear which tile makes the steps{spaced}: {likely}"
 
 
-def rule_table(found: Check) -> Table:
-    """Every rule with its verdict; what was not tested comes last."""
+def rule_table(found: Check) -> Table | None:
+    """The rules that the run tests, with their verdicts; None where it tests none (see `untested_lines`)."""
     from rich.text import Text
+
+    tested = [verdict for verdict in found.rules if verdict.verdict != "NOT TESTED"]
+    if not tested:
+        return None
 
     table = _table(
         "rules: time per work where a rule is broken over where it is kept", "rule", "verdict", "effect", "pairs",
         "which says, and what is behind it", right=0,
     )  # fmt: skip
-    for verdict in sorted(found.rules, key=lambda v: v.verdict == "NOT TESTED"):
+    for verdict in tested:
         rule = rule_named(verdict.rule)
         table.add_row(
             rule.id,
             Text(verdict.verdict, style=_VERDICT_STYLE[verdict.verdict]),
             "" if verdict.effect is None else f"{verdict.effect:.3f}x ({verdict.low:.3f} to {verdict.high:.3f})",
             f"{verdict.num_pairs:,}" if verdict.num_pairs else "",
-            verdict.reason if verdict.verdict == "NOT TESTED" else f"{rule.predicate}: {rule.claim}{_behind(verdict)}",
+            f"{rule.predicate}: {rule.claim}{_behind(verdict)}",
         )
     return table
 

@@ -32,8 +32,9 @@ def run(arguments: SweepArguments, gpu: str, plot: Path | None, *, as_json: bool
     axes, found, assumed = predict_sweep(arguments, spec)
     odds = cliff_odds(found.rows, best_gemm_model(spec, _dtype(found)))
     if plot is not None:
-        title = f"{spec.name}: predicted, with 90 % intervals"
-        draw_forecast(found.rows, axes[0].field, spec, plot, title=title)
+        dtypes = ", ".join(dict.fromkeys(op.op.workload.dtype for row in found.rows for op in row.estimate.ops))
+        title = f"{spec.name} · {dtypes} · predicted, with 90 % intervals"
+        draw_forecast(found.rows, axes[0].field, spec, plot, title=title, caption="; ".join(found.notes))
     if as_json:
         answer = {
             "device": spec.name, "dtype": _dtype(found), "assumed": list(assumed), "notes": list(found.notes),

@@ -316,13 +316,11 @@ def say_result(
             say(console, line)
     picture = None
     if points and not listed:  # a list of shapes has no axis to draw along
-        from quantbench.report.efficiency import draw_efficiency
+        from quantbench.report.efficiency import draw_run
 
-        picture = run.folder / f"efficiency-{axis.replace('_', '-')}.png"
         try:
-            draw_efficiency(points, axis, spec, picture, title=f"{spec.name} · {run.info.run_id} · measured")
+            picture = draw_run(run, check, axis)
         except StoreError as error:  # a full disk: the run itself is whole, and where it lies must still be said
-            picture = None
             say_warning(console, f"no picture: {error}")
     overhead_share = 1 - (measuring_s(run.info) - earlier_s) / (wall_s * devices)
     if as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from quantbench.errors import StoreError
@@ -16,14 +17,14 @@ if TYPE_CHECKING:
 _DPI = 130
 # Seaborn's "whitegrid" with a paler grid: intervals and edges are drawn as thin lines and must not drown in it.
 _STYLE = {"grid.color": "#ebebeb", "axes.edgecolor": "#999999"}
-#: what a tile edge, a wave edge, a cliff and an interval are drawn in, in every picture (Tableau's colours)
-TILE_COLOUR, WAVE_COLOUR, CLIFF_COLOUR, INTERVAL_COLOUR = "tab:red", "tab:purple", "#c1272d", "0.3"
+#: what a predicted wave edge, a cliff and an interval are drawn in, in every picture
+WAVE_COLOUR, CLIFF_COLOUR, INTERVAL_COLOUR = "tab:purple", "#c1272d", "0.3"
 #: curves, in an order that people with any colour vision can tell apart (Okabe and Ito, "Color Universal Design",
 #: https://jfly.uni-koeln.de/color/), without its vermilion, which is too near to what marks a loss; and their markers
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#666666")
 MARKERS = ("o", "s", "^", "D", "v", "P")
-# Entries of a legend below a picture that stand beside each other, by the longest of them in letters.
-_LEGEND_WIDTH, _MOST_BESIDE = 104, 4
+# Letters of a heading and of a legend that fit into an inch; entries of a legend that stand beside each other.
+_LETTERS_PER_IN, _LEGEND_LETTERS_PER_IN, _MOST_BESIDE = 14, 16, 4
 _MOST_TICKS = 10
 # Room above the highest point; when an axis need not begin at nothing, and what it then spans at least.
 _ROOM_ABOVE, _IN_THE_UPPER_PART, _LEAST_REACH = 0.14, 0.6, 0.08
@@ -54,11 +55,25 @@ def canvas(lines: int, columns: int, width_in: float, height_in: float, **option
             plt.close(figure)
 
 
-def legend_below(figure: Figure, panel: Any) -> None:
-    """The panel's legend under the picture, where it covers no curve."""
-    handles, labels = panel.get_legend_handles_labels()
-    beside = max(1, min(_MOST_BESIDE, _LEGEND_WIDTH // (max(map(len, labels), default=0) + 8)))
-    figure.legend(handles, labels, loc="outside lower left", ncols=beside, fontsize=8, frameon=False)
+def heading(figure: Figure, title: str, caption: str) -> None:
+    """The title, and below it the GPU, the number format, the library and where the figures come from."""
+    width = int(_LETTERS_PER_IN * figure.get_figwidth())
+    lines = [plain(title, width), *wrap(plain(caption, 4 * width), width, break_on_hyphens=False)]
+    figure.suptitle("\n".join(filter(None, lines)), x=0.01, ha="left", fontsize=9)
+
+
+def legend_below(figure: Figure, panels: Sequence[Any]) -> None:
+    """One legend for all panels under the picture, where it covers no curve; equal labels once."""
+    entries: dict[str, Any] = {}
+    for panel in panels:
+        handles, labels = panel.get_legend_handles_labels()
+        for handle, label in zip(handles, labels, strict=True):
+            entries.setdefault(label, handle)
+    width = _LEGEND_LETTERS_PER_IN * figure.get_figwidth()
+    beside = max(1, min(_MOST_BESIDE, int(width) // (max(map(len, entries), default=0) + 8)))
+    if entries:
+        handles = list(entries.values())
+        figure.legend(handles, list(entries), loc="outside lower left", ncols=beside, fontsize=8, frameon=False)
 
 
 def limit_heights(panel: Any, heights: Sequence[float]) -> None:

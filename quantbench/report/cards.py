@@ -27,6 +27,8 @@ from quantbench.units import percent
 _MOST_CURVES = 4
 _MOST_OPS = 12
 _MOST_KERNELS = 10
+#: what a picture of these points names: see `source.picture_caption`
+Caption = Callable[[Sequence[Point]], str]
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -63,6 +65,7 @@ def axis_section(
     spec: DeviceSpec,
     periods: Sequence[Period],
     gallery: Gallery,
+    caption: Caption,
 ) -> Section | None:
     """Curves of each op along one axis; None where nothing varies along it."""
     every = curves_of(points, axis)
@@ -78,7 +81,7 @@ def axis_section(
     if still:
         note += f"{'; ' if note else ''}{', '.join(still)}: the same product at every {name}"
     cards = [
-        _op_card(axis, op, [c for c in curves if c.op == op], marks, spec, tile_finder(spec, periods), gallery)
+        _op_card(axis, op, [c for c in curves if c.op == op], marks, spec, tile_finder(spec, periods), gallery, caption)
         for op in ops
     ]
     return Section(f"axis-{_NO_NAME.sub('-', axis)}", f"Efficiency over {name}", note, tuple(cards))
@@ -104,6 +107,7 @@ def _op_card(
     spec: DeviceSpec,
     tile_of: Callable[[Family], TileOf],
     gallery: Gallery,
+    caption: Caption,
 ) -> Card:
     drawn = typical(curves, _MOST_CURVES)
     points = [point for curve in drawn for point in curve.points]
@@ -114,7 +118,7 @@ def _op_card(
     colours = kernel_colours(points)
     path = gallery.path(axis, op)
     title = f"{op} over {axis.replace('_', '-')}"
-    draw_op(drawn, numbered, colours, spec, path, title=title, tile_of=tile_of)
+    draw_op(drawn, numbered, colours, spec, path, title=title, caption=caption(points), tile_of=tile_of)
     note = "" if len(drawn) == len(curves) else f"{len(drawn)} of {len(curves)} curves, from smaller to larger work"
     if len(own) > len(chosen):
         note += f"{'; ' if note else ''}the {len(chosen)} largest of {len(own)} cliffs are numbered"
@@ -151,31 +155,31 @@ def _kernels(points: Sequence[Point], colours: dict[str, str]) -> tuple[KernelLa
     return tuple(labels)
 
 
-def maps_section(rows: Sequence[Row], axes: Sequence[str], gallery: Gallery) -> Section | None:
+def maps_section(rows: Sequence[Row], axes: Sequence[str], gallery: Gallery, caption: Caption) -> Section | None:
     """Share of peak over two axes at once; None for a run of one axis."""
     cards = []
     for heat in heat_maps(rows, axes):
         path = gallery.path("map", heat.x_axis, heat.y_axis)
-        draw_heat_map(heat, path)
+        draw_heat_map(heat, path, caption([point for row in heat.rows for point in row.points]))
         x, y = heat.x_axis.replace("_", "-"), heat.y_axis.replace("_", "-")
         cards.append(Card(f"Share of peak over {x} and {y}", gallery.picture(path, f"heat map over {x} and {y}")))
     return Section("maps", "Two sizes at once", cards=tuple(cards)) if cards else None
 
 
-def spread_card(points: Sequence[Point], axis: str, gallery: Gallery) -> Card | None:
+def spread_card(points: Sequence[Point], axis: str, gallery: Gallery, caption: Caption) -> Card | None:
     """The jumps between neighbouring sizes over all shapes; None where there are too few shapes or no neighbours."""
     spreads = step_spreads(curves_of(points, axis))
     if not spreads:
         return None
     path = gallery.path("jumps", axis)
-    draw_step_spreads(spreads, axis, path)
+    draw_step_spreads(spreads, axis, path, caption(points))
     shapes = max(s.curves for s in spreads)
     name = axis.replace("_", "-")
     title = f"Jumps between neighbouring values of {name}, over {shapes} shapes"
     return Card(title, gallery.picture(path, f"jump of the time per work at each step of {name}"))
 
 
-def state_section(records: Sequence[Record], gallery: Gallery, origin: str) -> Section:
+def state_section(records: Sequence[Record], gallery: Gallery, origin: str, caption: str) -> Section:
     """Clock, temperature, power and drift through the run."""
     title = "The device during the run"
     tracks = state_tracks(records)
@@ -186,6 +190,6 @@ def state_section(records: Sequence[Record], gallery: Gallery, origin: str) -> S
     if len({minute for track in tracks for minute in track.minutes}) < 2:
         return Section("state", title, words)
     path = gallery.path("device-state")
-    draw_state(tracks, path)
+    draw_state(tracks, path, caption)
     picture = gallery.picture(path, "clock, temperature, power and drift over the minutes of the run")
     return Section("state", title, words, (Card("", picture),))

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from quantbench.analysis.compare import VERDICTS, Compared, Comparison
-from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, canvas, legend_below, plain, save
-from quantbench.store.run import RunInfo
+from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, canvas, heading, legend_below, save
+from quantbench.report.source import picture_caption
 
 _COLOURS = {"slower": CLIFF_COLOUR, "faster": PALETTE[0], "same": "#7a7a7a", "unclear": PALETTE[1]}
 _MARKERS = {"slower": "^", "faster": "v", "same": "o", "unclear": "D"}
@@ -34,15 +34,13 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
         _ratio_ticks(panel)
         panel.set_ylabel("time of B / time of A   (above 1: slower)")
         panel.set_xlabel(axis.replace("_", "-") if axis else "points, from fastest to slowest")
-        legend_below(figure, panel)
-        title = " · ".join(f"{name} {_name(run.info)}" for name, run in (("A", comparison.a), ("B", comparison.b)))
-        figure.suptitle(plain(title, 120), x=0.01, ha="left", fontsize=10)
+        legend_below(figure, [panel])
+        a, b = (
+            f"{name}: {run.info.run_id} · {picture_caption(run.info, (getattr(p, side) for p in points))}"
+            for name, run, side in (("A", comparison.a, "a"), ("B", comparison.b, "b"))
+        )
+        heading(figure, a, b)
         save(figure, path)
-
-
-def _name(info: RunInfo) -> str:
-    origin = "" if info.origin == "measured" else f" ({info.origin})"
-    return f"{info.device.name} {info.run_id}{origin}"
 
 
 def _axis(points: Sequence[Compared]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from quantbench.report.canvas import CLIFF_COLOUR, canvas, save
+from quantbench.report.canvas import CLIFF_COLOUR, canvas, heading, save
 from quantbench.stats import median
 from quantbench.store.record import Measured, Record
 
@@ -86,9 +86,9 @@ def _drift(records: Sequence[Record]) -> StateTrack | None:
     )  # fmt: skip
 
 
-def draw_state(tracks: Sequence[StateTrack], path: Path) -> None:
-    """Write a PNG: one panel a quantity over the minutes since the run began."""
-    with canvas(len(tracks), 1, 6.8, 0.7 + 1.15 * len(tracks), sharex=True) as (figure, panels):
+def draw_state(tracks: Sequence[StateTrack], path: Path, caption: str) -> None:
+    """Write a PNG: one panel a quantity over the minutes since the run began. caption: see `canvas.heading`."""
+    with canvas(len(tracks), 1, 6.8, 1.0 + 1.15 * len(tracks), sharex=True) as (figure, panels):
         for (panel,), track in zip(panels, tracks, strict=True):
             if track.low:
                 panel.vlines(track.minutes, track.low, track.high, color="0.7", linewidth=1)
@@ -99,4 +99,5 @@ def draw_state(tracks: Sequence[StateTrack], path: Path) -> None:
             panel.set_title(f"{track.name}, {track.unit}", loc="left", fontsize=9)
             panel.ticklabel_format(axis="y", useOffset=False)
         panels[-1][0].set_xlabel("minutes since the run began")
+        heading(figure, "the device during the run", caption)
         save(figure, path)

@@ -16,7 +16,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.latency.gemm_cliffs import LIKELY
 from quantbench.latency.roofline import peak_share
 from quantbench.latency.transformer import OpEstimate
-from quantbench.report.canvas import WAVE_COLOUR
+from quantbench.report.canvas import MARKERS, PALETTE, WAVE_COLOUR
 from quantbench.report.panels import draw_panels
 from quantbench.units import latency, percent
 
@@ -142,25 +142,25 @@ def _op_to_json(op: OpEstimate, spec: DeviceSpec) -> dict[str, Any]:
     }
 
 
-def draw_forecast(rows: Sequence[ForecastRow], axis: str, spec: DeviceSpec, path: Path, *, title: str) -> None:
+def draw_forecast(
+    rows: Sequence[ForecastRow], axis: str, spec: DeviceSpec, path: Path, *, title: str, caption: str
+) -> None:
     """Write a PNG: a panel per op, its predicted share of peak over `axis` with the 90 % interval as a band, and
     dashed lines where the model believes that one more wave begins (none where waves cannot be stated)."""
 
     def draw(panel: Axes, label: str) -> None:
         _draw_panel(panel, rows, label, axis, spec)
 
-    draw_panels((op.op.label for row in rows for op in row.ops), draw, axis, path, title=title)
+    draw_panels((op.op.label for row in rows for op in row.ops), draw, axis, path, title=title, caption=caption)
 
 
 def _draw_panel(panel: Axes, rows: Sequence[ForecastRow], label: str, axis: str, spec: DeviceSpec) -> None:
-    import seaborn as sns
-
     curves: dict[str, list[tuple[int, OpEstimate]]] = {}
     for row in rows:
         others = " ".join(f"{name}={value}" for name, value in row.axes.items() if name != axis)
         curves.setdefault(others, []).extend((row.axes[axis], op) for op in row.ops if op.op.label == label)
-    palette = sns.color_palette(n_colors=len(curves))
-    for (name, curve), colour in zip(curves.items(), palette, strict=True):
+    for i, (name, curve) in enumerate(curves.items()):
+        colour = PALETTE[i % len(PALETTE)]
         curve.sort(key=lambda point: point[0])
         x = [at for at, _ in curve]
         middle, low, high = (
@@ -168,12 +168,13 @@ def _draw_panel(panel: Axes, rows: Sequence[ForecastRow], label: str, axis: str,
             for us in ("latency_us", "high_us", "low_us")
         )
         panel.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
-        sns.lineplot(x=x, y=middle, color=colour, linewidth=1.4, ax=panel, label=f"predicted {name}".strip())
+        marker = MARKERS[i % len(MARKERS)]
+        label = f"predicted {name.replace('_', '-')}".strip()
+        panel.plot(x, middle, "-", marker=marker, markersize=3, color=colour, linewidth=1.4, label=label)
     _draw_wave_edges(panel, next(iter(curves.values())))
     known = any(peak_share(op.op.workload, 1.0, spec) is not None for curve in curves.values() for _, op in curve)
     panel.set_ylabel("share of peak, %" if known else "TFLOP/s")
     panel.set_ylim(bottom=0)
-    panel.legend(fontsize=8, loc="lower right", title=None)
 
 
 def _height(op: OpEstimate, latency_us: float, spec: DeviceSpec) -> float:

@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 
 from quantbench.analysis.summary import Row
-from quantbench.report.canvas import canvas, plain, save
+from quantbench.report.canvas import canvas, heading, plain, save
 
 # Pairs that a report shows first where the run has them.
 _FIRST = (("hidden", "mbs"), ("heads", "tp"), ("n", "m"), ("k", "n"))
@@ -70,8 +70,9 @@ def _wider(rows: Sequence[Row], one: str, other: str) -> bool:
     return len({row.axes.get(one) for row in rows}) > len({row.axes.get(other) for row in rows})
 
 
-def draw_heat_map(heat: HeatMap, path: Path) -> None:
-    """Write a PNG: percent of peak, one cell a place; cells that were not measured stay empty."""
+def draw_heat_map(heat: HeatMap, path: Path, caption: str) -> None:
+    """Write a PNG: percent of peak, one cell a place; cells that were not measured stay empty. caption: see
+    `canvas.heading`."""
     import numpy as np
     import seaborn as sns
 
@@ -92,7 +93,7 @@ def draw_heat_map(heat: HeatMap, path: Path) -> None:
         panel.set_ylabel(plain(heat.y_axis.replace("_", "-")))
         panel.tick_params(axis="y", rotation=0)
         panel.tick_params(axis="x", rotation=45 if len(x) > 8 else 0)
-        figure.suptitle(plain(heat.caption), x=0.01, ha="left", fontsize=10)
+        heading(figure, heat.caption, caption)
         save(figure, path)
 
 

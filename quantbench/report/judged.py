@@ -8,7 +8,8 @@ from quantbench.analysis.check import Check
 from quantbench.analysis.common_cliffs import CommonCliff
 from quantbench.analysis.periods import Period, explanation_words
 from quantbench.analysis.rule_verdicts import VERDICTS, Verdict
-from quantbench.analysis.rules import RULES
+from quantbench.analysis.rules import RULES, untested_lines
+from quantbench.device.spec import DeviceSpec
 from quantbench.report.content import Section, Table
 from quantbench.report.words import printable
 from quantbench.units import percent
@@ -82,8 +83,8 @@ def _group(group: tuple[float, int] | None) -> str:
     return f"{'+' if ratio >= 1 else '−'}{percent(abs(ratio - 1))} ({shapes})"
 
 
-def rules_section(verdicts: Sequence[Verdict]) -> Section | None:
-    """The folklore, judged; rules that the run has no pairs for are named below with what is missing."""
+def rules_section(verdicts: Sequence[Verdict], spec: DeviceSpec) -> Section | None:
+    """The rules that the run tests, with their verdicts; the others are named below."""
     if not verdicts:
         return None
     rules = {rule.id: rule for rule in RULES}
@@ -94,9 +95,9 @@ def rules_section(verdicts: Sequence[Verdict]) -> Section | None:
     )
     head = ("rule", "verdict", "breaking it costs", "pairs", "what it promises, or what stands in the way")
     table = Table(head, rows, frozenset({3}), whole=frozenset({1})) if rows else None
-    untested = tuple(f"not tested: {rules[v.rule].predicate} ({v.reason})" for v in verdicts if not v.num_pairs)
     note = "Pairs of points that differ in the rule's condition alone; the cost is in time per unit of work."
-    return Section("rules", "The rules of thumb, judged", note, table=table, lines=untested)
+    lines = tuple(untested_lines(verdicts, spec))
+    return Section("rules", "The rules of thumb, judged", note if rows else "", table=table, lines=lines)
 
 
 def _effect(verdict: Verdict) -> str:

@@ -12,6 +12,7 @@ from quantbench.report.canvas import (
     MARKERS,
     PALETTE,
     canvas,
+    heading,
     legend_below,
     limit_heights,
     plain,
@@ -27,8 +28,9 @@ _LABEL_GAP = 0.1
 _NEAR_THE_FOOT = 0.1
 
 
-def draw_lead(rows: Sequence[Row], bad: Sequence[BadSize], axis: str, path: Path) -> None:
-    """Write a PNG: all ops of a place together, share of peak over `axis`; of several curves those that lose most."""
+def draw_lead(rows: Sequence[Row], bad: Sequence[BadSize], axis: str, path: Path, caption: str) -> None:
+    """Write a PNG: all ops of a place together, share of peak over `axis`; of several curves those that lose most.
+    caption: see `canvas.heading`."""
     losses: dict[int, float] = {}
     for one in bad:
         losses[id(one.row)] = max(one.loss, losses.get(id(one.row), 0.0))
@@ -57,9 +59,9 @@ def draw_lead(rows: Sequence[Row], bad: Sequence[BadSize], axis: str, path: Path
         panel.plot([], [], "o", color=CLIFF_COLOUR, markersize=4, label="loses against a size near it")
         panel.set_xlabel(plain(axis.replace("_", "-")))
         panel.set_ylabel("TFLOP/s" if curves[0][0].peak_share is None else "share of peak, %")
-        legend_below(figure, panel)
+        legend_below(figure, [panel])
         ops = ", ".join(dict.fromkeys(point.op for point in curves[0][0].points))
-        figure.suptitle(plain(f"{ops}, together" if "," in ops else ops, 80), x=0.01, ha="left", fontsize=9.5)
+        heading(figure, f"{ops}, together" if "," in ops else ops, caption)
         save(figure, path)
 
 

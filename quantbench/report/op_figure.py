@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from math import isnan, log
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from quantbench.report.canvas import (
     MARKERS,
     PALETTE,
     canvas,
+    heading,
     legend_below,
     limit_heights,
     plain,
@@ -32,6 +34,8 @@ from quantbench.report.series import curve_names, is_wide
 _MOST_SAWTEETH = 2
 # Cliffs that are numbered in one picture.
 MOST_NUMBERED = 6
+# Numbers nearer to each other than this share of the axis stand at different depths, so many of them.
+_NUMBER_WIDTH, _MOST_STACKED = 0.045, 3
 # A piece of the kernel band narrower than this share of the axis has no room for its name.
 _NAMED_BAND = 0.09
 
@@ -44,6 +48,7 @@ def draw_op(
     path: Path,
     *,
     title: str,
+    caption: str,
     tile_of: Callable[[Family], TileOf],
 ) -> None:
     """Write a PNG.
@@ -67,11 +72,11 @@ def draw_op(
         panel.set_xlim(*_limits(sizes))
         limit_heights(panel, heights)
         panel.set_ylabel(_unit(curves[0].points[0]))
-        legend_below(figure, panel)
+        legend_below(figure, [panel])
         if lines:
             _draw_bands(panels[1][0], banded, curve_names(curves), colours)
         panels[-1][0].set_xlabel(plain(axis.replace("_", "-")))
-        figure.suptitle(plain(title), x=0.01, ha="left", fontsize=10, fontweight="bold")
+        heading(figure, title, caption)
         save(figure, path)
 
 
@@ -121,27 +126,36 @@ def _draw_curves(
             [h * p.latency_us / p.low_us for h, p in zip(y, curve.points, strict=True)],
             color="0.25", linewidth=1.0, zorder=4,
         )  # fmt: skip
-        # Of several curves the largest: small products run other tiles than the one that is assumed for them.
+        # Of several curves the largest: small products run other tiles than the one that the steps tell.
         teeth = None
         if len(curves) - i <= _MOST_SAWTEETH:
             teeth = sawtooth(curve.points, curve.axis, spec, tile_of(curve.family))
         if teeth is not None:
             per_tflops = y[-1] / curve.points[-1].tflops
-            label = f"tiles and waves ({teeth.tile})" if i == len(curves) - 1 else None
+            what = "tiles" if spec.kind == "cpu" else "tiles and waves"
+            label = f"{what}, computed ({teeth.tile})" if i == len(curves) - 1 else None
             rates = [per_tflops * rate for rate in teeth.tflops]
+            heights += [rate for rate in rates if not isnan(rate)]
             panel.plot(teeth.sizes, rates, "--", color=colour, linewidth=0.8, alpha=0.55, zorder=2, label=label)
     return heights
 
 
 def _draw_marks(panel: Any, curves: Sequence[Curve], numbered: Sequence[tuple[int, Mark]]) -> None:
     there = {place_key(point) for curve in curves for point in curve.points}
+    sizes = sorted({size for curve in curves for size in curve.sizes})
+    scale = log if is_wide(sizes) else float
+    span = scale(sizes[-1]) - scale(sizes[0]) or 1.0
+    last, depth = -1.0, 0
     for number, mark in numbered:
         if place_key(mark.after) not in there:
             continue
         x, y = mark.after.axes[mark.axis], efficiency(mark.after)
+        at = (scale(x) - scale(sizes[0])) / span
+        depth = (depth + 1) % _MOST_STACKED if at - last < _NUMBER_WIDTH else 0
+        last = at
         panel.annotate(
-            f"{number}", (x, y), xytext=(0, -17), textcoords="offset points", ha="center", va="center", fontsize=8,
-            color="white", zorder=6,
+            f"{number}", (x, y), xytext=(0, -17 * (1 + depth)), textcoords="offset points", ha="center", va="center",
+            fontsize=8, color="white", zorder=6,
             bbox={"boxstyle": "circle,pad=0.22", "facecolor": CLIFF_COLOUR, "edgecolor": "white"},
             arrowprops={"arrowstyle": "-", "color": CLIFF_COLOUR, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 1},
         )  # fmt: skip

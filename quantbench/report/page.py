@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,7 +16,7 @@ from quantbench.analysis.layers import are_parts, layer_rows
 from quantbench.analysis.neighbours import curves_of_rows, rows_by_dtype
 from quantbench.analysis.summary import Point, Row, points_of
 from quantbench.errors import StoreError
-from quantbench.report.cards import Gallery, axis_section, maps_section, spread_card, state_section
+from quantbench.report.cards import Caption, Gallery, axis_section, maps_section, spread_card, state_section
 from quantbench.report.content import Banner, Page, Picture, Section
 from quantbench.report.judged import period_words, rules_section, steps_section
 from quantbench.report.lead import Lead, lead_of
@@ -24,6 +25,7 @@ from quantbench.report.lead_figure import draw_lead
 from quantbench.report.marks import marks_of
 from quantbench.report.selection import points_where, where_words
 from quantbench.report.shape_comparison import compare_shapes, comparison_section, comparison_sentence
+from quantbench.report.source import picture_caption
 from quantbench.report.text_sections import facts_of, how_section, sizes_section, trust_section
 from quantbench.report.words import printable
 from quantbench.store.folder import Run
@@ -91,6 +93,7 @@ def write_page(path: Path, page: Page) -> None:
 def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mapping[str, int]) -> Page:
     """Everything that the page says of these points of a run, with its pictures drawn."""
     info, spec = run.info, run.info.device
+    caption = partial(picture_caption, info)
     axes = list(dict.fromkeys(name for point in points for name in point.axes if name not in (*where, SHAPE_DIM)))
     rows = rows_by_dtype(points, spec)
     layers = layer_rows(points, spec) if are_parts(points) else rows
@@ -108,11 +111,15 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
         explanation = ". ".join(period_words(period) for period in check.periods[:_MOST_EXPLAINED])
         marks = marks_of(check.cliffs)
         ordered = sorted(axes, key=lambda axis: axis != lead.axis)
-        sections += [axis_section(axis, points, marks, spec, check.periods, gallery) for axis in ordered]
-        sections += [steps_section(check), maps_section(layers, axes, gallery), rules_section(check.rules)]
-        lead_picture = _lead_picture(lead, layers, points, gallery)
+        sections += [axis_section(axis, points, marks, spec, check.periods, gallery, caption) for axis in ordered]
+        sections += [
+            steps_section(check),
+            maps_section(layers, axes, gallery, caption),
+            rules_section(check.rules, spec),
+        ]
+        lead_picture = _lead_picture(lead, layers, points, gallery, caption)
         all_sizes = sizes_section(rows, check)
-    sections += [state_section(run.records, gallery, info.origin), trust_section(run), all_sizes]
+    sections += [state_section(run.records, gallery, info.origin, caption(points)), trust_section(run), all_sizes]
     sections.append(how_section(run))
     return Page(
         title=f"{spec.name}: {_title(axes, points)}" + (f" at {where_words(where)}" if where else ""),
@@ -134,17 +141,19 @@ def _title(axes: Sequence[str], points: Sequence[Point]) -> str:
     return ", ".join(axis.replace("_", "-") for axis in axes) or "shapes side by side"
 
 
-def _lead_picture(lead: Lead, rows: Sequence[Row], points: Sequence[Point], gallery: Gallery) -> Picture | None:
+def _lead_picture(
+    lead: Lead, rows: Sequence[Row], points: Sequence[Point], gallery: Gallery, caption: Caption
+) -> Picture | None:
     """Over many shapes their jumps; otherwise the curve of all ops together with the bad sizes in red."""
     name = lead.axis.replace("_", "-")
     if lead.several:
-        found = spread_card(points, lead.axis, gallery)
+        found = spread_card(points, lead.axis, gallery, caption)
         if found is not None:
             return found.picture
     if all(len(curve) == 1 for curve in curves_of_rows(rows, lead.axis)):
         return None
     path = gallery.path("sizes", lead.axis)
-    draw_lead(rows, lead.bad, lead.axis, path)
+    draw_lead(rows, lead.bad, lead.axis, path, caption(points))
     return gallery.picture(path, f"share of peak over {name}, sizes that lose in red")
 
 

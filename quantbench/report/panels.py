@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from quantbench.analysis.summary import op_order
 from quantbench.quantization import cdiv
-from quantbench.report.canvas import canvas, plain, save
+from quantbench.report.canvas import canvas, heading, legend_below, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,8 +17,11 @@ _COLUMNS = 2
 _WIDTH_IN, _HEIGHT_IN, _TITLE_IN = 6.4, 3.4, 0.9
 
 
-def draw_panels(ops: Iterable[str], draw: Callable[[Axes, str], None], axis: str, path: Path, *, title: str) -> None:
+def draw_panels(
+    ops: Iterable[str], draw: Callable[[Axes, str], None], axis: str, path: Path, *, title: str, caption: str
+) -> None:
     """Write a PNG with a panel per op, in the usual order of ops. draw: fills the panel of an op; axis: along x in all.
+    title, caption: see `canvas.heading`.
 
     Raises StoreError where it cannot be written.
     """
@@ -34,5 +37,6 @@ def draw_panels(ops: Iterable[str], draw: Callable[[Axes, str], None], axis: str
         for panel in panels.flat[len(names) - columns : len(names)]:  # the lowest of each column
             panel.set_xlabel(axis.replace("_", "-"))
             panel.tick_params(labelbottom=True)
-        figure.suptitle(plain(title), x=0.01, ha="left", fontsize=11)
+        legend_below(figure, panels.flat[: len(names)])
+        heading(figure, title, caption)
         save(figure, path)

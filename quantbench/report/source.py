@@ -1,15 +1,22 @@
-"""The run that a report or a comparison is about, read and looked at before anything is made of it."""
+"""The run that a report or a comparison is about: reading it, and naming where its figures come from."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
+from quantbench.analysis.summary import Point
 from quantbench.errors import StoreError
 from quantbench.files import folders_with
+from quantbench.report.words import printable
 from quantbench.store.folder import Run, find_runs, read_run
+from quantbench.store.record import Record
+from quantbench.store.run import RunInfo
 
 _MOST_NAMED = 3
+# What of a run's software is no library that kernels come from.
+_NO_LIBRARIES = ("quantbench", "python", "os", "numpy", "aiconfigurator")
 
 
 def read_one_run(folder: Path) -> Run:
@@ -31,3 +38,30 @@ def read_one_run(folder: Path) -> Run:
         shown = ", ".join(others[:_MOST_NAMED])
         raise StoreError("read run", f"{folder} has records of {shown}", f"records of {run.info.run_id} alone")
     return run
+
+
+def picture_caption(info: RunInfo, points: Iterable[Point | Record]) -> str:
+    """What every picture of a run names: `a100-sxm4-80gb · bf16 · sglang 0.5.10 · imported from aiconfigurator-core`.
+
+    points: those in the picture.
+    """
+    shown = list(points)
+    dtypes = ", ".join(dict.fromkeys(point.workload.dtype for point in shown))
+    origin = info.origin
+    if origin == "imported" and info.source:
+        origin += f" from {info.source.partition(':')[0]}"
+    parts = (info.device.name, dtypes, _libraries(info, {point.provider for point in shown}), origin)
+    return " · ".join(printable(part, 90) for part in parts if part)
+
+
+def _libraries(info: RunInfo, providers: set[str]) -> str:
+    """Names and versions of the libraries whose kernels ran; the providers' names where none is recorded."""
+    found = []
+    for name, version in info.software.items():
+        needed = (
+            any(provider.startswith("triton") for provider in providers) if name == "triton" else "nccl" not in name
+        )
+        if needed and name not in _NO_LIBRARIES:
+            found.append(f"{'cuBLAS' if name.startswith('nvidia-cublas') else name} {version}")
+    own = [name for name in sorted(providers) if not name.startswith(("torch", "triton"))]
+    return ", ".join(found if info.origin == "imported" and found else [*found, *own])

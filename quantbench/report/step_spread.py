@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from quantbench.analysis.curves import Curve
-from quantbench.report.canvas import CLIFF_COLOUR, canvas, plain, save
+from quantbench.report.canvas import CLIFF_COLOUR, canvas, heading, legend_below, plain, save
 
 # Sizes further apart than this are no neighbours: between them the work itself grows.
 _NEIGHBOURS = 1.1
@@ -56,8 +56,9 @@ def step_spreads(curves: Sequence[Curve], smallest_work: float = 0.0) -> tuple[S
     return tuple(found)
 
 
-def draw_step_spreads(spreads: Sequence[StepSpread], axis: str, path: Path) -> None:
-    """Write a PNG: for each pair of neighbours the median jump and the range from 10 to 90 % of the curves."""
+def draw_step_spreads(spreads: Sequence[StepSpread], axis: str, path: Path, caption: str) -> None:
+    """Write a PNG: for each pair of neighbours the median jump and the range from 10 to 90 % of the curves. caption:
+    see `canvas.heading`."""
     chosen = sorted(spreads, key=lambda s: -s.median)[:_MOST_PAIRS]
     chosen.sort(key=lambda s: s.before)
     with canvas(1, 1, 6.8, 3.9) as (figure, panels):
@@ -75,5 +76,6 @@ def draw_step_spreads(spreads: Sequence[StepSpread], axis: str, path: Path) -> N
         panel.set_ylabel("time per unit of work, change in %")
         panel.set_xlabel(plain(axis.replace("_", "-")))
         panel.grid(visible=False, axis="x")
-        panel.legend(fontsize=8)
+        legend_below(figure, [panel])
+        heading(figure, f"jumps of the time over {axis.replace('_', '-')}", caption)
         save(figure, path)

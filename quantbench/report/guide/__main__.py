@@ -10,7 +10,7 @@ from quantbench.launch import Tile
 from quantbench.report.guide import figures
 from quantbench.report.guide.arithmetic import shares
 from quantbench.report.guide.edges import SMALLEST_M
-from quantbench.report.guide.evidence import evidence
+from quantbench.report.guide.evidence import DTYPE, evidence, sources_caption
 from quantbench.report.guide.fill import fill
 from quantbench.report.guide.findings import Findings, find
 from quantbench.report.guide.shrink import TOKENS
@@ -40,18 +40,22 @@ def draw_figures(found: Findings, folder: Path) -> list[Path]:
         name: folder / f"choosing-{name}.png"
         for name in ("staircases", "steps", "waves", "hidden", "widths", "heads", "tp")
     }
+    products, attention = (
+        sources_caption({name: one.sources[which] for name, one in gpus.items()}, DTYPE) for which in (0, 1)
+    )
     figures.draw_staircases(
-        {n: g.curve for n, g in gpus.items()}, {n: g.teeth for n, g in gpus.items()}, paths["staircases"]
+        {n: g.curve for n, g in gpus.items()}, {n: g.teeth for n, g in gpus.items()}, paths["staircases"], products
     )
     figures.draw_steps(
-        {n: g.edges for n, g in gpus.items()}, [m for m in _STEPS_DRAWN if m >= SMALLEST_M], paths["steps"]
+        {n: g.edges for n, g in gpus.items()}, [m for m in _STEPS_DRAWN if m >= SMALLEST_M], paths["steps"], products
     )
-    figures.draw_waves({n: g.edges.fit(Tile(128, 256)) for n, g in gpus.items()}, paths["waves"])
+    figures.draw_waves({n: g.edges.fit(Tile(128, 256)) for n, g in gpus.items()}, paths["waves"], products)
     a100 = gpus["A100"].spec
-    figures.draw_hidden_sizes({mbs: shares(a100, mbs) for mbs in (1, 4)}, a100.sm_count, paths["hidden"])
-    figures.draw_widths({n: g.widths for n, g in gpus.items()}, paths["widths"])
-    figures.draw_head_counts({n: g.head_counts for n, g in gpus.items()}, paths["heads"])
-    figures.draw_prices({n: g.prices for n, g in gpus.items()}, TOKENS, paths["tp"])
+    computed = f"A100 ({a100.sm_count} SMs) · any 16-bit format · computed for 128x256 tiles, nothing measured"
+    figures.draw_hidden_sizes({mbs: shares(a100, mbs) for mbs in (1, 4)}, a100.sm_count, paths["hidden"], computed)
+    figures.draw_widths({n: g.widths for n, g in gpus.items()}, paths["widths"], attention)
+    figures.draw_head_counts({n: g.head_counts for n, g in gpus.items()}, paths["heads"], attention)
+    figures.draw_prices({n: g.prices for n, g in gpus.items()}, TOKENS, paths["tp"], products)
     return list(paths.values())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +21,8 @@ GPUS = {
     "h200-sxm-141gb": "H200",
     "b200-sxm-180gb": "B200",
 }
-_DTYPE = "bf16"
+#: of every figure of the guide
+DTYPE = "bf16"
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def evidence() -> Iterator[Evidence]:
     for slug, name in GPUS.items():
         spec = lookup(slug)
         with TemporaryDirectory() as folder:
-            gemm = _import(slug, spec, "gemm", Path(folder))
+            gemm = gemm_table(slug, Path(folder))
             attention = _import(slug, spec, "context_attention", Path(folder))
         yield Evidence(
             name, spec, gemm, points_of(gemm.records, spec), points_of(attention.records, spec),
@@ -49,7 +50,28 @@ def evidence() -> Iterator[Evidence]:
         )  # fmt: skip
 
 
+def gemm_table(slug: str, folder: Path) -> Run:
+    """The table of products of one GPU, imported into `folder`. Raises UnsupportedError without the extra `tables`."""
+    return _import(slug, lookup(slug), "gemm", folder)
+
+
 def _import(slug: str, spec: DeviceSpec, kind: str, folder: Path) -> Run:
     (table,), _ = aiconfigurator.find_tables(slug, kinds=(kind,))
-    rows = aiconfigurator.read_rows(table, dtypes=(_DTYPE,))
+    rows = aiconfigurator.read_rows(table, dtypes=(DTYPE,))
     return read_run(write_run(folder, spec, aiconfigurator.origin_of(table), rows).folder)
+
+
+def sources_caption(sources: Mapping[str, str], dtype: str) -> str:
+    """What a picture of several GPUs names: `bf16 · A100, H100: sglang 0.5.10 · imported from aiconfigurator-core`.
+
+    sources: by GPU, each as `package: table (library)`.
+
+    >>> sources_caption({"A100": "pack 1: a/b (sglang 0.5)", "H100": "pack 1: c/d (sglang 0.5)"}, "bf16")
+    'bf16 · A100, H100: sglang 0.5 · imported from pack 1'
+    """
+    libraries: dict[str, list[str]] = {}
+    for gpu, source in sources.items():
+        libraries.setdefault(source.rpartition("(")[2].rstrip(")"), []).append(gpu)
+    packages = ", ".join(dict.fromkeys(source.partition(":")[0] for source in sources.values()))
+    ran = "; ".join(f"{', '.join(gpus)}: {library}" for library, gpus in libraries.items())
+    return f"{dtype} · {ran} · imported from {packages}"

@@ -1,4 +1,4 @@
-"""The guide's pictures. Each takes results of all GPUs, by name, and writes one PNG."""
+"""The guide's pictures. Each takes results of all GPUs, by name, and writes one PNG. caption: see `canvas.heading`."""
 
 from __future__ import annotations
 
@@ -7,38 +7,47 @@ from pathlib import Path
 from typing import Any
 
 from quantbench.analysis.sawtooth import Sawtooth
-from quantbench.report.canvas import PALETTE, canvas, save
+from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, canvas, heading, legend_below, save
 from quantbench.report.guide.edges import Edges, TileFit
 from quantbench.report.guide.heads import Width
 from quantbench.report.guide.shrink import Price
 
-#: one colour a GPU in every picture of the guide (Tableau's)
+#: one colour a GPU in every picture of the guide
 COLOURS = dict(zip(("A100", "H100", "H200", "B200"), PALETTE, strict=False))
 _WIDE_IN = 9.0
 
 
 def draw_staircases(
-    curves: Mapping[str, Sequence[tuple[int, float]]], teeth: Mapping[str, Sawtooth], path: Path
+    curves: Mapping[str, Sequence[tuple[int, float]]], teeth: Mapping[str, Sawtooth | None], path: Path, caption: str
 ) -> None:
-    """Measured rate over m, and the rate that waves of one tile would give. curves: (m, TFLOP/s) by GPU."""
+    """Measured rate over m, and the rate that waves would give of the tile that explains the steps. curves: (m,
+    TFLOP/s) by GPU."""
     with canvas(2, 2, _WIDE_IN, 5.6, sharex=True) as (figure, panels):
         for panel, (name, points) in zip(panels.flat, curves.items(), strict=True):
             tooth = teeth[name]
-            panel.plot(tooth.sizes, tooth.tflops, "--", color="0.55", linewidth=0.9, label="waves of 128x256")
+            if tooth is not None:
+                label = f"tiles and waves, computed ({tooth.tile})"
+                panel.plot(tooth.sizes, tooth.tflops, "--", color="0.45", linewidth=0.9, label=label)
             panel.plot(
-                *zip(*points, strict=True), "o-", color=COLOURS[name], markersize=3, linewidth=1, label="measured"
+                *zip(*points, strict=True),
+                "o-",
+                color=COLOURS[name],
+                markersize=3,
+                linewidth=1,
+                label=f"{name}, measured",
             )
             panel.set_ylim(bottom=0)
             panel.set_title(name, loc="left", fontsize=10, fontweight="bold")
-            panel.legend(fontsize=8, loc="lower right")
         for panel in panels[:, 0]:
             panel.set_ylabel("TFLOP/s")
         for panel in panels[-1]:
             panel.set_xlabel("m (tokens)")
+        legend_below(figure, list(panels.flat))
+        heading(figure, "rate over m, n = k = 4096", caption)
         save(figure, path)
 
 
-def draw_steps(edges: Mapping[str, Edges], sizes: Sequence[int], path: Path) -> None:
+def draw_steps(edges: Mapping[str, Edges], sizes: Sequence[int], path: Path, caption: str) -> None:
     """What one row more costs at each edge: median and the range from 10 to 90 % of the shapes."""
     with canvas(1, 1, _WIDE_IN, 4.0) as (figure, panels):
         panel = panels[0][0]
@@ -54,10 +63,11 @@ def draw_steps(edges: Mapping[str, Edges], sizes: Sequence[int], path: Path) -> 
         panel.set_ylabel("more time for one row more, %")
         panel.grid(visible=False, axis="x")
         panel.legend(fontsize=9, ncols=4)
+        heading(figure, "what one row more costs", caption)
         save(figure, path)
 
 
-def draw_waves(fits: Mapping[str, TileFit], path: Path) -> None:
+def draw_waves(fits: Mapping[str, TileFit], path: Path, caption: str) -> None:
     """The step where the number of waves of a tile grows, beside the step where it does not: median and quartiles."""
     with canvas(1, 1, 6.4, 3.4) as (figure, panels):
         panel = panels[0][0]
@@ -76,10 +86,11 @@ def draw_waves(fits: Mapping[str, TileFit], path: Path) -> None:
         panel.set_ylabel("more time for one row more, %")
         panel.grid(visible=False, axis="x")
         panel.legend(fontsize=9)
+        heading(figure, "what one row more costs, with and without one wave more", caption)
         save(figure, path)
 
 
-def draw_widths(found: Mapping[str, Sequence[Width]], path: Path) -> None:
+def draw_widths(found: Mapping[str, Sequence[Width]], path: Path, caption: str) -> None:
     """Speed of heads of other widths against heads of 128, over the sequence length; a panel for each width."""
     head_dims = sorted({width.head_dim for widths in found.values() for width in widths})
     with canvas(1, len(head_dims), _WIDE_IN, 3.5, sharey=True) as (figure, panels):
@@ -102,10 +113,11 @@ def draw_widths(found: Mapping[str, Sequence[Width]], path: Path) -> None:
         panels[0][0].set_ylabel("speed against heads of 128")
         panels[0][0].set_ylim(bottom=0)
         panels[0][-1].legend(fontsize=9)
+        heading(figure, "speed of heads by their width", caption)
         save(figure, path)
 
 
-def draw_head_counts(found: Mapping[str, Mapping[int, float]], path: Path) -> None:
+def draw_head_counts(found: Mapping[str, Mapping[int, float]], path: Path, caption: str) -> None:
     """Share of each GPU's best rate over the number of heads of one sample."""
     with canvas(1, 1, 6.4, 3.5) as (figure, panels):
         panel = panels[0][0]
@@ -119,10 +131,11 @@ def draw_head_counts(found: Mapping[str, Mapping[int, float]], path: Path) -> No
         panel.set_xlabel("heads on one GPU × samples")
         panel.set_ylabel("of the best rate, %")
         panel.legend(fontsize=9)
+        heading(figure, "rate over the number of heads", caption)
         save(figure, path)
 
 
-def draw_prices(found: Mapping[str, Sequence[Price]], tokens: Sequence[int], path: Path) -> None:
+def draw_prices(found: Mapping[str, Sequence[Price]], tokens: Sequence[int], path: Path, caption: str) -> None:
     """What splitting by tp costs, over tp; a panel for each way to split, a line for each number of tokens."""
     with canvas(2, len(found), _WIDE_IN, 4.8, sharex=True, sharey=True) as (figure, panels):
         for line, (column, what) in enumerate(((True, "n split (qkv, up)"), (False, "k split (proj, down)"))):
@@ -134,6 +147,7 @@ def draw_prices(found: Mapping[str, Sequence[Price]], tokens: Sequence[int], pat
         for panel in panels[-1]:
             panel.set_xlabel("tp")
         panels[0][0].legend(fontsize=7.5, title="tokens", title_fontsize=7.5)
+        heading(figure, "GPU time lost by splitting over tp", caption)
         save(figure, path)
 
 
@@ -152,18 +166,19 @@ def _draw_price_panel(panel: Any, prices: Sequence[Price], tokens: Sequence[int]
     panel.set_xticks([p.tp for p in prices[:: len(tokens)]], [str(p.tp) for p in prices[:: len(tokens)]])
 
 
-def draw_hidden_sizes(found: Mapping[int, Mapping[int, float]], divisor: int, path: Path) -> None:
+def draw_hidden_sizes(found: Mapping[int, Mapping[int, float]], divisor: int, path: Path, caption: str) -> None:
     """Share of block slots in use over hidden sizes, by MBS; sizes that `divisor` divides stand out."""
     with canvas(len(found), 1, _WIDE_IN, 1.1 + 1.9 * len(found), sharex=True) as (figure, panels):
         for (panel,), (mbs, shares) in zip(panels, found.items(), strict=True):
             panel.plot(list(shares), [100 * s for s in shares.values()], color="0.6", linewidth=0.7, zorder=1)
             divided = {hidden: share for hidden, share in shares.items() if hidden % divisor == 0}
             panel.plot(
-                list(divided), [100 * s for s in divided.values()], "o", color="tab:red", markersize=4,
+                list(divided), [100 * s for s in divided.values()], "o", color=CLIFF_COLOUR, markersize=4,
                 label=f"hidden % {divisor} = 0",
             )  # fmt: skip
             panel.set_title(f"MBS {mbs}", loc="left", fontsize=9.5)
             panel.set_ylabel("slots in use, %")
         panels[0][0].legend(fontsize=9, loc="lower right")
         panels[-1][0].set_xlabel("hidden")
+        heading(figure, "share of block slots in use", caption)
         save(figure, path)

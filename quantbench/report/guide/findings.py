@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from quantbench.analysis.curve_fits import fit_curves
+from quantbench.analysis.curves import curves_of
+from quantbench.analysis.periods import find_periods
+from quantbench.analysis.point_noise import repeatability
 from quantbench.analysis.sawtooth import Sawtooth, sawtooth
+from quantbench.analysis.summary import Point
+from quantbench.analysis.tiles import tile_finder
 from quantbench.device.spec import DeviceSpec
 from quantbench.report.guide.edges import Edges, edges_of
 from quantbench.report.guide.evidence import Evidence
@@ -26,13 +32,14 @@ FEW_TOKENS, MANY_TOKENS = 2048, 8192
 
 @dataclass(frozen=True)
 class Of:
-    """What was found on one GPU. curve: (m, TFLOP/s) of the product that is drawn; teeth: what its waves would give.
+    """What was found on one GPU. curve: (m, TFLOP/s) of the product that is drawn; teeth: what the waves of the tile
+    that explains the table's steps would give, None where no tile explains them.
     few_tokens: time per token at FEW_TOKENS over that at MANY_TOKENS."""
 
     spec: DeviceSpec
     edges: Edges
     curve: tuple[tuple[int, float], ...]
-    teeth: Sawtooth
+    teeth: Sawtooth | None
     prices: tuple[Price, ...]
     rates: dict[int, float]
     few_tokens: tuple[float, ...]
@@ -67,12 +74,17 @@ def _of(one: Evidence) -> Of:
         ),
         key=lambda p: p.axes["m"],
     )
-    teeth = sawtooth(shown, "m", one.spec)
-    assert teeth is not None, "the table has the square product of 4096 at many m"
     return Of(
         spec=one.spec, edges=edges_of(one.gemm, one.spec), curve=tuple((p.axes["m"], p.tflops) for p in shown),
-        teeth=teeth, prices=prices(one.gemm), rates=rates(one.gemm),
+        teeth=_teeth(one, shown), prices=prices(one.gemm), rates=rates(one.gemm),
         few_tokens=token_ratios(one.gemm, FEW_TOKENS, MANY_TOKENS), widths=widths(one.attention),
         head_counts=head_counts(one.attention, HEADS_SEQ), fours=fours(one.attention, FOURS_SEQ),
         rows=len(one.gemm) + len(one.attention), sources=one.sources,
     )  # fmt: skip
+
+
+def _teeth(one: Evidence, shown: Sequence[Point]) -> Sawtooth | None:
+    curves = curves_of(one.gemm, "m")
+    periods = find_periods(fit_curves(curves, repeatability(one.gemm_run.records)), one.spec)
+    family = next(curve.family for curve in curves if shown[0] in curve.points)
+    return sawtooth(shown, "m", one.spec, tile_finder(one.spec, periods)(family))
