@@ -44,8 +44,8 @@ bench: install
 # On a node without network: `make evidence RUN=python3`, an interpreter that has torch and the other dependencies.
 STEPS ?= 1 2 3
 evidence: $(if $(RUN),,install)
-	for step in $(STEPS); do $(or $(RUN),$(BIN)/python) -m quantbench.evidence.run --step $$step || exit 1; done
-	$(or $(RUN),$(BIN)/python) -m quantbench.evidence.write
+	for step in $(STEPS); do $(or $(RUN),$(BIN)/python) -m tools.evidence.steps --step $$step || exit 1; done
+	$(or $(RUN),$(BIN)/python) -m tools.evidence.write
 
 # 10,000 hostile files for every loader: by hypothesis and, where it is installed (Python 3.11), by atheris too.
 FUZZ_FILES ?= 10000

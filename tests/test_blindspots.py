@@ -307,9 +307,8 @@ def test_a_fitted_model_finds_the_cliffs_of_a_made_table() -> None:
 def test_a_profile_s_own_model_is_asked_where_it_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    from quantbench.latency.gemm_model import GemmModel
-    from quantbench.profile.models import Models
-    from quantbench.profile.product_model import ProductModel
+    from quantbench.latency.gemm.model import GemmModel
+    from quantbench.profile.models import Models, ProductModel
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a model was fitted")

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from quantbench.importers.aiconfigurator import TableFile
-from quantbench.latency.gemm_model import GemmModel
+from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.tables import SHIPPED_GPUS
 from quantbench.profile import Profile
 from quantbench.profile.schema import schema

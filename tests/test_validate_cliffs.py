@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from quantbench.latency.gemm_cliffs import Calibration
+from quantbench.latency.gemm.cliffs import Calibration
 from quantbench.validate.cliff_calibration import Rises, calibrate
 from quantbench.validate.cliff_levels import LEVELS, cliff_levels, mean_levels
 from quantbench.validate.table import levels_table

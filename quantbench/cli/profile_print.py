@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quantbench.profile import Estimate, Profile, Table
-from quantbench.profile.columns import INTEGER, LAYOUTS
+from quantbench.profile.table import INTEGER, LAYOUTS
 from quantbench.units import latency, percent
 
 if TYPE_CHECKING:

@@ -15,15 +15,14 @@ import numpy as np
 
 from quantbench.device.registry import lookup
 from quantbench.latency.families import family
-from quantbench.latency.gemm_ensemble import Ensemble
-from quantbench.latency.gemm_fast import distil
-from quantbench.latency.gemm_fit import Measured, fit_parameters
-from quantbench.latency.gemm_form import Machine
-from quantbench.latency.gemm_menu import Menu
-from quantbench.latency.gemm_model import GemmModel
-from quantbench.latency.gemm_prior import Known, choose, pool_to_json, pooled, shipped_pool
-from quantbench.latency.gemm_residual import Growth, Member
-from quantbench.latency.gemm_train import Effort
+from quantbench.latency.gemm.cost_model import Machine
+from quantbench.latency.gemm.distilled import distil
+from quantbench.latency.gemm.ensemble import Ensemble
+from quantbench.latency.gemm.fitting import Measured, fit_parameters
+from quantbench.latency.gemm.menu import Menu
+from quantbench.latency.gemm.model import GemmModel
+from quantbench.latency.gemm.training import Effort, Known, choose, pool_to_json, pooled, shipped_pool
+from quantbench.latency.gemm.trees import Growth, Member
 from quantbench.latency.protocol import coverage, random_split, summarize
 from quantbench.latency.tables import SHIPPED_GPUS, GemmTable, read_table
 

@@ -9,7 +9,7 @@ from importlib.metadata import version
 import numpy as np
 
 from quantbench.errors import InputError, require_choice
-from quantbench.latency.gemm_model import GemmModel
+from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.tables import system_of
 from quantbench.profile.blindspots import Choice, FloatArray, IntArray, Site, choose
 from quantbench.profile.blindspots_replay import Consumer, Measured, sorted_table, straight_lines

@@ -8,9 +8,8 @@ from typing import Any
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
-from quantbench.profile.columns import FLAG, INTEGER, LAYOUTS, NUMBER, TEXT
 from quantbench.profile.parts import Finding, KnownCliff, Provenance, RunSource
-from quantbench.profile.table import Table
+from quantbench.profile.table import FLAG, INTEGER, LAYOUTS, NUMBER, TEXT, Table
 from quantbench.store.codec import spec_to_json
 from quantbench.store.typed import Json, decode
 from quantbench.workload import workload_from_json, workload_to_json

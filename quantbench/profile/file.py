@@ -18,9 +18,8 @@ import numpy.typing as npt
 
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.profile.codec import table_from_json, table_to_json
-from quantbench.profile.columns import FLAG, INTEGER, LAYOUTS, NUMBER, TEXT
 from quantbench.profile.migrations import PROFILE_FORMAT, upgrade
-from quantbench.profile.table import Table
+from quantbench.profile.table import FLAG, INTEGER, LAYOUTS, NUMBER, TEXT, Table
 from quantbench.store.typed import Json
 
 #: a table of more rows stands in a Parquet file beside the JSON

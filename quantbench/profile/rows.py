@@ -8,8 +8,7 @@ from typing import Any
 
 from quantbench.errors import InputError
 from quantbench.measurement import GRADES
-from quantbench.profile.columns import LAYOUTS
-from quantbench.profile.table import Table
+from quantbench.profile.table import LAYOUTS, Table
 from quantbench.stats import median, median_interval
 from quantbench.store.folder import Run
 from quantbench.store.record import ORIGINS, Measured, Record

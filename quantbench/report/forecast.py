@@ -14,7 +14,7 @@ from rich.text import Text
 from quantbench.analysis.forecast import ForecastRow
 from quantbench.analysis.summary import peak_share
 from quantbench.device.spec import DeviceSpec
-from quantbench.latency.gemm_cliffs import LIKELY
+from quantbench.latency.gemm.cliffs import LIKELY
 from quantbench.latency.transformer import OpEstimate
 from quantbench.report.canvas import WAVE_COLOUR
 from quantbench.report.panels import draw_panels

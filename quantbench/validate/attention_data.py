@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.importers import aiconfigurator
-from quantbench.latency.attention_physics import AttentionShapes
+from quantbench.latency.attention_cost_model import AttentionShapes
 from quantbench.workload import Attention
 
 FloatArray = npt.NDArray[np.float64]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.attention import AttentionModel
-from quantbench.latency.attention_physics import AttentionShapes, peak_tflops
+from quantbench.latency.attention_cost_model import AttentionShapes, peak_tflops
 from quantbench.latency.gaussian_process import GaussianProcess
 from quantbench.latency.protocol import coverage, summarize
 from quantbench.validate.attention_data import AttentionTable, held_out, read_attention

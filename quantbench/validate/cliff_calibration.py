@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from quantbench.device import lookup
 from quantbench.latency.families import family
-from quantbench.latency.gemm_cliffs import Calibration
+from quantbench.latency.gemm.cliffs import Calibration
 from quantbench.latency.protocol import cliff_pairs, held_out_sites
 from quantbench.latency.tables import SHIPPED_GPUS, read_table
 from quantbench.validate.gemm_runner import Contest

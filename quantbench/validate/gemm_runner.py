@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
-from quantbench.latency.gemm_cliffs import LIKELY
+from quantbench.latency.gemm.cliffs import LIKELY
 from quantbench.latency.protocol import (
     CliffScore,
     Split,

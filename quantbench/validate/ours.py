@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.latency.gemm_cliffs import cliff_probability
-from quantbench.latency.gemm_fast import FastGemm
-from quantbench.latency.gemm_model import GemmModel
+from quantbench.latency.gemm.cliffs import cliff_probability
+from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.protocol import Split
 from quantbench.latency.tables import SHIPPED_GPUS, GemmTable
 from quantbench.validate.gemm_runner import Contest, Contestant
@@ -47,36 +45,19 @@ def ours(train_rows: int, *, name: str = "ours") -> Contestant:
     return _contestant(name, train_rows)
 
 
-def distilled(train_rows: int) -> list[Contestant]:
-    """Ours from `train_rows` rows, distilled for planners: asked for all shapes at once, and for one at a time. The two
-    share what one contest's rows made, so they are for one contest."""
-    made: dict[int, tuple[FastGemm, Callable[[int, int, int], float], float]] = {}
+def distilled(train_rows: int) -> Contestant:
+    """Ours from `train_rows` rows, distilled for planners."""
 
-    def of_seed(contest: Contest, split: Split, seed: int) -> tuple[FastGemm, Callable[[int, int, int], float], float]:
-        if seed not in made:
-            start = time.process_time()
-            fast = fit(contest, split.train, seed).compiled()
-            made[seed] = fast, fast.single_us, time.process_time() - start
-        return made[seed]
-
-    def together(contest: Contest, split: Split, seed: int) -> Answer:
-        fast, _, fit_s = of_seed(contest, split, seed)
+    def answer(contest: Contest, split: Split, seed: int) -> Answer:
+        start = time.process_time()
+        fast = fit(contest, split.train, seed).compiled()
+        fit_s = time.process_time() - start
         m, n, k = contest.shapes(split.test)
         start = time.process_time()
         latency_us = fast.predict_us(m, n, k)
         return Answer(latency_us, fit_s=fit_s, predict_s=time.process_time() - start)
 
-    def one_by_one(contest: Contest, split: Split, seed: int) -> Answer:
-        _, single_us, fit_s = of_seed(contest, split, seed)
-        shapes = zip(*(sizes.tolist() for sizes in contest.shapes(split.test)), strict=True)
-        start = time.process_time()
-        latency_us = np.array([single_us(m, n, k) for m, n, k in shapes])
-        return Answer(latency_us, fit_s=fit_s, predict_s=time.process_time() - start)
-
-    return [
-        Contestant("ours, distilled", train_rows, together, weight=2 * _WEIGHT),
-        Contestant("ours, distilled, shape by shape", train_rows, one_by_one),
-    ]
+    return Contestant("ours, distilled", train_rows, answer, weight=2 * _WEIGHT)
 
 
 def with_sibling(train_rows: int, sibling: str, table: GemmTable) -> Contestant:

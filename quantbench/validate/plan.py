@@ -31,7 +31,7 @@ def packaged_contests(gpus: Sequence[str], rows: int, dtype: str) -> Plan:
         device = lookup(gpu)
         sites, random = (Contest(device, table, protocol) for protocol in ("sites", "random"))
         contestants = _usual(sites, rows)
-        contestants += [*distilled(rows), ours(MANY_ROWS), ours(FEW_ROWS), few_shot(FEW_ROWS)]
+        contestants += [distilled(rows), ours(MANY_ROWS), ours(FEW_ROWS), few_shot(FEW_ROWS)]
         if gpu in SIBLINGS:
             contestants.append(with_sibling(rows, SIBLINGS[gpu], read_table(SIBLINGS[gpu], dtype=dtype)))
         plan.append((sites, contestants))

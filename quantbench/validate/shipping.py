@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from quantbench.device import lookup
-from quantbench.latency import attention_prior, shipped
+from quantbench.latency import attention_fitting, shipped
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.protocol import coverage, summarize
 from quantbench.latency.tables import SHIPPED_GPUS
@@ -83,8 +83,8 @@ def _write(folder: Path, slug: str, model: AttentionModel, transfer: dict[str, f
 
 
 def _forget() -> None:
-    attention_prior.shipped_slugs.cache_clear()
-    attention_prior.shipped_json.cache_clear()
+    attention_fitting.shipped_slugs.cache_clear()
+    attention_fitting.shipped_json.cache_clear()
 
 
 if __name__ == "__main__":
