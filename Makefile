@@ -62,13 +62,13 @@ docs: install
 	$(BIN)/quantbench import aiconfigurator --system a100_sxm --table gemm --results build/tables
 	$(BIN)/quantbench profile blindspots build/tables/a100-sxm4-80gb/aic-* --for aiconfigurator --held-out --of max \
 		--docs docs/exporting.md
-	$(BIN)/python -m quantbench.planner.accuracy tests/data docs
+	$(BIN)/python -m tools.planner_accuracy tests/data docs
 	$(BIN)/python -m mkdocs build --strict --quiet --config-file docs/site/mkdocs.yml
 
 # The profiles of GPUs that public tables are of: results/<gpu>/profile.json.
 shelf: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[tables]'
-	$(BIN)/python -m quantbench.profile.shelf
+	$(BIN)/python -m tools.shelf
 
 clean:
 	rm -rf .venv .venv-volta build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

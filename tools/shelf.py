@@ -1,4 +1,4 @@
-"""Write the profiles of the GPUs that public tables are of: `python -m quantbench.profile.shelf` (extra `tables`).
+"""Write the profiles of the GPUs that public tables are of: `python -m tools.shelf` (extra `tables`).
 
 Each holds the shipped models and what the tables show: cliffs and verdicts. The measured rows stay in their package;
 `provenance` says in which, and how to read them.

@@ -1,6 +1,6 @@
 """Make links.json: what all-reduce takes inside a node, from the public NCCL tables of the package aiconfigurator-core.
 
-`python -m quantbench.planner.make_links` writes the file again (extra `tables`; Apache-2.0).
+`python -m tools.make_links` writes the file again (extra `tables`; Apache-2.0).
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def main() -> None:
         "format": "quantbench-links",
         "version": 1,
         "provenance": {
-            "script": "python -m quantbench.planner.make_links",
+            "script": "python -m tools.make_links",
             "package": f"aiconfigurator-core {version('aiconfigurator-core')}",
             "rows": "op_name all_reduce, nccl_dtype half",
         },
         "devices": devices,
     }
-    target = Path(__file__).with_name("links.json")
+    target = Path(__file__).parent.parent / "quantbench" / "planner" / "links.json"
     target.write_text(json.dumps(data, indent=None, separators=(",", ":")) + "\n", encoding="utf-8")
     print(f"wrote {target}")
 

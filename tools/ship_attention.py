@@ -1,4 +1,4 @@
-"""Writes the attention models that the package ships: `python -m quantbench.validate.shipping`.
+"""Writes the attention models that the package ships: `python -m tools.ship_attention`.
 
 Each is fitted on rows of half the sites of its tables and states its error on the other half; what the other
 architectures' models predict for it, before anything is measured on it, becomes the interval of priors.

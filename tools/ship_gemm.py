@@ -1,4 +1,4 @@
-"""Write the models that come with the package: `python -m quantbench.latency.ship` (needs the extra `tables`).
+"""Write the models that come with the package: `python -m tools.ship_gemm` (needs the extra `tables`).
 
 models/pool.json holds each public GPU's parameters, fitted from the hand prior alone, so that any family can be left
 out; models/<slug>.json the whole model of each, with its table and its errors on rows it was not fitted to.
@@ -81,7 +81,7 @@ def _model(slug: str, table: GemmTable) -> GemmModel:
 
 def main() -> None:
     """Fit and write everything; minutes on one core."""
-    folder = Path(__file__).parent / "models"
+    folder = Path(__file__).parent.parent / "quantbench" / "latency" / "models"
     folder.mkdir(exist_ok=True)
     tables = {slug: read_table(slug) for slug in SHIPPED_GPUS}
     pool = [_pool_entry(slug, table) for slug, table in tables.items()]

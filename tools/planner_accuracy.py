@@ -1,4 +1,4 @@
-"""How far plans are off, as the table of docs/planning.md: `python -m quantbench.planner.accuracy tests/data docs`.
+"""How far plans are off, as the table of docs/planning.md: `python -m tools.planner_accuracy tests/data docs`.
 
 Rows of the documents are told apart by whether the constants were fitted to them; nothing was fitted to any other row.
 """
@@ -16,7 +16,7 @@ from quantbench.planner.judge import RowResult, Summary, predict_rows, summarize
 from quantbench.planner.op_times import BestTimes, TimesOf
 from quantbench.planner.table import read_table
 
-_WHO = "planner.accuracy"
+_WHO = "tools.planner_accuracy"
 TABLES = ("bloom_tables.csv", "published_layouts.csv")
 PAGE = "planning.md"
 _BEGIN, _END = "<!-- accuracy -->", "<!-- /accuracy -->"
