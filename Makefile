@@ -56,8 +56,8 @@ fuzz: install
 # The accuracy page, the pictures and the figures of docs/, from measured tables and runs.
 docs: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[tables,docs]'
-	$(BIN)/quantbench validate --docs docs/accuracy.md
-	$(BIN)/quantbench validate --adaptive --docs docs/accuracy.md
+	$(BIN)/python -m tools.accuracy.page docs/accuracy.md
+	$(BIN)/python -m tools.accuracy.page docs/accuracy.md --adaptive
 	$(BIN)/python -m quantbench.report.guide docs
 	$(BIN)/quantbench import aiconfigurator --system a100_sxm --table gemm --results build/tables
 	$(BIN)/quantbench profile blindspots build/tables/a100-sxm4-80gb/aic-* --for aiconfigurator --held-out --of max \

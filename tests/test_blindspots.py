@@ -15,19 +15,22 @@ from typer.testing import CliRunner
 
 from quantbench.cli.profile import profile as command
 from quantbench.errors import InputError, StoreError
-from quantbench.profile import blindspots_table
+from quantbench.profile import blindspots_report as blindspots_table
+from quantbench.profile.aiconfigurator_engine import engine, engine_missing
 from quantbench.profile.blindspots import (
+    Measured,
     Site,
     choose,
     fewest_between,
     interpolated_us,
     places_between,
+    replay,
+    sorted_table,
+    straight_lines,
     through_rows,
 )
-from quantbench.profile.blindspots_replay import Measured, replay, sorted_table, straight_lines
 from quantbench.profile.profile import Profile
 from quantbench.sweep.shape_list import read_shapes
-from quantbench.validate.foreign import engine, engine_missing
 
 SM_COUNT, BLOCK_M = 108, 128
 

@@ -19,7 +19,7 @@ from quantbench.latency.gemm.menu import Menu
 from quantbench.latency.gemm.model import GemmEstimates, GemmModel, shipped_model
 from quantbench.latency.gemm.training import Effort, choose, shipped_pool
 from quantbench.latency.gemm.trees import Growth
-from quantbench.latency.protocol import coverage, summarize
+from quantbench.latency.scoring import coverage, summarize
 from quantbench.latency.tables import SHIPPED_GPUS, GemmTable, TableProvenance, system_of
 from quantbench.launch import Launch, Tile
 from quantbench.quantization import quantize

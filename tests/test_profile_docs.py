@@ -19,7 +19,7 @@ from quantbench.importers.aiconfigurator import TableFile
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.tables import SHIPPED_GPUS
 from quantbench.profile import Profile
-from quantbench.profile.schema import schema
+from quantbench.profile.file import schema
 from tools.shelf import shelf_profile
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -13,8 +13,8 @@ import pytest
 from quantbench.errors import InputError
 from quantbench.measurement import Grade
 from quantbench.profile import Profile, Table
+from quantbench.profile.build import tables_of
 from quantbench.profile.checks import flops, min_bytes
-from quantbench.profile.rows import tables_of
 from quantbench.profile.table import LAYOUTS
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Record, Skipped

@@ -17,9 +17,8 @@ from quantbench.importers.runs import write_run
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.latency.tables import SHIPPED_GPUS
-from quantbench.profile.build import software_of, source_of
+from quantbench.profile.build import checks_of, cliffs_of, findings_of, software_of, source_of
 from quantbench.profile.fit import known_model
-from quantbench.profile.found import checks_of, cliffs_of, findings_of
 from quantbench.profile.models import Models
 from quantbench.profile.parts import Provenance
 from quantbench.profile.profile import Profile

@@ -16,9 +16,9 @@ import numpy as np
 from quantbench.device import lookup
 from quantbench.latency import attention_fitting, shipped
 from quantbench.latency.attention import AttentionModel
-from quantbench.latency.protocol import coverage, summarize
+from quantbench.latency.scoring import coverage, summarize
 from quantbench.latency.tables import SHIPPED_GPUS
-from quantbench.validate.attention_data import AttentionTable, held_out, read_attention
+from tools.accuracy.attention import AttentionTable, held_out, read_attention
 
 #: rows of the shipped fits: more make the files larger and predictions slower, for little
 TRAIN_ROWS = 800

@@ -23,7 +23,7 @@ from quantbench.latency.gemm.menu import Menu
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.gemm.training import Effort, Known, choose, pool_to_json, pooled, shipped_pool
 from quantbench.latency.gemm.trees import Growth, Member
-from quantbench.latency.protocol import coverage, random_split, summarize
+from quantbench.latency.scoring import coverage, random_split, summarize
 from quantbench.latency.tables import SHIPPED_GPUS, GemmTable, read_table
 
 POOL_ROWS = 700

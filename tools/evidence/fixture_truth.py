@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from quantbench import device
+from quantbench.profile.blindspots_report import write_between
 from quantbench.stats import median, median_interval
 from quantbench.store.folder import find_runs, read_run
 from quantbench.store.record import Measured
-from quantbench.validate.table import write_between
 
 #: half-width of the 95 % interval of a ratio at which it is known
 KNOWN = 0.02

@@ -5,7 +5,7 @@ expected rise alone finds too few cliffs. So what all the trees of all the membe
 distribution, and the probability of a cliff is its part above the step. Trees agree more than they are right, and a
 large rise comes true in part only; three numbers correct for both. They are those that make the rises measured on other
 architecture families likeliest, on (n, k) pairs that no accuracy figure is judged on;
-`python -m quantbench.validate.cliff_calibration` computes them again.
+`python -m tools.accuracy.cliff_calibration` computes them again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The calibration of cliff forecasts: `python -m quantbench.validate.cliff_calibration` (needs the extra `tables`).
+"""The calibration of cliff forecasts: `python -m tools.accuracy.cliff_calibration` (needs the extra `tables`).
 
 For every architecture family, the numbers that make the cliffs of the other families' tables likeliest. Models learn
 from 200 rows of half of the training sites and forecast on the other half, so that no pair of the accuracy tables is
@@ -14,12 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.device import lookup
+from quantbench.latency.contests import Contest, fit
 from quantbench.latency.families import family
 from quantbench.latency.gemm.cliffs import Calibration
-from quantbench.latency.protocol import cliff_pairs, held_out_sites
+from quantbench.latency.scoring import cliff_pairs, held_out_sites
 from quantbench.latency.tables import SHIPPED_GPUS, read_table
-from quantbench.validate.gemm_runner import Contest
-from quantbench.validate.ours import fit
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]

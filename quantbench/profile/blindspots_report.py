@@ -1,23 +1,39 @@
-"""Blind spots of a profile's products: its rows as a consumer's table, and what a model expects between them."""
+"""Blind spots of a profile's products as a consumer's table shows them: found, and as JSON, text and Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from quantbench.errors import InputError, require_choice
+from quantbench.errors import InputError, StoreError, require_choice
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.tables import system_of
-from quantbench.profile.blindspots import Choice, FloatArray, IntArray, Site, choose
-from quantbench.profile.blindspots_replay import Consumer, Measured, sorted_table, straight_lines
-from quantbench.profile.blindspots_sites import Ask, sites_between
+from quantbench.profile.aiconfigurator_engine import engine, engine_missing
+from quantbench.profile.blindspots import (
+    Ask,
+    Choice,
+    Consumer,
+    Errors,
+    FloatArray,
+    IntArray,
+    Line,
+    Measured,
+    Replay,
+    Site,
+    choose,
+    sites_between,
+    sorted_table,
+    straight_lines,
+)
 from quantbench.profile.exporters.options import Exported, ExportOptions
 from quantbench.profile.exporters.rows import dtype_of, products
 from quantbench.profile.profile import Profile
-from quantbench.validate.foreign import engine, engine_missing
+from quantbench.units import latency, percent
 
 #: whose interpolation is known
 CONSUMERS = ("aiconfigurator",)
@@ -141,3 +157,101 @@ def _spots(site: Site) -> list[Spot]:
         found.append(Spot(site.n, site.k, int(site.m[low]), int(site.m[at]), int(site.m[high]),
                           expected_us * (1.0 + float(errors[at])), expected_us))  # fmt: skip
     return found
+
+
+_COLUMNS = ("rows of the table", "rows", "rows in none of the tables", "of them m ≥ 128 and n, k ≥ 1024",
+            "both sides of measured cliffs")  # fmt: skip
+
+
+def summary(errors: FloatArray) -> dict[str, float]:
+    """Median, 95th percentile and largest of |error|, as ratios; zeros where there is no place to be wrong."""
+    if not len(errors):
+        return {"median": 0.0, "p95": 0.0, "max": 0.0}
+    middle, p95 = np.percentile(errors, [50, 95])
+    return {"median": float(middle), "p95": float(p95), "max": float(errors.max())}
+
+
+def found_to_json(found: Blindspots, bound: float, target: str, most_spots: int) -> dict[str, Any]:
+    """What was found in a table, and what to add."""
+    return {
+        "dtype": found.dtype,
+        "rows": found.num_rows,
+        "places": len(found.choice.before),
+        "model_rows": found.model_rows,
+        "bound": bound,
+        "target": target,
+        "before": summary(found.choice.before),
+        "after": summary(found.choice.after),
+        "add": [{"m": m, "n": n, "k": k} for m, n, k in found.choice.rows],
+        "spots": [
+            {"m": s.m, "n": s.n, "k": s.k, "between": [s.low, s.high], "interpolated_us": s.interpolated_us,
+             "expected_us": s.expected_us, "error": s.error}
+            for s in found.spots[:most_spots]
+        ],
+    }  # fmt: skip
+
+
+def spot_line(spot: Spot) -> str:
+    """One blind spot in words."""
+    off = f"{percent(abs(spot.error))} too {'low' if spot.error < 0 else 'high'}"
+    said = f"{latency(spot.interpolated_us)} between m = {spot.low} and {spot.high}"
+    return f"m = {spot.m}, n = {spot.n}, k = {spot.k}: {said}, expected {latency(spot.expected_us)}: {off}"
+
+
+def replay_to_json(found: Replay, consumer: str) -> dict[str, Any]:
+    """The experiment's figures, errors in percent."""
+    return {
+        "consumer": consumer,
+        "bound_pct": 100 * found.bound,
+        "rows": found.total_rows,
+        "added": found.added,
+        "model_rows": found.model_rows,
+        "tables": [
+            {"name": line.name, "rows": line.rows,
+             **{part: vars(getattr(line, part)) for part in ("unseen", "large", "at_cliffs")}}
+            for line in found.lines
+        ],
+    }  # fmt: skip
+
+
+def replay_cells(line: Line) -> tuple[str, ...]:
+    """A line of the experiment, in the order of the columns; errors are median / p95 in percent."""
+    return (line.name, f"{line.rows:,}", _errors(line.unseen), _errors(line.large), _errors(line.at_cliffs))
+
+
+def replay_columns(line: Line) -> tuple[str, ...]:
+    """The columns' names, with how many rows the errors are of."""
+    counts = ("", "", f" ({line.unseen.rows:,})", f" ({line.large.rows:,})", f" ({line.at_cliffs.rows:,})")
+    return tuple(name + count for name, count in zip(_COLUMNS, counts, strict=True))
+
+
+def replay_markdown(found: Replay, consumer: str, origins: Sequence[str]) -> str:
+    """The experiment as a Markdown table, then what it was made from."""
+    names = replay_columns(found.lines[0])
+    lines = ["| " + " | ".join(names) + " |", "|---|" + "---:|" * (len(names) - 1)]
+    lines += ["| " + " | ".join(replay_cells(line)) + " |" for line in found.lines]
+    lines += ["", f"- Interpolated by {consumer}."]
+    lines += [
+        f"- Bound for the expected error: {percent(found.bound)}; model fitted to {found.model_rows:,} rows of the "
+        "powers of two, started from other GPU families."
+    ]
+    lines += [f"- {origin}." for origin in origins]
+    return "\n".join(lines) + "\n"
+
+
+def _errors(errors: Errors) -> str:
+    return "–" if not errors.rows else f"{errors.median_pct:.1f} / {errors.p95_pct:.1f}"
+
+
+def write_between(path: Path, name: str, text: str) -> None:
+    """Replace what stands in `path` between `<!-- name:begin -->` and `<!-- name:end -->`."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    try:
+        content = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise StoreError("validate", f"{path} ({error.strerror})", f"a file with {begin} in it") from None
+    if content.count(begin) != 1 or content.count(end) != 1 or content.index(end) < content.index(begin):
+        raise StoreError("validate", f"{path} without one {begin} and one {end} after it", "both, in this order")
+    head, rest = content.split(begin)
+    tail = rest.split(end)[1]
+    path.write_text(f"{head}{begin}\n{text}{end}{tail}", encoding="utf-8")
