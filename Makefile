@@ -44,8 +44,8 @@ bench: install
 # On a node without network: `make evidence RUN=python3`, an interpreter that has torch and the other dependencies.
 STEPS ?= 1 2 3
 evidence: $(if $(RUN),,install)
-	for step in $(STEPS); do $(or $(RUN),$(BIN)/python) -m quantbench.evidence.run --step $$step || exit 1; done
-	$(or $(RUN),$(BIN)/python) -m quantbench.evidence.write
+	for step in $(STEPS); do $(or $(RUN),$(BIN)/python) -m tools.evidence.steps --step $$step || exit 1; done
+	$(or $(RUN),$(BIN)/python) -m tools.evidence.write
 
 # 10,000 hostile files for every loader: by hypothesis and, where it is installed (Python 3.11), by atheris too.
 FUZZ_FILES ?= 10000
@@ -56,21 +56,21 @@ fuzz: install
 # The accuracy page, the pictures and the figures of docs/ and README, from measured tables and runs.
 docs: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[tables,docs]'
-	$(BIN)/quantbench validate --docs docs/accuracy.md
-	$(BIN)/quantbench validate --adaptive --docs docs/accuracy.md
+	$(BIN)/python -m tools.accuracy.page docs/accuracy.md
+	$(BIN)/python -m tools.accuracy.page docs/accuracy.md --adaptive
 	$(BIN)/python -m quantbench.report.guide docs
 	$(BIN)/python -m quantbench.advice.examples docs
 	$(BIN)/python -m quantbench.report.guide.front
 	$(BIN)/quantbench import aiconfigurator --system a100_sxm --table gemm --results build/tables
 	$(BIN)/quantbench profile blindspots build/tables/a100-sxm4-80gb/aic-* --for aiconfigurator --held-out --of max \
 		--docs docs/exporting.md
-	$(BIN)/python -m quantbench.planner.accuracy tests/data docs
+	$(BIN)/python -m tools.planner_accuracy tests/data docs
 	$(BIN)/python -m mkdocs build --strict --quiet --config-file docs/site/mkdocs.yml
 
 # The profiles of GPUs that public tables are of: results/<gpu>/profile.json.
 shelf: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[tables]'
-	$(BIN)/python -m quantbench.profile.shelf
+	$(BIN)/python -m tools.shelf
 
 clean:
 	rm -rf .venv .venv-volta build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from quantbench.device import lookup
-from quantbench.profile.columns import LAYOUTS
 from quantbench.profile.parts import KnownCliff, Provenance
 from quantbench.profile.profile import Profile
-from quantbench.profile.table import Table
+from quantbench.profile.table import LAYOUTS, Table
 from quantbench.workload import Gemm
 
 #: (m, n, k) → µs: a wave edge after 128, and sizes around others

@@ -8,7 +8,7 @@ import made_runs
 import numpy as np
 
 from quantbench.device import lookup
-from quantbench.latency.gemm_fast import FastGemm
+from quantbench.latency.gemm.distilled import FastGemm
 from quantbench.launch import Launch, Tile
 from quantbench.profile import Profile
 from quantbench.profile.fit import known_model

@@ -19,7 +19,7 @@ from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.estimate import Estimate
-from quantbench.latency.gemm_input import LARGEST_SIDE
+from quantbench.latency.gemm.model import LARGEST_SIDE
 from quantbench.latency.roofline import peak_share
 from quantbench.latency.softmax import fallback_bytes
 from quantbench.planner.formulas import parameters, useful_parameters

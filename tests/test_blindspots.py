@@ -15,19 +15,22 @@ from typer.testing import CliRunner
 
 from quantbench.cli.profile import profile as command
 from quantbench.errors import InputError, StoreError
-from quantbench.profile import blindspots_table
+from quantbench.profile import blindspots_report as blindspots_table
+from quantbench.profile.aiconfigurator_engine import engine, engine_missing
 from quantbench.profile.blindspots import (
+    Measured,
     Site,
     choose,
     fewest_between,
     interpolated_us,
     places_between,
+    replay,
+    sorted_table,
+    straight_lines,
     through_rows,
 )
-from quantbench.profile.blindspots_replay import Measured, replay, sorted_table, straight_lines
 from quantbench.profile.profile import Profile
 from quantbench.sweep.shape_list import read_shapes
-from quantbench.validate.foreign import engine, engine_missing
 
 SM_COUNT, BLOCK_M = 108, 128
 
@@ -307,9 +310,8 @@ def test_a_fitted_model_finds_the_cliffs_of_a_made_table() -> None:
 def test_a_profile_s_own_model_is_asked_where_it_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    from quantbench.latency.gemm_model import GemmModel
-    from quantbench.profile.models import Models
-    from quantbench.profile.product_model import ProductModel
+    from quantbench.latency.gemm.model import GemmModel
+    from quantbench.profile.models import Models, ProductModel
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a model was fitted")

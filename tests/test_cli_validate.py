@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from quantbench.cli.validate import validate
 from quantbench.device import lookup
 from quantbench.errors import InputError, StoreError
+from quantbench.latency.contests import roofline_predictor
 from quantbench.latency.tables import SHIPPED_GPUS
-from quantbench.validate.baselines import roofline
-from quantbench.validate.plan import SIBLINGS
+from tools.accuracy.gemm import SIBLINGS
 
 app = typer.Typer()
 app.command()(validate)
@@ -29,7 +29,7 @@ def run(*words: str) -> str:
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     grid = [(m, n, k) for m in (1, 64, 128, 129, 256, 257, 512) for n in (1024, 2048, 4096) for k in (1024, 2048, 4096)]
     m, n, k = np.array(grid).T
-    latency_us = 3 + roofline(lookup("a100-sxm4-80gb"), "bf16")(m, n, k) / 0.6
+    latency_us = 3 + roofline_predictor(lookup("a100-sxm4-80gb"), "bf16")(m, n, k) / 0.6
     path = tmp_path_factory.mktemp("tables") / "mine.csv"
     lines = [
         "gemm_dtype,m,n,k,latency",
@@ -39,19 +39,12 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_table_of_ones_own(table: Path, tmp_path: Path) -> None:
-    docs = tmp_path / "accuracy.md"
-    docs.write_text("<!-- gemm:begin -->\n<!-- gemm:end -->\n")
-    said = run("--table", str(table), "--gpu", "a100-sxm4-80gb", "--rows", "30", "--seeds", "0", "--docs", str(docs))
+def test_a_table_of_the_users(table: Path) -> None:
+    said = run("--table", str(table), "--gpu", "a100-sxm4-80gb", "--rows", "30", "--seeds", "0")
     assert "learning from 30 rows" in said
     assert "errors: median / mean / p95" in said
-    written = docs.read_text()
-    assert "**Held-out sites" in written
-    assert "**Random split" in written
-    assert "| ours | 30 |" in written
-    assert "| spec-sheet roofline | – |" in written
-    assert "- a100-sxm4-80gb: 63 rows of bf16 from mine.csv" in written
-    assert written.count("- Made with quantbench") == 1
+    assert "spec-sheet roofline" in said
+    assert "random" in said
 
 
 def test_json(table: Path) -> None:
@@ -60,18 +53,13 @@ def test_json(table: Path) -> None:
     assert by_model["spec-sheet roofline"]["errors"]["median_pct"] > 30
     assert by_model["ours"]["errors"]["median_pct"] < by_model["spec-sheet roofline"]["errors"]["median_pct"]
     assert by_model["ours"]["fit_s"] > 0
-    assert answer["attention"] == []
 
 
 def test_errors(table: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"with 0 --gpu; expected one --gpu: where it was measured"):
-        run("--table", str(table))
     with pytest.raises(InputError, match=r"--rows 200 of mine.csv; expected at most \d+ for sites"):
         run("--table", str(table), "--gpu", "a100-sxm4-80gb")
     with pytest.raises(InputError, match=r"--seeds '0,x'; expected integers, comma separated"):
         run("--table", str(table), "--gpu", "a100-sxm4-80gb", "--seeds", "0,x")
-    with pytest.raises(InputError, match=r"--gpu v100-sxm2-32gb; expected one of a100-sxm4-80gb"):
-        run("--gpu", "v100-sxm2-32gb")
     with pytest.raises(StoreError, match=r"no file .*gone.csv"):
         run("--table", str(tmp_path / "gone.csv"), "--gpu", "a100-sxm4-80gb")
 

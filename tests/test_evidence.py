@@ -17,21 +17,19 @@ from quantbench.cli.app import app
 from quantbench.device import current, lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
-from quantbench.evidence import run as evidence
-from quantbench.evidence import side_by_side, write
-from quantbench.evidence.kernel_section import kernel_section
-from quantbench.evidence.nvbench import merge_nvbench
-from quantbench.evidence.prediction_section import prediction_section
-from quantbench.evidence.steps import STEPS, PlannedSweep, random_shapes
-from quantbench.evidence.timing_sections import cost_section, timer_section
-from quantbench.latency.gemm_residual import Growth
-from quantbench.latency.gemm_train import Effort
+from quantbench.latency.gemm.training import Effort
+from quantbench.latency.gemm.trees import Growth
 from quantbench.latency.roofline import roofline_us
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade
 from quantbench.profile.profile import Profile
 from quantbench.timing.other_methods import Run
 from quantbench.workload import Gemm, Softmax, Workload
+from tools.evidence import side_by_side, write
+from tools.evidence import steps as evidence
+from tools.evidence.nvbench import merge_nvbench
+from tools.evidence.sections import cost_section, kernel_section, prediction_section, timer_section
+from tools.evidence.steps import STEPS, PlannedSweep, random_shapes
 
 ROOT = Path(__file__).resolve().parent.parent
 SWEEPS = [sweep for step in STEPS.values() for sweep in step]

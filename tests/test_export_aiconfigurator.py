@@ -159,7 +159,7 @@ def test_without_measured_products_the_model_fills_the_table(tmp_path: Path) -> 
     assert set(columns["kernel_source"]) == {"quantbench_model"}
     assert any("modelled" in note for note in made.notes)
     # At one site: the grid, and rows so near the model's edges that straight lines stay within the bound.
-    from quantbench.latency.gemm_model import GemmModel
+    from quantbench.latency.gemm.model import GemmModel
 
     n = k = 4096
     own = sorted(

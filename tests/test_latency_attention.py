@@ -8,10 +8,8 @@ import pytest
 from quantbench.device import lookup
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.attention import FEWEST_ROWS, AttentionModel
-from quantbench.latency.attention_fit import Physics
-from quantbench.latency.attention_physics import START, AttentionShapes, blocks_of, peak_tflops
-from quantbench.latency.attention_prior import shipped_slugs
-from quantbench.latency.attention_tiles import FAMILIES
+from quantbench.latency.attention_cost_model import FAMILIES, START, AttentionShapes, blocks_of, peak_tflops
+from quantbench.latency.attention_fitting import Physics, shipped_slugs
 from quantbench.workload import Attention
 
 A100, H200, V100 = (lookup(slug) for slug in ("a100-sxm4-80gb", "h200-sxm-141gb", "v100-sxm2-32gb"))

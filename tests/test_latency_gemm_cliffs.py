@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from quantbench.errors import InputError
-from quantbench.latency.gemm_cliffs import (
+from quantbench.latency.gemm.cliffs import (
     CALIBRATION_ELSEWHERE,
     CALIBRATIONS,
     Calibration,
@@ -12,8 +12,8 @@ from quantbench.latency.gemm_cliffs import (
     cliff_probability,
     forecast_cliffs,
 )
-from quantbench.latency.gemm_model import GemmModel
-from quantbench.latency.gemm_prior import shipped_pool
+from quantbench.latency.gemm.model import GemmModel
+from quantbench.latency.gemm.training import shipped_pool
 
 A100 = "a100-sxm4-80gb"
 

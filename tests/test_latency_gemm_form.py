@@ -5,16 +5,23 @@ import pytest
 from scipy.optimize import approx_fprime
 
 from quantbench.device import lookup
-from quantbench.latency import tape
-from quantbench.latency.gemm_features import watched_columns
-from quantbench.latency.gemm_fit import Measured, fit_parameters
-from quantbench.latency.gemm_form import Machine, Shapes, log_latency, log_latency_with_parts
-from quantbench.latency.gemm_input import LARGEST_SIDE
-from quantbench.latency.gemm_menu import SPLITS, TILES, Menu
-from quantbench.latency.gemm_parameters import INDEX, PARAMETERS, Values, hand_prior
-from quantbench.latency.gemm_prior import pooled
-from quantbench.latency.gemm_residual import Member
-from quantbench.latency.tape import Variable, gradient
+from quantbench.latency import autodiff as tape
+from quantbench.latency.autodiff import Variable, gradient
+from quantbench.latency.gemm.cost_model import (
+    INDEX,
+    PARAMETERS,
+    Machine,
+    Shapes,
+    Values,
+    hand_prior,
+    log_latency,
+    log_latency_with_parts,
+)
+from quantbench.latency.gemm.fitting import Measured, fit_parameters
+from quantbench.latency.gemm.menu import SPLITS, TILES, Menu
+from quantbench.latency.gemm.model import LARGEST_SIDE
+from quantbench.latency.gemm.training import pooled
+from quantbench.latency.gemm.trees import Member, watched_columns
 from quantbench.launch import Tile
 from quantbench.quantization import quantize
 from quantbench.workload import Gemm

@@ -12,17 +12,14 @@ import pytest
 from quantbench.device import DeviceSpec, lookup
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.latency.families import family
-from quantbench.latency.gemm_codec import MODEL_VERSION, array_to_json
-from quantbench.latency.gemm_ensemble import Answer, Ensemble
-from quantbench.latency.gemm_estimates import GemmEstimates
-from quantbench.latency.gemm_form import Machine, Shapes, log_latency
-from quantbench.latency.gemm_menu import Menu
-from quantbench.latency.gemm_model import GemmModel, shipped_model
-from quantbench.latency.gemm_parameters import Values, hand_prior
-from quantbench.latency.gemm_prior import choose, shipped_pool
-from quantbench.latency.gemm_residual import Growth
-from quantbench.latency.gemm_train import Effort
-from quantbench.latency.protocol import coverage, summarize
+from quantbench.latency.gemm.cost_model import Machine, Shapes, Values, hand_prior, log_latency
+from quantbench.latency.gemm.ensemble import Answer, Ensemble
+from quantbench.latency.gemm.files import MODEL_VERSION, array_to_json
+from quantbench.latency.gemm.menu import Menu
+from quantbench.latency.gemm.model import GemmEstimates, GemmModel, shipped_model
+from quantbench.latency.gemm.training import Effort, choose, shipped_pool
+from quantbench.latency.gemm.trees import Growth
+from quantbench.latency.scoring import coverage, summarize
 from quantbench.latency.tables import SHIPPED_GPUS, GemmTable, TableProvenance, system_of
 from quantbench.launch import Launch, Tile
 from quantbench.quantization import quantize
@@ -311,7 +308,7 @@ def test_workloads_are_answered_in_order() -> None:
 
 def test_predicting_needs_neither_torch_nor_scikit_learn() -> None:
     code = (
-        "import sys; from quantbench.latency.gemm_model import GemmModel;"
+        "import sys; from quantbench.latency.gemm.model import GemmModel;"
         "GemmModel.best('a100-sxm4-80gb').predict(1, 64, 64);"
         "print([name for name in ('torch', 'triton', 'sklearn', 'pandas', 'scipy') if name in sys.modules])"
     )

@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from quantbench.device import lookup
-from quantbench.latency.gemm_form import Machine, Shapes, log_latency_with_parts
-from quantbench.latency.gemm_menu import Menu
-from quantbench.latency.gemm_model import GemmModel
-from quantbench.latency.gemm_parameters import Values, hand_prior
-from quantbench.latency.gemm_residual import Growth
-from quantbench.latency.gemm_train import Effort, menu_for
-from quantbench.latency.protocol import coverage
+from quantbench.latency.gemm.cost_model import Machine, Shapes, Values, hand_prior, log_latency_with_parts
+from quantbench.latency.gemm.menu import Menu
+from quantbench.latency.gemm.model import GemmModel
+from quantbench.latency.gemm.training import Effort, menu_for
+from quantbench.latency.gemm.trees import Growth
+from quantbench.latency.scoring import coverage
 from quantbench.launch import Launch, Tile
 from quantbench.providers.identity import split_k_of
 from quantbench.providers.kernel_names import parse

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from quantbench.errors import InputError
-from quantbench.latency.protocol import (
+from quantbench.latency.scoring import (
     cliff_pairs,
     compute_rows,
     coverage,

@@ -10,7 +10,7 @@ import pytest
 SCRIPT = """
 import resource
 import numpy as np
-from quantbench.latency.heap import keep_freed_memory
+from quantbench.latency.gemm.cost_model import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

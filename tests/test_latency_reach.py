@@ -8,8 +8,7 @@ import pytest
 
 from quantbench.device import lookup
 from quantbench.errors import InputError
-from quantbench.latency.gemm_input import LARGEST_SIDE
-from quantbench.latency.gemm_model import GemmModel, shipped_model
+from quantbench.latency.gemm.model import LARGEST_SIDE, GemmModel, shipped_model
 from quantbench.latency.reach import predict_within_reach, require_reach
 from quantbench.planner.op_times import ModelTimes
 from quantbench.workload import Gemm

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from quantbench.cli.plan import plan
 from quantbench.errors import InputError
-from quantbench.planner.accuracy import PAGE, Group, groups, table, with_table
 from quantbench.planner.calibration import shipped
 from quantbench.planner.op_times import BestTimes
+from tools.planner_accuracy import PAGE, Group, groups, table, with_table
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs" / PAGE

@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from quantbench.errors import InputError, UnsupportedError
-from quantbench.latency.gemm_input import LARGEST_SIDE
+from quantbench.latency.gemm.model import LARGEST_SIDE
 from quantbench.planner.op_times import OpTimes
 from quantbench.profile import Estimate, Estimates, Profile
-from quantbench.profile.lines import Lines
-from quantbench.profile.lookup import RowIndex
+from quantbench.profile.interpolation import Lines, RowIndex
 from quantbench.stats import median
 from quantbench.store.record import Measured
 from quantbench.workload import Attention, Gemm, Softmax, TransformerShape
@@ -254,7 +253,6 @@ def test_rows_are_found_whatever_their_number() -> None:
     known = {key: row for row, key in enumerate(zip(*(s.tolist() for s in sizes), strict=True))}
     wanted = [known.get(key, -1) for key in zip(*(s.tolist() for s in asked), strict=True)]
     assert index.find(asked).tolist() == wanted
-    assert [index.one(*(int(s[i]) for s in asked)) for i in range(100)] == wanted[:100]
     assert RowIndex((np.zeros(0, dtype=np.int64),)).find((np.array([1]),)).tolist() == [-1]
 
 
@@ -267,10 +265,8 @@ def test_lines_go_through_sizes_that_grow_together() -> None:
     assert known.tolist() == [True, False, True, False]
     assert value[0] == pytest.approx(1 + np.log(1.5) / np.log(2))
     assert value[2] == 2.0
-    assert lines.one(8, 450, 150) == pytest.approx(value[0])
-    assert lines.one(8, 450, 151) is None
     # 300 and 4000 are more than a factor of two apart: nothing is between them.
-    assert lines.one(8, 1000, 100) is None
+    assert not lines.between((np.array([8]), np.array([1000]), np.array([100])))[0].any()
 
 
 LIGHT = """

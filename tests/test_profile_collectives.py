@@ -16,7 +16,7 @@ from quantbench.cli.app import app
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.planner.cluster import Link
 from quantbench.profile import Estimate, Estimates, Profile, Table
-from quantbench.profile.columns import layout_of
+from quantbench.profile.table import layout_of
 from quantbench.workload import Collective
 
 LINK_GB_PER_S, LATENCY_US = 200.0, 12.0

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from quantbench.importers.aiconfigurator import TableFile
-from quantbench.latency.gemm_model import GemmModel
+from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.tables import SHIPPED_GPUS
 from quantbench.profile import Profile
-from quantbench.profile.schema import schema
-from quantbench.profile.shelf import shelf_profile
+from quantbench.profile.file import schema
+from tools.shelf import shelf_profile
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "profiles.md").read_text(encoding="utf-8")

@@ -14,9 +14,7 @@ import pytest
 
 from quantbench.errors import InputError, StoreError
 from quantbench.profile import Profile
-from quantbench.profile.file import digest
-from quantbench.profile.migrations import upgrade
-from quantbench.profile.schema import schema
+from quantbench.profile.file import digest, schema, upgrade
 
 
 def saved(folder: Path, profile: Profile | None = None) -> Path:

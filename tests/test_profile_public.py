@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("aiconfigurator_core", reason="needs the extra `tables`")
 
-from quantbench.latency.gemm_model import GemmModel
+from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.tables import GemmTable, read_table
 from quantbench.profile import Estimates, Profile, Table
 from quantbench.profile.fit import product_model

@@ -8,14 +8,36 @@ import pytest
 
 from quantbench.device import lookup
 from quantbench.errors import InputError, MeasurementError, StoreError, UnsupportedError
-from quantbench.latency.protocol import CliffScore, ErrorSummary, Split
+from quantbench.latency.contests import (
+    Contest,
+    Contestant,
+    Step,
+    gaussian_process,
+    log_interpolation,
+    roofline,
+    roofline_predictor,
+    run_contests,
+)
+from quantbench.latency.scoring import (
+    LEVELS,
+    Absent,
+    Answer,
+    CliffLevels,
+    CliffScore,
+    ErrorSummary,
+    Line,
+    Score,
+    Split,
+    cells,
+    line,
+    lines_to_json,
+)
 from quantbench.latency.tables import GemmTable, TableProvenance
-from quantbench.validate import baselines, foreign
-from quantbench.validate.cliff_levels import LEVELS, CliffLevels
-from quantbench.validate.contestants import engine, gaussian_process, heuristics, log_interpolation, roofline
-from quantbench.validate.gemm_runner import Contest, Contestant, Step, run_contests
-from quantbench.validate.scores import Absent, Answer, Line, Score, line
-from quantbench.validate.table import cells, lines_to_json, markdown, terminal_table, write_between
+from quantbench.profile import aiconfigurator_engine
+from quantbench.profile.blindspots_report import write_between
+from tools.accuracy import heuristics as heuristics_child
+from tools.accuracy.gemm import engine, heuristics
+from tools.accuracy.page import markdown
 
 A100 = lookup("a100-sxm4-80gb")
 
@@ -25,7 +47,7 @@ def table() -> GemmTable:
     ms = [1, 64, 65, 128, 129, 256, 257, 512]
     grid = sorted((m, n, k) for m in ms for n in (1024, 2048, 3072, 4096, 5120) for k in (1024, 2048, 4096, 8192))
     m, n, k = np.array(grid).T
-    ideal = baselines.roofline(A100, "bf16")(m, n, k)
+    ideal = roofline_predictor(A100, "bf16")(m, n, k)
     latency_us = 3 + ideal / 0.6 * np.where(m > 256, 1.69, np.where(m > 128, 1.3, 1.0))
     provenance = TableProvenance("made-up", "0", "", "nowhere", "none", "0", "none", (), 0, 0)
     return GemmTable(m, n, k, latency_us, "bf16", provenance)
@@ -123,7 +145,8 @@ def test_rows_without_an_answer_are_counted_not_forgiven() -> None:
 
 
 def test_absent_contestants_are_stated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign, "find_spec", lambda name: None)
+    for module in (aiconfigurator_engine, heuristics_child):
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
     found = judged(heuristics(contest()), engine(contest(), 20), fixed("there", 1.0))
     assert [entry.reason for entry in found if isinstance(entry, Absent)] == [
         "the package nvidia-matmul-heuristics is not installed",
@@ -135,16 +158,16 @@ def test_absent_contestants_are_stated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_child_that_fails_is_one_line() -> None:
     with pytest.raises(MeasurementError, match=r"quantbench.no_such_child ended with 1: .*no_such_child"):
-        foreign._ask("quantbench.no_such_child", {})
+        aiconfigurator_engine.ask_child("quantbench.no_such_child", {})
 
 
 def test_roofline_by_hand_and_its_refusal() -> None:
     m, n, k = (np.array([size]) for size in (4096, 4096, 4096))
-    assert baselines.roofline(A100, "bf16")(m, n, k)[0] == pytest.approx(2 * 4096**3 / 312e6)
-    thin = baselines.roofline(A100, "bf16")(np.array([1]), n, k)[0]
+    assert roofline_predictor(A100, "bf16")(m, n, k)[0] == pytest.approx(2 * 4096**3 / 312e6)
+    thin = roofline_predictor(A100, "bf16")(np.array([1]), n, k)[0]
     assert thin == pytest.approx(2 * (4096 + 4096**2 + 4096) / A100.memory_gb_per_s / 1e3)
     with pytest.raises(UnsupportedError, match=r"roofline: fp8 on a100-sxm4-80gb; expected one of"):
-        baselines.roofline(A100, "fp8")
+        roofline_predictor(A100, "fp8")
 
 
 SUMMARY = ErrorSummary(100, 4.551, 6.52, 19.04)
@@ -174,7 +197,6 @@ def test_markdown_of_a_line() -> None:
     assert "| a100-sxm4-80gb | 200 | 26 % / 25 % | 0.95 / 0.35 |" in text
     assert text.rstrip().endswith("| 0.95 / – |")
     assert text.startswith("**Held-out sites: half of the (n, k) pairs are the test")
-    assert terminal_table([a_line()]).row_count == 1
     assert lines_to_json([a_line()], [])["lines"][0]["errors"]["median_pct"] == 4.551
 
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from quantbench.latency.gemm_cliffs import Calibration
-from quantbench.validate.cliff_calibration import Rises, calibrate
-from quantbench.validate.cliff_levels import LEVELS, cliff_levels, mean_levels
-from quantbench.validate.table import levels_table
+from quantbench.latency.gemm.cliffs import Calibration
+from quantbench.latency.scoring import LEVELS, cliff_levels, mean_levels
+from tools.accuracy.cliff_calibration import Rises, calibrate
+from tools.accuracy.page import levels_table
 
 PAIRS = (np.array([0, 2, 4, 6]), np.array([1, 3, 5, 7]))
 # cliffs at the first and the third pair

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quantbench.device.spec import DeviceSpec
-from quantbench.latency.gemm_prior import known_in_waves
+from quantbench.latency.gemm.training import known_in_waves
 from quantbench.latency.roofline import assumed_tile
 from quantbench.launch import Launch, Tile
 from quantbench.quantization import alignment_bytes, cdiv, gemm_alignment_bytes

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quantbench.analysis.forecast import ForecastRow
-from quantbench.latency.gemm_cliffs import cliff_probability
-from quantbench.latency.gemm_model import GemmModel
+from quantbench.latency.gemm.cliffs import cliff_probability
+from quantbench.latency.gemm.model import GemmModel
 from quantbench.workload import Gemm
 
-# What `latency.gemm_cliffs` is calibrated on: edges of tiles in m, of products that are no slivers.
+# What `latency.gemm.cliffs` is calibrated on: edges of tiles in m, of products that are no slivers.
 _LEAST_M, _EDGE, _LEAST_NK = 128, 32, 1024
 
 

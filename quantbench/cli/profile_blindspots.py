@@ -15,21 +15,26 @@ from quantbench.cli.console import output, say
 from quantbench.cli.profile_export import percentage, profile_of
 from quantbench.cli.writable import check_file
 from quantbench.errors import InputError, StoreError, require_choice, require_int
-from quantbench.profile.blindspots import TARGETS, FloatArray
-from quantbench.profile.blindspots_replay import Line, replay
-from quantbench.profile.blindspots_table import CONSUMERS, Blindspots, consumer_of, find, measured_products, thin_model
-from quantbench.profile.blindspots_text import (
+from quantbench.profile.blindspots import TARGETS, FloatArray, Line, replay
+from quantbench.profile.blindspots_report import (
+    CONSUMERS,
+    Blindspots,
+    around_markers,
+    consumer_of,
+    find,
     found_to_json,
+    measured_products,
     replay_cells,
     replay_columns,
     replay_markdown,
     replay_to_json,
     spot_line,
     summary,
+    thin_model,
+    write_between,
 )
 from quantbench.profile.profile import Profile
 from quantbench.units import percent
-from quantbench.validate.table import around_markers, write_between
 
 _WHO = "profile blindspots"
 _FEWEST_MODEL_ROWS = 20

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quantbench.profile import Estimate, Profile, Table
-from quantbench.profile.columns import INTEGER, LAYOUTS
+from quantbench.profile.table import INTEGER, LAYOUTS
 from quantbench.units import latency, percent
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _interval(one: Estimate) -> str:
 
 def profile_to_json(profile: Profile) -> dict[str, Any]:
     """What `show` shows, as JSON objects."""
-    from quantbench.profile.codec import cliff_to_json, finding_to_json, provenance_to_json
+    from quantbench.profile.parts import cliff_to_json, finding_to_json, provenance_to_json
 
     return {
         "device": profile.device.name,

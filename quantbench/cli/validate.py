@@ -1,4 +1,4 @@
-"""`quantbench validate`: how good the latency models are, rerun on measured tables."""
+"""`quantbench validate`: how good predictions are on a measured table of the user's."""
 
 from __future__ import annotations
 
@@ -12,27 +12,15 @@ from quantbench.cli import options as o
 
 def validate(
     table: Annotated[
-        Path | None,
-        typer.Option("--table", help="Your own table, CSV or Parquet: columns m, n, k, latency (ms), gemm_dtype."),
-    ] = None,
-    gpu: Annotated[
-        list[str] | None, typer.Option("--gpu", help="Only this device; with --table, where it was measured.")
-    ] = None,
+        Path, typer.Option("--table", help="Measured products, CSV or Parquet: m, n, k, latency (ms), gemm_dtype.")
+    ],
+    gpu: Annotated[str, typer.Option("--gpu", help="The device that the table was measured on.")],
     rows: Annotated[int, typer.Option(min=20, help="Rows to learn from.")] = 200,
-    seeds: Annotated[str, typer.Option(help="Which draws of those rows, comma separated.")] = "0,1,2",
-    dtype: Annotated[str, typer.Option(help="Which rows of the table.")] = "bf16",
-    attention: Annotated[bool, typer.Option(help="Judge the attention model as well.")] = True,
-    adaptive: Annotated[bool, typer.Option("--adaptive", help="Instead: adaptive against random choice.")] = False,
-    docs: Annotated[
-        Path | None, typer.Option(help="Write the tables between the markers of this file (docs/accuracy.md).")
-    ] = None,
+    seeds: Annotated[str, typer.Option(help="Random draws of those rows, comma separated.")] = "0,1,2",
+    dtype: Annotated[str, typer.Option(help="Number format of the rows to use.")] = "bf16",
     as_json: o.AsJson = False,
 ) -> None:
-    """Rerun the accuracy protocols on the packaged tables, or on a table of yours, against simple and foreign
-    predictors given the same rows."""
+    """Fit the GEMM model to a few rows of a measured table, predict the others, and compare with simple baselines."""
     from quantbench.cli.validate_run import run
 
-    run(
-        table=table, gpus=tuple(gpu or ()), rows=rows, seeds=seeds, dtype=dtype, attention=attention,
-        adaptive=adaptive, docs=docs, as_json=as_json,
-    )  # fmt: skip
+    run(table, gpu, rows=rows, seeds=seeds, dtype=dtype, as_json=as_json)

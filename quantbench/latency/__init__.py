@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from quantbench.latency.attention import AttentionModel
     from quantbench.latency.best import best_models
     from quantbench.latency.estimate import Estimate, Estimates
-    from quantbench.latency.gemm_cliffs import cliff_probability, forecast_cliffs
-    from quantbench.latency.gemm_model import GemmModel
+    from quantbench.latency.gemm.cliffs import cliff_probability, forecast_cliffs
+    from quantbench.latency.gemm.model import GemmModel
     from quantbench.latency.softmax import SoftmaxModel
     from quantbench.latency.transformer import TransformerModel
 
@@ -19,12 +19,12 @@ _MODULES = {
     "AttentionModel": "attention",
     "Estimate": "estimate",
     "Estimates": "estimate",
-    "GemmModel": "gemm_model",
+    "GemmModel": "gemm.model",
     "SoftmaxModel": "softmax",
     "TransformerModel": "transformer",
     "best_models": "best",
-    "cliff_probability": "gemm_cliffs",
-    "forecast_cliffs": "gemm_cliffs",
+    "cliff_probability": "gemm.cliffs",
+    "forecast_cliffs": "gemm.cliffs",
 }
 
 __all__ = [

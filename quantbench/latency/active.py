@@ -1,7 +1,7 @@
 """Which shapes to measure next: where a model is least sure, and both sides of edges that it suspects.
 
-On replayed public tables this is compared with choosing at random (`quantbench validate --adaptive`); docs/accuracy.md
-says how it came out.
+On replayed public tables this is compared with choosing at random (`python -m tools.accuracy.page --adaptive`);
+docs/accuracy.md has the result.
 """
 
 from __future__ import annotations

@@ -15,8 +15,10 @@ import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
-from quantbench.latency.attention_fit import (
+from quantbench.latency.attention_cost_model import FAMILIES, PARAMETERS, AttentionShapes, peak_tflops
+from quantbench.latency.attention_fitting import (
     Interval,
+    Knowledge,
     Physics,
     all_families,
     calibrate,
@@ -24,11 +26,9 @@ from quantbench.latency.attention_fit import (
     features,
     fit_learner,
     fit_physics,
+    knowledge,
     learner_helps,
 )
-from quantbench.latency.attention_physics import PARAMETERS, AttentionShapes, peak_tflops
-from quantbench.latency.attention_prior import Knowledge, knowledge
-from quantbench.latency.attention_tiles import FAMILIES
 from quantbench.latency.estimate import Estimates, bounded, name_bound
 from quantbench.latency.gaussian_process import GaussianProcess
 from quantbench.workload import Attention
@@ -87,7 +87,7 @@ class AttentionModel:
     @classmethod
     def best(cls, device: DeviceSpec) -> AttentionModel:
         """The model shipped for this device, or the prior where there is none (its note says which)."""
-        from quantbench.latency.attention_prior import shipped_json
+        from quantbench.latency.attention_fitting import shipped_json
 
         data = shipped_json(device.name)
         return cls.prior(device) if data is None else cls.from_json(data, device)

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.attention import AttentionModel
-from quantbench.latency.gemm_menu import Menu
-from quantbench.latency.gemm_model import GemmModel, shipped_model
+from quantbench.latency.gemm.menu import Menu
+from quantbench.latency.gemm.model import GemmModel, shipped_model
 from quantbench.latency.reach import predict_within_reach
 from quantbench.latency.roofline import peak_share
 from quantbench.latency.softmax import SoftmaxModel

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from quantbench.errors import InputError
-from quantbench.latency.gemm_input import LARGEST_SIDE
-from quantbench.latency.gemm_model import GemmModel
+from quantbench.latency.gemm.model import LARGEST_SIDE, GemmModel
 from quantbench.latency.transformer import WorkEstimate
 from quantbench.workload import Gemm
 

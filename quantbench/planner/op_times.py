@@ -18,7 +18,7 @@ from quantbench.workload.transformer import Compute
 if TYPE_CHECKING:
     from quantbench.latency.attention import AttentionModel
     from quantbench.latency.estimate import Estimate
-    from quantbench.latency.gemm_model import GemmModel
+    from quantbench.latency.gemm.model import GemmModel
     from quantbench.latency.softmax import SoftmaxModel
 
 
@@ -89,7 +89,7 @@ class ModelTimes:
     def best(cls, device: DeviceSpec) -> ModelTimes:
         """The models shipped for a GPU, or what is known of its relatives where there are none."""
         from quantbench.latency.attention import AttentionModel
-        from quantbench.latency.gemm_model import GemmModel
+        from quantbench.latency.gemm.model import GemmModel
         from quantbench.latency.softmax import SoftmaxModel
 
         # fp16 runs at bf16's rate wherever there is bf16, and that is what was measured.

@@ -7,8 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quantbench.profile.estimate import Estimate, Estimates
-    from quantbench.profile.layer import LayerEstimate
+    from quantbench.profile.estimate import Estimate, Estimates, LayerEstimate
     from quantbench.profile.models import Models
     from quantbench.profile.parts import Finding, KnownCliff, Provenance, RunSource
     from quantbench.profile.profile import Profile

@@ -1,8 +1,8 @@
-"""Collectives of a profile: a curve of time over message size for each op, number of GPUs and of nodes.
+"""Times of collectives from a profile: one curve of time over message size per op, GPUs and nodes.
 
-There is no model of a network here: what was not measured over so many GPUs has no answer. Between two measured
-messages the time is a power of the size. A shorter message than any measured takes as long as the shortest, a longer
-one runs at the longest one's rate. That is the planner's law as well (`planner.cluster.Link`, one size at a time).
+There is no model of a network: a number of GPUs that was not measured has no answer. Between two measured messages the
+time is a power of the size. A shorter message than any measured takes as long as the shortest, a longer one runs at the
+longest one's rate; `planner.cluster.Link` applies the same law. Entry point: `ask_collective`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.errors import UnsupportedError, require_choice, require_int
-from quantbench.profile.choose import ALIKE, by_provider, most
+from quantbench.profile.answers import IntArray, broadcast_sizes
 from quantbench.profile.estimate import INTERPOLATED, MEASURED, MODELLED, Estimate, Estimates
-from quantbench.profile.sizes import IntArray, broadcast_sizes
+from quantbench.profile.sources import ALIKE, by_provider, most
 from quantbench.profile.table import Table
 from quantbench.workload.collective import COLLECTIVE_DTYPES, COLLECTIVE_OPS, LARGEST_MESSAGE_BYTES
 

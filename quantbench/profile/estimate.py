@@ -1,8 +1,8 @@
-"""What a profile answers: a time with its interval, and where it comes from."""
+"""The answers of a profile: a time with its interval and source, for a shape, many shapes or a layer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.latency.estimate import Estimate as PlainEstimate
+from quantbench.latency.transformer import CORRELATION, OpEstimate, ShapeEstimate, WorkEstimate, total
+from quantbench.workload import Op
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -18,7 +20,6 @@ MEASURED, INTERPOLATED, MODELLED = range(3)
 # Where neither arithmetic nor bytes explain this share of the time, launching and filling take it.
 _EXPLAINED = 1.0 / 3.0
 _BOUNDS = ("compute", "memory", "latency")
-_new = object.__new__
 
 
 @dataclass(frozen=True)
@@ -80,23 +81,33 @@ class Estimates:
         return (self[row] for row in range(len(self)))
 
 
-def plain_estimate(
-    latency_us: float, low_us: float, high_us: float, source: str, compute_us: float, memory_us: float
-) -> Estimate:
-    """An Estimate without notes. Made without its constructor, which takes as long as finding a measured row."""
-    made = _new(Estimate)
-    if (compute_us if compute_us > memory_us else memory_us) < _EXPLAINED * latency_us:
-        bound = "latency"
-    else:
-        bound = "compute" if compute_us >= memory_us else "memory"
-    made.__dict__.update(
-        latency_us=latency_us, low_us=low_us, high_us=high_us, source=source, bound=bound, outside=False, note=""
+@dataclass(frozen=True)
+class LayerEstimate(Estimate):
+    """A layer's time. source: that of its least known operation; bound: of those that take most of the time. parts:
+    operation by operation."""
+
+    parts: ShapeEstimate | None = None
+
+    @property
+    def ops(self) -> tuple[OpEstimate, ...]:
+        """Its operations, each with its estimate."""
+        return () if self.parts is None else self.parts.ops
+
+
+def layer_of(ops: Sequence[Op], found: Sequence[Estimate]) -> LayerEstimate:
+    """The operations of a layer, one run of each, taken together."""
+    works = [OpEstimate(op, WorkEstimate(one, note=one.note)) for op, one in zip(ops, found, strict=True)]
+    parts = total(works, CORRELATION)
+    by_bound: dict[str, float] = {}
+    for one in found:
+        by_bound[one.bound] = by_bound.get(one.bound, 0.0) + one.latency_us
+    return LayerEstimate(
+        parts.latency_us,
+        parts.low_us,
+        parts.high_us,
+        max((one.source for one in found), key=SOURCES.index),
+        max(by_bound, key=lambda bound: by_bound[bound]),
+        any(one.outside for one in found),
+        "; ".join(parts.notes),
+        parts,
     )
-    return made
-
-
-def bound_of(latency_us: float, compute_us: float, memory_us: float) -> str:
-    """As `Estimates.bound`, of one time."""
-    if max(compute_us, memory_us) < _EXPLAINED * latency_us:
-        return "latency"
-    return "compute" if compute_us >= memory_us else "memory"

@@ -2,6 +2,12 @@
 
 `sha256` in the JSON is the digest of everything else in it, and each Parquet file's digest stands there too: whatever
 was changed since it was written is noticed, down to the last digit of a number.
+
+History of the format "quantbench-profile":
+1  first version.
+
+A change that an old reader would misread gets a new number, and `upgrade` a function that turns the older document into
+the newer one.
 """
 
 from __future__ import annotations
@@ -9,7 +15,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +26,45 @@ import numpy.typing as npt
 
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.files import read_bytes, reason
-from quantbench.profile.codec import table_from_json, table_to_json
-from quantbench.profile.columns import FLAG, INTEGER, LAYOUTS, NUMBER, TEXT
-from quantbench.profile.migrations import PROFILE_FORMAT, upgrade
-from quantbench.profile.table import Table
+from quantbench.profile.parts import table_from_json, table_to_json
+from quantbench.profile.table import FLAG, INTEGER, LAYOUTS, NUMBER, TEXT, Table
 from quantbench.store.typed import Json
+
+PROFILE_FORMAT = "quantbench-profile"
+PROFILE_VERSION = 1
+
+#: version → what turns a document of it into one of the next version
+MIGRATIONS: Mapping[int, Callable[[Json], Json]] = {}
+
+
+def upgrade(
+    data: Json,
+    who: str,
+    *,
+    migrations: Mapping[int, Callable[[Json], Json]] = MIGRATIONS,
+    current: int = PROFILE_VERSION,
+) -> Json:
+    """The document in version `current`. Raises InputError for versions that are not known."""
+    version = data.get("version")
+    if isinstance(version, bool) or not isinstance(version, int):
+        raise InputError(who, f"version = {version!r}"[:80], f"an integer up to {current}")
+    if version > current:
+        raise InputError(who, f"version {version}", f"at most {current}; a newer quantbench wrote it")
+    while version < current:
+        if version not in migrations:
+            known = ", ".join(str(v) for v in sorted({*migrations, current}))
+            raise InputError(who, f"version {version}", f"one of {known}")
+        data = {**migrations[version](data), "version": version + 1}
+        version += 1
+    return data
+
+
+def schema() -> dict[str, Any]:
+    """The schema of the version that is written: `schemas/profile-1.json`."""
+    text = files("quantbench.profile").joinpath(f"schemas/profile-{PROFILE_VERSION}.json").read_text(encoding="utf-8")
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded
+
 
 #: a table of more rows stands in a Parquet file beside the JSON
 MOST_ROWS_INLINE = 2000

@@ -12,15 +12,13 @@ from quantbench.device.registry import known
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.attention import FEWEST_ROWS as FEWEST_ATTENTION_ROWS
 from quantbench.latency.attention import AttentionModel
-from quantbench.latency.attention_physics import AttentionShapes
-from quantbench.latency.gemm_fast import LEAN, distil
-from quantbench.latency.gemm_input import LARGEST_SIDE
-from quantbench.latency.gemm_model import GemmModel
-from quantbench.latency.gemm_train import FEWEST_ROWS as FEWEST_PRODUCT_ROWS
+from quantbench.latency.attention_cost_model import AttentionShapes
+from quantbench.latency.gemm.distilled import LEAN, distil
+from quantbench.latency.gemm.model import LARGEST_SIDE, GemmModel
+from quantbench.latency.gemm.training import FEWEST_ROWS as FEWEST_PRODUCT_ROWS
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.launch import Launch, Tile
-from quantbench.profile.models import Models
-from quantbench.profile.product_model import ProductModel
+from quantbench.profile.models import Models, ProductModel
 from quantbench.profile.table import Table
 from quantbench.workload import Softmax
 

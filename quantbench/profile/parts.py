@@ -1,12 +1,17 @@
-"""What a profile says beside its tables: where it comes from, cliffs, and what was found of rules."""
+"""What a profile holds beside its tables (provenance, cliffs, findings), and every part of it as JSON and back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
+from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
-from quantbench.workload import Workload
+from quantbench.profile.table import FLAG, INTEGER, LAYOUTS, NUMBER, TEXT, Table
+from quantbench.store.codec import spec_to_json
+from quantbench.store.typed import Json, decode
+from quantbench.workload import Workload, workload_from_json, workload_to_json
 
 
 @dataclass(frozen=True)
@@ -98,3 +103,100 @@ class Finding:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise InputError(f"finding {self.rule}", f"{name} = {value!r}", "a finite ratio above 0, or null")
+
+
+def table_to_json(table: Table) -> Json:
+    """Column names, and rows in their order."""
+    lists = [values.tolist() for values in table.columns.values()]
+    return {"columns": list(table.columns), "rows": [list(row) for row in zip(*lists, strict=True)]}
+
+
+def table_from_json(kind: str, data: Json, who: str) -> Table:
+    """What `table_to_json` wrote."""
+    names, rows = data.get("columns"), data.get("rows")
+    types: dict[str, tuple[type, ...]] = {INTEGER: (int,), NUMBER: (int, float), FLAG: (bool,), TEXT: (str,)}
+    if names != list(LAYOUTS[kind].names):
+        raise InputError(who, f"columns {names!r}"[:120], ", ".join(LAYOUTS[kind].names))
+    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == len(names) for row in rows):
+        raise InputError(who, "rows that are no lists of one value per column", f"lists of {len(names)} values")
+    columns = {}
+    for i, column in enumerate(LAYOUTS[kind].columns):
+        values = [row[i] for row in rows]
+        wanted = types[column.kind]
+        odd = next((v for v in values if type(v) not in wanted), None)
+        if odd is not None or None in values:
+            raise InputError(who, f"{column.name} = {odd!r}"[:100], f"{column.kind} values")
+        if column.kind == INTEGER and any(abs(v) >= 2**62 for v in values):
+            raise InputError(who, f"{column.name} of {max(map(abs, values))}"[:100], "integers below 2**62")
+        if column.kind == NUMBER and any(isinstance(v, int) and abs(v) >= 2**62 for v in values):
+            raise InputError(who, f"{column.name} above 2**62", "finite numbers")
+        columns[column.name] = values
+    return Table(kind, columns)  # type: ignore[arg-type]
+
+
+def provenance_to_json(provenance: Provenance) -> Json:
+    """As a JSON object."""
+    return {**asdict(provenance), "runs": [asdict(run) for run in provenance.runs]}
+
+
+def provenance_from_json(data: object) -> Provenance:
+    """What `provenance_to_json` wrote."""
+    who = "profile provenance"
+    if not isinstance(data, dict):
+        raise InputError(who, repr(data)[:80], "a JSON object")
+    runs = tuple(decode(RunSource, run, f"{who}, run", whole=True) for run in _list(data.get("runs"), f"{who}, runs"))
+    return decode(Provenance, {**data, "runs": runs}, who, whole=True)
+
+
+def cliff_to_json(cliff: KnownCliff) -> Json:
+    """As a JSON object."""
+    sides = {name: None if (work := getattr(cliff, name)) is None else workload_to_json(work)
+             for name in ("before", "after")}  # fmt: skip
+    return {**vars(cliff), "held": dict(cliff.held), "keys": list(cliff.keys), **sides}
+
+
+def cliffs_from_json(data: object) -> tuple[KnownCliff, ...]:
+    """Cliffs that `cliff_to_json` wrote."""
+    return tuple(_cliff(one) for one in _list(data, "profile cliffs"))
+
+
+def _cliff(data: object) -> KnownCliff:
+    if isinstance(data, dict):
+        works = {name: workload_from_json(data[name]) for name in ("before", "after") if data.get(name) is not None}
+        data = {**data, **works}
+    return decode(KnownCliff, data, "profile cliff", whole=True)
+
+
+def finding_to_json(finding: Finding) -> Json:
+    """As a JSON object."""
+    return {**vars(finding), "evidence": list(finding.evidence)}
+
+
+def findings_from_json(data: object) -> tuple[Finding, ...]:
+    """Findings that `finding_to_json` wrote."""
+    return tuple(decode(Finding, one, "profile finding", whole=True) for one in _list(data, "profile findings"))
+
+
+def device_to_json(device: DeviceSpec) -> Json:
+    """Constants with their sources."""
+    data = spec_to_json(device)
+    capability = device.compute_capability
+    return {**data, "compute_capability": None if capability is None else list(capability)}
+
+
+def device_from_json(data: object) -> DeviceSpec:
+    """What `device_to_json` wrote."""
+    return decode(DeviceSpec, data, "profile device", whole=True)
+
+
+def software_from_json(data: object) -> Mapping[str, str]:
+    """Versions by name."""
+    if not isinstance(data, dict) or not all(isinstance(value, str) for value in data.values()):
+        raise InputError("profile software", repr(data)[:80], "versions by name")
+    return data
+
+
+def _list(data: object, who: str) -> list[Any]:
+    if not isinstance(data, list):
+        raise InputError(who, repr(data)[:80], "a list")
+    return data

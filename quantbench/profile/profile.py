@@ -13,17 +13,16 @@ import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
-from quantbench.profile import codec, file
-from quantbench.profile.ask import Asker
+from quantbench.profile import file
+from quantbench.profile import parts as codec
+from quantbench.profile.answers import Asker
 from quantbench.profile.checks import check_table
 from quantbench.profile.collectives import ask_collective
-from quantbench.profile.columns import LAYOUTS
-from quantbench.profile.estimate import Estimate, Estimates
-from quantbench.profile.layer import LayerEstimate, layer_of
-from quantbench.profile.migrations import PROFILE_VERSION
+from quantbench.profile.estimate import Estimate, Estimates, LayerEstimate, layer_of
+from quantbench.profile.file import PROFILE_VERSION
 from quantbench.profile.models import Models, models_from_json, models_to_json
 from quantbench.profile.parts import Finding, KnownCliff, Provenance
-from quantbench.profile.table import Table
+from quantbench.profile.table import LAYOUTS, Table
 from quantbench.workload import TransformerShape
 from quantbench.workload.transformer import Compute
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from quantbench.analysis.forecast import ForecastRow
 from quantbench.device.spec import DeviceSpec
-from quantbench.latency.gemm_cliffs import LIKELY
+from quantbench.latency.gemm.cliffs import LIKELY
 from quantbench.latency.roofline import peak_share
 from quantbench.latency.transformer import OpEstimate
 from quantbench.report.canvas import MARKERS, PALETTE, WAVE_COLOUR

@@ -51,7 +51,7 @@ class LeastSure:
         import numpy as np
 
         from quantbench.latency.active import next_points
-        from quantbench.latency.gemm_model import GemmModel
+        from quantbench.latency.gemm.model import GemmModel
 
         tried = {r.key for r in records if r.role == "point"}
         left = [p for p in self.candidates if p.key not in tried]

@@ -24,7 +24,7 @@ from test_megatron_log import MS_LINE, S_LINE, line
 
 from quantbench.importers import aiconfigurator, csv_table, megatron_log, vidur
 from quantbench.importers.training_run import TrainingSummary, read_training, summarize, write_training
-from quantbench.latency.gemm_model import GemmModel
+from quantbench.latency.gemm.model import GemmModel
 from quantbench.planner.calibration import Calibrations, shipped
 from quantbench.planner.table import read_table
 from quantbench.profile import file as profile_file

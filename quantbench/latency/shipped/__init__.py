@@ -1,1 +1,1 @@
-"""Models fitted on public tables, one JSON file a device and kind, written by `quantbench.validate.shipping`."""
+"""Models fitted on public tables, one JSON file a device and kind, written by `tools.ship_attention`."""

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from quantbench.errors import UnsupportedError
-from quantbench.profile.blindspots import choose
-from quantbench.profile.blindspots_replay import sorted_table
-from quantbench.profile.blindspots_sites import sites_between
+from quantbench.profile.blindspots import choose, sites_between, sorted_table
 from quantbench.profile.exporters.modelled import GemmTimes, moved_through
 from quantbench.profile.exporters.options import Exported
 from quantbench.profile.parts import KnownCliff

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.latency.attention import AttentionModel
-from quantbench.latency.gemm_model import GemmModel
+from quantbench.latency.gemm.model import GemmModel
 from quantbench.profile.blindspots import FloatArray, IntArray, Site, choose, places_between, through_rows
 from quantbench.profile.profile import Profile
 from quantbench.workload import Attention

@@ -1,1 +1,0 @@
-"""Everything that is worth measuring on a GPU, in three resumable steps: `make evidence`."""

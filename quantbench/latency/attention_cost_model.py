@@ -1,0 +1,366 @@
+"""The attention cost model: the blocks that each kernel family cuts its work into, and the time from those blocks.
+
+latency = launch + ‖compute, memory‖₃ (stretched where a long kernel throttles) + writing keys and values, where the
+measured figure includes that. compute runs the row blocks in waves of one per SM, softened by a fluid share. Each key
+block costs the longer of its two products and its exponentials, joined by a p-norm. Entry points: `AttentionShapes`,
+`assumed_family`, `times`.
+
+Sources: FlashAttention-3, hopper/tile_size.h (tile_size_fwd_sm90, tile_size_fwd_sm8x) and hopper/heuristics.h (query
+heads that share keys are packed into rows when sequence lengths vary, as serving engines pass them); FlashAttention-2,
+csrc/flash_attn/src/flash_fwd_launch_template.h (dense and paged forward); CUTLASS example 77 (Blackwell FMHA: two
+blocks of 128 rows at a time). All of https://github.com/Dao-AILab/flash-attention and https://github.com/NVIDIA/cutlass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError, UnsupportedError
+from quantbench.latency.families import family_of
+from quantbench.workload import Attention
+from quantbench.workload.dtypes import element_bytes
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+# Row blocks whose key blocks are counted one by one; beyond, the average is within 2 %.
+_EXACT_BLOCKS = 64
+
+
+@dataclass(frozen=True)
+class KernelFamily:
+    """One way of running attention. tile: (head_dim, causal) → (block_m, block_n). packs: whether query heads that
+    share a key head are packed into the rows of one block (all families do it for a single query). splits: whether few
+    row blocks make it split the keys over idle SMs. widths: what head_dim is padded to."""
+
+    name: str
+    tile: Callable[[int, bool], tuple[int, int]]
+    packs: bool
+    splits: bool
+    widths: tuple[int, ...]
+
+    def padded(self, head_dim: int) -> int:
+        """The head width that the kernel computes with."""
+        return next((w for w in self.widths if w >= head_dim), -(-head_dim // 64) * 64)
+
+
+def _fa3_sm90(head_dim: int, causal: bool) -> tuple[int, int]:
+    if head_dim <= 64:
+        return (192, 128 if causal else 192)
+    if head_dim <= 96:
+        return (192, 144)
+    if head_dim <= 128:
+        return (128, 128 if causal else 176)
+    return (128, 112 if head_dim <= 192 else 80)
+
+
+def _fa3_sm80(head_dim: int, causal: bool) -> tuple[int, int]:
+    if head_dim <= 64:
+        return (128, 112)
+    if head_dim <= 128:
+        return (128, 64)
+    return (128, 96)
+
+
+def _fa2_dense(head_dim: int, causal: bool) -> tuple[int, int]:
+    if head_dim <= 64:
+        return (128, 128)
+    return (128, 64)
+
+
+def _fa2_paged(head_dim: int, causal: bool) -> tuple[int, int]:
+    if head_dim <= 64:
+        return (64, 256)
+    return (64, 128 if head_dim <= 128 else 64)
+
+
+def _blackwell(head_dim: int, causal: bool) -> tuple[int, int]:
+    return (256, 128)
+
+
+FAMILIES: dict[str, KernelFamily] = {
+    family.name: family
+    for family in (
+        KernelFamily("fa3_sm90", _fa3_sm90, True, True, (64, 96, 128, 192, 256)),
+        KernelFamily("fa3_sm80", _fa3_sm80, True, True, (64, 96, 128, 192, 256)),
+        KernelFamily("fa2_dense", _fa2_dense, False, False, (32, 64, 96, 128, 192, 256)),
+        KernelFamily("fa2_paged", _fa2_paged, False, True, (32, 64, 96, 128, 192, 256)),
+        KernelFamily("fmha_sm100", _blackwell, False, False, (32, 64, 128, 256)),
+    )
+}
+
+
+def assumed_family(compute_capability: tuple[int, int] | None) -> KernelFamily:
+    """The family taken for granted where no measurement tells: of the GPUs without a tensor core instruction of their
+    own (wgmma, tcgen05), which sm_12x are among, the one that only needs mma.sync."""
+    own = {"hopper": "fa3_sm90", "blackwell": "fmha_sm100"}
+    return FAMILIES[own.get(family_of(compute_capability), "fa2_dense")]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How shapes fall into blocks under one family; every array is (n,).
+
+    rows: thread blocks in the grid. keys: key blocks that all of them walk together. longest: key blocks of the
+    longest one. block_m, block_n: the tile. width: the padded head_dim. group: query heads packed into the rows of a
+    block. may_split: whether the keys of few row blocks are split over idle SMs.
+    """
+
+    rows: FloatArray
+    keys: FloatArray
+    longest: FloatArray
+    block_m: FloatArray
+    block_n: FloatArray
+    width: FloatArray
+    group: FloatArray
+    may_split: bool
+
+
+def cut(
+    family: KernelFamily,
+    batch: IntArray,
+    heads: IntArray,
+    kv_heads: IntArray,
+    seq_q: IntArray,
+    seq_k: IntArray,
+    head_dim: IntArray,
+    causal: BoolArray,
+) -> Blocks:
+    """Blocks of each shape; all arguments are (n,)."""
+    group = np.where(family.packs | (seq_q == 1), heads // kv_heads, 1)
+    tiles = np.empty((3, len(batch)), dtype=np.int64)
+    for width, masked in {(int(d), bool(c)) for d, c in zip(head_dim, causal, strict=True)}:
+        where = (head_dim == width) & (causal == masked)
+        tiles[:, where] = np.array([*family.tile(width, masked), family.padded(width)])[:, None]
+    block_m, block_n, padded = tiles
+    per_head = -(-seq_q * group // block_m)
+    keys, longest = _key_blocks(per_head, seq_q, seq_k, group, block_m, block_n, causal)
+    copies = batch * (heads // group)
+    as_float = [x.astype(float) for x in (copies * per_head, block_m, block_n, padded, group)]
+    return Blocks(
+        rows=as_float[0], keys=copies * keys, longest=longest, block_m=as_float[1], block_n=as_float[2],
+        width=as_float[3], group=as_float[4], may_split=family.splits,
+    )  # fmt: skip
+
+
+def _key_blocks(
+    per_head: IntArray, seq_q: IntArray, seq_k: IntArray, group: IntArray, block_m: IntArray, block_n: IntArray,
+    causal: BoolArray,
+) -> tuple[FloatArray, FloatArray]:  # fmt: skip
+    """Key blocks walked by all row blocks of one head, and by the longest of them."""
+    every = -(-seq_k // block_n)
+    total, longest = (per_head * every).astype(float), every.astype(float)
+    masked = np.flatnonzero(causal)
+    few = masked[per_head[masked] <= _EXACT_BLOCKS]
+    index = np.arange(_EXACT_BLOCKS)[None, :]
+    # The last query of a row block sees the keys up to itself.
+    last_row = np.minimum((index + 1) * block_m[few, None], seq_q[few, None] * group[few, None]) - 1
+    walked = -(-(last_row // group[few, None] + 1) // block_n[few, None])
+    total[few] = np.where(index < per_head[few, None], walked, 0).sum(axis=1)
+    many = masked[per_head[masked] > _EXACT_BLOCKS]
+    blocks, queries = per_head[many], block_m[many] / group[many]
+    # Rounding up to whole key blocks adds half a block on average.
+    total[many] = (blocks * (blocks + 1) / 2 * queries / block_n[many]) + blocks * 0.5 * (1 - 1 / block_n[many])
+    return total, longest
+
+
+#: exponentials per SM and clock: 16 in the special function units from compute capability 7.0 on
+#: (CUDA C++ Programming Guide, arithmetic instructions, throughput table)
+_EXPONENTIALS_PER_CLOCK = 16
+# A backward pass computes five products where the forward has two (FlashAttention, Dao 2022).
+_BACKWARD_FLOPS = 2.5
+# Keys are split where there are fewer row blocks than this share of the SMs (FlashAttention, hopper/heuristics.h), and
+# not below this many keys a part (as the public A100 and H200 tables show).
+_SPLIT_BELOW = 0.8
+_SPLIT_KEYS = 512
+# Widths that 16-byte loads of two-byte elements need; others are padded by copies (torch's SDPA does so).
+_ALIGNED_ELEMENTS = 8
+
+
+@dataclass(frozen=True)
+class AttentionShapes:
+    """Many attention shapes: arrays of equal length (n,), fields as in `Attention`; backward instead of direction."""
+
+    batch: IntArray
+    heads: IntArray
+    kv_heads: IntArray
+    seq_q: IntArray
+    seq_k: IntArray
+    head_dim: IntArray
+    causal: BoolArray
+    backward: BoolArray
+    dtype: str = "bf16"
+
+    @classmethod
+    def of(cls, works: Iterable[Attention]) -> AttentionShapes:
+        """Shapes of workloads that share a dtype."""
+        found = list(works)
+        dtypes = {work.dtype for work in found}
+        if len(dtypes) != 1:
+            raise InputError("attention", f"dtypes {sorted(dtypes)}", "workloads of one dtype, at least one")
+        rows = [(w.batch, w.heads, w.kv_heads, w.seq_q, w.seq_k, w.head_dim) for w in found]
+        batch, heads, kv_heads, seq_q, seq_k, head_dim = np.array(rows, dtype=np.int64).T
+        causal = np.array([w.causal for w in found])
+        backward = np.array([w.direction == "backward" for w in found])
+        return cls(batch, heads, kv_heads, seq_q, seq_k, head_dim, causal, backward, dtypes.pop())
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    def __getitem__(self, rows: Any) -> AttentionShapes:
+        return replace(self, **{name: getattr(self, name)[rows] for name in _ARRAYS})
+
+    @cached_property
+    def flops(self) -> FloatArray:
+        """Useful matrix arithmetic of each shape, as `Attention.flops`."""
+        seq_q, seq_k = self.seq_q.astype(float), self.seq_k.astype(float)
+        pairs = np.where(self.causal, seq_q * (seq_q + 1) / 2, seq_q * seq_k)
+        forward = 4.0 * self.batch * self.heads * pairs * self.head_dim
+        return np.asarray(forward * np.where(self.backward, _BACKWARD_FLOPS, 1.0))
+
+    @cached_property
+    def query_bytes(self) -> FloatArray:
+        """Size of q (and of o)."""
+        return self._size(self.heads, self.seq_q)
+
+    @cached_property
+    def key_bytes(self) -> FloatArray:
+        """Size of k and v together."""
+        return 2.0 * self._size(self.kv_heads, self.seq_k)
+
+    def _size(self, heads: IntArray, seq: IntArray) -> FloatArray:
+        return np.asarray(float(element_bytes(self.dtype)) * self.batch * heads * seq * self.head_dim)
+
+    @cached_property
+    def min_bytes(self) -> FloatArray:
+        """Fewest bytes through device memory of each shape, as `Attention.min_bytes`."""
+        row_stats = 4.0 * self.batch * self.heads * self.seq_q
+        query, key = 2.0 * self.query_bytes, self.key_bytes
+        return np.asarray(np.where(self.backward, 2.0, 1.0) * (query + key) + row_stats)
+
+    @property
+    def misaligned(self) -> BoolArray:
+        """Where head_dim is no multiple of 8."""
+        return np.asarray(self.head_dim % _ALIGNED_ELEMENTS != 0)
+
+
+_ARRAYS = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim", "causal", "backward")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One fitted number, kept as its logarithm unless `logit` (of a share) or `plain`.
+
+    start, spread: where a fit begins and how far from there it may go cheaply, before other GPUs are known.
+    """
+
+    name: str
+    start: float
+    spread: float
+    meaning: str
+
+
+PARAMETERS = (
+    Parameter("log_launch_us", 2.1, 0.7, "time of an empty call"),
+    Parameter("log_block_us", -0.7, 1.0, "fixed cost of one row block on its SM"),
+    Parameter("log_product_efficiency", -0.29, 0.3, "share of the peak that the products of a key block reach"),
+    Parameter("log_exponential_cost", 0.0, 0.7, "cost of an exponential over its ideal"),
+    Parameter("log_memory_efficiency", -0.22, 0.5, "share of the memory bandwidth that is reached"),
+    Parameter("logit_fluid_share", 0.0, 1.5, "how far blocks of different length even the waves out"),
+    Parameter("log_join", 1.0, 0.7, "p - 1 of the norm that joins products and exponentials"),
+    Parameter("throttle", 0.0, 0.1, "what is added to the logarithm of times far beyond a millisecond"),
+    Parameter("log_cache_write", 0.0, 1.0, "cost of writing keys and values away, over two passes at full bandwidth"),
+    Parameter("log_token_write_us", -2.0, 1.0, "cost of the block that writes one token's keys and values away"),
+    Parameter("log_masked_block", -1.0, 1.0, "what the masked key block of a row block costs beside a full one"),
+    Parameter("log_store", 0.0, 1.0, "cost of loading q and storing o, not hidden, over the SM's share of bandwidth"),
+)
+START = np.array([p.start for p in PARAMETERS])
+SPREAD = np.array([p.spread for p in PARAMETERS])
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the parts of a prediction come to, in microseconds; all (n,). latency_us is not their sum: they overlap."""
+
+    latency_us: FloatArray
+    launch_us: FloatArray
+    compute_us: FloatArray
+    memory_us: FloatArray
+    waves: FloatArray
+
+
+def peak_tflops(device: DeviceSpec, dtype: str) -> float:
+    """The device's peak. Raises UnsupportedError for a dtype that it has no arithmetic for."""
+    peak = device.peak(dtype)
+    if peak is None:
+        raise UnsupportedError("attention", f"{dtype} on {device.name}", "one of " + ", ".join(device.peak_tflops))
+    return peak
+
+
+def blocks_of(family: KernelFamily, shapes: AttentionShapes) -> Blocks:
+    """The blocks of shapes under a family."""
+    return cut(
+        family, shapes.batch, shapes.heads, shapes.kv_heads, shapes.seq_q, shapes.seq_k, shapes.head_dim, shapes.causal
+    )
+
+
+def times(
+    device: DeviceSpec,
+    shapes: AttentionShapes,
+    blocks: Blocks,
+    parameters: Sequence[float] | FloatArray,
+    cache_write: BoolArray,
+) -> Terms:
+    """Times of `shapes` on `device`. parameters: in the order of PARAMETERS; cache_write: (n,), where keys and values
+    are also written away (a serving engine's cache)."""
+    x = dict(zip((p.name for p in PARAMETERS), parameters, strict=True))
+    bytes_per_us = device.memory_gb_per_s * 1e3
+    per_sm = peak_tflops(device, shapes.dtype) * 1e6 / device.sm_count * np.exp(x["log_product_efficiency"])
+    work = np.where(shapes.backward, _BACKWARD_FLOPS, 1.0)
+    products_us = 4.0 * blocks.block_m * blocks.block_n * blocks.width * work / per_sm
+    exponentials_us = blocks.block_m * blocks.block_n / (_EXPONENTIALS_PER_CLOCK * device.sm_clock_mhz)
+    exponentials_us = exponentials_us * np.exp(x["log_exponential_cost"])
+    join = 1.0 + np.exp(x["log_join"])
+    longer_us, shorter_us = np.maximum(products_us, exponentials_us), np.minimum(products_us, exponentials_us)
+    key_block_us = longer_us * (1.0 + (shorter_us / longer_us) ** join) ** (1.0 / join)
+
+    diagonal = np.where(shapes.causal, np.maximum(1.0, blocks.block_m / blocks.group / blocks.block_n), 0.0)
+    masked_us = np.exp(x["log_masked_block"]) * diagonal * key_block_us
+    per_block_bytes = 2.0 * shapes.query_bytes / blocks.rows
+    store_us = per_block_bytes / (bytes_per_us / device.sm_count) * np.exp(x["log_store"])
+    fixed_us = np.exp(x["log_block_us"]) + masked_us + store_us
+    # Few row blocks: their keys are split over the idle SMs, and the parts are combined.
+    most = np.floor(blocks.longest * blocks.block_n / _SPLIT_KEYS)
+    few = blocks.may_split & (blocks.rows < _SPLIT_BELOW * device.sm_count) & (most >= 2.0)
+    splits = np.where(few, np.minimum(np.ceil(2.0 * device.sm_count / blocks.rows), most), 1.0)
+    launched = blocks.rows * splits
+    all_us = blocks.rows * fixed_us + blocks.keys * key_block_us + (launched - blocks.rows) * np.exp(x["log_block_us"])
+    longest_us = fixed_us + blocks.longest / splits * key_block_us
+    waves = np.ceil(launched / device.sm_count)
+    quantised_us = np.where(few, 0.0, waves * all_us / launched)
+    quantised_us = np.maximum(quantised_us, longest_us)
+    fluid_us = np.maximum(all_us / device.sm_count, longest_us)
+    fluid_share = 1.0 / (1.0 + np.exp(-x["logit_fluid_share"]))
+    compute_us = (1.0 - fluid_share) * quantised_us + fluid_share * fluid_us
+
+    padding_bytes = np.where(shapes.misaligned, 2.0 * (2.0 * shapes.query_bytes + shapes.key_bytes), 0.0)
+    useful_bytes_per_us = bytes_per_us * np.exp(x["log_memory_efficiency"])
+    memory_us = shapes.min_bytes / useful_bytes_per_us
+    busy_us = (compute_us**3 + memory_us**3) ** (1.0 / 3.0)
+    busy_us = busy_us * np.exp(x["throttle"] / (1.0 + np.exp(-(np.log(busy_us) - np.log(1000.0)) / 0.7)))
+    tokens = shapes.batch * shapes.seq_q.astype(float)
+    write_us = tokens / device.sm_count * np.exp(x["log_token_write_us"])
+    write_us = write_us + 2.0 * shapes.key_bytes / bytes_per_us * np.exp(x["log_cache_write"])
+    launch_us = np.full(len(shapes), np.exp(x["log_launch_us"]))
+    # Copies are kernels of their own: nothing hides them.
+    padding_us = padding_bytes / useful_bytes_per_us
+    latency_us = launch_us + busy_us + padding_us + np.where(cache_write, write_us, 0.0)
+    return Terms(latency_us, launch_us, compute_us, memory_us, waves)

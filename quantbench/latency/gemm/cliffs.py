@@ -1,0 +1,104 @@
+"""Where a GEMM model expects the time to jump from m to m + 1, and how likely.
+
+An average of models is flatter than what it averages, for they place the edges of tiles and waves at different m: the
+expected rise alone finds too few cliffs. So what all the trees of all the members say of a rise is read as a normal
+distribution, and the probability of a cliff is its part above the step. Trees agree more than they are right, and a
+large rise comes true in part only; three numbers correct for both. They are those that make the rises measured on other
+architecture families likeliest, on (n, k) pairs that no accuracy figure is judged on;
+`python -m tools.accuracy.cliff_calibration` computes them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.errors import InputError
+from quantbench.latency.families import family, generation
+from quantbench.latency.gemm.model import GemmModel, whole_sizes
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+#: a cliff is forecast from this probability on: right where a false alarm costs a third of a missed cliff
+LIKELY = 0.25
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """share: of an expected rise, how much comes true. spread: of real rises over that of the trees. noise: what rises
+    differ by besides, log time, as one measured time does from its neighbours'."""
+
+    share: float
+    spread: float
+    noise: float
+
+    def probability(self, rise: FloatArray, deviation: FloatArray, *, step: float = 0.10) -> FloatArray:
+        """That the time rises by more than `step`, (rows,) 0 to 1. rise, deviation: mean and standard deviation of the
+        rise over the trees, log time."""
+        from scipy.special import ndtr
+
+        unsure = np.sqrt((self.spread * deviation) ** 2 + self.noise**2)
+        return np.asarray(ndtr((self.share * rise - np.log1p(step)) / unsure))
+
+
+#: generation → calibration, made without its own tables
+CALIBRATIONS: Mapping[str, Calibration] = MappingProxyType(
+    {
+        "ampere": Calibration(0.664, 0.901, 0.063),
+        "hopper": Calibration(0.790, 1.011, 0.049),
+        "blackwell": Calibration(0.701, 0.783, 0.056),
+        "ada": Calibration(0.732, 0.931, 0.054),
+    }
+)
+#: of the generations that have no table, made with all of them
+CALIBRATION_ELSEWHERE = Calibration(0.728, 0.910, 0.055)
+
+
+def calibration_of(model: GemmModel) -> Calibration:
+    """The calibration that the forecasts of a model use."""
+    return CALIBRATIONS.get(generation(family(model.device)), CALIBRATION_ELSEWHERE)
+
+
+def cliff_probability(
+    model: GemmModel, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike, *, step: float = 0.10
+) -> FloatArray:
+    """How likely the time of m×k times k×n rises by more than `step` from m to m + 1, 0 to 1; sizes and result (rows,).
+
+    Calibrated at m = 128 and more, multiples of 32, with n and k of at least 1024, for a step of 10 %. Between edges,
+    where hardly anything can happen, it still says some 0.07: what noise makes of no rise at all. A model without
+    measured rows (`GemmModel.prior`) has one member and no trees, nothing that could disagree: what it says is surer
+    than it deserves.
+
+    >>> at_edge, behind_it = cliff_probability(GemmModel.best("a100-sxm4-80gb"), [256, 300], 12288, 4096)
+    >>> bool(at_edge > 0.9 > 0.1 > behind_it)
+    True
+    """
+    if not 0.0 < step < np.inf:
+        raise InputError("cliff_probability", f"step = {step!r}", "a share above 0, as 0.10")
+    wide = np.broadcast_arrays(*(np.atleast_1d(np.asarray(x)) for x in (m, n, k)))
+    rows, columns, depth = whole_sizes("cliff_probability", *wide)
+    return calibration_of(model).probability(*model.ensemble.rise(rows, columns, depth), step=step)
+
+
+def forecast_cliffs(
+    model: GemmModel,
+    m: npt.ArrayLike,
+    n: npt.ArrayLike,
+    k: npt.ArrayLike,
+    *,
+    step: float = 0.10,
+    likely: float = LIKELY,
+) -> BoolArray:
+    """Whether the time rises by more than `step` from m to m + 1 with a probability of at least `likely`, (rows,).
+
+    >>> forecast_cliffs(GemmModel.best("a100-sxm4-80gb"), [256, 300], 12288, 4096).tolist()
+    [True, False]
+    """
+    if not 0.0 < likely < 1.0:
+        raise InputError("forecast_cliffs", f"likely = {likely!r}", "a probability between 0 and 1")
+    return np.asarray(cliff_probability(model, m, n, k, step=step) >= likely)

@@ -1,0 +1,196 @@
+"""The GEMM model distilled for planners, which ask for millions of shapes: nearly the same answers, much faster.
+
+The cost model keeps six kernels, refitted to the whole model's answers. Twenty boosted trees, grown on the same
+answers, correct what that leaves. It has no interval: ask the whole model for it. Entry points:
+`distil`, `FastGemm.predict_us`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.latency.gemm.cost_model import (
+    LEAST_K,
+    ROUNDING,
+    Machine,
+    Shapes,
+    Values,
+    hand_prior,
+    keep_freed_memory,
+    log_latency,
+    log_latency_with_parts,
+)
+from quantbench.latency.gemm.fitting import Measured, Prior, fit_parameters
+from quantbench.latency.gemm.menu import Menu, cdiv_array
+from quantbench.latency.gemm.trees import Forest
+
+if TYPE_CHECKING:
+    from quantbench.latency.gemm.ensemble import Ensemble
+
+
+FloatArray = npt.NDArray[np.float64]
+Float32Array = npt.NDArray[np.float32]
+Array = npt.NDArray[np.floating[Any]]
+
+_TAUGHT = 20_000  # shapes at which the whole model is asked
+_TAUGHT_PHYSICS = 1500
+_CHUNK = 4096
+#: (block_m, block_n, blocks per SM) whose last wave the trees watch; padding of the first two too
+WATCHED = ((128, 256, 1), (128, 128, 2), (64, 64, 6))
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much a distilled model keeps: kernels of the cost model, and their trees, with depth, rate and least leaf."""
+
+    kernels: int
+    trees: int
+    depth: int
+    rate: float
+    leaf: int = 8
+
+
+FULL = Size(6, 20, 11, 0.4, leaf=4)
+#: a single shape costs half as much; errors on the public A100, H100 and B200 tables grow by a twentieth of themselves
+LEAN = Size(2, 8, 10, 0.6)
+
+
+@dataclass(frozen=True)
+class FastGemm:
+    """machine, menu, parameters: a small cost model. forest: its trees' mean corrects it, by at most `most`."""
+
+    machine: Machine
+    menu: Menu
+    parameters: FloatArray
+    forest: Forest
+    most: float
+
+    def predict_us(
+        self, sizes_m: npt.ArrayLike, sizes_n: npt.ArrayLike, sizes_k: npt.ArrayLike, *, rising: bool = True
+    ) -> FloatArray:
+        """Predicted µs of products, (rows,) each; whole numbers of at least 1, which are not checked.
+
+        rising: hold that doubling k is never faster, which doubles the time it takes; without it the trees may
+        say otherwise by a few percent.
+        """
+        m, n, k = np.broadcast_arrays(
+            *(np.atleast_1d(np.asarray(x, dtype=np.float64)) for x in (sizes_m, sizes_n, sizes_k))
+        )
+        log_us, kernel = self._raw(m, n, k)
+        if not rising:
+            return np.asarray(np.maximum(np.exp(log_us), 2.0 * m * n * k / self.machine.flop_per_us))
+        best = log_us.copy()
+        rows, half = np.flatnonzero((k > LEAST_K) & (k % 2 == 0)), k / 2
+        # Doubling k must not be faster: see Ensemble.monotone, which stops by the same bound.
+        while len(rows):
+            rows = rows[
+                self._one_kernel(kernel[rows], m[rows], n[rows], half[rows]) + self.most + ROUNDING > best[rows]
+            ]
+            if len(rows):
+                best[rows] = np.maximum(best[rows], self._raw(m[rows], n[rows], half[rows])[0])
+            rows = rows[(half[rows] > LEAST_K) & (half[rows] % 2 == 0)]
+            half = half / 2
+        return np.asarray(np.maximum(np.exp(best), 2.0 * m * n * k / self.machine.flop_per_us))
+
+    def _raw(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[FloatArray, npt.NDArray[np.intp]]:
+        keep_freed_memory()
+        log_us, kernel = np.empty(len(m)), np.empty(len(m), dtype=np.intp)
+        for start in range(0, len(m), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            log_us[part], kernel[part] = self._chunk(m[part], n[part], k[part])
+        return log_us, kernel
+
+    def _chunk(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[Array, npt.NDArray[np.intp]]:
+        deep = np.maximum(k, LEAST_K)
+        single = Values(self.parameters.astype(np.float32))
+        physics, parts = log_latency_with_parts(single, Shapes(self.machine, self.menu, m, n, deep, dtype=np.float32))
+        x = features(self.machine, m, n, deep, physics)
+        log_us = physics + np.clip(self.forest.predict(x)[0], -self.most, self.most)
+        short = k < LEAST_K
+        if short.any():
+            # Below LEAST_K the trees say the same of every k, and the cost model's order of k must survive rounding.
+            values, sizes = Values(self.parameters), (m[short], n[short])
+            shallow = log_latency(values, Shapes(self.machine, self.menu, *sizes, k[short]))
+            log_us[short] += shallow - log_latency(values, Shapes(self.machine, self.menu, *sizes, deep[short]))
+        return log_us, parts.log_time.argmin(axis=0)
+
+    def _one_kernel(self, kernel: npt.NDArray[np.intp], m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
+        shapes = Shapes(self.machine, self.menu.by_row(kernel), m, n, k)
+        return np.asarray(log_latency(Values(self.parameters), shapes))
+
+
+def features(machine: Machine, m: FloatArray, n: FloatArray, k: FloatArray, log_us: Array) -> Float32Array:
+    """What the trees see, (rows, 9)."""
+    out = np.empty((len(m), 4 + len(WATCHED) + 2), dtype=np.float32)
+    out[:, 0], out[:, 1], out[:, 2], out[:, 3] = np.log2(m), np.log2(n), np.log2(k), log_us
+    for i, (block_m, block_n, held) in enumerate(WATCHED):
+        tiles = cdiv_array(m, block_m) * cdiv_array(n, block_n)
+        waves = tiles / (machine.sm_count * held)
+        out[:, 4 + i] = waves / np.ceil(waves)
+        if i < 2:
+            out[:, 4 + len(WATCHED) + i] = m * n / (tiles * (block_m * block_n))
+    return out
+
+
+def distil(
+    ensemble: Ensemble,
+    *,
+    also: tuple[FloatArray, FloatArray, FloatArray] | None = None,
+    seed: int = 0,
+    size: Size = FULL,
+) -> FastGemm:
+    """A FastGemm that repeats `ensemble`. also: (m, n, k) of shapes that matter beside random ones. Takes seconds."""
+    m, n, k = _teaching_shapes(_TAUGHT, np.random.default_rng(seed))
+    if also is not None:
+        m, n, k = (np.concatenate([own, other]) for own, other in zip((m, n, k), also, strict=True))
+    answer = ensemble.monotone(m, n, k)
+    mean = np.mean([member.parameters for member in ensemble.members], axis=0)
+    some = np.random.default_rng(seed).permutation(len(m))[:_TAUGHT_PHYSICS]
+    every = Shapes(ensemble.machine, ensemble.menu, m[some], n[some], k[some])
+    menu = ensemble.menu.subset(_covering(log_latency_with_parts(Values(mean), every)[1].log_time, size.kernels))
+    few = slice(0, _TAUGHT_PHYSICS)
+    rows = Measured(m[few], n[few], k[few], answer.log_us[few], np.full(_TAUGHT_PHYSICS, -1))
+    prior = Prior(mean, 0.5 * hand_prior(menu.tiles)[1], "the whole model")
+    parameters = fit_parameters(ensemble.machine, menu, rows, prior)
+    values, parts = Values(parameters), [slice(i, i + _CHUNK) for i in range(0, len(m), _CHUNK)]
+    physics = np.concatenate(
+        [log_latency(values, Shapes(ensemble.machine, menu, m[part], n[part], k[part])) for part in parts]
+    )
+    x = features(ensemble.machine, m, n, k, physics)
+    forest = Forest.boost(
+        x, answer.log_us - physics, trees=size.trees, depth=size.depth, rate=size.rate, leaf=size.leaf, seed=seed
+    )
+    most = float(np.quantile(np.abs(forest.predict(x)[0]), 0.99))
+    return FastGemm(ensemble.machine, menu, parameters, forest, most)
+
+
+def _covering(log_time: Array, count: int) -> npt.NDArray[np.intp]:
+    """`count` kernels that leave no shape far from its best, (kernels, rows): each next one takes off the most of the
+    squared gaps. Kernels that are often best but hardly better than others would leave rare shapes without any."""
+    gap = log_time - log_time.min(axis=0)
+    left = np.full(gap.shape[1], np.inf)
+    chosen: list[int] = []
+    for _ in range(min(count, len(gap))):
+        score = (np.minimum(left, gap) ** 2).sum(axis=1)
+        score[chosen] = np.inf
+        chosen.append(int(score.argmin()))
+        left = np.minimum(left, gap[chosen[-1]])
+    return np.array(chosen)
+
+
+def _teaching_shapes(count: int, rng: np.random.Generator) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Shapes as planners ask for them: m of any size, both sides of tile edges often; n and k mostly round."""
+
+    def rounded(x: FloatArray, steps: tuple[int, ...]) -> FloatArray:
+        step = rng.choice(steps, count)
+        return np.asarray(np.maximum(np.round(x / step), 1) * step)
+
+    any_m = np.floor(2 ** rng.uniform(0, 15.5, count))
+    edge_m = rounded(any_m, (16, 64, 128, 256)) + (rng.random(count) < 0.5)
+    m = np.where(rng.random(count) < 0.7, edge_m, any_m)
+    n, k = (rounded(2 ** rng.uniform(5, 16.05, count), (8, 32, 64, 128, 256, 512)) for _ in range(2))
+    return m, n, k

@@ -1,0 +1,290 @@
+"""A GEMM model as JSON and back, checked when read: sizes that fit together, finite numbers, trees that end.
+
+No pickle: arrays are little-endian bytes, deflated, in base64.
+
+History of the format "quantbench-gemm-model":
+1  the first.
+2  the cost model has a parameter for serial split-k.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError, StoreError
+from quantbench.latency.gemm.cost_model import FIRST_TILE, FloatArray, Machine, Shapes
+from quantbench.latency.gemm.distilled import FastGemm, features
+from quantbench.latency.gemm.ensemble import Ensemble, Reference
+from quantbench.latency.gemm.menu import Menu
+from quantbench.latency.gemm.trees import Forest, Member, watched_columns
+
+MODEL_FORMAT = "quantbench-gemm-model"
+MODEL_VERSION = 2
+_ARRAY_DTYPES = ("<f2", "<f4", "<f8", "<i2", "<i4", "<i8")
+
+
+def array_to_json(array: npt.NDArray[Any]) -> dict[str, Any]:
+    """dtype, shape and the deflated bytes."""
+    little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    packed = base64.b64encode(zlib.compress(little.tobytes(), 9)).decode("ascii")
+    return {"dtype": little.dtype.str, "shape": list(array.shape), "zlib": packed}
+
+
+def array_from_json(data: Any) -> npt.NDArray[Any]:
+    """The array of array_to_json; StoreError for anything else."""
+    try:
+        dtype, shape = data["dtype"], tuple(int(x) for x in data["shape"])
+        if dtype not in _ARRAY_DTYPES:
+            raise StoreError("GemmModel.from_json", f"array dtype {dtype!r}", "one of " + ", ".join(_ARRAY_DTYPES))
+        raw = zlib.decompress(base64.b64decode(data["zlib"], validate=True))
+        return np.frombuffer(raw, dtype=dtype).reshape(shape).astype(np.dtype(dtype).newbyteorder("="))
+    except (KeyError, TypeError, ValueError, binascii.Error, zlib.error) as error:
+        if isinstance(error, StoreError):
+            raise
+        raise StoreError("GemmModel.from_json", f"a broken array ({error})", "dtype, shape and zlib") from error
+
+
+def device_to_json(device: DeviceSpec) -> dict[str, Any]:
+    """Every field of the spec; mappings as plain objects."""
+    return {k: dict(v) if isinstance(v, Mapping) else v for k, v in vars(device).items()}
+
+
+def device_from_json(data: Mapping[str, Any]) -> DeviceSpec:
+    """The spec of device_to_json."""
+    fields = dict(data)
+    capability = fields.get("compute_capability")
+    fields["compute_capability"] = None if capability is None else tuple(capability)
+    try:
+        return DeviceSpec(**fields)
+    except TypeError as error:
+        raise StoreError("GemmModel.from_json", f"device: {error}", "the fields of DeviceSpec") from error
+
+
+def ensemble_to_json(ensemble: Ensemble) -> dict[str, Any]:
+    """The ensemble, its reference included."""
+    reference = ensemble.reference
+    return {
+        "machine": dict(vars(ensemble.machine)),
+        "tiles": [list(tile) for tile in ensemble.menu.tiles],
+        "kernels": [list(kernel) for kernel in ensemble.menu.kernels],
+        "members": [_member_to_json(member) for member in ensemble.members],
+        "reference": None
+        if reference is None
+        else {
+            "ensemble": ensemble_to_json(reference.ensemble),
+            "keys": array_to_json(np.diff(reference.keys, prepend=0)),
+            "residual": array_to_json(reference.residual.astype(np.float32)),
+        },
+    }
+
+
+def ensemble_from_json(data: Mapping[str, Any]) -> Ensemble:
+    """The ensemble of ensemble_to_json."""
+    reference = data["reference"]
+    return Ensemble(
+        machine=Machine(**data["machine"]),
+        menu=menu_from_json(data),
+        members=tuple(_member_from_json(member) for member in data["members"]),
+        reference=None
+        if reference is None
+        else Reference(
+            ensemble_from_json(reference["ensemble"]),
+            np.cumsum(array_from_json(reference["keys"])),
+            array_from_json(reference["residual"]).astype(np.float64),
+        ),
+    )
+
+
+def _member_to_json(member: Member) -> dict[str, Any]:
+    forest = member.forest
+    return {
+        "parameters": [float(z) for z in member.parameters],
+        "slope": member.slope,
+        "most": member.most,
+        "forest": None if forest is None else forest_to_json(forest),
+    }
+
+
+def menu_from_json(data: Mapping[str, Any]) -> Menu:
+    """The menu of fields "tiles" and "kernels"."""
+    tiles = tuple((int(m), int(n)) for m, n in data["tiles"])
+    return Menu(tiles, tuple((int(t), int(s)) for t, s in data["kernels"]))
+
+
+def forest_to_json(forest: Forest) -> dict[str, Any]:
+    """The forest's arrays."""
+    return {
+        "depth": forest.depth,
+        "feature": array_to_json(forest.feature),
+        "threshold": array_to_json(forest.threshold),
+        "right_offset": array_to_json(forest.right - _own_index(forest.right)),
+        "value": array_to_json(forest.value.astype(np.float16)),
+        "roots": array_to_json(forest.roots),
+    }
+
+
+def _own_index(nodes: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+    return np.arange(len(nodes), dtype=np.int32)
+
+
+def _member_from_json(data: Mapping[str, Any]) -> Member:
+    forest = data["forest"]
+    return Member(
+        parameters=np.array(data["parameters"], dtype=np.float64),
+        slope=float(data["slope"]),
+        most=float(data["most"]),
+        forest=None if forest is None else forest_from_json(forest),
+    )
+
+
+def forest_from_json(data: Mapping[str, Any]) -> Forest:
+    """The forest of forest_to_json."""
+    offset = array_from_json(data["right_offset"])
+    return Forest(
+        feature=array_from_json(data["feature"]),
+        threshold=array_from_json(data["threshold"]),
+        right=offset + _own_index(offset),
+        value=array_from_json(data["value"]).astype(np.float32),
+        roots=array_from_json(data["roots"]),
+        depth=int(data["depth"]),
+    )
+
+
+def fast_to_json(fast: FastGemm) -> dict[str, Any]:
+    """As a part of a model's JSON."""
+    return {
+        "machine": dict(vars(fast.machine)),
+        "tiles": [list(tile) for tile in fast.menu.tiles],
+        "kernels": [list(kernel) for kernel in fast.menu.kernels],
+        "parameters": [float(z) for z in fast.parameters],
+        "most": fast.most,
+        "forest": forest_to_json(fast.forest),
+    }
+
+
+def fast_from_json(data: Any) -> FastGemm:
+    """The FastGemm of fast_to_json."""
+    return FastGemm(
+        machine=Machine(**data["machine"]),
+        menu=menu_from_json(data),
+        parameters=np.array(data["parameters"], dtype=np.float64),
+        forest=forest_from_json(data["forest"]),
+        most=float(data["most"]),
+    )
+
+
+def check_format(data: Any) -> None:
+    """Raise for anything but a model of a version that is known here."""
+    if not isinstance(data, Mapping) or data.get("format") != MODEL_FORMAT:
+        found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
+        raise InputError("GemmModel.from_json", f"format {found!r}", repr(MODEL_FORMAT))
+    if data.get("version") != MODEL_VERSION:
+        raise StoreError("GemmModel.from_json", f"version {data.get('version')!r}", f"version {MODEL_VERSION}")
+
+
+# Far above any GPU's: what lies beyond is a slipped unit or a damaged file.
+_LARGEST_RATE = 1e15
+_LARGEST_BLOCK = 4096
+# Parameters are logarithms and exponents; the widest fitted so far are about 10.
+_LARGEST_PARAMETER = 50.0
+_DEEPEST = 64
+# Any shape: its features are counted.
+_PROBE = (np.full(1, 128.0), np.full(1, 4096.0), np.full(1, 1024.0))
+
+
+def require_sound(ensemble: Ensemble, fast: FastGemm | None) -> None:
+    """Raise StoreError unless everything that a prediction goes through fits together."""
+    _machine_and_menu(ensemble.machine, ensemble.menu)
+    if not ensemble.members:
+        raise _broken("no members")
+    for member in ensemble.members:
+        _parameters(member.parameters, ensemble.menu)
+        _finite("slope and most", (member.slope, member.most))
+        if member.forest is not None:
+            _forest(member.forest, _features_of(ensemble, member))
+    if ensemble.reference is not None:
+        if len(ensemble.reference.keys) != len(ensemble.reference.residual):
+            raise _broken(f"{len(ensemble.reference.keys)} keys for {len(ensemble.reference.residual)} residuals")
+        _finite("residuals", ensemble.reference.residual)
+        require_sound(ensemble.reference.ensemble, None)
+    if fast is not None:
+        require_sound_fast(fast)
+
+
+def require_sound_fast(fast: FastGemm) -> None:
+    """The same for a distilled model alone."""
+    _machine_and_menu(fast.machine, fast.menu)
+    _parameters(fast.parameters, fast.menu)
+    _finite("most", (fast.most,))
+    _forest(fast.forest, features(fast.machine, *_PROBE, np.zeros(1)).shape[1])
+
+
+def _machine_and_menu(machine: Machine, menu: Menu) -> None:
+    for name, value in vars(machine).items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _LARGEST_RATE:
+            raise _broken(f"machine with {name} = {value!r}"[:100])
+    blocks = [block for tile in menu.tiles for block in tile]
+    if not blocks or not all(0 < block <= _LARGEST_BLOCK for block in blocks):
+        raise _broken(f"tiles from {min(blocks, default=0)} to {max(blocks, default=0)}")
+    if not menu.kernels or not all(0 <= tile < len(menu.tiles) for tile, _ in menu.kernels):
+        raise _broken("kernels of tiles that are none")
+    if not all(0 < split <= _LARGEST_BLOCK for _, split in menu.kernels):
+        raise _broken("kernels that split k into none or too many")
+
+
+def _parameters(vector: FloatArray, menu: Menu) -> None:
+    if vector.shape != (FIRST_TILE + len(menu.tiles),):
+        raise _broken(f"parameters of shape {vector.shape} for {len(menu.tiles)} tiles")
+    if not (np.abs(vector) < _LARGEST_PARAMETER).all():
+        raise _broken("a parameter that is not finite or beyond all bounds")
+
+
+def _features_of(ensemble: Ensemble, member: Member) -> int:
+    """How many features the member's trees see of a shape."""
+    shapes = Shapes(ensemble.machine, ensemble.menu, *_PROBE)
+    known = None if ensemble.reference is None else np.zeros(1)
+    with np.errstate(all="ignore"):
+        log_us, parts = member.physics(shapes)
+        seen = member.features(
+            ensemble.menu, shapes, log_us, parts, member.weights(parts), watched_columns(shapes), known
+        )
+    return int(seen.shape[1])
+
+
+def _forest(forest: Forest, features_seen: int) -> None:
+    nodes = len(forest.threshold)
+    own = np.arange(nodes)
+    arrays = (forest.feature, forest.threshold, forest.right, forest.value)
+    sound = (
+        all(array.shape == (nodes,) for array in arrays)
+        and forest.roots.ndim == 1
+        and len(forest.roots) > 0
+        and 0 < forest.depth <= _DEEPEST
+        and not np.isnan(forest.threshold).any()
+        and bool(((forest.roots >= 0) & (forest.roots < nodes)).all())
+        and bool(((forest.feature >= 0) & (forest.feature < features_seen)).all())
+        and bool(((forest.right >= own) & (forest.right < nodes)).all())
+        and all(np.issubdtype(array.dtype, np.integer) for array in (forest.feature, forest.right, forest.roots))
+        # Only a leaf stays where it is; the left child of anything else is the next node.
+        and bool(((forest.right > own) | np.isinf(forest.threshold)).all())
+    )
+    if not sound:
+        raise _broken("trees that are none")
+    _finite("leaves", forest.value)
+
+
+def _finite(name: str, values: Iterable[float]) -> None:
+    if not np.isfinite(np.asarray(values, dtype=np.float64)).all():
+        raise _broken(f"{name} that are not finite")
+
+
+def _broken(what: str) -> StoreError:
+    return StoreError("GemmModel.from_json", what, "a whole model")

@@ -1,0 +1,447 @@
+"""The latency model of matrix products: fitted to few measured shapes, starting from what other GPUs taught.
+
+>>> model = GemmModel.prior("a100-sxm4-80gb")
+>>> found = model.predict(4096, 4096, [4096, 8192])
+>>> bool(found.latency_us[0] < found.latency_us[1])
+True
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.device.registry import lookup
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError, QuantbenchError, StoreError, UnsupportedError, require_choice
+from quantbench.files import read_text, reason
+from quantbench.latency.families import family
+from quantbench.latency.gemm import files
+from quantbench.latency.gemm.cost_model import Machine, runs_in_waves
+from quantbench.latency.gemm.distilled import FastGemm, distil
+from quantbench.latency.gemm.ensemble import CHUNK, Ensemble, Reference, shape_keys
+from quantbench.latency.gemm.files import fast_from_json, fast_to_json, require_sound
+from quantbench.latency.gemm.fitting import Measured, Prior
+from quantbench.latency.gemm.menu import Menu
+from quantbench.latency.gemm.training import (
+    FEWEST_FOR_TREES,
+    FEWEST_ROWS,
+    Effort,
+    Interval,
+    Known,
+    choose,
+    menu_for,
+    near,
+    pooled,
+    shipped_pool,
+    train,
+    widen,
+)
+from quantbench.latency.gemm.trees import Growth, Member
+from quantbench.latency.tables import GemmTable, slug_of
+from quantbench.launch import Launch
+from quantbench.workload.dtypes import GEMM_DTYPES
+
+if TYPE_CHECKING:
+    from quantbench.latency.transformer import WorkEstimate
+    from quantbench.workload import Gemm
+
+
+@dataclass(frozen=True)
+class GemmEstimates:
+    """Predicted products. Every array has the shape of the sizes that were asked for, () for plain numbers.
+
+    latency_us; low_us, high_us: its 90 % interval. block_m, block_n, split_k and num_waves: of the
+    kernel that the model believes the library takes. bound: compute, memory or latency. note: what to know of all of
+    them, "" when there is nothing.
+    """
+
+    latency_us: npt.NDArray[np.float64]
+    low_us: npt.NDArray[np.float64]
+    high_us: npt.NDArray[np.float64]
+    block_m: npt.NDArray[np.int64]
+    block_n: npt.NDArray[np.int64]
+    split_k: npt.NDArray[np.int64]
+    num_waves: npt.NDArray[np.int64]
+    bound: npt.NDArray[np.str_]
+    source: str = "modelled"
+    note: str = ""
+
+    @property
+    def tile(self) -> npt.NDArray[np.int64]:
+        """(…, 2): block_m, block_n."""
+        return np.stack([self.block_m, self.block_n], axis=-1)
+
+    def __len__(self) -> int:
+        return len(self.latency_us)
+
+    def reshape(self, shape: tuple[int, ...]) -> GemmEstimates:
+        """The same in another shape."""
+        arrays: dict[str, Any] = {k: v.reshape(shape) for k, v in vars(self).items() if isinstance(v, np.ndarray)}
+        return GemmEstimates(**{**vars(self), **arrays})
+
+
+FloatArray = npt.NDArray[np.float64]
+
+#: m (times the batch), n and k go up to this
+LARGEST_SIDE = 2**21 - 1
+
+
+def machine_of(device: DeviceSpec, dtype: str) -> Machine:
+    """The machine that a device is for products of a format; UnsupportedError where it has none."""
+    require_choice("GemmModel", "dtype", dtype, GEMM_DTYPES)
+    if device.kind != "cuda":
+        raise UnsupportedError("GemmModel", f"{device.name} is a {device.kind}", "a GPU: blocks and waves are modelled")
+    if device.peak(dtype) is None:
+        have = ", ".join(sorted(device.peak_tflops))
+        raise UnsupportedError("GemmModel", f"{device.name} has no peak for {dtype}", f"one of {have}")
+    return Machine.of(device, dtype)
+
+
+def whole_sizes(who: str, *sizes: npt.ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """m, n, k as flat float arrays of whole numbers from 1 to 2**21 - 1."""
+    out = []
+    for name, size in zip("mnk", sizes, strict=True):
+        array = np.atleast_1d(np.asarray(size))
+        if array.ndim != 1 or array.dtype.kind not in "iuf":
+            raise InputError(who, f"{name} of shape {array.shape} and type {array.dtype}", "whole numbers, (rows,)")
+        with np.errstate(invalid="ignore"):
+            bad = ~((array >= 1) & (array <= LARGEST_SIDE) & (array == np.floor(array)))
+        if bad.any():
+            raise InputError(who, f"{name} = {array[bad][0]}", f"a whole number from 1 to {LARGEST_SIDE}")
+        out.append(array.astype(np.float64))
+    if len({len(x) for x in out}) != 1:
+        raise InputError(who, f"{', '.join(str(len(x)) for x in out)} values of m, n, k", "one each per row")
+    return out[0], out[1], out[2]
+
+
+def measured_times(latency_us: npt.ArrayLike, rows: int) -> FloatArray:
+    """Times in µs, (rows,), finite and above 0."""
+    times = np.atleast_1d(np.asarray(latency_us, dtype=np.float64))
+    if times.shape != (rows,):
+        raise InputError("GemmModel.fit", f"latency_us of shape {times.shape} for {rows} shapes", "one time each")
+    bad = ~(np.isfinite(times) & (times > 0))
+    if bad.any():
+        raise InputError("GemmModel.fit", f"latency_us = {times[bad][0]}", "finite times above 0 µs")
+    return times
+
+
+def kernels_of(menu: Menu, launches: Sequence[Launch | None] | None, rows: int) -> npt.NDArray[np.intp]:
+    """Index in the menu of each recorded kernel, -1 where none is known."""
+    kernel = np.full(rows, -1, dtype=np.intp)
+    if launches is None:
+        return kernel
+    if len(launches) != rows:
+        raise InputError("GemmModel", f"{len(launches)} launches for {rows} shapes", "one each, or None")
+    for i, launch in enumerate(launches):
+        if launch is not None and launch.tile is not None:
+            kernel[i] = menu.nearest(launch.tile.block_m, launch.tile.block_n, launch.tile.split_k)
+    return kernel
+
+
+IndexArray = npt.NDArray[np.intp]
+
+_SIBLING_EFFORT = Effort(members=1, rows_first=600, growth=Growth(trees=20, leaf=3))
+_SIBLING_ROWS = 6000
+# A model that was read must have a time for it.
+_PROBE = ([128], [4096], [1024])
+
+
+@dataclass(frozen=True)
+class GemmModel:
+    """A device's products of one number format.
+
+    ensemble: what predicts. interval: its calibration. rows: measured rows behind it. prior_source: where it started.
+    provenance: what is known of the measurements, for files. note: what a reader of its predictions must know.
+    fast: its distilled form, where that was made (`compiled`).
+    """
+
+    device: DeviceSpec
+    dtype: str
+    ensemble: Ensemble
+    interval: Interval
+    rows: int
+    prior_source: str
+    note: str = ""
+    provenance: dict[str, Any] = field(default_factory=dict)
+    fast: FastGemm | None = None
+
+    @classmethod
+    def fit(
+        cls,
+        device: DeviceSpec | str,
+        m: npt.ArrayLike,
+        n: npt.ArrayLike,
+        k: npt.ArrayLike,
+        latency_us: npt.ArrayLike,
+        *,
+        dtype: str = "bf16",
+        launches: Sequence[Launch | None] | None = None,
+        prior: str | Sequence[GemmModel] = "auto",
+        sibling: GemmTable | GemmModel | None = None,
+        seed: int = 0,
+        effort: Effort | None = None,
+    ) -> GemmModel:
+        """Fit measured shapes, (rows,) each; latency_us in µs.
+
+        launches: the kernel that ran, by row, None where it is not known. prior: "auto" starts from the best that is
+        shipped, the same GPU's model included; "family-out" from other architecture families alone; "none" from the
+        spec sheet; models: from theirs. sibling: another GPU's table (or model), whose residual at the same shape
+        helps where the two run the same kernels. seed: of everything random; the same rows and seed give the same
+        model.
+
+        Fewer than 20 rows change nothing: the prior is returned and its note says so. Raises InputError for sizes or
+        times that are no measurements, UnsupportedError for a dtype that the device lacks.
+        """
+        spec = _device(device)
+        machine = machine_of(spec, dtype)
+        sizes = whole_sizes("GemmModel.fit", m, n, k)
+        times = measured_times(latency_us, len(sizes[0]))
+        menu = menu_for(launches)
+        kernel = kernels_of(menu, launches, len(times))
+        rows = Measured(*sizes, np.log(times), kernel)
+        start, blind, reference = _start(spec, dtype, prior)
+        if sibling is not None:
+            reference, kin = _sibling(sibling, dtype, seed)
+            start = kin if kin is not None else start
+        if len(rows) < FEWEST_ROWS:
+            bare = _unfitted(spec, dtype, machine, start, blind)
+            few = f"{len(rows)} rows are too few to fit ({FEWEST_ROWS} are needed): the prior as it stands. "
+            return replace(bare, note=few + bare.note)
+        spent = effort or Effort()
+        ensemble, interval = train(machine, menu, rows, widen(start, menu), reference, spent, seed)
+        note = ""
+        if len(rows) < FEWEST_FOR_TREES:
+            note = f"{len(rows)} rows: the cost model was fitted, no trees were grown ({FEWEST_FOR_TREES} are needed)"
+        return cls(spec, dtype, ensemble, interval, len(rows), start.source, note)
+
+    @classmethod
+    def prior(cls, device: DeviceSpec | str, *, dtype: str = "bf16", family_out: bool = False) -> GemmModel:
+        """What is expected of a device that was never measured, with an interval as wide as that deserves.
+
+        family_out: as if no GPU of its architecture family had been measured either.
+        """
+        spec = _device(device)
+        machine = machine_of(spec, dtype)
+        start, blind = choose(spec, dtype, shipped_pool(), family_out=family_out)
+        return _unfitted(spec, dtype, machine, start, blind)
+
+    @classmethod
+    def best(cls, device: DeviceSpec | str, *, dtype: str = "bf16") -> GemmModel:
+        """The model shipped for a device, or its prior where there is none."""
+        spec = _device(device)
+        shipped = shipped_model(spec.name, dtype)
+        return cls.prior(spec, dtype=dtype) if shipped is None else shipped
+
+    def predict(
+        self,
+        m: npt.ArrayLike,
+        n: npt.ArrayLike,
+        k: npt.ArrayLike,
+        *,
+        launches: Sequence[Launch | None] | None = None,
+    ) -> GemmEstimates:
+        """Predict products m×k times k×n; the sizes broadcast, and the answer's arrays have their common shape.
+
+        launches: the kernel that will run, by row, where that is known (one-dimensional sizes only).
+
+        Doubling k is never predicted to be faster, and nothing is predicted to be faster than the device's peak.
+        """
+        wide = np.broadcast_arrays(np.asarray(m), np.asarray(n), np.asarray(k))
+        sizes = whole_sizes("GemmModel.predict", *(w.ravel() for w in wide))
+        answer = self.ensemble.monotone(*sizes)
+        log_us = answer.log_us
+        kernel = answer.kernels[0]
+        if launches is not None:
+            recorded = kernels_of(self.ensemble.menu, launches, len(log_us))
+            named = np.flatnonzero(recorded >= 0)
+            log_us = log_us.copy()
+            m_named, n_named, k_named = (x[named] for x in sizes)
+            log_us[named] = self.ensemble.named(m_named, n_named, k_named, recorded[named])
+            kernel = np.where(recorded >= 0, recorded, kernel)
+        peak_us = 2.0 * sizes[0] * sizes[1] * sizes[2] / self.ensemble.machine.flop_per_us
+        latency_us = np.maximum(np.exp(log_us), peak_us)
+        factor = np.exp(self.interval.half_width(answer.variance))
+        waves, bound = self._beliefs(sizes, kernel)
+        menu = self.ensemble.menu
+        return GemmEstimates(
+            latency_us=latency_us,
+            low_us=np.maximum(latency_us / factor, peak_us),
+            high_us=latency_us * factor,
+            block_m=menu.block_m[kernel].astype(np.int64),
+            block_n=menu.block_n[kernel].astype(np.int64),
+            split_k=menu.split_k[kernel].astype(np.int64),
+            num_waves=waves,
+            bound=bound,
+            note=self.note,
+        ).reshape(wide[0].shape)
+
+    @property
+    def in_waves(self) -> bool:
+        """Whether its parameters say that products run in waves, so that a part-full last wave leaves SMs idle."""
+        return runs_in_waves([member.parameters for member in self.ensemble.members])
+
+    def compiled(self) -> FastGemm:
+        """The distilled form: ten times faster, without interval. Shipped models have it; others take seconds."""
+        return self.fast or distil(self.ensemble)
+
+    def predict_gemms(self, gemms: Sequence[Gemm]) -> list[WorkEstimate]:
+        """Estimates of workloads of the model's dtype, in order; a batch counts as batch times the rows."""
+        from quantbench.latency.estimate import Estimate
+        from quantbench.latency.transformer import WorkEstimate
+        from quantbench.launch import Tile
+
+        for gemm in gemms:
+            if gemm.dtype != self.dtype:
+                raise InputError("predict_gemms", f"{gemm}", f"products of {self.dtype}, which the model was fitted to")
+        found = self.predict([g.batch * g.m for g in gemms], [g.n for g in gemms], [g.k for g in gemms])
+        out = []
+        for i in range(len(gemms)):
+            tile = Tile(int(found.block_m[i]), int(found.block_n[i]), split_k=int(found.split_k[i]))
+            times = (float(found.latency_us[i]), float(found.low_us[i]), float(found.high_us[i]))
+            estimate = Estimate(*times, found.source, str(found.bound[i]))
+            launch = Launch(kernel=f"modelled {tile}", tile=tile)
+            out.append(WorkEstimate(estimate, launch, int(found.num_waves[i]), self.note))
+        return out
+
+    def _beliefs(
+        self, sizes: tuple[FloatArray, ...], kernel: IndexArray
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.str_]]:
+        """Waves and bound of each row, as the first member sees them for the kernel of each row."""
+        waves, bound = np.zeros(len(kernel), dtype=np.int64), np.empty(len(kernel), dtype="<U7")
+        for start in range(0, len(kernel), CHUNK):
+            part = slice(start, start + CHUNK)
+            shapes, parts = self.ensemble.view(kernel[part], *(x[part] for x in sizes))
+            traffic = np.maximum(np.maximum(parts.memory, parts.write), parts.l2)
+            busy = np.where(parts.arithmetic >= traffic, "compute", "memory")
+            waves[part] = shapes.waves[0]
+            bound[part] = np.where(np.log(2.0 * parts.joined) < parts.log_time, "latency", busy)[0]
+        return waves, bound
+
+    def known(self, table: str = "") -> Known:
+        """Its cost model's parameters as a prior for other GPUs."""
+        vector = np.mean([member.parameters for member in self.ensemble.members], axis=0)
+        return Known(self.device.name, family(self.device), self.dtype, vector, self.rows, table, 0.0)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object; `from_json` gives an equal model back."""
+        return {
+            "format": files.MODEL_FORMAT,
+            "version": files.MODEL_VERSION,
+            "device": files.device_to_json(self.device),
+            "dtype": self.dtype,
+            "rows": self.rows,
+            "prior_source": self.prior_source,
+            "note": self.note,
+            "interval": dict(vars(self.interval)),
+            "provenance": self.provenance,
+            "ensemble": files.ensemble_to_json(self.ensemble),
+            "fast": None if self.fast is None else fast_to_json(self.fast),
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> GemmModel:
+        """The model of `to_json`. Raises InputError or StoreError for anything else."""
+        files.check_format(data)
+        try:
+            made = cls(
+                device=files.device_from_json(data["device"]),
+                dtype=require_choice("GemmModel.from_json", "dtype", data["dtype"], GEMM_DTYPES),
+                ensemble=files.ensemble_from_json(data["ensemble"]),
+                interval=Interval(float(data["interval"]["factor"]), float(data["interval"]["floor"])),
+                rows=int(data["rows"]),
+                prior_source=str(data["prior_source"]),
+                note=str(data["note"]),
+                provenance=dict(data["provenance"]),
+                fast=None if data["fast"] is None else fast_from_json(data["fast"]),
+            )
+            require_sound(made.ensemble, made.fast)
+            with np.errstate(all="ignore"):
+                us = made.predict(*_PROBE)
+        except QuantbenchError:
+            raise
+        except KeyError as error:
+            raise StoreError("GemmModel.from_json", f"no field {error}", "a whole model") from error
+        except (TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+            what = f"a broken part ({error})"[:160]
+            raise StoreError("GemmModel.from_json", what, "a whole model") from error
+        if not (0 < us.low_us[0] <= us.latency_us[0] <= us.high_us[0] < np.inf):
+            raise StoreError(
+                "GemmModel.from_json", f"a time of {us.latency_us[0]} µs", "a finite one within its interval"
+            )
+        return made
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a JSON file."""
+        Path(path).write_text(json.dumps(self.to_json()) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> GemmModel:
+        """Read a model from a JSON file."""
+        try:
+            data = json.loads(read_text(path))
+        except (OSError, ValueError, RecursionError) as error:
+            what = f"{path} ({reason(error)})"
+            raise StoreError("GemmModel.load", what, "a JSON file that GemmModel.save wrote") from error
+        return cls.from_json(data)
+
+
+def shipped_model(slug: str, dtype: str) -> GemmModel | None:
+    """The model that comes with the package for a device and a format, None where there is none."""
+    file = Path(__file__).parent.parent / "models" / f"{slug}.json"
+    if dtype != "bf16" or not file.is_file():
+        return None
+    return GemmModel.load(file)
+
+
+def _device(device: DeviceSpec | str) -> DeviceSpec:
+    return lookup(device) if isinstance(device, str) else device
+
+
+def _start(device: DeviceSpec, dtype: str, prior: str | Sequence[GemmModel]) -> tuple[Prior, float, Reference | None]:
+    """(prior, its blind half-width, a reference) as asked for."""
+    if not isinstance(prior, str):
+        if not prior or not all(isinstance(model, GemmModel) for model in prior):
+            raise InputError("GemmModel.fit", f"prior = {prior!r}", "GemmModels, or auto, family-out or none")
+        known = [model.known() for model in prior]
+        kin = [k for k in known if k.family == family(device)]
+        _, blind = choose(device, dtype, shipped_pool(), family_out=True)
+        return (near(kin, same_gpu=False) if kin else pooled(known)), blind, None
+    require_choice("GemmModel.fit", "prior", prior, ("auto", "family-out", "none"))
+    if prior == "none":
+        start, blind = choose(device, dtype, (), family_out=True)
+        return start, blind, None
+    start, blind = choose(device, dtype, shipped_pool(), family_out=prior == "family-out")
+    shipped = shipped_model(device.name, dtype) if prior == "auto" else None
+    return start, blind, None if shipped is None else Reference(shipped.ensemble)
+
+
+def _sibling(sibling: GemmTable | GemmModel, dtype: str, seed: int) -> tuple[Reference, Prior | None]:
+    """The sibling's residuals, and a prior around its parameters."""
+    if isinstance(sibling, GemmModel):
+        return Reference(sibling.ensemble), near([sibling.known()], same_gpu=False)
+    system = sibling.provenance.system
+    spec = lookup(slug_of(system) or system)
+    rows = np.random.default_rng(seed).permutation(len(sibling))[:_SIBLING_ROWS]
+    m, n, k = (x.astype(np.float64) for x in (sibling.m, sibling.n, sibling.k))
+    model = GemmModel.fit(
+        spec, m[rows], n[rows], k[rows], sibling.latency_us[rows],
+        dtype=dtype, prior="family-out", seed=seed, effort=_SIBLING_EFFORT,
+    )  # fmt: skip
+    residual = np.log(sibling.latency_us) - model.ensemble.physics(m, n, k)
+    keys = shape_keys(m, n, k)
+    order = np.argsort(keys)
+    return Reference(model.ensemble, keys[order], residual[order]), near([model.known()], same_gpu=False)
+
+
+def _unfitted(device: DeviceSpec, dtype: str, machine: Machine, start: Prior, blind: float) -> GemmModel:
+    member = Member(start.mean, None)
+    ensemble = Ensemble(machine, Menu.of(), (member,))
+    note = f"nobody measured {dtype} on {device.name}: expected from {start.source}; the interval is wide"
+    return GemmModel(device, dtype, ensemble, Interval(1.0, blind), 0, start.source, note)

@@ -1,0 +1,312 @@
+"""From measured rows to an ensemble with its interval, starting from what other GPUs teach.
+
+Entry points: `choose` (the prior of a device, pooled from measured GPUs), `train` (a whole fit).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import StoreError
+from quantbench.latency.families import family, generation
+from quantbench.latency.gemm.cost_model import INDEX, Machine, Shapes, hand_prior, runs_in_waves
+from quantbench.latency.gemm.ensemble import Ensemble, Reference
+from quantbench.latency.gemm.fitting import Measured, Prior, fit_parameters
+from quantbench.latency.gemm.menu import TILES, Menu
+from quantbench.latency.gemm.trees import Growth, Member, train_member
+from quantbench.launch import Launch
+
+FloatArray = npt.NDArray[np.float64]
+
+POOL_FORMAT = "quantbench-gemm-pool"
+POOL_VERSION = 2
+# Shares of the hand prior's standard deviation: what may differ between two tables of one GPU, between two GPUs of one
+# family, and at least between families. Chosen on the five public tables of `tables.DEFAULT_TABLES`.
+_SAME_GPU, _SAME_FAMILY, _OTHER_FAMILY = 0.4, 0.5, 0.6
+
+
+@dataclass(frozen=True)
+class Known:
+    """One GPU's parameters, fitted from the hand prior alone, and how far the others' pool was off on it.
+
+    blind_90: the 90th percentile of |log time error| of what the other families predict for it, unmeasured.
+    """
+
+    device: str
+    family: str
+    dtype: str
+    parameters: FloatArray
+    rows: int
+    table: str
+    blind_90: float
+
+
+@cache
+def shipped_pool() -> tuple[Known, ...]:
+    """The GPUs whose parameters come with the package."""
+    text = (files("quantbench.latency") / "models" / "pool.json").read_text(encoding="utf-8")
+    data = json.loads(text)
+    if data.get("format") != POOL_FORMAT or data.get("version") != POOL_VERSION:
+        raise StoreError("shipped_pool", f"format {data.get('format')!r} version {data.get('version')!r}", POOL_FORMAT)
+    return tuple(Known(**{**k, "parameters": np.array(k["parameters"])}) for k in data["known"])
+
+
+def pool_to_json(known: Sequence[Known]) -> dict[str, Any]:
+    """As it is stored in models/pool.json."""
+    rows = [{**vars(k), "parameters": [round(float(z), 5) for z in k.parameters]} for k in known]
+    return {"format": POOL_FORMAT, "version": POOL_VERSION, "known": rows}
+
+
+def pooled(known: Sequence[Known]) -> Prior:
+    """The mean over families of each family's mean, with the spread between families."""
+    mean, sd = hand_prior()
+    if not known:
+        return Prior(mean, sd, "the spec sheet")
+    by_family: dict[str, list[FloatArray]] = defaultdict(list)
+    for k in known:
+        by_family[k.family].append(k.parameters)
+    centres = np.array([np.mean(group, axis=0) for group in by_family.values()])
+    count = len(centres)
+    pool = (centres.sum(axis=0) + mean) / (count + 1.0)
+    variance = (((centres - pool) ** 2).sum(axis=0) + 2.0 * (_OTHER_FAMILY * sd) ** 2) / (count + 1.0)
+    return Prior(pool, np.sqrt(variance), "pooled over " + ", ".join(sorted(k.device for k in known)))
+
+
+def near(known: Sequence[Known], *, same_gpu: bool) -> Prior:
+    """Around the mean of GPUs that are the target itself or of its family."""
+    _, sd = hand_prior()
+    mean = np.mean([k.parameters for k in known], axis=0)
+    share = _SAME_GPU if same_gpu else _SAME_FAMILY
+    return Prior(mean, share * sd, ", ".join(sorted(k.device for k in known)))
+
+
+def spec_sheet(device: DeviceSpec, dtype: str) -> tuple[Prior, float]:
+    """The prior of a number format that no table teaches, and the half-width (log time) of its 90 % interval.
+
+    fp32 runs on the CUDA cores, every other format on the tensor cores. The hand prior is one for tensor cores; two of
+    its parameters differ on CUDA cores. A row that is not 16-byte aligned costs nothing: the requirement is that of
+    tensor cores (cuBLAS documentation, "Tensor Core Usage"). And a block's pipeline fills in about the same time, in
+    which the slower cores do fewer elements of k.
+    """
+    mean, sd = hand_prior()
+    if dtype != "fp32":
+        return Prior(mean, sd, "the peak of its tensor cores and its bandwidth"), _BLIND_TENSOR_CORES
+    mean[INDEX["misaligned"]] = 0.0
+    tensor_cores = device.peak("fp16") or device.peak("bf16")
+    if tensor_cores is not None:
+        mean[INDEX["fill"]] += np.log(device.peak_tflops["fp32"] / tensor_cores)
+    return Prior(mean, sd, "the peak of its CUDA cores and its bandwidth"), _BLIND_CUDA_CORES
+
+
+def known_in_waves(device: DeviceSpec, dtype: str) -> bool:
+    """Whether what was measured on this GPU, or else on its family, says that products run in waves."""
+    return _known_in_waves(device.name, family(device), dtype)
+
+
+@cache
+def _known_in_waves(device: str, family_name: str, dtype: str) -> bool:
+    usable = [k for k in shipped_pool() if _teaches(k, dtype)]
+    known = [k for k in usable if k.device == device] or [k for k in usable if k.family == family_name]
+    return bool(known) and runs_in_waves([k.parameters for k in known])
+
+
+def _teaches(known: Known, dtype: str) -> bool:
+    """Whether products of a format can be predicted from what is known: 2-byte formats teach each other."""
+    return known.dtype == dtype or {known.dtype, dtype} <= set(_NARROW)
+
+
+def choose(device: DeviceSpec, dtype: str, known: Sequence[Known], *, family_out: bool) -> tuple[Prior, float]:
+    """The prior for a device and the half-width (log time) of a 90 % interval around its unfitted prediction.
+
+    family_out: leave out every GPU of the device's generation, itself included. Products of 2-byte formats teach each
+    other; other formats fall back to the spec sheet.
+    """
+    usable = [k for k in known if _teaches(k, dtype)]
+    if not usable and dtype not in _NARROW:
+        return spec_sheet(device, dtype)
+    others = [k for k in usable if generation(k.family) != generation(family(device))]
+    blind = max((k.blind_90 for k in others), default=_UNKNOWN)
+    if not family_out:
+        own = [k for k in usable if k.device == device.name]
+        if own:
+            return near(own, same_gpu=True), blind / 2
+        kin = [k for k in usable if k.family == family(device)]
+        if kin:
+            return near(kin, same_gpu=False), blind
+        others = usable
+    return pooled(others), blind if others else _UNKNOWN
+
+
+# 2-byte formats, nothing being known of any: a factor of e either way.
+_UNKNOWN = 1.0
+_NARROW = ("bf16", "fp16")
+# Half-widths, in log time, that hold 90 % of the rows of public tables against `spec_sheet`, each GPU counted alike.
+# fp32: NeuSight's linear products above 200 µs on P100, V100, T4 and A100 (all PCIe). DeepBench's fp32 products on a
+# V100 SXM2 are within it too. The T4 sets the width: its power limit holds it at half its peak.
+_BLIND_CUDA_CORES = 0.65
+# fp8: the tables of aiconfigurator-core 0.12.0 (vLLM 0.24.0) of H100, H200, B200, L40S and RTX PRO 6000.
+_BLIND_TENSOR_CORES = 1.4
+
+
+#: fewer rows than this teach nothing: the prior stays as it is
+FEWEST_ROWS = 20
+#: fewer rows than this grow no trees
+FEWEST_FOR_TREES = 60
+_FOLDS = 5
+# The 0.9 quantile of some two hundred errors is a matter of twenty rows on a few sites, and coverage swings with it.
+# It is therefore taken as the geometric mean of what lower quantiles say, each times how far out 0.9 lies beyond it:
+# ratios that differ little between GPUs and numbers of rows (folds of the public tables' training sites).
+_TAILS = ((0.6, 2.24), (0.7, 1.77), (0.8, 1.38))
+# A fold has one member and four fifths of the rows: its errors are this much larger than the whole ensemble's.
+_FOLD_EXCESS = 1.04
+# Members after the first start from a prior and from rows that are shaken by this much, so that they differ where the
+# rows leave them free.
+_SHAKEN_PRIOR, _SHAKEN_ROWS = 0.7, 0.08
+_MOST_EXTRA_TILES = 8
+_MOST_EXTRA_KERNELS = 24
+_UNLIKELY = 0.04
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is spent. members: cost models fitted; rows_first, rows_other: rows that they see at most; growth: of
+    their trees."""
+
+    members: int = 4
+    rows_first: int = 800
+    rows_other: int = 400
+    growth: Growth = field(default_factory=Growth)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Half-width of the 90 % interval in log time: factor · √(variance + floor²)."""
+
+    factor: float
+    floor: float
+
+    def half_width(self, variance: FloatArray) -> FloatArray:
+        """(rows,) log time, for the ensemble's variance, (rows,)."""
+        return np.asarray(self.factor * np.sqrt(variance + self.floor**2))
+
+
+def menu_for(launches: Sequence[Launch | None] | None) -> Menu:
+    """The menu, with the most frequent recorded tiles, and tiles and splits, that it lacks."""
+    recorded = [launch.tile for launch in launches or () if launch is not None and launch.tile]
+    seen = Counter((tile.block_m, tile.block_n) for tile in recorded)
+    extra = [tile for tile, _ in seen.most_common() if tile not in TILES][:_MOST_EXTRA_TILES]
+    menu = Menu.of((*TILES, *extra))
+    place = {tile: i for i, tile in enumerate(menu.tiles)}
+    pairs = Counter(
+        (place[tile.block_m, tile.block_n], tile.split_k) for tile in recorded if (tile.block_m, tile.block_n) in place
+    )
+    more = [pair for pair, _ in pairs.most_common() if pair not in menu.kernels][:_MOST_EXTRA_KERNELS]
+    return Menu(menu.tiles, (*menu.kernels, *more))
+
+
+def widen(prior: Prior, menu: Menu) -> Prior:
+    """The prior with the hand prior's expectation for tiles that it does not know."""
+    mean, sd = hand_prior(menu.tiles)
+    known = len(prior.mean)
+    return Prior(np.concatenate([prior.mean, mean[known:]]), np.concatenate([prior.sd, sd[known:]]), prior.source)
+
+
+def train(
+    machine: Machine, menu: Menu, rows: Measured, prior: Prior, reference: Reference | None, effort: Effort, seed: int
+) -> tuple[Ensemble, Interval]:
+    """Fit the members, grow their trees, and calibrate the interval on rows that a fit has not seen."""
+    rng = np.random.default_rng(seed)
+    vectors = _member_parameters(machine, menu, rows, prior, effort, rng)
+    menu, rows = _likely(machine, menu, rows, vectors)
+    known = None if reference is None else reference.at(rows.m, rows.n, rows.k)
+    ensemble = Ensemble(machine, menu, _members(machine, menu, rows, vectors, known, effort, seed), reference)
+    return ensemble, _calibrate(ensemble, rows, prior, known, effort, seed)
+
+
+def _members(
+    machine: Machine,
+    menu: Menu,
+    rows: Measured,
+    vectors: Sequence[FloatArray],
+    known: FloatArray | None,
+    effort: Effort,
+    seed: int,
+) -> tuple[Member, ...]:
+    if len(rows) < FEWEST_FOR_TREES:
+        return tuple(Member(vector, None) for vector in vectors)
+    return tuple(
+        train_member(machine, menu, vector, rows, known, effort.growth, seed=1000 * seed + i)
+        for i, vector in enumerate(vectors)
+    )
+
+
+def _member_parameters(
+    machine: Machine, menu: Menu, rows: Measured, prior: Prior, effort: Effort, rng: np.random.Generator
+) -> list[FloatArray]:
+    order = rng.permutation(len(rows))
+    vectors = [fit_parameters(machine, menu, rows.take(order[: effort.rows_first]), prior)]
+    for _ in range(1, effort.members):
+        part = rows.take(rng.permutation(len(rows))[: effort.rows_other])
+        shaken = replace(part, log_us=part.log_us + _SHAKEN_ROWS * rng.standard_normal(len(part)))
+        offset = _SHAKEN_PRIOR * prior.sd * rng.standard_normal(len(prior.mean))
+        vectors.append(fit_parameters(machine, menu, shaken, replace(prior, mean=prior.mean + offset)))
+    return vectors
+
+
+def _likely(machine: Machine, menu: Menu, rows: Measured, vectors: Sequence[FloatArray]) -> tuple[Menu, Measured]:
+    """Leave out kernels that no member would ever take: predictions cost time in proportion to the menu."""
+    rng = np.random.default_rng(0)
+    count = 1000
+    m = np.concatenate([np.floor(2 ** rng.uniform(0, 15, count)), rows.m[:count]])
+    n, k = (np.concatenate([8 * np.floor(2 ** rng.uniform(2, 13, count)), own[:count]]) for own in (rows.n, rows.k))
+    shapes = Shapes(machine, menu, m, n, k)
+    likely = np.zeros(len(menu))
+    for vector in vectors:
+        member = Member(vector, None)
+        weights = member.weights(member.physics(shapes)[1])
+        likely = np.maximum(likely, np.quantile(weights, 0.98, axis=1))
+    kept = likely > _UNLIKELY
+    kept[rows.kernel[rows.kernel >= 0]] = True
+    place = np.cumsum(kept) - 1
+    kernel = np.where(rows.kernel >= 0, place[np.maximum(rows.kernel, 0)], -1)
+    return menu.subset(np.flatnonzero(kept)), replace(rows, kernel=kernel)
+
+
+def _calibrate(
+    ensemble: Ensemble, rows: Measured, prior: Prior, known: FloatArray | None, effort: Effort, seed: int
+) -> Interval:
+    """The 0.9 quantile of |error| / scale over folds of (n, k) sites, each predicted by a fit without it."""
+    machine, menu = ensemble.machine, ensemble.menu
+    rng = np.random.default_rng(seed)
+    sites, site = np.unique(np.stack([rows.n, rows.k]), axis=1, return_inverse=True)
+    fold_of = (rng.permutation(sites.shape[1]) % _FOLDS)[site.ravel()]
+    error, variance = np.zeros(len(rows)), np.zeros(len(rows))
+    single = replace(effort, members=1, rows_first=effort.rows_other)
+    for fold in range(_FOLDS):
+        inside, outside = np.flatnonzero(fold_of == fold), np.flatnonzero(fold_of != fold)
+        if not len(inside) or not len(outside):
+            continue
+        seen = rows.take(outside)
+        few = seen.take(rng.permutation(len(seen))[: single.rows_first])
+        vector = fit_parameters(machine, menu, few, prior, start=ensemble.members[0].parameters, max_iterations=80)
+        members = _members(machine, menu, seen, [vector], None if known is None else known[outside], single, seed)
+        held = rows.take(inside)
+        answer = Ensemble(machine, menu, members, ensemble.reference).raw(held.m, held.n, held.k)
+        error[inside], variance[inside] = np.abs(answer.log_us - held.log_us), answer.variance
+    # The single member of a fold knows nothing of the spread between members.
+    between = [member.physics(Shapes(machine, menu, rows.m, rows.n, rows.k))[0] for member in ensemble.members]
+    variance += np.var(between, axis=0)
+    floor = float(np.median(error)) + 1e-3
+    scaled = error / np.sqrt(variance + floor**2)
+    factor = float(np.exp(np.mean([np.log(np.quantile(scaled, share) * beyond) for share, beyond in _TAILS])))
+    return Interval(factor / _FOLD_EXCESS, floor)

@@ -1,0 +1,264 @@
+"""Blind spots of a profile's products as a consumer's table shows them: found, and as JSON, text and Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quantbench.errors import InputError, StoreError, require_choice
+from quantbench.files import read_text, reason
+from quantbench.latency.gemm.model import GemmModel
+from quantbench.latency.tables import system_of
+from quantbench.profile.aiconfigurator_engine import engine, engine_missing
+from quantbench.profile.blindspots import (
+    Ask,
+    Choice,
+    Consumer,
+    Errors,
+    FloatArray,
+    IntArray,
+    Line,
+    Measured,
+    Replay,
+    Site,
+    choose,
+    sites_between,
+    sorted_table,
+    straight_lines,
+)
+from quantbench.profile.exporters.options import Exported, ExportOptions
+from quantbench.profile.exporters.rows import dtype_of, products
+from quantbench.profile.profile import Profile
+from quantbench.units import latency, percent
+
+#: whose interpolation is known
+CONSUMERS = ("aiconfigurator",)
+_WHO = "profile blindspots"
+
+
+@dataclass(frozen=True)
+class Spot:
+    """The worst place between two rows of one (n, k). low, high: the rows; m: the place; interpolated_us, expected_us:
+    what the consumer says there, and what is expected."""
+
+    n: int
+    k: int
+    low: int
+    m: int
+    high: int
+    interpolated_us: float
+    expected_us: float
+
+    @property
+    def error(self) -> float:
+        """interpolated over expected, less 1."""
+        return self.interpolated_us / self.expected_us - 1.0
+
+
+@dataclass(frozen=True)
+class Blindspots:
+    """choice: what was found and which rows to add. spots: the worst of each gap, worst first. num_rows: of the table
+    as it is; dtype: of its products; model_rows: what the model was fitted to."""
+
+    choice: Choice
+    spots: tuple[Spot, ...]
+    num_rows: int
+    dtype: str
+    model_rows: int
+
+
+def measured_products(profile: Profile, consumer: str) -> tuple[Measured, str]:
+    """The rows that the consumer's table would have, and their number format."""
+    require_choice(_WHO, "--for", consumer, CONSUMERS)
+    dtype = dtype_of(profile, ExportOptions())
+    # Counted into nothing: what an export leaves out is said there.
+    table = products(profile, ExportOptions(dtype=dtype), Exported.nowhere())
+    if not len(table):
+        raise InputError(_WHO, "a profile without unbatched products", "measured products of one dtype")
+    return sorted_table(table["m"], table["n"], table["k"], table["latency_us"]), dtype
+
+
+def find(
+    profile: Profile, consumer: str, bound: float, target: str, most_rows: int, *, own_model: bool = False
+) -> Blindspots:
+    """Blind spots of the profile's own rows, with a model fitted to at most `most_rows` of them; own_model: with the
+    profile's own model where it has one."""
+    table, dtype = measured_products(profile, consumer)
+    own = profile.models.product(dtype) if own_model else None
+    ask: Ask
+    if own is not None:
+        ask, model_rows = own.fast.predict_us, own.rows
+    else:
+        model = fit(profile, table, dtype, most_rows, prior="auto")
+        ask, model_rows = lambda m, n, k: model.predict(m, n, k).latency_us, model.rows
+    sites = sites_between(table, ask)
+    if not sites:
+        raise InputError(_WHO, "no (n, k) with two sizes of m", "a run with m swept (--dim m, or a public table)")
+    choice = choose(sites, bound, target)
+    spots = sorted((spot for site in sites for spot in _spots(site)), key=lambda spot: -abs(spot.error))
+    return Blindspots(choice, tuple(spots), len(table.m), dtype, model_rows)
+
+
+def fit(profile: Profile, table: Measured, dtype: str, most_rows: int, *, prior: str) -> GemmModel:
+    """A model of the table's products, fitted to a seeded draw of at most `most_rows` of them."""
+    count = len(table.m)
+    drawn = np.arange(count)
+    if count > most_rows:
+        drawn = np.sort(np.random.default_rng(0).choice(count, most_rows, replace=False))
+    return GemmModel.fit(
+        profile.device, table.m[drawn], table.n[drawn], table.k[drawn], table.latency_us[drawn], dtype=dtype,
+        prior=prior,
+    )  # fmt: skip
+
+
+def thin_model(
+    profile: Profile, table: Measured, dtype: str, most_rows: int
+) -> Callable[[Measured], tuple[FloatArray, int]]:
+    """For `replay`: times of all rows of `table` by a model that saw thin rows and no GPU of this family."""
+
+    def model_us(thin: Measured) -> tuple[FloatArray, int]:
+        model = fit(profile, thin, dtype, most_rows, prior="family-out")
+        return np.asarray(model.predict(table.m, table.n, table.k).latency_us, dtype=np.float64), model.rows
+
+    return model_us
+
+
+def consumer_of(device: str, dtype: str) -> tuple[Consumer, str]:
+    """aiconfigurator's own engine where it can be asked about a device, else the same straight lines; which, in
+    words. The engine keeps times above its system's roofline, so it is asked about systems of its own alone."""
+    system = system_of(device)
+    if engine_missing() is not None or system == device or dtype not in ("bf16", "fp16"):
+        return straight_lines, "straight lines in m at each (n, k), as aiconfigurator's engine draws them"
+
+    def ask(
+        rows: tuple[IntArray, IntArray, IntArray, FloatArray], queries: tuple[IntArray, IntArray, IntArray]
+    ) -> FloatArray:
+        m, n, k, us = rows
+        given = {"m": m.tolist(), "n": n.tolist(), "k": k.tolist(), "latency_ms": (us / 1e3).tolist()}
+        where = {"system": system, "backend": "vllm", "version": "quantbench"}
+        return engine(where, given, *queries).latency_us
+
+    return ask, f"aiconfigurator-core {version('aiconfigurator-core')}, asked through its own engine"
+
+
+def _spots(site: Site) -> list[Spot]:
+    errors = site.errors()
+    rows = np.flatnonzero(site.in_table)
+    found = []
+    for low, high in zip(rows[:-1].tolist(), rows[1:].tolist(), strict=True):
+        if high - low < 2:
+            continue
+        at = low + int(np.argmax(np.abs(errors[low : high + 1])))
+        expected_us = float(site.expected_us[at])
+        found.append(Spot(site.n, site.k, int(site.m[low]), int(site.m[at]), int(site.m[high]),
+                          expected_us * (1.0 + float(errors[at])), expected_us))  # fmt: skip
+    return found
+
+
+_COLUMNS = ("rows of the table", "rows", "rows in none of the tables", "of them m ≥ 128 and n, k ≥ 1024",
+            "both sides of measured cliffs")  # fmt: skip
+
+
+def summary(errors: FloatArray) -> dict[str, float]:
+    """Median, 95th percentile and largest of |error|, as ratios; zeros where there is no place to be wrong."""
+    if not len(errors):
+        return {"median": 0.0, "p95": 0.0, "max": 0.0}
+    middle, p95 = np.percentile(errors, [50, 95])
+    return {"median": float(middle), "p95": float(p95), "max": float(errors.max())}
+
+
+def found_to_json(found: Blindspots, bound: float, target: str, most_spots: int) -> dict[str, Any]:
+    """What was found in a table, and what to add."""
+    return {
+        "dtype": found.dtype,
+        "rows": found.num_rows,
+        "places": len(found.choice.before),
+        "model_rows": found.model_rows,
+        "bound": bound,
+        "target": target,
+        "before": summary(found.choice.before),
+        "after": summary(found.choice.after),
+        "add": [{"m": m, "n": n, "k": k} for m, n, k in found.choice.rows],
+        "spots": [
+            {"m": s.m, "n": s.n, "k": s.k, "between": [s.low, s.high], "interpolated_us": s.interpolated_us,
+             "expected_us": s.expected_us, "error": s.error}
+            for s in found.spots[:most_spots]
+        ],
+    }  # fmt: skip
+
+
+def spot_line(spot: Spot) -> str:
+    """One blind spot in words."""
+    off = f"{percent(abs(spot.error))} too {'low' if spot.error < 0 else 'high'}"
+    said = f"{latency(spot.interpolated_us)} between m = {spot.low} and {spot.high}"
+    return f"m = {spot.m}, n = {spot.n}, k = {spot.k}: {said}, expected {latency(spot.expected_us)}: {off}"
+
+
+def replay_to_json(found: Replay, consumer: str) -> dict[str, Any]:
+    """The experiment's figures, errors in percent."""
+    return {
+        "consumer": consumer,
+        "bound_pct": 100 * found.bound,
+        "rows": found.total_rows,
+        "added": found.added,
+        "model_rows": found.model_rows,
+        "tables": [
+            {"name": line.name, "rows": line.rows,
+             **{part: vars(getattr(line, part)) for part in ("unseen", "large", "at_cliffs")}}
+            for line in found.lines
+        ],
+    }  # fmt: skip
+
+
+def replay_cells(line: Line) -> tuple[str, ...]:
+    """A line of the experiment, in the order of the columns; errors are median / p95 in percent."""
+    return (line.name, f"{line.rows:,}", _errors(line.unseen), _errors(line.large), _errors(line.at_cliffs))
+
+
+def replay_columns(line: Line) -> tuple[str, ...]:
+    """The columns' names, with how many rows the errors are of."""
+    counts = ("", "", f" ({line.unseen.rows:,})", f" ({line.large.rows:,})", f" ({line.at_cliffs.rows:,})")
+    return tuple(name + count for name, count in zip(_COLUMNS, counts, strict=True))
+
+
+def replay_markdown(found: Replay, consumer: str, origins: Sequence[str]) -> str:
+    """The experiment as a Markdown table, then what it was made from."""
+    names = replay_columns(found.lines[0])
+    lines = ["| " + " | ".join(names) + " |", "|---|" + "---:|" * (len(names) - 1)]
+    lines += ["| " + " | ".join(replay_cells(line)) + " |" for line in found.lines]
+    lines += ["", f"- Interpolated by {consumer}."]
+    lines += [
+        f"- Bound for the expected error: {percent(found.bound)}; model fitted to {found.model_rows:,} rows of the "
+        "powers of two, started from other GPU families."
+    ]
+    lines += [f"- {origin}." for origin in origins]
+    return "\n".join(lines) + "\n"
+
+
+def _errors(errors: Errors) -> str:
+    return "–" if not errors.rows else f"{errors.median_pct:.1f} / {errors.p95_pct:.1f}"
+
+
+def write_between(path: Path, name: str, text: str) -> None:
+    """Replace what stands in `path` between `<!-- name:begin -->` and `<!-- name:end -->`."""
+    head, tail = around_markers(path, name)
+    path.write_text(f"{head}<!-- {name}:begin -->\n{text}<!-- {name}:end -->{tail}", encoding="utf-8")
+
+
+def around_markers(path: Path, name: str) -> tuple[str, str]:
+    """What stands before and behind the two markers. Raises StoreError for a file without them: ask it before the work
+    whose result is to stand there."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    try:
+        content = read_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError("validate", f"--docs {path} ({reason(error)})", f"a file with {begin} in it") from None
+    if content.count(begin) != 1 or content.count(end) != 1 or content.index(end) < content.index(begin):
+        raise StoreError("validate", f"--docs {path} without one {begin} and one {end} after it", "both, in this order")
+    head, rest = content.split(begin)
+    return head, rest.split(end)[1]

@@ -1,0 +1,351 @@
+"""Interpolates times between measured shapes, along the edges that a model knows.
+
+A measured shape answers with its own row (`RowIndex` finds it). Elsewhere a model answers, multiplied by measured over
+modelled time at the two measured shapes on both sides, where two lie near enough on a line through the shape (`Lines`):
+the model has the edges of tiles and waves, and the ratio is smooth across them. How much of that ratio to use, and the
+interval, are found by leaving each measured row out in turn (`Surface.trust`). Entry point: `Surface.many`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import log
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.profile.estimate import INTERPOLATED, MEASURED, MODELLED
+
+IntArray = npt.NDArray[np.int64]
+HashArray = npt.NDArray[np.uint64]
+
+# Odd constants with well-mixed bits: the golden ratio's and those of the finaliser of MurmurHash3 (64 bit).
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xFF51AFD7ED558CCD)
+_SHIFT = np.uint64(32)
+# A table is twice as long as its keys or more: two looks find nearly every key.
+_SPARE_BITS = 1
+
+
+def hashed(sizes: tuple[IntArray, ...]) -> HashArray:
+    """One 64-bit number for each row of several whole numbers, (rows,) each."""
+    total = np.zeros(sizes[0].shape, dtype=np.uint64)
+    for size in sizes:
+        total += size.astype(np.uint64)
+        total *= _STEP
+        total ^= total >> _SHIFT
+        total *= _MIX
+    return np.asarray(total, dtype=np.uint64)
+
+
+@dataclass(frozen=True)
+class RowIndex:
+    """sizes: the whole numbers that name each row, (rows,) each, no two rows alike.
+
+    >>> index = RowIndex((np.array([1, 2, 2]), np.array([5, 5, 6])))
+    >>> index.find((np.array([2, 2]), np.array([6, 7])))
+    array([ 2, -1])
+    """
+
+    sizes: tuple[IntArray, ...]
+
+    def find(self, asked: tuple[IntArray, ...]) -> npt.NDArray[np.intp]:
+        """(shapes,) the row that has exactly these sizes, -1 where there is none."""
+        out = np.full(asked[0].shape, -1, dtype=np.intp)
+        if not len(self.sizes[0]):
+            return out
+        slots, mask = self._slots
+        place = (hashed(asked) >> _SHIFT) & mask
+        left = np.arange(out.size)
+        while left.size:
+            row = slots[place]
+            taken = row >= 0
+            if not taken.all():
+                left, place, row = left[taken], place[taken], row[taken]
+            same = np.ones(left.size, dtype=bool)
+            whole = left.size == out.size
+            for have, want in zip(self.sizes, asked, strict=True):
+                same &= have[row] == (want if whole else want[left])
+            out[left[same]] = row[same]
+            other = ~same
+            left, place = left[other], (place[other] + np.uint64(1)) & mask
+        return out
+
+    @cached_property
+    def _slots(self) -> tuple[npt.NDArray[np.int32], np.uint64]:
+        """An open-addressed table: the row in each slot, -1 in an empty one, and the mask of its length."""
+        rows = len(self.sizes[0])
+        length = 1 << (max(rows, 2).bit_length() + _SPARE_BITS)
+        mask = np.uint64(length - 1)
+        slots = np.full(length, -1, dtype=np.int32)
+        place = (hashed(self.sizes) >> _SHIFT) & mask
+        waiting = np.arange(rows, dtype=np.int32)
+        while waiting.size:
+            free = slots[place] < 0
+            slots[place[free]] = waiting[free]  # of several rows that want one slot the last one written stays
+            lost = slots[place] != waiting
+            waiting, place = waiting[lost], (place[lost] + np.uint64(1)) & mask
+        return slots, mask
+
+
+FloatArray = npt.NDArray[np.float64]
+
+#: two measured shapes further apart than this say little about what is between them
+WIDEST_GAP = 2.0
+
+
+@dataclass(frozen=True)
+class _Family:
+    """Lines along which the sizes at `moving` grow in proportion and the others are held.
+
+    lines: what names each line; first: where its rows begin, with one end more than lines; scale: position of each row
+    on its line, ascending; value: what is interpolated.
+    """
+
+    moving: tuple[int, ...]
+    lines: RowIndex
+    first: npt.NDArray[np.intp]
+    scale: FloatArray
+    value: FloatArray
+
+    def bracket(self, sizes: tuple[IntArray, ...]) -> tuple[npt.NDArray[np.bool_], FloatArray]:
+        """(whether a shape lies between two rows, what is interpolated there), (shapes,) each."""
+        names, scale = line_of(sizes, self.moving)
+        line = self.lines.find(names)
+        value = np.zeros(len(line))
+        found = np.flatnonzero(line >= 0)
+        if not found.size:
+            return line >= 0, value
+        line, at = line[found], scale[found].astype(np.float64)
+        # Scales begin anew on each line; shifted by the line's number they ascend over all of them.
+        above = np.searchsorted(self._shifted, line * self._span + at)
+        inside = (above > self.first[line]) & (above < self.first[line + 1])
+        found, above, at = found[inside], above[inside], at[inside]
+        low, high = self.scale[above - 1], self.scale[above]
+        near = high <= WIDEST_GAP * low
+        found, above, at, low, high = found[near], above[near], at[near], low[near], high[near]
+        share = np.log(at / low) / np.log(high / low)
+        value[found] = self.value[above - 1] * (1.0 - share) + self.value[above] * share
+        between = np.zeros(len(value), dtype=bool)
+        between[found] = True
+        return between, value
+
+    @cached_property
+    def _span(self) -> float:
+        return float(self.scale.max()) + 1.0
+
+    @cached_property
+    def _shifted(self) -> FloatArray:
+        lines = np.repeat(np.arange(len(self.first) - 1), np.diff(self.first))
+        return np.asarray(self.scale + lines * self._span)
+
+
+def line_of(sizes: tuple[IntArray, ...], moving: tuple[int, ...]) -> tuple[tuple[IntArray, ...], IntArray]:
+    """(what names the line of each shape, its position on it): moving sizes over their common divisor."""
+    if len(moving) == 1:
+        (at,) = moving
+        return tuple(size for i, size in enumerate(sizes) if i != at), sizes[at]
+    common = sizes[moving[0]]
+    for i in moving[1:]:
+        common = np.gcd(common, sizes[i])
+    return tuple(size // common if i in moving else size for i, size in enumerate(sizes)), common
+
+
+@dataclass(frozen=True)
+class Lines:
+    """sizes: of the measured rows; value: of each row, to be interpolated; families: which sizes move together, in the
+    order in which they are tried. All (rows,)."""
+
+    sizes: tuple[IntArray, ...]
+    value: FloatArray
+    families: tuple[tuple[int, ...], ...]
+
+    def between(self, asked: tuple[IntArray, ...]) -> tuple[npt.NDArray[np.bool_], FloatArray]:
+        """(whether a shape lies between two measured ones, the interpolated value there), (shapes,) each."""
+        known = np.zeros(len(asked[0]), dtype=bool)
+        value = np.zeros(len(known))
+        left = np.arange(len(known))
+        for family in self._built:
+            found, of_family = family.bracket(tuple(size[left] for size in asked) if left.size < known.size else asked)
+            rows = left[found]
+            known[rows], value[rows] = True, of_family[found]
+            left = left[~found]
+            if not left.size:
+                break
+        return known, value
+
+    def left_out(self) -> tuple[npt.NDArray[np.bool_], FloatArray]:
+        """As `between`, for each row itself from its neighbours: what would be said of it, had it not been measured."""
+        known, value = np.zeros(len(self.value), dtype=bool), np.zeros(len(self.value))
+        for moving in self.families:
+            order, first, scale = _sorted(self.sizes, moving)
+            inner = np.ones(len(order), dtype=bool)
+            inner[first[:-1]] = inner[first[1:] - 1] = False
+            at = np.flatnonzero(inner)
+            low, high = scale[at - 1], scale[at + 1]
+            kept = (high <= WIDEST_GAP * low) & ~known[order[at]]
+            at, low, high = at[kept], low[kept], high[kept]
+            share = np.log(scale[at] / low) / np.log(high / low)
+            rows = order[at]
+            value[rows] = self.value[order[at - 1]] * (1.0 - share) + self.value[order[at + 1]] * share
+            known[rows] = True
+        return known, value
+
+    @cached_property
+    def _built(self) -> tuple[_Family, ...]:
+        found = []
+        for moving in self.families:
+            order, first, scale = _sorted(self.sizes, moving)
+            long = np.diff(first) > 1
+            if not long.any():
+                continue
+            kept = np.repeat(long, np.diff(first))
+            order, scale, ends = order[kept], scale[kept], np.concatenate([[0], np.cumsum(np.diff(first)[long])])
+            names, _ = line_of(tuple(size[order[ends[:-1]]] for size in self.sizes), moving)
+            found.append(_Family(moving, RowIndex(names), ends, scale, self.value[order]))
+        return tuple(found)
+
+
+def _sorted(
+    sizes: tuple[IntArray, ...], moving: tuple[int, ...]
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], FloatArray]:
+    """(rows line by line and ascending on each, where each line begins and the end, position of each row)."""
+    names, scale = line_of(sizes, moving)
+    order = np.lexsort([scale, *reversed(names)])
+    new = np.ones(len(order), dtype=bool)
+    if len(order) > 1:
+        new[1:] = np.logical_or.reduce([name[order][1:] != name[order][:-1] for name in names])
+    first = np.concatenate([np.flatnonzero(new), [len(order)]])
+    return order, first, scale[order].astype(np.float64)
+
+
+Sizes = tuple[IntArray, ...]
+
+_COVERED = 0.9
+# With fewer rows left out, what is believed of a ratio is assumed, not found.
+_FEWEST_LEFT_OUT = 8
+# A figure of the model's interval, below which no interpolation claims to be better: drift between runs.
+_LEAST_HALF_WIDTH = 0.01
+# Rows are rounder numbers than what is asked for between them, and kinder to the model: its errors past an edge are
+# this much larger (held-out rows of the public A100 table at other m than its powers of two).
+_LESS_ROUND = 1.15
+# From so many rows on, their middle ratio to the model says that the model as a whole is off.
+_FEWEST_FOR_BIAS = 5
+#: beyond the range of what was measured, intervals are this much wider (in log time)
+OUTSIDE_WIDER = 1.5
+
+
+class Base(Protocol):
+    """A model of all sizes."""
+
+    def times(self, sizes: Sizes) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """(latency µs, half-width of the 90 % interval in log time below and above, µs that no time can be below),
+        (shapes,) each."""
+
+
+@dataclass(frozen=True)
+class Trust:
+    """share: of the interpolated ratio that is believed. half_width: of the 90 % interval then, in log time."""
+
+    share: float
+    half_width: float
+
+
+@dataclass(frozen=True)
+class Surface:
+    """sizes: of the measured rows, (rows,) each; latency_us, low_us, high_us: theirs. families: see `Lines`."""
+
+    sizes: Sizes
+    latency_us: FloatArray
+    low_us: FloatArray
+    high_us: FloatArray
+    base: Base
+    families: tuple[tuple[int, ...], ...]
+
+    def many(
+        self, asked: Sizes
+    ) -> tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.int8], npt.NDArray[np.bool_]]:
+        """(latency, low, high, source code, outside) of each shape, (shapes,) each; asked: int64, one-dimensional."""
+        row = self.index.find(asked)
+        rest = np.flatnonzero(row < 0)
+        if not rest.size:
+            times = self.latency_us[row], self.low_us[row], self.high_us[row]
+            return (*times, np.zeros(len(row), dtype=np.int8), np.zeros(len(row), dtype=bool))
+        latency, low, high = (np.empty(len(row)) for _ in range(3))
+        code, outside = np.full(len(row), MEASURED, dtype=np.int8), np.zeros(len(row), dtype=bool)
+        known = np.flatnonzero(row >= 0)
+        if known.size:
+            of = row[known]
+            latency[known], low[known], high[known] = self.latency_us[of], self.low_us[of], self.high_us[of]
+            asked = tuple(size[rest] for size in asked)
+        latency[rest], low[rest], high[rest], code[rest], outside[rest] = self._unmeasured(asked)
+        return latency, low, high, code, outside
+
+    def _unmeasured(
+        self, asked: Sizes
+    ) -> tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.int8], npt.NDArray[np.bool_]]:
+        model_us, below, above, floor_us = self.base.times(asked)
+        between, ratio = self.lines.between(asked) if len(self.latency_us) else (np.zeros(len(model_us), bool), below)
+        outside = self._outside(asked)
+        shift = np.where(between, self.bias + self.trust.share * (ratio - self.bias), self.bias)
+        wider = np.where(outside, OUTSIDE_WIDER, 1.0)
+        half_below = np.where(between, self.trust.half_width, below * wider)
+        half_above = np.where(between, self.trust.half_width, above * wider)
+        latency = np.maximum(model_us * np.exp(shift), floor_us)
+        low = np.maximum(latency * np.exp(-half_below), floor_us)
+        code = np.where(between, INTERPOLATED, MODELLED).astype(np.int8)
+        return latency, low, latency * np.exp(half_above), code, outside
+
+    @cached_property
+    def index(self) -> RowIndex:
+        """Finds measured rows."""
+        return RowIndex(self.sizes)
+
+    @cached_property
+    def range(self) -> tuple[tuple[int, int], ...]:
+        """Smallest and largest measured value of each size; nothing lies within where nothing was measured."""
+        if not len(self.latency_us):
+            return tuple((1, 0) for _ in self.sizes)
+        return tuple((int(size.min()), int(size.max())) for size in self.sizes)
+
+    def _outside(self, asked: Sizes) -> npt.NDArray[np.bool_]:
+        out = np.zeros(len(asked[0]), dtype=bool)
+        for size, (low, high) in zip(asked, self.range, strict=True):
+            out |= (size < low) | (size > high)
+        return out
+
+    @cached_property
+    def _log_ratio(self) -> FloatArray:
+        """Log of measured over modelled, by row."""
+        return np.asarray(np.log(self.latency_us / self.base.times(self.sizes)[0]))
+
+    @cached_property
+    def lines(self) -> Lines:
+        """Measured over modelled along lines between measured shapes."""
+        return Lines(self.sizes, self._log_ratio, self.families)
+
+    @cached_property
+    def bias(self) -> float:
+        """How far the model is off in the middle of all rows, in log time."""
+        if len(self.latency_us) < _FEWEST_FOR_BIAS:
+            return 0.0
+        return float(np.median(self._log_ratio))
+
+    @cached_property
+    def trust(self) -> Trust:
+        """From leaving each row out in turn."""
+        if not len(self.latency_us):
+            return Trust(1.0, log(2.0))
+        known, ratio = self.lines.left_out()
+        if known.sum() < _FEWEST_LEFT_OUT:
+            _, below, above, _ = self.base.times(self.sizes)
+            return Trust(1.0, max(_LEAST_HALF_WIDTH, float(np.median(np.maximum(below, above)))))
+        said, true = ratio[known] - self.bias, self._log_ratio[known] - self.bias
+        squares = float((said**2).sum())
+        share = min(1.0, max(0.0, float((said * true).sum()) / squares)) if squares > 0 else 1.0
+        error = np.abs(true - share * said)
+        # The error's own quantile is known to a row more or less.
+        rank = min(1.0, _COVERED * (len(error) + 1) / len(error))
+        return Trust(share, max(_LEAST_HALF_WIDTH, _LESS_ROUND * float(np.quantile(error, rank))))

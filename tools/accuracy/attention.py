@@ -1,0 +1,185 @@
+"""The attention model against simple baselines, on held-out sites of the public tables."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.device import lookup
+from quantbench.device.spec import DeviceSpec
+from quantbench.importers import aiconfigurator
+from quantbench.latency.attention import AttentionModel
+from quantbench.latency.attention_cost_model import AttentionShapes, peak_tflops
+from quantbench.latency.contests import Step
+from quantbench.latency.gaussian_process import GaussianProcess
+from quantbench.latency.scoring import Answer, Line, Score, coverage, line, summarize
+from quantbench.workload import Attention
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+_SITE_SEED = 0
+#: tables with rows for a fit: context attention writes its keys and values into a cache, encoder attention does not
+KINDS = {"context_attention": True, "encoder_attention": False}
+
+
+@dataclass(frozen=True)
+class AttentionTable:
+    """Measured attention of one provider on one device. sources: table → its rows and sha256, for provenance."""
+
+    shapes: AttentionShapes
+    latency_us: FloatArray
+    cache_write: BoolArray
+    sources: dict[str, dict[str, object]]
+
+    def __len__(self) -> int:
+        return len(self.latency_us)
+
+
+def read_attention(device: str, *, dtype: str = "bf16", root: Path | None = None) -> AttentionTable:
+    """The default tables of a device (slug, or the package's system), of each the provider with the most rows."""
+    tables, _ = aiconfigurator.find_tables(device, kinds=["context_attention"], root=root)
+    more, _ = aiconfigurator.find_tables(device, kinds=["gemm", "encoder_attention"], root=root)
+    tables += [table for table in more if table.kind == "encoder_attention"]
+    works: list[Attention] = []
+    times: list[float] = []
+    writes: list[bool] = []
+    sources: dict[str, dict[str, object]] = {}
+    for table in tables:
+        rows = aiconfigurator.read_rows(table, dtypes=[dtype]).rows
+        if not rows:
+            continue
+        provider = Counter(row.provider for row in rows).most_common(1)[0][0]
+        kept = [row for row in rows if row.provider == provider]
+        works += [row.workload for row in kept if isinstance(row.workload, Attention)]
+        times += [row.latency_us for row in kept]
+        writes += [KINDS[table.kind]] * len(kept)
+        origin = aiconfigurator.origin_of(table)
+        sources[origin.source] = {"provider": provider, "rows": len(kept), "sha256": origin.options["sha256"]}
+    return AttentionTable(AttentionShapes.of(works), np.array(times), np.array(writes), sources)
+
+
+def sites_of(shapes: AttentionShapes) -> IntArray:
+    """A number for each row, the same for rows that share heads, kv_heads, head_dim and mask."""
+    what = np.stack([shapes.heads, shapes.kv_heads, shapes.head_dim, shapes.causal])
+    return np.asarray(np.unique(what, axis=1, return_inverse=True)[1].ravel())
+
+
+def held_out(shapes: AttentionShapes, train: int, seed: int) -> tuple[IntArray, IntArray]:
+    """(train, test) rows: half of the sites are the test, the same half for every seed; `train` rows come from the
+    other half, chosen by the seed."""
+    site = sites_of(shapes)
+    order = np.random.default_rng(_SITE_SEED).permutation(site.max() + 1)
+    is_test = np.isin(site, order[: len(order) // 2])
+    pool = np.random.default_rng(seed).permutation(np.flatnonzero(~is_test))
+    return pool[:train], np.flatnonzero(is_test)
+
+
+#: (device, table, train rows, test rows, seed) to predictions for the test rows
+Contestant = Callable[[DeviceSpec, AttentionTable, IntArray, IntArray, int], Answer]
+
+
+def _ours(device: DeviceSpec, table: AttentionTable, train: IntArray, test: IntArray, seed: int) -> Answer:
+    start = time.process_time()
+    model = AttentionModel.fit(
+        device, table.shapes[train], table.latency_us[train], cache_write=table.cache_write[train],
+        prior="family-out", seed=seed,
+    )  # fmt: skip
+    fitted = time.process_time()
+    predicted = model.predict(table.shapes[test], cache_write=table.cache_write[test])
+    done = time.process_time()
+    return Answer(predicted.latency_us, predicted.low_us, predicted.high_us, fitted - start, done - fitted)
+
+
+def _prior(device: DeviceSpec, table: AttentionTable, train: IntArray, test: IntArray, seed: int) -> Answer:
+    model = AttentionModel.prior(device, prior="family-out")
+    predicted = model.predict(table.shapes[test], cache_write=table.cache_write[test])
+    return Answer(predicted.latency_us, predicted.low_us, predicted.high_us)
+
+
+def _roofline_us(device: DeviceSpec, shapes: AttentionShapes) -> FloatArray:
+    compute_us = shapes.flops / (peak_tflops(device, shapes.dtype) * 1e6)
+    return np.asarray(np.maximum(compute_us, shapes.min_bytes / (device.memory_gb_per_s * 1e3)))
+
+
+def _roofline(device: DeviceSpec, table: AttentionTable, train: IntArray, test: IntArray, seed: int) -> Answer:
+    return Answer(_roofline_us(device, table.shapes[test]))
+
+
+def _fitted_roofline(device: DeviceSpec, table: AttentionTable, train: IntArray, test: IntArray, seed: int) -> Answer:
+    from scipy.optimize import least_squares
+
+    ideal, times = _roofline_us(device, table.shapes[train]), table.latency_us[train]
+
+    def residuals(x: FloatArray) -> FloatArray:
+        return np.asarray(np.log((np.exp(x[0]) + ideal * np.exp(x[1])) / times))
+
+    launch, stretch = np.exp(least_squares(residuals, np.array([2.0, 0.3]), loss="soft_l1", f_scale=0.05).x)
+    return Answer(launch + stretch * _roofline_us(device, table.shapes[test]))
+
+
+def _logs(shapes: AttentionShapes) -> FloatArray:
+    sizes = [shapes.batch, shapes.heads, shapes.kv_heads, shapes.seq_q, shapes.head_dim]
+    return np.column_stack([*(np.log(size) for size in sizes), shapes.causal])
+
+
+def _gaussian_process(device: DeviceSpec, table: AttentionTable, train: IntArray, test: IntArray, seed: int) -> Answer:
+    shapes, unseen = table.shapes[train], table.shapes[test]
+    learner = GaussianProcess.fit(
+        _logs(shapes), np.log(_roofline_us(device, shapes) / table.latency_us[train]), seed=seed
+    )
+    return Answer(_roofline_us(device, unseen) / np.exp(learner.predict(_logs(unseen))[0]))
+
+
+CONTESTANTS: dict[str, Contestant] = {
+    "ours": _ours,
+    "ours, nothing measured": _prior,
+    "spec-sheet roofline": _roofline,
+    "roofline with fitted launch and efficiency": _fitted_roofline,
+    "Gaussian process on log efficiency": _gaussian_process,
+}
+_UNFITTED = {"ours, nothing measured", "spec-sheet roofline"}
+
+
+def attention_lines(
+    gpus: Sequence[str], train_rows: int, seeds: Sequence[int], progress: Callable[[Step], None]
+) -> Iterator[Line]:
+    """A line for each device and contestant, as they are done."""
+    total = float(len(gpus) * len(CONTESTANTS))
+    done = 0.0
+    for gpu in gpus:
+        device, table = lookup(gpu), read_attention(gpu)
+        for name, contestant in CONTESTANTS.items():
+            progress(Step(f"{gpu}, attention: {name}", done, total))
+            fitted = name not in _UNFITTED
+            scores = [_score(contestant, device, table, train_rows, seed) for seed in (seeds if fitted else seeds[:1])]
+            yield line(gpu, "heads", name, train_rows if fitted else None, scores)
+            done += 1
+
+
+def _score(contestant: Contestant, device: DeviceSpec, table: AttentionTable, train_rows: int, seed: int) -> Score:
+    train, test = held_out(table.shapes, train_rows, seed)
+    answer = contestant(device, table, train, test, seed)
+    measured = table.latency_us[test]
+    covered = None
+    if answer.low_us is not None and answer.high_us is not None:
+        covered = coverage(measured, answer.low_us, answer.high_us)
+    return Score(
+        errors=summarize(answer.latency_us, measured),
+        compute=None,
+        unanswered=0.0,
+        coverage=covered,
+        cliffs=None,
+        forecasts=None,
+        levels=None,
+        fit_s=answer.fit_s,
+        shapes_per_s=None if answer.predict_s is None else len(test) / answer.predict_s,
+        note=answer.note,
+    )

@@ -1,0 +1,87 @@
+"""The calibration of cliff forecasts: `python -m tools.accuracy.cliff_calibration` (needs the extra `tables`).
+
+For every architecture family, the numbers that make the cliffs of the other families' tables likeliest. Models learn
+from 200 rows of half of the training sites and forecast on the other half, so that no pair of the accuracy tables is
+looked at. Minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.device import lookup
+from quantbench.latency.contests import Contest, fit
+from quantbench.latency.families import family
+from quantbench.latency.gemm.cliffs import Calibration
+from quantbench.latency.scoring import cliff_pairs, held_out_sites
+from quantbench.latency.tables import SHIPPED_GPUS, read_table
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+ROWS = 200
+SEEDS = range(8)
+_STEP = 0.10
+_START = Calibration(share=0.9, spread=1.0, noise=0.06)
+
+
+@dataclass(frozen=True)
+class Rises:
+    """Rises of one device, (pairs,) each: what the trees say, and whether the measured one is a cliff."""
+
+    rise: FloatArray
+    deviation: FloatArray
+    is_cliff: BoolArray
+
+
+def inner_rises(gpu: str, seeds: Sequence[int] = SEEDS) -> Rises:
+    """Of a device's inner sites, all seeds together."""
+    contest = Contest(lookup(gpu), read_table(gpu), "sites")
+    pool = np.sort(contest.split(None, 0).train)
+    found = []
+    for seed in seeds:
+        inner = held_out_sites(contest.table.n[pool], contest.table.k[pool], ROWS, seed)
+        rows = pool[inner.test]
+        model = fit(contest, pool[inner.train], seed)
+        low, high = cliff_pairs(*contest.shapes(rows))
+        rise, deviation = model.ensemble.rise(*(x.astype(np.float64) for x in contest.shapes(rows[low])))
+        measured = contest.table.latency_us[rows]
+        found.append((rise, deviation, measured[high] / measured[low] > 1.0 + _STEP))
+    rise, deviation, is_cliff = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return Rises(rise, deviation, is_cliff)
+
+
+def calibrate(families: Mapping[str, Sequence[Rises]]) -> Calibration:
+    """The likeliest calibration; every family counts alike, and so does every device of one."""
+    from scipy.optimize import minimize
+
+    def unlikely(logs: FloatArray) -> float:
+        candidate = Calibration(*np.exp(logs))
+        of_family = [np.mean([_cross_entropy(candidate, one) for one in group]) for group in families.values()]
+        return float(np.mean(of_family))
+
+    start = np.log([_START.share, _START.spread, _START.noise])
+    found = minimize(unlikely, start, method="Nelder-Mead", options={"maxiter": 2000, "xatol": 1e-4, "fatol": 1e-8})
+    return Calibration(*(round(float(x), 3) for x in np.exp(found.x)))
+
+
+def _cross_entropy(calibration: Calibration, rises: Rises) -> float:
+    probability = np.clip(calibration.probability(rises.rise, rises.deviation, step=_STEP), 1e-6, 1.0 - 1e-6)
+    return float(-np.mean(np.log(np.where(rises.is_cliff, probability, 1.0 - probability))))
+
+
+def main() -> None:
+    """Print the calibration of each family, from the others' tables, and that of all of them."""
+    of_family: dict[str, list[Rises]] = {}
+    for gpu in SHIPPED_GPUS:
+        of_family.setdefault(family(lookup(gpu)), []).append(inner_rises(gpu))
+    for left_out in (*of_family, "none"):
+        print(f"without {left_out}: {calibrate({k: v for k, v in of_family.items() if k != left_out})}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""The contests of docs/accuracy.md: who predicts the packaged tables, and the model's choice of rows against chance.
+
+Entry points: `packaged_contests`, `adaptive_contests`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from quantbench.device import lookup
+from quantbench.errors import InputError
+from quantbench.latency.active import next_points
+from quantbench.latency.contests import (
+    OUR_WEIGHT,
+    Contest,
+    Contestant,
+    Plan,
+    answer_of,
+    fit,
+    gaussian_process,
+    log_interpolation,
+    ours,
+    usual,
+)
+from quantbench.latency.gemm.model import GemmModel
+from quantbench.latency.scoring import Answer, Split
+from quantbench.latency.tables import DEFAULT_TABLES, SHIPPED_GPUS, SYSTEMS, GemmTable, read_table
+from quantbench.profile.aiconfigurator_engine import engine as ask_engine
+from quantbench.profile.aiconfigurator_engine import engine_missing
+from tools.accuracy.heuristics import heuristics as ask_heuristics
+from tools.accuracy.heuristics import heuristics_missing
+
+#: devices whose tables resemble each other closely enough for one to help predict the other
+SIBLINGS = {"h100-sxm5-80gb": "h200-sxm-141gb", "h200-sxm-141gb": "h100-sxm5-80gb"}
+#: rows of the second, larger fit
+MANY_ROWS = 1000
+#: rows of a device in few-shot transfer
+FEW_ROWS = 50
+
+
+def packaged_contests(gpus: Sequence[str], rows: int, dtype: str) -> Plan:
+    """Held-out sites and the random split on each device's packaged table."""
+    plan: list[tuple[Contest, list[Contestant]]] = []
+    for gpu in gpus:
+        if SYSTEMS.get(gpu) not in DEFAULT_TABLES:
+            with_table = ", ".join(slug for slug, system in SYSTEMS.items() if system in DEFAULT_TABLES)
+            raise InputError("validate", f"--gpu {gpu}", f"one of {with_table}; --table for a table of yours")
+        table = read_table(gpu, dtype=dtype)
+        device = lookup(gpu)
+        sites, random = (Contest(device, table, protocol) for protocol in ("sites", "random"))
+        contestants = [*usual(rows)[:-1], heuristics(sites), engine(sites, rows), engine(sites, None), ours(rows)]
+        contestants += [distilled(rows), ours(MANY_ROWS), ours(FEW_ROWS), few_shot(FEW_ROWS)]
+        if gpu in SIBLINGS:
+            contestants.append(with_sibling(rows, SIBLINGS[gpu], read_table(SIBLINGS[gpu], dtype=dtype)))
+        plan.append((sites, contestants))
+        plan.append((random, [ours(rows), gaussian_process(rows), log_interpolation(rows)]))
+    return plan
+
+
+def heuristics(contest: Contest) -> Contestant:
+    """nvidia-matmul-heuristics, fitted to nothing."""
+
+    def answer(contest: Contest, split: Split, seed: int) -> Answer:
+        found = ask_heuristics(contest.device.name, contest.table.dtype, *contest.shapes(split.test))
+        return Answer(found.latency_us, predict_s=found.predict_s, note=f"nvidia-matmul-heuristics {found.version}")
+
+    missing = heuristics_missing(contest.device.name, contest.table.dtype)
+    return Contestant("nvidia-matmul-heuristics", 0, answer, weight=3.0, missing=missing)
+
+
+def engine(contest: Contest, train_rows: int | None) -> Contestant:
+    """aiconfigurator's own engine; train_rows None gives it every row that may be learned from."""
+    system = contest.table.provenance.system
+
+    def answer(contest: Contest, split: Split, seed: int) -> Answer:
+        backend, version = DEFAULT_TABLES[system]
+        m, n, k = contest.shapes(split.train)
+        rows = {
+            "m": m.tolist(), "n": n.tolist(), "k": k.tolist(),
+            "latency_ms": (contest.table.latency_us[split.train] / 1e3).tolist(),
+        }  # fmt: skip
+        place = {"system": system, "backend": backend, "version": version}
+        found = ask_engine(place, rows, *contest.shapes(split.test))
+        note = f"aiconfigurator-core {found.version}"
+        return Answer(found.latency_us, fit_s=found.load_s, predict_s=found.predict_s, note=note)
+
+    missing = engine_missing()
+    if missing is None and system not in DEFAULT_TABLES:
+        missing = f"aiconfigurator's engine knows no system {system}"
+    if missing is None and contest.table.dtype != "bf16":
+        missing = "aiconfigurator's engine was asked about bf16 only"
+    return Contestant("aiconfigurator's engine", train_rows, answer, weight=4.0, missing=missing)
+
+
+def distilled(train_rows: int) -> Contestant:
+    """Ours from `train_rows` rows, distilled for planners."""
+
+    def answer(contest: Contest, split: Split, seed: int) -> Answer:
+        start = time.process_time()
+        fast = fit(contest, split.train, seed).compiled()
+        fit_s = time.process_time() - start
+        m, n, k = contest.shapes(split.test)
+        start = time.process_time()
+        latency_us = fast.predict_us(m, n, k)
+        return Answer(latency_us, fit_s=fit_s, predict_s=time.process_time() - start)
+
+    return Contestant("ours, distilled", train_rows, answer, weight=2 * OUR_WEIGHT)
+
+
+def with_sibling(train_rows: int, sibling: str, table: GemmTable) -> Contestant:
+    """Ours, given the whole table of a relative beside the rows."""
+    return ours(train_rows, name=f"ours, with the table of {sibling}", sibling=table)
+
+
+def few_shot(train_rows: int) -> Contestant:
+    """Ours, started from the shipped models of all other GPUs, relatives of the same architecture included."""
+
+    def answer(contest: Contest, split: Split, seed: int) -> Answer:
+        start = time.process_time()
+        others = [GemmModel.best(slug) for slug in SHIPPED_GPUS if slug != contest.device.name]
+        m, n, k = contest.shapes(split.train)
+        model = GemmModel.fit(
+            contest.device, m, n, k, contest.table.latency_us[split.train], dtype=contest.table.dtype, prior=others,
+            seed=seed,
+        )  # fmt: skip
+        return answer_of(model, contest, split.test, fit_s=time.process_time() - start)
+
+    return Contestant("ours, from the other GPUs' models", train_rows, answer, weight=OUR_WEIGHT)
+
+
+#: devices that the comparison is made on when none is named: one of each architecture that shipped models know well
+ADAPTIVE_GPUS = ("a100-sxm4-80gb", "h200-sxm-141gb", "b200-sxm-180gb")
+# A first model needs some rows; then a part of the rest is chosen with each model.
+_FIRST_SHARE = 0.5
+_ROUNDS = 2
+# Candidates looked at in each round, drawn from all that may be measured.
+_MOST_CANDIDATES = 4000
+
+
+def adaptive_contests(gpus: Sequence[str], rows: int, dtype: str) -> Plan:
+    """Random choice against the model's, on held-out sites, at the same number of rows."""
+    plan: list[tuple[Contest, list[Contestant]]] = []
+    for gpu in gpus:
+        contest = Contest(lookup(gpu), read_table(gpu, dtype=dtype), "sites")
+        contestants = [
+            ours(rows, name="chosen at random"),
+            chosen_by_the_model(rows, edge_share=0.3),
+            chosen_by_the_model(rows, edge_share=0.0),
+        ]
+        plan.append((contest, contestants))
+    return plan
+
+
+def chosen_by_the_model(train_rows: int, *, edge_share: float) -> Contestant:
+    """Ours, with rows that it asked for itself. edge_share: of the rows, for both sides of suspected edges."""
+
+    def answer(contest: Contest, split: Split, seed: int) -> Answer:
+        start = time.process_time()
+        pool = contest.split(None, seed).train
+        first = max(1, round(_FIRST_SHARE * train_rows))
+        taken = pool[:first]
+        for done in range(_ROUNDS):
+            model = fit(contest, taken, seed)
+            left = np.setdiff1d(pool, taken)
+            offered = np.random.default_rng((seed, done)).permutation(left)[:_MOST_CANDIDATES]
+            wanted = round((train_rows - first) * (done + 1) / _ROUNDS) + first - len(taken)
+            chosen = next_points(model, contest.shapes(offered), wanted, edge_share=edge_share, seed=seed)
+            taken = np.concatenate([taken, offered[chosen]])
+        model = fit(contest, taken, seed)
+        return answer_of(model, contest, split.test, fit_s=time.process_time() - start)
+
+    name = "chosen by the model, edges too" if edge_share else "chosen by the model, wide intervals"
+    return Contestant(name, train_rows, answer, weight=30.0)

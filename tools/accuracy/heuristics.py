@@ -1,0 +1,81 @@
+"""nvidia-matmul-heuristics as a contestant, asked in a process of its own.
+
+This module is also the child: run as `python -m tools.accuracy.heuristics`. It ends with os._exit, for the package's
+handle crashes when it is destroyed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from importlib.metadata import version
+from importlib.util import find_spec
+
+from quantbench.profile.aiconfigurator_engine import ChildAnswer, IntArray, ask_child
+
+#: device slug → the name that nvidia-matmul-heuristics has for the card
+HEURISTICS_GPUS = {
+    "a100-sxm4-80gb": "A100_SXM_80GB", "a100-pcie-80gb": "A100_PCIE_80GB", "a30-24gb": "A30_PCIE",
+    "l4-24gb": "L4", "l40s-48gb": "L40S", "h100-sxm5-80gb": "H100_SXM", "h100-pcie-80gb": "H100_PCIE",
+    "h100-nvl-94gb": "H100_NVL", "h200-sxm-141gb": "H200_SXM", "b200-sxm-180gb": "B200",
+    "gb200-186gb": "GB200_NVL", "gb300-279gb": "GB300_NVL", "rtx-pro-6000-96gb": "RTX_PRO_6000",
+}  # fmt: skip
+#: our dtype → its precision letters: inputs, accumulation, output
+_PRECISION = {"bf16": "TST", "fp16": "HSH", "fp32": "SSS"}
+
+
+def heuristics_missing(device: str, dtype: str) -> str | None:
+    """Why nvidia-matmul-heuristics cannot be asked, in words; None when it can."""
+    if find_spec("nvMatmulHeuristics") is None:
+        return "the package nvidia-matmul-heuristics is not installed"
+    if device not in HEURISTICS_GPUS:
+        return f"nvidia-matmul-heuristics has no descriptor of {device}"
+    return None if dtype in _PRECISION else f"nvidia-matmul-heuristics was not asked about {dtype}"
+
+
+def heuristics(device: str, dtype: str, m: IntArray, n: IntArray, k: IntArray) -> ChildAnswer:
+    """The estimated run time of the configuration that nvidia-matmul-heuristics ranks first, for a row-major nt
+    product. It is fitted to nothing."""
+    request = {
+        "gpu": HEURISTICS_GPUS[device],
+        "precision": _PRECISION[dtype],
+        "shapes": [m.tolist(), n.tolist(), k.tolist()],
+    }
+    return ask_child("tools.accuracy.heuristics", request)
+
+
+def _answer_as_child() -> None:
+    from nvMatmulHeuristics import (
+        NvMatmulHeuristicsFlags,
+        NvMatmulHeuristicsInterfaceEx,
+        NvMatmulHeuristicsMatmulLayout,
+        NvMatmulHeuristicsNvidiaGpu,
+    )
+
+    request = json.load(sys.stdin)
+    start = time.process_time()
+    library = NvMatmulHeuristicsInterfaceEx(
+        flags=NvMatmulHeuristicsFlags.PERF_MODEL_BASED_AUTO_TUNING,
+        gpu=NvMatmulHeuristicsNvidiaGpu[request["gpu"]],
+    )
+    layout = NvMatmulHeuristicsMatmulLayout.NT_ROW_MAJOR
+    loaded = time.process_time()
+    times_us = []
+    for m, n, k in zip(*request["shapes"], strict=True):
+        found = library.get(library.makeNvMatmulHeuristicsProblem(m, n, k, layout), 1, precision=request["precision"])
+        times_us.append(found[0]["runtime"] * 1e6 if found else None)
+    done = time.process_time()
+    answer = {
+        "latency_us": times_us,
+        "load_s": loaded - start,
+        "predict_s": done - loaded,
+        "version": version("nvidia-matmul-heuristics"),
+    }
+    print("\n" + json.dumps(answer), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    _answer_as_child()

@@ -1,0 +1,139 @@
+"""Writes the accuracy tables of docs/accuracy.md: `python -m tools.accuracy.page docs/accuracy.md [--adaptive]`.
+
+Every figure is computed on one core from the packaged public tables (extra `tables`); takes tens of minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from threadpoolctl import threadpool_limits  # comes with scikit-learn, which needs it
+
+from quantbench.device.cpu_info import cpu_info
+from quantbench.latency.contests import Step, run_contests
+from quantbench.latency.scoring import COLUMNS, LEVELS, PROTOCOLS, Absent, CliffLevels, Line, cells, row_count, shares
+from quantbench.latency.tables import SHIPPED_GPUS, GemmTable
+from quantbench.profile.blindspots_report import write_between
+from quantbench.units import percent
+from tools.accuracy.attention import AttentionTable, attention_lines, read_attention
+from tools.accuracy.gemm import ADAPTIVE_GPUS, adaptive_contests, packaged_contests
+
+#: whose probabilities of cliffs have a table of their own
+_JUDGED_BY_LEVEL = "ours"
+_PACKAGES = ("quantbench", "numpy", "scipy", "scikit-learn")
+
+
+def gemm_origins(tables: Iterable[tuple[str, GemmTable]]) -> list[str]:
+    """A line for each device's table, and one on what ran."""
+    lines = []
+    for gpu, table in tables:
+        of = table.provenance
+        package = f"{of.package}: " if of.package else ""
+        what = f"{package}{of.file} ({of.framework} {of.version}, sha256 {of.sha256[:12]})"
+        lines.append(f"{gpu}: {len(table):,} rows of {table.dtype} from {what}")
+    return [*dict.fromkeys(lines), _made_with()]
+
+
+def attention_origins(tables: Iterable[tuple[str, AttentionTable]]) -> list[str]:
+    """A line for each device's tables, and one on what ran."""
+    lines = []
+    for gpu, table in tables:
+        parts = [
+            f"{source}, {of['rows']:,} rows of {of['provider']}, sha256 {str(of['sha256'])[:12]}"
+            for source, of in table.sources.items()
+        ]
+        lines.append(f"{gpu}: {'; '.join(parts)}")
+    return [*lines, _made_with()]
+
+
+def _made_with() -> str:
+    packages = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
+    return f"Made with {packages}; times on one core of {cpu_info().name}"
+
+
+def markdown(lines: Sequence[Line], absent: Sequence[Absent], origins: Sequence[str] = ()) -> str:
+    """One section per protocol and device, then who could not take part, then `origins`: what it was made from."""
+    parts = []
+    for protocol, meaning in PROTOCOLS.items():
+        of_protocol = [entry for entry in lines if entry.protocol == protocol]
+        if not of_protocol:
+            continue
+        parts.append(f"**{meaning[0].upper()}{meaning[1:]}.**\n")
+        for gpu in dict.fromkeys(entry.gpu for entry in of_protocol):
+            parts.append(f"### {gpu}\n")
+            parts.append(_section([entry for entry in of_protocol if entry.gpu == gpu]))
+    levels = [
+        (e.gpu, e.train_rows, e.cliff_levels)
+        for e in lines
+        if e.cliff_levels is not None and e.model == _JUDGED_BY_LEVEL and e.protocol == "sites"
+    ]
+    if levels:
+        parts.append(
+            f"**Cliffs found / true, by the probability from which on they are forecast ({_JUDGED_BY_LEVEL}).**\n"
+        )
+        parts.append(levels_table(levels))
+    parts += [f"- {a.gpu}: {a.model} is left out: {a.reason}." for a in absent]
+    parts += [f"- {origin}." for origin in origins]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _section(lines: Sequence[Line]) -> str:
+    rows = [cells(entry) for entry in lines]
+    # A column that nobody fills says nothing.
+    kept = [i for i in range(len(COLUMNS)) if any(row[i] != "–" for row in rows)]
+    header = "| " + " | ".join(COLUMNS[i] for i in kept) + " |"
+    rule = "|" + "|".join("---" if COLUMNS[i] == "model" else "---:" for i in kept) + "|"
+    body = ["| " + " | ".join(row[i] for i in kept) + " |" for row in rows]
+    return "\n".join([header, rule, *body]) + "\n"
+
+
+def levels_table(rows: Sequence[tuple[str, int | None, CliffLevels]]) -> str:
+    """Markdown of (GPU, rows learned from, levels)."""
+    header = ["gpu", "rows learned from", "cliffs expected / measured", *(f"P ≥ {level:.2f}" for level in LEVELS)]
+    lines = ["| " + " | ".join(header) + " |", "|---|" + "---:|" * (len(header) - 1)]
+    for gpu, learned, levels in rows:
+        both = f"{percent(levels.expected)} / {percent(levels.measured)}"
+        both_shares = [shares(found, true) for found, true in zip(levels.found, levels.true, strict=True)]
+        lines.append("| " + " | ".join([gpu, row_count(learned), both, *both_shares]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Run the contests and write their tables between the markers of the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("page", type=Path)
+    parser.add_argument("--gpu", action="append", help="only this device; may be repeated")
+    parser.add_argument("--rows", type=int, default=200, help="rows to learn from")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--adaptive", action="store_true", help="instead: rows chosen by the model against chance")
+    asked = parser.parse_args()
+    with threadpool_limits(1):
+        _write(asked.page, tuple(asked.gpu or ()), asked.rows, asked.seeds, adaptive=asked.adaptive)
+
+
+def _write(page: Path, gpus: Sequence[str], rows: int, seeds: Sequence[int], *, adaptive: bool) -> None:
+    if adaptive:
+        plan = adaptive_contests(gpus or ADAPTIVE_GPUS, rows, "bf16")
+    else:
+        plan = packaged_contests(gpus or SHIPPED_GPUS, rows, "bf16")
+    found = list(run_contests(plan, seeds, _say))
+    lines = [one for one in found if isinstance(one, Line)]
+    absent = [one for one in found if isinstance(one, Absent)]
+    made_from = gemm_origins((contest.device.name, contest.table) for contest, _ in plan)
+    write_between(page, "adaptive" if adaptive else "gemm", markdown(lines, absent, made_from))
+    if not adaptive:
+        devices = tuple(dict.fromkeys(contest.device.name for contest, _ in plan))
+        attention = list(attention_lines(devices, rows, seeds, _say))
+        made_from = attention_origins((device, read_attention(device)) for device in devices)
+        write_between(page, "attention", markdown(attention, [], made_from))
+
+
+def _say(step: Step) -> None:
+    print(f"{100 * step.done / step.total:3.0f} % {step.text}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

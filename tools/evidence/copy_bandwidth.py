@@ -1,0 +1,46 @@
+"""What a device copies in a second: the ceiling for kernels that read once and write once, such as softmax.
+
+Run as `python -m tools.evidence.copy_bandwidth FILE.json`, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from quantbench import device
+from quantbench.stats import median, relative_half_width
+from quantbench.timing.options import TimingOptions
+from quantbench.timing.timer import make_timer
+
+#: bytes read, and as many written: many times any last-level cache
+COPIED_BYTES = {"cuda": 2**31, "cpu": 2**27}
+
+
+def main() -> None:
+    """Time one copy and write it down."""
+    from quantbench.providers.inputs import Inputs
+
+    out = Path(sys.argv[1])
+    spec = device.current()
+    source = Inputs(spec, "normal", 0).tensor(COPIED_BYTES[spec.kind] // 2, dtype="fp16")
+    target = source.clone()
+    timer = make_timer(spec, TimingOptions(max_time_s=2.0 if spec.kind == "cuda" else 0.5))
+    moved = 2 * COPIED_BYTES[spec.kind]
+
+    def copy() -> None:
+        target.copy_(source)
+
+    measured = timer.measure(copy, min_bytes=moved)
+    time_us = median(measured.samples_us)
+    figures = {
+        "device": spec.name, "bytes_moved": moved, "latency_us": time_us, "gb_per_s": moved / time_us / 1e3,
+        "relative_half_width": relative_half_width(measured.samples_us), "samples_us": list(measured.samples_us),
+    }  # fmt: skip
+    out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    print(f"copy of {moved / 2**30:.1f} GiB moved: {figures['gb_per_s']:.0f} GB/s")
+
+
+if __name__ == "__main__":
+    main()

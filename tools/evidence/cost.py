@@ -1,0 +1,38 @@
+"""What a point costs: our timer against a fixed number of runs and against a short graph, on the same random shapes.
+
+Run as `python -m tools.evidence.cost FILE.json`, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from quantbench import device
+from quantbench.timing.options import TimingOptions
+from quantbench.timing.other_methods import METHODS
+from quantbench.timing.timer import make_timer
+from quantbench.workload import Gemm
+from tools.evidence.side_by_side import measure_rows
+from tools.evidence.steps import random_shapes
+
+#: shapes that are compared, by kind of device
+COST_SHAPES = {"cuda": 50, "cpu": 6}
+_METHODS = ("mamf", "graph6", "loop")
+
+
+def main() -> None:
+    """Measure what is missing of the table and write it."""
+    out = Path(sys.argv[1])
+    spec = device.current()
+    options = TimingOptions() if spec.kind == "cuda" else TimingOptions(half_width=0.01, max_time_s=0.2)
+    timers = {"quantbench": make_timer(spec, options)}
+    methods = {name: method for name, method in METHODS[spec.kind].items() if name in _METHODS}
+    dtype = device.default_dtype(spec)
+    # A seed of its own: these shapes are not among those that the model is tested on.
+    shapes = random_shapes(spec.kind, seed=1)[: COST_SHAPES[spec.kind]]
+    measure_rows(out, spec, [Gemm(m, n, k, dtype=dtype, layout="nt") for m, n, k in shapes], timers, methods)
+
+
+if __name__ == "__main__":
+    main()

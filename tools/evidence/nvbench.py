@@ -1,0 +1,74 @@
+"""The same products timed by NVBench's Python bindings (`cuda-bench`), for comparison with our timer.
+
+Run as `python -m tools.evidence.nvbench FILE.json SIZE…`: square products of these sizes, one state each, in a
+process of its own, since NVBench keeps its benchmarks for the whole process. Each sample is one cold run, as ours are.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from quantbench.stats import median
+from quantbench.workload import Gemm
+
+_NAME, _AXIS = "product", "Size"
+# Sampling time per state. Its default of 0.5 s would take most of the step for a figure that is steady long before.
+_MIN_TIME_S, _TIMEOUT_S = "0.1", "4"
+
+
+def main() -> None:
+    """Time every size and write `{size: [samples in µs]}`."""
+    from cuda import bench
+    from cuda.bench.results import BenchmarkResult
+
+    out, sizes = Path(sys.argv[1]), [int(word) for word in sys.argv[2:]]
+    registered = bench.register(_product)
+    registered.set_name(_NAME)
+    registered.add_int64_axis(_AXIS, sizes)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "nvbench.json"
+        words = ["--jsonbin", str(path), "--devices", "0", "--min-time", _MIN_TIME_S, "--timeout", _TIMEOUT_S]
+        bench.run_all_benchmarks([_NAME, *words])
+        result = BenchmarkResult.from_json(path)
+        samples_us = {
+            int(state.point[_AXIS]): [1e6 * float(seconds) for seconds in state.samples or ()]
+            for state in result[_NAME]
+        }
+    out.write_text(json.dumps({str(size): samples for size, samples in samples_us.items()}) + "\n", encoding="utf-8")
+
+
+def _product(state: Any) -> None:
+    """One state: the product that our provider runs, launched on NVBench's stream."""
+    import torch
+
+    from quantbench import device
+    from quantbench.providers import catalog
+
+    spec = device.current()
+    size = state.get_int64(_AXIS)
+    task = catalog.make("torch.mm").prepare(Gemm(size, size, size, dtype=device.default_dtype(spec)), spec)
+    torch.cuda.synchronize()
+
+    def launch(launched: Any) -> None:
+        stream = torch.cuda.ExternalStream(launched.get_stream().addressof())
+        with torch.cuda.stream(stream):
+            task.run()
+
+    state.exec(launch, batched=False)
+
+
+def merge_nvbench(rows: list[dict[str, Any]], file: Path) -> None:
+    """Add one repeat's medians to the rows of the same sizes."""
+    samples_us = json.loads(file.read_text(encoding="utf-8"))
+    for row in rows:
+        found = samples_us.get(str(row["sizes"][0]))
+        if found:
+            row["medians_us"].setdefault("nvbench", []).append(median(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""The same product by several ways of timing it, repeated in turn: medians, and the seconds that each cost."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from quantbench.device.spec import DeviceSpec
+from quantbench.providers import catalog
+from quantbench.stats import median
+from quantbench.sweep.worker import copies_of
+from quantbench.timing.options import TimingOptions
+from quantbench.timing.other_methods import Run
+from quantbench.timing.timer import Timer
+from quantbench.workload import Gemm
+
+REPEATS = 3
+
+Method = Callable[[Run, DeviceSpec], list[float]]
+
+
+def measure_row(gemm: Gemm, spec: DeviceSpec, timers: dict[str, Timer], methods: dict[str, Method]) -> dict[str, Any]:
+    """Medians of each method in microseconds, one per repeat; seconds spent in it, one per repeat; and the seconds that
+    making the inputs took, which every method needs."""
+    start_s = time.perf_counter()
+    provider = catalog.make("torch.mm")
+    task = provider.prepare(gemm, spec)
+    prepare_s = time.perf_counter() - start_s
+    medians: dict[str, list[float]] = {}
+    wall_s: dict[str, list[float]] = {}
+    for _ in range(REPEATS):
+        for name, timer in timers.items():
+            start_s = time.perf_counter()
+            copies = copies_of(provider, gemm, spec, TimingOptions())
+            measured = timer.measure(task.run, rotate=copies, min_bytes=gemm.min_bytes)
+            medians.setdefault(name, []).append(median(measured.samples_us))
+            wall_s.setdefault(name, []).append(time.perf_counter() - start_s)
+        for name, method in methods.items():
+            _once(method, task.run, spec, medians.setdefault(name, []), wall_s.setdefault(name, []))
+    return {
+        "workload": str(gemm), "sizes": [gemm.m, gemm.n, gemm.k], "flops": gemm.flops, "medians_us": medians,
+        "wall_s": wall_s, "prepare_s": prepare_s,
+    }  # fmt: skip
+
+
+def _once(method: Method, run: Run, spec: DeviceSpec, medians_us: list[float], wall_s: list[float]) -> None:
+    """Add one repeat's median, where there is one, and what it cost."""
+    start_s = time.perf_counter()
+    samples = method(run, spec)
+    if samples:
+        medians_us.append(median(samples))
+    wall_s.append(time.perf_counter() - start_s)
+
+
+def measure_rows(
+    out: Path, spec: DeviceSpec, gemms: Sequence[Gemm], timers: dict[str, Timer], methods: dict[str, Method]
+) -> list[dict[str, Any]]:
+    """All rows; each is on disk before the next is begun, and what the file holds already is not measured again."""
+    known: dict[str, dict[str, Any]] = {}
+    if out.exists():
+        known = {row["workload"]: row for row in json.loads(out.read_text(encoding="utf-8"))["rows"]}
+    rows = []
+    for gemm in gemms:
+        rows.append(known.get(str(gemm)) or measure_row(gemm, spec, timers, methods))
+        write_table(out, spec, rows)
+    return rows
+
+
+def add_method(
+    out: Path, spec: DeviceSpec, gemms: Sequence[Gemm], rows: list[dict[str, Any]], name: str, method: Method
+) -> None:
+    """Add a method to the rows of `gemms` that do not have it yet, after all others are done."""
+    for gemm, row in zip(gemms, rows, strict=True):
+        if len(row["wall_s"].get(name, ())) >= REPEATS:
+            continue
+        run = catalog.make("torch.mm").prepare(gemm, spec).run
+        row["medians_us"][name], row["wall_s"][name] = [], []
+        for _ in range(REPEATS):
+            _once(method, run, spec, row["medians_us"][name], row["wall_s"][name])
+        write_table(out, spec, rows)
+
+
+def write_table(out: Path, spec: DeviceSpec, rows: list[dict[str, Any]]) -> None:
+    """The rows as a file that `tools.evidence.write` reads."""
+    table = {"device": spec.name, "kind": spec.kind, "repeats": REPEATS, "rows": rows}
+    out.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")

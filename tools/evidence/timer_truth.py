@@ -1,0 +1,74 @@
+"""The same kernels by our timer and by everybody else's: one table of medians, and the spread of repeats.
+
+Run as `python -m tools.evidence.timer_truth FILE.json`, in a process of its own. The profiler comes after all
+others, for all kernels: it stays attached to the process, and launches are slower from then on.
+Where `cuda-bench` is installed (`pip install 'cuda-bench[cu13]'`, or `[cu12]`), NVBench times the same products in a
+process of its own.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from quantbench import device
+from quantbench.timing.options import TimingOptions
+from quantbench.timing.other_methods import METHODS
+from quantbench.timing.timer import make_timer
+from quantbench.workload import Gemm
+from tools.evidence.nvbench import merge_nvbench
+from tools.evidence.side_by_side import REPEATS, add_method, measure_rows, write_table
+
+# Twelve products from a few microseconds to some twenty milliseconds on an H200 (half the sizes on a CPU core).
+_SIZES = {
+    "cuda": (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384),
+    "cpu": (64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768),
+}
+_NVBENCH_LIMIT_S = 60.0
+_LAST = "profiler"
+
+
+def main() -> None:
+    """Measure what is missing of the table and write it."""
+    out = Path(sys.argv[1])
+    spec = device.current()
+    options = TimingOptions(max_time_s=1.0 if spec.kind == "cuda" else 0.2)
+    modes = ("events", "graph") if spec.kind == "cuda" else ("auto",)
+    timers = {f"quantbench {mode}": make_timer(spec, replace(options, mode=mode)) for mode in modes}
+    gemms = [Gemm(n, n, n, dtype=device.default_dtype(spec)) for n in _SIZES[spec.kind]]
+    methods = {name: method for name, method in METHODS[spec.kind].items() if name != _LAST}
+    rows = measure_rows(out, spec, gemms, timers, methods)
+    if _LAST in METHODS[spec.kind]:
+        add_method(out, spec, gemms, rows, _LAST, METHODS[spec.kind][_LAST])
+    if spec.kind == "cuda" and find_spec("cuda") and find_spec("cuda.bench"):
+        _add_nvbench(rows, out, _SIZES[spec.kind])
+        write_table(out, spec, rows)
+    for row in rows:
+        medians = ", ".join(f"{name} {us[0]:.2f}" for name, us in row["medians_us"].items() if us)
+        print(f"{row['workload']}: {medians} µs")
+
+
+def _add_nvbench(rows: list[dict[str, Any]], out: Path, sizes: tuple[int, ...]) -> None:
+    """NVBench's medians, a process for each repeat. One that fails costs its column alone, and says why."""
+    for row in rows:
+        row["medians_us"].pop("nvbench", None)  # of a table that was cut short
+    for repeat in range(REPEATS):
+        file = out.with_name(f"nvbench-{repeat}.json")
+        words = [sys.executable, "-m", "tools.evidence.nvbench", str(file), *map(str, sizes)]
+        try:
+            done = subprocess.run(words, timeout=_NVBENCH_LIMIT_S, check=False, capture_output=True, text=True)
+        except subprocess.TimeoutExpired:
+            print(f"nvbench: not done within {_NVBENCH_LIMIT_S:.0f} s")
+            return
+        if done.returncode != 0:
+            print(f"nvbench: exit code {done.returncode}: {done.stderr[-500:]}")
+            return
+        merge_nvbench(rows, file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""What the evidence shows, written from its files: `python -m tools.evidence.write`.
+
+Into `<device>/evidence`: README.md, the profile of all runs, and the report of the sweep over hidden. Nothing in the
+page is typed: every figure comes from a run, a table or a fit beside it, and what was not measured is said to be
+missing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from quantbench.analysis.check import check_run
+from quantbench.analysis.summary import Point, points_of
+from quantbench.errors import InputError
+from quantbench.profile.profile import Profile
+from quantbench.report.page import write_report
+from quantbench.store.folder import Run, read_run
+from quantbench.units import duration
+from tools.evidence.sections import cost_section, kernel_section, prediction_section, rule_section, timer_section
+from tools.evidence.steps import RANDOM_SWEEP, STEPS, TABLES
+
+#: the sweep whose report stands beside the page
+REPORTED = "hidden"
+_MISSING = "Not measured yet: `make evidence STEPS={step}`."
+
+
+def main(results: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("results")) -> None:
+    """Write the page, the profile and the report of every device that has evidence."""
+    folders = sorted(results.glob("*/evidence"))
+    if not folders:
+        raise InputError("evidence", str(results), "a folder with <device>/evidence in it (make evidence)")
+    for folder in folders:
+        state: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        runs = {name: read_run(results.parent / entry["run"]) for name, entry in state.items() if entry.get("run")}
+        page = folder / "README.md"
+        page.write_text("\n".join(page_lines(folder, state, runs)) + "\n", encoding="utf-8")
+        print(page)
+        if runs:
+            Profile.from_runs(list(runs.values())).save(folder / "profile.json")
+            print(folder / "profile.json")
+        if REPORTED in runs:
+            print(write_report(runs[REPORTED], folder / "report").page)
+
+
+def page_lines(folder: Path, state: dict[str, Any], runs: dict[str, Run]) -> list[str]:
+    """The whole page for one device. folder: with its tables. state: what was done, by name; runs: its sweeps."""
+    if not runs:
+        return ["# Evidence", "", "Nothing was measured yet."]
+    info = next(iter(runs.values())).info
+    copied = _table(folder, "copy-bandwidth")
+    return [
+        f"# Evidence from {info.device.name}",
+        "",
+        "Written by `python -m tools.evidence.write` from the files beside it and the runs below.",
+        "",
+        *_software(runs),
+        *_section("Timer", timer_section, _table(folder, "timer-truth"), step=1),
+        *_section("What a point costs", cost_section, _table(folder, "cost"), step=3),
+        "",
+        "## Our kernels beside the libraries'",
+        "",
+        *kernel_section(_points(runs, [sweep.name for sweep in STEPS[1]]), copied["gb_per_s"] if copied else None),
+        "",
+        "## Rules",
+        "",
+        *_rules(runs),
+        "",
+        "## Prediction",
+        "",
+        *prediction_section(_points(runs, [RANDOM_SWEEP]), info.device),
+        "",
+        "## Runs",
+        "",
+        *_run_lines(state, runs),
+    ]
+
+
+def _section(title: str, make: Any, table: dict[str, Any] | None, *, step: int) -> Iterator[str]:
+    yield from ("", f"## {title}", "")
+    yield from make(table) if table else [_MISSING.format(step=step)]
+
+
+def _table(folder: Path, name: str) -> dict[str, Any] | None:
+    path = folder / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def _points(runs: dict[str, Run], names: list[str]) -> list[Point]:
+    return [point for name in names if name in runs for point in points_of(runs[name].records, runs[name].info.device)]
+
+
+def _rules(runs: dict[str, Run]) -> list[str]:
+    """Verdicts on all axes together: a rule's pairs may lie in different runs."""
+    swept = [runs[sweep.name] for step in (1, 2) for sweep in STEPS[step] if sweep.name in runs]
+    if not swept:
+        return [_MISSING.format(step=2)]
+    together = replace(swept[0], records=tuple(record for run in swept for record in run.records))
+    return rule_section(check_run(together))
+
+
+def _software(runs: dict[str, Run]) -> list[str]:
+    """Versions, each set once: runs of different software are no one body of evidence, and that shows here."""
+    sets = dict.fromkeys(", ".join(f"{k} {v}" for k, v in sorted(run.info.software.items())) for run in runs.values())
+    return [f"Software: {text}." for text in sets]
+
+
+def _run_lines(state: dict[str, Any], runs: dict[str, Run]) -> list[str]:
+    lines = ["| sweep | points | how it ended | time | folder |", "|---|---:|---|---:|---|"]
+    for name, entry in state.items():
+        if name not in runs:
+            if any(name in tables for tables in TABLES.values()):
+                continue
+            lines.append(f"| {name} | – | {entry.get('how_ended', '–')} | – | – |")
+            continue
+        run = runs[name]
+        points = sum(record.role == "point" for record in run.records)
+        elapsed_s = max((record.elapsed_s for record in run.records), default=0.0)
+        lines.append(f"| {name} | {points:,} | {run.info.how_ended} | {duration(elapsed_s)} | ../{run.folder.name} |")
+    return lines
+
+
+if __name__ == "__main__":
+    typer.run(main)

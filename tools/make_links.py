@@ -1,0 +1,70 @@
+"""Make links.json: what all-reduce takes inside a node, from the public NCCL tables of the package aiconfigurator-core.
+
+`python -m tools.make_links` writes the file again (extra `tables`; Apache-2.0).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from quantbench.errors import UnsupportedError
+from quantbench.latency.tables import SYSTEMS
+
+_HALF_BYTES = 2
+
+
+def links_of(file: Path) -> dict[str, Any]:
+    """All-reduce of fp16 by number of GPUs: message sizes in bytes and times in microseconds, ascending, from one
+    nccl_perf.parquet (columns op_name, nccl_dtype, num_gpus, message_size in elements, latency in ms). Repeated sizes
+    keep their median."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(file).to_pandas()
+    rows = table[(table.op_name == "all_reduce") & (table.nccl_dtype == "half")]
+    links = {}
+    for num_gpus, group in rows.groupby("num_gpus"):
+        times = group.groupby("message_size").latency.median()
+        links[str(int(num_gpus))] = {
+            "message_bytes": [int(size) * _HALF_BYTES for size in times.index],
+            "latency_us": [round(float(ms) * 1e3, 3) for ms in times],
+        }
+    return links
+
+
+def main() -> None:
+    """Write links.json beside this file."""
+    spec = find_spec("aiconfigurator_core")
+    if spec is None or not spec.submodule_search_locations:
+        raise UnsupportedError("make_links", "aiconfigurator-core is not installed", "pip install 'quantbench[tables]'")
+    root = Path(next(iter(spec.submodule_search_locations))) / "systems" / "data"
+    devices = {}
+    for slug, system in SYSTEMS.items():
+        files = sorted(root.glob(f"{system}/comm/nccl/*/nccl_perf.parquet"))
+        if files:
+            devices[slug] = {
+                "file": str(files[-1].relative_to(root)),
+                "sha256": hashlib.sha256(files[-1].read_bytes()).hexdigest(),
+                "all_reduce": links_of(files[-1]),
+            }
+    data = {
+        "format": "quantbench-links",
+        "version": 1,
+        "provenance": {
+            "script": "python -m tools.make_links",
+            "package": f"aiconfigurator-core {version('aiconfigurator-core')}",
+            "rows": "op_name all_reduce, nccl_dtype half",
+        },
+        "devices": devices,
+    }
+    target = Path(__file__).parent.parent / "quantbench" / "planner" / "links.json"
+    target.write_text(json.dumps(data, indent=None, separators=(",", ":")) + "\n", encoding="utf-8")
+    print(f"wrote {target}")
+
+
+if __name__ == "__main__":
+    main()

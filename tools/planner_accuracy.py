@@ -1,0 +1,105 @@
+"""How far plans are off, as the table of docs/planning.md: `python -m tools.planner_accuracy tests/data docs`.
+
+Rows of the documents are told apart by whether the constants were fitted to them; nothing was fitted to any other row.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from quantbench.errors import InputError
+from quantbench.planner.calibration import Calibrations, shipped
+from quantbench.planner.judge import RowResult, Summary, predict_rows, summarize
+from quantbench.planner.op_times import BestTimes, TimesOf
+from quantbench.planner.table import read_table
+
+_WHO = "tools.planner_accuracy"
+TABLES = ("bloom_tables.csv", "published_layouts.csv")
+PAGE = "planning.md"
+_BEGIN, _END = "<!-- accuracy -->", "<!-- /accuracy -->"
+_GROUPS: tuple[tuple[str, Callable[[RowResult, set[str]], bool]], ...] = (
+    ("documents, days fitted to", lambda r, fitted: r.row.row_id in fitted),
+    ("documents, 02-25 (nothing fitted)", lambda r, fitted: r.row.date >= "02-25"),
+    ("documents, all A100 rows", lambda r, fitted: bool(r.row.date)),
+    ("documents, V100", lambda r, fitted: r.row.section.startswith("BNB")),
+)
+#: the published runs, by how their section begins and on what they ran
+_PUBLISHED = (
+    ("Megatron-LM 22 B to 1 T, A100", "Megatron-LM", "A100-80GB"),
+    ("MT-NLG 530 B, DeepSpeed, A100", "MT-NLG", "A100-80GB"),
+    ("MPT, FSDP, A100 80 GB", "MPT", "A100-80GB"),
+    ("MPT, FSDP, A100 40 GB", "MPT", "A100-40GB"),
+    ("MPT, FSDP, H100", "MPT", "H100"),
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that belong together. inside: the share whose measured time lies in the predicted interval."""
+
+    name: str
+    summary: Summary
+    inside: float
+
+
+def groups(data: Path, times: TimesOf, calibrations: Calibrations) -> Iterator[Group]:
+    """The groups of both tables in `data`."""
+    documents, published = (predict_rows(read_table(data / name), times, calibrations) for name in TABLES)
+    fitted = {row_id for site in calibrations.sites.values() for row_id in site.provenance.get("rows_fitted", ())}
+    for name, keep in _GROUPS:
+        yield _group(name, [r for r in documents if keep(r, fitted)])
+    for name, begins, gpu in _PUBLISHED:
+        yield _group(name, [r for r in published if r.row.section.startswith(begins) and r.row.gpu == gpu])
+
+
+def _group(name: str, results: list[RowResult]) -> Group:
+    spans = [
+        (r.prediction.iteration.sec, r.row.sec_per_it)
+        for r in results
+        if r.error is not None and r.prediction is not None and r.row.sec_per_it is not None
+    ]
+    inside = sum(span.low <= measured <= span.high for span, measured in spans)
+    return Group(name, summarize(results), inside / len(spans) if spans else float("nan"))
+
+
+def table(found: list[Group]) -> str:
+    """The groups as a table of Markdown."""
+    lines = [
+        "| rows | number | mean error | median | bias | rank correlation | inside the interval |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for group in found:
+        s = group.summary
+        lines.append(
+            f"| {group.name} | {s.rows} | {s.mape:.1f} % | {s.median:.1f} % | {s.bias:+.1f} % | {s.spearman:.2f} "
+            f"| {group.inside:.0%} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def with_table(page: str, text: str) -> str:
+    """The page with `text` between its marks. Raises InputError where it has none."""
+    before, begin, rest = page.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise InputError(_WHO, f"{PAGE} without {_BEGIN} and {_END}", "a page with a place for the table")
+    return f"{before}{_BEGIN}\n{text}{_END}{after}"
+
+
+def main() -> None:
+    """Write the table into the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path, help=f"folder with {' and '.join(TABLES)}")
+    parser.add_argument("docs", type=Path, help=f"folder with {PAGE}")
+    arguments = parser.parse_args()
+    page = arguments.docs / PAGE
+    found = list(groups(arguments.data, BestTimes(), shipped()))
+    page.write_text(with_table(page.read_text(encoding="utf-8"), table(found)), encoding="utf-8")
+    print(table(found), end="")
+
+
+if __name__ == "__main__":
+    main()

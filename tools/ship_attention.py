@@ -1,0 +1,91 @@
+"""Writes the attention models that the package ships: `python -m tools.ship_attention`.
+
+Each is fitted on rows of half the sites of its tables and states its error on the other half; what the other
+architectures' models predict for it, before anything is measured on it, becomes the interval of priors.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quantbench.device import lookup
+from quantbench.latency import attention_fitting, shipped
+from quantbench.latency.attention import AttentionModel
+from quantbench.latency.scoring import coverage, summarize
+from quantbench.latency.tables import SHIPPED_GPUS
+from tools.accuracy.attention import AttentionTable, held_out, read_attention
+
+#: rows of the shipped fits: more make the files larger and predictions slower, for little
+TRAIN_ROWS = 800
+_SEED = 0
+
+
+def ship_attention(folder: Path) -> list[str]:
+    """Fit and write one model for each device of the public tables; one line on each, for people."""
+    tables = {slug: read_attention(slug) for slug in SHIPPED_GPUS}
+    models = {slug: _fit(slug, table) for slug, table in tables.items()}
+    # Two passes: priors need every model's parameters before their errors elsewhere can be known.
+    for slug, model in models.items():
+        _write(folder, slug, model, {"log_low": 0.0, "log_high": 0.0})
+    _forget()
+    lines = []
+    for slug, model in models.items():
+        transfer = _transfer(slug, tables[slug])
+        _write(folder, slug, model, transfer)
+        errors = model.provenance["held_out"]
+        lines.append(f"{slug}: {model.physics.family.name}, held-out median {errors['median_pct']:.1f} %")
+    _forget()
+    return lines
+
+
+def _fit(slug: str, table: AttentionTable) -> AttentionModel:
+    device = lookup(slug)
+    train, test = held_out(table.shapes, TRAIN_ROWS, _SEED)
+    model = AttentionModel.fit(
+        device, table.shapes[train], table.latency_us[train], cache_write=table.cache_write[train], seed=_SEED
+    )
+    predicted = model.predict(table.shapes[test], cache_write=table.cache_write[test])
+    errors = summarize(predicted.latency_us, table.latency_us[test])
+    provenance: dict[str, Any] = {
+        "tables": table.sources,
+        "rows": len(train),
+        "seed": _SEED,
+        "compute_capability": list(device.compute_capability or ()),
+        "held_out": {
+            "rows": errors.rows,
+            "median_pct": round(errors.median_pct, 2),
+            "mean_pct": round(errors.mean_pct, 2),
+            "p95_pct": round(errors.p95_pct, 2),
+            "coverage": round(coverage(table.latency_us[test], predicted.low_us, predicted.high_us), 3),
+        },
+    }
+    note = f"{model.note}, {errors.median_pct:.1f} % off (median) on held-out heads and head_dims"
+    return replace(model, note=note, provenance=provenance)
+
+
+def _transfer(slug: str, table: AttentionTable) -> dict[str, float]:
+    """5th and 95th percentile of log(measured / prior) on a device, the prior knowing other architectures only."""
+    prior = AttentionModel.prior(lookup(slug), prior="family-out")
+    predicted = prior.predict(table.shapes, cache_write=table.cache_write)
+    low, high = np.quantile(np.log(table.latency_us / predicted.latency_us), (0.05, 0.95))
+    return {"log_low": round(float(low), 3), "log_high": round(float(high), 3)}
+
+
+def _write(folder: Path, slug: str, model: AttentionModel, transfer: dict[str, float]) -> None:
+    data = replace(model, provenance={**model.provenance, "transfer": transfer}).to_json()
+    path = folder / f"attention-{slug}.json"
+    path.write_text(json.dumps(data, separators=(",", ":")) + "\n", encoding="utf-8")
+
+
+def _forget() -> None:
+    attention_fitting.shipped_slugs.cache_clear()
+    attention_fitting.shipped_json.cache_clear()
+
+
+if __name__ == "__main__":
+    print("\n".join(ship_attention(Path(next(iter(shipped.__path__))))))
