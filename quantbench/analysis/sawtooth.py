@@ -33,18 +33,19 @@ _MOST_TEETH = 12
 @dataclass(frozen=True)
 class Sawtooth:
     """sizes: places on the axis, ascending, each edge twice (full, and one past it). tflops: the rate there.
-    assumed: the tile was not identified but taken for granted; tile: in words."""
+    assumed: the tile was not identified but taken for granted; tile: in words. guess: nor is it known that the device
+    runs in waves, so that the curve is no explanation."""
 
     sizes: tuple[float, ...]
     tflops: tuple[float, ...]
     assumed: bool
     tile: str
+    guess: bool
 
 
 def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec, known: TileOf = lambda _: None) -> Sawtooth | None:
     """The curve for the points of one op and provider along `axis`; None where they are no products, fewer than two
-    sizes, need the same number of tiles everywhere (along k), or have only an assumed tile on a device whose waves are
-    not known.
+    sizes, or need the same number of tiles everywhere (along k).
 
     known: whose tile a point is computed with (`tiles.tile_finder`); where that is None, the device's assumed one.
     """
@@ -52,8 +53,6 @@ def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec, known: TileOf
     if len(by_size) < 2:
         return None
     used = {size: _used(p, spec, known) for size, p in by_size}
-    if spec.kind == "cuda" and not any(one.waves or one.source != "assumed" for one in used.values()):
-        return None
     if len({quantize(p.workload, used[size].tile, 1).num_tiles for size, p in by_size}) == 1:  # type: ignore[arg-type]
         return None
     sizes: list[float] = []
@@ -75,9 +74,10 @@ def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec, known: TileOf
     peak = spec.peak(by_size[0][1].workload.dtype)
     if peak is not None:
         rates = np.minimum(rates, peak)
+    assumed = all(u.source == "assumed" for u in used.values())
     return Sawtooth(
-        tuple(sizes), tuple(float(r) for r in rates), all(u.source == "assumed" for u in used.values()),
-        _words(tuple(used.values())),
+        tuple(sizes), tuple(float(r) for r in rates), assumed, _words(tuple(used.values())),
+        guess=assumed and spec.kind == "cuda" and not any(u.waves for u in used.values()),
     )  # fmt: skip
 
 

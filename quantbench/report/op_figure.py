@@ -125,7 +125,7 @@ def _draw_curves(
         teeth = None
         if len(curves) - i <= _MOST_SAWTEETH:
             teeth = sawtooth(curve.points, curve.axis, spec, tile_of(curve.family))
-        if teeth is not None:
+        if teeth is not None and not teeth.guess:
             per_tflops = y[-1] / curve.points[-1].tflops
             label = f"tiles and waves ({teeth.tile})" if i == len(curves) - 1 else None
             rates = [per_tflops * rate for rate in teeth.tflops]
