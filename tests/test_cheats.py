@@ -89,7 +89,7 @@ CHEATS = [
     ("WrongAfterTwoCalls", SMALL, "after timing"),
     ("WrongAfterFiveCalls", SMALL, "after timing"),
     ("HalfTheReduction", SMALL, "before timing: relative error 0."),
-    ("CachesByPointer", SMALL, "before timing: relative error"),
+    ("CachesByPointer", SMALL, "after timing: relative error"),
     ("CachesByCorners", SMALL, "relative error"),
     ("ReturnsThePrevious", SMALL, "relative error"),
     ("PreparedAhead", SMALL, "before timing: relative error 1."),

@@ -160,14 +160,16 @@ def _not_finite(output: torch.Tensor) -> int:
     return sum(int((~part.isfinite()).sum()) for _, part in row_chunks(output.reshape(1, -1, output.shape[-1])))
 
 
-def row_chunks(matrices: torch.Tensor, width: int = 0) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Consecutive rows of matrices[group, rows, cols] in float64, as many as fit into a chunk. width: of the widest
+def row_chunks(
+    matrices: torch.Tensor, width: int = 0, dtype: torch.dtype = torch.float64
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Consecutive rows of matrices[group, rows, cols] as `dtype`, as many as fit into a chunk. width: of the widest
     matrix that is cut alike."""
     group, rows, cols = matrices.shape
     step = max(1, _CHUNK_ELEMENTS[matrices.device.type] // (group * max(cols, width)))
     for start in range(0, rows, step):
         part = slice(start, min(start + step, rows))
-        yield part, matrices[:, part].double()
+        yield part, matrices[:, part].to(dtype)
 
 
 # --- products -------------------------------------------------------------------------------------------------------
@@ -344,7 +346,8 @@ def _attention_gradients(
     scale = work.head_dim**-0.5
     k, v = k.to(compute), v.to(compute)
     k_norm = k.square().sum(-1)
-    dk, dv, dk_norm, dv_norm = 0.0, 0.0, 0.0, 0.0
+    dk, dv = (torch.zeros(len(keys), work.head_dim, dtype=torch.float64, device=q.device) for _ in range(2))
+    dk_norm, dv_norm = (torch.zeros(len(keys), dtype=torch.float64, device=q.device) for _ in range(2))
     errors, norms = [], []
     step = max(1, _CHUNK_ELEMENTS[q.device.type] // (len(q) * work.seq_k))
     for part in torch.arange(work.seq_q, device=q.device).split(step):
@@ -359,13 +362,12 @@ def _attention_gradients(
         errors.append(_square(results[0][:, picked].to(compute) - ds[:, local] @ k))
         norms.append((size[:, local] @ k_norm).double().flatten())
         columns = p[..., keys]
-        dv = dv + torch.einsum("hij,hid->jd", columns, do).double()
-        dk = dk + torch.einsum("hij,hid->jd", ds[..., keys], q_part).double()
-        dv_norm = dv_norm + torch.einsum("hij,hi->j", columns.square(), do.square().sum(-1)).double()
-        dk_norm = dk_norm + torch.einsum("hij,hi->j", size[..., keys], q_part.square().sum(-1)).double()
+        dv += torch.einsum("hij,hid->jd", columns, do).double()
+        dk += torch.einsum("hij,hid->jd", ds[..., keys], q_part).double()
+        dv_norm += torch.einsum("hij,hi->j", columns.square(), do.square().sum(-1)).double()
+        dk_norm += torch.einsum("hij,hi->j", size[..., keys], q_part.square().sum(-1)).double()
     found = [(torch.cat(errors), torch.cat(norms))]
     for result, expected, norm in ((results[1], dk, dk_norm), (results[2], dv, dv_norm)):
-        assert isinstance(norm, torch.Tensor)
         found.append((_square(result[keys].double() - expected), norm))
     return found
 
@@ -380,4 +382,5 @@ def _attend(work: Attention, q: torch.Tensor, k: torch.Tensor, rows: torch.Tenso
 
 def _square(difference: torch.Tensor) -> torch.Tensor:
     """Squared norms of the last dimension."""
-    return torch.linalg.vector_norm(difference, dim=-1).double().square_().flatten()
+    norm: torch.Tensor = torch.linalg.vector_norm(difference, dim=-1)
+    return norm.double().square_().flatten()
