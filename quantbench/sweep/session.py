@@ -32,7 +32,7 @@ Connect = Callable[[], Asked]
 # However long the start took, so many seconds are there for a first figure.
 _LEAST_S = 5.0
 # The most that is kept back of the budget for what comes after measuring.
-_MOST_RESERVED = 0.3
+_MOST_RESERVED = 0.5
 
 
 class SweepSession:
