@@ -285,6 +285,7 @@ def _trend(sums: _Sums, pieces: _Flat, trend: Floats, near: Floats) -> Floats:
     weight, weighted_slope = np.zeros_like(trend), np.zeros_like(trend)
     np.add.at(weight, (pieces.curve, at), suu)
     np.add.at(weighted_slope, (pieces.curve, at), suz + suu * trend[pieces.curve, at])
+
     def blur(values: Floats) -> Floats:
         """Sums over the gaps around each gap (curves, points − 1)."""
         blurred: Floats = values @ near if shared else (values[:, None, :] @ near)[:, 0]

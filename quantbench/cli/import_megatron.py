@@ -1,4 +1,4 @@
-"""`quantbench import megatron-log`: training logs become iterations with tokens per second, TFLOPs and loss."""
+"""`quantbench import megatron-log`: import training logs: tokens per second, TFLOPs and loss of each iteration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`quantbench merge RUN…`: several runs of one kind of device become one."""
+"""`quantbench merge RUN…`: merge several runs of one kind of device."""
 
 from __future__ import annotations
 

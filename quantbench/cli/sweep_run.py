@@ -171,7 +171,8 @@ def say_plan(console: Console, plan: Plan, budget_s: float | None, *, already: i
     if already:
         text += f"; {already} of them are measured already"
     if plan.dropped:
-        text += f"; {plan.dropped} less informative ones do not fit into {duration(budget_s or 0)} (--budget)"
+        text += f" ({many} of {many + plan.dropped} points selected to fit --budget {duration(budget_s or 0)};"
+        text += " --budget none runs all)"
     console.print(text)
     if plan.impossible:
         console.print(

@@ -20,7 +20,7 @@ Float32Array = npt.NDArray[np.float32]
 Array = npt.NDArray[np.floating[Any]]
 
 _NARROWEST_CHOICE = 0.03
-_CLIP = 5.0  # deviations beyond which a residual is taken for a freak of its row
+_CLIP = 5.0  # deviations beyond which a residual is taken for an outlier
 
 
 @dataclass(frozen=True)
