@@ -5,7 +5,7 @@ BIN := .venv/bin
 # One thread: two threads on shared cores are 20 % noise.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install check test bench sweep evidence docs test-volta fuzz shelf clean
+.PHONY: install check test bench bench-import sweep evidence docs test-volta fuzz shelf clean
 
 install: .venv/installed
 
@@ -39,6 +39,10 @@ test-volta: .venv-volta/installed
 # The benchmark suite: pairs of sizes on both sides of predicted edges.
 bench: install
 	$(BIN)/python -m pytest --benchmark-only
+
+# CPU time and memory of import, check, report and profile export at 25,000, 50,000 and 100,000 rows.
+bench-import: install
+	$(BIN)/python tests/benchmarks/large_import.py
 
 # All that is worth measuring on a GPU, in three steps of under ten minutes; run again, a step finishes what is missing.
 # On a node without network: `make evidence RUN=python3`, an interpreter that has torch and the other dependencies.

@@ -45,7 +45,7 @@ def test_a_page_in_words(tmp_path: Path) -> None:
     code, text = call(write_simulated(tmp_path, GPU, staircase()))
     assert code == 0
     assert "SIMULATED DATA: tests/simulator.py" in text
-    assert "113 points with a figure, 1 curve with close neighbours" in text
+    assert "113 measured points, 1 curve with close neighbours" in text
     assert "n = 1536 to 1600" in text
     assert "128x256 tile on 108 SMs: 2 to 3 waves" in text
     assert "the steps are those of a 128x256 tile on 108 SMs" in text
@@ -89,9 +89,9 @@ def test_too_much_noise_is_unclear(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kept", "said"),
     [
-        (0, "0 points with a figure"),
-        (1, "1 point with a figure"),
-        (2, "2 points with a figure, 1 curve with close neighbours"),
+        (0, "0 measured points"),
+        (1, "1 measured point"),
+        (2, "2 measured points, 1 curve with close neighbours"),
     ],
 )
 def test_runs_of_few_points(tmp_path: Path, kept: int, said: str) -> None:
@@ -109,7 +109,7 @@ def test_a_run_full_of_failures(tmp_path: Path) -> None:
     skipped = [replace(record, outcome=Skipped("not here")) for record in staircase()[20:40]]
     code, text = call(write_simulated(tmp_path, GPU, failed + skipped))
     assert code == 0
-    assert "0 points with a figure, 40 skipped or failed" in text
+    assert "0 measured points, 40 skipped or failed" in text
     assert "nothing to find cliffs in, and nothing to judge rules by" in text
 
 

@@ -308,7 +308,7 @@ def test_two_axes_have_a_map_and_many_curves_are_told_together(tmp_path: Path) -
     ]
     written = write_report(run(made), tmp_path)
     assert written.lead is not None
-    assert written.lead.sentence == ("m: the worst size is 257: 14 of 14 shapes lose there, 28 % in the middle of them")
+    assert written.lead.sentence == ("m: the worst size is 257: 14 of 14 shapes lose there, median 28 %")
     names = {path.name for path in written.pictures}
     assert {"report-jumps-m.png", "report-map-n-m.png"} <= names
 
@@ -320,7 +320,7 @@ def test_the_check_speaks_on_the_page(tmp_path: Path) -> None:
     assert "128x256 tile on 108 SMs: 2 to 3 waves, the last 7.4 % full (by the kernel that ran)" in text
     assert "tiles % (SM count × blocks per SM) == 0" in text
     assert "rules not tested: hidden-128, " in text
-    assert text.index("take instead") < text.index("explains the steps") < text.index("Efficiency over")
+    assert text.index("use instead") < text.index("explains the steps") < text.index("Efficiency over")
 
 
 def test_an_assumed_tile_is_no_cause(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Flash attention, forward and backward, with a tile of one's own choice and a launch that is known exactly.
+"""Flash attention, forward and backward, with a user-defined tile and a launch that is known exactly.
 
     from quantbench.kernels.attention import attention, plan_forward
     from quantbench.launch import Tile

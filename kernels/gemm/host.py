@@ -1,4 +1,4 @@
-"""Matrix products with a tile and a schedule of one's own choice, and a launch that is known exactly.
+"""Matrix products with a user-defined tile and schedule, and a launch that is known exactly.
 
     from quantbench.kernels.gemm import matmul, plan
     from quantbench.launch import Tile

@@ -133,7 +133,7 @@ RULES: tuple[Rule, ...] = (
         multiples("hidden", lambda spec: spec.sm_count, alike=(64, 128), ops=LINEAR_OPS), _hidden_sm_count,
     ),
     Rule(
-        "hidden-864", "hidden % 864 == 0", "128 and 108 at once, as the notes put it (864 is no multiple of 128)",
+        "hidden-864", "hidden % 864 == 0", "a multiple of 128 and 108, says BigScience; but 128 does not divide 864",
         multiples("hidden", 864, alike=(32, 64, 128), ops=LINEAR_OPS),
         lambda _: _linear((1728, 2592, 3456, 5184, 6912), (-128, 0, 128)),
     ),

@@ -1,4 +1,4 @@
-"""The commands. Each lives in a file of its own, imports what it needs when it runs, and prints what it got."""
+"""The command line: one module per command, each of which imports what it needs when it runs."""
 
 import sys
 from typing import Annotated
@@ -50,15 +50,15 @@ def _main(
     pass
 
 
-@app.command(short_help="What is here, its state, known GPUs.")
+@app.command(short_help="This machine's device and its state; known GPUs.")
 def devices(as_json: o.AsJson = False) -> None:
-    """What is here, in what state, what will spoil timings, and which GPUs are known."""
+    """Show the device of this machine, its state, what may disturb timings, and the known GPUs."""
     from quantbench.cli.devices import devices as show
 
     show(as_json)
 
 
-@app.command(short_help="The models that --model knows.")
+@app.command(short_help="List the models that --model knows.")
 def models(as_json: o.AsJson = False) -> None:
     """The presets that --model knows: dimensions, parameters, and where they come from."""
     from quantbench.cli.models import models as show
@@ -66,22 +66,22 @@ def models(as_json: o.AsJson = False) -> None:
     show(as_json)
 
 
-app.command(short_help="Time real work over sizes; keep every sample.")(sweep)
-app.command(short_help="What a sweep would show on any known GPU.")(predict)
+app.command(short_help="Measure workloads over a range of sizes.")(sweep)
+app.command(short_help="Predict a sweep's result on any known GPU.")(predict)
 app.command(short_help="What a shape costs and wastes; better ones.")(advise)
 app.command(short_help="The fastest layout over many GPUs.")(plan)
-app.command(short_help="Collectives over sizes, under torchrun.")(comm)
-app.command(short_help="Cliffs, their causes, and the rules judged.")(check)
-app.command(short_help="Two runs, point by point; 1 on a regression.")(compare)
-app.command(short_help="Runs of one device become one.")(merge)
-app.command(short_help="One HTML page on a run, with pictures.")(report)
+app.command(short_help="Measure collectives under torchrun.")(comm)
+app.command(short_help="Find cliffs and causes; test rules of thumb.")(check)
+app.command(short_help="Compare two runs; exit 1 on a regression.")(compare)
+app.command(short_help="Merge runs of one device.")(merge)
+app.command(short_help="Write an HTML report of a run.")(report)
 
-app.add_typer(profile, name="profile", short_help="Tables, models and cliffs as a file for planners.")
+app.add_typer(profile, name="profile", short_help="Export tables, models and cliffs to planners.")
 
-_import = typer.Typer(no_args_is_help=True, help="Foreign tables become runs like our own.")
+_import = typer.Typer(no_args_is_help=True, help="Import other tools' tables and logs as runs.")
 _import.command("aiconfigurator")(import_aiconfigurator)
 _import.command("vidur")(import_vidur)
 _import.command("csv")(import_csv)
 _import.command("megatron-log")(import_megatron_log)
-app.add_typer(_import, name="import")
-app.command(short_help="How good predictions are: docs' table.")(validate)
+app.add_typer(_import, name="import", short_help="Import other tools' tables and logs.")
+app.command(short_help="Measure the accuracy of the predictions.")(validate)

@@ -1,4 +1,4 @@
-"""`quantbench check RUN`: cliffs, what explains them, and the rules of thumb judged."""
+"""`quantbench check RUN`: find cliffs and their causes, and test the rules of thumb."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ if TYPE_CHECKING:
 def check(
     run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="Folder of a run.")] = None,
     experiment: Annotated[
-        str, typer.Option(metavar="RULE", help="Measure just the points this rule needs, then judge it: k-8, mbs-2, …")
+        str,
+        typer.Option(metavar="RULE", help="Measure only the points this rule needs, then test it: k-8, mbs-2, …"),
     ] = "",
-    results: Annotated[Path, typer.Option(help="Where an experiment's run is kept.")] = Path("results"),
+    results: Annotated[Path, typer.Option(help="Folder for the run of --experiment.")] = Path("results"),
     budget: Annotated[str, typer.Option(help="Time for an experiment: 8m, 90s, none (default: 4m; CPU 75s).")] = "",
     blind: Annotated[bool, typer.Option("--blind", help="Do not use the device's number of SMs.")] = False,
     fail_above: Annotated[
-        float | None, typer.Option(help="Exit with 1 when a cliff is surely higher than this ratio, such as 1.2.")
+        float | None, typer.Option(help="Exit with 1 if the lower bound of a cliff's ratio exceeds this, such as 1.2.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
 ) -> None:
-    """Find the sizes past which the time jumps, say why, and judge the rules of thumb.
+    """Find the sizes after which the time jumps, explain the jumps, and test the rules of thumb.
 
-    Every device has cliffs, so finding them is no failure: the exit code is 1 only with --fail-above.
+    Every device has cliffs: the exit code is 1 only with --fail-above.
     """
     from quantbench.analysis.check import check_run
     from quantbench.analysis.rules import RULES, rule_named
@@ -103,7 +104,7 @@ def _say(found: Check) -> None:
     for line in (*found.run.warnings, *head_lines(found)):
         say(console, printable(line))
     if not found.num_points:
-        say(console, "nothing to find cliffs in, and nothing to judge rules by")
+        say(console, "no measured points: no cliffs can be found and no rules tested")
         return
     table = cliff_table(found)
     if table is not None:

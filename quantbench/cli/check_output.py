@@ -28,19 +28,17 @@ _VERDICT_STYLE = {"CONFIRMED": "green", "REFUTED": "red", "INCONCLUSIVE": "yello
 
 
 def head_lines(found: Check) -> list[str]:
-    """How much was looked at, and how many cliffs there are for which causes."""
+    """Number of points, curves and cliffs, and the causes of the cliffs."""
     records = [record for record in found.run.records if record.role == "point"]
     missing = sum(not isinstance(record.outcome, Measured) for record in records)
-    lines = [
-        f"{counted(found.num_points, 'point')} with a figure" + (f", {missing} skipped or failed" if missing else "")
-    ]
+    lines = [f"{counted(found.num_points, 'measured point')}" + (f", {missing} skipped or failed" if missing else "")]
     if not found.num_curves:
-        lines.append("no two neighbouring sizes are close enough for a step between them to be told")
+        lines.append("no two neighbouring sizes are close enough to detect a step between them")
         return lines
-    noise = "" if found.noise is None else f"; a point is known to ±{percent(found.noise)}"
+    noise = "" if found.noise is None else f"; standard error of a point ±{percent(found.noise)}"
     lines[0] += f", {counted(found.num_curves, 'curve')} with close neighbours{noise}"
     if not found.cliffs:
-        lines.append("no cliff: nowhere does the time jump by 3 % or more beyond its trend and the noise")
+        lines.append("no cliff: the time does not jump by 3 % or more above its trend and the noise anywhere")
     else:
         kinds = Counter(cliff.cause.kind for cliff in found.cliffs)
         causes = ", ".join(f"{kind} {number}" for kind, number in kinds.most_common())
@@ -55,7 +53,7 @@ def counted(number: int, what: str) -> str:
 
 
 def cliff_table(found: Check) -> Table | None:
-    """What many curves have in common where there are many, else the largest cliffs; None where there is none."""
+    """Cliffs that many curves share if there are many curves, else the largest cliffs; None without cliffs."""
     return _common_table(found) if found.common else _single_table(found) if found.cliffs else None
 
 
@@ -72,8 +70,14 @@ def _table(title: str, *columns: str, right: int) -> Table:
 def _common_table(found: Check) -> Table:
     several = len({(c.op, c.provider, c.variant) for c in found.common}) > 1
     waves = any(c.stepping for c in found.common)
-    names = ("size", "time", "curves", *(("where waves rise", "elsewhere") if waves else ()), "sure cliffs by cause")
-    table = _table("cliffs in the middle of all compute-bound curves", *names, right=len(names) - 1)
+    names = (
+        "size",
+        "time",
+        "curves",
+        *(("with a new wave", "without") if waves else ()),
+        "significant cliffs by cause",
+    )
+    table = _table("cliffs: median over all compute-bound curves", *names, right=len(names) - 1)
     for c in found.common[:_MOST_CLIFFS]:
         split = (_ratio_of(c.stepping), _ratio_of(c.level)) if waves else ()
         which = f" of {c.provider} {c.variant}" if several else ""
@@ -109,7 +113,7 @@ def _axis(name: str) -> str:
 
 
 def period_lines(found: Check) -> list[str]:
-    """One sentence on each family's staircase: what explains it, or that nothing does."""
+    """One sentence for each family of curves: the tile that explains its steps, if any."""
     several = len(found.periods) > 1
     return [(f"{p.op} {p.provider} {p.variant}: " if several else "") + _period_words(p) for p in found.periods]
 
@@ -122,16 +126,17 @@ def _period_words(period: Period) -> str:
             same = [explanation_words(e, period.sm_count) for e in r.best if e != period.chosen]
             listed = "; ".join(same[:_MOST_SAME]) + ("; …" if len(same) > _MOST_SAME else "")
             other = f"; the same staircase: {listed}" if same else ""
-            sure = f"{percent(r.explained)} of the steps' size, {period.sure_words}"
-            return f"the steps are those of a {period.tile_words} ({sure}){spaced}{other}"
+            sure = f"explains {percent(r.explained)} of the variation around the trend, {period.sure_words}"
+            return f"the steps match a {period.tile_words} ({sure}){spaced}{other}"
         case "no waves":
-            return "no waves show: nothing rises in the steps that any tile would make"
+            return "no waves: the times do not rise in the steps of any tile"
         case "no single tile":
             best = explanation_words(r.best[0], period.sm_count)
-            return f"no single tile explains the steps: the best, a {best}, makes up {percent(r.explained)} of them"
+            share = f"{percent(r.explained)} of the variation around the trend"
+            return f"no single tile explains the steps: the best, a {best}, explains {share}"
         case _:
             likely = "; ".join(explanation_words(e, period.sm_count) for e in (r.best[0], *r.rivals)[:_MOST_SAME])
-            return f"unclear which tile makes the steps{spaced}: {likely}"
+            return f"several tiles may explain the steps{spaced}: {likely}"
 
 
 def rule_table(found: Check) -> Table | None:
@@ -143,8 +148,8 @@ def rule_table(found: Check) -> Table | None:
         return None
 
     table = _table(
-        "rules: time per work where a rule is broken over where it is kept", "rule", "verdict", "effect", "pairs",
-        "which says, and what is behind it", right=0,
+        "rules: time per unit of work, rule broken / rule kept", "rule", "verdict", "effect", "pairs",
+        "what the rule says, and why it was (not) confirmed", right=0,
     )  # fmt: skip
     for verdict in tested:
         rule = rule_named(verdict.rule)

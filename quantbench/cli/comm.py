@@ -1,4 +1,4 @@
-"""`quantbench comm`: what the links between ranks give, under torchrun."""
+"""`quantbench comm`: bandwidth and latency of collectives between ranks, under torchrun."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def comm(
     dtype: Annotated[str, typer.Option(help="bf16, fp16, fp32 or int8.")] = "",
     backend: Annotated[str, typer.Option(help="nccl or gloo (default: nccl where every rank has a GPU).")] = "",
     half_width: Annotated[float, typer.Option(help="Target: relative half-width of the median's interval.")] = 0.02,
-    max_time: Annotated[str, typer.Option(help="Sampling time per point at most.")] = "1s",
-    results: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("results"),
+    max_time: Annotated[str, typer.Option(help="Longest sampling time per point.")] = "1s",
+    results: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = Path("results"),
     as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
 ) -> None:
-    """Time collectives over message sizes: torchrun --nproc-per-node=8 -m quantbench comm."""
+    """Measure collectives over message sizes: torchrun --nproc-per-node=8 -m quantbench comm."""
     from quantbench.cli.comm_run import CommArguments, run
 
     run(

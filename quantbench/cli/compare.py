@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 
 
 def compare(
-    run_a: Annotated[Path, typer.Argument(metavar="A", help="Folder of the run to hold against.")],
-    run_b: Annotated[Path, typer.Argument(metavar="B", help="Folder of the run that may be faster or slower.")],
-    margin: Annotated[str, typer.Option(help="A change that does not matter.")] = "1%",
-    by: Annotated[str, typer.Option(help="key: same workload, provider and timing; workload: whoever ran it.")] = "key",
-    provider_a: Annotated[str, typer.Option(help="Of A, only this provider's points.")] = "",
-    provider_b: Annotated[str, typer.Option(help="Of B, only this provider's points.")] = "",
-    noise: Annotated[
-        str, typer.Option(help="How well a single figure repeats (standard deviation), for imported tables: 3%.")
-    ] = "",
-    force: Annotated[bool, typer.Option("--force", help="Compare other devices, or measured with simulated.")] = False,
+    run_a: Annotated[Path, typer.Argument(metavar="A", help="Folder of the baseline run.")],
+    run_b: Annotated[Path, typer.Argument(metavar="B", help="Folder of the run to compare with it.")],
+    margin: Annotated[str, typer.Option(help="Differences below this are ignored.")] = "1%",
+    by: Annotated[
+        str, typer.Option(help="Match points by key (workload, provider and timing) or by workload.")
+    ] = "key",
+    provider_a: Annotated[str, typer.Option(help="Use only this provider's points of A.")] = "",
+    provider_b: Annotated[str, typer.Option(help="Use only this provider's points of B.")] = "",
+    noise: Annotated[str, typer.Option(help="Standard deviation of single figures in imported tables: 3%.")] = "",
+    force: Annotated[
+        bool, typer.Option("--force", help="Compare even if devices differ, or measured with simulated runs.")
+    ] = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for the picture (default: the run B's).")
     ] = None,

@@ -1,4 +1,4 @@
-"""`quantbench import megatron-log`: training logs become iterations with tokens per second, TFLOPs and loss."""
+"""`quantbench import megatron-log`: import training logs: tokens per second, TFLOPs and loss of each iteration."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from quantbench.errors import InputError
 
 def import_megatron_log(
     files: Annotated[list[Path], typer.Argument(help="Logs of Megatron-LM or Megatron-DeepSpeed (.gz and .xz too).")],
-    gpu: Annotated[str, typer.Option("--gpu", help="The cards: h100, a100-40gb or a slug of `quantbench devices`.")],
-    gpus: Annotated[int, typer.Option(min=0, help="How many GPUs, where a log does not say.")] = 0,
-    tp: Annotated[int, typer.Option(min=0, help="Tensor-parallel degree, where a log does not say.")] = 0,
-    pp: Annotated[int, typer.Option(min=0, help="Pipeline stages, where a log does not say.")] = 0,
-    mbs: Annotated[int, typer.Option(min=0, help="Micro-batch size, where a log does not say.")] = 0,
-    seq: Annotated[int, typer.Option(min=0, help="Sequence length, where a log does not say.")] = 0,
+    gpu: Annotated[str, typer.Option("--gpu", help="The GPUs: h100, a100-40gb or a slug of `quantbench devices`.")],
+    gpus: Annotated[int, typer.Option(min=0, help="Number of GPUs, if not in the log.")] = 0,
+    tp: Annotated[int, typer.Option(min=0, help="Tensor-parallel degree, if not in the log.")] = 0,
+    pp: Annotated[int, typer.Option(min=0, help="Pipeline stages, if not in the log.")] = 0,
+    mbs: Annotated[int, typer.Option(min=0, help="Micro-batch size, if not in the log.")] = 0,
+    seq: Annotated[int, typer.Option(min=0, help="Sequence length, if not in the log.")] = 0,
     plot: Annotated[Path | None, typer.Option(help="Draw tokens per second by layout over GPUs here (PNG).")] = None,
     results: Annotated[Path, typer.Option("--results", help="Folder that holds the runs.")] = Path("results"),
     run_id: Annotated[str | None, typer.Option("--run-id", help="Name of the run, for one file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summaries as JSON.")] = False,
 ) -> None:
-    """Import training logs: prefixes, restarts, several ranks and truncated lines are taken care of."""
+    """Import training logs, also with line prefixes, restarts, several ranks and truncated lines."""
     from dataclasses import replace
 
     from quantbench.cli.console import output, say

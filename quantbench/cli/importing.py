@@ -1,4 +1,4 @@
-"""`quantbench import aiconfigurator | vidur | csv`: foreign tables become runs like our own."""
+"""`quantbench import aiconfigurator | vidur | csv`: import other tools' tables as runs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from quantbench.importers.runs import ImportSummary
 
 _Results = Annotated[Path, typer.Option("--results", help="Folder that holds the runs.")]
-_RunId = Annotated[str | None, typer.Option("--run-id", help="Name of the run; made from the table's name otherwise.")]
+_RunId = Annotated[str | None, typer.Option("--run-id", help="Name of the run (default: made from the table's name).")]
 _Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
 _UnitsAreRight = Annotated[
     bool, typer.Option("--units-are-right", help="Keep times that are far from what the GPU should take.")
 ]
 _Gpu = Annotated[
-    str, typer.Option("--gpu", help="The card it was measured on: h100, a100-40gb or a slug of `quantbench devices`.")
+    str, typer.Option("--gpu", help="GPU that was measured: h100, a100-40gb or a slug of `quantbench devices`.")
 ]
 
 
@@ -36,7 +36,7 @@ def import_aiconfigurator(
         typer.Option("--table", help="gemm, context_attention, nccl (these by default), encoder_attention, …"),
     ] = None,
     dtype: Annotated[list[str] | None, typer.Option("--dtype", help="Only rows of these dtypes.")] = None,
-    gpu: Annotated[str | None, typer.Option("--gpu", help="The card, for a system that has no slug here.")] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help="The GPU, for a system that is not known here.")] = None,
     results: _Results = Path("results"),
     run_id: _RunId = None,
     units_are_right: _UnitsAreRight = False,
@@ -75,13 +75,13 @@ def import_aiconfigurator(
 def import_vidur(
     file: Annotated[Path, typer.Argument(help="mlp.csv, attention.csv, all_reduce.csv or send_recv.csv.")],
     gpu: _Gpu,
-    dtype: Annotated[str, typer.Option("--dtype", help="What was profiled in; the file does not tell.")] = "fp16",
+    dtype: Annotated[str, typer.Option("--dtype", help="Number format that was profiled (not in the file).")] = "fp16",
     results: _Results = Path("results"),
     run_id: _RunId = None,
     units_are_right: _UnitsAreRight = False,
     as_json: _Json = False,
 ) -> None:
-    """Import a profile of Vidur's."""
+    """Import a Vidur profile."""
     from quantbench.device import lookup
     from quantbench.importers import vidur
     from quantbench.importers.runs import write_run
@@ -94,16 +94,21 @@ def import_vidur(
 
 def import_csv(
     file: Annotated[Path, typer.Argument(help="A CSV file with a header line; .gz and .xz are read too.")],
-    columns: Annotated[str, typer.Option("--map", help="m=M,n=N,k=K,latency=time:ms: which column is what.")],
+    columns: Annotated[
+        str,
+        typer.Option("--map", help="Columns of sizes and time: m=M,n=N,k=K,latency=time:ms."),
+    ],
     gpu: _Gpu,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="bf16 and so on, where no column tells it.")] = None,
-    provider: Annotated[str, typer.Option("--provider", help="Who ran it, where no column tells it.")] = "imported",
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="Number format (bf16, …) without a dtype column.")
+    ] = None,
+    provider: Annotated[str, typer.Option("--provider", help="Library measured, without such a column.")] = "imported",
     results: _Results = Path("results"),
     run_id: _RunId = None,
     units_are_right: _UnitsAreRight = False,
     as_json: _Json = False,
 ) -> None:
-    """Import anybody's table."""
+    """Import a CSV table of measured times."""
     from quantbench.device import lookup
     from quantbench.importers import csv_table
     from quantbench.importers.runs import write_run

@@ -1,4 +1,4 @@
-"""`quantbench merge RUN…`: several runs of one kind of device become one."""
+"""`quantbench merge RUN…`: merge several runs of one kind of device."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ import typer
 
 def merge(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Folders of the runs.")],
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="Folder that holds runs; the merged one is made in it.")
-    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Results folder in which the merged run is created.")],
     run_id: Annotated[str, typer.Option(help="Name of the merged run (default: the first one's, and -merged).")] = "",
-    force: Annotated[bool, typer.Option("--force", help="Merge other devices or software all the same.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Merge even if devices or software differ.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
 ) -> None:
-    """Put runs of one device and one software together: every point once, the best trusted measurement of it."""
+    """Merge runs of one device and software: each point once, with its most trusted measurement."""
     from quantbench.cli.console import output as console_for
     from quantbench.cli.console import say
     from quantbench.cluster.cards import card_lines, compare_cards

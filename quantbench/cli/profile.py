@@ -1,4 +1,4 @@
-"""`quantbench profile`: a GPU's measurements as one file that planners load."""
+"""`quantbench profile`: make, read and export the profile of a GPU, the file that planners load."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from quantbench.cli import options as o
 from quantbench.cli import profile_export_options as e
 
-profile = typer.Typer(no_args_is_help=True, help="One GPU's tables, models and cliffs as a file for planners.")
+profile = typer.Typer(no_args_is_help=True, help="Make, read and export a GPU's tables, models and cliffs as one file.")
 
 File = Annotated[Path, typer.Argument(help="A profile's JSON file.", metavar="FILE")]
 Runs = Annotated[
@@ -19,14 +19,14 @@ Runs = Annotated[
 ]
 
 
-@profile.command(short_help="Runs become one profile, or a planner's files.")
+@profile.command(short_help="Make a profile or a planner's files from runs.")
 def export(
     runs: Runs,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File (of other formats: folder) to write.")
     ] = None,
     to: e.Format = e.PROFILE,
-    fit: Annotated[bool, typer.Option(help="Fit models to the rows (else: what is known without them).")] = True,
+    fit: Annotated[bool, typer.Option(help="Fit models to the rows (otherwise use shipped models).")] = True,
     provider: e.Provider = "",
     dtype: e.Dtype = "",
     layout: e.Layout = "",
@@ -38,8 +38,8 @@ def export(
     bound: e.Bound = "5%",
     as_json: o.AsJson = False,
 ) -> None:
-    """Tables, fitted models, cliffs and rule verdicts of one or more runs of a device (or a profile's own, given its
-    file), in one file or in a planner's format."""
+    """Write the tables, fitted models, cliffs and rule verdicts of a device's runs to one file, or convert runs or a
+    profile to a planner's format."""
     if to != e.PROFILE:
         from quantbench.cli.profile_export import export_format
 
@@ -53,7 +53,7 @@ def export(
     export_profile(runs, output, fit, as_json)
 
 
-@profile.command(short_help="What straight lines between rows lose.")
+@profile.command(short_help="Interpolation error of a planner's table.")
 def blindspots(
     run: Annotated[Path, typer.Argument(help="A run's folder, or a profile's JSON file.", metavar="RUN")],
     consumer: e.Consumer,
@@ -65,21 +65,21 @@ def blindspots(
     docs: e.Docs = None,
     as_json: o.AsJson = False,
 ) -> None:
-    """How far off a planner is between the rows of its table, and the fewest rows that would mend it."""
+    """Interpolation error of a planner between the rows of its table, and the fewest extra measurements that fix it."""
     from quantbench.cli.profile_blindspots import run_blindspots
 
     run_blindspots(run, consumer, bound, target, held_out, rows, shapes, docs, as_json)
 
 
-@profile.command(short_help="What is in a profile, and how good it is.")
+@profile.command(short_help="Show a profile's contents and accuracy.")
 def show(file: File, as_json: o.AsJson = False) -> None:
-    """The device, what was measured on it, how good the models are, and the worst cliffs."""
+    """Show the device, the measured rows, the accuracy of the models, and the largest cliffs."""
     from quantbench.cli.profile_run import show_profile
 
     show_profile(file, as_json)
 
 
-@profile.command(short_help="Is a file a whole, unchanged, possible profile?")
+@profile.command(short_help="Check that a profile is complete and unchanged.")
 def validate(file: File, as_json: o.AsJson = False) -> None:
     """Check a profile's digest, version, types, and every figure against the hardware's peak."""
     from quantbench.cli.profile_run import validate_profile
@@ -87,7 +87,7 @@ def validate(file: File, as_json: o.AsJson = False) -> None:
     validate_profile(file, as_json)
 
 
-@profile.command(short_help="The time of a product, softmax, attention, collective.")
+@profile.command(short_help="Look up the time of an operation.")
 def query(
     file: File,
     gemm: Annotated[list[str] | None, typer.Option("--gemm", help="m,n,k or m,n,k,batch; may be given often.")] = None,
@@ -103,7 +103,7 @@ def query(
     direction: Annotated[str, typer.Option(help="forward or backward.")] = "forward",
     as_json: o.AsJson = False,
 ) -> None:
-    """What a shape takes: measured, interpolated between measured shapes, or modelled; with its interval."""
+    """The time of a shape with its interval: measured, interpolated between measured shapes, or modelled."""
     from quantbench.cli.profile_query import query_profile
 
     asked = {"gemm": gemm or [], "softmax": softmax or [], "attention": attention or [], "collective": collective or []}

@@ -34,7 +34,7 @@ def origin_lines(profile: Profile) -> list[str]:
 def rows_lines(profile: Profile) -> list[str]:
     """How many rows of what there are."""
     counts = [f"{len(table):,} of {kind}" for kind, table in profile.tables.items() if len(table)]
-    return ["rows: " + (", ".join(counts) or "none; the models answer alone")]
+    return ["rows: " + (", ".join(counts) or "none; all times come from the models")]
 
 
 def _table(title: str, *columns: str) -> RichTable:
@@ -92,15 +92,15 @@ def model_lines(profile: Profile) -> list[str]:
         found.append(f"model of {model.dtype} products: {fitted}; 90 % of shapes within ±{percent(middle)}")
         held = model.provenance.get("held_out")
         if isinstance(held, dict) and "median_pct" in held:
-            found[-1] += f"; off by {held['median_pct']:.1f} % (median) on rows that it was not fitted to"
+            found[-1] += f"; median error {held['median_pct']:.1f} % on held-out rows"
     if len(profile.tables["gemm"]):
         trust = profile.trust("gemm")
         if trust is not None:
             found.append(
-                f"between two measured products: 90 % within ±{percent(exp(trust) - 1)} (rows left out in turn)"
+                f"interpolation between measured products: 90 % within ±{percent(exp(trust) - 1)} (leave-one-out)"
             )
     found += [other.note for other in (models.softmax, models.attention) if other is not None]
-    return found or ["no models: only what was measured is known, and the spec sheet"]
+    return found or ["no models: times are known for measured shapes only"]
 
 
 def cliffs_table(profile: Profile) -> RichTable | None:
@@ -134,7 +134,7 @@ def answers_table(answers: Sequence[tuple[str, str, Estimate]]) -> RichTable:
     """One line an answer."""
     from rich.text import Text
 
-    found = _table("", "shape", "time", "90 % interval", "source", "bound by", "to know")
+    found = _table("", "shape", "time", "90 % interval", "source", "bound by", "note")
     for kind, text, one in answers:
         found.add_row(
             f"{kind} {text}", latency(one.latency_us), _interval(one),

@@ -13,7 +13,7 @@ import typer
 from quantbench.errors import InputError
 
 _UNTOLD = (
-    "no log tells GPUs and tokens, so nothing can be drawn: import it again with --gpus, --seq and the layout "
+    "the logs do not give GPUs and tokens, so nothing can be drawn: import them again with --gpus, --seq and the layout "
     "(quantbench import megatron-log --help)"
 )
 
@@ -31,11 +31,11 @@ def report(
         ),
     ] = None,
     where: Annotated[
-        list[str] | None, typer.Option(metavar="AXIS=VALUE", help="Show only points there: n=5120,k=5120.")
+        list[str] | None, typer.Option(metavar="AXIS=VALUE", help="Show only points with these sizes: n=5120,k=5120.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="What was written, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the written files as JSON.")] = False,
 ) -> None:
-    """Write one HTML page that answers which sizes are bad, by how much and why."""
+    """Write an HTML page that shows which sizes are slow, by how much and why."""
     from quantbench.importers.training_run import training_folders
 
     logs = training_folders(runs)
@@ -69,17 +69,17 @@ def report(
     console = console_output()
     say(console, device_line(found.info.device))
     if found.info.origin != "measured":
-        say(console, (f"{found.info.origin.upper()} DATA", "bold"), ": nothing here was measured on this machine")
+        say(console, (f"{found.info.origin.upper()} DATA", "bold"), ": not measured on this machine")
     for warning in found.warnings:
         say_warning(console, printable(warning))
-    say(console, "no point of this run has a figure" if written.lead is None else written.lead.sentence)
+    say(console, "this run has no measured point" if written.lead is None else written.lead.sentence)
     say(console, f"page: {written.page!s}{_beside(written.pictures)}")
     if written.lead is not None and written.lead.several:
         shape = written.lead.bad[0].row.axes
         held = ",".join(
             f"{name.replace('_', '-')}={value}" for name, value in shape.items() if name != written.lead.axis
         )
-        say(console, f"one shape of them: quantbench report {runs[0]} --where {held}")
+        say(console, f"to see one shape: quantbench report {runs[0]} --where {held}")
 
 
 def _beside(pictures: Sequence[Path]) -> str:

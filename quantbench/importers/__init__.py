@@ -1,1 +1,1 @@
-"""Foreign tables become runs like our own: `origin: imported`, with where each figure comes from."""
+"""Imports other tools' tables as runs with `origin: imported` and the source of each figure."""

@@ -1,4 +1,4 @@
-"""What every importer makes of its table: rows in our terms, and a count of those that have no place here."""
+"""Rows of an imported table as workloads with times, and a count of the rows that were left out."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ def dtype_name(text: str) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of a foreign table.
+    """One figure of an imported table.
 
     latency_us: as the table states it, in microseconds; not a time at all (nan, 0, negative) where the table says so.
     provider: who ran it (`sglang`, `vllm.flash_attn_fa3`). kernel: the kernel's name where the table tells one.

@@ -1,7 +1,6 @@
-"""The rules of thumb of the BigScience documents, held against what a search finds for the job at hand.
+"""The rules of thumb of the BigScience documents, compared with the best layouts that a search finds for a job.
 
-Each rule is stated as it stands there, with the layout it would lead to, what that costs against the best one, and
-where the rule goes wrong.
+Each rule is quoted with the layout that it leads to, the cost against the best layout, and the reason where it fails.
 """
 
 from __future__ import annotations
@@ -21,10 +20,14 @@ NEGLIGIBLE = 0.02
 _BYTES_PER_PARAMETER = 18
 _MEMORY_SHARE = 0.75
 
+_BIGSCIENCE = "github.com/bigscience-workshop/bigscience/blob/master/train"
+_RULES_OF_THUMB = f"{_BIGSCIENCE}/tflops_optimization.md"
+_PREQUEL = f"{_BIGSCIENCE}/tr11-176B-ml/chronicles-prequel.md"
+
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of thumb. source: file and line of the documents. weakness: where it goes wrong, in general."""
+    """A rule of thumb. source: the public document. weakness: where it goes wrong, in general."""
 
     name: str
     text: str
@@ -65,7 +68,7 @@ def _choice(rule: Rule, found: Found, keep: Callable[[Prediction], bool], nothin
 
 def _data_parallel(job: Job, found: Found) -> Judged:
     rule = Rule(
-        "DP", "use as much DP as you can", "000:6",
+        "DP", "use as much DP as you can", _RULES_OF_THUMB,
         "data-parallel traffic grows with the share of the model that a GPU holds, and bubble is cheap while gbs is "
         "large: the documents' own DP 24 and PP 2 lost 20 % to DP 8 and PP 6",
     )  # fmt: skip
@@ -75,7 +78,7 @@ def _data_parallel(job: Job, found: Found) -> Judged:
 
 def _no_tensor(job: Job, found: Found) -> Judged:
     rule = Rule(
-        "TP last", "usually PP = MP; TP only where a layer does not fit one GPU", "000:24",
+        "TP last", "usually PP = MP; TP only where a layer does not fit one GPU", _RULES_OF_THUMB,
         "long pipelines make the logits' stage and the bubble dear; TP 2 to 4 inside a node costs less",
     )  # fmt: skip
     least = min(p.layout.tp for p in found.ranked)
@@ -86,7 +89,7 @@ def _no_tensor(job: Job, found: Found) -> Judged:
 def _whole_node(job: Job, found: Found) -> Judged:
     node = job.cluster.gpus_per_node
     rule = Rule(
-        "TP = node", f"TP = {node} (all GPUs of a node) is best", "003:468",
+        "TP = node", f"TP = {node} (all GPUs of a node) is best", _PREQUEL,
         "collectives of every layer grow with TP while products shrink; the documents found TP 4 to be 3 % faster",
     )  # fmt: skip
     keep = lambda p: p.layout.tp == node  # noqa: E731
@@ -95,7 +98,7 @@ def _whole_node(job: Job, found: Found) -> Judged:
 
 def _micro_batch(job: Job, found: Found) -> Judged:
     rule = Rule(
-        "MBS 2", "MBS 2 is about the best", "003:209",
+        "MBS 2", "MBS 2 is about the best", _PREQUEL,
         "it was so for hidden 14400, whose misaligned heads hid what larger products gain; the best MBS balances "
         "products and launches against bubble and memory",
     )  # fmt: skip
@@ -104,7 +107,7 @@ def _micro_batch(job: Job, found: Found) -> Judged:
 
 def _full_memory(job: Job, found: Found) -> Judged:
     rule = Rule(
-        "fill memory", "raise MBS to use the free memory", "000:28",
+        "fill memory", "raise MBS to use the free memory", _RULES_OF_THUMB,
         "the same document adds to test it: more memory in use means neither more speed nor less",
     )  # fmt: skip
     fullest = max(found.ranked, key=lambda p: p.memory.total)
@@ -114,8 +117,8 @@ def _full_memory(job: Job, found: Found) -> Judged:
 
 def _eighteen_bytes(job: Job, found: Found) -> Judged:
     rule = Rule(
-        "18 bytes", "18 bytes · parameters < 75 % of a GPU's memory means no model parallelism is needed", "000:22",
-        "it knows neither ZeRO, which shards 12 of the 18 bytes, nor activations",
+        "18 bytes", "18 bytes · parameters < 75 % of a GPU's memory means no model parallelism is needed",
+        _RULES_OF_THUMB, "it knows neither ZeRO, which shards 12 of the 18 bytes, nor activations",
     )  # fmt: skip
     needed = _BYTES_PER_PARAMETER * parameters(job.shape)
     limit = _MEMORY_SHARE * job.cluster.device.memory_bytes
@@ -132,7 +135,7 @@ def _eighteen_bytes(job: Job, found: Found) -> Judged:
 
 def _few_micro_batches(job: Job, found: Found) -> Judged:
     rule = Rule(
-        "gbs/mbs and DP", "gbs / mbs close to DP loses pipeline efficiency", "000:7",
+        "gbs/mbs and DP", "gbs / mbs close to DP loses pipeline efficiency", _RULES_OF_THUMB,
         "exactly: the bubble is (pp - 1) / (gbs / (mbs · dp)) of the work, so it is pp that it must be large against",
     )  # fmt: skip
     best = found.ranked[0]
@@ -144,7 +147,7 @@ def _few_micro_batches(job: Job, found: Found) -> Judged:
 
 def _waves(job: Job, found: Found) -> Judged:
     rule = Rule(
-        "hidden % 108", "hidden % 128, % 108 and % 8 together: hidden = 864 · c", "003:231",
+        "hidden % 108", "hidden % 128, % 108 and % 8 together: hidden = 864 · c", _PREQUEL,
         "waves depend on ceil(m / tile) · ceil(n / tile) against the SMs, not on hidden alone; 864 · c is no multiple "
         "of 128; and most of what 13824 gained over 14400 was its aligned heads",
     )  # fmt: skip
@@ -155,7 +158,7 @@ def _waves(job: Job, found: Found) -> Judged:
 
 def _aligned_heads(job: Job, found: Found) -> Judged:
     rule = Rule(
-        "head_dim", "head_dim % 8 == 0 (and % 64 is best)", "003:404 and NVIDIA's guide",
+        "head_dim", "head_dim % 8 == 0 (and % 64 is best)", f"{_PREQUEL}; NVIDIA's guide",
         "% 8 is real: unaligned rows cost 34 % in the documents; % 64 is not seen there: 128-wide heads were slower "
         "than 224-wide ones, unexplained",
     )  # fmt: skip

@@ -146,7 +146,7 @@ MOST_CLIFFS = 300
 
 
 def checks_of(runs: Sequence[Run]) -> list[Check]:
-    """What each run shows. Runs are looked at one by one: their points were timed under one roof."""
+    """The check of each run on its own, because its points come from the same run."""
     return [check_run(run) for run in runs]
 
 
@@ -182,7 +182,7 @@ def _common(cliff: CommonCliff) -> KnownCliff:
     return KnownCliff(
         axis=cliff.axis, at=cliff.at, next=cliff.next, ratio=cliff.ratio, low=cliff.low, high=cliff.high, op=cliff.op,
         provider=cliff.provider, variant=cliff.variant, cause=cliff.cause,
-        why=f"in the middle of {cliff.num_curves} curves", num_curves=cliff.num_curves,
+        why=f"median over {cliff.num_curves} curves", num_curves=cliff.num_curves,
     )  # fmt: skip
 
 

@@ -163,7 +163,7 @@ def maps_section(rows: Sequence[Row], axes: Sequence[str], gallery: Gallery, cap
         draw_heat_map(heat, path, caption([point for row in heat.rows for point in row.points]))
         x, y = heat.x_axis.replace("_", "-"), heat.y_axis.replace("_", "-")
         cards.append(Card(f"Share of peak over {x} and {y}", gallery.picture(path, f"heat map over {x} and {y}")))
-    return Section("maps", "Two sizes at once", cards=tuple(cards)) if cards else None
+    return Section("maps", "Heat maps over two sizes", cards=tuple(cards)) if cards else None
 
 
 def spread_card(points: Sequence[Point], axis: str, gallery: Gallery, caption: Caption) -> Card | None:

@@ -59,7 +59,7 @@ def result_lines(comparison: Comparison) -> list[str]:
     if comparison.points:
         counted = ", ".join(f"{number} {verdict}" for verdict, number in comparison.counts.items())
         middle = _ratio_words(comparison.median_ratio)
-        lines.append(f"{len(comparison.points)} points: {counted}; in the middle {middle}")
+        lines.append(f"{len(comparison.points)} points: {counted}; median {middle}")
     if comparison.lost:
         lines.append(f"measured in A and failing in B: {len(comparison.lost)}")
         lines += [

@@ -29,12 +29,8 @@ def steps_section(check: Check) -> Section | None:
     table = common_table(check.common)
     if not lines and table is None:
         return None
-    note = (
-        ""
-        if table is None
-        else "Sizes after which the time jumps in the middle of many shapes, with its 95 % interval:"
-    )
-    return Section("steps", "What makes the steps", note, table=table, lines=tuple(lines))
+    note = "" if table is None else "Sizes after which the time jumps: median over many shapes, with its 95 % interval."
+    return Section("steps", "Causes of the steps", note, table=table, lines=tuple(lines))
 
 
 def period_words(period: Period) -> str:
@@ -42,9 +38,9 @@ def period_words(period: Period) -> str:
     recovered = period.recovered
     what = period.variant if period.variant.startswith(f"{period.op} ") else f"{period.op} ({period.variant})"
     where = printable(f"{period.axis.replace('_', '-')}, {what} by {period.provider}")
-    accounts = f"accounts for {percent(recovered.explained)} of what is no smooth trend"
+    accounts = f"explains {percent(recovered.explained)} of the variation around the trend"
     if recovered.verdict == "no waves":
-        return f"{where}: no staircase of waves is seen"
+        return f"{where}: the times show no waves"
     if recovered.verdict == "no single tile":
         return f"{where}: no single tile explains the steps; the best {accounts}"
     named = period.tile_words or explanation_words(recovered.best[0], period.sm_count)
@@ -56,7 +52,7 @@ def period_words(period: Period) -> str:
     sure = f"{period.sure_words}, {accounts}"
     if recovered.verdict == "clear":
         return f"{where}: {named} explains the steps ({sure}{same})"
-    return f"{where}: unclear; the likeliest is {named} ({sure}{same})"
+    return f"{where}: several tiles may explain the steps; the most likely is {named} ({sure}{same})"
 
 
 def common_table(common: Sequence[CommonCliff]) -> Table | None:

@@ -1,4 +1,4 @@
-"""What a report says first: which sizes are bad beside their neighbours, by how much, and what to take instead."""
+"""The first answer of a report: sizes that are slower than their neighbours, by how much, and the better sizes."""
 
 from __future__ import annotations
 
@@ -95,19 +95,19 @@ def _stretches(bad: Sequence[BadSize], curves: Sequence[tuple[Row, ...]]) -> lis
 
 
 def _of_far_sizes(rows: Sequence[Row], axis: str, name: str, sizes: Sequence[int], curves: int, why: Causes) -> Lead:
-    """Sizes that are no neighbours of each other are held against those of half and twice the size."""
+    """Sizes without close neighbours are compared with half and twice the size."""
     if len(sizes) == 1:
-        only = f"{name}: only {sizes[0]} was measured; a second size is needed to tell which is better"
+        only = f"{name}: only {sizes[0]} was measured; a comparison needs a second size"
         return Lead(axis, only)
     bad = against_doubles(rows, axis)
     if not bad:
-        return Lead(axis, f"{name}: its {len(sizes)} sizes differ by less than the intervals tell")
+        return Lead(axis, f"{name}: the {len(sizes)} sizes do not differ by more than their intervals")
     if curves >= _MANY_CURVES:
         return _over_shapes(axis, name, bad, curves, why)
     worst = bad[0]
     sentence = (
         f"{name}: {worst.size} is the worst of {len(sizes)} sizes: it loses {percent(worst.loss)} against "
-        f"{worst.better.axes[axis]} (none is within {percent(NEAR)} of another; held against half and twice)"
+        f"{worst.better.axes[axis]} (no two sizes are within {percent(NEAR)}; compared with half and twice the size)"
     )
     shown = sorted(bad[:_MOST_ROWS], key=lambda b: (b.size, -b.loss))
     alone = len({row.provider for row in rows}) == 1
@@ -149,7 +149,7 @@ def _row(stretch: Sequence[BadSize], why: Causes, others: frozenset[str], alone:
 
 
 def _over_shapes(axis: str, name: str, bad: Sequence[BadSize], curves: int, why: Causes) -> Lead:
-    """One line a size, over all shapes that have it: how many of them lose, how much in the middle and at worst."""
+    """One line per size over all shapes that have it: number of shapes that lose, median and largest loss."""
     by_size: dict[int, list[BadSize]] = {}
     for one in bad:
         by_size.setdefault(one.size, []).append(one)
@@ -158,7 +158,7 @@ def _over_shapes(axis: str, name: str, bad: Sequence[BadSize], curves: int, why:
     first = by_size[ranked[0]]
     sentence = (
         f"{name}: the worst size is {ranked[0]}: {len(first)} of {curves} shapes lose there, "
-        f"{percent(median(b.loss for b in first))} in the middle of them"
+        f"median {percent(median(b.loss for b in first))}"
     )
     most = max(median(b.loss for b in by_size[size]) for size in shown)
     several_formats = len({b.culprit.workload.dtype for b in bad}) > 1

@@ -25,9 +25,9 @@ _MOST_KINDS = 3
 _FIGURE = re.compile(r"[-+±]?\d+(?:\.\d+)?")
 _GRADE_WORDS = {
     "A": "steady, cold as asked, clock steady",
-    "B": "one thing off",
-    "C": "several things off, or one badly; all imported figures",
-    "D": "to be read only beside its reasons",
+    "B": "one condition not met",
+    "C": "several conditions not met, or one badly; all imported figures",
+    "D": "unreliable; see the reasons",
     "rejected": "impossible: faster than the hardware",
 }
 
@@ -62,7 +62,7 @@ def trust_section(run: Run) -> Section:
     if len(other) > _MOST_REASONS:
         lines.append(f"{len(other) - _MOST_REASONS} more reasons are in records.jsonl")
     table = Table(("trust", "points", "meaning", "mostly because"), tuple(rows), frozenset({1})) if rows else None
-    return Section("trust", "How far to trust it", table=table, lines=tuple(lines))
+    return Section("trust", "Quality of the measurements", table=table, lines=tuple(lines))
 
 
 def sizes_section(rows: Sequence[Row], check: Check) -> Section:
@@ -71,7 +71,7 @@ def sizes_section(rows: Sequence[Row], check: Check) -> Section:
     several = len({row.provider for row in rows}) > 1
     head = [axis.replace("_", "-") for axis in axes]
     head += ["provider"] if several else []
-    head += ["ops", "time", "TFLOP/s", "GB/s", "of peak", "trust", "cliffs, or what its worst op loses"]
+    head += ["ops", "time", "TFLOP/s", "GB/s", "of peak", "trust", "cliffs, or the loss of the worst op"]
     lines = []
     for row in rows[:_MOST_ROWS]:
         lines.append((
@@ -97,7 +97,7 @@ def how_section(run: Run) -> Section:
     rows += [(f"seconds of {name}", f"{seconds:.1f}") for name, seconds in info.phases_s.items()]
     rows += [(f"device {name}", f"{value}") for name, value in _constants(run)]
     shown = tuple((printable(str(name)), printable(str(value), 300)) for name, value in rows)
-    return Section("how", "How it was measured", table=Table(("what", "value"), shown), folded=True)
+    return Section("how", "How it was measured", table=Table(("item", "value"), shown), folded=True)
 
 
 def _flat(options: dict[str, Any]) -> list[tuple[str, Any]]:

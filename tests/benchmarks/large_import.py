@@ -1,6 +1,6 @@
 """Time and memory of `import`, `check`, `report` and `profile export` over the number of imported rows.
 
-    python -m tests.benchmarks.large_import [--rows 25000,50000,100000] [--layout curves,grid,random] [--keep FOLDER]
+    python tests/benchmarks/large_import.py [--rows 25000,50000,100000] [--layout curves,grid,random] [--keep FOLDER]
 
 Each command runs in a process of its own. The table shows its CPU seconds (user and system), which a busy machine
 changes little, and its peak memory.

@@ -200,7 +200,7 @@ def watched_columns(shapes: Shapes) -> list[FloatArray]:
 
 
 _NARROWEST_CHOICE = 0.03
-_CLIP = 5.0  # deviations beyond which a residual is taken for a freak of its row
+_CLIP = 5.0  # deviations beyond which a residual is taken for an outlier
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ _FEWEST = 10
 
 @dataclass(frozen=True)
 class Effect:
-    """Time where the rule is broken over time where it is kept, less 1, in the middle of `pairs` pairs of shapes; low,
+    """Time with the rule broken over time with it kept, less 1: median over `pairs` pairs of shapes; low,
     high: the 95 % interval of that middle."""
 
     middle: float

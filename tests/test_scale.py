@@ -1,0 +1,82 @@
+"""Tables of many rows: work that must grow with the rows and no faster, counted rather than timed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from simulator import SimulatedGpu, along, records_of
+
+from quantbench.analysis import curve_fits
+from quantbench.analysis.curve_fits import fit_curves
+from quantbench.analysis.curves import curves_of
+from quantbench.analysis.periods import find_periods
+from quantbench.analysis.point_noise import LEAST_ERROR
+from quantbench.analysis.step_detection import find_pieces
+from quantbench.analysis.summary import points_of
+from quantbench.launch import Tile
+from quantbench.store.record import record_from_json, record_to_json
+from quantbench.workload import Gemm
+
+GPU = SimulatedGpu(108, Tile(128, 256))
+
+
+def test_curves_with_sizes_of_their_own_are_fitted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def counted(log_size, log_time, sigma):  # type: ignore[no-untyped-def]
+        calls.append(len(log_time))
+        return find_pieces(log_size, log_time, sigma)
+
+    monkeypatch.setattr(curve_fits, "find_pieces", counted)
+    numbers = {}
+    for count in (20, 40):
+        curves = []
+        for i in range(count):
+            points = along("m", range(512 + 8 * i, 2048, 160)[:8], Gemm(m=1, n=4096, k=64))
+            curves += curves_of(points_of(records_of(GPU, points, noise=0.002, seed=i), GPU.spec()), "m")
+        calls.clear()
+        fitted = fit_curves(curves, LEAST_ERROR)
+        assert len(fitted) == count
+        numbers[count] = (len(calls), sum(calls))
+    assert numbers[40][0] == numbers[20][0]  # as many calls, however many curves
+    assert numbers[40][1] == 2 * numbers[20][1]
+
+
+def test_curves_fitted_together_are_fitted_as_if_alone() -> None:
+    rng = np.random.default_rng(0)
+    sizes = np.log(np.sort(rng.choice(np.arange(64, 4096), (6, 40), replace=False), axis=1))
+    times = np.floor(np.exp(sizes) / 512) * 0.2 + rng.normal(0, 0.004, sizes.shape)
+    sigma = np.full(sizes.shape, 0.004)
+    together = find_pieces(sizes, times, sigma)
+    for i in range(len(sizes)):
+        alone = find_pieces(sizes[i], times[i : i + 1], sigma[i : i + 1])
+        assert together.starts[i].tolist() == alone.starts[0].tolist()
+        assert together.cost[i] == pytest.approx(alone.cost[0])
+
+
+def test_a_curve_of_thousands_of_sizes_is_fitted_in_parts() -> None:
+    sizes = range(32, 32 * 1601, 32)
+    records = records_of(GPU, along("m", sizes, Gemm(m=1, n=4096, k=4096)), noise=0.002, seed=0)
+    (one,) = fit_curves(curves_of(points_of(records, GPU.spec()), "m"), LEAST_ERROR)
+    assert (len(one.fit.levels), len(one.fit.trend)) == (len(sizes), len(sizes) - 1)
+    rises = {sizes[b.index + 1] for b in one.fit.breaks if b.log_jump > 0.03}
+    waves = {size for size in sizes if -(-size // 128) * 16 > 108 and _waves(size) > _waves(size - 32)}
+    early = {size for size in waves if _waves(size) <= 20}  # higher steps than 4 %
+    assert len(rises & early) >= 0.9 * len(early)
+    (period,) = find_periods((one,), GPU.spec())
+    assert period.num_curves > 1  # its parts
+
+
+def _waves(m: int) -> int:
+    return -(-(-(-m // 128) * 16) // 108)
+
+
+def test_equal_states_and_grades_of_a_file_are_kept_once(tmp_path: Path) -> None:
+    records = records_of(GPU, along("m", (128, 256), Gemm(m=1, n=4096, k=4096)), noise=0.0, seed=0)
+    first, second = (record_from_json(json.loads(json.dumps(record_to_json(record)))) for record in records)
+    assert [first, second] == list(records)
+    assert first.outcome.measurement.state_before is second.outcome.measurement.state_before  # type: ignore[union-attr]
+    assert first.outcome.grade is second.outcome.grade  # type: ignore[union-attr]
