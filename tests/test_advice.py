@@ -180,7 +180,12 @@ def test_key_value_heads_are_whole_on_each_gpu_unless_asked() -> None:
 @settings(max_examples=60, deadline=None)
 @given(shapes(), st.sampled_from([2, 3, 4, 6, 8]))
 def test_a_repaired_shape_can_be_split(base: TransformerShape, tp: int) -> None:
-    asked = replace(base, tp=1)
+    asked = replace(base, tp=1, kv_heads=base.heads)
+    near = [heads for heads in range(tp, 2 * asked.heads + 1, tp) if 2 * heads >= asked.heads]
+    if not near:
+        with pytest.raises(InputError, match="cannot be split over tp"):
+            repaired(asked, tp, Space())
+        return
     found = repaired(asked, tp, Space())
     if found is None:
         assert replace(asked, tp=tp)
@@ -209,6 +214,8 @@ def test_twenty_five_heads_become_24_or_26() -> None:
         assert abs(parameters(shape) / parameters(asked) - 1) < 0.02
     with pytest.raises(InputError, match=r"25 heads cannot be split over tp = 2 with heads kept; expected a tp that"):
         repaired(asked, 2, Space(keep=("heads",)))
+    with pytest.raises(InputError, match=r"25 heads cannot be split over tp = 64; expected a tp that divides heads"):
+        repaired(asked, 64, Space())
     advice = advise(asked, SimpleTimes(slow=(1536,)), repair=found)
     assert advice.shape.hidden == 1664  # proj and mlp_down of the other are slow
     assert [(one.found.shape.hidden, one.found.gain < 0) for one in advice.repaired] == [(1536, True)]

@@ -164,7 +164,7 @@ def repaired(asked: TransformerShape, tp: int, space: Space) -> Repair | None:
     Heads and key/value heads become the next multiples below and above; where heads make up the hidden size, it follows
     at the same head_dim, and so do the MLP and, to keep the parameters, the layers. The MLP's width becomes a multiple
     of `hidden_step` per GPU, the vocabulary is padded as Megatron pads it. Raises InputError where `space.keep` forbids
-    what would have to change, or nothing is near enough.
+    what would have to change, or the heads would be more than `space.heads` times as many or as few.
     """
     names = {"heads": "{} heads", "kv_heads": "{} kv_heads", "ffn": "ffn {}", "vocab": "vocab {}"}
     if asked.kv_heads == asked.heads:
@@ -173,7 +173,12 @@ def repaired(asked: TransformerShape, tp: int, space: Space) -> Repair | None:
     if not off:
         return None
     trouble = f"{', '.join(off)} cannot be split over tp = {tp}"
-    found = [_repaired_with(asked, heads, kv, tp, space) for heads, kv in _split_heads(asked, tp)]
+    most = space.heads
+    found = [
+        _repaired_with(asked, heads, kv_heads, tp, space)
+        for heads, kv_heads in _split_heads(asked, tp)
+        if asked.heads <= most * heads <= most**2 * asked.heads
+    ]
     shapes = [shape for shape in found if all(getattr(shape, name) == getattr(asked, name) for name in space.keep)]
     if not shapes:
         kept = f" with {', '.join(space.keep)} kept" if space.keep else ""
