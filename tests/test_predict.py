@@ -120,7 +120,10 @@ def test_a_row_is_one_layer_whatever_the_model() -> None:
     words = ("--gpu", "a100-sxm4-80gb", "--dim", "tp=1", "--hidden", "4096", "--heads", "32", "--seq", "8192")
     said = run(*words)
     assert "assumed: flash attention, mbs = 1, vocab = 50304, dtype = bf16" in said
-    assert "a row is one layer, qkv + attention + proj + mlp_up + mlp_down; logits, once per model, are not" in said
+    assert (
+        "a row sums qkv + attention + proj + mlp_up + mlp_down of one layer; logits, once per model, are not in it"
+        in said
+    )
     # OPT-66B has 64 layers; a row of it is one of them.
     model = rows("--gpu", "a100-sxm4-80gb", "--dim", "mbs=1", "--model", "opt-66b")
     (row,) = model["rows"]  # type: ignore[misc]

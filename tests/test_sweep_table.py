@@ -13,11 +13,11 @@ from quantbench.analysis.check import check_run
 from quantbench.analysis.layers import layer_rows
 from quantbench.analysis.neighbours import curves_of_rows
 from quantbench.analysis.staircase import Explanation
-from quantbench.analysis.summary import points_of, rows_of
+from quantbench.analysis.summary import Point, points_of, rows_of
 from quantbench.cli.check_output import check_to_json, cliff_to_json
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade
-from quantbench.report.table import row_figures, row_words, rows_to_json, sweep_table
+from quantbench.report.table import ops_line, row_figures, row_words, rows_to_json, sweep_table
 from quantbench.report.text_sections import sizes_section
 from quantbench.store.folder import read_run
 from quantbench.store.record import Measured
@@ -126,3 +126,30 @@ def test_attention_in_three_kernels_makes_a_layer_whole() -> None:
     unfused = [replace(point, axes={"n": 2}, op=op) for op in ("qkv", "scores", "softmax", "context")]
     torn = [replace(point, axes={"n": 3}, op=op) for op in ("qkv", "scores")]
     assert [row.missing for row in layer_rows([*fused, *unfused, *torn], spec)] == [(), (), ("attention",)]
+
+
+def _point(op: str, us: float, grade: str = "A", count: int = 1) -> Point:
+    work = Gemm(256, 256, 256)
+    return Point(
+        op, {"tp": 1}, op, count, "torch.mm", work, None, us, us, us, 1.0, 1.0, 0.5, Grade(grade, ("made up",)), 10,
+        0.0, None,
+    )  # fmt: skip
+
+
+def test_a_row_is_one_layer_with_logits_apart(tmp_path: Path) -> None:
+    gemms = along("n", (1024, 2048), Gemm(4096, 1, 4096))
+    check = check_run(read_run(write_simulated(tmp_path, GPU, records_of(GPU, gemms, noise=0.005, seed=1))), rules=())
+    spec = GPU.spec()
+    (row,) = rows_of([_point("qkv", 10.0), _point("proj", 5.0), _point("logits", 100.0, "C")], spec)
+    assert (row.latency_us, row.logits_us, row.grade.letter) == (15.0, 100.0, "C")
+    assert ops_line([row]) == "a row sums, of one layer, qkv + proj (torch.mm); logits, once per model, are not in it"
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(sweep_table([row], check, spec))
+    header, line = console.export_text().splitlines()[:2]
+    assert header.split()[:4] == ["tp", "ops", "time", "logits"]
+    assert line.split()[2:6] == ["15.0", "µs", "100", "µs"]
+    (alone,) = rows_of([_point("logits", 100.0)], spec)
+    assert (alone.latency_us, alone.logits_us) == (100.0, None)
+    # Runs from before measured whole models.
+    (whole,) = rows_of([_point("qkv", 10.0, count=32)], spec)
+    assert ops_line([whole]) == "a row sums, of 32 layers, qkv (torch.mm)"

@@ -75,8 +75,8 @@ def summed_line(rows: Sequence[ForecastRow]) -> str:
     if labels == ["gemm"]:
         return ""
     apart = "; logits, once per model, are not in it" if any(row.logits is not None for row in rows) else ""
-    whole = "the logits of the model" if labels[0].startswith("logits") else "one layer"
-    return f"a row is {whole}, {' + '.join(labels)}{apart}"
+    whole = "the model" if labels[0].startswith("logits") else "one layer"
+    return f"a row sums {' + '.join(labels)} of {whole}{apart}"
 
 
 def _rate(tflops: float) -> str:

@@ -83,9 +83,9 @@ def ops_line(rows: Sequence[Row]) -> str:
         return f"a row is one product: {summed}"
     layers = max(point.count for row in rows for point in row.points)
     only_logits = all(op.startswith("logits") for ops in found.values() for op in ops)
-    whole = "the logits of the model" if only_logits else "one layer" if layers == 1 else f"{layers} layers"
+    whole = "the model" if only_logits else "one layer" if layers == 1 else f"{layers} layers"
     apart = "; logits, once per model, are not in it" if any(row.logits for row in rows) else ""
-    return f"a row is {whole}: {summed}{apart}"
+    return f"a row sums, of {whole}, {summed}{apart}"
 
 
 def trust_lines(rows: Sequence[Row]) -> list[str]:
