@@ -68,7 +68,7 @@ def open_unpacked(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYT
     suffix = Path(path).suffix
     if suffix not in _PACKED:
         return file
-    content = gzip.GzipFile(fileobj=file) if suffix == ".gz" else lzma.LZMAFile(file)
+    content = gzip.GzipFile(fileobj=file) if suffix == ".gz" else lzma.LZMAFile(file)  # noqa: SIM115 - closed by _Unpacked
     return io.BufferedReader(_Unpacked(file, content, most_bytes), 2**16)
 
 
