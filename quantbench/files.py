@@ -22,7 +22,7 @@ from quantbench.units import size
 #: what a file may have unless its reader says more: configurations, run.json, profiles, models, tables
 LARGEST_BYTES = 2**29
 
-_UNPACKERS = {".gz": lambda packed: gzip.GzipFile(fileobj=packed), ".xz": lzma.LZMAFile}
+_PACKED = (".gz", ".xz")
 
 
 def open_binary(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES) -> BinaryIO:
@@ -65,10 +65,11 @@ def open_text(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES, 
 def open_unpacked(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES) -> BinaryIO:
     """As `open_binary`, and a name in .gz or .xz is unpacked: up to `most_bytes`, then reading raises OSError."""
     file = open_binary(path, most_bytes=most_bytes)
-    unpacker = _UNPACKERS.get(Path(path).suffix)
-    if unpacker is None:
+    suffix = Path(path).suffix
+    if suffix not in _PACKED:
         return file
-    return io.BufferedReader(_Unpacked(file, unpacker(file), most_bytes), 2**16)  # type: ignore[return-value]
+    content = gzip.GzipFile(fileobj=file) if suffix == ".gz" else lzma.LZMAFile(file)  # noqa: SIM115 - closed by _Unpacked
+    return io.BufferedReader(_Unpacked(file, content, most_bytes), 2**16)
 
 
 class _Unpacked(io.RawIOBase):

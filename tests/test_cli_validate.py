@@ -60,7 +60,7 @@ def test_errors(table: Path, tmp_path: Path) -> None:
         run("--table", str(table), "--gpu", "a100-sxm4-80gb")
     with pytest.raises(InputError, match=r"--seeds '0,x'; expected integers, comma separated"):
         run("--table", str(table), "--gpu", "a100-sxm4-80gb", "--seeds", "0,x")
-    with pytest.raises(StoreError, match=r"no file .*gone.csv"):
+    with pytest.raises(StoreError, match=r"gone.csv \(No such file or directory\)"):
         run("--table", str(tmp_path / "gone.csv"), "--gpu", "a100-sxm4-80gb")
 
 

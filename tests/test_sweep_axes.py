@@ -43,7 +43,7 @@ def test_ranges_and_lists(text: str, values: tuple[int, ...]) -> None:
         ("hidden=-8", r"^--dim hidden: '-8'; expected"),
         ("hidden=1024@cliffs", r"^--dim hidden: '@cliffs'; expected @edges"),
         ("hidden=1024@edges", r"expected a range for @edges to look in"),
-        ("n=1:2000000:1", r"values\); expected at most 100000 values$"),
+        ("n=1:2000000:1", r"values\); expected at most 100,000 values$"),
         ("hidden=99999999999", r"expected start:stop"),
     ],
 )
