@@ -153,6 +153,9 @@ class Work:
     def run(self) -> None:
         pass
 
+    def outputs(self) -> tuple[()]:
+        return ()
+
     def launch(self) -> Launch | None:
         return self._launch
 
@@ -160,6 +163,7 @@ class Work:
 class Maker:
     """A provider of such tasks."""
 
+    id = "tests.Maker"
     says: ClassVar[Launch | None] = None
 
     def unsupported(self, workload: Workload, device: DeviceSpec) -> str | None:

@@ -71,7 +71,7 @@ def sweep(
     distribution: Annotated[
         str, typer.Option(help="Inputs: normal, uniform, integers, zeros.", rich_help_panel=_TIMING)
     ] = "normal",
-    seed: Annotated[int, typer.Option(help="Of the inputs and of the order.", rich_help_panel=_TIMING)] = 0,
+    seed: Annotated[int, typer.Option(help="Of the order of the points.", rich_help_panel=_TIMING)] = 0,
     budget: Annotated[
         str,
         typer.Option(help="Time for all: 8m, 90s, none (default: 4m; CPU 75s; --resume none).", rich_help_panel=_RUN),
