@@ -77,7 +77,7 @@ CSV = ("--gpu", "a100-sxm4-80gb", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype"
         (("validate", "--docs", "nowhere.md"), "validate: --docs nowhere.md; expected a file with the markers"),
         (
             ("sweep", "--resume", "run", "--provider", "triton"),
-            "sweep: --resume run with --provider; expected the run's own options: --resume alone",
+            "sweep: --resume run with --provider; expected the run's own options: --resume, with --budget at most",
         ),
         (("sweep", "--resume", "run", "--tp", "8"), "sweep: --resume run with --tp; expected the run's own options"),
         (("check", "--experiment", "k-8", "--budget", "5"), "--budget: '5'; expected a time such as 90s"),

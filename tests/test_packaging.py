@@ -44,7 +44,7 @@ def test_a_plain_checkout_runs_where_the_dependencies_are(checkout: Path) -> Non
     done = python("-c", LOOK, cwd=checkout)
     assert done.returncode == 0, done.stderr
     assert f'"{checkout}/quantbench/__init__.py", "{checkout}/kernels/__init__.py"' in done.stdout
-    assert '"quantbench-run-1", 14336' in done.stdout
+    assert '"quantbench-run-2", 14336' in done.stdout
 
 
 def test_it_installs_without_network_and_imports_from_elsewhere(checkout: Path, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from quantbench.workload.presets import preset
 assert Path(sys.argv[1]) in Path(quantbench.__file__).parents, quantbench.__file__
 assert lookup("h100-sxm5-80gb").sm_count == 132
 assert preset("llama-3-8b").hidden == 4096
-assert schema("run")["$id"] == "quantbench-run-1"
+assert schema("run")["$id"] == "quantbench-run-2"
 assert GemmModel.best("a100-sxm4-80gb").predict(4096, 4096, 4096).latency_us > 0
 
 def quantbench_(*words):

@@ -90,6 +90,17 @@ def report(made: Run, folder: Path) -> Checker:
     return checked(write_report(made, folder).page)
 
 
+def test_a_name_that_ends_in_html_is_the_page_itself(tmp_path: Path) -> None:
+    made = run(stairs(range(2048, 6144, 64)))
+    alone = write_report(made, tmp_path / "pages" / "x.html")
+    assert (alone.page, alone.pictures) == (tmp_path / "pages" / "x.html", ())
+    assert [path.name for path in alone.page.parent.iterdir()] == ["x.html"]
+    assert "img" in checked(alone.page).tags  # its pictures are inside
+    # A folder of such a name stays one.
+    (tmp_path / "y.html").mkdir()
+    assert write_report(made, tmp_path / "y.html").page == tmp_path / "y.html" / "report.html"
+
+
 # --- what is bad beside its neighbours ---------------------------------------------------------------------------
 
 

@@ -114,7 +114,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert folder == tmp_path / "a100-test" / INFO.run_id
     run = read_run(folder)
     assert list(run.records) == kept
-    assert run.info == replace(INFO, how_ended="complete", phases_s={"measuring": 1.0})
+    assert run.info == replace(INFO, how_ended="complete", phases_s={"measuring": 1.0}, num_records=3)
     assert run.warnings == ()
 
 
@@ -157,6 +157,101 @@ def test_resuming_after_a_torn_line_leaves_whole_lines_only(tmp_path: Path) -> N
             *(r.workload.n for r in run.records),  # type: ignore[union-attr]
             24,
         ]
+
+
+def test_a_line_that_is_there_twice_counts_once_and_is_named(tmp_path: Path) -> None:
+    with RunWriter.create(tmp_path, INFO) as writer:
+        writer.append(record(8))
+        writer.append(record(16))
+        writer.update(INFO)
+    path = writer.folder / "records.jsonl"
+    first, second = path.read_text().splitlines(keepends=True)
+    reference = second.replace('"role":"point"', '"role":"reference"')  # repetitions of a point are none of it
+    path.write_text(reference + reference.replace('"elapsed_s":', '"elapsed_s":7') + second)
+    assert (len(read_run(writer.folder).records), read_run(writer.folder).warnings) == (3, ())
+    again = second.replace('"elapsed_s":', '"elapsed_s":7')  # the same point, at another time
+    path.write_text(first + second + first + again)
+    run = read_run(writer.folder)
+    assert [r.workload.n for r in run.records] == [8, 16]  # type: ignore[union-attr]
+    assert run.warnings == (f"{path}: lines 3, 4 repeat a record; it counts once",)
+
+
+def test_several_kernels_of_one_workload_in_a_foreign_table_are_no_repeats(tmp_path: Path) -> None:
+    info = replace(INFO, origin="imported", source="a table")
+    one = replace(record(8), origin="imported", source="a table", launch=Launch("one"))
+    with RunWriter.create(tmp_path, info) as writer:
+        writer.extend([one, replace(one, launch=Launch("two"))])
+    run = read_run(writer.folder)
+    assert (len(run.records), run.warnings) == (2, ())
+
+
+def test_a_line_that_is_missing_is_named_with_the_way_to_measure_it_again(tmp_path: Path) -> None:
+    with RunWriter.create(tmp_path, INFO) as writer:
+        for n in (8, 16, 24):
+            writer.append(record(n))
+        writer.update(INFO)
+    path = writer.folder / "records.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text(lines[0] + lines[2])
+    again = f"; measure what is missing: quantbench sweep --resume {writer.folder}"
+    assert read_run(writer.folder).warnings == (f"{path}: 1 of 3 records missing{again}",)
+    path.unlink()
+    assert read_run(writer.folder).warnings == (f"{path} is missing, and with it every record{again}",)
+    resumed, run = RunWriter.resume(writer.folder)
+    with resumed:
+        assert run.records == ()
+        for n in (8, 16, 24):
+            resumed.append(record(n))
+        resumed.update(resumed.info)
+    assert read_run(writer.folder).warnings == ()
+
+
+def test_a_run_of_version_1_is_read(tmp_path: Path) -> None:
+    with RunWriter.create(tmp_path, INFO) as writer:
+        writer.append(record(8))
+    path = writer.folder / "run.json"
+    data = json.loads(path.read_text())
+    assert (data.pop("num_records"), data["version"]) == (None, 2)
+    path.write_text(json.dumps({**data, "version": 1}))
+    run = read_run(writer.folder)
+    assert (run.info, run.warnings) == (INFO, ())
+
+
+def test_a_run_behind_a_link_is_resumed_where_it_lies(tmp_path: Path) -> None:
+    with RunWriter.create(tmp_path / "results", INFO) as writer:
+        writer.append(record(8))
+    link = tmp_path / "link"
+    link.symlink_to(writer.folder)
+    resumed, _ = RunWriter.resume(link)
+    with resumed:
+        assert resumed.folder == writer.folder
+        resumed.append(record(16))
+        resumed.update(replace(resumed.info, how_ended="complete"))
+    assert len(read_run(writer.folder).records) == 2
+    # A link to run.json alone stays one.
+    elsewhere = tmp_path / "elsewhere.json"
+    (writer.folder / "run.json").rename(elsewhere)
+    (writer.folder / "run.json").symlink_to(elsewhere)
+    resumed, _ = RunWriter.resume(writer.folder)
+    with resumed:
+        resumed.update(replace(resumed.info, how_ended="budget"))
+    assert (writer.folder / "run.json").is_symlink()
+    assert read_run(writer.folder).info.how_ended == "budget"
+
+
+def test_an_empty_new_run_leaves_nothing_behind(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    with RunWriter.create(results, INFO) as writer:
+        writer.remove_if_empty()
+    assert list(tmp_path.iterdir()) == []
+    with RunWriter.create(results, INFO) as writer:
+        writer.append(record(8))
+        writer.remove_if_empty()
+    assert len(read_run(writer.folder).records) == 1
+    resumed, _ = RunWriter.resume(writer.folder)
+    with resumed:
+        resumed.remove_if_empty()
+    assert len(read_run(writer.folder).records) == 1
 
 
 def test_a_broken_line_in_the_middle_is_refused_by_its_number(tmp_path: Path) -> None:
@@ -262,7 +357,7 @@ def test_a_results_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None
         (None, r"expected a folder with run\.json in it$"),
         ("{", r"expected a readable JSON file$"),
         ("[]", r'expected a JSON object with format "quantbench-run"$'),
-        ('{"format": "quantbench-run", "version": 99}', r"has version 99; expected version 1$"),
+        ('{"format": "quantbench-run", "version": 99}', r"has version 99; expected version 1 to 2$"),
         ('{"format": "quantbench-run", "version": 1}', r"expected a run\.json as quantbench writes it$"),
     ],
 )

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import random
+import re
+import time
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
-from test_sweep_runner import Bench, FakeWorker, measured
+from made_runs import record as made_record
+from made_runs import run as made_run
+from made_runs import write
+from rich.console import Console
+from test_sweep_runner import A100, Bench, FakeWorker, measured
 
-from quantbench.errors import StoreError
-from quantbench.store.folder import read_run
+from quantbench.cli.sweep_run import measure, say_plan, say_result
+from quantbench.errors import StoreError, UnsupportedError
+from quantbench.store.folder import RunWriter, read_run
+from quantbench.store.record import Record
 from quantbench.sweep.child import WorkerLostError
 from quantbench.sweep.messages import Reply, Request
-from quantbench.sweep.options import SweepOptions
+from quantbench.sweep.options import SweepOptions, plan_sweep, whole_plan
 from quantbench.sweep.session import SweepSession
 from quantbench.sweep.shapes import Held
+from quantbench.timing.options import TimingOptions
+from quantbench.workload import Gemm
 
 OPTIONS = SweepOptions(dims=("n=1024:8192:64",), held=Held(m=1024, k=1024), providers=("torch.mm",))
 
@@ -83,11 +95,9 @@ def test_fifty_interruptions_change_nothing(tmp_path: Path) -> None:
 def test_resuming_on_another_device_is_refused(tmp_path: Path) -> None:
     bench = Bench(None, lambda request: measured(100.0))  # type: ignore[arg-type]
     with SweepSession.new(lambda spec: OPTIONS, tmp_path, connect_with(bench)) as session:  # type: ignore[arg-type]
-        pass
+        session.run(lambda progress: None, clock=bench.clock)
 
     def connect() -> QuietWorker:
-        from dataclasses import replace
-
         worker = QuietWorker(bench.answer, bench.clock)
         worker.hello = replace(worker.hello, device=replace(worker.hello.device, name="b200-test"))
         bench.workers.append(worker)
@@ -96,3 +106,165 @@ def test_resuming_on_another_device_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"^resume: this device is b200-test; expected a100-test, as in "):
         SweepSession.resume(session.folder, connect)
     assert all(worker.closed for worker in bench.workers)
+
+
+LAYERS = SweepOptions(dims=("hidden=1024:4096:64",), providers=("torch.mm", "triton.stream_k"), budget_s=30.0)
+
+
+def measured_in(folder: Path) -> set[str]:
+    return {r.key for r in read_run(folder).records if r.role == "point"}
+
+
+def test_resuming_finishes_all_of_the_plan_or_takes_a_budget(tmp_path: Path) -> None:
+    bench = Bench(None, lambda request: measured(100.0))  # type: ignore[arg-type]
+    connect = connect_with(bench)
+    with SweepSession.new(lambda spec: LAYERS, tmp_path, connect) as session:  # type: ignore[arg-type]
+        assert session.run(lambda progress: None, clock=bench.clock).how == "budget"
+    first = measured_in(session.folder)
+    every = {p.key for p in whole_plan(LAYERS, session.hello.device)[1].points}
+    assert 0 < len(first) < 0.2 * len(every)
+    with SweepSession.resume(session.folder, connect, budget_s=60.0) as more:  # type: ignore[arg-type]
+        assert len(more.plan.points) + len({p.key for g in more.plan.left_out for p in g.points}) <= len(every)
+        assert not {p.key for p in more.plan.points} & first
+        start_s = bench.clock.now_s
+        assert more.run(lambda progress: None, clock=bench.clock).how == "budget"
+        assert 30.0 <= bench.clock.now_s - start_s <= 60.0
+    second = measured_in(session.folder)
+    assert first < second < every
+    with SweepSession.resume(session.folder, connect) as rest:  # type: ignore[arg-type]
+        assert {p.key for p in rest.plan.points} == every - second
+        assert rest.run(lambda progress: None, clock=bench.clock).how == "complete"
+    run = read_run(session.folder)
+    assert measured_in(session.folder) == every
+    assert (run.info.how_ended, run.info.options["budget_s"]) == ("complete", 30.0)
+
+
+def test_parts_are_the_same_with_a_budget_and_without() -> None:
+    options = replace(LAYERS, budget_s=20.0)
+    parts = [plan_sweep(replace(options, shard=(part, 3)), A100)[1] for part in (1, 2, 3)]
+    again = [plan_sweep(replace(options, shard=(part, 3), budget_s=None), A100)[1] for part in (1, 2, 3)]
+    for one, other in zip(parts, again, strict=True):
+        assert {p.key for g in (*one.groups, *one.left_out) for p in g.points} == {p.key for p in other.points}
+    every = {p.key for p in whole_plan(options, A100)[1].points}
+    assert set().union(*({p.key for p in plan.points} for plan in again)) == every
+
+
+def test_the_start_counts_into_the_budget(tmp_path: Path) -> None:
+    bench = Bench(None, lambda request: measured(100.0))  # type: ignore[arg-type]
+    start_s = time.monotonic() - 12.0  # the worker took so long to start
+    options = replace(LAYERS, budget_s=60.0)
+    with SweepSession.new(lambda spec: options, tmp_path, connect_with(bench), start_s) as session:  # type: ignore[arg-type]
+        assert session.spent_s >= 12.0
+        assert session.run(lambda progress: None, clock=bench.clock).how == "budget"
+    # Of 60 s 12 are gone, and as much as that is kept for the tables.
+    assert bench.clock.now_s <= 60.0 - 12.0 - 12.0 + 2.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"origin": "imported", "source": "times.csv"},
+            "is imported from times.csv; expected a run that",
+        ),
+        ({"origin": "simulated"}, "is simulated; expected a run that `quantbench sweep` measured"),
+        (
+            {"origin": "measured", "options": {"merged": []}},
+            "was merged from runs of different plans",
+        ),
+        (
+            {"origin": "measured", "options": {"sizes": [1]}},
+            "was not made by `quantbench sweep`",
+        ),
+    ],
+)
+def test_a_run_without_a_plan_is_not_resumed(changes: dict[str, object], message: str, tmp_path: Path) -> None:
+    made = write(tmp_path, made_run([made_record(Gemm(64, 64, 64), (1.0,), {"n": 64})], **changes))
+    with pytest.raises(StoreError, match=f"^resume: .*{re.escape(message)}"):
+        SweepSession.resume(made, lambda: pytest.fail("no worker is needed to refuse this"))
+
+
+def test_a_start_that_fails_leaves_no_run(tmp_path: Path) -> None:
+    def stop(request: Request) -> Reply:
+        raise KeyboardInterrupt
+
+    bench = Bench(None, stop)  # type: ignore[arg-type]
+    results = tmp_path / "results"
+    session = SweepSession.new(lambda spec: OPTIONS, results, connect_with(bench))  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt), session:
+        session.run(lambda progress: None, clock=bench.clock)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_timing_mode_that_the_device_has_not_is_refused_before_there_is_a_run(tmp_path: Path) -> None:
+    options = replace(OPTIONS, timing=TimingOptions(mode="graph"))
+
+    def connect() -> QuietWorker:
+        worker = QuietWorker(lambda request: measured(100.0), lambda: 0.0)  # type: ignore[arg-type]
+        worker.hello = replace(worker.hello, device=replace(worker.hello.device, kind="cpu"))
+        return worker
+
+    with pytest.raises(UnsupportedError, match="mode = 'graph' on a processor"):
+        SweepSession.new(lambda spec: options, tmp_path, connect)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_after_a_full_disk_it_is_said_where_the_run_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(None, lambda request: measured(100.0))  # type: ignore[arg-type]
+
+    def full(*_: object) -> None:
+        raise StoreError("write run", "run.json (No space left on device)", "a results folder that can be written")
+
+    console = Console(width=300, record=True, file=StringIO())
+    with SweepSession.new(lambda spec: OPTIONS, tmp_path, connect_with(bench)) as session:  # type: ignore[arg-type]
+        monkeypatch.setattr(RunWriter, "update", full)  # every point is measured: only run.json finds no room
+        with pytest.raises(StoreError, match="No space left on device"):
+            measure(console, session)
+    said = console.export_text()
+    assert f"every point is measured and kept in {session.folder}/; report it: quantbench report" in said
+    monkeypatch.undo()
+    append = RunWriter.append
+    written = []
+
+    def full_after_ten(self: RunWriter, record: Record) -> None:
+        written.append(record)
+        if len(written) > 10:
+            full()
+        append(self, record)
+
+    monkeypatch.setattr(RunWriter, "append", full_after_ten)
+    session = SweepSession.new(lambda spec: OPTIONS, tmp_path / "b", connect_with(bench))  # type: ignore[arg-type]
+    with pytest.raises(StoreError, match="No space left on device"), session:
+        measure(console, session)
+    said = console.export_text()
+    assert f"everything measured is kept. Go on with: quantbench sweep --resume {session.folder}" in said
+    assert len(read_run(session.folder).records) == 10
+
+
+def test_a_picture_that_finds_no_room_takes_nothing_of_the_run_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise StoreError("picture", "efficiency-n.png (No space left on device)", "a file that can be written")
+
+    monkeypatch.setattr("quantbench.report.efficiency.draw_efficiency", full)
+    bench = Bench(None, lambda request: measured(100.0))  # type: ignore[arg-type]
+    with SweepSession.new(lambda spec: OPTIONS, tmp_path, connect_with(bench)) as session:  # type: ignore[arg-type]
+        finished = session.run(lambda progress: None, clock=bench.clock)
+    console = Console(width=300, record=True, file=StringIO())
+    say_result(console, read_run(session.folder), finished, 1.0, as_json=False)
+    said = console.export_text()
+    assert "no picture: picture: efficiency-n.png (No space left on device)" in said
+    assert f"kept in {session.folder}/" in said
+
+
+def test_the_plan_line_says_what_a_budget_leaves_out() -> None:
+    _, plan = plan_sweep(LAYERS, A100)
+    console = Console(width=300, record=True, file=StringIO())
+    say_plan(console, plan)
+    say_plan(console, whole_plan(LAYERS, A100)[1])
+    said = console.export_text().splitlines()
+    assert re.fullmatch(
+        rf"{len(plan.points)} of {plan.total} points selected, about .*; `--budget none` runs all", said[0]
+    )
+    assert said[1].startswith(f"{plan.total} points, about ")

@@ -118,7 +118,7 @@ class AdviseArguments:
 
     def space(self) -> Space:
         """What neighbours are tried."""
-        return Space(tolerance=percentage("--tolerance", self.tolerance))
+        return Space(tolerance=percentage("--tolerance", self.tolerance, most=50))
 
     def count(self) -> int:
         """How many neighbours are shown."""
@@ -131,8 +131,10 @@ class AdviseArguments:
         return percentage("--fail-over", self.fail_over) if self.fail_over else None
 
 
-def percentage(option: str, text: str) -> float:
+def percentage(option: str, text: str, most: int = 100) -> float:
     """`3%` or `0.5 %` as a share. A number without the sign is refused: 3 may mean 3 % and 0.03 as well.
+
+    most: the largest percentage.
 
     >>> percentage("--fail-over", "3%")
     0.03
@@ -141,8 +143,8 @@ def percentage(option: str, text: str) -> float:
         value = float(text.strip().removesuffix("%"))
     except ValueError:
         value = float("nan")
-    if not text.strip().endswith("%") or not isfinite(value) or not 0 <= value <= 100:
-        raise InputError(option, repr(text), "a percentage from 0% to 100%, such as 3%")
+    if not text.strip().endswith("%") or not isfinite(value) or not 0 <= value <= most:
+        raise InputError(option, repr(text), f"a percentage from 0% to {most}%, such as 3%")
     return value / 100
 
 

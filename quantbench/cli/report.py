@@ -23,7 +23,12 @@ def report(
         list[Path], typer.Argument(metavar="RUN", help="Folder of a run, or one or more of imported training logs.")
     ],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder for the page and its PNGs (default: the run's own).")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="Folder for the page and its PNGs (default: the run's), or NAME.html for the page alone.",
+        ),
     ] = None,
     where: Annotated[
         list[str] | None, typer.Option(metavar="AXIS=VALUE", help="Show only points there: n=5120,k=5120.")

@@ -86,7 +86,8 @@ def _measure(console: Console, hosts: Sequence[Host], options: ClusterOptions) -
         except KeyboardInterrupt:
             say(console, "stopped; everything measured is kept. Go on with:")
             for lane in sweep.lanes.values():
-                say(console, escape(f"  quantbench sweep --on ray --resume {lane.writer.folder}"))
+                if lane.writer.count:
+                    say(console, escape(f"  quantbench sweep --on ray --resume {lane.writer.folder}"))
             raise
 
 

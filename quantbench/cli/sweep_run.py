@@ -26,7 +26,7 @@ from quantbench.cli.sweep_options import SweepArguments, given_words, sweep_opti
 from quantbench.cli.unnamed import unnamed_line
 from quantbench.cli.writable import check_folder
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError
+from quantbench.errors import InputError, MeasurementError, StoreError
 from quantbench.latency.roofline import roofline_us
 from quantbench.providers.catalog import require_found
 from quantbench.report.table import ops_line, rows_to_json, sweep_table, trust_lines
@@ -111,6 +111,8 @@ def run(
         session = SweepSession.resume(resume, WorkerProcess, budget_of(arguments), start_s)
     with session:
         finished = measure(console, session)
+    if not session.num_records:
+        raise MeasurementError("sweep", "the budget ended before the first point did", "a longer --budget")
     measured = read_run(session.folder)
     told = say_result(console, measured, finished, time.monotonic() - start_s, as_json=as_json, earlier_s=earlier_s)
     if as_json:
@@ -159,11 +161,21 @@ def measure(console: Console, session: SweepSession) -> Finished:
             more = refinement(session.options, session.hello.device)
             return session.run(show, more=more)
     except KeyboardInterrupt:
-        say(
-            console,
-            escape(f"\nstopped; everything measured is kept. Go on with: quantbench sweep --resume {session.folder}"),
-        )
+        say(console, escape(f"\nstopped; {_kept(session)}"))
         raise
+    except StoreError:  # a full disk: its own line names the file, this one the run
+        say(console, escape(_kept(session)))
+        raise
+
+
+def _kept(session: SweepSession) -> str:
+    """Where what was measured lies, and how to go on."""
+    if not session.num_records:
+        return "nothing was measured"
+    missing = session.plan.without(session.done).total
+    if not missing:
+        return f"every point is measured and kept in {session.folder}/; report it: quantbench report {session.folder}"
+    return f"everything measured is kept. Go on with: quantbench sweep --resume {session.folder}"
 
 
 def refinement(options: SweepOptions, spec: DeviceSpec) -> Refine | None:
@@ -262,7 +274,11 @@ def say_result(
         from quantbench.report.efficiency import draw_efficiency
 
         picture = run.folder / f"efficiency-{axis.replace('_', '-')}.png"
-        draw_efficiency(points, axis, spec, picture, title=f"{spec.name} · {run.info.run_id} · measured")
+        try:
+            draw_efficiency(points, axis, spec, picture, title=f"{spec.name} · {run.info.run_id} · measured")
+        except StoreError as error:  # a full disk: the run itself is whole, and where it lies must still be said
+            picture = None
+            say(console, f"[yellow]warning:[/yellow] no picture: {escape(str(error))}")
     overhead_share = 1 - (measuring_s(run.info) - earlier_s) / (wall_s * devices)
     if as_json:
         return {

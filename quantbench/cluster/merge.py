@@ -32,6 +32,8 @@ class Merged:
 def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) -> Merged:
     """Put runs together. run_id: of the result, made from the first run's where it is empty.
 
+    A copy of another run (same run id and beginning) counts once, however much was added to either since.
+
     Of a point that several runs have, the measurement of the best grade stands, the earlier one of two as good; a
     measurement before a failure, a failure before a skip.
 
@@ -43,7 +45,9 @@ def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) ->
     twice = next((run.folder for run in runs if folders.count(run.folder.resolve()) > 1), None)
     if twice is not None:
         raise InputError("merge", f"{twice} twice", "each run once")
-    runs = sorted(runs, key=lambda run: run.info.started)
+    runs, copies = _without_copies(sorted(runs, key=lambda run: run.info.started))
+    if len(runs) == 1:
+        raise InputError("merge", copies[0], "two or more different runs")
     first = runs[0].info
     differences = [text for run in runs[1:] for text in _differences(first, run.info)]
     if differences and not force:
@@ -66,7 +70,7 @@ def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) ->
             else:
                 points[name] = record
     options, missing = _options([run.info for run in runs])
-    notes = [*differences, *missing, *_tolerated(runs)]
+    notes = [*copies, *differences, *missing, *_tolerated(runs)]
     info = replace(
         first,
         run_id=run_id,
@@ -78,6 +82,26 @@ def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) ->
     )
     records = sorted([*points.values(), *others], key=lambda record: record.elapsed_s)
     return Merged(info, tuple(records), repeated, tuple(notes))
+
+
+def _without_copies(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
+    """The runs without what a run has in common with its copies, the fuller one first, and notes on copies. A run whose
+    records are all in another one is left out."""
+    kept: list[Run] = []
+    notes = []
+    for run in sorted(runs, key=lambda run: -len(run.records)):
+        own = run.records
+        for other in kept:
+            if (other.info.run_id, other.info.started) != (run.info.run_id, run.info.started):
+                continue
+            theirs = {(r.role, r.key, r.elapsed_s): r for r in other.records}
+            left = tuple(r for r in own if theirs.get((r.role, r.key, r.elapsed_s)) != r)
+            if len(left) < len(own) or not own:
+                notes.append(f"{run.folder} is a copy of {other.folder}: {len(own) - len(left)} records count once")
+                own = left
+        if own:
+            kept.append(replace(run, records=own))
+    return sorted(kept, key=lambda run: run.info.started), notes
 
 
 def write_merged(results: Path, merged: Merged) -> Path:

@@ -203,6 +203,8 @@ class ClusterSweep:
                 if not how:
                     raise
             finally:
+                if how:
+                    lane.writer.remove_if_empty()
                 lane.writer.close()
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from quantbench import __version__
 from quantbench.analysis.check import check_run
@@ -40,27 +42,47 @@ class Written:
     lead: Lead | None
 
 
-def write_report(run: Run, folder: Path, where: Mapping[str, int] | None = None) -> Written:
-    """Write the page and its pictures into `folder`, which is made if need be.
+def write_report(run: Run, output: Path, where: Mapping[str, int] | None = None) -> Written:
+    """Write the page and its pictures into the folder `output`, which is made if need be; or, where that is a name that
+    ends in .html, the page alone, with its pictures inside.
 
     where: only points at these axis values are shown; causes and rules still rest on the whole run. Raises StoreError
     where the page cannot be written, InputError where the run has no such point.
     """
     shown = points_where(points_of(run.records, run.info.device), where or {})
+    with page_place(output) as (path, gallery):
+        page = build_page(run, shown, gallery, where or {})
+        write_page(path, page)
+    return Written(path, tuple(file for file in gallery.files if file.exists()), page.lead)
+
+
+@contextmanager
+def page_place(output: Path) -> Iterator[tuple[Path, Gallery]]:
+    """The file of a page, and where its pictures are drawn: both in the folder `output`; for a name that ends in .html
+    that file, and a folder that is gone afterwards."""
+    alone = output.suffix.lower() in (".html", ".htm") and not output.is_dir()
+    folder = output.parent if alone else output
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError("report", f"{folder} ({error.strerror})", "a folder that can be written") from None
-    gallery = Gallery(folder)
-    page = build_page(run, shown, gallery, where or {})
-    path = folder / PAGE
-    temporary = path.with_suffix(".html.new")
+    if not alone:
+        yield output / PAGE, Gallery(output)
+        return
+    with TemporaryDirectory() as pictures:
+        yield output, Gallery(Path(pictures))
+
+
+def write_page(path: Path, page: Page) -> None:
+    """Write a page whole or not at all."""
+    temporary = path.with_name(path.name + ".new")
     try:
         temporary.write_text(render(page), encoding="utf-8")
         os.replace(temporary, path)
     except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise StoreError("report", f"{path} ({error.strerror})", "a file that can be written") from None
-    return Written(path, tuple(gallery.files), page.lead)
 
 
 def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mapping[str, int]) -> Page:

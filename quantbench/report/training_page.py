@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from quantbench import __version__
-from quantbench.errors import StoreError
 from quantbench.importers.training_run import TrainingSummary, read_training
 from quantbench.report.cards import Gallery
 from quantbench.report.content import Banner, Card, Page, Section, Table
-from quantbench.report.page import PAGE, Written, render
+from quantbench.report.page import Written, page_place, write_page
 from quantbench.report.training import HEAD, draw_throughput, training_cells
 from quantbench.report.words import printable
 
 
 def write_training_report(folders: Sequence[Path], output: Path) -> Written:
-    """Write the page and its picture into `output`, which is made if need be. folders: of imported training logs.
+    """Write the page and its picture into the folder `output`, which is made if need be; or, where that is a name that
+    ends in .html, the page alone. folders: of imported training logs.
 
     Raises StoreError where one cannot be read or the page cannot be written."""
     summaries = sorted((read_training(folder) for folder in folders), key=_order)
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        gallery = Gallery(output)
-        page = _page(summaries, folders, gallery)
-        path = output / PAGE
-        temporary = path.with_suffix(".html.new")
-        temporary.write_text(render(page), encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise StoreError("report", f"{output} ({error.strerror})", "a folder that can be written") from None
-    return Written(path, tuple(gallery.files), None)
+    with page_place(output) as (path, gallery):
+        write_page(path, _page(summaries, folders, gallery))
+    return Written(path, tuple(file for file in gallery.files if file.exists()), None)
 
 
 def fastest(summaries: Sequence[TrainingSummary]) -> str:

@@ -1,16 +1,19 @@
 """A run's folder: made once, written by one process, read by anybody.
 
 Each record is one line, flushed to the disk before the next point starts, so that whatever kills the process costs at
-most the point in flight. A torn last line is dropped and reported; a broken line before it means that the file was
-tampered with or the disk is failing, and is refused.
+most the point in flight. A torn last line and lines that are missing or there twice are reported; resuming the run
+measures again what is missing. A broken line before the last means that the file was tampered with or the disk is
+failing, and is refused.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +21,8 @@ from types import TracebackType
 from quantbench.errors import InputError, StoreError
 from quantbench.store.record import Record, record_from_json, record_to_json
 from quantbench.store.run import RunInfo, read_run_info, require_name, write_run_info
+
+_MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -33,38 +38,87 @@ class Run:
 def read_run(folder: Path) -> Run:
     """Read a whole run. Raises StoreError in one line that names the file and the line."""
     info = read_run_info(folder)
-    path = folder / "records.jsonl"
-    records, torn = _read_records(path)
-    warnings = [] if torn is None else [f"{path}: the last line is torn ({torn} bytes); its point was not kept"]
-    return Run(folder, info, tuple(records), tuple(warnings))
+    found = _read_records(folder / "records.jsonl", origin=info.origin)
+    return Run(folder, info, tuple(found.records), _warnings(folder, info, found))
 
 
-def _read_records(path: Path) -> tuple[list[Record], int | None]:
-    """Records of the file, and the size of a torn last line if there is one."""
-    if not path.exists():
-        return [], None
-    records = []
+@dataclass
+class _Found:
+    """What records.jsonl holds. torn: size of a torn last line. repeats: numbers of lines that repeat an earlier one.
+    absent: there is no such file."""
+
+    records: list[Record]
+    torn: int | None = None
+    repeats: list[int] = field(default_factory=list)
+    absent: bool = False
+
+
+def _read_records(path: Path, *, origin: str) -> _Found:
+    """Every record once: a line that repeats another, or measures a point again, does not count."""
+    found = _Found([])
+    lines: set[bytes] = set()
+    points: set[str] = set()
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 try:
-                    records.append(record_from_json(json.loads(line)))
+                    record = record_from_json(json.loads(line))
                 except (InputError, ValueError, RecursionError) as error:
                     if not line.endswith(b"\n"):
-                        return records, len(line)
+                        found.torn = len(line)
+                        return found
                     raise StoreError("read run", f"{path}:{number} ({error})", "one record a line") from None
+                digest = sha256(line.strip()).digest()
+                # Foreign tables hold several kernels for one workload, each with the same key.
+                is_point = origin == "measured" and record.role == "point"
+                if digest in lines or (is_point and record.key in points):
+                    found.repeats.append(number)
+                    continue
+                lines.add(digest)
+                if is_point:
+                    points.add(record.key)
+                found.records.append(record)
+    except FileNotFoundError:
+        found.absent = True
     except OSError as error:
         raise StoreError("read run", f"{path} ({error})", "a readable file") from None
-    return records, None
+    return found
+
+
+def _warnings(folder: Path, info: RunInfo, found: _Found) -> tuple[str, ...]:
+    """What was tolerated, in words."""
+    path = folder / "records.jsonl"
+    said = []
+    if found.absent:
+        said.append(f"{path} is missing, and with it every record")
+    if found.torn is not None:
+        said.append(f"{path}: the last line is torn ({found.torn} bytes); its point was not kept")
+    if found.repeats:
+        named = ", ".join(map(str, found.repeats[:_MOST_NAMED])) + (", …" if len(found.repeats) > _MOST_NAMED else "")
+        many = len(found.repeats) > 1
+        said.append(f"{path}: line{'s' if many else ''} {named} repeat{'' if many else 's'} a record; it counts once")
+    if info.num_records is not None and len(found.records) < info.num_records and not found.absent:
+        missing = info.num_records - len(found.records)
+        said.append(f"{path}: {missing} of {info.num_records} records missing")
+    if said and info.origin == "measured" and not (len(said) == 1 and found.repeats):
+        said[-1] += f"; measure what is missing: quantbench sweep --resume {folder}"
+    return tuple(said)
 
 
 class RunWriter:
-    """The one process that writes into a run's folder. Use as a context manager; see `create` and `resume`."""
+    """The one process that writes into a run's folder. Use as a context manager; see `create` and `resume`.
 
-    def __init__(self, folder: Path, info: RunInfo, records: FileIO) -> None:
+    count: records the run holds. made: folders that were made for it, the innermost first.
+    """
+
+    def __init__(
+        self, folder: Path, info: RunInfo, records: FileIO, *, count: int = 0, made: Sequence[Path] = ()
+    ) -> None:
         self.folder = folder
         self.info = info
+        self.count = count
         self._records = records
+        self._made = made
 
     @classmethod
     def create(cls, results: Path, info: RunInfo) -> RunWriter:
@@ -72,6 +126,8 @@ class RunWriter:
         for name in (info.device.name, info.run_id):
             require_name("create run", name)
         folder = results / info.device.name / info.run_id
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
+        info = replace(info, num_records=None)
         try:
             folder.mkdir(parents=True, exist_ok=False)
         except FileExistsError:
@@ -86,20 +142,22 @@ class RunWriter:
         except StoreError:
             records.close()
             raise
-        return cls(folder, info, records)
+        return cls(folder, info, records, made=made)
 
     @classmethod
     def resume(cls, folder: Path) -> tuple[RunWriter, Run]:
-        """Open a run to add what is missing. A torn last line is cut off (its point will be measured again)."""
+        """Open a run to add what is missing. A torn last line is cut off (its point will be measured again). Of a link
+        the folder behind it is opened."""
+        folder = folder.resolve() if folder.is_symlink() else folder
         read_run_info(folder)  # says what is wrong with the folder before a file is made in it
         records = _open_alone(folder)
         try:
             run = read_run(folder)
-            _end_at_a_line(folder / "records.jsonl", torn=bool(run.warnings))
+            _end_at_a_line(folder / "records.jsonl")
         except StoreError:
             records.close()
             raise
-        return cls(folder, run.info, records), run
+        return cls(folder, run.info, records, count=len(run.records)), run
 
     def append(self, record: Record) -> None:
         """Write one record and force it to the disk; where that fails, nothing of it is left in the file."""
@@ -109,8 +167,10 @@ class RunWriter:
         """Write many records that cost nothing to make again (an import) and force them to the disk once, at the end;
         where that fails, nothing of them is left in the file."""
         start = os.fstat(self._records.fileno()).st_size
+        added = 0
         try:
             for record in records:
+                added += 1
                 line = json.dumps(record_to_json(record), separators=(",", ":"), allow_nan=False) + "\n"
                 left = memoryview(line.encode())
                 while left:
@@ -119,15 +179,27 @@ class RunWriter:
         except OSError as error:
             os.ftruncate(self._records.fileno(), start)
             raise StoreError("write record", f"{self._records.name} ({error.strerror})", "room on the disk") from None
+        self.count += added
 
     def update(self, info: RunInfo) -> None:
         """Replace run.json, for how the run ended and what it cost."""
-        self.info = info
-        write_run_info(self.folder, info)
+        self.info = replace(info, num_records=self.count)
+        write_run_info(self.folder, self.info)
 
     def close(self) -> None:
         """Let go of the folder."""
         self._records.close()
+
+    def remove_if_empty(self) -> None:
+        """Remove the folder of a new run that holds no record, and the folders that were made for it; call it before
+        `close`."""
+        if self.count or not self._made:
+            return
+        for name in ("records.jsonl", "run.json"):
+            (self.folder / name).unlink(missing_ok=True)
+        for path in self._made:
+            with suppress(OSError):  # not empty: somebody else has come to use it
+                path.rmdir()
 
     def __enter__(self) -> RunWriter:
         return self
@@ -154,14 +226,21 @@ def _open_alone(folder: Path) -> FileIO:
     return records
 
 
-def _end_at_a_line(path: Path, *, torn: bool) -> None:
+def _end_at_a_line(path: Path) -> None:
     """Cut a torn last line off; end a whole one that lacks only its newline."""
     data = path.read_bytes()
     if not data or data.endswith(b"\n"):
         return
+    start = data.rfind(b"\n") + 1
+    try:
+        record_from_json(json.loads(data[start:]))
+    except (InputError, ValueError, RecursionError):
+        whole = False
+    else:
+        whole = True
     with path.open("r+b") as file:
-        if torn:
-            file.truncate(data.rfind(b"\n") + 1)
+        if not whole:
+            file.truncate(start)
         else:
             file.seek(0, os.SEEK_END)
             file.write(b"\n")

@@ -2,6 +2,7 @@
 
 History of the format:
 1  first version.
+2  num_records.
 """
 
 import json
@@ -20,7 +21,7 @@ from quantbench.store.record import ORIGINS
 from quantbench.store.typed import decode
 
 RUN_FORMAT = "quantbench-run"
-RUN_VERSION = 1
+RUN_VERSION = 2
 ENDINGS = ("running", "complete", "interrupted", "budget", "failed")
 
 
@@ -46,7 +47,8 @@ class RunInfo:
 
     device, state: the device and how it was found. software: versions by name. axes: axis values by name. options:
     everything else that was asked for, enough to make the same plan again. environment: variables that change timing.
-    started, ended: ISO 8601 in UTC; ended None while it runs. how_ended: one of ENDINGS. overhead: seconds by phase.
+    started, ended: ISO 8601 in UTC; ended None while it runs. how_ended: one of ENDINGS. phases_s: seconds by phase.
+    num_records: lines of records.jsonl when run.json was last written; None where that was not counted.
     """
 
     run_id: str
@@ -63,6 +65,7 @@ class RunInfo:
     origin: str = "measured"
     source: str = ""
     phases_s: dict[str, float] = field(default_factory=dict)
+    num_records: int | None = None
 
     def __post_init__(self) -> None:
         require_choice("run.json", "how_ended", self.how_ended, ENDINGS)
@@ -72,10 +75,11 @@ class RunInfo:
 def write_run_info(folder: Path, info: RunInfo) -> None:
     """Write run.json whole or not at all: a reader never sees half of it."""
     data = {"format": RUN_FORMAT, "version": RUN_VERSION, **asdict(info), "device": spec_to_json(info.device)}
-    temporary = folder / "run.json.new"
+    path = (folder / "run.json").resolve()  # a link stays one
+    temporary = path.with_name("run.json.new")
     try:
         temporary.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, folder / "run.json")
+        os.replace(temporary, path)
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -95,8 +99,8 @@ def read_run_info(folder: Path) -> RunInfo:
     if not isinstance(data, dict) or data.pop("format", None) != RUN_FORMAT:
         raise StoreError("read run", str(path), f'a JSON object with format "{RUN_FORMAT}"')
     version = data.pop("version", None)
-    if version != RUN_VERSION:
-        raise StoreError("read run", f"{path} has version {version!r}", f"version {RUN_VERSION}")
+    if version not in range(1, RUN_VERSION + 1):
+        raise StoreError("read run", f"{path} has version {version!r}", f"version 1 to {RUN_VERSION}")
     try:
         data["device"] = spec_from_json(data.get("device"))
         data["state"] = state_from_json(data.get("state"))

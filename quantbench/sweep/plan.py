@@ -208,7 +208,7 @@ def lay_out(
     members: dict[Hashable, list[list[str]]] = {}
     ranks: dict[Hashable, int] = {}
     for number, place in enumerate(placed):
-        name = ("place", number) if place.group is None else ("group", place.group)
+        name: Hashable = ("place", number) if place.group is None else ("group", place.group)
         keys = []
         for point in _points_of(place, providers, timing, spec):
             seen = points.get(point.key)

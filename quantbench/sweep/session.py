@@ -31,7 +31,7 @@ Connect = Callable[[], Asked]
 # However long the start took, so many seconds are there for a first figure.
 _LEAST_S = 5.0
 # The most that is kept back of the budget for what comes after measuring.
-_MOST_RESERVED = 0.3
+_MOST_RESERVED = 0.5
 
 
 class SweepSession:
@@ -74,6 +74,7 @@ class SweepSession:
         try:
             device = worker.hello.device
             options = make_options(device)
+            options.timing.require_device(device.kind)
             spent_s = time.monotonic() - start_s
             axes, plan = plan_sweep(_with_what_is_left(options, spent_s), device)
             adaptive_more(options, device)  # what it refuses is refused before there is a folder
@@ -120,6 +121,11 @@ class SweepSession:
         return interpreter and any(point.provider.startswith("triton.") for point in self.plan.points)
 
     @property
+    def num_records(self) -> int:
+        """Records that the folder holds; a new run without any leaves no folder."""
+        return self._writer.count
+
+    @property
     def done(self) -> frozenset[str]:
         """Keys of the points that the folder already holds."""
         return frozenset(record.key for record in self._records if record.role == "point")
@@ -161,10 +167,12 @@ class SweepSession:
         try:
             self.finished = sweep.run()
         except BaseException:
+            self._records = tuple(sweep.records)
             # What stopped the sweep is what the user must hear of; a disk too full for run.json too adds nothing.
             with suppress(StoreError):
                 self._note_end("interrupted", sweep.phases_s)
             raise
+        self._records = tuple(sweep.records)
         self._note_end(self.finished.how, sweep.phases_s)
         return self.finished
 
@@ -173,7 +181,8 @@ class SweepSession:
         self._writer.update(replace(self._writer.info, ended=now_text(), how_ended=how, phases_s=dict(total_s)))
 
     def close(self) -> None:
-        """Let go of the folder and of a worker that was never used."""
+        """Let go of the folder, which is removed if it is new and empty, and of a worker that was never used."""
+        self._writer.remove_if_empty()
         self._writer.close()
         if self._worker is not None:
             self._worker.close()

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec, DeviceState
-from quantbench.errors import InputError, UnsupportedError
+from quantbench.errors import InputError
 from quantbench.measurement import Measurement
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import Run
@@ -126,8 +126,7 @@ class CpuTimer:
     ) -> None:
         if spec.kind != "cpu":
             raise InputError("CpuTimer", f"a device of kind {spec.kind!r}", "a processor")
-        if options.mode == "graph":
-            raise UnsupportedError("timing", "mode = 'graph' on a processor", "a CUDA device, or mode = 'auto'")
+        options.require_device("cpu")
         self._options = options
         self._state = state
         self._clocks = clocks or CpuClocks()

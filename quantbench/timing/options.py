@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from quantbench.errors import InputError, require_choice, require_int
+from quantbench.errors import InputError, UnsupportedError, require_choice, require_int
 
 CACHES = ("cold", "hot")
 MODES = ("auto", "events", "graph")
@@ -40,3 +40,8 @@ class TimingOptions:
             raise InputError(who, f"half_width = {self.half_width!r}", "a share between 0 and 1 (0.005 is 0.5 %)")
         if not 0 < self.max_time_s <= 3600:
             raise InputError(who, f"max_time_s = {self.max_time_s!r}", "seconds above 0 and at most 3600")
+
+    def require_device(self, kind: str) -> None:
+        """Raise UnsupportedError for what a device of this kind cannot do."""
+        if kind == "cpu" and self.mode == "graph":
+            raise UnsupportedError("timing", "mode = 'graph' on a processor", "a CUDA device, or mode = 'auto'")
