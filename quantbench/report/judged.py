@@ -67,7 +67,7 @@ def common_table(common: Sequence[CommonCliff]) -> Table | None:
             f"+{percent(one.ratio - 1)} ({percent(one.low - 1)} to {percent(one.high - 1)})",
             _group(one.stepping), _group(one.level), printable(one.cause_words + which),
         ))  # fmt: skip
-    head = ("axis", "between", "shapes", "time", "where a wave more begins", "where none does", "sure cliffs by cause")
+    head = ("axis", "between", "shapes", "time", "with a new wave", "without", "significant cliffs by cause")
     return Table(head, tuple(rows), frozenset({2}))
 
 
@@ -79,7 +79,7 @@ def _group(group: tuple[float, int] | None) -> str:
 
 
 def rules_section(verdicts: Sequence[Verdict]) -> Section | None:
-    """The folklore, judged; rules that the run has no pairs for are named below with what is missing."""
+    """Verdicts on the rules of thumb; untested rules are listed below them with the missing measurements."""
     if not verdicts:
         return None
     rules = {rule.id: rule for rule in RULES}
@@ -88,11 +88,11 @@ def rules_section(verdicts: Sequence[Verdict]) -> Section | None:
         (rules[v.rule].predicate, v.verdict, _effect(v), str(v.num_pairs), v.reason or rules[v.rule].claim)
         for v in tested
     )
-    head = ("rule", "verdict", "breaking it costs", "pairs", "what it promises, or what stands in the way")
+    head = ("rule", "verdict", "breaking it costs", "pairs", "claim, or why there is no verdict")
     table = Table(head, rows, frozenset({3}), whole=frozenset({1})) if rows else None
     untested = tuple(f"not tested: {rules[v.rule].predicate} ({v.reason})" for v in verdicts if not v.num_pairs)
-    note = "Pairs of points that differ in the rule's condition alone; the cost is in time per unit of work."
-    return Section("rules", "The rules of thumb, judged", note, table=table, lines=untested)
+    note = "From pairs of points that differ only in the rule's condition; cost in time per unit of work."
+    return Section("rules", "Rules of thumb, tested", note, table=table, lines=untested)
 
 
 def _effect(verdict: Verdict) -> str:

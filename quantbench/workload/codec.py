@@ -26,7 +26,7 @@ def workload_to_json(workload: Workload) -> dict[str, Any]:
 
 
 @cache
-def _fields(kind: type[Workload]) -> tuple[str, ...]:
+def _fields(kind: Any) -> tuple[str, ...]:
     return tuple(f.name for f in fields(kind))
 
 
@@ -37,7 +37,7 @@ def workload_from_json(data: object) -> Workload:
         raise InputError("workload", repr(data)[:120], "an object whose kind is " + ", ".join(_KINDS))
     kind = _KINDS[named]
     # Tables of 100,000 workloads repeat a few words: each is kept once.
-    values = {name: intern(v) if type(v) is str else v for name, v in data.items() if name != "kind"}
+    values: dict[str, Any] = {name: intern(v) if type(v) is str else v for name, v in data.items() if name != "kind"}
     unknown = values.keys() - set(_fields(kind))
     if unknown:
         raise InputError(f"workload {named}", f"field {sorted(unknown)[0]!r}", "only its own fields")
