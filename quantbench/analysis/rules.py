@@ -192,7 +192,7 @@ RULES: tuple[Rule, ...] = (
         best_value("mbs", 2), lambda spec: _layer(spec, "mbs=1,2,4,8"),
     ),
     Rule(
-        "tp-shrinks-n", "TP as small as memory allows", "each doubling of TP halves n and lowers the throughput of each GPU",
+        "tp-shrinks-n", "TP as small as memory allows", "each doubling of TP halves n and slows every GPU",
         first_of(doublings("tp"), halves("n")), lambda spec: _layer(spec, "tp=1,2,4,8"),
     ),
     Rule(
