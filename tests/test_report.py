@@ -232,7 +232,7 @@ def test_a_run_without_any_record(tmp_path: Path) -> None:
 
 def test_a_run_of_one_point(tmp_path: Path) -> None:
     text = report(run(stairs((1024,))), tmp_path).text
-    assert "n: only 1024 was measured; a second size is needed to tell which is better." in text
+    assert "n: only 1024 was measured" in text
 
 
 def test_a_run_full_of_failures_says_why(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_axes_that_stand_far_apart_are_held_against_half_and_twice(tmp_path: Pat
     ]
     text = report(run(made), tmp_path).text
     # 8192 columns over 140 µs · 4 against 220 µs · 2.
-    assert "tp: 4 is the worst of 3 sizes: it loses 21 % against 2 (none is within 10 % of another" in text
+    assert "tp: 4 is the worst of 3 sizes: it loses 21 % against 2 (no two sizes are within 10 %" in text
 
 
 def test_ops_of_several_providers_are_one_layer(tmp_path: Path) -> None:

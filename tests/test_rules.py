@@ -180,7 +180,7 @@ def test_mbs_2_against_the_value_that_does_best() -> None:
     assert best.verdict == "CONFIRMED"
     assert best.effect == pytest.approx(1.1, rel=0.01)  # against 4, the strongest of the others
     assert verdict("mbs-2", runs({1: 120.0, 2: 200.0, 4: 360.0})).verdict == "REFUTED"
-    assert verdict("mbs-2", runs({1: 120.0})).reason == "no layer at mbs = 2 beside others"
+    assert verdict("mbs-2", runs({1: 120.0})).reason.startswith("no layer at mbs = 2")
     alone = [r for mbs in (1, 2, 4) for r in layer("mbs", mbs, 512, 1.0) if r.places[0].op == "attention"]
     assert verdict("mbs-2", alone).verdict == "NOT TESTED"
 
@@ -213,7 +213,7 @@ def test_whole_waves_where_the_tile_was_recorded_or_recovered() -> None:
         assert found.predicted is not None
         assert found.predicted > 1.02
     unknown = verdict("whole-waves", records_of(gpu, points[:3], noise=0.01, seed=6), gpu.spec())
-    assert unknown.reason == "the tile is not known: no kernel was recorded, and the steps do not tell one"
+    assert unknown.reason.startswith("the tile is not known: no kernel was recorded")
 
 
 def test_every_rule_is_judged_even_on_nothing() -> None:

@@ -180,7 +180,7 @@ def _cut_to_fill(step: Step, before: int, after: int, used: TileInUse) -> Cause 
     waves = [cdiv(blocks * parts, used.resident_blocks) for blocks in (before, after)]
     if waves[0] == waves[1] or log(waves[1] / waves[0]) / step.log_jump < _ENOUGH:
         return None
-    cut = f"{used.words}, each cut in {parts} to fill them (narrower tiles or split-k)"
+    cut = f"{used.words}, each split into {parts} to use all SMs (narrower tiles or split-k)"
     words = f"{cut}: {before * parts} to {after * parts} blocks, {waves[0]} to {waves[1]} waves"
     return Cause("wave edge", words, "arithmetic")
 
@@ -206,7 +206,7 @@ def _memory(step: Step, spec: DeviceSpec) -> Cause | None:
 
 def _nothing_fits(old: TileInUse | None, new: TileInUse | None) -> str:
     if old is None or new is None:
-        return "no kernel was recorded, and no single tile explains the steps of this run"
+        return "no kernel name was recorded, and no single tile explains the steps of this run"
     if old.identified and new.identified:
-        return "the same kernel on both sides, and no edge of its tile that could cost as much"
-    return f"no edge of a {new.words} that could cost as much"
+        return "same kernel on both sides; no edge of its tile is large enough to explain it"
+    return f"no edge of a {new.words} is large enough to explain it"

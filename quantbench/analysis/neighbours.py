@@ -72,6 +72,8 @@ def curves_of_rows(rows: Iterable[Row], axis: str) -> tuple[tuple[Row, ...], ...
 
 def _of_usual_ops(curve: Sequence[Row]) -> tuple[Row, ...]:
     ops = [tuple(point.op for point in row.points) for row in curve]
+    if len(set(ops)) == 1:
+        return tuple(curve)
     usual = Counter(ops).most_common(1)[0][0]
     return tuple(row for row, own in zip(curve, ops, strict=True) if own == usual)
 
@@ -83,6 +85,8 @@ def bad_sizes(rows: Iterable[Row], axis: str) -> tuple[BadSize, ...]:
 
 
 def _of_curve(curve: Sequence[Row], axis: str) -> Iterable[BadSize]:
+    if len(curve) < 2:
+        return
     sizes = [row.axes[axis] for row in curve]
     times_us = np.array([row.latency_us for row in curve])
     rates = np.array([_work(row) for row in curve]) / times_us

@@ -57,7 +57,7 @@ def best_value(axis: str, value: int) -> Finder:
     def find(material: Material) -> Found:
         groups = [layers for layers in _layers(material, axis) if value in layers and len(layers) > 1]
         if not groups:
-            return f"no layer at {axis} = {value} beside others"
+            return f"no layer at {axis} = {value} with other values to compare"
         by_rival: dict[int, list[Pair]] = {}
         for layers in groups:
             for rival in layers.keys() - {value}:
@@ -77,7 +77,7 @@ def doublings(axis: str) -> Finder:
             for value in layers
             if 2 * value in layers
         ]
-        return pairs or f"no layer at some {axis} and at twice that"
+        return pairs or f"no layer measured at both a value of {axis} and twice that"
 
     return find
 

@@ -102,7 +102,9 @@ def multiples(
         if not curves:
             return f"no curve along {axis.replace('_', '-')}" + (f" of {', '.join(ops)}" if ops else "")
         pairs = [pair for one in curves for pair in _around_multiples(one, by, alike, same_padding, material)]
-        return pairs or f"no {axis.replace('_', '-')} that {by} divides lies beside one that it does not"
+        return (
+            pairs or f"no neighbouring values of {axis.replace('_', '-')} with one a multiple of {by} and the other not"
+        )
 
     return find
 
@@ -172,7 +174,7 @@ def halves(axis: str) -> Finder:
                     and compute_bound(half.workload, material.spec)
                 ):
                     pairs.append(_pair([whole], [half], material, one.curve.family))
-        return pairs or f"no product at some {axis} and at half of it"
+        return pairs or f"no product measured at both a value of {axis} and half of it"
 
     return find
 
@@ -189,8 +191,8 @@ def whole_waves(material: Material) -> Found:
             if _ends_a_wave(before, uses[i], after, uses[i + 1]):
                 pairs.append(_pair([before], [after], material, one.curve.family))
     if not pairs and not known:
-        return "the tile is not known: no kernel was recorded, and the steps do not tell one"
-    return pairs or "no two neighbours with the last wave full on one side and a new one begun on the other"
+        return "the tile is not known: no kernel was recorded, and the steps do not identify one"
+    return pairs or "no neighbouring sizes with a full last wave before and a new wave after"
 
 
 def _ends_a_wave(before: Point, used: TileInUse | None, after: Point, used_after: TileInUse | None) -> bool:
@@ -223,7 +225,7 @@ def fallbacks(
     def find(material: Material) -> Found:
         points = [p for p in material.points if isinstance(p.workload, Softmax)]
         if not points:
-            return "no softmax"
+            return "no softmax was measured"
         good = [p for p in points if p.provider != FALLBACK and keeps(_softmax(p))]
         bad = [p for p in points if p.provider == FALLBACK and breaks(_softmax(p))]
         if not good or not bad:
@@ -236,7 +238,7 @@ def fallbacks(
             nearest = min(alike, key=lambda p: abs(log(_elements(p) / _elements(point))), default=None)
             if nearest is not None:
                 pairs.append(_pair([nearest], [point], material, None))
-        return pairs or f"no two softmax alike in {', '.join(same)}, one fused and one {what}"
+        return pairs or f"no pair of softmax with the same {', '.join(same)}, one fused and one {what}"
 
     return find
 

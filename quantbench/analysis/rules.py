@@ -1,4 +1,5 @@
-"""The folklore of transformer shapes as declared experiments: what each rule says, and what would show it.
+"""Rules of thumb for transformer shapes: for each, the shapes to measure and the pairs that test it; `judge_all` gives
+the verdicts.
 
 The rules are those of BigScience's notes on sizing BLOOM and of Megatron-LM's code. What one GPU cannot test is not
 here: data- and pipeline-parallel degrees, batch-size ramp-up, memory's rule of thumb, `CUDA_LAUNCH_BLOCKING` over many
@@ -124,29 +125,29 @@ def _fused(work: Softmax) -> bool:
 
 RULES: tuple[Rule, ...] = (
     Rule(
-        "hidden-128", "hidden % 128 == 0", "tiles are filled: hidden sizes between are slower",
+        "hidden-128", "hidden % 128 == 0", "multiples of 128 fill whole tiles; other sizes are slower",
         multiples("hidden", 128, alike=(64,), ops=LINEAR_OPS),
         lambda _: _linear((1024, 2048, 3072, 4096, 6144), (-64, 0, 64)),
     ),
     Rule(
-        "hidden-sm-count", "hidden % SM count == 0", "the tiles come out as whole waves",
+        "hidden-sm-count", "hidden % SM count == 0", "the tiles fill whole waves",
         multiples("hidden", lambda spec: spec.sm_count, alike=(64, 128), ops=LINEAR_OPS), _hidden_sm_count,
     ),
     Rule(
-        "hidden-864", "hidden % 864 == 0", "a multiple of 128 and 108, says BigScience; but 128 does not divide 864",
+        "hidden-864", "hidden % 864 == 0", "multiples of both 128 and 108 (BigScience; but 128 does not divide 864)",
         multiples("hidden", 864, alike=(32, 64, 128), ops=LINEAR_OPS),
         lambda _: _linear((1728, 2592, 3456, 5184, 6912), (-128, 0, 128)),
     ),
     Rule(
-        "k-8", "k % 8 == 0", "rows of 16-bit numbers start at 16 bytes and are loaded whole",
+        "k-8", "k % 8 == 0", "16-bit rows start at multiples of 16 bytes and are loaded in full",
         multiples("k", 8), lambda _: _k((-4, -2, -1, 0, 1, 2, 4)),
     ),
     Rule(
-        "k-64", "k % 64 == 0", "rows start at whole cache lines, and the reduction's last step is full",
+        "k-64", "k % 64 == 0", "rows start at cache lines, and the last step of the reduction is full",
         multiples("k", 64, alike=(8,)), lambda _: _k((-32, -16, -8, 0, 8, 16, 32)),
     ),
     Rule(
-        "head-dim-8", "head_dim % 8 == 0", "attention's rows start at 16 bytes",
+        "head-dim-8", "head_dim % 8 == 0", "attention rows start at multiples of 16 bytes",
         multiples("head_dim", 8, same_padding=True, ops=_ATTENTION_OPS),
         lambda _: _head_dim("68,70,72,74,76,100,102,104,106,108,116,118,120,122,124"),
     ),
@@ -156,7 +157,7 @@ RULES: tuple[Rule, ...] = (
         lambda _: _head_dim("56,64,72,112,120,128,136,184,192,200"),
     ),
     Rule(
-        "vocab-8", "vocab % 8 == 0", "the logits' rows start at 16 bytes",
+        "vocab-8", "vocab % 8 == 0", "rows of the logits start at multiples of 16 bytes",
         multiples("vocab", 8, ops=("logits",)), lambda _: _vocab((-4, -1, 0, 1, 4)),
     ),
     Rule(
@@ -172,7 +173,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "batches-per-block", "heads / TP × MBS % batches_per_block == 0",
-        "the fused softmax runs: rows of up to 128 columns ask for a multiple of 8, not of 4",
+        "the fused softmax runs: rows of up to 128 columns need a multiple of 8, not 4",
         fallbacks(
             _fused, lambda work: work.batch % 4 == 0 and work.batch % batches_per_block(work.cols) != 0,
             same=("rows", "cols"), what="heads / TP × MBS a multiple of 4 and not of 8",
@@ -180,7 +181,7 @@ RULES: tuple[Rule, ...] = (
         lambda _: _softmax("heads=8,12,16,20,24,28,32,36,64,68", "seq=64,128"),
     ),
     Rule(
-        "softmax-sk-2048", "16 < sk <= 2048", "the fused softmax of Megatron's first generations runs",
+        "softmax-sk-2048", "16 < sk <= 2048", "the fused softmax of early Megatron versions runs",
         fallbacks(
             _fused, lambda work: work.cols > 2048, same=("batch",), what="rows of more than 2048 columns"
         ),
@@ -191,7 +192,7 @@ RULES: tuple[Rule, ...] = (
         best_value("mbs", 2), lambda spec: _layer(spec, "mbs=1,2,4,8"), gpu_only=False,
     ),
     Rule(
-        "tp-shrinks-n", "TP as small as memory allows", "each doubling of TP halves n and costs rate on every GPU",
+        "tp-shrinks-n", "TP as small as memory allows", "each doubling of TP halves n and slows every GPU",
         first_of(doublings("tp"), halves("n")), lambda spec: _layer(spec, "tp=1,2,4,8"), gpu_only=False,
     ),
     Rule(

@@ -193,7 +193,8 @@ class _Sums:
 
     def u_of(self, curve: int) -> Floats:
         """Centred log sizes of one curve (points,)."""
-        return self.u if self.u.ndim == 1 else self.u[curve]
+        u: Floats = self.u if self.u.ndim == 1 else self.u[curve]
+        return u
 
     def moments(self, curve: Ints | int, start: Ints, stop: Ints) -> tuple[Floats, ...]:
         """Weight, mean u, mean z, and central Suu, Suz, Szz of the points start … stop − 1 of each piece."""

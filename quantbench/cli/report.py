@@ -13,8 +13,8 @@ import typer
 from quantbench.errors import InputError
 
 _UNTOLD = (
-    "the logs do not give GPUs and tokens, so nothing can be drawn: import them again with --gpus, --seq and the "
-    "layout (quantbench import megatron-log --help)"
+    "the logs do not give GPUs and tokens, so there is no picture: import them with --gpus, --seq and the layout "
+    "(quantbench import megatron-log --help)"
 )
 
 

@@ -1,4 +1,4 @@
-"""Which cards of a run are slow: each device measured the same references, so their times tell.
+"""Every device measures the same reference workloads; comparing the times shows which are slow.
 
 Works on records alone, read back from a run or still in memory; `source` names the device of a record.
 """

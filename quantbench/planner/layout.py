@@ -120,8 +120,8 @@ class StageKind:
 
 @lru_cache(maxsize=65536)
 def stage_kinds(layers: int, pp: int, partition: str) -> tuple[StageKind, ...]:
-    """How layers fall onto stages, from the first to the last; uneven extra layers go between the ends, which carry
-    the embedding and the logits besides.
+    """Layers of each stage, from the first to the last. With 'uneven', leftover layers go to the middle stages, because
+    the first and last also hold embedding and logits.
 
     >>> [(kind.layers, kind.count) for kind in stage_kinds(70, 12, "embedding")]
     [(5, 1), (6, 10), (5, 1)]

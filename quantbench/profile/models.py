@@ -113,8 +113,9 @@ _PROBES = {
 
 @dataclass(frozen=True)
 class Models:
-    """What predicts where nothing was measured. gemm: by number format. softmax, attention: None where the device has
-    no such model; softmax_fused: of the fused kernel, or of the fallback's three."""
+    """Models for shapes that were not measured. gemm: one per number format. softmax, attention: None if the device has
+    no such model. softmax_fused: True if the softmax model describes one fused kernel, False for the three-kernel
+    fallback."""
 
     gemm: tuple[ProductModel, ...] = ()
     softmax: SoftmaxModel | None = None

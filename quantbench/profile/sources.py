@@ -190,9 +190,9 @@ _SIZES = {"gemm": PRODUCT_SIZES, "softmax": SOFTMAX_SIZES, "attention": ATTENTIO
 
 @dataclass(frozen=True)
 class Chosen:
-    """surface: what answers. dtype: the number format that was asked for. note: where it answers for something alike.
-    wider: its intervals are, by so much (log time), and nothing of it counts as measured, then. model_note: what to
-    know of the model."""
+    """surface: answers the query. dtype: the requested number format. note: says if a similar format or layout answers.
+    wider: extra half-width of the interval in log time; above 0, no answer is reported as measured. model_note: note
+    of the model."""
 
     kind: str
     surface: Surface

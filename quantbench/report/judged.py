@@ -68,7 +68,7 @@ def common_table(common: Sequence[CommonCliff]) -> Table | None:
             f"+{percent(one.ratio - 1)} ({percent(one.low - 1)} to {percent(one.high - 1)})",
             _group(one.stepping), _group(one.level), printable(one.cause_words + which),
         ))  # fmt: skip
-    head = ("axis", "between", "shapes", "time", "where a wave more begins", "where none does", "sure cliffs by cause")
+    head = ("axis", "between", "shapes", "time", "with a new wave", "without", "significant cliffs by cause")
     return Table(head, tuple(rows), frozenset({2}))
 
 
@@ -80,7 +80,7 @@ def _group(group: tuple[float, int] | None) -> str:
 
 
 def rules_section(verdicts: Sequence[Verdict], spec: DeviceSpec) -> Section | None:
-    """The rules that the run tests, with their verdicts; the others are named below."""
+    """Verdicts on the rules of thumb; rules that the run does not test are named below."""
     if not verdicts:
         return None
     rules = {rule.id: rule for rule in RULES}
@@ -89,11 +89,11 @@ def rules_section(verdicts: Sequence[Verdict], spec: DeviceSpec) -> Section | No
         (rules[v.rule].predicate, v.verdict, _effect(v), str(v.num_pairs), v.reason or rules[v.rule].claim)
         for v in tested
     )
-    head = ("rule", "verdict", "breaking it costs", "pairs", "what it promises, or what stands in the way")
+    head = ("rule", "verdict", "breaking it costs", "pairs", "claim, or why there is no verdict")
     table = Table(head, rows, frozenset({3}), whole=frozenset({1})) if rows else None
-    note = "Pairs of points that differ in the rule's condition alone; the cost is in time per unit of work."
+    note = "From pairs of points that differ only in the rule's condition; cost in time per unit of work."
     lines = tuple(untested_lines(verdicts, spec))
-    return Section("rules", "The rules of thumb, judged", note if rows else "", table=table, lines=lines)
+    return Section("rules", "Rules of thumb, tested", note if rows else "", table=table, lines=lines)
 
 
 def _effect(verdict: Verdict) -> str:

@@ -1,7 +1,6 @@
 """Workloads as JSON objects: `kind` and the fields, as records store them."""
 
 from dataclasses import fields
-from functools import cache
 from sys import intern
 from typing import Any
 
@@ -18,16 +17,12 @@ _KINDS: dict[str, type[Workload]] = {
     "attention": Attention,
     "collective": Collective,
 }
+_FIELDS = {name: tuple(f.name for f in fields(kind)) for name, kind in _KINDS.items()}
 
 
 def workload_to_json(workload: Workload) -> dict[str, Any]:
     """The workload as a JSON object: its `kind`, then its fields in order."""
-    return {"kind": workload.kind, **{name: getattr(workload, name) for name in _fields(type(workload))}}
-
-
-@cache
-def _fields(kind: type[Workload]) -> tuple[str, ...]:
-    return tuple(f.name for f in fields(kind))
+    return {"kind": workload.kind, **{name: getattr(workload, name) for name in _FIELDS[workload.kind]}}
 
 
 def workload_from_json(data: object) -> Workload:
@@ -37,8 +32,8 @@ def workload_from_json(data: object) -> Workload:
         raise InputError("workload", repr(data)[:120], "an object whose kind is " + ", ".join(_KINDS))
     kind = _KINDS[named]
     # Tables of 100,000 workloads repeat a few words: each is kept once.
-    values = {name: intern(v) if type(v) is str else v for name, v in data.items() if name != "kind"}
-    unknown = values.keys() - set(_fields(kind))
+    values: dict[str, Any] = {name: intern(v) if type(v) is str else v for name, v in data.items() if name != "kind"}
+    unknown = values.keys() - set(_FIELDS[named])
     if unknown:
         raise InputError(f"workload {named}", f"field {sorted(unknown)[0]!r}", "only its own fields")
     try:

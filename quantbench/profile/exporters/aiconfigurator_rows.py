@@ -28,7 +28,7 @@ _MOST_CACHED_TOKENS = 2**21
 
 
 def gemm_rows(profile: Profile, options: ExportOptions, out: Exported) -> Columns:
-    """Linear layers. fp16 is written under its name for 16 bits, bfloat16, only where --dtype fp16 asks for it."""
+    """Linear layers. fp16 rows are exported only with --dtype fp16, labelled bfloat16 (aiconfigurator has no fp16)."""
     table = products(profile, options, out)
     names = dict(_GEMM_DTYPES)
     if options.dtype == "fp16":

@@ -1,4 +1,4 @@
-"""Vidur's columns of a time."""
+"""The min, max, mean, median and std columns that Vidur expects for each operation."""
 
 _NAMES = ("min", "max", "mean", "median", "std")
 

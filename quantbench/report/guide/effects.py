@@ -18,7 +18,7 @@ _FEWEST = 10
 @dataclass(frozen=True)
 class Effect:
     """Time with the rule broken over time with it kept, less 1: median over `pairs` pairs of shapes; low,
-    high: the 95 % interval of that middle."""
+    high: 95 % interval of the median."""
 
     middle: float
     low: float
