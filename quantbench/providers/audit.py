@@ -152,9 +152,9 @@ class Audit:
 class _Watched:
     """One task, and what the harness wrote into its inputs.
 
-    Rows of an operand are those of a, the columns of b, and of other operands the last dimension. _flipped: by number of
-    the input, the rows whose sign was changed an odd number of times. _prints: by number of the input, the dot product
-    of each row with a random vector; they tell whether anybody else changed it.
+    Rows of an operand are those of a, the columns of b, and of other operands the last dimension. _flipped: by number
+    of the input, the rows whose sign was changed an odd number of times. _prints: by number of the input, the dot
+    product of each row with a random vector; they tell whether anybody else changed it.
     """
 
     def __init__(self, who: str, workload: Workload, task: Task) -> None:
@@ -244,8 +244,9 @@ class _Watched:
         """Each row times the input's random vector, with the signs that the row had at first."""
         rows = self._rows(number)
         matrices = rows.reshape(-1, *rows.shape[-2:]) if rows.dim() > 1 else rows[None, None]
-        vectors = self._vectors[number][:, None].expand(len(matrices), -1, -1)
-        found = correctness.project(matrices, torch.float32, right=vectors).right.reshape(rows.shape[:-1])
+        compute = correctness.fast_format()
+        vectors = self._vectors[number].to(compute)[:, None].expand(len(matrices), -1, -1)
+        found = correctness.project(matrices, compute, right=vectors).right.reshape(rows.shape[:-1])
         if self._flipped[number]:
             found[tuple(zip(*self._flipped[number], strict=True))] *= -1
         return found

@@ -3,15 +3,16 @@
 Errors are compared with a tolerance twice: over a whole output (‖out − ref‖ / ‖ref‖) and row by row, with
 ROW_FACTOR times the tolerance.
 
-Products: Freivalds' check. C·x is compared with A·(B·x), and yᵀ·C with (yᵀ·A)·B, for VECTORS random normal
-vectors x and y: O(mn + nk + mk) instead of O(mnk). Sums are taken in fp32 where the tolerance is 1e-3 or more, which is
-a thousand times the rounding of fp32, and in float64 elsewhere (fp32 and int8). For a row whose error is e, each residual is normal with standard
-deviation ‖e‖, whatever e is, as long as it was fixed before x was drawn. So the mean square over 8 vectors is
-‖e‖² · χ²(8) / 8: a right row fails with probability 2e-14, and a row or column whose error is over 32 times the
-tolerance passes with probability 1e-7, over 13 times with 1e-4. Errors that touch many rows or columns add up: what is
-over 1.5 times the tolerance in the whole output is found, and so is a tile of 128×128 that was left out of a
-16384×16384 product. A single wrong element that is no larger than its neighbours is below these bounds in a row of
-thousands.
+Products: Freivalds' check. C·x is compared with A·(B·x), and yᵀ·C with (yᵀ·A)·B, for VECTORS random normal vectors x
+and y: O(mn + nk + mk) instead of O(mnk). Sums are taken in fp32 where the tolerance is 1e-3 or more, a thousand times
+the rounding of fp32, and in float64 elsewhere (fp32 and int8 products).
+
+For a row whose error is e, each residual is normal with standard deviation ‖e‖, whatever e is, as long as it was fixed
+before x was drawn. So the mean square over 8 vectors is ‖e‖² · χ²(8) / 8: a right row fails with probability 2e-14, and
+a row or column whose error is over 32 times the tolerance passes with probability 1e-7, over 13 times with 1e-4. Errors
+that touch many rows or columns add up: what is over 1.5 times the tolerance in the whole output is found, and so is a
+tile of 128×128 that was left out of a 16384×16384 product. A single wrong element that is no larger than its neighbours
+is below these bounds in a row of thousands.
 
 Softmax: every row, recomputed in chunks, in fp32 for 16-bit formats and in float64 for fp32. Deterministic.
 
@@ -161,11 +162,14 @@ def _not_finite(output: torch.Tensor) -> int:
     return sum(int((~part.isfinite()).sum()) for _, part in row_chunks(output.reshape(1, -1, output.shape[-1])))
 
 
+def fast_format() -> torch.dtype:
+    """fp32; float64 where a provider made the fp32 products of the whole process coarser."""
+    return torch.float32 if torch.get_float32_matmul_precision() == "highest" else torch.float64
+
+
 def _precision(workload: Workload) -> torch.dtype:
-    """fp32 where its rounding lies a thousand times below the tolerance, and a provider has not coarsened its products
-    for the whole process."""
-    enough = tolerance(workload).relative_norm >= 1e-3 and torch.get_float32_matmul_precision() == "highest"
-    return torch.float32 if enough else torch.float64
+    """fp32 where its rounding lies a thousand times below the tolerance."""
+    return fast_format() if tolerance(workload).relative_norm >= 1e-3 else torch.float64
 
 
 def row_chunks(matrices: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
@@ -182,7 +186,7 @@ def row_chunks(matrices: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
 
 @dataclass(frozen=True)
 class Projections:
-    """left·M[group, left vectors, cols], M·right[group, rows, right vectors] and ‖M‖² of matrices M."""
+    """left·M[group, left vectors, cols], M·right[group, rows, right vectors] and, where it was asked for, ‖M‖²."""
 
     left: torch.Tensor
     right: torch.Tensor
@@ -190,32 +194,35 @@ class Projections:
 
 
 def project(
-    matrices: torch.Tensor, compute: torch.dtype, left: torch.Tensor | None = None, right: torch.Tensor | None = None
-) -> Projections:
-    """The projections of matrices[group, rows, cols] through left[group, vectors, rows] and right[group, cols, vectors],
-    which are of format `compute`. None for a side that is not wanted.
+    matrices: torch.Tensor, compute: torch.dtype, left: torch.Tensor | None = None, right: torch.Tensor | None = None,
+    *, square: bool = False,
+) -> Projections:  # fmt: skip
+    """Products of matrices[group, rows, cols] with left[group, vectors, rows] and right[group, cols, vectors].
 
-    Each chunk of the matrices is read and converted once, in the order it is stored.
+    compute: the format of left and right, and of the sums. None for a side that is not wanted. Each chunk of the
+    matrices is read and converted once, in the order it is stored.
     """
     group, rows, cols = matrices.shape
     left = matrices.new_empty(group, 0, rows, dtype=compute) if left is None else left
     right = matrices.new_empty(group, cols, 0, dtype=compute) if right is None else right
     if matrices.stride(-1) > matrices.stride(-2):
-        turned = project(matrices.mT, compute, right.mT, left.mT)
+        turned = project(matrices.mT, compute, right.mT, left.mT, square=square)
         return Projections(turned.right.mT, turned.left.mT, turned.square)
     lefts = left.new_zeros(group, left.shape[1], cols)
-    rights, squares = [], []
+    right_rows = right.mT.contiguous()  # a product with few rows is faster than one with few columns
+    rights, squares = [], [left.new_zeros(())]
     buffer = left.new_empty(0)
     for part, chunk in row_chunks(matrices):
         # One buffer for all chunks: on a CPU new memory costs more than the conversion.
         buffer = buffer if buffer.numel() >= chunk.numel() else buffer.new_empty(chunk.numel())
         converted = buffer[: chunk.numel()].view(chunk.shape).copy_(chunk)
-        flat = converted.view(-1)
-        squares.append(torch.dot(flat, flat))
+        if square:
+            squares.append(torch.dot(converted.view(-1), converted.view(-1)))
         if left.shape[1]:
             lefts.baddbmm_(left[:, :, part], converted)
-        rights.append(converted @ right)
-    return Projections(lefts, torch.cat(rights, dim=1), torch.stack(squares).double().sum())
+        if right.shape[2]:
+            rights.append(right_rows @ converted.mT)
+    return Projections(lefts, torch.cat(rights, dim=2).mT if rights else right, torch.stack(squares).double().sum())
 
 
 def _product(work: Gemm, inputs: Sequence[torch.Tensor], c: torch.Tensor, generator: torch.Generator) -> list[Rows]:
@@ -252,8 +259,8 @@ def _freivalds(
     (group, m, n), k = c.shape, a.shape[-1]
     x = torch.randn(n, VECTORS, generator=generator, device=a.device, dtype=compute).expand(group, -1, -1)
     y = torch.randn(VECTORS, m, generator=generator, device=a.device, dtype=compute).expand(group, -1, -1)
-    of_a = project(a, compute, left=y)
-    of_b = project(b, compute, left=of_a.left, right=x)
+    of_a = project(a, compute, left=y, square=True)
+    of_b = project(b, compute, left=of_a.left, right=x, square=True)
     of_c = project(c, compute, left=y, right=x)
     expected_x = project(a, compute, right=of_b.right).right
     expected_y = of_b.left
