@@ -1,5 +1,7 @@
-"""`python -m quantbench.report.guide.front`: the pictures, figures and the sample of advice of README.md and
-docs/index.md."""
+"""Fills README.md and docs/index.md with figures, a staircase and a sample of `advise`.
+
+Run as `python -m tools.guide.front` (`make docs`).
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,12 @@ from quantbench.errors import QuantbenchError, StoreError
 from quantbench.quantization import cdiv
 from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, canvas, heading, legend_below, save
 from quantbench.report.efficiency import draw_run
-from quantbench.report.guide.evidence import gemm_table
-from quantbench.report.guide.fill import fill
 from quantbench.report.source import picture_caption
 from quantbench.store.folder import read_run
 from quantbench.store.run import RunInfo
 from quantbench.units import percent
+from tools.guide.evidence import gemm_table
+from tools.guide.markers import fill
 
 PAGES = (Path("README.md"), Path("docs/index.md"))
 PICTURE = Path("docs/figures/a100-staircase.png")

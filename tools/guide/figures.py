@@ -1,4 +1,7 @@
-"""The guide's pictures. Each takes results of all GPUs, by name, and writes one PNG. caption: see `canvas.heading`."""
+"""The figures of docs/choosing-shapes.md. Each function draws the results of all GPUs, by name, into one PNG.
+
+Called by `tools.guide.__main__`. caption: see `quantbench.report.canvas.heading`.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,8 @@ from typing import Any
 
 from quantbench.analysis.sawtooth import Sawtooth
 from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, canvas, heading, legend_below, save
-from quantbench.report.guide.edges import Edges, TileFit
-from quantbench.report.guide.heads import Width
-from quantbench.report.guide.shrink import Price
+from tools.guide.products import Edges, Price, TileFit
+from tools.guide.shapes import Width
 
 #: one colour a GPU in every picture of the guide
 COLOURS = dict(zip(("A100", "H100", "H200", "B200"), PALETTE, strict=False))

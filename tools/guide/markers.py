@@ -1,4 +1,8 @@
-"""Writes what was found into a page, between `<!-- name:begin -->` and `<!-- name:end -->`, in a line or over lines."""
+"""Puts generated texts between the markers of a Markdown page.
+
+A marker pair is `<!-- name:begin -->` and `<!-- name:end -->`, within a line or around several lines. `fill` replaces
+what stands between them; `table` makes a Markdown table. Every page of `tools.guide` is written with these two.
+"""
 
 from __future__ import annotations
 

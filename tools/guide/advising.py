@@ -1,4 +1,4 @@
-"""Advice on public models: the tables of docs/advising.md, which `python -m quantbench.advice.examples docs` writes."""
+"""Advice on public models, as the tables of docs/advising.md: `python -m tools.guide.advising docs`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from quantbench.advice.advise import Advice, Advised, advise
 from quantbench.advice.answers import ModelledTimes
 from quantbench.advice.space import Space, repaired
 from quantbench.device import lookup
-from quantbench.report.guide.fill import fill, table
 from quantbench.units import percent
 from quantbench.workload.presets import preset
+from tools.guide.markers import fill, table
 
 PAGE = "advising.md"
 #: the GPUs of the page by the name of their place in it
