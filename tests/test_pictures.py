@@ -19,10 +19,10 @@ from quantbench.analysis.sawtooth import sawtooth
 from quantbench.analysis.summary import Point, points_of
 from quantbench.launch import Launch, Tile
 from quantbench.report import canvas
-from quantbench.report.cards import Gallery
-from quantbench.report.efficiency import draw_efficiency
+from quantbench.report.content import Gallery
 from quantbench.report.page import build_page
 from quantbench.report.source import picture_caption
+from quantbench.report.sweep_result import draw_efficiency
 from quantbench.store.folder import Run
 from quantbench.store.record import Record
 from quantbench.workload import Gemm

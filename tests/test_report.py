@@ -23,7 +23,7 @@ from quantbench.errors import InputError
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade
 from quantbench.report.page import write_report
-from quantbench.report.selection import parse_where, points_where
+from quantbench.report.source import parse_where, points_where
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Place, Record, Skipped
 from quantbench.workload import Attention, Gemm

@@ -16,7 +16,7 @@ from quantbench.analysis.summary import points_of
 from quantbench.device import lookup
 from quantbench.errors import StoreError
 from quantbench.launch import Launch, Tile
-from quantbench.report.panels import draw_panels
+from quantbench.report.canvas import draw_panels
 from quantbench.workload import Gemm
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from quantbench.analysis.summary import Point, points_of, rows_of
 from quantbench.cli.check_output import check_to_json, cliff_to_json
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade
-from quantbench.report.table import ops_line, row_figures, row_words, rows_to_json, sweep_table
-from quantbench.report.text_sections import sizes_section
+from quantbench.report.sections import sizes_section
+from quantbench.report.sweep_result import ops_line, row_figures, row_words, rows_to_json, sweep_table
 from quantbench.store.folder import read_run
 from quantbench.store.record import Measured
 from quantbench.workload import Gemm

@@ -93,7 +93,7 @@ def _say(found: Check) -> None:
     from quantbench.cli.check_output import cliff_table, head_lines, period_lines, rule_table
     from quantbench.cli.console import output, say
     from quantbench.cli.devices import device_line
-    from quantbench.report.words import printable
+    from quantbench.errors import printable
 
     console = output()
     info = found.run.info

@@ -1,18 +1,26 @@
-"""What all pictures share: no display, one look, one way to disk."""
+"""What all pictures share: style, labels, saving, panels side by side, and which of many curves are drawn.
+
+`canvas` opens a figure without a display, `heading` and `legend_below` label it, `save` writes the PNG. `draw_panels`
+draws one panel per op. `typical` selects curves and `curve_names` names them. Used by every module here that draws.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from quantbench.errors import StoreError
-from quantbench.report.words import printable
+from quantbench.analysis.curves import Curve
+from quantbench.analysis.summary import op_order
+from quantbench.errors import StoreError, printable
+from quantbench.quantization import cdiv
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 _DPI = 130
 # Seaborn's "whitegrid" with a paler grid: intervals and edges are drawn as thin lines and must not drown in it.
@@ -108,3 +116,67 @@ def save(figure: Figure, path: Path) -> None:
 def plain(text: str, longest: int = 90) -> str:
     """Text for a picture: on one line, without formulas (dollar signs) and without signs that the font may lack."""
     return "".join(c if (ord(c) < 0x250 or c in _MORE_SIGNS) and c != "$" else "?" for c in printable(text, longest))
+
+
+_COLUMNS = 2
+_WIDTH_IN, _HEIGHT_IN, _TITLE_IN = 6.4, 3.4, 0.9
+
+
+def draw_panels(
+    ops: Iterable[str], draw: Callable[[Axes, str], None], axis: str, path: Path, *, title: str, caption: str
+) -> None:
+    """Write a PNG with a panel per op, in the usual order of ops. draw: fills the panel of an op; axis: along x in all.
+    title, caption: see `canvas.heading`.
+
+    Raises StoreError where it cannot be written.
+    """
+    names = sorted(set(ops), key=op_order)
+    columns = min(_COLUMNS, len(names))
+    lines = cdiv(len(names), columns)
+    with canvas(lines, columns, _WIDTH_IN * columns, _HEIGHT_IN * lines + _TITLE_IN, sharex=True) as (figure, panels):
+        for panel in panels.flat[len(names) :]:
+            panel.set_axis_off()
+        for panel, name in zip(panels.flat, names, strict=False):
+            draw(panel, name)
+            panel.set_title(name, loc="left", fontweight="bold")
+        for panel in panels.flat[len(names) - columns : len(names)]:  # the lowest of each column
+            panel.set_xlabel(axis.replace("_", "-"))
+            panel.tick_params(labelbottom=True)
+        legend_below(figure, panels.flat[: len(names)])
+        heading(figure, title, caption)
+        save(figure, path)
+
+
+# Sizes that span more than this factor are drawn on a logarithmic axis.
+_WIDE = 24.0
+
+
+def typical(curves: Sequence[Curve], most: int) -> list[Curve]:
+    """At most `most` of the curves: all, or as many evenly spaced ones from the smaller to the larger work, of those
+    with most points."""
+    if len(curves) <= most:
+        return list(curves)
+    longest = max(len(curve.points) for curve in curves)
+    full = [curve for curve in curves if len(curve.points) >= 0.9 * longest]
+    full.sort(key=lambda curve: curve.points[-1].workload.flops or curve.points[-1].workload.min_bytes)
+    last = len(full) - 1
+    # Small products wait for launches and memory and have no teeth to show: the lower third is left out.
+    return [full[round(last * (1 / 3 + 2 / 3 * i / (most - 1)))] for i in range(most)]
+
+
+def curve_names(curves: Sequence[Curve]) -> list[str]:
+    """What tells each of these curves from the others; the provider where there is one curve alone."""
+    names = []
+    for curve in curves:
+        parts = [f"{name.replace('_', '-')}={value}" for name, value in curve.held]
+        if len({c.variant for c in curves}) > 1:
+            parts.insert(0, curve.variant)
+        if len({c.provider for c in curves}) > 1:
+            parts.insert(0, curve.provider)
+        names.append(" ".join(parts) or curve.provider)
+    return names
+
+
+def is_wide(sizes: Sequence[int]) -> bool:
+    """Whether the sizes want a logarithmic axis."""
+    return min(sizes) > 0 and max(sizes) / min(sizes) > _WIDE

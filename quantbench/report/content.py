@@ -1,12 +1,17 @@
-"""What a report's page holds, ready to be shown: texts, pictures and tables, nothing that needs working out.
+"""The types of a report's page (texts, tables, pictures), and the `Gallery` that draws and embeds its pictures.
 
-Every text may come from a file and is escaped where the page is made.
+The other modules of `report` make these; `page` renders them. Texts may come from files: the page escapes them.
 """
 
 from __future__ import annotations
 
+import base64
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from quantbench.analysis.summary import Point
 from quantbench.report.lead import Lead
 
 
@@ -85,3 +90,39 @@ class Page:
     lead_picture: Picture | None
     sections: tuple[Section, ...]
     made_by: str
+
+
+#: the caption of a picture of these points: see `source.picture_caption`
+Caption = Callable[[Sequence[Point]], str]
+_NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+class Gallery:
+    """Names the pictures of one report, draws each into its folder and embeds it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files: list[Path] = []
+
+    def path(self, *parts: str) -> Path:
+        """A file of its own for a picture; parts may hold anything."""
+        name = "report-" + "-".join(filter(None, (file_name(part).strip("-.")[:40] for part in parts)))
+        taken = {path.name for path in self.files}
+        number = next(i for i in range(1, len(taken) + 2) if self._numbered(name, i) not in taken)
+        path = self.folder / self._numbered(name, number)
+        self.files.append(path)
+        return path
+
+    @staticmethod
+    def _numbered(name: str, number: int) -> str:
+        return f"{name}.png" if number == 1 else f"{name}-{number}.png"
+
+    def picture(self, path: Path, alt: str) -> Picture:
+        """The drawn file as part of the page."""
+        data = base64.b64encode(path.read_bytes()).decode("ascii")
+        return Picture(path.name, f"data:image/png;base64,{data}", alt)
+
+
+def file_name(text: str) -> str:
+    """The text with everything but letters, digits, dots, underscores and dashes replaced by dashes."""
+    return _NO_NAME.sub("-", text)

@@ -1,4 +1,7 @@
-"""The device through a run: clock, temperature, power, and the drift of the reference point."""
+"""The report's section on the device during the run: clock, temperature, power, and drift of the reference point.
+
+`state_section` makes the section; `page` calls it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quantbench.report.canvas import CLIFF_COLOUR, canvas, heading, save
+from quantbench.report.content import Card, Gallery, Section
 from quantbench.stats import median
 from quantbench.store.record import Measured, Record
 
@@ -101,3 +105,19 @@ def draw_state(tracks: Sequence[StateTrack], path: Path, caption: str) -> None:
         panels[-1][0].set_xlabel("minutes since the run began")
         heading(figure, "the device during the run", caption)
         save(figure, path)
+
+
+def state_section(records: Sequence[Record], gallery: Gallery, origin: str, caption: str) -> Section:
+    """Clock, temperature, power and drift through the run."""
+    title = "The device during the run"
+    tracks = state_tracks(records)
+    if not tracks:
+        why = "imported figures come without it" if origin == "imported" else "this device does not tell"
+        return Section("state", title, f"Clock, temperature, power and drift are not known: {why}.")
+    words = "; ".join(track.words for track in tracks)
+    if len({minute for track in tracks for minute in track.minutes}) < 2:
+        return Section("state", title, words)
+    path = gallery.path("device-state")
+    draw_state(tracks, path, caption)
+    picture = gallery.picture(path, "clock, temperature, power and drift over the minutes of the run")
+    return Section("state", title, words, (Card("", picture),))

@@ -1,4 +1,7 @@
-"""A forecast as a table for people, as plain objects for programs, and as the picture of its sawtooth."""
+"""Shows a prediction of `quantbench predict`: as a table, as JSON, and as a picture per axis.
+
+Entry points: `forecast_table`, `summed_line`, `odds_in_words`, `forecast_to_json` and `draw_forecast`.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.latency.gemm.cliffs import LIKELY
 from quantbench.latency.roofline import peak_share
 from quantbench.latency.transformer import OpEstimate
-from quantbench.report.canvas import MARKERS, PALETTE, WAVE_COLOUR
-from quantbench.report.panels import draw_panels
+from quantbench.report.canvas import MARKERS, PALETTE, WAVE_COLOUR, draw_panels
 from quantbench.units import latency, percent
 
 if TYPE_CHECKING:

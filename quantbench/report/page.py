@@ -1,4 +1,7 @@
-"""`quantbench report`: a run becomes one HTML page that needs nothing beside it, and its pictures as files."""
+"""Writes `quantbench report`: one HTML page of a run that needs nothing beside it, and its pictures as files.
+
+`write_report` is the entry point; `build_page` collects the sections that the other modules of `report` make.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,23 @@ from quantbench.analysis.check import check_run
 from quantbench.analysis.layers import are_parts, layer_rows
 from quantbench.analysis.neighbours import curves_of_rows, rows_by_dtype
 from quantbench.analysis.summary import Point, Row, points_of
-from quantbench.errors import StoreError
-from quantbench.report.cards import Caption, Gallery, axis_section, maps_section, spread_card, state_section
-from quantbench.report.content import Banner, Page, Picture, Section
-from quantbench.report.judged import period_words, rules_section, steps_section
-from quantbench.report.lead import Lead, lead_of
-from quantbench.report.lead_causes import Causes
-from quantbench.report.lead_figure import draw_lead
-from quantbench.report.marks import marks_of
-from quantbench.report.selection import points_where, where_words
+from quantbench.errors import StoreError, printable
+from quantbench.report.content import Banner, Caption, Gallery, Page, Picture, Section
+from quantbench.report.device_state import state_section
+from quantbench.report.lead import Causes, Lead, draw_lead, lead_of
+from quantbench.report.op_curves import axis_section, marks_of
+from quantbench.report.overview import maps_section, spread_card
+from quantbench.report.sections import (
+    facts_of,
+    how_section,
+    period_words,
+    rules_section,
+    sizes_section,
+    steps_section,
+    trust_section,
+)
 from quantbench.report.shape_comparison import compare_shapes, comparison_section, comparison_sentence
-from quantbench.report.source import picture_caption
-from quantbench.report.text_sections import facts_of, how_section, sizes_section, trust_section
-from quantbench.report.words import printable
+from quantbench.report.source import picture_caption, points_where, where_words
 from quantbench.store.folder import Run
 from quantbench.sweep.axes import SHAPE_DIM
 from quantbench.sweep.options import options_from_json

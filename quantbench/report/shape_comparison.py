@@ -1,4 +1,8 @@
-"""A run of transformer shapes: what a layer of each takes, and what each gains over the first; see `compare_shapes`."""
+"""A run of named transformer shapes side by side: time per layer, and each shape's gain over the first.
+
+`compare_shapes` computes the comparison; `comparison_section` is its part of the report, `comparison_table` its table
+in the terminal. Called by `page` and by `quantbench sweep --shapes`.
+"""
 
 from __future__ import annotations
 

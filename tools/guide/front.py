@@ -29,8 +29,8 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import QuantbenchError, StoreError
 from quantbench.quantization import cdiv
 from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, canvas, heading, legend_below, save
-from quantbench.report.efficiency import draw_run
 from quantbench.report.source import picture_caption
+from quantbench.report.sweep_result import draw_run
 from quantbench.store.folder import read_run
 from quantbench.store.run import RunInfo
 from quantbench.units import percent
