@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
 
-from quantbench.analysis.causes import Cause, Step, cause_of
+from quantbench.analysis.causes import Cause, CurveStep, cause_of
 from quantbench.analysis.curve_fits import FittedCurve
 from quantbench.analysis.curves import Curve
 from quantbench.analysis.periods import Period
@@ -105,5 +105,5 @@ def _cliff(one: FittedCurve, found: Break, spec: DeviceSpec, tile_of: TileOf) ->
         before=before, after=after, ratio=exp(found.log_jump), low=exp(found.log_jump - reach),
         high=exp(found.log_jump + reach), first=curve.sizes[found.first], last=curve.sizes[found.last],
         rate_ratio=_growth(curve, i) * before.latency_us / after.latency_us,
-        cause=cause_of(Step(curve.points, i, found.log_jump), spec, tile_of),
+        cause=cause_of(CurveStep(curve.points, i, found.log_jump), spec, tile_of),
     )  # fmt: skip

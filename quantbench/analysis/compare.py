@@ -17,6 +17,7 @@ from quantbench.analysis.compare_match import Matched, match_runs
 from quantbench.analysis.compare_ranks import RatioTest, figure_test, holm, rank_test
 from quantbench.analysis.compare_wander import Wander, wander
 from quantbench.errors import InputError
+from quantbench.quantization import kernel_change_words
 from quantbench.stats import CONFIDENCE, median
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Place, Record
@@ -28,6 +29,8 @@ METHOD = (
 )
 FIGURES_METHOD = "single figures: log-normal test with the noise given, Holm's correction over all points at 5 %"
 
+# Characters of a kernel's name: --json has them all.
+_LONGEST_KERNEL = 10_000
 # Below these numbers of samples the rank test has no 95 % interval.
 _FEW = "{} against {} samples: too few for an interval"
 _SINGLE = "single figures without a spread (--noise says how well one repeats)"
@@ -176,9 +179,7 @@ def _kernel_change(pair: Matched) -> str:
     old, new = pair.a.launch, pair.b.launch
     if old is None or new is None or pair.a.provider != pair.b.provider or old.kernel == new.kernel:
         return ""
-    if old.tile is not None and new.tile is not None and old.tile != new.tile:
-        return f"the library changed from {old.tile} to {new.tile}"
-    return f"the library changed kernel ({old.kernel} to {new.kernel})"
+    return kernel_change_words(old, new, longest=_LONGEST_KERNEL)
 
 
 def _lost(pair: Matched) -> Lost:

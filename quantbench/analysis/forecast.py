@@ -81,7 +81,8 @@ def forecast(axes: Sequence[Axis], held: Held, model: TransformerModel, *, skip_
 def _reasons(op: OpEstimate, spec: DeviceSpec) -> tuple[str, ...]:
     work = op.op.workload
     used = tile_in_use(spec, work.dtype, op.work.launch)
-    return idle_reasons(work, spec, used, peak_share(work, op.work.estimate.latency_us, spec))
+    found = idle_reasons(work, spec, used, peak_share(work, op.work.estimate.latency_us, spec))
+    return tuple(reason.words for reason in found)
 
 
 def _row(axes: dict[str, int], found: list[OpEstimate], model: TransformerModel) -> ForecastRow:

@@ -44,7 +44,7 @@ class KernelLabel:
 
 
 @dataclass(frozen=True)
-class Card:
+class PictureCard:
     """A picture with what there is to say about it. cliffs: number, place, cost and cause of each mark."""
 
     title: str
@@ -61,7 +61,7 @@ class Section:
     id: str
     title: str
     note: str = ""
-    cards: tuple[Card, ...] = ()
+    cards: tuple[PictureCard, ...] = ()
     table: Table | None = None
     lines: tuple[str, ...] = ()
     folded: bool = False

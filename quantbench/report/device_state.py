@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quantbench.report.canvas import CLIFF_COLOUR, canvas, heading, save
-from quantbench.report.content import Card, Gallery, Section
+from quantbench.report.content import Gallery, PictureCard, Section
 from quantbench.stats import median
 from quantbench.store.record import Measured, Record
 
@@ -120,4 +120,4 @@ def state_section(records: Sequence[Record], gallery: Gallery, origin: str, capt
     path = gallery.path("device-state")
     draw_state(tracks, path, caption)
     picture = gallery.picture(path, "clock, temperature, power and drift over the minutes of the run")
-    return Section("state", title, words, (Card("", picture),))
+    return Section("state", title, words, (PictureCard("", picture),))

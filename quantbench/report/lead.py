@@ -14,15 +14,17 @@ from pathlib import Path
 from statistics import median
 
 from quantbench.analysis.blocks import tile_in_use
+from quantbench.analysis.causes import Cause
 from quantbench.analysis.cliffs import Cliff
 from quantbench.analysis.curves import variant_of
-from quantbench.analysis.explain import idle_reasons
+from quantbench.analysis.explain import IdleReason, idle_reasons
 from quantbench.analysis.neighbours import NEAR, BadSize, against_doubles, bad_sizes, curves_of_rows
 from quantbench.analysis.periods import Period
 from quantbench.analysis.summary import Point, Row
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import printable
 from quantbench.launch import Launch
+from quantbench.quantization import kernel_change_words
 from quantbench.report.canvas import (
     CLIFF_COLOUR,
     MARKERS,
@@ -225,14 +227,16 @@ class Causes:
 
     def words(self, bad: BadSize) -> str:
         """The cause in words, with the op where there are several."""
-        cliff = self._told_by(bad)
-        cause = cliff.cause.words if cliff is not None else self._arithmetic(bad)
-        return f"{bad.culprit.op}: {cause}" if len(bad.row.points) > 1 else cause
+        cause = self._cause(bad)
+        return f"{bad.culprit.op}: {cause.words}" if len(bad.row.points) > 1 else cause.words
 
     def kind(self, bad: BadSize) -> str:
         """The cause without its figures, so that shapes can be counted together."""
+        return self._cause(bad).kind
+
+    def _cause(self, bad: BadSize) -> Cause | IdleReason:
         cliff = self._told_by(bad)
-        return cliff.cause.kind if cliff is not None else _kind(self._arithmetic(bad))
+        return cliff.cause if cliff is not None else self._arithmetic(bad)
 
     def _told_by(self, bad: BadSize) -> Cliff | None:
         """The cliff in between whose cause is known; None where it was worked out from a tile that is only assumed."""
@@ -250,20 +254,20 @@ class Causes:
         between = [c for c in there if low <= c.at < high and c.after.workload.dtype == culprit.workload.dtype]
         return max(between, key=lambda c: c.ratio, default=None)
 
-    def _arithmetic(self, bad: BadSize) -> str:
+    def _arithmetic(self, bad: BadSize) -> Cause | IdleReason:
+        """From the kernels that ran at both sizes, else from what the tile leaves idle at the slow size alone."""
+        unexplained = Cause("unexplained", "unexplained", "arithmetic")
         old, new = bad.culprit_at_better.launch, bad.culprit.launch
         if old is not None and new is not None and old.kernel != new.kernel:
-            if old.tile is not None and new.tile is not None and old.tile != new.tile:
-                return f"the library changed from {old.tile} to {new.tile}"
-            return f"the library changed kernel ({printable(old.kernel, 40)} to {printable(new.kernel, 40)})"
+            return Cause("kernel change", kernel_change_words(old, new), "identity")
         old, new = self._known(bad.culprit_at_better), self._known(bad.culprit)
         if old is None or new is None:
-            return "unexplained"
+            return unexplained
         before = self._idle(bad.culprit_at_better, old)
         fresh = [reason for reason in self._idle(bad.culprit, new) if reason not in before]
-        return fresh[0] if fresh else "unexplained"
+        return fresh[0] if fresh else unexplained
 
-    def _idle(self, point: Point, launch: Launch) -> tuple[str, ...]:
+    def _idle(self, point: Point, launch: Launch) -> tuple[IdleReason, ...]:
         used = tile_in_use(self._spec, point.workload.dtype, launch)
         return idle_reasons(point.workload, self._spec, used, point.peak_share)
 
@@ -279,18 +283,6 @@ def _launch(period: Period) -> Launch | None:
     if not period.clear or period.chosen is None:
         return None
     return Launch(period.tile_words, tile=period.chosen.tile, blocks_per_sm=period.chosen.per_sm(period.sm_count))
-
-
-def _kind(cause: str) -> str:
-    if cause.startswith("wave "):
-        return "wave edge"
-    if "pads to" in cause:
-        return "tile edge"
-    if " blocks for " in cause:
-        return "fewer blocks than SMs"
-    if cause.startswith("rows are aligned"):
-        return "alignment"
-    return "kernel change" if cause.startswith("the library") else cause
 
 
 _MOST_CURVES = 4

@@ -37,7 +37,7 @@ from quantbench.report.canvas import (
     ticks_at,
     typical,
 )
-from quantbench.report.content import Caption, Card, Gallery, KernelLabel, Section, Table, file_name
+from quantbench.report.content import Caption, Gallery, KernelLabel, PictureCard, Section, Table, file_name
 from quantbench.units import percent
 
 #: what tells one point of a run from another: its record, its op and its place
@@ -311,7 +311,7 @@ def _op_card(
     tile_of: Callable[[Family], TileOf],
     gallery: Gallery,
     caption: Caption,
-) -> Card:
+) -> PictureCard:
     drawn = typical(curves, _MOST_CURVES)
     points = [point for curve in drawn for point in curve.points]
     there = {place_key(point) for point in points}
@@ -325,7 +325,7 @@ def _op_card(
     note = "" if len(drawn) == len(curves) else f"{len(drawn)} of {len(curves)} curves, from smaller to larger work"
     if len(own) > len(chosen):
         note += f"{'; ' if note else ''}the {len(chosen)} largest of {len(own)} cliffs are numbered"
-    return Card(
+    return PictureCard(
         "", gallery.picture(path, f"share of peak of {op} over {axis}, measured, with {len(own)} cliffs"), note,
         cliffs_table(numbered, axis), _kernels(points, colours),
     )  # fmt: skip

@@ -15,7 +15,7 @@ import numpy as np
 from quantbench.analysis.curves import Curve, curves_of
 from quantbench.analysis.summary import Point, Row
 from quantbench.report.canvas import CLIFF_COLOUR, canvas, heading, legend_below, plain, save
-from quantbench.report.content import Caption, Card, Gallery, Section
+from quantbench.report.content import Caption, Gallery, PictureCard, Section
 
 # Pairs that a report shows first where the run has them.
 _FIRST = (("hidden", "mbs"), ("heads", "tp"), ("n", "m"), ("k", "n"))
@@ -117,7 +117,9 @@ def maps_section(rows: Sequence[Row], axes: Sequence[str], gallery: Gallery, cap
         path = gallery.path("map", heat.x_axis, heat.y_axis)
         draw_heat_map(heat, path, caption([point for row in heat.rows for point in row.points]))
         x, y = heat.x_axis.replace("_", "-"), heat.y_axis.replace("_", "-")
-        cards.append(Card(f"Share of peak over {x} and {y}", gallery.picture(path, f"heat map over {x} and {y}")))
+        cards.append(
+            PictureCard(f"Share of peak over {x} and {y}", gallery.picture(path, f"heat map over {x} and {y}"))
+        )
     return Section("maps", "Heat maps over two sizes", cards=tuple(cards)) if cards else None
 
 
@@ -190,7 +192,7 @@ def draw_step_spreads(spreads: Sequence[StepSpread], axis: str, path: Path, capt
         save(figure, path)
 
 
-def spread_card(points: Sequence[Point], axis: str, gallery: Gallery, caption: Caption) -> Card | None:
+def spread_card(points: Sequence[Point], axis: str, gallery: Gallery, caption: Caption) -> PictureCard | None:
     """The jumps between neighbouring sizes over all shapes; None where there are too few shapes or no neighbours."""
     spreads = step_spreads(curves_of(points, axis))
     if not spreads:
@@ -200,4 +202,4 @@ def spread_card(points: Sequence[Point], axis: str, gallery: Gallery, caption: C
     shapes = max(s.curves for s in spreads)
     name = axis.replace("_", "-")
     title = f"Jumps between neighbouring values of {name}, over {shapes} shapes"
-    return Card(title, gallery.picture(path, f"jump of the time per work at each step of {name}"))
+    return PictureCard(title, gallery.picture(path, f"jump of the time per work at each step of {name}"))

@@ -18,7 +18,7 @@ from rich.text import Text
 from quantbench.analysis.check import Check
 from quantbench.analysis.curves import Curve, curves_of
 from quantbench.analysis.drawn_edges import drawn_edges
-from quantbench.analysis.explain import idle_reasons
+from quantbench.analysis.explain import IdleReason, idle_reasons
 from quantbench.analysis.summary import Point, Row, points_of
 from quantbench.analysis.tiles import TileOf
 from quantbench.device.spec import DeviceSpec
@@ -127,14 +127,14 @@ def row_words(row: Row, check: Check, spec: DeviceSpec) -> str:
     ]
     if not said:
         worst = row.worst
-        said = [f"{worst.op}: {reason}" for reason in _idle(worst, check, spec)[:1]]
+        said = [f"{worst.op}: {reason.words}" for reason in _idle(worst, check, spec)[:1]]
     if len(said) > _MOST_CLIFFS_SAID:
         said = [*said[:_MOST_CLIFFS_SAID], f"{len(said) - _MOST_CLIFFS_SAID} more"]
     lacks = [f"no sum, not measured here: {', '.join(row.missing)}"] if row.missing else []
     return "; ".join(lacks + said)
 
 
-def _idle(point: Point, check: Check, spec: DeviceSpec) -> tuple[str, ...]:
+def _idle(point: Point, check: Check, spec: DeviceSpec) -> tuple[IdleReason, ...]:
     """What tiles and waves cost a point, by the tile that ran or that the steps tell; by the one assumed for the device
     only where no steps speak against it."""
     return idle_reasons(point.workload, spec, check.tile_of(point), point.peak_share)

@@ -14,7 +14,7 @@ from quantbench import __version__
 from quantbench.errors import printable
 from quantbench.importers.training_run import TrainingSummary, read_training
 from quantbench.report.canvas import canvas, plain, save
-from quantbench.report.content import Banner, Card, Gallery, Page, Section, Table
+from quantbench.report.content import Banner, Gallery, Page, PictureCard, Section, Table
 from quantbench.report.page import Written, page_place, write_page
 from quantbench.units import with_interval
 
@@ -116,7 +116,7 @@ def _page(summaries: Sequence[TrainingSummary], folders: Sequence[Path], gallery
         note = (
             "Medians with their 95 % intervals, without the first iteration after each start; a panel per batch size."
         )
-        card = Card("", gallery.picture(path, alt), note)
+        card = PictureCard("", gallery.picture(path, alt), note)
         sections.append(Section("throughput", "Throughput by layout", fastest(summaries), (card,)))
     rows = tuple(tuple(map(printable, training_cells(s))) for s in summaries)
     table = Table(HEAD, rows, frozenset(range(1, len(HEAD))), frozenset({0}))
