@@ -14,8 +14,7 @@ from simulator import SimulatedGpu, along, records_of
 
 from quantbench.analysis.check import check_run
 from quantbench.analysis.curves import curves_of
-from quantbench.analysis.drawn_edges import drawn_edges
-from quantbench.analysis.sawtooth import sawtooth
+from quantbench.analysis.sawtooth import drawn_edges, sawtooth
 from quantbench.analysis.summary import Point, points_of
 from quantbench.launch import Launch, Tile
 from quantbench.report import canvas

@@ -10,10 +10,9 @@ from rich.console import Console
 from simulator import SimulatedGpu, along, measurement, records_of, write_simulated
 
 from quantbench.analysis.check import check_run
-from quantbench.analysis.layers import layer_rows
 from quantbench.analysis.neighbours import curves_of_rows
 from quantbench.analysis.staircase import Explanation
-from quantbench.analysis.summary import Point, points_of, rows_of
+from quantbench.analysis.summary import Point, layer_rows, points_of, rows_of
 from quantbench.cli.check_output import check_to_json, cliff_to_json
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade

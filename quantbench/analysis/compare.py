@@ -1,26 +1,208 @@
-"""Two runs point by point: faster, slower, same or unclear.
-
-A change is claimed where a rank test on the raw samples says that it exceeds the tolerance, after Holm's correction
-over all compared points: whatever the number of points, a run held against an unchanged one gives a false claim at most
-once in twenty. (Holm and not a false discovery rate, because one false regression already fails a build.) The
-tolerance is the margin that does not matter in practice, or what the reference point wanders by itself if that is more.
-"Same" is claimed point by point, where the 95 % interval of the ratio lies within the tolerance.
-"""
+"""x"""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from quantbench.analysis.compare_differences import Difference, differences, obstacles
-from quantbench.analysis.compare_match import Matched, match_runs
-from quantbench.analysis.compare_ranks import RatioTest, figure_test, holm, rank_test
-from quantbench.analysis.compare_wander import Wander, wander
-from quantbench.errors import InputError
+from quantbench.analysis.compare_tests import RatioTest, Wander, figure_test, holm, rank_test, wander
+from quantbench.errors import InputError, require_choice
 from quantbench.quantization import kernel_change_words
 from quantbench.stats import CONFIDENCE, median
 from quantbench.store.folder import Run
-from quantbench.store.record import Failed, Measured, Place, Record
+from quantbench.store.record import Failed, Measured, Place, Record, Skipped
+from quantbench.store.run import RunInfo
+from quantbench.workload import Workload
+
+# What was asked to be measured differs between any two runs and is settled by matching points.
+_NOT_OPTIONS = ("dims", "left_out", "sha256", "file")
+_CONSTANTS = ("sm_count", "sm_clock_mhz", "l2_bytes", "memory_bytes", "memory_gb_per_s", "peak_tflops")
+_STATE = ("memory_clock_mhz", "throttle_reasons", "other_processes")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that is not the same. kind: device, origin, software, options, environment or state; a, b: in words,
+    `absent` where a run does not have it."""
+
+    kind: str
+    name: str
+    a: str
+    b: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.name} {self.a} → {self.b}"
+
+
+def differences(a: Run, b: Run) -> tuple[Difference, ...]:
+    """Everything that may explain a change, device first. Empty when only the time of day differs."""
+    one, two = a.info, b.info
+    found = [*_of_device(one, two), *_of("origin", {"origin": _origins(a)}, {"origin": _origins(b)})]
+    found += _of("origin", {"source": one.source}, {"source": two.source})
+    found += _of("software", one.software, two.software)
+    found += _of("options", _options(one), _options(two))
+    found += _of("environment", one.environment, two.environment)
+    states = [{name: getattr(info.state, name) for name in _STATE} for info in (one, two)]
+    return (*found, *_of("state", *states))
+
+
+def obstacles(a: Run, b: Run) -> tuple[str, ...]:
+    """Why the two must not be compared, in words; empty when they may be."""
+    found = []
+    if a.info.device.name != b.info.device.name:
+        found.append(f"different devices, {a.info.device.name} and {b.info.device.name}")
+    if _origins(a) != _origins(b):
+        found.append(f"{_origins(a)} figures against {_origins(b)} ones")
+    return tuple(found)
+
+
+def _of_device(a: RunInfo, b: RunInfo) -> list[Difference]:
+    found = _of("device", {"device": a.device.name}, {"device": b.device.name})
+    if found:
+        return found
+    one, two = asdict(a.device), asdict(b.device)
+    return _of("device", {name: one[name] for name in _CONSTANTS}, {name: two[name] for name in _CONSTANTS})
+
+
+def _origins(run: Run) -> str:
+    return " and ".join(sorted({run.info.origin, *(record.origin for record in run.records)}))
+
+
+def _options(info: RunInfo) -> dict[str, Any]:
+    flat: dict[str, Any] = {"seed": info.seed}
+    for name, value in info.options.items():
+        if name in _NOT_OPTIONS:
+            continue
+        if isinstance(value, dict):
+            flat |= {f"{name}.{inner}": v for inner, v in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _of(kind: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
+    names = [*a, *(name for name in b if name not in a)]
+    return [
+        Difference(kind, name, _text(a, name), _text(b, name))
+        for name in names
+        if a.get(name) != b.get(name) or (name in a) != (name in b)
+    ]
+
+
+def _text(values: Mapping[str, Any], name: str) -> str:
+    if name not in values or values[name] in (None, "", (), []):
+        return "absent"
+    value = values[name]
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+MATCHES = ("key", "workload")
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Two records of the same work. a, b: with figures that count (see `Matching` for the others)."""
+
+    a: Record
+    b: Record
+
+    @property
+    def place(self) -> Place:
+        """Where the work stands on the axes of the second run (its first place there)."""
+        return next(iter((*self.b.places, *self.a.places)), Place({}, self.b.workload.kind))
+
+
+@dataclass(frozen=True)
+class Matching:
+    """pairs: both sides measured. lost: measured in a, tried and failed in b. only_a, only_b: measured on one side
+    only, because the other did not try, skipped or rejected it."""
+
+    pairs: tuple[Matched, ...]
+    lost: tuple[Matched, ...]
+    only_a: tuple[Record, ...]
+    only_b: tuple[Record, ...]
+
+
+_Key = tuple[object, ...]
+
+
+def match_runs(a: Run, b: Run, by: str = "key", provider_a: str = "", provider_b: str = "") -> Matching:
+    """Pair the points of two runs.
+
+    by: `key` (same workload, provider and timing) or `workload` (whoever ran it). provider_a, provider_b: only this
+    provider's points; needed with `workload` where a run has several providers for one workload.
+    """
+    require_choice("compare", "by", by, MATCHES)
+    sides = [_side(run, by, provider, name) for run, provider, name in ((a, provider_a, "A"), (b, provider_b, "B"))]
+    ours, theirs = _same_kernels_apart(*sides)
+    pairs, lost, only_a = [], [], []
+    for key, record in ours.items():
+        other = theirs.get(key)
+        if not _counts(record):
+            continue
+        if other is not None and _counts(other):
+            pairs.append(Matched(record, other))
+        elif other is not None and isinstance(other.outcome, Failed):
+            lost.append(Matched(record, other))
+        else:
+            only_a.append(record)
+    only_b = [r for key, r in theirs.items() if _counts(r) and not (key in ours and _counts(ours[key]))]
+    return Matching(tuple(pairs), tuple(lost), tuple(only_a), tuple(only_b))
+
+
+def _counts(record: Record) -> bool:
+    return isinstance(record.outcome, Measured) and record.outcome.grade.letter != "rejected"
+
+
+def _side(run: Run, by: str, provider: str, name: str) -> dict[_Key, list[Record]]:
+    points = [r for r in run.records if r.role == "point" and (not provider or r.provider == provider)]
+    if provider and not points:
+        there = ", ".join(sorted({r.provider for r in run.records})) or "nothing"
+        raise InputError("compare", f"--provider-{name.lower()} {provider}", f"one of run {name}'s: {there}")
+    found: dict[_Key, list[Record]] = {}
+    for record in points:
+        found.setdefault((record.key,) if by == "key" else (record.workload,), []).append(record)
+    if by == "workload":
+        _require_one_provider(found, name)
+    return found
+
+
+def _require_one_provider(found: dict[_Key, list[Record]], name: str) -> None:
+    for records in found.values():
+        # A provider that cannot run a workload is no alternative.
+        providers = sorted({r.provider for r in records if not isinstance(r.outcome, Skipped)})
+        if len(providers) > 1:
+            work: Workload = records[0].workload
+            raise InputError(
+                "compare",
+                f"run {name} has {', '.join(providers)} for {work}",
+                f"--provider-{name.lower()} with one of them",
+            )
+
+
+def _same_kernels_apart(
+    a: dict[_Key, list[Record]], b: dict[_Key, list[Record]]
+) -> tuple[dict[_Key, Record], dict[_Key, Record]]:
+    """One record a key: where a table has several for one, they are told apart by their kernel."""
+
+    def flat(side: dict[_Key, list[Record]], several: set[_Key]) -> dict[_Key, Record]:
+        found: dict[_Key, Record] = {}
+        for key, records in side.items():
+            for record in _preferred(records):
+                kernel = (record.launch.kernel if record.launch else "",) if key in several else ()
+                found.setdefault((*key, *kernel), record)
+        return found
+
+    several = {key for side in (a, b) for key, records in side.items() if len(_preferred(records)) > 1}
+    return flat(a, several), flat(b, several)
+
+
+def _preferred(records: Sequence[Record]) -> list[Record]:
+    """Those with a figure, else the first of whatever there is."""
+    return [r for r in records if _counts(r)] or list(records[:1])
+
 
 VERDICTS = ("slower", "faster", "same", "unclear")
 METHOD = (

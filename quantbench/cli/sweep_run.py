@@ -215,7 +215,7 @@ def refinement(options: SweepOptions, spec: DeviceSpec) -> Refine | None:
     """What bisects to every edge, where that was asked for."""
     if not options.refine:
         return None
-    from quantbench.analysis.refinable import refine_of
+    from quantbench.analysis.check import refine_of
 
     return refine_of(options, spec)
 

@@ -13,11 +13,10 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from quantbench.analysis.blocks import tile_in_use
+from quantbench.analysis.blocks import IdleReason, idle_reasons, tile_in_use
 from quantbench.analysis.causes import Cause
 from quantbench.analysis.cliffs import Cliff
 from quantbench.analysis.curves import variant_of
-from quantbench.analysis.explain import IdleReason, idle_reasons
 from quantbench.analysis.neighbours import NEAR, BadSize, against_doubles, bad_sizes, curves_of_rows
 from quantbench.analysis.periods import Period
 from quantbench.analysis.summary import Point, Row

@@ -15,9 +15,8 @@ from tempfile import TemporaryDirectory
 
 from quantbench import __version__
 from quantbench.analysis.check import check_run
-from quantbench.analysis.layers import are_parts, layer_rows
 from quantbench.analysis.neighbours import curves_of_rows, rows_by_dtype
-from quantbench.analysis.summary import Point, Row, points_of
+from quantbench.analysis.summary import Point, Row, are_parts, layer_rows, points_of
 from quantbench.errors import StoreError, printable
 from quantbench.report.content import Banner, Caption, Gallery, Page, Picture, Section
 from quantbench.report.device_state import state_section

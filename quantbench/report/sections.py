@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from quantbench.analysis.check import Check
-from quantbench.analysis.common_cliffs import CommonCliff
+from quantbench.analysis.cliffs import CommonCliff
 from quantbench.analysis.periods import Period, explanation_words
-from quantbench.analysis.rule_verdicts import VERDICTS, Verdict
-from quantbench.analysis.rules import RULES, untested_lines
+from quantbench.analysis.rules import RULES, VERDICTS, Verdict, untested_lines
 from quantbench.analysis.summary import Row
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import printable

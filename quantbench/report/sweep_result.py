@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from quantbench.analysis.blocks import IdleReason, idle_reasons
 from quantbench.analysis.check import Check
 from quantbench.analysis.curves import Curve, curves_of
-from quantbench.analysis.drawn_edges import drawn_edges
-from quantbench.analysis.explain import IdleReason, idle_reasons
+from quantbench.analysis.sawtooth import drawn_edges
 from quantbench.analysis.summary import Point, Row, points_of
 from quantbench.analysis.tiles import TileOf
 from quantbench.device.spec import DeviceSpec

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from quantbench.analysis.compare_ranks import rank_test
+from quantbench.analysis.compare_tests import rank_test
 from quantbench.analysis.period import EXPLAINS_LITTLE, EXPLAINS_MUCH
 from quantbench.stats import median, median_interval
 from quantbench.units import percent

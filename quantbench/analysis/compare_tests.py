@@ -1,19 +1,18 @@
-"""Two sets of samples held against each other: by how much they differ, and how sure that is. Pure.
+"""x"""
 
-Times of a kernel are skewed and sometimes have two modes, so the test is Mann and Whitney's rank test, and the interval
-of the ratio is the same test inverted (Hodges and Lehmann): estimate, interval and verdict rest on one thing. Sources:
-H. B. Mann and D. R. Whitney, Annals of Mathematical Statistics 18 (1947); J. L. Hodges and E. L. Lehmann, the same 34
-(1963); S. Holm, Scandinavian Journal of Statistics 6 (1979).
-"""
+from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import exp, hypot, log
 
 import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from quantbench.stats import CONFIDENCE
+from quantbench.stats import CONFIDENCE, median, noise
+from quantbench.store.folder import Run
+from quantbench.store.record import Measured
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -113,3 +112,52 @@ def _thinned(samples: FloatArray) -> FloatArray:
     shares = (np.arange(_MOST_RANKS) + 0.5) / _MOST_RANKS
     thinned: FloatArray = np.quantile(samples, shares)
     return thinned
+
+
+# Fewer repetitions tell nothing about a spread.
+_FEWEST = 4
+
+
+@dataclass(frozen=True)
+class Wander:
+    """repeats_a, repeats_b: measurements of the reference point in each run. noise_a, noise_b: relative standard
+    deviation of its medians, None where there are too few. allowance: the ratio − 1 that two runs without any change
+    may differ by at the worst of all compared points. shift: the reference's ratio B / A, None where the runs have not
+    the same one."""
+
+    repeats_a: int
+    repeats_b: int
+    noise_a: float | None
+    noise_b: float | None
+    allowance: float
+    shift: float | None
+
+
+def wander(a: Run, b: Run, points: int) -> Wander:
+    """The wander of two runs of which `points` points are compared."""
+    ours, theirs = _references(a), _references(b)
+    noise_a, noise_b = _noise(ours), _noise(theirs)
+    common = ours.keys() & theirs.keys()
+    shift = None
+    if common:  # several, where many devices were compared by them
+        shift = median([median(theirs[key]) / median(ours[key]) for key in common])
+    # The quantile that the largest of so many undisturbed points stays below.
+    z = float(special.ndtri(1 - (1 - CONFIDENCE) / 2 / max(points, 1)))
+    allowance = exp(z * hypot(noise_a or 0.0, noise_b or 0.0)) - 1
+    repeats_a, repeats_b = (sum(map(len, side.values())) for side in (ours, theirs))
+    return Wander(repeats_a, repeats_b, noise_a, noise_b, allowance, shift)
+
+
+def _references(run: Run) -> dict[str, list[float]]:
+    """Medians of the reference point in the order they were taken, by key (there is one, as a rule)."""
+    found: dict[str, list[float]] = {}
+    for record in run.records:
+        if record.role == "reference" and isinstance(record.outcome, Measured):
+            found.setdefault(record.key, []).append(median(record.outcome.measurement.samples_us))
+    return found
+
+
+def _noise(medians_us: dict[str, list[float]]) -> float | None:
+    """Of the logarithms, each against its own reference, so that it is relative."""
+    ratios = [1 + log(us / median(of_key)) for of_key in medians_us.values() if len(of_key) > 1 for us in of_key]
+    return noise(ratios) if len(ratios) >= _FEWEST else None
