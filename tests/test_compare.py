@@ -8,7 +8,7 @@ import pytest
 from made_runs import SPEC, STATE, record, reference, run, samples
 
 from quantbench.analysis.compare import CompareOptions, Difference, compare_runs, differences
-from quantbench.analysis.compare_tests import figure_test, holm, rank_test
+from quantbench.analysis.significance import figure_test, holm, rank_test
 from quantbench.errors import InputError
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade

@@ -10,12 +10,11 @@ import pytest
 from simulator import SimulatedGpu, along, measurement, noisy_us, records_of
 
 from quantbench.analysis.check import fit_all
-from quantbench.analysis.periods import find_periods
+from quantbench.analysis.periods import find_periods, tile_finder
 from quantbench.analysis.point_noise import LEAST_ERROR
 from quantbench.analysis.rule_pairs import Material, RulePair
 from quantbench.analysis.rules import RULES, Verdict, judge_all, rule_named, untested_lines, verdict_on
 from quantbench.analysis.summary import points_of
-from quantbench.analysis.tiles import tile_finder
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, UnsupportedError

@@ -1,4 +1,8 @@
-"""x"""
+"""Exact counts for a workload and a tile: blocks, waves, padding, alignment, and the reasons why SMs stay idle.
+
+`tile_in_use` names the tile that computes a workload; `num_blocks`, `padded` and `row_alignment_bytes` count with it;
+`idle_reasons` says what runs below peak and why. Used by `causes`, `periods`, `forecast`, the report and `advice`.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +21,13 @@ from quantbench.workload import Attention, Gemm, Softmax, Workload
 class TileInUse:
     """The tile a workload is computed with, and how many blocks of it run at a time.
 
-    source: `launch` (read from the launch that was recorded), `steps` (recovered from the staircase of the run) or
-    `assumed` (for the device). words: for people (`128x256 tile on 108 SMs`). waves: False where blocks are not seen to
-    run in waves (one core; persistent kernels that share out work). blocks_per_sm: as known from the launch, the steps
-    or the device's family; None where it is not, or where there are no waves.
+    tile: its sides.
+    resident_blocks: blocks that run at a time on the whole device.
+    source: `launch` (read from the recorded launch), `steps` (recovered from the run's staircase) or `assumed` (for the
+        device).
+    words: for people (`128x256 tile on 108 SMs`).
+    waves: False where blocks do not run in waves (one core; persistent kernels that share out the work).
+    blocks_per_sm: from the launch, the steps or the device's family; None where unknown or where there are no waves.
     """
 
     tile: Tile
@@ -32,7 +39,7 @@ class TileInUse:
 
     @property
     def identified(self) -> bool:
-        """Whether the kernel that ran told it."""
+        """Whether the tile was read from the recorded launch."""
         return self.source == "launch"
 
 
@@ -67,7 +74,7 @@ def _launch_words(tile: Tile, per_sm: int, spec: DeviceSpec) -> str:
 
 
 def num_blocks(workload: Workload, tile: Tile) -> int | None:
-    """Blocks that compute the workload; None where that does not follow from a tile.
+    """Blocks that compute the workload; None where the tile does not determine them.
 
     >>> num_blocks(Gemm(m=257, n=512, k=64), Tile(128, 256))
     6
@@ -85,8 +92,9 @@ def num_blocks(workload: Workload, tile: Tile) -> int | None:
 
 
 def parts_to_fill(blocks: int, resident_blocks: int) -> int:
-    """Into how many parts a library can cut each block (narrower tiles, or a split reduction) so that blocks of less
-    than half a wave keep more SMs busy and still run at once: the largest such power of two.
+    """Parts that a library can cut each block into to keep more SMs busy: the largest power of two that still fits.
+
+    Libraries do so (narrower tiles, split-k) when there are fewer blocks than half a wave.
 
     >>> parts_to_fill(24, 108), parts_to_fill(60, 108)
     (4, 1)
@@ -112,7 +120,7 @@ _HEAD_DIM_STEP = 32
 
 
 def padded(workload: Workload) -> tuple[str, int, int] | None:
-    """What is padded beside the tile's own sides: (dimension, its size, what it pads to); None where nothing is.
+    """What is padded besides the tile's own sides: (dimension, its size, the size it pads to); None where nothing is.
 
     >>> padded(Softmax(batch=8, rows=96, cols=96))
     ('columns', 96, 128)
@@ -127,7 +135,7 @@ def padded(workload: Workload) -> tuple[str, int, int] | None:
 
 
 def compute_bound(workload: Workload, spec: DeviceSpec) -> bool:
-    """Whether there is more to compute than to move, by the data sheet; True where the peak is not known."""
+    """Whether arithmetic takes longer than memory traffic by the data sheet; True where the peak is not known."""
     peak = spec.peak(workload.dtype)
     return peak is None or workload.flops / (peak * 1e3) > workload.min_bytes / spec.memory_gb_per_s
 

@@ -1,8 +1,8 @@
-"""Why the time steps between two neighbouring sizes: from what was recorded of the kernels, else from arithmetic.
+"""Finds the cause of a step in the time between two neighbouring sizes: `cause_of`, called by `cliffs`.
 
-Questions in this order: did the clock fall? did the library change kernel? did rows lose their alignment? does the
-number of waves, or of tiles, rise? does the working set outgrow the cache? The first yes that can be as large as the
-step is its cause.
+It asks in this order: did the clock fall? did the library change kernel? did rows lose their alignment? does the number
+of waves, or of tiles, rise? does the working set outgrow the cache? The first effect that is large enough to make up
+the step is its cause. Recorded kernels are used where there are any, arithmetic otherwise.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from math import log
 
 from quantbench.analysis.blocks import TileInUse, num_blocks, padded, parts_to_fill, row_alignment_bytes
+from quantbench.analysis.periods import TileOf
 from quantbench.analysis.summary import Point
-from quantbench.analysis.tiles import TileOf
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import require_choice
 from quantbench.launch import Launch
@@ -36,8 +36,13 @@ _LOOK_AHEAD, _LITTLE_MORE_WORK = 8, 1.1
 
 @dataclass(frozen=True)
 class Cause:
-    """kind: one of KINDS. words: for people. evidence: `identity` where the recorded kernels say so, `arithmetic` where
-    it is worked out from sizes and a tile, `clock` where the recorded clock does."""
+    """Why the time steps.
+
+    kind: one of KINDS.
+    words: for people.
+    evidence: `identity` (the recorded kernels show it), `arithmetic` (computed from sizes and a tile) or `clock` (the
+        recorded SM clock shows it).
+    """
 
     kind: str
     words: str
@@ -50,7 +55,11 @@ class Cause:
 
 @dataclass(frozen=True)
 class CurveStep:
-    """A step as it was found: between points `index` and `index + 1` of a curve's `points`, by `log_jump`."""
+    """A step between points `index` and `index + 1` of a curve.
+
+    points: the curve's points, ascending.
+    log_jump: rise of the log time there, beyond the trend.
+    """
 
     points: Sequence[Point]
     index: int
@@ -66,7 +75,7 @@ class CurveStep:
 
 
 def cause_of(step: CurveStep, spec: DeviceSpec, tile_of: TileOf) -> Cause:
-    """The cause of one step up or down."""
+    """The cause of one step up or down. tile_of: the tile that computes a point (`periods.tile_finder`)."""
     old, new = tile_of(step.before), tile_of(step.after)
     evidence = "identity" if old and new and old.identified and new.identified else "arithmetic"
     found = (

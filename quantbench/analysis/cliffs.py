@@ -1,4 +1,9 @@
-"""x"""
+"""Cliffs: sizes after which the time jumps, on one curve (`find_cliffs`) or on many curves alike (`common_cliffs`).
+
+A single figure per shape is too noisy for all but the largest steps of one curve; the median over a hundred curves is
+not. `common_cliffs` therefore counts every compute-bound curve that has both sizes, whether or not it shows a cliff of
+its own there. Called by `check`.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +17,10 @@ from quantbench.analysis.blocks import compute_bound, num_blocks
 from quantbench.analysis.causes import Cause, CurveStep, cause_of
 from quantbench.analysis.curve_fits import FittedCurve
 from quantbench.analysis.curves import Curve
-from quantbench.analysis.periods import Period
+from quantbench.analysis.periods import Period, TileOf, tile_finder
 from quantbench.analysis.staircase import Explanation
 from quantbench.analysis.step_detection import Break
 from quantbench.analysis.summary import Point
-from quantbench.analysis.tiles import TileOf, tile_finder
 from quantbench.device.spec import DeviceSpec
 from quantbench.quantization import cdiv
 from quantbench.stats import median_interval
@@ -32,11 +36,13 @@ _95_PERCENT = 1.96
 
 @dataclass(frozen=True)
 class Cliff:
-    """Between `before` and `after`, neighbours on a curve, the time jumps by `ratio` beyond the trend around it.
+    """Between `before` and `after`, neighbours on a curve, the time jumps beyond the trend around it.
 
-    ratio, low, high: time after over time before, and its 95 % interval; below 1 the time falls. first, last: axis
-    values; the jump may as well lie after any size from `first` to `last`. rate_ratio: useful work per second after
-    over before, trend and all: what a person who goes from one size to the next sees.
+    axis, op, provider, variant, held: the curve (see `curves.Curve`).
+    ratio, low, high: time after over time before, with its 95 % interval; below 1 the time falls.
+    first, last: axis values; the jump may lie after any size from `first` to `last`.
+    rate_ratio: useful work per second after over before, trend included.
+    cause: why the time jumps.
     """
 
     axis: str
@@ -61,7 +67,7 @@ class Cliff:
 
     @property
     def next(self) -> int:
-        """The first size measured behind it."""
+        """The first size measured after the jump."""
         return self.after.axes[self.axis]
 
     @property
@@ -70,9 +76,9 @@ class Cliff:
 
 
 def find_cliffs(fitted: Iterable[FittedCurve], spec: DeviceSpec, periods: Sequence[Period]) -> tuple[Cliff, ...]:
-    """Every jump that is sure, the largest first: rises behind which the device does less work per second, and falls.
+    """Every significant jump, the largest first: rises after which the device does less work per second, and falls.
 
-    periods: what explains the steps of each family, for the causes of points whose kernel was not recorded.
+    periods: what explains the steps of each family, for points whose kernel was not recorded.
     """
     tile_of_family = tile_finder(spec, periods)
     found = []
@@ -128,12 +134,14 @@ _Key = tuple[str, str, str, str, int, int]
 
 @dataclass(frozen=True)
 class CommonCliff:
-    """After size `at` of `axis` the time jumps by `ratio` in the middle of num_curves curves of one family.
+    """After size `at` of `axis` the time jumps by `ratio`, the median over num_curves curves of one family.
 
-    low, high: 95 % interval of that median. num_cliffs: curves whose own jump there is sure. causes: kinds of cause of
-    those with their number, the kind that costs most first. stepping, level: median ratio of the curves whose waves (of
-    the explanation that the family's period names) rise there, and of those whose do not, with their number; None where
-    no explanation is sure.
+    next: the next size.
+    ratio, low, high: median jump with its 95 % interval.
+    num_cliffs: curves with a significant jump of their own there.
+    causes: kinds of cause of those curves with their number, the kind that costs most first.
+    stepping, level: median ratio and number of the curves that begin a new wave there, and of those that do not; None
+        where no tile explains the family's steps.
     """
 
     axis: str
@@ -153,7 +161,7 @@ class CommonCliff:
 
     @property
     def cause(self) -> str:
-        """The kind that costs most."""
+        """The kind of cause that costs most."""
         return self.causes[0][0] if self.causes else "unexplained"
 
     @property
@@ -168,7 +176,10 @@ def common_cliffs(
     spec: DeviceSpec,
     explained_by: dict[tuple[str, str, str], Explanation],
 ) -> tuple[CommonCliff, ...]:
-    """Sizes that many curves have in common and after which the middle one jumps by 3 % or more, the largest first."""
+    """Sizes that many curves share and after which the median jump is 3 % or more, the largest first.
+
+    explained_by: the tile that explains the steps of each family, where one does.
+    """
     jumps: dict[_Key, list[tuple[float, bool | None]]] = {}
     counted: set[tuple[_Key, str]] = set()
     for one in fitted:

@@ -1,4 +1,12 @@
-"""x"""
+"""Compares two runs point by point: which points became faster, slower, stayed the same or are unclear.
+
+`compare_runs` is the entry point; `quantbench compare` calls it and `report.comparison` shows the result. A change is
+claimed where a rank test on the raw samples exceeds the tolerance, after Holm's correction over all points: an
+unchanged run gets a false claim at most once in twenty comparisons, however many points it has. (Holm rather than a
+false discovery rate, because one false regression already fails a build.) The tolerance is the margin that does not
+matter in practice, or the drift of the reference point if that is larger. "Same" means that the 95 % interval of the
+ratio lies within the tolerance.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from quantbench.analysis.compare_tests import RatioTest, Wander, figure_test, holm, rank_test, wander
+from quantbench.analysis.significance import RatioTest, Wander, figure_test, holm, rank_test, wander
 from quantbench.errors import InputError, require_choice
 from quantbench.quantization import kernel_change_words
 from quantbench.stats import CONFIDENCE, median
@@ -24,8 +32,11 @@ _STATE = ("memory_clock_mhz", "throttle_reasons", "other_processes")
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that is not the same. kind: device, origin, software, options, environment or state; a, b: in words,
-    `absent` where a run does not have it."""
+    """Something besides the times that is not the same in two runs.
+
+    kind: device, origin, software, options, environment or state.
+    a, b: the values in words, `absent` where a run has none.
+    """
 
     kind: str
     name: str
@@ -103,21 +114,25 @@ MATCHES = ("key", "workload")
 
 @dataclass(frozen=True)
 class Matched:
-    """Two records of the same work. a, b: with figures that count (see `Matching` for the others)."""
+    """Two records of the same work."""
 
     a: Record
     b: Record
 
     @property
     def place(self) -> Place:
-        """Where the work stands on the axes of the second run (its first place there)."""
+        """Place of the work on the axes of the second run (its first place there)."""
         return next(iter((*self.b.places, *self.a.places)), Place({}, self.b.workload.kind))
 
 
 @dataclass(frozen=True)
 class Matching:
-    """pairs: both sides measured. lost: measured in a, tried and failed in b. only_a, only_b: measured on one side
-    only, because the other did not try, skipped or rejected it."""
+    """The points of two runs, paired.
+
+    pairs: measured in both.
+    lost: measured in a, failed in b.
+    only_a, only_b: measured in one run only; the other did not try, skipped or rejected the point.
+    """
 
     pairs: tuple[Matched, ...]
     lost: tuple[Matched, ...]
@@ -220,9 +235,11 @@ _SINGLE = "single figures without a spread (--noise says how well one repeats)"
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """margin: a relative change that does not matter. by, provider_a, provider_b: see `match_runs`. noise: relative
-    standard deviation of figures that come without a spread; None where it is not known. force: compare also what
-    should not be compared."""
+    """margin: a relative change that does not matter.
+    by, provider_a, provider_b: see `match_runs`.
+    noise: relative standard deviation of figures that come without samples; None where it is not known.
+    force: compare also runs that should not be compared.
+    """
 
     margin: float = 0.01
     by: str = "key"
@@ -239,8 +256,14 @@ class CompareOptions:
 
 @dataclass(frozen=True)
 class Compared:
-    """One point. ratio: b over a, above 1 is slower; low, high: its 95 % interval, None where there is none. p: after
-    Holm's correction. verdict: one of VERDICTS. why: for unclear points and changed kernels, in words."""
+    """One point measured in both runs.
+
+    ratio: time in b over time in a; above 1 is slower.
+    low, high: 95 % interval of the ratio; None where there are too few samples.
+    p: after Holm's correction.
+    verdict: one of VERDICTS.
+    why: for unclear points and changed kernels, in words.
+    """
 
     place: Place
     a: Record
@@ -257,7 +280,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Lost:
-    """A point that was measured before and fails now: a regression."""
+    """A point that was measured in a and fails in b: a regression."""
 
     place: Place
     record: Record
@@ -267,8 +290,14 @@ class Lost:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result. obstacles: why these runs should not have been compared (force was given). only_a, only_b: points
-    without a partner."""
+    """The result of `compare_runs`.
+
+    obstacles: why these runs should not have been compared (options.force was given).
+    wander: drift of the reference point.
+    tolerance: the change that does not count: the margin, or the drift if that is larger.
+    points: the slower ones first.
+    only_a, only_b: number of points without a partner.
+    """
 
     a: Run
     b: Run
@@ -295,12 +324,12 @@ class Comparison:
 
     @property
     def median_ratio(self) -> float:
-        """The middle of all ratios: far from 1, everything moved together."""
+        """Median over all points; far from 1, everything moved together."""
         return median([point.ratio for point in self.points])
 
 
 def compare_runs(a: Run, b: Run, options: CompareOptions | None = None) -> Comparison:
-    """Hold run `b` against run `a`.
+    """Compare run `b` with run `a`.
 
     Raises InputError for runs that must not be compared (unless forced), and for runs without a common point.
     """

@@ -1,4 +1,10 @@
-"""x"""
+"""Finds pairs of measurements that differ in what a rule of thumb is about, and in as little else as possible.
+
+`rules` names a finder for each rule: `multiples`, `halves`, `whole_waves` and `fallbacks` pair single ops, `best_value`
+and `doublings` pair whole layers. A finder returns its pairs, or in words why there are none. Effects are ratios of
+time
+per unit of useful work, rule broken over rule kept: above 1 the rule pays.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +20,9 @@ from quantbench.analysis.blocks import TileInUse, compute_bound, num_blocks, pad
 from quantbench.analysis.cliffs import useful_work
 from quantbench.analysis.curve_fits import FittedCurve
 from quantbench.analysis.curves import COARSE
+from quantbench.analysis.periods import Family, TileOf
 from quantbench.analysis.point_noise import LEAST_ERROR, MEDIAN_FACTOR
 from quantbench.analysis.summary import Point, counted
-from quantbench.analysis.tiles import Family, TileOf
 from quantbench.device.spec import DeviceSpec
 from quantbench.quantization import quantize
 from quantbench.sweep.shapes import LINEAR_OPS
@@ -33,8 +39,13 @@ FALLBACK = "torch.eager"
 
 @dataclass(frozen=True)
 class RulePair:
-    """log_effect: logarithm of time per work of what breaks the rule over what keeps it. standard_error: of it.
-    predicted: what tiles and waves alone would make it, where the tile is known. keys: the records behind it."""
+    """Two measurements, one that keeps a rule and one that breaks it.
+
+    keys: the records behind the pair.
+    log_effect: logarithm of the time per unit of work, broken over kept.
+    standard_error: of log_effect.
+    predicted: what tiles and waves alone would make log_effect; None where the tile is not known.
+    """
 
     keys: tuple[str, ...]
     log_effect: float
@@ -44,7 +55,10 @@ class RulePair:
 
 @dataclass(frozen=True)
 class Material:
-    """What a run has to offer. tile_of: see `tiles.tile_finder`."""
+    """What the finders search: the points and fitted curves of a run.
+
+    tile_of: the tiles of each family (`periods.tile_finder`).
+    """
 
     points: Sequence[Point]
     fitted: Sequence[FittedCurve]
@@ -89,8 +103,11 @@ def multiples(
 ) -> PairFinder:
     """Each size that `divisor` divides against its nearest neighbours on both sides that it does not divide.
 
-    alike: divisors that must divide both or neither (what the rule's kin claim). same_padding: head_dim or columns must
-    pad to the same size. On both sides, so that the trend along the axis cancels.
+    On both sides, so that the trend along the axis cancels.
+
+    alike: divisors that must divide both or neither, so that related rules do not interfere.
+    same_padding: head_dim or columns must pad to the same size.
+    ops: the ops that count; all where empty.
     """
 
     def find(material: Material) -> PairsOrReason:
@@ -157,7 +174,7 @@ def _log_slots(point: Point, used: TileInUse | None) -> float | None:
 
 
 def halves(axis: str) -> PairFinder:
-    """Along `axis`, each size against half of it: what a product loses when a dimension is shared out once more."""
+    """Along `axis`, each size against half of it: what a product loses when a dimension is split once more."""
 
     def find(material: Material) -> PairsOrReason:
         pairs = []
@@ -177,7 +194,7 @@ def halves(axis: str) -> PairFinder:
 
 
 def whole_waves(material: Material) -> PairsOrReason:
-    """Neighbours on both sides of a wave's end: the last wave full, and one more begun. Same kernel, same alignment."""
+    """Neighbours around a wave's end: the last wave full, and a new one begun. Same kernel and alignment."""
     pairs, known = [], False
     for one in material.fitted:
         tile_of = material.tile_of(one.curve.family)
@@ -216,7 +233,8 @@ def fallbacks(
 ) -> PairFinder:
     """The fused softmax where the rule is kept against the fallback at the nearest size where it is broken.
 
-    same: fields that must be equal. what: what such sizes are, for people.
+    same: fields that must be equal.
+    what: what the sizes that break the rule are, in words.
     """
 
     def find(material: Material) -> PairsOrReason:
@@ -254,7 +272,7 @@ def _elements(point: Point) -> int:
 
 
 def first_of(*finders: PairFinder) -> PairFinder:
-    """What the first of several finders finds; the first one's reason where none finds anything."""
+    """The first finder's pairs, or those of the next that finds any; the first one's reason where none does."""
 
     def find(material: Material) -> PairsOrReason:
         results = [finder(material) for finder in finders]
@@ -300,7 +318,7 @@ def _layer(points: Sequence[Point], material: Material) -> _Layer:
 
 
 def best_value(axis: str, value: int) -> PairFinder:
-    """Whole layers at `value` of `axis` against the other value that does best."""
+    """Whole layers at `value` of `axis` against the fastest other value."""
 
     def find(material: Material) -> PairsOrReason:
         groups = [layers for layers in _layers(material, axis) if value in layers and len(layers) > 1]

@@ -1,4 +1,11 @@
-"""x"""
+"""Rules of thumb for transformer shapes: for each, the shapes to measure and the pairs that test it.
+
+`judge_all` gives a verdict per rule from the points of a run; `check` calls it. `rule_named` and `experiment` plan the
+measurements of `check --experiment`. The rules are those of BigScience's notes on sizing BLOOM and of Megatron-LM's
+code. Left out is what one GPU cannot test (data- and pipeline-parallel degrees, batch-size ramp-up, memory's rule of
+thumb, `CUDA_LAUNCH_BLOCKING` over many nodes) and what is a requirement rather than advice (`hidden % heads == 0`, `tp`
+no larger than a node).
+"""
 
 from __future__ import annotations
 
@@ -41,10 +48,16 @@ _AT_ODDS = 2.0
 
 @dataclass(frozen=True)
 class Verdict:
-    """verdict: one of VERDICTS. effect: time per unit of work where the rule is broken over where it is kept, in the
-    middle of num_pairs pairs; low, high: its 95 % interval. predicted: what tiles and waves alone would make it, where
-    the tiles are known. evidence: keys of the records compared, pair after pair. reason: why there is nothing to
-    verdict_on, or what stands in the way."""
+    """What the pairs of a run say about one rule.
+
+    rule: its id.
+    verdict: one of VERDICTS.
+    effect: time per unit of work with the rule broken over with it kept; median over num_pairs pairs.
+    low, high: 95 % interval of the effect.
+    predicted: the effect that tiles and waves alone would give; None where a tile is not known.
+    evidence: keys of the records compared, pair after pair.
+    reason: why there is no verdict, or what makes it inconclusive.
+    """
 
     rule: str
     verdict: str
@@ -58,7 +71,11 @@ class Verdict:
 
 
 def verdict_on(rule: str, found: PairsOrReason) -> Verdict:
-    """CONFIRMED where the effect is surely above MARGIN, REFUTED where it is surely below, else INCONCLUSIVE."""
+    """The verdict on one rule.
+
+    CONFIRMED if the whole interval of the effect is above MARGIN, REFUTED if it is below, else INCONCLUSIVE; NOT TESTED
+    where `found` is a reason instead of pairs.
+    """
     if isinstance(found, str):
         return Verdict(rule, "NOT TESTED", reason=found)
     middle, low, high = _interval(found)
@@ -108,7 +125,12 @@ _LAYER_OPS = ("qkv", "attention", "proj", "mlp_up", "mlp_down")
 
 @dataclass(frozen=True)
 class Experiment:
-    """The points that one rule needs, as a sweep's words. dims: axes with their values; held: everything else."""
+    """The points that one rule needs, in the terms of a sweep.
+
+    dims: axes with their values.
+    held: everything else.
+    providers: who runs them.
+    """
 
     dims: tuple[str, ...]
     held: Held
@@ -117,8 +139,14 @@ class Experiment:
 
 @dataclass(frozen=True)
 class RuleOfThumb:
-    """predicate: the rule as a condition. claim: what it promises. find: the pairs that show it. plan: the points it
-    needs on a device. gpu_only: the rule is about tensor cores, SMs or CUDA kernels and says nothing about a CPU."""
+    """One rule.
+
+    predicate: the rule as a condition.
+    claim: what it promises.
+    find: finds the pairs that test it in a run.
+    plan: the points it needs on a device.
+    gpu_only: the rule is about tensor cores, SMs or CUDA kernels and is not judged on a CPU.
+    """
 
     id: str
     predicate: str
@@ -128,11 +156,11 @@ class RuleOfThumb:
     gpu_only: bool = True
 
     def applies_to(self, spec: DeviceSpec) -> bool:
-        """Whether the rule says anything about such a device."""
+        """Whether the rule can be judged on such a device."""
         return spec.kind != "cpu" or not self.gpu_only
 
     def experiment(self, spec: DeviceSpec) -> Experiment:
-        """The points that test the rule on a device. Raises UnsupportedError for a rule of GPUs on a CPU."""
+        """The points that test the rule on a device. Raises UnsupportedError for a GPU rule on a CPU."""
         if not self.applies_to(spec):
             others = ", ".join(rule.id for rule in RULES if not rule.gpu_only)
             raise UnsupportedError(
@@ -281,14 +309,14 @@ def rule_named(name: str) -> RuleOfThumb:
 
 
 def judge_all(material: Material, rules: Sequence[RuleOfThumb] = RULES) -> tuple[Verdict, ...]:
-    """A verdict on each rule from what a run has to offer. Rules of GPUs are not judged on a CPU's run."""
+    """A verdict on each rule from the points of a run. GPU rules are not judged on a CPU's run."""
     return tuple(
         verdict_on(rule.id, rule.find(material) if rule.applies_to(material.spec) else _ONLY_GPUS) for rule in rules
     )
 
 
 def untested_lines(verdicts: Sequence[Verdict], spec: DeviceSpec) -> list[str]:
-    """What was not judged: one line for the rules that a device's run could test, one for those of other devices."""
+    """What was not judged, in at most two lines: rules that this device could test, and rules of other devices."""
     untested = [v for v in verdicts if v.verdict == "NOT TESTED"]
     own = [v for v in untested if rule_named(v.rule).applies_to(spec)]
     other = len(untested) - len(own)

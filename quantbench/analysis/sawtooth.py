@@ -1,4 +1,9 @@
-"""x"""
+"""Tile and wave edges along a curve, and the rate that tiles and waves alone would give: for drawing.
+
+Between two measured sizes the dimensions grow in a straight line, so the place where one more tile is needed is known
+exactly, even where no size was measured. `drawn_edges` returns these places, `sawtooth` the rate between them, scaled
+to the measured points. Called by the modules of `report` that draw.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +15,8 @@ import numpy as np
 
 from quantbench.analysis.blocks import TileInUse, num_blocks, parts_to_fill
 from quantbench.analysis.curves import Curve
+from quantbench.analysis.periods import TileOf
 from quantbench.analysis.summary import Point
-from quantbench.analysis.tiles import TileOf
 from quantbench.device.spec import DeviceSpec
 from quantbench.launch import Tile
 from quantbench.quantization import cdiv, credible_waves, quantize
@@ -27,9 +32,11 @@ class DrawnEdges:
 
 
 def drawn_edges(curve: Curve, tile_of: TileOf) -> DrawnEdges:
-    """Edges along a curve of products, between neighbours whose tile was recorded or is told by the steps. A tile that
-    is only assumed has none: nothing in the run says that its edges are there. A wave edge is drawn where waves can be
-    stated of the size after it (`quantization.credible_waves`)."""
+    """Edges along a curve of products, between neighbours whose tile was recorded or recovered from the steps.
+
+    An assumed tile has no edges: nothing in the run shows them. Wave edges are drawn where waves can be stated for the
+    size after the edge (`quantization.credible_waves`).
+    """
     tile_edges: set[float] = set()
     wave_edges: set[float] = set()
     for (low, a), (high, b) in pairwise(zip(curve.sizes, curve.points, strict=True)):
@@ -91,8 +98,10 @@ _MOST_TEETH = 12
 
 @dataclass(frozen=True)
 class Sawtooth:
-    """sizes: places on the axis, ascending, each edge twice (full, and one past it). tflops: the rate there,
-    nan in a gap. tile: in words."""
+    """sizes: places on the axis, ascending, each edge twice (full, and one past it).
+    tflops: the rate there; nan in a gap.
+    tile: in words.
+    """
 
     sizes: tuple[float, ...]
     tflops: tuple[float, ...]
@@ -100,11 +109,15 @@ class Sawtooth:
 
 
 def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec, known: TileOf) -> Sawtooth | None:
-    """The curve for the points of one op and provider along `axis`; None where they are no products, fewer than two
-    sizes, or need the same number of tiles everywhere (along k), and where the tile of a point is not known.
+    """The curve for the points of one op and provider along `axis`.
 
-    known: whose tile a point is computed with (`tiles.tile_finder`). A tile that is only assumed draws no curve. One
-    that the steps tell draws it from half a wave on: below, libraries cut the work into smaller parts.
+    known: the tile that computes a point (`periods.tile_finder`). An assumed tile draws nothing. A tile recovered from
+        the
+    steps is drawn from half a wave on: below that, libraries cut the work into smaller parts.
+
+    None where the points are not products, are fewer than two sizes, need the same number of tiles everywhere (along
+    k), or
+    where the tile of a point is not known.
     """
     used: dict[int, TileInUse] = {}
     by_size: list[tuple[int, Point]] = []

@@ -1,4 +1,8 @@
-"""x"""
+"""Points and rows: the measured records of a run with medians, intervals, rates and shares of peak.
+
+`points_of` turns records into points; `rows_of` adds up the ops of each place and provider; `layer_rows` takes each op
+by its fastest provider. Every table, picture and analysis of a run starts with these.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +27,16 @@ _OP_NAMES = (
 class Point:
     """One measured workload at one place on the axes.
 
-    latency_us: median of the samples; low_us, high_us: its 95 % confidence interval. count: how often the shape at
-    this place runs it. tflops, gb_per_s: useful work over the median. peak_share: of the dense peak for products and
-    attention, of the memory bandwidth for softmax; None where the device's figure is not known. num_samples: accepted
-    samples behind the median; noise: their relative standard deviation (0 for a single figure). clock_mhz: median SM
-    clock beside the samples; None where the device did not tell.
+    latency_us: median of the samples.
+    low_us, high_us: 95 % confidence interval of the median.
+    count: how often the shape at this place runs the workload.
+    tflops, gb_per_s: useful work over the median.
+    peak_share: of the dense peak for products and attention, of the memory bandwidth for softmax; None where the
+        device's
+        figure is not known.
+    num_samples: accepted samples behind the median.
+    noise: relative standard deviation of the samples (0 for a single figure).
+    clock_mhz: median SM clock during the samples; None where it was not recorded.
     """
 
     key: str
@@ -51,13 +60,16 @@ class Point:
 
 @dataclass(frozen=True)
 class Row:
-    """The ops of one layer that one provider ran at one place, taken together: a line of the sweep's table.
+    """The ops of one layer that one provider ran at one place, added up: a line of the sweep's table.
 
-    points: the ops of the sum, each as often as it runs (once, but in runs of whole models). latency_us: their sum.
-    half_width: relative half-width of that sum's interval. grade: the worst of all ops'. worst: the op with the
-    smallest share of peak. logits: those of the model, apart, where the place has other ops as well. missing: ops that
-    the provider has at other places and that were not measured here; figures of such a row are sums over fewer ops and
-    compare with no other row's.
+    points: the ops of the sum.
+    latency_us: their sum, each op as often as it runs.
+    half_width: relative half-width of the sum's interval.
+    grade: the worst of all ops' grades.
+    logits: logits of the model, apart, where the place has other ops as well.
+    missing: ops that the provider has at other places and that were not measured here. The figures of such a row are
+        sums
+        over fewer ops and compare with no other row.
     """
 
     axes: dict[str, int]
@@ -83,7 +95,7 @@ class Row:
 
 
 def op_order(label: str) -> tuple[int, str]:
-    """Sorts ops as a layer runs them, gradients behind the forward pass, anything else last.
+    """Sort key for op labels: forward ops in layer order, gradients after them, anything else last.
 
     >>> sorted(["mlp_down", "qkv.dgrad", "qkv"], key=op_order)
     ['qkv', 'qkv.dgrad', 'mlp_down']
@@ -93,8 +105,10 @@ def op_order(label: str) -> tuple[int, str]:
 
 
 def points_of(records: Iterable[Record], spec: DeviceSpec) -> tuple[Point, ...]:
-    """Every measured point at every place it stands for, in order of places. Reference repetitions are left out, and
-    so are figures that were rejected as impossible."""
+    """Every measured point at every place it stands for, in order of places.
+
+    Repetitions of the reference point, and figures that were rejected as impossible, are left out.
+    """
     found = []
     for record in records:
         if record.role != "point" or not isinstance(record.outcome, Measured):
@@ -180,8 +194,10 @@ _UNFUSED = ("scores", "softmax", "context")
 
 
 def are_parts(points: Sequence[Point]) -> bool:
-    """Whether the providers of a run compute different ops, so that only together they are a layer. Providers that all
-    compute the same are rivals, and a layer of each is worth seeing."""
+    """Whether the providers of a run compute different ops, so that only together they make a layer.
+
+    Providers that compute the same ops are rivals, and each makes a layer of its own.
+    """
     ops: dict[str, set[str]] = {}
     for point in points:
         ops.setdefault(point.provider, set()).add(point.op)
@@ -189,7 +205,7 @@ def are_parts(points: Sequence[Point]) -> bool:
 
 
 def layer_rows(points: Sequence[Point], spec: DeviceSpec) -> tuple[Row, ...]:
-    """One row for each place and number format, in order of places."""
+    """One row for each place and dtype, with each op by its fastest provider, in order of places."""
     places: dict[tuple[str, tuple[int, ...]], dict[str, Point]] = {}
     for point in points:
         ops = places.setdefault((point.workload.dtype, tuple(point.axes.values())), {})
@@ -209,7 +225,7 @@ def _needed(whole: set[str], ops: Iterable[str]) -> set[str]:
 
 
 def counted(ops: Iterable[str]) -> tuple[str, ...]:
-    """The ops of a layer as it runs them, without those that another one does as well.
+    """The ops of a layer without those that another op computes as well.
 
     >>> counted(["attention", "softmax", "qkv", "context", "scores"])
     ('qkv', 'attention')

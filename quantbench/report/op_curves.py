@@ -15,10 +15,9 @@ from typing import Any
 
 from quantbench.analysis.cliffs import Cliff
 from quantbench.analysis.curves import Curve, curves_of
-from quantbench.analysis.periods import Period
+from quantbench.analysis.periods import Family, Period, TileOf, tile_finder
 from quantbench.analysis.sawtooth import sawtooth
 from quantbench.analysis.summary import Point, op_order
-from quantbench.analysis.tiles import Family, TileOf, tile_finder
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import printable
 from quantbench.launch import Launch

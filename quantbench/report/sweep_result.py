@@ -18,9 +18,9 @@ from rich.text import Text
 from quantbench.analysis.blocks import IdleReason, idle_reasons
 from quantbench.analysis.check import Check
 from quantbench.analysis.curves import Curve, curves_of
+from quantbench.analysis.periods import TileOf
 from quantbench.analysis.sawtooth import drawn_edges
 from quantbench.analysis.summary import Point, Row, points_of
-from quantbench.analysis.tiles import TileOf
 from quantbench.device.spec import DeviceSpec
 from quantbench.measurement import Grade
 from quantbench.report.canvas import INTERVAL_COLOUR, MARKERS, PALETTE, curve_names, draw_panels, plain

@@ -13,11 +13,10 @@ from tempfile import TemporaryDirectory
 
 from quantbench.analysis.curve_fits import fit_curves
 from quantbench.analysis.curves import curves_of
-from quantbench.analysis.periods import find_periods
+from quantbench.analysis.periods import find_periods, tile_finder
 from quantbench.analysis.point_noise import repeatability
 from quantbench.analysis.sawtooth import Sawtooth, sawtooth
 from quantbench.analysis.summary import Point, points_of
-from quantbench.analysis.tiles import tile_finder
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.importers import aiconfigurator

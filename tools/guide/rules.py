@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from quantbench.analysis.compare_tests import rank_test
-from quantbench.analysis.period import EXPLAINS_LITTLE, EXPLAINS_MUCH
+from quantbench.analysis.significance import rank_test
+from quantbench.analysis.staircase import EXPLAINS_LITTLE, EXPLAINS_MUCH
 from quantbench.stats import median, median_interval
 from quantbench.units import percent
 from tools.guide.evidence import FEW_TOKENS, MANY_TOKENS, GpuResults, GuideResults

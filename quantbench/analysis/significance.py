@@ -1,4 +1,7 @@
-"""x"""
+"""Statistics of a comparison: rank test on samples, test of single figures, Holm's correction, drift of the reference.
+
+`rank_test`, `figure_test`, `holm` and `wander` are called by `compare`; the guide uses `rank_test` too.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,14 @@ _MOST_RANKS = 400
 
 @dataclass(frozen=True)
 class RatioTest:
-    """B over A. ratio: median of all pairwise ratios. low, high: its 95 % interval, None where the samples are too few
-    for one. p: of the larger of the two claims "B is slower" and "B is faster" by more than the tolerance, two-sided;
-    1 where nothing can be claimed."""
+    """Times of b over times of a.
+
+    ratio: median of all pairwise ratios.
+    low, high: its 95 % interval; None where there are too few samples.
+    p: two-sided, of the larger of the claims "b is slower" and "b is faster" by more than the tolerance; 1 where
+        nothing
+        can be claimed.
+    """
 
     ratio: float
     low: float | None
@@ -53,8 +61,9 @@ def rank_test(a_us: Sequence[float], b_us: Sequence[float], tolerance: float) ->
 
 
 def figure_test(a_us: Sequence[float], b_us: Sequence[float], tolerance: float, noise: float) -> RatioTest:
-    """The same for figures without a spread of their own (a table's means), given how well one figure repeats: `noise`
-    is its relative standard deviation, taken as log-normal.
+    """The same test for figures without samples (a table's means).
+
+    noise: relative standard deviation of one figure, taken as log-normal.
 
     >>> figure_test([100.0], [120.0], 0.01, noise=0.03).p < 0.001
     True
@@ -69,7 +78,7 @@ def figure_test(a_us: Sequence[float], b_us: Sequence[float], tolerance: float, 
 
 
 def holm(p_values: Sequence[float]) -> tuple[float, ...]:
-    """Holm's adjusted p-values: calling those below α leaves at most α for a single false claim among all of them.
+    """Holm's adjusted p-values: rejecting those below α keeps the chance of any false claim at α.
 
     >>> holm([0.01, 0.04, 0.03])
     (0.03, 0.06, 0.06)
@@ -120,10 +129,13 @@ _FEWEST = 4
 
 @dataclass(frozen=True)
 class Wander:
-    """repeats_a, repeats_b: measurements of the reference point in each run. noise_a, noise_b: relative standard
-    deviation of its medians, None where there are too few. allowance: the ratio − 1 that two runs without any change
-    may differ by at the worst of all compared points. shift: the reference's ratio B / A, None where the runs have not
-    the same one."""
+    """Drift of the reference point in two runs.
+
+    repeats_a, repeats_b: measurements of the reference point in each run.
+    noise_a, noise_b: relative standard deviation of their medians; None where there are too few.
+    allowance: ratio − 1 that the largest of all compared points may show although nothing changed.
+    shift: the reference's ratio b / a; None where the runs have different references.
+    """
 
     repeats_a: int
     repeats_b: int
@@ -134,7 +146,7 @@ class Wander:
 
 
 def wander(a: Run, b: Run, points: int) -> Wander:
-    """The wander of two runs of which `points` points are compared."""
+    """The drift of two runs. points: number of points compared."""
     ours, theirs = _references(a), _references(b)
     noise_a, noise_b = _noise(ours), _noise(theirs)
     common = ours.keys() & theirs.keys()
