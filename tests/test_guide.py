@@ -149,7 +149,7 @@ def test_an_effect_is_confirmed_refuted_or_neither() -> None:
     assert effect_of([1.1] * 9) is None
     found = effect_of([1.0 + i / 100 for i in range(11)])
     assert found is not None
-    assert (found.middle, found.low, found.high) == pytest.approx((0.05, 0.01, 0.09))
+    assert (found.median, found.low, found.high) == pytest.approx((0.05, 0.01, 0.09))
     assert words(effect_of([1.3] * 20)) == "CONFIRMED: 30 % (30 % to 30 %)"
     assert words(None) == "NOT TESTED"
 

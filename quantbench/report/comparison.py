@@ -30,7 +30,7 @@ _MOST_LOST_SHOWN = 5
 
 
 def differences_lines(comparison: Comparison) -> list[str]:
-    """What is not the same in the two runs, the obstacles first."""
+    """What differs between the two runs besides the times, obstacles first."""
     origins = {run.info.origin for run in (comparison.a, comparison.b)} - {"measured"}
     lines = [f"{origin.upper()} DATA: nothing here was measured on this machine" for origin in sorted(origins)]
     lines += [f"compared although they should not be: {text}" for text in comparison.obstacles]
@@ -40,7 +40,7 @@ def differences_lines(comparison: Comparison) -> list[str]:
 
 
 def method_lines(comparison: Comparison) -> list[str]:
-    """How the verdicts were reached, and what bounds them."""
+    """How the verdicts were reached, and what limits them."""
     moved = comparison.wander
     lines = [METHOD if comparison.options.noise is None else FIGURES_METHOD]
     margin = f"changes within {percent(comparison.tolerance)} do not count"
@@ -63,7 +63,7 @@ def method_lines(comparison: Comparison) -> list[str]:
 
 
 def result_lines(comparison: Comparison) -> list[str]:
-    """Counts, the middle of all, and what could not be compared."""
+    """Counts, the median ratio, and what could not be compared."""
     lines = []
     if comparison.points:
         counted = ", ".join(f"{number} {verdict}" for verdict, number in comparison.counts.items())
@@ -134,7 +134,7 @@ def _interval(point: Compared) -> str:
 
 
 def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
-    """Everything, with units in the names."""
+    """The whole comparison as JSON objects; names carry their units."""
     moved = comparison.wander
     return {
         "a": str(comparison.a.folder),
@@ -185,7 +185,10 @@ _MANY = 300
 
 
 def draw_comparison(comparison: Comparison, path: Path) -> None:
-    """Write a PNG: above 1 is slower. With one axis that most of the points differ in, that axis runs along x."""
+    """Write a PNG of all ratios; above 1 is slower.
+
+    If the points differ in one axis, it runs along x; otherwise the points are sorted by ratio.
+    """
     points = comparison.points
     axis = _axis(points)
     with canvas(1, 1, 9.0, 4.2) as (figure, panels):
@@ -260,7 +263,12 @@ _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def write_junit(comparison: Comparison, path: Path) -> None:
-    """Write the file. Raises StoreError where it cannot be written."""
+    """Write the comparison as JUnit XML for continuous integration.
+
+    Slower and lost points are failures, unclear ones are skipped with their reason. Raises StoreError where the file
+    cannot
+    be written.
+    """
     total = len(comparison.points) + len(comparison.lost)
     suite = ElementTree.Element(
         "testsuite",
@@ -286,7 +294,7 @@ def write_junit(comparison: Comparison, path: Path) -> None:
 
 
 def write_suite(suite: ElementTree.Element, path: Path) -> None:
-    """Write a file of one suite. Raises StoreError where it cannot be written."""
+    """Write one JUnit suite as a file. Raises StoreError where it cannot be written."""
     root = ElementTree.Element("testsuites")
     root.append(suite)
     ElementTree.indent(root)
@@ -318,5 +326,5 @@ def _case(suite: ElementTree.Element, name: str, provider: str, time_s: float) -
 
 
 def clean(text: str) -> str:
-    """Text without what XML 1.0 cannot hold."""
+    """The text without characters that XML 1.0 does not allow."""
     return _NO_XML.sub("?", text)

@@ -17,7 +17,12 @@ from quantbench.report.lead import Lead
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG. file: its name beside the page; data: the same as a `data:` address; alt: what it shows, in words."""
+    """A PNG in the page.
+
+    file: its name beside the page.
+    data: the same as a `data:` address.
+    alt: what it shows, in words.
+    """
 
     file: str
     data: str
@@ -26,7 +31,11 @@ class Picture:
 
 @dataclass(frozen=True)
 class Table:
-    """A plain table. numeric: columns that are aligned to the right; whole: columns that are never folded."""
+    """A plain table.
+
+    numeric: columns that are aligned to the right.
+    whole: columns that are never folded.
+    """
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -36,7 +45,12 @@ class Table:
 
 @dataclass(frozen=True)
 class KernelLabel:
-    """A kernel's colour in the bands, what is written there, and its whole name."""
+    """A kernel in the bands below a curve.
+
+    colour: of its band.
+    label: what is written in the band.
+    name: the kernel's whole name.
+    """
 
     colour: str
     label: str
@@ -45,7 +59,12 @@ class KernelLabel:
 
 @dataclass(frozen=True)
 class PictureCard:
-    """A picture with what there is to say about it. cliffs: number, place, cost and cause of each mark."""
+    """A picture with its explanations.
+
+    note: a sentence on what was left out.
+    cliffs: number, place, cost and cause of each numbered cliff.
+    kernels: legend of the kernel bands.
+    """
 
     title: str
     picture: Picture
@@ -56,7 +75,13 @@ class PictureCard:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page. note: a sentence under its heading; lines: what there is to say without a picture."""
+    """A part of the page.
+
+    id: anchor of the section.
+    note: a sentence under its heading.
+    lines: sentences that need no picture.
+    folded: closed until the reader opens it.
+    """
 
     id: str
     title: str
@@ -69,7 +94,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Banner:
-    """Says above everything else what must not be overlooked. kind: imported, simulated or warning."""
+    """A warning above everything else. kind: imported, simulated or warning."""
 
     kind: str
     title: str
@@ -78,8 +103,14 @@ class Banner:
 
 @dataclass(frozen=True)
 class Page:
-    """The whole page. facts: name and value, for the foot. lead: None where nothing was measured. explanation: what
-    makes the steps, in a sentence, or nothing."""
+    """The whole page.
+
+    facts: name and value, for the foot.
+    lead: the first screen; None where nothing was measured.
+    explanation: what makes the steps, in a sentence, or "".
+    lead_picture: the picture of the first screen.
+    made_by: the last line.
+    """
 
     title: str
     subtitle: str
@@ -98,14 +129,14 @@ _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class Gallery:
-    """Names the pictures of one report, draws each into its folder and embeds it."""
+    """The pictures of one report: `path` reserves a file, `picture` embeds it once it is drawn."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.files: list[Path] = []
 
     def path(self, *parts: str) -> Path:
-        """A file of its own for a picture; parts may hold anything."""
+        """A new file name for a picture. parts: any texts."""
         name = "report-" + "-".join(filter(None, (file_name(part).strip("-.")[:40] for part in parts)))
         taken = {path.name for path in self.files}
         number = next(i for i in range(1, len(taken) + 2) if self._numbered(name, i) not in taken)

@@ -17,8 +17,11 @@ from quantbench.store.record import Measured, Record
 
 @dataclass(frozen=True)
 class StateTrack:
-    """One quantity over the run. minutes, values: in order; low, high: what single samples reached, where more than
-    one is known at a time."""
+    """One quantity over the run.
+
+    minutes, values: in order of time.
+    low, high: range of single samples, where several are known at a time.
+    """
 
     name: str
     unit: str
@@ -41,7 +44,7 @@ def _short(value: float) -> str:
 
 
 def state_tracks(records: Sequence[Record]) -> tuple[StateTrack, ...]:
-    """What is known of the device over time; empty for an imported run."""
+    """What was recorded of the device over time; empty for an imported run."""
     timed = sorted((r for r in records if isinstance(r.outcome, Measured)), key=lambda r: r.elapsed_s)
     found = [_clocks(timed), _of_state(timed, "temperature_c", "temperature", "°C")]
     found += [_of_state(timed, "power_w", "power", "W"), _drift(timed)]
@@ -91,7 +94,7 @@ def _drift(records: Sequence[Record]) -> StateTrack | None:
 
 
 def draw_state(tracks: Sequence[StateTrack], path: Path, caption: str) -> None:
-    """Write a PNG: one panel a quantity over the minutes since the run began. caption: see `canvas.heading`."""
+    """Write a PNG: one panel per quantity over the minutes of the run. caption: see `canvas.heading`."""
     with canvas(len(tracks), 1, 6.8, 1.0 + 1.15 * len(tracks), sharex=True) as (figure, panels):
         for (panel,), track in zip(panels, tracks, strict=True):
             if track.low:
@@ -108,7 +111,7 @@ def draw_state(tracks: Sequence[StateTrack], path: Path, caption: str) -> None:
 
 
 def state_section(records: Sequence[Record], gallery: Gallery, origin: str, caption: str) -> Section:
-    """Clock, temperature, power and drift through the run."""
+    """The section of the page, with a picture where anything was recorded."""
     title = "The device during the run"
     tracks = state_tracks(records)
     if not tracks:

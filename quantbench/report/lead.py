@@ -49,8 +49,13 @@ _COMMON_CAUSE = 0.5
 
 @dataclass(frozen=True)
 class LeadRow:
-    """A line of the first table, in words. bar: the loss over the worst loss of the table. interval: of the loss, or
-    nothing. details: the other axes and the provider, or how many of the shapes."""
+    """A line of the first table, in words.
+
+    size, loses, instead, why, trust: its cells.
+    bar: the loss over the worst loss of the table, for the bar behind it.
+    interval: of the loss, or "".
+    details: the other axes and the provider, or how many of the shapes.
+    """
 
     size: str
     loses: str
@@ -64,9 +69,15 @@ class LeadRow:
 
 @dataclass(frozen=True)
 class Lead:
-    """axis: the one the table is about. sentence: the answer in one line. rows: the worst sizes, ascending. more: how
-    many bad sizes are not in the table. several: the rows are over many shapes each. bad: what the rows were made
-    of."""
+    """The first screen.
+
+    axis: the axis that the table is about.
+    sentence: the answer in one line.
+    rows: the worst sizes, ascending.
+    more: number of bad sizes that are not in the table.
+    several: whether each row is about many shapes.
+    bad: the sizes that the rows were made of.
+    """
 
     axis: str
     sentence: str
@@ -77,7 +88,12 @@ class Lead:
 
 
 def lead_of(rows: Sequence[Row], axes: Sequence[str], why: Causes) -> Lead:
-    """The first screen of a run with at least one row."""
+    """The first screen of a run.
+
+    rows: at least one.
+    axes: the run's axes; the one with the largest losses is shown.
+    why: finds causes.
+    """
     by_axis = {axis: bad_sizes(rows, axis) for axis in axes if any(axis in row.axes for row in rows)}
     axis = max(by_axis, key=lambda a: (sum(bad.loss for bad in by_axis[a]), len({row.axes.get(a) for row in rows})))
     bad = by_axis[axis]
@@ -214,7 +230,10 @@ _Curve = tuple[str, str, str, tuple[tuple[str, int], ...]]
 
 
 class Causes:
-    """Looks causes up among the cliffs of a run."""
+    """Finds the cause of a bad size: that of the cliff between it and the better one, else the arithmetic of its tile.
+
+    spec: the device. cliffs, periods: of the run (`analysis.check`).
+    """
 
     def __init__(self, spec: DeviceSpec, cliffs: Sequence[Cliff], periods: Sequence[Period]) -> None:
         self._spec = spec
@@ -230,7 +249,7 @@ class Causes:
         return f"{bad.culprit.op}: {cause.words}" if len(bad.row.points) > 1 else cause.words
 
     def kind(self, bad: BadSize) -> str:
-        """The cause without its figures, so that shapes can be counted together."""
+        """The kind of the cause, so that shapes can be counted together."""
         return self._cause(bad).kind
 
     def _cause(self, bad: BadSize) -> Cause | IdleReason:
@@ -291,8 +310,10 @@ _NEAR_THE_FOOT = 0.1
 
 
 def draw_lead(rows: Sequence[Row], bad: Sequence[BadSize], axis: str, path: Path, caption: str) -> None:
-    """Write a PNG: all ops of a place together, share of peak over `axis`; of several curves those that lose most.
-    caption: see `canvas.heading`."""
+    """Write a PNG: share of peak over `axis`, all ops of a place together, bad sizes in red.
+
+    Of many curves those that lose most are drawn. caption: see `canvas.heading`.
+    """
     losses: dict[int, float] = {}
     for one in bad:
         losses[id(one.row)] = max(one.loss, losses.get(id(one.row), 0.0))

@@ -47,9 +47,11 @@ _TOLD_BY = {"identity": "by the kernel that ran", "arithmetic": "by arithmetic",
 
 @dataclass(frozen=True)
 class Mark:
-    """Between two neighbouring points of a curve the time jumps by `ratio` beyond the trend around it (1.3: 30 %).
+    """A cliff as pictures and tables show it.
 
-    low, high: its 95 % interval. cause: in words, with what it rests on.
+    ratio: time after over time before, beyond the trend (1.3: 30 % more).
+    low, high: 95 % interval of the ratio.
+    cause: in words, with what it rests on.
     """
 
     axis: str
@@ -67,12 +69,12 @@ class Mark:
 
 
 def place_key(point: Point) -> PlaceKey:
-    """The same for the same point, however often the run was read."""
+    """A key of the point, the same whenever the run is read."""
     return (point.key, point.op, tuple(point.axes.items()))
 
 
 def marks_of(cliffs: Iterable[Cliff]) -> tuple[Mark, ...]:
-    """Cliffs in the order given."""
+    """One mark per cliff, in the order given."""
     return tuple(
         Mark(c.axis, c.before, c.after, c.ratio, c.low, c.high, f"{c.cause.words} ({_TOLD_BY[c.cause.evidence]})")
         for c in cliffs
@@ -104,10 +106,14 @@ def draw_op(
     caption: str,
     tile_of: Callable[[Family], TileOf],
 ) -> None:
-    """Write a PNG.
+    """Write a PNG of one op along one axis: points with intervals, sawtooth, cliffs, and a band of the kernels that
+        ran.
 
-    curves: of one op along one axis. numbered: cliffs with the number that the page's table gives them. colours: of
-    each kernel by its name (see `kernel_colours`). tile_of: of each family of curves, for the sawtooth.
+    curves: of one op along one axis.
+    numbered: cliffs with their number in the page's table.
+    colours: colour of each kernel by name (`kernel_colours`).
+    tile_of: the tiles of each family of curves, for the sawtooth.
+    title, caption: see `canvas.heading`.
     """
     axis = curves[0].axis
     banded = [curve for curve in curves if any(p.launch is not None for p in curve.points)]
@@ -134,7 +140,7 @@ def draw_op(
 
 
 def kernel_colours(points: Sequence[Point]) -> dict[str, str]:
-    """A colour for each kernel that ran, by the kernel's name, in the order of first appearance."""
+    """A colour for each kernel, by name, in the order of first appearance."""
     import matplotlib as mpl
     from matplotlib.colors import to_hex
 
@@ -144,12 +150,12 @@ def kernel_colours(points: Sequence[Point]) -> dict[str, str]:
 
 
 def kernel_label(launch: Launch) -> str:
-    """Its tile where that is known, else its name."""
+    """The kernel's tile where it is known, else its name."""
     return str(launch.tile) if launch.tile is not None else launch.kernel
 
 
 def efficiency(point: Point) -> float:
-    """What the curves show: percent of the peak, or TFLOP/s where that is not known (GB/s without arithmetic)."""
+    """Height of a point: per cent of peak, else TFLOP/s, else GB/s where there is no arithmetic."""
     if point.peak_share is not None:
         return 100 * point.peak_share
     return point.tflops if point.workload.flops else point.gb_per_s
@@ -269,7 +275,7 @@ def axis_section(
     gallery: Gallery,
     caption: Caption,
 ) -> Section | None:
-    """Curves of each op along one axis; None where nothing varies along it."""
+    """The section of one axis: a card per op, those that take most time; None where nothing varies along it."""
     every = curves_of(points, axis)
     if not every:
         return None
@@ -331,7 +337,7 @@ def _op_card(
 
 
 def cliffs_table(numbered: Sequence[tuple[int, Mark]], axis: str) -> Table | None:
-    """What the numbers in a picture stand for."""
+    """The table that explains the numbers in a picture."""
     if not numbered:
         return None
     rows = []

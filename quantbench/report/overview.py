@@ -26,7 +26,11 @@ _MOST_LABELLED = 130
 
 @dataclass(frozen=True)
 class HeatMap:
-    """One map. rows: those drawn, of one provider, all other axes held at `held`."""
+    """A map of share of peak over two axes.
+
+    provider, held: what all its rows have in common.
+    rows: the rows that are drawn.
+    """
 
     x_axis: str
     y_axis: str
@@ -36,13 +40,13 @@ class HeatMap:
 
     @property
     def caption(self) -> str:
-        """What is held, in words."""
+        """Provider and held axes, in words."""
         held = ", ".join(f"{name.replace('_', '-')} = {value}" for name, value in self.held.items())
         return f"{self.provider}, {held}" if held else self.provider
 
 
 def heat_maps(rows: Sequence[Row], axes: Sequence[str]) -> tuple[HeatMap, ...]:
-    """Maps for pairs of axes that both vary, the most asked for first, at most four."""
+    """Maps for pairs of axes that both vary, the usual pairs first, at most four."""
     varied = [axis for axis in axes if len({row.axes.get(axis) for row in rows}) > 1]
     pairs = [pair for pair in _FIRST if set(pair) <= set(varied)]
     pairs += [pair for pair in combinations(varied, 2) if pair not in pairs and pair[::-1] not in pairs]
@@ -78,8 +82,10 @@ def _wider(rows: Sequence[Row], one: str, other: str) -> bool:
 
 
 def draw_heat_map(heat: HeatMap, path: Path, caption: str) -> None:
-    """Write a PNG: percent of peak, one cell a place; cells that were not measured stay empty. caption: see
-    `canvas.heading`."""
+    """Write a PNG: per cent of peak, one cell per place; places that were not measured stay empty.
+
+    caption: see `canvas.heading`.
+    """
     import numpy as np
     import seaborn as sns
 
@@ -111,7 +117,7 @@ def _thinned(values: Sequence[int], most: int) -> list[str]:
 
 
 def maps_section(rows: Sequence[Row], axes: Sequence[str], gallery: Gallery, caption: Caption) -> Section | None:
-    """Share of peak over two axes at once; None for a run of one axis."""
+    """The section with all heat maps; None for a run of one axis."""
     cards = []
     for heat in heat_maps(rows, axes):
         path = gallery.path("map", heat.x_axis, heat.y_axis)
@@ -133,8 +139,12 @@ _MOST_PAIRS = 28
 
 @dataclass(frozen=True)
 class StepSpread:
-    """From `before` to `after` along an axis, over `curves` curves: quantiles of the ratio of the times per unit of
-    work (1.3: 30 % longer), and the share of curves that jump by more than 5 %."""
+    """The step from `before` to `after` along an axis, over many curves.
+
+    curves: number of curves.
+    low, median, high: 10, 50 and 90 % quantile of the ratio of times per unit of work (1.3: 30 % more).
+    share_above: share of curves whose time rises by more than 5 %.
+    """
 
     before: int
     after: int
@@ -168,8 +178,10 @@ def step_spreads(curves: Sequence[Curve], smallest_work: float = 0.0) -> tuple[S
 
 
 def draw_step_spreads(spreads: Sequence[StepSpread], axis: str, path: Path, caption: str) -> None:
-    """Write a PNG: for each pair of neighbours the median jump and the range from 10 to 90 % of the curves. caption:
-    see `canvas.heading`."""
+    """Write a PNG: for each pair of neighbours the median step and the range from 10 to 90 % of the curves.
+
+    caption: see `canvas.heading`.
+    """
     chosen = sorted(spreads, key=lambda s: -s.median)[:_MOST_PAIRS]
     chosen.sort(key=lambda s: s.before)
     with canvas(1, 1, 6.8, 3.9) as (figure, panels):
@@ -193,7 +205,7 @@ def draw_step_spreads(spreads: Sequence[StepSpread], axis: str, path: Path, capt
 
 
 def spread_card(points: Sequence[Point], axis: str, gallery: Gallery, caption: Caption) -> PictureCard | None:
-    """The jumps between neighbouring sizes over all shapes; None where there are too few shapes or no neighbours."""
+    """The card with the steps over all shapes; None where there are too few shapes or no close sizes."""
     spreads = step_spreads(curves_of(points, axis))
     if not spreads:
         return None

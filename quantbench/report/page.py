@@ -45,8 +45,12 @@ _MOST_EXPLAINED = 2
 
 @dataclass(frozen=True)
 class Written:
-    """page: the HTML file; pictures: the PNGs beside it; lead: the answer of the first screen, None where nothing was
-    measured."""
+    """What `write_report` wrote.
+
+    page: the HTML file.
+    pictures: the PNGs beside it.
+    lead: the first screen; None where nothing was measured.
+    """
 
     page: Path
     pictures: tuple[Path, ...]
@@ -54,11 +58,13 @@ class Written:
 
 
 def write_report(run: Run, output: Path, where: Mapping[str, int] | None = None) -> Written:
-    """Write the page and its pictures into the folder `output`, which is made if need be; or, where that is a name that
-    ends in .html, the page alone, with its pictures inside.
+    """Write the page of a run.
 
-    where: only points at these axis values are shown; causes and rules still rest on the whole run. Raises StoreError
-    where the page cannot be written, InputError where the run has no such point.
+    output: a folder for the page and its pictures, created if needed; or a name that ends in .html, for the page alone
+        with
+        its pictures inside.
+    where: show only points at these axis values. Causes and rules still use the whole run.
+    Raises StoreError where the page cannot be written, InputError where the run has no such point.
     """
     shown = points_where(points_of(run.records, run.info.device), where or {})
     with page_place(output) as (path, gallery):
@@ -69,8 +75,10 @@ def write_report(run: Run, output: Path, where: Mapping[str, int] | None = None)
 
 @contextmanager
 def page_place(output: Path) -> Iterator[tuple[Path, Gallery]]:
-    """The file of a page, and where its pictures are drawn: both in the folder `output`; for a name that ends in .html
-    that file, and a folder that is gone afterwards."""
+    """Yields the page's file and the gallery for its pictures.
+
+    Both are in the folder `output`; for a name that ends in .html, the pictures are drawn in a temporary folder.
+    """
     alone = output.suffix.lower() in (".html", ".htm") and not output.is_dir()
     folder = output.parent if alone else output
     try:
@@ -85,7 +93,7 @@ def page_place(output: Path) -> Iterator[tuple[Path, Gallery]]:
 
 
 def write_page(path: Path, page: Page) -> None:
-    """Write a page whole or not at all."""
+    """Write a page completely or not at all."""
     temporary = path.with_name(path.name + ".new")
     try:
         temporary.write_text(render(page), encoding="utf-8")
@@ -97,7 +105,11 @@ def write_page(path: Path, page: Page) -> None:
 
 
 def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mapping[str, int]) -> Page:
-    """Everything that the page says of these points of a run, with its pictures drawn."""
+    """The page of some points of a run, with its pictures drawn.
+
+    points: those to show.
+    where: the axis values that selected them.
+    """
     info, spec = run.info, run.info.device
     caption = partial(picture_caption, info)
     axes = list(dict.fromkeys(name for point in points for name in point.axes if name not in (*where, SHAPE_DIM)))
@@ -194,7 +206,7 @@ def _banners(run: Run, points: Sequence[Point]) -> tuple[Banner, ...]:
 
 
 def render(page: Page) -> str:
-    """The page as HTML. Every text is escaped; a name that the template misses is an error."""
+    """The page as HTML. Every text is escaped; a name that the template lacks is an error."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(

@@ -30,7 +30,7 @@ _MOST_COMMON = 24
 
 
 def steps_section(check: Check) -> Section | None:
-    """What makes the steps, and where many shapes step together; None where there is nothing to say of either."""
+    """What makes the steps, and the steps that many shapes share; None where there are neither."""
     lines = [period_words(period) for period in check.periods]
     if check.falls:
         lines.append(
@@ -66,7 +66,7 @@ def period_words(period: Period) -> str:
 
 
 def common_table(common: Sequence[CommonCliff]) -> Table | None:
-    """The sizes that many shapes step at, the largest step first."""
+    """The steps that many shapes share, the largest first; None without any."""
     if not common:
         return None
     several = len({(one.op, one.provider, one.variant) for one in common}) > 1
@@ -90,7 +90,7 @@ def _group(group: tuple[float, int] | None) -> str:
 
 
 def rules_section(verdicts: Sequence[Verdict], spec: DeviceSpec) -> Section | None:
-    """Verdicts on the rules of thumb; rules that the run does not test are named below."""
+    """Verdicts on the rules of thumb, the rules that the run does not test named below; None without any."""
     if not verdicts:
         return None
     rules = {rule.id: rule for rule in RULES}
@@ -134,7 +134,7 @@ _GRADE_WORDS = {
 
 
 def trust_section(run: Run) -> Section:
-    """How far the figures can be trusted, and what became of points without one."""
+    """Grades of the measurements with their reasons, and the points that have no measurement."""
     letters: Counter[str] = Counter()
     reasons: dict[str, Counter[str]] = {letter: Counter() for letter in GRADES}
     examples: dict[str, str] = {}
@@ -167,7 +167,7 @@ def trust_section(run: Run) -> Section:
 
 
 def sizes_section(rows: Sequence[Row], check: Check) -> Section:
-    """Every place with its figures; folded."""
+    """The table of every place with its figures (folded)."""
     axes = list(dict.fromkeys(name for row in rows for name in row.axes))
     several = len({row.provider for row in rows}) > 1
     head = [axis.replace("_", "-") for axis in axes]
@@ -186,7 +186,7 @@ def sizes_section(rows: Sequence[Row], check: Check) -> Section:
 
 
 def how_section(run: Run) -> Section:
-    """Everything that was asked for and found, so that it can be done again; folded."""
+    """Options, versions and constants of the run, so that it can be repeated (folded)."""
     info = run.info
     rows = [("folder", str(run.folder)), ("run", info.run_id), ("started", info.started)]
     rows += [("ended", f"{info.ended or 'not yet'} ({info.how_ended})")]
@@ -222,7 +222,7 @@ def _constants(run: Run) -> list[tuple[str, Any]]:
 
 
 def facts_of(run: Run) -> tuple[tuple[str, str], ...]:
-    """Name and value: the points, the time it took, the versions that matter."""
+    """The facts at the foot of the page, as (name, value): points, duration, device, versions."""
     info = run.info
     points = [r for r in run.records if r.role == "point"]
     kinds = Counter(type(r.outcome).__name__.lower() for r in points)

@@ -27,7 +27,8 @@ def read_one_run(folder: Path) -> Run:
     """Read the run in `folder`.
 
     Raises StoreError for a folder of several runs (results/ itself, or a device's), and for records that belong to
-    another run: figures of two runs, and so perhaps of two devices, must not be mixed.
+    another
+    run: figures of two runs must not be mixed.
     """
     if not os.path.exists(folder / "run.json"):
         below = [*find_runs(folder), *folders_with(folder, "*/run.json")]
@@ -45,7 +46,7 @@ def read_one_run(folder: Path) -> Run:
 
 
 def picture_caption(info: RunInfo, points: Iterable[Point | Record]) -> str:
-    """What every picture of a run names: `a100-sxm4-80gb · bf16 · sglang 0.5.10 · imported from aiconfigurator-core`.
+    """The caption of a run's pictures: `a100-sxm4-80gb · bf16 · sglang 0.5.10 · imported from aiconfigurator-core`.
 
     points: those in the picture.
     """
@@ -91,7 +92,7 @@ def parse_where(words: Iterable[str]) -> dict[str, int]:
 
 
 def points_where(points: Sequence[Point], where: Mapping[str, int]) -> tuple[Point, ...]:
-    """Points at these values. Raises InputError where the run has none there, naming what it has."""
+    """Points at these axis values. Raises InputError, with the values there are, where the run has none there."""
     left = tuple(points)
     for name, wanted in where.items():
         values = {point.axes[name] for point in left if name in point.axes}

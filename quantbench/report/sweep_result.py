@@ -44,7 +44,7 @@ _TIGHT_PERCENT = re.compile(r"(?<=[0-9])%")
 def sweep_table(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> Table:
     """One line per place and provider: rate, bandwidth, share of peak, trust, and what is lost and why.
 
-    Wants about 100 columns; narrower, the last column folds.
+    Needs about 100 columns; on narrower terminals the last column folds.
     """
     table = Table(header_style="bold", box=None, pad_edge=False)
     for name in rows[0].axes:
@@ -76,7 +76,7 @@ def sweep_table(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> Table:
 
 
 def row_figures(row: Row) -> tuple[str, str, str, str, str]:
-    """Ops, time, TFLOP/s, GB/s and share of peak of a row, as the tables show them. A row that lacks ops has no sum."""
+    """Cells of a row: ops, time, TFLOP/s, GB/s and share of peak. A row that lacks ops has no sum."""
     if row.missing:
         return (f"{len(row.points)} of {len(row.points) + len(row.missing)}", *("-",) * 4)
     return (
@@ -104,7 +104,7 @@ def ops_line(rows: Sequence[Row]) -> str:
 
 
 def trust_lines(rows: Sequence[Row]) -> list[str]:
-    """Why rows below B are there, one line per kind of reason, the most frequent first."""
+    """Why rows are graded below B, one line per kind of reason, the most frequent first."""
     # Figures differ from row to row: what stands before the first of them tells the kind.
     kinds: dict[str, list[Grade]] = {}
     for row in rows:
@@ -118,8 +118,10 @@ def trust_lines(rows: Sequence[Row]) -> list[str]:
 
 
 def row_words(row: Row, check: Check, spec: DeviceSpec) -> str:
-    """The cliffs that end at this row (how much longer it takes than the size before it, and why), the largest first;
-    without one, why its worst op is below what it could be. First of all, which ops it lacks."""
+    """The last cell of a row: the ops it lacks, then the cliffs that end at it, the largest first.
+
+    Without a cliff, why its worst op runs below peak.
+    """
     said = [
         f"▼ +{percent(cliff.ratio - 1)} time in {cliff.op}: {cliff.cause.words}"
         for cliff in check.cliffs
@@ -168,7 +170,7 @@ _MOST_WITH_EDGES = 2
 
 
 def draw_run(run: Run, check: Check, axis: str) -> Path:
-    """Draw all points of a run over `axis` into the run's folder. check: of the run. Returns the file."""
+    """Draw all points of a run over `axis` into the run's folder. Returns the file."""
     points = points_of(run.records, run.info.device)
     name = axis.replace("_", "-")
     path = run.folder / f"efficiency-{name}.png"
@@ -180,11 +182,14 @@ def draw_run(run: Run, check: Check, axis: str) -> Path:
 def draw_efficiency(
     points: Sequence[Point], axis: str, tile_of: TileOf, path: Path, *, title: str, caption: str
 ) -> None:
-    """Write a PNG. points: measured ones, of any ops and providers; axis: the field that runs along x.
+    """Write a PNG with a panel per op: medians with 95 % intervals, a line per provider and value of the other axes.
 
-    Each panel shows one op: medians with their 95 % intervals, a line per provider and per value of the other axes.
-    Where the tile is known (recorded, or told by the steps), tile edges are ticks at the foot and wave edges dashed
-    lines, in the colour of their curve. tile_of: whose tile a point is computed with (`Check.tile_of`).
+    points: of any ops and providers.
+    axis: the field along x.
+    tile_of: the tile that computes a point (`Check.tile_of`). Where it was recorded or recovered from the steps, tile
+        edges
+        are ticks at the foot and wave edges dashed lines in the colour of their curve.
+    title, caption: see `canvas.heading`.
     """
 
     def draw(panel: Axes, op: str) -> None:

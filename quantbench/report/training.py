@@ -52,8 +52,10 @@ def training_cells(summary: TrainingSummary) -> tuple[str, ...]:
 
 
 def draw_throughput(summaries: Sequence[TrainingSummary], path: Path) -> None:
-    """Write a PNG: tokens per second over the number of GPUs, a bar per layout, a panel per batch size, with the 95 %
-    interval of the median. Logs without a number of GPUs or without tokens are left out."""
+    """Write a PNG: tokens per second over the number of GPUs, a bar per layout, a panel per global batch size.
+
+    Bars are medians with 95 % intervals. Logs without a number of GPUs or without tokens are left out.
+    """
     drawn = [s for s in summaries if s.gpus is not None and s.tokens_per_s is not None]
     batches = sorted({s.gbs for s in drawn}) or [0]
     layouts = sorted({s.layout for s in drawn})
@@ -83,10 +85,12 @@ def _or_dash(value: int | None) -> str:
 
 
 def write_training_report(folders: Sequence[Path], output: Path) -> Written:
-    """Write the page and its picture into the folder `output`, which is made if need be; or, where that is a name that
-    ends in .html, the page alone. folders: of imported training logs.
+    """Write the page of imported training logs.
 
-    Raises StoreError where one cannot be read or the page cannot be written."""
+    folders: of the logs.
+    output: see `page.write_report`.
+    Raises StoreError where a log cannot be read or the page cannot be written.
+    """
     summaries = sorted((read_training(folder) for folder in folders), key=_order)
     with page_place(output) as (path, gallery):
         write_page(path, _page(summaries, folders, gallery))
@@ -94,7 +98,7 @@ def write_training_report(folders: Sequence[Path], output: Path) -> Written:
 
 
 def fastest(summaries: Sequence[TrainingSummary]) -> str:
-    """The layout with most tokens per second and GPU, in a sentence; nothing where none is known."""
+    """A sentence on the layout with most tokens per second and GPU; empty where none is known."""
     known = [(s.tokens_per_s / s.gpus, s) for s in summaries if s.tokens_per_s is not None and s.gpus]
     if not known:
         return ""

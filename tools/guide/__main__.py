@@ -34,7 +34,7 @@ def write_guide(docs: Path) -> list[Path]:
 
 
 def draw_figures(found: GuideResults, folder: Path) -> list[Path]:
-    """Every picture of the page."""
+    """Draw every figure of the page. Returns the files."""
     gpus = found.gpus
     paths = {
         name: folder / f"choosing-{name}.png"
@@ -60,7 +60,7 @@ def draw_figures(found: GuideResults, folder: Path) -> list[Path]:
 
 
 def main() -> None:
-    """Write and say what was written."""
+    """Write the page and print the files written."""
     docs = Path(sys.argv[1] if len(sys.argv) > 1 else "docs")
     try:
         for path in write_guide(docs):

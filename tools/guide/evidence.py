@@ -39,7 +39,12 @@ DTYPE = "bf16"
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of one GPU. gemm, attention: its imported runs; points of them. sources: table and version."""
+    """The imported tables of one GPU.
+
+    gemm_run: the run of its products.
+    gemm, attention: its points.
+    sources: package, table and version of each.
+    """
 
     name: str
     spec: DeviceSpec
@@ -50,7 +55,7 @@ class Evidence:
 
 
 def evidence() -> Iterator[Evidence]:
-    """One GPU at a time: a table of 36,000 rows is read, used and let go. Needs the extra `quantbench[tables]`."""
+    """The tables, one GPU at a time (36,000 rows each, so that only one is in memory). Needs the extra `tables`."""
     for slug, name in GPUS.items():
         spec = lookup(slug)
         with TemporaryDirectory() as folder:
@@ -74,7 +79,7 @@ def _import(slug: str, spec: DeviceSpec, kind: str, folder: Path) -> Run:
 
 
 def sources_caption(sources: Mapping[str, str], dtype: str) -> str:
-    """What a picture of several GPUs names: `bf16 · A100, H100: sglang 0.5.10 · imported from aiconfigurator-core`.
+    """The caption of a picture of several GPUs: `bf16 · A100, H100: sglang 0.5.10 · imported from aiconfigurator-core`.
 
     sources: by GPU, each as `package: table (library)`.
 
@@ -100,9 +105,18 @@ FEW_TOKENS, MANY_TOKENS = 2048, 8192
 
 @dataclass(frozen=True)
 class GpuResults:
-    """What was found on one GPU. curve: (m, TFLOP/s) of the product that is drawn; teeth: what the waves of the tile
-    that explains the table's steps would give, None where no tile explains them.
-    few_tokens: time per token at FEW_TOKENS over that at MANY_TOKENS."""
+    """What the tables of one GPU say.
+
+    spec: the device.
+    edges: cost of one more row.
+    curve: (m, TFLOP/s) of the product that is drawn.
+    teeth: rates that the waves of the explaining tile would give; None where no tile explains the table.
+    prices, rates: see `products`.
+    few_tokens: ratios of time per token, FEW_TOKENS over MANY_TOKENS.
+    widths, head_counts, fours: see `shapes`.
+    rows: rows of both tables.
+    sources: where the tables come from.
+    """
 
     spec: DeviceSpec
     edges: Edges
@@ -120,14 +134,18 @@ class GpuResults:
 
 @dataclass(frozen=True)
 class GuideResults:
-    """By GPU, and the end-to-end rows of the hand searches."""
+    """Everything that the page shows.
+
+    gpus: results by GPU.
+    searches: end-to-end times of the published hand searches.
+    """
 
     gpus: dict[str, GpuResults] = field(default_factory=dict)
     searches: tuple[Iteration, ...] = ()
 
 
 def find(found: Iterable[Evidence], searches: Path) -> GuideResults:
-    """Work everything out, one GPU at a time."""
+    """Compute the results, one GPU at a time. searches: the CSV file of the hand searches."""
     return GuideResults({one.name: _of(one) for one in found}, iterations(searches))
 
 

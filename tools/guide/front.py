@@ -52,7 +52,10 @@ _COLUMNS = 100
 
 @dataclass(frozen=True)
 class Staircase:
-    """One product of the A100's table over m, and what explains its steps. rows: products in the table."""
+    """One product of the A100's table over m, and the tile that explains its steps.
+
+    rows: number of products in the whole table.
+    """
 
     info: RunInfo
     curve: Curve
@@ -129,7 +132,7 @@ def _waves(number: int) -> str:
 
 
 def draw_staircase(found: Staircase, path: Path) -> None:
-    """Time and rate over m, with what tiles and waves alone give, and the largest edge marked."""
+    """Time and rate over m, with what tiles and waves alone give; the largest edge is marked."""
     sizes = found.curve.sizes
     before, after = found.edge
     flops_per_row = 2.0 * _N * _K
@@ -167,8 +170,10 @@ def draw_staircase(found: Staircase, path: Path) -> None:
 
 
 def advise_text(command: Sequence[str] = ADVISE) -> str:
-    """A command and what it prints on a terminal, as a block of Markdown. Lines of prose are folded as a terminal
-    does. Raises StoreError where the command fails."""
+    """A command and its output as a block of Markdown, folded as a terminal folds it.
+
+    Raises StoreError where the command fails.
+    """
     terminal, inside = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(_COLUMNS), "TERM": "dumb", "NO_COLOR": "1"}
     for name in ("FORCE_COLOR", "LINES"):
@@ -219,7 +224,7 @@ def write_front(root: Path) -> list[Path]:
 
 
 def main() -> None:
-    """Write and say what was written."""
+    """Write the pages and print the files written."""
     try:
         for path in write_front(Path()):
             print(path)

@@ -15,10 +15,9 @@ _PLACE = re.compile(r"(<!-- (?P<name>[\w.-]+):begin -->)(?P<old>.*?)(<!-- (?P=na
 
 
 def fill(text: str, found: Mapping[str, str]) -> str:
-    """The page with every place filled. A value of several lines gets lines of its own.
+    """The page with every marker filled. A value of several lines gets lines of its own.
 
-    Raises StoreError for a place that nothing was found for, and for something found that has no place: a page whose
-    figures nobody made, or that hides what was made.
+    Raises StoreError for a marker without a value, and for a value without a marker.
 
     >>> fill("m = <!-- m:begin -->?<!-- m:end -->.", {"m": "128"})
     'm = <!-- m:begin -->128<!-- m:end -->.'
@@ -40,7 +39,7 @@ def fill(text: str, found: Mapping[str, str]) -> str:
 
 
 def table(head: list[str], rows: list[list[str]], *, numeric: bool = True) -> str:
-    """A Markdown table; all columns but the first to the right where numeric."""
+    """A Markdown table. numeric: align all columns but the first to the right."""
     rule = ["---"] + (["---:"] if numeric else ["---"]) * (len(head) - 1)
     lines = [head, rule, *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

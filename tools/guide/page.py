@@ -37,7 +37,7 @@ _HOPPER = ("H100", "H200")
 
 
 def texts(found: GuideResults) -> dict[str, str]:
-    """Every place of the page and what stands there."""
+    """The text of every marker of the page."""
     a100 = found.gpus["A100"]
     return {
         "sources": _sources(found),

@@ -35,8 +35,12 @@ _TILES = tuple((Tile(m, n), per_sm) for m in (64, 128, 192, 256) for n in (64, 1
 
 @dataclass(frozen=True)
 class EdgeStep:
-    """From m to m + 1 over all pairs (n, k): ratios of the times, 10 %, 50 % and 90 % quantile of them, and the share
-    of shapes that are more than 3 % faster with the larger m."""
+    """The step from m to m + 1 over all pairs (n, k).
+
+    ratios: time at m + 1 over time at m.
+    low, median, high: their 10, 50 and 90 % quantile.
+    share_faster: share of shapes that are more than 3 % faster with the larger m.
+    """
 
     m: int
     ratios: tuple[float, ...]
@@ -52,9 +56,12 @@ class EdgeStep:
 
 @dataclass(frozen=True)
 class TileFit:
-    """How well the waves of one tile explain the steps. correlation: of the logarithms of both ratios.
-    at_wave, elsewhere: median step where the number of waves grows, and where it does not; low, high of each: its
-    quartiles."""
+    """How well the waves of one tile explain the steps.
+
+    correlation: between the logarithms of the ratios of waves and of times.
+    at_wave, elsewhere: median step where the number of waves grows, and where it does not.
+    quartiles_at_wave, quartiles_elsewhere: lower and upper quartile of each.
+    """
 
     tile: Tile
     blocks_per_sm: int
@@ -67,8 +74,11 @@ class TileFit:
 
 @dataclass(frozen=True)
 class BelowOneWave:
-    """Median steps of products that are less than one wave of a tile on both sides and need a row of tiles more: begins
-    where those tiles, cut until the SMs are busy (`parts_to_fill`), begin a second wave; fits where they do not."""
+    """Median steps of products of less than one wave that need one more row of tiles.
+
+    begins: where those tiles, cut until all SMs are busy (`parts_to_fill`), begin a second wave.
+    fits: where they do not.
+    """
 
     begins: float
     fits: float
@@ -76,8 +86,13 @@ class BelowOneWave:
 
 @dataclass(frozen=True)
 class Edges:
-    """steps: ascending in m. fits: every candidate tile, the best first. below: of the tile that is assumed for the
-    device. repeats: relative standard deviation of one figure, from neighbours between which nothing changes."""
+    """The cost of one more row in one table.
+
+    steps: ascending in m.
+    fits: every candidate tile, the best first.
+    below: for the tile that is assumed for the device; None without such products.
+    repeats: relative standard deviation of one figure, from neighbours between which nothing changes.
+    """
 
     steps: tuple[EdgeStep, ...]
     fits: tuple[TileFit, ...]
@@ -85,16 +100,16 @@ class Edges:
     repeats: float
 
     def step(self, m: int) -> EdgeStep:
-        """The step behind m."""
+        """The step after m."""
         return next(step for step in self.steps if step.m == m)
 
     def fit(self, tile: Tile, blocks_per_sm: int = 1) -> TileFit:
-        """How well one tile does."""
+        """The fit of one tile."""
         return next(fit for fit in self.fits if (fit.tile, fit.blocks_per_sm) == (tile, blocks_per_sm))
 
 
 def edges_of(points: Sequence[Point], spec: DeviceSpec) -> Edges:
-    """Steps and fits of a table of plain products whose m runs over both sides of edges."""
+    """Steps and fits of a table of plain products that has m and m + 1 on both sides of edges."""
     times = {p.workload: p.latency_us for p in points if isinstance(p.workload, Gemm)}
     pairs: list[tuple[Gemm, Gemm, float]] = []
     for work, before_us in times.items():
@@ -162,8 +177,12 @@ _LARGE = range(4096, 16384 + 1)
 
 @dataclass(frozen=True)
 class Price:
-    """tp · time of the split product over the time of the whole one: all ratios and their median; 1.2 is 20 % more of
-    the GPU's time. column: n is split (qkv, up), else k (projection, down)."""
+    """The price of splitting a product by tp: tp · time of the part over time of the whole; 1.2 is 20 % more GPU time.
+
+    column: whether n is split (qkv, up) or k (projection, down).
+    tokens: rows of the product.
+    ratios: of every product.
+    """
 
     column: bool
     tp: int
@@ -176,7 +195,7 @@ class Price:
 
 
 def prices(points: Sequence[Point]) -> tuple[Price, ...]:
-    """For each way to split, degree and number of tokens."""
+    """Prices for each split dimension, degree and number of tokens."""
     times = _times(points)
     found = []
     for column in (True, False):
@@ -195,7 +214,7 @@ def prices(points: Sequence[Point]) -> tuple[Price, ...]:
 
 
 def rates(points: Sequence[Point]) -> dict[int, float]:
-    """Median TFLOP/s of the large products by number of tokens, where m is at most the tokens of a few samples."""
+    """Median TFLOP/s of the large products by number of tokens."""
     by_tokens: dict[int, list[float]] = {}
     for (m, n, k), us in _times(points).items():
         if n in _LARGE and k in _LARGE and m >= TOKENS[0] and m & (m - 1) == 0:
@@ -204,7 +223,7 @@ def rates(points: Sequence[Point]) -> dict[int, float]:
 
 
 def token_ratios(points: Sequence[Point], few: int, many: int) -> tuple[float, ...]:
-    """Time per token at `few` tokens over that at `many`, for each of the large products."""
+    """Time per token at `few` tokens over that at `many`, for each large product."""
     times = _times(points)
     return tuple(
         (us / few) / (times[many, n, k] / many)

@@ -26,24 +26,27 @@ _FEWEST = 10
 
 @dataclass(frozen=True)
 class Effect:
-    """Time with the rule broken over time with it kept, less 1: median over `pairs` pairs of shapes; low,
-    high: 95 % interval of the median."""
+    """The effect of breaking a rule: time broken over time kept, less 1.
 
-    middle: float
+    median: over `pairs` pairs of shapes.
+    low, high: 95 % interval of the median.
+    """
+
+    median: float
     low: float
     high: float
     pairs: int
 
     @property
     def verdict(self) -> str:
-        """CONFIRMED where breaking the rule surely costs more than WORTH, REFUTED where it surely costs less."""
+        """CONFIRMED where breaking the rule costs more than WORTH (whole interval), REFUTED where it costs less."""
         if self.low > WORTH:
             return CONFIRMED
         return REFUTED if self.high < WORTH else INCONCLUSIVE
 
 
 def effect_of(ratios: Sequence[float]) -> Effect | None:
-    """The effect of ratios of times, broken over kept; None for too few."""
+    """The effect from ratios of times, broken over kept; None for fewer than ten."""
     if len(ratios) < _FEWEST:
         return None
     interval = median_interval(ratios)
@@ -56,7 +59,11 @@ _TP, _TP_TOKENS = 8, 2048
 
 @dataclass(frozen=True)
 class RuleRow:
-    """One rule, what is said of it on one GPU, and what to do instead of following it blindly."""
+    """One line of the table.
+
+    judge: the verdict and effect on one GPU, in words.
+    instead: what to do.
+    """
 
     name: str
     judge: Callable[[GpuResults], str]
@@ -64,7 +71,7 @@ class RuleRow:
 
 
 def rules_table(found: GuideResults) -> str:
-    """A line a rule, a column a GPU."""
+    """The table: one line per rule, one column per GPU."""
     rows = [[rule.name, *(rule.judge(of) for of in found.gpus.values()), rule.instead] for rule in RULES]
     return table(["rule", *found.gpus, "what to do"], rows, numeric=False)
 
@@ -73,7 +80,7 @@ def words(effect: Effect | None) -> str:
     """`CONFIRMED: 30 % (27 % to 33 %)`."""
     if effect is None:
         return NOT_TESTED
-    return f"{effect.verdict}: {_signed(effect.middle)} ({_signed(effect.low)} to {_signed(effect.high)})"
+    return f"{effect.verdict}: {_signed(effect.median)} ({_signed(effect.low)} to {_signed(effect.high)})"
 
 
 def _signed(share: float) -> str:
@@ -97,7 +104,7 @@ def _narrow_heads(of: GpuResults) -> str:
 
 
 def _fours(of: GpuResults) -> str:
-    """The two groups are different shapes, so their middles are compared by ranks."""
+    """The two groups are different shapes, so their medians are compared by ranks."""
     if of.fours is None:
         return NOT_TESTED
     test = rank_test([1 / r for r in of.fours.on], [1 / r for r in of.fours.off], WORTH)

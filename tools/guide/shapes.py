@@ -31,7 +31,11 @@ TP, SEQ = 8, 2048
 
 @dataclass(frozen=True)
 class Slots:
-    """Mean share of the block slots that does useful work, over `sizes` hidden sizes; lowest and highest of them."""
+    """Share of the block slots that does useful work, over some hidden sizes.
+
+    sizes: number of hidden sizes.
+    mean, lowest, highest: over them.
+    """
 
     sizes: int
     mean: float
@@ -40,7 +44,7 @@ class Slots:
 
 
 def linear_layers(hidden: int, mbs: int, *, backward: bool = False) -> tuple[Op, ...]:
-    """The four products of one GPT layer on one of TP GPUs, at SEQ tokens a sample."""
+    """The four products of one GPT layer on one of TP GPUs, at SEQ tokens per sample."""
     tokens = SEQ * mbs
     sizes = {
         "qkv": (3 * hidden // TP, hidden), "proj": (hidden, hidden // TP), "mlp_up": (4 * hidden // TP, hidden),
@@ -51,7 +55,7 @@ def linear_layers(hidden: int, mbs: int, *, backward: bool = False) -> tuple[Op,
 
 
 def slots_of(op: Op, spec: DeviceSpec) -> Quantization:
-    """Tiles and waves of one product, with the tile that is assumed for the device."""
+    """Tiles and waves of one product, with the tile assumed for the device."""
     assumed = assumed_tile(spec)
     assert isinstance(op.workload, Gemm)
     return quantize(op.workload, assumed.tile, spec.sm_count, assumed.blocks_per_sm)
@@ -67,18 +71,18 @@ def layer_share(hidden: int, mbs: int, spec: DeviceSpec, *, backward: bool = Fal
 
 
 def shares(spec: DeviceSpec, mbs: int, sizes: Iterable[int] = HIDDEN) -> dict[int, float]:
-    """The share of every hidden size."""
+    """The useful share of the block slots for every hidden size."""
     return {hidden: layer_share(hidden, mbs, spec) for hidden in sizes}
 
 
 def of_sizes(found: dict[int, float], divisor: int, *, divides: bool = True) -> Slots:
-    """The sizes that `divisor` divides, or the others."""
+    """Summary of the sizes that `divisor` divides, or of the others."""
     chosen: Sequence[float] = [share for hidden, share in found.items() if (hidden % divisor == 0) == divides]
     return Slots(len(chosen), mean(chosen), min(chosen), max(chosen))
 
 
 def whole_waves_step(rows: int, block_n: int, block_m: int, sm_count: int) -> int:
-    """Columns n of a product with `rows` rows whose tiles are whole waves: every multiple of this.
+    """The step of n at which the tiles of a product with `rows` rows are whole waves.
 
     ceil(rows / block_m) · (n / block_n) must be a multiple of sm_count.
 
@@ -97,8 +101,12 @@ _FEWEST = 10
 
 @dataclass(frozen=True)
 class Width:
-    """Speed of heads of head_dim over that of heads of 128, at the same heads × head_dim, key width, batch and
-    sequence: the ratios, their median, and the range from 10 to 90 % of them."""
+    """Speed of heads of head_dim over that of heads of 128 with the same heads × head_dim, key width, batch and
+    sequence.
+
+    ratios: of every such pair.
+    low, median, high: 10, 50 and 90 % quantile.
+    """
 
     head_dim: int
     seq: int
@@ -110,15 +118,18 @@ class Width:
 
 @dataclass(frozen=True)
 class Fours:
-    """Does batch × heads % 4 matter? Speed of shapes with a number of heads between two powers of two over what lies
-    between its neighbours: where batch × heads is no multiple of 4 (off), and where it is one (on)."""
+    """Whether batch × heads % 4 matters: speed of shapes over what their neighbours at powers of two suggest.
+
+    off: shapes where batch × heads is not a multiple of 4.
+    on: shapes where it is.
+    """
 
     off: tuple[float, ...]
     on: tuple[float, ...]
 
 
 def widths(points: Sequence[Point]) -> tuple[Width, ...]:
-    """For every head_dim and sequence length that there are enough shapes of."""
+    """One result for every head_dim and sequence length with enough shapes."""
     rate: dict[tuple[int, int, int, int, int], float] = {}
     for work, tflops in _rates(points):
         key = (work.head_dim, work.seq_q, work.batch, work.heads * work.head_dim, work.kv_heads * work.head_dim)
@@ -138,7 +149,7 @@ def widths(points: Sequence[Point]) -> tuple[Width, ...]:
 
 
 def head_counts(points: Sequence[Point], seq: int, head_dim: int = USUAL) -> dict[int, float]:
-    """TFLOP/s of one sample by its number of heads, every head with its own keys."""
+    """TFLOP/s of one sample by number of heads, every head with its own keys."""
     found: dict[int, float] = {}
     for work, tflops in _rates(points):
         if (work.batch, work.seq_q, work.head_dim) == (1, seq, head_dim) and work.kv_heads == work.heads:
@@ -147,7 +158,7 @@ def head_counts(points: Sequence[Point], seq: int, head_dim: int = USUAL) -> dic
 
 
 def fours(points: Sequence[Point], seq: int) -> Fours | None:
-    """The folklore asks (heads / tp × MBS) % 4 == 0. None where the table has no heads between powers of two."""
+    """Tests the rule (heads / tp × MBS) % 4 == 0. None where the table has no heads between powers of two."""
     rate: dict[tuple[int, int, int, int], float] = {}
     for work, tflops in _rates(points):
         if work.seq_q >= seq:
@@ -180,8 +191,12 @@ _HEADS_SECTION = "NHEADs"
 
 @dataclass(frozen=True)
 class Iteration:
-    """One row: a model of that hidden size, with `heads` heads (None where its table does not say), at MBS mbs; seconds
-    and TFLOP/s per GPU as the table states them. line: in its document."""
+    """One row of the published hand searches.
+
+    heads: None where the table does not say.
+    seconds, tflops: per iteration, and per GPU, as the table states them.
+    section, line: where the row stands in its document.
+    """
 
     hidden: int
     heads: int | None
@@ -193,7 +208,7 @@ class Iteration:
 
     @property
     def head_dim(self) -> float:
-        """Not whole in a shape that cannot be."""
+        """hidden / heads, not always an integer."""
         assert self.heads is not None
         return self.hidden / self.heads
 
@@ -217,5 +232,5 @@ def iterations(path: Path) -> tuple[Iteration, ...]:
 
 
 def head_searches(found: tuple[Iteration, ...]) -> tuple[Iteration, ...]:
-    """The rows in which the number of heads alone was varied."""
+    """The rows in which only the number of heads was varied."""
     return tuple(row for row in found if row.section.startswith(_HEADS_SECTION))
