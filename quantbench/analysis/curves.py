@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -73,7 +74,7 @@ def variant_of(workload: Workload) -> str:
 
 
 @cache
-def _variant_fields(kind: type[Workload]) -> tuple[str, ...]:
+def _variant_fields(kind: type[Any]) -> tuple[str, ...]:
     return tuple(name for name in _VARIANTS if name in {f.name for f in fields(kind)})
 
 

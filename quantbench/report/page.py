@@ -70,7 +70,7 @@ def write_report(run: Run, output: Path, where: Mapping[str, int] | None = None)
     with page_place(output) as (path, gallery):
         page = build_page(run, shown, gallery, where or {})
         write_page(path, page)
-    return Written(path, tuple(file for file in gallery.files if file.exists()), page.lead)
+    return Written(path, tuple(file for file in gallery.files if os.path.exists(file)), page.lead)
 
 
 @contextmanager

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def write_training_report(folders: Sequence[Path], output: Path) -> Written:
     summaries = sorted((read_training(folder) for folder in folders), key=_order)
     with page_place(output) as (path, gallery):
         write_page(path, _page(summaries, folders, gallery))
-    return Written(path, tuple(file for file in gallery.files if file.exists()), None)
+    return Written(path, tuple(file for file in gallery.files if os.path.exists(file)), None)
 
 
 def fastest(summaries: Sequence[TrainingSummary]) -> str:
