@@ -6,7 +6,6 @@ Entry points: `differences_lines`, `method_lines`, `result_lines`, `comparison_t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from quantbench.analysis.compare import FIGURES_METHOD, METHOD, VERDICTS, Compared, Comparison
-from quantbench.errors import StoreError, printable
+from quantbench.errors import printable
+from quantbench.junit import clean, write_suite
 from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, canvas, heading, legend_below, save
 from quantbench.report.source import picture_caption
 from quantbench.store.record import Place
@@ -258,10 +258,6 @@ def _ratio_ticks(panel: Any) -> None:
     panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-# What XML 1.0 has no character for (https://www.w3.org/TR/xml/#charsets); kernel names and messages may hold anything.
-_NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
-
 def write_junit(comparison: Comparison, path: Path) -> None:
     """Write the comparison as JUnit XML for continuous integration.
 
@@ -293,18 +289,6 @@ def write_junit(comparison: Comparison, path: Path) -> None:
     write_suite(suite, path)
 
 
-def write_suite(suite: ElementTree.Element, path: Path) -> None:
-    """Write one JUnit suite as a file. Raises StoreError where it cannot be written."""
-    root = ElementTree.Element("testsuites")
-    root.append(suite)
-    ElementTree.indent(root)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
-    except OSError as error:
-        raise StoreError("write JUnit", f"{path} ({error.strerror})", "a file that can be written") from None
-
-
 def _add_point(suite: ElementTree.Element, point: Compared) -> None:
     case = _case(suite, place_words(point.place), point.b.provider, point.b_us / 1e6)
     interval = "no interval" if point.low is None else f"95 % interval {point.low:.4f} to {point.high:.4f}"
@@ -323,8 +307,3 @@ def _case(suite: ElementTree.Element, name: str, provider: str, time_s: float) -
     return ElementTree.SubElement(
         suite, "testcase", classname=clean(f"quantbench.{provider}"), name=clean(name), time=f"{time_s:.9f}"
     )
-
-
-def clean(text: str) -> str:
-    """The text without characters that XML 1.0 does not allow."""
-    return _NO_XML.sub("?", text)

@@ -1,7 +1,8 @@
 """Puts generated texts between the markers of a Markdown page.
 
 A marker pair is `<!-- name:begin -->` and `<!-- name:end -->`, within a line or around several lines. `fill` replaces
-what stands between them; `table` makes a Markdown table. Every page of `tools.guide` is written with these two.
+what stands between them; `table` makes a Markdown table. `tools.guide` and `tools.advice_examples` write their
+pages with these two.
 """
 
 from __future__ import annotations

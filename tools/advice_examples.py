@@ -1,4 +1,4 @@
-"""Advice on public models, as the tables of docs/advising.md: `python -m tools.guide.advising docs`."""
+"""Advice on public models, as the tables of docs/advising.md: `python -m tools.advice_examples docs`."""
 
 from __future__ import annotations
 
