@@ -10,11 +10,10 @@ from quantbench.cli import profile_print as view
 from quantbench.cli.console import output, say
 from quantbench.cli.devices import device_line
 from quantbench.cli.writable import check_file
-from quantbench.errors import InputError
+from quantbench.errors import InputError, printable
 from quantbench.files import folders_with, read_text
 from quantbench.profile import Profile
 from quantbench.report.source import read_one_run
-from quantbench.report.words import printable
 
 # On one core of a 2024 server: fitting takes as long for 800 rows as for 8,000, cliffs as long as there are records.
 _FIXED_S = {True: 15.0, False: 4.0}
