@@ -12,7 +12,7 @@ from quantbench.errors import InputError
 
 if TYPE_CHECKING:
     from quantbench.analysis.check import Check
-    from quantbench.analysis.rules import Rule
+    from quantbench.analysis.rules import RuleOfThumb
     from quantbench.device.spec import DeviceSpec
 
 
@@ -63,7 +63,7 @@ def check(
         raise typer.Exit(1)
 
 
-def _measure(rule: Rule, results: Path, budget: str, *, as_json: bool) -> Path:
+def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) -> Path:
     """Run a rule's experiment on the device at hand; the folder of its run."""
     import signal
     from dataclasses import replace
@@ -93,7 +93,7 @@ def _say(found: Check) -> None:
     from quantbench.cli.check_output import cliff_table, head_lines, period_lines, rule_table
     from quantbench.cli.console import output, say
     from quantbench.cli.devices import device_line
-    from quantbench.report.words import printable
+    from quantbench.errors import printable
 
     console = output()
     info = found.run.info

@@ -7,11 +7,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from quantbench.analysis.check import Check
-from quantbench.analysis.cliffs import Cliff
-from quantbench.analysis.common_cliffs import CommonCliff
+from quantbench.analysis.cliffs import Cliff, CommonCliff
 from quantbench.analysis.periods import Period, explanation_words
-from quantbench.analysis.rule_verdicts import Verdict
-from quantbench.analysis.rules import rule_named
+from quantbench.analysis.rules import Verdict, rule_named
 from quantbench.store.record import Measured
 from quantbench.units import percent
 

@@ -36,9 +36,7 @@ def compare(
     """Compare two runs point by point; exit code 1 on a regression."""
     from quantbench.analysis.compare import CompareOptions, compare_runs
     from quantbench.cli.writable import check_file, check_folder
-    from quantbench.report.compare_figure import draw_comparison
-    from quantbench.report.compare_table import comparison_to_json
-    from quantbench.report.junit import write_junit
+    from quantbench.report.comparison import comparison_to_json, draw_comparison, write_junit
     from quantbench.report.source import read_one_run
 
     options = CompareOptions(
@@ -67,8 +65,8 @@ def compare(
 def _say(comparison: Comparison, picture: Path | None, junit: Path | None) -> None:
     from quantbench.cli.console import output, say
     from quantbench.cli.devices import device_line
-    from quantbench.report.compare_table import comparison_table, differences_lines, method_lines, result_lines
-    from quantbench.report.words import printable
+    from quantbench.errors import printable
+    from quantbench.report.comparison import comparison_table, differences_lines, method_lines, result_lines
 
     console = output()
     say(console, device_line(comparison.b.info.device))

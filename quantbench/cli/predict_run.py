@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from quantbench.analysis.cliff_odds import cliff_odds
-from quantbench.analysis.forecast import Forecast, forecast
+from quantbench.analysis.forecast import Forecast, cliff_odds, forecast
 from quantbench.cli.console import output, say
 from quantbench.cli.sweep_options import SweepArguments, assumed_words, held_and_dims, sweep_words
 from quantbench.cli.writable import check_file

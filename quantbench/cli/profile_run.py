@@ -10,11 +10,10 @@ from quantbench.cli import profile_print as view
 from quantbench.cli.console import output, say
 from quantbench.cli.devices import device_line
 from quantbench.cli.writable import check_file
-from quantbench.errors import InputError
-from quantbench.files import folders_with
+from quantbench.errors import InputError, printable
+from quantbench.files import folders_with, read_text
 from quantbench.profile import Profile
 from quantbench.report.source import read_one_run
-from quantbench.report.words import printable
 
 # On one core of a 2024 server: fitting takes as long for 800 rows as for 8,000, cliffs as long as there are records.
 _FIXED_S = {True: 15.0, False: 4.0}
@@ -61,7 +60,7 @@ def runs_below(path: Path) -> list[Path]:
 
 def files_beside(target: Path) -> list[Path]:
     """The Parquet files of a profile."""
-    tables = json.loads(target.read_text(encoding="utf-8"))["tables"]
+    tables = json.loads(read_text(target))["tables"]
     return [target.with_name(table["file"]) for table in tables.values() if "file" in table]
 
 

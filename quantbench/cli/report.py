@@ -47,8 +47,7 @@ def report(
     if len(runs) > 1:
         raise InputError("report", f"{len(runs)} runs", "one run, or training logs (quantbench import megatron-log)")
     from quantbench.report.page import write_report
-    from quantbench.report.selection import parse_where
-    from quantbench.report.source import read_one_run
+    from quantbench.report.source import parse_where, read_one_run
 
     asked = parse_where(where or ())
     found = read_one_run(runs[0])
@@ -64,7 +63,7 @@ def report(
     from quantbench.cli.console import output as console_output
     from quantbench.cli.console import say, say_warning
     from quantbench.cli.devices import device_line
-    from quantbench.report.words import printable
+    from quantbench.errors import printable
 
     console = console_output()
     say(console, device_line(found.info.device))
@@ -92,8 +91,7 @@ def _training(logs: list[Path], output: Path, as_json: bool) -> None:
     from quantbench.cli.console import output as console_output
     from quantbench.cli.console import say
     from quantbench.importers.training_run import read_training
-    from quantbench.report.training import training_table
-    from quantbench.report.training_page import fastest, write_training_report
+    from quantbench.report.training import fastest, training_table, write_training_report
 
     written = write_training_report(logs, output)
     summaries = [read_training(folder) for folder in logs]

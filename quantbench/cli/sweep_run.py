@@ -37,7 +37,7 @@ from quantbench.report.shape_comparison import (
     comparison_table,
     comparison_to_json,
 )
-from quantbench.report.table import ops_line, rows_to_json, sweep_table, trust_lines
+from quantbench.report.sweep_result import ops_line, rows_to_json, sweep_table, trust_lines
 from quantbench.store.folder import Run, read_run
 from quantbench.store.record import Measured
 from quantbench.store.run import RunInfo, read_run_info
@@ -215,7 +215,7 @@ def refinement(options: SweepOptions, spec: DeviceSpec) -> Refine | None:
     """What bisects to every edge, where that was asked for."""
     if not options.refine:
         return None
-    from quantbench.analysis.refinable import refine_of
+    from quantbench.analysis.check import refine_of
 
     return refine_of(options, spec)
 
@@ -316,7 +316,7 @@ def say_result(
             say(console, line)
     picture = None
     if points and not listed:  # a list of shapes has no axis to draw along
-        from quantbench.report.efficiency import draw_run
+        from quantbench.report.sweep_result import draw_run
 
         try:
             picture = draw_run(run, check, axis)
