@@ -24,8 +24,10 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# All tests, a file at a time in each of so many processes.
+PROCESSES ?= 2
 test: install
-	$(BIN)/python -m pytest --benchmark-skip
+	$(BIN)/python -m pytest --benchmark-skip -n $(PROCESSES) --dist loadfile
 
 # Ahead-of-time compilation for V100 and T4, which only triton 3.2 still serves, in an environment of its own.
 .venv-volta/installed: Makefile

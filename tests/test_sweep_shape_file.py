@@ -105,7 +105,7 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"--shapes: .*broken.json .*; expected a JSON file of"):
             read_shape_file(broken)
     broken.write_bytes(b" " * (2**20 + 1))
-    with pytest.raises(InputError, match=r"more than the 1.00 MiB that are read"):
+    with pytest.raises(InputError, match=r"more than the 1.0 MiB that are read"):
         read_shape_file(broken)
     for path in (tmp_path / "none.json", tmp_path):
         with pytest.raises(InputError, match=r"expected a JSON file of shapes that can be read"):

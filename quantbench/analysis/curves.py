@@ -7,9 +7,8 @@ cliffs, periods, pictures.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
-from functools import cache, cached_property
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -70,12 +69,7 @@ class Curve:
 
 def variant_of(workload: Workload) -> str:
     """Kind and everything beside sizes: `gemm bf16 nt`."""
-    return " ".join([workload.kind, *(str(getattr(workload, name)) for name in _variant_fields(type(workload)))])
-
-
-@cache
-def _variant_fields(kind: type[Any]) -> tuple[str, ...]:
-    return tuple(name for name in _VARIANTS if name in {f.name for f in fields(kind)})
+    return " ".join([workload.kind, *(str(getattr(workload, name)) for name in _VARIANTS if hasattr(workload, name))])
 
 
 def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[Curve, ...]:
