@@ -32,11 +32,15 @@ def printable(text: str, longest: int = 200) -> str:
     >>> printable("a\\x1b[31m\\nb"), printable("cutlass_80_tensorop_bf16_s16816gemm", 21)
     ('a\\\\x1b[31m\\\\nb', 'cutlass_80…s16816gemm')
     """
-    whole = one_line(text)
-    if len(whole) <= longest:
-        return whole
+    return shortened(one_line(text), longest)
+
+
+def shortened(text: str, longest: int) -> str:
+    """The text with its middle cut out where it is longer than `longest` characters."""
+    if len(text) <= longest:
+        return text
     half = (longest - 1) // 2
-    return f"{whole[:half]}…{whole[-half:]}"
+    return f"{text[:half]}…{text[-half:]}"
 
 
 def _cut(value: str) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, prod
 
-from quantbench.errors import printable, require_int
+from quantbench.errors import require_int, shortened
 from quantbench.launch import Launch, Tile
 from quantbench.units import percent
 from quantbench.workload.dtypes import DTYPES
@@ -162,7 +162,7 @@ def kernel_change_words(old: Launch, new: Launch, longest: int = 60) -> str:
     """
     if old.tile is not None and new.tile is not None and str(old.tile) != str(new.tile):
         return f"the library changed from {old.tile} to {new.tile}"
-    return f"the library changed from {printable(old.kernel, longest)} to {printable(new.kernel, longest)}"
+    return f"the library changed from {shortened(old.kernel, longest)} to {shortened(new.kernel, longest)}"
 
 
 def _leaves_room(used: float, peak_share: float | None) -> bool:

@@ -11,8 +11,8 @@ from quantbench.analysis.blocks import TileInUse, num_blocks, padded, row_alignm
 from quantbench.analysis.causes import Cause, CurveStep, cause_of
 from quantbench.analysis.check import fit_all
 from quantbench.analysis.cliffs import find_cliffs
+from quantbench.analysis.curve_fits import LEAST_ERROR
 from quantbench.analysis.periods import find_periods, tile_finder
-from quantbench.analysis.point_noise import LEAST_ERROR
 from quantbench.analysis.staircase import Explanation
 from quantbench.analysis.summary import Point, points_of
 from quantbench.device.spec import DeviceSpec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import re
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -63,6 +64,11 @@ def test_the_snippets_of_the_page_run() -> None:
     result = doctest.testfile(str(PAGE), module_relative=False)
     assert result.attempted >= 5
     assert result.failed == 0
+
+
+def test_the_commands_that_write_the_pages_can_be_imported() -> None:
+    for name in ("tools.guide.__main__", "tools.guide.front", "tools.advice_examples"):
+        assert callable(import_module(name).main)
 
 
 @needs_tables

@@ -10,8 +10,8 @@ import pytest
 from simulator import SimulatedGpu, along, measurement, noisy_us, records_of
 
 from quantbench.analysis.check import fit_all
+from quantbench.analysis.curve_fits import LEAST_ERROR
 from quantbench.analysis.periods import find_periods, tile_finder
-from quantbench.analysis.point_noise import LEAST_ERROR
 from quantbench.analysis.rule_pairs import Material, RulePair
 from quantbench.analysis.rules import RULES, Verdict, judge_all, rule_named, untested_lines, verdict_on
 from quantbench.analysis.summary import points_of

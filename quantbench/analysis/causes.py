@@ -119,7 +119,7 @@ class _Misaligned:
 
 
 def _misaligned(step: CurveStep, limits: Sequence[int] = (16, 128)) -> _Misaligned | None:
-    """How rows fall below one of `limits` bytes across a step up (or regain it across one down)."""
+    """How rows fall below one of `limits` bytes across a step up (or regain it across a step down)."""
     aligned, other = (step.before, step.after) if step.log_jump > 0 else (step.after, step.before)
     whole, broken = row_alignment_bytes(aligned.workload), row_alignment_bytes(other.workload)
     if whole is None or broken is None or broken >= whole:
@@ -142,8 +142,11 @@ def _alignment(step: CurveStep, tile_of: TileOf) -> Cause | None:
 
 
 def _came_back(step: CurveStep, tile_of: TileOf) -> bool | None:
-    """Whether, with the alignment restored and no more waves than behind the step, the time is what it was before it;
-    None where no such point lies near."""
+    """Whether the time returns to its level before the step once the alignment is restored, at no more waves than after
+    it.
+
+    None where no such point is near.
+    """
     if step.log_jump < 0:
         return None
     whole, waves = row_alignment_bytes(step.before.workload), _waves(step.after, tile_of)
@@ -182,8 +185,11 @@ def _more_blocks(step: CurveStep, old: TileInUse, new: TileInUse, evidence: str)
 
 
 def _cut_to_fill(step: CurveStep, before: int, after: int, used: TileInUse) -> Cause | None:
-    """Below one wave the recovered tile is not what ran: libraries cut it until the SMs are busy, and the parts begin a
-    second wave where whole tiles would not. docs/choosing-shapes.md has the measured steps with and without."""
+    """A wave edge of the parts that a library cuts tiles into when there are fewer than fill the SMs.
+
+    Below one wave the recovered tile is not what ran: the parts begin a second wave where whole tiles would not.
+    docs/choosing-shapes.md has the measured steps with and without.
+    """
     parts = parts_to_fill(min(before, after), used.resident_blocks)
     if used.source != "steps" or not used.waves or parts == 1:
         return None

@@ -15,10 +15,9 @@ import numpy as np
 
 from quantbench.analysis.blocks import TileInUse
 from quantbench.analysis.cliffs import Cliff, CommonCliff, common_cliffs, find_cliffs, useful_work
-from quantbench.analysis.curve_fits import FittedCurve, fit_curves
+from quantbench.analysis.curve_fits import FittedCurve, fit_curves, repeatability
 from quantbench.analysis.curves import axes_of, curves_of, variant_of
 from quantbench.analysis.periods import Period, find_periods, tile_finder
-from quantbench.analysis.point_noise import repeatability
 from quantbench.analysis.rule_pairs import Material
 from quantbench.analysis.rules import RULES, RuleOfThumb, Verdict, judge_all
 from quantbench.analysis.summary import Point, points_of
@@ -126,7 +125,7 @@ def find_gaps(records: Sequence[Record], spec: DeviceSpec) -> tuple[PlacedGap, .
 
 
 def _loss(one: FittedCurve, i: int) -> float:
-    """By how much (a logarithm) the rate falls over a wide gap; 0 where that is not sure."""
+    """Fall of the rate over a wide gap, as a logarithm; 0 where it is not significant."""
     before, after = one.curve.points[i], one.curve.points[i + 1]
     loss = log(after.latency_us / before.latency_us * useful_work(before.workload) / useful_work(after.workload))
     return loss if loss > _SURE * sqrt(one.sigma[i] ** 2 + one.sigma[i + 1] ** 2) else 0.0

@@ -89,8 +89,10 @@ def find_cliffs(fitted: Iterable[FittedCurve], spec: DeviceSpec, periods: Sequen
 
 
 def _counts(one: FittedCurve, found: Break) -> bool:
-    """Whether a break is a cliff: high enough, sure, between close neighbours, and where it goes up, steeper than the
-    work grows (what is less steep cannot be told from growth)."""
+    """Whether a break is a cliff: high enough, significant, between close neighbours, and steeper than the work grows.
+
+    A rise that is less steep than the work cannot be told from growth.
+    """
     i, jump = found.index, found.log_jump
     if abs(jump) < SMALLEST_CLIFF or abs(jump) < _SURE * found.standard_error:
         return False

@@ -200,7 +200,7 @@ def _require_one_provider(found: dict[_Key, list[Record]], name: str) -> None:
 def _same_kernels_apart(
     a: dict[_Key, list[Record]], b: dict[_Key, list[Record]]
 ) -> tuple[dict[_Key, Record], dict[_Key, Record]]:
-    """One record a key: where a table has several for one, they are told apart by their kernel."""
+    """One record per key: where a table has several, they are told apart by their kernel."""
 
     def flat(side: dict[_Key, list[Record]], several: set[_Key]) -> dict[_Key, Record]:
         found: dict[_Key, Record] = {}
@@ -215,7 +215,7 @@ def _same_kernels_apart(
 
 
 def _preferred(records: Sequence[Record]) -> list[Record]:
-    """Those with a figure, else the first of whatever there is."""
+    """The records with a measurement, else the first of the others."""
     return [r for r in records if _counts(r)] or list(records[:1])
 
 

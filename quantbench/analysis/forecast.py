@@ -137,7 +137,7 @@ def cliff_odds(rows: Sequence[ForecastRow], model: GemmModel) -> tuple[float | N
 
 
 def _plain(row: ForecastRow) -> Gemm | None:
-    """The only product of a row, where its odds are calibrated."""
+    """The only product of a row, if the probability is calibrated for it."""
     if "m" not in row.axes or len(row.estimate.ops) != 1:
         return None
     work = row.estimate.ops[0].op.workload

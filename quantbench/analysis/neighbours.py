@@ -111,7 +111,7 @@ def _of_curve(curve: Sequence[Row], axis: str) -> Iterable[BadSize]:
 
 
 def _against(row: Row, better: Row, axis: str, up_to: int | None) -> BadSize | None:
-    """The loss of one row against another; None where it is small or not sure."""
+    """The loss of one row against another; None where it is small or not significant."""
     ratio = (_work(row) / row.latency_us) / (_work(better) / better.latency_us)
     loss, width = 1 - ratio, row.half_width + better.half_width
     measured = has_spread(row) and has_spread(better)
@@ -148,13 +148,13 @@ def has_spread(row: Row) -> bool:
 
 
 def _work(row: Row) -> float:
-    """What is counted as useful: arithmetic, or bytes where there is none (collectives)."""
+    """Useful work: arithmetic operations, or bytes where there are none (collectives)."""
     flops = sum(point.workload.flops * point.count for point in row.points)
     return float(flops or sum(point.workload.min_bytes * point.count for point in row.points))
 
 
 def _culprit(row: Row, better: Row) -> tuple[Point, Point, float]:
-    """The op that takes most time beyond what it would take at the better size's rate."""
+    """The op that takes most time beyond what it would take at the better size's rate, its counterpart and share."""
     there = {point.op: point for point in better.points}
     excess: list[tuple[float, Point]] = []
     for point in row.points:

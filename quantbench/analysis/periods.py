@@ -133,8 +133,12 @@ def _period(curves: Sequence[FittedCurve], spec: DeviceSpec, *, blind: bool) -> 
 
 
 def _what_to_try(spec: DeviceSpec, *, blind: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sides of tiles, and numbers of blocks at a time. One block at a time stands for kernels that run tile after tile
-    without waves (one core; persistent kernels that share the last ones out)."""
+    """Tile sides, and numbers of blocks at a time, to try.
+
+    One block at a time stands for kernels that run tile after tile without waves (one core; persistent kernels that
+    share
+    out the last tiles).
+    """
     if spec.kind == "cpu":
         return CPU_BLOCK_SIDES, (1,)
     if blind:
@@ -143,7 +147,7 @@ def _what_to_try(spec: DeviceSpec, *, blind: bool) -> tuple[tuple[int, ...], tup
 
 
 def _choose(curves: Sequence[FittedCurve], spec: DeviceSpec, most_points: int) -> list[FittedCurve]:
-    """Compute-bound curves (memory hides waves), evenly from among them."""
+    """Evenly spaced compute-bound curves (where memory is the bound, waves are hidden)."""
     parts = [part for one in curves for part in _parts(one)]
     bound = [one for one in parts if compute_bound(_middle(one), spec)] or parts
     number = min(len(bound), _MOST_CURVES, max(1, most_points // max(len(one.curve.points) for one in bound)))
@@ -151,7 +155,7 @@ def _choose(curves: Sequence[FittedCurve], spec: DeviceSpec, most_points: int) -
 
 
 def _parts(one: FittedCurve) -> list[FittedCurve]:
-    """A long curve in equal parts of at most _LONGEST_CURVE points; a short one whole."""
+    """A long curve in equal parts of at most _LONGEST_CURVE points; a short one as it is."""
     points = len(one.curve.points)
     number = cdiv(points, _LONGEST_CURVE)
     if number == 1:
@@ -165,8 +169,12 @@ def _middle(one: FittedCurve) -> Workload:
 
 
 def _strangeness(explanation: Explanation, sm_count: int | None, spec: DeviceSpec) -> tuple[float, ...]:
-    """What decides which of several equal explanations is named: few blocks per SM (where the SMs are not known, a
-    number that some card has), sides that are powers of two, no long strips, a size near the device's assumed one."""
+    """Sort key that decides which of several equivalent explanations is named.
+
+    In this order: few blocks per SM (where the SMs are not known, a number that some device has), sides that are powers
+        of
+    two, no long strips, a size near the device's assumed tile.
+    """
     counts = {sm_count} if sm_count else {known_spec.sm_count for known_spec in known()}
     per_sm = min((explanation.resident_blocks / c for c in counts if explanation.resident_blocks % c == 0), default=99)
     assumed = assumed_tile(spec).tile
@@ -177,8 +185,10 @@ def _strangeness(explanation: Explanation, sm_count: int | None, spec: DeviceSpe
 
 
 def _spacing(curves: Sequence[FittedCurve]) -> tuple[float | None, float | None]:
-    """Mean distance between steps on the curve with the most of them, and its standard error. Steps that were missed
-    leave gaps of a whole number of distances."""
+    """Mean distance between steps on the curve with the most of them, and its standard error.
+
+    Missed steps leave gaps of a whole number of distances.
+    """
     best: list[float] = []
     for one in curves:
         sizes = one.curve.sizes
@@ -209,8 +219,10 @@ def tile_finder(spec: DeviceSpec, periods: Iterable[Period]) -> Callable[[Family
 
 
 def _finder(spec: DeviceSpec, period: Period | None) -> TileOf:
-    """Whose tile explains a step: the recorded launch's; else the one that explains the family's staircase; else the
-    one assumed for the device. Where the staircase was looked at and speaks against that one, none is assumed."""
+    """Names the tile of a point: the recorded one, else the one that explains the family's steps, else the assumed one.
+
+    Where the steps were examined and contradict the assumed tile, none is named.
+    """
     believed: TileInUse | None = None
     one_core = spec.kind == "cpu"
     if period is not None and period.chosen is not None:
@@ -229,6 +241,6 @@ def _finder(spec: DeviceSpec, period: Period | None) -> TileOf:
 
 
 def _may_be(assumed: TileInUse, period: Period) -> bool:
-    """Whether a staircase that was looked at, and that tells no tile for sure, leaves room for this one."""
+    """Whether the steps that were examined, without a clear result, are consistent with the assumed tile."""
     explanation = Explanation(assumed.tile.block_m, assumed.tile.block_n, assumed.resident_blocks)
     return period.recovered.verdict == "unclear" and explanation in period.recovered.plausible

@@ -18,10 +18,9 @@ import numpy as np
 
 from quantbench.analysis.blocks import TileInUse, compute_bound, num_blocks, padded, row_alignment_bytes
 from quantbench.analysis.cliffs import useful_work
-from quantbench.analysis.curve_fits import FittedCurve
+from quantbench.analysis.curve_fits import LEAST_ERROR, MEDIAN_FACTOR, FittedCurve
 from quantbench.analysis.curves import COARSE
 from quantbench.analysis.periods import Family, TileOf
-from quantbench.analysis.point_noise import LEAST_ERROR, MEDIAN_FACTOR
 from quantbench.analysis.summary import Point, counted
 from quantbench.device.spec import DeviceSpec
 from quantbench.quantization import quantize
@@ -145,12 +144,12 @@ def _around_multiples(
 
 
 def _near(sizes: Sequence[int], order: range, size: int) -> Iterable[int]:
-    """Indices in `order` as long as their sizes are within COARSE of `size`."""
+    """Indices in `order` while their sizes are within COARSE of `size`."""
     return takewhile(lambda j: abs(log(sizes[j] / size)) <= COARSE, order)
 
 
 def _pair(good: Sequence[Point], bad: Sequence[Point], material: Material, family: Family | None) -> RulePair:
-    """What breaks the rule (in the geometric mean) against what keeps it."""
+    """The points that break the rule (geometric mean) against those that keep it."""
     effect = float(np.mean([log_cost(p) for p in bad]) - np.mean([log_cost(p) for p in good]))
     errors = [
         float(np.sqrt(sum(material.sigma(p) ** 2 for p in side))) / len(side)
@@ -166,8 +165,10 @@ def _pair(good: Sequence[Point], bad: Sequence[Point], material: Material, famil
 
 
 def _log_slots(point: Point, used: TileInUse | None) -> float | None:
-    """Logarithm of the block slots × tile elements that the product occupies, per element it needs; None where its tile
-    is not known (an assumed one would only predict what was assumed)."""
+    """Logarithm of the block slots × tile elements that a product occupies, per element it needs.
+
+    None where its tile is not known; an assumed tile would only predict the assumption.
+    """
     if used is None or used.source == "assumed" or not isinstance(point.workload, Gemm):
         return None
     return -log(quantize(point.workload, used.tile, max(1, used.resident_blocks if used.waves else 1)).efficiency)
@@ -283,7 +284,11 @@ def first_of(*finders: PairFinder) -> PairFinder:
 
 @dataclass(frozen=True)
 class _Layer:
-    """All ops of one place together. log_cost: of time per work; sigma: its standard error."""
+    """All ops of one place together.
+
+    log_cost: logarithm of time per unit of work.
+    sigma: standard error of log_cost.
+    """
 
     keys: tuple[str, ...]
     log_cost: float
@@ -291,8 +296,10 @@ class _Layer:
 
 
 def _layers(material: Material, axis: str) -> list[dict[int, _Layer]]:
-    """For each setting of the other axes: layers by value of `axis`. Each op by its fastest provider; only ops that
-    were measured at every value count, and without a product of the linear layers among them they are no layer."""
+    """For each setting of the other axes: layers by value of `axis`, each op by its fastest provider.
+
+    Only ops that were measured at every value count. Without a linear product among them they are not a layer.
+    """
     groups: dict[tuple[object, ...], dict[int, dict[str, Point]]] = {}
     for point in material.points:
         if axis in point.axes:

@@ -91,9 +91,14 @@ def verdict_on(rule: str, found: PairsOrReason) -> Verdict:
 
 
 def _interval(pairs: Sequence[RulePair]) -> tuple[float, float, float]:
-    """Middle and 95 % interval of the log effects: the median and order statistics of many pairs, else the mean with
-    the pairs' own errors. Few pairs that differ by more than these: what all their intervals span where they agree
-    about whether the effect is worth having, and differ only in its size; else the scatter of the pairs."""
+    """Median and 95 % interval of the log effects.
+
+    Many pairs: the median and order statistics. Few pairs: the mean with the pairs' own errors. If few pairs differ by
+        more
+    than these errors: the span of all their intervals where they agree whether the effect exceeds MARGIN, else the
+        scatter
+    of the pairs.
+    """
     effects = np.array([pair.log_effect for pair in pairs])
     errors = np.array([pair.standard_error for pair in pairs])
     own = sqrt(float((errors**2).sum())) / len(pairs)
@@ -204,7 +209,7 @@ def _softmax(*dims: str, heads: int = 0, seq: int = 0) -> Experiment:
 
 
 def _layer(spec: DeviceSpec, dim: str) -> Experiment:
-    """Sizes that take long enough to time on a GPU, and not too long on one core."""
+    """A layer experiment: sizes that take long enough to time on a GPU, and not too long on one core."""
     hidden, seq = (4096, 2048) if spec.kind == "cuda" else (256, 128)
     return Experiment((dim,), Held(hidden=hidden, heads=32, seq=seq, ops=_LAYER_OPS))
 

@@ -68,7 +68,7 @@ def tile_steps(a: Gemm, b: Gemm, tile: Tile) -> list[tuple[float, int, int]]:
 
 
 def _crossings(start: int, stop: int, block: int) -> list[float]:
-    """Shares of the way from start to stop at which a whole number of blocks is full; the start itself counts."""
+    """Shares of the way from start to stop where a whole number of blocks is full; the start counts."""
     if stop <= start:
         return []
     first = cdiv(start, block) * block
@@ -171,8 +171,10 @@ def _words(used: Sequence[TileInUse]) -> str:
 
 
 def _places(a: Gemm, b: Gemm, tile: Tile) -> list[tuple[float, int | None]]:
-    """(share of the way, tiles there), at both ends and on both sides of each edge between them; no number of tiles in
-    the middle of a way with too many edges."""
+    """(share of the way, tiles there): at both ends, and on both sides of each edge between them.
+
+    Where there are too many edges, one place in the middle without a number of tiles.
+    """
     teeth = tile_steps(a, b, tile)
     inner: list[tuple[float, int | None]] = [(share, tiles) for share, *both in teeth for tiles in both]
     if len(teeth) > _MOST_TEETH:
@@ -187,12 +189,12 @@ def _between(a: Gemm, b: Gemm, name: str, share: float) -> float:
 
 
 def _element_bytes(gemm: Gemm) -> float:
-    """Mean over inputs and output, which may be of different width."""
+    """Mean element size over inputs and output."""
     return gemm.min_bytes / (gemm.batch * (gemm.m * gemm.k + gemm.k * gemm.n + gemm.m * gemm.n))
 
 
 def _scale(points: Sequence[tuple[Point, TileInUse]], spec: DeviceSpec) -> float:
-    """Measured rate over the share of the slots in use, in the middle of the points that arithmetic bounds."""
+    """Measured rate over the share of slots in use: median over the compute-bound points."""
     ratios, bound_by_compute = [], []
     for point, used in points:
         assert isinstance(point.workload, Gemm)

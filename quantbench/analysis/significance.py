@@ -92,7 +92,7 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
 
 
 def _p_greater(large: FloatArray, small: FloatArray) -> float:
-    """One-sided p of "large is not above small"."""
+    """One-sided p-value of "large is not greater than small"."""
     from scipy.stats import mannwhitneyu
 
     both = np.concatenate((large, small))
@@ -161,7 +161,7 @@ def wander(a: Run, b: Run, points: int) -> Wander:
 
 
 def _references(run: Run) -> dict[str, list[float]]:
-    """Medians of the reference point in the order they were taken, by key (there is one, as a rule)."""
+    """Medians of the reference point in the order measured, by key (usually there is one)."""
     found: dict[str, list[float]] = {}
     for record in run.records:
         if record.role == "reference" and isinstance(record.outcome, Measured):
@@ -170,6 +170,6 @@ def _references(run: Run) -> dict[str, list[float]]:
 
 
 def _noise(medians_us: dict[str, list[float]]) -> float | None:
-    """Of the logarithms, each against its own reference, so that it is relative."""
+    """Relative standard deviation of the medians, each against its own reference; None for too few."""
     ratios = [1 + log(us / median(of_key)) for of_key in medians_us.values() if len(of_key) > 1 for us in of_key]
     return noise(ratios) if len(ratios) >= _FEWEST else None

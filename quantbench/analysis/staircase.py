@@ -101,8 +101,10 @@ resident_blocks=108), Explanation(block_m=256, block_n=128, resident_blocks=108)
 
 
 def _shape(waves: Ints, ends: Ints) -> npt.NDArray[np.float32]:
-    """What of each row of waves (rows, points) can be seen: on each curve, the rise since its smallest, as a share of
-    its whole rise. In single precision, so that equal shares are equal bits."""
+    """The visible part of each row of waves (rows, points): per curve, the rise since its smallest over its whole rise.
+
+    In single precision, so that equal shares have equal bits.
+    """
     shapes = np.empty(waves.shape, dtype=np.float32)
     start = 0
     for stop in ends:
@@ -216,8 +218,12 @@ def _shortlist(curves: Sequence[FittedCurve], found: Candidates) -> Candidates:
 def _misfits(
     curves: Sequence[FittedCurve], waves: Ints, overheads: Sequence[float]
 ) -> tuple[Floats, Floats, Floats, int]:
-    """Squared misfit over variance of each candidate on each curve (curves, classes), what its waves would add to it
-    if they were there and not seen (classes,), the misfit of the trend alone (curves,), and the number of points."""
+    """Misfit of every candidate.
+
+    Returns the squared misfit over variance of each candidate on each curve (curves, classes); what its waves would add
+    to
+    it if they were there and not seen (classes,); the misfit of the trend alone (curves,); and the number of points.
+    """
     misfit = np.full((len(curves), len(waves)), np.inf)
     visible = np.zeros(len(waves))
     null = np.empty(len(curves))
@@ -250,7 +256,7 @@ def _whitener(log_size: Floats, sigma: Floats) -> Floats:
 
 
 def _share_of_wins(misfit: Floats, best: int) -> float:
-    """How often `best` has the least misfit when as many curves are drawn with repetition."""
+    """Share of bootstrap resamples of the curves in which `best` has the least misfit."""
     rng = np.random.default_rng(_RESAMPLE_SEED)
     times = rng.multinomial(len(misfit), np.full(len(misfit), 1 / len(misfit)), size=_RESAMPLES)
     totals = times @ misfit

@@ -162,7 +162,7 @@ def _row(points: Sequence[Point], spec: DeviceSpec, ops: Collection[str]) -> Row
 
 
 def _kind_of_place(point: Point) -> tuple[str, frozenset[str]]:
-    """Places of one provider along the same axes have the same ops, unless some were not measured."""
+    """Key of places that have the same ops: one provider, the same axes."""
     return point.provider, frozenset(point.axes)
 
 
@@ -220,7 +220,7 @@ def layer_rows(points: Sequence[Point], spec: DeviceSpec) -> tuple[Row, ...]:
 
 
 def _needed(whole: set[str], ops: Iterable[str]) -> set[str]:
-    """The ops that a place needs to be a whole layer: one kernel for attention, or the three that do as well."""
+    """The ops that make a place a whole layer: attention in one kernel, or the three that replace it."""
     return whole - {"attention"} if set(_UNFUSED) <= set(ops) else whole
 
 

@@ -79,7 +79,7 @@ def page_place(output: Path) -> Iterator[tuple[Path, Gallery]]:
 
     Both are in the folder `output`; for a name that ends in .html, the pictures are drawn in a temporary folder.
     """
-    alone = output.suffix.lower() in (".html", ".htm") and not output.is_dir()
+    alone = output.suffix.lower() in (".html", ".htm") and not os.path.isdir(output)
     folder = output.parent if alone else output
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,8 @@ from quantbench.errors import QuantbenchError, StoreError
 from quantbench.launch import Tile
 from tools.guide import figures
 from tools.guide.evidence import DTYPE, GuideResults, evidence, find, sources_caption
-from tools.guide.page import fill, texts
+from tools.guide.markers import fill
+from tools.guide.page import texts
 from tools.guide.products import SMALLEST_M, TOKENS
 from tools.guide.shapes import shares
 
