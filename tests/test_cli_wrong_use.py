@@ -261,10 +261,10 @@ def test_a_system_error_is_one_line_and_a_bug_is_not(
         (KeyError("a bug"), None),
     ):
 
-        def fail(_: bool, error: Exception = error) -> None:
+        def fail(*, error: Exception) -> None:
             raise error
 
-        monkeypatch.setattr("quantbench.cli.devices.devices", fail)
+        monkeypatch.setattr("quantbench.cli.devices.devices", lambda: fail(error))
         with pytest.raises(type(error) if said is None else SystemExit):
             main()
         assert capsys.readouterr().err.startswith(said or "")
