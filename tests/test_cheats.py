@@ -75,7 +75,7 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 def record_of(spec: DeviceSpec, cheat: str, work: Workload) -> Record:
     """What a sweep writes of one point."""
     kept = Kept()
-    point = PlanPoint("0" * 16, work, f"cheating_providers:{cheat}", (), 1.0, 0)
+    point = PlanPoint("0" * 16, work, f"cheating_providers:{cheat}", (), 1.0)
     Sweep(
         plan=Plan((point,), None), run_id="r", spec=spec, timing=TIMING, done=frozenset(),
         connect=lambda: InThisProcess(spec), writer=kept, clock=time.monotonic,

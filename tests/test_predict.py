@@ -210,7 +210,7 @@ def test_edges_are_bracketed() -> None:
 
 
 def test_waves_agree_with_the_reasons() -> None:
-    _, found = predict_sweep(GridOptions(dim=["m=2688"], n="4096", k="4096"), lookup("a100-sxm4-80gb"))
+    _, found, _ = predict_sweep(GridOptions(dim=["m=2688"], n="4096", k="4096"), lookup("a100-sxm4-80gb"))
     (row,) = found.rows
     assert row.worst.work.launch is not None
     assert str(row.worst.work.launch.tile) == "128x256"
@@ -226,7 +226,7 @@ def test_no_product_is_idle_where_it_is_predicted_to_compute(spec: DeviceSpec) -
     for dtype, widths in sites.items():
         for n, k in widths:
             arguments = GridOptions(dim=["m=128:4096:32"], n=str(n), k=str(k), dtype=dtype)
-            _, found = predict_sweep(arguments, spec)
+            _, found, _ = predict_sweep(arguments, spec)
             assert len(found.rows) == 125
             for row in found.rows:
                 said = [re.fullmatch(r".*: ([0-9.]+) % idle.*", reason) for reason in row.reasons]
@@ -240,7 +240,7 @@ def test_no_product_is_idle_where_it_is_predicted_to_compute(spec: DeviceSpec) -
 
 def test_waves_are_stated_on_an_a100_and_not_where_they_are_refuted() -> None:
     def stated(gpu: str) -> list[int | None]:
-        _, found = predict_sweep(GridOptions(dim=["m=128:4096:32"], n="4096", k="4096"), lookup(gpu))
+        _, found, _ = predict_sweep(GridOptions(dim=["m=128:4096:32"], n="4096", k="4096"), lookup(gpu))
         assert any(row.reasons for row in found.rows)
         return [row.worst.work.waves for row in found.rows]
 
@@ -254,7 +254,7 @@ def test_waves_are_stated_on_an_a100_and_not_where_they_are_refuted() -> None:
 
 def test_the_picture_has_wave_edges_only_where_waves_are_stated() -> None:
     def edges(gpu: str) -> int:
-        _, found = predict_sweep(GridOptions(dim=["m=128:4096:64"], n="4096", k="4096"), lookup(gpu))
+        _, found, _ = predict_sweep(GridOptions(dim=["m=128:4096:64"], n="4096", k="4096"), lookup(gpu))
         panel = Figure().add_subplot()
         _draw_wave_edges(panel, [(row.axes["m"], row.worst) for row in found.rows])
         return len(panel.lines)

@@ -69,7 +69,11 @@ def test_fewer_blocks_than_sms_leave_sms_idle_whatever_an_sm_holds() -> None:
     # The product of 52 % idle at 72 % of peak: 128 blocks, two of which fit on an SM, run on 128 of 132 SMs.
     gemm, tile = Gemm(m=512, n=4096, k=4096), Tile(128, 128)
     (idle,) = idle_shares(gemm, tile, 132, 2, peak_share=0.72)
-    assert (idle.kind, idle.words, idle.share) == ("few blocks", "128 blocks for 132 SMs", pytest.approx(4 / 132))
+    assert (idle.kind, idle.words, idle.share) == (
+        "fewer blocks than SMs",
+        "128 blocks for 132 SMs",
+        pytest.approx(4 / 132),
+    )
     assert idle_shares(gemm, tile, 132, 2, peak_share=0.98) == ()
 
 

@@ -15,15 +15,14 @@ import numpy as np
 import pytest
 from made_runs import SPEC, STATE, measurement, record, reference, run, samples, write
 
-from quantbench.analysis.layers import are_parts, layer_rows
 from quantbench.analysis.neighbours import bad_sizes, rows_by_dtype
-from quantbench.analysis.summary import points_of
+from quantbench.analysis.summary import are_parts, layer_rows, points_of
 from quantbench.device.spec import DeviceState
 from quantbench.errors import InputError
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade
 from quantbench.report.page import write_report
-from quantbench.report.selection import parse_where, points_where
+from quantbench.report.source import parse_where, points_where
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Place, Record, Skipped
 from quantbench.workload import Attention, Gemm

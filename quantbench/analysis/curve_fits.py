@@ -1,4 +1,8 @@
-"""Curves with their piecewise fits: curves of one grid fitted together, their noise settled on the way."""
+"""Fits curves with pieces (`step_detection`) and settles their noise: `fit_curves`, called by `check`.
+
+Curves over the same sizes are fitted together. The noise of a family of curves is taken from the scatter about its
+fits where the samples alone suggest too little.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +31,18 @@ _ENOUGH_SHARE = 0.4
 
 @dataclass(frozen=True)
 class FittedCurve:
-    """sigma: standard error of each log time (points,), what the fit's intervals rest on."""
+    """A curve with its fit.
+
+    sigma: standard error of each log time (points,).
+    fit: levels, trend and breaks.
+    """
 
     curve: Curve
     sigma: Floats
     fit: PiecewiseFit
 
     def part(self, start: int, stop: int) -> FittedCurve:
-        """The points start … stop − 1, with the fit as it is there."""
+        """Points start to stop − 1, with their part of the fit."""
         breaks = tuple(
             replace(b, index=b.index - start, first=max(b.first, start) - start, last=min(b.last, stop - 2) - start)
             for b in self.fit.breaks
@@ -45,8 +53,10 @@ class FittedCurve:
 
 
 def fit_curves(curves: Sequence[Curve], between: float) -> tuple[FittedCurve, ...]:
-    """Fit every curve, in the order given. between: scatter from point to point beyond the samples
-    (`point_noise.repeatability`). The noise is settled for each family (op, provider, variant) as a whole."""
+    """Fit every curve, in the order given.
+
+    between: scatter from point to point beyond the samples (`point_noise.repeatability`).
+    """
     sigmas = standard_errors(curves, between)
     families: dict[tuple[str, str, str], list[int]] = {}
     for i, curve in enumerate(curves):

@@ -1,24 +1,31 @@
-"""The period of a staircase: how far its steps are apart, and which tile on how many SMs makes them so."""
+"""Explains the steps of each family of curves: which tile, how many blocks at a time, and how far apart steps are.
+
+`find_periods` makes a `Period` per family from the fitted curves (`staircase.recover` does the search). `tile_finder`
+then says which tile computes a point: the recorded one, else the one recovered, else the one assumed for the device.
+Called by `check`; causes, pictures and rules use the result.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 
-from quantbench.analysis.blocks import compute_bound
+from quantbench.analysis.blocks import TileInUse, compute_bound, tile_in_use
 from quantbench.analysis.curve_fits import FittedCurve
-from quantbench.analysis.period import Recovered, recover
 from quantbench.analysis.staircase import (
     BLOCK_SIDES,
     CPU_BLOCK_SIDES,
     MOST_BLOCKS_PER_SM,
     UNKNOWN_RESIDENT,
     Explanation,
+    Recovered,
     candidates,
+    recover,
 )
+from quantbench.analysis.summary import Point
 from quantbench.device.registry import known
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.roofline import assumed_tile
@@ -41,9 +48,11 @@ _FEWEST_POINTS = 6
 class Period:
     """What explains the steps of one family of curves (op, provider, variant) along `axis`.
 
-    spacing: axis units between one step and the next, with its standard error; None where fewer than three steps were
-    found or they are not evenly spaced. num_curves: curves that were held against the candidates. sm_count: of the
-    device, None where it was not used.
+    recovered: the explanations found, with their confidence.
+    sm_count: of the device; None where it was not used.
+    num_curves: curves that were compared with the candidates.
+    spacing, spacing_error: axis units between steps, with standard error; None where steps are few or uneven.
+    chosen: the explanation that is named; None where none is clear.
     """
 
     axis: str
@@ -69,18 +78,20 @@ class Period:
 
     @property
     def clear(self) -> bool:
-        """Whether one class of explanations is sure."""
+        """Whether one class of explanations is clearly the best."""
         return self.recovered.verdict == "clear"
 
     @property
     def tile_words(self) -> str:
-        """`128x256 tile on 108 SMs`, of the explanation that is named first."""
+        """`128x256 tile on 108 SMs`, of the explanation that is named; "" without one."""
         return "" if self.chosen is None else explanation_words(self.chosen, self.sm_count)
 
 
 def explanation_words(explanation: Explanation, sm_count: int | None) -> str:
-    """`128x256 tile on 108 SMs`, `64x64 tile, 2 blocks on each of 108 SMs`; `…, 97 blocks at a time` where that is no
-    multiple of the SMs."""
+    """`128x256 tile on 108 SMs`, `64x64 tile, 2 blocks on each of 108 SMs`, or `…, 97 blocks at a time`.
+
+    The last form stands where the number of blocks is not a multiple of the SMs.
+    """
     tile = f"{explanation.block_m}x{explanation.block_n} tile"
     per_sm = explanation.per_sm(sm_count)
     if sm_count == 1:
@@ -93,7 +104,7 @@ def explanation_words(explanation: Explanation, sm_count: int | None) -> str:
 def find_periods(fitted: Sequence[FittedCurve], spec: DeviceSpec, *, blind: bool = False) -> tuple[Period, ...]:
     """The period of each family of products, along the axis that shows it best.
 
-    blind: as if the device's number of SMs were not known. Families without enough close points are left out.
+    blind: ignore the device's number of SMs. Families without enough close points are left out.
     """
     families: dict[tuple[str, str, str], dict[str, list[FittedCurve]]] = {}
     for one in fitted:
@@ -183,3 +194,41 @@ def _spacing(curves: Sequence[FittedCurve]) -> tuple[float | None, float | None]
     if scatter > slope / 2:
         return None, None
     return float(slope), scatter / float(np.sqrt(((number - number.mean()) ** 2).sum()))
+
+
+Family = tuple[str, str, str]
+#: the tile of a point; None where no tile can be believed
+TileOf = Callable[[Point], TileInUse | None]
+
+
+def tile_finder(spec: DeviceSpec, periods: Iterable[Period]) -> Callable[[Family], TileOf]:
+    """For each family of curves (op, provider, variant), a function that names the tile of a point."""
+    finders = {period.family: _finder(spec, period) for period in periods}
+    unknown = _finder(spec, None)
+    return lambda family: finders.get(family, unknown)
+
+
+def _finder(spec: DeviceSpec, period: Period | None) -> TileOf:
+    """Whose tile explains a step: the recorded launch's; else the one that explains the family's staircase; else the
+    one assumed for the device. Where the staircase was looked at and speaks against that one, none is assumed."""
+    believed: TileInUse | None = None
+    one_core = spec.kind == "cpu"
+    if period is not None and period.chosen is not None:
+        chosen = period.chosen
+        waves = not one_core and chosen.resident_blocks > 1
+        per_sm = chosen.per_sm(spec.sm_count) if waves else None
+        believed = TileInUse(chosen.tile, chosen.resident_blocks, "steps", period.tile_words, waves, per_sm)
+
+    def tile_of(point: Point) -> TileInUse | None:
+        if believed is not None and (point.launch is None or point.launch.tile is None):
+            return believed
+        used = tile_in_use(spec, point.workload.dtype, point.launch)
+        return used if used.identified or period is None or _may_be(used, period) else None
+
+    return tile_of
+
+
+def _may_be(assumed: TileInUse, period: Period) -> bool:
+    """Whether a staircase that was looked at, and that tells no tile for sure, leaves room for this one."""
+    explanation = Explanation(assumed.tile.block_m, assumed.tile.block_n, assumed.resident_blocks)
+    return period.recovered.verdict == "unclear" and explanation in period.recovered.plausible

@@ -1,8 +1,8 @@
-"""How well each point of a curve is known: the standard error of its log time.
+"""Standard error of each point's log time: `standard_errors`, from a run's `repeatability`. Called by `curve_fits`.
 
-Three things make it up: the scatter of the point's own samples, over the root of their number; what points differ by
-beyond their samples (where the memory lies, the clock of that second), which the repetitions of the reference point
-show; and, for tables that hold one figure a point, the scatter between sizes so close that the work is the same.
+It has three parts: the scatter of the point's own samples over the root of their number; the scatter from point to
+point beyond the samples (memory placement, clock), which the repeated reference point shows; and, for tables with one
+figure per point, the scatter between sizes so close that the work is the same.
 """
 
 from __future__ import annotations
@@ -42,8 +42,11 @@ _QUARTILE_PER_SIGMA = sqrt(2) * 0.318639
 
 
 def repeatability(records: Iterable[Record]) -> float:
-    """Relative standard deviation between repetitions of the run's reference points; the least known of any device
-    where there are too few. A run of many devices has several references, and its devices' differences count."""
+    """Relative standard deviation between repetitions of the run's reference points.
+
+    Where there are too few, the smallest known of any device. A run of many devices has several references; differences
+    between its devices count.
+    """
     medians_us: dict[str, list[float]] = {}
     for record in records:
         if record.role == "reference" and isinstance(record.outcome, Measured):

@@ -1,13 +1,14 @@
-"""Steps in curves, found blind: a piecewise fit with a penalty on every break. Pure arithmetic over arrays.
+"""Finds steps in curves with a piecewise fit and a penalty on every break: `find_pieces`. Pure arithmetic over arrays.
 
-The logarithm of the time is taken as pieces, each a level plus a gentle slope against the logarithm of the size:
-constant between the waves of a compute-bound product, rising where work or bytes grow with the size. The exact optimum
-over all placements of breaks is found by dynamic programming (Jackson et al., "An algorithm for optimal partitioning
-of data on an interval", IEEE Signal Processing Letters 12, 2005); asv's `step_detect` does the same for constants and
-absolute deviations. Each break costs `break_penalty`, so that noise does not buy one.
+Called by `curve_fits`; nothing here knows of tiles or waves. The log time is modelled as pieces, each a level plus a
+gentle slope against the log size: constant between the waves of a compute-bound product, rising where work or bytes
+grow with the size. Dynamic programming finds the exact optimum over all placements of breaks (Jackson et al., "An
+algorithm for optimal partitioning of data on an interval", IEEE Signal Processing Letters 12, 2005); asv's
+`step_detect` does the same for constants and absolute deviations. Each break costs `break_penalty`, so that noise does
+not buy one.
 
 The slope of a piece is drawn towards the trend of its surroundings, and the trend is estimated from the pieces: fit and
-trend alternate from several first guesses, and the cheapest end is taken. Nothing here knows of tiles or waves.
+trend alternate from several first guesses, and the cheapest result is taken.
 
 Curves with the same number of points are fitted together, so that a table of many short curves costs little more than
 its points.

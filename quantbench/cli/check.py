@@ -13,20 +13,18 @@ from rich.table import Table
 from rich.text import Text
 
 from quantbench.analysis.check import Check, check_run
-from quantbench.analysis.common_cliffs import CommonCliff
+from quantbench.analysis.cliffs import CommonCliff
 from quantbench.analysis.periods import Period, explanation_words
-from quantbench.analysis.rule_verdicts import Verdict
-from quantbench.analysis.rules import RULES, Rule, rule_named, untested_lines
+from quantbench.analysis.rules import RULES, RuleOfThumb, Verdict, rule_named, untested_lines
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import AsJson
 from quantbench.cli.output import check_folder, output, plain_table, print_json, say
 from quantbench.cli.sweep import measure
 from quantbench.cli.sweep_options import SweepArguments, sweep_options
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import InputError
+from quantbench.errors import InputError, printable
 from quantbench.report.source import read_one_run
-from quantbench.report.table import cliff_to_json
-from quantbench.report.words import printable
+from quantbench.report.sweep_result import cliff_to_json
 from quantbench.store.record import Measured
 from quantbench.sweep.child import WorkerProcess
 from quantbench.sweep.options import SweepOptions
@@ -83,7 +81,7 @@ def check(
         raise typer.Exit(1)
 
 
-def _measure(rule: Rule, results: Path, budget: str, *, as_json: bool) -> Path:
+def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) -> Path:
     """Run a rule's experiment on the device at hand; the folder of its run."""
 
     def options(spec: DeviceSpec) -> SweepOptions:

@@ -11,18 +11,17 @@ from quantbench.analysis.compare import CompareOptions, Comparison, compare_runs
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import AsJson
 from quantbench.cli.output import check_file, check_folder, output, print_json, say
-from quantbench.errors import InputError
-from quantbench.report.compare_figure import draw_comparison
-from quantbench.report.compare_table import (
+from quantbench.errors import InputError, printable
+from quantbench.report.comparison import (
     comparison_table,
     comparison_to_json,
     differences_lines,
+    draw_comparison,
     method_lines,
     result_lines,
+    write_junit,
 )
-from quantbench.report.junit import write_junit
 from quantbench.report.source import read_one_run
-from quantbench.report.words import printable
 
 
 def compare(

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from quantbench.analysis.cliff_odds import cliff_odds
-from quantbench.analysis.forecast import Forecast, forecast
+from quantbench.analysis.forecast import Forecast, cliff_odds, forecast
 from quantbench.cli.grid_options import GridOptions, assumed_words, held_and_dims, sweep_words
 from quantbench.cli.options import AsJson, Gpu, grouped
 from quantbench.cli.output import check_file, output, print_json, say

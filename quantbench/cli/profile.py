@@ -20,8 +20,8 @@ from quantbench.cli import profile_print as view
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import AsJson, grouped, integers, percentage
 from quantbench.cli.output import check_file, check_folder, output, plain_table, print_json, say
-from quantbench.errors import InputError, StoreError, require_choice, require_int
-from quantbench.files import folders_with
+from quantbench.errors import InputError, StoreError, printable, require_choice, require_int
+from quantbench.files import folders_with, read_text
 from quantbench.profile import Estimate, Estimates, Profile
 from quantbench.profile.blindspots import TARGETS, FloatArray, replay
 from quantbench.profile.blindspots_report import (
@@ -45,7 +45,6 @@ from quantbench.profile.exporters.catalog import FORMATS
 from quantbench.profile.exporters.catalog import export_profile as write_format
 from quantbench.profile.exporters.options import WHO, ExportOptions
 from quantbench.report.source import read_one_run
-from quantbench.report.words import printable
 from quantbench.units import percent
 
 #: the format of a profile itself; the others are in `exporters.catalog`
@@ -229,7 +228,7 @@ def runs_below(path: Path) -> list[Path]:
 
 def files_beside(target: Path) -> list[Path]:
     """The Parquet files of a profile."""
-    tables = json.loads(target.read_text(encoding="utf-8"))["tables"]
+    tables = json.loads(read_text(target))["tables"]
     return [target.with_name(table["file"]) for table in tables.values() if "file" in table]
 
 

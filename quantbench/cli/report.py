@@ -12,14 +12,11 @@ import typer
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import AsJson
 from quantbench.cli.output import output, print_json, say, say_warning
-from quantbench.errors import InputError
+from quantbench.errors import InputError, printable
 from quantbench.importers.training_run import read_training, training_folders
 from quantbench.report.page import write_report
-from quantbench.report.selection import parse_where
-from quantbench.report.source import read_one_run
-from quantbench.report.training import training_table
-from quantbench.report.training_page import fastest, write_training_report
-from quantbench.report.words import printable
+from quantbench.report.source import parse_where, read_one_run
+from quantbench.report.training import fastest, training_table, write_training_report
 
 _UNTOLD = (
     "the logs do not give GPUs and tokens, so there is no picture: import them with --gpus, --seq and the layout "

@@ -20,7 +20,7 @@ from quantbench.report.shape_comparison import (
     comparison_table,
     comparison_to_json,
 )
-from quantbench.report.table import cliff_to_json, ops_line, rows_to_json, sweep_table, trust_lines
+from quantbench.report.sweep_result import cliff_to_json, ops_line, rows_to_json, sweep_table, trust_lines
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Skipped
 from quantbench.store.run import RunInfo
@@ -109,7 +109,7 @@ def say_result(
             say(console, line)
     picture = None
     if points and not listed:  # a list of shapes has no axis to draw along
-        from quantbench.report.efficiency import draw_run
+        from quantbench.report.sweep_result import draw_run
 
         try:
             picture = draw_run(run, check, axis)
@@ -210,6 +210,6 @@ def refinement(options: SweepOptions, spec: DeviceSpec) -> Refine | None:
     """What bisects to every edge, where that was asked for."""
     if not options.refine:
         return None
-    from quantbench.analysis.refinable import refine_of
+    from quantbench.analysis.check import refine_of
 
     return refine_of(options, spec)

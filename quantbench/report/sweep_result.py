@@ -1,22 +1,37 @@
-"""A sweep's result as a table for people and as plain objects for programs."""
+"""What `quantbench sweep` shows at its end: the table of its rows, the same as JSON, and the picture of each axis.
+
+Entry points: `sweep_table`, `ops_line`, `trust_lines`, `rows_to_json` and `draw_run`. `sections` uses `row_figures`
+and `row_words` for the report's table of all sizes.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
+from quantbench.analysis.blocks import IdleReason, idle_reasons
 from quantbench.analysis.check import Check
 from quantbench.analysis.cliffs import Cliff
-from quantbench.analysis.explain import idle_reasons
-from quantbench.analysis.summary import Point, Row
+from quantbench.analysis.curves import Curve, curves_of
+from quantbench.analysis.periods import TileOf
+from quantbench.analysis.sawtooth import drawn_edges
+from quantbench.analysis.summary import Point, Row, points_of
 from quantbench.device.spec import DeviceSpec
 from quantbench.measurement import Grade
+from quantbench.report.canvas import INTERVAL_COLOUR, MARKERS, PALETTE, curve_names, draw_panels, plain
+from quantbench.report.source import picture_caption
+from quantbench.store.folder import Run
 from quantbench.units import latency, percent, with_interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 _GRADE_STYLE = {"A": "green", "B": "", "C": "yellow", "D": "red", "rejected": "bold red"}
 # Rows this far below the best one of the table stand out.
@@ -30,7 +45,7 @@ _TIGHT_PERCENT = re.compile(r"(?<=[0-9])%")
 def sweep_table(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> Table:
     """One line per place and provider: rate, bandwidth, share of peak, trust, and what is lost and why.
 
-    Wants about 100 columns; narrower, the last column folds.
+    Needs about 100 columns; on narrower terminals the last column folds.
     """
     table = Table(header_style="bold", box=None, pad_edge=False)
     for name in rows[0].axes:
@@ -62,7 +77,7 @@ def sweep_table(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> Table:
 
 
 def row_figures(row: Row) -> tuple[str, str, str, str, str]:
-    """Ops, time, TFLOP/s, GB/s and share of peak of a row, as the tables show them. A row that lacks ops has no sum."""
+    """Cells of a row: ops, time, TFLOP/s, GB/s and share of peak. A row that lacks ops has no sum."""
     if row.missing:
         return (f"{len(row.points)} of {len(row.points) + len(row.missing)}", *("-",) * 4)
     return (
@@ -90,7 +105,7 @@ def ops_line(rows: Sequence[Row]) -> str:
 
 
 def trust_lines(rows: Sequence[Row]) -> list[str]:
-    """Why rows below B are there, one line per kind of reason, the most frequent first."""
+    """Why rows are graded below B, one line per kind of reason, the most frequent first."""
     # Figures differ from row to row: what stands before the first of them tells the kind.
     kinds: dict[str, list[Grade]] = {}
     for row in rows:
@@ -104,8 +119,10 @@ def trust_lines(rows: Sequence[Row]) -> list[str]:
 
 
 def row_words(row: Row, check: Check, spec: DeviceSpec) -> str:
-    """The cliffs that end at this row (how much longer it takes than the size before it, and why), the largest first;
-    without one, why its worst op is below what it could be. First of all, which ops it lacks."""
+    """The last cell of a row: the ops it lacks, then the cliffs that end at it, the largest first.
+
+    Without a cliff, why its worst op runs below peak.
+    """
     said = [
         f"▼ +{percent(cliff.ratio - 1)} time in {cliff.op}: {cliff.cause.words}"
         for cliff in check.cliffs
@@ -113,14 +130,14 @@ def row_words(row: Row, check: Check, spec: DeviceSpec) -> str:
     ]
     if not said:
         worst = row.worst
-        said = [f"{worst.op}: {reason}" for reason in _idle(worst, check, spec)[:1]]
+        said = [f"{worst.op}: {reason.words}" for reason in _idle(worst, check, spec)[:1]]
     if len(said) > _MOST_CLIFFS_SAID:
         said = [*said[:_MOST_CLIFFS_SAID], f"{len(said) - _MOST_CLIFFS_SAID} more"]
     lacks = [f"no sum, not measured here: {', '.join(row.missing)}"] if row.missing else []
     return "; ".join(lacks + said)
 
 
-def _idle(point: Point, check: Check, spec: DeviceSpec) -> tuple[str, ...]:
+def _idle(point: Point, check: Check, spec: DeviceSpec) -> tuple[IdleReason, ...]:
     """What tiles and waves cost a point, by the tile that ran or that the steps tell; by the one assumed for the device
     only where no steps speak against it."""
     return idle_reasons(point.workload, spec, check.tile_of(point), point.peak_share)
@@ -156,3 +173,76 @@ def cliff_to_json(cliff: Cliff) -> dict[str, Any]:
         "first": cliff.first, "last": cliff.last, "rate_ratio": cliff.rate_ratio,
         "keys": [cliff.before.key, cliff.after.key],
     }  # fmt: skip
+
+
+# More wave edges than this in a panel would be a grey wall; the first ones are the large steps.
+_MOST_WAVE_EDGES = 40
+# Edges of more curves than this cannot be told apart.
+_MOST_WITH_EDGES = 2
+
+
+def draw_run(run: Run, check: Check, axis: str) -> Path:
+    """Draw all points of a run over `axis` into the run's folder. Returns the file."""
+    points = points_of(run.records, run.info.device)
+    name = axis.replace("_", "-")
+    path = run.folder / f"efficiency-{name}.png"
+    title, caption = f"efficiency over {name}: {run.info.run_id}", picture_caption(run.info, points)
+    draw_efficiency(points, axis, check.tile_of, path, title=title, caption=caption)
+    return path
+
+
+def draw_efficiency(
+    points: Sequence[Point], axis: str, tile_of: TileOf, path: Path, *, title: str, caption: str
+) -> None:
+    """Write a PNG with a panel per op: medians with 95 % intervals, a line per provider and value of the other axes.
+
+    points: of any ops and providers.
+    axis: the field along x.
+    tile_of: the tile that computes a point (`Check.tile_of`). Where it was recorded or recovered from the steps, tile
+        edges
+        are ticks at the foot and wave edges dashed lines in the colour of their curve.
+    title, caption: see `canvas.heading`.
+    """
+
+    def draw(panel: Axes, op: str) -> None:
+        _draw_panel(panel, curves_of([p for p in points if p.op == op], axis, fewest=1), tile_of)
+
+    draw_panels((p.op for p in points), draw, axis, path, title=title, caption=caption)
+
+
+def _draw_panel(panel: Axes, curves: Sequence[Curve], tile_of: TileOf) -> None:
+    for i, (curve, name) in enumerate(zip(curves, curve_names(curves), strict=True)):
+        colour, label = PALETTE[i % len(PALETTE)], plain(name, 44)
+        y = [_efficiency(p) for p in curve.points]
+        panel.plot(
+            curve.sizes, y, "-", marker=MARKERS[i % len(MARKERS)], markersize=4, linewidth=1.2, color=colour,
+            label=label,
+        )  # fmt: skip
+        panel.vlines(
+            curve.sizes,
+            [height * p.latency_us / p.high_us for height, p in zip(y, curve.points, strict=True)],
+            [height * p.latency_us / p.low_us for height, p in zip(y, curve.points, strict=True)],
+            color=INTERVAL_COLOUR, linewidth=0.9, zorder=4,
+        )  # fmt: skip
+        if len(curves) <= _MOST_WITH_EDGES:
+            _draw_edges(panel, curve, tile_of, colour, label)
+    panel.set_ylim(bottom=0)
+    panel.set_ylabel("TFLOP/s" if curves[0].points[0].peak_share is None else "share of peak, %")
+
+
+def _efficiency(point: Point) -> float:
+    return point.tflops if point.peak_share is None else 100 * point.peak_share
+
+
+def _draw_edges(panel: Axes, curve: Curve, tile_of: TileOf, colour: str, name: str) -> None:
+    edges = drawn_edges(curve, tile_of)
+    if edges.tile:
+        panel.plot(
+            edges.tile, [0.0] * len(edges.tile), "|", transform=panel.get_xaxis_transform(), color=colour,
+            markersize=10, clip_on=False, label=f"tile edge, {name}",
+        )  # fmt: skip
+    for i, edge in enumerate(edges.wave[:_MOST_WAVE_EDGES]):
+        panel.axvline(
+            edge, color=colour, linestyle="--", linewidth=0.8, alpha=0.7, zorder=0,
+            label=f"wave edge, {name}" if i == 0 else None,
+        )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The guide's numbers and tables as text, by the name of their place in the page."""
+"""The texts of docs/choosing-shapes.md by marker name: `texts` formats the results of `evidence.find`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ from statistics import median
 
 from quantbench.launch import Tile
 from quantbench.quantization import alignment_bytes
-from quantbench.report.guide.arithmetic import (
+from quantbench.units import percent
+from tools.guide.evidence import GpuResults, GuideResults
+from tools.guide.markers import table
+from tools.guide.products import DEGREES, EdgeStep, enough_tokens
+from tools.guide.rules import rules_table
+from tools.guide.shapes import (
     SEQ,
     TP,
+    Iteration,
+    head_searches,
     layer_share,
     linear_layers,
     of_sizes,
@@ -16,13 +23,6 @@ from quantbench.report.guide.arithmetic import (
     slots_of,
     whole_waves_step,
 )
-from quantbench.report.guide.edges import EdgeStep
-from quantbench.report.guide.fill import table
-from quantbench.report.guide.findings import Findings, Of
-from quantbench.report.guide.rules import rules_table
-from quantbench.report.guide.searches import Iteration, head_searches
-from quantbench.report.guide.shrink import DEGREES, enough_tokens
-from quantbench.units import percent
 
 _TILE = Tile(128, 256)
 _STEPS_SHOWN = (64, 128, 256, 512, 768, 1024, 2048, 4096)
@@ -36,8 +36,8 @@ _USUAL_HEADS = 64
 _HOPPER = ("H100", "H200")
 
 
-def texts(found: Findings) -> dict[str, str]:
-    """Every place of the page and what stands there."""
+def texts(found: GuideResults) -> dict[str, str]:
+    """The text of every marker of the page."""
     a100 = found.gpus["A100"]
     return {
         "sources": _sources(found),
@@ -49,7 +49,7 @@ def texts(found: Findings) -> dict[str, str]:
     }
 
 
-def _sources(found: Findings) -> str:
+def _sources(found: GuideResults) -> str:
     lines = [f"- {name}: {source}" for name, of in found.gpus.items() for source in of.sources]
     return "\n".join(lines) + "\n"
 
@@ -57,7 +57,7 @@ def _sources(found: Findings) -> str:
 # --- tiles and waves ---------------------------------------------------------------------------------------------
 
 
-def _edges(found: Findings) -> dict[str, str]:
+def _edges(found: GuideResults) -> dict[str, str]:
     places = {}
     rows = []
     for m in _STEPS_SHOWN:
@@ -114,8 +114,8 @@ def _more(ratio: float) -> str:
     return f"{'−' if value < 0 else '+'}{abs(value)} %" if value else "0 %"
 
 
-def _share_faster(of: Of) -> float:
-    """Of all pairs, those where one row more takes more than 3 % less time."""
+def _share_faster(of: GpuResults) -> float:
+    """Share of all pairs in which one row more takes over 3 % less time."""
     pairs = sum(step.shapes for step in of.edges.steps)
     return sum(step.share_faster * step.shapes for step in of.edges.steps) / pairs
 
@@ -123,7 +123,7 @@ def _share_faster(of: Of) -> float:
 # --- hidden sizes ------------------------------------------------------------------------------------------------
 
 
-def _sizes(found: Findings, a100: Of) -> dict[str, str]:
+def _sizes(found: GuideResults, a100: GpuResults) -> dict[str, str]:
     places = {}
     rows = []
     for name, of in found.gpus.items():
@@ -170,11 +170,11 @@ def _sizes(found: Findings, a100: Of) -> dict[str, str]:
     return places
 
 
-def _with_sms(name: str, of: Of) -> str:
+def _with_sms(name: str, of: GpuResults) -> str:
     return f"{name}, {of.spec.sm_count} SMs"
 
 
-def _search_rows(found: Findings) -> tuple[Iteration, Iteration]:
+def _search_rows(found: GuideResults) -> tuple[Iteration, Iteration]:
     """The first timed rows of both sizes at MBS 1 in the table where the guess was tried."""
     tried = [row for row in found.searches if row.mbs == 1 and row.hidden in (_BEFORE, _AFTER)]
     after = next(row for row in tried if row.hidden == _AFTER)
@@ -182,12 +182,12 @@ def _search_rows(found: Findings) -> tuple[Iteration, Iteration]:
     return before, after
 
 
-def _search_words(found: Findings) -> tuple[str, str]:
+def _search_words(found: GuideResults) -> tuple[str, str]:
     before, after = _search_rows(found)
     return f"{before.tflops:g} TFLOP/s", f"{after.tflops:g} TFLOP/s"
 
 
-def _search_gain(found: Findings) -> float:
+def _search_gain(found: GuideResults) -> float:
     before, after = _search_rows(found)
     return after.tflops / before.tflops - 1
 
@@ -195,7 +195,7 @@ def _search_gain(found: Findings) -> float:
 # --- heads -------------------------------------------------------------------------------------------------------
 
 
-def _heads(found: Findings) -> dict[str, str]:
+def _heads(found: GuideResults) -> dict[str, str]:
     places = {}
     rows = []
     usual = {row.hidden: row for row in head_searches(found.searches) if row.heads == _USUAL_HEADS}
@@ -235,7 +235,7 @@ def _heads(found: Findings) -> dict[str, str]:
     return places
 
 
-def _width_words(of: Of, head_dim: int) -> str:
+def _width_words(of: GpuResults, head_dim: int) -> str:
     width = next((w for w in of.widths if (w.head_dim, w.seq) == (head_dim, _WIDTH_SEQ)), None)
     return "–" if width is None else f"{width.median:.2f} ({width.low:.2f} to {width.high:.2f})"
 
@@ -243,7 +243,7 @@ def _width_words(of: Of, head_dim: int) -> str:
 # --- tp, mbs -----------------------------------------------------------------------------------------------------
 
 
-def _layout(found: Findings) -> dict[str, str]:
+def _layout(found: GuideResults) -> dict[str, str]:
     places = {}
     rows = []
     for name, of in found.gpus.items():

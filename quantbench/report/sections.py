@@ -1,4 +1,7 @@
-"""The parts of a report that are words and tables: trust, what was not measured, all sizes, how it was measured."""
+"""The report's sections of text and tables: causes of the steps, rules of thumb, trust, all sizes, how it was measured.
+
+Each `*_section` function makes one section for `page`; `facts_of` makes the list of facts at the page's foot.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,112 @@ from collections.abc import Sequence
 from typing import Any
 
 from quantbench.analysis.check import Check
+from quantbench.analysis.cliffs import CommonCliff
+from quantbench.analysis.periods import Period, explanation_words
+from quantbench.analysis.rules import RULES, VERDICTS, Verdict, untested_lines
 from quantbench.analysis.summary import Row
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import printable
 from quantbench.measurement import GRADES
 from quantbench.report.content import Section, Table
-from quantbench.report.table import row_figures, row_words
-from quantbench.report.words import printable
+from quantbench.report.sweep_result import row_figures, row_words
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Skipped
-from quantbench.units import duration, size
+from quantbench.units import duration, percent, size
+
+# Explanations that make the same staircase, named in one line.
+_MOST_ALIKE = 3
+_MOST_COMMON = 24
+
+
+def steps_section(check: Check) -> Section | None:
+    """What makes the steps, and the steps that many shapes share; None where there are neither."""
+    lines = [period_words(period) for period in check.periods]
+    if check.falls:
+        lines.append(
+            f"at {len(check.falls)} places the time falls where the size grows: another kernel is better there"
+        )
+    table = common_table(check.common)
+    if not lines and table is None:
+        return None
+    note = "" if table is None else "Sizes after which the time jumps: median over many shapes, with its 95 % interval."
+    return Section("steps", "Causes of the steps", note, table=table, lines=tuple(lines))
+
+
+def period_words(period: Period) -> str:
+    """`m, gemm bf16 nt by torch.mm: 128x256 tile on 108 SMs explains the steps (…)`."""
+    recovered = period.recovered
+    what = period.variant if period.variant.startswith(f"{period.op} ") else f"{period.op} ({period.variant})"
+    where = printable(f"{period.axis.replace('_', '-')}, {what} by {period.provider}")
+    accounts = f"explains {percent(recovered.explained)} of the variation around the trend"
+    if recovered.verdict == "no waves":
+        return f"{where}: the times show no waves"
+    if recovered.verdict == "no single tile":
+        return f"{where}: no single tile explains the steps; the best {accounts}"
+    named = period.tile_words or explanation_words(recovered.best[0], period.sm_count)
+    alike = [words for e in recovered.best if (words := explanation_words(e, period.sm_count)) != named]
+    same = ""
+    if alike:
+        more = f" and {len(alike) - _MOST_ALIKE} more" if len(alike) > _MOST_ALIKE else ""
+        same = f"; the same staircase: {', '.join(alike[:_MOST_ALIKE])}{more}"
+    sure = f"{period.sure_words}, {accounts}"
+    if recovered.verdict == "clear":
+        return f"{where}: {named} explains the steps ({sure}{same})"
+    return f"{where}: several tiles may explain the steps; the most likely is {named} ({sure}{same})"
+
+
+def common_table(common: Sequence[CommonCliff]) -> Table | None:
+    """The steps that many shapes share, the largest first; None without any."""
+    if not common:
+        return None
+    several = len({(one.op, one.provider, one.variant) for one in common}) > 1
+    rows = []
+    for one in common[:_MOST_COMMON]:
+        which = f" of {one.provider} {one.variant}" if several else ""
+        rows.append((
+            one.axis.replace("_", "-"), f"{one.at} → {one.next}", str(one.num_curves),
+            f"+{percent(one.ratio - 1)} ({percent(one.low - 1)} to {percent(one.high - 1)})",
+            _group(one.stepping), _group(one.level), printable(one.cause_words + which),
+        ))  # fmt: skip
+    head = ("axis", "between", "shapes", "time", "with a new wave", "without", "significant cliffs by cause")
+    return Table(head, tuple(rows), frozenset({2}))
+
+
+def _group(group: tuple[float, int] | None) -> str:
+    if group is None:
+        return "–"
+    ratio, shapes = group
+    return f"{'+' if ratio >= 1 else '−'}{percent(abs(ratio - 1))} ({shapes})"
+
+
+def rules_section(verdicts: Sequence[Verdict], spec: DeviceSpec) -> Section | None:
+    """Verdicts on the rules of thumb, the rules that the run does not test named below; None without any."""
+    if not verdicts:
+        return None
+    rules = {rule.id: rule for rule in RULES}
+    tested = sorted((v for v in verdicts if v.num_pairs), key=lambda v: VERDICTS.index(v.verdict))
+    rows = tuple(
+        (rules[v.rule].predicate, v.verdict, _effect(v), str(v.num_pairs), v.reason or rules[v.rule].claim)
+        for v in tested
+    )
+    head = ("rule", "verdict", "breaking it costs", "pairs", "claim, or why there is no verdict")
+    table = Table(head, rows, frozenset({3}), whole=frozenset({1})) if rows else None
+    note = "From pairs of points that differ only in the rule's condition; cost in time per unit of work."
+    lines = tuple(untested_lines(verdicts, spec))
+    return Section("rules", "Rules of thumb, tested", note if rows else "", table=table, lines=lines)
+
+
+def _effect(verdict: Verdict) -> str:
+    if verdict.effect is None or verdict.low is None or verdict.high is None:
+        return "–"
+    text = f"{_signed(verdict.effect)} ({_signed(verdict.low)} to {_signed(verdict.high)})"
+    return text if verdict.predicted is None else f"{text}; tiles and waves alone: {_signed(verdict.predicted)}"
+
+
+def _signed(ratio: float) -> str:
+    text = percent(ratio - 1).replace("-", "−")
+    return "0.0 %" if text == "−0.0 %" else text
+
 
 # Lines of the table of all sizes; a table of tens of thousands belongs into a file, and there it is.
 _MOST_ROWS = 400
@@ -33,7 +134,7 @@ _GRADE_WORDS = {
 
 
 def trust_section(run: Run) -> Section:
-    """How far the figures can be trusted, and what became of points without one."""
+    """Grades of the measurements with their reasons, and the points that have no measurement."""
     letters: Counter[str] = Counter()
     reasons: dict[str, Counter[str]] = {letter: Counter() for letter in GRADES}
     examples: dict[str, str] = {}
@@ -66,7 +167,7 @@ def trust_section(run: Run) -> Section:
 
 
 def sizes_section(rows: Sequence[Row], check: Check) -> Section:
-    """Every place with its figures; folded."""
+    """The table of every place with its figures (folded)."""
     axes = list(dict.fromkeys(name for row in rows for name in row.axes))
     several = len({row.provider for row in rows}) > 1
     head = [axis.replace("_", "-") for axis in axes]
@@ -85,7 +186,7 @@ def sizes_section(rows: Sequence[Row], check: Check) -> Section:
 
 
 def how_section(run: Run) -> Section:
-    """Everything that was asked for and found, so that it can be done again; folded."""
+    """Options, versions and constants of the run, so that it can be repeated (folded)."""
     info = run.info
     rows = [("folder", str(run.folder)), ("run", info.run_id), ("started", info.started)]
     rows += [("ended", f"{info.ended or 'not yet'} ({info.how_ended})")]
@@ -121,7 +222,7 @@ def _constants(run: Run) -> list[tuple[str, Any]]:
 
 
 def facts_of(run: Run) -> tuple[tuple[str, str], ...]:
-    """Name and value: the points, the time it took, the versions that matter."""
+    """The facts at the foot of the page, as (name, value): points, duration, device, versions."""
     info = run.info
     points = [r for r in run.records if r.role == "point"]
     kinds = Counter(type(r.outcome).__name__.lower() for r in points)

@@ -1,5 +1,7 @@
-"""`python -m quantbench.report.guide.front`: the pictures, figures and the sample of advice of README.md and
-docs/index.md."""
+"""Fills README.md and docs/index.md with figures, a staircase and a sample of `advise`.
+
+Run as `python -m tools.guide.front` (`make docs`).
+"""
 
 from __future__ import annotations
 
@@ -17,23 +19,22 @@ from textwrap import wrap
 from quantbench.analysis.check import check_run
 from quantbench.analysis.curve_fits import fit_curves
 from quantbench.analysis.curves import Curve, curves_of
-from quantbench.analysis.periods import find_periods
+from quantbench.analysis.periods import find_periods, tile_finder
 from quantbench.analysis.point_noise import repeatability
 from quantbench.analysis.sawtooth import Sawtooth, sawtooth
 from quantbench.analysis.staircase import Explanation
 from quantbench.analysis.summary import Point, points_of
-from quantbench.analysis.tiles import tile_finder
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import QuantbenchError, StoreError
 from quantbench.quantization import cdiv
 from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, canvas, heading, legend_below, save
-from quantbench.report.efficiency import draw_run
-from quantbench.report.guide.evidence import gemm_table
-from quantbench.report.guide.fill import fill
 from quantbench.report.source import picture_caption
+from quantbench.report.sweep_result import draw_run
 from quantbench.store.folder import read_run
 from quantbench.store.run import RunInfo
 from quantbench.units import percent
+from tools.guide.evidence import gemm_table
+from tools.guide.markers import fill
 
 PAGES = (Path("README.md"), Path("docs/index.md"))
 PICTURE = Path("docs/figures/a100-staircase.png")
@@ -51,7 +52,10 @@ _COLUMNS = 100
 
 @dataclass(frozen=True)
 class Staircase:
-    """One product of the A100's table over m, and what explains its steps. rows: products in the table."""
+    """One product of the A100's table over m, and the tile that explains its steps.
+
+    rows: number of products in the whole table.
+    """
 
     info: RunInfo
     curve: Curve
@@ -128,7 +132,7 @@ def _waves(number: int) -> str:
 
 
 def draw_staircase(found: Staircase, path: Path) -> None:
-    """Time and rate over m, with what tiles and waves alone give, and the largest edge marked."""
+    """Time and rate over m, with what tiles and waves alone give; the largest edge is marked."""
     sizes = found.curve.sizes
     before, after = found.edge
     flops_per_row = 2.0 * _N * _K
@@ -166,8 +170,10 @@ def draw_staircase(found: Staircase, path: Path) -> None:
 
 
 def advise_text(command: Sequence[str] = ADVISE) -> str:
-    """A command and what it prints on a terminal, as a block of Markdown. Lines of prose are folded as a terminal
-    does. Raises StoreError where the command fails."""
+    """A command and its output as a block of Markdown, folded as a terminal folds it.
+
+    Raises StoreError where the command fails.
+    """
     terminal, inside = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(_COLUMNS), "TERM": "dumb", "NO_COLOR": "1"}
     for name in ("FORCE_COLOR", "LINES"):
@@ -218,7 +224,7 @@ def write_front(root: Path) -> list[Path]:
 
 
 def main() -> None:
-    """Write and say what was written."""
+    """Write the pages and print the files written."""
     try:
         for path in write_front(Path()):
             print(path)

@@ -1,4 +1,9 @@
-"""Writes what was found into a page, between `<!-- name:begin -->` and `<!-- name:end -->`, in a line or over lines."""
+"""Puts generated texts between the markers of a Markdown page.
+
+A marker pair is `<!-- name:begin -->` and `<!-- name:end -->`, within a line or around several lines. `fill` replaces
+what stands between them; `table` makes a Markdown table. `tools.guide` and `tools.advice_examples` write their
+pages with these two.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +16,9 @@ _PLACE = re.compile(r"(<!-- (?P<name>[\w.-]+):begin -->)(?P<old>.*?)(<!-- (?P=na
 
 
 def fill(text: str, found: Mapping[str, str]) -> str:
-    """The page with every place filled. A value of several lines gets lines of its own.
+    """The page with every marker filled. A value of several lines gets lines of its own.
 
-    Raises StoreError for a place that nothing was found for, and for something found that has no place: a page whose
-    figures nobody made, or that hides what was made.
+    Raises StoreError for a marker without a value, and for a value without a marker.
 
     >>> fill("m = <!-- m:begin -->?<!-- m:end -->.", {"m": "128"})
     'm = <!-- m:begin -->128<!-- m:end -->.'
@@ -36,7 +40,7 @@ def fill(text: str, found: Mapping[str, str]) -> str:
 
 
 def table(head: list[str], rows: list[list[str]], *, numeric: bool = True) -> str:
-    """A Markdown table; all columns but the first to the right where numeric."""
+    """A Markdown table. numeric: align all columns but the first to the right."""
     rule = ["---"] + (["---:"] if numeric else ["---"]) * (len(head) - 1)
     lines = [head, rule, *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

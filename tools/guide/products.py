@@ -1,4 +1,9 @@
-"""What one row more costs: steps from m to m + 1 over all large shapes of a table, and whether waves explain them."""
+"""What the tables of matrix products show: the cost of one more row, and the price of tensor parallelism.
+
+`edges_of` compares the times at m and m + 1 over all large products and tests which tile's waves explain the steps.
+`prices`, `rates` and `token_ratios` compare products that are split by tp, or have more tokens.
+`evidence.find` calls all of them.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +35,12 @@ _TILES = tuple((Tile(m, n), per_sm) for m in (64, 128, 192, 256) for n in (64, 1
 
 @dataclass(frozen=True)
 class EdgeStep:
-    """From m to m + 1 over all pairs (n, k): ratios of the times, 10 %, 50 % and 90 % quantile of them, and the share
-    of shapes that are more than 3 % faster with the larger m."""
+    """The step from m to m + 1 over all pairs (n, k).
+
+    ratios: time at m + 1 over time at m.
+    low, median, high: their 10, 50 and 90 % quantile.
+    share_faster: share of shapes that are more than 3 % faster with the larger m.
+    """
 
     m: int
     ratios: tuple[float, ...]
@@ -47,9 +56,12 @@ class EdgeStep:
 
 @dataclass(frozen=True)
 class TileFit:
-    """How well the waves of one tile explain the steps. correlation: of the logarithms of both ratios.
-    at_wave, elsewhere: median step where the number of waves grows, and where it does not; low, high of each: its
-    quartiles."""
+    """How well the waves of one tile explain the steps.
+
+    correlation: between the logarithms of the ratios of waves and of times.
+    at_wave, elsewhere: median step where the number of waves grows, and where it does not.
+    quartiles_at_wave, quartiles_elsewhere: lower and upper quartile of each.
+    """
 
     tile: Tile
     blocks_per_sm: int
@@ -62,8 +74,11 @@ class TileFit:
 
 @dataclass(frozen=True)
 class BelowOneWave:
-    """Median steps of products that are less than one wave of a tile on both sides and need a row of tiles more: begins
-    where those tiles, cut until the SMs are busy (`parts_to_fill`), begin a second wave; fits where they do not."""
+    """Median steps of products of less than one wave that need one more row of tiles.
+
+    begins: where those tiles, cut until all SMs are busy (`parts_to_fill`), begin a second wave.
+    fits: where they do not.
+    """
 
     begins: float
     fits: float
@@ -71,8 +86,13 @@ class BelowOneWave:
 
 @dataclass(frozen=True)
 class Edges:
-    """steps: ascending in m. fits: every candidate tile, the best first. below: of the tile that is assumed for the
-    device. repeats: relative standard deviation of one figure, from neighbours between which nothing changes."""
+    """The cost of one more row in one table.
+
+    steps: ascending in m.
+    fits: every candidate tile, the best first.
+    below: for the tile that is assumed for the device; None without such products.
+    repeats: relative standard deviation of one figure, from neighbours between which nothing changes.
+    """
 
     steps: tuple[EdgeStep, ...]
     fits: tuple[TileFit, ...]
@@ -80,16 +100,16 @@ class Edges:
     repeats: float
 
     def step(self, m: int) -> EdgeStep:
-        """The step behind m."""
+        """The step after m."""
         return next(step for step in self.steps if step.m == m)
 
     def fit(self, tile: Tile, blocks_per_sm: int = 1) -> TileFit:
-        """How well one tile does."""
+        """The fit of one tile."""
         return next(fit for fit in self.fits if (fit.tile, fit.blocks_per_sm) == (tile, blocks_per_sm))
 
 
 def edges_of(points: Sequence[Point], spec: DeviceSpec) -> Edges:
-    """Steps and fits of a table of plain products whose m runs over both sides of edges."""
+    """Steps and fits of a table of plain products that has m and m + 1 on both sides of edges."""
     times = {p.workload: p.latency_us for p in points if isinstance(p.workload, Gemm)}
     pairs: list[tuple[Gemm, Gemm, float]] = []
     for work, before_us in times.items():
@@ -147,3 +167,76 @@ def _fit(pairs: Sequence[tuple[Gemm, Gemm, float]], tile: Tile, per_sm: int, sm_
         tile, per_sm, float(np.corrcoef(np.log(waves), np.log(ratios))[0, 1]), float(at_wave[1]), float(elsewhere[1]),
         (float(at_wave[0]), float(at_wave[2])), (float(elsewhere[0]), float(elsewhere[2])),
     )  # fmt: skip
+
+
+DEGREES = (2, 4, 8)
+TOKENS = (512, 1024, 2048, 4096, 8192)
+# Linear layers of models that are split: hidden sizes and widths of the MLP as the tables have them.
+_LARGE = range(4096, 16384 + 1)
+
+
+@dataclass(frozen=True)
+class Price:
+    """The price of splitting a product by tp: tp · time of the part over time of the whole; 1.2 is 20 % more GPU time.
+
+    column: whether n is split (qkv, up) or k (projection, down).
+    tokens: rows of the product.
+    ratios: of every product.
+    """
+
+    column: bool
+    tp: int
+    tokens: int
+    ratios: tuple[float, ...]
+
+    @property
+    def price(self) -> float:
+        return median(self.ratios)
+
+
+def prices(points: Sequence[Point]) -> tuple[Price, ...]:
+    """Prices for each split dimension, degree and number of tokens."""
+    times = _times(points)
+    found = []
+    for column in (True, False):
+        for tp in DEGREES:
+            for tokens in TOKENS:
+                ratios = []
+                for (m, n, k), whole_us in times.items():
+                    if m != tokens or n not in _LARGE or k not in _LARGE or (n if column else k) % tp:
+                        continue
+                    part = (m, n // tp, k) if column else (m, n, k // tp)
+                    if part in times:
+                        ratios.append(tp * times[part] / whole_us)
+                if ratios:
+                    found.append(Price(column, tp, tokens, tuple(ratios)))
+    return tuple(found)
+
+
+def rates(points: Sequence[Point]) -> dict[int, float]:
+    """Median TFLOP/s of the large products by number of tokens."""
+    by_tokens: dict[int, list[float]] = {}
+    for (m, n, k), us in _times(points).items():
+        if n in _LARGE and k in _LARGE and m >= TOKENS[0] and m & (m - 1) == 0:
+            by_tokens.setdefault(m, []).append(2 * m * n * k / us / 1e6)
+    return {m: median(found) for m, found in sorted(by_tokens.items())}
+
+
+def token_ratios(points: Sequence[Point], few: int, many: int) -> tuple[float, ...]:
+    """Time per token at `few` tokens over that at `many`, for each large product."""
+    times = _times(points)
+    return tuple(
+        (us / few) / (times[many, n, k] / many)
+        for (m, n, k), us in times.items()
+        if m == few and n in _LARGE and k in _LARGE and (many, n, k) in times
+    )
+
+
+def enough_tokens(found: dict[int, float], share: float = 0.95) -> int:
+    """The fewest tokens that reach `share` of the best rate."""
+    best = max(found.values())
+    return next(m for m, rate in found.items() if rate >= share * best)
+
+
+def _times(points: Sequence[Point]) -> dict[tuple[int, int, int], float]:
+    return {(p.workload.m, p.workload.n, p.workload.k): p.latency_us for p in points if isinstance(p.workload, Gemm)}

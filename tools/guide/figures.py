@@ -1,4 +1,7 @@
-"""The guide's pictures. Each takes results of all GPUs, by name, and writes one PNG. caption: see `canvas.heading`."""
+"""The figures of docs/choosing-shapes.md. Each function draws the results of all GPUs, by name, into one PNG.
+
+Called by `tools.guide.__main__`. caption: see `quantbench.report.canvas.heading`.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,8 @@ from typing import Any
 
 from quantbench.analysis.sawtooth import Sawtooth
 from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, canvas, heading, legend_below, save
-from quantbench.report.guide.edges import Edges, TileFit
-from quantbench.report.guide.heads import Width
-from quantbench.report.guide.shrink import Price
+from tools.guide.products import Edges, Price, TileFit
+from tools.guide.shapes import Width
 
 #: one colour a GPU in every picture of the guide
 COLOURS = dict(zip(("A100", "H100", "H200", "B200"), PALETTE, strict=False))
@@ -20,8 +22,10 @@ _WIDE_IN = 9.0
 def draw_staircases(
     curves: Mapping[str, Sequence[tuple[int, float]]], teeth: Mapping[str, Sawtooth | None], path: Path, caption: str
 ) -> None:
-    """Measured rate over m, and the rate that waves would give of the tile that explains the steps. curves: (m,
-    TFLOP/s) by GPU."""
+    """Measured rate over m, and the rate that the waves of the explaining tile would give.
+
+    curves: (m, TFLOP/s) by GPU.
+    """
     with canvas(2, 2, _WIDE_IN, 5.6, sharex=True) as (figure, panels):
         for panel, (name, points) in zip(panels.flat, curves.items(), strict=True):
             tooth = teeth[name]
@@ -48,7 +52,7 @@ def draw_staircases(
 
 
 def draw_steps(edges: Mapping[str, Edges], sizes: Sequence[int], path: Path, caption: str) -> None:
-    """What one row more costs at each edge: median and the range from 10 to 90 % of the shapes."""
+    """Cost of one more row at each edge: median and the range from 10 to 90 % of the shapes."""
     with canvas(1, 1, _WIDE_IN, 4.0) as (figure, panels):
         panel = panels[0][0]
         for i, (name, found) in enumerate(edges.items()):
@@ -68,7 +72,7 @@ def draw_steps(edges: Mapping[str, Edges], sizes: Sequence[int], path: Path, cap
 
 
 def draw_waves(fits: Mapping[str, TileFit], path: Path, caption: str) -> None:
-    """The step where the number of waves of a tile grows, beside the step where it does not: median and quartiles."""
+    """Cost of one more row with and without a new wave: median and quartiles."""
     with canvas(1, 1, 6.4, 3.4) as (figure, panels):
         panel = panels[0][0]
         for i, (name, fit) in enumerate(fits.items()):
@@ -91,7 +95,7 @@ def draw_waves(fits: Mapping[str, TileFit], path: Path, caption: str) -> None:
 
 
 def draw_widths(found: Mapping[str, Sequence[Width]], path: Path, caption: str) -> None:
-    """Speed of heads of other widths against heads of 128, over the sequence length; a panel for each width."""
+    """Speed of heads of other widths over that of heads of 128, by sequence length; a panel per width."""
     head_dims = sorted({width.head_dim for widths in found.values() for width in widths})
     with canvas(1, len(head_dims), _WIDE_IN, 3.5, sharey=True) as (figure, panels):
         for panel, head_dim in zip(panels[0], head_dims, strict=True):
@@ -118,7 +122,7 @@ def draw_widths(found: Mapping[str, Sequence[Width]], path: Path, caption: str) 
 
 
 def draw_head_counts(found: Mapping[str, Mapping[int, float]], path: Path, caption: str) -> None:
-    """Share of each GPU's best rate over the number of heads of one sample."""
+    """Share of each GPU's best rate over the number of heads."""
     with canvas(1, 1, 6.4, 3.5) as (figure, panels):
         panel = panels[0][0]
         for name, rates in found.items():
@@ -136,7 +140,7 @@ def draw_head_counts(found: Mapping[str, Mapping[int, float]], path: Path, capti
 
 
 def draw_prices(found: Mapping[str, Sequence[Price]], tokens: Sequence[int], path: Path, caption: str) -> None:
-    """What splitting by tp costs, over tp; a panel for each way to split, a line for each number of tokens."""
+    """GPU time lost by splitting over tp; a panel per GPU and split dimension, a line per number of tokens."""
     with canvas(2, len(found), _WIDE_IN, 4.8, sharex=True, sharey=True) as (figure, panels):
         for line, (column, what) in enumerate(((True, "n split (qkv, up)"), (False, "k split (proj, down)"))):
             for panel, (name, prices) in zip(panels[line], found.items(), strict=True):
@@ -167,7 +171,7 @@ def _draw_price_panel(panel: Any, prices: Sequence[Price], tokens: Sequence[int]
 
 
 def draw_hidden_sizes(found: Mapping[int, Mapping[int, float]], divisor: int, path: Path, caption: str) -> None:
-    """Share of block slots in use over hidden sizes, by MBS; sizes that `divisor` divides stand out."""
+    """Share of block slots in use over hidden sizes, by MBS; multiples of `divisor` are marked."""
     with canvas(len(found), 1, _WIDE_IN, 1.1 + 1.9 * len(found), sharex=True) as (figure, panels):
         for (panel,), (mbs, shares) in zip(panels, found.items(), strict=True):
             panel.plot(list(shares), [100 * s for s in shares.values()], color="0.6", linewidth=0.7, zorder=1)

@@ -1,4 +1,7 @@
-"""`python -m quantbench.report.guide [docs]`: write the numbers, tables and figures of docs/choosing-shapes.md."""
+"""Writes docs/choosing-shapes.md and its figures: `python -m tools.guide [docs]`, run by `make docs`.
+
+`write_guide` computes everything from the packaged public tables, fills the page's markers and draws the figures.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,11 @@ from pathlib import Path
 
 from quantbench.errors import QuantbenchError, StoreError
 from quantbench.launch import Tile
-from quantbench.report.guide import figures
-from quantbench.report.guide.arithmetic import shares
-from quantbench.report.guide.edges import SMALLEST_M
-from quantbench.report.guide.evidence import DTYPE, evidence, sources_caption
-from quantbench.report.guide.fill import fill
-from quantbench.report.guide.findings import Findings, find
-from quantbench.report.guide.shrink import TOKENS
-from quantbench.report.guide.texts import texts
+from tools.guide import figures
+from tools.guide.evidence import DTYPE, GuideResults, evidence, find, sources_caption
+from tools.guide.page import fill, texts
+from tools.guide.products import SMALLEST_M, TOKENS
+from tools.guide.shapes import shares
 
 PAGE = "choosing-shapes.md"
 _SEARCHES = Path("tests/data/bloom_tables.csv")
@@ -33,8 +33,8 @@ def write_guide(docs: Path) -> list[Path]:
     return [page, *draw_figures(found, docs / "figures")]
 
 
-def draw_figures(found: Findings, folder: Path) -> list[Path]:
-    """Every picture of the page."""
+def draw_figures(found: GuideResults, folder: Path) -> list[Path]:
+    """Draw every figure of the page. Returns the files."""
     gpus = found.gpus
     paths = {
         name: folder / f"choosing-{name}.png"
@@ -60,7 +60,7 @@ def draw_figures(found: Findings, folder: Path) -> list[Path]:
 
 
 def main() -> None:
-    """Write and say what was written."""
+    """Write the page and print the files written."""
     docs = Path(sys.argv[1] if len(sys.argv) > 1 else "docs")
     try:
         for path in write_guide(docs):

@@ -1,19 +1,21 @@
-"""Two sets of samples held against each other: by how much they differ, and how sure that is. Pure.
+"""Statistics of a comparison: rank test on samples, test of single figures, Holm's correction, drift of the reference.
 
-Times of a kernel are skewed and sometimes have two modes, so the test is Mann and Whitney's rank test, and the interval
-of the ratio is the same test inverted (Hodges and Lehmann): estimate, interval and verdict rest on one thing. Sources:
-H. B. Mann and D. R. Whitney, Annals of Mathematical Statistics 18 (1947); J. L. Hodges and E. L. Lehmann, the same 34
-(1963); S. Holm, Scandinavian Journal of Statistics 6 (1979).
+`rank_test`, `figure_test`, `holm` and `wander` are called by `compare`; the guide uses `rank_test` too.
 """
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import exp, hypot, log
 
 import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from quantbench.stats import CONFIDENCE
+from quantbench.stats import CONFIDENCE, median, noise
+from quantbench.store.folder import Run
+from quantbench.store.record import Measured
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -27,9 +29,14 @@ _MOST_RANKS = 400
 
 @dataclass(frozen=True)
 class RatioTest:
-    """B over A. ratio: median of all pairwise ratios. low, high: its 95 % interval, None where the samples are too few
-    for one. p: of the larger of the two claims "B is slower" and "B is faster" by more than the tolerance, two-sided;
-    1 where nothing can be claimed."""
+    """Times of b over times of a.
+
+    ratio: median of all pairwise ratios.
+    low, high: its 95 % interval; None where there are too few samples.
+    p: two-sided, of the larger of the claims "b is slower" and "b is faster" by more than the tolerance; 1 where
+        nothing
+        can be claimed.
+    """
 
     ratio: float
     low: float | None
@@ -54,8 +61,9 @@ def rank_test(a_us: Sequence[float], b_us: Sequence[float], tolerance: float) ->
 
 
 def figure_test(a_us: Sequence[float], b_us: Sequence[float], tolerance: float, noise: float) -> RatioTest:
-    """The same for figures without a spread of their own (a table's means), given how well one figure repeats: `noise`
-    is its relative standard deviation, taken as log-normal.
+    """The same test for figures without samples (a table's means).
+
+    noise: relative standard deviation of one figure, taken as log-normal.
 
     >>> figure_test([100.0], [120.0], 0.01, noise=0.03).p < 0.001
     True
@@ -70,7 +78,7 @@ def figure_test(a_us: Sequence[float], b_us: Sequence[float], tolerance: float, 
 
 
 def holm(p_values: Sequence[float]) -> tuple[float, ...]:
-    """Holm's adjusted p-values: calling those below α leaves at most α for a single false claim among all of them.
+    """Holm's adjusted p-values: rejecting those below α keeps the chance of any false claim at α.
 
     >>> holm([0.01, 0.04, 0.03])
     (0.03, 0.06, 0.06)
@@ -113,3 +121,55 @@ def _thinned(samples: FloatArray) -> FloatArray:
     shares = (np.arange(_MOST_RANKS) + 0.5) / _MOST_RANKS
     thinned: FloatArray = np.quantile(samples, shares)
     return thinned
+
+
+# Fewer repetitions tell nothing about a spread.
+_FEWEST = 4
+
+
+@dataclass(frozen=True)
+class Wander:
+    """Drift of the reference point in two runs.
+
+    repeats_a, repeats_b: measurements of the reference point in each run.
+    noise_a, noise_b: relative standard deviation of their medians; None where there are too few.
+    allowance: ratio − 1 that the largest of all compared points may show although nothing changed.
+    shift: the reference's ratio b / a; None where the runs have different references.
+    """
+
+    repeats_a: int
+    repeats_b: int
+    noise_a: float | None
+    noise_b: float | None
+    allowance: float
+    shift: float | None
+
+
+def wander(a: Run, b: Run, points: int) -> Wander:
+    """The drift of two runs. points: number of points compared."""
+    ours, theirs = _references(a), _references(b)
+    noise_a, noise_b = _noise(ours), _noise(theirs)
+    common = ours.keys() & theirs.keys()
+    shift = None
+    if common:  # several, where many devices were compared by them
+        shift = median([median(theirs[key]) / median(ours[key]) for key in common])
+    # The quantile that the largest of so many undisturbed points stays below.
+    z = float(special.ndtri(1 - (1 - CONFIDENCE) / 2 / max(points, 1)))
+    allowance = exp(z * hypot(noise_a or 0.0, noise_b or 0.0)) - 1
+    repeats_a, repeats_b = (sum(map(len, side.values())) for side in (ours, theirs))
+    return Wander(repeats_a, repeats_b, noise_a, noise_b, allowance, shift)
+
+
+def _references(run: Run) -> dict[str, list[float]]:
+    """Medians of the reference point in the order they were taken, by key (there is one, as a rule)."""
+    found: dict[str, list[float]] = {}
+    for record in run.records:
+        if record.role == "reference" and isinstance(record.outcome, Measured):
+            found.setdefault(record.key, []).append(median(record.outcome.measurement.samples_us))
+    return found
+
+
+def _noise(medians_us: dict[str, list[float]]) -> float | None:
+    """Of the logarithms, each against its own reference, so that it is relative."""
+    ratios = [1 + log(us / median(of_key)) for of_key in medians_us.values() if len(of_key) > 1 for us in of_key]
+    return noise(ratios) if len(ratios) >= _FEWEST else None

@@ -1,35 +1,90 @@
-"""One op along one axis: measured points with intervals, the sawtooth of tiles and waves, cliffs, and which kernel ran
-where."""
+"""The report's section "Efficiency over <axis>": for each op a picture of its curves, numbered cliffs and kernel bands.
+
+`axis_section` makes the section of one axis; `page` calls it for every axis of the run. `draw_op` draws one picture,
+`marks_of` turns cliffs into what pictures and tables show.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from math import isnan, log
 from pathlib import Path
 from typing import Any
 
-from quantbench.analysis.curves import Curve
+from quantbench.analysis.cliffs import Cliff
+from quantbench.analysis.curves import Curve, curves_of
+from quantbench.analysis.periods import Family, Period, TileOf, tile_finder
 from quantbench.analysis.sawtooth import sawtooth
-from quantbench.analysis.summary import Point
-from quantbench.analysis.tiles import Family, TileOf
+from quantbench.analysis.summary import Point, op_order
 from quantbench.device.spec import DeviceSpec
+from quantbench.errors import printable
 from quantbench.launch import Launch
 from quantbench.report.canvas import (
     CLIFF_COLOUR,
     MARKERS,
     PALETTE,
     canvas,
+    curve_names,
     heading,
+    is_wide,
     legend_below,
     limit_heights,
     plain,
     save,
     ticks_at,
+    typical,
 )
-from quantbench.report.marks import Mark, place_key
-from quantbench.report.series import curve_names, is_wide
+from quantbench.report.content import Caption, Gallery, KernelLabel, PictureCard, Section, Table, file_name
+from quantbench.units import percent
 
+#: what tells one point of a run from another: its record, its op and its place
+PlaceKey = tuple[str, str, tuple[tuple[str, int], ...]]
+# What a cause rests on, in words.
+_TOLD_BY = {"identity": "by the kernel that ran", "arithmetic": "by arithmetic", "clock": "by the clock"}
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A cliff as pictures and tables show it.
+
+    ratio: time after over time before, beyond the trend (1.3: 30 % more).
+    low, high: 95 % interval of the ratio.
+    cause: in words, with what it rests on.
+    """
+
+    axis: str
+    before: Point
+    after: Point
+    ratio: float
+    low: float
+    high: float
+    cause: str
+
+    @property
+    def held(self) -> dict[str, int]:
+        """The other axes."""
+        return {name: value for name, value in self.after.axes.items() if name != self.axis}
+
+
+def place_key(point: Point) -> PlaceKey:
+    """A key of the point, the same whenever the run is read."""
+    return (point.key, point.op, tuple(point.axes.items()))
+
+
+def marks_of(cliffs: Iterable[Cliff]) -> tuple[Mark, ...]:
+    """One mark per cliff, in the order given."""
+    return tuple(
+        Mark(c.axis, c.before, c.after, c.ratio, c.low, c.high, f"{c.cause.words} ({_TOLD_BY[c.cause.evidence]})")
+        for c in cliffs
+    )
+
+
+# Curves in one picture, and pictures for one axis (the ops that take most time).
+_MOST_CURVES = 4
+_MOST_OPS = 12
+_MOST_KERNELS = 10
 # A sawtooth behind more curves than this is a thicket.
 _MOST_SAWTEETH = 2
 # Cliffs that are numbered in one picture.
@@ -51,10 +106,14 @@ def draw_op(
     caption: str,
     tile_of: Callable[[Family], TileOf],
 ) -> None:
-    """Write a PNG.
+    """Write a PNG of one op along one axis: points with intervals, sawtooth, cliffs, and a band of the kernels that
+        ran.
 
-    curves: of one op along one axis. numbered: cliffs with the number that the page's table gives them. colours: of
-    each kernel by its name (see `kernel_colours`). tile_of: of each family of curves, for the sawtooth.
+    curves: of one op along one axis.
+    numbered: cliffs with their number in the page's table.
+    colours: colour of each kernel by name (`kernel_colours`).
+    tile_of: the tiles of each family of curves, for the sawtooth.
+    title, caption: see `canvas.heading`.
     """
     axis = curves[0].axis
     banded = [curve for curve in curves if any(p.launch is not None for p in curve.points)]
@@ -81,7 +140,7 @@ def draw_op(
 
 
 def kernel_colours(points: Sequence[Point]) -> dict[str, str]:
-    """A colour for each kernel that ran, by the kernel's name, in the order of first appearance."""
+    """A colour for each kernel, by name, in the order of first appearance."""
     import matplotlib as mpl
     from matplotlib.colors import to_hex
 
@@ -91,12 +150,12 @@ def kernel_colours(points: Sequence[Point]) -> dict[str, str]:
 
 
 def kernel_label(launch: Launch) -> str:
-    """Its tile where that is known, else its name."""
+    """The kernel's tile where it is known, else its name."""
     return str(launch.tile) if launch.tile is not None else launch.kernel
 
 
 def efficiency(point: Point) -> float:
-    """What the curves show: percent of the peak, or TFLOP/s where that is not known (GB/s without arithmetic)."""
+    """Height of a point: per cent of peak, else TFLOP/s, else GB/s where there is no arithmetic."""
     if point.peak_share is not None:
         return 100 * point.peak_share
     return point.tflops if point.workload.flops else point.gb_per_s
@@ -205,3 +264,100 @@ def _pieces(curve: Curve, limits: tuple[float, float]) -> list[tuple[float, floa
 
 def _name(launch: Launch | None) -> str | None:
     return None if launch is None else launch.kernel
+
+
+def axis_section(
+    axis: str,
+    points: Sequence[Point],
+    marks: Sequence[Mark],
+    spec: DeviceSpec,
+    periods: Sequence[Period],
+    gallery: Gallery,
+    caption: Caption,
+) -> Section | None:
+    """The section of one axis: a card per op, those that take most time; None where nothing varies along it."""
+    every = curves_of(points, axis)
+    if not every:
+        return None
+    name = axis.replace("_", "-")
+    curves, still = _that_vary(every)
+    spent: dict[str, float] = {}
+    for curve in curves:
+        spent[curve.op] = spent.get(curve.op, 0.0) + sum(p.latency_us * p.count for p in curve.points)
+    ops = sorted(sorted(spent, key=lambda op: -spent[op])[:_MOST_OPS], key=op_order)
+    note = f"the {len(ops)} of {len(spent)} ops that take most time" if len(spent) > len(ops) else ""
+    if still:
+        note += f"{'; ' if note else ''}{', '.join(still)}: the same product at every {name}"
+    cards = [
+        _op_card(axis, op, [c for c in curves if c.op == op], marks, spec, tile_finder(spec, periods), gallery, caption)
+        for op in ops
+    ]
+    return Section(f"axis-{file_name(axis)}", f"Efficiency over {name}", note, tuple(cards))
+
+
+def _that_vary(curves: Sequence[Curve]) -> tuple[list[Curve], list[str]]:
+    """Curves of several products, each once where another axis makes no difference to them; and the ops that are one
+    product all along the axis."""
+    found: dict[tuple[str, ...], Curve] = {}
+    for curve in curves:
+        keys = tuple(point.key for point in curve.points)
+        if len(set(keys)) > 1:
+            found.setdefault((curve.op, *keys), curve)
+    vary = {curve.op for curve in found.values()}
+    return list(found.values()), sorted({curve.op for curve in curves} - vary, key=op_order)
+
+
+def _op_card(
+    axis: str,
+    op: str,
+    curves: Sequence[Curve],
+    marks: Sequence[Mark],
+    spec: DeviceSpec,
+    tile_of: Callable[[Family], TileOf],
+    gallery: Gallery,
+    caption: Caption,
+) -> PictureCard:
+    drawn = typical(curves, _MOST_CURVES)
+    points = [point for curve in drawn for point in curve.points]
+    there = {place_key(point) for point in points}
+    own = sorted((m for m in marks if m.axis == axis and place_key(m.after) in there), key=lambda m: -m.ratio)
+    chosen = sorted(own[:MOST_NUMBERED], key=lambda m: m.after.axes[axis])
+    numbered = list(enumerate(chosen, start=1))
+    colours = kernel_colours(points)
+    path = gallery.path(axis, op)
+    title = f"{op} over {axis.replace('_', '-')}"
+    draw_op(drawn, numbered, colours, spec, path, title=title, caption=caption(points), tile_of=tile_of)
+    note = "" if len(drawn) == len(curves) else f"{len(drawn)} of {len(curves)} curves, from smaller to larger work"
+    if len(own) > len(chosen):
+        note += f"{'; ' if note else ''}the {len(chosen)} largest of {len(own)} cliffs are numbered"
+    return PictureCard(
+        "", gallery.picture(path, f"share of peak of {op} over {axis}, measured, with {len(own)} cliffs"), note,
+        cliffs_table(numbered, axis), _kernels(points, colours),
+    )  # fmt: skip
+
+
+def cliffs_table(numbered: Sequence[tuple[int, Mark]], axis: str) -> Table | None:
+    """The table that explains the numbers in a picture."""
+    if not numbered:
+        return None
+    rows = []
+    for number, mark in numbered:
+        place = f"{mark.before.axes[axis]} → {mark.after.axes[axis]}"
+        held = " ".join(f"{name}={value}" for name, value in mark.held.items())
+        rows.append((str(number), f"{place} {held}".strip(), _cost(mark), printable(mark.cause)))
+    return Table(("#", axis.replace("_", "-"), "time", "cause"), tuple(rows))
+
+
+def _cost(mark: Mark) -> str:
+    """`+31 % (30 % to 32 %)`."""
+    return f"+{percent(mark.ratio - 1)} ({percent(mark.low - 1)} to {percent(mark.high - 1)})"
+
+
+def _kernels(points: Sequence[Point], colours: dict[str, str]) -> tuple[KernelLabel, ...]:
+    found = {p.launch.kernel: p.launch for p in points if p.launch is not None}
+    labels = [KernelLabel(colours[name], printable(kernel_label(launch), 40), printable(name, 120))
+              for name, launch in found.items()]  # fmt: skip
+    if len(labels) > _MOST_KERNELS:
+        more = f"{len(labels) - _MOST_KERNELS} more kernels"
+        return (*labels[:_MOST_KERNELS], KernelLabel("transparent", more, more))
+    return tuple(labels)
