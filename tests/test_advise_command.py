@@ -126,7 +126,7 @@ def test_everything_as_json() -> None:
 
 
 def test_a_narrow_terminal_loses_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quantbench.cli.console._PIPE_WIDTH", 80)
+    monkeypatch.setattr("quantbench.cli.output._PIPE_WIDTH", 80)
     lines = run(*WIDE, "--head-dims", "64,128,216").splitlines()
     assert "  scores: alignment: head_dim = 150 is no multiple of 8: rows aligned to 4 bytes, not 16" in lines
     assert any(line.startswith("scores ") and len(line) <= 80 for line in lines)

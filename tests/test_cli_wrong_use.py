@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
@@ -256,11 +257,7 @@ def test_a_system_error_is_one_line_and_a_bug_is_not(
         (OSError("no number: a bug"), None),
         (KeyError("a bug"), None),
     ):
-
-        def fail(_: bool, error: Exception = error) -> None:
-            raise error
-
-        monkeypatch.setattr("quantbench.cli.devices.devices", fail)
+        monkeypatch.setattr("quantbench.device.current", Mock(side_effect=error))
         with pytest.raises(type(error) if said is None else SystemExit):
             main()
         assert capsys.readouterr().err.startswith(said or "")

@@ -16,7 +16,8 @@ from made_runs import write
 from rich.console import Console
 from test_sweep_runner import A100, Bench, FakeWorker, measured
 
-from quantbench.cli.sweep_run import measure, say_plan, say_result
+from quantbench.cli.sweep import measure
+from quantbench.cli.sweep_print import say_plan, say_result
 from quantbench.errors import StoreError, UnsupportedError
 from quantbench.store.folder import RunWriter, read_run
 from quantbench.store.record import Record

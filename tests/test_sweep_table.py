@@ -13,11 +13,11 @@ from quantbench.analysis.check import check_run
 from quantbench.analysis.neighbours import curves_of_rows
 from quantbench.analysis.staircase import Explanation
 from quantbench.analysis.summary import Point, layer_rows, points_of, rows_of
-from quantbench.cli.check_output import check_to_json, cliff_to_json
+from quantbench.cli.check import check_to_json
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade
 from quantbench.report.sections import sizes_section
-from quantbench.report.sweep_result import ops_line, row_figures, row_words, rows_to_json, sweep_table
+from quantbench.report.sweep_result import cliff_to_json, ops_line, row_figures, row_words, rows_to_json, sweep_table
 from quantbench.store.folder import read_run
 from quantbench.store.record import Measured
 from quantbench.workload import Gemm

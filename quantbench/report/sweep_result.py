@@ -17,6 +17,7 @@ from rich.text import Text
 
 from quantbench.analysis.blocks import IdleReason, idle_reasons
 from quantbench.analysis.check import Check
+from quantbench.analysis.cliffs import Cliff
 from quantbench.analysis.curves import Curve, curves_of
 from quantbench.analysis.periods import TileOf
 from quantbench.analysis.sawtooth import drawn_edges
@@ -161,6 +162,17 @@ def rows_to_json(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> list[di
         }
         for row in rows
     ]
+
+
+def cliff_to_json(cliff: Cliff) -> dict[str, Any]:
+    """One jump of the time; `ratio` with the trend taken out, `rate_ratio` as a person sees it."""
+    return {
+        "axis": cliff.axis, "at": cliff.at, "next": cliff.next, "ratio": cliff.ratio, "low": cliff.low,
+        "high": cliff.high, "cause": cliff.cause.kind, "why": cliff.cause.words, "evidence": cliff.cause.evidence,
+        "op": cliff.op, "provider": cliff.provider, "variant": cliff.variant, "held": dict(cliff.held),
+        "first": cliff.first, "last": cliff.last, "rate_ratio": cliff.rate_ratio,
+        "keys": [cliff.before.key, cliff.after.key],
+    }  # fmt: skip
 
 
 # More wave edges than this in a panel would be a grey wall; the first ones are the large steps.
