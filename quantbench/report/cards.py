@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from quantbench.analysis.curves import Curve, curves_of
+from quantbench.analysis.curves import Curve
 from quantbench.analysis.periods import Period
 from quantbench.analysis.summary import Point, Row, op_order
 from quantbench.analysis.tiles import Family, TileOf, tile_finder
@@ -60,15 +60,14 @@ class Gallery:
 
 def axis_section(
     axis: str,
-    points: Sequence[Point],
+    every: Sequence[Curve],
     marks: Sequence[Mark],
     spec: DeviceSpec,
     periods: Sequence[Period],
     gallery: Gallery,
     caption: Caption,
 ) -> Section | None:
-    """Curves of each op along one axis; None where nothing varies along it."""
-    every = curves_of(points, axis)
+    """Curves of each op along one axis; None where nothing varies along it. every: all curves along the axis."""
     if not every:
         return None
     name = axis.replace("_", "-")
@@ -166,13 +165,14 @@ def maps_section(rows: Sequence[Row], axes: Sequence[str], gallery: Gallery, cap
     return Section("maps", "Heat maps over two sizes", cards=tuple(cards)) if cards else None
 
 
-def spread_card(points: Sequence[Point], axis: str, gallery: Gallery, caption: Caption) -> Card | None:
-    """The jumps between neighbouring sizes over all shapes; None where there are too few shapes or no neighbours."""
-    spreads = step_spreads(curves_of(points, axis))
+def spread_card(curves: Sequence[Curve], axis: str, gallery: Gallery, caption: str) -> Card | None:
+    """The jumps between neighbouring sizes over all shapes, which are `curves` along the axis; None where there are too
+    few shapes or no neighbours."""
+    spreads = step_spreads(curves)
     if not spreads:
         return None
     path = gallery.path("jumps", axis)
-    draw_step_spreads(spreads, axis, path, caption(points))
+    draw_step_spreads(spreads, axis, path, caption)
     shapes = max(s.curves for s in spreads)
     name = axis.replace("_", "-")
     title = f"Jumps between neighbouring values of {name}, over {shapes} shapes"

@@ -79,16 +79,19 @@ def draw_heat_map(heat: HeatMap, path: Path, caption: str) -> None:
     x = sorted({row.axes[heat.x_axis] for row in heat.rows})
     y = sorted({row.axes[heat.y_axis] for row in heat.rows}, reverse=True)
     cells = np.full((len(y), len(x)), np.nan)
+    column_of, line_of = ({size: i for i, size in enumerate(sizes)} for sizes in (x, y))
     for row in heat.rows:
         assert row.peak_share is not None
-        cells[y.index(row.axes[heat.y_axis]), x.index(row.axes[heat.x_axis])] = 100 * row.peak_share
+        cells[line_of[row.axes[heat.y_axis]], column_of[row.axes[heat.x_axis]]] = 100 * row.peak_share
     with canvas(1, 1, 6.8, min(6.5, 1.6 + 0.26 * len(y) + (0.6 if len(y) < 6 else 0.0))) as (figure, panels):
         panel = panels[0][0]
         sns.heatmap(
             cells, ax=panel, cmap="viridis", annot=cells.size <= _MOST_LABELLED,
             fmt=".0f", annot_kws={"fontsize": 7.5}, cbar_kws={"label": "share of peak, %"},
-            xticklabels=_thinned(x, 14), yticklabels=_thinned(y, 20), mask=np.isnan(cells),
+            xticklabels=False, yticklabels=False, mask=np.isnan(cells),
         )  # fmt: skip
+        panel.set_xticks(*_ticks(x, 14))
+        panel.set_yticks(*_ticks(y, 20))
         panel.set_xlabel(plain(heat.x_axis.replace("_", "-")))
         panel.set_ylabel(plain(heat.y_axis.replace("_", "-")))
         panel.tick_params(axis="y", rotation=0)
@@ -97,7 +100,7 @@ def draw_heat_map(heat: HeatMap, path: Path, caption: str) -> None:
         save(figure, path)
 
 
-def _thinned(values: Sequence[int], most: int) -> list[str]:
-    """Labels, with gaps where there are too many."""
+def _ticks(values: Sequence[int], most: int) -> tuple[list[float], list[str]]:
+    """The middles of at most `most` cells, evenly spaced, and their labels."""
     every = -(-len(values) // most)
-    return [str(value) if i % every == 0 else "" for i, value in enumerate(values)]
+    return [i + 0.5 for i in range(0, len(values), every)], [str(value) for value in values[::every]]
