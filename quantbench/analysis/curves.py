@@ -7,8 +7,10 @@ cliffs, periods, pictures.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, fields
+from functools import cache, cached_property
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -69,7 +71,18 @@ class Curve:
 
 def variant_of(workload: Workload) -> str:
     """Kind and everything beside sizes: `gemm bf16 nt`."""
-    return " ".join([workload.kind, *(str(getattr(workload, name)) for name in _VARIANTS if hasattr(workload, name))])
+    return _variant(_variant_getter(type(workload))(workload))
+
+
+@cache
+def _variant_getter(kind: Any) -> attrgetter[tuple[object, ...]]:
+    names = {f.name for f in fields(kind)}
+    return attrgetter("kind", *(name for name in _VARIANTS if name in names))
+
+
+@cache
+def _variant(values: tuple[object, ...]) -> str:
+    return " ".join(map(str, values))
 
 
 def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[Curve, ...]:
@@ -77,11 +90,12 @@ def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[C
 
     Where several records stand at one place (a table that names kernels), the fastest counts.
     """
+    along = [point for point in points if axis in point.axes]
+    if len({point.axes[axis] for point in along}) < fewest:
+        return ()
     groups: dict[tuple[object, ...], dict[int, Point]] = {}
-    for point in points:
-        if axis not in point.axes:
-            continue
-        held = tuple((name, value) for name, value in point.axes.items() if name != axis)
+    for point in along:
+        held = tuple([item for item in point.axes.items() if item[0] != axis])
         group = groups.setdefault((point.op, point.provider, variant_of(point.workload), held), {})
         seen = group.get(point.axes[axis])
         if seen is None or point.latency_us < seen.latency_us:

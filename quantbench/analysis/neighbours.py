@@ -5,7 +5,7 @@ The first screen of a report rests on it (`report.lead`).
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -71,21 +71,25 @@ def curves_of_rows(rows: Iterable[Row], axis: str) -> tuple[tuple[Row, ...], ...
     curves: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         if axis in row.axes:
-            held = tuple((name, value) for name, value in row.axes.items() if name != axis)
+            held = tuple([item for item in row.axes.items() if item[0] != axis])
             curves.setdefault((row.provider, row.points[0].workload.dtype, held), []).append(row)
     return tuple(_of_usual_ops(sorted(curve, key=lambda row: row.axes[axis])) for curve in curves.values())
 
 
 def _of_usual_ops(curve: Sequence[Row]) -> tuple[Row, ...]:
-    ops = [tuple(point.op for point in row.points) for row in curve]
+    if len(curve) == 1:
+        return tuple(curve)
+    ops = [tuple([point.op for point in row.points]) for row in curve]
     if len(set(ops)) == 1:
         return tuple(curve)
     usual = Counter(ops).most_common(1)[0][0]
     return tuple(row for row, own in zip(curve, ops, strict=True) if own == usual)
 
 
-def bad_sizes(rows: Iterable[Row], axis: str) -> tuple[BadSize, ...]:
+def bad_sizes(rows: Sequence[Row], axis: str) -> tuple[BadSize, ...]:
     """Every bad size along `axis`, the worst first."""
+    if len({row.axes.get(axis) for row in rows}) == 1:
+        return ()
     found = [bad for curve in curves_of_rows(rows, axis) for bad in _of_curve(curve, axis)]
     return tuple(sorted(found, key=lambda bad: -bad.loss))
 
@@ -94,13 +98,15 @@ def _of_curve(curve: Sequence[Row], axis: str) -> Iterable[BadSize]:
     if len(curve) < 2:
         return
     sizes = [row.axes[axis] for row in curve]
+    first_near = np.searchsorted(sizes, np.array(sizes) * (1 - NEAR))
+    with_smaller = np.flatnonzero(first_near < np.arange(len(curve)))
+    if not len(with_smaller):
+        return
     times_us = np.array([row.latency_us for row in curve])
-    rates = np.array([_work(row) for row in curve]) / times_us
-    for i, row in enumerate(curve):
-        first = bisect_left(sizes, sizes[i] * (1 - NEAR))
-        if first == i:
-            continue
-        best = first + int(np.argmax(rates[first:i]))
+    rates = np.array([row.work for row in curve]) / times_us
+    for i in with_smaller.tolist():
+        row, first = curve[i], first_near[i]
+        best = int(first + np.argmax(rates[first:i]))
         if rates[best] <= rates[i]:
             continue
         above = times_us[i + 1 : bisect_right(sizes, sizes[i] * (1 + NEAR))]
@@ -112,7 +118,7 @@ def _of_curve(curve: Sequence[Row], axis: str) -> Iterable[BadSize]:
 
 def _against(row: Row, better: Row, axis: str, up_to: int | None) -> BadSize | None:
     """The loss of one row against another; None where it is small or not significant."""
-    ratio = (_work(row) / row.latency_us) / (_work(better) / better.latency_us)
+    ratio = (row.work / row.latency_us) / (better.work / better.latency_us)
     loss, width = 1 - ratio, row.half_width + better.half_width
     measured = has_spread(row) and has_spread(better)
     smallest = loss - ratio * width
@@ -136,7 +142,7 @@ def against_doubles(rows: Iterable[Row], axis: str) -> tuple[BadSize, ...]:
         for row in curve:
             size = row.axes[axis]
             around = [other for other in curve if size <= DOUBLE * other.axes[axis] <= DOUBLE**2 * size]
-            best = max(around, key=lambda other: _work(other) / other.latency_us)
+            best = max(around, key=lambda other: other.work / other.latency_us)
             if best is not row and (bad := _against(row, best, axis, None)) is not None:
                 found.append(bad)
     return tuple(sorted(found, key=lambda bad: -bad.loss))
@@ -145,12 +151,6 @@ def against_doubles(rows: Iterable[Row], axis: str) -> tuple[BadSize, ...]:
 def has_spread(row: Row) -> bool:
     """Whether all figures of the row come with samples."""
     return all(point.num_samples > 1 for point in row.points)
-
-
-def _work(row: Row) -> float:
-    """Useful work: arithmetic operations, or bytes where there are none (collectives)."""
-    flops = sum(point.workload.flops * point.count for point in row.points)
-    return float(flops or sum(point.workload.min_bytes * point.count for point in row.points))
 
 
 def _culprit(row: Row, better: Row) -> tuple[Point, Point, float]:

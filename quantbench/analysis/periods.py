@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -231,11 +232,15 @@ def _finder(spec: DeviceSpec, period: Period | None) -> TileOf:
         per_sm = chosen.per_sm(spec.sm_count) if waves else None
         believed = TileInUse(chosen.tile, chosen.resident_blocks, "steps", period.tile_words, waves, per_sm)
 
+    @cache
+    def without_launch(dtype: str) -> TileInUse | None:
+        used = tile_in_use(spec, dtype, None)
+        return used if period is None or _may_be(used, period) else None
+
     def tile_of(point: Point) -> TileInUse | None:
-        if believed is not None and (point.launch is None or point.launch.tile is None):
-            return believed
-        used = tile_in_use(spec, point.workload.dtype, point.launch)
-        return used if used.identified or period is None or _may_be(used, period) else None
+        if point.launch is None or point.launch.tile is None:
+            return believed or without_launch(point.workload.dtype)
+        return tile_in_use(spec, point.workload.dtype, point.launch)
 
     return tile_of
 

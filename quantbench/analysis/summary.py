@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.roofline import peak_share
@@ -83,6 +84,12 @@ class Row:
     grade: Grade
     logits: tuple[Point, ...] = ()
     missing: tuple[str, ...] = ()
+
+    @cached_property
+    def work(self) -> float:
+        """Useful work of the ops: arithmetic operations, or bytes where there are none (collectives)."""
+        flops = sum(p.workload.flops * p.count for p in self.points)
+        return float(flops or sum(p.workload.min_bytes * p.count for p in self.points))
 
     @property
     def logits_us(self) -> float | None:

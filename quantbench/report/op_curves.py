@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from quantbench.analysis.cliffs import Cliff
-from quantbench.analysis.curves import Curve, curves_of
+from quantbench.analysis.curves import Curve
 from quantbench.analysis.periods import Family, Period, TileOf, tile_finder
 from quantbench.analysis.sawtooth import sawtooth
 from quantbench.analysis.summary import Point, op_order
@@ -268,15 +268,17 @@ def _name(launch: Launch | None) -> str | None:
 
 def axis_section(
     axis: str,
-    points: Sequence[Point],
+    every: Sequence[Curve],
     marks: Sequence[Mark],
     spec: DeviceSpec,
     periods: Sequence[Period],
     gallery: Gallery,
     caption: Caption,
 ) -> Section | None:
-    """The section of one axis: a card per op, those that take most time; None where nothing varies along it."""
-    every = curves_of(points, axis)
+    """The section of one axis: a card per op, those that take most time; None where nothing varies along it.
+
+    every: all curves along the axis.
+    """
     if not every:
         return None
     name = axis.replace("_", "-")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from quantbench.analysis.curves import Curve, curves_of
-from quantbench.analysis.summary import Point, Row
+from quantbench.analysis.curves import Curve
+from quantbench.analysis.summary import Row
 from quantbench.report.canvas import CLIFF_COLOUR, canvas, heading, legend_below, plain, save
 from quantbench.report.content import Caption, Gallery, PictureCard, Section
 
@@ -92,16 +92,19 @@ def draw_heat_map(heat: HeatMap, path: Path, caption: str) -> None:
     x = sorted({row.axes[heat.x_axis] for row in heat.rows})
     y = sorted({row.axes[heat.y_axis] for row in heat.rows}, reverse=True)
     cells = np.full((len(y), len(x)), np.nan)
+    column_of, line_of = ({size: i for i, size in enumerate(sizes)} for sizes in (x, y))
     for row in heat.rows:
         assert row.peak_share is not None
-        cells[y.index(row.axes[heat.y_axis]), x.index(row.axes[heat.x_axis])] = 100 * row.peak_share
+        cells[line_of[row.axes[heat.y_axis]], column_of[row.axes[heat.x_axis]]] = 100 * row.peak_share
     with canvas(1, 1, 6.8, min(6.5, 1.6 + 0.26 * len(y) + (0.6 if len(y) < 6 else 0.0))) as (figure, panels):
         panel = panels[0][0]
         sns.heatmap(
             cells, ax=panel, cmap="viridis", annot=cells.size <= _MOST_LABELLED,
             fmt=".0f", annot_kws={"fontsize": 7.5}, cbar_kws={"label": "share of peak, %"},
-            xticklabels=_thinned(x, 14), yticklabels=_thinned(y, 20), mask=np.isnan(cells),
+            xticklabels=False, yticklabels=False, mask=np.isnan(cells),
         )  # fmt: skip
+        panel.set_xticks(*_ticks(x, 14))
+        panel.set_yticks(*_ticks(y, 20))
         panel.set_xlabel(plain(heat.x_axis.replace("_", "-")))
         panel.set_ylabel(plain(heat.y_axis.replace("_", "-")))
         panel.tick_params(axis="y", rotation=0)
@@ -110,10 +113,10 @@ def draw_heat_map(heat: HeatMap, path: Path, caption: str) -> None:
         save(figure, path)
 
 
-def _thinned(values: Sequence[int], most: int) -> list[str]:
-    """Labels, with gaps where there are too many."""
+def _ticks(values: Sequence[int], most: int) -> tuple[list[float], list[str]]:
+    """The middles of at most `most` cells, evenly spaced, and their labels."""
     every = -(-len(values) // most)
-    return [str(value) if i % every == 0 else "" for i, value in enumerate(values)]
+    return [i + 0.5 for i in range(0, len(values), every)], [str(value) for value in values[::every]]
 
 
 def maps_section(rows: Sequence[Row], axes: Sequence[str], gallery: Gallery, caption: Caption) -> Section | None:
@@ -204,13 +207,16 @@ def draw_step_spreads(spreads: Sequence[StepSpread], axis: str, path: Path, capt
         save(figure, path)
 
 
-def spread_card(points: Sequence[Point], axis: str, gallery: Gallery, caption: Caption) -> PictureCard | None:
-    """The card with the steps over all shapes; None where there are too few shapes or no close sizes."""
-    spreads = step_spreads(curves_of(points, axis))
+def spread_card(curves: Sequence[Curve], axis: str, gallery: Gallery, caption: str) -> PictureCard | None:
+    """The card with the steps over all shapes, which are `curves` along the axis.
+
+    None where there are too few shapes or no close sizes.
+    """
+    spreads = step_spreads(curves)
     if not spreads:
         return None
     path = gallery.path("jumps", axis)
-    draw_step_spreads(spreads, axis, path, caption(points))
+    draw_step_spreads(spreads, axis, path, caption)
     shapes = max(s.curves for s in spreads)
     name = axis.replace("_", "-")
     title = f"Jumps between neighbouring values of {name}, over {shapes} shapes"

@@ -15,10 +15,11 @@ from tempfile import TemporaryDirectory
 
 from quantbench import __version__
 from quantbench.analysis.check import check_run
+from quantbench.analysis.curves import Curve, curves_of
 from quantbench.analysis.neighbours import curves_of_rows, rows_by_dtype
 from quantbench.analysis.summary import Point, Row, are_parts, layer_rows, points_of
 from quantbench.errors import StoreError, printable
-from quantbench.report.content import Banner, Caption, Gallery, Page, Picture, Section
+from quantbench.report.content import Banner, Gallery, Page, Picture, Section
 from quantbench.report.device_state import state_section
 from quantbench.report.lead import Causes, Lead, draw_lead, lead_of
 from quantbench.report.op_curves import axis_section, marks_of
@@ -128,14 +129,15 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
         lead = lead_of(layers, axes, Causes(spec, check.cliffs, check.periods))
         explanation = ". ".join(period_words(period) for period in check.periods[:_MOST_EXPLAINED])
         marks = marks_of(check.cliffs)
+        curves = {axis: curves_of(points, axis) for axis in axes}
         ordered = sorted(axes, key=lambda axis: axis != lead.axis)
-        sections += [axis_section(axis, points, marks, spec, check.periods, gallery, caption) for axis in ordered]
+        sections += [axis_section(axis, curves[axis], marks, spec, check.periods, gallery, caption) for axis in ordered]
         sections += [
             steps_section(check),
             maps_section(layers, axes, gallery, caption),
             rules_section(check.rules, spec),
         ]
-        lead_picture = _lead_picture(lead, layers, points, gallery, caption)
+        lead_picture = _lead_picture(lead, layers, curves[lead.axis], gallery, caption(points))
         all_sizes = sizes_section(rows, check)
     sections += [state_section(run.records, gallery, info.origin, caption(points)), trust_section(run), all_sizes]
     sections.append(how_section(run))
@@ -160,18 +162,18 @@ def _title(axes: Sequence[str], points: Sequence[Point]) -> str:
 
 
 def _lead_picture(
-    lead: Lead, rows: Sequence[Row], points: Sequence[Point], gallery: Gallery, caption: Caption
+    lead: Lead, rows: Sequence[Row], curves: Sequence[Curve], gallery: Gallery, caption: str
 ) -> Picture | None:
     """Over many shapes their jumps; otherwise the curve of all ops together with the bad sizes in red."""
     name = lead.axis.replace("_", "-")
     if lead.several:
-        found = spread_card(points, lead.axis, gallery, caption)
+        found = spread_card(curves, lead.axis, gallery, caption)
         if found is not None:
             return found.picture
     if all(len(curve) == 1 for curve in curves_of_rows(rows, lead.axis)):
         return None
     path = gallery.path("sizes", lead.axis)
-    draw_lead(rows, lead.bad, lead.axis, path, caption(points))
+    draw_lead(rows, lead.bad, lead.axis, path, caption)
     return gallery.picture(path, f"share of peak over {name}, sizes that lose in red")
 
 
