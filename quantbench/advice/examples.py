@@ -48,7 +48,7 @@ def _wasted(advice: Advice) -> str:
     cost = advice.cost
     said = percent(cost.waste_share)
     worst = next(iter(cost.by_name.values()))
-    if sum(op.waste_us for op in worst) < 0.005 * cost.latency.mid:
+    if sum(op.waste_us for op in worst) < 0.005 * cost.latency.latency_us:
         return said
     finding = max(worst, key=lambda op: op.waste_us).findings[0]
     return f"{said}; {worst[0].op.name} most: {finding.edge.words}"

@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 
-from quantbench.advice import ModelledTimes, ProfileTimes, Repair, Space, repaired
+from quantbench.advice import Repair, Space, repaired
 from quantbench.advice.advise import TOP
 from quantbench.advice.space import DIMENSIONS
 from quantbench.cli.model_options import ModelOptions, chosen_model
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
-from quantbench.planner.op_times import OpTimes
+from quantbench.latency.model_times import ModelTimes
+from quantbench.latency.op_times import OpTimes
 from quantbench.workload import TransformerShape
 
 _WHO = "advise"
@@ -53,10 +54,11 @@ class AdviseArguments:
             raise InputError(_WHO, f"--gpu {self.gpu}", "a GPU: on processors waves are not modelled")
         return spec
 
-    def times(self) -> OpTimes:
-        """Where times come from: the profile, or the models of the GPU."""
+    def times(self) -> tuple[OpTimes, OpTimes]:
+        """Where times come from, the profile or the models of the GPU; and where launches do, always the models."""
         if self.profile is None:
-            return ModelledTimes(self.device())
+            models = ModelTimes(self.device())
+            return models, models
         from quantbench.profile import Profile
 
         if self.gpu:
@@ -64,7 +66,7 @@ class AdviseArguments:
         profile = Profile.load(self.profile)
         if profile.device.kind != "cuda":
             raise InputError(_WHO, f"--profile {self.profile} of {profile.device.name}", "the profile of a GPU")
-        return ProfileTimes(profile, ModelledTimes(profile.device))
+        return profile, ModelTimes(profile.device)
 
     def shape(self, device: DeviceSpec, space: Space) -> tuple[TransformerShape, Repair | None, tuple[str, ...]]:
         """The shape, from a preset or a config or from sizes alone; the shapes that stand in for it where tp cannot

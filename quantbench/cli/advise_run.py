@@ -28,9 +28,9 @@ def run(arguments: AdviseArguments, junit: Path | None, *, as_json: bool) -> boo
         if out.suffix != SUFFIX:
             raise InputError("--shapes-out", str(out), f"a name that ends in {SUFFIX}, by which sweep knows it")
         check_file("write shapes", out)
-    times = arguments.times()
+    times, kernels = arguments.times()
     shape, repair, assumed = arguments.shape(times.device, space)
-    advice = advise(shape, times, space=space, top=top, repair=repair)
+    advice = advise(shape, times, space=space, top=top, repair=repair, kernels=kernels)
     failed = most is not None and advice.cost.waste_share > most
     if junit is not None:
         from quantbench.advice.junit import write_junit  # comes with what compares runs, and with scipy
