@@ -63,7 +63,7 @@ docs: install
 	$(BIN)/python -m tools.accuracy.page docs/accuracy.md
 	$(BIN)/python -m tools.accuracy.page docs/accuracy.md --adaptive
 	$(BIN)/python -m quantbench.report.guide docs
-	$(BIN)/python -m quantbench.advice.examples docs
+	$(BIN)/python -m tools.advice_examples docs
 	$(BIN)/python -m quantbench.report.guide.front
 	$(BIN)/quantbench import aiconfigurator --system a100_sxm --table gemm --results build/tables
 	$(BIN)/quantbench profile blindspots build/tables/a100-sxm4-80gb/aic-* --for aiconfigurator --held-out --of max \

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quantbench.planner.op_times import Latency
+
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
+from quantbench.latency.interconnect import cluster
 from quantbench.planner.calibration import Calibration
-from quantbench.planner.cluster import cluster
 from quantbench.planner.layout import Job
-from quantbench.planner.op_times import Latency
 from quantbench.workload import Gemm, TransformerShape
 from quantbench.workload.transformer import Compute
 

@@ -9,9 +9,10 @@ from math import exp, log
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from quantbench.advice.answers import Answers
+from quantbench.planner.op_times import Latency, RooflineTimes
 
 from quantbench.advice import Advice, KernelTimes, ModelledTimes, ProfileTimes, Space, advise, repaired
-from quantbench.advice.answers import Answers
 from quantbench.advice.cost import ShapeCost, cost_of, latency_per_run
 from quantbench.advice.space import DIMENSIONS, alone, together
 from quantbench.advice.spread import UNMEASURED_COMMON, WIDER, ratio_factor
@@ -23,7 +24,6 @@ from quantbench.latency.gemm.model import LARGEST_SIDE
 from quantbench.latency.roofline import peak_share
 from quantbench.latency.softmax import fallback_bytes
 from quantbench.planner.formulas import parameters, useful_parameters
-from quantbench.planner.op_times import Latency, RooflineTimes
 from quantbench.workload import Gemm, Softmax, TransformerShape
 from quantbench.workload.transformer import Compute
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from quantbench.latency.reach import predict_within_reach, require_reach
+from quantbench.planner.op_times import ModelTimes
 
 from quantbench.device import lookup
 from quantbench.errors import InputError
 from quantbench.latency.gemm.model import LARGEST_SIDE, GemmModel, shipped_model
-from quantbench.latency.reach import predict_within_reach, require_reach
-from quantbench.planner.op_times import ModelTimes
 from quantbench.workload import Gemm
 
 BEYOND = f"expected at most {LARGEST_SIDE}: no time is predicted of larger products"

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 import pytest
+from quantbench.latency.transformer import OpEstimate, TransformerModel, WorkEstimate, total
 
 from quantbench import latency
 from quantbench.device import lookup
@@ -12,7 +13,6 @@ from quantbench.errors import InputError
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.estimate import Estimate
 from quantbench.latency.softmax import SoftmaxModel
-from quantbench.latency.transformer import OpEstimate, TransformerModel, WorkEstimate, total
 from quantbench.launch import Launch, Tile
 from quantbench.workload import Gemm, Op, TransformerShape
 

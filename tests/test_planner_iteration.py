@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 from planner_doubles import A100, PLAIN, EvenTimes, bloom_like, job
+from quantbench.planner.op_times import BestTimes, Latency, RememberedTimes, RooflineTimes, latency_us
 
 from quantbench.device import lookup
+from quantbench.latency.interconnect import Cluster, Link, cluster, reference_cluster, same_site
 from quantbench.planner.calibration import everywhere
-from quantbench.planner.cluster import Cluster, Link, cluster, reference_cluster, same_site
 from quantbench.planner.iteration import iteration
 from quantbench.planner.layer_time import LayerTimes, layer_weights
 from quantbench.planner.layout import Case, Job, Layout
-from quantbench.planner.op_times import BestTimes, Latency, RememberedTimes, RooflineTimes, latency_us
 from quantbench.planner.predict import Planner, predict_cases
 from quantbench.planner.traffic import exposed_s, point_to_point_s, tied_embedding_s, traffic
 from quantbench.workload import Gemm, Softmax, TransformerShape

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 from matplotlib.figure import Figure
+from quantbench.latency.best import best_models
 from typer.testing import CliRunner
 
 from quantbench.cli.predict import predict
@@ -19,7 +20,6 @@ from quantbench.device import default_dtype, lookup
 from quantbench.device.registry import known
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
-from quantbench.latency.best import best_models
 from quantbench.report.forecast import _draw_wave_edges
 from quantbench.workload import TransformerShape
 

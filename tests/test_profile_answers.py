@@ -11,10 +11,10 @@ import made_profiles as made
 import made_runs
 import numpy as np
 import pytest
+from quantbench.planner.op_times import OpTimes
 
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.gemm.model import LARGEST_SIDE
-from quantbench.planner.op_times import OpTimes
 from quantbench.profile import Estimate, Estimates, Profile
 from quantbench.profile.interpolation import Lines, RowIndex
 from quantbench.stats import median

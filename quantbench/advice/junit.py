@@ -6,7 +6,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from quantbench.advice.cost import OpCost, ShapeCost
-from quantbench.report.junit import clean, write_suite
+from quantbench.junit import clean, write_suite
 from quantbench.units import percent
 
 

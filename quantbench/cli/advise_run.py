@@ -33,7 +33,7 @@ def run(arguments: AdviseArguments, junit: Path | None, *, as_json: bool) -> boo
     advice = advise(shape, times, space=space, top=top, repair=repair, kernels=kernels)
     failed = most is not None and advice.cost.waste_share > most
     if junit is not None:
-        from quantbench.advice.junit import write_junit  # comes with what compares runs, and with scipy
+        from quantbench.advice.junit import write_junit
 
         write_junit(advice.cost, most, junit)
     if out is not None:

@@ -13,9 +13,9 @@ from quantbench.cli.model_options import ModelOptions, chosen_model
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
+from quantbench.latency.interconnect import Cluster, cluster, reference_cluster
 from quantbench.latency.op_times import OpTimes, RememberedTimes, TimesOf
 from quantbench.planner.calibration import shipped
-from quantbench.planner.cluster import Cluster, cluster, reference_cluster
 from quantbench.planner.context import Given
 from quantbench.planner.formulas import RECOMPUTATIONS, parameters
 from quantbench.planner.layout import Job, Layout, padded_vocab

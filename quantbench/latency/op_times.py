@@ -32,9 +32,9 @@ CORRELATION = 0.5
 #: the same for a device on which nothing was measured: one error affects all of its ops
 UNMEASURED_CORRELATION = 1.0
 
-#: the part of the errors that ops of one kind have in common on a GPU on which nothing was measured, for ratios of times:
-#: with it, and models that no GPU of the same architecture taught, such ratios lie within their intervals at least 90 %
-#: of the time on each of the five
+#: The part of the errors that ops of one kind have in common on a GPU on which nothing was measured, for ratios of
+#: times: with it, and models that no GPU of the same architecture taught, such ratios lie within their intervals at
+#: least 90 % of the time on each of the five.
 UNMEASURED_COMMON = 0.8
 
 # What kernels load at a time: rows that start elsewhere are unaligned.

@@ -2,7 +2,7 @@
 
 There is no model of a network: a number of GPUs that was not measured has no answer. Between two measured messages the
 time is a power of the size. A shorter message than any measured takes as long as the shortest, a longer one runs at the
-longest one's rate; `planner.cluster.Link` applies the same law. Entry point: `ask_collective`.
+longest one's rate; `latency.interconnect.Link` applies the same law. Entry point: `ask_collective`.
 """
 
 from __future__ import annotations

@@ -3,17 +3,13 @@ skipped with its reason."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from xml.etree import ElementTree
 
 from quantbench.analysis.compare import Compared, Comparison
-from quantbench.errors import StoreError
+from quantbench.junit import clean, write_suite
 from quantbench.report.compare_table import place_words
 from quantbench.units import latency
-
-# What XML 1.0 has no character for (https://www.w3.org/TR/xml/#charsets); kernel names and messages may hold anything.
-_NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def write_junit(comparison: Comparison, path: Path) -> None:
@@ -42,18 +38,6 @@ def write_junit(comparison: Comparison, path: Path) -> None:
     write_suite(suite, path)
 
 
-def write_suite(suite: ElementTree.Element, path: Path) -> None:
-    """Write a file of one suite. Raises StoreError where it cannot be written."""
-    root = ElementTree.Element("testsuites")
-    root.append(suite)
-    ElementTree.indent(root)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
-    except OSError as error:
-        raise StoreError("write JUnit", f"{path} ({error.strerror})", "a file that can be written") from None
-
-
 def _add_point(suite: ElementTree.Element, point: Compared) -> None:
     case = _case(suite, place_words(point.place), point.b.provider, point.b_us / 1e6)
     interval = "no interval" if point.low is None else f"95 % interval {point.low:.4f} to {point.high:.4f}"
@@ -72,8 +56,3 @@ def _case(suite: ElementTree.Element, name: str, provider: str, time_s: float) -
     return ElementTree.SubElement(
         suite, "testcase", classname=clean(f"quantbench.{provider}"), name=clean(name), time=f"{time_s:.9f}"
     )
-
-
-def clean(text: str) -> str:
-    """Text without what XML 1.0 cannot hold."""
-    return _NO_XML.sub("?", text)

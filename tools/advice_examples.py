@@ -1,4 +1,4 @@
-"""Advice on public models: the tables of docs/advising.md, which `python -m quantbench.advice.examples docs` writes."""
+"""Advice on public models: the tables of docs/advising.md, which `python -m tools.advice_examples docs` writes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from quantbench.advice.advise import Advice, Advised, advise
-from quantbench.advice.answers import ModelledTimes
 from quantbench.advice.space import Space, repaired
 from quantbench.device import lookup
+from quantbench.latency.model_times import ModelTimes
 from quantbench.report.guide.fill import fill, table
 from quantbench.units import percent
 from quantbench.workload.presets import preset
@@ -27,7 +27,7 @@ MODELS = (
 _HEAD = ["model", "attention", "tokens", "not measured", "wasted past edges", "advice"]
 
 
-def advice_on(name: str, tp: int, times: ModelledTimes) -> Advice:
+def advice_on(name: str, tp: int, times: ModelTimes) -> Advice:
     """Advice on a preset at tp, one sample of its own length per micro-batch."""
     space = Space()
     shape = preset(name)
@@ -76,7 +76,7 @@ def tables(models: Sequence[tuple[str, int]] = MODELS) -> dict[str, str]:
     """The table of each GPU, by the name of its place in the page."""
     found = {}
     for place, slug in GPUS.items():
-        times = ModelledTimes(lookup(slug))
+        times = ModelTimes(lookup(slug))
         found[place] = table(_HEAD, [row(name, tp, advice_on(name, tp, times)) for name, tp in models], numeric=False)
     return found
 
