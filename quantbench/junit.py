@@ -1,4 +1,7 @@
-"""JUnit XML files, which continuous integration reads. Called by `report.junit` (compare) and `advice.junit` (advise)."""
+"""Writes JUnit XML files, which continuous integration reads.
+
+Called by `report.junit` (of a comparison) and `advice.junit` (of a shape's waste).
+"""
 
 from __future__ import annotations
 

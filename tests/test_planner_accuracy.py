@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import typer
-from quantbench.planner.op_times import BestTimes
 from typer.testing import CliRunner
 
 from quantbench.cli.plan import plan
 from quantbench.errors import InputError
+from quantbench.latency.model_times import BestTimes
 from quantbench.planner.calibration import shipped
 from tools.planner_accuracy import PAGE, Group, groups, table, with_table
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from planner_doubles import EvenTimes
-from quantbench.planner.op_times import BestTimes
 
 from quantbench.errors import InputError
+from quantbench.latency.model_times import BestTimes
 from quantbench.planner.calibration import RANGES, Calibration, Calibrations, shipped
 from quantbench.planner.context import (
     Given,

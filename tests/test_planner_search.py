@@ -9,10 +9,10 @@ from itertools import product
 
 import pytest
 from planner_doubles import LIKE_JEAN_ZAY, PLAIN, EvenTimes, bloom_like, job
-from quantbench.planner.op_times import BestTimes
 
 from quantbench.errors import InputError
 from quantbench.latency.interconnect import cluster, reference_cluster
+from quantbench.latency.model_times import BestTimes
 from quantbench.planner.calibration import shipped
 from quantbench.planner.constraints import is_possible
 from quantbench.planner.folklore import judge
