@@ -18,13 +18,13 @@ import typer
 from known_profile import GEMMS, known_profile
 from typer.testing import CliRunner
 
-from quantbench.advice import examples
 from quantbench.cli.advise import advise
 from quantbench.device import lookup
 from quantbench.errors import InputError, StoreError
 from quantbench.sweep.options import SweepOptions, plan_sweep
 from quantbench.sweep.shape_file import read_shape_file
 from quantbench.workload import Gemm, TransformerShape, workload_from_json
+from tools import advice_examples as examples
 
 DOCS = Path(__file__).parent.parent / "docs" / "advising.md"
 COMMANDS = re.findall(r"^quantbench advise (.*)$", DOCS.read_text(encoding="utf-8"), re.M)

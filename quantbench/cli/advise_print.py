@@ -95,7 +95,7 @@ def cost_lines(cost: ShapeCost, *, reasons: bool) -> list[str]:
         said += [f"  {name}: {_why(ops)}" for name, ops in by_name.items()]
     if rest:
         wasted = sum(op.waste_us for ops in rest.values() for op in ops) / cost.latency.latency_us
-        times = ", ".join(f"{name} {latency(latency_per_run(ops).mid)}" for name, ops in rest.items())
+        times = ", ".join(f"{name} {latency(latency_per_run(ops).latency_us)}" for name, ops in rest.items())
         others = "the others" if by_name else "all ops"
         said.append(f"{others}, each wasting less than {percent(_WORTH_A_ROW)} ({percent(wasted)} together): {times}")
     hours = "" if reasons or not by_name else " GPU-h per 1T: that in GPU-hours over 10^12 tokens, of all tp GPUs."

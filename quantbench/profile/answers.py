@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.errors import InputError
+from quantbench.latency.estimate import Estimate
 from quantbench.latency.gemm.model import LARGEST_SIDE
 from quantbench.latency.model_times import require_reach
-from quantbench.profile.estimate import INTERPOLATED, MEASURED, MODELLED, Estimate, Estimates
+from quantbench.profile.estimate import INTERPOLATED, MEASURED, MODELLED, Estimates
 from quantbench.profile.sources import Chosen, choose_attention, choose_gemm, choose_softmax, columns_of, roofline_parts
 from quantbench.profile.table import LARGEST
 from quantbench.workload import Gemm, Softmax

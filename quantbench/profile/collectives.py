@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.errors import UnsupportedError, require_choice, require_int
+from quantbench.latency.estimate import Estimate
 from quantbench.profile.answers import IntArray, broadcast_sizes
-from quantbench.profile.estimate import INTERPOLATED, MEASURED, MODELLED, Estimate, Estimates
+from quantbench.profile.estimate import INTERPOLATED, MEASURED, MODELLED, Estimates
 from quantbench.profile.sources import ALIKE, by_provider, most
 from quantbench.profile.table import Table
 from quantbench.workload.collective import COLLECTIVE_DTYPES, COLLECTIVE_OPS, LARGEST_MESSAGE_BYTES

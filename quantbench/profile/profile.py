@@ -13,12 +13,13 @@ import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
+from quantbench.latency.estimate import Estimate
 from quantbench.profile import file
 from quantbench.profile import parts as codec
 from quantbench.profile.answers import Asker
 from quantbench.profile.checks import check_table
 from quantbench.profile.collectives import ask_collective
-from quantbench.profile.estimate import Estimate, Estimates, LayerEstimate, layer_of
+from quantbench.profile.estimate import Estimates, LayerEstimate, layer_of
 from quantbench.profile.file import PROFILE_VERSION
 from quantbench.profile.models import Models, models_from_json, models_to_json
 from quantbench.profile.parts import Finding, KnownCliff, Provenance
