@@ -18,10 +18,11 @@ install: .venv/installed
 sweep: install
 	$(BIN)/quantbench sweep --dim hidden
 
-# Formatting, lint rules and types.
+# Formatting, lint rules, the layers of imports, and types.
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
 # All tests, a file at a time in each of so many processes.

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from quantbench.advice.advise import Advice, Advised, advise
-from quantbench.advice.answers import ModelledTimes
 from quantbench.advice.space import Space, repaired
 from quantbench.device import lookup
+from quantbench.latency.model_times import ModelTimes
 from quantbench.units import percent
 from quantbench.workload.presets import preset
 from tools.guide.markers import fill, table
@@ -27,7 +27,7 @@ MODELS = (
 _HEAD = ["model", "attention", "tokens", "not measured", "wasted past edges", "advice"]
 
 
-def advice_on(name: str, tp: int, times: ModelledTimes) -> Advice:
+def advice_on(name: str, tp: int, times: ModelTimes) -> Advice:
     """Advice on a preset at tp, with one sample of its own sequence length per micro-batch."""
     space = Space()
     shape = preset(name)
@@ -48,7 +48,7 @@ def _wasted(advice: Advice) -> str:
     cost = advice.cost
     said = percent(cost.waste_share)
     worst = next(iter(cost.by_name.values()))
-    if sum(op.waste_us for op in worst) < 0.005 * cost.latency.mid:
+    if sum(op.waste_us for op in worst) < 0.005 * cost.latency.latency_us:
         return said
     finding = max(worst, key=lambda op: op.waste_us).findings[0]
     return f"{said}; {worst[0].op.name} most: {finding.edge.words}"
@@ -76,7 +76,7 @@ def tables(models: Sequence[tuple[str, int]] = MODELS) -> dict[str, str]:
     """The table of each GPU, by the name of its marker in the page."""
     found = {}
     for place, slug in GPUS.items():
-        times = ModelledTimes(lookup(slug))
+        times = ModelTimes(lookup(slug))
         found[place] = table(_HEAD, [row(name, tp, advice_on(name, tp, times)) for name, tp in models], numeric=False)
     return found
 

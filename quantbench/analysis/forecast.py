@@ -14,8 +14,9 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.gemm.cliffs import cliff_probability
 from quantbench.latency.gemm.model import GemmModel
+from quantbench.latency.model_times import ModelTimes
+from quantbench.latency.op_times import OpEstimate, ShapeEstimate, total
 from quantbench.latency.roofline import peak_share
-from quantbench.latency.transformer import OpEstimate, ShapeEstimate, TransformerModel, total
 from quantbench.sweep.axes import Axis
 from quantbench.sweep.shapes import Held, ops_at
 from quantbench.workload import Gemm, Op
@@ -62,10 +63,10 @@ class Forecast:
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes of the models used, each once."""
-        return tuple(dict.fromkeys(op.work.note for op in self.ops if op.work.note))
+        return tuple(dict.fromkeys(op.estimate.note for op in self.ops if op.estimate.note))
 
 
-def forecast(axes: Sequence[Axis], held: Held, model: TransformerModel, *, skip_impossible: bool) -> Forecast:
+def forecast(axes: Sequence[Axis], held: Held, model: ModelTimes, *, skip_impossible: bool) -> Forecast:
     """Predict every place of a grid.
 
     axes: with their edges already added.
@@ -87,29 +88,28 @@ def forecast(axes: Sequence[Axis], held: Held, model: TransformerModel, *, skip_
     if not places:
         raise InputError("predict", "no place is left to predict", "axes and ops that have places in common")
     answers = iter(model.predict_ops([op for _, ops in places for op in ops], softmax=held.softmax))
-    rows = [_row(at, [next(answers) for _ in ops], model) for at, ops in places]
+    rows = [_row(at, [next(answers) for _ in ops], model.device, model.correlation(held.dtype)) for at, ops in places]
     return Forecast(tuple(rows), tuple(impossible))
 
 
 def _reasons(op: OpEstimate, spec: DeviceSpec) -> tuple[str, ...]:
     work = op.op.workload
-    used = tile_in_use(spec, work.dtype, op.work.launch)
-    found = idle_reasons(work, spec, used, peak_share(work, op.work.estimate.latency_us, spec))
+    used = tile_in_use(spec, work.dtype, op.estimate.launch)
+    found = idle_reasons(work, spec, used, peak_share(work, op.estimate.latency_us, spec))
     return tuple(reason.words for reason in found)
 
 
-def _row(axes: dict[str, int], found: list[OpEstimate], model: TransformerModel) -> ForecastRow:
-    spec = model.device
+def _row(axes: dict[str, int], found: list[OpEstimate], spec: DeviceSpec, correlation: float) -> ForecastRow:
     logits = [o for o in found if o.op.name == "logits"]
     ops = [o for o in found if o.op.name != "logits"] or logits
-    shares = [peak_share(o.op.workload, o.work.estimate.latency_us, spec) for o in ops]
-    estimate = total(ops, model.correlation)
+    shares = [peak_share(o.op.workload, o.estimate.latency_us, spec) for o in ops]
+    estimate = total(ops, correlation)
     known = [share * o.total_us for share, o in zip(shares, ops, strict=True) if share is not None]
     worst = min(zip(shares, ops, strict=True), key=lambda pair: (pair[0] is None, pair[0] or 0.0, pair[1].op.label))[1]
     return ForecastRow(
         axes=axes,
         estimate=estimate,
-        logits=total(logits, model.correlation) if logits and ops is not logits else None,
+        logits=total(logits, correlation) if logits and ops is not logits else None,
         peak_share=sum(known) / estimate.latency_us if len(known) == len(ops) else None,
         worst=worst,
         reasons=_reasons(worst, spec),

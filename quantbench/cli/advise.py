@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar
 import typer
 from rich.console import Console
 
-from quantbench.advice import Advice, Advised, ModelledTimes, ProfileTimes, Repair, Space, repaired
+from quantbench.advice import Advice, Advised, Repair, Space, repaired
 from quantbench.advice import advise as advice_on
 from quantbench.advice.advise import TOP
 from quantbench.advice.junit import write_junit
@@ -24,7 +24,8 @@ from quantbench.cli.output import check_file, output, print_json, say
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
-from quantbench.planner.op_times import OpTimes
+from quantbench.latency.model_times import ModelTimes
+from quantbench.latency.op_times import OpTimes
 from quantbench.sweep.shape_file import SUFFIX, write_shape_file
 from quantbench.workload import TransformerShape
 
@@ -103,10 +104,11 @@ class AdviseOptions(ShapeOptions):
             raise InputError(_WHO, f"--gpu {self.gpu}", "a GPU: on processors waves are not modelled")
         return spec
 
-    def times(self) -> OpTimes:
-        """Where times come from: the profile, or the models of the GPU."""
+    def times(self) -> tuple[OpTimes, OpTimes]:
+        """Where times come from, the profile or the models of the GPU; and where launches do, always the models."""
         if self.profile is None:
-            return ModelledTimes(self.device())
+            models = ModelTimes(self.device())
+            return models, models
         from quantbench.profile import Profile
 
         if self.gpu:
@@ -114,7 +116,7 @@ class AdviseOptions(ShapeOptions):
         profile = Profile.load(self.profile)
         if profile.device.kind != "cuda":
             raise InputError(_WHO, f"--profile {self.profile} of {profile.device.name}", "the profile of a GPU")
-        return ProfileTimes(profile, ModelledTimes(profile.device))
+        return profile, ModelTimes(profile.device)
 
     def shape(self, device: DeviceSpec, space: Space) -> tuple[TransformerShape, Repair | None, tuple[str, ...]]:
         """The shape, from a preset or a config or from sizes alone; the shapes that stand in for it where tp cannot
@@ -175,9 +177,9 @@ def advise(
         if out.suffix != SUFFIX:
             raise InputError("--shapes-out", str(out), f"a name that ends in {SUFFIX}, by which sweep knows it")
         check_file("write shapes", out)
-    times = arguments.times()
+    times, kernels = arguments.times()
     shape, repair, assumed = arguments.shape(times.device, space)
-    advice = advice_on(shape, times, space=space, top=top, repair=repair)
+    advice = advice_on(shape, times, space=space, top=top, repair=repair, kernels=kernels)
     failed = most is not None and advice.cost.waste_share > most
     if junit is not None:
         write_junit(advice.cost, most, junit)

@@ -6,26 +6,29 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, isfinite, isinf
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from quantbench.cli.model_options import ShapeOptions, chosen_model
 from quantbench.cli.options import integers
 from quantbench.device import lookup
+from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
+from quantbench.latency.interconnect import Cluster, cluster, reference_cluster
+from quantbench.latency.op_times import OpTimes, RememberedTimes, TimesOf
 from quantbench.planner.calibration import shipped
-from quantbench.planner.cluster import Cluster, cluster, reference_cluster
 from quantbench.planner.context import Given
 from quantbench.planner.formulas import RECOMPUTATIONS, parameters
 from quantbench.planner.layout import Job, Layout, padded_vocab
 from quantbench.planner.measured_links import with_measured_links
-from quantbench.planner.op_times import BestTimes, TimesOf
 from quantbench.planner.search import Space
 from quantbench.planner.shape_search import ShapeSpace
-from quantbench.profile.times import ProfileTimes
 from quantbench.workload import TransformerShape
 from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
+
+if TYPE_CHECKING:
+    from quantbench.profile import Profile
 
 _WHO = "plan"
 _BITS_PER_BYTE = 8
@@ -113,29 +116,41 @@ class PlanOptions(ShapeOptions):
     @cached_property
     def times(self) -> TimesOf:
         """Where times of operations come from: the profile that was named, else the best known of each GPU."""
-        return BestTimes() if self._profile is None else self._profile
+        profile = self._profile
+        if profile is None:
+            from quantbench.latency.model_times import BestTimes
+
+            return BestTimes()
+        measured = RememberedTimes(profile)
+
+        def times(device: DeviceSpec) -> OpTimes:
+            if device.name != profile.device.name:
+                raise InputError("--profile", f"{self.profile} is of {profile.device.name}", f"one of {device.name}")
+            return measured
+
+        return times
 
     @cached_property
-    def _profile(self) -> ProfileTimes | None:
+    def _profile(self) -> Profile | None:
         if self.profile is None:
             return None
         from quantbench.profile import Profile
 
-        return ProfileTimes(Profile.load(self.profile), self.profile)
+        return Profile.load(self.profile)
 
     def where(self) -> Cluster:
         """The cluster: by name, or the reference system of the GPU."""
         if not self.gpu and not self.cluster and self._profile is not None:
-            return replace(self, gpu=self._profile.profile.device.name).where()
+            return replace(self, gpu=self._profile.device.name).where()
         if not self.gpu and not self.cluster:
             raise InputError(_WHO, "no GPU", "--gpu (quantbench devices lists them) or --cluster")
         device = lookup(self.gpu) if self.gpu else None
         found = cluster(self.cluster, device) if self.cluster or device is None else reference_cluster(device)
         if self._profile is not None:
-            collectives = self._profile.profile.tables["collective"]
+            collectives = self._profile.tables["collective"]
             measured = zip(collectives.workloads(), collectives["latency_us"].tolist(), strict=True)
             fitted = shipped().of(found).fitted
-            found = with_measured_links(found, measured, str(self._profile.path), between_nodes=not fitted)
+            found = with_measured_links(found, measured, str(self.profile), between_nodes=not fitted)
         for option, rate in (("--node-gbit-per-s", self.node_gbit_per_s), ("--link-gb-per-s", self.link_gb_per_s)):
             if isinf(rate):
                 raise InputError(_WHO, f"{option} {rate}", "a rate that is finite")

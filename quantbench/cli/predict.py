@@ -14,7 +14,7 @@ from quantbench.cli.output import check_file, output, print_json, say
 from quantbench.device import default_attention, default_dtype, lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
-from quantbench.latency.best import best_gemm_model, best_models
+from quantbench.latency.model_times import ModelTimes, best_gemm_model
 from quantbench.report.forecast import draw_forecast, forecast_table, forecast_to_json, odds_in_words, summed_line
 from quantbench.sweep.axes import Axis
 from quantbench.sweep.grid import parse_grid
@@ -37,7 +37,7 @@ def predict(
             raise InputError("predict", f"--plot {plot}", "a name that ends in .png")
         check_file("predict --plot", plot)
     axes, found, assumed = predict_sweep(arguments, spec)
-    odds = cliff_odds(found.rows, best_gemm_model(spec, _dtype(found)))
+    odds = cliff_odds(found.rows, best_gemm_model(spec, _dtype(found))[0])
     if plot is not None:
         dtypes = ", ".join(dict.fromkeys(op.op.workload.dtype for row in found.rows for op in row.estimate.ops))
         title = f"{spec.name} · {dtypes} · predicted, with 90 % intervals"
@@ -80,6 +80,6 @@ def predict_sweep(arguments: GridOptions, spec: DeviceSpec) -> tuple[tuple[Axis,
         raise InputError("predict", f"--dtype {held.dtype} on {spec.name}", "one of " + ", ".join(spec.peak_tflops))
     grid = parse_grid(dims, held, spec, "predict")
     loose = arguments.skip_impossible or grid.loose
-    found = forecast(grid.axes, held, best_models(spec, held.dtype), skip_impossible=loose)
+    found = forecast(grid.axes, held, ModelTimes(spec), skip_impossible=loose)
     assumed = assumed_words(arguments, held, {op.op.name for op in found.ops}, spec, "predict")
     return grid.axes, found, assumed

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 
 from quantbench.device import lookup
 from quantbench.errors import InputError
+from quantbench.latency.interconnect import cluster, reference_cluster
+from quantbench.latency.op_times import TimesOf
 from quantbench.planner.calibration import Calibrations
-from quantbench.planner.cluster import cluster, reference_cluster
 from quantbench.planner.constraints import violations
 from quantbench.planner.context import Given, case_of
 from quantbench.planner.formulas import CALCULATORS, parameters, simple_tflops
 from quantbench.planner.layout import Job, Layout
 from quantbench.planner.memory import memory
-from quantbench.planner.op_times import TimesOf
 from quantbench.planner.predict import Prediction, predict_cases
 from quantbench.planner.table import TableRow
 from quantbench.workload import TransformerShape

@@ -6,7 +6,6 @@ Entry points: `forecast_table`, `summed_line`, `odds_in_words`, `forecast_to_jso
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +16,8 @@ from rich.text import Text
 from quantbench.analysis.forecast import ForecastRow
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.gemm.cliffs import LIKELY
+from quantbench.latency.op_times import OpEstimate
 from quantbench.latency.roofline import peak_share
-from quantbench.latency.transformer import OpEstimate
 from quantbench.report.canvas import MARKERS, PALETTE, WAVE_COLOUR, draw_panels
 from quantbench.units import latency, percent
 
@@ -55,7 +54,7 @@ def forecast_table(rows: Sequence[ForecastRow]) -> Table:
     best = max((row.peak_share or 0.0 for row in rows), default=0.0)
     for row in rows:
         low = row.peak_share is not None and row.peak_share < _STANDS_OUT * best
-        launch = row.worst.work.launch
+        launch = row.worst.estimate.launch
         table.add_row(
             *(str(value) for value in row.axes.values()),
             str(len(row.estimate.ops)),
@@ -66,8 +65,8 @@ def forecast_table(rows: Sequence[ForecastRow]) -> Table:
             Text("?" if row.peak_share is None else percent(row.peak_share), style="bold red" if low else ""),
             row.worst.op.label,
             "?" if launch is None or launch.tile is None else str(launch.tile),
-            "–" if row.worst.work.waves is None else str(row.worst.work.waves),
-            row.worst.work.estimate.bound,
+            "–" if row.worst.estimate.waves is None else str(row.worst.estimate.waves),
+            row.worst.estimate.bound,
             Text(row.reasons[0] if row.reasons else ""),
         )
     return table
@@ -132,17 +131,21 @@ def forecast_to_json(
 
 
 def _op_to_json(op: OpEstimate, spec: DeviceSpec) -> dict[str, Any]:
-    launch = op.work.launch
+    launch = op.estimate.launch
     tile = None if launch is None else launch.tile
     return {
         "op": op.op.label,
         "count": op.op.count,
         "workload": str(op.op.workload),
-        **asdict(op.work.estimate),
-        "peak_share": peak_share(op.op.workload, op.work.estimate.latency_us, spec),
+        "latency_us": op.estimate.latency_us,
+        "low_us": op.estimate.low_us,
+        "high_us": op.estimate.high_us,
+        "source": op.estimate.source,
+        "bound": op.estimate.bound,
+        "peak_share": peak_share(op.op.workload, op.estimate.latency_us, spec),
         "tile": None if tile is None else [tile.block_m, tile.block_n],
         "split_k": None if tile is None else tile.split_k,
-        "waves": op.work.waves,
+        "waves": op.estimate.waves,
     }
 
 
@@ -170,7 +173,7 @@ def _draw_panel(panel: Axes, rows: Sequence[ForecastRow], label: str, axis: str,
         curve.sort(key=lambda point: point[0])
         x = [at for at, _ in curve]
         middle, low, high = (
-            [_height(op, getattr(op.work.estimate, us), spec) for _, op in curve]
+            [_height(op, getattr(op.estimate, us), spec) for _, op in curve]
             for us in ("latency_us", "high_us", "low_us")
         )
         panel.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
@@ -192,10 +195,10 @@ def _draw_wave_edges(panel: Axes, curve: Sequence[tuple[int, OpEstimate]]) -> No
     edges = [
         at
         for (at, before), (_, after) in pairwise(curve)
-        if before.work.launch == after.work.launch
-        and before.work.waves is not None
-        and after.work.waves is not None
-        and before.work.waves < after.work.waves
+        if before.estimate.launch == after.estimate.launch
+        and before.estimate.waves is not None
+        and after.estimate.waves is not None
+        and before.estimate.waves < after.estimate.waves
     ]
     for i, edge in enumerate(edges[:_MOST_WAVE_EDGES]):
         label = "one more wave (predicted)" if i == 0 else None

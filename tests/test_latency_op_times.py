@@ -3,16 +3,19 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 
 from quantbench import latency
 from quantbench.device import lookup
+from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
-from quantbench.latency.attention import AttentionModel
 from quantbench.latency.estimate import Estimate
-from quantbench.latency.softmax import SoftmaxModel
-from quantbench.latency.transformer import OpEstimate, TransformerModel, WorkEstimate, total
+from quantbench.latency.gemm.model import GemmModel
+from quantbench.latency.model_times import ModelTimes
+from quantbench.latency.op_times import OpEstimate, total
 from quantbench.launch import Launch, Tile
 from quantbench.workload import Gemm, Op, TransformerShape
 
@@ -20,31 +23,35 @@ A100 = lookup("a100-sxm4-80gb")
 SHAPE = TransformerShape(hidden=4096, heads=32, seq=2048, layers=4, vocab=50304)
 
 
+@dataclass
 class Gemms:
-    """Predicts 200 TFLOP/s ± 10 % for everything, and remembers what it was asked."""
+    """A model of products that predicts 200 TFLOP/s ± 10 % for everything. asked: what it was asked."""
 
-    def __init__(self) -> None:
-        self.asked: list[Gemm] = []
+    device: DeviceSpec = A100
+    dtype: str = "bf16"
+    rows: int = 100
+    in_waves: bool = True
+    asked: list[Gemm] = field(default_factory=list)
 
-    def __call__(self, works: Sequence[Gemm]) -> list[WorkEstimate]:
-        self.asked += works
-        times = [work.flops / 200e6 for work in works]
+    def predict_gemms(self, gemms: Sequence[Gemm]) -> list[Estimate]:
+        self.asked += gemms
+        times = [work.flops / 200e6 for work in gemms]
         launch = Launch("guess", tile=Tile(128, 256), blocks_per_sm=1)
-        return [WorkEstimate(Estimate(t, 0.9 * t, 1.1 * t, "modelled", "compute"), launch, 1, "guessed") for t in times]
+        return [Estimate(t, 0.9 * t, 1.1 * t, launch=launch, waves=1) for t in times]
 
 
-def models(gemms: Gemms) -> TransformerModel:
-    return TransformerModel(A100, gemms, SoftmaxModel.prior(A100), AttentionModel.best(A100))
+def models(gemms: Gemms) -> ModelTimes:
+    return ModelTimes(A100, lambda dtype: (cast(GemmModel, gemms), "guessed"))
 
 
 def op(latency_us: float, half: float, count: int = 1) -> OpEstimate:
-    estimate = Estimate(latency_us, latency_us - half, latency_us + half, "modelled", "compute")
-    return OpEstimate(Op("qkv", "forward", Gemm(128, 128, 128), count), WorkEstimate(estimate))
+    estimate = Estimate(latency_us, latency_us - half, latency_us + half)
+    return OpEstimate(Op("qkv", "forward", Gemm(128, 128, 128), count), estimate)
 
 
 def test_sum_of_ops_with_counts() -> None:
     found = models(Gemms()).predict(SHAPE)
-    assert found.latency_us == pytest.approx(sum(o.work.estimate.latency_us * o.op.count for o in found.ops))
+    assert found.latency_us == pytest.approx(sum(o.estimate.latency_us * o.op.count for o in found.ops))
     assert len(found.ops) == len(SHAPE.ops())
     assert sum(found.share(o) for o in found.ops) == pytest.approx(1.0)
     gemm_us = sum(o.total_us for o in found.ops if isinstance(o.op.workload, Gemm))

@@ -9,8 +9,7 @@ import pytest
 from quantbench.device import lookup
 from quantbench.errors import InputError
 from quantbench.latency.gemm.model import LARGEST_SIDE, GemmModel, shipped_model
-from quantbench.latency.reach import predict_within_reach, require_reach
-from quantbench.planner.op_times import ModelTimes
+from quantbench.latency.model_times import ModelTimes, predict_within_reach, require_reach
 from quantbench.workload import Gemm
 
 BEYOND = f"expected at most {LARGEST_SIDE}: no time is predicted of larger products"
@@ -27,7 +26,7 @@ def model() -> GemmModel:
 def test_a_side_beyond_the_models_is_refused_in_one_line(model: GemmModel, side: str) -> None:
     sizes = {"m": 64, "n": 64, "k": 64, side: LARGEST_SIDE}
     require_reach(**sizes)
-    assert predict_within_reach(model, [Gemm(**sizes)])[0].estimate.latency_us > 0
+    assert predict_within_reach(model, [Gemm(**sizes)])[0].latency_us > 0
     sizes[side] += 1
     with pytest.raises(InputError, match=rf"^product [0-9]+×[0-9]+×[0-9]+: {side} = {LARGEST_SIDE + 1}; {BEYOND}$"):
         predict_within_reach(model, [Gemm(64, 64, 64), Gemm(**sizes)])
@@ -38,9 +37,9 @@ def test_a_batch_beyond_the_models_grows_in_proportion(model: GemmModel) -> None
     batches = [Gemm(2048, 2048, 128, batch=batch) for batch in (1, most, 3 * most)]
     one, known, beyond = predict_within_reach(model, batches)
     for found, asked in zip((one, known), model.predict_gemms(batches[:2]), strict=True):
-        assert found.estimate.latency_us == pytest.approx(asked.estimate.latency_us)
+        assert found.latency_us == pytest.approx(asked.latency_us)
     for name in ("latency_us", "low_us", "high_us"):
-        assert getattr(beyond.estimate, name) == pytest.approx(3 * getattr(known.estimate, name))
+        assert getattr(beyond, name) == pytest.approx(3 * getattr(known, name))
     assert known.waves is not None
     assert beyond.waves == 3 * known.waves
 
@@ -52,7 +51,7 @@ def test_other_formats_are_asked_for_as_if_they_were_of_the_models_own(model: Ge
 
 
 def test_the_planner_plans_with_batches_beyond_the_models() -> None:
-    known, beyond = ModelTimes.best(lookup("a100-sxm4-80gb")).latencies_us(
+    known, beyond = ModelTimes(lookup("a100-sxm4-80gb")).estimates(
         [Gemm(2048, 2048, 128, batch=batch) for batch in (LARGEST_SIDE // 2048, 2 * (LARGEST_SIDE // 2048))]
     )
-    assert beyond.mid == pytest.approx(2 * known.mid)
+    assert beyond.latency_us == pytest.approx(2 * known.latency_us)

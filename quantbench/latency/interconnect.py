@@ -1,4 +1,8 @@
-"""A cluster as a planner needs it: GPUs per node, and what connects them inside a node and between nodes."""
+"""What connects GPUs: the predicted time of an all-reduce inside a node, and the network between nodes.
+
+Entry points: `cluster` (a known system by name), `reference_cluster` (what is assumed for a GPU). Called by the planner
+and by the exporters of profiles. clusters.toml holds the systems, links.json the public NCCL tables.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,8 @@ from quantbench.errors import InputError, require_int
 from quantbench.workload import Collective
 
 _WHO = "cluster"
+#: a message between nodes: from the network card to the GPU behind it (NCCL over InfiniBand, nccl-tests' small sizes)
+NODE_LATENCY_S = 20e-6
 _BITS_PER_BYTE = 8
 #: what large messages get of a link's stated rate inside a node where no public table measures it: A100's NCCL table
 #: gives 222 of 300 GB/s
@@ -147,12 +153,12 @@ def reference_cluster(device: DeviceSpec) -> Cluster:
 
 @cache
 def _data() -> dict[str, Any]:
-    return tomllib.loads((files("quantbench.planner") / "clusters.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((files("quantbench.latency") / "clusters.toml").read_text(encoding="utf-8"))
 
 
 @cache
 def _measured_links() -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((files("quantbench.planner") / "links.json").read_text(encoding="utf-8"))
+    loaded: dict[str, Any] = json.loads((files("quantbench.latency") / "links.json").read_text(encoding="utf-8"))
     return loaded
 
 
