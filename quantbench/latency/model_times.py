@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
@@ -102,15 +103,16 @@ class ModelTimes:
 
     def _of_one_format(self, dtype: str, works: list[Compute]) -> list[Estimate]:
         """Estimates of distinct works of one kind and number format."""
-        device = self.device.name
+        device, name = self.device, self.device.name
         gemms = [work for work in works if isinstance(work, Gemm)]
         if gemms:
             model, note = self._model(dtype)
             self._notes[note] = None
-            single = "" if model.rows else f"{dtype} products: none measured on {device}"
+            single = "" if model.rows else f"{dtype} products: none measured on {name}"
             batched = single or "batched products: none measured"
+            in_waves = model.in_waves
             return [
-                _finished(one, gemm, model, note, batched if gemm.batch > 1 else single)
+                _finished(one, gemm, device, note, batched if gemm.batch > 1 else single, in_waves=in_waves)
                 for one, gemm in zip(predict_within_reach(model, gemms), gemms, strict=True)
             ]
         attentions = [work for work in works if isinstance(work, Attention)]
@@ -121,7 +123,7 @@ class ModelTimes:
             return [replace(one, unmeasured=why) for one, why in zip(found, unmeasured, strict=True)]
         found = self._softmax.predict([work for work in works if isinstance(work, Softmax)])
         self._notes[found.note] = None
-        why = "" if self._softmax.rows else f"softmax: none measured on {device}"
+        why = "" if self._softmax.rows else f"softmax: none measured on {name}"
         return [replace(one, unmeasured=why) for one in found]
 
     def _note_attention(self, note: str) -> None:
@@ -196,7 +198,10 @@ def predict_within_reach(model: GemmModel, gemms: Sequence[Gemm]) -> list[Estima
     Raises InputError for a product with a larger side.
     """
     asked = [_within_reach(gemm) for gemm in gemms]
-    found = model.predict_gemms([replace(part, dtype=model.dtype, accumulate="") for part, _ in asked])
+    own = model.dtype
+    found = model.predict_gemms(
+        [part if part.dtype == own else replace(part, dtype=own, accumulate="") for part, _ in asked]
+    )
     return [_extended(one, factor) for one, (_, factor) in zip(found, asked, strict=True)]
 
 
@@ -215,18 +220,26 @@ def _extended(found: Estimate, factor: float) -> Estimate:
     return replace(found.times(factor), waves=None if found.waves is None else round(factor * found.waves))
 
 
-def _finished(found: Estimate, gemm: Gemm, model: GemmModel, note: str, unmeasured: str) -> Estimate:
+@cache
+def _blocks_per_sm(block_m: int, block_n: int) -> int:
+    return int(Menu.of(((block_m, block_n),)).blocks_per_sm[0])
+
+
+def _finished(
+    found: Estimate, gemm: Gemm, device: DeviceSpec, note: str, unmeasured: str, *, in_waves: bool
+) -> Estimate:
     """With the note and the reason, and with waves and blocks per SM only where the model knows them.
 
-    Blocks per SM: where the model finds that the device runs in waves. Waves: see `quantization.credible_waves`.
+    in_waves: whether the model finds that the device runs in waves; else it knows no blocks per SM. Waves: see
+    `quantization.credible_waves`.
     """
-    launch = found.launch
-    if launch is None or launch.tile is None:
-        return replace(found, waves=None, note=note, unmeasured=unmeasured)
-    held = int(Menu.of(((launch.tile.block_m, launch.tile.block_n),)).blocks_per_sm[0]) if model.in_waves else None
-    share = peak_share(gemm, found.latency_us, model.device)
-    waves = credible_waves(gemm, launch.tile, model.device.sm_count, held, share)
-    return replace(
-        found, launch=replace(launch, blocks_per_sm=held), waves=None if waves is None else waves.num_waves,
-        note=note, unmeasured=unmeasured,
-    )  # fmt: skip
+    launch, waves = found.launch, None
+    if launch is not None and launch.tile is not None:
+        held = None
+        if in_waves:
+            held = _blocks_per_sm(launch.tile.block_m, launch.tile.block_n)
+            share = peak_share(gemm, found.latency_us, device)
+            quantized = credible_waves(gemm, launch.tile, device.sm_count, held, share)
+            waves = None if quantized is None else quantized.num_waves
+        launch = replace(launch, blocks_per_sm=held)
+    return replace(found, launch=launch, waves=waves, note=note, unmeasured=unmeasured)
