@@ -130,7 +130,7 @@ def test_every_op_of_every_shape_is_planned_once() -> None:
 def test_the_command_line_takes_the_file_and_nothing_that_contradicts_it(file: Path) -> None:
     given = SweepArguments(shapes=file, provider="torch.mm", budget="none")
     assert sweep_options(given, "cuda").models == SHAPES
-    for other in ({"dtype": "bf16"}, {"ops": "qkv"}, {"direction": "both"}, {"sizes": {"hidden": "512"}}):
+    for other in ({"dtype": "bf16"}, {"ops": "qkv"}, {"direction": "both"}, {"hidden": "512"}):
         with pytest.raises(InputError, match=r"sweep: --shapes .* with --.*; expected shapes as the file describes"):
             sweep_options(replace(given, **other), "cuda")
     with pytest.raises(InputError, match=r"--refine with --shapes"):

@@ -20,7 +20,7 @@ from quantbench.importers.training_run import default_run_id, summarize, write_t
 from quantbench.latency.tables import slug_of, system_of
 from quantbench.report.training import draw_throughput, training_table
 
-import_ = typer.Typer(no_args_is_help=True, help="Import other tools' tables and logs as runs.")
+import_ = typer.Typer(no_args_is_help=True, add_completion=False, help="Import other tools' tables and logs as runs.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,7 +69,11 @@ _QUERIES = {
     "collective": ("op,bytes,gpus or op,bytes,gpus,nodes, such as all_reduce,67108864,8", (2, 3)),
 }
 
-profile = typer.Typer(no_args_is_help=True, help="Make, read and export a GPU's tables, models and cliffs as one file.")
+profile = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Make, read and export a GPU's tables, models and cliffs as one file.",
+)
 
 File = Annotated[Path, typer.Argument(help="A profile's JSON file.", metavar="FILE")]
 Bound = Annotated[str, typer.Option("--bound", help="Largest error of linear interpolation between the rows.")]
