@@ -17,8 +17,9 @@ from made_runs import record, run, write
 from typer.testing import CliRunner
 
 from quantbench.cli.app import app
+from quantbench.cli.options import percentage
+from quantbench.cli.profile import degrees
 from quantbench.cli.profile import profile as command
-from quantbench.cli.profile_export import degrees, percentage
 from quantbench.errors import InputError, QuantbenchError, StoreError
 from quantbench.profile.exporters.catalog import FORMATS
 from quantbench.workload import Gemm

@@ -10,10 +10,9 @@ import pytest
 from simulator import SimulatedGpu, along, records_of
 
 from quantbench.analysis import curve_fits
-from quantbench.analysis.curve_fits import fit_curves
+from quantbench.analysis.curve_fits import LEAST_ERROR, fit_curves
 from quantbench.analysis.curves import curves_of
 from quantbench.analysis.periods import find_periods
-from quantbench.analysis.point_noise import LEAST_ERROR
 from quantbench.analysis.step_detection import find_pieces
 from quantbench.analysis.summary import points_of
 from quantbench.launch import Tile

@@ -1,4 +1,4 @@
-"""Advice on public models: the tables of docs/advising.md, which `python -m tools.advice_examples docs` writes."""
+"""Advice on public models, as the tables of docs/advising.md: `python -m tools.advice_examples docs`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from quantbench.advice.advise import Advice, Advised, advise
 from quantbench.advice.space import Space, repaired
 from quantbench.device import lookup
 from quantbench.latency.model_times import ModelTimes
-from quantbench.report.guide.fill import fill, table
 from quantbench.units import percent
 from quantbench.workload.presets import preset
+from tools.guide.markers import fill, table
 
 PAGE = "advising.md"
 #: the GPUs of the page by the name of their place in it
@@ -28,7 +28,7 @@ _HEAD = ["model", "attention", "tokens", "not measured", "wasted past edges", "a
 
 
 def advice_on(name: str, tp: int, times: ModelTimes) -> Advice:
-    """Advice on a preset at tp, one sample of its own length per micro-batch."""
+    """Advice on a preset at tp, with one sample of its own sequence length per micro-batch."""
     space = Space()
     shape = preset(name)
     repair = repaired(shape, tp, space)
@@ -73,7 +73,7 @@ def _change(one: Advised) -> str:
 
 
 def tables(models: Sequence[tuple[str, int]] = MODELS) -> dict[str, str]:
-    """The table of each GPU, by the name of its place in the page."""
+    """The table of each GPU, by the name of its marker in the page."""
     found = {}
     for place, slug in GPUS.items():
         times = ModelTimes(lookup(slug))
@@ -82,7 +82,7 @@ def tables(models: Sequence[tuple[str, int]] = MODELS) -> dict[str, str]:
 
 
 def main() -> None:
-    """Fill the page's tables."""
+    """Fill the page's markers."""
     page = Path(sys.argv[1] if len(sys.argv) > 1 else "docs") / PAGE
     page.write_text(fill(page.read_text(encoding="utf-8"), tables()), encoding="utf-8")
     print(page)

@@ -1,10 +1,16 @@
-"""Curves: the points of a run that differ in one axis and in nothing else."""
+"""Curves: the points of a run that differ in one axis and in nothing else.
+
+`curves_of` makes the curves, `axes_of` names the axes. Everything that looks at a run along an axis starts here: fits,
+cliffs, periods, pictures.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +30,10 @@ _VARIANTS = ("dtype", "layout", "mask", "causal", "direction", "op")
 
 @dataclass(frozen=True)
 class Curve:
-    """Points of one op and provider along `axis`, ascending; no two at the same size.
+    """Points of one op and provider along `axis`, ascending, no two at the same size.
 
-    held: the values of the other axes. variant: what the workloads have in common beside sizes (`gemm bf16 nt`).
+    held: values of the other axes.
+    variant: what the workloads have in common besides sizes (`gemm bf16 nt`).
     """
 
     axis: str
@@ -38,7 +45,7 @@ class Curve:
 
     @property
     def family(self) -> tuple[str, str, str]:
-        """What curves share whose library is in the same situation: op, provider and variant."""
+        """Op, provider and variant. Curves of one family are fitted and explained together."""
         return (self.op, self.provider, self.variant)
 
     @cached_property
@@ -53,7 +60,7 @@ class Curve:
 
     @cached_property
     def close_gaps(self) -> tuple[int, ...]:
-        """Indices of the points whose next neighbour is close enough for a step between the two to be told."""
+        """Indices of points whose next neighbour is close enough to tell a step between them."""
         return tuple(int(i) for i in np.flatnonzero(np.diff(self.log_size) <= COARSE))
 
     @cached_property
@@ -64,12 +71,18 @@ class Curve:
 
 def variant_of(workload: Workload) -> str:
     """Kind and everything beside sizes: `gemm bf16 nt`."""
-    return " ".join([workload.kind, *(str(getattr(workload, name)) for name in _variant_fields(type(workload)))])
+    return _variant(_variant_getter(type(workload))(workload))
 
 
 @cache
-def _variant_fields(kind: type[Workload]) -> tuple[str, ...]:
-    return tuple(name for name in _VARIANTS if name in {f.name for f in fields(kind)})
+def _variant_getter(kind: Any) -> attrgetter[tuple[object, ...]]:
+    names = {f.name for f in fields(kind)}
+    return attrgetter("kind", *(name for name in _VARIANTS if name in names))
+
+
+@cache
+def _variant(values: tuple[object, ...]) -> str:
+    return " ".join(map(str, values))
 
 
 def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[Curve, ...]:
@@ -77,11 +90,12 @@ def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[C
 
     Where several records stand at one place (a table that names kernels), the fastest counts.
     """
+    along = [point for point in points if axis in point.axes]
+    if len({point.axes[axis] for point in along}) < fewest:
+        return ()
     groups: dict[tuple[object, ...], dict[int, Point]] = {}
-    for point in points:
-        if axis not in point.axes:
-            continue
-        held = tuple((name, value) for name, value in point.axes.items() if name != axis)
+    for point in along:
+        held = tuple([item for item in point.axes.items() if item[0] != axis])
         group = groups.setdefault((point.op, point.provider, variant_of(point.workload), held), {})
         seen = group.get(point.axes[axis])
         if seen is None or point.latency_us < seen.latency_us:
@@ -94,8 +108,10 @@ def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[C
 
 
 def axes_of(points: Sequence[Point]) -> tuple[str, ...]:
-    """The axes along which the points differ, those with the most values first. The number of a shape in a list is no
-    size, so it is none of them."""
+    """The axes along which the points differ, those with the most values first.
+
+    The number of a shape in a list of shapes is not a size and is left out.
+    """
     values: dict[str, set[int]] = {}
     for point in points:
         for name, value in point.axes.items():

@@ -1,8 +1,11 @@
-"""Which sizes are bad beside a smaller one near them, and by how much: what a person who chooses a shape asks first."""
+"""Finds sizes that are slower than a smaller size near them: `bad_sizes`, or `against_doubles` for sizes far apart.
+
+The first screen of a report rests on it (`report.lead`).
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,12 +29,13 @@ _FOR_NOTHING = 0.01
 
 @dataclass(frozen=True)
 class BadSize:
-    """At `row` the device does `loss` (a share) less work per second than at `better`, a smaller value of `axis` at
-    most NEAR below with everything else equal.
+    """At `row` the device does less work per second than at `better`, a smaller value of `axis` within NEAR below.
 
-    low, high: bounds of the loss from both intervals; None for figures without a spread. up_to: the largest value at
-    most NEAR above that takes no longer, so that one may as well grow; None where growing costs time. culprit: the op
-    that loses most, its counterpart at the better size, and its share of what is lost.
+    loss: throughput lost against the better size, as a share.
+    low, high: bounds of the loss from both intervals; None for figures without samples.
+    up_to: the largest value within NEAR above that takes no longer; None where growing costs time.
+    culprit: the op that loses most; culprit_at_better: the same op at the better size.
+    culprit_share: the culprit's share of what is lost.
     """
 
     axis: str
@@ -51,7 +55,7 @@ class BadSize:
 
 
 def rows_by_dtype(points: Sequence[Point], spec: DeviceSpec) -> tuple[Row, ...]:
-    """Rows as `rows_of` makes them, but of one number format each: a table may hold the same shapes in several."""
+    """Rows as `rows_of` makes them, each of one dtype: a table may hold the same shapes in several."""
     found: list[Row] = []
     by_dtype = sorted(points, key=lambda p: p.workload.dtype)
     for _, group in groupby(by_dtype, key=lambda p: p.workload.dtype):
@@ -60,26 +64,32 @@ def rows_by_dtype(points: Sequence[Point], spec: DeviceSpec) -> tuple[Row, ...]:
 
 
 def curves_of_rows(rows: Iterable[Row], axis: str) -> tuple[tuple[Row, ...], ...]:
-    """Rows that differ in `axis` alone, ascending: same provider, number format and other axes. Rows that lack an op
-    that the others have (it failed there) cannot be held against them and are left out."""
+    """Rows that differ in `axis` alone, ascending: same provider, dtype and other axes.
+
+    Rows that lack an op which the others have (it failed there) cannot be compared and are left out.
+    """
     curves: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         if axis in row.axes:
-            held = tuple((name, value) for name, value in row.axes.items() if name != axis)
+            held = tuple([item for item in row.axes.items() if item[0] != axis])
             curves.setdefault((row.provider, row.points[0].workload.dtype, held), []).append(row)
     return tuple(_of_usual_ops(sorted(curve, key=lambda row: row.axes[axis])) for curve in curves.values())
 
 
 def _of_usual_ops(curve: Sequence[Row]) -> tuple[Row, ...]:
-    ops = [tuple(point.op for point in row.points) for row in curve]
+    if len(curve) == 1:
+        return tuple(curve)
+    ops = [tuple([point.op for point in row.points]) for row in curve]
     if len(set(ops)) == 1:
         return tuple(curve)
     usual = Counter(ops).most_common(1)[0][0]
     return tuple(row for row, own in zip(curve, ops, strict=True) if own == usual)
 
 
-def bad_sizes(rows: Iterable[Row], axis: str) -> tuple[BadSize, ...]:
+def bad_sizes(rows: Sequence[Row], axis: str) -> tuple[BadSize, ...]:
     """Every bad size along `axis`, the worst first."""
+    if len({row.axes.get(axis) for row in rows}) == 1:
+        return ()
     found = [bad for curve in curves_of_rows(rows, axis) for bad in _of_curve(curve, axis)]
     return tuple(sorted(found, key=lambda bad: -bad.loss))
 
@@ -88,13 +98,15 @@ def _of_curve(curve: Sequence[Row], axis: str) -> Iterable[BadSize]:
     if len(curve) < 2:
         return
     sizes = [row.axes[axis] for row in curve]
+    first_near = np.searchsorted(sizes, np.array(sizes) * (1 - NEAR))
+    with_smaller = np.flatnonzero(first_near < np.arange(len(curve)))
+    if not len(with_smaller):
+        return
     times_us = np.array([row.latency_us for row in curve])
-    rates = np.array([_work(row) for row in curve]) / times_us
-    for i, row in enumerate(curve):
-        first = bisect_left(sizes, sizes[i] * (1 - NEAR))
-        if first == i:
-            continue
-        best = first + int(np.argmax(rates[first:i]))
+    rates = np.array([row.work for row in curve]) / times_us
+    for i in with_smaller.tolist():
+        row, first = curve[i], first_near[i]
+        best = int(first + np.argmax(rates[first:i]))
         if rates[best] <= rates[i]:
             continue
         above = times_us[i + 1 : bisect_right(sizes, sizes[i] * (1 + NEAR))]
@@ -105,8 +117,8 @@ def _of_curve(curve: Sequence[Row], axis: str) -> Iterable[BadSize]:
 
 
 def _against(row: Row, better: Row, axis: str, up_to: int | None) -> BadSize | None:
-    """The loss of one row against another; None where it is small or not sure."""
-    ratio = (_work(row) / row.latency_us) / (_work(better) / better.latency_us)
+    """The loss of one row against another; None where it is small or not significant."""
+    ratio = (row.work / row.latency_us) / (better.work / better.latency_us)
     loss, width = 1 - ratio, row.half_width + better.half_width
     measured = has_spread(row) and has_spread(better)
     smallest = loss - ratio * width
@@ -120,32 +132,29 @@ def _against(row: Row, better: Row, axis: str, up_to: int | None) -> BadSize | N
 
 
 def against_doubles(rows: Iterable[Row], axis: str) -> tuple[BadSize, ...]:
-    """For sizes that are no neighbours (tp = 1, 2, 4, 8): every size that loses against one that is at most DOUBLE
-    times as large or as small, the worst first. Nothing is said there about growing for nothing."""
+    """For sizes that are far apart (tp = 1, 2, 4, 8): sizes that lose against one at most DOUBLE times as large or
+    small.
+
+    The worst first. `up_to` is None in all of them.
+    """
     found = []
     for curve in curves_of_rows(rows, axis):
         for row in curve:
             size = row.axes[axis]
             around = [other for other in curve if size <= DOUBLE * other.axes[axis] <= DOUBLE**2 * size]
-            best = max(around, key=lambda other: _work(other) / other.latency_us)
+            best = max(around, key=lambda other: other.work / other.latency_us)
             if best is not row and (bad := _against(row, best, axis, None)) is not None:
                 found.append(bad)
     return tuple(sorted(found, key=lambda bad: -bad.loss))
 
 
 def has_spread(row: Row) -> bool:
-    """Whether the row's figures come with a spread: a figure alone has none."""
+    """Whether all figures of the row come with samples."""
     return all(point.num_samples > 1 for point in row.points)
 
 
-def _work(row: Row) -> float:
-    """What is counted as useful: arithmetic, or bytes where there is none (collectives)."""
-    flops = sum(point.workload.flops * point.count for point in row.points)
-    return float(flops or sum(point.workload.min_bytes * point.count for point in row.points))
-
-
 def _culprit(row: Row, better: Row) -> tuple[Point, Point, float]:
-    """The op that takes most time beyond what it would take at the better size's rate."""
+    """The op that takes most time beyond what it would take at the better size's rate, its counterpart and share."""
     there = {point.op: point for point in better.points}
     excess: list[tuple[float, Point]] = []
     for point in row.points:

@@ -12,6 +12,7 @@ from rich.text import Text
 from quantbench.advice import Advice, Advised, OpCost, ShapeCost
 from quantbench.advice.cost import LOWER_BOUND, latency_per_run
 from quantbench.cli.devices import device_line
+from quantbench.cli.output import plain_table
 from quantbench.latency.estimate import Estimate
 from quantbench.planner.formulas import parameters
 from quantbench.units import latency, percent, signed_percent
@@ -61,12 +62,8 @@ def stands_out(cost: ShapeCost, ops: Sequence[OpCost]) -> bool:
 
 def cost_table(cost: ShapeCost, *, reasons: bool) -> Table:
     """A line per op that wastes something worth it, the worst first. reasons: whether to say why beside it."""
-    table = Table(header_style="bold", box=None, pad_edge=False)
-    table.add_column("op", no_wrap=True)
-    for name in ("forward", "backward", "of time", "wasted", *(("GPU-h per 1T",) if reasons else ())):
-        table.add_column(name, justify="right", no_wrap=True)
-    if reasons:
-        table.add_column("why", overflow="fold")
+    numbers = ("forward", "backward", "of time", "wasted", *(("GPU-h per 1T",) if reasons else ()))
+    table = plain_table("op", *numbers, *(("why",) if reasons else ()), right=numbers)
     for name, ops in cost.by_name.items():
         if not stands_out(cost, ops):
             continue

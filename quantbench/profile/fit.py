@@ -16,6 +16,8 @@ from quantbench.latency.attention_cost_model import AttentionShapes
 from quantbench.latency.gemm.distilled import LEAN, distil
 from quantbench.latency.gemm.model import LARGEST_SIDE, GemmModel
 from quantbench.latency.gemm.training import FEWEST_ROWS as FEWEST_PRODUCT_ROWS
+from quantbench.latency.gemm.training import Effort
+from quantbench.latency.gemm.trees import Growth
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.launch import Launch, Tile
 from quantbench.profile.models import Models, ProductModel
@@ -24,8 +26,13 @@ from quantbench.workload import Softmax
 
 FloatArray = npt.NDArray[np.float64]
 
-# More rows teach a model of products nothing that is seen on others, and cost time.
-_MOST_PRODUCT_ROWS = 8000
+# Products that a model is fitted to, and those of the table that its fast form is taught, at most: more of them hardly
+# change predictions of other products, and cost time.
+_MOST_PRODUCT_ROWS, _MOST_TAUGHT = 8000, 16_000
+# Tables of more rows than this are fitted as the shipped models are, with fewer members and trees: many rows leave
+# the members little to differ in.
+_MANY_PRODUCT_ROWS = 2000
+_MANY_ROWS_EFFORT = Effort(members=2, rows_first=1000, rows_other=600, growth=Growth(trees=10, leaf=3))
 # The learner beside attention's physics takes the cube of the rows.
 _MOST_ATTENTION_ROWS = 600
 # Half-widths are kept at the middles of this many parts of the range of times, each of as many shapes.
@@ -73,9 +80,12 @@ def _product(device: DeviceSpec, table: Table, dtype: str, fit: bool, seed: int)
     model = GemmModel.fit(
         device, m[kept], chosen["n"], chosen["k"], chosen["latency_us"], dtype=dtype,
         launches=launches if any(launches) else None, seed=seed,
+        effort=_MANY_ROWS_EFFORT if len(kept) > _MANY_PRODUCT_ROWS else None,
     )  # fmt: skip
-    every = (m[whole], table["n"][whole], table["k"][whole])
-    return product_model(model, every=every, seed=seed)
+    taught = np.flatnonzero(whole)
+    if len(taught) > _MOST_TAUGHT:
+        taught = np.sort(np.random.default_rng(seed).permutation(taught)[:_MOST_TAUGHT])
+    return product_model(model, every=(m[taught], table["n"][taught], table["k"][taught]), seed=seed)
 
 
 def _launches(table: Table) -> list[Launch | None]:

@@ -1,4 +1,7 @@
-"""A forecast as a table for people, as plain objects for programs, and as the picture of its sawtooth."""
+"""Shows a prediction of `quantbench predict`: as a table, as JSON, and as a picture per axis.
+
+Entry points: `forecast_table`, `summed_line`, `odds_in_words`, `forecast_to_json` and `draw_forecast`.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.latency.gemm.cliffs import LIKELY
 from quantbench.latency.op_times import OpEstimate
 from quantbench.latency.roofline import peak_share
-from quantbench.report.canvas import MARKERS, PALETTE, WAVE_COLOUR
-from quantbench.report.panels import draw_panels
+from quantbench.report.canvas import MARKERS, PALETTE, WAVE_COLOUR, draw_panels
 from quantbench.units import latency, percent
 
 if TYPE_CHECKING:
@@ -35,8 +37,10 @@ _SURE = 0.99
 
 
 def forecast_table(rows: Sequence[ForecastRow]) -> Table:
-    """One line per place: time and interval, rate, share of peak, and the tile, waves, bound and loss of its worst
-    op. Wants about 120 columns; narrower, the last column folds."""
+    """One line per place: time and interval, rate, share of peak, and tile, waves, bound and loss of its worst op.
+
+    Needs about 120 columns; on narrower terminals the last column folds.
+    """
     table = Table(header_style="bold", box=None, pad_edge=False)
     for name in rows[0].axes:
         table.add_column(name.replace("_", "-"), justify="right", no_wrap=True)
@@ -69,7 +73,7 @@ def forecast_table(rows: Sequence[ForecastRow]) -> Table:
 
 
 def summed_line(rows: Sequence[ForecastRow]) -> str:
-    """What a row of the table sums, in a sentence; "" for single products."""
+    """A sentence on what a row of the table sums; empty for single products."""
     labels = list(dict.fromkeys(o.op.label for row in rows for o in row.estimate.ops))
     if labels == ["gemm"]:
         return ""
@@ -85,7 +89,7 @@ def _rate(tflops: float) -> str:
 
 
 def odds_in_words(rows: Sequence[ForecastRow], odds: Sequence[float | None]) -> str:
-    """Where one row more probably costs over 10 %, in a sentence; "" where nothing can be told."""
+    """Where one row more probably costs over 10 %, in a sentence; empty where no probability is known."""
     if all(probability is None for probability in odds):
         return ""
     likely = [
@@ -107,7 +111,7 @@ def _odds(probability: float) -> str:
 def forecast_to_json(
     rows: Sequence[ForecastRow], spec: DeviceSpec, odds: Sequence[float | None]
 ) -> list[dict[str, Any]]:
-    """The table and its ops as JSON objects; names carry their units. odds: as `cliff_odds` gives them."""
+    """The table and its ops as JSON objects; names carry their units. odds: see `cliff_odds`."""
     return [
         {
             "axes": row.axes,
@@ -148,8 +152,10 @@ def _op_to_json(op: OpEstimate, spec: DeviceSpec) -> dict[str, Any]:
 def draw_forecast(
     rows: Sequence[ForecastRow], axis: str, spec: DeviceSpec, path: Path, *, title: str, caption: str
 ) -> None:
-    """Write a PNG: a panel per op, its predicted share of peak over `axis` with the 90 % interval as a band, and
-    dashed lines where the model believes that one more wave begins (none where waves cannot be stated)."""
+    """Write a PNG: a panel per op with its predicted share of peak over `axis` and the 90 % interval as a band.
+
+    Dashed lines mark where one more wave begins, if waves can be stated.
+    """
 
     def draw(panel: Axes, label: str) -> None:
         _draw_panel(panel, rows, label, axis, spec)
