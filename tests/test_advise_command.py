@@ -18,6 +18,7 @@ import typer
 from known_profile import GEMMS, known_profile
 from typer.testing import CliRunner
 
+from quantbench.__main__ import main
 from quantbench.cli.advise import advise
 from quantbench.device import lookup
 from quantbench.errors import InputError, StoreError
@@ -289,16 +290,13 @@ def test_a_good_shape_says_so() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((*WIDE, "--head-dims", "64,x"), "--head-dims: 'x'; expected an integer of at least 1"),
+        ((*WIDE, "--head-dims", "64,x"), "--head-dims: '64,x'; expected integers of at least 1"),
         ((*WIDE, "--head-dims", "100"), "advise: head_dim = 100; expected a multiple of 8: 16-byte rows"),
         ((*WIDE, "--keep", "depth"), "advise: --keep = 'depth'; expected one of hidden, heads, kv_heads, head_dim"),
         (
             (*A100, "--hidden", "14400", "--heads", "97"),
             "advise: hidden = 14400 with heads = 97; expected hidden divis",
         ),
-        ((*A100, "--hidden", "-5", "--heads", "4"), "--hidden: '-5'; expected an integer of at least 1"),
-        ((*A100, "--hidden", "1e3", "--heads", "4"), "--hidden: '1e3'; expected an integer of at least 1"),
-        ((*A100, "--hidden", "1024", "--heads", "0"), "--heads: '0'; expected an integer of at least 1"),
         ((*A100, "--hidden", "1024", "--heads", "16", "--kv-heads", "3"), "advise: kv_heads = 3; expected a divisor"),
         ((*A100,), "advise: no --hidden and no --heads; expected --model, --config, or all of --hidden"),
         ((*A100, "--hidden", "1024"), "advise: no --heads; expected --model, --config, or all of --hidden, --heads"),
@@ -379,3 +377,15 @@ def test_it_runs_from_the_shell_without_torch_or_pandas(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-2:] == ["ended with 1", "[]"], done.stderr
+
+
+@pytest.mark.parametrize("size", ["-5", "1e3", "0", "9" * 5000])
+def test_a_size_that_is_no_integer_of_at_least_1_is_one_line(
+    size: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["quantbench", "advise", *A100, "--hidden", size, "--heads", "4"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    said = capsys.readouterr().err
+    assert (caught.value.code, said.count("\n")) == (2, 1)
+    assert said.startswith("quantbench: advise: invalid value for '--hidden'")

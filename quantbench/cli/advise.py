@@ -14,7 +14,6 @@ from rich.console import Console
 from quantbench.advice import Advice, Advised, Repair, Space, repaired
 from quantbench.advice import advise as advice_on
 from quantbench.advice.advise import TOP
-from quantbench.advice.junit import write_junit
 from quantbench.advice.report import advice_to_json, named_shapes
 from quantbench.advice.space import DIMENSIONS
 from quantbench.cli import advise_print as show
@@ -182,6 +181,8 @@ def advise(
     advice = advice_on(shape, times, space=space, top=top, repair=repair, kernels=kernels)
     failed = most is not None and advice.cost.waste_share > most
     if junit is not None:
+        from quantbench.advice.junit import write_junit  # comes with scipy, which few runs need
+
         write_junit(advice.cost, most, junit)
     if out is not None:
         write_shape_file(out, named_shapes(advice))

@@ -36,7 +36,7 @@ Gpu = Annotated[
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """The command with its dataclass parameters expanded into their fields; it is called by keyword."""
     parameters = signature(command, eval_str=True).parameters.values()
-    groups = {one.name: one.annotation for one in parameters if is_dataclass(one.annotation)}
+    groups: dict[str, Any] = {one.name: one.annotation for one in parameters if is_dataclass(one.annotation)}
     expanded: list[Parameter] = []
     for parameter in parameters:
         if parameter.name in groups:
