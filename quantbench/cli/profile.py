@@ -9,7 +9,7 @@ import csv
 import json
 import os
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -328,7 +328,11 @@ def query(
         for text in texts or ()
     ]
     if as_json:
-        listed = [{"kind": kind, "shape": _shape(kind, text), **asdict(one)} for kind, text, one in answers]
+        fields = ("latency_us", "low_us", "high_us", "source", "bound", "outside", "note")
+        listed = [
+            {"kind": kind, "shape": _shape(kind, text), **{name: getattr(one, name) for name in fields}}
+            for kind, text, one in answers
+        ]
         print_json({"device": found.device.name, "answers": listed})
         return
     console = output()
