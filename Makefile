@@ -18,14 +18,17 @@ install: .venv/installed
 sweep: install
 	$(BIN)/quantbench sweep --dim hidden
 
-# Formatting, lint rules and types.
+# Formatting, lint rules, the layers of imports, and types.
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
+# All tests, a file at a time in each of so many processes.
+PROCESSES ?= 2
 test: install
-	$(BIN)/python -m pytest --benchmark-skip
+	$(BIN)/python -m pytest --benchmark-skip -n $(PROCESSES) --dist loadfile
 
 # Ahead-of-time compilation for V100 and T4, which only triton 3.2 still serves, in an environment of its own.
 .venv-volta/installed: Makefile
@@ -62,9 +65,9 @@ docs: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[tables,docs]'
 	$(BIN)/python -m tools.accuracy.page docs/accuracy.md
 	$(BIN)/python -m tools.accuracy.page docs/accuracy.md --adaptive
-	$(BIN)/python -m quantbench.report.guide docs
-	$(BIN)/python -m quantbench.advice.examples docs
-	$(BIN)/python -m quantbench.report.guide.front
+	$(BIN)/python -m tools.guide docs
+	$(BIN)/python -m tools.advice_examples docs
+	$(BIN)/python -m tools.guide.front
 	$(BIN)/quantbench import aiconfigurator --system a100_sxm --table gemm --results build/tables
 	$(BIN)/quantbench profile blindspots build/tables/a100-sxm4-80gb/aic-* --for aiconfigurator --held-out --of max \
 		--docs docs/exporting.md

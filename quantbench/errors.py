@@ -26,6 +26,23 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() or unicodedata.category(c) == "Zs" else _escaped(c) for c in text)
 
 
+def printable(text: str, longest: int = 200) -> str:
+    """The text on one line, with control characters as escapes, cut in the middle where it is long.
+
+    >>> printable("a\\x1b[31m\\nb"), printable("cutlass_80_tensorop_bf16_s16816gemm", 21)
+    ('a\\\\x1b[31m\\\\nb', 'cutlass_80…s16816gemm')
+    """
+    return shortened(one_line(text), longest)
+
+
+def shortened(text: str, longest: int) -> str:
+    """The text with its middle cut out where it is longer than `longest` characters."""
+    if len(text) <= longest:
+        return text
+    half = (longest - 1) // 2
+    return f"{text[:half]}…{text[-half:]}"
+
+
 def _cut(value: str) -> str:
     """A value that was typed or read may be of any length."""
     return value if len(value) <= _MOST_SHOWN else f"{value[: _MOST_SHOWN // 2]} … {value[-_MOST_SHOWN // 2 :]}"

@@ -4,8 +4,9 @@ A product is cut into tiles of block_m × block_n, padded up to whole tiles (til
 device holds sm_count · blocks_per_sm blocks at a time, and the last wave takes as long as a full one however few tiles
 it has (wave quantization). Split-k multiplies the blocks: each tile is computed in split_k parts.
 
-The words are those of NVIDIA's "Matrix Multiplication Background User's Guide" (tile and wave quantization) and of
-DeepGEMM (num_waves, last wave).
+The terms are those of NVIDIA's "Matrix Multiplication Background User's Guide" (tile and wave quantization) and of
+DeepGEMM (num_waves, last wave). `quantize` and `idle_shares` are the entry points. The `*_words` functions are the one
+place where an edge is put into words: `check`, `report`, `advise`, `sweep` and `compare` all use them.
 """
 
 from collections.abc import Iterator
@@ -13,8 +14,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, prod
 
-from quantbench.errors import require_int
-from quantbench.launch import Tile
+from quantbench.errors import require_int, shortened
+from quantbench.launch import Launch, Tile
 from quantbench.units import percent
 from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.gemm import Gemm
@@ -46,8 +47,12 @@ class Quantization:
 
 @dataclass(frozen=True)
 class IdleShare:
-    """A share of the SMs' time that a product's tiles leave unused. kind: `tile edge` (padding), `wave edge` (the last
-    wave), or `few blocks` (fewer blocks than SMs). share: 0 to 1. words: the reason, without the share."""
+    """A share of the SMs' time that a product's tiles leave unused.
+
+    kind: `tile edge` (padding), `wave edge` (the last wave), or `fewer blocks than SMs`.
+    share: 0 to 1.
+    words: the reason, without the share.
+    """
 
     kind: str
     share: float
@@ -120,20 +125,44 @@ def idle_shares(
     found = []
     for name, size, block in (("m", gemm.m, tile.block_m), ("n", gemm.n, tile.block_n)):
         padded = cdiv(size, block) * block
-        found.append(IdleShare("tile edge", 1 - size / padded, f"{name} = {size} pads to {padded}"))
+        found.append(IdleShare("tile edge", 1 - size / padded, padding_words(name, size, padded)))
     used = prod(1 - idle.share for idle in found)
     if not _leaves_room(used, peak_share):
         return ()
     waves = credible_waves(gemm, tile, sm_count, blocks_per_sm, peak_share)
     num_blocks = quantize(gemm, tile, sm_count).num_tiles
     if waves is not None:
-        full = percent(waves.last_wave_tiles / waves.resident_blocks)
-        words = f"wave {waves.num_waves} of {waves.num_waves} is {full} full"
-        found.append(IdleShare("wave edge", 1 - waves.wave_efficiency, words))
+        found.append(IdleShare("wave edge", 1 - waves.wave_efficiency, last_wave_words(waves)))
     elif _leaves_room(used * num_blocks / sm_count, peak_share):
         words = f"{num_blocks} blocks for {sm_count} SMs"
-        found.append(IdleShare("few blocks", 1 - num_blocks / sm_count, words))
+        found.append(IdleShare("fewer blocks than SMs", 1 - num_blocks / sm_count, words))
     return tuple(sorted((idle for idle in found if idle.share > 0), key=lambda idle: -idle.share))
+
+
+def padding_words(name: str, size: int, padded_to: int) -> str:
+    """`m = 2305 pads to 2432`: a tile edge."""
+    return f"{name} = {size} pads to {padded_to}"
+
+
+def last_wave_words(found: Quantization) -> str:
+    """`wave 3 of 3 is 11 % full`: a wave edge."""
+    full = percent(found.last_wave_tiles / found.resident_blocks)
+    return f"wave {found.num_waves} of {found.num_waves} is {full} full"
+
+
+def alignment_words(aligned_bytes: int, needed_bytes: int = 16, *, verb: str = "") -> str:
+    """`rows aligned to 4 bytes, not 16`; with a verb, `rows are aligned to 4 bytes, not 16`."""
+    return f"rows {verb}{' ' if verb else ''}aligned to {aligned_bytes} bytes, not {needed_bytes}"
+
+
+def kernel_change_words(old: Launch, new: Launch, longest: int = 60) -> str:
+    """`the library changed from 128x256 to 64x64`: the tiles where these tell the two apart, else the kernels' names.
+
+    longest: characters of a kernel's name; what is longer is cut in its middle.
+    """
+    if old.tile is not None and new.tile is not None and str(old.tile) != str(new.tile):
+        return f"the library changed from {old.tile} to {new.tile}"
+    return f"the library changed from {shortened(old.kernel, longest)} to {shortened(new.kernel, longest)}"
 
 
 def _leaves_room(used: float, peak_share: float | None) -> bool:

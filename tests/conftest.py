@@ -1,6 +1,12 @@
 """What all tests share: GPU tests are skipped, with a reason, where there is no GPU."""
 
+import os
+
 import pytest
+
+# pytest-benchmark times nothing where it sees these; pytest runs that tests start are not part of the parallel one.
+for _name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
+    os.environ.pop(_name, None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
+from quantbench.latency.estimate import Estimate
+from quantbench.latency.interconnect import cluster
 from quantbench.planner.calibration import Calibration
-from quantbench.planner.cluster import cluster
 from quantbench.planner.layout import Job
-from quantbench.planner.op_times import Latency
 from quantbench.workload import Gemm, TransformerShape
 from quantbench.workload.transformer import Compute
 
@@ -27,12 +27,13 @@ class EvenTimes:
 
     device: DeviceSpec = A100
     note: str = "made up"
+    common_error: float = 0.0
     asked: int = 0
 
-    def latencies_us(self, workloads: Sequence[Compute]) -> list[Latency]:
+    def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
         self.asked += 1
         mids = [work.flops / 250e6 if isinstance(work, Gemm) else 1.0 for work in workloads]
-        return [Latency(0.9 * mid, mid, 1.2 * mid) for mid in mids]
+        return [Estimate(mid, 0.9 * mid, 1.2 * mid) for mid in mids]
 
 
 def bloom_like(layers: int = 72, heads: int = 64, hidden: int = 14336) -> TransformerShape:

@@ -10,20 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantbench.advice import Advice, KernelTimes, ModelledTimes, ProfileTimes, Space, advise, repaired
-from quantbench.advice.answers import Answers
+from quantbench.advice import Advice, Space, advise, repaired
 from quantbench.advice.cost import ShapeCost, cost_of, latency_per_run
 from quantbench.advice.space import DIMENSIONS, alone, together
-from quantbench.advice.spread import UNMEASURED_COMMON, WIDER, ratio_factor
+from quantbench.advice.spread import WIDER, ratio_factor
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.estimate import Estimate
 from quantbench.latency.gemm.model import LARGEST_SIDE
+from quantbench.latency.model_times import ModelTimes
+from quantbench.latency.op_times import UNMEASURED_COMMON, OpTimes, RememberedTimes, RooflineTimes
 from quantbench.latency.roofline import peak_share
 from quantbench.latency.softmax import fallback_bytes
+from quantbench.planner.calibration import shipped
 from quantbench.planner.formulas import parameters, useful_parameters
-from quantbench.planner.op_times import Latency, RooflineTimes
 from quantbench.workload import Gemm, Softmax, TransformerShape
 from quantbench.workload.transformer import Compute
 
@@ -39,12 +40,18 @@ class SimpleTimes:
     slow: tuple[int, ...] = ()
     device: DeviceSpec = A100
     note: str = "made up"
+    common_error: float = 0.0
     asked: list[int] = field(default_factory=list)
 
-    def latencies_us(self, workloads: Sequence[Compute]) -> list[Latency]:
+    def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
         self.asked.append(len(workloads))
         mids = [w.flops / 1e5 * (2 if isinstance(w, Gemm) and w.n in self.slow else 1) for w in workloads]
-        return [Latency(mid / 1.1, mid, mid * 1.1) for mid in mids]
+        return [Estimate(mid, mid / 1.1, mid * 1.1, unmeasured=self.note) for mid in mids]
+
+
+def answers_of(times: OpTimes) -> RememberedTimes:
+    """The times as `advise` asks them."""
+    return RememberedTimes(times, softmax="megatron", unaligned_share=shipped().elsewhere.unaligned_share)
 
 
 SMALL = TransformerShape(hidden=1024, heads=16, seq=512, vocab=51200, layers=4, tp=2, attention="unfused")
@@ -54,7 +61,7 @@ def test_nothing_is_wasted_where_every_rate_is_the_same() -> None:
     found = advise(SMALL, SimpleTimes())
     assert found.cost.waste_us == 0
     assert (found.cost.waste_low_us, found.cost.waste_high_us) == (0, 0)
-    assert found.cost.latency.mid == pytest.approx(sum(o.workload.flops * o.count for o in SMALL.ops()) / 1e5)
+    assert found.cost.latency.latency_us == pytest.approx(sum(o.workload.flops * o.count for o in SMALL.ops()) / 1e5)
     assert found.note == "made up"
     assert found.device is A100
 
@@ -62,50 +69,52 @@ def test_nothing_is_wasted_where_every_rate_is_the_same() -> None:
 def test_waste_is_the_time_beyond_that_at_the_rate_before_the_edge() -> None:
     # ffn / tp = 2056 pads to 2304; the product is made twice as slow as just before, at 2048. Tiles explain 11 % of it.
     shape = replace(SMALL, ffn=4112)
-    cost = cost_of(shape, Answers(SimpleTimes(slow=(2056,))))
+    cost = cost_of(shape, answers_of(SimpleTimes(slow=(2056,))))
     op = next(o for o in cost.ops if o.op.label == "mlp_up")
     assert op.findings[0].edge.kind == "tile edge"
-    assert op.findings[0].waste_us == pytest.approx(op.latency.mid * (1 - 2056 / 2304))
+    assert op.findings[0].waste_us == pytest.approx(op.latency.latency_us * (1 - 2056 / 2304))
     assert op.waste_us == pytest.approx(4 * op.findings[0].waste_us)
     assert op.findings[0].low_us <= op.findings[0].waste_us <= op.findings[0].high_us
     # Of what tiles and waves do not bound, all of the difference counts.
     unaligned = replace(SMALL, hidden=1200, heads=8, kv_heads=8, head_dim=150)
-    cost = cost_of(unaligned, Answers(SimpleTimes(slow=(150,))))
+    cost = cost_of(unaligned, RememberedTimes(SimpleTimes(slow=(150,)), softmax="megatron"))
     op = next(o for o in cost.ops if o.op.label == "context")
-    assert op.findings[0].waste_us == pytest.approx(op.latency.mid / 2)
+    assert op.findings[0].waste_us == pytest.approx(op.latency.latency_us / 2)
     factor = exp(WIDER * log(1.1) * 2**0.5)
-    assert op.findings[0].low_us == pytest.approx(op.latency.mid * (1 - factor / 2))
-    assert op.findings[0].high_us == pytest.approx(op.latency.mid * (1 - 1 / factor / 2))
+    assert op.findings[0].low_us == pytest.approx(op.latency.latency_us * (1 - factor / 2))
+    assert op.findings[0].high_us == pytest.approx(op.latency.latency_us * (1 - 1 / factor / 2))
     assert cost.waste_low_us < cost.waste_us < cost.waste_high_us
     assert set(list(cost.by_name)[:2]) == {"scores", "context"}
 
 
 def test_gpu_hours_are_those_of_all_gpus_for_all_tokens() -> None:
-    cost = cost_of(SMALL, Answers(SimpleTimes()))
+    cost = cost_of(SMALL, answers_of(SimpleTimes()))
     # 1 s of 2 GPUs for 512 tokens: 1e12 / 512 times two seconds.
     assert cost.gpu_hours_per_trillion_tokens(1e6) == pytest.approx(2 * 1e12 / 512 / 3600)
 
 
 def test_a_softmax_that_is_not_fused_takes_as_long_as_its_bytes() -> None:
-    answers = Answers(SimpleTimes())
+    answers = answers_of(SimpleTimes())
     work = Softmax(batch=9, rows=512, cols=512)
-    assert answers.latency(work).mid == pytest.approx(answers.fused(work).mid * fallback_bytes(work) / work.min_bytes)
+    assert answers.estimate(work).latency_us == pytest.approx(
+        answers.fused(work).latency_us * fallback_bytes(work) / work.min_bytes
+    )
     shape = replace(SMALL, heads=8, kv_heads=8, head_dim=128, tp=4)  # 2 heads a GPU: no multiple of 4
-    cost = cost_of(shape, Answers(SimpleTimes()))
+    cost = cost_of(shape, answers_of(SimpleTimes()))
     op = next(o for o in cost.ops if o.op.name == "softmax")
     assert op.findings[0].edge.kind == "fused softmax"
-    assert op.findings[0].waste_us == pytest.approx(op.latency.mid - answers.fused(op.op.workload).mid)
-    assert 0 < op.findings[0].low_us < op.findings[0].waste_us < op.findings[0].high_us < op.latency.mid
+    assert op.findings[0].waste_us == pytest.approx(op.latency.latency_us - answers.fused(op.op.workload).latency_us)
+    assert 0 < op.findings[0].low_us < op.findings[0].waste_us < op.findings[0].high_us < op.latency.latency_us
 
 
 def test_one_run_of_several_ops_together() -> None:
-    cost = cost_of(SMALL, Answers(SimpleTimes()))
+    cost = cost_of(SMALL, answers_of(SimpleTimes()))
     own = [o for o in cost.by_name["qkv"] if o.op.phase != "forward"]
-    assert latency_per_run(own).mid == pytest.approx(sum(o.latency.mid for o in own))
+    assert latency_per_run(own).latency_us == pytest.approx(sum(o.latency.latency_us for o in own))
 
 
-def sums(*parts: tuple[Compute, float, float]) -> dict[Compute, tuple[float, Latency]]:
-    return {work: (share, Latency(1 / factor, 1.0, factor)) for work, share, factor in parts}
+def sums(*parts: tuple[Compute, float, float]) -> dict[Compute, tuple[float, Estimate]]:
+    return {work: (share, Estimate(1.0, 1 / factor, factor)) for work, share, factor in parts}
 
 
 def test_what_is_wrong_with_both_alike_cancels() -> None:
@@ -254,7 +263,7 @@ def test_neighbours_are_held_against_each_other_at_equal_parameters() -> None:
     best = found.neighbours[0].found
     assert best.shape.hidden != 2048
     weight = useful_parameters(best.shape, base.vocab) / parameters(base)
-    expected = found.cost.latency.mid / found.neighbours[0].cost.latency.mid * weight - 1
+    expected = found.cost.latency.latency_us / found.neighbours[0].cost.latency.latency_us * weight - 1
     assert best.gain == pytest.approx(expected)
     assert best.low < best.gain < best.high
     assert best.more == pytest.approx(weight - 1)
@@ -295,12 +304,12 @@ def test_any_source_of_times_will_do() -> None:
 
 
 @pytest.fixture(scope="module")
-def modelled() -> ModelledTimes:
-    return ModelledTimes(A100)
+def modelled() -> ModelTimes:
+    return ModelTimes(A100)
 
 
 @pytest.fixture(scope="module")
-def wide(modelled: ModelledTimes) -> Advice:
+def wide(modelled: ModelTimes) -> Advice:
     # The head widths of the BigScience search beside today's.
     return advise(WIDE, modelled, space=Space(head_dims=(64, 120, 128, 200, 216, 256)))
 
@@ -330,12 +339,12 @@ def test_the_sizes_that_the_search_ended_with_are_near_the_top(wide: Advice) -> 
     assert {"mlp_up n 7200 → 6912 = 54 × 128", "mlp_down n 14400 → 13824 = 108 × 128"} & set(other.found.reasons)
 
 
-def test_the_usual_head_widths_end_where_bloom_did(modelled: ModelledTimes) -> None:
+def test_the_usual_head_widths_end_where_bloom_did(modelled: ModelTimes) -> None:
     best = advise(WIDE, modelled).better[0].found.shape
     assert (best.hidden, best.heads, best.head_dim) in {(14336, 112, 128), (14336, 56, 256), (13312, 104, 128)}
 
 
-def test_a_shape_that_none_surely_beats_is_kept(modelled: ModelledTimes) -> None:
+def test_a_shape_that_none_surely_beats_is_kept(modelled: ModelTimes) -> None:
     asked = TransformerShape(
         hidden=4096, heads=32, kv_heads=8, ffn=14336, gated=True, layers=32, vocab=128256, tied=False, seq=8192
     )
@@ -349,17 +358,17 @@ def test_a_shape_that_none_surely_beats_is_kept(modelled: ModelledTimes) -> None
     assert odd.better[0].found.shape.vocab == 128384
 
 
-def test_what_nobody_measured_is_named_with_its_share(modelled: ModelledTimes) -> None:
+def test_what_nobody_measured_is_named_with_its_share(modelled: ModelTimes) -> None:
     flash = TransformerShape(hidden=2048, heads=16, layers=4, vocab=51200)
     (only,) = advise(flash, modelled, top=0).unmeasured
     assert only.reason == "backward attention: only forward passes measured"
     assert only.ops == ("attention.backward",)
-    cost = cost_of(flash, Answers(modelled))
+    cost = cost_of(flash, answers_of(modelled))
     backward = next(o for o in cost.ops if o.op.label == "attention.backward")
-    assert only.share == pytest.approx(backward.total_us / cost.latency.mid)
+    assert only.share == pytest.approx(backward.total_us / cost.latency.latency_us)
     unfused = advise(replace(flash, attention="unfused"), modelled, top=0).unmeasured
     assert {one.reason.partition(":")[0] for one in unfused} == {"batched products", "softmax"}
-    nothing = advise(replace(flash, dtype="fp16"), ModelledTimes(lookup("v100-sxm2-32gb")), top=0).unmeasured
+    nothing = advise(replace(flash, dtype="fp16"), ModelTimes(lookup("v100-sxm2-32gb")), top=0).unmeasured
     assert sum(one.share for one in nothing) == pytest.approx(1)
     (made_up,) = advise(flash, SimpleTimes(), top=0).unmeasured
     assert made_up.reason == "made up"
@@ -376,30 +385,30 @@ def test_one_change_alone_is_offered(wide: Advice) -> None:
     assert [a.found.gain for a in wide.singles] == sorted((a.found.gain for a in wide.singles), reverse=True)
 
 
-def test_what_misaligned_heads_cost_a_measured_training_run(modelled: ModelledTimes) -> None:
+def test_what_misaligned_heads_cost_a_measured_training_run(modelled: ModelTimes) -> None:
     """13824 with 128 heads of 108 instead of 64 of 216: 162.72 s instead of 121.28 s per iteration on 384 A100s (the
     BigScience search; the rate of unaligned products was fitted on these rows, the rest was not). 2048 samples go
     through 8 pipelines of 6 stages in micro-batches of 4, and every forward pass is computed twice."""
     seconds = []
     for heads in (64, 128):
         shape = TransformerShape(hidden=13824, heads=heads, layers=78, vocab=250880, tp=8, mbs=4, attention="unfused")
-        cost = cost_of(shape, Answers(modelled))
+        cost = cost_of(shape, answers_of(modelled))
         again_us = sum(o.total_us for o in cost.ops if o.op.phase == "forward")
-        seconds.append((cost.latency.mid + again_us) / 1e6 / 6 * 2048 / 8 / 4)
+        seconds.append((cost.latency.latency_us + again_us) / 1e6 / 6 * 2048 / 8 / 4)
         aligned = not any(f.edge.kind == "alignment" for o in cost.ops for f in o.findings)
         assert aligned == (heads == 64)
     assert seconds[1] - seconds[0] == pytest.approx(162.72 - 121.28, rel=0.3)
 
 
-def test_times_of_models_come_with_their_kernels(modelled: ModelledTimes) -> None:
-    assert isinstance(modelled, KernelTimes)
-    assert not isinstance(SimpleTimes(), KernelTimes)
+def test_times_of_models_come_with_their_kernels(modelled: ModelTimes) -> None:
     product = Gemm(2048, 14400, 1800, layout="nt")
-    (launch,) = modelled.launches([product])
+    launch = RememberedTimes(modelled).launch(product)
     assert launch is not None
     assert launch.tile is not None
     assert launch.blocks_per_sm is not None
-    assert modelled.launches([Softmax(8, 512, 512)]) == [None]
+    assert RememberedTimes(modelled).launch(Softmax(8, 512, 512)) is None
+    assert RememberedTimes(SimpleTimes()).launch(product) is None
+    assert RememberedTimes(SimpleTimes(), kernels=modelled).launch(product) == launch
     assert "products on a100-sxm4-80gb: fitted on" in modelled.note
 
 
@@ -407,14 +416,14 @@ def test_waves_are_part_of_the_advice_only_where_they_are_known() -> None:
     shape = TransformerShape(hidden=5120, heads=40, ffn=13824, gated=True, seq=4096, vocab=32000, layers=40)
 
     def costs(gpu: str) -> ShapeCost:
-        return cost_of(shape, Answers(ModelledTimes(lookup(gpu))))
+        return cost_of(shape, answers_of(ModelTimes(lookup(gpu))))
 
     for gpu in ("a100-sxm4-80gb", "h100-sxm5-80gb", "b200-sxm-180gb"):
         found = costs(gpu)
         waves = [op for op in found.ops if op.quantization is not None]
         assert bool(waves) == (gpu == "a100-sxm4-80gb")
         for op in waves:
-            share = peak_share(op.op.workload, op.latency.mid, lookup(gpu))
+            share = peak_share(op.op.workload, op.latency.latency_us, lookup(gpu))
             assert share is not None
             assert op.quantization is not None
             assert share <= op.quantization.efficiency
@@ -422,25 +431,26 @@ def test_waves_are_part_of_the_advice_only_where_they_are_known() -> None:
         assert gpu == "a100-sxm4-80gb" or "wave edge" not in kinds
 
 
-def test_unaligned_batches_run_at_the_fitted_rate(modelled: ModelledTimes) -> None:
+def test_unaligned_batches_run_at_the_fitted_rate(modelled: ModelTimes) -> None:
     unaligned, aligned = (Gemm(2048, 2048, width, batch=12, layout="nt") for width in (150, 152))
-    slow, fast = modelled.latencies_us([unaligned, aligned])
-    assert slow.mid > 3 * fast.mid
-    assert slow.low < slow.mid < slow.high
-    assert "unaligned rows: at a rate fitted to whole iterations" in modelled.note
-    # Where the fitted rate would be faster than aligned rows are, it is not believed.
-    eager = ModelledTimes(A100, unaligned_share=16.0)
-    assert eager.latencies_us([unaligned])[0].mid >= 0.9 * fast.mid
+    times = answers_of(modelled)
+    slow, fast = times.estimates([unaligned, aligned])
+    assert slow.latency_us > 3 * fast.latency_us
+    assert slow.low_us < slow.latency_us < slow.high_us
+    assert "unaligned rows: at a rate fitted to whole iterations" in times.note
+    # Where the fitted rate would be faster than aligned rows are, the slower of the two counts.
+    eager = RememberedTimes(modelled, unaligned_share=16.0)
+    assert eager.estimate(unaligned).latency_us >= 0.9 * fast.latency_us
 
 
-def test_batches_beyond_what_the_models_know_grow_in_proportion(modelled: ModelledTimes) -> None:
+def test_batches_beyond_what_the_models_know_grow_in_proportion(modelled: ModelTimes) -> None:
     most = LARGEST_SIDE // 2048
-    known, twice = modelled.latencies_us([Gemm(2048, 2048, 128, batch=b) for b in (most, 2 * most)])
-    assert twice.mid == pytest.approx(2 * known.mid)
+    known, twice = modelled.estimates([Gemm(2048, 2048, 128, batch=b) for b in (most, 2 * most)])
+    assert twice.latency_us == pytest.approx(2 * known.latency_us)
 
 
 def test_a_gpu_that_was_not_measured_says_so_and_is_less_sure() -> None:
-    unmeasured = ModelledTimes(lookup("v100-sxm2-32gb"))
+    unmeasured = ModelTimes(lookup("v100-sxm2-32gb"))
     found = advise(replace(WIDE, dtype="fp16"), unmeasured)
     assert unmeasured.common_error == UNMEASURED_COMMON
     assert "nobody measured fp16 on v100-sxm2-32gb" in found.note
@@ -450,14 +460,14 @@ def test_a_gpu_that_was_not_measured_says_so_and_is_less_sure() -> None:
 def test_attention_of_an_fp8_model_runs_in_its_own_format() -> None:
     h100 = lookup("h100-sxm5-80gb")
     eager = TransformerShape(hidden=4096, heads=32, layers=4, vocab=51200, dtype="fp8", attention="unfused")
-    wide, narrow = (cost_of(replace(eager, dtype=dtype), Answers(ModelledTimes(h100))) for dtype in ("bf16", "fp8"))
+    wide, narrow = (cost_of(replace(eager, dtype=dtype), answers_of(ModelTimes(h100))) for dtype in ("bf16", "fp8"))
     for name in ("scores", "softmax", "context"):
         assert [o.latency for o in wide.by_name[name]] == [o.latency for o in narrow.by_name[name]]
-    assert narrow.by_name["mlp_up"][0].latency.mid < 0.8 * wide.by_name["mlp_up"][0].latency.mid
-    assert cost_of(replace(eager, dtype="int8"), Answers(ModelledTimes(h100))).latency.mid > 0
+    assert narrow.by_name["mlp_up"][0].latency.latency_us < 0.8 * wide.by_name["mlp_up"][0].latency.latency_us
+    assert cost_of(replace(eager, dtype="int8"), answers_of(ModelTimes(h100))).latency.latency_us > 0
 
 
-def test_flash_attention_pays_less_for_its_heads(modelled: ModelledTimes) -> None:
+def test_flash_attention_pays_less_for_its_heads(modelled: ModelTimes) -> None:
     found = advise(replace(WIDE, attention="flash"), modelled, space=Space(head_dims=(64, 128, 216, 256)))
     kinds = {f.edge.kind for o in found.cost.by_name["attention"] for f in o.findings}
     assert "alignment" in kinds
@@ -471,6 +481,7 @@ class MadeProfile:
 
     device: DeviceSpec = A100
     note: str = "profile of a made-up GPU"
+    common_error: float = 0.0
 
     def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
         found = []
@@ -481,21 +492,21 @@ class MadeProfile:
 
 
 def test_a_profile_is_believed_where_it_was_measured() -> None:
-    times = ProfileTimes(MadeProfile())
+    times = answers_of(MadeProfile())
     assert times.note == "profile of a made-up GPU"
     measured, modelled = Gemm(100, 150, 64), Gemm(2048, 150, 2048, batch=12)
-    fast, slow = times.latencies_us([measured, modelled])
-    assert fast == Latency(*[measured.flops / 1e8] * 3)
-    assert slow.mid > modelled.flops / 1e8
+    fast, slow = times.estimates([measured, modelled])
+    assert (fast.low_us, fast.latency_us, fast.high_us) == tuple([measured.flops / 1e8] * 3)
+    assert slow.latency_us > modelled.flops / 1e8
+    assert slow.unmeasured.startswith("batched products of unaligned rows")
     assert times.note == (
-        "profile of a made-up GPU; of what was asked 1 measured, 1 modelled; "
-        "batched products of unaligned rows: at a rate fitted to whole iterations on A100s"
+        "profile of a made-up GPU; batched products of unaligned rows: at a rate fitted to whole iterations on A100s"
     )
 
 
 def test_advice_from_a_profile() -> None:
-    found = advise(WIDE, ProfileTimes(MadeProfile()))
+    found = advise(WIDE, MadeProfile())
     assert set(list(found.cost.by_name)[:2]) == {"scores", "context"}
-    assert "; of what was asked " in found.note
+    assert "unaligned rows" in found.note
     assert found.neighbours
     assert all(n.found.shape.head_dim % 8 == 0 for n in found.neighbours)

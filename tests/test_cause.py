@@ -8,14 +8,13 @@ import pytest
 from simulator import SimulatedGpu, along, measurement, records_of
 
 from quantbench.analysis.blocks import TileInUse, num_blocks, padded, row_alignment_bytes
-from quantbench.analysis.causes import Cause, Step, cause_of
+from quantbench.analysis.causes import Cause, CurveStep, cause_of
 from quantbench.analysis.check import fit_all
 from quantbench.analysis.cliffs import find_cliffs
-from quantbench.analysis.periods import find_periods
-from quantbench.analysis.point_noise import LEAST_ERROR
+from quantbench.analysis.curve_fits import LEAST_ERROR
+from quantbench.analysis.periods import find_periods, tile_finder
 from quantbench.analysis.staircase import Explanation
 from quantbench.analysis.summary import Point, points_of
-from quantbench.analysis.tiles import tile_finder
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.launch import Launch, Tile
@@ -41,7 +40,7 @@ def launched(kernel: str, tile: Tile | None, per_sm: int = 1) -> Launch:
 
 def cause(before: Point, after: Point, jump: float, spec: DeviceSpec = A100, *more: Point) -> Cause:
     family = ("gemm", "torch.mm", "gemm bf16 nn")
-    return cause_of(Step((before, after, *more), 0, jump), spec, tile_finder(spec, ())(family))
+    return cause_of(CurveStep((before, after, *more), 0, jump), spec, tile_finder(spec, ())(family))
 
 
 def test_a_wave_edge_by_the_kernel_that_ran() -> None:
@@ -132,10 +131,10 @@ def test_tiles_within_one_wave() -> None:
     ],
 )  # fmt: skip
 def test_below_one_wave_a_recovered_tile_is_cut_until_the_sms_are_busy(n: int, kind: str, words: str) -> None:
-    step = Step((point(Gemm(256, n, 4096), 100), point(Gemm(257, n, 4096), 130)), 0, 0.26)
+    step = CurveStep((point(Gemm(256, n, 4096), 100), point(Gemm(257, n, 4096), 130)), 0, 0.26)
     found = cause_of(step, A100, lambda _: TileInUse(TILE, 108, "steps", "128x256 tile on 108 SMs"))
     assert (found.kind, found.words) == (kind, words)
-    back = cause_of(Step(step.points[::-1], 0, -0.26), A100, lambda _: TileInUse(TILE, 108, "steps", "tile"))
+    back = cause_of(CurveStep(step.points[::-1], 0, -0.26), A100, lambda _: TileInUse(TILE, 108, "steps", "tile"))
     assert back.kind == kind
 
 

@@ -18,7 +18,7 @@ from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.providers import correctness
 from quantbench.store.record import Failed, Measured, Record, record_from_json, record_to_json
 from quantbench.sweep.messages import Hello, Reply, Request, reply_from_json, reply_to_json
-from quantbench.sweep.plan import Plan, PlanPoint
+from quantbench.sweep.plan import Group, Plan, PlanPoint
 from quantbench.sweep.runner import Sweep
 from quantbench.sweep.worker import Worker
 from quantbench.timing.cpu import CpuTimer
@@ -75,9 +75,9 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 def record_of(spec: DeviceSpec, cheat: str, work: Workload) -> Record:
     """What a sweep writes of one point."""
     kept = Kept()
-    point = PlanPoint("0" * 16, work, f"cheating_providers:{cheat}", (), 1.0, 0)
+    point = PlanPoint("0" * 16, work, f"cheating_providers:{cheat}", (), 1.0)
     Sweep(
-        plan=Plan((point,), None), run_id="r", spec=spec, timing=TIMING, done=frozenset(),
+        plan=Plan((Group((point,)),), None), run_id="r", spec=spec, timing=TIMING, done=frozenset(),
         connect=lambda: InThisProcess(spec), writer=kept, clock=time.monotonic,
     ).run()  # fmt: skip
     (record,) = kept.records

@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from quantbench.cli.importing import import_aiconfigurator, import_csv, import_vidur
+from quantbench.cli.import_ import import_aiconfigurator, import_csv, import_vidur
 from quantbench.errors import InputError
 from quantbench.store.folder import read_run
 

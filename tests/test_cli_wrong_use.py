@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
@@ -79,10 +80,6 @@ CSV = ("--gpu", "a100-sxm4-80gb", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype"
         (("predict", "--gpu", "a100", "--dim", "hidden=2147483647"), "TransformerShape: ffn = 8589934588; expected"),
         (("predict", "--gpu", "a100", "--dim", "hidden=1024", "--ops", ","), "--ops: ','; expected names of ops"),
         (
-            ("validate", "--docs", "nowhere.md"),
-            "validate: --docs nowhere.md (No such file or directory); expected a file",
-        ),
-        (
             ("sweep", "--resume", "run", "--provider", "triton"),
             "sweep: --resume run with --provider; expected the run's own options: --resume, with --budget at most",
         ),
@@ -115,7 +112,7 @@ def test_wrong_use_is_one_line(
         ("plan", "--model", "bloom-176b", "--gpus", "8", "--gbs", "8"),
         ("predict", "--dim", "m=512"),
         ("sweep", "--dim", "m=512", "--dry-run"),
-        ("validate",),
+        ("validate", "--table", "empty.csv"),
         ("import", "csv", "empty.csv", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype", "bf16"),
         ("import", "vidur", "empty.csv"),
         ("import", "aiconfigurator", "--system", "b60"),
@@ -260,11 +257,7 @@ def test_a_system_error_is_one_line_and_a_bug_is_not(
         (OSError("no number: a bug"), None),
         (KeyError("a bug"), None),
     ):
-
-        def fail(_: bool, error: Exception = error) -> None:
-            raise error
-
-        monkeypatch.setattr("quantbench.cli.devices.devices", fail)
+        monkeypatch.setattr("quantbench.device.current", Mock(side_effect=error))
         with pytest.raises(type(error) if said is None else SystemExit):
             main()
         assert capsys.readouterr().err.startswith(said or "")
@@ -334,7 +327,7 @@ def test_a_search_over_too_many_shapes_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("own:NoRun", "a class without unsupported, prepare, tolerance"),
+        ("own:NoRun", "a class without unsupported, prepare"),
         ("own:WithArguments", "expected a class that is made without arguments"),
         ("own:function", "(a function); expected a class with unsupported"),
         ("own:Missing", "module 'own' has no attribute 'Missing'"),
@@ -367,7 +360,7 @@ def test_training_logs_named_absolutely_and_relatively_are_one_report(
     folders = said.strip().splitlines()[-1].removeprefix("Next: quantbench report ").split()
     assert len(folders) == 2
     said = CliRunner().invoke(app, ["report", folders[0], str(tmp_path / folders[1])], catch_exceptions=False).output
-    assert "import it again with --gpus, --seq" in said
+    assert "import them with --gpus, --seq" in said
     assert said.endswith("report.html\n")
 
 

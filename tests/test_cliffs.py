@@ -14,12 +14,10 @@ import pytest
 from simulator import Case, SimulatedGpu, along, random_case, records_of
 
 from quantbench.analysis.check import fit_all
-from quantbench.analysis.cliffs import Cliff, find_cliffs
-from quantbench.analysis.common_cliffs import common_cliffs
-from quantbench.analysis.curve_fits import fit_curves
+from quantbench.analysis.cliffs import Cliff, common_cliffs, find_cliffs
+from quantbench.analysis.curve_fits import LEAST_ERROR, fit_curves
 from quantbench.analysis.curves import curves_of
 from quantbench.analysis.periods import Period, find_periods
-from quantbench.analysis.point_noise import LEAST_ERROR
 from quantbench.analysis.staircase import Explanation, candidates
 from quantbench.analysis.step_detection import fit_pieces
 from quantbench.analysis.summary import points_of

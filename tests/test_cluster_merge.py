@@ -226,13 +226,13 @@ def test_a_run_id_never_leaves_the_results_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["0/4", "5/4", "2", "a/b", "/4", "2/", "-1/4", "1/0", "²/4"])
 def test_a_part_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(InputError, match=r"^--shard: .*; expected PART/PARTS"):
-        sweep_options(SweepArguments(("n",), {}, shard=text), "cpu")
+        sweep_options(SweepArguments(dim=["n"], shard=text), "cpu")
 
 
 def test_a_part_of_a_plan_is_asked_for_by_its_number() -> None:
-    assert sweep_options(SweepArguments(("n",), {}, shard="2/8"), "cpu").shard == (2, 8)
+    assert sweep_options(SweepArguments(dim=["n"], shard="2/8"), "cpu").shard == (2, 8)
     with pytest.raises(InputError, match=r"^sweep: --shard with --refine"):
-        sweep_options(SweepArguments(("n",), {}, shard="2/8", refine=True), "cpu")
+        sweep_options(SweepArguments(dim=["n"], shard="2/8", refine=True), "cpu")
 
 
 def test_more_parts_than_points_are_refused() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from quantbench.cli.comm_run import CommArguments, row_to_json
+from quantbench.cli.comm import CommOptions, row_to_json
 from quantbench.comm.isolation import (
     idle_traffic_mb_per_s,
     repeat_line,
@@ -259,12 +259,12 @@ def test_spread_is_reported() -> None:
 
 
 def test_plans_by_backend() -> None:
-    arguments = CommArguments("", "", "", "", 0.02, "1s")
+    arguments = CommOptions()
     plan = arguments.plan("nccl", 8, 1)
     assert {c.op for c in plan} == set(DEFAULT_OPS)
     assert (max(c.message_bytes for c in plan), plan[0].dtype) == (2**30, "bf16")
     assert arguments.plan("gloo", 2, 1)[0].dtype == "fp32"
-    one = CommArguments("all-gather", "1KiB", "int8", "", 0.02, "1s").plan("gloo", 4, 2)
+    one = CommOptions(op="all-gather", sizes="1KiB", dtype="int8").plan("gloo", 4, 2)
     assert one == (Collective("all_gather", 1024, 4, "int8", 2),)
 
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 from made_runs import SPEC, STATE, record, reference, run, samples
 
-from quantbench.analysis.compare import CompareOptions, compare_runs
-from quantbench.analysis.compare_differences import Difference, differences
-from quantbench.analysis.compare_ranks import figure_test, holm, rank_test
+from quantbench.analysis.compare import CompareOptions, Difference, compare_runs, differences
+from quantbench.analysis.significance import figure_test, holm, rank_test
 from quantbench.errors import InputError
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade

@@ -9,7 +9,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from quantbench.cli.console import SafeConsole, narrowest, say
+from quantbench.cli.output import SafeConsole, narrowest, say
 from quantbench.errors import one_line
 
 ROW = ("14400", "1.39 ms (0.929–2.09)", "wave 5 of 5 is 74 % full: 5.2 % idle")

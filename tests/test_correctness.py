@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -117,6 +117,66 @@ def test_the_error_is_estimated_without_bias(work: Gemm) -> None:
     spoiled = (found + 0.3 * correctness.tolerance(work).relative_norm * noise).to(found.dtype)
     estimates = [error_of(work, given, (spoiled,), seed) for seed in range(20)]
     assert sum(estimates) / 20 == pytest.approx(relative_error(spoiled, reference), rel=0.1)
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
+def test_a_product_is_read_once_or_twice(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check costs O(mn + nk + mk): a is read twice, b and c once, in whatever order they are stored."""
+    work = Gemm(70, 50, 90, layout=layout)
+    given, found = case(work)
+    read: list[int] = []
+    chunks = correctness.row_chunks
+
+    def counted(matrices: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+        assert matrices.stride(-1) == 1
+        read.append(matrices.numel())
+        return chunks(matrices)
+
+    monkeypatch.setattr(correctness, "row_chunks", counted)
+    error_of(work, given, found)
+    assert sorted(read) == sorted([70 * 90, 70 * 90, 90 * 50, 70 * 50])
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("compute", [torch.float32, torch.float64])
+def test_projections_are_products(transposed: bool, compute: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(correctness._CHUNK_ELEMENTS, "cpu", 100)
+    stored = torch.randn(3, 30, 20).bfloat16()
+    matrices = stored.mT if transposed else stored
+    rows, cols = matrices.shape[1:]
+    left, right = torch.randn(3, 5, rows, dtype=compute), torch.randn(3, cols, 4, dtype=compute)
+    found = correctness.project(matrices, compute, left, right, square=True)
+    assert torch.allclose(found.left, left @ matrices.to(compute), atol=1e-4)
+    assert torch.allclose(found.right, matrices.to(compute) @ right, atol=1e-4)
+    assert found.square.item() == pytest.approx(stored.double().square().sum().item(), rel=1e-5)
+    assert torch.equal(correctness.project(matrices, compute, right=right).right, found.right)
+    assert torch.equal(correctness.project(matrices, compute, left=left).left, found.left)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_an_error_in_the_whole_is_found_from_one_and_a_half_times_the_tolerance_on(dtype: str) -> None:
+    """Products in 16 bits are checked in fp32, which finds as much as float64."""
+    work = Gemm(200, 160, 700, dtype=dtype)
+    given, (found,) = case(work)
+    bound = correctness.tolerance(work).relative_norm
+    noise = torch.randn(found.shape, generator=torch.Generator().manual_seed(1))
+    noise *= found.float().norm() / noise.norm()
+    for seed in range(10):
+        error_of(work, given, ((found.float() + 0.6 * bound * noise).to(found.dtype),), seed)
+        with pytest.raises(MeasurementError, match="relative error"):
+            error_of(work, given, ((found.float() + 1.5 * bound * noise).to(found.dtype),), seed)
+
+
+def test_coarse_products_of_the_process_do_not_reach_the_checks() -> None:
+    work = Gemm(70, 50, 90, dtype="fp16")
+    assert correctness._precision(work) == torch.float32
+    assert correctness._precision(replace(work, dtype="fp32")) == torch.float64
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert correctness._precision(work) == correctness.fast_format() == torch.float64
+        assert error_of(work, *case(work)) < 4e-4
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 def zero_tile(found: Tensors) -> None:

@@ -23,11 +23,11 @@ from quantbench.latency.roofline import roofline_us
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade
 from quantbench.profile.profile import Profile
-from quantbench.timing.other_methods import Run
 from quantbench.workload import Gemm, Softmax, Workload
 from tools.evidence import side_by_side, write
 from tools.evidence import steps as evidence
 from tools.evidence.nvbench import merge_nvbench
+from tools.evidence.other_methods import Run
 from tools.evidence.sections import cost_section, kernel_section, prediction_section, timer_section
 from tools.evidence.steps import STEPS, PlannedSweep, random_shapes
 

@@ -17,8 +17,9 @@ from made_runs import record, run, write
 from typer.testing import CliRunner
 
 from quantbench.cli.app import app
+from quantbench.cli.options import percentage
+from quantbench.cli.profile import degrees
 from quantbench.cli.profile import profile as command
-from quantbench.cli.profile_export import degrees, percentage
 from quantbench.errors import InputError, QuantbenchError, StoreError
 from quantbench.profile.exporters.catalog import FORMATS
 from quantbench.workload import Gemm
@@ -151,7 +152,10 @@ def test_folders_of_runs_are_taken_as_they_are(tmp_path: Path) -> None:
     [
         (["--format", "astra-sim"], "--format = 'astra-sim'; expected one of aiconfigurator, vidur"),
         (["--format", "vidur"], "no --model (a row is of one model there); expected one of llama-2-7b"),
-        (["--format", "vidur", "--model", "llama-3-8b", "--tp", "two"], "--tp: 'two'; expected degrees"),
+        (
+            ["--format", "vidur", "--model", "llama-3-8b", "--tp", "two"],
+            "--tp: 'two'; expected integers from",
+        ),
         (["--format", "csv", "--bound", "5"], "--bound: '5'; expected a percentage between 0% and 100%"),
         (["--format", "csv", "--provider", "cublas"], "--provider cublas: no row is its; expected one of"),
         (["--format", "aiconfigurator", "--layout", "tt"], "--layout tt; expected one of nn, nt, tn"),
@@ -180,11 +184,11 @@ def test_a_profile_beside_a_run_is_refused(folder: Path) -> None:
 
 
 def test_percentages_and_degrees() -> None:
-    assert percentage("--bound", "2.5 %") == 0.025
+    assert percentage("--bound", "2.5 %", above=True) == 0.025
     assert degrees("8,1,8") == (1, 8)
     for wrong in ("", "0", "1,,2", "1.5"):
         with pytest.raises(InputError, match="--tp"):
             degrees(wrong)
     for wrong in ("5", "x%", "0%", "100%", "nan%"):
         with pytest.raises(InputError, match="--bound"):
-            percentage("--bound", wrong)
+            percentage("--bound", wrong, above=True)

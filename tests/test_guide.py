@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import re
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,16 +15,22 @@ from quantbench.analysis.summary import Point, points_of
 from quantbench.device import lookup
 from quantbench.errors import StoreError
 from quantbench.launch import Tile
-from quantbench.report.guide.arithmetic import linear_layers, of_sizes, shares, slots_of, whole_waves_step
-from quantbench.report.guide.edges import edges_of
-from quantbench.report.guide.effects import CONFIRMED, INCONCLUSIVE, REFUTED, Effect, effect_of
-from quantbench.report.guide.fill import fill, table
-from quantbench.report.guide.heads import fours, widths
-from quantbench.report.guide.rules import words
-from quantbench.report.guide.searches import head_searches, iterations
-from quantbench.report.guide.shrink import prices, rates
 from quantbench.store.record import Record
 from quantbench.workload import Attention, Gemm
+from tools.guide.markers import fill, table
+from tools.guide.products import edges_of, prices, rates
+from tools.guide.rules import CONFIRMED, INCONCLUSIVE, REFUTED, Effect, effect_of, words
+from tools.guide.shapes import (
+    fours,
+    head_searches,
+    iterations,
+    linear_layers,
+    of_sizes,
+    shares,
+    slots_of,
+    whole_waves_step,
+    widths,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -59,11 +66,15 @@ def test_the_snippets_of_the_page_run() -> None:
     assert result.failed == 0
 
 
+def test_the_commands_that_write_the_pages_can_be_imported() -> None:
+    for name in ("tools.guide.__main__", "tools.guide.front", "tools.advice_examples"):
+        assert callable(import_module(name).main)
+
+
 @needs_tables
 def test_the_page_says_what_the_tables_say(tmp_path: Path) -> None:
-    from quantbench.report.guide.evidence import evidence
-    from quantbench.report.guide.findings import find
-    from quantbench.report.guide.texts import texts
+    from tools.guide.evidence import evidence, find
+    from tools.guide.page import texts
 
     text = PAGE.read_text(encoding="utf-8")
     assert fill(text, texts(find(evidence(), SEARCHES))) == text
@@ -144,7 +155,7 @@ def test_an_effect_is_confirmed_refuted_or_neither() -> None:
     assert effect_of([1.1] * 9) is None
     found = effect_of([1.0 + i / 100 for i in range(11)])
     assert found is not None
-    assert (found.middle, found.low, found.high) == pytest.approx((0.05, 0.01, 0.09))
+    assert (found.median, found.low, found.high) == pytest.approx((0.05, 0.01, 0.09))
     assert words(effect_of([1.3] * 20)) == "CONFIRMED: 30 % (30 % to 30 %)"
     assert words(None) == "NOT TESTED"
 

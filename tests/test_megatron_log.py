@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from quantbench.cli.import_megatron import import_megatron_log
+from quantbench.cli.import_ import import_megatron_log
 from quantbench.errors import InputError, StoreError
 from quantbench.importers import megatron_log
 from quantbench.importers.megatron_log import COLUMNS, Iterations, read_log, read_stream

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from quantbench.cli.advise import advise
-from quantbench.cli.model_options import ModelOptions, chosen_model
+from quantbench.cli.model_options import ShapeOptions, chosen_model
 from quantbench.cli.models import models
 from quantbench.cli.plan import plan
 from quantbench.cli.predict import predict
@@ -104,22 +104,22 @@ def test_the_config_decides_head_dim_dropout_and_ties(tmp_path: Path) -> None:
             }
         )
     )  # fmt: skip
-    shape, _ = chosen_model("advise", ModelOptions(config=config), A100)
+    shape, _ = chosen_model("advise", ShapeOptions(config=config), A100)
     assert (shape.head_dim, shape.tied, shape.dropout) == (128, True, True)
     assert shape.parameters == preset("qwen3-0.6b").parameters
-    typed, _ = chosen_model("advise", ModelOptions(config=config, dropout=False), A100)
+    typed, _ = chosen_model("advise", ShapeOptions(config=config, dropout=False), A100)
     assert not typed.dropout
 
 
 def test_sizes_alone_are_completed_and_said() -> None:
-    shape, words = chosen_model("advise", ModelOptions(sizes={"hidden": 4096, "heads": 32}), A100)
+    shape, words = chosen_model("advise", ShapeOptions(hidden=4096, heads=32), A100)
     assert (shape.layers, shape.vocab, shape.seq, shape.attention) == (26, 50304, 2048, "flash")
     expected = ("flash attention", "no dropout", "layers = 26 (hidden / 160)", "vocab = 50304", "seq = 2048")
     assert words == (*expected, "dtype = bf16")
 
 
 def test_what_follows_from_a_typed_size_is_said() -> None:
-    shape, words = chosen_model("advise", ModelOptions("llama-3-8b", sizes={"hidden": 5120, "heads": 40}), A100)
+    shape, words = chosen_model("advise", ShapeOptions(model="llama-3-8b", hidden=5120, heads=40), A100)
     assert (shape.kv_heads, shape.ffn) == (40, 17920)
     assert {"kv_heads = heads", "ffn = 17920"} <= set(words)
 

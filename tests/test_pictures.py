@@ -14,15 +14,14 @@ from simulator import SimulatedGpu, along, records_of
 
 from quantbench.analysis.check import check_run
 from quantbench.analysis.curves import curves_of
-from quantbench.analysis.drawn_edges import drawn_edges
-from quantbench.analysis.sawtooth import sawtooth
+from quantbench.analysis.sawtooth import drawn_edges, sawtooth
 from quantbench.analysis.summary import Point, points_of
 from quantbench.launch import Launch, Tile
 from quantbench.report import canvas
-from quantbench.report.cards import Gallery
-from quantbench.report.efficiency import draw_efficiency
+from quantbench.report.content import Gallery
 from quantbench.report.page import build_page
 from quantbench.report.source import picture_caption
+from quantbench.report.sweep_result import draw_efficiency
 from quantbench.store.folder import Run
 from quantbench.store.record import Record
 from quantbench.workload import Gemm

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from quantbench.cli.plan import plan
 from quantbench.errors import InputError
+from quantbench.latency.model_times import BestTimes
 from quantbench.planner.calibration import shipped
-from quantbench.planner.op_times import BestTimes
 from tools.planner_accuracy import PAGE, Group, groups, table, with_table
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -6,7 +6,7 @@ import pytest
 from planner_doubles import bloom_like, job
 
 from quantbench.errors import InputError
-from quantbench.planner.cluster import cluster
+from quantbench.latency.interconnect import cluster
 from quantbench.planner.constraints import CONSTRAINTS, is_possible, violations
 from quantbench.planner.layout import Job, Layout, StageKind, padded_vocab, stage_kinds
 from quantbench.workload import TransformerShape

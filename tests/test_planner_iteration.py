@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import pytest
 from planner_doubles import A100, PLAIN, EvenTimes, bloom_like, job
 
 from quantbench.device import lookup
+from quantbench.latency.estimate import Estimate
+from quantbench.latency.interconnect import Cluster, Link, cluster, reference_cluster, same_site
+from quantbench.latency.model_times import BestTimes
+from quantbench.latency.op_times import RememberedTimes, RooflineTimes
 from quantbench.planner.calibration import everywhere
-from quantbench.planner.cluster import Cluster, Link, cluster, reference_cluster, same_site
 from quantbench.planner.iteration import iteration
-from quantbench.planner.layer_time import LayerTimes, layer_weights
+from quantbench.planner.layer_time import LayerTimes, divided, layer_weights
 from quantbench.planner.layout import Case, Job, Layout
-from quantbench.planner.op_times import BestTimes, Latency, RememberedTimes, RooflineTimes, latency_us
 from quantbench.planner.predict import Planner, predict_cases
 from quantbench.planner.traffic import exposed_s, point_to_point_s, tied_embedding_s, traffic
 from quantbench.workload import Gemm, Softmax, TransformerShape
+from quantbench.workload.transformer import Compute
 
 
 def times_of(of: Job, layout: Layout, calibration=PLAIN):  # type: ignore[no-untyped-def]
@@ -166,9 +170,34 @@ def test_layers_are_asked_for_once_and_together() -> None:
     assert times.asked == 1
     remembered = RememberedTimes(EvenTimes())
     works = [Gemm(64, 64, 64), Gemm(64, 64, 64), Softmax(1, 8, 8)]
-    assert remembered.latencies_us(works) == remembered.latencies_us(works)
+    assert remembered.estimates(works) == remembered.estimates(works)
     assert remembered.device is A100
-    assert latency_us(remembered, works[0]) == Latency(0.9 * 0.002097152, 0.002097152, 1.2 * 0.002097152)
+    assert remembered.estimate(works[0]) == Estimate(0.002097152, 0.9 * 0.002097152, 1.2 * 0.002097152)
+
+
+@dataclass
+class MeasuredProducts(EvenTimes):
+    """Every product was measured, or none."""
+
+    source: str = "measured"
+
+    def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
+        return [replace(one, source=self.source) for one in super().estimates(workloads)]
+
+
+def test_a_measured_product_of_unaligned_rows_keeps_its_time_and_its_interval() -> None:
+    of = job(shape=bloom_like(layers=70, heads=96, hidden=14400), gpus=384)  # heads of 150
+    measured, modelled = (LayerTimes(of, MeasuredProducts(source=s), PLAIN).at(4, 1) for s in ("measured", "modelled"))
+    products = [op for op in divided(of.shape, 4, 1).ops() if op.name in ("scores", "context")]
+    us = sum(op.workload.flops / 250e6 for op in products)
+    others_us = measured.core.mid * 1e6 - us  # of the softmax
+    assert measured.core.low * 1e6 == pytest.approx(0.9 * (us + others_us))
+    assert measured.core.high * 1e6 == pytest.approx(1.2 * (us + others_us))
+    # Not measured: at the fitted share of the fp32 peak, with an interval.
+    slow_us = sum(op.workload.flops for op in products) / (19.5e6 * PLAIN.unaligned_share)
+    assert modelled.core.mid * 1e6 == pytest.approx(slow_us + others_us)
+    assert slow_us > 10 * us
+    assert modelled.core.low < modelled.core.mid < modelled.core.high
 
 
 def test_layer_weights_of_a_gpt_and_of_grouped_gated_layers() -> None:
@@ -197,8 +226,8 @@ def test_tflops_and_mfu_of_a_prediction() -> None:
 
 def test_roofline_times_have_an_interval() -> None:
     times = RooflineTimes(lookup("h100-sxm5-80gb"))
-    found = latency_us(times, Gemm(4096, 4096, 4096))
-    assert (found.low, found.high) == (found.mid / 2, found.mid * 2)
+    found = times.estimates([Gemm(4096, 4096, 4096)])[0]
+    assert (found.low_us, found.high_us) == (found.latency_us / 2, found.latency_us * 2)
     assert "factor of 2" in times.note
 
 
@@ -206,11 +235,12 @@ def test_the_best_times_know_every_kind_of_work() -> None:
     times = BestTimes()(A100)
     shape = bloom_like(layers=1)
     works = [op.workload for op in replace(shape, tp=8).ops()]
-    found = times.latencies_us([*works, *(op.workload for op in replace(shape, attention="flash").ops())])
-    assert all(0 < t.low <= t.mid <= t.high for t in found)
+    found = times.estimates([*works, *(op.workload for op in replace(shape, attention="flash").ops())])
+    assert all(0 < t.low_us <= t.latency_us <= t.high_us for t in found)
     assert "a100-sxm4-80gb" in times.note
-    fp16 = latency_us(times, Gemm(4096, 4096, 4096, dtype="fp16"))
-    assert fp16 == latency_us(times, Gemm(4096, 4096, 4096, dtype="bf16"))
+    fp16, bf16 = times.estimates([Gemm(4096, 4096, 4096, dtype=dtype) for dtype in ("fp16", "bf16")])
+    assert fp16.latency_us == bf16.latency_us
+    assert "fp16 is taken to run as the bf16 that was measured" in fp16.note
 
 
 def test_links_interpolate_the_public_table() -> None:

@@ -11,7 +11,7 @@ from known_profile import COLLECTIVES, known_profile
 from typer.testing import CliRunner
 
 from quantbench.cli.plan import plan
-from quantbench.planner.cluster import cluster
+from quantbench.latency.interconnect import cluster
 from quantbench.planner.measured_links import with_measured_links
 from quantbench.workload import Collective, Gemm
 

@@ -9,6 +9,7 @@ import pytest
 from planner_doubles import EvenTimes
 
 from quantbench.errors import InputError
+from quantbench.latency.model_times import BestTimes
 from quantbench.planner.calibration import RANGES, Calibration, Calibrations, shipped
 from quantbench.planner.context import (
     Given,
@@ -21,7 +22,6 @@ from quantbench.planner.context import (
 )
 from quantbench.planner.fit import days_left_out, fit, fit_times, predicted_s, timed_cases
 from quantbench.planner.judge import RowResult, misses, predict_rows, summarize
-from quantbench.planner.op_times import BestTimes
 from quantbench.planner.row_checks import check_rows
 from quantbench.planner.table import TableRow, read_table
 

@@ -11,13 +11,13 @@ import pytest
 from planner_doubles import LIKE_JEAN_ZAY, PLAIN, EvenTimes, bloom_like, job
 
 from quantbench.errors import InputError
+from quantbench.latency.interconnect import cluster, reference_cluster
+from quantbench.latency.model_times import BestTimes
 from quantbench.planner.calibration import shipped
-from quantbench.planner.cluster import cluster, reference_cluster
 from quantbench.planner.constraints import is_possible
 from quantbench.planner.folklore import judge
 from quantbench.planner.layout import Job, Layout
 from quantbench.planner.memory import limit_bytes, memory
-from quantbench.planner.op_times import BestTimes
 from quantbench.planner.report import job_to_json, judged_to_json, prediction_to_json, provenance, shape_to_json
 from quantbench.planner.search import Space, divisors, layout_groups, search
 from quantbench.planner.shape_search import ShapeSpace, candidates, shape_search

@@ -12,14 +12,13 @@ import typer
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
-from quantbench.cli.predict import predict
-from quantbench.cli.predict_run import predict_sweep
-from quantbench.cli.sweep_options import SweepArguments
+from quantbench.cli.grid_options import GridOptions
+from quantbench.cli.predict import predict, predict_sweep
 from quantbench.device import default_dtype, lookup
 from quantbench.device.registry import known
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
-from quantbench.latency.best import best_models
+from quantbench.latency.model_times import ModelTimes
 from quantbench.report.forecast import _draw_wave_edges
 from quantbench.workload import TransformerShape
 
@@ -178,29 +177,29 @@ def test_errors() -> None:
 def test_eager_attention_beside_narrow_linear_layers_runs_in_bf16(dtype: str) -> None:
     h100 = lookup("h100-sxm5-80gb")
     narrow, wide = (
-        best_models(h100, of).predict(
+        ModelTimes(h100).predict(
             TransformerShape(hidden=4096, heads=32, seq=2048, dtype=of, attention="unfused"), backward=True
         )
         for of in (dtype, "bf16")
     )
-    same = [(o.op.label, o.work) for o in narrow.ops if o.op.name in ("scores", "softmax", "context")]
+    same = [(o.op.label, o.estimate) for o in narrow.ops if o.op.name in ("scores", "softmax", "context")]
     assert len(same) == 8
-    assert same == [(o.op.label, o.work) for o in wide.ops if o.op.name in ("scores", "softmax", "context")]
-    qkv, of_bf16 = (next(o.work for o in found.ops if o.op.label == "qkv") for found in (narrow, wide))
+    assert same == [(o.op.label, o.estimate) for o in wide.ops if o.op.name in ("scores", "softmax", "context")]
+    qkv, of_bf16 = (next(o.estimate for o in found.ops if o.op.label == "qkv") for found in (narrow, wide))
     assert qkv != of_bf16
     assert f"nobody measured {dtype} on {h100.name}" in qkv.note
     assert "fitted on" in of_bf16.note
 
 
 def test_impossible_sizes_are_left_out_where_asked() -> None:
-    arguments = SweepArguments(dims=("heads=7,8",), sizes={"hidden": "4096"}, skip_impossible=True)
+    arguments = GridOptions(dim=["heads=7,8"], hidden="4096", skip_impossible=True)
     _, found, _ = predict_sweep(arguments, lookup("a100-sxm4-80gb"))
     assert [row.axes for row in found.rows] == [{"heads": 8}]
     assert "heads = 7" in found.impossible[0]
 
 
 def test_edges_are_bracketed() -> None:
-    arguments = SweepArguments(dims=("n=1024:4096:1024@edges",), sizes={"m": "2048", "k": "4096"})
+    arguments = GridOptions(dim=["n=1024:4096:1024@edges"], m="2048", k="4096")
     axes, found, _ = predict_sweep(arguments, lookup("a100-sxm4-80gb"))
     values = [row.axes["n"] for row in found.rows]
     # The assumed 128×256 tile: 16 × 6 = 96 tiles at 1536, 112 past it.
@@ -211,14 +210,12 @@ def test_edges_are_bracketed() -> None:
 
 
 def test_waves_agree_with_the_reasons() -> None:
-    _, found = predict_sweep(
-        SweepArguments(dims=("m=2688",), sizes={"n": "4096", "k": "4096"}), lookup("a100-sxm4-80gb")
-    )
+    _, found, _ = predict_sweep(GridOptions(dim=["m=2688"], n="4096", k="4096"), lookup("a100-sxm4-80gb"))
     (row,) = found.rows
-    assert row.worst.work.launch is not None
-    assert str(row.worst.work.launch.tile) == "128x256"
+    assert row.worst.estimate.launch is not None
+    assert str(row.worst.estimate.launch.tile) == "128x256"
     # 21 · 16 tiles on 108 SMs.
-    assert row.worst.work.waves == 4
+    assert row.worst.estimate.waves == 4
     assert row.reasons[0].startswith("wave 4 of 4 is 11 % full: 22 % idle")
 
 
@@ -228,8 +225,8 @@ def test_no_product_is_idle_where_it_is_predicted_to_compute(spec: DeviceSpec) -
     sites[default_dtype(spec)] = ((4096, 4096), (12288, 4096), (5120, 1024), (1032, 8192))
     for dtype, widths in sites.items():
         for n, k in widths:
-            arguments = SweepArguments(dims=("m=128:4096:32",), sizes={"n": str(n), "k": str(k)}, dtype=dtype)
-            _, found = predict_sweep(arguments, spec)
+            arguments = GridOptions(dim=["m=128:4096:32"], n=str(n), k=str(k), dtype=dtype)
+            _, found, _ = predict_sweep(arguments, spec)
             assert len(found.rows) == 125
             for row in found.rows:
                 said = [re.fullmatch(r".*: ([0-9.]+) % idle.*", reason) for reason in row.reasons]
@@ -238,14 +235,14 @@ def test_no_product_is_idle_where_it_is_predicted_to_compute(spec: DeviceSpec) -
                 # The words round to two digits.
                 assert all(row.peak_share <= 1 - share + 0.005 for share in idle), row
                 if any(reason.startswith("wave") for reason in row.reasons):
-                    assert row.worst.work.waves is not None
+                    assert row.worst.estimate.waves is not None
 
 
 def test_waves_are_stated_on_an_a100_and_not_where_they_are_refuted() -> None:
     def stated(gpu: str) -> list[int | None]:
-        _, found = predict_sweep(SweepArguments(dims=("m=128:4096:32",), sizes={"n": "4096", "k": "4096"}), lookup(gpu))
+        _, found, _ = predict_sweep(GridOptions(dim=["m=128:4096:32"], n="4096", k="4096"), lookup(gpu))
         assert any(row.reasons for row in found.rows)
-        return [row.worst.work.waves for row in found.rows]
+        return [row.worst.estimate.waves for row in found.rows]
 
     assert sum(waves is not None for waves in stated("a100-sxm4-80gb")) > 100
     for gpu in ("h100-sxm5-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "v100-sxm2-32gb"):
@@ -257,7 +254,7 @@ def test_waves_are_stated_on_an_a100_and_not_where_they_are_refuted() -> None:
 
 def test_the_picture_has_wave_edges_only_where_waves_are_stated() -> None:
     def edges(gpu: str) -> int:
-        _, found = predict_sweep(SweepArguments(dims=("m=128:4096:64",), sizes={"n": "4096", "k": "4096"}), lookup(gpu))
+        _, found, _ = predict_sweep(GridOptions(dim=["m=128:4096:64"], n="4096", k="4096"), lookup(gpu))
         panel = Figure().add_subplot()
         _draw_wave_edges(panel, [(row.axes["m"], row.worst) for row in found.rows])
         return len(panel.lines)
@@ -267,16 +264,15 @@ def test_the_picture_has_wave_edges_only_where_waves_are_stated() -> None:
 
 
 def test_a_layer_grows_with_its_hidden_size() -> None:
-    model = best_models(lookup("h100-sxm5-80gb"), "bf16")
+    model = ModelTimes(lookup("h100-sxm5-80gb"))
     times = [model.predict(TransformerShape(hidden=h, heads=h // 128, seq=2048)).latency_us for h in (1024, 2048, 4096)]
     assert all(a < b for a, b in pairwise(times))
 
 
 def test_it_runs_without_torch() -> None:
     code = (
-        "import sys; from quantbench.cli.predict_run import run;"
-        "from quantbench.cli.sweep_options import SweepArguments;"
-        "run(SweepArguments(dims=('hidden=2048',), sizes={}), 'a100-sxm4-80gb', None, as_json=True);"
+        "import sys; from quantbench.cli.predict import predict; from quantbench.cli.grid_options import GridOptions;"
+        "predict.__wrapped__('a100-sxm4-80gb', GridOptions(dim=['hidden=2048']), as_json=True);"
         "assert not {'torch', 'triton', 'sklearn', 'pandas', 'pyarrow'} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -14,7 +14,7 @@ import pytest
 
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.gemm.model import LARGEST_SIDE
-from quantbench.planner.op_times import OpTimes
+from quantbench.latency.op_times import OpTimes
 from quantbench.profile import Estimate, Estimates, Profile
 from quantbench.profile.interpolation import Lines, RowIndex
 from quantbench.stats import median
@@ -60,7 +60,7 @@ def test_beyond_the_model_only_what_was_measured_is_answered() -> None:
         lambda: profile.gemm([known.m, unknown.m, unknown.m + 1], unknown.n, unknown.k),
         lambda: profile.gemm(unknown.m, unknown.n, unknown.k, dtype="fp16"),
         lambda: profile.estimates([known, unknown]),
-        lambda: profile.latencies_us([unknown]),
+        lambda: profile.estimates([unknown]),
     ):
         with pytest.raises(InputError, match=said):
             ask()
@@ -207,7 +207,7 @@ def test_softmax_and_attention() -> None:
 def test_a_layer_is_the_sum_of_its_operations() -> None:
     shape = TransformerShape(hidden=2048, heads=16, seq=2048, attention="flash")
     layer = made.profile().layer(shape)
-    assert layer.latency_us == pytest.approx(sum(op.work.estimate.latency_us for op in layer.ops))
+    assert layer.latency_us == pytest.approx(sum(op.estimate.latency_us for op in layer.ops))
     assert [op.op.label for op in layer.ops][:5] == ["qkv", "attention", "proj", "mlp_up", "mlp_down"]
     assert "logits" not in {op.op.name for op in layer.ops}
     assert layer.source == "modelled"
@@ -218,13 +218,19 @@ def test_a_layer_is_the_sum_of_its_operations() -> None:
 
 
 def test_it_is_a_source_of_times_for_the_planner() -> None:
-    times: OpTimes = made.profile()
+    profile = Profile.from_runs([made.run(made.gemm_records())], fit=False)
+    times: OpTimes = profile
+    assert times.note == "profile of a100-sxm4-80gb: 22 gemm rows"
     works = [Gemm(2048, 6144, 2048, layout="nt"), Attention(1, 32, 1024, 1024, 128), Softmax(64, 512, 512)]
-    found = times.latencies_us([*works, works[0]])
+    found = times.estimates([*works, works[0]])
     assert found[0] == found[3]
-    assert all(latency.low <= latency.mid <= latency.high for latency in found)
-    assert found[0].mid == one(made.profile().gemm(2048, 6144, 2048)).latency_us
-    assert times.note == "profile of a100-sxm4-80gb: 22 gemm, 3 softmax, 3 attention, 3 collective rows"
+    assert all(one.low_us <= one.latency_us <= one.high_us for one in found)
+    assert found[0].latency_us == one(profile.gemm(2048, 6144, 2048)).latency_us
+    assert times.note == "profile of a100-sxm4-80gb: 22 gemm rows; of what was asked 2 modelled, 1 measured"
+    beyond = [f"{name}: beyond the rows of the profile" for name in ("attention", "softmax")]
+    assert [one.unmeasured for one in found] == ["", *beyond, ""]
+    (backward,) = times.estimates([Attention(1, 32, 1024, 1024, 128, direction="backward")])
+    assert backward.unmeasured == "backward attention: beyond the rows of the profile"
 
 
 def test_a_processor_without_models_answers_from_its_rows_and_its_spec_sheet() -> None:

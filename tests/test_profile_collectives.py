@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from quantbench.cli.app import app
 from quantbench.errors import InputError, UnsupportedError
-from quantbench.planner.cluster import Link
+from quantbench.latency.interconnect import Link
 from quantbench.profile import Estimate, Estimates, Profile, Table
 from quantbench.profile.table import layout_of
 from quantbench.workload import Collective

@@ -72,6 +72,44 @@ def test_narrow_formats_are_drawn_in_chunks(monkeypatch: pytest.MonkeyPatch) -> 
     assert all(part.float().std().item() > 10 for part in values.flatten().split(100))
 
 
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32", "fp8", "int8"])
+@pytest.mark.parametrize("distribution", ["normal", "uniform", "integers"])
+def test_a_large_tensor_is_made_of_pieces(dtype: str, distribution: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few numbers are drawn, none is left out, the distribution is that of the drawn ones, and rows are not alike."""
+    drawn: list[int] = []
+    fill = Inputs._fill
+
+    def counted(self: Inputs, out: torch.Tensor) -> torch.Tensor:
+        drawn.append(out.numel())
+        return fill(self, out)
+
+    monkeypatch.setattr(Inputs, "_fill", counted)
+    tensors = []
+    for seed in (3, 3, 4):
+        tensor = torch.zeros(601, 601, dtype=TORCH_DTYPES[dtype])
+        made = Inputs(CPU, distribution, seed)
+        made.fill(tensor)
+        made.fill(torch.zeros(601, 601, dtype=TORCH_DTYPES[dtype]))
+        tensors.append(tensor.double())
+    assert drawn == [2**16] * 3
+    first, again, other = tensors
+    assert torch.equal(first, again)
+    assert (first == other).double().mean() < 0.3
+    assert (first.flatten()[-64:] != 0).any()
+    assert len(first.unique(dim=0)) == 601
+    small = Inputs(CPU, distribution).tensor(250, 250, dtype=dtype).double()
+    assert first.std().item() == pytest.approx(small.std().item(), rel=0.02)
+    assert abs(first.mean().item()) < 0.02 * first.std().item()
+    correlations = torch.corrcoef(first) - torch.eye(601)
+    assert correlations.square().mean().sqrt().item() == pytest.approx(601**-0.5, rel=0.1)  # as of independent rows
+
+
+def test_a_large_mask_is_half_true_and_drops_no_whole_row() -> None:
+    mask = Inputs(CPU).padding_mask(Softmax(batch=1, rows=300, cols=700, mask="full"))
+    assert mask.float().mean().item() == pytest.approx(0.5, abs=0.02)
+    assert not mask[..., 0].any()
+
+
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
 def test_operands_are_stored_as_the_layout_says(layout: str, batch: int) -> None:

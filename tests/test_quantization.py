@@ -1,15 +1,20 @@
 """Hand-worked tiles and waves."""
 
+import ast
+from pathlib import Path
+
 import pytest
 
 from quantbench.errors import InputError
-from quantbench.launch import Tile
+from quantbench.launch import Launch, Tile
 from quantbench.quantization import (
     alignment_bytes,
+    alignment_words,
     cdiv,
     credible_waves,
     gemm_alignment_bytes,
     idle_shares,
+    kernel_change_words,
     quantize,
     tile_edges,
     wave_edges,
@@ -69,7 +74,11 @@ def test_fewer_blocks_than_sms_leave_sms_idle_whatever_an_sm_holds() -> None:
     # The product of 52 % idle at 72 % of peak: 128 blocks, two of which fit on an SM, run on 128 of 132 SMs.
     gemm, tile = Gemm(m=512, n=4096, k=4096), Tile(128, 128)
     (idle,) = idle_shares(gemm, tile, 132, 2, peak_share=0.72)
-    assert (idle.kind, idle.words, idle.share) == ("few blocks", "128 blocks for 132 SMs", pytest.approx(4 / 132))
+    assert (idle.kind, idle.words, idle.share) == (
+        "fewer blocks than SMs",
+        "128 blocks for 132 SMs",
+        pytest.approx(4 / 132),
+    )
     assert idle_shares(gemm, tile, 132, 2, peak_share=0.98) == ()
 
 
@@ -125,3 +134,31 @@ def test_cdiv_is_exact_for_large_integers() -> None:
 def test_bad_device_is_refused() -> None:
     with pytest.raises(InputError, match=r"^quantize: sm_count = 0; expected an integer from 1"):
         quantize(Gemm(1, 1, 1), Tile(1, 1), sm_count=0)
+
+
+def test_a_change_of_kernel_names_the_tiles_where_they_differ_and_else_the_kernels() -> None:
+    a, b = Launch("a", tile=Tile(128, 256)), Launch("b", tile=Tile(64, 64))
+    assert kernel_change_words(a, b) == "the library changed from 128x256 to 64x64"
+    assert kernel_change_words(a, Launch("b", tile=Tile(128, 256))) == "the library changed from a to b"
+    assert (
+        kernel_change_words(Launch("k" * 100), b, longest=21) == f"the library changed from {'k' * 10}…{'k' * 10} to b"
+    )
+
+
+def test_alignment_in_words() -> None:
+    assert alignment_words(4) == "rows aligned to 4 bytes, not 16"
+    assert alignment_words(64, 128, verb="were") == "rows were aligned to 64 bytes, not 128"
+
+
+@pytest.mark.parametrize("words", [" pads to ", "the library changed", "aligned to ", " blocks for "])
+def test_the_words_for_an_edge_are_in_one_module(words: str) -> None:
+    package = Path(__file__).resolve().parent.parent / "quantbench"
+    found = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        for formatted in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(formatted, ast.JoinedStr)
+        for part in formatted.values
+        if isinstance(part, ast.Constant) and words in part.value
+    }
+    assert found == {"quantization.py"}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from quantbench.errors import StoreError
-from quantbench.report.guide.front import PAGES, PICTURE, advise_text, draw_staircase, read_staircase, staircase_text
+from tools.guide.front import PAGES, PICTURE, advise_text, draw_staircase, read_staircase, staircase_text
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -56,7 +56,7 @@ def test_ci_runs_nothing_that_readme_does_not_name() -> None:
     assert all(f"`{command}`" in README for command in commands)
 
 
-# --- what `python -m quantbench.report.guide.front` writes ------------------------------------------------------------
+# --- what `python -m tools.guide.front` writes ------------------------------------------------------------
 
 
 def place(page: Path, name: str) -> str:
@@ -68,7 +68,7 @@ def place(page: Path, name: str) -> str:
 def test_the_sample_of_advice_is_what_the_command_prints() -> None:
     printed = advise_text()
     for page in PAGES:
-        assert place(ROOT / page, "advise") == printed, "run: python -m quantbench.report.guide.front"
+        assert place(ROOT / page, "advise") == printed, "run: python -m tools.guide.front"
 
 
 def test_a_command_that_fails_is_no_sample() -> None:
@@ -82,7 +82,7 @@ def test_a_command_that_fails_is_no_sample() -> None:
 def test_the_staircase_is_what_the_table_says(tmp_path: Path) -> None:
     found = read_staircase()
     for page in PAGES:
-        assert place(ROOT / page, "staircase") == staircase_text(found), "run: python -m quantbench.report.guide.front"
+        assert place(ROOT / page, "staircase") == staircase_text(found), "run: python -m tools.guide.front"
     draw_staircase(found, tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from simulator import SimulatedGpu, SimulatedWorker, noisy_us
 
-from quantbench.analysis.refinable import find_gaps, refine_of
+from quantbench.analysis.check import find_gaps, refine_of
 from quantbench.errors import InputError
 from quantbench.launch import Tile
 from quantbench.store.folder import read_run

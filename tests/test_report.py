@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from made_runs import SPEC, STATE, measurement, record, reference, run, samples, write
 
-from quantbench.analysis.layers import are_parts, layer_rows
-from quantbench.analysis.neighbours import bad_sizes, rows_by_dtype
-from quantbench.analysis.summary import points_of
+from quantbench.analysis.neighbours import BadSize, bad_sizes, rows_by_dtype
+from quantbench.analysis.summary import are_parts, layer_rows, points_of
 from quantbench.device.spec import DeviceState
 from quantbench.errors import InputError
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade
+from quantbench.report.lead import Causes
 from quantbench.report.page import write_report
-from quantbench.report.selection import parse_where, points_where
+from quantbench.report.source import parse_where, points_where
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Place, Record, Skipped
 from quantbench.workload import Attention, Gemm
@@ -445,3 +445,41 @@ def test_a_shape_that_is_not_there_is_refused_with_what_is(tmp_path: Path, words
     with pytest.raises(InputError) as error:
         points_where(points, parse_where([words]))
     assert str(error.value) == message
+
+
+# --- causes of bad sizes ---------------------------------------------------------------------------------------------
+
+_BIG, _SMALL = Launch("a", tile=Tile(128, 256), blocks_per_sm=1), Launch("b", tile=Tile(64, 64), blocks_per_sm=1)
+_FREE = Launch("a", tile=Tile(128, 256))  # how many blocks an SM holds is not known
+
+
+@pytest.mark.parametrize(
+    ("better", "slow", "launches", "kind", "words"),
+    [
+        (Gemm(2048, 3328, 4096), Gemm(2048, 3584, 4096), (_BIG, _BIG), "wave edge", "wave 3 of 3 is 7.4 % full"),
+        (Gemm(2048, 3328, 64), Gemm(2056, 3328, 64), (_BIG, _FREE), "tile edge", "m = 2056 pads to 2176"),
+        (
+            Gemm(1152, 3072, 4096), Gemm(1024, 3072, 4096), (_BIG, _FREE),
+            "fewer blocks than SMs", "96 blocks for 108 SMs",
+        ),
+        (Gemm(2048, 3328, 4096), Gemm(2048, 3328, 4100), (_BIG, _BIG), "alignment", "rows are aligned to 8 bytes"),
+        (
+            Attention(1, 8, 512, 512, 64), Attention(1, 8, 512, 512, 68), (_SMALL, _SMALL),
+            "alignment", "head_dim = 68 is not a multiple of 8",
+        ),
+        (Gemm(512, 512, 64), Gemm(512, 520, 64), (_BIG, _SMALL), "kernel change", "changed from 128x256 to 64x64"),
+        (Gemm(512, 512, 64), Gemm(512, 520, 64), (None, None), "unexplained", "unexplained"),
+    ],
+)  # fmt: skip
+def test_a_cause_is_counted_by_its_kind(
+    better: Gemm, slow: Gemm, launches: tuple[Launch | None, Launch | None], kind: str, words: str
+) -> None:
+    made = [
+        record(work, (1000.0 + i,), {"n": 1000 + i}, launch=launch)
+        for i, (work, launch) in enumerate(zip((better, slow), launches, strict=True))
+    ]
+    before, after = rows_by_dtype(points_of(run(made).records, SPEC), SPEC)
+    bad = BadSize("n", after, before, 0.3, None, None, None, after.points[0], before.points[0], 1.0)
+    causes = Causes(SPEC, (), ())
+    assert causes.kind(bad) == kind
+    assert words in causes.words(bad)

@@ -11,12 +11,12 @@ from simulator import SimulatedGpu, along, records_of
 
 from quantbench.analysis.blocks import tile_in_use
 from quantbench.analysis.curves import curves_of
-from quantbench.analysis.drawn_edges import drawn_edges
+from quantbench.analysis.sawtooth import drawn_edges
 from quantbench.analysis.summary import points_of
 from quantbench.device import lookup
 from quantbench.errors import StoreError
 from quantbench.launch import Launch, Tile
-from quantbench.report.panels import draw_panels
+from quantbench.report.canvas import draw_panels
 from quantbench.workload import Gemm
 
 if TYPE_CHECKING:

@@ -11,18 +11,17 @@ import pytest
 from simulator import SimulatedGpu, along, records_of
 
 from quantbench.analysis import curve_fits
-from quantbench.analysis.curve_fits import fit_curves
+from quantbench.analysis.curve_fits import LEAST_ERROR, fit_curves
 from quantbench.analysis.curves import curves_of
 from quantbench.analysis.periods import find_periods
-from quantbench.analysis.point_noise import LEAST_ERROR
 from quantbench.analysis.step_detection import find_pieces
 from quantbench.analysis.summary import points_of, rows_of
 from quantbench.latency.gemm.training import Effort
 from quantbench.launch import Tile
 from quantbench.profile import fit as profile_fit
 from quantbench.profile.table import Table
-from quantbench.report import heat_map
-from quantbench.report.heat_map import draw_heat_map, heat_maps
+from quantbench.report import overview
+from quantbench.report.overview import draw_heat_map, heat_maps
 from quantbench.store.record import record_from_json, record_to_json
 from quantbench.workload import Gemm
 
@@ -93,7 +92,7 @@ def test_a_heat_map_of_hundreds_of_sizes_has_few_ticks(monkeypatch: pytest.Monke
     records = records_of(GPU, [({"m": shape.m, "n": shape.n}, shape) for shape in shapes], noise=0.0, seed=0)
     (heat,) = heat_maps(rows_of(points_of(records, GPU.spec()), GPU.spec()), ("m", "n"))
     drawn: list[Any] = []
-    monkeypatch.setattr(heat_map, "save", lambda figure, path: drawn.extend(figure.axes[0].get_xticklabels()))
+    monkeypatch.setattr(overview, "save", lambda figure, path: drawn.extend(figure.axes[0].get_xticklabels()))
     draw_heat_map(heat, tmp_path / "map.png", "")
     assert 10 <= len(drawn) <= 14
     assert [label.get_text() for label in drawn[:2]] == ["32", str(32 * 23)]

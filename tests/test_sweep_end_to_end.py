@@ -95,7 +95,7 @@ def test_the_table_names_the_device_the_rows_and_the_folder(tmp_path: Path) -> N
         "GB/s",
         "of peak",
         "trust",
-        "torch.mm: proj",
+        "proj (torch.mm)",
         "torch.flash",
         "kept in",
     ):

@@ -11,9 +11,11 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.sweep.axes import parse_axis
 from quantbench.sweep.edges import neighbour_groups, predicted_jump, with_edges
+from quantbench.sweep.pace import point_estimate_s
 from quantbench.sweep.plan import REFERENCE_EVERY, Group, Plan, build_plan, fitting
 from quantbench.sweep.shapes import Held, ops_at, with_defaults
 from quantbench.timing.options import TimingOptions
+from quantbench.workload import Gemm
 
 A100 = DeviceSpec("a100-test", "cuda", 108, 1410, 40 * 2**20, 164 * 2**10, 80 * 2**30, 2039, {"bf16": 312}, (8, 0))
 HELD = with_defaults(Held(), "cuda", "bf16")
@@ -60,6 +62,17 @@ def test_the_reference_is_a_product_of_the_plan_and_counts_into_its_time() -> No
     repeats = 1 + len(made.points) // REFERENCE_EVERY
     assert made.reference is not None
     assert made.estimate_s == pytest.approx(alone + repeats * made.reference.estimate_s)
+
+
+@pytest.mark.parametrize("spec", [A100, replace(A100, kind="cpu", compute_capability=None)], ids=["gpu", "cpu"])
+def test_the_checks_count_into_the_time(spec: DeviceSpec) -> None:
+    """Even of runs that take no time."""
+    small, large = (
+        point_estimate_s(Gemm(m, 1024, 1024), TimingOptions(cache="hot"), spec, slowdown=1e-9) for m in (1024, 2048)
+    )
+    assert large - small > 20 * Gemm(1024, 1024, 1024).min_bytes / (3 * spec.memory_gb_per_s * 1e9)  # many passes
+    again = point_estimate_s(Gemm(4096, 1024, 1024), TimingOptions(cache="hot"), spec, slowdown=1e-9)
+    assert again - large == pytest.approx(2 * (large - small), rel=1e-3)
 
 
 def sizes_of(groups: Iterable[Group], axis: str = "n") -> list[int]:

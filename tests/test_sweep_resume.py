@@ -16,7 +16,8 @@ from made_runs import write
 from rich.console import Console
 from test_sweep_runner import A100, Bench, FakeWorker, measured
 
-from quantbench.cli.sweep_run import measure, say_plan, say_result
+from quantbench.cli.sweep import measure
+from quantbench.cli.sweep_print import say_plan, say_result
 from quantbench.errors import StoreError, UnsupportedError
 from quantbench.store.folder import RunWriter, read_run
 from quantbench.store.record import Record
@@ -247,7 +248,7 @@ def test_a_picture_that_finds_no_room_takes_nothing_of_the_run_away(
     def full(*_: object, **__: object) -> None:
         raise StoreError("picture", "efficiency-n.png (No space left on device)", "a file that can be written")
 
-    monkeypatch.setattr("quantbench.report.efficiency.draw_efficiency", full)
+    monkeypatch.setattr("quantbench.report.sweep_result.draw_efficiency", full)
     bench = Bench(None, lambda request: measured(100.0))  # type: ignore[arg-type]
     with SweepSession.new(lambda spec: OPTIONS, tmp_path, connect_with(bench)) as session:  # type: ignore[arg-type]
         finished = session.run(lambda progress: None, clock=bench.clock)

@@ -10,15 +10,14 @@ from rich.console import Console
 from simulator import SimulatedGpu, along, measurement, records_of, write_simulated
 
 from quantbench.analysis.check import check_run
-from quantbench.analysis.layers import layer_rows
 from quantbench.analysis.neighbours import curves_of_rows
 from quantbench.analysis.staircase import Explanation
-from quantbench.analysis.summary import Point, points_of, rows_of
-from quantbench.cli.check_output import check_to_json, cliff_to_json
+from quantbench.analysis.summary import Point, layer_rows, points_of, rows_of
+from quantbench.cli.check import check_to_json
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade
-from quantbench.report.table import ops_line, row_figures, row_words, rows_to_json, sweep_table
-from quantbench.report.text_sections import sizes_section
+from quantbench.report.sections import sizes_section
+from quantbench.report.sweep_result import cliff_to_json, ops_line, row_figures, row_words, rows_to_json, sweep_table
 from quantbench.store.folder import read_run
 from quantbench.store.record import Measured
 from quantbench.workload import Gemm

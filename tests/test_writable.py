@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quantbench.cli.writable import check_file, check_folder
+from quantbench.cli.output import check_file, check_folder
 from quantbench.errors import StoreError
 
 

@@ -61,7 +61,7 @@ def main() -> None:
         },
         "devices": devices,
     }
-    target = Path(__file__).parent.parent / "quantbench" / "planner" / "links.json"
+    target = Path(__file__).parent.parent / "quantbench" / "latency" / "links.json"
     target.write_text(json.dumps(data, indent=None, separators=(",", ":")) + "\n", encoding="utf-8")
     print(f"wrote {target}")
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quantbench.errors import InputError
+from quantbench.latency.model_times import BestTimes
+from quantbench.latency.op_times import TimesOf
 from quantbench.planner.calibration import Calibrations, shipped
 from quantbench.planner.judge import RowResult, Summary, predict_rows, summarize
-from quantbench.planner.op_times import BestTimes, TimesOf
 from quantbench.planner.table import read_table
 
 _WHO = "tools.planner_accuracy"

@@ -1,11 +1,11 @@
 """What a shape costs on a GPU, what of that is wasted past edges, and which shapes near it are better.
 
 >>> from quantbench.device import lookup
->>> from quantbench.planner.op_times import RooflineTimes
+>>> from quantbench.latency.op_times import RooflineTimes
 >>> from quantbench.workload import TransformerShape
 >>> shape = TransformerShape(hidden=1152, heads=12, layers=8, vocab=50304)
 >>> advice = advise(shape, RooflineTimes(lookup("a100-sxm4-80gb")))
->>> advice.cost.latency.mid > advice.cost.waste_us
+>>> advice.cost.latency.latency_us > advice.cost.waste_us
 True
 """
 
@@ -15,14 +15,14 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from quantbench.advice.answers import Answers
 from quantbench.advice.cost import OpCost, ShapeCost, cost_of
 from quantbench.advice.neighbours import Neighbour, Neighbours, fastest_first
 from quantbench.advice.reasons import changes, reasons
 from quantbench.advice.space import Repair, Space
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_int
-from quantbench.planner.op_times import OpTimes
+from quantbench.latency.op_times import OpTimes, RememberedTimes
+from quantbench.planner.calibration import shipped
 from quantbench.workload import TransformerShape
 
 #: how many neighbours are named unless asked otherwise
@@ -100,52 +100,60 @@ def advise(
     space: Space | None = None,
     top: int = TOP,
     repair: Repair | None = None,
+    kernels: OpTimes | None = None,
 ) -> Advice:
-    """Advice on `shape` on the GPU of `times`. top: how many neighbours to name, 0 to look at none.
+    """Advice on `shape` on the GPU of `times`.
 
-    times: a latency model (`ModelledTimes`), a profile, or anything else that answers OpTimes. repair: from
-    `repaired`, shapes that stand in for `shape` (its tp is 1 then) where tp cannot split it; the fastest per token and
-    parameter is advised on. Raises InputError for a number format that the device has no peak for.
+    times: latency models (`ModelTimes`), a profile, or anything else that answers `OpTimes`.
+    space: which neighbours are tried.
+    top: how many neighbours to name, 0 to look at none.
+    repair: from `repaired`, shapes that stand in for `shape` (its tp is 1 then) where tp cannot split it; the fastest
+        per token and parameter is advised on.
+    kernels: where launches are asked for that `times` does not name; without it the device's assumed tile stands in.
+
+    Raises InputError for a number format that the device has no peak for.
     """
     require_int("advise", "top", top, low=0)
     if times.device.peak(shape.dtype) is None:
         have = ", ".join(sorted(times.device.peak_tflops))
         raise InputError("advise", f"dtype = {shape.dtype!r} on {times.device.name}", f"one of {have}")
-    answers, within = Answers(times, shape.softmax), space or Space()
+    share = shipped().elsewhere.unaligned_share
+    known = RememberedTimes(times, softmax=shape.softmax, unaligned_share=share, kernels=kernels)
+    within = space or Space()
     others: tuple[TransformerShape, ...] = ()
     if repair is not None:
-        shape, *rest = fastest_first(repair.shapes, answers)
+        shape, *rest = fastest_first(repair.shapes, known)
         others = tuple(rest)
-    cost = cost_of(shape, answers)
-    unmeasured = _unmeasured(cost, answers)
+    cost = cost_of(shape, known)
+    unmeasured = _unmeasured(cost)
     if not top and not others:
-        return Advice(times.device, answers.note, cost, unmeasured, (), (), 0, within, repair)
-    search = Neighbours(shape, answers, within if top else None, others)
+        return Advice(times.device, known.note, cost, unmeasured, (), (), 0, within, repair)
+    search = Neighbours(shape, known, within if top else None, others)
     return Advice(
-        times.device, answers.note, cost, unmeasured, _advised(search.best(top), cost, answers),
-        _advised(search.single(), cost, answers), search.tried, within, repair,
-        _advised(search.against(others), cost, answers),
+        times.device, known.note, cost, unmeasured, _advised(search.best(top), cost, known),
+        _advised(search.single(), cost, known), search.tried, within, repair,
+        _advised(search.against(others), cost, known),
     )  # fmt: skip
 
 
-def _unmeasured(cost: ShapeCost, answers: Answers) -> tuple[Unmeasured, ...]:
+def _unmeasured(cost: ShapeCost) -> tuple[Unmeasured, ...]:
     ops: dict[str, list[OpCost]] = defaultdict(list)
-    for op, reason in zip(cost.ops, answers.unmeasured([op.op.workload for op in cost.ops]), strict=True):
-        if reason:
-            ops[reason].append(op)
+    for op in cost.ops:
+        if op.latency.unmeasured:
+            ops[op.latency.unmeasured].append(op)
     found = [
-        Unmeasured(reason, tuple(op.op.label for op in own), sum(op.total_us for op in own) / cost.latency.mid)
+        Unmeasured(reason, tuple(op.op.label for op in own), sum(op.total_us for op in own) / cost.latency.latency_us)
         for reason, own in ops.items()
     ]
     return tuple(sorted(found, key=lambda one: -one.share))
 
 
-def _advised(found: Iterable[Neighbour], cost: ShapeCost, answers: Answers) -> tuple[Advised, ...]:
+def _advised(found: Iterable[Neighbour], cost: ShapeCost, times: RememberedTimes) -> tuple[Advised, ...]:
     advised = []
     for neighbour in found:
-        own = cost_of(neighbour.shape, answers)
+        own = cost_of(neighbour.shape, times)
         # Per token and parameter, as the gain is.
-        weight = cost.latency.mid / own.latency.mid / (1 + neighbour.gain)
+        weight = cost.latency.latency_us / own.latency.latency_us / (1 + neighbour.gain)
         why = reasons(cost, own, weight)
         advised.append(Advised(replace(neighbour, reasons=why), changes(cost, own), own))
     return tuple(advised)

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
 
-from quantbench.advice.answers import Answers
 from quantbench.advice.edges import Edge, edges
 from quantbench.advice.spread import ratio_factor
 from quantbench.analysis.blocks import tile_in_use
 from quantbench.latency.estimate import Estimate
+from quantbench.latency.op_times import CORRELATION, OpEstimate, RememberedTimes, total
 from quantbench.latency.roofline import peak_share
-from quantbench.latency.transformer import CORRELATION, OpEstimate, WorkEstimate, total
 from quantbench.launch import Launch
-from quantbench.planner.op_times import Latency
 from quantbench.quantization import Quantization, credible_waves
 from quantbench.workload import Gemm, Op, TransformerShape
 from quantbench.workload.transformer import Compute
@@ -52,7 +50,7 @@ class OpCost:
     that the op's waste is that of the worst."""
 
     op: Op
-    latency: Latency
+    latency: Estimate
     launch: Launch | None
     quantization: Quantization | None
     findings: tuple[Finding, ...]
@@ -60,7 +58,7 @@ class OpCost:
     @property
     def total_us(self) -> float:
         """Time of all its runs in a micro-batch."""
-        return self.latency.mid * self.op.count
+        return self.latency.latency_us * self.op.count
 
     @property
     def waste_us(self) -> float:
@@ -78,7 +76,7 @@ class ShapeCost:
 
     shape: TransformerShape
     ops: tuple[OpCost, ...]
-    latency: Latency
+    latency: Estimate
     waste_low_us: float
     waste_high_us: float
 
@@ -90,12 +88,12 @@ class ShapeCost:
     @property
     def waste_share(self) -> float:
         """The part of the time that is wasted past edges."""
-        return self.waste_us / self.latency.mid
+        return self.waste_us / self.latency.latency_us
 
     @property
     def tflops(self) -> float:
         """Useful arithmetic per second on one GPU."""
-        return sum(o.op.workload.flops * o.op.count for o in self.ops) / self.latency.mid / 1e6
+        return sum(o.op.workload.flops * o.op.count for o in self.ops) / self.latency.latency_us / 1e6
 
     def gpu_hours_per_trillion_tokens(self, us: float) -> float:
         """GPU-hours that `us` per micro-batch on each of the tp GPUs come to over 1e12 tokens."""
@@ -111,96 +109,89 @@ class ShapeCost:
         return {costs[0].op.name: tuple(costs) for costs in worst}
 
 
-def cost_of(shape: TransformerShape, answers: Answers) -> ShapeCost:
+def cost_of(shape: TransformerShape, times: RememberedTimes) -> ShapeCost:
     """What every op of a shape takes, and what it wastes."""
     ops = shape.ops()
-    answers.ask(op.workload for op in ops)
+    times.ask(op.workload for op in ops)
     found = {
-        op: edges(op, answers.device, answers.launch(op.workload), _peak_share(op.workload, answers))
+        op: edges(op, times.device, times.launch(op.workload), _peak_share(op.workload, times))
         for op in dict.fromkeys(ops)
     }
-    if answers.softmax != "megatron":  # nobody waits for the fused kernel
+    if times.softmax != "megatron":  # nobody waits for the fused kernel
         found = {op: tuple(edge for edge in own if edge.kind != "fused softmax") for op, own in found.items()}
-    answers.ask(edge.before for own in found.values() for edge in own)
-    costs = tuple(_cost(op, found[op], answers) for op in ops)
+    times.ask(edge.before for own in found.values() for edge in own)
+    costs = tuple(_cost(op, found[op], times) for op in ops)
     whole = latency_of(costs)
     wasted = sum(cost.waste_us for cost in costs)
-    low, high = _waste_interval(costs, whole.mid, wasted, answers)
+    low, high = _waste_interval(costs, whole.latency_us, wasted, times)
     return ShapeCost(shape, costs, whole, low, high)
 
 
-def latency_of(costs: Iterable[OpCost]) -> Latency:
-    """The time of several ops together, with its interval; their errors are alike, see latency.transformer."""
-    parts = [
-        OpEstimate(c.op, WorkEstimate(Estimate(c.latency.mid, c.latency.low, c.latency.high, "modelled", "compute")))
-        for c in costs
-    ]
-    summed = total(parts, CORRELATION)
-    return Latency(summed.low_us, summed.latency_us, summed.high_us)
+def latency_of(costs: Iterable[OpCost]) -> Estimate:
+    """The time of several ops together, with its interval; their errors are alike, see `op_times.total`."""
+    summed = total([OpEstimate(c.op, c.latency) for c in costs], CORRELATION)
+    return Estimate(summed.latency_us, summed.low_us, summed.high_us)
 
 
-def latency_per_run(costs: Sequence[OpCost]) -> Latency:
+def latency_per_run(costs: Sequence[OpCost]) -> Estimate:
     """The time of one run of each of several ops that run equally often, with its interval."""
-    whole, count = latency_of(costs), costs[0].op.count
-    return Latency(whole.low / count, whole.mid / count, whole.high / count)
+    return latency_of(costs).times(1 / costs[0].op.count)
 
 
-def _cost(op: Op, past: Iterable[Edge], answers: Answers) -> OpCost:
-    launch, quantization = answers.launch(op.workload), None
+def _cost(op: Op, past: Iterable[Edge], times: RememberedTimes) -> OpCost:
+    launch, quantization = times.launch(op.workload), None
     if isinstance(op.workload, Gemm):
-        used = tile_in_use(answers.device, op.workload.dtype, launch)
-        share = _peak_share(op.workload, answers)
+        used = tile_in_use(times.device, op.workload.dtype, launch)
+        share = _peak_share(op.workload, times)
         quantization = credible_waves(
-            op.workload, used.tile, answers.device.sm_count, used.blocks_per_sm, share
+            op.workload, used.tile, times.device.sm_count, used.blocks_per_sm, share
         )  # fmt: skip
-    return OpCost(op, answers.latency(op.workload), launch, quantization, _findings(op, past, answers))
+    return OpCost(op, times.estimate(op.workload), launch, quantization, _findings(op, past, times))
 
 
-def _peak_share(work: Compute, answers: Answers) -> float | None:
-    return peak_share(work, answers.latency(work).mid, answers.device)
+def _peak_share(work: Compute, times: RememberedTimes) -> float | None:
+    return peak_share(work, times.estimate(work).latency_us, times.device)
 
 
-def _findings(op: Op, past: Iterable[Edge], answers: Answers) -> tuple[Finding, ...]:
-    now = answers.latency(op.workload)
+def _findings(op: Op, past: Iterable[Edge], times: RememberedTimes) -> tuple[Finding, ...]:
+    now = times.estimate(op.workload)
     found = []
     for edge in past:
-        ideal = _at_the_rate_before(op.workload, edge, answers)
-        share = min(edge.most, 1 - ideal.mid / now.mid)
+        ideal = _at_the_rate_before(op.workload, edge, times)
+        share = min(edge.most, 1 - ideal.latency_us / now.latency_us)
         if share < _WORTH_SAYING:
             continue
-        factor = ratio_factor({op.workload: (1.0, now)}, {edge.before: (1.0, ideal)}, answers.common_error)
+        factor = ratio_factor({op.workload: (1.0, now)}, {edge.before: (1.0, ideal)}, times.common_error)
         if edge.before == op.workload:  # the fallback's bytes are counted, its time was never measured
-            factor = sqrt(now.high / now.low)
+            factor = sqrt(now.high_us / now.low_us)
         low, high = (min(edge.most, max(0.0, 1 - (1 - share) * by)) for by in (factor, 1 / factor))
-        found.append(Finding(edge, share * now.mid, low * now.mid, high * now.mid))
+        found.append(Finding(edge, share * now.latency_us, low * now.latency_us, high * now.latency_us))
     return tuple(sorted(found, key=lambda f: -f.waste_us))
 
 
-def _at_the_rate_before(work: Compute, edge: Edge, answers: Answers) -> Latency:
+def _at_the_rate_before(work: Compute, edge: Edge, times: RememberedTimes) -> Estimate:
     """The time of `work` at the rate that is reached just before the edge."""
-    us = answers.fused(edge.before)
-    growth = work.flops / edge.before.flops
-    return Latency(us.low * growth, us.mid * growth, us.high * growth)
+    return times.fused(edge.before).times(work.flops / edge.before.flops)
 
 
 def _waste_interval(
-    costs: Iterable[OpCost], whole_us: float, wasted_us: float, answers: Answers
+    costs: Iterable[OpCost], whole_us: float, wasted_us: float, times: RememberedTimes
 ) -> tuple[float, float]:
     """What is wasted at the least and at the most: from the ratio of what would be left to the whole."""
     if not wasted_us:
         return 0.0, 0.0
-    above: dict[Compute, tuple[float, Latency]] = {}
-    below: dict[Compute, tuple[float, Latency]] = {}
+    above: dict[Compute, tuple[float, Estimate]] = {}
+    below: dict[Compute, tuple[float, Estimate]] = {}
 
-    def add(parts: dict[Compute, tuple[float, Latency]], work: Compute, share: float, latency: Latency) -> None:
+    def add(parts: dict[Compute, tuple[float, Estimate]], work: Compute, share: float, latency: Estimate) -> None:
         parts[work] = (parts.get(work, (0.0, latency))[0] + share, latency)
 
     for cost in costs:
         add(above, cost.op.workload, cost.total_us / whole_us, cost.latency)
         left = (cost.total_us - cost.waste_us) / (whole_us - wasted_us)
         before = cost.findings[0].edge.before if cost.findings else cost.op.workload
-        add(below, before, left, answers.fused(before) if cost.findings else cost.latency)
-    factor = ratio_factor(above, below, answers.common_error)
+        add(below, before, left, times.fused(before) if cost.findings else cost.latency)
+    factor = ratio_factor(above, below, times.common_error)
     share = wasted_us / whole_us
     low, high = (max(0.0, 1 - (1 - share) * by) for by in (factor, 1 / factor))
     return low * whole_us, high * whole_us

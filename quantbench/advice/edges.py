@@ -16,10 +16,13 @@ from quantbench.launch import Launch
 from quantbench.megatron import softmax_objections
 from quantbench.quantization import (
     alignment_bytes,
+    alignment_words,
     cdiv,
     credible_waves,
     gemm_alignment_bytes,
     idle_shares,
+    last_wave_words,
+    padding_words,
     quantize,
 )
 from quantbench.units import percent
@@ -72,7 +75,7 @@ def _unaligned(gemm: Gemm, names: dict[str, str]) -> Iterator[Edge]:
     said = dict.fromkeys(
         f"{names.get(side, side)} = {getattr(gemm, side)} is no multiple of {step}" for side, step in off.items()
     )
-    words = f"{', '.join(said)}: rows aligned to {gemm_alignment_bytes(gemm)} bytes, not {VECTOR_BYTES}"
+    words = f"{', '.join(said)}: {alignment_words(gemm_alignment_bytes(gemm), VECTOR_BYTES)}"
     yield Edge("alignment", words, replace(gemm, **changes))
 
 
@@ -114,13 +117,12 @@ def _tiles_and_waves(
             shorter = replace(gemm, **changes)
             then = quantize(shorter, tile, sm_count)
             if near and now is not None and then.num_waves < now.num_waves:
-                full = percent(now.last_wave_tiles / now.resident_blocks)
-                words = f"wave {now.num_waves} of {now.num_waves} is {full} full, and {name} = {size} is past {below}"
+                words = f"{last_wave_words(now)}, and {name} = {size} is past {below}"
                 yield Edge("wave edge", f"{words} ({tiles})", shorter, max(0.0, 1 - now.efficiency / then.efficiency))
                 break
             if below == first and size % block and pads:
                 to = cdiv(size, block) * block
-                words = f"{name} = {size} pads to {to}: {percent(1 - size / to)} idle ({tiles})"
+                words = f"{padding_words(name, size, to)}: {percent(1 - size / to)} idle ({tiles})"
                 yield Edge("tile edge", words, shorter, 1 - size / to)
 
 
@@ -128,17 +130,14 @@ def _of_attention(work: Attention) -> Iterator[Edge]:
     step = VECTOR_BYTES // DTYPES[work.dtype].element_bytes
     if work.head_dim % step:
         bytes_now = alignment_bytes(work.head_dim, work.dtype)
-        words = (
-            f"head_dim = {work.head_dim} is no multiple of {step}: "
-            f"rows aligned to {bytes_now} bytes, not {VECTOR_BYTES}"
-        )
+        words = f"head_dim = {work.head_dim} is no multiple of {step}: {alignment_words(bytes_now, VECTOR_BYTES)}"
         yield Edge("alignment", words, replace(work, head_dim=_down(work.head_dim, step)))
     to = _padded(work)
     narrower = (replace(work, head_dim=width) for width in range(work.head_dim - 1, 0, -1))
     before = next((other for other in narrower if _padded(other) == other.head_dim), None)
     if to != work.head_dim and before is not None:
         idle = 1 - work.head_dim / to
-        yield Edge("tile edge", f"head_dim = {work.head_dim} pads to {to}: {percent(idle)} idle", before, idle)
+        yield Edge("tile edge", f"{padding_words('head_dim', work.head_dim, to)}: {percent(idle)} idle", before, idle)
 
 
 def _padded(work: Attention) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from quantbench.advice.cost import OpCost, ShapeCost
-from quantbench.report.junit import clean, write_suite
+from quantbench.junit import clean, write_suite
 from quantbench.units import percent
 
 
@@ -33,8 +33,8 @@ def write_junit(cost: ShapeCost, most: float | None, path: Path) -> None:
 
 def _add(suite: ElementTree.Element, op: OpCost, cost: ShapeCost) -> None:
     case = ElementTree.SubElement(
-        suite, "testcase", classname="quantbench.advise", name=op.op.label, time=f"{op.latency.mid / 1e6:.9f}"
+        suite, "testcase", classname="quantbench.advise", name=op.op.label, time=f"{op.latency.latency_us / 1e6:.9f}"
     )
-    lines = [f"{op.op.workload}: {percent(op.waste_us / cost.latency.mid)} of the whole time wasted"]
+    lines = [f"{op.op.workload}: {percent(op.waste_us / cost.latency.latency_us)} of the whole time wasted"]
     lines += [f"{finding.edge.kind}: {finding.edge.words}" for finding in op.findings]
     ElementTree.SubElement(case, "system-out").text = clean("\n".join(lines))

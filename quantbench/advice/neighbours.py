@@ -11,9 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from quantbench.advice.answers import Answers
 from quantbench.advice.space import Space, alone, together
 from quantbench.advice.spread import Parts, ratio_factor
+from quantbench.latency.op_times import RememberedTimes
 from quantbench.planner.formulas import useful_parameters
 from quantbench.units import signed_percent
 from quantbench.workload import Op, TransformerShape
@@ -70,15 +70,19 @@ class Neighbours:
     """The search around one shape. space: None looks for none. others: shapes besides to be held against it."""
 
     def __init__(
-        self, base: TransformerShape, answers: Answers, space: Space | None, others: Sequence[TransformerShape] = ()
+        self,
+        base: TransformerShape,
+        times: RememberedTimes,
+        space: Space | None,
+        others: Sequence[TransformerShape] = (),
     ) -> None:
-        self._answers = answers
+        self._source = times
         self._base = base
         self._singles = alone(base, space) if space else {}
         self._joint = list(together(base, space)) if space else []
         found = {base, *self._joint, *(shape for shapes in self._singles.values() for shape in shapes)}
         self.tried = len(found) - 1
-        self._timed = _times({*found, *others}, answers, base)
+        self._timed = _times({*found, *others}, times, base)
 
     def best(self, count: int) -> tuple[Neighbour, ...]:
         """At most `count` shapes, of each hidden size one: first those that are surely faster, then the others; in both
@@ -123,34 +127,34 @@ class Neighbours:
     def _against_base(self, timed: _Timed, *, nearest: bool = False) -> Neighbour:
         base = self._timed[self._base]
         ratio = base.us / timed.us
-        factor = ratio_factor(base.parts, timed.parts, self._answers.common_error)
+        factor = ratio_factor(base.parts, timed.parts, self._source.common_error)
         more = timed.parameters / base.parameters - 1
         return Neighbour(
             timed.shape, ratio - 1, ratio / factor - 1, ratio * factor - 1, timed.parameters, more, timed.move, nearest
         )
 
 
-def fastest_first(shapes: Iterable[TransformerShape], answers: Answers) -> list[TransformerShape]:
+def fastest_first(shapes: Iterable[TransformerShape], times: RememberedTimes) -> list[TransformerShape]:
     """Shapes by their predicted time per token and parameter. Vocabulary padded beyond the smallest is no gain."""
     asked = list(shapes)
-    timed = _times(asked, answers, min(asked, key=lambda shape: shape.vocab))
+    timed = _times(asked, times, min(asked, key=lambda shape: shape.vocab))
     return sorted(asked, key=lambda shape: timed[shape].us)
 
 
 def _times(
-    shapes: Iterable[TransformerShape], answers: Answers, base: TransformerShape
+    shapes: Iterable[TransformerShape], times: RememberedTimes, base: TransformerShape
 ) -> dict[TransformerShape, _Timed]:
     ops = {shape: shape.ops() for shape in shapes}
-    answers.ask(op.workload for own in ops.values() for op in own)
-    return {shape: _time(shape, own, answers, base) for shape, own in ops.items()}
+    times.ask(op.workload for own in ops.values() for op in own)
+    return {shape: _time(shape, own, times, base) for shape, own in ops.items()}
 
 
-def _time(shape: TransformerShape, ops: Sequence[Op], answers: Answers, base: TransformerShape) -> _Timed:
-    times: dict[Compute, float] = defaultdict(float)
+def _time(shape: TransformerShape, ops: Sequence[Op], times: RememberedTimes, base: TransformerShape) -> _Timed:
+    us_of: dict[Compute, float] = defaultdict(float)
     for op in ops:
-        times[op.workload] += answers.latency(op.workload).mid * op.count
-    total_us = sum(times.values())
-    parts = {work: (us / total_us, answers.latency(work)) for work, us in times.items()}
+        us_of[op.workload] += times.estimate(op.workload).latency_us * op.count
+    total_us = sum(us_of.values())
+    parts = {work: (us / total_us, times.estimate(work)) for work, us in us_of.items()}
     count = useful_parameters(shape, base.vocab)
     pairs = ((getattr(shape, name), getattr(base, name)) for name in ("hidden", "ffn", "layers"))
     move = max(abs(own / other - 1) for own, other in pairs)

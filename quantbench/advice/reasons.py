@@ -44,7 +44,7 @@ def reasons(old: ShapeCost, new: ShapeCost, weight: float) -> tuple[str, ...]:
     savings = []
     for name, costs in old.by_name.items():
         was, now = _time(costs), _time(new.by_name.get(name, ())) * weight
-        savings.append(((was - now) / old.latency.mid, name))
+        savings.append(((was - now) / old.latency.latency_us, name))
     found: dict[str, list[str]] = {}
     for saved, name in sorted(savings, reverse=True)[:_MOST]:
         if (saved >= _WORTH_SAYING or not found) and name in new.by_name:

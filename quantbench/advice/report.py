@@ -8,7 +8,7 @@ from typing import Any
 
 from quantbench.advice.advise import Advice, Advised
 from quantbench.advice.cost import LOWER_BOUND, Finding, OpCost, ShapeCost
-from quantbench.planner.op_times import Latency
+from quantbench.latency.estimate import Estimate
 from quantbench.sweep.shape_file import Gain, NamedShape
 from quantbench.workload import workload_to_json
 
@@ -63,7 +63,7 @@ def _totals(cost: ShapeCost) -> dict[str, Any]:
     return {
         **_latency(cost.latency),
         "tflops": cost.tflops,
-        "gpu_hours_per_trillion_tokens": hours(cost.latency.mid),
+        "gpu_hours_per_trillion_tokens": hours(cost.latency.latency_us),
         "gpu_hours_note": LOWER_BOUND,
         "waste_us": cost.waste_us,
         "waste_low_us": cost.waste_low_us,
@@ -73,8 +73,8 @@ def _totals(cost: ShapeCost) -> dict[str, Any]:
     }
 
 
-def _latency(latency: Latency) -> dict[str, float]:
-    return {"latency_us": latency.mid, "low_us": latency.low, "high_us": latency.high}
+def _latency(latency: Estimate) -> dict[str, float]:
+    return {"latency_us": latency.latency_us, "low_us": latency.low_us, "high_us": latency.high_us}
 
 
 def _op_to_json(cost: OpCost, whole: ShapeCost) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def _op_to_json(cost: OpCost, whole: ShapeCost) -> dict[str, Any]:
         "workload": workload_to_json(cost.op.workload),
         "count": cost.op.count,
         **_latency(cost.latency),
-        "share": cost.total_us / whole.latency.mid,
+        "share": cost.total_us / whole.latency.latency_us,
         "tile": None if tile is None else asdict(tile),
         "quantization": None if cost.quantization is None else asdict(cost.quantization),
         "waste_us": cost.waste_us,

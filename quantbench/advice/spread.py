@@ -17,17 +17,14 @@ from collections import defaultdict
 from collections.abc import Mapping
 from math import exp, log, sqrt
 
-from quantbench.planner.op_times import Latency
+from quantbench.latency.estimate import Estimate
 from quantbench.workload.transformer import Compute
 
 #: with it the ratios of those tables lie within their intervals 99, 93, 92, 92 and 90 % of the time
 WIDER = 1.3
-#: what errors of one kind have in common on a GPU that nothing was measured on: with it, and models that no GPU of the
-#: same architecture taught, the ratios lie within their intervals at least 90 % of the time on each of the five
-UNMEASURED_COMMON = 0.8
 
 #: an operation's part of a sum, 0 to 1, and its own time
-Parts = Mapping[Compute, tuple[float, Latency]]
+Parts = Mapping[Compute, tuple[float, Estimate]]
 
 
 def ratio_factor(above: Parts, below: Parts, common: float = 0.0) -> float:
@@ -38,7 +35,7 @@ def ratio_factor(above: Parts, below: Parts, common: float = 0.0) -> float:
 
     >>> from quantbench.workload import Gemm
     >>> work = Gemm(m=4096, n=4096, k=4096)
-    >>> sums = {work: (1.0, Latency(90.0, 100.0, 110.0))}
+    >>> sums = {work: (1.0, Estimate(100.0, 90.0, 110.0))}
     >>> ratio_factor(sums, sums)
     1.0
     """
@@ -47,7 +44,7 @@ def ratio_factor(above: Parts, below: Parts, common: float = 0.0) -> float:
     for work in dict.fromkeys((*above, *below)):
         share = (above[work][0] if work in above else 0.0) - (below[work][0] if work in below else 0.0)
         latency = (above.get(work) or below[work])[1]
-        part = share * log(latency.high / latency.low) / 2
+        part = share * log(latency.high_us / latency.low_us) / 2
         alone += part**2
         together[work.kind] += part
     shared = sum(part**2 for part in together.values())

@@ -1,1 +1,1 @@
-"""What measurements mean: figures derived from raw samples, steps along an axis, and what explains them."""
+"""Cliffs, their causes, rules of thumb and comparisons: what measured runs say, computed from records."""

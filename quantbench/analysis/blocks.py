@@ -1,4 +1,8 @@
-"""Blocks and waves of any workload with a given tile, and what its padding and alignment are: exact arithmetic."""
+"""Exact counts for a workload and a tile: blocks, waves, padding, alignment, and the reasons why SMs stay idle.
+
+`tile_in_use` names the tile that computes a workload; `num_blocks`, `padded` and `row_alignment_bytes` count with it;
+`idle_reasons` says what runs below peak and why. Used by `causes`, `periods`, `forecast`, the report and `advice`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,8 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.latency.gemm.training import known_in_waves
 from quantbench.latency.roofline import assumed_tile
 from quantbench.launch import Launch, Tile
-from quantbench.quantization import alignment_bytes, cdiv, gemm_alignment_bytes
+from quantbench.quantization import alignment_bytes, alignment_words, cdiv, gemm_alignment_bytes, idle_shares
+from quantbench.units import percent
 from quantbench.workload import Attention, Gemm, Softmax, Workload
 
 
@@ -16,10 +21,13 @@ from quantbench.workload import Attention, Gemm, Softmax, Workload
 class TileInUse:
     """The tile a workload is computed with, and how many blocks of it run at a time.
 
-    source: `launch` (read from the launch that was recorded), `steps` (recovered from the staircase of the run) or
-    `assumed` (for the device). words: for people (`128x256 tile on 108 SMs`). waves: False where blocks are not seen to
-    run in waves (one core; persistent kernels that share out work). blocks_per_sm: as known from the launch, the steps
-    or the device's family; None where it is not, or where there are no waves.
+    tile: its sides.
+    resident_blocks: blocks that run at a time on the whole device.
+    source: `launch` (read from the recorded launch), `steps` (recovered from the run's staircase) or `assumed` (for the
+        device).
+    words: for people (`128x256 tile on 108 SMs`).
+    waves: False where blocks do not run in waves (one core; persistent kernels that share out the work).
+    blocks_per_sm: from the launch, the steps or the device's family; None where unknown or where there are no waves.
     """
 
     tile: Tile
@@ -31,7 +39,7 @@ class TileInUse:
 
     @property
     def identified(self) -> bool:
-        """Whether the kernel that ran told it."""
+        """Whether the tile was read from the recorded launch."""
         return self.source == "launch"
 
 
@@ -66,7 +74,7 @@ def _launch_words(tile: Tile, per_sm: int, spec: DeviceSpec) -> str:
 
 
 def num_blocks(workload: Workload, tile: Tile) -> int | None:
-    """Blocks that compute the workload; None where that does not follow from a tile.
+    """Blocks that compute the workload; None where the tile does not determine them.
 
     >>> num_blocks(Gemm(m=257, n=512, k=64), Tile(128, 256))
     6
@@ -84,8 +92,9 @@ def num_blocks(workload: Workload, tile: Tile) -> int | None:
 
 
 def parts_to_fill(blocks: int, resident_blocks: int) -> int:
-    """Into how many parts a library can cut each block (narrower tiles, or a split reduction) so that blocks of less
-    than half a wave keep more SMs busy and still run at once: the largest such power of two.
+    """Parts that a library can cut each block into to keep more SMs busy: the largest power of two that still fits.
+
+    Libraries do so (narrower tiles, split-k) when there are fewer blocks than half a wave.
 
     >>> parts_to_fill(24, 108), parts_to_fill(60, 108)
     (4, 1)
@@ -111,7 +120,7 @@ _HEAD_DIM_STEP = 32
 
 
 def padded(workload: Workload) -> tuple[str, int, int] | None:
-    """What is padded beside the tile's own sides: (dimension, its size, what it pads to); None where nothing is.
+    """What is padded besides the tile's own sides: (dimension, its size, the size it pads to); None where nothing is.
 
     >>> padded(Softmax(batch=8, rows=96, cols=96))
     ('columns', 96, 128)
@@ -126,6 +135,53 @@ def padded(workload: Workload) -> tuple[str, int, int] | None:
 
 
 def compute_bound(workload: Workload, spec: DeviceSpec) -> bool:
-    """Whether there is more to compute than to move, by the data sheet; True where the peak is not known."""
+    """Whether arithmetic takes longer than memory traffic by the data sheet; True where the peak is not known."""
     peak = spec.peak(workload.dtype)
     return peak is None or workload.flops / (peak * 1e3) > workload.min_bytes / spec.memory_gb_per_s
+
+
+# Less than this share lost is not worth a sentence.
+_WORTH_SAYING = 0.01
+
+
+@dataclass(frozen=True)
+class IdleReason:
+    """A reason why a workload runs below the peak. kind: as of `quantization.IdleShare`, or `alignment`.
+
+    words: for people, with the share of time that is idle where it is known.
+    """
+
+    kind: str
+    words: str
+
+
+def idle_reasons(
+    workload: Workload, spec: DeviceSpec, used: TileInUse | None, peak_share: float | None
+) -> tuple[IdleReason, ...]:
+    """Padding, the last wave and misaligned rows, the largest share first. Empty when nothing is lost.
+
+    used: the tile that computes the workload; without one, tiles and waves give no reason.
+    peak_share: the measured or predicted rate as a share of peak, None where it is not known. Shares that contradict
+    it are left out.
+    """
+    if isinstance(workload, Attention):
+        return _attention_reasons(workload)
+    if not isinstance(workload, Gemm):
+        return ()
+    said = []
+    if used is not None:
+        by = f" ({used.tile} assumed)" if used.source == "assumed" else ""
+        for idle in idle_shares(workload, used.tile, spec.sm_count, used.blocks_per_sm, peak_share):
+            if idle.share >= _WORTH_SAYING:
+                said.append(IdleReason(idle.kind, f"{idle.words}: {percent(idle.share)} idle{by}"))
+    aligned = gemm_alignment_bytes(workload)
+    if aligned < 16:
+        said.append(IdleReason("alignment", alignment_words(aligned, verb="are")))
+    return tuple(said)
+
+
+def _attention_reasons(work: Attention) -> tuple[IdleReason, ...]:
+    # Loads of 16 bytes need head_dim to be a multiple of 8 in fp16 and bf16.
+    if work.head_dim % 8 == 0:
+        return ()
+    return (IdleReason("alignment", f"head_dim = {work.head_dim} is not a multiple of 8"),)

@@ -1,8 +1,8 @@
-"""Why the time steps between two neighbouring sizes: from what was recorded of the kernels, else from arithmetic.
+"""Finds the cause of a step in the time between two neighbouring sizes: `cause_of`, called by `cliffs`.
 
-Questions in this order: did the clock fall? did the library change kernel? did rows lose their alignment? does the
-number of waves, or of tiles, rise? does the working set outgrow the cache? The first yes that can be as large as the
-step is its cause.
+It asks in this order: did the clock fall? did the library change kernel? did rows lose their alignment? does the number
+of waves, or of tiles, rise? does the working set outgrow the cache? The first effect that is large enough to make up
+the step is its cause. Recorded kernels are used where there are any, arithmetic otherwise.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from math import log
 
 from quantbench.analysis.blocks import TileInUse, num_blocks, padded, parts_to_fill, row_alignment_bytes
+from quantbench.analysis.periods import TileOf
 from quantbench.analysis.summary import Point
-from quantbench.analysis.tiles import TileOf
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import require_choice
 from quantbench.launch import Launch
-from quantbench.quantization import cdiv
+from quantbench.quantization import alignment_words, cdiv, kernel_change_words, padding_words
 from quantbench.units import percent, size
 
 KINDS = ("throttling", "kernel change", "alignment", "wave edge", "tile edge", "memory boundary", "unexplained")
@@ -36,8 +36,13 @@ _LOOK_AHEAD, _LITTLE_MORE_WORK = 8, 1.1
 
 @dataclass(frozen=True)
 class Cause:
-    """kind: one of KINDS. words: for people. evidence: `identity` where the recorded kernels say so, `arithmetic` where
-    it is worked out from sizes and a tile, `clock` where the recorded clock does."""
+    """Why the time steps.
+
+    kind: one of KINDS.
+    words: for people.
+    evidence: `identity` (the recorded kernels show it), `arithmetic` (computed from sizes and a tile) or `clock` (the
+        recorded SM clock shows it).
+    """
 
     kind: str
     words: str
@@ -49,8 +54,12 @@ class Cause:
 
 
 @dataclass(frozen=True)
-class Step:
-    """A step as it was found: between points `index` and `index + 1` of a curve's `points`, by `log_jump`."""
+class CurveStep:
+    """A step between points `index` and `index + 1` of a curve.
+
+    points: the curve's points, ascending.
+    log_jump: rise of the log time there, beyond the trend.
+    """
 
     points: Sequence[Point]
     index: int
@@ -65,8 +74,8 @@ class Step:
         return self.points[self.index + 1]
 
 
-def cause_of(step: Step, spec: DeviceSpec, tile_of: TileOf) -> Cause:
-    """The cause of one step up or down."""
+def cause_of(step: CurveStep, spec: DeviceSpec, tile_of: TileOf) -> Cause:
+    """The cause of one step up or down. tile_of: the tile that computes a point (`periods.tile_finder`)."""
     old, new = tile_of(step.before), tile_of(step.after)
     evidence = "identity" if old and new and old.identified and new.identified else "arithmetic"
     found = (
@@ -80,20 +89,20 @@ def cause_of(step: Step, spec: DeviceSpec, tile_of: TileOf) -> Cause:
     return found or Cause("unexplained", _nothing_fits(old, new), evidence)
 
 
-def _throttling(step: Step) -> Cause | None:
+def _throttling(step: CurveStep) -> Cause | None:
     old, new = step.before.clock_mhz, step.after.clock_mhz
     if not old or not new or log(old / new) / step.log_jump < _ENOUGH_CLOCK:
         return None
     return Cause("throttling", f"the SM clock went from {old:.0f} to {new:.0f} MHz", "clock")
 
 
-def _kernel_change(step: Step) -> Cause | None:
+def _kernel_change(step: CurveStep) -> Cause | None:
     old, new = step.before.launch, step.after.launch
     if old is None or new is None or (old.kernel, _work_of(old)) == (new.kernel, _work_of(new)):
         return None
-    words = f"the library changed from {_name(old, new)} to {_name(new, old)}"
+    words = kernel_change_words(old, new)
     misaligned = _misaligned(step, (16,))  # what forces a library's hand; whole cache lines do not
-    return Cause("kernel change", f"{words}, as {misaligned}" if misaligned else words, "identity")
+    return Cause("kernel change", f"{words}, as {misaligned.words}" if misaligned else words, "identity")
 
 
 def _work_of(launch: Launch) -> tuple[int, int, int] | None:
@@ -101,15 +110,16 @@ def _work_of(launch: Launch) -> tuple[int, int, int] | None:
     return None if tile is None else (tile.block_m, tile.block_n, tile.split_k)
 
 
-def _name(launch: Launch, other: Launch) -> str:
-    """The tile where that tells the two apart, else the kernel's name."""
-    if launch.tile is not None and other.tile is not None and str(launch.tile) != str(other.tile):
-        return str(launch.tile)
-    return launch.kernel if len(launch.kernel) <= 60 else f"{launch.kernel[:57]}…"
+@dataclass(frozen=True)
+class _Misaligned:
+    """Rows lose their alignment to needed_bytes across a step. words: for people."""
+
+    needed_bytes: int
+    words: str
 
 
-def _misaligned(step: Step, limits: Sequence[int] = (16, 128)) -> str | None:
-    """How rows fall below one of `limits` bytes across a step up (or regain it across one down)."""
+def _misaligned(step: CurveStep, limits: Sequence[int] = (16, 128)) -> _Misaligned | None:
+    """How rows fall below one of `limits` bytes across a step up (or regain it across a step down)."""
     aligned, other = (step.before, step.after) if step.log_jump > 0 else (step.after, step.before)
     whole, broken = row_alignment_bytes(aligned.workload), row_alignment_bytes(other.workload)
     if whole is None or broken is None or broken >= whole:
@@ -117,23 +127,26 @@ def _misaligned(step: Step, limits: Sequence[int] = (16, 128)) -> str | None:
     for needed in limits:
         if broken < needed <= whole:
             verb = "are" if step.log_jump > 0 else "were"
-            return f"rows {verb} aligned to {broken} bytes, not {needed}"
+            return _Misaligned(needed, alignment_words(broken, needed, verb=verb))
     return None
 
 
-def _alignment(step: Step, tile_of: TileOf) -> Cause | None:
-    words = _misaligned(step)
-    if words is None:
+def _alignment(step: CurveStep, tile_of: TileOf) -> Cause | None:
+    misaligned = _misaligned(step)
+    if misaligned is None:
         return None
     back = _came_back(step, tile_of)
     if back is None:  # nothing further on tells: rows below 16 bytes cannot be loaded whole, 128 are a nicety
-        back = "not 16" in words
-    return Cause("alignment", words, "arithmetic") if back else None
+        back = misaligned.needed_bytes == 16
+    return Cause("alignment", misaligned.words, "arithmetic") if back else None
 
 
-def _came_back(step: Step, tile_of: TileOf) -> bool | None:
-    """Whether, with the alignment restored and no more waves than behind the step, the time is what it was before it;
-    None where no such point lies near."""
+def _came_back(step: CurveStep, tile_of: TileOf) -> bool | None:
+    """Whether the time returns to its level before the step once the alignment is restored, at no more waves than after
+    it.
+
+    None where no such point is near.
+    """
     if step.log_jump < 0:
         return None
     whole, waves = row_alignment_bytes(step.before.workload), _waves(step.after, tile_of)
@@ -152,7 +165,7 @@ def _waves(point: Point, tile_of: TileOf) -> int | None:
     return None if used is None or blocks is None else cdiv(blocks, used.resident_blocks)
 
 
-def _more_blocks(step: Step, old: TileInUse, new: TileInUse, evidence: str) -> Cause | None:
+def _more_blocks(step: CurveStep, old: TileInUse, new: TileInUse, evidence: str) -> Cause | None:
     before, after = num_blocks(step.before.workload, old.tile), num_blocks(step.after.workload, new.tile)
     if before is None or after is None or (before < after) != (step.log_jump > 0):
         return None
@@ -171,9 +184,12 @@ def _more_blocks(step: Step, old: TileInUse, new: TileInUse, evidence: str) -> C
     return None
 
 
-def _cut_to_fill(step: Step, before: int, after: int, used: TileInUse) -> Cause | None:
-    """Below one wave the recovered tile is not what ran: libraries cut it until the SMs are busy, and the parts begin a
-    second wave where whole tiles would not. docs/choosing-shapes.md has the measured steps with and without."""
+def _cut_to_fill(step: CurveStep, before: int, after: int, used: TileInUse) -> Cause | None:
+    """A wave edge of the parts that a library cuts tiles into when there are fewer than fill the SMs.
+
+    Below one wave the recovered tile is not what ran: the parts begin a second wave where whole tiles would not.
+    docs/choosing-shapes.md has the measured steps with and without.
+    """
     parts = parts_to_fill(min(before, after), used.resident_blocks)
     if used.source != "steps" or not used.waves or parts == 1:
         return None
@@ -185,15 +201,15 @@ def _cut_to_fill(step: Step, before: int, after: int, used: TileInUse) -> Cause 
     return Cause("wave edge", words, "arithmetic")
 
 
-def _padding(step: Step) -> Cause | None:
+def _padding(step: CurveStep) -> Cause | None:
     old, new = padded(step.before.workload), padded(step.after.workload)
     if old is None or new is None or old[2] == new[2] or log(new[2] / old[2]) / step.log_jump < _ENOUGH:
         return None
     name, needed, padded_to = new
-    return Cause("tile edge", f"{name} = {needed} pads to {padded_to}, {old[1]} to {old[2]}", "arithmetic")
+    return Cause("tile edge", f"{padding_words(name, needed, padded_to)}, {old[1]} to {old[2]}", "arithmetic")
 
 
-def _memory(step: Step, spec: DeviceSpec) -> Cause | None:
+def _memory(step: CurveStep, spec: DeviceSpec) -> Cause | None:
     small, large = sorted((step.before.workload.min_bytes, step.after.workload.min_bytes))
     grows = step.after.workload.min_bytes >= step.before.workload.min_bytes
     if small >= spec.l2_bytes * _CACHE_EDGE or large <= spec.l2_bytes / _CACHE_EDGE or small == large:

@@ -1,33 +1,47 @@
-"""Everything that `quantbench check` says about a run: cliffs, what explains them, and the rules judged."""
+"""Everything that `quantbench check` computes for a run, and which gaps of a coarse sweep are worth refining.
+
+`check_run` finds cliffs, explains them and judges the rules; `check`, `report`, `sweep` and `profile` call it.
+`refine_of` is what `sweep --refine` calls after its coarse pass.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import log, sqrt
 
 import numpy as np
 
 from quantbench.analysis.blocks import TileInUse
-from quantbench.analysis.cliffs import Cliff, find_cliffs
-from quantbench.analysis.common_cliffs import CommonCliff, common_cliffs
-from quantbench.analysis.curve_fits import FittedCurve, fit_curves
+from quantbench.analysis.cliffs import Cliff, CommonCliff, common_cliffs, find_cliffs, useful_work
+from quantbench.analysis.curve_fits import FittedCurve, fit_curves, repeatability
 from quantbench.analysis.curves import axes_of, curves_of, variant_of
-from quantbench.analysis.periods import Period, find_periods
-from quantbench.analysis.point_noise import repeatability
+from quantbench.analysis.periods import Period, find_periods, tile_finder
 from quantbench.analysis.rule_pairs import Material
-from quantbench.analysis.rule_verdicts import Verdict
-from quantbench.analysis.rules import RULES, Rule, judge_all
+from quantbench.analysis.rules import RULES, RuleOfThumb, Verdict, judge_all
 from quantbench.analysis.summary import Point, points_of
-from quantbench.analysis.tiles import tile_finder
+from quantbench.device.spec import DeviceSpec
 from quantbench.stats import median
 from quantbench.store.folder import Run
+from quantbench.store.record import Record
+from quantbench.sweep.options import SweepOptions, plan_sweep
+from quantbench.sweep.refine import Gap, PlacedGap, Refine, grain_of
 
 
 @dataclass(frozen=True)
 class Check:
-    """num_points: measured points that were looked at. num_curves: curves with neighbours close enough to show a step.
-    noise: median standard error of a point on them (a share of its time), None without curves. cliffs: rises, the
-    largest first; falls: sizes past which the time drops. common: sizes after which many curves rise."""
+    """The result of `check_run`.
+
+    num_points: measured points.
+    num_curves: curves with neighbours close enough to show a step.
+    noise: median standard error of a point on them, as a share of its time; None without curves.
+    cliffs: places where the time rises, the largest first.
+    falls: places where the time drops.
+    common: sizes after which many curves rise.
+    periods: what explains the steps of each family of curves.
+    rules: verdicts on the rules of thumb.
+    """
 
     run: Run
     num_points: int
@@ -40,19 +54,22 @@ class Check:
     rules: tuple[Verdict, ...]
 
     def tile_of(self, point: Point) -> TileInUse | None:
-        """Whose tile a point of the run is computed with; None where none can be believed."""
+        """The tile that computes a point of the run; None where no tile is credible."""
         family = (point.op, point.provider, variant_of(point.workload))
         return tile_finder(self.run.info.device, self.periods)(family)(point)
 
     @property
     def period(self) -> Period | None:
-        """The period that says most: a clear one before any other, then the one that explains most."""
+        """The most informative period: a clear one first, then the one that explains most."""
         order = sorted(self.periods, key=lambda p: (not p.clear, -p.recovered.explained))
         return order[0] if order else None
 
 
-def check_run(run: Run, *, rules: Sequence[Rule] = RULES, blind: bool = False) -> Check:
-    """Look at every curve of a run and judge the rules. blind: as if the device's number of SMs were not known."""
+def check_run(run: Run, *, rules: Sequence[RuleOfThumb] = RULES, blind: bool = False) -> Check:
+    """Analyse every curve of a run and judge the rules.
+
+    blind: ignore the device's number of SMs, as a test of the tile recovery.
+    """
     spec = run.info.device
     points = points_of(run.records, spec)
     fitted = fit_all(points, repeatability(run.records))
@@ -75,5 +92,50 @@ def check_run(run: Run, *, rules: Sequence[Rule] = RULES, blind: bool = False) -
 
 
 def fit_all(points: Sequence[Point], between: float) -> tuple[FittedCurve, ...]:
-    """Every curve along every axis, fitted."""
+    """Fits every curve along every axis. between: see `curve_fits.fit_curves`."""
     return fit_curves([curve for axis in axes_of(points) for curve in curves_of(points, axis)], between)
+
+
+# Jumps below this are left where the coarse pass saw them, and so are those beyond this many, the largest first.
+_SMALLEST = log(1.05)
+_MOST_GAPS = 32
+# Between sizes far apart a fall of the rate is taken for a step when it is this many standard errors.
+_SURE = 4.0
+
+
+def refine_of(options: SweepOptions, spec: DeviceSpec) -> Refine:
+    """The refinement step of a sweep with --refine."""
+    axes, _ = plan_sweep(options, spec)
+    return Refine(options, axes, spec, partial(find_gaps, spec=spec))
+
+
+def find_gaps(records: Sequence[Record], spec: DeviceSpec) -> tuple[PlacedGap, ...]:
+    """Gaps with a step up of 5 % or more: cliffs between close sizes, falls of the rate between distant ones."""
+    fitted = fit_all(points_of(records, spec), repeatability(records))
+    cliffs = {(id(cliff.before), cliff.axis): log(cliff.ratio) for cliff in find_cliffs(fitted, spec, ())}
+    found: list[tuple[float, PlacedGap]] = []
+    for one in fitted:
+        close = set(one.curve.close_gaps)
+        for i, before in enumerate(one.curve.points[:-1]):
+            height = cliffs.get((id(before), one.curve.axis), 0.0) if i in close else _loss(one, i)
+            if height >= _SMALLEST:
+                found.append((height, _placed(one, i)))
+    found.sort(key=lambda pair: -pair[0])
+    return tuple(placed for _, placed in found[:_MOST_GAPS])
+
+
+def _loss(one: FittedCurve, i: int) -> float:
+    """Fall of the rate over a wide gap, as a logarithm; 0 where it is not significant."""
+    before, after = one.curve.points[i], one.curve.points[i + 1]
+    loss = log(after.latency_us / before.latency_us * useful_work(before.workload) / useful_work(after.workload))
+    return loss if loss > _SURE * sqrt(one.sigma[i] ** 2 + one.sigma[i + 1] ** 2) else 0.0
+
+
+def _placed(one: FittedCurve, i: int) -> PlacedGap:
+    curve = one.curve
+    before, after = curve.points[i], curve.points[i + 1]
+    gap = Gap(
+        curve.sizes[i], curve.sizes[i + 1], before.latency_us, after.latency_us, float(one.fit.trend[i]),
+        float(max(one.sigma[i], one.sigma[i + 1])), grain_of(curve.axis.replace("_", "-")),
+    )  # fmt: skip
+    return PlacedGap(gap, curve.axis, dict(curve.held), curve.op, curve.provider)

@@ -1,25 +1,223 @@
-"""Two runs point by point: faster, slower, same or unclear.
+"""Compares two runs point by point: which points became faster, slower, stayed the same or are unclear.
 
-A change is claimed where a rank test on the raw samples says that it exceeds the tolerance, after Holm's correction
-over all compared points: whatever the number of points, a run held against an unchanged one gives a false claim at most
-once in twenty. (Holm and not a false discovery rate, because one false regression already fails a build.) The
-tolerance is the margin that does not matter in practice, or what the reference point wanders by itself if that is more.
-"Same" is claimed point by point, where the 95 % interval of the ratio lies within the tolerance.
+`compare_runs` is the entry point; `quantbench compare` calls it and `report.comparison` shows the result. A change is
+claimed where a rank test on the raw samples exceeds the tolerance, after Holm's correction over all points: an
+unchanged run gets a false claim at most once in twenty comparisons, however many points it has. (Holm rather than a
+false discovery rate, because one false regression already fails a build.) The tolerance is the margin that does not
+matter in practice, or the drift of the reference point if that is larger. "Same" means that the 95 % interval of the
+ratio lies within the tolerance.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from quantbench.analysis.compare_differences import Difference, differences, obstacles
-from quantbench.analysis.compare_match import Matched, match_runs
-from quantbench.analysis.compare_ranks import RatioTest, figure_test, holm, rank_test
-from quantbench.analysis.compare_wander import Wander, wander
-from quantbench.errors import InputError
+from quantbench.analysis.significance import RatioTest, Wander, figure_test, holm, rank_test, wander
+from quantbench.errors import InputError, require_choice
+from quantbench.quantization import kernel_change_words
 from quantbench.stats import CONFIDENCE, median
 from quantbench.store.folder import Run
-from quantbench.store.record import Failed, Measured, Place, Record
+from quantbench.store.record import Failed, Measured, Place, Record, Skipped
+from quantbench.store.run import RunInfo
+from quantbench.workload import Workload
+
+# What was asked to be measured differs between any two runs and is settled by matching points.
+_NOT_OPTIONS = ("dims", "left_out", "sha256", "file")
+_CONSTANTS = ("sm_count", "sm_clock_mhz", "l2_bytes", "memory_bytes", "memory_gb_per_s", "peak_tflops")
+_STATE = ("memory_clock_mhz", "throttle_reasons", "other_processes")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something besides the times that is not the same in two runs.
+
+    kind: device, origin, software, options, environment or state.
+    a, b: the values in words, `absent` where a run has none.
+    """
+
+    kind: str
+    name: str
+    a: str
+    b: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.name} {self.a} → {self.b}"
+
+
+def differences(a: Run, b: Run) -> tuple[Difference, ...]:
+    """Everything that may explain a change, device first. Empty when only the time of day differs."""
+    one, two = a.info, b.info
+    found = [*_of_device(one, two), *_of("origin", {"origin": _origins(a)}, {"origin": _origins(b)})]
+    found += _of("origin", {"source": one.source}, {"source": two.source})
+    found += _of("software", one.software, two.software)
+    found += _of("options", _options(one), _options(two))
+    found += _of("environment", one.environment, two.environment)
+    states = [{name: getattr(info.state, name) for name in _STATE} for info in (one, two)]
+    return (*found, *_of("state", *states))
+
+
+def obstacles(a: Run, b: Run) -> tuple[str, ...]:
+    """Why the two must not be compared, in words; empty when they may be."""
+    found = []
+    if a.info.device.name != b.info.device.name:
+        found.append(f"different devices, {a.info.device.name} and {b.info.device.name}")
+    if _origins(a) != _origins(b):
+        found.append(f"{_origins(a)} figures against {_origins(b)} ones")
+    return tuple(found)
+
+
+def _of_device(a: RunInfo, b: RunInfo) -> list[Difference]:
+    found = _of("device", {"device": a.device.name}, {"device": b.device.name})
+    if found:
+        return found
+    one, two = asdict(a.device), asdict(b.device)
+    return _of("device", {name: one[name] for name in _CONSTANTS}, {name: two[name] for name in _CONSTANTS})
+
+
+def _origins(run: Run) -> str:
+    return " and ".join(sorted({run.info.origin, *(record.origin for record in run.records)}))
+
+
+def _options(info: RunInfo) -> dict[str, Any]:
+    flat: dict[str, Any] = {"seed": info.seed}
+    for name, value in info.options.items():
+        if name in _NOT_OPTIONS:
+            continue
+        if isinstance(value, dict):
+            flat |= {f"{name}.{inner}": v for inner, v in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _of(kind: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
+    names = [*a, *(name for name in b if name not in a)]
+    return [
+        Difference(kind, name, _text(a, name), _text(b, name))
+        for name in names
+        if a.get(name) != b.get(name) or (name in a) != (name in b)
+    ]
+
+
+def _text(values: Mapping[str, Any], name: str) -> str:
+    if name not in values or values[name] in (None, "", (), []):
+        return "absent"
+    value = values[name]
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+MATCHES = ("key", "workload")
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Two records of the same work."""
+
+    a: Record
+    b: Record
+
+    @property
+    def place(self) -> Place:
+        """Place of the work on the axes of the second run (its first place there)."""
+        return next(iter((*self.b.places, *self.a.places)), Place({}, self.b.workload.kind))
+
+
+@dataclass(frozen=True)
+class Matching:
+    """The points of two runs, paired.
+
+    pairs: measured in both.
+    lost: measured in a, failed in b.
+    only_a, only_b: measured in one run only; the other did not try, skipped or rejected the point.
+    """
+
+    pairs: tuple[Matched, ...]
+    lost: tuple[Matched, ...]
+    only_a: tuple[Record, ...]
+    only_b: tuple[Record, ...]
+
+
+_Key = tuple[object, ...]
+
+
+def match_runs(a: Run, b: Run, by: str = "key", provider_a: str = "", provider_b: str = "") -> Matching:
+    """Pair the points of two runs.
+
+    by: `key` (same workload, provider and timing) or `workload` (whoever ran it). provider_a, provider_b: only this
+    provider's points; needed with `workload` where a run has several providers for one workload.
+    """
+    require_choice("compare", "by", by, MATCHES)
+    sides = [_side(run, by, provider, name) for run, provider, name in ((a, provider_a, "A"), (b, provider_b, "B"))]
+    ours, theirs = _same_kernels_apart(*sides)
+    pairs, lost, only_a = [], [], []
+    for key, record in ours.items():
+        other = theirs.get(key)
+        if not _counts(record):
+            continue
+        if other is not None and _counts(other):
+            pairs.append(Matched(record, other))
+        elif other is not None and isinstance(other.outcome, Failed):
+            lost.append(Matched(record, other))
+        else:
+            only_a.append(record)
+    only_b = [r for key, r in theirs.items() if _counts(r) and not (key in ours and _counts(ours[key]))]
+    return Matching(tuple(pairs), tuple(lost), tuple(only_a), tuple(only_b))
+
+
+def _counts(record: Record) -> bool:
+    return isinstance(record.outcome, Measured) and record.outcome.grade.letter != "rejected"
+
+
+def _side(run: Run, by: str, provider: str, name: str) -> dict[_Key, list[Record]]:
+    points = [r for r in run.records if r.role == "point" and (not provider or r.provider == provider)]
+    if provider and not points:
+        there = ", ".join(sorted({r.provider for r in run.records})) or "nothing"
+        raise InputError("compare", f"--provider-{name.lower()} {provider}", f"one of run {name}'s: {there}")
+    found: dict[_Key, list[Record]] = {}
+    for record in points:
+        found.setdefault((record.key,) if by == "key" else (record.workload,), []).append(record)
+    if by == "workload":
+        _require_one_provider(found, name)
+    return found
+
+
+def _require_one_provider(found: dict[_Key, list[Record]], name: str) -> None:
+    for records in found.values():
+        # A provider that cannot run a workload is no alternative.
+        providers = sorted({r.provider for r in records if not isinstance(r.outcome, Skipped)})
+        if len(providers) > 1:
+            work: Workload = records[0].workload
+            raise InputError(
+                "compare",
+                f"run {name} has {', '.join(providers)} for {work}",
+                f"--provider-{name.lower()} with one of them",
+            )
+
+
+def _same_kernels_apart(
+    a: dict[_Key, list[Record]], b: dict[_Key, list[Record]]
+) -> tuple[dict[_Key, Record], dict[_Key, Record]]:
+    """One record per key: where a table has several, they are told apart by their kernel."""
+
+    def flat(side: dict[_Key, list[Record]], several: set[_Key]) -> dict[_Key, Record]:
+        found: dict[_Key, Record] = {}
+        for key, records in side.items():
+            for record in _preferred(records):
+                kernel = (record.launch.kernel if record.launch else "",) if key in several else ()
+                found.setdefault((*key, *kernel), record)
+        return found
+
+    several = {key for side in (a, b) for key, records in side.items() if len(_preferred(records)) > 1}
+    return flat(a, several), flat(b, several)
+
+
+def _preferred(records: Sequence[Record]) -> list[Record]:
+    """The records with a measurement, else the first of the others."""
+    return [r for r in records if _counts(r)] or list(records[:1])
+
 
 VERDICTS = ("slower", "faster", "same", "unclear")
 METHOD = (
@@ -28,6 +226,8 @@ METHOD = (
 )
 FIGURES_METHOD = "single figures: log-normal test with the noise given, Holm's correction over all points at 5 %"
 
+# Characters of a kernel's name: --json has them all.
+_LONGEST_KERNEL = 10_000
 # Below these numbers of samples the rank test has no 95 % interval.
 _FEW = "{} against {} samples: too few for an interval"
 _SINGLE = "single figures without a spread (--noise says how well one repeats)"
@@ -35,9 +235,11 @@ _SINGLE = "single figures without a spread (--noise says how well one repeats)"
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """margin: a relative change that does not matter. by, provider_a, provider_b: see `match_runs`. noise: relative
-    standard deviation of figures that come without a spread; None where it is not known. force: compare also what
-    should not be compared."""
+    """margin: a relative change that does not matter.
+    by, provider_a, provider_b: see `match_runs`.
+    noise: relative standard deviation of figures that come without samples; None where it is not known.
+    force: compare also runs that should not be compared.
+    """
 
     margin: float = 0.01
     by: str = "key"
@@ -54,8 +256,14 @@ class CompareOptions:
 
 @dataclass(frozen=True)
 class Compared:
-    """One point. ratio: b over a, above 1 is slower; low, high: its 95 % interval, None where there is none. p: after
-    Holm's correction. verdict: one of VERDICTS. why: for unclear points and changed kernels, in words."""
+    """One point measured in both runs.
+
+    ratio: time in b over time in a; above 1 is slower.
+    low, high: 95 % interval of the ratio; None where there are too few samples.
+    p: after Holm's correction.
+    verdict: one of VERDICTS.
+    why: for unclear points and changed kernels, in words.
+    """
 
     place: Place
     a: Record
@@ -72,7 +280,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Lost:
-    """A point that was measured before and fails now: a regression."""
+    """A point that was measured in a and fails in b: a regression."""
 
     place: Place
     record: Record
@@ -82,8 +290,14 @@ class Lost:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result. obstacles: why these runs should not have been compared (force was given). only_a, only_b: points
-    without a partner."""
+    """The result of `compare_runs`.
+
+    obstacles: why these runs should not have been compared (options.force was given).
+    wander: drift of the reference point.
+    tolerance: the change that does not count: the margin, or the drift if that is larger.
+    points: the slower ones first.
+    only_a, only_b: number of points without a partner.
+    """
 
     a: Run
     b: Run
@@ -110,12 +324,12 @@ class Comparison:
 
     @property
     def median_ratio(self) -> float:
-        """The middle of all ratios: far from 1, everything moved together."""
+        """Median over all points; far from 1, everything moved together."""
         return median([point.ratio for point in self.points])
 
 
 def compare_runs(a: Run, b: Run, options: CompareOptions | None = None) -> Comparison:
-    """Hold run `b` against run `a`.
+    """Compare run `b` with run `a`.
 
     Raises InputError for runs that must not be compared (unless forced), and for runs without a common point.
     """
@@ -176,9 +390,7 @@ def _kernel_change(pair: Matched) -> str:
     old, new = pair.a.launch, pair.b.launch
     if old is None or new is None or pair.a.provider != pair.b.provider or old.kernel == new.kernel:
         return ""
-    if old.tile is not None and new.tile is not None and old.tile != new.tile:
-        return f"the library changed from {old.tile} to {new.tile}"
-    return f"the library changed kernel ({old.kernel} to {new.kernel})"
+    return kernel_change_words(old, new, longest=_LONGEST_KERNEL)
 
 
 def _lost(pair: Matched) -> Lost:

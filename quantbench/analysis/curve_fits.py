@@ -1,17 +1,112 @@
-"""Curves with their piecewise fits: curves of one grid fitted together, their noise settled on the way."""
+"""Fits curves with pieces (`step_detection`) and estimates the noise of their points: `fit_curves`, called by `check`.
+
+The standard error of a point's log time has three parts (`standard_errors`): the scatter of its own samples over the
+root of their number; the scatter from point to point beyond the samples (memory placement, clock), which the repeated
+reference point shows (`repeatability`); and, for tables with one figure per point, the scatter between sizes so close
+that the work is the same. Curves over the same sizes are fitted together, and where the fits of a family scatter more
+than expected, its standard errors are raised to match.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import log, sqrt
 
 import numpy as np
 
 from quantbench.analysis.curves import Curve, Floats
-from quantbench.analysis.point_noise import standard_errors
 from quantbench.analysis.step_detection import Pieces, PiecewiseFit, describe, find_pieces, join
 from quantbench.quantization import cdiv
+from quantbench.stats import median, noise
+from quantbench.store.record import Measured, Record
+
+#: the standard error of a median over that of a mean, for a normal distribution: √(π/2).
+MEDIAN_FACTOR = sqrt(np.pi / 2)
+#: two measurements of one point agree no better than this on a quiet GPU, whatever their samples say.
+LEAST_ERROR = 0.002
+# Of a curve's single figures nothing is known when too few of them lie close together; published tables repeat within
+# 1 to 3 % (aiconfigurator-core, row to row where the work is the same).
+_UNKNOWN_ERROR = 0.03
+# A point with fewer samples borrows the noise of its neighbours.
+_OWN_SAMPLES = 10
+# The median absolute deviation of few samples is too small on average; factors for 2 … 9 samples, and n / (n − 0.8) for
+# more, from Croux and Rousseeuw, "Time-efficient algorithms for two highly robust estimators of scale" (COMPSTAT 1992).
+_FEW_SAMPLES = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
+_FEWEST_REFERENCES = 4
+# Sizes this close in log size are near enough to ask how well figures repeat.
+_CLOSE = 0.02
+_FEWEST_CLOSE = 8
+# |difference| of two normal figures over the standard deviation of one: its median, √2 · Φ⁻¹(3/4), and its lower
+# quartile, √2 · Φ⁻¹(5/8).
+_MEDIAN_PER_SIGMA = sqrt(2) * 0.674490
+_QUARTILE_PER_SIGMA = sqrt(2) * 0.318639
+
+
+def repeatability(records: Iterable[Record]) -> float:
+    """Relative standard deviation between repetitions of the run's reference points.
+
+    Where there are too few, the smallest known of any device. A run of many devices has several references; differences
+    between its devices count.
+    """
+    medians_us: dict[str, list[float]] = {}
+    for record in records:
+        if record.role == "reference" and isinstance(record.outcome, Measured):
+            medians_us.setdefault(record.key, []).append(median(record.outcome.measurement.samples_us))
+    ratios = [1 + log(us / median(of_key)) for of_key in medians_us.values() if len(of_key) > 1 for us in of_key]
+    return max(LEAST_ERROR, noise(ratios)) if len(ratios) >= _FEWEST_REFERENCES else LEAST_ERROR
+
+
+def standard_errors(curves: Sequence[Curve], between: float) -> list[Floats]:
+    """The standard error of each point's log time, for each curve (points,).
+
+    between: see `repeatability`. Curves of one family share what is known about single figures.
+    """
+    figures = _errors_of_figures(curves)
+    return [_errors(curve, between, figures[curve.family]) for curve in curves]
+
+
+def _errors(curve: Curve, between: float, figure_error: float) -> Floats:
+    if all(point.num_samples == 1 for point in curve.points):  # most curves of imported tables
+        return np.full(len(curve.points), sqrt(between**2 + figure_error**2))
+    count = np.array([point.num_samples for point in curve.points], dtype=np.float64)
+    own = np.array([point.noise * _small_sample_factor(point.num_samples) for point in curve.points])
+    several = count >= 3
+    shared = float(np.mean(own[several])) if several.any() else 0.0
+    known = np.minimum(count, _OWN_SAMPLES) / _OWN_SAMPLES
+    scatter = np.where(several, np.sqrt(known * own**2 + (1 - known) * shared**2), shared)
+    errors = np.sqrt((MEDIAN_FACTOR * scatter) ** 2 / count + between**2)
+    return errors if several.any() else np.sqrt(errors**2 + figure_error**2 / count)
+
+
+def _small_sample_factor(samples: int) -> float:
+    return _FEW_SAMPLES.get(samples, samples / (samples - 0.8))
+
+
+def _errors_of_figures(curves: Sequence[Curve]) -> dict[tuple[str, str, str], float]:
+    """By family: the standard error of a single figure, from pairs of close sizes.
+
+    Steps go up, so where the larger of two close sizes took less time, it was noise, which is as often negative as
+    positive. Where a slope leaves too few such pairs, the lower quartile of all is used: up to half of them may hold a
+    step.
+    """
+    differences: dict[tuple[str, str, str], list[Floats]] = {}
+    for curve in curves:
+        close = np.diff(curve.log_size) < _CLOSE
+        differences.setdefault(curve.family, []).append(np.diff(curve.log_time)[close])
+    found = {}
+    for family, parts in differences.items():
+        pooled = np.concatenate(parts)
+        falls = pooled[pooled < 0]
+        if len(falls) >= _FEWEST_CLOSE:
+            found[family] = float(np.median(-falls)) / _MEDIAN_PER_SIGMA
+        elif len(pooled) >= _FEWEST_CLOSE:
+            found[family] = float(np.quantile(np.abs(pooled), 0.25)) / _QUARTILE_PER_SIGMA
+        else:
+            found[family] = _UNKNOWN_ERROR
+    return found
+
 
 # Pieces that leave this many times the scatter expected of them say that points differ by more than their samples do.
 _SETTLED = 1.3
@@ -27,14 +122,18 @@ _ENOUGH_SHARE = 0.4
 
 @dataclass(frozen=True)
 class FittedCurve:
-    """sigma: standard error of each log time (points,), what the fit's intervals rest on."""
+    """A curve with its fit.
+
+    sigma: standard error of each log time (points,).
+    fit: levels, trend and breaks.
+    """
 
     curve: Curve
     sigma: Floats
     fit: PiecewiseFit
 
     def part(self, start: int, stop: int) -> FittedCurve:
-        """The points start … stop − 1, with the fit as it is there."""
+        """Points start to stop − 1, with their part of the fit."""
         breaks = tuple(
             replace(b, index=b.index - start, first=max(b.first, start) - start, last=min(b.last, stop - 2) - start)
             for b in self.fit.breaks
@@ -45,8 +144,10 @@ class FittedCurve:
 
 
 def fit_curves(curves: Sequence[Curve], between: float) -> tuple[FittedCurve, ...]:
-    """Fit every curve, in the order given. between: scatter from point to point beyond the samples
-    (`point_noise.repeatability`). The noise is settled for each family (op, provider, variant) as a whole."""
+    """Fit every curve, in the order given.
+
+    between: scatter from point to point beyond the samples (see `repeatability`).
+    """
     sigmas = standard_errors(curves, between)
     families: dict[tuple[str, str, str], list[int]] = {}
     for i, curve in enumerate(curves):
@@ -109,14 +210,17 @@ def _find(curves: Sequence[Curve], sigmas: Sequence[Floats]) -> _Grids:
 
 
 def _spans(points: int) -> list[tuple[int, int]]:
-    """First point and end of each part in which a curve is fitted; of most curves the whole."""
+    """First point and end of each part in which a curve is fitted; most curves are one part."""
     number = 1 if points <= _LONGEST else cdiv(points, _PART)
     return list(pairwise(points * i // number for i in range(number + 1)))
 
 
 def _batches(grids: Sequence[Floats]) -> list[list[int]]:
-    """Curves over the same sizes together; where hardly any two share their sizes, those of equal length.
-    grids: the log sizes of each."""
+    """Curves that are fitted together: those over the same sizes, or where few share their sizes, those of equal
+        length.
+
+    grids: the log sizes of each curve.
+    """
     by_grid: dict[bytes, list[int]] = {}
     for i, grid in enumerate(grids):
         by_grid.setdefault(grid.tobytes(), []).append(i)
@@ -135,8 +239,10 @@ def _batches(grids: Sequence[Floats]) -> list[list[int]]:
 
 
 def _best_of_figures(curves: Sequence[Curve], sigmas: list[Floats], between: float) -> _Grids:
-    """Single figures do not tell their noise: the level of it under which pieces and scatter together are likeliest.
-    Levels that leave the scatter little freedom are no answer: pieces of a point or two can explain anything."""
+    """The fits at the noise level under which pieces and scatter together are most likely, for single figures.
+
+    Levels that leave the scatter little freedom are rejected: pieces of one or two points can explain anything.
+    """
     best: _Grids = []
     best_cost = np.inf
     points = sum(len(curve.points) for curve in curves)
@@ -151,8 +257,10 @@ def _best_of_figures(curves: Sequence[Curve], sigmas: list[Floats], between: flo
 
 
 def _scatter_factor(grids: _Grids) -> float:
-    """Scatter about the fits over the scatter expected; 1 where there is too little freedom to tell. The middle one of
-    the curves counts, so that a few which no pieces fit do not spoil the rest."""
+    """Scatter about the fits over the scatter expected; 1 where there is too little freedom to tell.
+
+    The median over the curves, so that a few curves that no pieces fit do not spoil the rest.
+    """
     freedom = np.concatenate([pieces.freedom for _, pieces in grids])
     chi2 = np.concatenate([pieces.chi2 for _, pieces in grids])
     known = freedom >= 1

@@ -1,4 +1,8 @@
-"""Curves: the points of a run that differ in one axis and in nothing else."""
+"""Curves: the points of a run that differ in one axis and in nothing else.
+
+`curves_of` makes the curves, `axes_of` names the axes. Everything that looks at a run along an axis starts here: fits,
+cliffs, periods, pictures.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +30,10 @@ _VARIANTS = ("dtype", "layout", "mask", "causal", "direction", "op")
 
 @dataclass(frozen=True)
 class Curve:
-    """Points of one op and provider along `axis`, ascending; no two at the same size.
+    """Points of one op and provider along `axis`, ascending, no two at the same size.
 
-    held: the values of the other axes. variant: what the workloads have in common beside sizes (`gemm bf16 nt`).
+    held: values of the other axes.
+    variant: what the workloads have in common besides sizes (`gemm bf16 nt`).
     """
 
     axis: str
@@ -39,7 +45,7 @@ class Curve:
 
     @property
     def family(self) -> tuple[str, str, str]:
-        """What curves share whose library is in the same situation: op, provider and variant."""
+        """Op, provider and variant. Curves of one family are fitted and explained together."""
         return (self.op, self.provider, self.variant)
 
     @cached_property
@@ -54,7 +60,7 @@ class Curve:
 
     @cached_property
     def close_gaps(self) -> tuple[int, ...]:
-        """Indices of the points whose next neighbour is close enough for a step between the two to be told."""
+        """Indices of points whose next neighbour is close enough to tell a step between them."""
         return tuple(int(i) for i in np.flatnonzero(np.diff(self.log_size) <= COARSE))
 
     @cached_property
@@ -69,7 +75,7 @@ def variant_of(workload: Workload) -> str:
 
 
 @cache
-def _variant_getter(kind: type[Workload]) -> attrgetter[tuple[object, ...]]:
+def _variant_getter(kind: Any) -> attrgetter[tuple[object, ...]]:
     names = {f.name for f in fields(kind)}
     return attrgetter("kind", *(name for name in _VARIANTS if name in names))
 
@@ -102,8 +108,10 @@ def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[C
 
 
 def axes_of(points: Sequence[Point]) -> tuple[str, ...]:
-    """The axes along which the points differ, those with the most values first. The number of a shape in a list is no
-    size, so it is none of them."""
+    """The axes along which the points differ, those with the most values first.
+
+    The number of a shape in a list of shapes is not a size and is left out.
+    """
     values: dict[str, set[int]] = {}
     for point in points:
         for name, value in point.axes.items():

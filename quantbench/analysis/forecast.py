@@ -1,4 +1,7 @@
-"""A sweep that is predicted instead of measured: the same axes, a model's answer at each place."""
+"""A sweep that is predicted instead of measured: `forecast` answers a grid of axes with a model. Called by `predict`.
+
+`cliff_odds` adds the probability that one row more costs a cliff, where that probability is calibrated.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from quantbench.analysis.blocks import tile_in_use
-from quantbench.analysis.explain import idle_reasons
+from quantbench.analysis.blocks import idle_reasons, tile_in_use
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
+from quantbench.latency.gemm.cliffs import cliff_probability
+from quantbench.latency.gemm.model import GemmModel
+from quantbench.latency.model_times import ModelTimes
+from quantbench.latency.op_times import OpEstimate, ShapeEstimate, total
 from quantbench.latency.roofline import peak_share
-from quantbench.latency.transformer import OpEstimate, ShapeEstimate, TransformerModel, total
 from quantbench.sweep.axes import Axis
 from quantbench.sweep.shapes import Held, ops_at
-from quantbench.workload import Op
+from quantbench.workload import Gemm, Op
 
 
 @dataclass(frozen=True)
 class ForecastRow:
-    """The ops at one place on the axes: one layer, or one product. estimate: their sum and its parts. logits: those of
-    the whole model, apart, where the place has other ops as well. worst: the op with the smallest share of peak;
-    peak_share: of the sum, weighted by time (None where a peak is not known)."""
+    """The ops at one place on the axes: one layer, or one product.
+
+    estimate: the sum of the ops, and its parts.
+    logits: logits of the whole model, apart, where the place has other ops as well.
+    peak_share: of the sum, weighted by time; None where a peak is not known.
+    worst: the op with the smallest share of peak.
+    reasons: why the worst op runs below peak, in words.
+    """
 
     axes: dict[str, int]
     estimate: ShapeEstimate
@@ -32,13 +42,15 @@ class ForecastRow:
 
     @property
     def ops(self) -> tuple[OpEstimate, ...]:
-        """The ops of the sum, and the logits."""
+        """The ops of the sum, then the logits."""
         return (*self.estimate.ops, *(() if self.logits is None else self.logits.ops))
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Rows in the order of the axes. impossible: places that cannot be, with the reason, left out."""
+    """rows: in the order of the axes.
+    impossible: reasons of the places that were left out because they cannot exist.
+    """
 
     rows: tuple[ForecastRow, ...]
     impossible: tuple[str, ...]
@@ -50,14 +62,16 @@ class Forecast:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to know of the models, each once."""
-        return tuple(dict.fromkeys(op.work.note for op in self.ops if op.work.note))
+        """Notes of the models used, each once."""
+        return tuple(dict.fromkeys(op.estimate.note for op in self.ops if op.estimate.note))
 
 
-def forecast(axes: Sequence[Axis], held: Held, model: TransformerModel, *, skip_impossible: bool) -> Forecast:
-    """Predict every place of a grid. `axes` have their edges added already, `held` its defaults filled in.
+def forecast(axes: Sequence[Axis], held: Held, model: ModelTimes, *, skip_impossible: bool) -> Forecast:
+    """Predict every place of a grid.
 
-    Raises InputError for a place that cannot be, unless skip_impossible, and when none is left.
+    axes: with their edges already added.
+    held: with its defaults filled in.
+    Raises InputError for a place that cannot exist, unless skip_impossible, and when no place is left.
     """
     places: list[tuple[dict[str, int], tuple[Op, ...]]] = []
     impossible: list[str] = []
@@ -74,29 +88,59 @@ def forecast(axes: Sequence[Axis], held: Held, model: TransformerModel, *, skip_
     if not places:
         raise InputError("predict", "no place is left to predict", "axes and ops that have places in common")
     answers = iter(model.predict_ops([op for _, ops in places for op in ops], softmax=held.softmax))
-    rows = [_row(at, [next(answers) for _ in ops], model) for at, ops in places]
+    rows = [_row(at, [next(answers) for _ in ops], model.device, model.correlation(held.dtype)) for at, ops in places]
     return Forecast(tuple(rows), tuple(impossible))
 
 
 def _reasons(op: OpEstimate, spec: DeviceSpec) -> tuple[str, ...]:
     work = op.op.workload
-    used = tile_in_use(spec, work.dtype, op.work.launch)
-    return idle_reasons(work, spec, used, peak_share(work, op.work.estimate.latency_us, spec))
+    used = tile_in_use(spec, work.dtype, op.estimate.launch)
+    found = idle_reasons(work, spec, used, peak_share(work, op.estimate.latency_us, spec))
+    return tuple(reason.words for reason in found)
 
 
-def _row(axes: dict[str, int], found: list[OpEstimate], model: TransformerModel) -> ForecastRow:
-    spec = model.device
+def _row(axes: dict[str, int], found: list[OpEstimate], spec: DeviceSpec, correlation: float) -> ForecastRow:
     logits = [o for o in found if o.op.name == "logits"]
     ops = [o for o in found if o.op.name != "logits"] or logits
-    shares = [peak_share(o.op.workload, o.work.estimate.latency_us, spec) for o in ops]
-    estimate = total(ops, model.correlation)
+    shares = [peak_share(o.op.workload, o.estimate.latency_us, spec) for o in ops]
+    estimate = total(ops, correlation)
     known = [share * o.total_us for share, o in zip(shares, ops, strict=True) if share is not None]
     worst = min(zip(shares, ops, strict=True), key=lambda pair: (pair[0] is None, pair[0] or 0.0, pair[1].op.label))[1]
     return ForecastRow(
         axes=axes,
         estimate=estimate,
-        logits=total(logits, model.correlation) if logits and ops is not logits else None,
+        logits=total(logits, correlation) if logits and ops is not logits else None,
         peak_share=sum(known) / estimate.latency_us if len(known) == len(ops) else None,
         worst=worst,
         reasons=_reasons(worst, spec),
     )
+
+
+# What `latency.gemm.cliffs` is calibrated on: edges of tiles in m, of products that are no slivers.
+_LEAST_M, _EDGE, _LEAST_NK = 128, 32, 1024
+
+
+def cliff_odds(rows: Sequence[ForecastRow], model: GemmModel) -> tuple[float | None, ...]:
+    """Probability, 0 to 1, that m + 1 takes over 10 % longer than m, for each row.
+
+    None for rows that are not a single plain product, for sizes outside the calibration (m a multiple of 32 from 128
+    on, n
+    and k from 1024 on), and for all rows of a model without measured rows.
+    """
+    asked = [(i, work) for i, row in enumerate(rows) if model.rows and (work := _plain(row)) is not None]
+    odds: list[float | None] = [None] * len(rows)
+    if asked:
+        m, n, k = zip(*((work.m, work.n, work.k) for _, work in asked), strict=True)
+        for (i, _), probability in zip(asked, cliff_probability(model, m, n, k), strict=True):
+            odds[i] = float(probability)
+    return tuple(odds)
+
+
+def _plain(row: ForecastRow) -> Gemm | None:
+    """The only product of a row, if the probability is calibrated for it."""
+    if "m" not in row.axes or len(row.estimate.ops) != 1:
+        return None
+    work = row.estimate.ops[0].op.workload
+    if not isinstance(work, Gemm) or work.batch != 1:
+        return None
+    return work if work.m >= _LEAST_M and work.m % _EDGE == 0 and min(work.n, work.k) >= _LEAST_NK else None

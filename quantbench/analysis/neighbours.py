@@ -1,4 +1,7 @@
-"""Which sizes are bad beside a smaller one near them, and by how much: what a person who chooses a shape asks first."""
+"""Finds sizes that are slower than a smaller size near them: `bad_sizes`, or `against_doubles` for sizes far apart.
+
+The first screen of a report rests on it (`report.lead`).
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,13 @@ _FOR_NOTHING = 0.01
 
 @dataclass(frozen=True)
 class BadSize:
-    """At `row` the device does `loss` (a share) less work per second than at `better`, a smaller value of `axis` at
-    most NEAR below with everything else equal.
+    """At `row` the device does less work per second than at `better`, a smaller value of `axis` within NEAR below.
 
-    low, high: bounds of the loss from both intervals; None for figures without a spread. up_to: the largest value at
-    most NEAR above that takes no longer, so that one may as well grow; None where growing costs time. culprit: the op
-    that loses most, its counterpart at the better size, and its share of what is lost.
+    loss: throughput lost against the better size, as a share.
+    low, high: bounds of the loss from both intervals; None for figures without samples.
+    up_to: the largest value within NEAR above that takes no longer; None where growing costs time.
+    culprit: the op that loses most; culprit_at_better: the same op at the better size.
+    culprit_share: the culprit's share of what is lost.
     """
 
     axis: str
@@ -51,7 +55,7 @@ class BadSize:
 
 
 def rows_by_dtype(points: Sequence[Point], spec: DeviceSpec) -> tuple[Row, ...]:
-    """Rows as `rows_of` makes them, but of one number format each: a table may hold the same shapes in several."""
+    """Rows as `rows_of` makes them, each of one dtype: a table may hold the same shapes in several."""
     found: list[Row] = []
     by_dtype = sorted(points, key=lambda p: p.workload.dtype)
     for _, group in groupby(by_dtype, key=lambda p: p.workload.dtype):
@@ -60,8 +64,10 @@ def rows_by_dtype(points: Sequence[Point], spec: DeviceSpec) -> tuple[Row, ...]:
 
 
 def curves_of_rows(rows: Iterable[Row], axis: str) -> tuple[tuple[Row, ...], ...]:
-    """Rows that differ in `axis` alone, ascending: same provider, number format and other axes. Rows that lack an op
-    that the others have (it failed there) cannot be held against them and are left out."""
+    """Rows that differ in `axis` alone, ascending: same provider, dtype and other axes.
+
+    Rows that lack an op which the others have (it failed there) cannot be compared and are left out.
+    """
     curves: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         if axis in row.axes:
@@ -111,7 +117,7 @@ def _of_curve(curve: Sequence[Row], axis: str) -> Iterable[BadSize]:
 
 
 def _against(row: Row, better: Row, axis: str, up_to: int | None) -> BadSize | None:
-    """The loss of one row against another; None where it is small or not sure."""
+    """The loss of one row against another; None where it is small or not significant."""
     ratio = (row.work / row.latency_us) / (better.work / better.latency_us)
     loss, width = 1 - ratio, row.half_width + better.half_width
     measured = has_spread(row) and has_spread(better)
@@ -126,8 +132,11 @@ def _against(row: Row, better: Row, axis: str, up_to: int | None) -> BadSize | N
 
 
 def against_doubles(rows: Iterable[Row], axis: str) -> tuple[BadSize, ...]:
-    """For sizes that are no neighbours (tp = 1, 2, 4, 8): every size that loses against one that is at most DOUBLE
-    times as large or as small, the worst first. Nothing is said there about growing for nothing."""
+    """For sizes that are far apart (tp = 1, 2, 4, 8): sizes that lose against one at most DOUBLE times as large or
+    small.
+
+    The worst first. `up_to` is None in all of them.
+    """
     found = []
     for curve in curves_of_rows(rows, axis):
         for row in curve:
@@ -140,12 +149,12 @@ def against_doubles(rows: Iterable[Row], axis: str) -> tuple[BadSize, ...]:
 
 
 def has_spread(row: Row) -> bool:
-    """Whether the row's figures come with a spread: a figure alone has none."""
+    """Whether all figures of the row come with samples."""
     return all(point.num_samples > 1 for point in row.points)
 
 
 def _culprit(row: Row, better: Row) -> tuple[Point, Point, float]:
-    """The op that takes most time beyond what it would take at the better size's rate."""
+    """The op that takes most time beyond what it would take at the better size's rate, its counterpart and share."""
     there = {point.op: point for point in better.points}
     excess: list[tuple[float, Point]] = []
     for point in row.points:

@@ -1,24 +1,32 @@
-"""The period of a staircase: how far its steps are apart, and which tile on how many SMs makes them so."""
+"""Explains the steps of each family of curves: which tile, how many blocks at a time, and how far apart steps are.
+
+`find_periods` makes a `Period` per family from the fitted curves (`staircase.recover` does the search). `tile_finder`
+then says which tile computes a point: the recorded one, else the one recovered, else the one assumed for the device.
+Called by `check`; causes, pictures and rules use the result.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
 
-from quantbench.analysis.blocks import compute_bound
+from quantbench.analysis.blocks import TileInUse, compute_bound, tile_in_use
 from quantbench.analysis.curve_fits import FittedCurve
-from quantbench.analysis.period import Recovered, recover
 from quantbench.analysis.staircase import (
     BLOCK_SIDES,
     CPU_BLOCK_SIDES,
     MOST_BLOCKS_PER_SM,
     UNKNOWN_RESIDENT,
     Explanation,
+    Recovered,
     candidates,
+    recover,
 )
+from quantbench.analysis.summary import Point
 from quantbench.device.registry import known
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.roofline import assumed_tile
@@ -41,9 +49,11 @@ _FEWEST_POINTS = 6
 class Period:
     """What explains the steps of one family of curves (op, provider, variant) along `axis`.
 
-    spacing: axis units between one step and the next, with its standard error; None where fewer than three steps were
-    found or they are not evenly spaced. num_curves: curves that were held against the candidates. sm_count: of the
-    device, None where it was not used.
+    recovered: the explanations found, with their confidence.
+    sm_count: of the device; None where it was not used.
+    num_curves: curves that were compared with the candidates.
+    spacing, spacing_error: axis units between steps, with standard error; None where steps are few or uneven.
+    chosen: the explanation that is named; None where none is clear.
     """
 
     axis: str
@@ -69,18 +79,20 @@ class Period:
 
     @property
     def clear(self) -> bool:
-        """Whether one class of explanations is sure."""
+        """Whether one class of explanations is clearly the best."""
         return self.recovered.verdict == "clear"
 
     @property
     def tile_words(self) -> str:
-        """`128x256 tile on 108 SMs`, of the explanation that is named first."""
+        """`128x256 tile on 108 SMs`, of the explanation that is named; "" without one."""
         return "" if self.chosen is None else explanation_words(self.chosen, self.sm_count)
 
 
 def explanation_words(explanation: Explanation, sm_count: int | None) -> str:
-    """`128x256 tile on 108 SMs`, `64x64 tile, 2 blocks on each of 108 SMs`; `…, 97 blocks at a time` where that is no
-    multiple of the SMs."""
+    """`128x256 tile on 108 SMs`, `64x64 tile, 2 blocks on each of 108 SMs`, or `…, 97 blocks at a time`.
+
+    The last form stands where the number of blocks is not a multiple of the SMs.
+    """
     tile = f"{explanation.block_m}x{explanation.block_n} tile"
     per_sm = explanation.per_sm(sm_count)
     if sm_count == 1:
@@ -93,7 +105,7 @@ def explanation_words(explanation: Explanation, sm_count: int | None) -> str:
 def find_periods(fitted: Sequence[FittedCurve], spec: DeviceSpec, *, blind: bool = False) -> tuple[Period, ...]:
     """The period of each family of products, along the axis that shows it best.
 
-    blind: as if the device's number of SMs were not known. Families without enough close points are left out.
+    blind: ignore the device's number of SMs. Families without enough close points are left out.
     """
     families: dict[tuple[str, str, str], dict[str, list[FittedCurve]]] = {}
     for one in fitted:
@@ -122,8 +134,12 @@ def _period(curves: Sequence[FittedCurve], spec: DeviceSpec, *, blind: bool) -> 
 
 
 def _what_to_try(spec: DeviceSpec, *, blind: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sides of tiles, and numbers of blocks at a time. One block at a time stands for kernels that run tile after tile
-    without waves (one core; persistent kernels that share the last ones out)."""
+    """Tile sides, and numbers of blocks at a time, to try.
+
+    One block at a time stands for kernels that run tile after tile without waves (one core; persistent kernels that
+    share
+    out the last tiles).
+    """
     if spec.kind == "cpu":
         return CPU_BLOCK_SIDES, (1,)
     if blind:
@@ -132,7 +148,7 @@ def _what_to_try(spec: DeviceSpec, *, blind: bool) -> tuple[tuple[int, ...], tup
 
 
 def _choose(curves: Sequence[FittedCurve], spec: DeviceSpec, most_points: int) -> list[FittedCurve]:
-    """Compute-bound curves (memory hides waves), evenly from among them."""
+    """Evenly spaced compute-bound curves (where memory is the bound, waves are hidden)."""
     parts = [part for one in curves for part in _parts(one)]
     bound = [one for one in parts if compute_bound(_middle(one), spec)] or parts
     number = min(len(bound), _MOST_CURVES, max(1, most_points // max(len(one.curve.points) for one in bound)))
@@ -140,7 +156,7 @@ def _choose(curves: Sequence[FittedCurve], spec: DeviceSpec, most_points: int) -
 
 
 def _parts(one: FittedCurve) -> list[FittedCurve]:
-    """A long curve in equal parts of at most _LONGEST_CURVE points; a short one whole."""
+    """A long curve in equal parts of at most _LONGEST_CURVE points; a short one as it is."""
     points = len(one.curve.points)
     number = cdiv(points, _LONGEST_CURVE)
     if number == 1:
@@ -154,8 +170,12 @@ def _middle(one: FittedCurve) -> Workload:
 
 
 def _strangeness(explanation: Explanation, sm_count: int | None, spec: DeviceSpec) -> tuple[float, ...]:
-    """What decides which of several equal explanations is named: few blocks per SM (where the SMs are not known, a
-    number that some card has), sides that are powers of two, no long strips, a size near the device's assumed one."""
+    """Sort key that decides which of several equivalent explanations is named.
+
+    In this order: few blocks per SM (where the SMs are not known, a number that some device has), sides that are powers
+        of
+    two, no long strips, a size near the device's assumed tile.
+    """
     counts = {sm_count} if sm_count else {known_spec.sm_count for known_spec in known()}
     per_sm = min((explanation.resident_blocks / c for c in counts if explanation.resident_blocks % c == 0), default=99)
     assumed = assumed_tile(spec).tile
@@ -166,8 +186,10 @@ def _strangeness(explanation: Explanation, sm_count: int | None, spec: DeviceSpe
 
 
 def _spacing(curves: Sequence[FittedCurve]) -> tuple[float | None, float | None]:
-    """Mean distance between steps on the curve with the most of them, and its standard error. Steps that were missed
-    leave gaps of a whole number of distances."""
+    """Mean distance between steps on the curve with the most of them, and its standard error.
+
+    Missed steps leave gaps of a whole number of distances.
+    """
     best: list[float] = []
     for one in curves:
         sizes = one.curve.sizes
@@ -183,3 +205,47 @@ def _spacing(curves: Sequence[FittedCurve]) -> tuple[float | None, float | None]
     if scatter > slope / 2:
         return None, None
     return float(slope), scatter / float(np.sqrt(((number - number.mean()) ** 2).sum()))
+
+
+Family = tuple[str, str, str]
+#: the tile of a point; None where no tile can be believed
+TileOf = Callable[[Point], TileInUse | None]
+
+
+def tile_finder(spec: DeviceSpec, periods: Iterable[Period]) -> Callable[[Family], TileOf]:
+    """For each family of curves (op, provider, variant), a function that names the tile of a point."""
+    finders = {period.family: _finder(spec, period) for period in periods}
+    unknown = _finder(spec, None)
+    return lambda family: finders.get(family, unknown)
+
+
+def _finder(spec: DeviceSpec, period: Period | None) -> TileOf:
+    """Names the tile of a point: the recorded one, else the one that explains the family's steps, else the assumed one.
+
+    Where the steps were examined and contradict the assumed tile, none is named.
+    """
+    believed: TileInUse | None = None
+    one_core = spec.kind == "cpu"
+    if period is not None and period.chosen is not None:
+        chosen = period.chosen
+        waves = not one_core and chosen.resident_blocks > 1
+        per_sm = chosen.per_sm(spec.sm_count) if waves else None
+        believed = TileInUse(chosen.tile, chosen.resident_blocks, "steps", period.tile_words, waves, per_sm)
+
+    @cache
+    def without_launch(dtype: str) -> TileInUse | None:
+        used = tile_in_use(spec, dtype, None)
+        return used if period is None or _may_be(used, period) else None
+
+    def tile_of(point: Point) -> TileInUse | None:
+        if point.launch is None or point.launch.tile is None:
+            return believed or without_launch(point.workload.dtype)
+        return tile_in_use(spec, point.workload.dtype, point.launch)
+
+    return tile_of
+
+
+def _may_be(assumed: TileInUse, period: Period) -> bool:
+    """Whether the steps that were examined, without a clear result, are consistent with the assumed tile."""
+    explanation = Explanation(assumed.tile.block_m, assumed.tile.block_n, assumed.resident_blocks)
+    return period.recovered.verdict == "unclear" and explanation in period.recovered.plausible

@@ -1,7 +1,9 @@
-"""Controlled pairs: two measured things that differ in what a rule is about and in as little else as can be.
+"""Finds pairs of measurements that differ in what a rule of thumb is about, and in as little else as possible.
 
-Each finder looks through a run for its kind of pair and returns what it found, or says in words why there is none.
-Effects are ratios of time per unit of useful work, what breaks the rule over what keeps it: above 1 the rule pays.
+`rules` names a finder for each rule: `multiples`, `halves`, `whole_waves` and `fallbacks` pair single ops, `best_value`
+and `doublings` pair whole layers. A finder returns its pairs, or in words why there are none. Effects are ratios of
+time
+per unit of useful work, rule broken over rule kept: above 1 the rule pays.
 """
 
 from __future__ import annotations
@@ -16,13 +18,13 @@ import numpy as np
 
 from quantbench.analysis.blocks import TileInUse, compute_bound, num_blocks, padded, row_alignment_bytes
 from quantbench.analysis.cliffs import useful_work
-from quantbench.analysis.curve_fits import FittedCurve
+from quantbench.analysis.curve_fits import LEAST_ERROR, MEDIAN_FACTOR, FittedCurve
 from quantbench.analysis.curves import COARSE
-from quantbench.analysis.point_noise import LEAST_ERROR, MEDIAN_FACTOR
-from quantbench.analysis.summary import Point
-from quantbench.analysis.tiles import Family, TileOf
+from quantbench.analysis.periods import Family, TileOf
+from quantbench.analysis.summary import Point, counted
 from quantbench.device.spec import DeviceSpec
 from quantbench.quantization import quantize
+from quantbench.sweep.shapes import LINEAR_OPS
 from quantbench.workload import Gemm, Softmax
 
 # On the edge of a range a size has neighbours on one side only; they count when they are this close.
@@ -35,9 +37,14 @@ FALLBACK = "torch.eager"
 
 
 @dataclass(frozen=True)
-class Pair:
-    """log_effect: logarithm of time per work of what breaks the rule over what keeps it. standard_error: of it.
-    predicted: what tiles and waves alone would make it, where the tile is known. keys: the records behind it."""
+class RulePair:
+    """Two measurements, one that keeps a rule and one that breaks it.
+
+    keys: the records behind the pair.
+    log_effect: logarithm of the time per unit of work, broken over kept.
+    standard_error: of log_effect.
+    predicted: what tiles and waves alone would make log_effect; None where the tile is not known.
+    """
 
     keys: tuple[str, ...]
     log_effect: float
@@ -47,7 +54,10 @@ class Pair:
 
 @dataclass(frozen=True)
 class Material:
-    """What a run has to offer. tile_of: see `tiles.tile_finder`."""
+    """What the finders search: the points and fitted curves of a run.
+
+    tile_of: the tiles of each family (`periods.tile_finder`).
+    """
 
     points: Sequence[Point]
     fitted: Sequence[FittedCurve]
@@ -73,8 +83,8 @@ class Material:
 
 
 #: pairs, or why there are none
-Found = list[Pair] | str
-Finder = Callable[[Material], Found]
+PairsOrReason = list[RulePair] | str
+PairFinder = Callable[[Material], PairsOrReason]
 
 
 def log_cost(point: Point) -> float:
@@ -89,14 +99,17 @@ def multiples(
     alike: Sequence[int] = (),
     same_padding: bool = False,
     ops: Sequence[str] = (),
-) -> Finder:
+) -> PairFinder:
     """Each size that `divisor` divides against its nearest neighbours on both sides that it does not divide.
 
-    alike: divisors that must divide both or neither (what the rule's kin claim). same_padding: head_dim or columns must
-    pad to the same size. On both sides, so that the trend along the axis cancels.
+    On both sides, so that the trend along the axis cancels.
+
+    alike: divisors that must divide both or neither, so that related rules do not interfere.
+    same_padding: head_dim or columns must pad to the same size.
+    ops: the ops that count; all where empty.
     """
 
-    def find(material: Material) -> Found:
+    def find(material: Material) -> PairsOrReason:
         by = divisor if isinstance(divisor, int) else divisor(material.spec)
         curves = [one for one in material.along(axis) if not ops or one.curve.op.partition(".")[0] in ops]
         if not curves:
@@ -111,7 +124,7 @@ def multiples(
 
 def _around_multiples(
     one: FittedCurve, by: int, alike: Sequence[int], same_padding: bool, material: Material
-) -> Iterable[Pair]:
+) -> Iterable[RulePair]:
     curve, sizes = one.curve, one.curve.sizes
     for i, size in enumerate(sizes):
         if size % by:
@@ -131,12 +144,12 @@ def _around_multiples(
 
 
 def _near(sizes: Sequence[int], order: range, size: int) -> Iterable[int]:
-    """Indices in `order` as long as their sizes are within COARSE of `size`."""
+    """Indices in `order` while their sizes are within COARSE of `size`."""
     return takewhile(lambda j: abs(log(sizes[j] / size)) <= COARSE, order)
 
 
-def _pair(good: Sequence[Point], bad: Sequence[Point], material: Material, family: Family | None) -> Pair:
-    """What breaks the rule (in the geometric mean) against what keeps it."""
+def _pair(good: Sequence[Point], bad: Sequence[Point], material: Material, family: Family | None) -> RulePair:
+    """The points that break the rule (geometric mean) against those that keep it."""
     effect = float(np.mean([log_cost(p) for p in bad]) - np.mean([log_cost(p) for p in good]))
     errors = [
         float(np.sqrt(sum(material.sigma(p) ** 2 for p in side))) / len(side)
@@ -148,21 +161,23 @@ def _pair(good: Sequence[Point], bad: Sequence[Point], material: Material, famil
         logs = [[_log_slots(point, tile_of(point)) for point in side] for side in (good, bad)]
         if all(value is not None for side in logs for value in side):
             predicted = float(np.mean(logs[1]) - np.mean(logs[0]))  # type: ignore[arg-type]
-    return Pair(tuple(p.key for p in (*good, *bad)), effect, hypot(*errors), predicted)
+    return RulePair(tuple(p.key for p in (*good, *bad)), effect, hypot(*errors), predicted)
 
 
 def _log_slots(point: Point, used: TileInUse | None) -> float | None:
-    """Logarithm of the block slots × tile elements that the product occupies, per element it needs; None where its tile
-    is not known (an assumed one would only predict what was assumed)."""
+    """Logarithm of the block slots × tile elements that a product occupies, per element it needs.
+
+    None where its tile is not known; an assumed tile would only predict the assumption.
+    """
     if used is None or used.source == "assumed" or not isinstance(point.workload, Gemm):
         return None
     return -log(quantize(point.workload, used.tile, max(1, used.resident_blocks if used.waves else 1)).efficiency)
 
 
-def halves(axis: str) -> Finder:
-    """Along `axis`, each size against half of it: what a product loses when a dimension is shared out once more."""
+def halves(axis: str) -> PairFinder:
+    """Along `axis`, each size against half of it: what a product loses when a dimension is split once more."""
 
-    def find(material: Material) -> Found:
+    def find(material: Material) -> PairsOrReason:
         pairs = []
         for one in material.along(axis):
             at = dict(zip(one.curve.sizes, one.curve.points, strict=True))
@@ -179,8 +194,8 @@ def halves(axis: str) -> Finder:
     return find
 
 
-def whole_waves(material: Material) -> Found:
-    """Neighbours on both sides of a wave's end: the last wave full, and one more begun. Same kernel, same alignment."""
+def whole_waves(material: Material) -> PairsOrReason:
+    """Neighbours around a wave's end: the last wave full, and a new one begun. Same kernel and alignment."""
     pairs, known = [], False
     for one in material.fitted:
         tile_of = material.tile_of(one.curve.family)
@@ -216,13 +231,14 @@ def _whole_loads(point: Point) -> bool:
 
 def fallbacks(
     keeps: Callable[[Softmax], bool], breaks: Callable[[Softmax], bool], *, same: Sequence[str], what: str
-) -> Finder:
+) -> PairFinder:
     """The fused softmax where the rule is kept against the fallback at the nearest size where it is broken.
 
-    same: fields that must be equal. what: what such sizes are, for people.
+    same: fields that must be equal.
+    what: what the sizes that break the rule are, in words.
     """
 
-    def find(material: Material) -> Found:
+    def find(material: Material) -> PairsOrReason:
         points = [p for p in material.points if isinstance(p.workload, Softmax)]
         if not points:
             return "no softmax was measured"
@@ -256,11 +272,88 @@ def _elements(point: Point) -> int:
     return _softmax(point).live_elements
 
 
-def first_of(*finders: Finder) -> Finder:
-    """What the first of several finders finds; the first one's reason where none finds anything."""
+def first_of(*finders: PairFinder) -> PairFinder:
+    """The first finder's pairs, or those of the next that finds any; the first one's reason where none does."""
 
-    def find(material: Material) -> Found:
+    def find(material: Material) -> PairsOrReason:
         results = [finder(material) for finder in finders]
         return next((found for found in results if not isinstance(found, str)), results[0])
 
     return find
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """All ops of one place together.
+
+    log_cost: logarithm of time per unit of work.
+    sigma: standard error of log_cost.
+    """
+
+    keys: tuple[str, ...]
+    log_cost: float
+    sigma: float
+
+
+def _layers(material: Material, axis: str) -> list[dict[int, _Layer]]:
+    """For each setting of the other axes: layers by value of `axis`, each op by its fastest provider.
+
+    Only ops that were measured at every value count. Without a linear product among them they are not a layer.
+    """
+    groups: dict[tuple[object, ...], dict[int, dict[str, Point]]] = {}
+    for point in material.points:
+        if axis in point.axes:
+            held = tuple((name, value) for name, value in point.axes.items() if name != axis)
+            ops = groups.setdefault((held, point.workload.dtype), {}).setdefault(point.axes[axis], {})
+            seen = ops.get(point.op)
+            if seen is None or point.latency_us < seen.latency_us:
+                ops[point.op] = point
+    found = []
+    for by_value in groups.values():
+        common = counted(set.intersection(*(set(ops) for ops in by_value.values())))
+        if any(name.partition(".")[0] in LINEAR_OPS for name in common):
+            layers = {v: _layer([ops[name] for name in common], material) for v, ops in by_value.items()}
+            found.append(layers)
+    return found
+
+
+def _layer(points: Sequence[Point], material: Material) -> _Layer:
+    times = [p.latency_us * p.count for p in points]
+    work = sum(useful_work(p.workload) * p.count for p in points)
+    error = float(np.sqrt(sum((t * material.sigma(p)) ** 2 for t, p in zip(times, points, strict=True)))) / sum(times)
+    return _Layer(tuple(p.key for p in points), log(sum(times) / work), error)
+
+
+def best_value(axis: str, value: int) -> PairFinder:
+    """Whole layers at `value` of `axis` against the fastest other value."""
+
+    def find(material: Material) -> PairsOrReason:
+        groups = [layers for layers in _layers(material, axis) if value in layers and len(layers) > 1]
+        if not groups:
+            return f"no layer at {axis} = {value} with other values to compare"
+        by_rival: dict[int, list[RulePair]] = {}
+        for layers in groups:
+            for rival in layers.keys() - {value}:
+                by_rival.setdefault(rival, []).append(_between(layers[value], layers[rival]))
+        return min(by_rival.values(), key=lambda pairs: float(np.mean([pair.log_effect for pair in pairs])))
+
+    return find
+
+
+def doublings(axis: str) -> PairFinder:
+    """Whole layers at each value of `axis` against twice that value."""
+
+    def find(material: Material) -> PairsOrReason:
+        pairs = [
+            _between(layers[value], layers[2 * value])
+            for layers in _layers(material, axis)
+            for value in layers
+            if 2 * value in layers
+        ]
+        return pairs or f"no layer measured at both a value of {axis} and twice that"
+
+    return find
+
+
+def _between(good: _Layer, bad: _Layer) -> RulePair:
+    return RulePair(good.keys + bad.keys, bad.log_cost - good.log_cost, hypot(good.sigma, bad.sigma))

@@ -1,33 +1,125 @@
-"""Rules of thumb for transformer shapes: for each, the shapes to measure and the pairs that test it; `judge_all` gives
-the verdicts.
+"""Rules of thumb for transformer shapes: for each, the shapes to measure and the pairs that test it.
 
-The rules are those of BigScience's notes on sizing BLOOM and of Megatron-LM's code. What one GPU cannot test is not
-here: data- and pipeline-parallel degrees, batch-size ramp-up, memory's rule of thumb, `CUDA_LAUNCH_BLOCKING` over many
-nodes; nor what is a condition rather than an advice (`hidden % heads == 0`, `tp` no larger than a node).
+`judge_all` gives a verdict per rule from the points of a run; `check` calls it. `rule_named` and `experiment` plan the
+measurements of `check --experiment`. The rules are those of BigScience's notes on sizing BLOOM and of Megatron-LM's
+code. Left out is what one GPU cannot test (data- and pipeline-parallel degrees, batch-size ramp-up, memory's rule of
+thumb, `CUDA_LAUNCH_BLOCKING` over many nodes) and what is a requirement rather than advice (`hidden % heads == 0`, `tp`
+no larger than a node).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import lcm
+from math import exp, lcm, log, sqrt
 
-from quantbench.analysis.rule_layers import best_value, doublings
+import numpy as np
+from scipy import special
+
 from quantbench.analysis.rule_pairs import (
-    Finder,
     Material,
+    PairFinder,
+    PairsOrReason,
+    RulePair,
+    best_value,
+    doublings,
     fallbacks,
     first_of,
     halves,
     multiples,
     whole_waves,
 )
-from quantbench.analysis.rule_verdicts import Verdict, judge
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.megatron import batches_per_block, megatron_fused_available
+from quantbench.stats import CONFIDENCE, median_interval
 from quantbench.sweep.shapes import LINEAR_OPS, Held
 from quantbench.workload import Softmax
+
+VERDICTS = ("CONFIRMED", "REFUTED", "INCONCLUSIVE", "NOT TESTED")
+
+#: a rule that buys less than this is not worth following
+MARGIN = 0.01
+# From this number of pairs on their median has a distribution-free interval.
+_MANY = 6
+# Pairs that scatter by more than this many times their own errors differ among themselves.
+_AT_ODDS = 2.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the pairs of a run say about one rule.
+
+    rule: its id.
+    verdict: one of VERDICTS.
+    effect: time per unit of work with the rule broken over with it kept; median over num_pairs pairs.
+    low, high: 95 % interval of the effect.
+    predicted: the effect that tiles and waves alone would give; None where a tile is not known.
+    evidence: keys of the records compared, pair after pair.
+    reason: why there is no verdict, or what makes it inconclusive.
+    """
+
+    rule: str
+    verdict: str
+    effect: float | None = None
+    low: float | None = None
+    high: float | None = None
+    num_pairs: int = 0
+    predicted: float | None = None
+    evidence: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def verdict_on(rule: str, found: PairsOrReason) -> Verdict:
+    """The verdict on one rule.
+
+    CONFIRMED if the whole interval of the effect is above MARGIN, REFUTED if it is below, else INCONCLUSIVE; NOT TESTED
+    where `found` is a reason instead of pairs.
+    """
+    if isinstance(found, str):
+        return Verdict(rule, "NOT TESTED", reason=found)
+    middle, low, high = _interval(found)
+    least = log(1 + MARGIN)
+    verdict = "CONFIRMED" if low > least else "REFUTED" if high < least else "INCONCLUSIVE"
+    reason = "the interval holds both a gain worth having and none" if verdict == "INCONCLUSIVE" else ""
+    predictions = [pair.predicted for pair in found if pair.predicted is not None]
+    return Verdict(
+        rule, verdict, exp(middle), exp(low), exp(high), len(found),
+        exp(float(np.median(predictions))) if len(predictions) == len(found) else None,
+        tuple(dict.fromkeys(key for pair in found for key in pair.keys)), reason,
+    )  # fmt: skip
+
+
+def _interval(pairs: Sequence[RulePair]) -> tuple[float, float, float]:
+    """Median and 95 % interval of the log effects.
+
+    Many pairs: the median and order statistics. Few pairs: the mean with the pairs' own errors. If few pairs differ by
+        more
+    than these errors: the span of all their intervals where they agree whether the effect exceeds MARGIN, else the
+        scatter
+    of the pairs.
+    """
+    effects = np.array([pair.log_effect for pair in pairs])
+    errors = np.array([pair.standard_error for pair in pairs])
+    own = sqrt(float((errors**2).sum())) / len(pairs)
+    if len(pairs) >= _MANY:
+        interval = median_interval(effects)
+        middle = float(np.median(effects))
+        # Order statistics of equal effects would claim to be exact.
+        reach = float(special.ndtri((1 + CONFIDENCE) / 2)) * own
+        return middle, min(interval.low, middle - reach), max(interval.high, middle + reach)
+    mean = float(effects.mean())
+    reach = float(special.ndtri((1 + CONFIDENCE) / 2)) * own
+    if len(pairs) > 1:
+        scatter = float(effects.std(ddof=1))
+        if scatter > _AT_ODDS * float(np.sqrt((errors**2).mean())):
+            width = float(special.ndtri((1 + CONFIDENCE) / 2))
+            lows, highs = effects - width * errors, effects + width * errors
+            if lows.min() > log(1 + MARGIN) or highs.max() < log(1 + MARGIN):
+                return mean, float(lows.min()), float(highs.max())
+            reach = float(special.stdtrit(len(pairs) - 1, (1 + CONFIDENCE) / 2)) * scatter / sqrt(len(pairs))
+    return mean, mean - reach, mean + reach
+
 
 _ATTENTION_OPS = ("scores", "context", "attention")
 _SOFTMAX_PROVIDERS = ("torch.eager", "triton.fused")
@@ -38,7 +130,12 @@ _LAYER_OPS = ("qkv", "attention", "proj", "mlp_up", "mlp_down")
 
 @dataclass(frozen=True)
 class Experiment:
-    """The points that one rule needs, as a sweep's words. dims: axes with their values; held: everything else."""
+    """The points that one rule needs, in the terms of a sweep.
+
+    dims: axes with their values.
+    held: everything else.
+    providers: who runs them.
+    """
 
     dims: tuple[str, ...]
     held: Held
@@ -46,23 +143,29 @@ class Experiment:
 
 
 @dataclass(frozen=True)
-class Rule:
-    """predicate: the rule as a condition. claim: what it promises. find: the pairs that show it. plan: the points it
-    needs on a device. gpu_only: the rule is about tensor cores, SMs or CUDA kernels and says nothing about a CPU."""
+class RuleOfThumb:
+    """One rule.
+
+    predicate: the rule as a condition.
+    claim: what it promises.
+    find: finds the pairs that test it in a run.
+    plan: the points it needs on a device.
+    gpu_only: the rule is about tensor cores, SMs or CUDA kernels and is not judged on a CPU.
+    """
 
     id: str
     predicate: str
     claim: str
-    find: Finder
+    find: PairFinder
     plan: Callable[[DeviceSpec], Experiment]
     gpu_only: bool = True
 
     def applies_to(self, spec: DeviceSpec) -> bool:
-        """Whether the rule says anything about such a device."""
+        """Whether the rule can be judged on such a device."""
         return spec.kind != "cpu" or not self.gpu_only
 
     def experiment(self, spec: DeviceSpec) -> Experiment:
-        """The points that test the rule on a device. Raises UnsupportedError for a rule of GPUs on a CPU."""
+        """The points that test the rule on a device. Raises UnsupportedError for a GPU rule on a CPU."""
         if not self.applies_to(spec):
             others = ", ".join(rule.id for rule in RULES if not rule.gpu_only)
             raise UnsupportedError(
@@ -106,7 +209,7 @@ def _softmax(*dims: str, heads: int = 0, seq: int = 0) -> Experiment:
 
 
 def _layer(spec: DeviceSpec, dim: str) -> Experiment:
-    """Sizes that take long enough to time on a GPU, and not too long on one core."""
+    """A layer experiment: sizes that take long enough to time on a GPU, and not too long on one core."""
     hidden, seq = (4096, 2048) if spec.kind == "cuda" else (256, 128)
     return Experiment((dim,), Held(hidden=hidden, heads=32, seq=seq, ops=_LAYER_OPS))
 
@@ -123,55 +226,55 @@ def _fused(work: Softmax) -> bool:
     ).available
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(
+RULES: tuple[RuleOfThumb, ...] = (
+    RuleOfThumb(
         "hidden-128", "hidden % 128 == 0", "multiples of 128 fill whole tiles; other sizes are slower",
         multiples("hidden", 128, alike=(64,), ops=LINEAR_OPS),
         lambda _: _linear((1024, 2048, 3072, 4096, 6144), (-64, 0, 64)),
     ),
-    Rule(
+    RuleOfThumb(
         "hidden-sm-count", "hidden % SM count == 0", "the tiles fill whole waves",
         multiples("hidden", lambda spec: spec.sm_count, alike=(64, 128), ops=LINEAR_OPS), _hidden_sm_count,
     ),
-    Rule(
+    RuleOfThumb(
         "hidden-864", "hidden % 864 == 0", "multiples of both 128 and 108 (BigScience; but 128 does not divide 864)",
         multiples("hidden", 864, alike=(32, 64, 128), ops=LINEAR_OPS),
         lambda _: _linear((1728, 2592, 3456, 5184, 6912), (-128, 0, 128)),
     ),
-    Rule(
+    RuleOfThumb(
         "k-8", "k % 8 == 0", "16-bit rows start at multiples of 16 bytes and are loaded in full",
         multiples("k", 8), lambda _: _k((-4, -2, -1, 0, 1, 2, 4)),
     ),
-    Rule(
+    RuleOfThumb(
         "k-64", "k % 64 == 0", "rows start at cache lines, and the last step of the reduction is full",
         multiples("k", 64, alike=(8,)), lambda _: _k((-32, -16, -8, 0, 8, 16, 32)),
     ),
-    Rule(
+    RuleOfThumb(
         "head-dim-8", "head_dim % 8 == 0", "attention rows start at multiples of 16 bytes",
         multiples("head_dim", 8, same_padding=True, ops=_ATTENTION_OPS),
         lambda _: _head_dim("68,70,72,74,76,100,102,104,106,108,116,118,120,122,124"),
     ),
-    Rule(
+    RuleOfThumb(
         "head-dim-64", "head_dim % 64 == 0", "attention pads to whole tiles of 64",
         multiples("head_dim", 64, alike=(8,), ops=_ATTENTION_OPS),
         lambda _: _head_dim("56,64,72,112,120,128,136,184,192,200"),
     ),
-    Rule(
+    RuleOfThumb(
         "vocab-8", "vocab % 8 == 0", "rows of the logits start at multiples of 16 bytes",
         multiples("vocab", 8, ops=("logits",)), lambda _: _vocab((-4, -1, 0, 1, 4)),
     ),
-    Rule(
+    RuleOfThumb(
         "vocab-128", "vocab % 128 == 0", "the logits fill their tiles (Megatron pads the vocabulary to it)",
         multiples("vocab", 128, alike=(8,), ops=("logits",)), lambda _: _vocab((-64, -8, 0, 8, 64)),
     ),
-    Rule(
+    RuleOfThumb(
         "heads-mbs-4", "heads / TP × MBS % 4 == 0", "Megatron's fused softmax runs instead of its fallback",
         fallbacks(
             _fused, lambda work: work.batch % 4 != 0, same=("rows", "cols"), what="heads / TP × MBS no multiple of 4"
         ),
         lambda _: _softmax("heads=8,9,10,15,16,17,24,26,32,33", seq=2048),
     ),
-    Rule(
+    RuleOfThumb(
         "batches-per-block", "heads / TP × MBS % batches_per_block == 0",
         "the fused softmax runs: rows of up to 128 columns need a multiple of 8, not 4",
         fallbacks(
@@ -180,29 +283,29 @@ RULES: tuple[Rule, ...] = (
         ),
         lambda _: _softmax("heads=8,12,16,20,24,28,32,36,64,68", "seq=64,128"),
     ),
-    Rule(
+    RuleOfThumb(
         "softmax-sk-2048", "16 < sk <= 2048", "the fused softmax of early Megatron versions runs",
         fallbacks(
             _fused, lambda work: work.cols > 2048, same=("batch",), what="rows of more than 2048 columns"
         ),
         lambda _: _softmax("seq=1024,1536,2048,2112,2560,3072,4096", heads=16),
     ),
-    Rule(
+    RuleOfThumb(
         "mbs-2", "MBS == 2", "a micro-batch of two is the fastest per token",
         best_value("mbs", 2), lambda spec: _layer(spec, "mbs=1,2,4,8"), gpu_only=False,
     ),
-    Rule(
+    RuleOfThumb(
         "tp-shrinks-n", "TP as small as memory allows", "each doubling of TP halves n and slows every GPU",
         first_of(doublings("tp"), halves("n")), lambda spec: _layer(spec, "tp=1,2,4,8"), gpu_only=False,
     ),
-    Rule(
+    RuleOfThumb(
         "whole-waves", "tiles % (SM count × blocks per SM) == 0", "no wave runs nearly empty",
         whole_waves, lambda _: _whole_waves(),
     ),
 )  # fmt: skip
 
 
-def rule_named(name: str) -> Rule:
+def rule_named(name: str) -> RuleOfThumb:
     """The rule of that id. Raises InputError, naming them all, for any other."""
     for rule in RULES:
         if rule.id == name:
@@ -210,15 +313,15 @@ def rule_named(name: str) -> Rule:
     raise InputError("--experiment", repr(name), "one of " + ", ".join(rule.id for rule in RULES))
 
 
-def judge_all(material: Material, rules: Sequence[Rule] = RULES) -> tuple[Verdict, ...]:
-    """A verdict on each rule from what a run has to offer. Rules of GPUs are not judged on a CPU's run."""
+def judge_all(material: Material, rules: Sequence[RuleOfThumb] = RULES) -> tuple[Verdict, ...]:
+    """A verdict on each rule from the points of a run. GPU rules are not judged on a CPU's run."""
     return tuple(
-        judge(rule.id, rule.find(material) if rule.applies_to(material.spec) else _ONLY_GPUS) for rule in rules
+        verdict_on(rule.id, rule.find(material) if rule.applies_to(material.spec) else _ONLY_GPUS) for rule in rules
     )
 
 
 def untested_lines(verdicts: Sequence[Verdict], spec: DeviceSpec) -> list[str]:
-    """What was not judged: one line for the rules that a device's run could test, one for those of other devices."""
+    """What was not judged, in at most two lines: rules that this device could test, and rules of other devices."""
     untested = [v for v in verdicts if v.verdict == "NOT TESTED"]
     own = [v for v in untested if rule_named(v.rule).applies_to(spec)]
     other = len(untested) - len(own)

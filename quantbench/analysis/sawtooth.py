@@ -1,8 +1,8 @@
-"""The curve that tiles and waves alone would draw, between and through the measured sizes.
+"""Tile and wave edges along a curve, and the rate that tiles and waves alone would give: for drawing.
 
-Between two measured sizes the product's dimensions grow in a straight line (as in `drawn_edges`), so the number of
-tiles and waves is known at every place in between. The curve is scaled once, to the middle of the measured rates: it
-says where the teeth are and how deep, not how fast the device is.
+Between two measured sizes the dimensions grow in a straight line, so the place where one more tile is needed is known
+exactly, even where no size was measured. `drawn_edges` returns these places, `sawtooth` the rate between them, scaled
+to the measured points. Called by the modules of `report` that draw.
 """
 
 from __future__ import annotations
@@ -14,13 +14,79 @@ from itertools import pairwise
 import numpy as np
 
 from quantbench.analysis.blocks import TileInUse, num_blocks, parts_to_fill
-from quantbench.analysis.drawn_edges import tile_steps
+from quantbench.analysis.curves import Curve
+from quantbench.analysis.periods import TileOf
 from quantbench.analysis.summary import Point
-from quantbench.analysis.tiles import TileOf
 from quantbench.device.spec import DeviceSpec
 from quantbench.launch import Tile
-from quantbench.quantization import cdiv, quantize
+from quantbench.quantization import cdiv, credible_waves, quantize
 from quantbench.workload import Gemm
+
+
+@dataclass(frozen=True)
+class DrawnEdges:
+    """Axis positions after which one more tile, and one more wave, is needed."""
+
+    tile: tuple[float, ...]
+    wave: tuple[float, ...]
+
+
+def drawn_edges(curve: Curve, tile_of: TileOf) -> DrawnEdges:
+    """Edges along a curve of products, between neighbours whose tile was recorded or recovered from the steps.
+
+    An assumed tile has no edges: nothing in the run shows them. Wave edges are drawn where waves can be stated for the
+    size after the edge (`quantization.credible_waves`).
+    """
+    tile_edges: set[float] = set()
+    wave_edges: set[float] = set()
+    for (low, a), (high, b) in pairwise(zip(curve.sizes, curve.points, strict=True)):
+        used = tile_of(b)
+        if used is None or used.source == "assumed":
+            continue
+        if not isinstance(a.workload, Gemm) or not isinstance(b.workload, Gemm):
+            continue
+        at_a_time = used.resident_blocks
+        held = used.blocks_per_sm if used.waves else None
+        waves = credible_waves(b.workload, used.tile, at_a_time, held, b.peak_share)
+        for share, before, after in tile_steps(a.workload, b.workload, used.tile):
+            at = low + share * (high - low)
+            tile_edges.add(at)
+            if waves is not None and cdiv(after, at_a_time) > cdiv(before, at_a_time):
+                wave_edges.add(at)
+    return DrawnEdges(tuple(sorted(tile_edges)), tuple(sorted(wave_edges)))
+
+
+def tile_steps(a: Gemm, b: Gemm, tile: Tile) -> list[tuple[float, int, int]]:
+    """From a to b: (share of the way, tiles up to there, tiles just after) wherever the number of tiles grows."""
+    shares = {*_crossings(a.m, b.m, tile.block_m), *_crossings(a.n, b.n, tile.block_n)}
+    steps = []
+    for share in sorted(shares):
+        before, after = _tiles(a, b, tile, share, past=False), _tiles(a, b, tile, share, past=True)
+        if after > before:
+            steps.append((share, before, after))
+    return steps
+
+
+def _crossings(start: int, stop: int, block: int) -> list[float]:
+    """Shares of the way from start to stop where a whole number of blocks is full; the start counts."""
+    if stop <= start:
+        return []
+    first = cdiv(start, block) * block
+    return [(edge - start) / (stop - start) for edge in range(first, stop, block)]
+
+
+def _tiles(a: Gemm, b: Gemm, tile: Tile, share: float, *, past: bool) -> int:
+    total = tile.split_k
+    for start, stop, block in ((a.m, b.m, tile.block_m), (a.n, b.n, tile.block_n), (a.batch, b.batch, 1)):
+        size = start + share * (stop - start)
+        full = round(size / block)
+        on_edge = abs(size / block - full) < 1e-9
+        if on_edge:
+            total *= full + (1 if past and stop > start else 0)
+        else:
+            total *= int(size // block) + 1
+    return total
+
 
 # Where the memory is what takes the time, teeth are hidden; a good kernel reaches about this share of the bandwidth.
 _BANDWIDTH_EFFICIENCY = 0.8
@@ -32,8 +98,10 @@ _MOST_TEETH = 12
 
 @dataclass(frozen=True)
 class Sawtooth:
-    """sizes: places on the axis, ascending, each edge twice (full, and one past it). tflops: the rate there,
-    nan in a gap. tile: in words."""
+    """sizes: places on the axis, ascending, each edge twice (full, and one past it).
+    tflops: the rate there; nan in a gap.
+    tile: in words.
+    """
 
     sizes: tuple[float, ...]
     tflops: tuple[float, ...]
@@ -41,11 +109,15 @@ class Sawtooth:
 
 
 def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec, known: TileOf) -> Sawtooth | None:
-    """The curve for the points of one op and provider along `axis`; None where they are no products, fewer than two
-    sizes, or need the same number of tiles everywhere (along k), and where the tile of a point is not known.
+    """The curve for the points of one op and provider along `axis`.
 
-    known: whose tile a point is computed with (`tiles.tile_finder`). A tile that is only assumed draws no curve. One
-    that the steps tell draws it from half a wave on: below, libraries cut the work into smaller parts.
+    known: the tile that computes a point (`periods.tile_finder`). An assumed tile draws nothing. A tile recovered from
+        the
+    steps is drawn from half a wave on: below that, libraries cut the work into smaller parts.
+
+    None where the points are not products, are fewer than two sizes, need the same number of tiles everywhere (along
+    k), or
+    where the tile of a point is not known.
     """
     used: dict[int, TileInUse] = {}
     by_size: list[tuple[int, Point]] = []
@@ -99,8 +171,10 @@ def _words(used: Sequence[TileInUse]) -> str:
 
 
 def _places(a: Gemm, b: Gemm, tile: Tile) -> list[tuple[float, int | None]]:
-    """(share of the way, tiles there), at both ends and on both sides of each edge between them; no number of tiles in
-    the middle of a way with too many edges."""
+    """(share of the way, tiles there): at both ends, and on both sides of each edge between them.
+
+    Where there are too many edges, one place in the middle without a number of tiles.
+    """
     teeth = tile_steps(a, b, tile)
     inner: list[tuple[float, int | None]] = [(share, tiles) for share, *both in teeth for tiles in both]
     if len(teeth) > _MOST_TEETH:
@@ -115,12 +189,12 @@ def _between(a: Gemm, b: Gemm, name: str, share: float) -> float:
 
 
 def _element_bytes(gemm: Gemm) -> float:
-    """Mean over inputs and output, which may be of different width."""
+    """Mean element size over inputs and output."""
     return gemm.min_bytes / (gemm.batch * (gemm.m * gemm.k + gemm.k * gemm.n + gemm.m * gemm.n))
 
 
 def _scale(points: Sequence[tuple[Point, TileInUse]], spec: DeviceSpec) -> float:
-    """Measured rate over the share of the slots in use, in the middle of the points that arithmetic bounds."""
+    """Measured rate over the share of slots in use: median over the compute-bound points."""
     ratios, bound_by_compute = [], []
     for point, used in points:
         assert isinstance(point.workload, Gemm)

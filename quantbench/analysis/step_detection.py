@@ -1,13 +1,14 @@
-"""Steps in curves, found blind: a piecewise fit with a penalty on every break. Pure arithmetic over arrays.
+"""Finds steps in curves with a piecewise fit and a penalty on every break: `find_pieces`. Pure arithmetic over arrays.
 
-The logarithm of the time is taken as pieces, each a level plus a gentle slope against the logarithm of the size:
-constant between the waves of a compute-bound product, rising where work or bytes grow with the size. The exact optimum
-over all placements of breaks is found by dynamic programming (Jackson et al., "An algorithm for optimal partitioning
-of data on an interval", IEEE Signal Processing Letters 12, 2005); asv's `step_detect` does the same for constants and
-absolute deviations. Each break costs `break_penalty`, so that noise does not buy one.
+Called by `curve_fits`; nothing here knows of tiles or waves. The log time is modelled as pieces, each a level plus a
+gentle slope against the log size: constant between the waves of a compute-bound product, rising where work or bytes
+grow with the size. Dynamic programming finds the exact optimum over all placements of breaks (Jackson et al., "An
+algorithm for optimal partitioning of data on an interval", IEEE Signal Processing Letters 12, 2005); asv's
+`step_detect` does the same for constants and absolute deviations. Each break costs `break_penalty`, so that noise does
+not buy one.
 
 The slope of a piece is drawn towards the trend of its surroundings, and the trend is estimated from the pieces: fit and
-trend alternate from several first guesses, and the cheapest end is taken. Nothing here knows of tiles or waves.
+trend alternate from several first guesses, and the cheapest result is taken.
 
 Curves with the same number of points are fitted together, so that a table of many short curves costs little more than
 its points.
@@ -45,8 +46,9 @@ _SAME_PLACE = 3.84
 class Break:
     """A break between points `index` and `index + 1`.
 
-    log_jump: rise of the log time there, with the trend between the two points taken out. standard_error: of log_jump.
-    first, last: the break may as well lie after any point from `first` to `last` (within 95 % confidence).
+    log_jump: rise of the log time there, without the trend between the two points.
+    standard_error: of log_jump.
+    first, last: with 95 % confidence, the break lies after a point from `first` to `last`.
     """
 
     index: int
@@ -58,8 +60,12 @@ class Break:
 
 @dataclass(frozen=True)
 class PiecewiseFit:
-    """breaks: in order. levels: the fitted log time of each point (points,). trend: elasticity over each gap
-    (points − 1,)."""
+    """The fit of one curve.
+
+    breaks: in order.
+    levels: fitted log time of each point (points,).
+    trend: elasticity over each gap (points − 1,).
+    """
 
     breaks: tuple[Break, ...]
     levels: Floats
@@ -68,14 +74,18 @@ class PiecewiseFit:
 
 @dataclass(frozen=True)
 class Pieces:
-    """The best pieces of each curve, as found.
+    """The best pieces of each curve.
 
-    starts: per curve, the first point of each piece. cost: squared residuals over variance, and the penalties. freedom:
-    degrees of freedom left to the residuals. chi2: their squares over variance, about `freedom` where sigma is right.
-    These three are (curves,).
+    log_size: (points,), or (curves, points) where curves have sizes of their own.
+    log_time, sigma: (curves, points).
+    starts: per curve, the first point of each piece.
+    trend: elasticity over each gap (curves, points − 1).
+    cost: squared residuals over variance, plus the penalties (curves,).
+    freedom: degrees of freedom of the residuals (curves,).
+    chi2: squared residuals over variance, about `freedom` where sigma is right (curves,).
     """
 
-    log_size: Floats  # (points,), or (curves, points) where curves have sizes of their own
+    log_size: Floats
     log_time: Floats
     sigma: Floats
     starts: tuple[Ints, ...]
@@ -115,8 +125,8 @@ def find_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
 def join(parts: Sequence[tuple[Pieces, int]], log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
     """The pieces of one long curve from those of its consecutive parts, with a break at every cut.
 
-    parts: for each part, the Pieces that it is in and its row there. log_size, log_time, sigma: (points,), of the whole
-    curve.
+    parts: for each part, the Pieces that hold it and its row there.
+    log_size, log_time, sigma: of the whole curve (points,).
     """
     starts, trends, first = [], [], 0
     for pieces, row in parts:
@@ -174,9 +184,10 @@ def break_penalty(points: int) -> float:
 
 
 class _Sums:
-    """Running weighted sums over each curve, from which the fit of any piece is had at once.
+    """Running weighted sums over each curve, from which the fit of any piece follows at once.
 
-    u: log size, centred, of the shape of log_size. z: log time with the trend taken out, centred (curves, points).
+    u: log size, centred, in the shape of log_size.
+    z: log time without the trend, centred (curves, points).
     """
 
     ridge = _SLOPE_SPREAD**-2.0
@@ -223,7 +234,7 @@ def _cost(moments: tuple[Floats, ...]) -> Floats:
 
 @dataclass(frozen=True)
 class _Flat:
-    """All pieces of all curves behind one another: their curve, first point, and the point after their last."""
+    """All pieces of all curves in sequence: their curve, first point, and the point after their last."""
 
     curve: Ints
     start: Ints
@@ -275,8 +286,10 @@ def _nearness(log_size: Floats) -> Floats:
 
 
 def _trend(sums: _Sums, pieces: _Flat, trend: Floats, near: Floats) -> Floats:
-    """The elasticity over each gap, from the slopes within the pieces around it (within a piece nothing steps).
-    near: as `_nearness` gives it."""
+    """The elasticity over each gap, from the slopes within the pieces around it (nothing steps within a piece).
+
+    near: see `_nearness`.
+    """
     _, mean_u, _, suu, suz, _ = sums.moments(pieces.curve, pieces.start, pieces.stop)
     gaps = (sums.u[..., 1:] + sums.u[..., :-1]) / 2
     shared = gaps.ndim == 1
@@ -301,7 +314,7 @@ def _trend(sums: _Sums, pieces: _Flat, trend: Floats, near: Floats) -> Floats:
 
 
 def _place(sums: _Sums, curve: int, start: int, split: int, stop: int) -> tuple[int, int]:
-    """Between which last points before it the break at `split`, alone between `start` and `stop`, may lie as well."""
+    """The range of last points before the break at `split` that fit as well, between `start` and `stop`."""
     splits = np.arange(start + 1, stop)
     if len(splits) == 1:
         return split - 1, split - 1

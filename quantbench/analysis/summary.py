@@ -1,4 +1,8 @@
-"""From records to figures: median and interval, TFLOP/s, GB/s, share of peak, for each place on the axes."""
+"""Points and rows: the measured records of a run with medians, intervals, rates and shares of peak.
+
+`points_of` turns records into points; `rows_of` adds up the ops of each place and provider; `layer_rows` takes each op
+by its fastest provider. Every table, picture and analysis of a run starts with these.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +28,16 @@ _OP_NAMES = (
 class Point:
     """One measured workload at one place on the axes.
 
-    latency_us: median of the samples; low_us, high_us: its 95 % confidence interval. count: how often the shape at
-    this place runs it. tflops, gb_per_s: useful work over the median. peak_share: of the dense peak for products and
-    attention, of the memory bandwidth for softmax; None where the device's figure is not known. num_samples: accepted
-    samples behind the median; noise: their relative standard deviation (0 for a single figure). clock_mhz: median SM
-    clock beside the samples; None where the device did not tell.
+    latency_us: median of the samples.
+    low_us, high_us: 95 % confidence interval of the median.
+    count: how often the shape at this place runs the workload.
+    tflops, gb_per_s: useful work over the median.
+    peak_share: of the dense peak for products and attention, of the memory bandwidth for softmax; None where the
+        device's
+        figure is not known.
+    num_samples: accepted samples behind the median.
+    noise: relative standard deviation of the samples (0 for a single figure).
+    clock_mhz: median SM clock during the samples; None where it was not recorded.
     """
 
     key: str
@@ -52,13 +61,16 @@ class Point:
 
 @dataclass(frozen=True)
 class Row:
-    """The ops of one layer that one provider ran at one place, taken together: a line of the sweep's table.
+    """The ops of one layer that one provider ran at one place, added up: a line of the sweep's table.
 
-    points: the ops of the sum, each as often as it runs (once, but in runs of whole models). latency_us: their sum.
-    half_width: relative half-width of that sum's interval. grade: the worst of all ops'. worst: the op with the
-    smallest share of peak. logits: those of the model, apart, where the place has other ops as well. missing: ops that
-    the provider has at other places and that were not measured here; figures of such a row are sums over fewer ops and
-    compare with no other row's.
+    points: the ops of the sum.
+    latency_us: their sum, each op as often as it runs.
+    half_width: relative half-width of the sum's interval.
+    grade: the worst of all ops' grades.
+    logits: logits of the model, apart, where the place has other ops as well.
+    missing: ops that the provider has at other places and that were not measured here. The figures of such a row are
+        sums
+        over fewer ops and compare with no other row.
     """
 
     axes: dict[str, int]
@@ -90,7 +102,7 @@ class Row:
 
 
 def op_order(label: str) -> tuple[int, str]:
-    """Sorts ops as a layer runs them, gradients behind the forward pass, anything else last.
+    """Sort key for op labels: forward ops in layer order, gradients after them, anything else last.
 
     >>> sorted(["mlp_down", "qkv.dgrad", "qkv"], key=op_order)
     ['qkv', 'qkv.dgrad', 'mlp_down']
@@ -100,8 +112,10 @@ def op_order(label: str) -> tuple[int, str]:
 
 
 def points_of(records: Iterable[Record], spec: DeviceSpec) -> tuple[Point, ...]:
-    """Every measured point at every place it stands for, in order of places. Reference repetitions are left out, and
-    so are figures that were rejected as impossible."""
+    """Every measured point at every place it stands for, in order of places.
+
+    Repetitions of the reference point, and figures that were rejected as impossible, are left out.
+    """
     found = []
     for record in records:
         if record.role != "point" or not isinstance(record.outcome, Measured):
@@ -155,7 +169,7 @@ def _row(points: Sequence[Point], spec: DeviceSpec, ops: Collection[str]) -> Row
 
 
 def _kind_of_place(point: Point) -> tuple[str, frozenset[str]]:
-    """Places of one provider along the same axes have the same ops, unless some were not measured."""
+    """Key of places that have the same ops: one provider, the same axes."""
     return point.provider, frozenset(point.axes)
 
 
@@ -178,3 +192,52 @@ def row_of(points: tuple[Point, ...], spec: DeviceSpec, ops: Collection[str] = (
         grade=max((p.grade for p in points), key=lambda g: GRADES.index(g.letter)),
         missing=tuple(sorted(set(ops) - {p.op for p in points}, key=op_order)),
     )
+
+
+#: stands for the provider in rows that are made of several
+FASTEST = "each op's fastest"
+# What attention computes in one kernel: where both were measured, only the one kernel counts.
+_UNFUSED = ("scores", "softmax", "context")
+
+
+def are_parts(points: Sequence[Point]) -> bool:
+    """Whether the providers of a run compute different ops, so that only together they make a layer.
+
+    Providers that compute the same ops are rivals, and each makes a layer of its own.
+    """
+    ops: dict[str, set[str]] = {}
+    for point in points:
+        ops.setdefault(point.provider, set()).add(point.op)
+    return len({frozenset(own) for own in ops.values()}) > 1
+
+
+def layer_rows(points: Sequence[Point], spec: DeviceSpec) -> tuple[Row, ...]:
+    """One row for each place and dtype, with each op by its fastest provider, in order of places."""
+    places: dict[tuple[str, tuple[int, ...]], dict[str, Point]] = {}
+    for point in points:
+        ops = places.setdefault((point.workload.dtype, tuple(point.axes.values())), {})
+        seen = ops.get(point.op)
+        if seen is None or point.latency_us < seen.latency_us:
+            ops[point.op] = point
+    whole = set(counted({name for ops in places.values() for name in ops}))
+    return tuple(
+        replace(row_of(tuple(ops[name] for name in counted(ops)), spec, _needed(whole, ops)), provider=FASTEST)
+        for _, ops in sorted(places.items())
+    )
+
+
+def _needed(whole: set[str], ops: Iterable[str]) -> set[str]:
+    """The ops that make a place a whole layer: attention in one kernel, or the three that replace it."""
+    return whole - {"attention"} if set(_UNFUSED) <= set(ops) else whole
+
+
+def counted(ops: Iterable[str]) -> tuple[str, ...]:
+    """The ops of a layer without those that another op computes as well.
+
+    >>> counted(["attention", "softmax", "qkv", "context", "scores"])
+    ('qkv', 'attention')
+    """
+    names = set(ops)
+    fused = "attention" in names
+    kept = [name for name in names if not (fused and name.partition(".")[0] in _UNFUSED)]
+    return tuple(sorted(kept, key=op_order))

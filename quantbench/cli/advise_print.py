@@ -12,8 +12,9 @@ from rich.text import Text
 from quantbench.advice import Advice, Advised, OpCost, ShapeCost
 from quantbench.advice.cost import LOWER_BOUND, latency_per_run
 from quantbench.cli.devices import device_line
+from quantbench.cli.output import plain_table
+from quantbench.latency.estimate import Estimate
 from quantbench.planner.formulas import parameters
-from quantbench.planner.op_times import Latency
 from quantbench.units import latency, percent, signed_percent
 
 #: tables with their reasons beside them need so many columns; narrower, the reasons follow in lines of their own
@@ -56,22 +57,18 @@ def header_lines(advice: Advice, assumed: Sequence[str]) -> list[str]:
 
 def stands_out(cost: ShapeCost, ops: Sequence[OpCost]) -> bool:
     """Whether ops waste enough of the whole time for a row of their own."""
-    return sum(op.waste_us for op in ops) >= _WORTH_A_ROW * cost.latency.mid
+    return sum(op.waste_us for op in ops) >= _WORTH_A_ROW * cost.latency.latency_us
 
 
 def cost_table(cost: ShapeCost, *, reasons: bool) -> Table:
     """A line per op that wastes something worth it, the worst first. reasons: whether to say why beside it."""
-    table = Table(header_style="bold", box=None, pad_edge=False)
-    table.add_column("op", no_wrap=True)
-    for name in ("forward", "backward", "of time", "wasted", *(("GPU-h per 1T",) if reasons else ())):
-        table.add_column(name, justify="right", no_wrap=True)
-    if reasons:
-        table.add_column("why", overflow="fold")
+    numbers = ("forward", "backward", "of time", "wasted", *(("GPU-h per 1T",) if reasons else ()))
+    table = plain_table("op", *numbers, *(("why",) if reasons else ()), right=numbers)
     for name, ops in cost.by_name.items():
         if not stands_out(cost, ops):
             continue
         waste_us = sum(op.waste_us for op in ops)
-        share = waste_us / cost.latency.mid
+        share = waste_us / cost.latency.latency_us
         style = "bold red" if share >= _STANDS_OUT else "yellow"
         hours = cost.gpu_hours_per_trillion_tokens(waste_us)
         more = (f"{_two_digits(hours):,}", Text(_why(ops))) if reasons else ()
@@ -79,7 +76,7 @@ def cost_table(cost: ShapeCost, *, reasons: bool) -> Table:
             Text(name, style=style),
             _time([op for op in ops if op.op.phase == "forward"]),
             _time([op for op in ops if op.op.phase != "forward"]),
-            percent(sum(op.total_us for op in ops) / cost.latency.mid),
+            percent(sum(op.total_us for op in ops) / cost.latency.latency_us),
             Text(percent(share), style=style),
             *more,
         )
@@ -94,8 +91,8 @@ def cost_lines(cost: ShapeCost, *, reasons: bool) -> list[str]:
     if by_name and reasons:
         said += [f"  {name}: {_why(ops)}" for name, ops in by_name.items()]
     if rest:
-        wasted = sum(op.waste_us for ops in rest.values() for op in ops) / cost.latency.mid
-        times = ", ".join(f"{name} {latency(latency_per_run(ops).mid)}" for name, ops in rest.items())
+        wasted = sum(op.waste_us for ops in rest.values() for op in ops) / cost.latency.latency_us
+        times = ", ".join(f"{name} {latency(latency_per_run(ops).latency_us)}" for name, ops in rest.items())
         others = "the others" if by_name else "all ops"
         said.append(f"{others}, each wasting less than {percent(_WORTH_A_ROW)} ({percent(wasted)} together): {times}")
     hours = "" if reasons or not by_name else " GPU-h per 1T: that in GPU-hours over 10^12 tokens, of all tp GPUs."
@@ -108,13 +105,13 @@ def cost_lines(cost: ShapeCost, *, reasons: bool) -> list[str]:
 
 def _time(ops: Sequence[OpCost]) -> str:
     us = latency_per_run(ops)
-    return f"{latency(us.mid)} ({_without_unit(us)})"
+    return f"{latency(us.latency_us)} ({_without_unit(us)})"
 
 
-def _without_unit(us: Latency) -> str:
+def _without_unit(us: Estimate) -> str:
     """`1.76–1.97`, in the unit that the middle is shown in."""
-    scale = 1.0 if us.mid < 999.5 else 1e3 if us.mid < 999.5e3 else 1e6
-    low, high = (f"{x / scale:.3g}" if x / scale < 999.5 else f"{x / scale:.0f}" for x in (us.low, us.high))
+    scale = 1.0 if us.latency_us < 999.5 else 1e3 if us.latency_us < 999.5e3 else 1e6
+    low, high = (f"{x / scale:.3g}" if x / scale < 999.5 else f"{x / scale:.0f}" for x in (us.low_us, us.high_us))
     return f"{low}–{high}"
 
 
@@ -132,13 +129,13 @@ def waste_lines(cost: ShapeCost) -> list[str]:
     """The sums: time, rate, waste."""
     whole, hours = cost.latency, cost.gpu_hours_per_trillion_tokens
     said = (
-        f"all of it: {latency(whole.mid)} ({_without_unit(whole)}) per micro-batch on each GPU, "
-        f"{cost.tflops:.0f} TFLOP/s, {_two_digits(hours(whole.mid)):,} GPU-hours per trillion tokens "
+        f"all of it: {latency(whole.latency_us)} ({_without_unit(whole)}) per micro-batch on each GPU, "
+        f"{cost.tflops:.0f} TFLOP/s, {_two_digits(hours(whole.latency_us)):,} GPU-hours per trillion tokens "
         f"({LOWER_BOUND})"
     )
     if not cost.waste_us:
         return [said, "nothing sits past an edge"]
-    low, high = cost.waste_low_us / whole.mid, cost.waste_high_us / whole.mid
+    low, high = cost.waste_low_us / whole.latency_us, cost.waste_high_us / whole.latency_us
     wasted = f"{percent(cost.waste_share)} ({percent(low)} to {percent(high)})"
     return [said, f"wasted past edges: {wasted}, {_two_digits(hours(cost.waste_us)):,} GPU-hours"]
 

@@ -1,31 +1,61 @@
-"""The command line: one module per command, each of which imports what it needs when it runs."""
+"""The command line: the table of commands. A command's module is imported when the command is called.
+
+So `quantbench --help` answers at once, and a command's module imports what it needs at its top. `__main__` calls `app`.
+"""
 
 import sys
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from quantbench import __version__
-from quantbench.cli import options as o
-from quantbench.cli.advise import advise
-from quantbench.cli.check import check
-from quantbench.cli.comm import comm
-from quantbench.cli.compare import compare
-from quantbench.cli.import_megatron import import_megatron_log
-from quantbench.cli.importing import import_aiconfigurator, import_csv, import_vidur
-from quantbench.cli.merge import merge
-from quantbench.cli.plan import plan
-from quantbench.cli.predict import predict
-from quantbench.cli.profile import profile
-from quantbench.cli.report import report
-from quantbench.cli.sweep import sweep
-from quantbench.cli.validate import validate
+
+#: what the list of commands says of each; the function (or the group) of the same name is in the module of that name
+COMMANDS = {
+    "devices": "This machine's device and its state; known GPUs.",
+    "models": "List the models that --model knows.",
+    "sweep": "Measure workloads over a range of sizes.",
+    "predict": "Predict a sweep's result on any known GPU.",
+    "advise": "What a shape costs and wastes; better ones.",
+    "plan": "The fastest layout over many GPUs.",
+    "comm": "Measure collectives under torchrun.",
+    "check": "Find cliffs and causes; test rules of thumb.",
+    "compare": "Compare two runs; exit 1 on a regression.",
+    "merge": "Merge runs of one device.",
+    "report": "Write an HTML report of a run.",
+    "profile": "Export tables, models and cliffs to planners.",
+    "import": "Import other tools' tables and logs.",
+    "validate": "Measure the accuracy of the predictions.",
+}
 
 # Loading rich takes as long as everything else together, and the list of commands needs no panels: it should answer
 # at once. A command's own help, with its groups of options, gets them.
 _COMMAND_GIVEN = any(not word.startswith("-") for word in sys.argv[1:])
 
+
+def load(name: str) -> Any:
+    """The click command of a name in COMMANDS, with its options and subcommands."""
+    attribute = f"{name}_" if name == "import" else name
+    found = getattr(import_module(f"quantbench.cli.{attribute}"), attribute)
+    if not isinstance(found, typer.Typer):
+        function, found = found, typer.Typer(add_completion=False)
+        found.command(name)(function)
+    return get_command(found)
+
+
+class _Commands(TyperGroup):
+    """A group whose commands are only names and short helps until one is called."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command and load(str(name)), rest
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Measure, explain and predict tile and wave quantization of matrix products on GPUs.",
     no_args_is_help=True,
     add_completion=False,
@@ -50,38 +80,9 @@ def _main(
     pass
 
 
-@app.command(short_help="This machine's device and its state; known GPUs.")
-def devices(as_json: o.AsJson = False) -> None:
-    """Show the device of this machine, its state, what may disturb timings, and the known GPUs."""
-    from quantbench.cli.devices import devices as show
-
-    show(as_json)
+def _name_only() -> None:
+    """Stands in the list of commands for one whose module is not imported yet."""
 
 
-@app.command(short_help="List the models that --model knows.")
-def models(as_json: o.AsJson = False) -> None:
-    """The presets that --model knows: dimensions, parameters, and where they come from."""
-    from quantbench.cli.models import models as show
-
-    show(as_json)
-
-
-app.command(short_help="Measure workloads over a range of sizes.")(sweep)
-app.command(short_help="Predict a sweep's result on any known GPU.")(predict)
-app.command(short_help="What a shape costs and wastes; better ones.")(advise)
-app.command(short_help="The fastest layout over many GPUs.")(plan)
-app.command(short_help="Measure collectives under torchrun.")(comm)
-app.command(short_help="Find cliffs and causes; test rules of thumb.")(check)
-app.command(short_help="Compare two runs; exit 1 on a regression.")(compare)
-app.command(short_help="Merge runs of one device.")(merge)
-app.command(short_help="Write an HTML report of a run.")(report)
-
-app.add_typer(profile, name="profile", short_help="Export tables, models and cliffs to planners.")
-
-_import = typer.Typer(no_args_is_help=True, help="Import other tools' tables and logs as runs.")
-_import.command("aiconfigurator")(import_aiconfigurator)
-_import.command("vidur")(import_vidur)
-_import.command("csv")(import_csv)
-_import.command("megatron-log")(import_megatron_log)
-app.add_typer(_import, name="import", short_help="Import other tools' tables and logs.")
-app.command(short_help="Measure the accuracy of the predictions.")(validate)
+for _name, _short_help in COMMANDS.items():
+    app.command(_name, short_help=_short_help)(_name_only)

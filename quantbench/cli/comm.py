@@ -1,30 +1,225 @@
-"""`quantbench comm`: bandwidth and latency of collectives between ranks, under torchrun."""
+"""`quantbench comm`: bandwidth and latency of collectives between ranks, under torchrun. Rank 0 prints."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from quantbench.cli.options import AsJson, Results, grouped
+from quantbench.cli.output import output, plain_table, print_json, say, say_warning
+from quantbench.comm.isolation import idle_traffic_mb_per_s, repeat_line, spread_warnings, traffic_warnings
+from quantbench.comm.points import DEFAULT_OPS, DEFAULT_SIZES, parse_sizes, points
+from quantbench.comm.session import CommSession, figures
+from quantbench.errors import QuantbenchError, require_choice
+from quantbench.stats import median, relative_half_width, spread
+from quantbench.store.environment import relevant_environment
+from quantbench.store.folder import RunWriter
+from quantbench.store.record import Failed, Measured, Record, Skipped
+from quantbench.store.run import RunInfo, now_text
+from quantbench.timing.lockstep import Leader, follow
+from quantbench.timing.options import TimingOptions
+from quantbench.units import latency, parse_duration_s, percent, size
+from quantbench.workload import Collective
+
+if TYPE_CHECKING:
+    from quantbench.providers.collectives import TorchRanks
+
+_BACKENDS = ("nccl", "gloo")
 
 
-def comm(
+@dataclass(frozen=True, kw_only=True)
+class CommOptions:
+    """What to measure, as typed; "" leaves a thing open."""
+
     op: Annotated[
-        str, typer.Option(help="all_reduce, all_gather, reduce_scatter, all_to_all, send_recv, broadcast; a list.")
-    ] = "",
-    sizes: Annotated[str, typer.Option(help="Message sizes: 4KiB:1GiB, 4KiB:1GiB:x2 or a list.")] = "",
-    dtype: Annotated[str, typer.Option(help="bf16, fp16, fp32 or int8.")] = "",
-    backend: Annotated[str, typer.Option(help="nccl or gloo (default: nccl where every rank has a GPU).")] = "",
-    half_width: Annotated[float, typer.Option(help="Target: relative half-width of the median's interval.")] = 0.02,
-    max_time: Annotated[str, typer.Option(help="Longest sampling time per point.")] = "1s",
-    results: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = Path("results"),
-    as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
-) -> None:
-    """Measure collectives over message sizes: torchrun --nproc-per-node=8 -m quantbench comm."""
-    from quantbench.cli.comm_run import CommArguments, run
+        str,
+        typer.Option(
+            help="Collectives, comma separated: all_reduce, all_gather, reduce_scatter, all_to_all, send_recv, "
+            "broadcast."
+        ),
+    ] = ""
+    sizes: Annotated[str, typer.Option(help="Message sizes: 4KiB:1GiB, 4KiB:1GiB:x2 or a list.")] = ""
+    dtype: Annotated[str, typer.Option(help="Number format: bf16, fp16, fp32 or int8.")] = ""
+    backend: Annotated[str, typer.Option(help="nccl or gloo (default: nccl where every rank has a GPU).")] = ""
+    half_width: Annotated[
+        float, typer.Option(help="Target precision: relative half-width of the median's interval.")
+    ] = 0.02
+    max_time: Annotated[str, typer.Option(help="Longest sampling time per point.")] = "1s"
 
-    run(
-        CommArguments(op=op, sizes=sizes, dtype=dtype, backend=backend, half_width=half_width, max_time=max_time),
-        results,
-        as_json=as_json,
-    )
+    def options(self) -> TimingOptions:
+        """How each point is timed. Message buffers stay where they are: a cache of cold links does not exist."""
+        return TimingOptions(
+            cache="hot", half_width=self.half_width, max_time_s=parse_duration_s("--max-time", self.max_time)
+        )
+
+    def plan(self, backend: str, num_gpus: int, num_nodes: int) -> tuple[Collective, ...]:
+        """The points."""
+        ops = tuple(word.strip().replace("-", "_") for word in self.op.split(",")) if self.op else DEFAULT_OPS
+        dtype = self.dtype or ("bf16" if backend == "nccl" else "fp32")
+        wanted = parse_sizes(self.sizes or DEFAULT_SIZES[backend])
+        return points(ops, wanted, num_gpus=num_gpus, num_nodes=num_nodes, dtype=dtype)
+
+
+@grouped
+def comm(arguments: CommOptions, results: Results = Path("results"), as_json: AsJson = False) -> None:
+    """Measure collectives over message sizes: torchrun --nproc-per-node=8 -m quantbench comm."""
+    options = arguments.options()
+    if arguments.backend:
+        require_choice("comm", "backend", arguments.backend, _BACKENDS)
+    arguments.plan("gloo", 2, 1)  # says what is wrong with ops, sizes and dtype before anybody waits for anybody
+    from quantbench.providers.collectives import TorchRanks, TorchWork, backend_here, topology
+
+    with TorchRanks(arguments.backend or backend_here()) as ranks:
+        places = ranks.gather(topology(ranks))
+        idle = ranks.gather(idle_traffic_mb_per_s() if ranks.local_rank == 0 else None)
+        work = TorchWork(ranks)
+        if ranks.rank:
+            follow(ranks, work)
+            return
+        leader = Leader(ranks, work)
+        # After Ctrl-C or a bug the others are gone or about to go with this process: only a run that ended, well or
+        # with an error of ours, has followers that wait to be let go.
+        try:
+            _lead(arguments, options, ranks, leader, places or [], idle or [], results, as_json)
+        except QuantbenchError:
+            leader.stop()
+            raise
+        leader.stop()
+
+
+def _lead(
+    arguments: CommOptions, options: TimingOptions, ranks: TorchRanks, leader: Leader, places: Sequence[Any],
+    idle: Sequence[Any], results: Path, as_json: bool,
+) -> None:  # fmt: skip
+    from quantbench import device
+    from quantbench.device.warnings import warnings_for
+    from quantbench.providers.software import versions
+
+    spec = device.current()
+    state = device.monitor(spec)
+    plan = arguments.plan(ranks.backend, ranks.world_size, ranks.num_nodes)
+    started = datetime.now(UTC)
+    warnings = [*warnings_for(spec, state()), *traffic_warnings([i for i in idle if i is not None])]
+    info = RunInfo(
+        run_id=f"{started:%Y-%m-%dT%H%M%S}-comm-{ranks.backend}-{ranks.world_size}",
+        device=spec,
+        state=state(),
+        software=versions(),
+        axes={"message_bytes": sorted({c.message_bytes for c in plan})},
+        options={
+            "command": "comm", "backend": ranks.backend, "arguments": asdict(arguments), "timing": asdict(options),
+            "topology": {
+                "world_size": ranks.world_size, "num_nodes": ranks.num_nodes, "ranks": list(places),
+                "idle_traffic_mb_per_s": [i for i in idle if i is not None],
+            },
+            "warnings": warnings,
+        },
+        seed=options.seed,
+        environment=relevant_environment(),
+        started=started.isoformat(timespec="seconds"),
+    )  # fmt: skip
+    console = output(stderr=as_json)
+    say(console, f"{ranks.world_size} ranks on {ranks.num_nodes} nodes over {ranks.backend}; rank 0 on {spec.name}")
+    for warning in warnings:
+        say_warning(console, warning)
+    say(console, f"{len(plan)} points, {options.max_time_s:g} s of sampling each at most")
+    records: list[Record] = []
+    with RunWriter.create(results, info) as writer:
+
+        def keep(record: Record) -> None:
+            writer.append(record)
+            records.append(record)
+            say(console, _progress(record, len(records)))
+
+        session = CommSession(
+            leader, backend=ranks.backend, run_id=info.run_id, spec=spec, state=state, options=options, on_record=keep
+        )
+        how = "interrupted"
+        try:
+            session.run(plan)
+            how = "complete"
+        finally:
+            writer.update(replace(info, ended=now_text(), how_ended=how))
+        folder = writer.folder
+    _tell(console, records, session, folder, as_json)
+
+
+def _progress(record: Record, number: int) -> str:
+    work = record.workload
+    assert isinstance(work, Collective)
+    match record.outcome:
+        case Measured(measurement, graded):
+            us = median(measurement.samples_us)
+            text = f"{latency(us)}, {figures(work, us).bus_gb_per_s:.3g} GB/s, trust {graded.letter}"
+        case Skipped(reason):
+            text = f"skipped: {reason}"
+        case Failed(kind, message):
+            text = f"failed ({kind}): {message}"
+    return f"  {number:3} {work.op} {size(work.message_bytes)}: {text}"
+
+
+def _tell(console: Console, records: Sequence[Record], session: CommSession, folder: Path, as_json: bool) -> None:
+    rows = [row for row in map(row_to_json, records) if row["role"] == "point"]
+    samples = [
+        (f"{r.workload.op} {size(r.workload.message_bytes)}", r.outcome.measurement.samples_us)
+        for r in records
+        if isinstance(r.outcome, Measured) and isinstance(r.workload, Collective)
+    ]
+    warnings = spread_warnings(samples, session.reference_us)
+    if as_json:
+        answer = {
+            "folder": str(folder), "points": rows, "reference_us": list(session.reference_us), "warnings": warnings,
+        }  # fmt: skip
+        print_json(answer)
+        return
+    console.print(_table(rows))
+    say(console, f"repeated point: {repeat_line('all_reduce', session.reference_us)}")
+    for warning in warnings:
+        say_warning(console, warning)
+    say(console, f"{folder}")
+
+
+def row_to_json(record: Record) -> dict[str, Any]:
+    """One point as plain numbers."""
+    work = record.workload
+    assert isinstance(work, Collective)
+    row: dict[str, Any] = {
+        "role": record.role, "op": work.op, "message_bytes": work.message_bytes, "num_gpus": work.num_gpus,
+        "num_nodes": work.num_nodes, "dtype": work.dtype, "provider": record.provider,
+    }  # fmt: skip
+    match record.outcome:
+        case Measured(measurement, graded):
+            us = measurement.samples_us
+            row |= {
+                **asdict(figures(work, median(us))), "spread": spread(us), "samples": len(us),
+                "relative_half_width": relative_half_width(us), "grade": asdict(graded),
+            }  # fmt: skip
+        case Skipped(reason):
+            row["skipped"] = reason
+        case Failed(kind, message):
+            row["failed"] = f"{kind}: {message}"
+    return row
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Table:
+    numbers = ("message", "time", "algorithm GB/s", "bus GB/s", "spread")
+    table = plain_table("op", *numbers, "trust", "", right=numbers)
+    for row in rows:
+        if "latency_us" not in row:
+            why = str(row.get("skipped", row.get("failed")))
+            table.add_row(row["op"], size(row["message_bytes"]), "–", "–", "–", "–", "", Text(why))
+            continue
+        table.add_row(
+            row["op"], size(row["message_bytes"]), latency(row["latency_us"]), f"{row['algorithm_gb_per_s']:.3g}",
+            f"{row['bus_gb_per_s']:.3g}", percent(row["spread"]), row["grade"]["letter"],
+            Text("; ".join(row["grade"]["reasons"][:1])),
+        )  # fmt: skip
+    return table

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from quantbench.errors import InputError
-
-if TYPE_CHECKING:
-    from quantbench.analysis.compare import Comparison
+from quantbench.analysis.compare import CompareOptions, Comparison, compare_runs
+from quantbench.cli.devices import device_line
+from quantbench.cli.options import AsJson
+from quantbench.cli.output import check_file, check_folder, output, print_json, say
+from quantbench.errors import InputError, printable
+from quantbench.report.comparison import (
+    comparison_table,
+    comparison_to_json,
+    differences_lines,
+    draw_comparison,
+    method_lines,
+    result_lines,
+    write_junit,
+)
+from quantbench.report.source import read_one_run
 
 
 def compare(
@@ -27,37 +37,31 @@ def compare(
     force: Annotated[
         bool, typer.Option("--force", help="Compare even if devices differ, or measured with simulated runs.")
     ] = False,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder for the picture (default: the run B's).")
+    folder: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder for the picture (default: run B's).")
     ] = None,
     junit: Annotated[Path | None, typer.Option(help="Also write JUnit XML here.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare two runs point by point; exit code 1 on a regression."""
-    from quantbench.analysis.compare import CompareOptions, compare_runs
-    from quantbench.cli.writable import check_file, check_folder
-    from quantbench.report.compare_figure import draw_comparison
-    from quantbench.report.compare_table import comparison_to_json
-    from quantbench.report.junit import write_junit
-    from quantbench.report.source import read_one_run
 
     options = CompareOptions(
         margin=share("--margin", margin), by=by, provider_a=provider_a, provider_b=provider_b,
         noise=share("--noise", noise) if noise else None, force=force,
     )  # fmt: skip
     a, b = read_one_run(run_a), read_one_run(run_b)
-    check_folder("write picture", output or run_b)
+    check_folder("write picture", folder or run_b)
     if junit is not None:
         check_file("write JUnit", junit)
     comparison = compare_runs(a, b, options)
     picture = None
     if comparison.points:
-        picture = (output or run_b) / f"compare-with-{comparison.a.info.run_id}.png"
+        picture = (folder or run_b) / f"compare-with-{comparison.a.info.run_id}.png"
         draw_comparison(comparison, picture)
     if junit is not None:
         write_junit(comparison, junit)
     if as_json:
-        print(json.dumps({**comparison_to_json(comparison), "picture": picture and str(picture)}, indent=1))
+        print_json({**comparison_to_json(comparison), "picture": picture})
     else:
         _say(comparison, picture, junit)
     if comparison.regressions:
@@ -65,10 +69,6 @@ def compare(
 
 
 def _say(comparison: Comparison, picture: Path | None, junit: Path | None) -> None:
-    from quantbench.cli.console import output, say
-    from quantbench.cli.devices import device_line
-    from quantbench.report.compare_table import comparison_table, differences_lines, method_lines, result_lines
-    from quantbench.report.words import printable
 
     console = output()
     say(console, device_line(comparison.b.info.device))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
-from quantbench.cli.console import say, say_warning
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from quantbench import device
+from quantbench.cli.options import AsJson
+from quantbench.cli.output import output, print_json, say, say_warning
 from quantbench.device.nvml import Absent, Limits
 from quantbench.device.spec import DeviceSpec, DeviceState
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from quantbench.device.warnings import warnings_for
 
 CPU_SENTENCE = (
     "This is a CPU: its own steps can be measured here. GPU cliffs need a GPU, `quantbench import` or "
@@ -20,11 +22,8 @@ CPU_SENTENCE = (
 _DTYPES = ("fp16", "bf16", "tf32", "fp32", "fp8", "int8")
 
 
-def devices(as_json: bool = False) -> None:
-    """Print the device at hand and the known GPUs; with as_json, one JSON object."""
-    from quantbench import device
-    from quantbench.device.warnings import warnings_for
-
+def devices(as_json: AsJson = False) -> None:
+    """Show the device of this machine, its state, what may disturb timings, and the known GPUs."""
     spec = device.current()
     state = device.monitor(spec)()
     nvml = device.open_nvml() if spec.kind == "cuda" else Absent("no GPU is used")
@@ -40,10 +39,8 @@ def devices(as_json: bool = False) -> None:
             "warnings": list(warnings),
             "known": [asdict(known) for known in device.known()],
         }
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        print_json(found)
         return
-    from quantbench.cli.console import output
-
     console = output()
     say_device(console, spec, state, limits)
     say(console, f"{dtype} is measured by default")
@@ -53,8 +50,6 @@ def devices(as_json: bool = False) -> None:
 
 def say_device(console: Console, spec: DeviceSpec, state: DeviceState, limits: Limits | None = None) -> None:
     """The first lines of every command that measures: what device, in what state, what will spoil its timings."""
-    from quantbench.device.warnings import warnings_for
-
     say(console, device_line(spec))
     say(console, f"dense peak: {peaks_line(spec)}")
     say(console, f"state: {state_line(state, limits)}")
@@ -112,9 +107,6 @@ def state_line(state: DeviceState, limits: Limits | None) -> str:
 
 def _print_known(console: Console, known: tuple[DeviceSpec, ...], here: str) -> None:
     """A table that fits 80 columns."""
-    from rich import box
-    from rich.table import Table
-
     table = Table(
         title="Known GPUs: clock in MHz, memory in GB/s, L2 in MiB, dense peaks in TFLOP/s",
         title_justify="left",

@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from quantbench.cli.options import AsJson
+from quantbench.cli.output import output, print_json, say
+from quantbench.cluster.cards import card_lines, compare_cards
+from quantbench.cluster.merge import merge_runs, write_merged
+from quantbench.report.source import read_one_run
+
 
 def merge(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Folders of the runs.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Results folder in which the merged run is created.")],
-    run_id: Annotated[str, typer.Option(help="Name of the merged run (default: the first one's, and -merged).")] = "",
+    results: Annotated[Path, typer.Option("-o", "--output", help="Results folder in which the merged run is created.")],
+    run_id: Annotated[str, typer.Option(help="Name of the merged run (default: the first run's, and -merged).")] = "",
     force: Annotated[bool, typer.Option("--force", help="Merge even if devices or software differ.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Merge runs of one device and software: each point once, with its most trusted measurement."""
-    from quantbench.cli.console import output as console_for
-    from quantbench.cli.console import say
-    from quantbench.cluster.cards import card_lines, compare_cards
-    from quantbench.cluster.merge import merge_runs, write_merged
-    from quantbench.report.source import read_one_run
-
     merged = merge_runs([read_one_run(folder) for folder in runs], run_id, force=force)
-    folder = write_merged(output, merged)
+    folder = write_merged(results, merged)
     points = sum(record.role == "point" for record in merged.records)
     lines = card_lines(compare_cards(merged.records))
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "run": str(folder), "runs": len(runs), "points": points, "repeated": merged.repeated,
-                    "how_ended": merged.info.how_ended, "notes": list(merged.notes), "cards": list(lines),
-                },
-                indent=1,
-            )
-        )  # fmt: skip
+        answer = {
+            "run": folder, "runs": len(runs), "points": points, "repeated": merged.repeated,
+            "how_ended": merged.info.how_ended, "notes": merged.notes, "cards": lines,
+        }  # fmt: skip
+        print_json(answer)
         return
-    console = console_for()
+    console = output()
     repeated = f"; {merged.repeated} were there twice, and the better trusted measurement stands" * bool(
         merged.repeated
     )

@@ -1,16 +1,18 @@
-"""From the options that describe a model to its shape, and what had to be assumed on the way.
+"""The options that describe a model, the transformer shape they give, and what was assumed for it.
 
-`advise`, `plan`, `predict` and `sweep` share these options and their defaults: what was typed, then what the preset or
-the configuration says, then what is usual on the device.
+`advise`, `plan`, `predict` and `sweep` share these options and their defaults: the option's value, else the preset's or
+configuration's, else what is usual on the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+import typer
 
 from quantbench.device import default_attention, default_dtype
 from quantbench.device.spec import DeviceSpec
@@ -24,18 +26,80 @@ from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 _USUAL_ASPECT = round(sqrt(ShapeSpace.aspect[0] * ShapeSpace.aspect[1]))
 
 
-@dataclass(frozen=True)
-class ModelOptions:
-    """What was typed of a model; "", 0 and None leave a thing open. sizes: by the field's name, typed ones only."""
+_PANEL = "Model"
+_LARGEST = 2**31 - 1
 
-    model: str = ""
-    config: Path | None = None
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    gated: bool = False
-    dtype: str = ""
-    attention: str = ""
-    dropout: bool | None = None
-    softmax: str = ""
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The options that every command about a model has; "", 0 and None leave a thing open."""
+
+    model: Annotated[
+        str, typer.Option(help="Preset, such as llama-3-8b (list: quantbench models).", rich_help_panel=_PANEL)
+    ] = ""
+    config: Annotated[Path | None, typer.Option(help="A Hugging Face config.json.", rich_help_panel=_PANEL)] = None
+    kv_heads: Annotated[
+        int,
+        typer.Option(min=0, help="Key/value heads (0: the model's, else as many as heads).", rich_help_panel=_PANEL),
+    ] = 0
+    gated: Annotated[
+        bool,
+        typer.Option("--gated", help="Gated MLP: a gate projection beside the up projection.", rich_help_panel=_PANEL),
+    ] = False
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="Number format: fp16, bf16, fp32, tf32, fp8 or int8 (default: the device's usual one).",
+            rich_help_panel=_PANEL,
+        ),
+    ] = ""
+    attention: Annotated[
+        str,
+        typer.Option(
+            help="flash (one kernel) or unfused (scores, softmax, context); default: the model's, else flash.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = ""
+    dropout: Annotated[
+        bool | None,
+        typer.Option(
+            "--dropout/--no-dropout",
+            help="Dropout of hidden states and attention (default: the model's, else none).",
+            rich_help_panel=_PANEL,
+            show_default=False,
+        ),
+    ] = None
+    softmax: Annotated[
+        str,
+        typer.Option(
+            help="Softmax of unfused attention: megatron (fused kernel where it runs) or torch (separate kernels).",
+            rich_help_panel=_PANEL,
+        ),
+    ] = ""
+
+
+def size_option(help_text: str) -> Any:
+    """The option of one size of a model."""
+    return typer.Option(min=1, max=_LARGEST, help=help_text, rich_help_panel=_PANEL, show_default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeOptions(ModelOptions):
+    """A model and one size of each kind. `size_names` lists the fields that are sizes of a transformer."""
+
+    size_names: ClassVar[tuple[str, ...]] = ("hidden", "heads", "kv_heads", "ffn", "layers", "seq", "vocab")
+
+    hidden: Annotated[int | None, size_option("Hidden size.")] = None
+    heads: Annotated[int | None, size_option("Attention heads.")] = None
+    ffn: Annotated[int | None, size_option("Width of the MLP (default: 4 × hidden).")] = None
+    layers: Annotated[int | None, size_option("Layers (default: a usual depth for the hidden size).")] = None
+    seq: Annotated[int | None, size_option("Sequence length, tokens.")] = None
+    vocab: Annotated[int | None, size_option("Vocabulary size.")] = None
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes that were given, by field."""
+        return {name: getattr(self, name) for name in self.size_names if getattr(self, name)}
 
 
 @dataclass(frozen=True)
@@ -109,14 +173,14 @@ def number_format(who: str, typed: str, device: DeviceSpec) -> tuple[str, tuple[
 
 
 def chosen_model(
-    who: str, options: ModelOptions, device: DeviceSpec, *, needed: tuple[str, ...] = ("hidden", "heads")
+    who: str, options: ShapeOptions, device: DeviceSpec, *, needed: tuple[str, ...] = ("hidden", "heads")
 ) -> tuple[TransformerShape, tuple[str, ...]]:
     """The shape that the options describe on `device`, and everything that was assumed of it, in words.
 
     needed: the sizes that must be typed where no model is named; layers and vocab among the others are guessed. Raises
     InputError, in the name of the command `who`, for what is missing or cannot be.
     """
-    named, typed = named_model(who, options), dict(options.sizes)
+    named, typed = named_model(who, options), options.sizes
     missing = [f"--{name}" for name in needed if named is None and name not in typed]
     if missing:
         sizes = ", ".join(f"--{name}" for name in needed)

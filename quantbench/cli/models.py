@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
-from rich.table import Table
-
-from quantbench.cli.console import output, say
+from quantbench.cli.options import AsJson
+from quantbench.cli.output import output, plain_table, print_json, say
 from quantbench.workload.presets import preset, preset_names, preset_source, published_parameters
 
 
-def models(as_json: bool) -> None:
-    """Print every preset: its dimensions and where they come from."""
+def models(as_json: AsJson = False) -> None:
+    """The presets that --model knows: dimensions, parameters, and where they come from."""
     if as_json:
         found = [
             {
@@ -21,15 +19,11 @@ def models(as_json: bool) -> None:
             }
             for name in preset_names()
         ]  # fmt: skip
-        print(json.dumps(found, indent=1))
+        print_json(found)
         return
     console = output()
-    table = Table(header_style="bold", box=None, pad_edge=False)
-    table.add_column("model", no_wrap=True)
-    names = ("parameters", "layers", "hidden", "heads", "kv heads", "head_dim", "ffn", "vocab", "seq")
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("not as usual", overflow="fold")
+    numbers = ("parameters", "layers", "hidden", "heads", "kv heads", "head_dim", "ffn", "vocab", "seq")
+    table = plain_table("model", *numbers, "not as usual", right=numbers)
     for name in preset_names():
         shape = preset(name)
         unusual = [

@@ -1,63 +1,102 @@
-"""Options that several commands share: what is held still, and what a point is."""
+"""Options of commands: how a dataclass of options becomes a command's options, and options that most commands share.
 
+A command takes a group of options as one parameter whose type is a dataclass. `grouped` shows typer the fields of that
+dataclass in its place, and calls the command with the filled dataclass. A field is declared as a typer parameter is:
+
+    @dataclass(frozen=True)
+    class Where:
+        node: Annotated[str, typer.Option(help="Name of the node.")] = ""
+
+    @grouped
+    def show(where: Where, as_json: AsJson = False) -> None: ...
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from math import isfinite
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
-_MODEL = "The model"
+from quantbench.errors import InputError
 
-Dims = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--dim",
-        help="What to vary: hidden, heads, head-dim, ffn, seq, mbs, tp, vocab, m, n, k or batch, with values after '=' "
-        "if wanted: hidden=1024:4096:64, tp=1,2,4, n=3072:8192@edges. Several make a grid.",
-    ),
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Results = Annotated[Path, typer.Option("--results", help="Folder that holds the runs.")]
+Gpu = Annotated[
+    str, typer.Option("--gpu", help="GPU: a name such as h100 or a100-40gb, or a slug of `quantbench devices`.")
 ]
-Hidden = Annotated[str, typer.Option(help="Hidden size.", rich_help_panel=_MODEL)]
-Heads = Annotated[str, typer.Option(help="Attention heads.", rich_help_panel=_MODEL)]
-KvHeads = Annotated[int, typer.Option(min=0, help="Key/value heads (0: as heads).", rich_help_panel=_MODEL)]
-HeadDim = Annotated[str, typer.Option(help="Width of a head.", rich_help_panel=_MODEL)]
-Ffn = Annotated[str, typer.Option(help="Width of the MLP (default: 4 × hidden).", rich_help_panel=_MODEL)]
-Gated = Annotated[bool, typer.Option("--gated", help="The MLP has a gate beside `up`.", rich_help_panel=_MODEL)]
-Seq = Annotated[str, typer.Option(help="Sequence length.", rich_help_panel=_MODEL)]
-Mbs = Annotated[str, typer.Option(help="Micro-batch size.", rich_help_panel=_MODEL)]
-Tp = Annotated[str, typer.Option(help="Tensor-parallel degree.", rich_help_panel=_MODEL)]
-Vocab = Annotated[str, typer.Option(help="Vocabulary size.", rich_help_panel=_MODEL)]
-M = Annotated[str, typer.Option("--m", "-m", help="Rows of a plain product.", rich_help_panel=_MODEL)]
-N = Annotated[str, typer.Option("--n", "-n", help="Columns of a plain product.", rich_help_panel=_MODEL)]
-K = Annotated[str, typer.Option("--k", "-k", help="Reduction of a plain product.", rich_help_panel=_MODEL)]
-Batch = Annotated[str, typer.Option(help="Plain products in one batch.", rich_help_panel=_MODEL)]
-Layout = Annotated[str, typer.Option(help="nn, nt or tn: storage of plain products.", rich_help_panel=_MODEL)]
-Model = Annotated[str, typer.Option(help="A preset such as llama-3-8b to hold.", rich_help_panel=_MODEL)]
-Config = Annotated[Path | None, typer.Option(help="A Hugging Face config.json to hold.", rich_help_panel=_MODEL)]
-Dtype = Annotated[str, typer.Option(help="fp16, bf16, fp32, tf32, fp8, int8.", rich_help_panel=_MODEL)]
-Attention = Annotated[
-    str,
-    typer.Option(
-        help="flash (one kernel) or unfused (scores, softmax, context); default: the model's, else flash.",
-        rich_help_panel=_MODEL,
-    ),
-]
-Dropout = Annotated[
-    bool | None,
-    typer.Option(
-        "--dropout/--no-dropout",
-        help="Hidden states and attention are dropped out; default: the model's, else not.",
-        rich_help_panel=_MODEL,
-        show_default=False,
-    ),
-]
-SoftmaxOption = Annotated[
-    str,
-    typer.Option(
-        "--softmax",
-        help="Of unfused attention: megatron (its fused kernel where it runs) or torch (separate kernels).",
-        rich_help_panel=_MODEL,
-    ),
-]
-Ops = Annotated[str, typer.Option(help="Ops by name, comma separated: qkv,attention,…", rich_help_panel=_MODEL)]
-Direction = Annotated[str, typer.Option(help="forward, backward or both.", rich_help_panel=_MODEL)]
-Causal = Annotated[bool, typer.Option(help="Causal attention.", rich_help_panel=_MODEL)]
-AsJson = Annotated[bool, typer.Option("--json", help="The result as JSON.")]
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with its dataclass parameters expanded into their fields; it is called by keyword."""
+    parameters = signature(command, eval_str=True).parameters.values()
+    groups: dict[str, Any] = {one.name: one.annotation for one in parameters if is_dataclass(one.annotation)}
+    expanded: list[Parameter] = []
+    for parameter in parameters:
+        if parameter.name in groups:
+            expanded += _options(groups[parameter.name])
+        else:
+            expanded.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+
+    @wraps(command)
+    def call(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        command(**values)
+
+    call.__signature__ = Signature(expanded)  # type: ignore[attr-defined]
+    call.__annotations__ = {one.name: one.annotation for one in expanded}
+    return call
+
+
+def _options(group: Any) -> list[Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        Parameter(
+            field.name,
+            Parameter.KEYWORD_ONLY,
+            default=Parameter.empty if field.default is MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields(group)
+    ]
+
+
+def percentage(option: str, text: str, *, above: bool = False, most: int = 100) -> float:
+    """`3%` or `0.5 %` as a share. A number without the sign is refused: 3 may mean 3 % and 0.03 as well.
+
+    above: whether 0 % and `most` themselves are refused. most: the largest percentage.
+
+    >>> percentage("--fail-over", "3%")
+    0.03
+    """
+    try:
+        value = float(text.strip().removesuffix("%"))
+    except ValueError:
+        value = float("nan")
+    inside = 0 < value < most if above else 0 <= value <= most
+    if not text.strip().endswith("%") or not isfinite(value) or not inside:
+        bounds = f"between 0% and {most}%" if above else f"from 0% to {most}%"
+        raise InputError(option, repr(text), f"a percentage {bounds}, such as 3%")
+    return value / 100
+
+
+def integers(option: str, text: str, *, low: int = 1, high: int = 2**31 - 1) -> tuple[int, ...]:
+    """Integers, comma separated, in the order given; () for no text.
+
+    >>> integers("--tp", "1, 2,4")
+    (1, 2, 4)
+    """
+    if not text:
+        return ()
+    words = [word.strip() for word in text.split(",")]
+    if not all(re.fullmatch("[0-9]{1,10}", word) and low <= int(word) <= high for word in words):
+        bounds = f"of at least {low}" if high == 2**31 - 1 else f"from {low} to {high}"
+        raise InputError(option, repr(text), f"integers {bounds}, comma separated")
+    return tuple(int(word) for word in words)

@@ -1,115 +1,214 @@
-"""`quantbench plan`: the fastest layout of a training job over GPUs, or what a table of layouts should have taken."""
+"""`quantbench plan`: the fastest layout of a training job over GPUs, or what a table of layouts should have taken.
+
+Each mode of the command is a function here; it returns whether something was found that makes the exit code 1.
+"""
 
 from __future__ import annotations
 
+import sys
+import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from quantbench.cli import options as o
+from quantbench.cli import plan_print as show
+from quantbench.cli.options import AsJson, grouped
+from quantbench.cli.output import output, print_json, say
+from quantbench.cli.plan_options import PlanOptions
+from quantbench.planner import report
+from quantbench.planner.calibration import shipped
+from quantbench.planner.constraints import violations
+from quantbench.planner.folklore import judge
+from quantbench.planner.judge import misses, predict_rows, summarize
+from quantbench.planner.memory import GIB, limit_bytes
+from quantbench.planner.predict import Planner
+from quantbench.planner.row_checks import check_rows
+from quantbench.planner.search import search
+from quantbench.planner.shape_search import shape_search
+from quantbench.planner.table import read_table
 
-_MODEL, _MACHINES, _LAYOUT, _SHAPES = "The model", "The machines", "The layout (comma separated lists)", "Shape search"
 
-
+@grouped
 def plan(
-    model: Annotated[str, typer.Option(help="A preset such as bloom-176b.", rich_help_panel=_MODEL)] = "",
-    config: Annotated[Path | None, typer.Option(help="A Hugging Face config.json.", rich_help_panel=_MODEL)] = None,
-    hidden: Annotated[int, typer.Option(min=0, help="Hidden size.", rich_help_panel=_MODEL)] = 0,
-    heads: Annotated[int, typer.Option(min=0, help="Attention heads.", rich_help_panel=_MODEL)] = 0,
-    kv_heads: Annotated[int, typer.Option(min=0, help="Key/value heads (0: as heads).", rich_help_panel=_MODEL)] = 0,
-    ffn: Annotated[int, typer.Option(min=0, help="Width of the MLP (0: 4 × hidden).", rich_help_panel=_MODEL)] = 0,
-    gated: Annotated[bool, typer.Option("--gated", help="The MLP has a gate.", rich_help_panel=_MODEL)] = False,
-    layers: Annotated[int, typer.Option(min=0, help="Layers.", rich_help_panel=_MODEL)] = 0,
-    seq: Annotated[int, typer.Option(min=0, help="Sequence length.", rich_help_panel=_MODEL)] = 0,
-    vocab: Annotated[int, typer.Option(min=0, help="Vocabulary size.", rich_help_panel=_MODEL)] = 0,
-    dtype: Annotated[str, typer.Option(help="bf16 or fp16.", rich_help_panel=_MODEL)] = "",
-    attention: o.Attention = "",
-    dropout: o.Dropout = None,
-    softmax: o.SoftmaxOption = "",
-    optimizer: Annotated[str, typer.Option(help="fused_adam, adam or adam_8bit.", rich_help_panel=_MODEL)] = "",
-    gpus: Annotated[int | None, typer.Option(min=1, help="How many GPUs.", rich_help_panel=_MACHINES)] = None,
-    gpu: Annotated[str, typer.Option(help="Device slug (quantbench devices).", rich_help_panel=_MACHINES)] = "",
-    profile: Annotated[
-        Path | None,
-        typer.Option(help="Times from this profile of the GPU.", rich_help_panel=_MACHINES),
-    ] = None,
-    cluster: Annotated[
-        str,
-        typer.Option(help="jean-zay-a100, dgx-a100, … (default: the GPU's own system).", rich_help_panel=_MACHINES),
-    ] = "",
-    gpus_per_node: Annotated[int, typer.Option(min=0, help="GPUs in a node.", rich_help_panel=_MACHINES)] = 0,
-    node_gbit_per_s: Annotated[
-        float, typer.Option(min=0, help="All network adapters of a node.", rich_help_panel=_MACHINES)
-    ] = 0,
-    link_gb_per_s: Annotated[
-        float, typer.Option(min=0, help="Bus bandwidth of all-reduces inside a node.", rich_help_panel=_MACHINES)
-    ] = 0,
-    gbs: Annotated[
-        int | None, typer.Option(min=1, help="Global batch size, samples.", rich_help_panel=_MACHINES)
-    ] = None,
-    rampup_step: Annotated[
-        int, typer.Option(min=0, help="Samples by which the batch grows at first.", rich_help_panel=_MACHINES)
-    ] = 0,
-    dp_overlap: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of DP traffic that is hidden.", rich_help_panel=_MACHINES)
-    ] = 0.0,
-    dp: Annotated[str, typer.Option(help="Data-parallel degrees.", rich_help_panel=_LAYOUT)] = "",
-    tp: Annotated[str, typer.Option(help="Tensor-parallel degrees.", rich_help_panel=_LAYOUT)] = "",
-    pp: Annotated[str, typer.Option(help="Pipeline stages.", rich_help_panel=_LAYOUT)] = "",
-    mbs: Annotated[str, typer.Option(help="Micro-batch sizes.", rich_help_panel=_LAYOUT)] = "",
-    interleave: Annotated[str, typer.Option(help="Chunks per stage.", rich_help_panel=_LAYOUT)] = "",
-    zero: Annotated[str, typer.Option(help="ZeRO stages.", rich_help_panel=_LAYOUT)] = "",
-    recompute: Annotated[str, typer.Option(help="full, selective, none.", rich_help_panel=_LAYOUT)] = "",
-    sequence_parallel: Annotated[
-        bool | None, typer.Option(help="Only with it, or only without.", rich_help_panel=_LAYOUT)
-    ] = None,
-    allow_uneven: Annotated[
-        bool, typer.Option("--allow-uneven", help="Stages of different length too.", rich_help_panel=_LAYOUT)
+    arguments: PlanOptions,
+    shape_search_too: Annotated[
+        bool,
+        typer.Option("--shape-search", help="Also vary hidden size, heads and layers.", rich_help_panel="Shape search"),
     ] = False,
-    shape_search: Annotated[
-        bool, typer.Option("--shape-search", help="Let hidden, heads and layers vary.", rich_help_panel=_SHAPES)
-    ] = False,
-    params: Annotated[
-        float, typer.Option(min=0, help="Parameters to stay near (default: the model's).", rich_help_panel=_SHAPES)
-    ] = 0,
-    tolerance: Annotated[
-        float, typer.Option(min=0, max=0.5, help="How far from it, as a share.", rich_help_panel=_SHAPES)
-    ] = 0.03,
-    aspect: Annotated[str, typer.Option(help="hidden / layers, from:to.", rich_help_panel=_SHAPES)] = "125:205",
-    head_dim: Annotated[str, typer.Option(help="head_dim, from:to.", rich_help_panel=_SHAPES)] = "64:256",
     rows: Annotated[
-        Path | None, typer.Option(help="Predict every row of this CSV instead (columns of bloom_tables.csv).")
+        Path | None, typer.Option(help="CSV table of layouts to predict row by row (columns as in bloom_tables.csv).")
     ] = None,
-    as_typed: Annotated[
-        bool, typer.Option("--as-typed", help="With --rows: leave known typing mistakes uncorrected.")
-    ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Only check: one layout, or with --rows a table. 1 if anything is wrong.")
+        bool,
+        typer.Option("--check", help="Check one layout, or with --rows a table; exit code 1 if anything is wrong."),
     ] = False,
-    top: Annotated[int, typer.Option(min=1, help="Lines to show.")] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,
+    top: Annotated[int, typer.Option(min=1, help="Number of results to print.")] = 20,
+    as_json: AsJson = False,
 ) -> None:
     """Rank all layouts (DP, TP, PP, MBS, interleaving, ZeRO, recomputation) of a job by predicted time."""
-    from quantbench.cli import plan_run
-    from quantbench.cli.plan_options import PlanArguments
-
-    arguments = PlanArguments(
-        model=model, config=config, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn, gated=gated,
-        layers=layers, seq=seq, vocab=vocab, dtype=dtype, attention=attention, dropout=dropout, softmax=softmax,
-        optimizer=optimizer, gpus=gpus or 0, gpu=gpu, profile=profile, cluster=cluster, gpus_per_node=gpus_per_node,
-        node_gbit_per_s=node_gbit_per_s, link_gb_per_s=link_gb_per_s, gbs=gbs or 0, rampup_step=rampup_step,
-        dp_overlap=dp_overlap, dp=dp, tp=tp, pp=pp, mbs=mbs, interleave=interleave,
-        zero=zero, recompute=recompute, sequence_parallel=sequence_parallel, allow_uneven=allow_uneven,
-        params=params, tolerance=tolerance, aspect=aspect, head_dim=head_dim, as_typed=as_typed,
-    )  # fmt: skip
     if rows is not None:
-        found = plan_run.check_table(rows, arguments, as_json) if check else plan_run.rows(rows, arguments, as_json)
+        found = _check_table(rows, arguments, as_json) if check else _rows(rows, arguments, as_json)
     elif check:
-        found = plan_run.check_layout(arguments, as_json)
-    elif shape_search:
-        found = plan_run.shapes(arguments, top, as_json)
+        found = _check_layout(arguments, as_json)
+    elif shape_search_too:
+        found = _shapes(arguments, top, as_json)
     else:
-        found = plan_run.search_layouts(arguments, top, as_json)
+        found = _search_layouts(arguments, top, as_json)
     if found:
         raise typer.Exit(1)
+
+
+def _search_layouts(arguments: PlanOptions, top: int, as_json: bool) -> bool:
+    """Rank every layout of a job."""
+    job, space = arguments.job(), arguments.space()
+    begun = time.perf_counter()
+    times = arguments.times(job.cluster.device)
+    calibration = shipped().of(job.cluster)
+    found = search(job, times, calibration, space)
+    elapsed_s = time.perf_counter() - begun
+    judged = judge(job, found)
+    if as_json:
+        answer = {
+            **report.provenance(sys.argv[1:]),
+            "job": report.job_to_json(job, calibration, times.note, arguments.assumed()),
+            "space": asdict(space), "looked_at": found.looked_at, "too_large": found.too_large, "search_s": elapsed_s,
+            "layouts": [report.prediction_to_json(p) for p in found.ranked],
+            "rules_of_thumb": [report.judged_to_json(j) for j in judged],
+        }  # fmt: skip
+        print_json(answer)
+        return not found.ranked
+    console = output()
+    for line in show.header_lines(job, calibration, times.note, arguments.assumed()):
+        say(console, line)
+    say(console, show.search_line(job, found, elapsed_s))
+    if not found.ranked:
+        return True
+    console.print(show.layouts_table(found.ranked[:top], limit_bytes(job)))
+    say(console, "\nThe fastest layout's iteration, by what takes the time:")
+    for line in show.parts_lines(found.ranked[0]):
+        say(console, f"  {line}")
+    for line in show.bound_lines(found.ranked[0]):
+        say(console, f"  {line}")
+    say(console, "\nRules of thumb, held against this search:")
+    for parts in show.rules_lines(judged):
+        say(console, "  ", *parts)
+    say(console, f"\nNext: {show.next_command(arguments, found.ranked[0].layout)}")
+    return False
+
+
+def _check_layout(arguments: PlanOptions, as_json: bool) -> bool:
+    """Hold one layout against every rule, and say what it would take."""
+    layout = arguments.layout()
+    job = arguments.job(gpus=arguments.gpus or layout.dp * layout.tp * layout.pp)
+    broken = violations(job, layout)
+    strict = [v for v in broken if v.constraint.strict]
+    calibration = shipped().of(job.cluster)
+    times = arguments.times(job.cluster.device)
+    prediction = None if strict else Planner(job, times, calibration).predict(layout)
+    wrong = bool(strict) or (prediction is not None and not prediction.fits)
+    if as_json:
+        answer: dict[str, Any] = {**report.provenance(sys.argv[1:])}
+        answer["job"] = report.job_to_json(job, calibration, times.note, arguments.assumed(one_layout=True))
+        answer["violations"] = [
+            {"rule": v.constraint.rule, "name": v.constraint.name, "strict": v.constraint.strict, "message": v.message}
+            for v in broken
+        ]
+        answer["layout"] = asdict(layout)
+        answer["prediction"] = None if prediction is None else report.prediction_to_json(prediction)
+        print_json(answer)
+        return wrong
+    console = output()
+    for line in show.header_lines(job, calibration, times.note, arguments.assumed(one_layout=True)):
+        say(console, line)
+    say(console, f"{layout}: {show.check_line(broken)}")
+    for violation in broken:
+        style = "red" if violation.constraint.strict else "yellow"
+        word = "impossible" if violation.constraint.strict else "costs time"
+        say(console, "  ", (word, style), f" {violation}")
+    if prediction is not None:
+        limit = limit_bytes(job) / GIB
+        fits = ("fits", "") if prediction.fits else ("does not fit", "red")
+        say(console, f"  memory {prediction.memory.total_gib:.1f} of {limit:.1f} GiB: ", fits)
+        for line in (show.prediction_line(prediction), *show.bound_lines(prediction)):
+            say(console, f"  {line}")
+    return wrong
+
+
+def _shapes(arguments: PlanOptions, top: int, as_json: bool) -> bool:
+    """Rank shapes of about the same number of parameters."""
+    job, space = arguments.job(), arguments.shape_space()
+    begun = time.perf_counter()
+    times = arguments.times(job.cluster.device)
+    calibration = shipped().of(job.cluster)
+    found = shape_search(job, times, calibration, space, arguments.space())
+    elapsed_s = time.perf_counter() - begun
+    if as_json:
+        answer = {
+            **report.provenance(sys.argv[1:]),
+            "job": report.job_to_json(job, calibration, times.note, arguments.assumed()),
+            "space": asdict(space), "search_s": elapsed_s, "shapes": [report.shape_to_json(s) for s in found],
+        }  # fmt: skip
+        print_json(answer)
+        return not found
+    console = output()
+    for line in show.header_lines(job, calibration, times.note, arguments.assumed()):
+        say(console, line)
+    hiddens = len({s.shape.hidden for s in found})
+    budget = f"{space.parameters / 1e9:.1f} B parameters ±{space.tolerance:.0%}"
+    say(console, f"{len(found)} shapes of {hiddens} hidden sizes, {budget}, in {elapsed_s:.1f} s")
+    console.print(show.shapes_table(found[:top], space.parameters))
+    say(console, "\nThe best of each hidden size:")
+    console.print(show.shapes_table(show.best_by_hidden(found), space.parameters))
+    return not found
+
+
+def _rows(path: Path, arguments: PlanOptions, as_json: bool) -> bool:
+    """Predict every row of a table and hold it against what was measured."""
+    results = predict_rows(read_table(path), arguments.times, shipped(), arguments.given())
+    summary = summarize(results)
+    if as_json:
+        missed = [{**r.to_json(), "known": known} for r, known in misses(results)]
+        answer = {
+            **report.provenance(sys.argv[1:]), "file": str(path), "calibrations": shipped().to_json(),
+            "rows": [r.to_json() for r in results], "summary": asdict(summary), "missed_by_more_than_8_percent": missed,
+        }  # fmt: skip
+        print_json(answer)
+        return False
+    console = output()
+    console.print(show.rows_table(results))
+    for line in show.summary_lines(summary):
+        say(console, line)
+    missed_rows = misses(results)
+    if missed_rows:
+        say(console, "\nMissed by more than 8 %, and what is known:")
+        for result, known in missed_rows:
+            say(console, f"  {result.row.place}: {100 * (result.error or 0):+.1f} %: {known}")
+    unpredicted = [r for r in results if r.prediction is None]
+    if unpredicted:
+        say(console, f"\n{len(unpredicted)} rows are not predicted, the first: {unpredicted[0].problem}")
+    return False
+
+
+def _check_table(path: Path, arguments: PlanOptions, as_json: bool) -> bool:
+    """Look for rows that cannot be and cells that contradict each other."""
+    found = check_rows(read_table(path), arguments.times, shipped())
+    if as_json:
+        answer = {
+            **report.provenance(sys.argv[1:]), "file": str(path),
+            "findings": [
+                {"row_id": f.row.row_id, "line": f.row.line, "kind": f.kind, "message": f.message} for f in found
+            ],
+        }  # fmt: skip
+        print_json(answer)
+        return bool(found)
+    console = output()
+    for finding in found:
+        say(console, str(finding))
+    count = len({f.row.row_id for f in found})
+    say(
+        console,
+        f"{count} rows of {path.name} have something wrong" if found else f"nothing is wrong in {path.name}",
+    )
+    return bool(found)

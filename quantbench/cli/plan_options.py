@@ -1,86 +1,100 @@
-"""The options of `quantbench plan` as the planner's own types."""
+"""The options of `quantbench plan`, and the planner's types that they give."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, isfinite, isinf
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from quantbench.cli.model_options import ModelOptions, chosen_model
+import typer
+
+from quantbench.cli.model_options import ShapeOptions, chosen_model
+from quantbench.cli.options import integers
 from quantbench.device import lookup
+from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
+from quantbench.latency.interconnect import Cluster, cluster, reference_cluster
+from quantbench.latency.op_times import OpTimes, RememberedTimes, TimesOf
 from quantbench.planner.calibration import shipped
-from quantbench.planner.cluster import Cluster, cluster, reference_cluster
 from quantbench.planner.context import Given
 from quantbench.planner.formulas import RECOMPUTATIONS, parameters
 from quantbench.planner.layout import Job, Layout, padded_vocab
 from quantbench.planner.measured_links import with_measured_links
-from quantbench.planner.op_times import BestTimes, TimesOf
 from quantbench.planner.search import Space
 from quantbench.planner.shape_search import ShapeSpace
-from quantbench.profile.times import ProfileTimes
 from quantbench.workload import TransformerShape
 from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
+
+if TYPE_CHECKING:
+    from quantbench.profile import Profile
 
 _WHO = "plan"
 _BITS_PER_BYTE = 8
 _WHAT_IT_IS = {"gpus": "how many there are", "gbs": "the global batch size in sequences, such as 2048"}
 
 
-@dataclass(frozen=True)
-class PlanArguments:
-    """What was typed. 0, "" and None leave a thing open."""
+_MACHINES, _LAYOUT, _SHAPES = "Machines", "Layout (comma separated lists)", "Shape search"
 
-    model: str
-    config: Path | None
-    hidden: int
-    heads: int
-    kv_heads: int
-    ffn: int
-    gated: bool
-    layers: int
-    seq: int
-    vocab: int
-    dtype: str
-    attention: str
-    dropout: bool | None
-    softmax: str
-    optimizer: str
-    gpus: int
-    gpu: str
-    profile: Path | None
-    cluster: str
-    gpus_per_node: int
-    node_gbit_per_s: float
-    link_gb_per_s: float
-    gbs: int
-    rampup_step: int
-    dp_overlap: float
-    dp: str
-    tp: str
-    pp: str
-    mbs: str
-    interleave: str
-    zero: str
-    recompute: str
-    sequence_parallel: bool | None
-    allow_uneven: bool
-    params: float
-    tolerance: float
-    aspect: str
-    head_dim: str
-    as_typed: bool
+
+def _in(panel: str, help_text: str, *names: str, **limits: float) -> Any:
+    return typer.Option(*names, help=help_text, rich_help_panel=panel, **limits)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(ShapeOptions):
+    """A model, machines, the layouts to try and the shapes to search, as typed. 0, "" and None leave a thing open."""
+
+    optimizer: Annotated[str, _in("Model", "Optimizer: fused_adam, adam or adam_8bit (default: fused_adam).")] = ""
+    gpus: Annotated[int | None, _in(_MACHINES, "Number of GPUs.", min=1)] = None
+    gpu: Annotated[str, _in(_MACHINES, "GPU: a name such as h100 or a100-40gb, or a slug of `quantbench devices`.")] = (
+        ""
+    )
+    profile: Annotated[
+        Path | None, _in(_MACHINES, "Profile of the GPU (JSON file); its times replace the models'.")
+    ] = None
+    cluster: Annotated[
+        str, _in(_MACHINES, "Known system: jean-zay-a100, dgx-a100, … (default: the GPU's reference system).")
+    ] = ""
+    gpus_per_node: Annotated[int, _in(_MACHINES, "GPUs per node (0: the system's).", min=0)] = 0
+    node_gbit_per_s: Annotated[
+        float, _in(_MACHINES, "Bandwidth of a node's network, Gbit/s, all adapters together (0: the system's).", min=0)
+    ] = 0
+    link_gb_per_s: Annotated[
+        float, _in(_MACHINES, "Bus bandwidth of all-reduce inside a node, GB/s (0: the system's).", min=0)
+    ] = 0
+    gbs: Annotated[int | None, _in(_MACHINES, "Global batch size, sequences.", min=1)] = None
+    rampup_step: Annotated[
+        int, _in(_MACHINES, "Increment of the batch-size ramp-up, sequences (0: no ramp-up).", min=0)
+    ] = 0
+    dp_overlap: Annotated[
+        float, _in(_MACHINES, "Share of data-parallel traffic that overlaps with computation.", min=0, max=1)
+    ] = 0.0
+    dp: Annotated[str, _in(_LAYOUT, "Data-parallel degrees (default: all).")] = ""
+    tp: Annotated[str, _in(_LAYOUT, "Tensor-parallel degrees (default: all).")] = ""
+    pp: Annotated[str, _in(_LAYOUT, "Pipeline-parallel degrees (default: all).")] = ""
+    mbs: Annotated[str, _in(_LAYOUT, "Micro-batch sizes, sequences (default: all).")] = ""
+    interleave: Annotated[str, _in(_LAYOUT, "Model chunks per pipeline stage (default: all).")] = ""
+    zero: Annotated[str, _in(_LAYOUT, "ZeRO stages, 0 to 3 (default: all).")] = ""
+    recompute: Annotated[str, _in(_LAYOUT, "Activation recomputation: full, selective, none (default: all).")] = ""
+    sequence_parallel: Annotated[
+        bool | None, _in(_LAYOUT, "Only layouts with sequence parallelism, or only without (default: both).")
+    ] = None
+    allow_uneven: Annotated[
+        bool, _in(_LAYOUT, "Also try pipeline stages with different numbers of layers.", "--allow-uneven")
+    ] = False
+    params: Annotated[float, _in(_SHAPES, "Target number of parameters (0: the model's).", min=0)] = 0
+    tolerance: Annotated[float, _in(_SHAPES, "Largest relative deviation from --params.", min=0, max=0.5)] = 0.03
+    aspect: Annotated[str, _in(_SHAPES, "Range of hidden / layers, from:to.")] = "125:205"
+    head_dim: Annotated[str, _in(_SHAPES, "Range of head_dim, from:to.")] = "64:256"
+    as_typed: Annotated[
+        bool, typer.Option("--as-typed", help="With --rows: leave known typing errors uncorrected.")
+    ] = False
 
     @cached_property
     def _model(self) -> tuple[TransformerShape, tuple[str, ...]]:
-        names = ("hidden", "heads", "kv_heads", "ffn", "layers", "seq", "vocab")
-        typed = {name: getattr(self, name) for name in names if getattr(self, name)}
-        options = ModelOptions(
-            self.model, self.config, typed, self.gated, self.dtype, self.attention, self.dropout, self.softmax
-        )
-        return chosen_model(_WHO, options, self.where().device, needed=("hidden", "heads", "layers", "vocab"))
+        return chosen_model(_WHO, self, self.where().device, needed=("hidden", "heads", "layers", "vocab"))
 
     def shape(self) -> TransformerShape:
         """The model, from a preset or a config, changed by what else was typed."""
@@ -91,7 +105,7 @@ class PlanArguments:
         shape, words = self._model
         where = [] if self.cluster else [f"{self.where().name} as its system"]
         optimizer = [] if self.optimizer else ["fused Adam"]
-        per_tp = _integers("--tp", self.tp) or (self.where().gpus_per_node,)
+        per_tp = integers("--tp", self.tp) or (self.where().gpus_per_node,)
         padded = any(padded_vocab(shape.vocab, tp) != shape.vocab for tp in per_tp)
         vocab = [f"vocab {shape.vocab} padded to multiples of 128 · tp"] if padded else []
         overlap = [] if self.dp_overlap else ["no overlap of data-parallel traffic with computation"]
@@ -102,29 +116,41 @@ class PlanArguments:
     @cached_property
     def times(self) -> TimesOf:
         """Where times of operations come from: the profile that was named, else the best known of each GPU."""
-        return BestTimes() if self._profile is None else self._profile
+        profile = self._profile
+        if profile is None:
+            from quantbench.latency.model_times import BestTimes
+
+            return BestTimes()
+        measured = RememberedTimes(profile)
+
+        def times(device: DeviceSpec) -> OpTimes:
+            if device.name != profile.device.name:
+                raise InputError("--profile", f"{self.profile} is of {profile.device.name}", f"one of {device.name}")
+            return measured
+
+        return times
 
     @cached_property
-    def _profile(self) -> ProfileTimes | None:
+    def _profile(self) -> Profile | None:
         if self.profile is None:
             return None
         from quantbench.profile import Profile
 
-        return ProfileTimes(Profile.load(self.profile), self.profile)
+        return Profile.load(self.profile)
 
     def where(self) -> Cluster:
         """The cluster: by name, or the reference system of the GPU."""
         if not self.gpu and not self.cluster and self._profile is not None:
-            return replace(self, gpu=self._profile.profile.device.name).where()
+            return replace(self, gpu=self._profile.device.name).where()
         if not self.gpu and not self.cluster:
             raise InputError(_WHO, "no GPU", "--gpu (quantbench devices lists them) or --cluster")
         device = lookup(self.gpu) if self.gpu else None
         found = cluster(self.cluster, device) if self.cluster or device is None else reference_cluster(device)
         if self._profile is not None:
-            collectives = self._profile.profile.tables["collective"]
+            collectives = self._profile.tables["collective"]
             measured = zip(collectives.workloads(), collectives["latency_us"].tolist(), strict=True)
             fitted = shipped().of(found).fitted
-            found = with_measured_links(found, measured, str(self._profile.path), between_nodes=not fitted)
+            found = with_measured_links(found, measured, str(self.profile), between_nodes=not fitted)
         for option, rate in (("--node-gbit-per-s", self.node_gbit_per_s), ("--link-gb-per-s", self.link_gb_per_s)):
             if isinf(rate):
                 raise InputError(_WHO, f"{option} {rate}", "a rate that is finite")
@@ -140,7 +166,7 @@ class PlanArguments:
             if not value:
                 raise InputError(_WHO, f"no --{name}", f"--{name}, {_WHAT_IT_IS[name]}")
         return Job(
-            self.shape(), self.where(), gpus or self.gpus, self.gbs, optimizer=self.optimizer or "fused_adam",
+            self.shape(), self.where(), gpus or self.gpus or 0, self.gbs or 0, optimizer=self.optimizer or "fused_adam",
             dp_overlap=self.dp_overlap, rampup_step=self.rampup_step,
         )  # fmt: skip
 
@@ -148,9 +174,9 @@ class PlanArguments:
         """What may vary in a search."""
         kinds = tuple(self.recompute.split(",")) if self.recompute else RECOMPUTATIONS
         return Space(
-            dp=_integers("--dp", self.dp), tp=_integers("--tp", self.tp), pp=_integers("--pp", self.pp),
-            mbs=_integers("--mbs", self.mbs), interleave=_integers("--interleave", self.interleave),
-            zero=_integers("--zero", self.zero, low=0, high=3) or (0, 1, 2, 3), recompute=kinds,
+            dp=integers("--dp", self.dp), tp=integers("--tp", self.tp), pp=integers("--pp", self.pp),
+            mbs=integers("--mbs", self.mbs), interleave=integers("--interleave", self.interleave),
+            zero=integers("--zero", self.zero, low=0, high=3) or (0, 1, 2, 3), recompute=kinds,
             sequence_parallel=self.sequence_parallel, uneven=self.allow_uneven,
         )  # fmt: skip
 
@@ -171,7 +197,7 @@ class PlanArguments:
         return replace(found, partition="uneven" if self.allow_uneven else "layers")
 
     def _one(self, name: str, *, default: int = 0, low: int = 1) -> int:
-        values = _integers(f"--{name}", getattr(self, name), low=low)
+        values = integers(f"--{name}", getattr(self, name), low=low)
         if not values and default >= low:
             return default
         if len(values) != 1:
@@ -193,7 +219,7 @@ class PlanArguments:
             if getattr(self, name)
         }  # fmt: skip
         for name in ("dp", "tp", "pp", "mbs", "interleave", "zero"):
-            values = _integers(f"--{name}", getattr(self, name), low=0)
+            values = integers(f"--{name}", getattr(self, name), low=0)
             if len(values) > 1:
                 raise InputError(f"{_WHO} --rows", f"--{name} {getattr(self, name)}", "one value for rows without it")
             if values:
@@ -223,16 +249,6 @@ class PlanArguments:
             parameters=self.params or parameters(self.shape()), tolerance=self.tolerance, aspect=(low, high),
             head_dim=(int(narrow), int(wide)),
         )  # fmt: skip
-
-
-def _integers(option: str, text: str, *, low: int = 1, high: int = 2**31 - 1) -> tuple[int, ...]:
-    if not text:
-        return ()
-    words = [word.strip() for word in text.split(",")]
-    if not all(re.fullmatch("[0-9]{1,10}", word) and low <= int(word) <= high for word in words):
-        bounds = f"of at least {low}" if high == 2**31 - 1 else f"from {low} to {high}"
-        raise InputError(option, repr(text), f"integers {bounds}, comma separated")
-    return tuple(int(word) for word in words)
 
 
 def _range(option: str, text: str) -> tuple[float, float]:

@@ -8,7 +8,8 @@ from shlex import quote
 from rich.table import Table
 from rich.text import Text
 
-from quantbench.cli.plan_options import PlanArguments
+from quantbench.cli.output import plain_table
+from quantbench.cli.plan_options import PlanOptions
 from quantbench.planner.calibration import Calibration
 from quantbench.planner.constraints import Violation
 from quantbench.planner.folklore import Judged
@@ -72,10 +73,8 @@ def search_line(job: Job, found: Found, elapsed_s: float) -> str:
 
 def layouts_table(ranked: Sequence[Prediction], limit_bytes: float) -> Table:
     """One line per layout, the fastest first."""
-    table = Table(header_style="bold", box=None, pad_edge=False)
-    for name in ("DP", "TP", "PP", "MBS", "intlv", "ZeRO", "recomp", "SP", "sec/it", "TFLOPs", "MFU", "GiB", "bubble"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("look at first", no_wrap=True)
+    numbers = ("DP", "TP", "PP", "MBS", "intlv", "ZeRO", "recomp", "SP", "sec/it", "TFLOPs", "MFU", "GiB", "bubble")
+    table = plain_table(*numbers, "look at first", right=numbers)
     best = ranked[0].sec_per_it if ranked else 1.0
     for p in ranked:
         layout, sec = p.layout, p.iteration.sec
@@ -141,7 +140,7 @@ def _seconds(sec: Span, between: str) -> str:
     return f"{sec.mid:.2f} ({sec.low:.{decimals}f}{between}{sec.high:.{decimals}f})"
 
 
-def next_command(arguments: PlanArguments, layout: Layout) -> str:
+def next_command(arguments: PlanOptions, layout: Layout) -> str:
     """How to look closer at a layout: the words that were typed, with its degrees."""
     typed = [f"--{name.replace('_', '-')} {quote(str(getattr(arguments, name)))}" for name in _SAID_AGAIN
              if getattr(arguments, name)]  # fmt: skip
@@ -156,10 +155,8 @@ def next_command(arguments: PlanArguments, layout: Layout) -> str:
 
 def shapes_table(found: Sequence[ShapeFound], budget: float) -> Table:
     """One line per shape, the fastest first."""
-    table = Table(header_style="bold", box=None, pad_edge=False)
-    for name in ("hidden", "heads", "head_dim", "layers", "B params", "sec/it", "scaled", "of best", "TFLOPs", "GiB"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("layout", no_wrap=True)
+    numbers = ("hidden", "heads", "head_dim", "layers", "B params", "sec/it", "scaled", "of best", "TFLOPs", "GiB")
+    table = plain_table(*numbers, "layout", right=numbers)
     best = min((f.scaled_s for f in found), default=1.0)
     for f in found:
         table.add_row(
@@ -182,10 +179,8 @@ def best_by_hidden(found: Sequence[ShapeFound]) -> list[ShapeFound]:
 
 def rows_table(results: Sequence[RowResult]) -> Table:
     """One line per predicted row: predicted beside measured."""
-    table = Table(header_style="bold", box=None, pad_edge=False)
-    for name in ("row", "line", "sec/it", "measured", "error", "TFLOPs", "reported", "GiB", "stated"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("layout", no_wrap=True)
+    numbers = ("row", "line", "sec/it", "measured", "error", "TFLOPs", "reported", "GiB", "stated")
+    table = plain_table(*numbers, "layout", right=numbers)
     for r in results:
         p, row = r.prediction, r.row
         if p is None:

@@ -7,51 +7,79 @@ from typing import Annotated
 
 import typer
 
-from quantbench.cli import options as o
+from quantbench.analysis.forecast import Forecast, cliff_odds, forecast
+from quantbench.cli.grid_options import GridOptions, assumed_words, held_and_dims, sweep_words
+from quantbench.cli.options import AsJson, Gpu, grouped
+from quantbench.cli.output import check_file, output, print_json, say
+from quantbench.device import default_attention, default_dtype, lookup
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError
+from quantbench.latency.model_times import ModelTimes, best_gemm_model
+from quantbench.report.forecast import draw_forecast, forecast_table, forecast_to_json, odds_in_words, summed_line
+from quantbench.sweep.axes import Axis
+from quantbench.sweep.grid import parse_grid
+from quantbench.sweep.shapes import with_defaults
 
 
+@grouped
 def predict(
-    gpu: Annotated[str, typer.Option("--gpu", help="The card: h100, a100-40gb or a slug of `quantbench devices`.")],
-    dim: o.Dims = None,
-    hidden: o.Hidden = "",
-    heads: o.Heads = "",
-    kv_heads: o.KvHeads = 0,
-    head_dim: o.HeadDim = "",
-    ffn: o.Ffn = "",
-    gated: o.Gated = False,
-    seq: o.Seq = "",
-    mbs: o.Mbs = "",
-    tp: o.Tp = "",
-    vocab: o.Vocab = "",
-    m: o.M = "",
-    n: o.N = "",
-    k: o.K = "",
-    batch: o.Batch = "",
-    layout: o.Layout = "nn",
-    model: o.Model = "",
-    config: o.Config = None,
-    dtype: o.Dtype = "",
-    ops: o.Ops = "",
-    direction: o.Direction = "forward",
-    causal: o.Causal = True,
-    attention: o.Attention = "",
-    dropout: o.Dropout = None,
-    softmax: o.SoftmaxOption = "",
-    skip_impossible: Annotated[bool, typer.Option(help="Leave out sizes that cannot be, instead of refusing.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Write the predicted sawtooth as a PNG here.")] = None,
-    as_json: o.AsJson = False,
+    gpu: Gpu,
+    arguments: GridOptions,
+    plot: Annotated[Path | None, typer.Option(help="PNG file for a plot of the predicted times.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Predict a sweep on any known GPU: no hardware, no extra needed."""
-    from quantbench.cli.predict_run import run
-    from quantbench.cli.sweep_options import SweepArguments
+    spec = lookup(gpu)
+    if spec.kind != "cuda":
+        raise InputError("predict", f"--gpu {gpu}", "a GPU: processors are measured, not predicted")
+    if plot is not None:
+        if plot.suffix != ".png":
+            raise InputError("predict", f"--plot {plot}", "a name that ends in .png")
+        check_file("predict --plot", plot)
+    axes, found, assumed = predict_sweep(arguments, spec)
+    odds = cliff_odds(found.rows, best_gemm_model(spec, _dtype(found))[0])
+    if plot is not None:
+        dtypes = ", ".join(dict.fromkeys(op.op.workload.dtype for row in found.rows for op in row.estimate.ops))
+        title = f"{spec.name} · {dtypes} · predicted, with 90 % intervals"
+        draw_forecast(found.rows, axes[0].field, spec, plot, title=title, caption="; ".join(found.notes))
+    if as_json:
+        answer = {
+            "device": spec.name, "dtype": _dtype(found), "assumed": list(assumed), "notes": list(found.notes),
+            "rows": forecast_to_json(found.rows, spec, odds), "impossible": list(found.impossible),
+            "plot": None if plot is None else str(plot),
+        }  # fmt: skip
+        print_json(answer)
+        return
+    console = output()
+    say(console, f"{spec.name}: predicted, nothing is run")
+    if assumed:
+        say(console, f"assumed: {', '.join(assumed)}")
+    for note in found.notes:
+        say(console, f"  {note}")
+    if found.impossible:
+        say(console, f"{len(found.impossible)} sizes are left out, the first because {found.impossible[0]}")
+    if said := summed_line(found.rows):
+        say(console, said)
+    console.print(forecast_table(found.rows))
+    if said := odds_in_words(found.rows, odds):
+        say(console, said)
+    if plot is not None:
+        say(console, f"\npicture: {plot}")
+    say(console, f"\nOn such a card, measure it: quantbench sweep {sweep_words(arguments)}")
 
-    arguments = SweepArguments(
-        dims=tuple(dim or ()), sizes={
-            "hidden": hidden, "heads": heads, "head-dim": head_dim, "ffn": ffn, "seq": seq, "mbs": mbs, "tp": tp,
-            "vocab": vocab, "m": m, "n": n, "k": k, "batch": batch,
-        },
-        kv_heads=kv_heads, gated=gated, layout=layout, model=model, config=config, dtype=dtype, ops=ops,
-        direction=direction, causal=causal, attention=attention, dropout=dropout, softmax=softmax,
-        skip_impossible=skip_impossible,
-    )  # fmt: skip
-    run(arguments, gpu, plot, as_json=as_json)
+
+def _dtype(found: Forecast) -> str:
+    return found.rows[0].estimate.ops[0].op.workload.dtype
+
+
+def predict_sweep(arguments: GridOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Forecast, tuple[str, ...]]:
+    """The axes with their values, the forecast for a device, and what was assumed, in words."""
+    held, dims = held_and_dims(arguments, "predict")
+    held = with_defaults(held, spec.kind, default_dtype(spec), default_attention(spec))
+    if spec.peak(held.dtype) is None:
+        raise InputError("predict", f"--dtype {held.dtype} on {spec.name}", "one of " + ", ".join(spec.peak_tflops))
+    grid = parse_grid(dims, held, spec, "predict")
+    loose = arguments.skip_impossible or grid.loose
+    found = forecast(grid.axes, held, ModelTimes(spec), skip_impossible=loose)
+    assumed = assumed_words(arguments, held, {op.op.name for op in found.ops}, spec, "predict")
+    return grid.axes, found, assumed

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from math import exp
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from rich.table import Table as RichTable
+from rich.text import Text
 
+from quantbench.cli.output import plain_table
 from quantbench.profile import Estimate, Profile, Table
 from quantbench.profile.table import INTEGER, LAYOUTS
 from quantbench.units import latency, percent
-
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
 
 # The largest cliffs are shown; --json has all that the profile holds.
 _MOST_CLIFFS = 10
@@ -37,21 +37,12 @@ def rows_lines(profile: Profile) -> list[str]:
     return ["rows: " + (", ".join(counts) or "none; all times come from the models")]
 
 
-def _table(title: str, *columns: str) -> RichTable:
-    from rich.table import Table as RichTable
-
-    table = RichTable(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
-    for i, name in enumerate(columns):
-        table.add_column(name, overflow="fold", no_wrap=i < len(columns) - 1)
-    return table
-
-
 def rows_table(profile: Profile) -> RichTable | None:
     """A line for each kind, format and provider; None without rows."""
     parts = [part for table in profile.tables.values() for part in _parts(table)]
     if not parts:
         return None
-    found = _table("measured", "what", "provider", "rows", "grades", "sizes")
+    found = plain_table("what", "provider", "rows", "grades", "sizes", title="measured")
     for kind, words, provider, rows in parts:
         grades = Counter(rows["grade"].tolist())
         found.add_row(
@@ -110,7 +101,7 @@ def cliffs_table(profile: Profile) -> RichTable | None:
     ordered = sorted(profile.cliffs, key=lambda cliff: (cliff.num_curves == 1, -cliff.ratio))
     more = profile.provenance.num_cliffs - min(len(ordered), _MOST_CLIFFS)
     title = "cliffs" if more <= 0 else f"the worst cliffs ({more:,} more)"
-    found = _table(title, "size", "time", "op", "why")
+    found = plain_table("size", "time", "op", "why", title=title)
     for cliff in ordered[:_MOST_CLIFFS]:
         held = "".join(f", {name} = {value}" for name, value in cliff.held.items())
         found.add_row(
@@ -132,9 +123,7 @@ def finding_lines(profile: Profile) -> list[str]:
 
 def answers_table(answers: Sequence[tuple[str, str, Estimate]]) -> RichTable:
     """One line an answer."""
-    from rich.text import Text
-
-    found = _table("", "shape", "time", "90 % interval", "source", "bound by", "note")
+    found = plain_table("shape", "time", "90 % interval", "source", "bound by", "note")
     for kind, text, one in answers:
         found.add_row(
             f"{kind} {text}", latency(one.latency_us), _interval(one),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,14 @@ from typing import Annotated
 
 import typer
 
-from quantbench.errors import InputError
+from quantbench.cli.devices import device_line
+from quantbench.cli.options import AsJson
+from quantbench.cli.output import output, print_json, say, say_warning
+from quantbench.errors import InputError, printable
+from quantbench.importers.training_run import read_training, training_folders
+from quantbench.report.page import write_report
+from quantbench.report.source import parse_where, read_one_run
+from quantbench.report.training import fastest, training_table, write_training_report
 
 _UNTOLD = (
     "the logs do not give GPUs and tokens, so there is no picture: import them with --gpus, --seq and the layout "
@@ -22,7 +28,7 @@ def report(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN", help="Folder of a run, or one or more of imported training logs.")
     ],
-    output: Annotated[
+    target: Annotated[
         Path | None,
         typer.Option(
             "-o",
@@ -33,40 +39,25 @@ def report(
     where: Annotated[
         list[str] | None, typer.Option(metavar="AXIS=VALUE", help="Show only points with these sizes: n=5120,k=5120.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the written files as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write an HTML page that shows which sizes are slow, by how much and why."""
-    from quantbench.importers.training_run import training_folders
-
     logs = training_folders(runs)
     if logs:
         mixed = len({run.is_absolute() for run in runs}) > 1
         shared = Path(os.path.commonpath([run.absolute() for run in runs] if mixed else runs))
-        _training(logs, output or shared, as_json)
+        _training(logs, target or shared, as_json)
         return
     if len(runs) > 1:
         raise InputError("report", f"{len(runs)} runs", "one run, or training logs (quantbench import megatron-log)")
-    from quantbench.report.page import write_report
-    from quantbench.report.selection import parse_where
-    from quantbench.report.source import read_one_run
-
     asked = parse_where(where or ())
     found = read_one_run(runs[0])
-    written = write_report(found, output or runs[0], asked)
+    written = write_report(found, target or runs[0], asked)
     if as_json:
         answer = None if written.lead is None else written.lead.sentence
-        print(
-            json.dumps(
-                {"page": str(written.page), "pictures": [str(p) for p in written.pictures], "answer": answer}, indent=1
-            )
-        )
+        print_json({"page": written.page, "pictures": written.pictures, "answer": answer})
         return
-    from quantbench.cli.console import output as console_output
-    from quantbench.cli.console import say, say_warning
-    from quantbench.cli.devices import device_line
-    from quantbench.report.words import printable
-
-    console = console_output()
+    console = output()
     say(console, device_line(found.info.device))
     if found.info.origin != "measured":
         say(console, (f"{found.info.origin.upper()} DATA", "bold"), ": not measured on this machine")
@@ -87,22 +78,15 @@ def _beside(pictures: Sequence[Path]) -> str:
     return f" (and {many} picture{'' if many == 1 else 's'} beside it)" if many else ""
 
 
-def _training(logs: list[Path], output: Path, as_json: bool) -> None:
+def _training(logs: list[Path], folder: Path, as_json: bool) -> None:
     """Throughput by layout, of imported training logs."""
-    from quantbench.cli.console import output as console_output
-    from quantbench.cli.console import say
-    from quantbench.importers.training_run import read_training
-    from quantbench.report.training import training_table
-    from quantbench.report.training_page import fastest, write_training_report
-
-    written = write_training_report(logs, output)
+    written = write_training_report(logs, folder)
     summaries = [read_training(folder) for folder in logs]
     answer = fastest(summaries)
     if as_json:
-        pictures = [str(p) for p in written.pictures]
-        print(json.dumps({"page": str(written.page), "pictures": pictures, "answer": answer or None}, indent=1))
+        print_json({"page": written.page, "pictures": written.pictures, "answer": answer or None})
         return
-    console = console_output()
+    console = output()
     console.print(training_table(summaries))
     say(console, answer or _UNTOLD)
     say(console, f"page: {written.page!s}{_beside(written.pictures)}")

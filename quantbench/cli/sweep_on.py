@@ -7,23 +7,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from quantbench.cli.console import output, say
-from quantbench.cli.sweep_options import SweepArguments, sweep_options
-from quantbench.cli.sweep_run import (
-    assumed_of,
-    budget_of,
-    check_words,
-    measuring_s,
-    print_json,
-    progress_shown,
-    refinement,
-    say_plan,
-    say_result,
-)
+from quantbench.cli.output import output, print_json, progress_bar, say
+from quantbench.cli.sweep_options import SweepArguments, assumed_of, budget_of, check_words, sweep_options
+from quantbench.cli.sweep_print import measuring_s, refinement, say_plan, say_result, show_progress
 from quantbench.cluster.cards import card_lines, compare_cards
 from quantbench.cluster.lane import Lane
 from quantbench.cluster.members import Host
@@ -82,12 +73,12 @@ def _measure(
     """arguments: None where a run is resumed, of which nothing is assumed anew."""
     say(console, f"Ray: {_counted(hosts)}")
     shown: set[str] = set()
-    with progress_shown(console) as show:
+    with progress_bar(console) as show:
         sweep = ClusterSweep(
             hosts,
             options,
             on_note=lambda text: say(console, text),
-            on_progress=lambda lanes: _show(console, lanes, shown, show, arguments),
+            on_progress=lambda lanes: _show(console, lanes, shown, partial(show_progress, show), arguments),
         )
         try:
             return sweep.run()

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quantbench.latency.attention import AttentionModel
-    from quantbench.latency.best import best_models
     from quantbench.latency.estimate import Estimate, Estimates
     from quantbench.latency.gemm.cliffs import cliff_probability, forecast_cliffs
     from quantbench.latency.gemm.model import GemmModel
+    from quantbench.latency.model_times import ModelTimes
+    from quantbench.latency.op_times import OpTimes
     from quantbench.latency.softmax import SoftmaxModel
-    from quantbench.latency.transformer import TransformerModel
 
 _MODULES = {
     "AttentionModel": "attention",
     "Estimate": "estimate",
     "Estimates": "estimate",
     "GemmModel": "gemm.model",
+    "ModelTimes": "model_times",
+    "OpTimes": "op_times",
     "SoftmaxModel": "softmax",
-    "TransformerModel": "transformer",
-    "best_models": "best",
     "cliff_probability": "gemm.cliffs",
     "forecast_cliffs": "gemm.cliffs",
 }
@@ -32,9 +32,9 @@ __all__ = [
     "Estimate",
     "Estimates",
     "GemmModel",
+    "ModelTimes",
+    "OpTimes",
     "SoftmaxModel",
-    "TransformerModel",
-    "best_models",
     "cliff_probability",
     "forecast_cliffs",
 ]

@@ -17,7 +17,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.latency.attention_cost_model import FAMILIES, PARAMETERS, AttentionShapes, peak_tflops
 from quantbench.latency.attention_fitting import (
-    Interval,
+    IntervalCalibration,
     Knowledge,
     Physics,
     all_families,
@@ -62,7 +62,7 @@ class AttentionModel:
     """
 
     physics: Physics
-    interval: Interval
+    interval: IntervalCalibration
     dtype: str = "bf16"
     masks: tuple[str, ...] = ("causal", "full")
     learner: GaussianProcess | None = None
@@ -82,7 +82,7 @@ class AttentionModel:
         known = knowledge(device, family_out=_check_prior(prior) == "family-out")
         physics = Physics(device, known.family, known.start)
         note = f"attention on {device.name}: {known.words}"
-        return cls(physics, Interval(1.0, 0.0), below=known.log_below, above=known.log_above, note=note)
+        return cls(physics, IntervalCalibration(1.0, 0.0), below=known.log_below, above=known.log_above, note=note)
 
     @classmethod
     def best(cls, device: DeviceSpec) -> AttentionModel:
@@ -200,7 +200,7 @@ class AttentionModel:
             learner = data["learner"]
             return cls(
                 Physics(device, FAMILIES[data["family"]], parameters),
-                Interval(float(data["interval"]["quantile"]), float(data["interval"]["floor"])),
+                IntervalCalibration(float(data["interval"]["quantile"]), float(data["interval"]["floor"])),
                 dtype=str(data["dtype"]),
                 masks=tuple(data["masks"]),
                 learner=None if learner is None else GaussianProcess.from_json(learner),

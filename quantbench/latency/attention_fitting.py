@@ -194,7 +194,7 @@ def features(physics: Physics, shapes: AttentionShapes, terms: Terms) -> FloatAr
 
 
 @dataclass(frozen=True)
-class Interval:
+class IntervalCalibration:
     """Calibration of the 90 % interval in log time: half_width = quantile · √(deviation² + floor²), where deviation
     is the learner's own. Without a learner the floor alone carries it."""
 
@@ -246,13 +246,13 @@ def cross_validate(
     return HeldOut(alone, learned, deviation, seen)
 
 
-def calibrate(held: HeldOut, *, with_learner: bool) -> Interval:
+def calibrate(held: HeldOut, *, with_learner: bool) -> IntervalCalibration:
     """The conformal quantile of the held-out errors."""
     error = np.abs((held.learned if with_learner else held.physics)[held.seen])
     deviation = held.deviation[held.seen] if with_learner else np.zeros(len(error))
     floor = float(np.median(error)) + 1e-6
     score = error / np.sqrt(deviation**2 + floor**2)
-    return Interval(float(np.quantile(score, min(1.0, COVERAGE * (1.0 + 1.0 / len(score))))), floor)
+    return IntervalCalibration(float(np.quantile(score, min(1.0, COVERAGE * (1.0 + 1.0 / len(score))))), floor)
 
 
 def learner_helps(held: HeldOut) -> bool:

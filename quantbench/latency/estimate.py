@@ -1,12 +1,14 @@
-"""What a latency model answers: a time, an interval around it, and what bounds it."""
+"""The answer of every latency model and profile: a time, its interval, and what is known of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+
+from quantbench.launch import Launch
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -15,14 +17,35 @@ BOUNDS = ("compute", "memory", "latency")
 
 @dataclass(frozen=True)
 class Estimate:
-    """A predicted time of one run. low_us, high_us: its 90 % interval. source: measured, interpolated or modelled.
-    bound: what takes the time: compute, memory, or latency (launching and filling)."""
+    """The time of one run of an op.
+
+    latency_us: the expected time.
+    low_us, high_us: its 90 % interval; of a measured shape, the interval of its median.
+    source: measured, interpolated (between two measured shapes) or modelled.
+    bound: what takes the time: compute, memory, or latency (launching and filling); "" where it is not known.
+    outside: whether the shape lies outside the range that was measured.
+    note: what to know of the model, in words.
+    launch: the kernel that the model selects, where it names one.
+    waves: waves of a product's blocks; None where they cannot be stated (`quantization.credible_waves`).
+    unmeasured: why no measurement of this kind on this GPU supports the time; "" where one does.
+    """
 
     latency_us: float
     low_us: float
     high_us: float
-    source: str
-    bound: str
+    source: str = "modelled"
+    bound: str = ""
+    outside: bool = False
+    note: str = ""
+    launch: Launch | None = None
+    waves: int | None = None
+    unmeasured: str = ""
+
+    def times(self, factor: float) -> Estimate:
+        """The same with the time and its interval multiplied."""
+        return replace(
+            self, latency_us=factor * self.latency_us, low_us=factor * self.low_us, high_us=factor * self.high_us
+        )
 
 
 @dataclass(frozen=True)
@@ -44,7 +67,7 @@ class Estimates:
     def __getitem__(self, row: int) -> Estimate:
         return Estimate(
             float(self.latency_us[row]), float(self.low_us[row]), float(self.high_us[row]), self.source,
-            str(self.bound[row]),
+            str(self.bound[row]), note=self.note,
         )  # fmt: skip
 
     def __iter__(self) -> Iterator[Estimate]:

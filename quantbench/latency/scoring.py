@@ -113,7 +113,7 @@ def compute_rows(m: IntArray, n: IntArray, k: IntArray) -> BoolArray:
     return np.asarray((m >= 256) & (n >= 512) & (k >= 512))
 
 
-def memoryrow_count(m: IntArray, n: IntArray, k: IntArray) -> BoolArray:
+def memory_rows(m: IntArray, n: IntArray, k: IntArray) -> BoolArray:
     """Thin products, where reading the weights takes the time: m <= 64."""
     return np.asarray((m <= 64) & (n > 0) & (k > 0))
 

@@ -21,7 +21,7 @@ from importlib.resources import files
 from typing import Any
 
 from quantbench.errors import InputError
-from quantbench.planner.cluster import Cluster
+from quantbench.latency.interconnect import Cluster
 from quantbench.units import percent
 
 _WHO = "planner.json"

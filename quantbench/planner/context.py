@@ -13,7 +13,7 @@ from typing import Any
 from quantbench.device import default_attention, lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
-from quantbench.planner.cluster import Cluster, cluster, reference_cluster
+from quantbench.latency.interconnect import Cluster, cluster, reference_cluster
 from quantbench.planner.formulas import layer_parameters
 from quantbench.planner.layout import ALIGNED_ELEMENTS, Assumption, Case, Job, Layout, padded_vocab
 from quantbench.planner.table import TableRow

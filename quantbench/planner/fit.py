@@ -26,13 +26,14 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.errors import InputError
+from quantbench.latency.interconnect import same_site
+from quantbench.latency.model_times import BestTimes
+from quantbench.latency.op_times import TimesOf
 from quantbench.planner.calibration import MEMORY_RANGES, RANGES, Calibration, Calibrations, everywhere
-from quantbench.planner.cluster import same_site
 from quantbench.planner.constraints import is_possible
 from quantbench.planner.context import case_of, document_of, uncounted
 from quantbench.planner.layout import Case
 from quantbench.planner.memory import memory
-from quantbench.planner.op_times import BestTimes, TimesOf
 from quantbench.planner.predict import Prediction, predict_cases
 from quantbench.planner.table import TableRow, read_table
 

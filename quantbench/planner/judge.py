@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from quantbench.errors import QuantbenchError
+from quantbench.latency.op_times import TimesOf
 from quantbench.planner.calibration import Calibrations
 from quantbench.planner.constraints import OF_SOFTWARE, Violation
 from quantbench.planner.context import NOT_TOLD, Given, case_of, known_of, uncounted
 from quantbench.planner.formulas import CALCULATORS, simple_tflops
 from quantbench.planner.layout import Assumption, Case
 from quantbench.planner.memory import GIB, limit_bytes
-from quantbench.planner.op_times import TimesOf
 from quantbench.planner.predict import Prediction, predict_cases
 from quantbench.planner.table import TableRow
 

@@ -12,13 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from quantbench.device.spec import DeviceSpec
-from quantbench.latency.softmax import fallback_bytes
-from quantbench.megatron import softmax_objections
+from quantbench.latency.estimate import Estimate
+from quantbench.latency.op_times import OpTimes, as_run
 from quantbench.planner.calibration import Calibration
-from quantbench.planner.layout import ALIGNED_ELEMENTS, Job, padded_vocab
-from quantbench.planner.op_times import Latency, OpTimes
-from quantbench.workload import Gemm, Softmax, TransformerShape
+from quantbench.planner.layout import Job, padded_vocab
+from quantbench.workload import TransformerShape
 from quantbench.workload.dtypes import element_bytes
 from quantbench.workload.transformer import Compute
 
@@ -116,11 +114,11 @@ class LayerTimes:
         """Ask for the times of many layers, (tp, mbs, sequence_parallel) each, in one batch."""
         wanted = [key for key in dict.fromkeys(keys) if key not in self._known]
         works = layer_workloads(self._job, ((tp, mbs) for tp, mbs, _ in wanted))
-        known = dict(zip(works, self._times.latencies_us(works), strict=True)) if works else {}
+        known = dict(zip(works, self._times.estimates(works), strict=True)) if works else {}
         for tp, mbs, parallel in wanted:
             self._known[tp, mbs, parallel] = self._make(divided(self._job.shape, tp, mbs), parallel, known)
 
-    def _make(self, shape: TransformerShape, sequence_parallel: bool, known: Mapping[Compute, Latency]) -> LayerTime:
+    def _make(self, shape: TransformerShape, sequence_parallel: bool, known: Mapping[Compute, Estimate]) -> LayerTime:
         spans: dict[tuple[bool, bool], Span] = defaultdict(lambda: ZERO)
         logits = ZERO
         for op in shape.ops():
@@ -148,14 +146,12 @@ class LayerTimes:
             embedding=_embedding_s(self._job, shape),
         )
 
-    def _span(self, work: Compute, us: Latency) -> Span:
-        slow_s = unaligned_s(work, self._job.cluster.device, self._calibration.unaligned_share)
-        if slow_s is not None:
-            return exactly(slow_s)
-        factor = 1.0
-        if isinstance(work, Softmax) and (self._job.shape.softmax != "megatron" or softmax_objections(work)):
-            factor = fallback_bytes(work) / work.min_bytes
-        return Span(us.low, us.mid, us.high).times(factor * 1e-6)
+    def _span(self, work: Compute, source: Estimate) -> Span:
+        us = as_run(
+            work, source, self._times.device,
+            softmax=self._job.shape.softmax, unaligned_share=self._calibration.unaligned_share,
+        )  # fmt: skip
+        return Span(us.low_us, us.latency_us, us.high_us).times(1e-6)
 
     def _reduce_s(self, shape: TransformerShape) -> float:
         if shape.tp == 1:
@@ -165,17 +161,6 @@ class LayerTimes:
         if shape.tp <= cluster.gpus_per_node:
             return self._calibration.tensor_factor * cluster.intra_node(shape.tp).time_s(bus_bytes)
         return bus_bytes / (cluster.gpu_gb_per_s * 1e9)
-
-
-def unaligned_s(work: Compute, device: DeviceSpec, share: float) -> float | None:
-    """Seconds of a batched product whose rows are not 16-byte aligned: it runs at a fitted share of the fp32 peak. None
-    for all other work; fused attention pads its heads instead and is left to its own model."""
-    if not isinstance(work, Gemm) or work.batch == 1 or work.dtype not in ("fp16", "bf16"):
-        return None
-    if all(size % ALIGNED_ELEMENTS == 0 for size in (work.m, work.n, work.k)):
-        return None
-    peak = device.peak("fp32")
-    return None if peak is None else work.flops / (peak * 1e12 * share)
 
 
 def layer_workloads(job: Job, degrees: Iterable[tuple[int, int]]) -> list[Compute]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from quantbench.errors import InputError, require_choice, require_int
-from quantbench.planner.cluster import Cluster
+from quantbench.latency.interconnect import Cluster
 from quantbench.planner.formulas import RECOMPUTATIONS
 from quantbench.workload import TransformerShape
 

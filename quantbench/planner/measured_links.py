@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from statistics import median
 
-from quantbench.planner.cluster import Cluster, Link
+from quantbench.latency.interconnect import Cluster, Link
 from quantbench.workload import Collective, Workload
 
 # A link is a curve: one size says nothing of the others.

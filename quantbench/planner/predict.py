@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
+from quantbench.latency.op_times import OpTimes, TimesOf
 from quantbench.planner.calibration import Calibration, Calibrations
 from quantbench.planner.constraints import Violation, violations
 from quantbench.planner.formulas import CALCULATORS, megatron_flops, model_flops, tokens_per_s
@@ -12,7 +13,6 @@ from quantbench.planner.iteration import Iteration, iteration
 from quantbench.planner.layer_time import LayerTimes
 from quantbench.planner.layout import Case, Job, Layout
 from quantbench.planner.memory import Memory, limit_bytes, memory
-from quantbench.planner.op_times import OpTimes, TimesOf
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 
 from quantbench.device import lookup
 from quantbench.errors import InputError
+from quantbench.latency.interconnect import cluster, reference_cluster
+from quantbench.latency.op_times import TimesOf
 from quantbench.planner.calibration import Calibrations
-from quantbench.planner.cluster import cluster, reference_cluster
 from quantbench.planner.constraints import violations
 from quantbench.planner.context import Given, case_of
 from quantbench.planner.formulas import CALCULATORS, parameters, simple_tflops
 from quantbench.planner.layout import Job, Layout
 from quantbench.planner.memory import memory
-from quantbench.planner.op_times import TimesOf
 from quantbench.planner.predict import Prediction, predict_cases
 from quantbench.planner.table import TableRow
 from quantbench.workload import TransformerShape
@@ -45,7 +45,7 @@ _CALCULATORS = {"old": "old", "new": "megatron"}
 
 
 @dataclass(frozen=True)
-class Finding:
+class RowFault:
     """Something wrong with a row. kind: impossible (no such run can be), typed (cells contradict each other or another
     row), outlier (cells agree, the time does not fit its neighbours). message: what, and what would agree."""
 
@@ -57,12 +57,12 @@ class Finding:
         return f"{self.row.place}: {self.kind}: {self.message}"
 
 
-def check_rows(rows: Sequence[TableRow], times: TimesOf, calibrations: Calibrations) -> list[Finding]:
+def check_rows(rows: Sequence[TableRow], times: TimesOf, calibrations: Calibrations) -> list[RowFault]:
     """Every finding, in the rows' order."""
-    found: list[Finding] = []
+    found: list[RowFault] = []
     for row in rows:
-        found += [Finding(row, "impossible", text) for text in _impossible(row)]
-        found += [Finding(row, "typed", text) for text in (*_tflops(row), *_size(row))]
+        found += [RowFault(row, "impossible", text) for text in _impossible(row)]
+        found += [RowFault(row, "typed", text) for text in (*_tflops(row), *_size(row))]
     found += _swapped(rows)
     found += _pairs(rows, times, calibrations)
     order = {id(row): index for index, row in enumerate(rows)}
@@ -144,7 +144,7 @@ def _size(row: TableRow) -> Iterable[str]:
     return (f"size {row.size_b:g} B does not agree with {what}: that is {counts[0] / 1e9:.3g} B",)
 
 
-def _swapped(rows: Sequence[TableRow]) -> Iterable[Finding]:
+def _swapped(rows: Sequence[TableRow]) -> Iterable[RowFault]:
     """Rows whose time and TFLOPs are another row's TFLOPs and time."""
     seen = {(_layout_cells(row), row.sec_per_it, row.tflops): row for row in reversed(rows)}
     for row in rows:
@@ -153,14 +153,14 @@ def _swapped(rows: Sequence[TableRow]) -> Iterable[Finding]:
         other = seen.get((_layout_cells(row), row.tflops, row.sec_per_it))
         if other is not None and (other.line or 0) < (row.line or 0):
             text = f"{other.place} has the same layout and {other.sec_per_it:g} s, {other.tflops:g} TFLOPs"
-            yield Finding(row, "typed", f"sec/it and TFLOPs are swapped: {text}")
+            yield RowFault(row, "typed", f"sec/it and TFLOPs are swapped: {text}")
 
 
 def _layout_cells(row: TableRow) -> tuple[object, ...]:
     return (row.source_file, row.gpus, row.layers, row.hidden, row.heads, row.dp, row.tp, row.pp, row.mbs, row.gbs)
 
 
-def _pairs(rows: Sequence[TableRow], times: TimesOf, calibrations: Calibrations) -> Iterable[Finding]:
+def _pairs(rows: Sequence[TableRow], times: TimesOf, calibrations: Calibrations) -> Iterable[RowFault]:
     """Rows that contradict one another, and which of the two the models do not believe."""
     groups: dict[tuple[object, ...], list[TableRow]] = defaultdict(list)
     for row in rows:
@@ -173,7 +173,7 @@ def _pairs(rows: Sequence[TableRow], times: TimesOf, calibrations: Calibrations)
                 yield from _contradictions(row, other, times, calibrations)
 
 
-def _contradictions(a: TableRow, b: TableRow, times: TimesOf, calibrations: Calibrations) -> Iterable[Finding]:
+def _contradictions(a: TableRow, b: TableRow, times: TimesOf, calibrations: Calibrations) -> Iterable[RowFault]:
     def memory_of(row: TableRow) -> float:
         case = case_of(row, Given(as_typed=True))
         return abs(memory(case.job, case.layout, calibrations.of(case.job.cluster)).total_gib / (row.mem_gb or 1.0) - 1)
@@ -192,7 +192,7 @@ def _contradictions(a: TableRow, b: TableRow, times: TimesOf, calibrations: Cali
             text = (
                 f"memory {wrong.mem_gb:g} GB with MBS {wrong.mbs} contradicts {right.mem_gb:g} GB with MBS {right.mbs}"
             )
-            yield Finding(wrong, "typed", f"{text} of {right.place}: memory or MBS is typed wrong")
+            yield RowFault(wrong, "typed", f"{text} of {right.place}: memory or MBS is typed wrong")
     if a.sec_per_it and b.sec_per_it and a.mbs == b.mbs and a.gbs and b.gbs:
         case_a, case_b = case_of(a, Given(as_typed=True)), case_of(b, Given(as_typed=True))
         slots = [c.layout.micro_batches(c.job.gbs) + c.layout.pp - 1 for c in (case_a, case_b)]
@@ -200,12 +200,12 @@ def _contradictions(a: TableRow, b: TableRow, times: TimesOf, calibrations: Cali
         if a.gbs == b.gbs and abs(ratio) > _TIME_TOLERANCE:
             for row, other in ((a, b), (b, a)):
                 text = f"{row.sec_per_it:g} s and {other.sec_per_it:g} s of {other.place} for the same cells"
-                yield Finding(row, "typed", f"{text}: a setting that is not listed differs")
+                yield RowFault(row, "typed", f"{text}: a setting that is not listed differs")
         elif a.gbs != b.gbs and abs(ratio) > _BATCH_TOLERANCE:
             wrong, right = _worse(a, b, time_of)
             expected = (right.sec_per_it or 0) * (slots[0] / slots[1] if wrong is a else slots[1] / slots[0])
             text = f"{wrong.sec_per_it:g} s at gbs {wrong.gbs}: micro-batches and bubble of {right.place}"
-            yield Finding(wrong, "outlier", f"{text} give {expected:.1f} s")
+            yield RowFault(wrong, "outlier", f"{text} give {expected:.1f} s")
 
 
 def _worse(a: TableRow, b: TableRow, error: Callable[[TableRow], float]) -> tuple[TableRow, TableRow]:

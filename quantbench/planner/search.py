@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from quantbench.errors import InputError, require_choice
+from quantbench.latency.op_times import OpTimes
 from quantbench.planner.calibration import Calibration
 from quantbench.planner.constraints import is_possible
 from quantbench.planner.formulas import RECOMPUTATIONS
 from quantbench.planner.layout import Job, Layout
 from quantbench.planner.memory import Memory, limit_bytes, memory
-from quantbench.planner.op_times import OpTimes
 from quantbench.planner.predict import Planner, Prediction
 
 

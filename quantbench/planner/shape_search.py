@@ -12,13 +12,13 @@ from itertools import islice
 from math import ceil
 
 from quantbench.errors import InputError
+from quantbench.latency.op_times import OpTimes, RememberedTimes
 from quantbench.planner.calibration import Calibration
 from quantbench.planner.constraints import is_possible
 from quantbench.planner.formulas import parameters
 from quantbench.planner.layer_time import layer_workloads
 from quantbench.planner.layout import Job, Layout
 from quantbench.planner.memory import limit_bytes, memory
-from quantbench.planner.op_times import OpTimes, RememberedTimes
 from quantbench.planner.predict import Planner, Prediction
 from quantbench.planner.search import Space, divisors, search
 from quantbench.workload import TransformerShape

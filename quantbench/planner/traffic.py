@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from quantbench.latency.interconnect import NODE_LATENCY_S
 from quantbench.planner.calibration import Calibration
 from quantbench.planner.layout import Job, Layout
 from quantbench.workload.dtypes import element_bytes
 
-#: a message between nodes: from the network card to the GPU behind it (NCCL over InfiniBand, nccl-tests' small sizes)
-NODE_LATENCY_S = 20e-6
 # How often the weights' bytes go around the ring per iteration: reduce-scatter and gather, whoever shards what
 # (Rajbhandari et al., ZeRO, 2020, section 7). ZeRO-2 reduces every micro-batch, ZeRO-3 gathers twice besides.
 _STEP_VOLUME = {0: 2, 1: 2, 2: 1, 3: 0}

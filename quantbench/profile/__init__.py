@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quantbench.profile.estimate import Estimate, Estimates, LayerEstimate
+    from quantbench.latency.estimate import Estimate
+    from quantbench.profile.estimate import Estimates, LayerEstimate
     from quantbench.profile.models import Models
     from quantbench.profile.parts import Finding, KnownCliff, Provenance, RunSource
     from quantbench.profile.profile import Profile
@@ -18,7 +19,7 @@ _MODULES = {
     "Estimates": "estimate",
     "Finding": "parts",
     "KnownCliff": "parts",
-    "LayerEstimate": "layer",
+    "LayerEstimate": "estimate",
     "Models": "models",
     "Profile": "profile",
     "Provenance": "parts",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import exp
@@ -11,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.errors import InputError
+from quantbench.latency.estimate import Estimate
 from quantbench.latency.gemm.model import LARGEST_SIDE
-from quantbench.latency.reach import require_reach
-from quantbench.profile.estimate import INTERPOLATED, MEASURED, MODELLED, Estimate, Estimates
+from quantbench.latency.model_times import require_reach
+from quantbench.profile.estimate import INTERPOLATED, MEASURED, MODELLED, Estimates
 from quantbench.profile.sources import Chosen, choose_attention, choose_gemm, choose_softmax, columns_of, roofline_parts
 from quantbench.profile.table import LARGEST
 from quantbench.workload import Gemm, Softmax
@@ -55,11 +57,15 @@ _REMEMBERED = 2**16  # single shapes
 
 @dataclass
 class Asker:
-    """Answers the queries of one profile. Keeps the rows and the model selected for each format, and single answers."""
+    """Answers the queries of one profile. Keeps the rows and the model selected for each format, and single answers.
+
+    sources: how many workloads `works` answered from each source.
+    """
 
     profile: Profile
     _chosen: dict[tuple[Any, ...], Chosen] = field(default_factory=dict)
     _known: dict[tuple[Any, ...], Estimate] = field(default_factory=dict)
+    sources: Counter[str] = field(default_factory=Counter)
 
     def gemm(
         self, m: Any, n: Any, k: Any, dtype: str | None, layout: str | None, batch: Any, provider: str | None
@@ -141,7 +147,8 @@ class Asker:
         if outside.any():
             notes.append(chosen.outside_words("" if shape == () else f"{int(outside.sum())} of {len(outside)} "))
         parts = roofline_parts(self.profile.device, chosen.kind, columns_of(chosen.sizes, asked, chosen.fixed))
-        found = Estimates(latency, low, high, code, outside, parts[1], parts[0], "; ".join(notes))
+        notes_said = "; ".join(notes)
+        found = Estimates(latency, low, high, code, outside, parts[1], parts[0], notes_said, _words(chosen))
         return found[0] if shape == () else found.reshape(*shape)
 
     def works(self, works: Sequence[Compute]) -> list[Estimate]:
@@ -152,6 +159,7 @@ class Asker:
         known: dict[Compute, Estimate] = {}
         for group in groups.values():
             known.update(zip(group, self._group(list(group)), strict=True))
+        self.sources.update(one.source for one in known.values())
         return [known[work] for work in works]
 
     def _group(self, works: list[Any]) -> Estimates:
@@ -178,6 +186,12 @@ def _require_reach_of_all(asked: tuple[IntArray, ...], modelled: npt.NDArray[np.
     m, n, k, _ = asked
     for row in np.flatnonzero(modelled & (np.maximum(np.maximum(m, n), k) > LARGEST_SIDE))[:1]:
         require_reach(int(m[row]), int(n[row]), int(k[row]))
+
+
+def _words(chosen: Chosen) -> str:
+    """What is estimated, for people: `products`, `backward attention`."""
+    backward = "backward " if ("direction", "backward") in chosen.fixed else ""
+    return f"{backward}{'products' if chosen.kind == 'gemm' else chosen.kind}"
 
 
 def _format_of(work: Compute) -> tuple[Any, ...]:

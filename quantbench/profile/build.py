@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from quantbench import __version__
 from quantbench.analysis.check import Check, check_run
-from quantbench.analysis.cliffs import Cliff
-from quantbench.analysis.common_cliffs import CommonCliff
+from quantbench.analysis.cliffs import Cliff, CommonCliff
 from quantbench.analysis.rules import rule_named
 from quantbench.errors import InputError
 from quantbench.measurement import GRADES

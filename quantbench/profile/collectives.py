@@ -2,7 +2,7 @@
 
 There is no model of a network: a number of GPUs that was not measured has no answer. Between two measured messages the
 time is a power of the size. A shorter message than any measured takes as long as the shortest, a longer one runs at the
-longest one's rate; `planner.cluster.Link` applies the same law. Entry point: `ask_collective`.
+longest one's rate; `latency.interconnect.Link` applies the same law. Entry point: `ask_collective`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.errors import UnsupportedError, require_choice, require_int
+from quantbench.latency.estimate import Estimate
 from quantbench.profile.answers import IntArray, broadcast_sizes
-from quantbench.profile.estimate import INTERPOLATED, MEASURED, MODELLED, Estimate, Estimates
+from quantbench.profile.estimate import INTERPOLATED, MEASURED, MODELLED, Estimates
 from quantbench.profile.sources import ALIKE, by_provider, most
 from quantbench.profile.table import Table
 from quantbench.workload.collective import COLLECTIVE_DTYPES, COLLECTIVE_OPS, LARGEST_MESSAGE_BYTES

@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.latency.estimate import Estimate as PlainEstimate
-from quantbench.latency.transformer import CORRELATION, OpEstimate, ShapeEstimate, WorkEstimate, total
+from quantbench.latency.estimate import Estimate
+from quantbench.latency.op_times import CORRELATION, OpEstimate, ShapeEstimate, total
 from quantbench.workload import Op
 
 FloatArray = npt.NDArray[np.float64]
@@ -23,20 +23,10 @@ _BOUNDS = ("compute", "memory", "latency")
 
 
 @dataclass(frozen=True)
-class Estimate(PlainEstimate):
-    """One time. low_us, high_us: 90 % interval; of a measured shape, the interval of its median, which has no width
-    where a table gives a single figure. source: measured, interpolated (between two measured shapes, along the
-    model's edges) or modelled. outside: beyond the range of what was measured. note: what else to know, in words.
-    """
-
-    outside: bool = False
-    note: str = ""
-
-
-@dataclass(frozen=True)
 class Estimates:
     """Many times; arrays have the common shape of the sizes that were asked for. source_code: index in SOURCES.
     compute_us, memory_us: what the arithmetic and the bytes alone take at the peaks. note: of all of them, in words.
+    what: what is estimated, as the reason names it why a time lies beyond the rows of the profile.
     """
 
     latency_us: FloatArray
@@ -47,6 +37,7 @@ class Estimates:
     compute_us: FloatArray = field(repr=False)
     memory_us: FloatArray = field(repr=False)
     note: str = ""
+    what: str = ""
 
     @cached_property
     def source(self) -> npt.NDArray[np.str_]:
@@ -68,13 +59,16 @@ class Estimates:
         return Estimates(
             self.latency_us.reshape(shape), self.low_us.reshape(shape), self.high_us.reshape(shape),
             self.source_code.reshape(shape), self.outside.reshape(shape), self.compute_us.reshape(shape),
-            self.memory_us.reshape(shape), self.note,
+            self.memory_us.reshape(shape), self.note, self.what,
         )  # fmt: skip
 
     def __getitem__(self, row: int) -> Estimate:
+        outside = bool(self.outside[row])
+        beyond = self.source_code[row] == MODELLED and (outside or bool(self.note))
         return Estimate(
             float(self.latency_us[row]), float(self.low_us[row]), float(self.high_us[row]), str(self.source[row]),
-            str(self.bound[row]), bool(self.outside[row]), self.note,
+            str(self.bound[row]), outside, self.note,
+            unmeasured=f"{self.what}: beyond the rows of the profile" if beyond else "",
         )  # fmt: skip
 
     def __iter__(self) -> Iterator[Estimate]:
@@ -96,7 +90,7 @@ class LayerEstimate(Estimate):
 
 def layer_of(ops: Sequence[Op], found: Sequence[Estimate]) -> LayerEstimate:
     """The operations of a layer, one run of each, taken together."""
-    works = [OpEstimate(op, WorkEstimate(one, note=one.note)) for op, one in zip(ops, found, strict=True)]
+    works = [OpEstimate(op, one) for op, one in zip(ops, found, strict=True)]
     parts = total(works, CORRELATION)
     by_bound: dict[str, float] = {}
     for one in found:
@@ -109,5 +103,5 @@ def layer_of(ops: Sequence[Op], found: Sequence[Estimate]) -> LayerEstimate:
         max(by_bound, key=lambda bound: by_bound[bound]),
         any(one.outside for one in found),
         "; ".join(parts.notes),
-        parts,
+        parts=parts,
     )

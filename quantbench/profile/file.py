@@ -61,8 +61,8 @@ def upgrade(
 
 def schema() -> dict[str, Any]:
     """The schema of the version that is written: `schemas/profile-1.json`."""
-    text = files("quantbench.profile").joinpath(f"schemas/profile-{PROFILE_VERSION}.json").read_text(encoding="utf-8")
-    loaded: dict[str, Any] = json.loads(text)
+    with files("quantbench.profile").joinpath(f"schemas/profile-{PROFILE_VERSION}.json").open(encoding="utf-8") as file:
+        loaded: dict[str, Any] = json.load(file)
     return loaded
 
 

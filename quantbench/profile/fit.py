@@ -29,8 +29,8 @@ FloatArray = npt.NDArray[np.float64]
 # Products that a model is fitted to, and those of the table that its fast form is taught, at most: more of them hardly
 # change predictions of other products, and cost time.
 _MOST_PRODUCT_ROWS, _MOST_TAUGHT = 8000, 16_000
-# Tables of more rows than this are fitted as the shipped models are, with fewer members and trees: many rows leave
-# the members little to differ in.
+# Tables of more rows than this are fitted as the shipped models are, with fewer members and trees: their many rows
+# leave the members little to differ in.
 _MANY_PRODUCT_ROWS = 2000
 _MANY_ROWS_EFFORT = Effort(members=2, rows_first=1000, rows_other=600, growth=Growth(trees=10, leaf=3))
 # The learner beside attention's physics takes the cube of the rows.

@@ -13,12 +13,13 @@ import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
+from quantbench.latency.estimate import Estimate
 from quantbench.profile import file
 from quantbench.profile import parts as codec
 from quantbench.profile.answers import Asker
 from quantbench.profile.checks import check_table
 from quantbench.profile.collectives import ask_collective
-from quantbench.profile.estimate import Estimate, Estimates, LayerEstimate, layer_of
+from quantbench.profile.estimate import Estimates, LayerEstimate, layer_of
 from quantbench.profile.file import PROFILE_VERSION
 from quantbench.profile.models import Models, models_from_json, models_to_json
 from quantbench.profile.parts import Finding, KnownCliff, Provenance
@@ -27,7 +28,6 @@ from quantbench.workload import TransformerShape
 from quantbench.workload.transformer import Compute
 
 if TYPE_CHECKING:
-    from quantbench.planner.op_times import Latency
     from quantbench.store.folder import Run
 
 
@@ -181,19 +181,19 @@ class Profile:
         return self._asker.trust(kind)
 
     def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
-        """An estimate of each workload, in their order."""
+        """An estimate of each workload, in their order (`latency.op_times.OpTimes`)."""
         return self._asker.works(workloads)
 
     @property
     def note(self) -> str:
-        """What the times rest on, for planners."""
+        """What the profile holds, and how many of the estimates that were asked for so far are measured."""
+        counted = ", ".join(f"{count} {source}" for source, count in self._asker.sources.most_common())
         rows = ", ".join(f"{len(table):,} {kind}" for kind, table in self.tables.items() if len(table))
-        return f"profile of {self.device.name}: {rows or 'no'} rows" + (
-            f"; {self.provenance.note}" if self.provenance.note else ""
-        )
+        held = f"profile of {self.device.name}: {rows or 'no'} rows"
+        asked = f"of what was asked {counted}" if counted else ""
+        return "; ".join(filter(None, (held, self.provenance.note, asked)))
 
-    def latencies_us(self, workloads: Sequence[Compute]) -> list[Latency]:
-        """One latency per workload, in their order: what the planner asks for (`planner.op_times.OpTimes`)."""
-        from quantbench.planner.op_times import Latency
-
-        return [Latency(one.low_us, one.latency_us, one.high_us) for one in self.estimates(workloads)]
+    @property
+    def common_error(self) -> float:
+        """Nothing: where it was measured, it is right on average (`latency.op_times.OpTimes`)."""
+        return 0.0

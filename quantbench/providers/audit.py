@@ -152,9 +152,9 @@ class Audit:
 class _Watched:
     """One task, and what the harness wrote into its inputs.
 
-    Rows of an operand are those of a, the columns of b, and of other operands the last dimension. _signs: by number of
-    the input, the rows whose sign was changed an odd number of times. _prints: by number of the input, the dot product
-    of each row with a random vector; they tell whether anybody else changed it.
+    Rows of an operand are those of a, the columns of b, and of other operands the last dimension. _flipped: by number
+    of the input, the rows whose sign was changed an odd number of times. _prints: by number of the input, the dot
+    product of each row with a random vector; they tell whether anybody else changed it.
     """
 
     def __init__(self, who: str, workload: Workload, task: Task) -> None:
@@ -165,7 +165,7 @@ class _Watched:
         _require_alike(who, "input", self._inputs, _expected_inputs(workload, self._inputs), strides=True)
         self.on_cuda = self._inputs[0].is_cuda
         self._changing = _changing_inputs(workload)
-        self._signs: dict[int, torch.Tensor] = {}
+        self._flipped: dict[int, set[tuple[int, ...]]] = {}
         self._vectors: list[torch.Tensor] = []
         self._prints: list[torch.Tensor] = []
         self._last_row: tuple[int, ...] | None = None
@@ -196,7 +196,7 @@ class _Watched:
                     row.view(torch.uint8).bitwise_xor_(0x80)
                 else:
                     row.neg_()
-                self._signs[number][at] ^= True
+                self._flipped[number] ^= {at}
                 self._last_row = at
 
     def poison(self) -> None:
@@ -229,9 +229,11 @@ class _Watched:
     def _remember(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             rows = self._rows(number)
-            self._signs[number] = torch.zeros(rows.shape[:-1], dtype=torch.bool)
+            self._flipped[number] = set()
             generator = torch.Generator(device=rows.device).manual_seed(secrets.randbits(62))
-            vector = torch.randn(rows.shape[-1], generator=generator, device=rows.device)
+            # Of size 1 to 2, so that no element counts for little.
+            vector = torch.rand(rows.shape[-1], generator=generator, device=rows.device) + 1
+            vector *= torch.randint(2, vector.shape, generator=generator, device=rows.device) * 2 - 1
             if number == len(self._vectors):
                 self._vectors.append(vector)
                 self._prints.append(vector)
@@ -242,9 +244,12 @@ class _Watched:
         """Each row times the input's random vector, with the signs that the row had at first."""
         rows = self._rows(number)
         matrices = rows.reshape(-1, *rows.shape[-2:]) if rows.dim() > 1 else rows[None, None]
-        parts = [part @ self._vectors[number] for _, part in correctness.row_chunks(matrices, dtype=torch.float32)]
-        signs = 1.0 - 2.0 * self._signs[number].to(rows.device, torch.float32)
-        return torch.cat(parts, dim=1).reshape(signs.shape) * signs
+        compute = correctness.fast_format()
+        vectors = self._vectors[number].to(compute)[:, None].expand(len(matrices), -1, -1)
+        found = correctness.project(matrices, compute, right=vectors).right.reshape(rows.shape[:-1])
+        if self._flipped[number]:
+            found[tuple(zip(*self._flipped[number], strict=True))] *= -1
+        return found
 
     def _rows(self, number: int) -> torch.Tensor:
         tensor = self._inputs[number].detach()

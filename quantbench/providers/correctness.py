@@ -3,14 +3,16 @@
 Errors are compared with a tolerance twice: over a whole output (‖out − ref‖ / ‖ref‖) and row by row, with
 ROW_FACTOR times the tolerance.
 
-Products: Freivalds' check in float64. C·x is compared with A·(B·x), and yᵀ·C with (yᵀ·A)·B, for VECTORS random normal
-vectors x and y: O(mn + nk + mk) instead of O(mnk). For a row whose error is e, each residual is normal with standard
-deviation ‖e‖, whatever e is, as long as it was fixed before x was drawn. So the mean square over 8 vectors is
-‖e‖² · χ²(8) / 8: a right row fails with probability 2e-14, and a row or column whose error is over 32 times the
-tolerance passes with probability 1e-7, over 13 times with 1e-4. Errors that touch many rows or columns add up: what is
-over 1.5 times the tolerance in the whole output is found, and so is a tile of 128×128 that was left out of a
-16384×16384 product. A single wrong element that is no larger than its neighbours is below these bounds in a row of
-thousands.
+Products: Freivalds' check. C·x is compared with A·(B·x), and yᵀ·C with (yᵀ·A)·B, for VECTORS random normal vectors x
+and y: O(mn + nk + mk) instead of O(mnk). Sums are taken in fp32 where the tolerance is 1e-3 or more, a thousand times
+the rounding of fp32, and in float64 elsewhere (fp32 and int8 products).
+
+For a row whose error is e, each residual is normal with standard deviation ‖e‖, whatever e is, as long as it was fixed
+before x was drawn. So the mean square over 8 vectors is ‖e‖² · χ²(8) / 8: a right row fails with probability 2e-14, and
+a row or column whose error is over 32 times the tolerance passes with probability 1e-7, over 13 times with 1e-4. Errors
+that touch many rows or columns add up: what is over 1.5 times the tolerance in the whole output is found, and so is a
+tile of 128×128 that was left out of a 16384×16384 product. A single wrong element that is no larger than its neighbours
+is below these bounds in a row of thousands.
 
 Softmax: every row, recomputed in chunks, in fp32 for 16-bit formats and in float64 for fp32. Deterministic.
 
@@ -119,7 +121,7 @@ def check(
     bound = tolerance(workload)
     worst = 0.0
     if isinstance(workload, Gemm):
-        found = _product(inputs, outputs[0], generator)
+        found = _product(workload, inputs, outputs[0], generator)
     elif isinstance(workload, Softmax):
         found = [_softmax(workload, inputs, outputs[0], bound.relative_norm)]
     elif isinstance(workload, Attention):
@@ -160,29 +162,79 @@ def _not_finite(output: torch.Tensor) -> int:
     return sum(int((~part.isfinite()).sum()) for _, part in row_chunks(output.reshape(1, -1, output.shape[-1])))
 
 
-def row_chunks(
-    matrices: torch.Tensor, width: int = 0, dtype: torch.dtype = torch.float64
-) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Consecutive rows of matrices[group, rows, cols] as `dtype`, as many as fit into a chunk. width: of the widest
-    matrix that is cut alike."""
+def fast_format() -> torch.dtype:
+    """fp32; float64 where a provider made the fp32 products of the whole process coarser."""
+    return torch.float32 if torch.get_float32_matmul_precision() == "highest" else torch.float64
+
+
+def _precision(workload: Workload) -> torch.dtype:
+    """fp32 where its rounding lies a thousand times below the tolerance."""
+    return fast_format() if tolerance(workload).relative_norm >= 1e-3 else torch.float64
+
+
+def row_chunks(matrices: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Consecutive rows of matrices[group, rows, cols], as many as fit into a chunk, and where they are."""
     group, rows, cols = matrices.shape
-    step = max(1, _CHUNK_ELEMENTS[matrices.device.type] // (group * max(cols, width)))
+    step = max(1, _CHUNK_ELEMENTS[matrices.device.type] // (group * cols))
     for start in range(0, rows, step):
         part = slice(start, min(start + step, rows))
-        yield part, matrices[:, part].to(dtype)
+        yield part, matrices[:, part]
 
 
 # --- products -------------------------------------------------------------------------------------------------------
 
 
-def _product(inputs: Sequence[torch.Tensor], c: torch.Tensor, generator: torch.Generator) -> list[Rows]:
+@dataclass(frozen=True)
+class Projections:
+    """left·M[group, left vectors, cols], M·right[group, rows, right vectors] and, where it was asked for, ‖M‖²."""
+
+    left: torch.Tensor
+    right: torch.Tensor
+    square: torch.Tensor
+
+
+def project(
+    matrices: torch.Tensor, compute: torch.dtype, left: torch.Tensor | None = None, right: torch.Tensor | None = None,
+    *, square: bool = False,
+) -> Projections:  # fmt: skip
+    """Products of matrices[group, rows, cols] with left[group, vectors, rows] and right[group, cols, vectors].
+
+    compute: the format of left and right, and of the sums. None for a side that is not wanted. Each chunk of the
+    matrices is read and converted once, in the order it is stored.
+    """
+    group, rows, cols = matrices.shape
+    left = matrices.new_empty(group, 0, rows, dtype=compute) if left is None else left
+    right = matrices.new_empty(group, cols, 0, dtype=compute) if right is None else right
+    if matrices.stride(-1) > matrices.stride(-2):
+        turned = project(matrices.mT, compute, right.mT, left.mT, square=square)
+        return Projections(turned.right.mT, turned.left.mT, turned.square)
+    lefts = left.new_zeros(group, left.shape[1], cols)
+    right_rows = right.mT.contiguous()  # a product with few rows is faster than one with few columns
+    rights, squares = [], [left.new_zeros(())]
+    buffer = left.new_empty(0)
+    for part, chunk in row_chunks(matrices):
+        # One buffer for all chunks: on a CPU new memory costs more than the conversion.
+        buffer = buffer if buffer.numel() >= chunk.numel() else buffer.new_empty(chunk.numel())
+        converted = buffer[: chunk.numel()].view(chunk.shape).copy_(chunk)
+        if square:
+            squares.append(torch.dot(converted.view(-1), converted.view(-1)))
+        if left.shape[1]:
+            lefts.baddbmm_(left[:, :, part], converted)
+        if right.shape[2]:
+            rights.append(right_rows @ converted.mT)
+    return Projections(lefts, torch.cat(rights, dim=2).mT if rights else right, torch.stack(squares).double().sum())
+
+
+def _product(work: Gemm, inputs: Sequence[torch.Tensor], c: torch.Tensor, generator: torch.Generator) -> list[Rows]:
     a, b = (tensor if tensor.dim() == 3 else tensor.unsqueeze(0) for tensor in inputs[:2])
     c = c if c.dim() == 3 else c.unsqueeze(0)
-    bias = inputs[2].double() if len(inputs) == 3 else None
+    compute = _precision(work)
+    bias = inputs[2].to(compute) if len(inputs) == 3 else None
     batch, m, k = a.shape
-    together = max(1, _CHUNK_ELEMENTS[a.device.type] // max(m * k, k * c.shape[-1], m * c.shape[-1]))
+    # So many that a chunk holds 64 rows of each.
+    together = max(1, _CHUNK_ELEMENTS[a.device.type] // (64 * max(m, k, c.shape[-1])))
     parts = [
-        _freivalds(a[i : i + together], b[i : i + together], c[i : i + together], bias, generator)
+        _freivalds(a[i : i + together], b[i : i + together], c[i : i + together], bias, generator, compute)
         for i in range(0, batch, together)
     ]
     return [
@@ -196,40 +248,34 @@ def _product(inputs: Sequence[torch.Tensor], c: torch.Tensor, generator: torch.G
 
 
 def _freivalds(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None, generator: torch.Generator
-) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None, generator: torch.Generator,
+    compute: torch.dtype,
+) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:  # fmt: skip
     """(squared error, squared norm) of each row and of each column of c − a·b − bias for a[group, m, k].
 
     The norms are those that a·b has on average, since a and b are random; or c's own where it is larger, as seen
     through the same vectors.
     """
     (group, m, n), k = c.shape, a.shape[-1]
-    x = torch.randn(n, VECTORS, generator=generator, device=a.device, dtype=torch.float64)
-    y = torch.randn(VECTORS, m, generator=generator, device=a.device, dtype=torch.float64)
-    zero = torch.zeros((), device=a.device, dtype=torch.float64)
-    bx = torch.cat([part @ x for _, part in row_chunks(b)], dim=1)
-    bias_x = zero if bias is None else bias @ x
-    a_square, b_square, ya, yc = zero, zero, zero, zero
-    row_errors, row_seen = [], []
-    for (part, a_part), (_, c_part) in zip(row_chunks(a, n), row_chunks(c, k), strict=True):
-        cx = c_part @ x
-        row_errors.append((cx - a_part @ bx - bias_x).square_().mean(-1))
-        row_seen.append(cx.square_().mean(-1))
-        ya = ya + y[:, part] @ a_part
-        yc = yc + y[:, part] @ c_part
-        a_square = a_square + torch.linalg.vector_norm(a_part).square()
-    column_seen = yc.square().mean(-2)
+    x = torch.randn(n, VECTORS, generator=generator, device=a.device, dtype=compute).expand(group, -1, -1)
+    y = torch.randn(VECTORS, m, generator=generator, device=a.device, dtype=compute).expand(group, -1, -1)
+    of_a = project(a, compute, left=y, square=True)
+    of_b = project(b, compute, left=of_a.left, right=x, square=True)
+    of_c = project(c, compute, left=y, right=x)
+    expected_x = project(a, compute, right=of_b.right).right
+    expected_y = of_b.left
+    element = of_a.square * of_b.square / (group**2 * m * k * n)  # the mean square of an element of a·b
     if bias is not None:
-        yc = yc - y.sum(-1, keepdim=True) * bias
-    for part, b_part in row_chunks(b):
-        yc = yc - ya[..., part] @ b_part
-        b_square = b_square + torch.linalg.vector_norm(b_part).square()
-    element = a_square * b_square / (group**2 * m * k * n)  # the mean square of an element of a·b
-    if bias is not None:
-        element = element + bias.square().mean()
-    rows, seen = torch.cat(row_errors, dim=1), torch.cat(row_seen, dim=1)
-    columns = yc.square().mean(-2)
+        expected_x = expected_x + bias @ x
+        expected_y = expected_y + y.sum(-1, keepdim=True) * bias
+        element = element + bias.double().square().mean()
+    rows, seen = (_mean_square(of, -1) for of in (of_c.right - expected_x, of_c.right))
+    columns, column_seen = (_mean_square(of, -2) for of in (of_c.left - expected_y, of_c.left))
     return (rows, torch.maximum(seen, n * element)), (columns, torch.maximum(column_seen, m * element))
+
+
+def _mean_square(values: torch.Tensor, dim: int) -> torch.Tensor:
+    return values.double().square_().mean(dim)
 
 
 # --- softmax --------------------------------------------------------------------------------------------------------
@@ -237,7 +283,7 @@ def _freivalds(
 
 def _softmax(work: Softmax, inputs: Sequence[torch.Tensor], output: torch.Tensor, bound: float) -> Rows:
     x = inputs[0]
-    compute = _precision(x.dtype)
+    compute = _precision(work)
     samples, heads, rows, cols = x.shape
     # A result below the smallest number of its format comes out as 0, which is no error.
     smallest = torch.finfo(x.dtype).smallest_normal * torch.finfo(x.dtype).eps
@@ -266,11 +312,6 @@ def _softmax(work: Softmax, inputs: Sequence[torch.Tensor], output: torch.Tensor
                 norms.append(_square(size) + floor)
                 errors.append(_square(output[at].to(compute).sub_(expected)))
     return Rows("rows", torch.cat(errors), torch.cat(norms))
-
-
-def _precision(dtype: torch.dtype) -> torch.dtype:
-    """fp32 is exact enough for 16-bit results, and several times faster."""
-    return torch.float64 if dtype == torch.float32 else torch.float32
 
 
 # --- attention ------------------------------------------------------------------------------------------------------
@@ -321,7 +362,7 @@ def _attention_rows(
     results: Sequence[torch.Tensor], queries: torch.Tensor, keys: torch.Tensor,
 ) -> _Errors:  # fmt: skip
     """Squared errors and norms of rows `queries` of o[heads, seq_q, head_dim]."""
-    compute = _precision(q.dtype)
+    compute = _precision(work)
     k, v = k.to(compute), v.to(compute)
     v_norm = v.square().sum(-1)
     errors, norms = [], []
@@ -342,7 +383,7 @@ def _attention_gradients(
 
     ds = p·(dp − δ), where δ is the mean of dp under p. Norms are those of the terms before they cancel.
     """
-    compute = _precision(q.dtype)
+    compute = _precision(work)
     scale = work.head_dim**-0.5
     k, v = k.to(compute), v.to(compute)
     k_norm = k.square().sum(-1)

@@ -64,8 +64,8 @@ def softmax(x: torch.Tensor, scale: float, dropped: torch.Tensor | None) -> torc
     scores = x * scale
     if dropped is not None:
         scores = scores.masked_fill(dropped, -torch.inf)
-    scores = (scores - scores.amax(-1, keepdim=True)).exp_()
-    return scores.div_(scores.sum(-1, keepdim=True))
+    scores = (scores - scores.amax(-1, keepdim=True)).exp()
+    return scores / scores.sum(-1, keepdim=True)
 
 
 def softmax_backward(y: torch.Tensor, gradient: torch.Tensor, scale: float) -> torch.Tensor:

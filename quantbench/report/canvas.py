@@ -1,18 +1,26 @@
-"""What all pictures share: no display, one look, one way to disk."""
+"""What all pictures share: style, labels, saving, panels side by side, and which of many curves are drawn.
+
+`canvas` opens a figure without a display, `heading` and `legend_below` label it, `save` writes the PNG. `draw_panels`
+draws one panel per op. `typical` selects curves and `curve_names` names them. Used by every module here that draws.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from quantbench.errors import StoreError
-from quantbench.report.words import printable
+from quantbench.analysis.curves import Curve
+from quantbench.analysis.summary import op_order
+from quantbench.errors import StoreError, printable
+from quantbench.quantization import cdiv
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 _DPI = 130
 # Seaborn's "whitegrid" with a paler grid: intervals and edges are drawn as thin lines and must not drown in it.
@@ -34,9 +42,9 @@ _MORE_SIGNS = "–…×·µμ→≥≤±°▼"
 
 @contextmanager
 def canvas(lines: int, columns: int, width_in: float, height_in: float, **options: Any) -> Iterator[tuple[Figure, Any]]:
-    """A figure of `lines` × `columns` panels, closed at the end. options: as of pyplot.subplots.
+    """A figure of `lines` × `columns` panels, closed at the end.
 
-    Yields the figure and the array of panels (two-dimensional).
+    Yields the figure and the two-dimensional array of panels. options: as of pyplot.subplots.
     """
     import matplotlib
 
@@ -56,14 +64,17 @@ def canvas(lines: int, columns: int, width_in: float, height_in: float, **option
 
 
 def heading(figure: Figure, title: str, caption: str) -> None:
-    """The title, and below it the GPU, the number format, the library and where the figures come from."""
+    """Title of a picture, with the caption below it.
+
+    caption: GPU, dtype, library and source of the figures (`source.picture_caption`).
+    """
     width = int(_LETTERS_PER_IN * figure.get_figwidth())
     lines = [plain(title, width), *wrap(plain(caption, 4 * width), width, break_on_hyphens=False)]
     figure.suptitle("\n".join(filter(None, lines)), x=0.01, ha="left", fontsize=9)
 
 
 def legend_below(figure: Figure, panels: Sequence[Any]) -> None:
-    """One legend for all panels under the picture, where it covers no curve; equal labels once."""
+    """One legend for all panels, below the picture so that it covers no curve. Equal labels appear once."""
     entries: dict[str, Any] = {}
     for panel in panels:
         handles, labels = panel.get_legend_handles_labels()
@@ -77,8 +88,12 @@ def legend_below(figure: Figure, panels: Sequence[Any]) -> None:
 
 
 def limit_heights(panel: Any, heights: Sequence[float]) -> None:
-    """From nothing up, with room above; where all points lie in the upper part, from somewhat below the lowest, so that
-    teeth of a few per cent are seen."""
+    """Limits of the y axis: from 0 up, with room above.
+
+    Where all points lie in the upper part, the axis begins somewhat below the lowest, so that teeth of a few per cent
+    are
+    visible.
+    """
     low, high = min(heights), max(heights)
     room = _ROOM_ABOVE * high
     if low < _IN_THE_UPPER_PART * high:
@@ -89,7 +104,7 @@ def limit_heights(panel: Any, heights: Sequence[float]) -> None:
 
 
 def ticks_at(panel: Any, sizes: Sequence[int]) -> None:
-    """A tick at each size along x where they are few, so that none stands at a size that cannot be."""
+    """A tick at each size along x where there are few sizes."""
     if len(sizes) <= _MOST_TICKS:
         panel.set_xticks(list(sizes), [str(size) for size in sizes])
         panel.minorticks_off()
@@ -106,5 +121,73 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def plain(text: str, longest: int = 90) -> str:
-    """Text for a picture: on one line, without formulas (dollar signs) and without signs that the font may lack."""
+    """Text for a picture: on one line, without dollar signs (formulas) and without signs that the font may lack."""
     return "".join(c if (ord(c) < 0x250 or c in _MORE_SIGNS) and c != "$" else "?" for c in printable(text, longest))
+
+
+_COLUMNS = 2
+_WIDTH_IN, _HEIGHT_IN, _TITLE_IN = 6.4, 3.4, 0.9
+
+
+def draw_panels(
+    ops: Iterable[str], draw: Callable[[Axes, str], None], axis: str, path: Path, *, title: str, caption: str
+) -> None:
+    """Write a PNG with a panel per op, in the usual order of ops.
+
+    draw: fills the panel of an op.
+    axis: name of the x axis of all panels.
+    title, caption: see `heading`.
+    Raises StoreError where the file cannot be written.
+    """
+    names = sorted(set(ops), key=op_order)
+    columns = min(_COLUMNS, len(names))
+    lines = cdiv(len(names), columns)
+    with canvas(lines, columns, _WIDTH_IN * columns, _HEIGHT_IN * lines + _TITLE_IN, sharex=True) as (figure, panels):
+        for panel in panels.flat[len(names) :]:
+            panel.set_axis_off()
+        for panel, name in zip(panels.flat, names, strict=False):
+            draw(panel, name)
+            panel.set_title(name, loc="left", fontweight="bold")
+        for panel in panels.flat[len(names) - columns : len(names)]:  # the lowest of each column
+            panel.set_xlabel(axis.replace("_", "-"))
+            panel.tick_params(labelbottom=True)
+        legend_below(figure, panels.flat[: len(names)])
+        heading(figure, title, caption)
+        save(figure, path)
+
+
+# Sizes that span more than this factor are drawn on a logarithmic axis.
+_WIDE = 24.0
+
+
+def typical(curves: Sequence[Curve], most: int) -> list[Curve]:
+    """At most `most` of the curves.
+
+    Where there are more, as many evenly spaced ones from smaller to larger work, out of those with most points.
+    """
+    if len(curves) <= most:
+        return list(curves)
+    longest = max(len(curve.points) for curve in curves)
+    full = [curve for curve in curves if len(curve.points) >= 0.9 * longest]
+    full.sort(key=lambda curve: curve.points[-1].workload.flops or curve.points[-1].workload.min_bytes)
+    last = len(full) - 1
+    # Small products wait for launches and memory and have no teeth to show: the lower third is left out.
+    return [full[round(last * (1 / 3 + 2 / 3 * i / (most - 1)))] for i in range(most)]
+
+
+def curve_names(curves: Sequence[Curve]) -> list[str]:
+    """A label for each curve: what differs between the curves; the provider where there is only one curve."""
+    names = []
+    for curve in curves:
+        parts = [f"{name.replace('_', '-')}={value}" for name, value in curve.held]
+        if len({c.variant for c in curves}) > 1:
+            parts.insert(0, curve.variant)
+        if len({c.provider for c in curves}) > 1:
+            parts.insert(0, curve.provider)
+        names.append(" ".join(parts) or curve.provider)
+    return names
+
+
+def is_wide(sizes: Sequence[int]) -> bool:
+    """Whether the sizes need a logarithmic axis."""
+    return min(sizes) > 0 and max(sizes) / min(sizes) > _WIDE

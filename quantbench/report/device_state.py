@@ -1,4 +1,7 @@
-"""The device through a run: clock, temperature, power, and the drift of the reference point."""
+"""The report's section on the device during the run: clock, temperature, power, and drift of the reference point.
+
+`state_section` makes the section; `page` calls it.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quantbench.report.canvas import CLIFF_COLOUR, canvas, heading, save
+from quantbench.report.content import Gallery, PictureCard, Section
 from quantbench.stats import median
 from quantbench.store.record import Measured, Record
 
 
 @dataclass(frozen=True)
 class StateTrack:
-    """One quantity over the run. minutes, values: in order; low, high: what single samples reached, where more than
-    one is known at a time."""
+    """One quantity over the run.
+
+    minutes, values: in order of time.
+    low, high: range of single samples, where several are known at a time.
+    """
 
     name: str
     unit: str
@@ -37,7 +44,7 @@ def _short(value: float) -> str:
 
 
 def state_tracks(records: Sequence[Record]) -> tuple[StateTrack, ...]:
-    """What is known of the device over time; empty for an imported run."""
+    """What was recorded of the device over time; empty for an imported run."""
     timed = sorted((r for r in records if isinstance(r.outcome, Measured)), key=lambda r: r.elapsed_s)
     found = [_clocks(timed), _of_state(timed, "temperature_c", "temperature", "°C")]
     found += [_of_state(timed, "power_w", "power", "W"), _drift(timed)]
@@ -87,7 +94,7 @@ def _drift(records: Sequence[Record]) -> StateTrack | None:
 
 
 def draw_state(tracks: Sequence[StateTrack], path: Path, caption: str) -> None:
-    """Write a PNG: one panel a quantity over the minutes since the run began. caption: see `canvas.heading`."""
+    """Write a PNG: one panel per quantity over the minutes of the run. caption: see `canvas.heading`."""
     with canvas(len(tracks), 1, 6.8, 1.0 + 1.15 * len(tracks), sharex=True) as (figure, panels):
         for (panel,), track in zip(panels, tracks, strict=True):
             if track.low:
@@ -101,3 +108,19 @@ def draw_state(tracks: Sequence[StateTrack], path: Path, caption: str) -> None:
         panels[-1][0].set_xlabel("minutes since the run began")
         heading(figure, "the device during the run", caption)
         save(figure, path)
+
+
+def state_section(records: Sequence[Record], gallery: Gallery, origin: str, caption: str) -> Section:
+    """The section of the page, with a picture where anything was recorded."""
+    title = "The device during the run"
+    tracks = state_tracks(records)
+    if not tracks:
+        why = "imported figures come without it" if origin == "imported" else "this device does not tell"
+        return Section("state", title, f"Clock, temperature, power and drift are not known: {why}.")
+    words = "; ".join(track.words for track in tracks)
+    if len({minute for track in tracks for minute in track.minutes}) < 2:
+        return Section("state", title, words)
+    path = gallery.path("device-state")
+    draw_state(tracks, path, caption)
+    picture = gallery.picture(path, "clock, temperature, power and drift over the minutes of the run")
+    return Section("state", title, words, (PictureCard("", picture),))

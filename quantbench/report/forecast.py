@@ -1,9 +1,11 @@
-"""A forecast as a table for people, as plain objects for programs, and as the picture of its sawtooth."""
+"""Shows a prediction of `quantbench predict`: as a table, as JSON, and as a picture per axis.
+
+Entry points: `forecast_table`, `summed_line`, `odds_in_words`, `forecast_to_json` and `draw_forecast`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +16,9 @@ from rich.text import Text
 from quantbench.analysis.forecast import ForecastRow
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.gemm.cliffs import LIKELY
+from quantbench.latency.op_times import OpEstimate
 from quantbench.latency.roofline import peak_share
-from quantbench.latency.transformer import OpEstimate
-from quantbench.report.canvas import MARKERS, PALETTE, WAVE_COLOUR
-from quantbench.report.panels import draw_panels
+from quantbench.report.canvas import MARKERS, PALETTE, WAVE_COLOUR, draw_panels
 from quantbench.units import latency, percent
 
 if TYPE_CHECKING:
@@ -36,8 +37,10 @@ _SURE = 0.99
 
 
 def forecast_table(rows: Sequence[ForecastRow]) -> Table:
-    """One line per place: time and interval, rate, share of peak, and the tile, waves, bound and loss of its worst
-    op. Wants about 120 columns; narrower, the last column folds."""
+    """One line per place: time and interval, rate, share of peak, and tile, waves, bound and loss of its worst op.
+
+    Needs about 120 columns; on narrower terminals the last column folds.
+    """
     table = Table(header_style="bold", box=None, pad_edge=False)
     for name in rows[0].axes:
         table.add_column(name.replace("_", "-"), justify="right", no_wrap=True)
@@ -51,7 +54,7 @@ def forecast_table(rows: Sequence[ForecastRow]) -> Table:
     best = max((row.peak_share or 0.0 for row in rows), default=0.0)
     for row in rows:
         low = row.peak_share is not None and row.peak_share < _STANDS_OUT * best
-        launch = row.worst.work.launch
+        launch = row.worst.estimate.launch
         table.add_row(
             *(str(value) for value in row.axes.values()),
             str(len(row.estimate.ops)),
@@ -62,15 +65,15 @@ def forecast_table(rows: Sequence[ForecastRow]) -> Table:
             Text("?" if row.peak_share is None else percent(row.peak_share), style="bold red" if low else ""),
             row.worst.op.label,
             "?" if launch is None or launch.tile is None else str(launch.tile),
-            "–" if row.worst.work.waves is None else str(row.worst.work.waves),
-            row.worst.work.estimate.bound,
+            "–" if row.worst.estimate.waves is None else str(row.worst.estimate.waves),
+            row.worst.estimate.bound,
             Text(row.reasons[0] if row.reasons else ""),
         )
     return table
 
 
 def summed_line(rows: Sequence[ForecastRow]) -> str:
-    """What a row of the table sums, in a sentence; "" for single products."""
+    """A sentence on what a row of the table sums; empty for single products."""
     labels = list(dict.fromkeys(o.op.label for row in rows for o in row.estimate.ops))
     if labels == ["gemm"]:
         return ""
@@ -86,7 +89,7 @@ def _rate(tflops: float) -> str:
 
 
 def odds_in_words(rows: Sequence[ForecastRow], odds: Sequence[float | None]) -> str:
-    """Where one row more probably costs over 10 %, in a sentence; "" where nothing can be told."""
+    """Where one row more probably costs over 10 %, in a sentence; empty where no probability is known."""
     if all(probability is None for probability in odds):
         return ""
     likely = [
@@ -108,7 +111,7 @@ def _odds(probability: float) -> str:
 def forecast_to_json(
     rows: Sequence[ForecastRow], spec: DeviceSpec, odds: Sequence[float | None]
 ) -> list[dict[str, Any]]:
-    """The table and its ops as JSON objects; names carry their units. odds: as `cliff_odds` gives them."""
+    """The table and its ops as JSON objects; names carry their units. odds: see `cliff_odds`."""
     return [
         {
             "axes": row.axes,
@@ -128,25 +131,31 @@ def forecast_to_json(
 
 
 def _op_to_json(op: OpEstimate, spec: DeviceSpec) -> dict[str, Any]:
-    launch = op.work.launch
+    launch = op.estimate.launch
     tile = None if launch is None else launch.tile
     return {
         "op": op.op.label,
         "count": op.op.count,
         "workload": str(op.op.workload),
-        **asdict(op.work.estimate),
-        "peak_share": peak_share(op.op.workload, op.work.estimate.latency_us, spec),
+        "latency_us": op.estimate.latency_us,
+        "low_us": op.estimate.low_us,
+        "high_us": op.estimate.high_us,
+        "source": op.estimate.source,
+        "bound": op.estimate.bound,
+        "peak_share": peak_share(op.op.workload, op.estimate.latency_us, spec),
         "tile": None if tile is None else [tile.block_m, tile.block_n],
         "split_k": None if tile is None else tile.split_k,
-        "waves": op.work.waves,
+        "waves": op.estimate.waves,
     }
 
 
 def draw_forecast(
     rows: Sequence[ForecastRow], axis: str, spec: DeviceSpec, path: Path, *, title: str, caption: str
 ) -> None:
-    """Write a PNG: a panel per op, its predicted share of peak over `axis` with the 90 % interval as a band, and
-    dashed lines where the model believes that one more wave begins (none where waves cannot be stated)."""
+    """Write a PNG: a panel per op with its predicted share of peak over `axis` and the 90 % interval as a band.
+
+    Dashed lines mark where one more wave begins, if waves can be stated.
+    """
 
     def draw(panel: Axes, label: str) -> None:
         _draw_panel(panel, rows, label, axis, spec)
@@ -164,7 +173,7 @@ def _draw_panel(panel: Axes, rows: Sequence[ForecastRow], label: str, axis: str,
         curve.sort(key=lambda point: point[0])
         x = [at for at, _ in curve]
         middle, low, high = (
-            [_height(op, getattr(op.work.estimate, us), spec) for _, op in curve]
+            [_height(op, getattr(op.estimate, us), spec) for _, op in curve]
             for us in ("latency_us", "high_us", "low_us")
         )
         panel.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
@@ -186,10 +195,10 @@ def _draw_wave_edges(panel: Axes, curve: Sequence[tuple[int, OpEstimate]]) -> No
     edges = [
         at
         for (at, before), (_, after) in pairwise(curve)
-        if before.work.launch == after.work.launch
-        and before.work.waves is not None
-        and after.work.waves is not None
-        and before.work.waves < after.work.waves
+        if before.estimate.launch == after.estimate.launch
+        and before.estimate.waves is not None
+        and after.estimate.waves is not None
+        and before.estimate.waves < after.estimate.waves
     ]
     for i, edge in enumerate(edges[:_MOST_WAVE_EDGES]):
         label = "one more wave (predicted)" if i == 0 else None

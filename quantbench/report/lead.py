@@ -1,4 +1,8 @@
-"""The first answer of a report: sizes that are slower than their neighbours, by how much, and the better sizes."""
+"""The first screen of a report: which sizes are slower than their neighbours, by how much, why, and the better sizes.
+
+`lead_of` makes the sentence and the table, with causes looked up by `Causes`; `draw_lead` draws the curve with the slow
+sizes in red. `page` calls all three. No cause is derived from a tile that is only assumed.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,33 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 
+from quantbench.analysis.blocks import IdleReason, idle_reasons, tile_in_use
+from quantbench.analysis.causes import Cause
+from quantbench.analysis.cliffs import Cliff
+from quantbench.analysis.curves import variant_of
 from quantbench.analysis.neighbours import NEAR, BadSize, against_doubles, bad_sizes, curves_of_rows
-from quantbench.analysis.summary import Row
-from quantbench.report.lead_causes import Causes
-from quantbench.report.words import printable
+from quantbench.analysis.periods import Period
+from quantbench.analysis.summary import Point, Row
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import printable
+from quantbench.launch import Launch
+from quantbench.quantization import kernel_change_words
+from quantbench.report.canvas import (
+    CLIFF_COLOUR,
+    MARKERS,
+    PALETTE,
+    canvas,
+    heading,
+    is_wide,
+    legend_below,
+    limit_heights,
+    plain,
+    save,
+    ticks_at,
+)
 from quantbench.units import latency, percent
 
 # Sizes in the table of the first screen; the rest follows in the table of all sizes.
@@ -24,8 +49,13 @@ _COMMON_CAUSE = 0.5
 
 @dataclass(frozen=True)
 class LeadRow:
-    """A line of the first table, in words. bar: the loss over the worst loss of the table. interval: of the loss, or
-    nothing. details: the other axes and the provider, or how many of the shapes."""
+    """A line of the first table, in words.
+
+    size, loses, instead, why, trust: its cells.
+    bar: the loss over the worst loss of the table, for the bar behind it.
+    interval: of the loss, or "".
+    details: the other axes and the provider, or how many of the shapes.
+    """
 
     size: str
     loses: str
@@ -39,9 +69,15 @@ class LeadRow:
 
 @dataclass(frozen=True)
 class Lead:
-    """axis: the one the table is about. sentence: the answer in one line. rows: the worst sizes, ascending. more: how
-    many bad sizes are not in the table. several: the rows are over many shapes each. bad: what the rows were made
-    of."""
+    """The first screen.
+
+    axis: the axis that the table is about.
+    sentence: the answer in one line.
+    rows: the worst sizes, ascending.
+    more: number of bad sizes that are not in the table.
+    several: whether each row is about many shapes.
+    bad: the sizes that the rows were made of.
+    """
 
     axis: str
     sentence: str
@@ -52,7 +88,12 @@ class Lead:
 
 
 def lead_of(rows: Sequence[Row], axes: Sequence[str], why: Causes) -> Lead:
-    """The first screen of a run with at least one row."""
+    """The first screen of a run.
+
+    rows: at least one.
+    axes: the run's axes; the one with the largest losses is shown.
+    why: finds causes.
+    """
     by_axis = {axis: bad_sizes(rows, axis) for axis in axes if any(axis in row.axes for row in rows)}
     axis = max(by_axis, key=lambda a: (sum(bad.loss for bad in by_axis[a]), len({row.axes.get(a) for row in rows})))
     bad = by_axis[axis]
@@ -183,3 +224,165 @@ def _row_over_shapes(
         trust=max(b.row.grade.letter for b in bad),
         details=f"{len(bad)} of {curves} shapes; worst {percent(worst.loss)} at {held}",
     )  # fmt: skip
+
+
+_Curve = tuple[str, str, str, tuple[tuple[str, int], ...]]
+
+
+class Causes:
+    """Finds the cause of a bad size: that of the cliff between it and the better one, else the arithmetic of its tile.
+
+    spec: the device. cliffs, periods: of the run (`analysis.check`).
+    """
+
+    def __init__(self, spec: DeviceSpec, cliffs: Sequence[Cliff], periods: Sequence[Period]) -> None:
+        self._spec = spec
+        self._tiles = {period.family: _launch(period) for period in periods}
+        self._cliffs: dict[_Curve, list[Cliff]] = {}
+        for cliff in cliffs:
+            held = tuple(sorted(cliff.held.items()))
+            self._cliffs.setdefault((cliff.axis, cliff.op, cliff.provider, held), []).append(cliff)
+
+    def words(self, bad: BadSize) -> str:
+        """The cause in words, with the op where there are several."""
+        cause = self._cause(bad)
+        return f"{bad.culprit.op}: {cause.words}" if len(bad.row.points) > 1 else cause.words
+
+    def kind(self, bad: BadSize) -> str:
+        """The kind of the cause, so that shapes can be counted together."""
+        return self._cause(bad).kind
+
+    def _cause(self, bad: BadSize) -> Cause | IdleReason:
+        cliff = self._told_by(bad)
+        return cliff.cause if cliff is not None else self._arithmetic(bad)
+
+    def _told_by(self, bad: BadSize) -> Cliff | None:
+        """The cliff in between whose cause is known; None where it was worked out from a tile that is only assumed."""
+        cliff = self._between(bad)
+        if cliff is None or cliff.cause.kind not in ("tile edge", "wave edge"):
+            return cliff
+        return None if cliff.cause.evidence == "arithmetic" and self._known(cliff.after) is None else cliff
+
+    def _between(self, bad: BadSize) -> Cliff | None:
+        """The largest cliff of the op that loses most, between the two sizes."""
+        culprit = bad.culprit
+        held = tuple(sorted((name, value) for name, value in culprit.axes.items() if name != bad.axis))
+        there = self._cliffs.get((bad.axis, culprit.op, culprit.provider, held), ())
+        low, high = sorted((bad.better.axes[bad.axis], bad.size))
+        between = [c for c in there if low <= c.at < high and c.after.workload.dtype == culprit.workload.dtype]
+        return max(between, key=lambda c: c.ratio, default=None)
+
+    def _arithmetic(self, bad: BadSize) -> Cause | IdleReason:
+        """From the kernels that ran at both sizes, else from what the tile leaves idle at the slow size alone."""
+        unexplained = Cause("unexplained", "unexplained", "arithmetic")
+        old, new = bad.culprit_at_better.launch, bad.culprit.launch
+        if old is not None and new is not None and old.kernel != new.kernel:
+            return Cause("kernel change", kernel_change_words(old, new), "identity")
+        old, new = self._known(bad.culprit_at_better), self._known(bad.culprit)
+        if old is None or new is None:
+            return unexplained
+        before = self._idle(bad.culprit_at_better, old)
+        fresh = [reason for reason in self._idle(bad.culprit, new) if reason not in before]
+        return fresh[0] if fresh else unexplained
+
+    def _idle(self, point: Point, launch: Launch) -> tuple[IdleReason, ...]:
+        used = tile_in_use(self._spec, point.workload.dtype, launch)
+        return idle_reasons(point.workload, self._spec, used, point.peak_share)
+
+    def _known(self, point: Point) -> Launch | None:
+        """The launch with its tile: as it ran, or as the steps of the whole run tell it."""
+        if point.launch is not None and point.launch.tile is not None:
+            return point.launch
+        return self._tiles.get((point.op, point.provider, variant_of(point.workload)))
+
+
+def _launch(period: Period) -> Launch | None:
+    """The tile that surely explains the steps of a family; None where none does."""
+    if not period.clear or period.chosen is None:
+        return None
+    return Launch(period.tile_words, tile=period.chosen.tile, blocks_per_sm=period.chosen.per_sm(period.sm_count))
+
+
+_MOST_CURVES = 4
+# Labels further apart than this share of the axis do not touch.
+_LABEL_GAP = 0.1
+_NEAR_THE_FOOT = 0.1
+
+
+def draw_lead(rows: Sequence[Row], bad: Sequence[BadSize], axis: str, path: Path, caption: str) -> None:
+    """Write a PNG: share of peak over `axis`, all ops of a place together, bad sizes in red.
+
+    Of many curves those that lose most are drawn. caption: see `canvas.heading`.
+    """
+    losses: dict[int, float] = {}
+    for one in bad:
+        losses[id(one.row)] = max(one.loss, losses.get(id(one.row), 0.0))
+    curves = [curve for curve in curves_of_rows(rows, axis) if len(curve) > 1]
+    curves.sort(key=lambda curve: -sum(losses.get(id(row), 0.0) for row in curve))
+    curves = curves[:_MOST_CURVES]
+    with canvas(1, 1, 6.4, 4.1) as (figure, panels):
+        panel = panels[0][0]
+        heights = []
+        for i, curve in enumerate(curves):
+            x, y = [row.axes[axis] for row in curve], [_height(row) for row in curve]
+            heights += y
+            name = plain(_name(curve, curves, axis), 44)
+            panel.plot(
+                x, y, "-", marker=MARKERS[i], color=PALETTE[i], markersize=3.5, linewidth=1.1, label=name, zorder=3
+            )
+            in_red = [(at, h) for at, h, row in zip(x, y, curve, strict=True) if id(row) in losses]
+            panel.plot(*zip(*in_red, strict=True), "o", color=CLIFF_COLOUR, markersize=4, zorder=4) if in_red else None
+        sizes = sorted({row.axes[axis] for curve in curves for row in curve})
+        if is_wide(sizes):
+            panel.set_xscale("log", base=2)
+            panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        ticks_at(panel, sizes)
+        limit_heights(panel, heights)
+        _label_worst(panel, [b for b in bad if any(b.row in curve for curve in curves)], axis, sizes)
+        panel.plot([], [], "o", color=CLIFF_COLOUR, markersize=4, label="loses against a size near it")
+        panel.set_xlabel(plain(axis.replace("_", "-")))
+        panel.set_ylabel("TFLOP/s" if curves[0][0].peak_share is None else "share of peak, %")
+        legend_below(figure, [panel])
+        ops = ", ".join(dict.fromkeys(point.op for point in curves[0][0].points))
+        heading(figure, f"{ops}, together" if "," in ops else ops, caption)
+        save(figure, path)
+
+
+def _height(row: Row) -> float:
+    return row.tflops if row.peak_share is None else 100 * row.peak_share
+
+
+def _name(curve: Sequence[Row], curves: Sequence[Sequence[Row]], axis: str) -> str:
+    held = [f"{name.replace('_', '-')}={value}" for name, value in curve[0].axes.items() if name != axis]
+    providers = {other[0].provider for other in curves}
+    return " ".join([*([curve[0].provider] if len(providers) > 1 or not held else []), *held])
+
+
+def _label_worst(panel: object, bad: Sequence[BadSize], axis: str, sizes: Sequence[int]) -> None:
+    """The loss beside the worst places, as many as have room."""
+    from math import log
+
+    from matplotlib.axes import Axes
+    from matplotlib.patheffects import withStroke
+
+    assert isinstance(panel, Axes)
+    scale = log if is_wide(sizes) else float
+    span = scale(sizes[-1]) - scale(sizes[0]) or 1.0
+    placed: list[float] = []
+    bottom, top = panel.get_ylim()
+    floor = bottom + _NEAR_THE_FOOT * (top - bottom)  # below it a label stands above its point
+    better: set[int] = set()  # of the sizes that lose against one, the worst is labelled
+    for one in sorted(bad, key=lambda b: -b.loss):
+        at = (scale(one.size) - scale(sizes[0])) / span
+        if id(one.better) in better:
+            continue
+        better.add(id(one.better))
+        if all(abs(at - other) > _LABEL_GAP for other in placed):
+            placed.append(at)
+            height = _height(one.row)
+            offset = (0, -11) if height > floor else (0, 6)
+            panel.annotate(
+                f"−{percent(one.loss)}", (one.size, height), xytext=offset, textcoords="offset points",
+                ha="center", fontsize=8, color=CLIFF_COLOUR, fontweight="bold", zorder=5,
+                path_effects=[withStroke(linewidth=2.5, foreground="white")],
+            )  # fmt: skip

@@ -1,4 +1,7 @@
-"""`quantbench report`: a run becomes one HTML page that needs nothing beside it, and its pictures as files."""
+"""Writes `quantbench report`: one HTML page of a run that needs nothing beside it, and its pictures as files.
+
+`write_report` is the entry point; `build_page` collects the sections that the other modules of `report` make.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,25 @@ from tempfile import TemporaryDirectory
 from quantbench import __version__
 from quantbench.analysis.check import check_run
 from quantbench.analysis.curves import Curve, curves_of
-from quantbench.analysis.layers import are_parts, layer_rows
 from quantbench.analysis.neighbours import curves_of_rows, rows_by_dtype
-from quantbench.analysis.summary import Point, Row, points_of
-from quantbench.errors import StoreError
-from quantbench.report.cards import Gallery, axis_section, maps_section, spread_card, state_section
-from quantbench.report.content import Banner, Page, Picture, Section
-from quantbench.report.judged import period_words, rules_section, steps_section
-from quantbench.report.lead import Lead, lead_of
-from quantbench.report.lead_causes import Causes
-from quantbench.report.lead_figure import draw_lead
-from quantbench.report.marks import marks_of
-from quantbench.report.selection import points_where, where_words
+from quantbench.analysis.summary import Point, Row, are_parts, layer_rows, points_of
+from quantbench.errors import StoreError, printable
+from quantbench.report.content import Banner, Gallery, Page, Picture, Section
+from quantbench.report.device_state import state_section
+from quantbench.report.lead import Causes, Lead, draw_lead, lead_of
+from quantbench.report.op_curves import axis_section, marks_of
+from quantbench.report.overview import maps_section, spread_card
+from quantbench.report.sections import (
+    facts_of,
+    how_section,
+    period_words,
+    rules_section,
+    sizes_section,
+    steps_section,
+    trust_section,
+)
 from quantbench.report.shape_comparison import compare_shapes, comparison_section, comparison_sentence
-from quantbench.report.source import picture_caption
-from quantbench.report.text_sections import facts_of, how_section, sizes_section, trust_section
-from quantbench.report.words import printable
+from quantbench.report.source import picture_caption, points_where, where_words
 from quantbench.store.folder import Run
 from quantbench.sweep.axes import SHAPE_DIM
 from quantbench.sweep.options import options_from_json
@@ -40,8 +46,12 @@ _MOST_EXPLAINED = 2
 
 @dataclass(frozen=True)
 class Written:
-    """page: the HTML file; pictures: the PNGs beside it; lead: the answer of the first screen, None where nothing was
-    measured."""
+    """What `write_report` wrote.
+
+    page: the HTML file.
+    pictures: the PNGs beside it.
+    lead: the first screen; None where nothing was measured.
+    """
 
     page: Path
     pictures: tuple[Path, ...]
@@ -49,24 +59,28 @@ class Written:
 
 
 def write_report(run: Run, output: Path, where: Mapping[str, int] | None = None) -> Written:
-    """Write the page and its pictures into the folder `output`, which is made if need be; or, where that is a name that
-    ends in .html, the page alone, with its pictures inside.
+    """Write the page of a run.
 
-    where: only points at these axis values are shown; causes and rules still rest on the whole run. Raises StoreError
-    where the page cannot be written, InputError where the run has no such point.
+    output: a folder for the page and its pictures, created if needed; or a name that ends in .html, for the page alone
+        with
+        its pictures inside.
+    where: show only points at these axis values. Causes and rules still use the whole run.
+    Raises StoreError where the page cannot be written, InputError where the run has no such point.
     """
     shown = points_where(points_of(run.records, run.info.device), where or {})
     with page_place(output) as (path, gallery):
         page = build_page(run, shown, gallery, where or {})
         write_page(path, page)
-    return Written(path, tuple(file for file in gallery.files if file.exists()), page.lead)
+    return Written(path, tuple(file for file in gallery.files if os.path.exists(file)), page.lead)
 
 
 @contextmanager
 def page_place(output: Path) -> Iterator[tuple[Path, Gallery]]:
-    """The file of a page, and where its pictures are drawn: both in the folder `output`; for a name that ends in .html
-    that file, and a folder that is gone afterwards."""
-    alone = output.suffix.lower() in (".html", ".htm") and not output.is_dir()
+    """Yields the page's file and the gallery for its pictures.
+
+    Both are in the folder `output`; for a name that ends in .html, the pictures are drawn in a temporary folder.
+    """
+    alone = output.suffix.lower() in (".html", ".htm") and not os.path.isdir(output)
     folder = output.parent if alone else output
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +94,7 @@ def page_place(output: Path) -> Iterator[tuple[Path, Gallery]]:
 
 
 def write_page(path: Path, page: Page) -> None:
-    """Write a page whole or not at all."""
+    """Write a page completely or not at all."""
     temporary = path.with_name(path.name + ".new")
     try:
         temporary.write_text(render(page), encoding="utf-8")
@@ -92,7 +106,11 @@ def write_page(path: Path, page: Page) -> None:
 
 
 def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mapping[str, int]) -> Page:
-    """Everything that the page says of these points of a run, with its pictures drawn."""
+    """The page of some points of a run, with its pictures drawn.
+
+    points: those to show.
+    where: the axis values that selected them.
+    """
     info, spec = run.info, run.info.device
     caption = partial(picture_caption, info)
     axes = list(dict.fromkeys(name for point in points for name in point.axes if name not in (*where, SHAPE_DIM)))
@@ -190,7 +208,7 @@ def _banners(run: Run, points: Sequence[Point]) -> tuple[Banner, ...]:
 
 
 def render(page: Page) -> str:
-    """The page as HTML. Every text is escaped; a name that the template misses is an error."""
+    """The page as HTML. Every text is escaped; a name that the template lacks is an error."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(

@@ -1,4 +1,8 @@
-"""A run of transformer shapes: what a layer of each takes, and what each gains over the first; see `compare_shapes`."""
+"""A run of named transformer shapes side by side: time per layer, and each shape's gain over the first.
+
+`compare_shapes` computes the comparison; `comparison_section` is its part of the report, `comparison_table` its table
+in the terminal. Called by `page` and by `quantbench sweep --shapes`.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +29,13 @@ _LOGITS = "logits"
 class MeasuredShape:
     """One shape as one library ran it.
 
-    layer_us: all ops of one layer, forward and backward; logits_us: those of the model. missing: ops that the first
-    shape has and this one lacks; times and gain are None then. verdict: whether the measured gain is where it was
-    predicted; "" where one of the two is not known.
+    number, name: of the shape in the list.
+    layer_us: all ops of one layer, forward and backward; None if an op is missing.
+    logits_us: logits of the model; None if an op is missing.
+    missing: ops that the first shape has and this one lacks.
+    gain: over the first shape; None if an op is missing.
+    predicted: the gain that was predicted.
+    verdict: whether the measured gain is as predicted; "" where one of the two is not known.
     """
 
     number: int
@@ -43,18 +51,20 @@ class MeasuredShape:
 
 @dataclass(frozen=True)
 class ShapeComparison:
-    """All shapes of a run, by library. left_out: ops that the first shape lacks (nobody ran them), by library: they are
-    in no figure."""
+    """All shapes of a run, by library.
+
+    left_out: by library, planned ops that were not measured for the first shape. They are in no figure.
+    """
 
     shapes: tuple[MeasuredShape, ...]
     left_out: dict[str, tuple[str, ...]]
 
 
 def compare_shapes(points: Sequence[Point], models: Sequence[NamedShape]) -> ShapeComparison:
-    """Each shape against the first, per library (torch, triton, …). Of an op that several of a library's kernels ran,
-    the fastest counts.
+    """Each shape against the first, per library (torch, triton, …).
 
-    An op with the same workload in both shapes was measured once, so its error cancels in their ratio.
+    Where several kernels of a library ran an op, the fastest counts. An op with the same workload in both shapes was
+    measured once, so its error cancels in the ratio.
     """
     found: dict[str, dict[int, dict[str, Point]]] = defaultdict(lambda: defaultdict(dict))
     for point in points:
@@ -142,7 +152,7 @@ def _cells(comparison: ShapeComparison) -> tuple[tuple[str, ...], list[tuple[str
 
 
 def comparison_table(comparison: ShapeComparison) -> RichTable:
-    """For a terminal; gains that are surely above or below 0 stand out."""
+    """The table for a terminal; significant gains and losses are coloured."""
     head, rows = _cells(comparison)
     table = RichTable(header_style="bold", box=None, pad_edge=False)
     for name in head:
@@ -158,14 +168,14 @@ def comparison_table(comparison: ShapeComparison) -> RichTable:
 
 
 def comparison_section(comparison: ShapeComparison) -> Section:
-    """For the page of a report."""
+    """The section of the report's page."""
     head, rows = _cells(comparison)
     table = Table(head, tuple(rows), numeric=frozenset(range(1, len(head) - 1)))
     return Section("shapes", "Shapes side by side", table=table, lines=tuple(comparison_lines(comparison)))
 
 
 def comparison_sentence(comparison: ShapeComparison) -> str:
-    """The answer in one line: which shape is surely the fastest, if any is."""
+    """One sentence: the shape that is significantly faster than the first, if there is one."""
     gains = [(one.gain, one.name) for one in comparison.shapes if one.number > 1 and one.gain is not None]
     first = comparison.shapes[0].name
     if not gains:
@@ -177,7 +187,7 @@ def comparison_sentence(comparison: ShapeComparison) -> str:
 
 
 def comparison_lines(comparison: ShapeComparison) -> list[str]:
-    """What the table's figures are, and what is not in them."""
+    """Legend of the table, and the ops that are left out."""
     said = [
         "one layer: its ops forward and backward; logits: of the model. gain: measured tokens per second at equal "
         "parameters against the first shape, with the 95 % interval."

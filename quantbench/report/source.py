@@ -1,15 +1,19 @@
-"""The run that a report or a comparison is about: reading it, and naming where its figures come from."""
+"""The run that a report or a comparison is about: reading it, selecting its points, and naming its source.
+
+`read_one_run` reads a folder; `parse_where` and `points_where` apply `--where n=5120`; `picture_caption` is the line
+below every picture's title. Used by the commands that take a run.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from quantbench.analysis.summary import Point
-from quantbench.errors import StoreError
+from quantbench.errors import InputError, StoreError, printable
 from quantbench.files import folders_with
-from quantbench.report.words import printable
 from quantbench.store.folder import Run, find_runs, read_run
 from quantbench.store.record import Record
 from quantbench.store.run import RunInfo
@@ -23,7 +27,8 @@ def read_one_run(folder: Path) -> Run:
     """Read the run in `folder`.
 
     Raises StoreError for a folder of several runs (results/ itself, or a device's), and for records that belong to
-    another run: figures of two runs, and so perhaps of two devices, must not be mixed.
+    another
+    run: figures of two runs must not be mixed.
     """
     if not os.path.exists(folder / "run.json"):
         below = [*find_runs(folder), *folders_with(folder, "*/run.json")]
@@ -41,7 +46,7 @@ def read_one_run(folder: Path) -> Run:
 
 
 def picture_caption(info: RunInfo, points: Iterable[Point | Record]) -> str:
-    """What every picture of a run names: `a100-sxm4-80gb · bf16 · sglang 0.5.10 · imported from aiconfigurator-core`.
+    """The caption of a run's pictures: `a100-sxm4-80gb · bf16 · sglang 0.5.10 · imported from aiconfigurator-core`.
 
     points: those in the picture.
     """
@@ -65,3 +70,41 @@ def _libraries(info: RunInfo, providers: set[str]) -> str:
             found.append(f"{'cuBLAS' if name.startswith('nvidia-cublas') else name} {version}")
     own = [name for name in sorted(providers) if not name.startswith(("torch", "triton"))]
     return ", ".join(found if info.origin == "imported" and found else [*found, *own])
+
+
+# Values that are named where the one asked for is not there.
+_MOST_VALUES_NAMED = 4
+
+
+def parse_where(words: Iterable[str]) -> dict[str, int]:
+    """Axis values from `n=5120,k=5120` or several such words. Raises InputError for anything else.
+
+    >>> parse_where(["head-dim=128", "n=5120,k=4096"])
+    {'head_dim': 128, 'n': 5120, 'k': 4096}
+    """
+    found = {}
+    for word in ",".join(words).split(",") if words else ():
+        name, equals, value = word.partition("=")
+        if not (equals and name.strip() and re.fullmatch("[0-9]{1,19}", value.strip())):
+            raise InputError("--where", repr(word), "an axis and its value, such as n=5120")
+        found[name.strip().replace("-", "_")] = int(value)
+    return found
+
+
+def points_where(points: Sequence[Point], where: Mapping[str, int]) -> tuple[Point, ...]:
+    """Points at these axis values. Raises InputError, with the values there are, where the run has none there."""
+    left = tuple(points)
+    for name, wanted in where.items():
+        values = {point.axes[name] for point in left if name in point.axes}
+        if wanted not in values:
+            there = sorted(sorted(values, key=lambda value: abs(value - wanted))[:_MOST_VALUES_NAMED])
+            axes = sorted({axis.replace("_", "-") for point in points for axis in point.axes})
+            known = ", ".join(map(str, there)) if there else f"an axis of the run: {', '.join(axes) or 'it has none'}"
+            raise InputError("--where", f"{name.replace('_', '-')}={wanted}", f"one of {known}" if there else known)
+        left = tuple(point for point in left if point.axes.get(name) == wanted)
+    return left
+
+
+def where_words(where: Mapping[str, int]) -> str:
+    """`n = 5120, k = 5120`."""
+    return ", ".join(f"{name.replace('_', '-')} = {value}" for name, value in where.items())

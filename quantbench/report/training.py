@@ -1,14 +1,22 @@
-"""Throughput of training runs by layout, as a picture: groups of TP and PP over the number of GPUs."""
+"""Imported training logs as a table, a picture and a page: throughput by layout over the number of GPUs.
+
+`write_training_report` writes the page for `quantbench report`; `training_table` is what `import megatron` prints.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.table import Table
+from rich.table import Table as RichTable
 
-from quantbench.importers.training_run import TrainingSummary
+from quantbench import __version__
+from quantbench.errors import printable
+from quantbench.importers.training_run import TrainingSummary, read_training
 from quantbench.report.canvas import canvas, plain, save
+from quantbench.report.content import Banner, Gallery, Page, PictureCard, Section, Table
+from quantbench.report.page import Written, page_place, write_page
 from quantbench.units import with_interval
 
 _WIDTH_OF_A_GROUP = 0.8
@@ -19,9 +27,9 @@ HEAD = (
 )  # fmt: skip
 
 
-def training_table(summaries: Sequence[TrainingSummary]) -> Table:
+def training_table(summaries: Sequence[TrainingSummary]) -> RichTable:
     """One line per log."""
-    table = Table(header_style="bold", box=None, pad_edge=False)
+    table = RichTable(header_style="bold", box=None, pad_edge=False)
     table.add_column(HEAD[0], no_wrap=True)
     for name in HEAD[1:]:
         table.add_column(name, justify="right", no_wrap=True)
@@ -45,8 +53,10 @@ def training_cells(summary: TrainingSummary) -> tuple[str, ...]:
 
 
 def draw_throughput(summaries: Sequence[TrainingSummary], path: Path) -> None:
-    """Write a PNG: tokens per second over the number of GPUs, a bar per layout, a panel per batch size, with the 95 %
-    interval of the median. Logs without a number of GPUs or without tokens are left out."""
+    """Write a PNG: tokens per second over the number of GPUs, a bar per layout, a panel per global batch size.
+
+    Bars are medians with 95 % intervals. Logs without a number of GPUs or without tokens are left out.
+    """
     drawn = [s for s in summaries if s.gpus is not None and s.tokens_per_s is not None]
     batches = sorted({s.gbs for s in drawn}) or [0]
     layouts = sorted({s.layout for s in drawn})
@@ -73,3 +83,59 @@ def draw_throughput(summaries: Sequence[TrainingSummary], path: Path) -> None:
 
 def _or_dash(value: int | None) -> str:
     return "–" if value is None else str(value)
+
+
+def write_training_report(folders: Sequence[Path], output: Path) -> Written:
+    """Write the page of imported training logs.
+
+    folders: of the logs.
+    output: see `page.write_report`.
+    Raises StoreError where a log cannot be read or the page cannot be written.
+    """
+    summaries = sorted((read_training(folder) for folder in folders), key=_order)
+    with page_place(output) as (path, gallery):
+        write_page(path, _page(summaries, folders, gallery))
+    return Written(path, tuple(file for file in gallery.files if os.path.exists(file)), None)
+
+
+def fastest(summaries: Sequence[TrainingSummary]) -> str:
+    """A sentence on the layout with most tokens per second and GPU; empty where none is known."""
+    known = [(s.tokens_per_s / s.gpus, s) for s in summaries if s.tokens_per_s is not None and s.gpus]
+    if not known:
+        return ""
+    rate, best = max(known, key=lambda pair: pair[0])
+    mbs = "" if best.mbs is None else f", MBS {best.mbs}"
+    return f"most tokens per GPU: {rate:.0f} a second with {best.layout}{mbs}, GBS {best.gbs} on {best.gpus} GPUs"
+
+
+def _order(summary: TrainingSummary) -> tuple[int, int, str, str]:
+    return (summary.gbs, summary.gpus or 0, summary.layout, summary.name)
+
+
+def _page(summaries: Sequence[TrainingSummary], folders: Sequence[Path], gallery: Gallery) -> Page:
+    sections = []
+    if any(s.gpus is not None and s.tokens_per_s is not None for s in summaries):
+        path = gallery.path("throughput", "layout")
+        draw_throughput(summaries, path)
+        alt = "tokens per second over the number of GPUs, a bar per layout of TP and PP"
+        note = (
+            "Medians with their 95 % intervals, without the first iteration after each start; a panel per batch size."
+        )
+        card = PictureCard("", gallery.picture(path, alt), note)
+        sections.append(Section("throughput", "Throughput by layout", fastest(summaries), (card,)))
+    rows = tuple(tuple(map(printable, training_cells(s))) for s in summaries)
+    table = Table(HEAD, rows, frozenset(range(1, len(HEAD))), frozenset({0}))
+    left_out = tuple(
+        printable(f"{s.name}: {count} lines left out: {reason}", 300)
+        for s in summaries for reason, count in s.left_out.items()
+    )  # fmt: skip
+    sections.append(Section("logs", "Logs", table=table, lines=left_out))
+    names = ", ".join(printable(folder.name) for folder in folders[:3]) + ("" if len(folders) <= 3 else " and more")
+    return Page(
+        title="Training throughput by layout",
+        subtitle=f"{len(summaries)} training logs: {names}",
+        banners=(Banner("imported", "IMPORTED", "From training logs; nothing here was measured by quantbench."),),
+        facts=(("logs", str(len(summaries))), ("iterations", str(sum(s.iterations for s in summaries)))),
+        lead=None, explanation="", lead_picture=None, sections=tuple(sections),
+        made_by=f"Made by quantbench {__version__}. Nothing on this page is loaded from anywhere else.",
+    )  # fmt: skip

@@ -130,7 +130,7 @@ class RunWriter:
         for name in (info.device.name, info.run_id):
             require_name("create run", name)
         folder = results / info.device.name / info.run_id
-        made = [path for path in (folder, *folder.parents) if not path.exists()]
+        made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
         info = replace(info, num_records=None)
         try:
             folder.mkdir(parents=True, exist_ok=False)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quantbench.errors import InputError, StoreError
+from quantbench.files import read_text, reason
 from quantbench.store.typed import decode
 from quantbench.units import signed_percent
 from quantbench.workload import TransformerShape
@@ -69,14 +70,9 @@ def write_shape_file(path: Path, shapes: Sequence[NamedShape]) -> None:
 def read_shape_file(path: Path) -> tuple[NamedShape, ...]:
     """The shapes of a file that `write_shape_file` wrote. Raises InputError, in one line, for anything else."""
     try:
-        regular, size = path.is_file(), path.stat().st_size
-        text = path.read_text(encoding="utf-8") if regular and size <= _MOST_BYTES else ""
+        text = read_text(path, most_bytes=_MOST_BYTES)
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(_WHO, f"{path} ({str(error)[:80]})", "a JSON file of shapes that can be read") from None
-    if not regular:
-        raise InputError(_WHO, f"{path} (no regular file)", "a JSON file of shapes that can be read")
-    if size > _MOST_BYTES:
-        raise InputError(_WHO, f"{path} ({size} bytes)", f"a file of at most {_MOST_BYTES} bytes")
+        raise InputError(_WHO, f"{path} ({reason(error)})", "a JSON file of shapes that can be read") from None
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:

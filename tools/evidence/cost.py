@@ -10,9 +10,9 @@ from pathlib import Path
 
 from quantbench import device
 from quantbench.timing.options import TimingOptions
-from quantbench.timing.other_methods import METHODS
 from quantbench.timing.timer import make_timer
 from quantbench.workload import Gemm
+from tools.evidence.other_methods import METHODS
 from tools.evidence.side_by_side import measure_rows
 from tools.evidence.steps import random_shapes
 

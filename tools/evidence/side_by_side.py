@@ -13,9 +13,9 @@ from quantbench.providers import catalog
 from quantbench.stats import median
 from quantbench.sweep.worker import copies_of
 from quantbench.timing.options import TimingOptions
-from quantbench.timing.other_methods import Run
 from quantbench.timing.timer import Timer
 from quantbench.workload import Gemm
+from tools.evidence.other_methods import Run
 
 REPEATS = 3
 

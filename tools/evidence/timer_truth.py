@@ -17,10 +17,10 @@ from typing import Any
 
 from quantbench import device
 from quantbench.timing.options import TimingOptions
-from quantbench.timing.other_methods import METHODS
 from quantbench.timing.timer import make_timer
 from quantbench.workload import Gemm
 from tools.evidence.nvbench import merge_nvbench
+from tools.evidence.other_methods import METHODS
 from tools.evidence.side_by_side import REPEATS, add_method, measure_rows, write_table
 
 # Twelve products from a few microseconds to some twenty milliseconds on an H200 (half the sizes on a CPU core).

@@ -49,7 +49,7 @@ from quantbench.launch import Launch
 from quantbench.workload.dtypes import GEMM_DTYPES
 
 if TYPE_CHECKING:
-    from quantbench.latency.transformer import WorkEstimate
+    from quantbench.latency.estimate import Estimate
     from quantbench.workload import Gemm
 
 
@@ -291,10 +291,9 @@ class GemmModel:
         """The distilled form: ten times faster, without interval. Shipped models have it; others take seconds."""
         return self.fast or distil(self.ensemble)
 
-    def predict_gemms(self, gemms: Sequence[Gemm]) -> list[WorkEstimate]:
+    def predict_gemms(self, gemms: Sequence[Gemm]) -> list[Estimate]:
         """Estimates of workloads of the model's dtype, in order; a batch counts as batch times the rows."""
         from quantbench.latency.estimate import Estimate
-        from quantbench.latency.transformer import WorkEstimate
         from quantbench.launch import Tile
 
         for gemm in gemms:
@@ -305,9 +304,8 @@ class GemmModel:
         for i in range(len(gemms)):
             tile = Tile(int(found.block_m[i]), int(found.block_n[i]), split_k=int(found.split_k[i]))
             times = (float(found.latency_us[i]), float(found.low_us[i]), float(found.high_us[i]))
-            estimate = Estimate(*times, found.source, str(found.bound[i]))
-            launch = Launch(kernel=f"modelled {tile}", tile=tile)
-            out.append(WorkEstimate(estimate, launch, int(found.num_waves[i]), self.note))
+            launch, waves = Launch(kernel=f"modelled {tile}", tile=tile), int(found.num_waves[i])
+            out.append(Estimate(*times, found.source, str(found.bound[i]), note=self.note, launch=launch, waves=waves))
         return out
 
     def _beliefs(

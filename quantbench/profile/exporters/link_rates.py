@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quantbench.planner.cluster import Cluster, host_link, reference_cluster, stated_link
-from quantbench.planner.traffic import NODE_LATENCY_S
+from quantbench.latency.interconnect import NODE_LATENCY_S, Cluster, host_link, reference_cluster, stated_link
 from quantbench.profile.exporters.options import Exported
 from quantbench.profile.exporters.rows import collectives
 from quantbench.profile.profile import Profile
@@ -61,6 +60,6 @@ def _measured(profile: Profile, out: Exported) -> tuple[float, float] | None:
 
 
 def _known(cluster: Cluster) -> tuple[float, float]:
-    """The same of the planner's links, from public NCCL tables where there are any."""
+    """The same of the reference system, from public NCCL tables where there are any."""
     link = cluster.intra_node(cluster.gpus_per_node)
     return link.bus_bytes[-1] / link.latency_us[-1] / 1e3, link.latency_us[0]

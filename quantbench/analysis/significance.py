@@ -1,0 +1,175 @@
+"""Statistics of a comparison: rank test on samples, test of single figures, Holm's correction, drift of the reference.
+
+`rank_test`, `figure_test`, `holm` and `wander` are called by `compare`; the guide uses `rank_test` too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, hypot, log
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from quantbench.stats import CONFIDENCE, median, noise
+from quantbench.store.folder import Run
+from quantbench.store.record import Measured
+
+FloatArray = npt.NDArray[np.float64]
+
+# The exact distribution of the rank sum is used up to this many samples in all; beyond, the normal approximation is as
+# good and on the safe side in its far tails.
+_EXACT_UP_TO = 60
+# All pairwise ratios of more samples than this are thinned to as many evenly spaced ranks: the interval moves by less
+# than the width of one rank.
+_MOST_RANKS = 400
+
+
+@dataclass(frozen=True)
+class RatioTest:
+    """Times of b over times of a.
+
+    ratio: median of all pairwise ratios.
+    low, high: its 95 % interval; None where there are too few samples.
+    p: two-sided, of the larger of the claims "b is slower" and "b is faster" by more than the tolerance; 1 where
+        nothing
+        can be claimed.
+    """
+
+    ratio: float
+    low: float | None
+    high: float | None
+    p: float
+
+
+def rank_test(a_us: Sequence[float], b_us: Sequence[float], tolerance: float) -> RatioTest:
+    """Test whether b's times differ from a's by more than `tolerance` (0.01: slower than 1.01 ×, faster than 1/1.01 ×).
+
+    >>> test = rank_test([10.0, 10.1, 9.9, 10.2, 9.8, 10.05], [12.0, 12.1, 11.9, 12.2, 11.8, 12.05], 0.01)
+    >>> round(test.ratio, 2), test.p < 0.01
+    (1.2, True)
+    """
+    a, b = np.asarray(a_us, dtype=np.float64), np.asarray(b_us, dtype=np.float64)
+    ratio, low, high = _ratio_interval(a, b)
+    if low is None:
+        return RatioTest(ratio, None, None, 1.0)
+    slower = _p_greater(b, a * (1 + tolerance))
+    faster = _p_greater(a, b * (1 + tolerance))
+    return RatioTest(ratio, low, high, min(1.0, 2 * min(slower, faster)))
+
+
+def figure_test(a_us: Sequence[float], b_us: Sequence[float], tolerance: float, noise: float) -> RatioTest:
+    """The same test for figures without samples (a table's means).
+
+    noise: relative standard deviation of one figure, taken as log-normal.
+
+    >>> figure_test([100.0], [120.0], 0.01, noise=0.03).p < 0.001
+    True
+    """
+    shift = float(np.log(np.median(b_us)) - np.log(np.median(a_us)))
+    error = noise * (1 / len(a_us) + 1 / len(b_us)) ** 0.5
+    half = float(special.ndtri((1 + CONFIDENCE) / 2)) * error
+    beyond = (abs(shift) - float(np.log1p(tolerance))) / error
+    p = min(1.0, 2 * float(special.ndtr(-beyond)))
+    ratio, low, high = (float(np.exp(value)) for value in (shift, shift - half, shift + half))
+    return RatioTest(ratio, low, high, p)
+
+
+def holm(p_values: Sequence[float]) -> tuple[float, ...]:
+    """Holm's adjusted p-values: rejecting those below α keeps the chance of any false claim at α.
+
+    >>> holm([0.01, 0.04, 0.03])
+    (0.03, 0.06, 0.06)
+    """
+    adjusted = [1.0] * len(p_values)
+    highest = 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        highest = max(highest, min(1.0, p_values[index] * (len(p_values) - rank)))
+        adjusted[index] = highest
+    return tuple(adjusted)
+
+
+def _p_greater(large: FloatArray, small: FloatArray) -> float:
+    """One-sided p-value of "large is not greater than small"."""
+    from scipy.stats import mannwhitneyu
+
+    both = np.concatenate((large, small))
+    exact = both.size <= _EXACT_UP_TO and np.unique(both).size == both.size
+    result = mannwhitneyu(large, small, alternative="greater", method="exact" if exact else "asymptotic")
+    # All values equal: the test has no variance and says nan, which is no evidence.
+    return 1.0 if np.isnan(result.pvalue) else float(result.pvalue)
+
+
+def _ratio_interval(a: FloatArray, b: FloatArray) -> tuple[float, float | None, float | None]:
+    pairs = a.size * b.size
+    ratios = np.sort((_thinned(b)[:, None] / _thinned(a)[None, :]).ravel())
+    ratio = float(np.median(ratios))
+    z = float(special.ndtri((1 + CONFIDENCE) / 2))
+    # Rank of the pairwise ratio that the two-sided test just does not reject, of all pairs.
+    rank = int(pairs / 2 - z * (pairs * (a.size + b.size + 1) / 12) ** 0.5)
+    if rank < 1:
+        return ratio, None, None
+    index = int((rank - 1) / pairs * ratios.size)
+    return ratio, float(ratios[index]), float(ratios[ratios.size - 1 - index])
+
+
+def _thinned(samples: FloatArray) -> FloatArray:
+    if samples.size <= _MOST_RANKS:
+        return samples
+    shares = (np.arange(_MOST_RANKS) + 0.5) / _MOST_RANKS
+    thinned: FloatArray = np.quantile(samples, shares)
+    return thinned
+
+
+# Fewer repetitions tell nothing about a spread.
+_FEWEST = 4
+
+
+@dataclass(frozen=True)
+class Wander:
+    """Drift of the reference point in two runs.
+
+    repeats_a, repeats_b: measurements of the reference point in each run.
+    noise_a, noise_b: relative standard deviation of their medians; None where there are too few.
+    allowance: ratio − 1 that the largest of all compared points may show although nothing changed.
+    shift: the reference's ratio b / a; None where the runs have different references.
+    """
+
+    repeats_a: int
+    repeats_b: int
+    noise_a: float | None
+    noise_b: float | None
+    allowance: float
+    shift: float | None
+
+
+def wander(a: Run, b: Run, points: int) -> Wander:
+    """The drift of two runs. points: number of points compared."""
+    ours, theirs = _references(a), _references(b)
+    noise_a, noise_b = _noise(ours), _noise(theirs)
+    common = ours.keys() & theirs.keys()
+    shift = None
+    if common:  # several, where many devices were compared by them
+        shift = median([median(theirs[key]) / median(ours[key]) for key in common])
+    # The quantile that the largest of so many undisturbed points stays below.
+    z = float(special.ndtri(1 - (1 - CONFIDENCE) / 2 / max(points, 1)))
+    allowance = exp(z * hypot(noise_a or 0.0, noise_b or 0.0)) - 1
+    repeats_a, repeats_b = (sum(map(len, side.values())) for side in (ours, theirs))
+    return Wander(repeats_a, repeats_b, noise_a, noise_b, allowance, shift)
+
+
+def _references(run: Run) -> dict[str, list[float]]:
+    """Medians of the reference point in the order measured, by key (usually there is one)."""
+    found: dict[str, list[float]] = {}
+    for record in run.records:
+        if record.role == "reference" and isinstance(record.outcome, Measured):
+            found.setdefault(record.key, []).append(median(record.outcome.measurement.samples_us))
+    return found
+
+
+def _noise(medians_us: dict[str, list[float]]) -> float | None:
+    """Relative standard deviation of the medians, each against its own reference; None for too few."""
+    ratios = [1 + log(us / median(of_key)) for of_key in medians_us.values() if len(of_key) > 1 for us in of_key]
+    return noise(ratios) if len(ratios) >= _FEWEST else None

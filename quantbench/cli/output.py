@@ -1,0 +1,188 @@
+"""What commands print, and where: the console, lines, tables, JSON, progress, and whether a file can be written.
+
+Text is never markup here, and control characters in it are shown as escapes. All commands use this module.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from quantbench.errors import StoreError, one_line
+
+# A pipe has no width of its own, and folded lines are no use to a program that reads them.
+_PIPE_WIDTH = 180
+# Columns of sentences may be folded down to this, or to their longest word where that is shorter.
+_NARROWEST_SENTENCE = 20
+# Where the output is no terminal, a line of progress is printed at most this often.
+_PLAIN_PROGRESS_EVERY_S = 15.0
+
+
+class SafeConsole(Console):
+    """A console that prints text as it is, whatever is in it, and no column of a table is cut.
+
+    rich would read `[/v2]` in a name as markup, pass a name's escape sequences on to the terminal, and cut a table's
+    words and columns that do not fit. Styles come as `Text` or as a table's own. Tables that are wider than the
+    terminal are folded by it, as any long line is.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """A table's cell or a printed text, with its lines kept."""
+        return super().render_str(_visible(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """As rich's, without control characters in any text."""
+        for segment in super().render(renderable, options):
+            if segment.control is None and not segment.text.isprintable():
+                yield Segment(_visible(segment.text), segment.style)
+            else:
+                yield segment
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As rich's, with every column of a table at least as wide as its text."""
+        needed = max((narrowest(self, table) for table in objects if isinstance(table, Table)), default=0)
+        usual = self.width
+        if needed <= usual:
+            super().print(*objects, **options)
+            return
+        self.width = needed
+        try:
+            super().print(*objects, crop=False, **options)
+        finally:
+            self.width = usual
+
+
+def _visible(text: str) -> str:
+    return text if text.isprintable() else "\n".join(map(one_line, text.split("\n")))
+
+
+def narrowest(console: Console, table: Table) -> int:
+    """The least characters in a line with which no text of `table` is cut."""
+    unlimited = console.options.update(width=2**16)
+    total = 2 * (len(table.columns) - 1) if table.box is None else 3 * len(table.columns) + 1
+    for column in table.columns:
+        widths = [Measurement.get(console, unlimited, cell) for cell in (column.header, *column.cells)]
+        if column.no_wrap:
+            total += max(width.maximum for width in widths)
+        else:
+            total += max(column.min_width or 0, min(_NARROWEST_SENTENCE, max(width.minimum for width in widths)))
+    return total
+
+
+def output(*, stderr: bool = False) -> Console:
+    """The console: the terminal's width and colours on a terminal, wide plain text into a pipe."""
+    stream = sys.stderr if stderr else sys.stdout
+    return SafeConsole(stderr=stderr, width=None if stream.isatty() else _PIPE_WIDTH)
+
+
+def say_warning(console: Console, text: str) -> None:
+    """Print a warning as one line."""
+    say(console, ("warning:", "yellow"), f" {text}")
+
+
+def say(console: Console, *parts: str | tuple[str, str]) -> None:
+    """Print one line of plain words: folded by the terminal, not by us, and with numbers and paths left uncoloured.
+
+    parts: texts, and (text, style) where one stands out. A line break at the very beginning leaves a line free.
+    """
+    pairs = [(part, "") if isinstance(part, str) else part for part in parts]
+    if pairs[0][0].startswith("\n"):
+        console.print()
+        pairs[0] = (pairs[0][0][1:], pairs[0][1])
+    console.print(Text.assemble(*((one_line(text), style) for text, style in pairs)), soft_wrap=True, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON value on the standard output. NaN and infinities become null, paths become text."""
+    print(json.dumps(_plain(value), indent=1, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def plain_table(*columns: str, right: Collection[str] = (), title: str = "") -> Table:
+    """An empty table without a frame. right: columns aligned to the right. Only the last column may be folded."""
+    table = Table(title=title or None, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    for name in columns:
+        if name in right:
+            table.add_column(name, justify="right", no_wrap=True)
+        else:
+            table.add_column(name, no_wrap=name != columns[-1], overflow="fold")
+    return table
+
+
+@contextmanager
+def progress_bar(console: Console) -> Iterator[Callable[..., None]]:
+    """Yields `show(done, total, text, now="")`: a bar on a terminal, elsewhere `text` as a line every 15 s.
+
+    now: what is being done at the moment, shown on a terminal only.
+    """
+    if not console.is_terminal:
+        last_s = [time.monotonic()]
+
+        def line(done: float, total: float, text: str, now: str = "") -> None:
+            if time.monotonic() - last_s[0] >= _PLAIN_PROGRESS_EVERY_S:
+                last_s[0] = time.monotonic()
+                say(console, text)
+
+        yield line
+        return
+    columns = (BarColumn(20), TaskProgressColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def update(done: float, total: float, text: str, now: str = "") -> None:
+            bar.update(task, total=total, completed=done, description=f"{text} {now}".rstrip())
+
+        yield update
+
+
+def check_file(operation: str, path: Path) -> None:
+    """Raise StoreError where the file `path` cannot be made, its folders included. Nothing is left behind."""
+    if os.path.isdir(path):
+        raise StoreError(operation, f"{path} (Is a directory)", "a file that can be written")
+    _try(operation, path.parent, str(path), "a file that can be written")
+
+
+def check_folder(operation: str, folder: Path) -> None:
+    """Raise StoreError where a folder, or a file in it, cannot be made. Nothing is left behind."""
+    _try(operation, folder, str(folder), "a folder that can be written")
+
+
+def _try(operation: str, folder: Path, wanted: str, expected: str) -> None:
+    missing = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise StoreError(operation, f"{wanted} ({error.strerror})", expected) from None
+    finally:
+        for path in missing:
+            with suppress(OSError):  # not empty: somebody else has come to use it
+                path.rmdir()

@@ -1,0 +1,203 @@
+"""What connects GPUs: the predicted time of an all-reduce inside a node, and the network between nodes.
+
+Entry points: `cluster` (a known system by name), `reference_cluster` (what is assumed for a GPU). Called by the planner
+and by the exporters of profiles. clusters.toml holds the systems, links.json the public NCCL tables.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from quantbench.device import lookup
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError, require_int
+from quantbench.workload import Collective
+
+_WHO = "cluster"
+#: a message between nodes: from the network card to the GPU behind it (NCCL over InfiniBand, nccl-tests' small sizes)
+NODE_LATENCY_S = 20e-6
+_BITS_PER_BYTE = 8
+#: what large messages get of a link's stated rate inside a node where no public table measures it: A100's NCCL table
+#: gives 222 of 300 GB/s
+_UNMEASURED_SHARE = 0.75
+_UNMEASURED_LATENCY_US = 25.0
+
+
+@dataclass(frozen=True)
+class Link:
+    """Time of an all-reduce over what connects some GPUs, as points: bus_bytes that each GPU sends and latency_us,
+    both ascending. Between points the time is a power of the size; beyond the last it grows with the last bandwidth."""
+
+    bus_bytes: tuple[float, ...]
+    latency_us: tuple[float, ...]
+
+    @classmethod
+    def of_rate(cls, gb_per_s: float, latency_us: float) -> Link:
+        """A latency plus bytes at a constant rate (1e9 bytes a second)."""
+        sizes = tuple(float(4**power) for power in range(4, 17))
+        return cls(sizes, tuple(latency_us + size / gb_per_s / 1e3 for size in sizes))
+
+    def time_s(self, bus_bytes: float) -> float:
+        """Seconds for a collective of which each GPU sends `bus_bytes`."""
+        if bus_bytes <= self.bus_bytes[0]:
+            return self.latency_us[0] * 1e-6
+        if bus_bytes >= self.bus_bytes[-1]:
+            return self.latency_us[-1] * 1e-6 * bus_bytes / self.bus_bytes[-1]
+        right = bisect_right(self.bus_bytes, bus_bytes)
+        (x0, x1), (y0, y1) = self.bus_bytes[right - 1 : right + 1], self.latency_us[right - 1 : right + 1]
+        share = math.log(bus_bytes / x0) / math.log(x1 / x0)
+        return float(y0 * (y1 / y0) ** share * 1e-6)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes of equal GPUs.
+
+    node_gb_per_s: all network adapters of a node, one direction, 1e9 bytes a second. links: inside a node, by the
+    number of GPUs that take part; the next larger one stands for those between. source: where the figures come from.
+    """
+
+    name: str
+    device: DeviceSpec
+    gpus_per_node: int
+    node_gb_per_s: float
+    links: dict[int, Link]
+    source: str
+
+    def __post_init__(self) -> None:
+        require_int(_WHO, "gpus_per_node", self.gpus_per_node, high=1024)
+        if not 0 < self.node_gb_per_s < 1e5:
+            raise InputError(_WHO, f"node_gb_per_s = {self.node_gb_per_s!r}", "GB/s above 0 and below 100000")
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells clusters apart."""
+        return (self.name, self.device.name, self.gpus_per_node, self.node_gb_per_s)
+
+    @property
+    def gpu_gb_per_s(self) -> float:
+        """One GPU's share of its node's adapters while all of them send."""
+        return self.node_gb_per_s / self.gpus_per_node
+
+    def intra_node(self, num_gpus: int) -> Link:
+        """The link that `num_gpus` GPUs of one node share."""
+        sizes = sorted(self.links)
+        return self.links[next((size for size in sizes if size >= num_gpus), sizes[-1])]
+
+    def changed(
+        self,
+        *,
+        gpus_per_node: int | None = None,
+        node_gb_per_s: float | None = None,
+        link_gb_per_s: float | None = None,
+    ) -> Cluster:
+        """The same cluster with figures of one's own. link_gb_per_s: bus bandwidth of large all-reduces inside a node.
+        Without a node_gb_per_s smaller or larger nodes have as many adapters per GPU as before."""
+        if gpus_per_node is None and node_gb_per_s is None and link_gb_per_s is None:
+            return self
+        count = gpus_per_node or self.gpus_per_node
+        return replace(
+            self,
+            gpus_per_node=count,
+            node_gb_per_s=node_gb_per_s or self.node_gb_per_s * count / self.gpus_per_node,
+            links=self.links if link_gb_per_s is None else {1: Link.of_rate(link_gb_per_s, _UNMEASURED_LATENCY_US)},
+            source=self.source + "; changed by options",
+        )
+
+
+def cluster(name: str, device: DeviceSpec | None = None) -> Cluster:
+    """A known cluster by name, with `device` where it is built with several.
+
+    >>> cluster("jean-zay-a100").node_gb_per_s
+    50.0
+    """
+    found = _data()["cluster"].get(name)
+    if found is None:
+        raise InputError(_WHO, repr(name), "one of " + ", ".join(_data()["cluster"]))
+    if device is None:
+        if not found["gpus"]:
+            raise InputError(_WHO, f"{name!r} without a GPU", "--gpu as well")
+        device = lookup(found["gpus"][0])
+    links, source = _links(device)
+    return Cluster(
+        name,
+        device,
+        found["gpus_per_node"],
+        found["node_gbit_per_s"] / _BITS_PER_BYTE,
+        links,
+        f"{found['source']}; inside a node: {source}",
+    )
+
+
+def same_site(name: str) -> tuple[str, ...]:
+    """Other clusters of the same centre."""
+    clusters = _data()["cluster"]
+    site = clusters[name].get("site")
+    return tuple(n for n, values in clusters.items() if site is not None and values.get("site") == site and n != name)
+
+
+def reference_cluster(device: DeviceSpec) -> Cluster:
+    """What is assumed for a GPU when no cluster is named: its maker's own system, or a generic server."""
+    for name, values in _data()["cluster"].items():
+        if values.get("reference") and device.name in values["gpus"]:
+            return cluster(name, device)
+    return cluster("generic", device)
+
+
+@cache
+def _data() -> dict[str, Any]:
+    return tomllib.loads((files("quantbench.latency") / "clusters.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def _measured_links() -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((files("quantbench.latency") / "links.json").read_text(encoding="utf-8"))
+    return loaded
+
+
+def _links(device: DeviceSpec) -> tuple[dict[int, Link], str]:
+    """Links inside a node by number of GPUs, and where they come from."""
+    data = _measured_links()
+    measured = data["devices"].get(device.name)
+    if measured is not None:
+        links = {}
+        for text, points in measured["all_reduce"].items():
+            bus = (Collective("all_reduce", size, int(text)).bus_bytes for size in points["message_bytes"])
+            links[int(text)] = Link(tuple(map(float, bus)), tuple(points["latency_us"]))
+        return links, f"{data['provenance']['package']}, {measured['file']}"
+    stated = _stated(device)
+    link = Link.of_rate(stated["value"] * _UNMEASURED_SHARE, _UNMEASURED_LATENCY_US)
+    return {1: link}, f"{stated['source']}; {_UNMEASURED_SHARE:.0%} of it assumed"
+
+
+def stated_link(device: DeviceSpec) -> tuple[float, str]:
+    """What connects a GPU with the others of its node, one direction, in 1e9 bytes a second, and who states it."""
+    found = _stated(device)
+    return float(found["value"]), str(found["source"])
+
+
+def host_link(device: DeviceSpec) -> tuple[float, str]:
+    """The slot between a GPU and its host, one direction, in 1e9 bytes a second, by the GPU's generation."""
+    found = _slot(device)
+    return float(found["value"]), str(found["source"])
+
+
+def _stated(device: DeviceSpec) -> dict[str, Any]:
+    table: dict[str, dict[str, Any]] = _data()["intra_node_gb_per_s"]
+    for prefix, values in table.items():
+        if device.name.startswith(prefix):
+            return values
+    return _slot(device)
+
+
+def _slot(device: DeviceSpec) -> dict[str, Any]:
+    table: dict[str, dict[str, Any]] = _data()["intra_node_gb_per_s"]
+    major = (device.compute_capability or (0, 0))[0]
+    return table["pcie-gen3" if major < 8 else "pcie-gen4" if major == 8 else "pcie-gen5"]

@@ -1,0 +1,309 @@
+"""Shows a comparison of two runs: as sentences and a table, as JSON, as a picture, and as JUnit XML.
+
+Entry points: `differences_lines`, `method_lines`, `result_lines`, `comparison_table`, `comparison_to_json`,
+`draw_comparison` and `write_junit`, all called by `quantbench compare`. `analysis.compare` makes the comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from rich.table import Table
+from rich.text import Text
+
+from quantbench.analysis.compare import FIGURES_METHOD, METHOD, VERDICTS, Compared, Comparison
+from quantbench.errors import printable
+from quantbench.junit import clean, write_suite
+from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, canvas, heading, legend_below, save
+from quantbench.report.source import picture_caption
+from quantbench.store.record import Place
+from quantbench.units import latency, percent
+
+_STYLE = {"slower": "bold red", "faster": "green", "same": "", "unclear": "yellow"}
+# Rows shown of each verdict; --json has them all.
+_MOST_SHOWN = {"slower": 30, "faster": 15, "unclear": 8, "same": 0}
+_MOST_LOST_SHOWN = 5
+
+
+def differences_lines(comparison: Comparison) -> list[str]:
+    """What differs between the two runs besides the times, obstacles first."""
+    origins = {run.info.origin for run in (comparison.a, comparison.b)} - {"measured"}
+    lines = [f"{origin.upper()} DATA: nothing here was measured on this machine" for origin in sorted(origins)]
+    lines += [f"compared although they should not be: {text}" for text in comparison.obstacles]
+    if not comparison.differences:
+        return [*lines, "device, versions, options and environment are the same"]
+    return [*lines, *(str(difference) for difference in comparison.differences)]
+
+
+def method_lines(comparison: Comparison) -> list[str]:
+    """How the verdicts were reached, and what limits them."""
+    moved = comparison.wander
+    lines = [METHOD if comparison.options.noise is None else FIGURES_METHOD]
+    margin = f"changes within {percent(comparison.tolerance)} do not count"
+    known = [noise for noise in (moved.noise_a, moved.noise_b) if noise is not None]
+    if not known:
+        lines.append(f"{margin} (--margin); how far the runs wander by themselves is not known: no repeated reference")
+    else:
+        noises = " and ".join("unknown" if n is None else percent(n) for n in (moved.noise_a, moved.noise_b))
+        repeats = f"{moved.repeats_a} and {moved.repeats_b} repeats"
+        wandered = f"the reference point wandered by {noises} ({repeats})"
+        if comparison.tolerance > comparison.options.margin:
+            lines.append(
+                f"{margin}: {wandered}, and the worst of {len(comparison.points)} points may by chance reach that"
+            )
+        else:
+            lines.append(f"{margin} (--margin); {wandered}")
+    if moved.shift is not None:
+        lines.append(f"the reference point itself: {_ratio_words(moved.shift)}")
+    return lines
+
+
+def result_lines(comparison: Comparison) -> list[str]:
+    """Counts, the median ratio, and what could not be compared."""
+    lines = []
+    if comparison.points:
+        counted = ", ".join(f"{number} {verdict}" for verdict, number in comparison.counts.items())
+        middle = _ratio_words(comparison.median_ratio)
+        lines.append(f"{len(comparison.points)} points: {counted}; median {middle}")
+    if comparison.lost:
+        lines.append(f"measured in A and failing in B: {len(comparison.lost)}")
+        lines += [
+            f"  {place_words(lost.place)}: {lost.kind}: {printable(lost.message)}" for lost in comparison.lost[:5]
+        ]
+    for number, there, elsewhere in ((comparison.only_a, "A", "B"), (comparison.only_b, "B", "A")):
+        if number:
+            lines.append(f"of {there}, without a partner in {elsewhere}: {number}")
+    return lines
+
+
+def _ratio_words(ratio: float) -> str:
+    if abs(ratio - 1) < 0.0005:
+        return "B takes as long as A"
+    if ratio > 1:
+        return f"B takes {percent(ratio - 1)} longer"
+    return f"B takes {percent(1 - ratio)} less time"
+
+
+def place_words(place: Place) -> str:
+    """`qkv hidden=4096 tp=8`."""
+    return " ".join([place.op, *(f"{name.replace('_', '-')}={value}" for name, value in place.axes.items())])
+
+
+def comparison_table(comparison: Comparison) -> Table | None:
+    """The points that changed, the worst first; None when there is nothing to show."""
+    shown: list[Compared] = []
+    left: list[str] = []
+    for verdict in VERDICTS:
+        own = [point for point in comparison.points if point.verdict == verdict]
+        shown += own[: _MOST_SHOWN[verdict]]
+        if len(own) > _MOST_SHOWN[verdict] > 0:
+            left.append(f"{len(own) - _MOST_SHOWN[verdict]} more {verdict}")
+    if not shown:
+        return None
+    table = Table(header_style="bold", box=None, pad_edge=False, caption_justify="left")
+    table.add_column("point", overflow="fold")
+    several = any(point.a.provider != point.b.provider for point in shown)
+    if several:
+        table.add_column("providers", overflow="fold")
+    for name in ("A", "B", "B / A", "95 % interval"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("why", overflow="fold")
+    for point in shown:
+        table.add_row(
+            Text(printable(place_words(point.place))),
+            *([Text(printable(f"{point.a.provider} → {point.b.provider}"))] if several else []),
+            latency(point.a_us),
+            latency(point.b_us),
+            f"{point.ratio:.3f}",
+            _interval(point),
+            Text(point.verdict, style=_STYLE[point.verdict]),
+            Text(printable(point.why)),
+        )
+    if left:
+        table.caption = Text("… and " + ", ".join(left) + " (--json has all)")
+    return table
+
+
+def _interval(point: Compared) -> str:
+    return "–" if point.low is None or point.high is None else f"{point.low:.3f} … {point.high:.3f}"
+
+
+def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
+    """The whole comparison as JSON objects; names carry their units."""
+    moved = comparison.wander
+    return {
+        "a": str(comparison.a.folder),
+        "b": str(comparison.b.folder),
+        "device": comparison.b.info.device.name,
+        "obstacles": list(comparison.obstacles),
+        "differences": [asdict(difference) for difference in comparison.differences],
+        "method": METHOD if comparison.options.noise is None else FIGURES_METHOD,
+        "margin": comparison.options.margin,
+        "tolerance": comparison.tolerance,
+        "reference": {**asdict(moved)},
+        "counts": comparison.counts,
+        "regressions": comparison.regressions,
+        "median_ratio": comparison.median_ratio if comparison.points else None,
+        "only_a": comparison.only_a,
+        "only_b": comparison.only_b,
+        "points": _points_to_json(comparison.points),
+        "lost": [
+            {
+                "op": lost.place.op, "axes": lost.place.axes, "key": lost.record.key,
+                "provider": lost.record.provider, "kind": lost.kind, "message": lost.message,
+            }
+            for lost in comparison.lost
+        ],
+    }  # fmt: skip
+
+
+def _points_to_json(points: Sequence[Compared]) -> list[dict[str, Any]]:
+    return [
+        {
+            "op": point.place.op, "axes": point.place.axes, "workload": str(point.b.workload),
+            "key_a": point.a.key, "key_b": point.b.key, "provider_a": point.a.provider, "provider_b": point.b.provider,
+            "a_us": point.a_us, "b_us": point.b_us, "ratio": point.ratio, "low": point.low, "high": point.high,
+            "p": point.p, "verdict": point.verdict, "why": point.why,
+        }
+        for point in points
+    ]  # fmt: skip
+
+
+_COLOURS = {"slower": CLIFF_COLOUR, "faster": PALETTE[0], "same": "#7a7a7a", "unclear": PALETTE[1]}
+_MARKERS = {"slower": "^", "faster": "v", "same": "o", "unclear": "D"}
+# Ratios beyond this are drawn at the rim: one point that is 40 times slower would flatten all others.
+_RIM = 3.0
+_TICK_STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+_MOST_TICKS = 9
+# More points than this are drawn smaller.
+_MANY = 300
+
+
+def draw_comparison(comparison: Comparison, path: Path) -> None:
+    """Write a PNG of all ratios; above 1 is slower.
+
+    If the points differ in one axis, it runs along x; otherwise the points are sorted by ratio.
+    """
+    points = comparison.points
+    axis = _axis(points)
+    with canvas(1, 1, 9.0, 4.2) as (figure, panels):
+        panel = panels[0][0]
+        tolerance = comparison.tolerance
+        panel.axhspan(1 / (1 + tolerance), 1 + tolerance, color="0.92", zorder=0, label="does not count")
+        panel.axhline(1.0, color="0.4", linewidth=0.8)
+        _draw_points(panel, points, axis)
+        panel.set_yscale("log")
+        _ratio_ticks(panel)
+        panel.set_ylabel("time of B / time of A   (above 1: slower)")
+        panel.set_xlabel(axis.replace("_", "-") if axis else "points, from fastest to slowest")
+        legend_below(figure, [panel])
+        a, b = (
+            f"{name}: {run.info.run_id} · {picture_caption(run.info, (getattr(p, side) for p in points))}"
+            for name, run, side in (("A", comparison.a, "a"), ("B", comparison.b, "b"))
+        )
+        heading(figure, a, b)
+        save(figure, path)
+
+
+def _axis(points: Sequence[Compared]) -> str:
+    """The axis that runs along x; none where points of several axes or places lie above each other."""
+    names = {tuple(point.place.axes) for point in points}
+    if len(names) != 1:
+        return ""
+    (axes,) = names
+    varied = [name for name in axes if len({point.place.axes[name] for point in points}) > 1]
+    return varied[0] if len(varied) == 1 else ""
+
+
+def _draw_points(panel: Any, points: Sequence[Compared], axis: str) -> None:
+    size = 4.0 if len(points) <= _MANY else 1.5
+    ordered = sorted(points, key=lambda p: (p.place.axes[axis] if axis else p.ratio, p.place.op))
+    for verdict in VERDICTS:
+        own = [(i, p) for i, p in enumerate(ordered) if p.verdict == verdict]
+        if not own:
+            continue
+        x = [p.place.axes[axis] if axis else i for i, p in own]
+        y = [_inside(p.ratio) for _, p in own]
+        panel.plot(
+            x, y, _MARKERS[verdict], markersize=size, color=_COLOURS[verdict], label=f"{len(own)} {verdict}", zorder=3
+        )
+        panel.vlines(
+            x,
+            [_inside(p.ratio if p.low is None else p.low) for _, p in own],
+            [_inside(p.ratio if p.high is None else p.high) for _, p in own],
+            color=_COLOURS[verdict],
+            linewidth=0.9,
+            zorder=2,
+        )
+
+
+def _inside(ratio: float) -> float:
+    return min(max(ratio, 1 / _RIM), _RIM)
+
+
+def _ratio_ticks(panel: Any) -> None:
+    """Plain numbers on the logarithmic axis, 1 always among them, at steps that suit its span."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    low, high = panel.get_ylim()
+    step = next((s for s in _TICK_STEPS if (high - low) / s <= _MOST_TICKS), _TICK_STEPS[-1])
+    ticks = [1 + i * step for i in range(-round(1 / step) + 1, round(_RIM / step)) if low <= 1 + i * step <= high]
+    panel.yaxis.set_major_locator(FixedLocator(ticks))
+    panel.yaxis.set_minor_locator(NullLocator())
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def write_junit(comparison: Comparison, path: Path) -> None:
+    """Write the comparison as JUnit XML for continuous integration.
+
+    Slower and lost points are failures, unclear ones are skipped with their reason. Raises StoreError where the file
+    cannot
+    be written.
+    """
+    total = len(comparison.points) + len(comparison.lost)
+    suite = ElementTree.Element(
+        "testsuite",
+        name=clean(f"quantbench compare {comparison.b.info.device.name}"),
+        tests=str(total),
+        failures=str(comparison.regressions),
+        errors="0",
+        skipped=str(comparison.counts["unclear"]),
+        time="0",
+    )
+    properties = ElementTree.SubElement(suite, "properties")
+    for name, value in (("a", comparison.a.folder), ("b", comparison.b.folder), ("tolerance", comparison.tolerance)):
+        ElementTree.SubElement(properties, "property", name=name, value=clean(str(value)))
+    for difference in comparison.differences:
+        ElementTree.SubElement(properties, "property", name="difference", value=clean(str(difference)))
+    for point in comparison.points:
+        _add_point(suite, point)
+    for lost in comparison.lost:
+        case = _case(suite, place_words(lost.place), lost.record.provider, 0.0)
+        message = clean(f"measured before, fails now: {lost.kind}: {lost.message}")
+        ElementTree.SubElement(case, "failure", message=message, type="lost").text = message
+    write_suite(suite, path)
+
+
+def _add_point(suite: ElementTree.Element, point: Compared) -> None:
+    case = _case(suite, place_words(point.place), point.b.provider, point.b_us / 1e6)
+    interval = "no interval" if point.low is None else f"95 % interval {point.low:.4f} to {point.high:.4f}"
+    text = f"{point.verdict}: {latency(point.a_us)} → {latency(point.b_us)}, ratio {point.ratio:.4f}, {interval}"
+    if point.why:
+        text += f"; {point.why}"
+    if point.verdict == "slower":
+        ElementTree.SubElement(case, "failure", message=clean(text), type="slower").text = clean(text)
+    elif point.verdict == "unclear":
+        ElementTree.SubElement(case, "skipped", message=clean(text))
+    else:
+        ElementTree.SubElement(case, "system-out").text = clean(text)
+
+
+def _case(suite: ElementTree.Element, name: str, provider: str, time_s: float) -> ElementTree.Element:
+    return ElementTree.SubElement(
+        suite, "testcase", classname=clean(f"quantbench.{provider}"), name=clean(name), time=f"{time_s:.9f}"
+    )

@@ -1,0 +1,240 @@
+"""The report's sections of text and tables: causes of the steps, rules of thumb, trust, all sizes, how it was measured.
+
+Each `*_section` function makes one section for `page`; `facts_of` makes the list of facts at the page's foot.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from quantbench.analysis.check import Check
+from quantbench.analysis.cliffs import CommonCliff
+from quantbench.analysis.periods import Period, explanation_words
+from quantbench.analysis.rules import RULES, VERDICTS, Verdict, untested_lines
+from quantbench.analysis.summary import Row
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import printable
+from quantbench.measurement import GRADES
+from quantbench.report.content import Section, Table
+from quantbench.report.sweep_result import row_figures, row_words
+from quantbench.store.folder import Run
+from quantbench.store.record import Failed, Measured, Skipped
+from quantbench.units import duration, percent, size
+
+# Explanations that make the same staircase, named in one line.
+_MOST_ALIKE = 3
+_MOST_COMMON = 24
+
+
+def steps_section(check: Check) -> Section | None:
+    """What makes the steps, and the steps that many shapes share; None where there are neither."""
+    lines = [period_words(period) for period in check.periods]
+    if check.falls:
+        lines.append(
+            f"at {len(check.falls)} places the time falls where the size grows: another kernel is better there"
+        )
+    table = common_table(check.common)
+    if not lines and table is None:
+        return None
+    note = "" if table is None else "Sizes after which the time jumps: median over many shapes, with its 95 % interval."
+    return Section("steps", "Causes of the steps", note, table=table, lines=tuple(lines))
+
+
+def period_words(period: Period) -> str:
+    """`m, gemm bf16 nt by torch.mm: 128x256 tile on 108 SMs explains the steps (…)`."""
+    recovered = period.recovered
+    what = period.variant if period.variant.startswith(f"{period.op} ") else f"{period.op} ({period.variant})"
+    where = printable(f"{period.axis.replace('_', '-')}, {what} by {period.provider}")
+    accounts = f"explains {percent(recovered.explained)} of the variation around the trend"
+    if recovered.verdict == "no waves":
+        return f"{where}: the times show no waves"
+    if recovered.verdict == "no single tile":
+        return f"{where}: no single tile explains the steps; the best {accounts}"
+    named = period.tile_words or explanation_words(recovered.best[0], period.sm_count)
+    alike = [words for e in recovered.best if (words := explanation_words(e, period.sm_count)) != named]
+    same = ""
+    if alike:
+        more = f" and {len(alike) - _MOST_ALIKE} more" if len(alike) > _MOST_ALIKE else ""
+        same = f"; the same staircase: {', '.join(alike[:_MOST_ALIKE])}{more}"
+    sure = f"{period.sure_words}, {accounts}"
+    if recovered.verdict == "clear":
+        return f"{where}: {named} explains the steps ({sure}{same})"
+    return f"{where}: several tiles may explain the steps; the most likely is {named} ({sure}{same})"
+
+
+def common_table(common: Sequence[CommonCliff]) -> Table | None:
+    """The steps that many shapes share, the largest first; None without any."""
+    if not common:
+        return None
+    several = len({(one.op, one.provider, one.variant) for one in common}) > 1
+    rows = []
+    for one in common[:_MOST_COMMON]:
+        which = f" of {one.provider} {one.variant}" if several else ""
+        rows.append((
+            one.axis.replace("_", "-"), f"{one.at} → {one.next}", str(one.num_curves),
+            f"+{percent(one.ratio - 1)} ({percent(one.low - 1)} to {percent(one.high - 1)})",
+            _group(one.stepping), _group(one.level), printable(one.cause_words + which),
+        ))  # fmt: skip
+    head = ("axis", "between", "shapes", "time", "with a new wave", "without", "significant cliffs by cause")
+    return Table(head, tuple(rows), frozenset({2}))
+
+
+def _group(group: tuple[float, int] | None) -> str:
+    if group is None:
+        return "–"
+    ratio, shapes = group
+    return f"{'+' if ratio >= 1 else '−'}{percent(abs(ratio - 1))} ({shapes})"
+
+
+def rules_section(verdicts: Sequence[Verdict], spec: DeviceSpec) -> Section | None:
+    """Verdicts on the rules of thumb, the rules that the run does not test named below; None without any."""
+    if not verdicts:
+        return None
+    rules = {rule.id: rule for rule in RULES}
+    tested = sorted((v for v in verdicts if v.num_pairs), key=lambda v: VERDICTS.index(v.verdict))
+    rows = tuple(
+        (rules[v.rule].predicate, v.verdict, _effect(v), str(v.num_pairs), v.reason or rules[v.rule].claim)
+        for v in tested
+    )
+    head = ("rule", "verdict", "breaking it costs", "pairs", "claim, or why there is no verdict")
+    table = Table(head, rows, frozenset({3}), whole=frozenset({1})) if rows else None
+    note = "From pairs of points that differ only in the rule's condition; cost in time per unit of work."
+    lines = tuple(untested_lines(verdicts, spec))
+    return Section("rules", "Rules of thumb, tested", note if rows else "", table=table, lines=lines)
+
+
+def _effect(verdict: Verdict) -> str:
+    if verdict.effect is None or verdict.low is None or verdict.high is None:
+        return "–"
+    text = f"{_signed(verdict.effect)} ({_signed(verdict.low)} to {_signed(verdict.high)})"
+    return text if verdict.predicted is None else f"{text}; tiles and waves alone: {_signed(verdict.predicted)}"
+
+
+def _signed(ratio: float) -> str:
+    text = percent(ratio - 1).replace("-", "−")
+    return "0.0 %" if text == "−0.0 %" else text
+
+
+# Lines of the table of all sizes; a table of tens of thousands belongs into a file, and there it is.
+_MOST_ROWS = 400
+_MOST_REASONS = 14
+_MOST_KINDS = 3
+# Reasons that differ in their figures alone are counted together.
+_FIGURE = re.compile(r"[-+±]?\d+(?:\.\d+)?")
+_GRADE_WORDS = {
+    "A": "steady, cold as asked, clock steady",
+    "B": "one condition not met",
+    "C": "several conditions not met, or one badly; all imported figures",
+    "D": "unreliable; see the reasons",
+    "rejected": "impossible: faster than the hardware",
+}
+
+
+def trust_section(run: Run) -> Section:
+    """Grades of the measurements with their reasons, and the points that have no measurement."""
+    letters: Counter[str] = Counter()
+    reasons: dict[str, Counter[str]] = {letter: Counter() for letter in GRADES}
+    examples: dict[str, str] = {}
+    other: Counter[str] = Counter()
+    for record in run.records:
+        if record.role != "point":
+            continue
+        match record.outcome:
+            case Measured(_, grade):
+                letters[grade.letter] += 1
+                kinds = [_FIGURE.sub("#", reason) for reason in grade.reasons]
+                reasons[grade.letter].update(kinds)
+                examples |= dict(zip(kinds, grade.reasons, strict=True))
+            case Skipped(reason):
+                other[f"skipped, {record.provider}: {printable(reason)}"] += 1
+            case Failed(kind, message):
+                other[f"failed, {record.provider}: {kind}: {printable(message)}"] += 1
+    rows = []
+    for letter in GRADES:
+        if letters[letter]:
+            usual = reasons[letter].most_common(_MOST_KINDS)
+            why = "; ".join(printable(examples[kind]) + (f" ({times} points)" if times > 1 else "")
+                            for kind, times in usual)  # fmt: skip
+            rows.append((letter, str(letters[letter]), _GRADE_WORDS[letter], why))
+    lines = [f"{number} × {reason}" for reason, number in other.most_common(_MOST_REASONS)]
+    if len(other) > _MOST_REASONS:
+        lines.append(f"{len(other) - _MOST_REASONS} more reasons are in records.jsonl")
+    table = Table(("trust", "points", "meaning", "mostly because"), tuple(rows), frozenset({1})) if rows else None
+    return Section("trust", "Quality of the measurements", table=table, lines=tuple(lines))
+
+
+def sizes_section(rows: Sequence[Row], check: Check) -> Section:
+    """The table of every place with its figures (folded)."""
+    axes = list(dict.fromkeys(name for row in rows for name in row.axes))
+    several = len({row.provider for row in rows}) > 1
+    head = [axis.replace("_", "-") for axis in axes]
+    head += ["provider"] if several else []
+    head += ["ops", "time", "TFLOP/s", "GB/s", "of peak", "trust", "cliffs, or the loss of the worst op"]
+    lines = []
+    for row in rows[:_MOST_ROWS]:
+        lines.append((
+            *(str(row.axes.get(axis, "")) for axis in axes), *([row.provider] if several else []),
+            *row_figures(row), row.grade.letter,
+            printable(row_words(row, check, check.run.info.device)),
+        ))  # fmt: skip
+    numeric = frozenset(range(len(head) - 2)) - ({len(axes)} if several else set())
+    note = f"The first {_MOST_ROWS} of {len(rows)}; all of them are in records.jsonl." if len(rows) > _MOST_ROWS else ""
+    return Section("sizes", "All sizes", note, table=Table(tuple(head), tuple(lines), numeric), folded=True)
+
+
+def how_section(run: Run) -> Section:
+    """Options, versions and constants of the run, so that it can be repeated (folded)."""
+    info = run.info
+    rows = [("folder", str(run.folder)), ("run", info.run_id), ("started", info.started)]
+    rows += [("ended", f"{info.ended or 'not yet'} ({info.how_ended})")]
+    if info.source:
+        rows.append(("source", info.source))
+    rows += [(f"version of {name}", value) for name, value in info.software.items()]
+    rows += [(f"environment {name}", value) for name, value in info.environment.items()]
+    rows += [(f"option {name}", value) for name, value in _flat(info.options)]
+    rows += [(f"seconds of {name}", f"{seconds:.1f}") for name, seconds in info.phases_s.items()]
+    rows += [(f"device {name}", f"{value}") for name, value in _constants(run)]
+    shown = tuple((printable(str(name)), printable(str(value), 300)) for name, value in rows)
+    return Section("how", "How it was measured", table=Table(("item", "value"), shown), folded=True)
+
+
+def _flat(options: dict[str, Any]) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in options.items():
+        found += [(f"{name}.{inner}", v) for inner, v in value.items()] if isinstance(value, dict) else [(name, value)]
+    return found
+
+
+def _constants(run: Run) -> list[tuple[str, Any]]:
+    """The device's constants, each with its source where that is kept."""
+    device = run.info.device
+    names = ("sm_count", "sm_clock_mhz", "l2_bytes", "memory_bytes", "memory_gb_per_s")
+    found: list[tuple[str, Any]] = [(name, getattr(device, name)) for name in names]
+    found += [(f"peak_tflops.{dtype}", peak) for dtype, peak in device.peak_tflops.items()]
+    sourced = []
+    for name, value in found:
+        source = device.source.get(name) or device.source.get(name.partition(".")[0])
+        sourced.append((name, value if source is None else f"{value} ({source})"))
+    return sourced
+
+
+def facts_of(run: Run) -> tuple[tuple[str, str], ...]:
+    """The facts at the foot of the page, as (name, value): points, duration, device, versions."""
+    info = run.info
+    points = [r for r in run.records if r.role == "point"]
+    kinds = Counter(type(r.outcome).__name__.lower() for r in points)
+    facts = [("points", ", ".join(f"{kinds[k]} {k}" for k in ("measured", "skipped", "failed") if kinds[k]) or "none")]
+    elapsed_s = max((r.elapsed_s for r in run.records), default=0.0)
+    if elapsed_s > 0:
+        facts.append(("took", duration(elapsed_s)))
+    device = info.device
+    units = "one core" if device.kind == "cpu" else f"{device.sm_count} SMs ({device.architecture})"
+    memory = f"{size(device.memory_bytes)} at {device.memory_gb_per_s:.0f} GB/s"
+    facts.append(("device", f"{units}, {memory}, {size(device.l2_bytes)} of last-level cache"))
+    facts.append(("ended", info.how_ended))
+    facts.append(("started", info.started))
+    facts += [(name, printable(version)) for name, version in info.software.items()]
+    return tuple(facts)

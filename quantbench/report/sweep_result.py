@@ -1,0 +1,248 @@
+"""What `quantbench sweep` shows at its end: the table of its rows, the same as JSON, and the picture of each axis.
+
+Entry points: `sweep_table`, `ops_line`, `trust_lines`, `rows_to_json` and `draw_run`. `sections` uses `row_figures`
+and `row_words` for the report's table of all sizes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from quantbench.analysis.blocks import IdleReason, idle_reasons
+from quantbench.analysis.check import Check
+from quantbench.analysis.cliffs import Cliff
+from quantbench.analysis.curves import Curve, curves_of
+from quantbench.analysis.periods import TileOf
+from quantbench.analysis.sawtooth import drawn_edges
+from quantbench.analysis.summary import Point, Row, points_of
+from quantbench.device.spec import DeviceSpec
+from quantbench.measurement import Grade
+from quantbench.report.canvas import INTERVAL_COLOUR, MARKERS, PALETTE, curve_names, draw_panels, plain
+from quantbench.report.source import picture_caption
+from quantbench.store.folder import Run
+from quantbench.units import latency, percent, with_interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+_GRADE_STYLE = {"A": "green", "B": "", "C": "yellow", "D": "red", "rejected": "bold red"}
+# Rows this far below the best one of the table stand out.
+_STANDS_OUT = 0.8
+# Of several cliffs at one place the largest are told; `check` tells them all.
+_MOST_CLIFFS_SAID = 2
+_FIGURES = re.compile(r"[±]?\d")
+_TIGHT_PERCENT = re.compile(r"(?<=[0-9])%")
+
+
+def sweep_table(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> Table:
+    """One line per place and provider: rate, bandwidth, share of peak, trust, and what is lost and why.
+
+    Needs about 100 columns; on narrower terminals the last column folds.
+    """
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for name in rows[0].axes:
+        table.add_column(name.replace("_", "-"), justify="right", no_wrap=True)
+    several = len({row.provider for row in rows}) > 1
+    if several:
+        table.add_column("provider", no_wrap=True)
+    table.add_column("ops", justify="right", no_wrap=True)
+    logits = any(row.logits for row in rows)
+    for name in ("time", *(("logits",) if logits else ()), "TFLOP/s", "GB/s", "of peak"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("trust", no_wrap=True)
+    table.add_column("cliffs, or what the worst op loses", overflow="fold", min_width=20)
+    best = max((row.peak_share or 0.0 for row in rows if not row.missing), default=0.0)
+    for row in rows:
+        low = row.peak_share is not None and not row.missing and row.peak_share < _STANDS_OUT * best
+        *figures, share = row_figures(row)
+        table.add_row(
+            *(str(value) for value in row.axes.values()),
+            *([row.provider] if several else []),
+            *figures[:2],
+            *([latency(row.logits_us) if row.logits_us is not None else ""] if logits else []),
+            *figures[2:],
+            Text(share, style="bold red" if low else ""),
+            Text(row.grade.letter, style=_GRADE_STYLE[row.grade.letter]),
+            Text(row_words(row, check, spec)),
+        )
+    return table
+
+
+def row_figures(row: Row) -> tuple[str, str, str, str, str]:
+    """Cells of a row: ops, time, TFLOP/s, GB/s and share of peak. A row that lacks ops has no sum."""
+    if row.missing:
+        return (f"{len(row.points)} of {len(row.points) + len(row.missing)}", *("-",) * 4)
+    return (
+        str(len(row.points)),
+        latency(row.latency_us),
+        with_interval(row.tflops, row.tflops * row.half_width),
+        with_interval(row.gb_per_s, row.gb_per_s * row.half_width),
+        "?" if row.peak_share is None else percent(row.peak_share),
+    )
+
+
+def ops_line(rows: Sequence[Row]) -> str:
+    """What a row of the table sums: the ops of each provider, by name."""
+    found: dict[str, dict[str, None]] = {}
+    for row in rows:
+        found.setdefault(row.provider, {}).update(dict.fromkeys(point.op for point in row.points))
+    summed = "; ".join(f"{' + '.join(ops)} ({provider})" for provider, ops in found.items())
+    if all(ops.keys() == {"gemm"} for ops in found.values()):
+        return f"a row is one product: {summed}"
+    layers = max(point.count for row in rows for point in row.points)
+    only_logits = all(op.startswith("logits") for ops in found.values() for op in ops)
+    whole = "the model" if only_logits else "one layer" if layers == 1 else f"{layers} layers"
+    apart = "; logits, once per model, are not in it" if any(row.logits for row in rows) else ""
+    return f"a row sums, of {whole}, {summed}{apart}"
+
+
+def trust_lines(rows: Sequence[Row]) -> list[str]:
+    """Why rows are graded below B, one line per kind of reason, the most frequent first."""
+    # Figures differ from row to row: what stands before the first of them tells the kind.
+    kinds: dict[str, list[Grade]] = {}
+    for row in rows:
+        if row.grade.letter not in ("A", "B"):
+            kinds.setdefault(_FIGURES.split(row.grade.reasons[0])[0], []).append(row.grade)
+    return [
+        # the reasons are stored, in older runs with 36% where it is 36 % everywhere else
+        f"trust {alike[0].letter}, {len(alike)} of {len(rows)} rows: {_TIGHT_PERCENT.sub(' %', alike[0].reasons[0])}"
+        for alike in sorted(kinds.values(), key=len, reverse=True)
+    ]
+
+
+def row_words(row: Row, check: Check, spec: DeviceSpec) -> str:
+    """The last cell of a row: the ops it lacks, then the cliffs that end at it, the largest first.
+
+    Without a cliff, why its worst op runs below peak.
+    """
+    said = [
+        f"▼ +{percent(cliff.ratio - 1)} time in {cliff.op}: {cliff.cause.words}"
+        for cliff in check.cliffs
+        if cliff.after.axes == row.axes and cliff.provider == row.provider
+    ]
+    if not said:
+        worst = row.worst
+        said = [f"{worst.op}: {reason.words}" for reason in _idle(worst, check, spec)[:1]]
+    if len(said) > _MOST_CLIFFS_SAID:
+        said = [*said[:_MOST_CLIFFS_SAID], f"{len(said) - _MOST_CLIFFS_SAID} more"]
+    lacks = [f"no sum, not measured here: {', '.join(row.missing)}"] if row.missing else []
+    return "; ".join(lacks + said)
+
+
+def _idle(point: Point, check: Check, spec: DeviceSpec) -> tuple[IdleReason, ...]:
+    """What tiles and waves cost a point, by the tile that ran or that the steps tell; by the one assumed for the device
+    only where no steps speak against it."""
+    return idle_reasons(point.workload, spec, check.tile_of(point), point.peak_share)
+
+
+def rows_to_json(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> list[dict[str, Any]]:
+    """The table as JSON objects; names carry their units. A row that lacks ops (missing_ops) has no figures."""
+    return [
+        {
+            "axes": row.axes,
+            "provider": row.provider,
+            "ops": [point.op for point in row.points],
+            "missing_ops": list(row.missing),
+            "latency_us": None if row.missing else row.latency_us,
+            "logits_us": row.logits_us,
+            "relative_half_width": None if row.missing else row.half_width,
+            "tflops": None if row.missing else row.tflops,
+            "gb_per_s": None if row.missing else row.gb_per_s,
+            "peak_share": None if row.missing else row.peak_share,
+            "grade": asdict(row.grade),
+            "words": row_words(row, check, spec),
+        }
+        for row in rows
+    ]
+
+
+def cliff_to_json(cliff: Cliff) -> dict[str, Any]:
+    """One jump of the time; `ratio` with the trend taken out, `rate_ratio` as a person sees it."""
+    return {
+        "axis": cliff.axis, "at": cliff.at, "next": cliff.next, "ratio": cliff.ratio, "low": cliff.low,
+        "high": cliff.high, "cause": cliff.cause.kind, "why": cliff.cause.words, "evidence": cliff.cause.evidence,
+        "op": cliff.op, "provider": cliff.provider, "variant": cliff.variant, "held": dict(cliff.held),
+        "first": cliff.first, "last": cliff.last, "rate_ratio": cliff.rate_ratio,
+        "keys": [cliff.before.key, cliff.after.key],
+    }  # fmt: skip
+
+
+# More wave edges than this in a panel would be a grey wall; the first ones are the large steps.
+_MOST_WAVE_EDGES = 40
+# Edges of more curves than this cannot be told apart.
+_MOST_WITH_EDGES = 2
+
+
+def draw_run(run: Run, check: Check, axis: str) -> Path:
+    """Draw all points of a run over `axis` into the run's folder. Returns the file."""
+    points = points_of(run.records, run.info.device)
+    name = axis.replace("_", "-")
+    path = run.folder / f"efficiency-{name}.png"
+    title, caption = f"efficiency over {name}: {run.info.run_id}", picture_caption(run.info, points)
+    draw_efficiency(points, axis, check.tile_of, path, title=title, caption=caption)
+    return path
+
+
+def draw_efficiency(
+    points: Sequence[Point], axis: str, tile_of: TileOf, path: Path, *, title: str, caption: str
+) -> None:
+    """Write a PNG with a panel per op: medians with 95 % intervals, a line per provider and value of the other axes.
+
+    points: of any ops and providers.
+    axis: the field along x.
+    tile_of: the tile that computes a point (`Check.tile_of`). Where it was recorded or recovered from the steps, tile
+        edges
+        are ticks at the foot and wave edges dashed lines in the colour of their curve.
+    title, caption: see `canvas.heading`.
+    """
+
+    def draw(panel: Axes, op: str) -> None:
+        _draw_panel(panel, curves_of([p for p in points if p.op == op], axis, fewest=1), tile_of)
+
+    draw_panels((p.op for p in points), draw, axis, path, title=title, caption=caption)
+
+
+def _draw_panel(panel: Axes, curves: Sequence[Curve], tile_of: TileOf) -> None:
+    for i, (curve, name) in enumerate(zip(curves, curve_names(curves), strict=True)):
+        colour, label = PALETTE[i % len(PALETTE)], plain(name, 44)
+        y = [_efficiency(p) for p in curve.points]
+        panel.plot(
+            curve.sizes, y, "-", marker=MARKERS[i % len(MARKERS)], markersize=4, linewidth=1.2, color=colour,
+            label=label,
+        )  # fmt: skip
+        panel.vlines(
+            curve.sizes,
+            [height * p.latency_us / p.high_us for height, p in zip(y, curve.points, strict=True)],
+            [height * p.latency_us / p.low_us for height, p in zip(y, curve.points, strict=True)],
+            color=INTERVAL_COLOUR, linewidth=0.9, zorder=4,
+        )  # fmt: skip
+        if len(curves) <= _MOST_WITH_EDGES:
+            _draw_edges(panel, curve, tile_of, colour, label)
+    panel.set_ylim(bottom=0)
+    panel.set_ylabel("TFLOP/s" if curves[0].points[0].peak_share is None else "share of peak, %")
+
+
+def _efficiency(point: Point) -> float:
+    return point.tflops if point.peak_share is None else 100 * point.peak_share
+
+
+def _draw_edges(panel: Axes, curve: Curve, tile_of: TileOf, colour: str, name: str) -> None:
+    edges = drawn_edges(curve, tile_of)
+    if edges.tile:
+        panel.plot(
+            edges.tile, [0.0] * len(edges.tile), "|", transform=panel.get_xaxis_transform(), color=colour,
+            markersize=10, clip_on=False, label=f"tile edge, {name}",
+        )  # fmt: skip
+    for i, edge in enumerate(edges.wave[:_MOST_WAVE_EDGES]):
+        panel.axvline(
+            edge, color=colour, linestyle="--", linewidth=0.8, alpha=0.7, zorder=0,
+            label=f"wave edge, {name}" if i == 0 else None,
+        )  # fmt: skip

@@ -1,0 +1,66 @@
+"""Dataclasses as groups of a command's options, and the texts of options as numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from quantbench.cli.options import grouped, integers, percentage
+from quantbench.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    node: Annotated[str, typer.Option(help="Name of the node.")] = "here"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size(Place):
+    rows: Annotated[int, typer.Option(min=1, help="Rows.")]
+    exact: Annotated[bool, typer.Option("--exact", help="No rounding.")] = False
+
+
+app = typer.Typer()
+
+
+@app.command()
+@grouped
+def show(file: Annotated[str, typer.Argument()], size: Size, count: Annotated[int, typer.Option()] = 3) -> None:
+    """Print what arrived."""
+    print(file, size, count)
+
+
+def test_a_dataclass_is_filled_from_its_options() -> None:
+    said = CliRunner().invoke(app, ["a.csv", "--rows", "5", "--exact", "--count", "4"], catch_exceptions=False)
+    assert said.output.strip() == "a.csv Size(node='here', rows=5, exact=True) 4"
+    said = CliRunner().invoke(app, ["a.csv", "--rows", "5", "--node", "n1"], catch_exceptions=False)
+    assert said.output.strip() == "a.csv Size(node='n1', rows=5, exact=False) 3"
+
+
+def test_limits_and_required_fields_are_kept() -> None:
+    assert CliRunner().invoke(app, ["a.csv", "--rows", "0"]).exit_code == 2
+    assert CliRunner().invoke(app, ["a.csv"]).exit_code == 2
+
+
+def test_the_help_lists_every_field() -> None:
+    said = CliRunner().invoke(app, ["--help"]).output
+    assert all(words in said for words in ("--node", "--rows", "--exact", "--count", "Name of the node.", "Print what"))
+
+
+def test_texts_as_numbers() -> None:
+    assert integers("--tp", "") == ()
+    assert integers("--tp", "8, 1,8") == (8, 1, 8)
+    for wrong in ("0", "1,,2", "1.5", "9" * 11):
+        with pytest.raises(InputError, match=r"--tp.*expected integers of at least 1"):
+            integers("--tp", wrong)
+    assert (percentage("--x", "0%"), percentage("--x", "50 %")) == (0.0, 0.5)
+    for wrong in ("5", "101%", "nan%", "-1%"):
+        with pytest.raises(InputError, match="--x"):
+            percentage("--x", wrong)
+    for wrong in ("0%", "100%"):
+        with pytest.raises(InputError, match="between 0% and 100%"):
+            percentage("--x", wrong, above=True)

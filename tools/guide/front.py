@@ -1,0 +1,236 @@
+"""Fills README.md and docs/index.md with figures, a staircase and a sample of `advise`.
+
+Run as `python -m tools.guide.front` (`make docs`).
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import metadata
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from textwrap import wrap
+
+from quantbench.analysis.check import check_run
+from quantbench.analysis.curve_fits import fit_curves, repeatability
+from quantbench.analysis.curves import Curve, curves_of
+from quantbench.analysis.periods import find_periods, tile_finder
+from quantbench.analysis.sawtooth import Sawtooth, sawtooth
+from quantbench.analysis.staircase import Explanation
+from quantbench.analysis.summary import Point, points_of
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import QuantbenchError, StoreError
+from quantbench.quantization import cdiv
+from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, canvas, heading, legend_below, save
+from quantbench.report.source import picture_caption
+from quantbench.report.sweep_result import draw_run
+from quantbench.store.folder import read_run
+from quantbench.store.run import RunInfo
+from quantbench.units import percent
+from tools.guide.evidence import gemm_table
+from tools.guide.markers import fill
+
+PAGES = (Path("README.md"), Path("docs/index.md"))
+PICTURE = Path("docs/figures/a100-staircase.png")
+#: the run that README shows as what `make sweep` does on a CPU
+CPU_RUN = Path("results/cpu-amd-epyc/2026-11-20T153933-hidden")
+#: the command whose output is shown
+ADVISE = ("advise", "--gpu", "a100-sxm4-80gb", "--model", "gpt2-xl", "--attention", "flash")
+
+_GPU, _N, _K = "a100-sxm4-80gb", 4096, 4096
+# From half a wave of large tiles up to where the table's sizes are close.
+_SHOWN_M = range(256, 4354)
+# The columns of the terminal that the sample is printed on.
+_COLUMNS = 100
+
+
+@dataclass(frozen=True)
+class Staircase:
+    """One product of the A100's table over m, and the tile that explains its steps.
+
+    rows: number of products in the whole table.
+    """
+
+    info: RunInfo
+    curve: Curve
+    teeth: Sawtooth
+    tile: Explanation
+    rows: int
+
+    @property
+    def spec(self) -> DeviceSpec:
+        return self.info.device
+
+    @property
+    def edge(self) -> tuple[Point, Point]:
+        """The two neighbouring sizes between which the time grows most."""
+        pairs = [
+            (a, b)
+            for a, b in zip(self.curve.points, self.curve.points[1:], strict=False)
+            if b.axes["m"] == a.axes["m"] + 1
+        ]
+        return max(pairs, key=lambda pair: pair[1].latency_us / pair[0].latency_us)
+
+    @property
+    def columns(self) -> int:
+        """Columns of tiles of the product."""
+        return cdiv(_N, self.tile.block_n)
+
+    def num_waves(self, m: int) -> int:
+        return cdiv(cdiv(m, self.tile.block_m) * self.columns, self.tile.resident_blocks)
+
+
+def read_staircase() -> Staircase:
+    """Import the table and find the tile that explains its steps. Raises StoreError where no tile explains them."""
+    with TemporaryDirectory() as folder:
+        run = gemm_table(_GPU, Path(folder))
+    points = points_of(run.records, run.info.device)
+    curves = curves_of(points, "m")
+    (period,) = find_periods(fit_curves(curves, repeatability(run.records)), run.info.device)
+    shown = [p for p in points if (p.axes["n"], p.axes["k"]) == (_N, _K) and p.axes["m"] in _SHOWN_M]
+    (curve,) = curves_of(shown, "m")
+    teeth = sawtooth(curve.points, "m", run.info.device, tile_finder(run.info.device, [period])(curve.family))
+    if teeth is None or period.chosen is None:
+        raise StoreError("front page", run.info.source, "a table whose steps one tile explains")
+    return Staircase(run.info, curve, teeth, period.chosen, len(points))
+
+
+def staircase_text(found: Staircase) -> str:
+    """What the picture shows and why, as Markdown."""
+    before, after = found.edge
+    m = before.axes["m"]
+    tile, at_a_time, sms = found.tile, found.tile.resident_blocks, found.spec.sm_count
+    columns, waves = found.columns, [found.num_waves(m), found.num_waves(m + 1)]
+    tiles = [cdiv(size, tile.block_m) * columns for size in (m, m + 1)]
+    last = tiles[1] - (waves[1] - 1) * at_a_time
+    package, _, table = found.info.source.partition(": ")
+    licence = metadata(package.split()[0])["License-Expression"]
+    cause = (
+        f"One row more, m = {m + 1} instead of {m}, takes {after.latency_us / before.latency_us:.2f} times as long: "
+        f"the rate falls from {before.tflops:.0f} to {after.tflops:.0f} TFLOP/s. The steps of the whole table "
+        f"are those of {tile.block_m} × {tile.block_n} tiles, and the {sms} SMs of the A100 compute {at_a_time} tiles "
+        "at a time (a wave). "
+        f"At m = {m} there are {cdiv(m, tile.block_m)} × {columns} = {tiles[0]} tiles: {_waves(waves[0])}. At m = "
+        f"{m + 1} there are {cdiv(m + 1, tile.block_m)} × {columns} = {tiles[1]}: {_waves(waves[1])}, and the last one "
+        f"has {last} tile{'' if last == 1 else 's'} for {at_a_time} places. It takes as long as a full wave."
+    )
+    source = (
+        f"Imported data, not measured by us: {found.rows:,} bf16 products of {table}, in {package} ({licence}), read "
+        "with `quantbench import aiconfigurator --system a100_sxm --table gemm`."
+    )
+    return "\n\n".join("\n".join(wrap(text, 118)) for text in (cause, source)) + "\n"
+
+
+def _waves(number: int) -> str:
+    return f"{number} wave{'' if number == 1 else 's'}"
+
+
+def draw_staircase(found: Staircase, path: Path) -> None:
+    """Time and rate over m, with what tiles and waves alone give; the largest edge is marked."""
+    sizes = found.curve.sizes
+    before, after = found.edge
+    flops_per_row = 2.0 * _N * _K
+    teeth_us = [m * flops_per_row / rate / 1e6 for m, rate in zip(found.teeth.sizes, found.teeth.tflops, strict=True)]
+    tile, sms = found.tile, found.spec.sm_count
+    computed = f"computed: {tile.block_m}x{tile.block_n} tiles in waves of {tile.resident_blocks}, on {sms} SMs"
+    with canvas(2, 1, 8.2, 6.2, sharex=True) as (figure, panels):
+        for panel, measured, teeth, unit in (
+            (panels[0][0], [p.latency_us for p in found.curve.points], teeth_us, "time, µs"),
+            (panels[1][0], [p.tflops for p in found.curve.points], found.teeth.tflops, "TFLOP/s"),
+        ):
+            panel.plot(found.teeth.sizes, teeth, "--", color="0.4", linewidth=1.0, label=computed)
+            panel.plot(
+                sizes, measured, "o-", color=PALETTE[0], markersize=4, linewidth=1.2, label="measured (imported table)"
+            )
+            edge = [(p.axes["m"], measured[sizes.index(p.axes["m"])]) for p in (before, after)]
+            panel.plot(*zip(*edge, strict=True), "-", color=CLIFF_COLOUR, linewidth=2.4, zorder=4)
+            panel.set_ylim(bottom=0)
+            panel.set_ylabel(unit)
+        slower = after.latency_us / before.latency_us
+        waves = [_waves(found.num_waves(point.axes["m"])) for point in (before, after)]
+        panels[0][0].annotate(
+            f"m = {before.axes['m']} → {after.axes['m']}: {slower:.2f} times the time,\n{' → '.join(waves)} of tiles",
+            (after.axes["m"], after.latency_us), xytext=(10, -26), textcoords="offset points", fontsize=9,
+            color=CLIFF_COLOUR, va="top",
+        )  # fmt: skip
+        panels[1][0].annotate(
+            f"−{percent(1 - after.tflops / before.tflops)}", (after.axes["m"], after.tflops), xytext=(6, -4),
+            textcoords="offset points", fontsize=9, color=CLIFF_COLOUR, fontweight="bold",
+        )  # fmt: skip
+        panels[1][0].set_xlabel("m (rows of the product; tokens of a layer)")
+        legend_below(figure, [panels[0][0]])
+        heading(figure, f"m × {_K} times {_K} × {_N} over m", picture_caption(found.info, found.curve.points))
+        save(figure, path)
+
+
+def advise_text(command: Sequence[str] = ADVISE) -> str:
+    """A command and its output as a block of Markdown, folded as a terminal folds it.
+
+    Raises StoreError where the command fails.
+    """
+    terminal, inside = pty.openpty()
+    environment = {**os.environ, "COLUMNS": str(_COLUMNS), "TERM": "dumb", "NO_COLOR": "1"}
+    for name in ("FORCE_COLOR", "LINES"):
+        environment.pop(name, None)
+    with subprocess.Popen(
+        [sys.executable, "-m", "quantbench", *command], stdin=subprocess.DEVNULL, stdout=inside,
+        stderr=subprocess.PIPE, env=environment,
+    ) as process:  # fmt: skip
+        os.close(inside)
+        printed = b""
+        while True:
+            try:
+                read = os.read(terminal, 1 << 16)
+            except OSError:  # Linux says so where the other end is closed
+                break
+            if not read:
+                break
+            printed += read
+        os.close(terminal)
+        assert process.stderr is not None
+        error = process.stderr.read().decode(errors="replace")
+    if process.returncode:
+        raise StoreError("front page", f"quantbench {' '.join(command)}: {error.strip()[-200:]}", "a run without error")
+    lines = [line.rstrip() for line in printed.decode().replace("\r\n", "\n").splitlines()]
+    folded = [part for line in lines for part in _folded(line)]
+    return "\n".join(["```text", f"$ quantbench {' '.join(command)}", *folded, "```"]) + "\n"
+
+
+def _folded(line: str) -> list[str]:
+    """Prose at spaces; a line of a table stays whole."""
+    return wrap(line, _COLUMNS) if len(line) > _COLUMNS and "   " not in line else [line]
+
+
+def write_front(root: Path) -> list[Path]:
+    """Draw the pictures and fill README.md and docs/index.md of a checkout. Returns what was written."""
+    found = read_staircase()
+    values = {"staircase": staircase_text(found), "advise": advise_text()}
+    draw_staircase(found, root / PICTURE)
+    run = read_run(root / CPU_RUN)
+    drawn = draw_run(run, check_run(run, rules=()), "hidden")
+    for page in PAGES:
+        path = root / page
+        try:
+            path.write_text(fill(path.read_text(encoding="utf-8"), values), encoding="utf-8")
+        except OSError as error:
+            raise StoreError("front page", f"{path} ({error.strerror})", "a checkout") from None
+    return [root / PICTURE, drawn, *(root / page for page in PAGES)]
+
+
+def main() -> None:
+    """Write the pages and print the files written."""
+    try:
+        for path in write_front(Path()):
+            print(path)
+    except QuantbenchError as error:
+        print(f"quantbench: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()
