@@ -71,7 +71,8 @@ class Curve:
 
 def variant_of(workload: Workload) -> str:
     """Kind and everything beside sizes: `gemm bf16 nt`."""
-    return _variant(_variant_getter(type(workload))(workload))
+    kind: Any = type(workload)
+    return _variant(_variant_getter(kind)(workload))
 
 
 @cache
