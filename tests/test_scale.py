@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,13 @@ from quantbench.analysis.curve_fits import LEAST_ERROR, fit_curves
 from quantbench.analysis.curves import curves_of
 from quantbench.analysis.periods import find_periods
 from quantbench.analysis.step_detection import find_pieces
-from quantbench.analysis.summary import points_of
+from quantbench.analysis.summary import points_of, rows_of
+from quantbench.latency.gemm.training import Effort
 from quantbench.launch import Tile
+from quantbench.profile import fit as profile_fit
+from quantbench.profile.table import Table
+from quantbench.report import overview
+from quantbench.report.overview import draw_heat_map, heat_maps
 from quantbench.store.record import record_from_json, record_to_json
 from quantbench.workload import Gemm
 
@@ -79,3 +85,37 @@ def test_equal_states_and_grades_of_a_file_are_kept_once(tmp_path: Path) -> None
     assert [first, second] == list(records)
     assert first.outcome.measurement.state_before is second.outcome.measurement.state_before  # type: ignore[union-attr]
     assert first.outcome.grade is second.outcome.grade  # type: ignore[union-attr]
+
+
+def test_a_heat_map_of_hundreds_of_sizes_has_few_ticks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shapes = [Gemm(m=32 * (i + 1), n=n, k=64) for i in range(300) for n in (1024, 4096)]
+    records = records_of(GPU, [({"m": shape.m, "n": shape.n}, shape) for shape in shapes], noise=0.0, seed=0)
+    (heat,) = heat_maps(rows_of(points_of(records, GPU.spec()), GPU.spec()), ("m", "n"))
+    drawn: list[Any] = []
+    monkeypatch.setattr(overview, "save", lambda figure, path: drawn.extend(figure.axes[0].get_xticklabels()))
+    draw_heat_map(heat, tmp_path / "map.png", "")
+    assert 10 <= len(drawn) <= 14
+    assert [label.get_text() for label in drawn[:2]] == ["32", str(32 * 23)]
+
+
+def test_the_fast_model_of_a_large_table_is_taught_a_bounded_number_of_its_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: dict[str, int] = {}
+
+    def fitted(device: object, m: Any, *rest: object, effort: Effort | None, **options: object) -> str:
+        asked.update(fitted=len(m), members=(effort or Effort()).members)
+        return "model"
+
+    monkeypatch.setattr(profile_fit.GemmModel, "fit", fitted)
+    monkeypatch.setattr(profile_fit, "product_model", lambda model, *, every, seed: asked.update(taught=len(every[0])))
+    for rows, expected in ((1500, (1500, 4, 1500)), (40_000, (8000, 2, 16_000))):
+        m = np.arange(1, rows + 1)
+        columns = {
+            "m": m, "n": np.full(rows, 64), "k": np.full(rows, 64), "batch": np.ones(rows, dtype=np.int64),
+            "dtype": ["bf16"] * rows, "layout": ["nn"] * rows, "provider": ["torch"] * rows, "kernel": [""] * rows,
+            "block_m": 0 * m, "block_n": 0 * m, "split_k": 0 * m, "latency_us": m * 1.0,
+            "low_us": m * 1.0, "high_us": m * 1.0, "grade": ["C"] * rows, "origin": ["imported"] * rows,
+        }  # fmt: skip
+        profile_fit._product(GPU.spec(), Table.of("gemm", columns), "bf16", True, 0)
+        assert (asked["fitted"], asked["members"], asked["taught"]) == expected
