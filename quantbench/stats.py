@@ -11,10 +11,10 @@ All relative figures are shares of the median (0.005 is 0.5 %).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
 
 from quantbench.errors import InputError
 
@@ -27,7 +27,7 @@ CONFIDENCE = 0.95
 _FAR_OUT = 3.0
 
 # Standard deviations per median absolute deviation for a normal distribution: 1 / Φ⁻¹(3/4) = 1.4826.
-_SIGMA_PER_MAD = 1.0 / float(special.ndtri(0.75))
+_SIGMA_PER_MAD = 1.0 / NormalDist().inv_cdf(0.75)
 
 # Event times are whole nanoseconds at the finest; values closer than this differ by float rounding, not by time.
 _SAME_TIME_US = 1e-4
@@ -83,6 +83,8 @@ def median_ranks(count: int, confidence: float = CONFIDENCE) -> tuple[int, int, 
         raise InputError("median_ranks", f"count = {count}", "at least one sample")
     if not 0 < confidence < 1:
         raise InputError("median_ranks", f"confidence = {confidence!r}", "a share between 0 and 1")
+    from scipy import special
+
     # bdtrik inverts the binomial distribution over real k; the exact sum decides between its neighbours.
     guess = special.bdtrik((1 - confidence) / 2, count, 0.5) if count > 1 else 0.0
     rank = min(max(int(guess) + 1 if np.isfinite(guess) else 1, 1), (count + 1) // 2)
@@ -93,7 +95,14 @@ def median_ranks(count: int, confidence: float = CONFIDENCE) -> tuple[int, int, 
     return rank, count + 1 - rank, _coverage(count, rank)
 
 
+def normal_quantile(confidence: float = CONFIDENCE) -> float:
+    """Standard deviations to either side of a normal mean that hold `confidence` of the distribution: 1.96 for 0.95."""
+    return NormalDist().inv_cdf((1 + confidence) / 2)
+
+
 def _coverage(count: int, rank: int) -> float:
+    from scipy import special
+
     return max(0.0, 1.0 - 2.0 * float(special.bdtr(rank - 1, count, 0.5)))
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from math import exp, lcm, log, sqrt
 
 import numpy as np
-from scipy import special
 
 from quantbench.analysis.rule_pairs import (
     Material,
@@ -32,7 +31,7 @@ from quantbench.analysis.rule_pairs import (
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.megatron import batches_per_block, megatron_fused_available
-from quantbench.stats import CONFIDENCE, median_interval
+from quantbench.stats import CONFIDENCE, median_interval, normal_quantile
 from quantbench.sweep.shapes import LINEAR_OPS, Held
 from quantbench.workload import Softmax
 
@@ -106,17 +105,19 @@ def _interval(pairs: Sequence[RulePair]) -> tuple[float, float, float]:
         interval = median_interval(effects)
         middle = float(np.median(effects))
         # Order statistics of equal effects would claim to be exact.
-        reach = float(special.ndtri((1 + CONFIDENCE) / 2)) * own
+        reach = normal_quantile() * own
         return middle, min(interval.low, middle - reach), max(interval.high, middle + reach)
     mean = float(effects.mean())
-    reach = float(special.ndtri((1 + CONFIDENCE) / 2)) * own
+    reach = normal_quantile() * own
     if len(pairs) > 1:
         scatter = float(effects.std(ddof=1))
         if scatter > _AT_ODDS * float(np.sqrt((errors**2).mean())):
-            width = float(special.ndtri((1 + CONFIDENCE) / 2))
+            width = normal_quantile()
             lows, highs = effects - width * errors, effects + width * errors
             if lows.min() > log(1 + MARGIN) or highs.max() < log(1 + MARGIN):
                 return mean, float(lows.min()), float(highs.max())
+            from scipy import special
+
             reach = float(special.stdtrit(len(pairs) - 1, (1 + CONFIDENCE) / 2)) * scatter / sqrt(len(pairs))
     return mean, mean - reach, mean + reach
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, hypot, log
+from math import erfc, exp, hypot, log, sqrt
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
 
-from quantbench.stats import CONFIDENCE, median, noise
+from quantbench.stats import CONFIDENCE, median, noise, normal_quantile
 from quantbench.store.folder import Run
 from quantbench.store.record import Measured
 
@@ -70,9 +69,9 @@ def figure_test(a_us: Sequence[float], b_us: Sequence[float], tolerance: float, 
     """
     shift = float(np.log(np.median(b_us)) - np.log(np.median(a_us)))
     error = noise * (1 / len(a_us) + 1 / len(b_us)) ** 0.5
-    half = float(special.ndtri((1 + CONFIDENCE) / 2)) * error
+    half = normal_quantile() * error
     beyond = (abs(shift) - float(np.log1p(tolerance))) / error
-    p = min(1.0, 2 * float(special.ndtr(-beyond)))
+    p = min(1.0, erfc(beyond / sqrt(2)))
     ratio, low, high = (float(np.exp(value)) for value in (shift, shift - half, shift + half))
     return RatioTest(ratio, low, high, p)
 
@@ -106,7 +105,7 @@ def _ratio_interval(a: FloatArray, b: FloatArray) -> tuple[float, float | None, 
     pairs = a.size * b.size
     ratios = np.sort((_thinned(b)[:, None] / _thinned(a)[None, :]).ravel())
     ratio = float(np.median(ratios))
-    z = float(special.ndtri((1 + CONFIDENCE) / 2))
+    z = normal_quantile()
     # Rank of the pairwise ratio that the two-sided test just does not reject, of all pairs.
     rank = int(pairs / 2 - z * (pairs * (a.size + b.size + 1) / 12) ** 0.5)
     if rank < 1:
@@ -154,7 +153,7 @@ def wander(a: Run, b: Run, points: int) -> Wander:
     if common:  # several, where many devices were compared by them
         shift = median([median(theirs[key]) / median(ours[key]) for key in common])
     # The quantile that the largest of so many undisturbed points stays below.
-    z = float(special.ndtri(1 - (1 - CONFIDENCE) / 2 / max(points, 1)))
+    z = normal_quantile(1 - (1 - CONFIDENCE) / max(points, 1))
     allowance = exp(z * hypot(noise_a or 0.0, noise_b or 0.0)) - 1
     repeats_a, repeats_b = (sum(map(len, side.values())) for side in (ours, theirs))
     return Wander(repeats_a, repeats_b, noise_a, noise_b, allowance, shift)
