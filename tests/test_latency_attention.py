@@ -1,6 +1,7 @@
 """Attention's predicted time: tiles against hand-worked counts, recovery of a known truth, honest intervals."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -100,7 +101,8 @@ def test_bad_rows_are_refused_and_few_leave_the_prior() -> None:
         AttentionModel.fit(A100, works, [1.0, 2.0])
     few = AttentionModel.fit(A100, works[:3], [20.0, 30.0, 40.0])
     assert f"(3 rows are fewer than the {FEWEST_ROWS} a fit needs)" in few.note
-    assert few.predict(works[:1])[0] == AttentionModel.prior(A100).predict(works[:1])[0]
+    known = AttentionModel.prior(A100).predict(works[:1])[0]
+    assert replace(few.predict(works[:1])[0], note=known.note) == known
     with pytest.raises(InputError, match=r"prior = 'mine'; expected one of auto, family-out"):
         AttentionModel.prior(A100, prior="mine")
 

@@ -49,7 +49,7 @@ def test_show(file: Path) -> None:
         "gemm bf16 nt",
         "m 1024 to 4096, n 4096 to 12288",
         "model of bf16 products: fitted to 8,000 rows; 90 % of shapes within ±",
-        "between two measured products: 90 % within ±",
+        "between measured products: 90 % within ±",
         "NOT TESTED:",
     ):
         assert words in text

@@ -146,4 +146,4 @@ def test_the_wheel_installs_without_network_and_works_from_elsewhere(
 def test_the_source_distribution_installs_without_network(built: tuple[Path, Path], tmp_path: Path) -> None:
     python(*OFFLINE, str(tmp_path / "site"), str(built[1]), cwd=tmp_path)
     assert (tmp_path / "site" / "quantbench" / "py.typed").exists()
-    assert (tmp_path / "site" / "quantbench" / "kernels" / "gemm.py").exists()
+    assert (tmp_path / "site" / "quantbench" / "kernels" / "gemm" / "__init__.py").exists()
