@@ -6,9 +6,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from math import log, sqrt
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from quantbench.analysis.blocks import TileInUse
 from quantbench.analysis.cliffs import Cliff, CommonCliff, common_cliffs, find_cliffs, useful_work
 from quantbench.analysis.curve_fits import FittedCurve, fit_curves, repeatability
-from quantbench.analysis.curves import axes_of, curves_of, variant_of
+from quantbench.analysis.curves import Curve, axes_of, curves_of, variant_of
 from quantbench.analysis.periods import Period, find_periods, tile_finder
 from quantbench.analysis.rule_pairs import Material
 from quantbench.analysis.rules import RULES, RuleOfThumb, Verdict, judge_all
@@ -34,6 +35,7 @@ class Check:
     """The result of `check_run`.
 
     num_points: measured points.
+    curves: all curves, by the axis along which they run.
     num_curves: curves with neighbours close enough to show a step.
     noise: median standard error of a point on them, as a share of its time; None without curves.
     cliffs: places where the time rises, the largest first.
@@ -45,6 +47,7 @@ class Check:
 
     run: Run
     num_points: int
+    curves: Mapping[str, tuple[Curve, ...]]
     num_curves: int
     noise: float | None
     cliffs: tuple[Cliff, ...]
@@ -65,14 +68,18 @@ class Check:
         return order[0] if order else None
 
 
-def check_run(run: Run, *, rules: Sequence[RuleOfThumb] = RULES, blind: bool = False) -> Check:
+def check_run(
+    run: Run, *, rules: Sequence[RuleOfThumb] = RULES, blind: bool = False, points: Sequence[Point] | None = None
+) -> Check:
     """Analyse every curve of a run and judge the rules.
 
+    points: `points_of` the run, where the caller has them.
     blind: ignore the device's number of SMs, as a test of the tile recovery.
     """
     spec = run.info.device
-    points = points_of(run.records, spec)
-    fitted = fit_all(points, repeatability(run.records))
+    points = points_of(run.records, spec) if points is None else points
+    curves = {axis: curves_of(points, axis) for axis in axes_of(points)}
+    fitted = fit_curves(list(chain.from_iterable(curves.values())), repeatability(run.records))
     periods = find_periods(fitted, spec, blind=blind)
     jumps = find_cliffs(fitted, spec, periods)
     explained_by = {period.family: period.chosen for period in periods if period.chosen is not None}
@@ -81,6 +88,7 @@ def check_run(run: Run, *, rules: Sequence[RuleOfThumb] = RULES, blind: bool = F
     return Check(
         run=run,
         num_points=len(points),
+        curves=curves,
         num_curves=len(shown),
         noise=median(np.concatenate([one.sigma for one in shown])) if shown else None,
         cliffs=tuple(cliff for cliff in jumps if cliff.ratio > 1),

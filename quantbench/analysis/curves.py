@@ -61,7 +61,7 @@ class Curve:
     @cached_property
     def close_gaps(self) -> tuple[int, ...]:
         """Indices of points whose next neighbour is close enough to tell a step between them."""
-        return tuple(int(i) for i in np.flatnonzero(np.diff(self.log_size) <= COARSE))
+        return tuple(int(i) for i in np.flatnonzero(self.log_size[1:] - self.log_size[:-1] <= COARSE))
 
     @cached_property
     def log_time(self) -> Floats:

@@ -125,11 +125,11 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
         sections.append(comparison_section(comparison))
     explanation, all_sizes = "", None
     if points and axes:
-        check = check_run(run)
+        check = check_run(run, points=None if where else points)
         lead = lead_of(layers, axes, Causes(spec, check.cliffs, check.periods))
         explanation = ". ".join(period_words(period) for period in check.periods[:_MOST_EXPLAINED])
         marks = marks_of(check.cliffs)
-        curves = {axis: curves_of(points, axis) for axis in axes}
+        curves = {axis: curves_of(points, axis) if where else check.curves.get(axis, ()) for axis in axes}
         ordered = sorted(axes, key=lambda axis: axis != lead.axis)
         sections += [axis_section(axis, curves[axis], marks, spec, check.periods, gallery, caption) for axis in ordered]
         sections += [
