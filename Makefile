@@ -57,7 +57,7 @@ evidence: $(if $(RUN),,install)
 # 10,000 hostile files for every loader: by hypothesis and, where it is installed (Python 3.11), by atheris too.
 FUZZ_FILES ?= 10000
 fuzz: install
-	QUANTBENCH_FUZZ_EXAMPLES=$(FUZZ_FILES) $(BIN)/python -m pytest tests/test_fuzz_loaders.py
+	QUANTBENCH_FUZZ_EXAMPLES=$(FUZZ_FILES) $(BIN)/python -m pytest tests/project/test_fuzz_loaders.py
 	$(BIN)/python tests/fuzz/run_atheris.py -runs=$(FUZZ_FILES)
 
 # The accuracy page, the pictures and the figures of docs/ and README, from measured tables and runs.

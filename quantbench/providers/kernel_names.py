@@ -1,7 +1,7 @@
 """What a CUDA kernel's name tells: which library it is from, what it computes, and its tile.
 
 Names of library kernels are not documented; the grammars here were read off names seen in the wild and checked
-against the grids that were launched with them (tests/test_kernel_names.py holds both, with their sources). A name
+against the grids that were launched with them (tests/providers/test_kernel_names.py holds both, with their sources). A name
 that no grammar fits is kept whole and marked as not understood; nothing is guessed from it.
 
 Which number is whose. The libraries are column-major. torch hands them row-major tensors as the transposed problem

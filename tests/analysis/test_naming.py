@@ -1,0 +1,194 @@
+"""Names of kernels are asked for in a process of their own, which may be lost without losing a measurement."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from quantbench.device import lookup
+from quantbench.device.spec import DeviceSpec, DeviceState
+from quantbench.errors import InputError
+from quantbench.launch import Launch
+from quantbench.measurement import Measurement
+from quantbench.sweep import name_server, naming
+from quantbench.sweep.child import ChildProcess, WorkerLostError
+from quantbench.sweep.messages import Reply, Request
+from quantbench.sweep.worker import Worker
+from quantbench.timing.options import TimingOptions
+from quantbench.workload import Gemm, Workload
+
+ROOT = Path(__file__).resolve().parents[2]
+REQUEST = Request(Gemm(64, 64, 64, dtype="fp32"), "torch.mm")
+LAUNCH = Launch("nvjet")
+CPU = DeviceSpec(
+    name="cpu-x", kind="cpu", sm_count=1, sm_clock_mhz=3000, l2_bytes=2**25, smem_per_sm_bytes=0,
+    memory_bytes=2**33, memory_gb_per_s=20, peak_tflops={"fp32": 0.1},
+)  # fmt: skip
+
+
+class FakeServer:
+    """Answers with what it is given; None stands for a server that dies."""
+
+    def __init__(self, answers: list[Reply | None]) -> None:
+        self.answers = answers
+        self.closed = False
+
+    def ask(self, request: Request, limit_s: float, tick: Callable[[], None]) -> Reply:
+        reply = self.answers.pop(0)
+        if reply is None:
+            raise WorkerLostError("crash", "killed by SIGSEGV")
+        return reply
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def served(*answers: Reply | None) -> tuple[naming.NamesApart, list[FakeServer]]:
+    queue, servers = list(answers), []
+
+    def start() -> FakeServer:
+        servers.append(FakeServer(queue))
+        return servers[-1]
+
+    return naming.NamesApart(start), servers
+
+
+def test_the_server_is_started_before_it_is_needed_and_kept() -> None:
+    names, servers = served(Reply(launch=LAUNCH), Reply(launch=LAUNCH))
+    assert len(servers) == 1
+    assert [names.launch_of(REQUEST), names.launch_of(REQUEST)] == [LAUNCH, LAUNCH]
+    assert len(servers) == 1
+
+
+def test_a_lost_server_costs_one_name_and_is_replaced() -> None:
+    names, servers = served(None, Reply(launch=LAUNCH))
+    assert names.launch_of(REQUEST) is None
+    assert servers[0].closed
+    assert names.launch_of(REQUEST) == LAUNCH
+    assert len(servers) == 2
+
+
+def test_a_server_without_its_context_is_replaced() -> None:
+    names, servers = served(Reply(failed=("error", "illegal memory access"), broken=True), Reply(launch=LAUNCH))
+    assert [names.launch_of(REQUEST), names.launch_of(REQUEST)] == [None, LAUNCH]
+    assert [server.closed for server in servers] == [True, False]
+
+
+def test_after_three_losses_no_more_names_are_asked_for() -> None:
+    names, servers = served(None, None, None)
+    assert [names.launch_of(REQUEST) for _ in range(5)] == [None] * 5
+    assert len(servers) == 3
+
+
+def test_the_way_is_apart_unless_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(naming.VARIABLE, raising=False)
+    assert naming.chosen_way() == "apart"
+    monkeypatch.setenv(naming.VARIABLE, " OFF ")
+    assert naming.chosen_way() == "off"
+    monkeypatch.setenv(naming.VARIABLE, "yes")
+    with pytest.raises(InputError, match="QUANTBENCH_KERNEL_NAMES: value = 'yes'; expected one of apart, here, off"):
+        naming.chosen_way()
+
+
+def test_the_process_answers_and_says_what_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    server = naming.start_server()
+    assert isinstance(server, ChildProcess)
+    try:
+        good = server.ask(REQUEST, 60.0, lambda: None)
+        assert good == Reply()  # a processor runs no kernel that the profiler names
+        bad = server.ask(Request(REQUEST.workload, "tests.fake_providers:NoSuchClass"), 60.0, lambda: None)
+        assert bad.failed is not None
+        assert "NoSuchClass" in bad.failed[1]
+        assert server.ask(REQUEST, 60.0, lambda: None) == good
+    finally:
+        server.close()
+
+
+def test_an_error_of_the_work_is_an_answer_and_a_lost_context_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(request: Request, spec: DeviceSpec) -> Launch | None:
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(name_server, "launch_of", raises)
+    message = "CUDA out of memory. Tried to allocate 99 GiB"
+    assert name_server.answer(REQUEST, CPU) == Reply(failed=("error", message))
+    message = "CUDA error: an illegal memory access was encountered\nmore"
+    assert name_server.answer(REQUEST, CPU).broken
+
+
+class FakeTimer:
+    """Runs once and calls that a measurement."""
+
+    warmup_s = measuring_s = 0.0
+
+    def measure(self, run: Callable[[], None], **_: object) -> Measurement:
+        run()
+        state = DeviceState()
+        return Measurement((1.0, 1.0), (), (), "precision", "events", "hot", state, state, 1)
+
+
+def test_a_processors_points_are_not_asked_about() -> None:
+    def name(request: Request) -> Launch | None:
+        raise AssertionError("asked")
+
+    reply = Worker(CPU, FakeTimer(), TimingOptions(cache="hot"), name).run(REQUEST)
+    assert reply.measurement is not None
+    assert reply.launch is None
+
+
+class Work:
+    """A task of no library: nothing but what the worker asks of one."""
+
+    made: ClassVar[list[weakref.ref[Work]]] = []
+
+    def __init__(self, launch: Launch | None) -> None:
+        self._launch = launch
+        Work.made.append(weakref.ref(self))
+
+    def run(self) -> None:
+        pass
+
+    def outputs(self) -> tuple[()]:
+        return ()
+
+    def launch(self) -> Launch | None:
+        return self._launch
+
+
+class Maker:
+    """A provider of such tasks."""
+
+    id = "tests.Maker"
+    says: ClassVar[Launch | None] = None
+
+    def unsupported(self, workload: Workload, device: DeviceSpec) -> str | None:
+        return None
+
+    def prepare(self, workload: Workload, device: DeviceSpec, *, distribution: str = "normal", seed: int = 0) -> Work:
+        return Work(self.says)
+
+
+@pytest.mark.parametrize("says", [None, Launch("stated")])
+def test_on_a_gpu_the_work_is_let_go_and_then_its_name_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, says: Launch | None
+) -> None:
+    monkeypatch.setattr("quantbench.providers.catalog.make", lambda name: Maker())
+    monkeypatch.setattr(Maker, "says", says)
+    monkeypatch.setattr(Work, "made", [])
+    asked: list[Request] = []
+
+    def name(request: Request) -> Launch:
+        assert [each() for each in Work.made] == [None]  # its memory is free for whoever makes it again
+        asked.append(request)
+        return LAUNCH
+
+    reply = Worker(lookup("h200-sxm-141gb"), FakeTimer(), TimingOptions(), name).run(REQUEST)
+    assert reply.measurement is not None
+    assert reply.launch == (says or LAUNCH)
+    assert asked == ([] if says else [REQUEST])
+    assert ("identify" in reply.phases_s) == (says is None)

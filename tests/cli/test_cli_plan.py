@@ -1,0 +1,185 @@
+"""`quantbench plan` as it is typed: what it prints, its JSON, its exit codes, how it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from quantbench.cli.plan import plan
+from quantbench.errors import InputError
+
+TABLE = Path(__file__).parents[1] / "data" / "bloom_tables.csv"
+BLOOM = ("--model", "bloom-176b", "--gpus", "384", "--cluster", "jean-zay-a100", "--gbs", "2048")
+
+app = typer.Typer()
+app.command()(plan)
+
+
+def run(*words: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def run_json(*words: str, code: int = 0) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(run(*words, "--json", code=code))
+    assert (data["format"], data["version"]) == ("quantbench-plan", 1)
+    return data
+
+
+def test_a_search_says_model_machines_constants_layouts_and_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    said = run(*BLOOM, "--recompute", "full", "--no-sequence-parallel", "--top", "5")
+    assert "model: 176.2 B parameters: 70 layers of 14336, 112 heads of 128" in said
+    assert "machines: 384 × a100-sxm4-80gb, 8 per node, 50 GB/s between nodes (jean-zay-a100)" in said
+    assert "(fitted there)" in said
+    assert "made with: quantbench " in said
+    assert "NCCL_ALGO=Ring" in said
+    assert "layouts keep every rule" in said
+    assert "look at first" in said
+    assert "use as much DP as you can" in said
+    assert "github.com/bigscience-workshop" in said
+    following = said.partition("Next: quantbench ")[2].strip()
+    assert following.startswith("plan --check --model bloom-176b")
+    checked = run(*shlex.split(following)[1:])
+    assert "keeps every rule" in checked
+    assert re.search(r"\d\d\.\d\d \(\d+\.\d to \d+\.\d\) s per iteration, \d+ TFLOPs per GPU, \d\d,\d{3} ", checked)
+
+
+def test_a_search_as_json() -> None:
+    data = run_json(*BLOOM, "--tp", "4,8", "--zero", "1", "--recompute", "full")
+    times = [layout["sec_per_it"] for layout in data["layouts"]]
+    assert times == sorted(times)
+    assert {layout["layout"]["tp"] for layout in data["layouts"]} == {4, 8}
+    assert data["job"]["topology"]["nodes"] == 48
+    assert data["job"]["calibration"]["provenance"]["rows_fitted"]
+    assert {rule["name"] for rule in data["rules_of_thumb"]} >= {"DP", "MBS 2", "head_dim"}
+
+
+def test_machines_of_ones_own() -> None:
+    data = run_json(
+        "--model", "llama-3-8b", "--gpu", "h100-sxm5-80gb", "--gpus", "16", "--gbs", "64", "--attention", "flash",
+        "--gpus-per-node", "4", "--node-gbit-per-s", "800", "--seq", "4096", "--recompute", "selective,none",
+    )  # fmt: skip
+    topology = data["job"]["topology"]
+    assert (topology["gpus_per_node"], topology["nodes"], topology["node_gb_per_s"]) == (4, 4, 100.0)
+    assert "changed by options" in topology["source"]
+    assert data["job"]["shape"]["attention"] == "flash"
+    assert all(layout["layout"]["tp"] <= 4 for layout in data["layouts"])
+
+
+def test_checking_a_good_layout() -> None:
+    said = run(*BLOOM, "--check", "--tp", "4", "--pp", "12", "--mbs", "2")
+    assert "DP8 TP4 PP12 MBS2 ZeRO-1 recompute: keeps every rule" in said
+    assert "of 79.2 GiB: fits" in said
+    assert "s per iteration" in said
+
+
+def test_checking_an_impossible_layout_ends_with_1() -> None:
+    said = run(*BLOOM, "--check", "--tp", "4", "--pp", "13", "--mbs", "2", "--dp", "8", code=1)
+    assert "impossible gpus: dp 8 · tp 4 · pp 13 = 416 GPUs, and there are 384" in said
+    assert "impossible stages: 70 layers over 13 stages leave 5 over; take layers = 65 or 78" in said
+    data = run_json(*BLOOM, "--check", "--tp", "4", "--pp", "13", "--mbs", "2", "--dp", "8", code=1)
+    assert data["prediction"] is None
+    assert {v["name"] for v in data["violations"] if v["strict"]} == {"gpus", "stages"}
+
+
+def test_checking_a_layout_that_does_not_fit_ends_with_1() -> None:
+    said = run(*BLOOM, "--check", "--tp", "8", "--pp", "1", "--mbs", "1", "--dp", "48", "--gbs", "2016", code=1)
+    assert "does not fit" in said
+
+
+def test_rows_of_a_table() -> None:
+    said = run("--rows", str(TABLE))
+    assert "rank correlation" in said
+    assert "4 of 4 rows that ran out of it were predicted to" in said
+    assert "Missed by more than 8 %, and what is known:" in said
+    data = run_json("--rows", str(TABLE))
+    assert len(data["rows"]) == 164
+    row = next(r for r in data["rows"] if r["line"] == 474)
+    assert {"row_id", "sec_per_it", "tflops", "mem_gb"} <= row.keys()
+    assert data["calibrations"]["sites"].keys() == {"jean-zay-a100", "jean-zay-v100"}
+
+
+def test_rows_of_ones_own_with_options_for_what_they_lack(tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text("gpu,gpus,tp,pp,mbs,gbs,nhidden,nlayers,sec_per_it\nA100-80GB,64,8,8,1,64,12288,96,18.0\n")
+    words = ("--rows", str(file), "--recompute", "full", "--heads", "96", "--vocab", "51200", "--zero", "0")
+    row = run_json(*words)["rows"][0]
+    assert row["row_id"] == "1"
+    assert 5 < row["sec_per_it"] < 50
+    assert {"name": "heads", "value": 96, "why": "option"} in row["assumed"]
+    slower = run_json(*words, "--cluster", "jean-zay-a100")["rows"][0]
+    assert slower["sec_per_it"] > row["sec_per_it"]
+
+
+def test_mistakes_of_a_table_end_with_1(tmp_path: Path) -> None:
+    said = run("--rows", str(TABLE), "--check", code=1)
+    assert "row 110 (line 483): impossible: stages: 72 layers over 48 stages" in said
+    assert "17 rows of bloom_tables.csv have something wrong" in said
+    good = tmp_path / "good.csv"
+    lines = TABLE.read_text().splitlines()
+    good.write_text("\n".join([lines[0], *lines[48:52]]) + "\n")
+    assert "nothing is wrong in good.csv" in run("--rows", str(good), "--check")
+    assert len(run_json("--rows", str(TABLE), "--check", code=1)["findings"]) >= 17
+
+
+def test_a_shape_search() -> None:
+    said = run(*BLOOM, "--shape-search", "--recompute", "full", "--no-sequence-parallel", "--aspect", "195:205")
+    assert "176.2 B parameters ±3%" in said
+    assert "The best of each hidden size:" in said
+    data = run_json(
+        *BLOOM, "--shape-search", "--recompute", "full", "--aspect", "195:205", "--head-dim", "128:128",
+        "--params", "176.2e9",
+    )  # fmt: skip
+    assert {s["shape"]["head_dim"] for s in data["shapes"]} == {128}
+    assert [s["scaled_sec_per_it"] for s in data["shapes"]] == sorted(s["scaled_sec_per_it"] for s in data["shapes"])
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (
+            ("--gpus", "8", "--gbs", "8", "--gpu", "h100-sxm5-80gb"),
+            "plan: no --hidden and no --heads and no --layers and no --vocab; expected --model, --config, or",
+        ),
+        (("--model", "bloom-176b", "--gpus", "8", "--gbs", "8"), "plan: no GPU; expected --gpu"),
+        (
+            ("--model", "bloom-176b", "--gbs", "8", "--gpu", "H100"),
+            "plan: no --gpus; expected --gpus, how many there are",
+        ),
+        (
+            ("--model", "bloom-176b", "--gpus", "8", "--gpu", "H100"),
+            "plan: no --gbs; expected --gbs, the global batch size in sequences, such as 2048",
+        ),
+        ((*BLOOM, "--tp", "four"), "--tp: 'four'; expected integers of at least 1, comma separated"),
+        ((*BLOOM, "--recompute", "some"), "plan: recompute = 'some'; expected one of full, selective, none"),
+        ((*BLOOM, "--attention", "slow"), "plan: --attention = 'slow'; expected one of flash, unfused"),
+        ((*BLOOM, "--check", "--tp", "4,8", "--pp", "12"), "plan --check: --tp 4,8; expected one value"),
+        ((*BLOOM, "--shape-search", "--aspect", "200"), "--aspect: '200'; expected from:to, both above 0 and finite"),
+        (("--rows", "nowhere.csv"), "plan --rows: nowhere.csv (No such file or directory)"),
+        (("--rows", str(TABLE), "--tp", "4,8"), "plan --rows: --tp 4,8; expected one value for rows without it"),
+    ],
+)
+def test_wrong_use_is_one_line(words: tuple[str, ...], text: str) -> None:
+    from quantbench.errors import QuantbenchError
+
+    with pytest.raises(QuantbenchError) as caught:
+        run(*words)
+    assert str(caught.value).startswith(text)
+
+
+def test_changing_a_preset() -> None:
+    data = run_json(*BLOOM[2:], "--model", "bloom-176b", "--hidden", "13824", "--heads", "96", "--layers", "76",
+                    "--recompute", "full", "--tp", "8", "--mbs", "1")  # fmt: skip
+    shape = data["job"]["shape"]
+    assert (shape["hidden"], shape["heads"], shape["head_dim"], shape["ffn"]) == (13824, 96, 144, 55296)
+    with pytest.raises(InputError, match="hidden divisible by heads"):
+        run(*BLOOM, "--heads", "111")

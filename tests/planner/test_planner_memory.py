@@ -1,0 +1,130 @@
+"""Memory of a stage, worked out by hand and held against the tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from planner_doubles import PLAIN, bloom_like, job
+
+from quantbench.planner.calibration import shipped
+from quantbench.planner.context import case_of
+from quantbench.planner.layout import Layout, StageKind
+from quantbench.planner.memory import (
+    GIB,
+    embedding_parameters,
+    in_flight,
+    layer_parameters,
+    limit_bytes,
+    memory,
+    stage_parameters,
+)
+from quantbench.planner.table import read_table
+from quantbench.workload import TransformerShape
+
+ROWS = read_table(Path(__file__).parents[1] / "data" / "bloom_tables.csv")
+SMALL = TransformerShape(hidden=1024, heads=16, layers=4, vocab=51200, seq=512, attention="unfused", dropout=True)
+
+
+def test_parameters_of_a_stage() -> None:
+    of = job(gpus=8, gbs=8, shape=SMALL)
+    each = 12 * 1024**2 + 9 * 1024
+    embedding = 51200 * 1024
+    assert layer_parameters(SMALL, 1) == each
+    assert embedding_parameters(SMALL, 1) == embedding
+    whole = StageKind(4, 1, first=True, last=True)
+    assert stage_parameters(of, Layout(8, 1, 1, 1), whole) == 4 * each + embedding
+    untied = job(gpus=8, gbs=8, shape=replace(SMALL, tied=False))
+    assert stage_parameters(untied, Layout(8, 1, 1, 1), whole) == 4 * each + 2 * embedding
+    assert stage_parameters(of, Layout(4, 1, 2, 1), StageKind(2, 1, first=True)) == 2 * each + embedding
+    assert stage_parameters(of, Layout(2, 1, 4, 1), StageKind(1, 2)) == each
+
+
+@pytest.mark.parametrize(
+    ("zero", "weights", "gradients", "states"), [(0, 2, 2, 16), (1, 2, 2, 2), (2, 2, 0.25, 2), (3, 0.25, 0.25, 2)]
+)
+def test_zero_shards_states_then_gradients_then_weights(
+    zero: int, weights: float, gradients: float, states: float
+) -> None:
+    of = job(gpus=8, gbs=8, shape=SMALL)
+    count = stage_parameters(of, Layout(8, 1, 1, 1), StageKind(4, 1, first=True, last=True))
+    found = memory(of, Layout(8, 1, 1, 1, zero=zero), PLAIN)
+    assert (found.weights, found.gradients, found.optimizer) == (weights * count, gradients * count, states * count)
+
+
+@pytest.mark.parametrize(("optimizer", "states"), [("adam", 20), ("fused_adam", 16), ("adam_8bit", 10)])
+def test_optimizers(optimizer: str, states: int) -> None:
+    of = job(gpus=1, gbs=8, shape=SMALL, optimizer=optimizer)
+    found = memory(of, Layout(1, 1, 1, 1, zero=0), PLAIN)
+    assert found.optimizer == states * found.weights / 2
+
+
+def test_activations_of_a_gpt_layer_as_published() -> None:
+    # Korthikanti et al., equations 1 and 2: s·b·h·(34 + 5·a·s/h) alone, s·b·h·(10 + 24/t + 5·a·s/(h·t)) over t GPUs.
+    s, b, h, a, layers = 512, 2, 1024, 16, 4
+    alone = memory(job(gpus=1, gbs=8, shape=SMALL), Layout(1, 1, 1, b, recompute="none"), PLAIN)
+    assert alone.activations == layers * s * b * h * (34 + 5 * a * s / h)
+    four = memory(job(gpus=4, gbs=8, shape=SMALL), Layout(1, 4, 1, b, recompute="none"), PLAIN)
+    assert four.activations == layers * s * b * h * (10 + 24 / 4 + 5 * a * s / (h * 4))
+    parallel = memory(
+        job(gpus=4, gbs=8, shape=SMALL), Layout(1, 4, 1, b, recompute="none", sequence_parallel=True), PLAIN
+    )
+    assert parallel.activations == layers * s * b * h * (34 + 5 * a * s / h) / 4
+    selective = memory(job(gpus=4, gbs=8, shape=SMALL), Layout(1, 4, 1, b, recompute="selective"), PLAIN)
+    assert selective.activations == layers * s * b * h * (10 + 24 / 4)
+    full = memory(job(gpus=4, gbs=8, shape=SMALL), Layout(1, 4, 1, b), PLAIN)
+    assert full.activations == layers * s * b * h * 2
+
+
+def test_flash_attention_keeps_no_probabilities() -> None:
+    fused = job(gpus=1, gbs=8, shape=replace(SMALL, attention="flash"))
+    found = memory(fused, Layout(1, 1, 1, 1, recompute="none"), PLAIN)
+    assert found.activations == 4 * (512 * 1024 * 34 + 16 * 512 * 4)
+
+
+def test_micro_batches_in_flight() -> None:
+    plain = Layout(8, 4, 12, 2)
+    assert [in_flight(plain, stage, 128) for stage in (0, 1, 11)] == [12, 11, 1]
+    assert in_flight(plain, 0, 5) == 5  # no more than there are
+    # Interleaved, the first stage holds 1 + (p - 1)/(p·v) times as much.
+    assert in_flight(replace(plain, interleave=3), 0, 128) == pytest.approx(12 * (1 + 11 / 36))
+
+
+def test_the_first_stage_is_the_fullest_and_logits_can_change_that() -> None:
+    assert memory(job(), Layout(8, 4, 12, 2), PLAIN).stage == 0
+    # With as few micro-batches as one there is nothing in flight, and the logits weigh.
+    wide = job(gpus=4, gbs=1, shape=bloom_like(layers=2, hidden=2048, heads=16))
+    assert memory(wide, Layout(1, 2, 2, 1), PLAIN).stage == 1
+
+
+def test_slack_and_base_are_added() -> None:
+    found = memory(job(), Layout(8, 4, 12, 2), replace(PLAIN, base_gib=2.0, activation_slack=0.5))
+    assert found.base == 2 * GIB
+    assert found.slack == 0.5 * (found.activations + found.working)
+    assert found.total_gib == pytest.approx(found.total / GIB)
+
+
+def test_every_row_that_ran_out_of_memory_is_predicted_to() -> None:
+    rows = [row for row in ROWS if row.status == "oom"]
+    assert len(rows) == 4
+    for row in rows:
+        case = case_of(row)
+        needed = memory(case.job, case.layout, shipped().of(case.job.cluster))
+        assert needed.total > limit_bytes(case.job), row.place
+
+
+def test_memory_of_the_tables() -> None:
+    errors = []
+    for row in ROWS:
+        usable = row.mem_gb is not None and row.tp and row.pp and row.status == "ok" and row.duplicate_of_line is None
+        if not usable or row.gbs is None or row.source_error.startswith("Mem"):
+            continue
+        case = case_of(row)
+        if row.line in (18, 34):  # 32 layers over 64 stages: no such run can be
+            continue
+        needed = memory(case.job, case.layout, shipped().of(case.job.cluster))
+        assert needed.total < 1.1 * limit_bytes(case.job), row.place
+        errors.append(abs(needed.total_gib / (row.mem_gb or 1) - 1))
+    assert len(errors) > 70
+    assert sum(errors) / len(errors) < 0.05

@@ -1,0 +1,194 @@
+"""`quantbench profile export --format`, and that docs/exporting.md can be followed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shlex
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from known_profile import GEMMS, gemm_row, known_profile, known_tables, table
+from made_runs import record, run, write
+from typer.testing import CliRunner
+
+from quantbench.cli.app import app
+from quantbench.cli.options import percentage
+from quantbench.cli.profile import degrees
+from quantbench.cli.profile import profile as command
+from quantbench.errors import InputError, QuantbenchError, StoreError
+from quantbench.profile.exporters.catalog import FORMATS
+from quantbench.workload import Gemm
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "exporting.md").read_text(encoding="utf-8")
+_BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.S | re.M)
+COMMANDS = [line for language, block in _BLOCKS if not language for line in block.splitlines() if line]
+SNIPPETS = [block for language, block in _BLOCKS if language == "python"]
+_NEEDS = {"aiconfigurator": ("yaml", "pyarrow"), "parquet": ("pyarrow",)}
+_MADE_RUN = "results/a100-sxm4-80gb/aic-0.12.0-gemm-sglang-0.5.10"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the page's commands run: with a profile that has rows off the powers of two, too."""
+    rows = [gemm_row(*shape, us) for shape, us in GEMMS.items()]
+    rows += [gemm_row(m, 2048, 2048, 10.0 + m / 20) for m in (*(2**p for p in range(14)), *range(96, 4000, 96))]
+    known_profile({**known_tables(), "gemm": table("gemm", rows)}).save(tmp_path / "profile.json")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "exporting.md").write_text(PAGE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def invoke(*words: str) -> str:
+    done = CliRunner().invoke(command, list(words), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def skip_without_its_packages(words: list[str]) -> None:
+    name = words[words.index("--format") + 1] if "--format" in words else ""
+    for package in _NEEDS.get(name, ()):
+        if find_spec(package) is None:
+            pytest.skip(f"{name} needs {package}, which comes with quantbench[tables]")
+
+
+@pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("quantbench profile ")])
+def test_each_command_of_the_page_runs(line: str, folder: Path) -> None:
+    words = shlex.split(line.replace(_MADE_RUN, "profile.json"))[2:]
+    skip_without_its_packages(words)
+    assert invoke(*words)
+    if "--docs" in words:
+        written = (folder / "docs" / "exporting.md").read_text(encoding="utf-8")
+        assert written != PAGE
+        assert written.count("<!-- blindspots:begin -->") == 1
+
+
+def test_the_import_on_the_page_makes_the_run_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if find_spec("aiconfigurator_core") is None:
+        pytest.skip("needs quantbench[tables]")
+    monkeypatch.chdir(tmp_path)
+    line = next(line for line in COMMANDS if line.startswith("quantbench import "))
+    done = CliRunner().invoke(app, shlex.split(line)[1:], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / _MADE_RUN / "run.json").is_file()
+
+
+def test_the_page_has_all_its_commands() -> None:
+    assert len(COMMANDS) == 9
+    assert len(SNIPPETS) == 2
+
+
+def test_the_page_names_every_format() -> None:
+    assert all(f"--format {name} " in PAGE for name in FORMATS)
+
+
+def test_the_page_s_figures_were_generated() -> None:
+    section = PAGE.split("<!-- blindspots:begin -->")[1].split("<!-- blindspots:end -->")[0]
+    assert section.count("\n| ") == 5
+    assert "rows chosen |" in section
+    assert "rows chosen, modelled, not measured |" in section
+
+
+@pytest.mark.parametrize(
+    ("package", "name"), [("aiconfigurator_core", "aiconfigurator"), ("llm_analysis", "llm-analysis")]
+)
+def test_the_page_s_python_runs(package: str, name: str, folder: Path) -> None:
+    if find_spec(package) is None:
+        pytest.skip(f"needs the package {package}")
+    snippet = next(text for text in SNIPPETS if package in text)
+    target = next(w[w.index("-o") + 1] for w in map(shlex.split, COMMANDS) if f"--format {name}" in " ".join(w))
+    invoke("export", "profile.json", "--format", name, "-o", target)
+    done = subprocess.run([sys.executable, "-c", snippet], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    last = done.stdout.strip().splitlines()[-1].split()
+    assert all(float(word) > 0 for word in last)
+    if name == "aiconfigurator":
+        assert float(last[0]) == pytest.approx(GEMMS[129, 4096, 4096] / 1e3, rel=1e-12)
+
+
+def test_other_documents_are_named_rightly() -> None:
+    for path in re.findall(r"`((?:tests|docs|quantbench)/[\w./*-]+)`", PAGE):
+        assert list(ROOT.glob(path)), path
+
+
+def test_what_was_written_is_said_in_json(folder: Path) -> None:
+    found = json.loads(invoke("export", "profile.json", "--format", "csv", "-o", "out", "--json"))
+    assert found["format"] == "csv"
+    assert found["rows"]["attention"] == 6
+    assert [Path(path).name for path in found["paths"]] == [
+        "gemm.csv",
+        "softmax.csv",
+        "attention.csv",
+        "collective.csv",
+    ]
+    assert all((folder / path).is_file() for path in found["paths"])
+
+
+def test_people_are_told_what_is_left_out_and_what_is_modelled(folder: Path) -> None:
+    said = invoke("export", "profile.json", "--format", "vidur", "--model", "llama-3-8b", "-o", "out")
+    assert "rows left out: a collective that Vidur has no file for" in said
+    assert "are a pass over memory each, modelled" in said
+    assert "use: " in said
+
+
+def test_folders_of_runs_are_taken_as_they_are(tmp_path: Path) -> None:
+    times = {128: 36.9, 129: 63.3, 256: 65.5}
+    made = run([record(Gemm(m, 4096, 4096, layout="nt"), [us], {"m": m}) for m, us in times.items()])
+    where = write(tmp_path / "results", made)
+    # The run's folder, or the device's with all of its runs.
+    invoke("export", str(where.parent), "--format", "csv", "--no-fit", "-o", str(tmp_path / "out"))
+    with (tmp_path / "out" / "gemm.csv").open(newline="", encoding="utf-8") as file:
+        assert {int(row["m"]): float(row["latency_us"]) for row in csv.DictReader(file)} == times
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--format", "astra-sim"], "--format = 'astra-sim'; expected one of aiconfigurator, vidur"),
+        (["--format", "vidur"], "no --model (a row is of one model there); expected one of llama-2-7b"),
+        (
+            ["--format", "vidur", "--model", "llama-3-8b", "--tp", "two"],
+            "--tp: 'two'; expected integers from",
+        ),
+        (["--format", "csv", "--bound", "5"], "--bound: '5'; expected a percentage between 0% and 100%"),
+        (["--format", "csv", "--provider", "cublas"], "--provider cublas: no row is its; expected one of"),
+        (["--format", "aiconfigurator", "--layout", "tt"], "--layout tt; expected one of nn, nt, tn"),
+        (["--format", "aiconfigurator", "--layout", "tn"], "--layout tn: no product is of it; expected one of nt"),
+        (["--format", "csv", "--dtype", "bfloat16"], "--dtype bfloat16; expected one of fp16, bf16"),
+        (
+            ["--format", "llm-analysis", "--dtype", "fp8"],
+            "has no peak for fp8; expected another --dtype",
+        ),
+        (["--format", "llm-analysis", "--dtype", "int8"], "products of int8, where llm-analysis means 16 bits"),
+        (["--format", "calculon", "--dtype", "int8"], "products of int8; expected --dtype fp16, bf16, fp32, fp8"),
+    ],
+)
+def test_wrong_use_is_one_clear_line(words: list[str], said: str, folder: Path) -> None:
+    with pytest.raises(QuantbenchError) as caught:
+        CliRunner().invoke(command, ["export", "profile.json", *words, "-o", "out"], catch_exceptions=False)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_profile_beside_a_run_is_refused(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"profile.json beside other paths; expected one profile, or folders of runs"):
+        CliRunner().invoke(command, ["export", "profile.json", "run", "--format", "csv"], catch_exceptions=False)
+    with pytest.raises(StoreError):
+        CliRunner().invoke(command, ["export", "nowhere", "--format", "csv"], catch_exceptions=False)
+
+
+def test_percentages_and_degrees() -> None:
+    assert percentage("--bound", "2.5 %", above=True) == 0.025
+    assert degrees("8,1,8") == (1, 8)
+    for wrong in ("", "0", "1,,2", "1.5"):
+        with pytest.raises(InputError, match="--tp"):
+            degrees(wrong)
+    for wrong in ("5", "x%", "0%", "100%", "nan%"):
+        with pytest.raises(InputError, match="--bound"):
+            percentage("--bound", wrong, above=True)

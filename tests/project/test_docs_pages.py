@@ -1,0 +1,209 @@
+"""The pages of docs/ and README: every command is understood, every snippet of a user's own kernel runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quantbench.cli.app import COMMANDS, load
+from quantbench.store.folder import read_run
+from quantbench.store.schema import schema
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+WORKFLOW = DOCS / "workflow-sample.yml"
+ENVIRONMENT = {**os.environ, "QUANTBENCH_DEVICE": "cpu", "PYTHONPATH": f"{ROOT}"}
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Fenced blocks of a language."""
+    found = re.findall(r"^ *```(\w*)\n(.*?)^ *```", page.read_text(encoding="utf-8"), re.S | re.M)
+    return [text for of, text in found if of == language]
+
+
+def quantbench_lines(text: str) -> list[str]:
+    """Every call of quantbench in commands, continued lines joined."""
+    joined = text.replace("\\\n", " ")
+    lines = [line for line in joined.splitlines() if not line.lstrip().startswith("#")]
+    return [found.strip() for line in lines for found in re.findall(r"(?:^|[\s'\"])(quantbench [a-z][^'#|]*)", line)]
+
+
+def require_understood(line: str) -> None:
+    """The command exists and has every option that the line gives."""
+    words = shlex.split(line)[1:]
+    assert words[0] in COMMANDS, line
+    command: Any = load(words.pop(0))
+    while words and hasattr(command, "commands"):
+        assert words[0] in command.commands, line
+        command = command.commands[words.pop(0)]
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    given = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+    assert given <= known | {"--help", "-h"}, f"{line}: {sorted(given - known)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_command_of_a_page_is_understood(page: Path) -> None:
+    for block in (*blocks(page, ""), *blocks(page, "bash")):
+        for line in quantbench_lines(block):
+            require_understood(line)
+
+
+def test_a_command_that_does_not_exist_would_be_found() -> None:
+    with pytest.raises(AssertionError):
+        require_understood("quantbench compare A B --no-such-option")
+    with pytest.raises(AssertionError):
+        require_understood("quantbench weigh A")
+    assert quantbench_lines("srun bash -c 'quantbench sweep \\\n --shard 1/2'\nx/quantbench y") == [
+        "quantbench sweep   --shard 1/2"
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_link_of_a_page_leads_somewhere(page: Path) -> None:
+    for path in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / path).exists(), path
+        # What lies outside docs/ is not on the site, and a strict build refuses to link to it.
+        assert page.parent != DOCS or (page.parent / path).resolve().is_relative_to(DOCS), path
+    for path in re.findall(r"`((?:quantbench|tests|docs)/[\w/-]+\.(?:py|md|yml))`", page.read_text(encoding="utf-8")):
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "bash")], ids=lambda page: page.name)
+def test_each_script_of_a_page_is_a_script(page: Path) -> None:
+    for script in blocks(page, "bash"):
+        done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_sample_workflow_is_one_and_its_commands_exist() -> None:
+    yaml = pytest.importorskip("yaml", reason="needs PyYAML: pip install 'quantbench[dev]'")
+    workflow = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
+    # YAML 1.1 reads the key `on` as true, as GitHub's documentation warns.
+    assert set(workflow) == {"name", True, "jobs"}
+    commands = []
+    for job in workflow["jobs"].values():
+        assert job["runs-on"]
+        for step in job["steps"]:
+            assert ("run" in step) != ("uses" in step)
+            commands += [step["run"]] if "run" in step else []
+    for gate in ("quantbench compare", "quantbench advise", "pytest --benchmark-only"):
+        assert any(command.startswith(gate) for command in commands)
+    for command in commands:
+        for line in quantbench_lines(command):
+            require_understood(line)
+
+
+def test_the_options_of_pytest_that_are_named_exist() -> None:
+    named = set()
+    for text in (*(page.read_text(encoding="utf-8") for page in PAGES), WORKFLOW.read_text(encoding="utf-8")):
+        named |= set(re.findall(r"--(?:benchmark|device)-[a-z-]+", text))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert {"--benchmark-only", "--benchmark-compare-fail", "--device-cache"} <= named
+    assert named <= set(re.findall(r"--[a-z-]+", done.stdout))
+
+
+def test_a_kernel_of_ones_own_is_timed_as_the_page_says(tmp_path: Path) -> None:
+    first, second, _ = blocks(DOCS / "own-kernels.md", "python")
+    assert len([line for line in first.splitlines() if line.strip()]) <= 5
+    (tmp_path / "test_mine.py").write_text(first + "\n" + second)
+    words = ("--benchmark-only", "--benchmark-json=out.json", "--device-max-time", "50ms", "--device-cache", "hot")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words],
+        cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
+    assert {each["name"] for each in found} == {"test_my_kernel", "test_past_an_edge"}
+    assert all(each["extra_info"]["device"].startswith("cpu-") for each in found)
+
+
+def test_a_provider_of_ones_own_is_swept_as_the_page_says(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(blocks(DOCS / "own-kernels.md", "python")[2])
+    words = ("--dim", "n=64,96", "-m", "64", "-k", "64", "--dtype", "fp32", "--provider", "mine:MyGemm,torch")
+    quick = ("--max-time", "20ms", "--half-width", "0.2", "--cache", "hot")
+    done = subprocess.run(
+        [sys.executable, "-m", "quantbench", "sweep", *words, *quick],
+        cwd=tmp_path, env={**ENVIRONMENT, "PYTHONPATH": f"{ROOT}:{tmp_path}"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = tmp_path.glob("results/*/*")
+    points = [r for r in read_run(folder).records if r.role == "point"]
+    assert {(r.provider, r.workload.n) for r in points} == {  # type: ignore[union-attr]
+        (provider, n) for provider in ("mine:MyGemm", "torch.mm") for n in (64, 96)
+    }
+    assert all(type(r.outcome).__name__ == "Measured" for r in points), [r.outcome for r in points]
+
+
+# --- the site ----------------------------------------------------------------------------------------------------
+
+
+def test_every_page_is_in_the_sites_navigation() -> None:
+    config = (DOCS / "site" / "mkdocs.yml").read_text(encoding="utf-8")
+    in_navigation = re.findall(r"([\w-]+\.md)", config.partition("\nnav:\n")[2])
+    assert sorted(in_navigation) == sorted(page.name for page in DOCS.glob("*.md"))
+
+
+def test_every_command_has_its_how_to() -> None:
+    sections = re.findall(r"^## (.+)$", (DOCS / "commands.md").read_text(encoding="utf-8"), re.M)
+    assert sorted(sections) == sorted(COMMANDS)
+    shown = quantbench_lines("\n".join(blocks(DOCS / "commands.md", "")))
+    assert {line.split()[1] for line in shown} | {"comm"} == set(COMMANDS)
+
+
+def test_the_formats_page_names_every_field() -> None:
+    text = (DOCS / "formats.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(\w+)`", text)) | set(re.findall(r"`(\w+): ", text))
+    for name in ("run", "record"):
+        properties = schema(name)["properties"]
+        assert set(properties) <= named, sorted(set(properties) - named)
+    assert set(schema("record")["properties"]["measurement"]["properties"]) <= named
+
+
+def test_the_snippets_of_the_reference_pages_run(capsys: pytest.CaptureFixture[str]) -> None:
+    (imports,) = blocks(DOCS / "api.md", "python")
+    exec(compile(imports, "api.md", "exec"), {})
+    space: dict[str, Any] = {}
+    (reading,) = blocks(DOCS / "formats.md", "python")
+    exec(compile(reading, "formats.md", "exec"), space)
+    space["print_times"](next((ROOT / "results").glob("cpu-*/*")))
+    assert capsys.readouterr().out.count("Interval(low=") > 10
+
+
+@pytest.mark.parametrize("name", re.findall(r"^::: (\S+)$", (DOCS / "api.md").read_text(encoding="utf-8"), re.M))
+def test_each_name_of_the_reference_exists_and_says_what_it_is(name: str) -> None:
+    try:
+        found: Any = import_module(name)
+    except ModuleNotFoundError:
+        module, _, attribute = name.rpartition(".")
+        found = getattr(import_module(module), attribute)
+    assert found.__doc__
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocstrings", reason="needs the site's generator: pip install 'quantbench[docs]'")
+    config = DOCS / "site" / "mkdocs.yml"
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(config), "-d", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    pages = {page.stem for page in tmp_path.glob("*.html")} - {"404"}
+    assert pages == {page.stem for page in DOCS.glob("*.md")}
+    api = (tmp_path / "api.html").read_text(encoding="utf-8")
+    assert "quantbench.quantization.quantize" in api
+    assert '<span class="gp">' in api  # examples are shown as code
+    for page in tmp_path.glob("*.html"):
+        assert not re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=\"https?://", page.read_text(encoding="utf-8"))

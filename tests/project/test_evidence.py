@@ -1,0 +1,243 @@
+"""The steps of `make evidence`: every sweep can be planned on the GPU it is for, and a step can be taken up again."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from quantbench.analysis.summary import Point
+from quantbench.cli.app import app
+from quantbench.device import current, lookup
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError
+from quantbench.latency.gemm.training import Effort
+from quantbench.latency.gemm.trees import Growth
+from quantbench.latency.roofline import roofline_us
+from quantbench.launch import Launch, Tile
+from quantbench.measurement import Grade
+from quantbench.profile.profile import Profile
+from quantbench.workload import Gemm, Softmax, Workload
+from tools.evidence import side_by_side, write
+from tools.evidence import steps as evidence
+from tools.evidence.nvbench import merge_nvbench
+from tools.evidence.other_methods import Run
+from tools.evidence.sections import cost_section, kernel_section, prediction_section, timer_section
+from tools.evidence.steps import STEPS, PlannedSweep, random_shapes
+
+ROOT = Path(__file__).resolve().parents[2]
+SWEEPS = [sweep for step in STEPS.values() for sweep in step]
+
+
+@pytest.mark.parametrize("sweep", SWEEPS, ids=lambda sweep: sweep.name)
+def test_each_sweep_can_be_planned_for_an_h200(sweep: PlannedSweep) -> None:
+    words = ["sweep", *sweep.words, "--dry-run", "--gpu", "h200-sxm-141gb", "--budget", "none", "--json"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.exception
+    assert len(json.loads(done.stdout)["points"]) >= 4
+
+
+def test_a_step_fits_its_time() -> None:
+    for step, sweeps in STEPS.items():
+        assert sum(sweep.share for sweep in sweeps) <= (0.8 if step == 1 else 1.0) + 1e-9
+    names = [sweep.name for sweep in SWEEPS]
+    assert len(names) == len(set(names))
+
+
+def test_random_shapes_are_the_same_each_time_and_within_their_ranges() -> None:
+    shapes = random_shapes("cuda")
+    assert shapes == random_shapes("cuda")
+    assert len(set(shapes)) > 0.95 * len(shapes)
+    assert all(1 <= m <= 16384 and 56 <= n <= 16448 and 56 <= k <= 16448 for m, n, k in shapes)
+    assert all(n % 8 == 0 and k % 8 == 0 for _, n, k in shapes)
+
+
+def test_a_step_is_taken_up_where_it_was_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+    words = ("--dim", "n=32,64", "-m", "32", "-k", "32", "--dtype", "fp32")
+    two = (PlannedSweep("one", words, words, 0.5), PlannedSweep("broken", words, ("--dim", "size"), 0.5))
+    monkeypatch.setitem(evidence.STEPS, 2, two)
+    evidence.main(step=2, results=Path("results"), seconds=60)
+    (folder,) = Path("results").glob("*/evidence")
+    first = json.loads((folder / "state.json").read_text())
+    assert first["one"]["how_ended"] == "complete"
+    assert first["broken"] == {"how_ended": "failed", "run": None}
+
+    monkeypatch.setitem(evidence.STEPS, 2, (two[0], PlannedSweep("broken", words, words, 0.5)))
+    evidence.main(step=2, results=Path("results"), seconds=60)
+    second = json.loads((folder / "state.json").read_text())
+    assert second["one"] == first["one"]  # not measured again
+    assert second["broken"]["how_ended"] == "complete"
+    with tarfile.open(folder / "evidence-step2.tar.gz") as archive:
+        names = archive.getnames()
+    assert f"{folder.parent.name}/evidence/state.json" in names
+    assert sum(name.endswith("records.jsonl") for name in names) == 2
+
+
+def test_a_table_that_was_cut_short_is_finished_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def row(gemm: Gemm, *_: object) -> dict[str, object]:
+        asked.append(str(gemm))
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return {"workload": str(gemm), "sizes": [gemm.m, gemm.n, gemm.k]}
+
+    monkeypatch.setattr(side_by_side, "measure_row", row)
+    gemms = [Gemm(n, n, n) for n in (64, 128, 192)]
+    out = tmp_path / "table.json"
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side.measure_rows(out, lookup("h200-sxm-141gb"), gemms, {}, {})
+    assert len(side_by_side.measure_rows(out, lookup("h200-sxm-141gb"), gemms, {}, {})) == 3
+    assert asked == [str(gemm) for gemm in (*gemms, gemms[2])]
+    assert [row["sizes"][0] for row in json.loads(out.read_text())["rows"]] == [64, 128, 192]
+
+
+def test_the_profiler_joins_after_all_rows_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
+    spec, gemms, out = current(), [Gemm(n, n, n, dtype="fp32") for n in (32, 48)], tmp_path / "table.json"
+    calls: list[int] = []
+
+    def profiled(run: Run, device: DeviceSpec) -> list[float]:
+        run()
+        calls.append(1)
+        return [3.0, 5.0, 4.0] if len(calls) != 2 else []
+
+    rows = side_by_side.measure_rows(out, spec, gemms, {}, {"plain": lambda run, device: [1.0]})
+    side_by_side.add_method(out, spec, gemms, rows, "profiler", profiled)
+    side_by_side.add_method(out, spec, gemms, rows, "profiler", profiled)
+    assert len(calls) == 2 * side_by_side.REPEATS
+    kept = json.loads(out.read_text())["rows"]
+    assert [row["medians_us"] for row in kept] == [
+        {"plain": [1.0] * 3, "profiler": [4.0] * 2}, {"plain": [1.0] * 3, "profiler": [4.0] * 3}
+    ]  # fmt: skip
+
+
+def test_a_late_table_takes_what_it_started_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "late.py").write_text(
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "open('pid', 'w').write(str(child.pid))\n"
+        "time.sleep(600)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert not evidence._run(["late"], 3.0)
+    grandchild = int((tmp_path / "pid").read_text())
+    deadline_s = time.monotonic() + 10
+    while psutil.pid_exists(grandchild) and psutil.Process(grandchild).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline_s, "it is still running"
+        time.sleep(0.05)
+
+
+def test_nvbench_joins_the_rows_of_its_sizes(tmp_path: Path) -> None:
+    rows = [{"sizes": [size] * 3, "medians_us": {"profiler": [9.0]}} for size in (128, 256)]
+    for repeat, samples in enumerate(([5.0, 4.0, 6.0], [7.0])):
+        file = tmp_path / f"{repeat}.json"
+        file.write_text(json.dumps({"128": samples, "512": [1.0]}))
+        merge_nvbench(rows, file)
+    assert rows[0]["medians_us"] == {"profiler": [9.0], "nvbench": [5.0, 7.0]}
+    assert rows[1]["medians_us"] == {"profiler": [9.0]}
+
+
+TIMES = {
+    "rows": [
+        {"workload": "short", "medians_us": {"quantbench graph": [5.0, 5.1, 5.2], "profiler": [5.3]}},
+        {"workload": "long", "medians_us": {"quantbench graph": [101.0, 101.0], "profiler": [100.0], "mamf": []}},
+    ]
+}  # fmt: skip
+
+
+def test_the_timers_agreement_counts_in_microseconds_below_twenty_and_in_percent_above() -> None:
+    lines = timer_section(TIMES)
+    assert "| short | 5.10 µs | 5.30 µs | – |" in lines
+    assert lines[-2] == (
+        "- quantbench graph: differs from profiler by at most 1.00 % (median 1.00 %) from 20 µs on,"
+        " at most 0.20 µs below"
+    )
+    assert lines[-1] == "- quantbench graph: repeats spread by at most 4.00 % (median 2.00 %)"
+
+
+def test_what_a_point_costs_is_told_with_its_inputs_and_without() -> None:
+    row = {
+        "medians_us": {"quantbench": [10.0, 10.1], "mamf": [10.0, 11.0]},
+        "wall_s": {"quantbench": [0.1, 0.3], "mamf": [2.0]}, "prepare_s": 0.5,
+    }  # fmt: skip
+    lines = cost_section({"repeats": 2, "rows": [row, row]})
+    assert "| quantbench | 0.200 | 0.700 | 1.00 % | 1.00 % |" in lines
+    assert "| mamf | 2.000 | 2.500 | 10.00 % | 10.00 % |" in lines
+    assert "15.00 s for each of these points" in lines[-1]
+
+
+def point(work: Workload, provider: str, latency_us: float, launch: Launch | None = None) -> Point:
+    return Point(
+        "key", {}, work.kind, 1, provider, work, launch, latency_us, latency_us, latency_us, 1.0,
+        work.min_bytes / latency_us / 1e3, 0.5, Grade("A"), 10, 0.0, None,
+    )  # fmt: skip
+
+
+def test_our_kernels_stand_beside_each_library_and_the_fastest_of_them() -> None:
+    small, large = Gemm(64, 64, 64), Gemm(128, 128, 128)
+    times_us = {
+        small: {"torch.mm": 8.0, "torch.addmm": 10.0, "triton.persistent": 10.0},
+        large: {"torch.mm": 9.0, "triton.persistent": 4.5},
+    }
+    points = [point(work, who, us) for work, each in times_us.items() for who, us in each.items()]
+    lines = kernel_section(points, None)
+    assert f"| gemm | triton.persistent | torch.mm | 2 | 1.26 | 0.80 | {small} (10.0 µs) |" in lines
+    assert f"| gemm | triton.persistent | torch.addmm | 1 | 1.00 | 1.00 | {small} (10.0 µs) |" in lines
+    assert f"| gemm | triton.persistent | the fastest of them | 1 | 0.80 | 0.80 | {small} (10.0 µs) |" in lines
+    assert "measured with one of our kernels" in kernel_section(points[:1], None)[0]
+
+
+def test_softmax_is_held_against_a_copy() -> None:
+    work = Softmax(batch=4, rows=64, cols=64)
+    seconds = work.min_bytes / 4000e9
+    lines = kernel_section([point(work, "triton.fused", seconds * 1e6), point(work, "torch.eager", 1.0)], 5000.0)
+    assert "- triton.fused: 0.80 to 0.80, median 0.80 of 1 shapes" in lines
+
+
+def test_prediction_is_tested_on_rows_that_were_not_fitted_and_names_help_where_kernels_differ() -> None:
+    quick = Effort(members=1, rows_first=100, rows_other=100, growth=Growth(trees=10))
+    device = lookup("h200-sxm-141gb")
+    random = np.random.default_rng(3)
+    points = []
+    for m, n, k in random_shapes("cuda")[:330]:
+        gemm = Gemm(m, n, k, layout="nt")
+        slow = bool(random.random() < 0.5)  # the library's choice, which nothing but the kernel's name tells
+        tile = Tile(64, 64) if slow else Tile(128, 256)
+        launch = Launch(kernel=f"kernel_{tile.block_m}x{tile.block_n}", tile=tile)
+        points.append(point(gemm, "torch.mm", roofline_us(gemm, device) * (3.0 if slow else 1.0), launch))
+    lines = prediction_section(points, device, seeds=(0,), effort=quick)
+    medians = {line.split("|")[1].strip(): float(line.split("|")[3].split()[0]) for line in lines[2:6]}
+    assert medians["fitted here, kernel names of all rows"] < medians["fitted here, without kernel names"]
+    assert "fitted on the public table of this GPU" in medians
+    assert "330 random products in bf16, 330 with the name of their kernel" in lines[-1]
+    assert "needs more" in prediction_section(points[:250], device)[0]
+
+
+def test_the_page_tells_what_is_missing_and_what_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+    words = ("--dim", "n=32,64", "-m", "32", "-k", "32", "--dtype", "fp32")
+    monkeypatch.setitem(evidence.STEPS, 2, (PlannedSweep("hidden", words, words, 0.5),))
+    evidence.main(step=2, results=Path("results"), seconds=60)
+    write.main(results=Path("results"))
+    (page,) = Path("results").glob("*/evidence/README.md")
+    text = page.read_text()
+    assert "Not measured yet: `make evidence STEPS=1`." in text
+    assert "| hidden | 2 | complete |" in text
+    assert len(Profile.load(page.parent / "profile.json").tables["gemm"]) == 2
+    assert (page.parent / "report" / "report.html").exists()
+    assert "torch" in text.splitlines()[4]
+    with pytest.raises(InputError, match="a folder with <device>/evidence in it"):
+        write.main(results=tmp_path / "nothing")

@@ -1,0 +1,213 @@
+"""The fixture inside a pytest run of its own, as a user's project would use it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from made_runs import SPEC, measurement
+
+from quantbench.errors import InputError
+from quantbench.measurement import Measurement
+from quantbench.providers import catalog, inputs
+from quantbench.pytest_plugin import DeviceBenchmark
+from quantbench.sweep.worker import copies_of
+from quantbench.timing.options import TimingOptions
+from quantbench.workload import Gemm
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {**os.environ, "QUANTBENCH_DEVICE": "cpu", "PYTHONPATH": str(ROOT)}
+SUITE = """
+import pytest, torch
+
+@pytest.mark.benchmark(group="mine")
+@pytest.mark.parametrize("size", [32, 128])
+def test_my_kernel(device_benchmark, size):
+    a = torch.randn(size, size)
+    device_benchmark(lambda: torch.mm(a, a), flops=2 * size**3, dtype="fp32")
+
+def test_impossible(device_benchmark):
+    device_benchmark(lambda: None, flops=10**18, dtype="fp32")
+
+def test_plain():
+    assert True
+"""
+
+
+def pytest_run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    (folder / "test_suite.py").write_text(SUITE)
+    plugin = ("-p", "quantbench.pytest_plugin") if not _installed() else ()
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *plugin, "-q", "--device-max-time", "50ms", "--device-cache", "hot", *words],
+        cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def _installed() -> bool:
+    from importlib.metadata import entry_points
+
+    return any(e.value == "quantbench.pytest_plugin" for e in entry_points(group="pytest11"))
+
+
+def test_the_table_and_the_json_hold_device_time(tmp_path: Path) -> None:
+    done = pytest_run(tmp_path, "--benchmark-only", "--benchmark-json=out.json", "-k", "my_kernel")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"benchmark 'mine': 2 tests", done.stdout)
+    found = {b["params"]["size"]: b for b in json.loads((tmp_path / "out.json").read_text())["benchmarks"]}
+    for each in found.values():
+        assert each["stats"]["rounds"] >= 10
+        assert each["extra_info"]["grade"] in "ABCD"
+        assert each["extra_info"]["device"].startswith("cpu-")
+        assert each["extra_info"]["cache"] == "hot"
+        # The clock was advanced by the samples: each round is one of them, to the nanosecond.
+        assert all(0 < seconds < 10 for seconds in each["stats"]["data"])
+    # 64 times the work; a clock that ticked with Python would see no difference.
+    assert found[128]["stats"]["median"] > 2 * found[32]["stats"]["median"]
+
+
+def test_a_comparison_fails_on_a_regression(tmp_path: Path) -> None:
+    only = ("--benchmark-only", "-k", "my_kernel")
+    assert pytest_run(tmp_path, *only, "--benchmark-save=base").returncode == 0
+    (saved,) = tmp_path.glob(".benchmarks/*/*.json")
+    data = json.loads(saved.read_text())
+    for each in data["benchmarks"]:
+        each["stats"]["median"] /= 100  # as if it had been a hundred times faster
+    saved.write_text(json.dumps(data))
+    again = pytest_run(tmp_path, *only, "--benchmark-compare=0001", "--benchmark-compare-fail=median:5%")
+    assert again.returncode != 0
+    assert "Performance has regressed" in again.stdout + again.stderr
+
+
+def test_a_figure_above_the_peak_fails(tmp_path: Path) -> None:
+    done = pytest_run(tmp_path, "-k", "impossible")
+    assert done.returncode == 1
+    assert "faster than the hardware's peak" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "outcome"),
+    [(("--benchmark-skip",), "1 passed, 3 skipped"), (("--benchmark-disable", "-k", "not impossible"), "3 passed")],
+)
+def test_the_switches_of_pytest_benchmark_work(tmp_path: Path, words: tuple[str, ...], outcome: str) -> None:
+    done = pytest_run(tmp_path, *words)
+    assert outcome in done.stdout, done.stdout
+
+
+def test_a_wrong_option_is_said_in_one_line(tmp_path: Path) -> None:
+    done = pytest_run(tmp_path, "--device-max-time", "soon", "-k", "my_kernel")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert done.stderr.startswith("ERROR: --device-max-time: 'soon'; expected a time such as 90s")
+
+
+def test_histograms_show_device_time(tmp_path: Path) -> None:
+    pytest.importorskip("pygal", reason="needs pygal: pip install 'pytest-benchmark[histogram]'")
+    done = pytest_run(tmp_path, "--benchmark-only", "--benchmark-histogram=times", "-k", "my_kernel")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (picture,) = tmp_path.glob("times*.svg")
+    assert "test_my_kernel[128]" in picture.read_text()
+
+
+@pytest.mark.gpu
+def test_fixture_and_sweep_agree_within_two_percent_above_20_us(tmp_path: Path) -> None:
+    """Two medians of one kernel by one timer; not a bound on how fast anything is."""
+    from tools.evidence.fixture_truth import measure
+
+    rows = [row for row in measure(tmp_path)["rows"] if min(row["sweep_us"]) > 20]
+    assert len(rows) >= 3
+    assert all(abs(row["ratio"] - 1) < 0.02 for row in rows), rows
+
+
+class FakeTimer:
+    """Notes what it is asked to time."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[object, Sequence[object], int | None]] = []
+
+    def measure(
+        self, run: object, *, rotate: Sequence[object] = (), min_bytes: int | None = None, audit: object = None
+    ) -> Measurement:
+        assert audit is not None
+        self.asked.append((run, rotate, min_bytes))
+        return measurement([100.0] * 10)
+
+
+class FakeBenchmark:
+    """Stands in for pytest-benchmark's fixture."""
+
+    def __init__(self) -> None:
+        self.extra_info: dict[str, object] = {}
+        self.rounds = 0
+
+    def pedantic(self, target: object, *, rounds: int, iterations: int) -> None:
+        self.rounds = rounds
+
+
+def test_a_workload_is_timed_as_a_sweep_times_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its bytes, and on copies of its data where a cold cache needs them: so that the two agree."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.setattr(inputs, "torch_device", lambda device: torch.device("cpu"))
+    timer, benchmark, options = FakeTimer(), FakeBenchmark(), TimingOptions()
+    work = Gemm(512, 512, 512, dtype="fp32")
+    DeviceBenchmark(benchmark, SPEC, timer, options).workload(work, "tests.fake_providers:Good")  # type: ignore[arg-type]
+    ((_, rotate, min_bytes),) = timer.asked
+    provider = catalog.make("tests.fake_providers:Good")
+    assert len(rotate) == len(copies_of(provider, work, SPEC, options)) > 10
+    assert min_bytes == work.min_bytes
+    assert len(copies_of(provider, work, SPEC, replace(options, cache="hot"))) == 0
+    assert benchmark.rounds == 10
+
+
+def benchmarked(samples_us: float, **claimed: object) -> None:
+    """What a test with `device_benchmark(run, **claimed)` does on SPEC, when a run takes samples_us."""
+
+    class Timer(FakeTimer):
+        def measure(self, run: object, **options: object) -> Measurement:  # type: ignore[override]
+            return measurement([samples_us] * 10)
+
+    DeviceBenchmark(FakeBenchmark(), SPEC, Timer(), TimingOptions())(lambda: None, **claimed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "claimed",
+    [
+        {"flops": 2 * 4096**3},
+        {"flops": 2 * 4096**3, "dtype": "float32"},
+        {"flops": 2 * 4096**3, "dtype": torch.bfloat16},
+        {"flops": 2 * 4096**3, "dtype": "fp8"},
+        {"min_bytes": 2**30},
+        {"min_bytes": 2**20},
+    ],
+    ids=str,
+)
+def test_a_limit_applies_with_and_without_a_dtype(claimed: dict[str, object]) -> None:
+    with pytest.raises(AssertionError, match="faster than the hardware's peak"):
+        benchmarked(0.004, **claimed)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "said"),
+    [
+        ({"flops": -1}, r"device_benchmark: flops = -1; expected an integer from 1 to"),
+        ({"flops": 0}, r"flops = 0; expected an integer"),
+        ({"flops": 1e12}, r"flops = 1000000000000.0; expected an integer"),
+        ({"min_bytes": True}, r"min_bytes = True; expected an integer"),
+        ({"flops": 1, "dtype": "float31"}, r"dtype = 'float31'; expected one of fp16, bf16, fp32, .*float32"),
+        ({"flops": 1, "dtype": ""}, r"dtype = ''; expected one of"),
+    ],
+)
+def test_claims_that_mean_nothing_are_refused(claimed: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        benchmarked(100.0, **claimed)
+
+
+def test_torchs_names_of_formats_are_known() -> None:
+    for dtype in ("fp32", "float32", "torch.float32", torch.float32, "half", torch.bfloat16):
+        benchmarked(100.0, flops=2 * 256**3, dtype=dtype)

@@ -1,0 +1,235 @@
+"""Faults put in on purpose: workers killed at every step, providers that give NaN, clocks that go back, fifty stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from test_sweep_resume import OPTIONS, QuietWorker
+from test_sweep_runner import Bench, measured, plan_of
+
+from quantbench.device.spec import DeviceSpec, DeviceState
+from quantbench.store.folder import read_run
+from quantbench.store.record import Failed, Measured
+from quantbench.sweep.child import WorkerLostError, WorkerProcess
+from quantbench.sweep.messages import Reply, Request
+from quantbench.sweep.session import SweepSession
+from quantbench.timing.cpu import CpuClocks, CpuTimer
+from quantbench.timing.options import TimingOptions
+from quantbench.timing.session import NOT_A_TIME
+from quantbench.workload import Gemm
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = TimingOptions(max_time_s=0.05, min_samples=3, half_width=0.1, cache="hot")
+WORK = Gemm(64, 64, 64, dtype="fp32")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cpu_and_providers() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QUANTBENCH_DEVICE", "cpu")
+        patch.setenv("PYTHONPATH", str(ROOT))
+        yield
+
+
+def request(provider: str = "Good", work: Gemm = WORK) -> Request:
+    return Request(work, f"tests.fake_providers:{provider}")
+
+
+# --- the child, killed at every step ------------------------------------------------------------------------------
+
+
+def kill(worker: WorkerProcess) -> None:
+    os.kill(worker._process.pid, signal.SIGKILL)
+    worker._process.wait()
+
+
+def killed_after_hello(worker: WorkerProcess) -> Reply:
+    kill(worker)
+    worker.begin(QUICK)
+    return worker.ask(request(), 60.0, lambda: None)
+
+
+def killed_after_begin(worker: WorkerProcess) -> Reply:
+    worker.begin(QUICK)
+    kill(worker)
+    return worker.ask(request(), 60.0, lambda: None)
+
+
+def killed_between_points(worker: WorkerProcess) -> Reply:
+    worker.begin(QUICK)
+    assert worker.ask(request(), 60.0, lambda: None).measurement is not None
+    kill(worker)
+    return worker.ask(request(), 60.0, lambda: None)
+
+
+def killed_over_a_point(worker: WorkerProcess) -> Reply:
+    worker.begin(QUICK)
+    odd = Gemm(64, 63, 64, dtype="fp32")
+    return worker.ask(request("Hangs", odd), 60.0, lambda: os.kill(worker._process.pid, signal.SIGKILL))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [killed_after_hello, killed_after_begin, killed_between_points, killed_over_a_point],
+    ids=lambda f: f.__name__,
+)
+def test_a_killed_worker_is_told_as_that(fault: Callable[[WorkerProcess], Reply]) -> None:
+    with WorkerProcess() as worker, pytest.raises(WorkerLostError, match="killed by SIGKILL") as caught:
+        fault(worker)
+    assert caught.value.kind == "crash"
+
+
+def test_a_worker_that_is_stopped_is_ended_at_its_limit() -> None:
+    with WorkerProcess() as worker:
+        worker.begin(QUICK)
+        os.kill(worker._process.pid, signal.SIGSTOP)
+        with pytest.raises(WorkerLostError, match="no answer within 1 s") as caught:
+            worker.ask(request(), 1.0, lambda: None)
+        assert caught.value.kind == "timeout"
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker._process.pid, 0)
+
+
+@pytest.mark.parametrize("ask", range(8))
+def test_a_sweep_outlives_a_worker_that_dies_at_any_question(ask: int) -> None:
+    """The reference first, then points: whichever answer never comes, every other point is measured."""
+    plan = plan_of(6)
+    asked: list[Request] = []
+
+    def answer(request: Request) -> Reply:
+        asked.append(request)
+        if len(asked) == ask + 1:
+            raise WorkerLostError("crash", "killed by SIGKILL")
+        return measured(100.0)
+
+    bench = Bench(plan, answer)
+    assert bench.sweep().run().how == "complete"
+    points = bench.of_role("point")
+    assert [r.key for r in points] == [p.key for p in plan.points]
+    lost = [r for r in bench.records if isinstance(r.outcome, Failed)]
+    assert len(lost) == 1
+
+
+# --- answers that are none ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def worker(_cpu_and_providers: None) -> Iterator[WorkerProcess]:
+    """One worker for everything that does not end it."""
+    with WorkerProcess() as process:
+        process.begin(QUICK)
+        yield process
+
+
+@pytest.mark.parametrize("line", [b"[1, 2]\n", b"{}\n", b'{"measurement": 5}\n', b'"text"\n', b"null\n", b"1e999\n"])
+def test_an_answer_that_is_none_is_the_points_failure(
+    worker: WorkerProcess, line: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_send", lambda data: None)
+    worker._buffer = line  # as if the worker had sent it
+    reply = worker.ask(request(), 60.0, lambda: None)
+    assert reply.failed is not None
+    assert reply.failed[0] == "error"
+
+
+@pytest.mark.parametrize("line", [b"not json\n", b"\xff\xfe\n", b"\n", b'{"measurement": \n'])
+def test_an_answer_that_is_no_json_ends_the_worker(
+    worker: WorkerProcess, line: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_send", lambda data: None)
+    worker._buffer = line
+    with pytest.raises(WorkerLostError, match="answered with"):
+        worker.ask(request(), 60.0, lambda: None)
+
+
+def test_a_result_that_is_not_a_number_is_not_timed(worker: WorkerProcess) -> None:
+    reply = worker.ask(request("GivesNan"), 60.0, lambda: None)
+    assert reply.measurement is None
+    assert reply.failed is not None
+    assert reply.failed[0] == "wrong_result"
+    assert "not a number" in reply.failed[1]
+
+
+# --- clocks ------------------------------------------------------------------------------------------------------
+
+
+class BackwardClock:
+    """A wall clock in ns that runs on by 1000 and is set back by 5000 at every `every`-th reading."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._now_ns = 10**9
+        self._readings = 0
+
+    def __call__(self) -> int:
+        self._readings += 1
+        self._now_ns += -5000 if self._readings % self._every == 0 else 1000
+        return self._now_ns
+
+
+def cpu_timer(wall_ns: Callable[[], int]) -> CpuTimer:
+    clocks = CpuClocks(wall_ns=wall_ns, thread_ns=lambda: 0, preemptions=lambda: 0, nap=lambda seconds: None)
+    spec = DeviceSpec("cpu-test", "cpu", 1, 3000, 2**25, 0, 2**34, 50, {"fp32": 0.1})
+    return CpuTimer(TimingOptions(cache="hot", max_samples=200), spec, DeviceState, clocks=clocks)
+
+
+def test_a_clock_that_goes_back_gives_no_sample() -> None:
+    found = cpu_timer(BackwardClock(every=9)).measure(lambda: None)
+    assert all(us > 0 for us in found.samples_us)
+    assert any(each.reason.startswith(NOT_A_TIME) for each in found.discarded)
+
+
+def test_a_sweeps_clock_that_goes_back_loses_no_point() -> None:
+    bench = Bench(plan_of(12), lambda request: measured(100.0))
+    readings = iter(range(10_000))
+    sweep = bench.sweep(budget_s=1e6)
+    sweep.clock = lambda: 1e4 - 7.0 * next(readings)
+    assert sweep.run().how == "complete"
+    assert len(bench.of_role("point")) == 12
+    assert all(isinstance(r.outcome, Measured) for r in bench.records)
+
+
+# --- fifty interruptions -----------------------------------------------------------------------------------------
+
+
+def test_a_run_stopped_fifty_times_ends_with_the_same_points(tmp_path: Path) -> None:
+    def sweep(answer: Callable[[Request], Reply], folder: Path) -> tuple[SweepSession, Bench]:
+        bench = Bench(None, answer)  # type: ignore[arg-type]
+        return SweepSession.new(lambda spec: OPTIONS, folder, lambda: QuietWorker(answer, bench.clock)), bench
+
+    session, bench = sweep(lambda request: measured(100.0), tmp_path / "whole")
+    with session:
+        session.run(lambda progress: None, clock=bench.clock)
+    expected = {r.key for r in read_run(session.folder).records if r.role == "point"}
+    assert len(expected) > 100
+
+    asked = 0
+    stops = 0
+
+    def stopping(request: Request) -> Reply:
+        nonlocal asked, stops
+        asked += 1
+        if stops < 50 and asked % 4 == 0:  # two or three answers are kept between two stops
+            stops += 1
+            raise KeyboardInterrupt
+        return measured(100.0)
+
+    session, bench = sweep(stopping, tmp_path / "stopped")
+    for _ in range(200):
+        with session:
+            try:
+                session.run(lambda progress: None, clock=bench.clock)
+                break
+            except KeyboardInterrupt:
+                assert read_run(session.folder).info.how_ended == "interrupted"
+        session = SweepSession.resume(session.folder, lambda: QuietWorker(stopping, bench.clock))
+    found = read_run(session.folder)
+    keys = [r.key for r in found.records if r.role == "point"]
+    assert stops == 50
+    assert found.info.how_ended == "complete"
+    assert len(keys) == len(set(keys))
+    assert set(keys) == expected

@@ -1,0 +1,138 @@
+"""The worker process itself, with providers that misbehave in every way: real processes, on the CPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quantbench.errors import MeasurementError
+from quantbench.sweep.child import WorkerLostError, WorkerProcess
+from quantbench.sweep.messages import Reply, Request
+from quantbench.timing.options import TimingOptions
+from quantbench.workload import Gemm
+
+QUICK = TimingOptions(max_time_s=0.05, min_samples=3, half_width=0.1, cache="hot")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cpu_and_providers() -> Iterator[None]:
+    """The worker must find tests.fake_providers and stay on the CPU, wherever pytest was started."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QUANTBENCH_DEVICE", "cpu")
+        patch.setenv("PYTHONPATH", str(ROOT))
+        yield
+
+
+@pytest.fixture(scope="module")
+def worker(_cpu_and_providers: None) -> Iterator[WorkerProcess]:
+    """One worker for everything that does not end it."""
+    with WorkerProcess() as process:
+        process.begin(QUICK)
+        yield process
+
+
+@pytest.fixture
+def doomed(_cpu_and_providers: None) -> Iterator[WorkerProcess]:
+    """A worker of its own for what ends it."""
+    with WorkerProcess() as process:
+        process.begin(QUICK)
+        yield process
+
+
+def ask(worker: WorkerProcess, provider: str, n: int, *, limit_s: float = 60.0) -> Reply:
+    request = Request(Gemm(64, n, 64, dtype="fp32"), f"tests.fake_providers:{provider}")
+    return worker.ask(request, limit_s, lambda: None)
+
+
+def test_it_says_on_what_it_runs(worker: WorkerProcess) -> None:
+    assert worker.hello.device.kind == "cpu"
+    assert worker.hello.device.name.startswith("cpu-")
+    assert {"torch", "python", "quantbench"} <= worker.hello.software.keys()
+
+
+def test_a_point_is_checked_and_timed(worker: WorkerProcess) -> None:
+    reply = ask(worker, "Good", 64)
+    assert reply.measurement is not None
+    assert len(reply.measurement.samples_us) >= 3
+    assert {"check", "inputs", "warm-up", "measuring"} <= reply.phases_s.keys()
+
+
+@pytest.mark.parametrize("provider", ["Picky", "PickyLate"])
+def test_what_a_provider_does_not_do_is_skipped_with_its_reason(worker: WorkerProcess, provider: str) -> None:
+    reply = ask(worker, provider, 63)
+    assert reply.skipped is not None
+    assert "even n" in reply.skipped or "odd n" in reply.skipped
+    assert ask(worker, provider, 64).measurement is not None
+
+
+def test_what_cannot_fit_into_the_memory_is_not_tried(worker: WorkerProcess) -> None:
+    huge = Gemm(2**20, 2**20, 2**10, dtype="fp32")
+    reply = worker.ask(Request(huge, "torch.mm"), 60.0, lambda: None)
+    assert reply.skipped is not None
+    assert reply.skipped.startswith("needs at least 4.0 TiB, and cpu-")
+
+
+def test_a_wrong_result_is_not_timed(worker: WorkerProcess) -> None:
+    reply = ask(worker, "Wrong", 64)
+    assert reply.measurement is None
+    assert reply.failed is not None
+    assert reply.failed[0] == "wrong_result"
+    assert "Wrong" in reply.failed[1]
+
+
+def test_out_of_memory_is_the_points_outcome(worker: WorkerProcess) -> None:
+    assert ask(worker, "OutOfMemory", 63).failed == (
+        "out_of_memory",
+        "CUDA out of memory. Tried to allocate 99 GiB",
+    )
+    assert ask(worker, "Good", 64).measurement is not None
+
+
+def test_a_lost_context_says_that_the_worker_is_of_no_more_use(doomed: WorkerProcess) -> None:
+    reply = ask(doomed, "IllegalAccess", 63)
+    assert reply.broken
+    assert reply.failed == ("illegal_access", "CUDA error: an illegal memory access was encountered")
+    with pytest.raises(WorkerLostError):
+        ask(doomed, "Good", 64)
+
+
+@pytest.mark.parametrize(
+    ("provider", "message"),
+    [
+        ("Segfault", "killed by SIGSEGV"),
+        ("Exits", "ended with exit code 7: something went badly wrong"),
+        ("Raises", "ended with exit code 1: KeyError: 'a bug in the provider'"),
+    ],
+)
+def test_a_crash_is_told_by_its_last_words(doomed: WorkerProcess, provider: str, message: str) -> None:
+    with pytest.raises(WorkerLostError) as caught:
+        ask(doomed, provider, 63)
+    assert caught.value.kind == "crash"
+    assert caught.value.message.startswith(message)
+
+
+def test_a_hang_ends_at_its_limit(doomed: WorkerProcess) -> None:
+    with pytest.raises(WorkerLostError, match="no answer within 1 s") as caught:
+        ask(doomed, "Hangs", 63, limit_s=1.0)
+    assert caught.value.kind == "timeout"
+    doomed.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(doomed._process.pid, 0)
+
+
+def test_a_provider_that_does_not_exist_is_named(worker: WorkerProcess) -> None:
+    reply = ask(worker, "NoSuchClass", 64)
+    assert reply.failed is not None
+    assert "tests.fake_providers:NoSuchClass" in reply.failed[1]
+    assert "expected a class that can be imported" in reply.failed[1]
+
+
+def test_a_device_that_is_not_there_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUANTBENCH_DEVICE", "abacus")
+    with pytest.raises(MeasurementError) as caught:
+        WorkerProcess()
+    assert str(caught.value) == "worker: QUANTBENCH_DEVICE: 'abacus'; expected cpu, cuda or cuda:<number>"
