@@ -83,3 +83,18 @@ def write(results: Path, made: Run) -> Path:
     with RunWriter.create(results, made.info) as writer:
         writer.extend(made.records)
     return writer.folder
+
+
+HOSTILE = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>$\\frac{1}{0}$\x00\x1b[31m\u202e漢字" + "x" * 400
+
+
+def staircase(n: int) -> float:
+    """µs of a 128×256 tile on 108 SMs at m = 2048, 100 µs a wave: waves are full at n = 1536, 3328, 5120, 6912."""
+    return 3 + 100 * -(-(16 * -(-n // 256)) // 108)
+
+
+def stairs(values: Sequence[int], **changes: object) -> list[Record]:
+    return [
+        record(Gemm(2048, n, 4096), samples(staircase(n), noise=0.002, count=20, seed=n), {"n": n}, **changes)
+        for n in values
+    ]  # fmt: skip

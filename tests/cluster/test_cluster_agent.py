@@ -8,8 +8,8 @@ import socket
 from collections.abc import Callable
 
 import pytest
-from test_sweep_runner import A100, STATE, FakeWorker, measured
-from test_sweep_runner import Clock as FakeClock
+from sweep_doubles import A100, STATE, FakeWorker, measured
+from sweep_doubles import Clock as FakeClock
 
 from quantbench.cluster import agent as module
 from quantbench.cluster.agent import DeviceAgent, introduction_from_text, reply_from_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from made_runs import STATE, measurement, record
-from test_sweep_runner import plan_of
+from sweep_doubles import plan_of
 
 from quantbench.cluster.cards import card_lines, compare_cards, reference_set
 from quantbench.measurement import Grade

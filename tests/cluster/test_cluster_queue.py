@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from test_sweep_runner import plan_of
+from sweep_doubles import plan_of
 
 from quantbench.cluster.queue import PointQueue
 from quantbench.store.record import Failed, Record, Skipped

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from test_sweep_runner import A100, STATE, measured
+from sweep_doubles import A100, STATE, measured
 
 from quantbench.cluster.cards import card_lines, compare_cards
 from quantbench.cluster.members import DeviceLostError

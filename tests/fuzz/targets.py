@@ -18,9 +18,8 @@ from typing import Any
 
 import jsonschema
 import made_runs
-from test_huggingface import FALCON_7B, GEMMA_3_12B, LLAMA_3_70B
-from test_importers import ATTENTION, MLP
-from test_megatron_log import MS_LINE, S_LINE, line
+from foreign_texts import ATTENTION, FALCON_7B, GEMMA_3_12B, LLAMA_3_70B, MLP, MS_LINE, S_LINE
+from foreign_texts import log_line as line
 
 from quantbench.importers import aiconfigurator, csv_table, megatron_log, vidur
 from quantbench.importers.training_run import TrainingSummary, read_training, summarize, write_training

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
+from foreign_texts import MS_LINE, S_LINE
+from foreign_texts import log_line as line
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -28,29 +30,6 @@ from quantbench.importers.training_run import (
     write_training,
 )
 from quantbench.report.training import draw_throughput, training_table
-
-# The two lines of the documents, in full.
-MS_LINE = (
-    "[default7]: iteration 2/ 250000 | consumed samples: 384 | consumed tokens: 786432 | elapsed time per iteration "
-    "(ms): 5350.0 | learning rate: 3.000E-07 | global batch size: 192 | lm loss: 1.119602E+01 | grad norm: 18.118 | "
-    "num zeros: 0.0 | actual seq length: 2048 | number of skipped iterations: 0 | number of nan iterations: 0 | "
-    "samples per second: 35.888 | TFLOPs: 48.77 |"
-)
-S_LINE = (
-    " iteration        2/   95367 | consumed samples:         4096 | consumed tokens:      8388608 | elapsed time per "
-    "iteration (s): 769.99 | learning rate: 3.787E-06 | global batch size:  2048 | lm loss: 6.384045E+01 | loss "
-    "scale: 4096.0 | grad norm: 15906.210 | num zeros: 0.0 | number of skipped iterations:   0 | number of nan "
-    "iterations:   0 | samples per second: 2.660 | TFLOPs: 108.47 |"
-)
-
-
-def line(iteration: int, *, elapsed: object = 5350.0, loss: object = 2.5, prefix: str = "[default7]: ") -> str:
-    return (
-        f"{prefix}iteration {iteration:8d}/  250000 | consumed samples: {192 * iteration:12d} | consumed tokens: "
-        f"{192 * 2048 * iteration:14d} | elapsed time per iteration (ms): {elapsed} | learning rate: 3.000E-07 | "
-        f"global batch size:   192 | lm loss: {loss} | number of skipped iterations:   0 | number of nan "
-        "iterations:   0 | samples per second: 35.888 | TFLOPs: 48.77 |"
-    )
 
 
 def read(lines: Sequence[str]) -> Iterations:

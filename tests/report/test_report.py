@@ -7,13 +7,12 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from made_runs import SPEC, STATE, measurement, record, reference, run, samples, write
+from made_runs import HOSTILE, SPEC, STATE, measurement, record, reference, run, samples, staircase, stairs, write
 
 from quantbench.analysis.neighbours import BadSize, bad_sizes, rows_by_dtype
 from quantbench.analysis.summary import are_parts, layer_rows, points_of
@@ -25,10 +24,9 @@ from quantbench.report.lead import Causes
 from quantbench.report.page import write_report
 from quantbench.report.source import parse_where, points_where
 from quantbench.store.folder import Run
-from quantbench.store.record import Failed, Measured, Place, Record, Skipped
+from quantbench.store.record import Failed, Measured, Place, Skipped
 from quantbench.workload import Attention, Gemm
 
-HOSTILE = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>$\\frac{1}{0}$\x00\x1b[31m\u202e漢字" + "x" * 400
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 
 
@@ -72,18 +70,6 @@ def checked(page: Path) -> Checker:
     style = page.read_text(encoding="utf-8").partition("<style>")[2].partition("</style>")[0]
     assert not re.search(r"url\(|@import|https?:", style)
     return checker
-
-
-def staircase(n: int) -> float:
-    """µs of a 128×256 tile on 108 SMs at m = 2048, 100 µs a wave: waves are full at n = 1536, 3328, 5120, 6912."""
-    return 3 + 100 * -(-(16 * -(-n // 256)) // 108)
-
-
-def stairs(values: Sequence[int], **changes: object) -> list[Record]:
-    return [
-        record(Gemm(2048, n, 4096), samples(staircase(n), noise=0.002, count=20, seed=n), {"n": n}, **changes)
-        for n in values
-    ]  # fmt: skip
 
 
 def report(made: Run, folder: Path) -> Checker:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from browser import Browser, browser, find_browser
-from made_runs import record, reference, run, samples
-from test_report import HOSTILE, stairs
+from made_runs import HOSTILE, record, reference, run, samples, stairs
 
 from quantbench.launch import Launch, Tile
 from quantbench.report.page import write_report

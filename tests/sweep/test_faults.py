@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from test_sweep_resume import OPTIONS, QuietWorker
-from test_sweep_runner import Bench, measured, plan_of
+from sweep_doubles import OPTIONS, Bench, QuietWorker, measured, plan_of
 
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.store.folder import read_run

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_sweep_resume import QuietWorker
-from test_sweep_runner import A100, Bench, measured
+from sweep_doubles import A100, Bench, QuietWorker, measured
 
 from quantbench.errors import InputError
 from quantbench.latency.roofline import roofline_us

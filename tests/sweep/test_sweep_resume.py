@@ -14,7 +14,7 @@ from made_runs import record as made_record
 from made_runs import run as made_run
 from made_runs import write
 from rich.console import Console
-from test_sweep_runner import A100, Bench, FakeWorker, measured
+from sweep_doubles import A100, OPTIONS, Bench, QuietWorker, measured
 
 from quantbench.cli.sweep import measure
 from quantbench.cli.sweep_print import say_plan, say_result
@@ -25,18 +25,8 @@ from quantbench.sweep.child import WorkerLostError
 from quantbench.sweep.messages import Reply, Request
 from quantbench.sweep.options import SweepOptions, plan_sweep, whole_plan
 from quantbench.sweep.session import SweepSession
-from quantbench.sweep.shapes import Held
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm
-
-OPTIONS = SweepOptions(dims=("n=1024:8192:64",), held=Held(m=1024, k=1024), providers=("torch.mm",))
-
-
-class QuietWorker(FakeWorker):
-    """A worker whose timing options are of no interest here."""
-
-    def begin(self, timing: object) -> None:
-        pass
 
 
 def answer_or_stop(chance: random.Random, share: float) -> object:

@@ -4,110 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
+from sweep_doubles import A100, HELD, Bench, FakeWorker, measured, plan_of
 
-from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import MeasurementError
 from quantbench.latency.roofline import roofline_us
-from quantbench.launch import Launch, Tile
-from quantbench.measurement import Check, Grade, Measurement
+from quantbench.measurement import Grade
 from quantbench.store.record import Failed, Measured, Record, Skipped
 from quantbench.sweep.axes import parse_axis
 from quantbench.sweep.child import WorkerLostError
-from quantbench.sweep.messages import Hello, Reply, Request, reply_from_json, reply_to_json
+from quantbench.sweep.messages import Reply, Request, reply_from_json, reply_to_json
 from quantbench.sweep.plan import Plan, PlanPoint, build_plan
-from quantbench.sweep.runner import Progress, Sweep
+from quantbench.sweep.runner import Sweep
 from quantbench.sweep.session import first_reference_us
-from quantbench.sweep.shapes import Held, with_defaults
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm
-
-A100 = DeviceSpec("a100-test", "cuda", 108, 1410, 40 * 2**20, 164 * 2**10, 80 * 2**30, 2039, {"bf16": 312}, (8, 0))
-STATE = DeviceState(sm_clock_mhz=1410.0)
-HELD = with_defaults(Held(m=1024, k=1024), "cuda", "bf16")
-
-
-def measured(us: float) -> Reply:
-    measurement = Measurement(
-        samples_us=(us,) * 20, clocks_mhz=(1410.0,) * 20, discarded=(), stopped_by="precision", mode="events",
-        cache="cold", state_before=STATE, state_after=STATE,
-    )  # fmt: skip
-    launch, phases_s = Launch("k", tile=Tile(128, 128)), {"measuring": 0.5}
-    return Reply(measurement=measurement, launch=launch, checked=Check(1e-3, 5e-3), phases_s=phases_s)
-
-
-@dataclass
-class Clock:
-    now_s: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@dataclass
-class FakeWorker:
-    """Answers each request by a function of it; every answer takes a second."""
-
-    answer: Callable[[Request], Reply]
-    clock: Clock
-    hello: Hello = field(default_factory=lambda: Hello(A100, STATE, {}))
-    asked: list[Request] = field(default_factory=list)
-    closed: bool = False
-
-    def begin(self, timing: TimingOptions) -> None:
-        raise AssertionError("the session begins workers, not the loop")
-
-    def ask(self, request: Request, limit_s: float, tick: Callable[[], None]) -> Reply:
-        assert not self.closed
-        self.asked.append(request)
-        self.clock.now_s += 1.0
-        tick()
-        return self.answer(request)
-
-    def close(self) -> None:
-        self.closed = True
-
-
-@dataclass
-class Bench:
-    """A sweep over `plan` with everything around it recorded."""
-
-    plan: Plan
-    answer: Callable[[Request], Reply]
-    clock: Clock = field(default_factory=Clock)
-    workers: list[FakeWorker] = field(default_factory=list)
-    records: list[Record] = field(default_factory=list)
-    progress: list[Progress] = field(default_factory=list)
-
-    def append(self, record: Record) -> None:
-        self.records.append(record)
-
-    def connect(self) -> FakeWorker:
-        self.workers.append(FakeWorker(self.answer, self.clock))
-        return self.workers[-1]
-
-    def sweep(self, **options: object) -> Sweep:
-        return Sweep(
-            plan=self.plan, run_id="run", spec=A100, timing=TimingOptions(), done=options.pop("done", frozenset()),  # type: ignore[arg-type]
-            connect=self.connect, writer=self, clock=self.clock,
-            on_progress=lambda p: self.progress.append(replace(p)), **options,  # type: ignore[arg-type]
-        )  # fmt: skip
-
-    def of_role(self, role: str) -> list[Record]:
-        return [r for r in self.records if r.role == role]
 
 
 def measured_outcome(us: float) -> Measured:
     reply = measured(us)
     assert reply.measurement is not None
     return Measured(reply.measurement, Grade("A", ()))
-
-
-def plan_of(count: int) -> Plan:
-    axis = parse_axis(f"n=1024:{1024 + 64 * (count - 1)}:64")
-    return build_plan((axis,), HELD, ("torch.mm",), TimingOptions(), A100)
 
 
 def test_every_point_is_measured_once_and_the_reference_every_ten() -> None:

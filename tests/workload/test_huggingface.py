@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from foreign_texts import FALCON_7B, GEMMA_3_12B, LLAMA_3_70B
 
 from quantbench.errors import InputError, QuantbenchError, UnsupportedError
 from quantbench.workload.huggingface import LONGEST_DEFAULT_SEQ, describe, from_config
@@ -17,27 +18,10 @@ LLAMA_2_7B: dict[str, Any] = {  # meta-llama/Llama-2-7b-hf, an old one without n
     "intermediate_size": 11008, "max_position_embeddings": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
     "torch_dtype": "float16", "vocab_size": 32000,
 }  # fmt: skip
-LLAMA_3_70B: dict[str, Any] = {  # meta-llama/Meta-Llama-3-70B
-    "model_type": "llama", "hidden_act": "silu", "hidden_size": 8192, "intermediate_size": 28672,
-    "max_position_embeddings": 8192, "num_attention_heads": 64, "num_hidden_layers": 80, "num_key_value_heads": 8,
-    "tie_word_embeddings": False, "vocab_size": 128256,
-}  # fmt: skip
 FALCON_40B: dict[str, Any] = {  # tiiuae/falcon-40b
     "architectures": ["FalconForCausalLM"], "model_type": "falcon", "hidden_size": 8192, "multi_query": True,
     "new_decoder_architecture": True, "num_attention_heads": 128, "num_hidden_layers": 60, "num_kv_heads": 8,
     "parallel_attn": True, "vocab_size": 65024,
-}  # fmt: skip
-FALCON_7B: dict[str, Any] = {  # tiiuae/falcon-7b: num_kv_heads is there and is not used
-    "model_type": "falcon", "hidden_size": 4544, "multi_query": True, "new_decoder_architecture": False,
-    "num_attention_heads": 71, "num_hidden_layers": 32, "num_kv_heads": 71, "vocab_size": 65024,
-}  # fmt: skip
-GEMMA_3_12B: dict[str, Any] = {  # google/gemma-3-12b-it: head_dim and vocab_size are left to the config class
-    "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
-    "text_config": {
-        "hidden_size": 3840, "intermediate_size": 15360, "model_type": "gemma3_text", "num_attention_heads": 16,
-        "num_hidden_layers": 48, "num_key_value_heads": 8, "sliding_window": 1024,
-    },
-    "vision_config": {"hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16},
 }  # fmt: skip
 
 FAMILIES: dict[str, tuple[dict[str, Any], TransformerShape]] = {

@@ -1,0 +1,111 @@
+"""Doubles for the sweep's loop: a worker, a writer and a clock made of literals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from quantbench.device.spec import DeviceSpec, DeviceState
+from quantbench.launch import Launch, Tile
+from quantbench.measurement import Check, Measurement
+from quantbench.store.record import Record
+from quantbench.sweep.axes import parse_axis
+from quantbench.sweep.messages import Hello, Reply, Request
+from quantbench.sweep.options import SweepOptions
+from quantbench.sweep.plan import Plan, build_plan
+from quantbench.sweep.runner import Progress, Sweep
+from quantbench.sweep.shapes import Held, with_defaults
+from quantbench.timing.options import TimingOptions
+
+A100 = DeviceSpec("a100-test", "cuda", 108, 1410, 40 * 2**20, 164 * 2**10, 80 * 2**30, 2039, {"bf16": 312}, (8, 0))
+
+
+STATE = DeviceState(sm_clock_mhz=1410.0)
+
+
+HELD = with_defaults(Held(m=1024, k=1024), "cuda", "bf16")
+
+
+def measured(us: float) -> Reply:
+    measurement = Measurement(
+        samples_us=(us,) * 20, clocks_mhz=(1410.0,) * 20, discarded=(), stopped_by="precision", mode="events",
+        cache="cold", state_before=STATE, state_after=STATE,
+    )  # fmt: skip
+    launch, phases_s = Launch("k", tile=Tile(128, 128)), {"measuring": 0.5}
+    return Reply(measurement=measurement, launch=launch, checked=Check(1e-3, 5e-3), phases_s=phases_s)
+
+
+@dataclass
+class Clock:
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class FakeWorker:
+    """Answers each request by a function of it; every answer takes a second."""
+
+    answer: Callable[[Request], Reply]
+    clock: Clock
+    hello: Hello = field(default_factory=lambda: Hello(A100, STATE, {}))
+    asked: list[Request] = field(default_factory=list)
+    closed: bool = False
+
+    def begin(self, timing: TimingOptions) -> None:
+        raise AssertionError("the session begins workers, not the loop")
+
+    def ask(self, request: Request, limit_s: float, tick: Callable[[], None]) -> Reply:
+        assert not self.closed
+        self.asked.append(request)
+        self.clock.now_s += 1.0
+        tick()
+        return self.answer(request)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class Bench:
+    """A sweep over `plan` with everything around it recorded."""
+
+    plan: Plan
+    answer: Callable[[Request], Reply]
+    clock: Clock = field(default_factory=Clock)
+    workers: list[FakeWorker] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+    progress: list[Progress] = field(default_factory=list)
+
+    def append(self, record: Record) -> None:
+        self.records.append(record)
+
+    def connect(self) -> FakeWorker:
+        self.workers.append(FakeWorker(self.answer, self.clock))
+        return self.workers[-1]
+
+    def sweep(self, **options: object) -> Sweep:
+        return Sweep(
+            plan=self.plan, run_id="run", spec=A100, timing=TimingOptions(), done=options.pop("done", frozenset()),  # type: ignore[arg-type]
+            connect=self.connect, writer=self, clock=self.clock,
+            on_progress=lambda p: self.progress.append(replace(p)), **options,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def of_role(self, role: str) -> list[Record]:
+        return [r for r in self.records if r.role == role]
+
+
+def plan_of(count: int) -> Plan:
+    axis = parse_axis(f"n=1024:{1024 + 64 * (count - 1)}:64")
+    return build_plan((axis,), HELD, ("torch.mm",), TimingOptions(), A100)
+
+
+OPTIONS = SweepOptions(dims=("n=1024:8192:64",), held=Held(m=1024, k=1024), providers=("torch.mm",))
+
+
+class QuietWorker(FakeWorker):
+    """A worker whose timing options are of no interest here."""
+
+    def begin(self, timing: object) -> None:
+        pass
