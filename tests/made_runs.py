@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from made_devices import A100 as SPEC
 
-from quantbench.device.spec import DeviceSpec, DeviceState
+from quantbench.device.spec import DeviceState
 from quantbench.launch import Launch
 from quantbench.measurement import Grade, Measurement
 from quantbench.store.folder import Run, RunWriter
@@ -17,7 +18,6 @@ from quantbench.store.run import RunInfo
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm, Workload
 
-SPEC = DeviceSpec("a100-test", "cuda", 108, 1410, 40 * 2**20, 164 * 2**10, 80 * 2**30, 2039, {"bf16": 312}, (8, 0))
 STATE = DeviceState(sm_clock_mhz=1410.0, temperature_c=50.0, power_w=300.0)
 PROVIDER = "torch.mm"
 

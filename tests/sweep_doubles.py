@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from quantbench.device.spec import DeviceSpec, DeviceState
+from made_devices import A100, STATE
+
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Check, Measurement
 from quantbench.store.record import Record
@@ -16,12 +17,6 @@ from quantbench.sweep.plan import Plan, build_plan
 from quantbench.sweep.runner import Progress, Sweep
 from quantbench.sweep.shapes import Held, with_defaults
 from quantbench.timing.options import TimingOptions
-
-A100 = DeviceSpec("a100-test", "cuda", 108, 1410, 40 * 2**20, 164 * 2**10, 80 * 2**30, 2039, {"bf16": 312}, (8, 0))
-
-
-STATE = DeviceState(sm_clock_mhz=1410.0)
-
 
 HELD = with_defaults(Held(m=1024, k=1024), "cuda", "bf16")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from made_devices import A100, CPU
 from simulator import SimulatedGpu, along, measurement, records_of
 
 from quantbench.analysis.blocks import TileInUse, num_blocks, padded, row_alignment_bytes
@@ -22,8 +23,6 @@ from quantbench.measurement import Grade
 from quantbench.store.record import Measured, Place, Record
 from quantbench.workload import Attention, Collective, Gemm, Softmax, Workload
 
-A100 = DeviceSpec("a100-test", "cuda", 108, 1410, 40 * 2**20, 164 * 2**10, 80 * 2**30, 2039, {"bf16": 312}, (8, 0))
-CPU = DeviceSpec("cpu-test", "cpu", 1, 3000, 32 * 2**20, 0, 2**34, 50, {"fp32": 0.1})
 TILE = Tile(128, 256)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_devices import CPU
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.launch import Launch, Tile
@@ -26,10 +27,6 @@ H100 = DeviceSpec(
     name="h100-sxm5-80gb", kind="cuda", sm_count=132, sm_clock_mhz=1830, l2_bytes=50 * 2**20,
     smem_per_sm_bytes=228 * 1024, memory_bytes=80 * 2**30, memory_gb_per_s=3350, peak_tflops={"bf16": 989.4},
     compute_capability=(9, 0),
-)  # fmt: skip
-CPU = DeviceSpec(
-    name="cpu-x", kind="cpu", sm_count=1, sm_clock_mhz=3000, l2_bytes=2**25, smem_per_sm_bytes=0,
-    memory_bytes=2**33, memory_gb_per_s=20, peak_tflops={"fp32": 0.1},
 )  # fmt: skip
 
 NVJET = "nvjet_sm90_tst_64x8_64x16_4x1_v_bz_splitK_TNT"

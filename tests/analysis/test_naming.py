@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from made_devices import CPU
 
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec, DeviceState
@@ -24,10 +25,6 @@ from quantbench.workload import Gemm, Workload
 ROOT = Path(__file__).resolve().parents[2]
 REQUEST = Request(Gemm(64, 64, 64, dtype="fp32"), "torch.mm")
 LAUNCH = Launch("nvjet")
-CPU = DeviceSpec(
-    name="cpu-x", kind="cpu", sm_count=1, sm_clock_mhz=3000, l2_bytes=2**25, smem_per_sm_bytes=0,
-    memory_bytes=2**33, memory_gb_per_s=20, peak_tflops={"fp32": 0.1},
-)  # fmt: skip
 
 
 class FakeServer:

@@ -7,6 +7,7 @@ from math import exp, log
 
 import numpy as np
 import pytest
+from made_devices import CPU
 from simulator import SimulatedGpu, along, measurement, noisy_us, records_of
 
 from quantbench.analysis.check import fit_all
@@ -26,7 +27,6 @@ from quantbench.timing.options import TimingOptions
 from quantbench.workload import Attention, Gemm, Softmax, Workload
 
 A100 = lookup("a100-sxm4-80gb")
-CPU = DeviceSpec("cpu-test", "cpu", 1, 3000, 32 * 2**20, 0, 2**34, 50, {"fp32": 0.1})
 
 
 def material(records: list[Record], spec: DeviceSpec) -> Material:

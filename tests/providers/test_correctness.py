@@ -9,19 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_devices import CPU
 
-from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, MeasurementError
 from quantbench.providers import catalog, correctness
 from quantbench.providers.audit import Audit, check
 from quantbench.providers.inputs import TORCH_DTYPES, Inputs
 from quantbench.providers.references import relative_error, results
 from quantbench.workload import Attention, Collective, Gemm, Softmax, Workload
-
-CPU = DeviceSpec(
-    name="cpu-x", kind="cpu", sm_count=1, sm_clock_mhz=3000, l2_bytes=2**25, smem_per_sm_bytes=0,
-    memory_bytes=2**33, memory_gb_per_s=20, peak_tflops={"fp32": 0.1},
-)  # fmt: skip
 
 Tensors = tuple[torch.Tensor, ...]
 Damage = Callable[[Tensors], object]

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from made_devices import CPU
 
-from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.providers import inputs as inputs_module
 from quantbench.providers.inputs import TORCH_DTYPES, Inputs, quantum
 from quantbench.workload import Attention, Gemm, Softmax
-
-CPU = DeviceSpec(
-    name="cpu-x", kind="cpu", sm_count=1, sm_clock_mhz=3000, l2_bytes=2**25, smem_per_sm_bytes=0,
-    memory_bytes=2**33, memory_gb_per_s=20, peak_tflops={"fp32": 0.1},
-)  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32", "tf32", "fp8", "int8"])

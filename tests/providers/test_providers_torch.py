@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from made_devices import CPU
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -31,10 +32,6 @@ def cuda(major: int, minor: int) -> DeviceSpec:
     )  # fmt: skip
 
 
-CPU = DeviceSpec(
-    name="cpu-x", kind="cpu", sm_count=1, sm_clock_mhz=3000, l2_bytes=2**25, smem_per_sm_bytes=0,
-    memory_bytes=2**33, memory_gb_per_s=20, peak_tflops={"fp32": 0.1},
-)  # fmt: skip
 V100, A100, L40S, H100 = cuda(7, 0), cuda(8, 0), cuda(8, 9), cuda(9, 0)
 
 GEMMS = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from interpreter import ACTIVE, in_interpreter
+from made_devices import CPU
 
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
@@ -14,10 +15,6 @@ from quantbench.providers.audit import check
 from quantbench.providers.triton_attention import TritonFlash
 from quantbench.workload import Attention, Gemm, Workload
 
-CPU = DeviceSpec(
-    name="cpu-test", kind="cpu", sm_count=1, sm_clock_mhz=3000, l2_bytes=2**20, smem_per_sm_bytes=0,
-    memory_bytes=2**33, memory_gb_per_s=20, peak_tflops={"fp32": 0.1},
-)  # fmt: skip
 H200, V100 = lookup("h200-sxm-141gb"), lookup("v100-sxm2-16gb")
 not_interpreted = pytest.mark.skipif(ACTIVE, reason="the interpreter plays the GPU")
 

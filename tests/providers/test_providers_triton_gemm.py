@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from interpreter import ACTIVE, in_interpreter
+from made_devices import CPU
 from quantbench.kernels.features import TRITON
 
 from quantbench.device import lookup
@@ -15,10 +16,6 @@ from quantbench.providers.audit import check
 from quantbench.workload import Gemm, Softmax
 
 IDS = ("triton.data_parallel", "triton.split_k", "triton.stream_k", "triton.persistent")
-CPU = DeviceSpec(
-    name="cpu-test", kind="cpu", sm_count=1, sm_clock_mhz=3000, l2_bytes=2**20, smem_per_sm_bytes=0,
-    memory_bytes=2**33, memory_gb_per_s=20, peak_tflops={"fp32": 0.1},
-)  # fmt: skip
 not_interpreted = pytest.mark.skipif(ACTIVE, reason="the interpreter plays the GPU")
 
 

@@ -9,8 +9,9 @@ from io import FileIO
 from pathlib import Path
 
 import pytest
+from made_devices import A100 as SPEC
 
-from quantbench.device.spec import DeviceSpec, DeviceState
+from quantbench.device.spec import DeviceState
 from quantbench.errors import InputError, StoreError
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Discarded, Grade, Measurement
@@ -29,7 +30,6 @@ from quantbench.store.run import RunInfo
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm, Softmax
 
-SPEC = DeviceSpec("a100-test", "cuda", 108, 1410, 40 * 2**20, 164 * 2**10, 80 * 2**30, 2039, {"bf16": 312}, (8, 0))
 STATE = DeviceState(sm_clock_mhz=1410.0, throttle_reasons=("sw_power_cap",), note="")
 INFO = RunInfo(
     run_id="2026-11-20T134500-n",

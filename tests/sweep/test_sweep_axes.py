@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from made_devices import A100
 
-from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.sweep.axes import Axis, parse_axis
 from quantbench.sweep.edges import predicted_edges, with_edges
@@ -12,7 +12,6 @@ from quantbench.sweep.options import SweepOptions, options_from_json, options_to
 from quantbench.sweep.shapes import Held, check_axes, ops_at, with_defaults
 from quantbench.workload import Gemm
 
-A100 = DeviceSpec("a100-test", "cuda", 108, 1410, 40 * 2**20, 164 * 2**10, 80 * 2**30, 2039, {"bf16": 312}, (8, 0))
 GPU = with_defaults(Held(), "cuda", "bf16")
 
 

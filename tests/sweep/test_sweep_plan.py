@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
+from made_devices import A100
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
@@ -17,7 +18,6 @@ from quantbench.sweep.shapes import Held, ops_at, with_defaults
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm
 
-A100 = DeviceSpec("a100-test", "cuda", 108, 1410, 40 * 2**20, 164 * 2**10, 80 * 2**30, 2039, {"bf16": 312}, (8, 0))
 HELD = with_defaults(Held(), "cuda", "bf16")
 
 

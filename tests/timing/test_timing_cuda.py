@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
+from made_devices import A100
 
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError, UnsupportedError
@@ -21,7 +22,6 @@ from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import LazyRuns, cold_copies
 
 MIB = 2**20
-A100 = DeviceSpec("a100", "cuda", 108, 1410, 40 * MIB, 164 * 2**10, 80 * 2**30, 2039, {"bf16": 312}, (8, 0))
 
 
 @dataclass

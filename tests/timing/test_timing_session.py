@@ -6,16 +6,16 @@ import gc
 from collections.abc import Callable, Iterable
 
 import pytest
+from made_devices import A100
+from made_devices import STATE as OK
 
-from quantbench.device.spec import DeviceSpec, DeviceState
+from quantbench.device.spec import DeviceState
 from quantbench.errors import MeasurementError
 from quantbench.timing.grade import grade
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.session import KEPT, Batch, Collected, WarmUp, batch_size, collect, sample_point, warm_up
 from quantbench.timing.stopping import StoppingRule
 
-A100 = DeviceSpec("a100-test", "cuda", 108, 1410, 40 * 2**20, 164 * 2**10, 80 * 2**30, 2039, {"bf16": 312}, (8, 0))
-OK = DeviceState(sm_clock_mhz=1410.0)
 HOT = DeviceState(sm_clock_mhz=700.0, throttle_reasons=("hw_thermal",))
 NAN = float("nan")
 BATCH_S = 1 / 128  # sums of it are exact
