@@ -5,7 +5,7 @@ BIN := .venv/bin
 # One thread: two threads on shared cores are 20 % noise.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install check test bench bench-import sweep evidence docs test-volta fuzz shelf clean
+.PHONY: install check quick test test-extras mutants bench bench-import sweep evidence docs test-volta fuzz shelf clean
 
 install: .venv/installed
 
@@ -29,6 +29,25 @@ check: install
 PROCESSES ?= 2
 test: install
 	$(BIN)/python -m pytest --benchmark-skip -n $(PROCESSES) --dist loadfile
+
+# The tests to run while working: all but those marked slow.
+quick: install
+	$(BIN)/python -m pytest --benchmark-skip -n $(PROCESSES) --dist loadfile -q -m "not slow"
+
+# The tests that a plain `make test` skips for want of a package: Ray, public tables, what loads our exports, the site.
+# vidur's own requirements are 1.3 GB. The tests of a page in a browser need Debian's package chromium besides.
+EXTRAS := tests/cluster/test_cluster_ray.py tests/importers tests/profile tests/project tests/report/test_report_browser.py
+.venv/extras: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,tables,ray,consumers,docs]'
+	@touch $@
+
+test-extras: .venv/extras
+	$(BIN)/python -m pytest --benchmark-skip -n $(PROCESSES) --dist loadfile $(EXTRAS)
+
+# Mutation testing of the core modules, 151 mutants drawn at random: 20 minutes on two cores.
+mutants: install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check cosmic-ray
+	$(BIN)/python -m tools.mutants
 
 # Ahead-of-time compilation for V100 and T4, which only triton 3.2 still serves, in an environment of its own.
 .venv-volta/installed: Makefile
