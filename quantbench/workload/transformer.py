@@ -125,13 +125,15 @@ class TransformerShape:
         """Key/value heads on one GPU; they are replicated where there are fewer of them than GPUs."""
         return max(1, self.kv_heads // self.tp)
 
+    def layer_weights(self, tp: int = 1) -> int:
+        """Weights of one layer's matrices on one of `tp` GPUs, biases and layer norms left out."""
+        attention = 2 * self.hidden * self.head_dim * (self.heads // tp + max(1, self.kv_heads // tp))
+        return attention + (3 if self.gated else 2) * self.hidden * self.ffn // tp
+
     @property
     def parameters(self) -> int:
-        """Weights of the matrices, biases and layer norms left out."""
-        width = self.heads * self.head_dim
-        attention = self.hidden * (2 * width + 2 * self.kv_heads * self.head_dim)
-        mlp = (3 if self.gated else 2) * self.hidden * self.ffn
-        return self.layers * (attention + mlp) + self.vocab * self.hidden * (1 if self.tied else 2)
+        """Weights of all matrices of the model, biases and layer norms left out."""
+        return self.layers * self.layer_weights() + self.vocab * self.hidden * (1 if self.tied else 2)
 
     def ops(self, *, backward: bool = True) -> tuple[Op, ...]:
         """Every product, softmax and attention that one GPU runs per micro-batch, forward first."""
@@ -187,11 +189,10 @@ def backward_of(op: Op) -> tuple[Op, ...]:
     """
     work = op.workload
     if not isinstance(work, Gemm):
-        return (replace(op, phase="backward", workload=replace(work, direction="backward")),)
-    dgrad_layout = "nn" if work.layout == "nt" else "nt"
-    dgrad = replace(work, n=work.k, k=work.n, layout=dgrad_layout)
+        return (Op(op.name, "backward", replace(work, direction="backward"), op.count),)
+    m, n, k, batch, dtype = work.m, work.n, work.k, work.batch, work.dtype
     if work.layout == "nt":  # b is stored n×k, so is its gradient: dcᵀ·a
-        wgrad = replace(work, m=work.n, n=work.k, k=work.m, layout="tn")
+        dgrad, wgrad = Gemm(m, k, n, batch, dtype, "nn"), Gemm(n, k, m, batch, dtype, "tn")
     else:  # b is stored k×n: aᵀ·dc
-        wgrad = replace(work, m=work.k, n=work.n, k=work.m, layout="tn")
-    return (replace(op, phase="dgrad", workload=dgrad), replace(op, phase="wgrad", workload=wgrad))
+        dgrad, wgrad = Gemm(m, k, n, batch, dtype, "nt"), Gemm(k, n, m, batch, dtype, "tn")
+    return (Op(op.name, "dgrad", dgrad, op.count), Op(op.name, "wgrad", wgrad, op.count))

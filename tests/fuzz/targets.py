@@ -25,7 +25,7 @@ from quantbench.importers import aiconfigurator, csv_table, megatron_log, vidur
 from quantbench.importers.training_run import TrainingSummary, read_training, summarize, write_training
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.planner.calibration import Calibrations, shipped
-from quantbench.planner.table import read_table
+from quantbench.planner.rows import read_table
 from quantbench.profile import file as profile_file
 from quantbench.profile.profile import Profile
 from quantbench.store.folder import read_run

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from quantbench.errors import InputError
-from quantbench.planner.context import Given, case_of
-from quantbench.planner.formulas import CALCULATORS, model_flops, parameters, simple_tflops, tokens_per_s
-from quantbench.planner.table import TableRow, read_table
+from quantbench.planner.formulas import CALCULATORS, hardware_flops, model_flops, parameters, simple_tflops
+from quantbench.planner.rows import Given, TableRow, case_of, read_table
 from quantbench.workload import TransformerShape
 from quantbench.workload.presets import preset, preset_names, published_parameters
 
@@ -72,10 +71,10 @@ def test_v100_rows_by_the_simple_formula() -> None:
 
 def test_without_recomputation_it_is_three_quarters() -> None:
     shape = preset("bloom-176b")
-    given = {"gbs": 2048, "tp": 4, "sec_per_it": 100.0, "gpus": 384}
-    full = CALCULATORS["megatron"].tflops(shape, **given)  # type: ignore[arg-type]
-    none = CALCULATORS["megatron"].tflops(shape, recompute="none", **given)  # type: ignore[arg-type]
-    assert none == pytest.approx(0.75 * full, rel=1e-12)
+    found = hardware_flops(shape, 2048)
+    assert found["full"] == CALCULATORS["megatron"].flops(shape, 2048, 4)
+    assert found["none"] == pytest.approx(0.75 * found["full"], rel=1e-12)
+    assert found["none"] < found["selective"] < found["full"]
 
 
 def test_model_flops_agree_with_the_closed_formula_for_a_gpt() -> None:
@@ -112,10 +111,3 @@ def test_parameters_of_published_models(name: str) -> None:
 
 def test_parameters_of_bloom_but_for_the_norm_of_its_embedding() -> None:
     assert parameters(preset("bloom-176b")) + 2 * 14336 == 176_247_271_424
-
-
-def test_tokens_per_second_of_a_logged_line() -> None:
-    # 001: 192 samples in 5350 ms, logged as 35.888 samples per second.
-    assert tokens_per_s(gbs=192, seq=2048, sec_per_it=5.350) == pytest.approx(35.888 * 2048, rel=1e-4)
-    with pytest.raises(InputError, match="seconds above 0"):
-        tokens_per_s(gbs=1, seq=1, sec_per_it=0)

@@ -9,7 +9,6 @@ import pytest
 from planner_doubles import PLAIN, bloom_like, job
 
 from quantbench.planner.calibration import shipped
-from quantbench.planner.context import case_of
 from quantbench.planner.layout import Layout, StageKind
 from quantbench.planner.memory import (
     GIB,
@@ -20,7 +19,7 @@ from quantbench.planner.memory import (
     memory,
     stage_parameters,
 )
-from quantbench.planner.table import read_table
+from quantbench.planner.rows import case_of, read_table
 from quantbench.workload import TransformerShape
 
 ROWS = read_table(Path(__file__).parents[1] / "data" / "bloom_tables.csv")

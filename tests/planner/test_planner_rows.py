@@ -11,19 +11,20 @@ from planner_doubles import EvenTimes
 from quantbench.errors import InputError
 from quantbench.latency.model_times import BestTimes
 from quantbench.planner.calibration import RANGES, Calibration, Calibrations, shipped
-from quantbench.planner.context import (
+from quantbench.planner.row_checks import check_rows
+from quantbench.planner.row_results import RowResult, misses, predict_rows, summarize
+from quantbench.planner.rows import (
     Given,
+    TableRow,
     case_of,
     document_of,
     known_of,
     layers_for,
+    read_table,
     uncounted,
     usual_heads,
 )
-from quantbench.planner.fit import days_left_out, fit, fit_times, predicted_s, timed_cases
-from quantbench.planner.judge import RowResult, misses, predict_rows, summarize
-from quantbench.planner.row_checks import check_rows
-from quantbench.planner.table import TableRow, read_table
+from tools.planner_fit import days_left_out, fit, fit_times, predicted_s, timed_cases
 
 TABLE = Path(__file__).parents[1] / "data" / "bloom_tables.csv"
 PUBLISHED = Path(__file__).parents[1] / "data" / "published_layouts.csv"
@@ -302,7 +303,7 @@ def test_the_shipped_constants_are_those_of_the_script() -> None:
 def test_a_fit_needs_rows_of_one_cluster(tmp_path: Path) -> None:
     few = tmp_path / "few.csv"
     few.write_text("\n".join(TABLE.read_text().splitlines()[:5]) + "\n")
-    with pytest.raises(InputError, match=r"planner\.fit: 4 timed rows before 02-25 of 1 clusters; expected at least 8"):
+    with pytest.raises(InputError, match=r"planner_fit: 4 timed rows before 02-25 of 1 clusters; expected at least 8"):
         fit(few, PUBLISHED, "02-25", "A100-80GB", lambda device: EvenTimes())
 
 
