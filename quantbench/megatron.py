@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from quantbench.errors import InputError, require_choice, require_int
 from quantbench.workload.dtypes import VECTOR_DTYPES
-from quantbench.workload.softmax import MASKS, Softmax
+from quantbench.workload.ops import MASKS, Softmax
 
 _THREADS_PER_BLOCK = 128
 _WARP_THREADS = 32

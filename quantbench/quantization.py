@@ -18,7 +18,7 @@ from quantbench.errors import require_int, shortened
 from quantbench.launch import Launch, Tile
 from quantbench.units import percent
 from quantbench.workload.dtypes import DTYPES
-from quantbench.workload.gemm import Gemm
+from quantbench.workload.ops import Gemm
 
 
 @dataclass(frozen=True)

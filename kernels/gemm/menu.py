@@ -19,7 +19,7 @@ from quantbench.launch import Tile
 from quantbench.occupancy import resident_blocks
 from quantbench.quantization import cdiv
 from quantbench.workload.dtypes import DTYPES
-from quantbench.workload.gemm import Gemm
+from quantbench.workload.ops import Gemm
 
 SCHEDULES = ("data_parallel", "split_k", "stream_k", "persistent")
 

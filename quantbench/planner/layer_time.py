@@ -18,7 +18,7 @@ from quantbench.planner.layout import Job, padded_vocab
 from quantbench.planner.memory import MASK_BYTES
 from quantbench.workload import Op, TransformerShape
 from quantbench.workload.dtypes import element_bytes
-from quantbench.workload.transformer import Compute
+from quantbench.workload.ops import Compute
 
 # Ops of attention's core.
 _CORE = ("scores", "softmax", "context", "attention")

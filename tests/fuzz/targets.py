@@ -37,7 +37,7 @@ from quantbench.sweep.shape_file import read_shape_file
 from quantbench.sweep.shape_list import read_shapes
 from quantbench.sweep.shapes import Held
 from quantbench.workload import Attention, Gemm, Softmax
-from quantbench.workload.huggingface import from_config
+from quantbench.workload.huggingface import describe
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -237,7 +237,7 @@ TARGETS = (
     Target("training.json", _read_training, lambda: (_training(),), "json"),
     Target(
         "huggingface-config",
-        lambda b, d: from_config(_at(d, "config.json", b)).ops(),
+        lambda b, d: describe(_at(d, "config.json", b)).shape.ops(),
         lambda: tuple(json.dumps(c).encode() for c in (LLAMA_3_70B, FALCON_7B, GEMMA_3_12B)),
         "json",
     ),
