@@ -20,7 +20,8 @@ from tools.guide.markers import fill, table
 TABLES = ("bloom_tables.csv", "published_layouts.csv")
 PAGE = "planning.md"
 _HEAD = ["rows", "number", "mean error", "median", "bias", "rank correlation", "inside the interval"]
-_GROUPS: tuple[tuple[str, Callable[[RowResult, set[str]], bool]], ...] = (
+#: the documents' rows, by how they relate to the rows that constants were fitted to
+_DOCUMENTS: tuple[tuple[str, Callable[[RowResult, set[str]], bool]], ...] = (
     ("documents, days fitted to", lambda r, fitted: r.row.row_id in fitted),
     ("documents, 02-25 (nothing fitted)", lambda r, fitted: r.row.date >= "02-25"),
     ("documents, all A100 rows", lambda r, fitted: bool(r.row.date)),
@@ -49,20 +50,17 @@ def groups(data: Path, times: TimesOf, calibrations: Calibrations) -> Iterator[G
     """The groups of both tables in `data`."""
     documents, published = (predict_rows(read_table(data / name), times, calibrations) for name in TABLES)
     fitted = {row_id for site in calibrations.sites.values() for row_id in site.provenance.get("rows_fitted", ())}
-    for name, keep in _GROUPS:
+    for name, keep in _DOCUMENTS:
         yield _group(name, [r for r in documents if keep(r, fitted)])
     for name, begins, gpu in _PUBLISHED:
         yield _group(name, [r for r in published if r.row.section.startswith(begins) and r.row.gpu == gpu])
 
 
 def _group(name: str, results: list[RowResult]) -> Group:
-    spans = [
-        (r.prediction.iteration.sec, r.row.sec_per_it)
-        for r in results
-        if r.error is not None and r.prediction is not None and r.row.sec_per_it is not None
-    ]
-    inside = sum(span.low <= measured <= span.high for span, measured in spans)
-    return Group(name, summarize(results), inside / len(spans) if spans else float("nan"))
+    counted = [r for r in results if r.error is not None]
+    spans = [(r.prediction.iteration.sec, r.row.sec_per_it or 0) for r in counted if r.prediction]
+    inside = [span.low <= measured <= span.high for span, measured in spans]
+    return Group(name, summarize(results), sum(inside) / len(inside) if inside else float("nan"))
 
 
 def accuracy_table(found: list[Group]) -> str:

@@ -1,15 +1,12 @@
-"""Fit the planner's constants to a table of layouts and write quantbench/planner/planner.json:
+"""Fits the planner's constants to a table of layouts and writes quantbench/planner/planner.json:
 `python -m tools.planner_fit tests/data/bloom_tables.csv --elsewhere tests/data/published_layouts.csv --before 02-25`.
 
 Times: four constants, a robust (soft L1) fit of the logarithm of the error over the timed rows dated before `before`.
 Memory: two constants, likewise, over the rows of those days whose memory is stated and not noted as wrong. Rows from
 `before` on are not used.
 
-Products have no factor of their own: rows of one tensor-parallel degree cannot tell slow products from slow collectives
-(either suits the days before 02-25 about as well when each is left out in turn, `--days`), and Megatron's runs at
-another A100 site are predicted within a few percent with products as alone (tests/data/published_layouts.csv). So the
-constants describe what depends on the site: its collectives, its hosts and its network. Nothing is fitted to the
-published runs; the 90 % quantile of their errors is the interval of sites without rows of their own.
+Nothing is fitted to published runs of other sites (`--elsewhere`); the 90 % quantile of their errors is the interval of
+sites without rows of their own. docs/planning.md says why products have no factor of their own.
 """
 
 from __future__ import annotations
@@ -47,8 +44,6 @@ _NOISE = 0.005
 _COVERED = 0.9
 #: where a fit starts: 5 ms are about 300 launches of 15 µs; half of the network and of the fp32 peak
 START = Calibration(1.5, 5.0, 0.5, 0.5, base_gib=4.0, activation_slack=0.1)
-#: a site of which nothing is known
-NEUTRAL = Calibration(1.0, 0.0, 1.0, 0.5, base_gib=4.0, activation_slack=0.1)
 
 
 def _possible(rows: Sequence[TableRow], gpu: str) -> Rows:
@@ -69,37 +64,32 @@ def _memory_cases(rows: Sequence[TableRow], gpu: str) -> Rows:
     return _possible([r for r in stated if not r.source_error.startswith("Mem") and r.duplicate_of_line is None], gpu)
 
 
-def predicted_s(cases: Rows, times: TimesOf, calibration: Calibration) -> FloatArray:
-    """Predicted seconds per iteration of possible cases."""
+def log_errors(cases: Rows, times: TimesOf, calibration: Calibration) -> FloatArray:
+    """ln(predicted / measured) seconds per iteration of possible cases."""
     found = predict_cases([case for _, case in cases], times, Calibrations({}, calibration))
-    return np.array([p.sec_per_it for p in found if isinstance(p, Prediction)])
+    predicted = np.array([p.sec_per_it for p in found if isinstance(p, Prediction)])
+    return np.asarray(np.log(predicted) - np.log([row.sec_per_it or np.nan for row, _ in cases]))
 
 
 def fit_times(cases: Rows, times: TimesOf, start: Calibration = START) -> Calibration:
     """`start` with the four constants of the iteration's time that suit `cases` best."""
-    return _least(lambda found: predicted_s(cases, times, found), _seconds(cases), start, RANGES)
+    return _least(lambda found: log_errors(cases, times, found), start, RANGES)
 
 
 def _fit_memory(cases: Rows, start: Calibration) -> Calibration:
     """`start` with the two constants of the memory that suit `cases` best."""
 
-    def predicted_gib(found: Calibration) -> FloatArray:
-        return np.array([memory(case.job, case.layout, found).total_gib for _, case in cases])
+    def errors(found: Calibration) -> FloatArray:
+        predicted = [memory(case.job, case.layout, found).total_gib for _, case in cases]
+        return np.asarray(np.log(predicted) - np.log([row.mem_gb or np.nan for row, _ in cases]))
 
-    return _least(predicted_gib, np.array([row.mem_gb or np.nan for row, _ in cases]), start, MEMORY_RANGES)
-
-
-def _seconds(cases: Rows) -> FloatArray:
-    return np.array([row.sec_per_it or np.nan for row, _ in cases])
+    return _least(errors, start, MEMORY_RANGES)
 
 
 def _least(
-    predict: Callable[[Calibration], FloatArray],
-    measured: FloatArray,
-    start: Calibration,
-    ranges: dict[str, tuple[float, float]],
+    errors: Callable[[Calibration], FloatArray], start: Calibration, ranges: dict[str, tuple[float, float]]
 ) -> Calibration:
-    """The constants in `ranges` for which the logarithms of predicted and measured values differ least."""
+    """`start` with the constants in `ranges` that make the errors smallest."""
     from scipy.optimize import least_squares
 
     def with_constants(x: FloatArray) -> Calibration:
@@ -107,11 +97,9 @@ def _least(
         clipped = {name: float(np.clip(value, low, high)) for (name, (low, high)), value in values}
         return replace(start, **clipped)  # type: ignore[arg-type]
 
-    def errors(x: FloatArray) -> FloatArray:
-        return np.log(predict(with_constants(x))) - np.log(measured)
-
     first = np.log([getattr(start, name) for name in ranges])
-    return with_constants(least_squares(errors, first, loss="soft_l1", f_scale=_NOISE, diff_step=1e-4).x)
+    found = least_squares(lambda x: errors(with_constants(x)), first, loss="soft_l1", f_scale=_NOISE, diff_step=1e-4)
+    return with_constants(found.x)
 
 
 def days_left_out(cases: Rows, times: TimesOf) -> dict[str, tuple[int, float]]:
@@ -119,15 +107,14 @@ def days_left_out(cases: Rows, times: TimesOf) -> dict[str, tuple[int, float]]:
     found = {}
     for day in sorted({row.date for row, _ in cases}):
         kept, left = ([c for c in cases if (c[0].date == day) == out] for out in (False, True))
-        errors = predicted_s(left, times, fit_times(kept, times)) / _seconds(left) - 1
+        errors = np.expm1(log_errors(left, times, fit_times(kept, times)))
         found[day] = (len(left), float(100 * np.abs(errors).mean()))
     return found
 
 
 def _scatter(cases: Rows, times: TimesOf, calibration: Calibration) -> float:
     """The 90 % quantile of |ln(predicted / measured)|."""
-    errors = np.log(predicted_s(cases, times, calibration)) - np.log(_seconds(cases))
-    return float(np.quantile(np.abs(errors), _COVERED))
+    return float(np.quantile(np.abs(log_errors(cases, times, calibration)), _COVERED))
 
 
 def fit(path: Path, elsewhere: Path, before: str, gpu: str, times: TimesOf | None = None) -> Calibrations:
@@ -142,17 +129,16 @@ def fit(path: Path, elsewhere: Path, before: str, gpu: str, times: TimesOf | Non
     source = times or BestTimes()
     found = _fit_memory(_memory_cases(rows, gpu), fit_times(cases, source))
     found = replace(found, scatter=_scatter(cases, source, found))
-    options = f"--elsewhere {elsewhere.name} --before {before} --gpu {gpu}"
+    command = f"python -m tools.planner_fit {path.name} --elsewhere {elsewhere.name} --before {before} --gpu {gpu}"
     provenance: dict[str, Any] = {
-        "script": f"python -m tools.planner_fit {path.name} {options}",
+        "script": command,
         "table": _file(path),
         "documents": sorted({document_of(row) for row, _ in cases}),
         "fitted": [*RANGES, *MEMORY_RANGES],
         "rows_fitted": [row.row_id for row, _ in cases],
         "op_times": source(cases[0][1].job.cluster.device).note,
     }
-    kept = ("unaligned_share", "base_gib", "activation_slack")
-    neutral = replace(NEUTRAL, **{name: getattr(found, name) for name in kept})
+    neutral = replace(found, tensor_factor=1.0, layer_overhead_ms=0.0, data_parallel_share=1.0)
     published = timed_cases(read_table(elsewhere))
     wide, (site,) = _scatter(published, source, neutral), sites
     rule = (
@@ -188,8 +174,6 @@ def main() -> None:
     found = fit(arguments.table, arguments.elsewhere, arguments.before, arguments.gpu)
     target = Path(quantbench.planner.__path__[0]) / "planner.json"
     target.write_text(json.dumps(found.to_json(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    for name, site in found.sites.items():
-        print(f"{name}: {site}; memory {site.base_gib:.3g} GiB, slack {site.activation_slack:.3g}")
     print(f"wrote {target}")
 
 
