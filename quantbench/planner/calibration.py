@@ -38,7 +38,6 @@ RANGES = {
 }
 #: those of the memory
 MEMORY_RANGES = {"base_gib": (0.0, 20.0), "activation_slack": (0.0, 2.0)}
-_SCATTER_RANGE = {"scatter": (0.0, 2.0)}
 # A link is a curve: one size says nothing of the others.
 _FEWEST_SIZES = 2
 
@@ -67,7 +66,7 @@ class Calibration:
     provenance: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, (low, high) in {**RANGES, **MEMORY_RANGES, **_SCATTER_RANGE}.items():
+        for name, (low, high) in {**RANGES, **MEMORY_RANGES, "scatter": (0.0, 2.0)}.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
                 raise InputError(_WHO, f"{name} = {value!r}", f"a number from {low} to {high}")
@@ -120,8 +119,7 @@ class Calibrations:
 @cache
 def shipped() -> Calibrations:
     """The constants that come with the package."""
-    text = (files("quantbench.planner") / "planner.json").read_text(encoding="utf-8")
-    return Calibrations.from_json(json.loads(text))
+    return Calibrations.from_json(json.loads((files("quantbench.planner") / "planner.json").read_text("utf-8")))
 
 
 def with_measured_links(

@@ -12,7 +12,7 @@ and gpus_per_node / members rings share its adapters.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from quantbench.latency.interconnect import NODE_LATENCY_S
 from quantbench.planner.calibration import Calibration
@@ -32,10 +32,6 @@ _MICRO_BATCH_VOLUME = {0: 0, 1: 0, 2: 1, 3: 3}
 _BUCKET_PARAMETERS = 5e8
 # DeepSpeed's overlap_comm is true for stage 3 and false otherwise (deepspeed.ai, DeepSpeed Configuration JSON).
 _ZERO3_OVERLAP = 1.0
-_PARTS = (
-    "products", "attention", "recompute", "vector", "overhead", "tensor", "logits", "point_to_point", "bubble",
-    "data_parallel", "optimizer",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,7 @@ class Iteration:
     @property
     def parts(self) -> dict[str, float]:
         """Seconds by part."""
-        return {name: getattr(self, name) for name in _PARTS}
+        return {part.name: getattr(self, part.name) for part in fields(self) if part.name != "sec"}
 
     @property
     def bound(self) -> str:

@@ -66,21 +66,16 @@ def memory(job: Job, layout: Layout, calibration: Calibration) -> Memory:
     return max(needed, key=lambda found: found.total)
 
 
-def layer_parameters(shape: TransformerShape, tp: int) -> int:
-    """Parameters of one layer on one of `tp` GPUs, with biases and norms."""
-    return shape.layer_weights(tp) + 9 * shape.hidden
-
-
 def embedding_parameters(shape: TransformerShape, tp: int) -> int:
     """Parameters of the embedding (and of the logits) on one of `tp` GPUs."""
     return padded_vocab(shape.vocab, tp) // tp * shape.hidden
 
 
 def stage_parameters(job: Job, layout: Layout, kind: StageKind) -> int:
-    """Parameters of a stage on one GPU."""
+    """Parameters of a stage on one GPU, with biases and norms."""
     shape, tp = job.shape, layout.tp
     embeddings = 1 if kind.first and kind.last and shape.tied else kind.first + kind.last
-    return kind.layers * layer_parameters(shape, tp) + embeddings * embedding_parameters(shape, tp)
+    return kind.layers * (shape.layer_weights(tp) + 9 * shape.hidden) + embeddings * embedding_parameters(shape, tp)
 
 
 def _stage(job: Job, layout: Layout, calibration: Calibration, kind: StageKind, stage: int) -> Memory:

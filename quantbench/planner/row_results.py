@@ -26,6 +26,11 @@ WORTH_A_WORD = 0.08
 _MICRO_BATCHES = tuple(2**power for power in range(7))
 _TUNED = "not told: the fastest that fits"
 
+# What a row's JSON has of its prediction's.
+_SHOWN = (
+    "sec_per_it", "sec_per_it_low", "sec_per_it_high", "tflops", "mem_gb", "fits", "bubble_share", "bound",
+)  # fmt: skip
+
 Outcome = Prediction | tuple[Violation, ...]
 
 
@@ -60,22 +65,16 @@ class RowResult:
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object; times in seconds, memory in GiB, errors in percent."""
-        p, row = self.prediction, self.row
+        row = self.row
+        known = {} if self.prediction is None else {**self.prediction.to_json(), "tflops": self.tflops}
+        errors = {"error_pct": self.error, "memory_error_pct": self.memory_error}
         return {
             "row_id": row.row_id,
             "line": row.line,
-            "sec_per_it": None if p is None else p.sec_per_it,
-            "sec_per_it_low": None if p is None else p.iteration.sec.low,
-            "sec_per_it_high": None if p is None else p.iteration.sec.high,
-            "tflops": self.tflops,
-            "mem_gb": None if p is None else p.memory.total_gib,
-            "fits": None if p is None else p.fits,
-            "bubble_share": None if p is None else p.iteration.bubble_share,
-            "bound": None if p is None else p.iteration.bound,
+            **{name: known.get(name) for name in _SHOWN},
             "problem": self.problem,
             "measured": {name: getattr(row, name) for name in ("sec_per_it", "tflops", "mem_gb", "status")},
-            "error_pct": None if self.error is None else 100 * self.error,
-            "memory_error_pct": None if self.memory_error is None else 100 * self.memory_error,
+            **{name: None if error is None else 100 * error for name, error in errors.items()},
             "uncounted": uncounted(row),
             "assumed": [asdict(a) for a in (self.case.assumed if self.case else ())],
         }

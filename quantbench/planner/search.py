@@ -11,7 +11,7 @@ shape, and its time is scaled to the same number of parameters, so that a small 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from math import ceil
@@ -239,7 +239,11 @@ def shape_search(
     Raises InputError if no layout fits, or for no or too many shapes.
     """
     found = search(job, times, calibration, replace(within, uneven=True))
-    layouts = _distinct([p.layout for p in found.ranked], space.layouts)
+    # The best layout of each combination of degrees.
+    by_degrees: dict[tuple[int, int, int, int], Layout] = {}
+    for layout in (p.layout for p in found.ranked):
+        by_degrees.setdefault((layout.dp, layout.tp, layout.pp, layout.mbs), layout)
+    layouts = list(by_degrees.values())[: space.layouts]
     who = "plan --shape-search"
     if not layouts:
         raise InputError(who, "no layout of the given shape fits", "more GPUs, or a smaller shape")
@@ -280,11 +284,3 @@ def _fitted(shape: TransformerShape, layout: Layout) -> Layout:
     return replace(
         layout, partition=partition_of(shape.layers, layout.pp), interleave=layout.interleave if whole else 1
     )
-
-
-def _distinct(layouts: Sequence[Layout], count: int) -> list[Layout]:
-    """The first `count` layouts that differ in their degrees."""
-    kept: dict[tuple[int, int, int, int], Layout] = {}
-    for layout in layouts:
-        kept.setdefault((layout.dp, layout.tp, layout.pp, layout.mbs), layout)
-    return list(kept.values())[:count]

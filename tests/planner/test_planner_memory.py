@@ -14,7 +14,6 @@ from quantbench.planner.memory import (
     GIB,
     embedding_parameters,
     in_flight,
-    layer_parameters,
     limit_bytes,
     memory,
     stage_parameters,
@@ -30,7 +29,6 @@ def test_parameters_of_a_stage() -> None:
     of = job(gpus=8, gbs=8, shape=SMALL)
     each = 12 * 1024**2 + 9 * 1024
     embedding = 51200 * 1024
-    assert layer_parameters(SMALL, 1) == each
     assert embedding_parameters(SMALL, 1) == embedding
     whole = StageKind(4, 1, first=True, last=True)
     assert stage_parameters(of, Layout(8, 1, 1, 1), whole) == 4 * each + embedding
