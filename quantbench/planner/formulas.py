@@ -1,4 +1,4 @@
-"""Parameters and FLOPs of a model, and TFLOPs per GPU as three calculators (`CALCULATORS`) state them.
+"""Parameters and FLOPs of a model, and TFLOPs per GPU as three calculators state them (`tflops_by_calculator`).
 
 The calculators differ by up to 16 % for the same run, so a figure needs the name of its calculator. All count hardware
 FLOPs of training with activation recomputation: 8 FLOPs per parameter and token (2 forward, 2 for the recomputed
@@ -11,51 +11,54 @@ Training on GPU Clusters Using Megatron-LM, SC 2021, equation 3, in Megatron-Dee
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from quantbench.errors import InputError
 from quantbench.workload import TransformerShape
 
-_WHO = "TFLOPs"
 
+def tflops_by_calculator(
+    shape: TransformerShape, *, gbs: int, tp: int, sec_per_it: float, gpus: int, size_b: float | None = None
+) -> dict[str, float]:
+    """TFLOP/s per GPU with full recomputation, by the name of each calculator that holds for the shape.
 
-@dataclass(frozen=True)
-class Calculator:
-    """One way to state TFLOPs per GPU.
+    simple: 8 · parameters · seq · gbs / time. Leaves out attention's share, which grows with seq / hidden.
+    old: 8 · l·(12h² + 13h + 6h·(tp − 1)) · seq · gbs / time, for GPT layers. The last term counts biases and norms of a
+        layer once per tensor-parallel rank. Leaves out embeddings and attention's s², so it understates by 4 % at 80
+        layers of 14400 and by 16 % at 8.
+    megatron: 96 · gbs · s · l · h² · (1 + s/6h + V/16lh) / time, for GPT layers, all pairs of tokens counted.
 
-    valid: which shapes it holds for, and what it leaves out.
-    flops: FLOPs of an iteration with full recomputation for (shape, gbs, tp).
-    gpt_only: holds for GPT layers of 12·hidden² weights only.
-    """
+    gbs: samples of shape.seq tokens in an iteration that took `sec_per_it` on `gpus` GPUs.
+    size_b: stated parameters of the model, 1e9, for `simple`; by default those of the shape.
 
-    name: str
-    valid: str
-    flops: Callable[[TransformerShape, int, int], float]
-    gpt_only: bool = True
+    Raises InputError for a time or number of GPUs that is not above 0.
 
-    def objection(self, shape: TransformerShape) -> str | None:
-        """Why it does not hold for a shape; None if it does."""
-        return _not_gpt(shape) if self.gpt_only else None
-
-    def tflops(self, shape: TransformerShape, *, gbs: int, tp: int, sec_per_it: float, gpus: int) -> float:
-        """TFLOP/s per GPU of an iteration of `gbs` samples of shape.seq tokens that took `sec_per_it` on `gpus` GPUs.
-
-        Raises InputError for a shape that the calculator does not hold for.
-        """
-        reason = self.objection(shape)
-        if reason is not None:
-            raise InputError(f"{_WHO} ({self.name})", reason, self.valid)
-        return self.flops(shape, gbs, tp) / _gpu_seconds(sec_per_it, gpus) / 1e12
-
-
-def simple_tflops(*, size_b: float, seq: int, gbs: int, sec_per_it: float, gpus: int) -> float:
-    """The `simple` calculator for a model of `size_b` 1e9 parameters: 4 · 2 · size · seq · gbs / time.
-
-    >>> round(simple_tflops(size_b=104, seq=2048, gbs=2048, sec_per_it=633, gpus=128), 1)
+    >>> shape = TransformerShape(hidden=11600, heads=80, layers=64)
+    >>> round(tflops_by_calculator(shape, gbs=2048, tp=4, sec_per_it=633, gpus=128, size_b=104)["simple"], 1)
     43.1
     """
-    return 8 * size_b * seq * gbs / _gpu_seconds(sec_per_it, gpus) / 1e3
+    if sec_per_it <= 0 or gpus < 1:
+        what = f"sec_per_it = {sec_per_it!r} on {gpus!r} GPUs"
+        raise InputError("TFLOPs", what, "seconds above 0 on at least one GPU")
+    gpu_seconds = sec_per_it * gpus
+    size_b = parameters(shape) / 1e9 if size_b is None else size_b
+    found = {"simple": 8 * size_b * shape.seq * gbs / gpu_seconds / 1e3}
+    if _is_gpt(shape):
+        count = shape.layers * (gpt_layer_parameters(shape.hidden) + 6 * shape.hidden * (tp - 1))
+        found["old"] = 8.0 * count * shape.seq * gbs / gpu_seconds / 1e12
+        found["megatron"] = _megatron_flops(shape, gbs) / gpu_seconds / 1e12
+    return found
+
+
+def _is_gpt(shape: TransformerShape) -> bool:
+    """Whether its layers are GPT layers of 12·hidden² weights."""
+    as_many_heads = shape.kv_heads == shape.heads and shape.heads * shape.head_dim == shape.hidden
+    return as_many_heads and not shape.gated and shape.ffn == 4 * shape.hidden
+
+
+def _megatron_flops(shape: TransformerShape, gbs: int) -> float:
+    s, layers, h, vocab = shape.seq, shape.layers, shape.hidden, shape.vocab
+    return 96.0 * gbs * s * layers * h**2 * (1 + s / (6 * h) + vocab / (16 * layers * h))
 
 
 def gpt_layer_parameters(hidden: int) -> int:
@@ -97,68 +100,12 @@ def model_flops(shape: TransformerShape, gbs: int) -> float:
 
 
 def hardware_flops(shape: TransformerShape, gbs: int) -> dict[str, float]:
-    """FLOPs of an iteration by kind of recomputation, as TFLOPs are usually stated."""
-    if CALCULATORS["megatron"].objection(shape) is None:
-        full = CALCULATORS["megatron"].flops(shape, gbs, 1)
+    """FLOPs of an iteration by kind of recomputation; of GPT layers as the `megatron` calculator counts them."""
+    if _is_gpt(shape):
+        full = _megatron_flops(shape, gbs)
         none = 0.75 * full
     else:
         none = model_flops(shape, gbs)
         full = none * 4 / 3
     core = 4.0 * gbs * shape.seq**2 * (shape.heads * shape.head_dim) * shape.layers
     return {"full": full, "selective": none + core, "none": none}
-
-
-def _gpu_seconds(sec_per_it: float, gpus: int) -> float:
-    if sec_per_it <= 0 or gpus < 1:
-        raise InputError(_WHO, f"sec_per_it = {sec_per_it!r} on {gpus!r} GPUs", "seconds above 0 on at least one GPU")
-    return sec_per_it * gpus
-
-
-def _simple_flops(shape: TransformerShape, gbs: int, tp: int) -> float:
-    """8 · parameters · seq · gbs."""
-    return 8.0 * parameters(shape) * shape.seq * gbs
-
-
-def _old_flops(shape: TransformerShape, gbs: int, tp: int) -> float:
-    """8 · l·(12h² + 13h + 6h·(tp − 1)) · seq · gbs. The last term counts biases and norms of a layer once per
-    tensor-parallel rank; embeddings are left out."""
-    count = shape.layers * (gpt_layer_parameters(shape.hidden) + 6 * shape.hidden * (tp - 1))
-    return 8.0 * count * shape.seq * gbs
-
-
-def _megatron_flops(shape: TransformerShape, gbs: int, tp: int) -> float:
-    """96 · gbs · s · l · h² · (1 + s/6h + V/16lh)."""
-    s, layers, h, vocab = shape.seq, shape.layers, shape.hidden, shape.vocab
-    return 96.0 * gbs * s * layers * h**2 * (1 + s / (6 * h) + vocab / (16 * layers * h))
-
-
-def _not_gpt(shape: TransformerShape) -> str | None:
-    """What differs from a GPT layer of 12·h² weights; None if nothing does."""
-    if shape.gated:
-        return "a gated MLP"
-    if shape.ffn != 4 * shape.hidden:
-        return f"ffn = {shape.ffn} with hidden = {shape.hidden}"
-    if shape.kv_heads != shape.heads:
-        return f"kv_heads = {shape.kv_heads} with heads = {shape.heads}"
-    if shape.heads * shape.head_dim != shape.hidden:
-        return f"heads · head_dim = {shape.heads * shape.head_dim} with hidden = {shape.hidden}"
-    return None
-
-
-_SIMPLE = Calculator(
-    "simple", "a quick look: attention's share, which grows with seq / hidden, is left out", _simple_flops,
-    gpt_only=False,
-)  # fmt: skip
-_OLD = Calculator(
-    "old",
-    "GPT layers with ffn = 4·hidden; embeddings and attention's s² are left out, so it understates by 4 % at "
-    "80 layers of 14400 and by 16 % at 8; Megatron-DeepSpeed before 21 February 2022",
-    _old_flops,
-)
-_MEGATRON = Calculator(
-    "megatron",
-    "GPT layers with ffn = 4·hidden, as many key as query heads, all pairs of tokens counted; with full "
-    "recomputation (3/4 of it without)",
-    _megatron_flops,
-)
-CALCULATORS: dict[str, Calculator] = {c.name: c for c in (_SIMPLE, _OLD, _MEGATRON)}

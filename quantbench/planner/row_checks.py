@@ -18,7 +18,7 @@ from quantbench.latency.interconnect import cluster, reference_cluster
 from quantbench.latency.op_times import TimesOf
 from quantbench.planner.calibration import Calibrations
 from quantbench.planner.constraints import strict_violations
-from quantbench.planner.formulas import CALCULATORS, parameters, simple_tflops
+from quantbench.planner.formulas import parameters, tflops_by_calculator
 from quantbench.planner.layout import Job, Layout, partition_of
 from quantbench.planner.memory import memory
 from quantbench.planner.predict import Prediction
@@ -108,15 +108,9 @@ def _tflops(row: TableRow) -> str:
     except InputError:
         return ""
     shape, gbs = case.job.shape, case.job.gbs
-    computed = {
-        name: calculator.tflops(shape, gbs=gbs, tp=case.layout.tp, sec_per_it=row.sec_per_it, gpus=row.gpus)
-        for name, calculator in CALCULATORS.items()
-        if calculator.objection(shape) is None
-    }
-    if row.size_b is not None:
-        computed["simple"] = simple_tflops(
-            size_b=row.size_b, seq=shape.seq, gbs=gbs, sec_per_it=row.sec_per_it, gpus=row.gpus
-        )
+    computed = tflops_by_calculator(
+        shape, gbs=gbs, tp=case.layout.tp, sec_per_it=row.sec_per_it, gpus=row.gpus, size_b=row.size_b
+    )
     usual = "simple" if "simple" in row.calculator else ""
     name = {"old": "old", "new": "megatron"}.get(row.calculator, usual)
     if name not in computed:

@@ -15,7 +15,7 @@ from quantbench.errors import QuantbenchError
 from quantbench.latency.op_times import TimesOf
 from quantbench.planner.calibration import Calibrations
 from quantbench.planner.constraints import OF_SOFTWARE, Violation, strict_violations
-from quantbench.planner.formulas import CALCULATORS, simple_tflops
+from quantbench.planner.formulas import tflops_by_calculator
 from quantbench.planner.memory import limit_bytes
 from quantbench.planner.predict import Planner, Prediction
 from quantbench.planner.rows import NOT_TOLD, Assumption, Case, Given, TableRow, case_of, known_of, uncounted
@@ -174,13 +174,14 @@ def _fastest(found: Sequence[tuple[Case, Outcome]]) -> tuple[Case, Outcome]:
 
 def _tflops(row: TableRow, case: Case, prediction: Prediction) -> float:
     """TFLOPs of the predicted time by the row's own calculator; by Megatron's where the row names none."""
-    shape, gbs, gpus, seconds = case.job.shape, case.job.gbs, case.job.gpus, prediction.sec_per_it
-    old = CALCULATORS["old"]
-    if row.calculator == "old" and old.objection(shape) is None:
-        return old.tflops(shape, gbs=gbs, tp=case.layout.tp, sec_per_it=seconds, gpus=gpus)
+    name = "old" if row.calculator == "old" else ""
     if "simple" in row.calculator and row.size_b is not None:
-        return simple_tflops(size_b=row.size_b, seq=shape.seq, gbs=gbs, sec_per_it=seconds, gpus=gpus)
-    return prediction.tflops
+        name = "simple"
+    job, tp = case.job, case.layout.tp
+    found = tflops_by_calculator(
+        job.shape, gbs=job.gbs, tp=tp, sec_per_it=prediction.sec_per_it, gpus=job.gpus, size_b=row.size_b
+    )
+    return found.get(name, prediction.tflops)
 
 
 def summarize(results: Sequence[RowResult]) -> Summary:
