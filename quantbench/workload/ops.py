@@ -8,7 +8,7 @@ from sys import intern
 from typing import Any
 
 from quantbench.errors import InputError, require_choice, require_int
-from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES, VECTOR_DTYPES
+from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES, VECTOR_DTYPES, element_bytes
 
 LAYOUTS = ("nn", "nt", "tn")
 MASKS = ("causal", "full", "none")
@@ -19,7 +19,7 @@ DIRECTIONS = ("forward", "backward")
 _FLOPS_PER_ELEMENT = {"forward": 6, "backward": 5}
 
 COLLECTIVE_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
-#: what collectives may be asked for; the reduction depends on it, the bytes moved do not
+#: number formats of collectives: the reduction depends on it, the bytes moved do not
 COLLECTIVE_DTYPES = ("fp16", "bf16", "fp32", "int8", "fp8")
 LARGEST_MESSAGE_BYTES = 2**46
 
@@ -28,10 +28,10 @@ LARGEST_MESSAGE_BYTES = 2**46
 class Gemm:
     """`batch` products c[m, n] = sum over k of a[m, k] · b[k, n].
 
-    layout, in row-major storage: first letter for a (n: stored m×k; t: stored k×m), second for b (n: stored k×n;
-    t: stored n×k). A linear layer y = x·Wᵀ with W stored out×in is nt forward, nn for the data gradient and tn for
-    the weight gradient. (cuBLAS is column-major and swaps the operands: its kernel names call our nt "tn".)
-    accumulate: the format the sum is kept in; fp32, or int32 for int8.
+    layout: in row-major storage, first letter for a (n: stored m×k; t: stored k×m), second for b (n: stored k×n; t:
+        stored n×k). A linear layer y = x·Wᵀ with W stored out×in is nt forward, nn for the data gradient and tn for the
+        weight gradient. (cuBLAS is column-major and swaps the operands: its kernel names call our nt "tn".)
+    accumulate: format of the sum; fp32, or int32 for int8.
 
     >>> Gemm(m=2048, n=4096, k=1024).flops
     17179869184
@@ -70,20 +70,16 @@ class Gemm:
     @property
     def min_bytes(self) -> int:
         """Fewest bytes through device memory: each input read once, each output written once."""
-        inputs = (self.m * self.k + self.k * self.n) * DTYPES[self.dtype].element_bytes
-        return self.batch * (inputs + self.m * self.n * DTYPES[self.output_dtype].element_bytes)
+        inputs = (self.m * self.k + self.k * self.n) * element_bytes(self.dtype)
+        return self.batch * (inputs + self.m * self.n * element_bytes(self.output_dtype))
 
     def __str__(self) -> str:
         batch = f"{self.batch}×" if self.batch > 1 else ""
         return f"gemm {batch}{self.m}×{self.n}×{self.k} {self.dtype} {self.layout}"
 
 
-def causal_pairs(size: int) -> int:
-    """Elements on and below the diagonal of a size×size matrix.
-
-    >>> causal_pairs(3)
-    6
-    """
+def _causal_pairs(size: int) -> int:
+    """Elements on and below the diagonal of a size×size matrix."""
     return size * (size + 1) // 2
 
 
@@ -91,9 +87,10 @@ def causal_pairs(size: int) -> int:
 class Softmax:
     """y = softmax(scale · x + mask) over the last dimension of x[batch, rows, cols].
 
-    batch: heads / TP × MBS; rows: sq; cols: sk. mask: causal (columns past the row are dropped; needs rows == cols,
-    as Megatron's kernel does), full (a boolean tensor mask_batch×1×rows×cols, shared by the heads) or none.
-    mask_batch: MBS, the samples that the mask tells apart; divides batch.
+    batch: heads / TP × MBS. rows: sq. cols: sk.
+    mask: causal (columns past the row are dropped; needs rows == cols, as Megatron's kernel does), full (a boolean
+        tensor mask_batch×1×rows×cols, shared by the heads) or none.
+    mask_batch: MBS, the samples with masks of their own; divides batch.
 
     >>> Softmax(batch=2, rows=4, cols=4, mask="none").min_bytes
     128
@@ -127,7 +124,7 @@ class Softmax:
     def live_elements(self) -> int:
         """Elements that are read: all, or those on and below the diagonal."""
         if self.mask == "causal":
-            return self.batch * causal_pairs(self.rows)
+            return self.batch * _causal_pairs(self.rows)
         return self.batch * self.rows * self.cols
 
     @property
@@ -139,7 +136,7 @@ class Softmax:
     def min_bytes(self) -> int:
         """Fewest bytes through device memory: live inputs (backward: y and its gradient) and the mask are read
         once, every output element is written once, the zeros above the diagonal included."""
-        width = DTYPES[self.dtype].element_bytes
+        width = element_bytes(self.dtype)
         reads = 1 if self.direction == "forward" else 2
         has_mask = self.mask == "full" and self.direction == "forward"
         mask_bytes = self.mask_batch * self.rows * self.cols if has_mask else 0
@@ -153,8 +150,8 @@ class Softmax:
 class Attention:
     """o = softmax(q·kᵀ / √head_dim)·v for q[batch, heads, seq_q, head_dim], k and v[batch, kv_heads, seq_k, head_dim].
 
-    kv_heads below heads is grouped-query attention; 0 (the default) stands for heads. causal needs
-    seq_q == seq_k: libraries disagree about which corner the diagonal ends in otherwise.
+    kv_heads: below heads is grouped-query attention; 0 stands for heads.
+    causal: needs seq_q == seq_k, because libraries disagree on where the diagonal ends otherwise.
 
     >>> Attention(batch=1, heads=2, seq_q=4, seq_k=4, head_dim=8, causal=False).flops
     1024
@@ -190,25 +187,24 @@ class Attention:
 
     @property
     def live_pairs(self) -> int:
-        """Query-key pairs that count, over all heads and samples."""
-        per_head = causal_pairs(self.seq_q) if self.causal else self.seq_q * self.seq_k
+        """Query-key pairs that are not masked, over all heads and samples."""
+        per_head = _causal_pairs(self.seq_q) if self.causal else self.seq_q * self.seq_k
         return self.batch * self.heads * per_head
 
     @property
     def flops(self) -> int:
         """Matrix arithmetic on live pairs: two products forward, five backward (one of them recomputes q·kᵀ).
 
-        The softmax between them is left out, as in the FlashAttention papers (Dao 2022, 2023), so that figures
-        compare with published ones.
+        Leaves out the softmax, as the FlashAttention papers do (Dao 2022, 2023).
         """
         products = 2 if self.direction == "forward" else 5
         return 2 * products * self.live_pairs * self.head_dim
 
     @property
     def min_bytes(self) -> int:
-        """Fewest bytes through device memory: forward reads q, k, v and writes o and the fp32 row statistics;
-        backward reads those and do, and writes dq, dk, dv."""
-        width = DTYPES[self.dtype].element_bytes
+        """Fewest bytes through device memory: forward reads q, k, v and writes o and the fp32 row statistics; backward
+        reads those and do, and writes dq, dk, dv."""
+        width = element_bytes(self.dtype)
         q = self.batch * self.heads * self.seq_q * self.head_dim * width
         kv = 2 * self.batch * self.kv_heads * self.seq_k * self.head_dim * width
         row_stats = 4 * self.batch * self.heads * self.seq_q
@@ -226,9 +222,9 @@ class Attention:
 class Collective:
     """One collective operation `op` over num_gpus GPUs, spread evenly over num_nodes machines.
 
-    message_bytes is the `size` of nccl-tests (doc/PERFORMANCE.md there): the larger of a rank's two buffers, that is
-    the whole vector of all_reduce and broadcast, what all_gather leaves on each rank, what reduce_scatter takes from
-    each rank, everything that one rank sends in all_to_all, and the message of send_recv.
+    message_bytes: the `size` of nccl-tests (doc/PERFORMANCE.md there), the larger of a rank's two buffers: the whole
+        vector of all_reduce and broadcast, the output of all_gather, the input of reduce_scatter, everything that one
+        rank sends in all_to_all, and the message of send_recv.
 
     >>> Collective("all_reduce", message_bytes=1024, num_gpus=4).bus_bytes
     1536
@@ -250,14 +246,14 @@ class Collective:
         require_choice("Collective", "dtype", self.dtype, COLLECTIVE_DTYPES)
         if self.num_gpus % self.num_nodes:
             raise InputError("Collective", f"num_nodes = {self.num_nodes}", f"a divisor of num_gpus = {self.num_gpus}")
-        width = DTYPES[self.dtype].element_bytes
+        width = element_bytes(self.dtype)
         if self.message_bytes % width:
             raise InputError("Collective", f"message_bytes = {self.message_bytes}", f"a multiple of {width}")
 
     @property
     def bus_bytes(self) -> int:
-        """Bytes that each GPU must send over its links at the least, rounded up; divided by the time it is nccl-tests'
-        bus bandwidth, which can be held against the link's own."""
+        """Fewest bytes that each GPU sends over its links, rounded up. Over the time, it is nccl-tests' bus bandwidth,
+        which compares with the link's own."""
         if self.op in ("broadcast", "send_recv"):
             return self.message_bytes
         once = self.message_bytes * (self.num_gpus - 1)
@@ -283,12 +279,7 @@ Compute = Gemm | Softmax | Attention
 #: everything that a record can be about
 Workload = Compute | Collective
 
-_KINDS: dict[str, type[Workload]] = {
-    "gemm": Gemm,
-    "softmax": Softmax,
-    "attention": Attention,
-    "collective": Collective,
-}
+_KINDS: dict[str, type[Workload]] = {kind.kind: kind for kind in (Gemm, Softmax, Attention, Collective)}
 _FIELDS = {name: tuple(f.name for f in fields(kind)) for name, kind in _KINDS.items()}
 
 
@@ -303,7 +294,7 @@ def workload_from_json(data: object) -> Workload:
     if not isinstance(data, dict) or not isinstance(named, str) or named not in _KINDS:
         raise InputError("workload", repr(data)[:120], "an object whose kind is " + ", ".join(_KINDS))
     kind = _KINDS[named]
-    # Tables of 100,000 workloads repeat a few words: each is kept once.
+    # Tables of 100,000 workloads repeat a few strings; interned, each exists once.
     values: dict[str, Any] = {name: intern(v) if type(v) is str else v for name, v in data.items() if name != "kind"}
     unknown = values.keys() - set(_FIELDS[named])
     if unknown:
