@@ -278,29 +278,15 @@ def resident_blocks(
     require_int("resident_blocks", "registers", registers, low=0, high=256)
     require_int("resident_blocks", "shared_memory_bytes", shared_memory_bytes, low=0)
     warps = cdiv(threads, WARP_THREADS)
-    return min(
-        limits.blocks,
-        limits.warps // warps,
-        _by_registers(warps, registers),
-        _by_shared_memory(compute_capability, limits.smem_bytes, shared_memory_bytes),
-    )
-
-
-def _by_registers(warps: int, registers: int) -> int:
-    if registers == 0:
-        return _REGISTERS_PER_SM
-    per_warp = cdiv(registers * WARP_THREADS, _REGISTER_UNIT_PER_WARP) * _REGISTER_UNIT_PER_WARP
-    # The launch check pretends that a block fills all partitions evenly.
-    if per_warp * cdiv(warps, _PARTITIONS) * _PARTITIONS > _REGISTERS_PER_SM:
-        return 0
-    warps_per_sm = _REGISTERS_PER_SM // _PARTITIONS // per_warp * _PARTITIONS
-    return warps_per_sm // warps
-
-
-def _by_shared_memory(compute_capability: tuple[int, int], smem_bytes: int, shared_memory_bytes: int) -> int:
-    ampere_on = compute_capability >= (8, 0)
-    unit = 128 if ampere_on else 256
-    used = shared_memory_bytes + (_RESERVED_SMEM_BYTES if ampere_on else 0)
-    if used == 0:
-        return smem_bytes
-    return smem_bytes // (cdiv(used, unit) * unit)
+    fitting = [limits.blocks, limits.warps // warps]
+    if registers:
+        per_warp = cdiv(registers * WARP_THREADS, _REGISTER_UNIT_PER_WARP) * _REGISTER_UNIT_PER_WARP
+        # The launch check assumes that a block fills all partitions evenly.
+        launches = per_warp * cdiv(warps, _PARTITIONS) * _PARTITIONS <= _REGISTERS_PER_SM
+        warps_per_sm = _REGISTERS_PER_SM // _PARTITIONS // per_warp * _PARTITIONS
+        fitting.append(warps_per_sm // warps if launches else 0)
+    unit, reserved = (128, _RESERVED_SMEM_BYTES) if compute_capability >= (8, 0) else (256, 0)
+    used = cdiv(shared_memory_bytes + reserved, unit) * unit
+    if used:
+        fitting.append(limits.smem_bytes // used)
+    return min(fitting)

@@ -1,4 +1,4 @@
-"""On what something is computed: known GPUs, the device at hand, and the state it is in."""
+"""Devices: known GPUs (`lookup`, `known`), the device at hand (`current`), its state and warnings."""
 
 from quantbench.device.here import current, default_attention, default_dtype, monitor, open_nvml, warnings_for
 from quantbench.device.matching import Properties, match

@@ -16,6 +16,7 @@ from quantbench.planner.memory import GIB, Memory, limit_bytes, memory
 from quantbench.store.environment import installed_versions, relevant_environment
 
 _FORMAT, _VERSION = "quantbench-plan", 1
+_RATES = ("tflops", "mfu", "tokens_per_s", "days_per_trillion_tokens", "gpu_hours_per_trillion_tokens")
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,7 @@ class Prediction:
             "sec_per_it": self.sec_per_it,
             "sec_per_it_low": self.iteration.sec.low,
             "sec_per_it_high": self.iteration.sec.high,
-            "tflops": self.tflops,
-            "mfu": self.mfu,
-            "tokens_per_s": self.tokens_per_s,
-            "days_per_trillion_tokens": self.days_per_trillion_tokens,
-            "gpu_hours_per_trillion_tokens": self.gpu_hours_per_trillion_tokens,
+            **{name: getattr(self, name) for name in _RATES},
             "not_counted": list(self.not_counted),
             "mem_gb": self.memory.total_gib,
             "fits": self.fits,
@@ -124,11 +121,7 @@ def job_to_json(job: Job, calibration: Calibration, times_note: str, assumed: Se
     where = job.cluster
     return {
         "shape": asdict(job.shape),
-        "gpus": job.gpus,
-        "gbs": job.gbs,
-        "optimizer": job.optimizer,
-        "dp_overlap": job.dp_overlap,
-        "rampup_step": job.rampup_step,
+        **{name: getattr(job, name) for name in ("gpus", "gbs", "optimizer", "dp_overlap", "rampup_step")},
         "topology": {
             "cluster": where.name, "device": where.device.name, "gpus_per_node": where.gpus_per_node,
             "nodes": -(-job.gpus // where.gpus_per_node), "node_gb_per_s": where.node_gb_per_s, "source": where.source,

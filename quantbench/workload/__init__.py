@@ -1,4 +1,4 @@
-"""What is computed: matrix products, softmax, attention, collectives, and the transformer shapes that ask for them."""
+"""Workloads (matrix products, softmax, attention, collectives) and the transformer shapes that consist of them."""
 
 from quantbench.workload.ops import (
     Attention,
