@@ -1,6 +1,6 @@
 """A kernel launch (`Launch`): its grid and resources, and the tile that each block computes (`Tile`).
 
-Our own kernels know every field; of a library kernel the name and the profiler tell some. None means "not known", never
+Our own kernels know every field; of a library kernel the name and the profiler give some. None means "not known", never
 a default.
 """
 

@@ -52,11 +52,11 @@ class Measurement:
     """The samples of one point.
 
     samples_us: accepted device times of single runs in the order they were taken, microseconds.
-    clocks_mhz: SM clock at each sample; empty if the device does not tell.
+    clocks_mhz: SM clock at each sample; empty if the device does not report it.
     stopped_by: the rule that ended sampling (`precision`, `max_time`, `max_samples`, `noise_floor`; `discards` for too
         many discarded samples; `imported` for a figure from elsewhere).
     mode: how it was timed (`events`, `graph`, `cpu`). cache: `cold` or `hot`. `unknown` if an imported figure does not
-        tell.
+        say.
     kernels_per_sample: runs per sample if a single run is too short to time (1: each run alone).
     """
 

@@ -162,5 +162,5 @@ def _device_timer(request: pytest.FixtureRequest) -> tuple[DeviceSpec, Timer, Ti
 
 @pytest.fixture
 def device_benchmark(benchmark: Any, _device_timer: tuple[DeviceSpec, Timer, TimingOptions]) -> DeviceBenchmark:
-    """Times work on the device at hand inside pytest-benchmark; see `DeviceBenchmark`."""
+    """Times work on the device in use, inside pytest-benchmark; see `DeviceBenchmark`."""
     return DeviceBenchmark(benchmark, *_device_timer)

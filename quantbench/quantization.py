@@ -194,7 +194,7 @@ def alignment_words(aligned_bytes: int, needed_bytes: int = 16, *, verb: str = "
 
 
 def kernel_change_words(old: Launch, new: Launch, longest: int = 60) -> str:
-    """`the library changed from 128x256 to 64x64`: the tiles where these tell the two apart, else the kernels' names.
+    """`the library changed from 128x256 to 64x64`: the tiles if they differ, else the kernels' names.
 
     longest: characters of a kernel's name; what is longer is cut in its middle.
     """

@@ -1,6 +1,6 @@
-"""The processor as a device: `cpu_spec` makes one core's spec from what the operating system tells (`cpu_info`).
+"""The processor as a device: `cpu_spec` makes one core's spec from what the operating system reports (`cpu_info`).
 
-A processor tells little about itself, and a virtual machine less: the clock it reports is often the base clock, while
+A processor reports little about itself, and a virtual machine less: the clock it reports is often the base clock, while
 the core runs up to 2× faster. So the spec holds bounds that no measurement exceeds, not estimates: the widest
 multiply-add of the instruction set, at the highest issue rate of any core that has it, at the highest clock that any
 processor of the model is sold with.
@@ -76,7 +76,7 @@ _ASSUMED_CACHE_BYTES = 32 * _MIB
 
 @dataclass(frozen=True)
 class CpuInfo:
-    """What the operating system tells about a processor.
+    """What the operating system reports about a processor.
 
     flags: instruction sets in Linux's names.
     reported_mhz: the highest clock that it names. exact_clock: whether that is the true maximum, turbo included
@@ -112,7 +112,7 @@ def cpu_info() -> CpuInfo:
 def parse_cpuinfo(
     text: str, *, last_cache_bytes: int | None, memory_bytes: int, max_mhz: float | None, exact_clock: bool
 ) -> CpuInfo:
-    """The first processor of a Linux /proc/cpuinfo, with what other files tell."""
+    """The first processor of a Linux /proc/cpuinfo, with values from other files."""
     lines = [line.partition(":") for line in text.split("\n\n")[0].splitlines()]
     values = {key.strip(): value.strip() for key, _, value in lines}
     mhz = [m for m in (max_mhz, _number(values.get("cpu MHz", ""))) if m]

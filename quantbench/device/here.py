@@ -1,4 +1,4 @@
-"""The device at hand, the GPU that torch would use or one core of the processor: its spec, its state and warnings.
+"""The device in use, the GPU that torch would use or one core of the processor: its spec, its state and warnings.
 
 QUANTBENCH_DEVICE chooses: `cpu` forces the processor, `cuda` or `cuda:1` demands a GPU. Without it the first GPU is
 taken, or the processor where there is none.
@@ -41,7 +41,7 @@ _WHAT_HOLDS = {
 
 
 def current() -> DeviceSpec:
-    """The spec of the device at hand, which becomes torch's current device. Imports torch unless the CPU is forced.
+    """The spec of the device in use, which becomes torch's current device. Imports torch unless the CPU is forced.
 
     Raises InputError for a QUANTBENCH_DEVICE that names no device here, UnsupportedError for a GPU that is not
     NVIDIA's or too old.
@@ -61,7 +61,7 @@ def current() -> DeviceSpec:
 
 
 def monitor(spec: DeviceSpec) -> Callable[[], DeviceState]:
-    """A function that returns the present state of the device at hand; without NVML, a state with only a note.
+    """A function that returns the present state of the device in use; without NVML, a state with only a note.
 
     spec: from `current`.
     """
@@ -75,7 +75,7 @@ def monitor(spec: DeviceSpec) -> Callable[[], DeviceState]:
 
 
 def open_nvml() -> Nvml | Absent:
-    """NVML for the GPU at hand, matched by UUID or PCI bus id; Absent on a processor."""
+    """NVML for the GPU in use, matched by UUID or PCI bus id; Absent on a processor."""
     index = _chosen_index()
     if index is None:
         return Absent("no GPU is used")
@@ -106,7 +106,7 @@ def default_attention(spec: DeviceSpec) -> str:
 
 
 def read_properties(properties: torch._C._CudaDeviceProperties, nvml: Nvml | Absent) -> Properties:
-    """What torch and NVML tell; fields that this torch does not have are None."""
+    """What torch and NVML report; fields that this version of torch lacks are None."""
     limits = Limits() if isinstance(nvml, Absent) else nvml.limits()
     clock_khz, memory_clock_khz = _has(properties, "clock_rate"), _has(properties, "memory_clock_rate")
     return Properties(

@@ -23,7 +23,7 @@ _GEFORCE_HALF = ("fp16", "bf16", "tf32", "fp8")
 
 @dataclass(frozen=True)
 class Properties:
-    """What torch and NVML report about a GPU; None where neither tells.
+    """What torch and NVML report about a GPU; None where neither does.
 
     name: as CUDA has it (`NVIDIA A100-SXM4-80GB`). max_sm_clock_mhz, max_memory_clock_mhz: the highest that can be
     set. smem_per_block_bytes: by opting in.

@@ -44,12 +44,12 @@ class Absent:
 
 @dataclass(frozen=True)
 class Limits:
-    """The card's limits as they are set now; None where NVML does not tell.
+    """The card's limits as they are set now; None where NVML does not report it.
 
     max_sm_clock_mhz, max_memory_clock_mhz: the highest clocks. application_sm_mhz: the clock set for applications.
     power_limit_w: enforced now. default_power_limit_w: the factory setting.
     slowdown_c: the temperature at which the hardware slows down.
-    persistence: whether the driver stays loaded between programs. note: what NVML did not tell, and why.
+    persistence: whether the driver stays loaded between programs. note: what is missing, and why.
     """
 
     driver_version: str | None = None
@@ -145,7 +145,7 @@ class Nvml:
         return self._number([], "SM clock", "nvmlDeviceGetClockInfo", _CLOCK_SM)
 
     def throttle_reasons(self) -> tuple[str, ...]:
-        """Names of what holds the clock down now; empty if nothing does or NVML does not tell."""
+        """Names of what holds the clock down now; empty if nothing does or NVML does not report it."""
         return self._reasons([])
 
     def limits(self) -> Limits:

@@ -16,7 +16,7 @@ _KIB = 2**10
 _MIB = 2**20
 _GIB = 2**30
 
-# Words of a name that no slug has, and parts of a slug that do not tell the model.
+# Words of a name that no slug has, and parts of a slug that are not its model.
 _MAKERS = ("nvidia", "tesla", "geforce")
 _MEMORY_SIZE = re.compile(r"^(\d+)g(?:i?b)?$")
 _FORM_FACTOR = re.compile(r"^(sxm\d*|pcie|nvl)$")

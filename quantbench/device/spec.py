@@ -102,7 +102,7 @@ class DeviceSpec:
 
 @dataclass(frozen=True)
 class DeviceState:
-    """A device's state at one moment; None where it does not tell.
+    """A device's state at one moment; None where it is not known.
 
     throttle_reasons: names of what holds the clock down now. other_processes: on the card, not ours.
     note: why something is missing ("NVML is not installed").

@@ -3,7 +3,7 @@
 Four constants belong to the iteration's time and two to the memory. They describe a site: its machines and its
 software. At a site without fitted constants collectives take the time that they take alone, launches are hidden and the
 network runs at its rate. Everything else in the planner is counted (bytes, FLOPs, micro-batches), taken from a
-specification, or asked of a latency model. `python -m tools.planner_fit` fits the constants.
+specification, or predicted by a latency model. `python -m tools.planner_fit` fits the constants.
 
 History of the format:
 1  first version.

@@ -1,4 +1,4 @@
-"""The rules of layouts: `violations` tells which a layout breaks and what to change, `is_possible` whether it can run.
+"""The rules of layouts: `violations` lists those a layout breaks and what to change, `is_possible` tests if it can run.
 
 A layout that breaks a strict rule stops with an error. Breaking one of the others costs time or wastes GPUs.
 Sources: Megatron-LM (megatron/arguments.py, fused_softmax.py), DeepSpeed's pipeline engine, and the sanity checks in

@@ -1,7 +1,8 @@
 """The time of one layer, and of embedding and logits, per micro-batch on one GPU of a tensor-parallel group.
 
-Entry point: `LayerTimes`. Products, softmax and attention are asked of `OpTimes`. What memory bandwidth alone decides
-(norms, biases, activations, dropout, residuals) is counted in bytes here; all-reduces come from the cluster's links.
+Entry point: `LayerTimes`. Times of products, softmax and attention come from an `OpTimes`. What memory bandwidth
+alone decides (norms, biases, activations, dropout, residuals) is counted in bytes here. All-reduces use the cluster's
+links.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Span:
 
 
 def exactly(seconds: float) -> Span:
-    """A time without an interval of its own."""
+    """A time with an empty interval."""
     return Span(seconds, seconds, seconds)
 
 

@@ -27,7 +27,7 @@ class Prediction:
     mfu: the model's own FLOPs over the GPU's peak.
     tokens_per_s: of the whole job.
     fits: whether memory is below the limit.
-    not_counted: what a real iteration takes besides, so that times are lower bounds.
+    not_counted: what takes further time in a real run, so that times are lower bounds.
     """
 
     layout: Layout

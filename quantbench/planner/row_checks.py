@@ -2,7 +2,7 @@
 
 Checks each row against the rules of layouts, its TFLOPs against its own time, batch and shape, its size against its
 layers, and rows that differ in one cell against each other. Where two rows contradict each other, the models of memory
-and time tell which is wrong. `plan --rows FILE --check` uses it.
+and time decide which is wrong. `plan --rows FILE --check` uses it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TIME_TOLERANCE = 0.05
 _BATCH_TOLERANCE = 0.10
 # Cells that a size does not depend on, for rows that lack them.
 _ANYWHERE = Given(cells={"tp": 1, "pp": 1, "gpus": 1, "gbs": 1}, gpu="a100-sxm4-80gb", as_typed=True)
-# Cells besides the layout that tell runs apart.
+# Cells besides the layout by which runs differ.
 _SETTINGS = (
     "date", "zero", "precision", "gpu", "cluster", "seq", "vocab", "kv_heads", "head_dim", "ffn", "gated", "tied",
     "interleave", "recompute", "sequence_parallel", "optimizer", "attention", "softmax", "dropout",

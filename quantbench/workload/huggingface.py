@@ -1,6 +1,6 @@
 """The shape of a model from its Hugging Face config.json (`describe`).
 
-Keys are read by name, since families call the same dimension differently. What the keys do not tell (whether the MLP
+Keys are read by name, since families call the same dimension differently. What the keys do not state (whether the MLP
 is gated, whether embedding and logits share one matrix) is known per model_type, from the modelling code in Hugging
 Face transformers. Models whose products are not those of one repeated dense decoder layer are refused.
 """
