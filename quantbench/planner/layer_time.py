@@ -11,7 +11,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from quantbench.latency.op_times import OpTimes, as_run
 from quantbench.planner.calibration import Calibration
@@ -53,41 +52,22 @@ def exactly(seconds: float) -> Span:
 
 @dataclass(frozen=True)
 class LayerTime:
-    """Seconds per layer and micro-batch on one GPU.
+    """Seconds per layer and micro-batch on one GPU, forward and backward once each.
 
-    products: weight products, forward and backward once each; products_forward: their forward part, which
-        recomputation repeats.
-    core, core_forward: the same of attention's products and softmax.
-    vector, vector_forward: what bandwidth decides. core_dropout: the part of vector_forward that drops probabilities.
-    reduces, reduces_forward: tensor-parallel collectives.
-    overhead: the fitted constant.
-    logits: everything after the last layer (forward, backward, loss).
-    embedding: the lookup and its gradient.
+    products: weight products. core: attention's products and softmax.
+    vector: what bandwidth decides. reduces: tensor-parallel collectives. overhead: the fitted constant.
+    by_recompute: the whole layer with what is recomputed, by kind of recomputation.
+    logits: everything after the last layer, with the loss. embedding: the lookup and its gradient.
     """
 
     products: Span
-    products_forward: Span
     core: Span
-    core_forward: Span
     vector: float
-    vector_forward: float
-    core_dropout: float
     reduces: float
-    reduces_forward: float
     overhead: float
+    by_recompute: Mapping[str, Span]
     logits: Span
     embedding: float
-
-    @cached_property
-    def by_recompute(self) -> dict[str, Span]:
-        """One layer, forward and backward, with what is recomputed, by kind of recomputation."""
-        time = self.products + self.core + exactly(self.vector + self.reduces + self.overhead)
-        again = exactly(self.vector_forward + self.reduces_forward)
-        return {
-            "full": time + self.products_forward + self.core_forward + again,
-            "selective": time + self.core_forward + exactly(self.core_dropout),
-            "none": time,
-        }
 
 
 class LayerTimes:
@@ -139,20 +119,24 @@ class LayerTimes:
         vector_forward, vector_backward = _vector_bytes(shape, sequence_parallel)
         dropout_s = _core_dropout_bytes(shape) / bytes_per_s
         forward_s, backward_s = vector_forward / bytes_per_s + dropout_s, vector_backward / bytes_per_s + dropout_s
-        reduce_s = self._reduce_s(shape)
+        # Megatron: two all-reduces forward, two backward (with sequence parallelism: gathers and scatters of the same
+        # volume).
+        vector, reduces = forward_s + backward_s, 4 * self._reduce_s(shape)
+        overhead = self._calibration.layer_overhead_ms * 1e-3
+        products_forward, core_forward = spans["products", True], spans["core", True]
+        products, core = products_forward + spans["products", False], core_forward + spans["core", False]
+        once = products + core + exactly(vector + reduces + overhead)
         return LayerTime(
-            products=spans["products", True] + spans["products", False],
-            products_forward=spans["products", True],
-            core=spans["core", True] + spans["core", False],
-            core_forward=spans["core", True],
-            vector=forward_s + backward_s,
-            vector_forward=forward_s,
-            core_dropout=dropout_s,
-            # Megatron: two all-reduces forward, two backward (with sequence parallelism: gathers and scatters of the
-            # same volume).
-            reduces=4 * reduce_s,
-            reduces_forward=2 * reduce_s,
-            overhead=self._calibration.layer_overhead_ms * 1e-3,
+            products=products,
+            core=core,
+            vector=vector,
+            reduces=reduces,
+            overhead=overhead,
+            by_recompute={
+                "full": once + products_forward + core_forward + exactly(forward_s + reduces / 2),
+                "selective": once + core_forward + exactly(dropout_s),
+                "none": once,
+            },
             logits=spans["logits", False] + exactly(_loss_bytes(shape) / bytes_per_s),
             # Looking rows up and adding their gradients moves each element of a row about four times.
             embedding=4 * shape.tokens * shape.hidden * element_bytes(shape.dtype) / bytes_per_s,
