@@ -12,7 +12,7 @@ from triton.runtime import OutOfResources
 
 from quantbench.errors import InputError
 from quantbench.launch import Launch, Tile
-from quantbench.occupancy import resident_blocks
+from quantbench.quantization import resident_blocks
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 __version__ = "0.1.0"
 
-# In a plain checkout the kernels stand beside this package, not in it (pyproject's package-dir puts them inside
-# when it is installed). Looking one folder up for submodules makes `python -m quantbench` work there uninstalled.
+# In a checkout the kernels are beside this package, not in it (pyproject's package-dir moves them inside on
+# installation). Searching submodules one folder up makes `python -m quantbench` work there without installation.
 _CHECKOUT = Path(__file__).resolve().parent.parent
 if (_CHECKOUT / "kernels" / "__init__.py").is_file() and (_CHECKOUT / "pyproject.toml").is_file():
     __path__.append(str(_CHECKOUT))

@@ -1,7 +1,7 @@
-"""The one family of errors that quantbench raises on purpose.
+"""The errors that quantbench raises on purpose, and checks of values that raise them.
 
-Each error is a single line that names the operation, the value it met and what it expected; the command line
-prints that line and ends with `exit_code`.
+Each error is a single line that names the operation, the value and what was expected. The command line prints that line
+and ends with `exit_code`.
 
 >>> print(InputError("Gemm", "m = 0", "an integer of at least 1"))
 Gemm: m = 0; expected an integer of at least 1
@@ -9,21 +9,22 @@ Gemm: m = 0; expected an integer of at least 1
 
 import unicodedata
 
-# Characters of a value that an error shows; what is longer is cut in its middle.
+# Characters of a value that an error shows; longer ones are cut in the middle.
 _MOST_SHOWN = 600
 
 
 def one_line(text: str) -> str:
-    """The text on one line, with control characters and other invisible ones shown as escapes.
+    """The text on one line, with control and other invisible characters as escapes.
 
-    Names of files, kernels and providers may hold anything, terminal escape sequences included.
+    Names of files, kernels and providers may contain anything, also terminal escape sequences.
 
     >>> one_line("a\\x1b[31m\\nb")
     'a\\\\x1b[31m\\\\nb'
     """
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or unicodedata.category(c) == "Zs" else _escaped(c) for c in text)
+    hidden = (c for c in text if not c.isprintable() and unicodedata.category(c) != "Zs")
+    return text.translate({ord(c): c.encode("unicode_escape").decode("ascii") for c in hidden})
 
 
 def printable(text: str, longest: int = 200) -> str:
@@ -43,22 +44,15 @@ def shortened(text: str, longest: int) -> str:
     return f"{text[:half]}…{text[-half:]}"
 
 
-def _cut(value: str) -> str:
-    """A value that was typed or read may be of any length."""
-    return value if len(value) <= _MOST_SHOWN else f"{value[: _MOST_SHOWN // 2]} … {value[-_MOST_SHOWN // 2 :]}"
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
-
-
 class QuantbenchError(Exception):
     """Base of all errors raised on purpose. `exit_code` is what the command line ends with."""
 
     exit_code = 2
 
     def __init__(self, operation: str, value: str, expected: str) -> None:
-        super().__init__(one_line(f"{operation}: {_cut(value)}; expected {expected}"))
+        half = _MOST_SHOWN // 2
+        shown = value if len(value) <= _MOST_SHOWN else f"{value[:half]} … {value[-half:]}"
+        super().__init__(one_line(f"{operation}: {shown}; expected {expected}"))
         self.operation = operation
         self.value = value
         self.expected = expected
@@ -69,7 +63,7 @@ class InputError(QuantbenchError, ValueError):
 
 
 class UnsupportedError(QuantbenchError):
-    """The device, library or kernel at hand cannot do what was asked, however the values are chosen."""
+    """The device, library or kernel cannot do what was asked, whatever the values."""
 
 
 class StoreError(QuantbenchError):
@@ -77,11 +71,11 @@ class StoreError(QuantbenchError):
 
 
 class MeasurementError(QuantbenchError):
-    """A measurement that could not be made, or whose result was wrong."""
+    """A measurement that failed, or whose result was wrong."""
 
 
 def require_int(operation: str, name: str, value: object, *, low: int = 1, high: int = 2**31 - 1) -> int:
-    """Return `value` if it is an integer in [low, high]; raise InputError otherwise (bool is no integer here)."""
+    """Return `value` if it is an integer in [low, high] and no bool; raise InputError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InputError(operation, f"{name} = {value!r}", f"an integer from {low} to {high}")
     return value

@@ -1,8 +1,7 @@
-"""Opening files that somebody named.
+"""Opens files named by a user: only regular files up to a stated size, also packed as .gz or .xz.
 
-Everything that reads a user's file opens it here. A pipe would wait for ever, a device never ends, and a file of the
-wrong kind may be larger than the memory, so that only regular files up to a stated size are opened. What is refused is
-an OSError with its reason in `strerror`, as if the system had refused it; callers say what they expected instead.
+A pipe would block for ever, a device never ends, and a file of the wrong kind may be larger than the memory. Refused
+files raise OSError with the reason in `strerror`, as if the system had refused them.
 """
 
 from __future__ import annotations
@@ -19,17 +18,15 @@ from typing import BinaryIO, TextIO
 from quantbench.errors import one_line
 from quantbench.units import size
 
-#: what a file may have unless its reader says more: configurations, run.json, profiles, models, tables
+#: the default limit: configurations, run.json, profiles, models, tables
 LARGEST_BYTES = 2**29
-
-_PACKED = (".gz", ".xz")
 
 
 def open_binary(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES) -> BinaryIO:
-    """Open a regular file of at most `most_bytes` for reading.
+    """Open a regular file of at most `most_bytes` for reading, without blocking.
 
-    Raises OSError, with the reason in `strerror`, for anything else: what is not there or may not be read, a folder, a
-    pipe, a device, a larger file, a name with a NUL byte. Nothing is read, and nothing is waited for.
+    Raises OSError, with the reason in `strerror`, for anything else: a missing or unreadable file, a folder, a pipe, a
+    device, a larger file, a name with a NUL byte.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # O_NONBLOCK: a pipe opens at once
@@ -40,7 +37,9 @@ def open_binary(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES
         if stat.S_ISDIR(found.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, f"{_kind(found.st_mode)}, not a regular file", os.fspath(path))
+            kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+            kind = kinds.get(stat.S_IFMT(found.st_mode), "a device")
+            raise OSError(errno.EINVAL, f"{kind}, not a regular file", os.fspath(path))
         if found.st_size > most_bytes:
             reason = f"{size(found.st_size)}, more than the {size(most_bytes)} that are read"
             raise OSError(errno.EFBIG, reason, os.fspath(path))
@@ -50,30 +49,23 @@ def open_binary(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES
         raise
 
 
-def _kind(mode: int) -> str:
-    if stat.S_ISFIFO(mode):
-        return "a pipe"
-    return "a socket" if stat.S_ISSOCK(mode) else "a device"
-
-
 def open_text(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES, encoding: str = "utf-8") -> TextIO:
-    """As `open_binary`, as text with its line ends untouched, as csv wants them. A name in .gz or .xz is unpacked, and
-    unpacked too it may have `most_bytes` at most."""
+    """As `open_unpacked`, as text with its line ends unchanged, as the csv module needs."""
     return io.TextIOWrapper(open_unpacked(path, most_bytes=most_bytes), encoding=encoding, newline="")
 
 
 def open_unpacked(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES) -> BinaryIO:
-    """As `open_binary`, and a name in .gz or .xz is unpacked: up to `most_bytes`, then reading raises OSError."""
+    """As `open_binary`; .gz and .xz files are unpacked, and reading beyond `most_bytes` of content raises OSError."""
     file = open_binary(path, most_bytes=most_bytes)
     suffix = Path(path).suffix
-    if suffix not in _PACKED:
+    if suffix not in (".gz", ".xz"):
         return file
     content = gzip.GzipFile(fileobj=file) if suffix == ".gz" else lzma.LZMAFile(file)  # noqa: SIM115 - closed by _Unpacked
     return io.BufferedReader(_Unpacked(file, content, most_bytes), 2**16)
 
 
 class _Unpacked(io.RawIOBase):
-    """The content of a packed file, as far as `most_bytes`."""
+    """The content of a packed file, up to `most_bytes`."""
 
     def __init__(self, packed: BinaryIO, content: gzip.GzipFile | lzma.LZMAFile, most_bytes: int) -> None:
         self._packed, self._content, self._most_bytes, self._read_bytes = packed, content, most_bytes, 0
@@ -99,7 +91,7 @@ def read_bytes(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES)
     """The content of a regular file; see `open_binary`."""
     with open_binary(path, most_bytes=most_bytes) as file:
         content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:  # it has grown, or hides its size as those in /proc do
+    if len(content) > most_bytes:  # it has grown, or reports no size, as files in /proc
         raise OSError(errno.EFBIG, f"more than the {size(most_bytes)} that are read", os.fspath(path))
     return content
 
@@ -120,8 +112,6 @@ def reason(error: Exception) -> str:
 
 
 def folders_with(folder: Path, pattern: str) -> list[Path]:
-    """Folders below `folder` that hold a file of this pattern, such as `*/run.json`, in order.
-
-    What may not be looked into is passed over: what is read later says so.
-    """
+    """Folders below `folder` that contain a file of this pattern, such as `*/run.json`, sorted. Unreadable ones are
+    skipped."""
     return sorted(found.parent for found in folder.glob(pattern)) if os.path.isdir(folder) else []

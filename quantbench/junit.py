@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 from quantbench.errors import StoreError
 
-# What XML 1.0 has no character for (https://www.w3.org/TR/xml/#charsets); kernel names and messages may hold anything.
+# Characters that XML 1.0 cannot hold (https://www.w3.org/TR/xml/#charsets); kernel names and messages may have them.
 _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 

@@ -1,7 +1,7 @@
-"""What a kernel launch looks like: the tile it computes per block, and the blocks it puts on the device.
+"""A kernel launch (`Launch`): its grid and resources, and the tile that each block computes (`Tile`).
 
-Both are descriptions, filled in as far as they are known: our own kernels know everything, a library kernel shows
-what its name and the profiler reveal. None means "not known", never a default.
+Our own kernels know every field; of a library kernel the name and the profiler give some. None means "not known", never
+a default.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from quantbench.errors import InputError, require_int
 
 @dataclass(frozen=True)
 class Tile:
-    """The part of the output that one thread block computes, and how it walks the reduction.
+    """The part of the output that one thread block computes, and how it splits the reduction.
 
     block_m, block_n: rows and columns of the output tile, in elements.
     block_k: elements of the reduction per main-loop step.
@@ -51,12 +51,12 @@ class Tile:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch as it ran (or as it would run).
+    """One kernel launch, as it ran or as it is expected to run.
 
-    kernel: the kernel's name, whole. grid, block: (x, y, z) in blocks and in threads.
+    kernel: the kernel's full name. grid, block: (x, y, z) in blocks and in threads.
     registers: per thread. shared_memory_bytes: per block, static and dynamic together.
     blocks_per_sm: blocks of this kernel that are resident on one SM at a time (occupancy, not grid / SM count).
-    tile: as far as it is known; None when the name does not tell.
+    tile: None if it is not known.
     """
 
     kernel: str

@@ -1,4 +1,4 @@
-"""What timing one point leaves behind: every raw sample, what was thrown away and why, and how far to trust it.
+"""The result of timing one point (`Measurement`): every raw sample, discarded ones with reasons, and a `Grade`.
 
 Statistics are derived on read (`quantbench.stats`); nothing here is an average.
 """
@@ -13,8 +13,8 @@ GRADES = ("A", "B", "C", "D", "rejected")
 
 @dataclass(frozen=True)
 class Discarded:
-    """A sample that was taken and not counted. reason: begins with `throttled`, `preempted`, `launch gap`, `other
-    threads` or `not a time` (whose sample_us is 0), and says more in words."""
+    """A sample that does not count. reason: begins with `throttled`, `preempted`, `launch gap`, `other threads` or `not
+    a time` (whose sample_us is 0), and says more in words."""
 
     sample_us: float
     reason: str
@@ -23,8 +23,8 @@ class Discarded:
 
 @dataclass(frozen=True)
 class Check:
-    """What the harness's own checks of a point found: the largest relative error of an output, and the bound that it
-    held (`quantbench.providers.correctness`)."""
+    """The result of checking a point's outputs (`quantbench.providers.correctness`): the largest relative error, and
+    the bound that it kept."""
 
     relative_error: float
     tolerance: float
@@ -32,7 +32,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Grade:
-    """How far a figure can be trusted, and why not further.
+    """The trust in a figure. reasons: why it is not higher.
 
     letter: A (steady, cold as asked, clock steady), B (one thing off), C (several, or one badly), D (read it only
     beside its reasons), rejected (impossible: faster than the hardware's peak, or not a time at all).
@@ -51,13 +51,13 @@ class Grade:
 class Measurement:
     """The samples of one point.
 
-    samples_us: accepted device times of single runs, in the order they were taken, microseconds.
-    clocks_mhz: SM clock beside each sample; empty where the device does not tell.
-    discarded: samples that do not count. stopped_by: the rule that ended sampling (`precision`, `max_time`,
-    `max_samples`, `noise_floor`; `discards` where too many had to be thrown away; `imported` for a figure of somebody
-    else's). mode: how it was timed (`events`, `graph`, `cpu`). cache: `cold` or `hot`. Both are `unknown` where an
-    imported figure does not tell.
-    kernels_per_sample: runs behind one sample where a single run is too short to time (1: each run alone).
+    samples_us: accepted device times of single runs in the order they were taken, microseconds.
+    clocks_mhz: SM clock at each sample; empty if the device does not report it.
+    stopped_by: the rule that ended sampling (`precision`, `max_time`, `max_samples`, `noise_floor`; `discards` for too
+        many discarded samples; `imported` for a figure from elsewhere).
+    mode: how it was timed (`events`, `graph`, `cpu`). cache: `cold` or `hot`. `unknown` if an imported figure does not
+        say.
+    kernels_per_sample: runs per sample if a single run is too short to time (1: each run alone).
     """
 
     samples_us: tuple[float, ...]
@@ -74,12 +74,11 @@ class Measurement:
         require_int("Measurement", "kernels_per_sample", self.kernels_per_sample)
         if not self.samples_us:
             raise InputError("Measurement", "no samples", "at least one accepted sample")
-        if any(not 0 < s < float("inf") for s in self.samples_us):
-            bad = next(s for s in self.samples_us if not 0 < s < float("inf"))
+        bad = next((s for s in self.samples_us if not 0 < s < float("inf")), None)
+        if bad is not None:
             raise InputError("Measurement", f"sample {bad!r} µs", "a finite time above 0")
         if self.clocks_mhz and len(self.clocks_mhz) != len(self.samples_us):
-            raise InputError(
-                "Measurement", f"{len(self.clocks_mhz)} clocks for {len(self.samples_us)} samples", "one each"
-            )
+            what = f"{len(self.clocks_mhz)} clocks for {len(self.samples_us)} samples"
+            raise InputError("Measurement", what, "one each")
         require_choice("Measurement", "mode", self.mode, ("events", "graph", "cpu", "unknown"))
         require_choice("Measurement", "cache", self.cache, ("cold", "hot", "unknown"))

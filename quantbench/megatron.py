@@ -1,8 +1,9 @@
-"""When Megatron-LM computes scale, mask and softmax in its fused CUDA kernel, and when it falls back to torch.
+"""When Megatron-LM computes scale, mask and softmax in its fused CUDA kernel (`megatron_fused_available`), and when it
+falls back to torch.
 
-The fallback reads and writes the scores several times in fp32, so that a shape on the wrong side of one of these
-conditions pays for it in every layer. The conditions come from how the kernels share out rows: a block of 128 threads
-takes `batches_per_block` rows, a whole number of blocks must cover them, and no row beyond the last is checked for.
+The fallback reads and writes the scores several times in fp32, in every layer. The conditions come from how the kernels
+distribute rows: a block of 128 threads takes `batches_per_block` rows, a whole number of blocks must cover them, and
+the kernels do not check for rows beyond the last.
 
 Sources, read in the repositories:
 - generation "2048": NVIDIA/apex, apex/transformer/functional/fused_softmax.py, `is_kernel_available` (sk up to 2048,
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 
 from quantbench.errors import InputError, require_choice, require_int
 from quantbench.workload.dtypes import VECTOR_DTYPES
-from quantbench.workload.softmax import MASKS, Softmax
+from quantbench.workload.ops import MASKS, Softmax
 
 _THREADS_PER_BLOCK = 128
 _WARP_THREADS = 32
@@ -30,8 +31,7 @@ _SMALLEST_SK = 17
 
 @dataclass(frozen=True)
 class Generation:
-    """What one generation of the kernels asks for. max_sk: longest row. needs_mask: refuses when there is no mask.
-    sk_multiple: what sk must be a multiple of."""
+    """Conditions of one generation of the kernels. max_sk: longest row. sk must be a multiple of sk_multiple."""
 
     max_sk: int
     needs_mask: bool
@@ -47,24 +47,20 @@ GENERATIONS: dict[str, Generation] = {
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether the fused kernel runs, and if not, every condition that fails, each in words."""
+    """Whether the fused kernel runs. reasons: every condition that fails, in words."""
 
     reasons: tuple[str, ...] = ()
 
     @property
     def available(self) -> bool:
-        """True when nothing stands against it."""
+        """Whether every condition holds."""
         return not self.reasons
-
-    @property
-    def reason(self) -> str:
-        """All reasons in one line; empty when available."""
-        return "; ".join(self.reasons)
 
 
 def batches_per_block(sk: int) -> int:
-    """Rows of `sk` scores that one block of Megatron's softmax kernels takes: 8 up to 128 columns, 4 beyond (and more
-    below 17 columns, where the kernel is not used).
+    """Rows of `sk` scores that one block of Megatron's softmax kernels takes: 8 up to 128 columns, 4 beyond.
+
+    (More below 17 columns, where the kernel is not used.)
 
     >>> batches_per_block(128), batches_per_block(129)
     (8, 4)
@@ -87,9 +83,12 @@ def megatron_fused_available(
 ) -> Availability:
     """Whether Megatron's fused softmax takes scores of [mbs, heads_per_gpu, sq, sk].
 
-    heads_per_gpu: heads / tensor-parallel degree. mask: causal, full (a padding mask) or none. fusion_on: Megatron's
-    `masked_softmax_fusion`. generation: 2048, 4096 or 16384, see the module. Raises InputError for a causal mask with
-    sq other than sk.
+    heads_per_gpu: heads / tensor-parallel degree.
+    mask: causal, full (a padding mask) or none.
+    fusion_on: Megatron's `masked_softmax_fusion`.
+    generation: 2048, 4096 or 16384, see the module.
+
+    Raises InputError for a causal mask with sq other than sk.
 
     >>> megatron_fused_available(sq=2048, sk=2048, heads_per_gpu=14, mbs=2).available
     True
@@ -130,14 +129,12 @@ def megatron_fused_available(
     return Availability(tuple(reasons))
 
 
-def softmax_generation(sk: int) -> str:
-    """The generation of Megatron's softmax kernels that rows of sk scores are taken to run with."""
-    return "2048" if sk <= GENERATIONS["2048"].max_sk else "16384"
-
-
 def softmax_objections(work: Softmax) -> tuple[str, ...]:
-    """Why Megatron's fused softmax does not take this one; empty where it does."""
+    """Why Megatron's fused softmax kernel does not take this one, in words; empty if it does.
+
+    Rows of up to 2048 scores are assumed to run with the first generation of the kernels, longer ones with the last.
+    """
     return megatron_fused_available(
         sq=work.rows, sk=work.cols, heads_per_gpu=work.batch // work.mask_batch, mbs=work.mask_batch, dtype=work.dtype,
-        mask=work.mask, generation=softmax_generation(work.cols),
+        mask=work.mask, generation="2048" if work.cols <= GENERATIONS["2048"].max_sk else "16384",
     ).reasons  # fmt: skip

@@ -4,11 +4,11 @@
         a, b = torch.randn(2, 4096, 4096, device="cuda", dtype=torch.bfloat16)
         device_benchmark(lambda: torch.mm(a, b), flops=2 * 4096**3, dtype="bf16")
 
-pytest-benchmark times with a clock of its choosing. Tests that use the fixture get one that moves only when the device
-has worked: the samples of quantbench's timer are replayed to it, one a round, through `benchmark.pedantic`. So
-`--benchmark-only`, `--benchmark-json`, `--benchmark-compare-fail=median:5%` and histograms mean device time.
+Tests that use the fixture give pytest-benchmark a clock that advances by device time only: the samples of quantbench's
+timer are replayed to it, one per round, through `benchmark.pedantic`. So `--benchmark-only`, `--benchmark-json`,
+`--benchmark-compare-fail=median:5%` and histograms use device time.
 
-Importing this module loads no torch: pytest loads it in every run of an environment that has quantbench.
+This module must not import torch: pytest loads it in every environment that has quantbench.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class DeviceClock:
-    """A clock in seconds that moves only when a device has worked."""
+class _DeviceClock:
+    """A clock in seconds that advances by device time only."""
 
     now_s: float = 0.0
 
@@ -41,11 +41,11 @@ class DeviceClock:
         return self.now_s
 
 
-_CLOCK = DeviceClock()
+_CLOCK = _DeviceClock()
 
 
 class DeviceBenchmark:
-    """The fixture's value: call it with what is to be timed. spec: the device that it runs on."""
+    """The fixture's value: call it with the function to time. spec: the device that it runs on."""
 
     def __init__(self, benchmark: Any, spec: DeviceSpec, timer: Timer, options: TimingOptions) -> None:
         self.spec = spec
@@ -61,11 +61,12 @@ class DeviceBenchmark:
         min_bytes: int | None = None,
         dtype: object = None,
     ) -> Measurement:
-        """Time `run`, which enqueues the same work each time, and hand its samples to pytest-benchmark.
+        """Time `run`, which enqueues the same work each time, and pass its samples to pytest-benchmark.
 
-        flops, min_bytes: the work of one run, at least 1: a rate that the hardware cannot reach is refused. dtype: its
-        arithmetic (`bf16`, `torch.bfloat16`), for the peak; without it the highest peak of the device counts. What run
-        computes is not checked. Raises InputError for wrong arguments, AssertionError for an impossible rate.
+        flops, min_bytes: the work of one run, at least 1; with them a rate above the hardware's peak is refused.
+        dtype: of its arithmetic (`bf16`, `torch.bfloat16`), for the peak; by default the device's highest peak counts.
+
+        What `run` computes is not checked. Raises InputError for wrong arguments, AssertionError for such a rate.
         """
         for name, value in (("flops", flops), ("min_bytes", min_bytes)):
             if value is not None:
@@ -75,7 +76,7 @@ class DeviceBenchmark:
         return self._report(self._timer.measure(timed), flops or 0, min_bytes or 0, known)
 
     def workload(self, workload: Workload, provider: str) -> Measurement:
-        """Time a workload by a provider, checked as in a sweep; skips the test where it does not run."""
+        """Time a workload by a provider, checked as in a sweep; skips the test if the provider does not support it."""
         from quantbench.providers import catalog
         from quantbench.sweep.worker import measure
         from quantbench.timing.grade import NO_CHECK
@@ -92,7 +93,7 @@ class DeviceBenchmark:
     def _report(
         self, measurement: Measurement, flops: int, min_bytes: int, dtype: str | None, unchecked: str = ""
     ) -> Measurement:
-        """Replay the samples to pytest-benchmark, and say what they are worth."""
+        """Replay the samples to pytest-benchmark, with their grade."""
         from quantbench.timing.grade import grade
 
         samples = iter(measurement.samples_us)
@@ -141,7 +142,7 @@ def _timing_options(config: pytest.Config) -> TimingOptions:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give pytest-benchmark the device's clock in every test that uses the fixture; its other marks stay."""
+    """Give pytest-benchmark the device's clock in every test that uses the fixture; its other marks are kept."""
     for item in items:
         if "device_benchmark" in getattr(item, "fixturenames", ()):
             own = item.get_closest_marker("benchmark")
@@ -161,5 +162,5 @@ def _device_timer(request: pytest.FixtureRequest) -> tuple[DeviceSpec, Timer, Ti
 
 @pytest.fixture
 def device_benchmark(benchmark: Any, _device_timer: tuple[DeviceSpec, Timer, TimingOptions]) -> DeviceBenchmark:
-    """Times work on the device at hand inside pytest-benchmark; see `DeviceBenchmark`."""
+    """Times work on the device in use, inside pytest-benchmark; see `DeviceBenchmark`."""
     return DeviceBenchmark(benchmark, *_device_timer)

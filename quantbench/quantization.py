@@ -1,12 +1,18 @@
-"""Tile and wave quantization of a matrix product: pure, exact integer arithmetic.
+"""Tile and wave quantization of a matrix product, and occupancy: pure, exact integer arithmetic.
 
 A product is cut into tiles of block_m × block_n, padded up to whole tiles (tile quantization). Tiles run in waves: the
 device holds sm_count · blocks_per_sm blocks at a time, and the last wave takes as long as a full one however few tiles
 it has (wave quantization). Split-k multiplies the blocks: each tile is computed in split_k parts.
 
-The terms are those of NVIDIA's "Matrix Multiplication Background User's Guide" (tile and wave quantization) and of
-DeepGEMM (num_waves, last wave). `quantize` and `idle_shares` are the entry points. The `*_words` functions are the one
-place where an edge is put into words: `check`, `report`, `advise`, `sweep` and `compare` all use them.
+Entry points: `quantize`, `idle_shares`, `resident_blocks`. The terms are those of NVIDIA's "Matrix Multiplication
+Background User's Guide" (tile and wave quantization) and of DeepGEMM (num_waves, last wave). The `*_words` functions
+are the one place where an edge is put into words: `check`, `report`, `advise`, `sweep` and `compare` all use them.
+
+Sources of the occupancy rule: CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability"
+(warps, blocks, registers and shared memory per SM); `cuda_occupancy.h` of the CUDA toolkit 12.6 (registers go to whole
+warps, 256 at a time, in four partitions; shared memory goes out in 128 or 256 bytes, and from compute capability 8.0 on
+the driver keeps 1 KiB of it per block). Barriers, and clusters that need room for several blocks at once, are left out:
+a profiler does not show them.
 """
 
 from collections.abc import Iterator
@@ -18,7 +24,39 @@ from quantbench.errors import require_int, shortened
 from quantbench.launch import Launch, Tile
 from quantbench.units import percent
 from quantbench.workload.dtypes import DTYPES
-from quantbench.workload.gemm import Gemm
+from quantbench.workload.ops import Gemm
+
+WARP_THREADS = 32
+_KIB = 1024
+_REGISTERS_PER_SM = 65_536  # every compute capability from 7.0 on
+_REGISTER_UNIT_PER_WARP = 256
+_PARTITIONS = 4
+_RESERVED_SMEM_BYTES = 1 * _KIB  # per block, from compute capability 8.0 on
+
+
+@dataclass(frozen=True)
+class SmLimits:
+    """What one SM can hold at a time. smem_bytes: the largest carve-out of shared memory."""
+
+    warps: int
+    blocks: int
+    smem_bytes: int
+
+
+#: by compute capability, from the guide's table
+SM_LIMITS: dict[tuple[int, int], SmLimits] = {
+    (7, 0): SmLimits(64, 32, 96 * _KIB),
+    (7, 5): SmLimits(32, 16, 64 * _KIB),
+    (8, 0): SmLimits(64, 32, 164 * _KIB),
+    (8, 6): SmLimits(48, 16, 100 * _KIB),
+    (8, 7): SmLimits(48, 16, 164 * _KIB),
+    (8, 9): SmLimits(48, 24, 100 * _KIB),
+    (9, 0): SmLimits(64, 32, 228 * _KIB),
+    (10, 0): SmLimits(64, 32, 228 * _KIB),
+    (10, 3): SmLimits(64, 32, 228 * _KIB),
+    (12, 0): SmLimits(48, 24, 100 * _KIB),
+    (12, 1): SmLimits(48, 24, 100 * _KIB),
+}
 
 
 @dataclass(frozen=True)
@@ -156,7 +194,7 @@ def alignment_words(aligned_bytes: int, needed_bytes: int = 16, *, verb: str = "
 
 
 def kernel_change_words(old: Launch, new: Launch, longest: int = 60) -> str:
-    """`the library changed from 128x256 to 64x64`: the tiles where these tell the two apart, else the kernels' names.
+    """`the library changed from 128x256 to 64x64`: the tiles if they differ, else the kernels' names.
 
     longest: characters of a kernel's name; what is longer is cut in its middle.
     """
@@ -219,11 +257,36 @@ def wave_edges(gemms: list[tuple[int, Gemm]], tile: Tile, sm_count: int, blocks_
     >>> wave_edges(sizes, Tile(128, 256), sm_count=108)
     [3328]
     """
-    edges = []
-    previous: tuple[int, int] | None = None
-    for value, gemm in gemms:
-        waves = quantize(gemm, tile, sm_count, blocks_per_sm).num_waves
-        if previous is not None and waves > previous[1]:
-            edges.append(previous[0])
-        previous = (value, waves)
-    return edges
+    waves = [quantize(gemm, tile, sm_count, blocks_per_sm).num_waves for _, gemm in gemms]
+    return [value for (value, _), now, then in zip(gemms, waves, waves[1:], strict=False) if then > now]
+
+
+def resident_blocks(
+    compute_capability: tuple[int, int], *, threads: int, registers: int, shared_memory_bytes: int
+) -> int | None:
+    """Blocks of one kernel that one SM holds at a time; 0 where not even one fits, None for an unknown device.
+
+    threads: per block. registers: per thread. shared_memory_bytes: per block, static and dynamic together.
+
+    >>> resident_blocks((8, 0), threads=256, registers=128, shared_memory_bytes=49_152)
+    2
+    """
+    limits = SM_LIMITS.get(compute_capability)
+    if limits is None:
+        return None
+    require_int("resident_blocks", "threads", threads, high=1024)
+    require_int("resident_blocks", "registers", registers, low=0, high=256)
+    require_int("resident_blocks", "shared_memory_bytes", shared_memory_bytes, low=0)
+    warps = cdiv(threads, WARP_THREADS)
+    fitting = [limits.blocks, limits.warps // warps]
+    if registers:
+        per_warp = cdiv(registers * WARP_THREADS, _REGISTER_UNIT_PER_WARP) * _REGISTER_UNIT_PER_WARP
+        # The launch check assumes that a block fills all partitions evenly.
+        launches = per_warp * cdiv(warps, _PARTITIONS) * _PARTITIONS <= _REGISTERS_PER_SM
+        warps_per_sm = _REGISTERS_PER_SM // _PARTITIONS // per_warp * _PARTITIONS
+        fitting.append(warps_per_sm // warps if launches else 0)
+    unit, reserved = (128, _RESERVED_SMEM_BYTES) if compute_capability >= (8, 0) else (256, 0)
+    used = cdiv(shared_memory_bytes + reserved, unit) * unit
+    if used:
+        fitting.append(limits.smem_bytes // used)
+    return min(fitting)

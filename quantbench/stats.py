@@ -1,11 +1,8 @@
-"""Statistics of timing samples: pure functions over arrays, no device, no clock.
+"""Statistics of timing samples, all from order statistics: median and its interval, quantiles, noise, outliers.
 
 Times of a kernel are skewed (nothing makes it faster, many things make it slower) and sometimes have two modes, so
-everything here rests on order statistics: the median with a distribution-free confidence interval, quantiles, and a
-noise figure from the median absolute deviation. What numpy and scipy.special have is used from there (scipy.stats
-takes 0.8 s to import).
-
-All relative figures are shares of the median (0.005 is 0.5 %).
+means and standard deviations would mislead. scipy.stats is not used: it takes 0.8 s to import. Relative figures are
+shares of the median (0.005 is 0.5 %).
 """
 
 from collections.abc import Sequence
@@ -20,7 +17,7 @@ from quantbench.errors import InputError
 
 Samples = Sequence[float] | npt.NDArray[np.float64]
 
-#: The confidence that every interval in quantbench is stated at unless it says otherwise.
+#: the confidence of every interval in quantbench unless it says otherwise
 CONFIDENCE = 0.95
 
 # Tukey (Exploratory Data Analysis, 1977, ch. 2) calls what lies beyond 3 interquartile ranges "far out".
@@ -35,8 +32,8 @@ _SAME_TIME_US = 1e-4
 
 @dataclass(frozen=True)
 class Interval:
-    """An interval for the median. low, high: in the unit of the samples. coverage: the confidence it really has,
-    at least what was asked for unless there are too few samples for that."""
+    """An interval for the median. low, high: in the unit of the samples. coverage: its actual confidence, below the
+    requested one if there are too few samples."""
 
     low: float
     high: float
@@ -68,11 +65,11 @@ def median(samples: Samples) -> float:
 
 @lru_cache(maxsize=4096)
 def median_ranks(count: int, confidence: float = CONFIDENCE) -> tuple[int, int, float]:
-    """Ranks (1-based) of the order statistics that enclose the median, and the confidence they have.
+    """Ranks (1-based) of the order statistics that enclose the median, and their coverage.
 
     For any continuous distribution the interval from the r-th smallest to the r-th largest of n independent samples
-    misses the median with probability 2·P(B ≤ r − 1), B binomial(n, ½). The largest r is taken that keeps the
-    confidence; with fewer than 6 samples even r = 1 does not reach 95 %, and the coverage returned says so.
+    misses the median with probability 2·P(B ≤ r − 1), B binomial(n, ½). Takes the largest r that keeps the confidence;
+    with fewer than 6 samples even r = 1 does not reach 95 %.
     Source: H. A. David and H. N. Nagaraja, Order Statistics, 3rd ed. (2003), section 7.1.
 
     >>> low, high, coverage = median_ranks(10)
@@ -121,9 +118,9 @@ def median_interval(samples: Samples, confidence: float = CONFIDENCE) -> Interva
 def relative_half_width(samples: Samples, confidence: float = CONFIDENCE, tick_us: float = 0.0) -> float:
     """Half width of the median's confidence interval as a share of the median.
 
-    tick_us: resolution of the clock behind the samples. Samples that all read the same tick are not exact: the
-    median of quantised times is known to half a tick at best, and that is the least that is returned.
-    Infinite where the samples are too few for the confidence (fewer than 6 at 95 %) or the median is not positive.
+    tick_us: resolution of the clock. The median of quantised times is known to half a tick at best, which is the
+    smallest value returned.
+    Infinite if the samples are too few for the confidence (fewer than 6 at 95 %) or the median is not positive.
 
     >>> relative_half_width([10.0] * 10), relative_half_width([10.0] * 10, tick_us=0.5)
     (0.0, 0.025)
@@ -148,7 +145,7 @@ def quantiles(samples: Samples, shares: Sequence[float]) -> tuple[float, ...]:
 
 
 def spread(samples: Samples) -> float:
-    """(90 % quantile − 10 % quantile) / median: how far apart ordinary samples lie."""
+    """(90 % quantile − 10 % quantile) / median."""
     low, middle, high = quantiles(samples, (0.1, 0.5, 0.9))
     return (high - low) / middle if middle > 0 else float("inf")
 
@@ -166,10 +163,9 @@ def outlier_share(samples: Samples) -> float:
 
 
 def noise(samples: Samples) -> float:
-    """Relative standard deviation of the bulk of the samples: 1.4826 · median absolute deviation / median.
+    """Robust relative standard deviation: 1.4826 · median absolute deviation / median.
 
-    Up to half of the samples may be disturbed without moving it far. (scipy.stats.median_abs_deviation is the same
-    figure behind a slow import.)
+    Disturbing up to half of the samples changes it little.
 
     >>> round(noise([9.0, 10.0, 11.0, 10.0, 9.0, 11.0, 500.0]), 4)
     0.1483
@@ -182,10 +178,9 @@ def noise(samples: Samples) -> float:
 
 
 def tick(samples: Samples) -> float:
-    """The clock's resolution as the samples show it: the smallest step between two different values; 0 where all
-    values are equal, since one value tells nothing.
+    """The clock's resolution in the samples: the smallest step between two different values; 0 if all are equal.
 
-    Quantised times give their tick after a few samples; continuous ones a value that soon vanishes beside the noise.
+    Quantised times show their tick after a few samples; continuous ones give a value far below the noise.
 
     >>> tick([10.24, 11.264, 12.288, 10.24])
     1.024

@@ -1,4 +1,4 @@
-"""Quantities as text and back: the one place where a unit meets a number on the screen."""
+"""Quantities as text with units, and durations parsed from text."""
 
 import re
 from math import floor, log10

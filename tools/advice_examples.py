@@ -37,11 +37,8 @@ def advice_on(name: str, tp: int, times: ModelTimes) -> Advice:
 
 def row(name: str, tp: int, advice: Advice) -> list[str]:
     """One line of the table."""
-    unmeasured = sum(one.share for one in advice.unmeasured)
-    return [
-        f"{name}, tp = {tp}", advice.shape.attention, str(advice.shape.tokens), percent(unmeasured), _wasted(advice),
-        _words(advice),
-    ]  # fmt: skip
+    shape, unmeasured = advice.shape, percent(sum(one.share for one in advice.unmeasured))
+    return [f"{name}, tp = {tp}", shape.attention, str(shape.tokens), unmeasured, _wasted(advice), _words(advice)]
 
 
 def _wasted(advice: Advice) -> str:
@@ -55,17 +52,15 @@ def _wasted(advice: Advice) -> str:
 
 
 def _words(advice: Advice) -> str:
-    said = [] if advice.repair is None else [f"{advice.repair.words}. Fastest: {_sizes(advice)}"]
+    shape, said = advice.shape, []
+    if advice.repair is not None:
+        sizes = f"{shape.heads} heads (hidden {shape.hidden}, {shape.layers} layers)"
+        said.append(f"{advice.repair.words}. Fastest: {sizes}")
     named = {one.found.shape: one for one in (*advice.better, *advice.better_alone)}
     found = sorted(named.values(), key=lambda one: -one.found.low)
-    changes = [one for one in found if one.found.shape.mbs == advice.shape.mbs]
-    batches = [one for one in found if one not in changes]
-    said.append("keep it" if not changes else "; ".join(map(_change, changes)))
+    changes, batches = ([one for one in found if (one.found.shape.mbs == shape.mbs) == same] for same in (True, False))
+    said += [_change(one) for one in changes] or ["keep it"]
     return "; ".join([*said, *map(_change, batches)]).replace("; keep it", ": keep it")
-
-
-def _sizes(advice: Advice) -> str:
-    return f"{advice.shape.heads} heads (hidden {advice.shape.hidden}, {advice.shape.layers} layers)"
 
 
 def _change(one: Advised) -> str:

@@ -1,6 +1,6 @@
-"""How far plans are off, as the table of docs/planning.md: `python -m tools.planner_accuracy tests/data docs`.
+"""Accuracy of plans, as the table of docs/planning.md: `python -m tools.planner_accuracy tests/data docs`.
 
-Rows of the documents are told apart by whether the constants were fitted to them; nothing was fitted to any other row.
+Rows of the documents are separated by whether the constants were fitted to them; nothing was fitted to any other row.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from quantbench.errors import InputError
 from quantbench.latency.model_times import BestTimes
 from quantbench.latency.op_times import TimesOf
 from quantbench.planner.calibration import Calibrations, shipped
-from quantbench.planner.judge import RowResult, Summary, predict_rows, summarize
-from quantbench.planner.table import read_table
+from quantbench.planner.row_results import RowResult, Summary, predict_rows, summarize
+from quantbench.planner.rows import read_table
+from tools.guide.markers import fill, table
 
-_WHO = "tools.planner_accuracy"
 TABLES = ("bloom_tables.csv", "published_layouts.csv")
 PAGE = "planning.md"
-_BEGIN, _END = "<!-- accuracy -->", "<!-- /accuracy -->"
-_GROUPS: tuple[tuple[str, Callable[[RowResult, set[str]], bool]], ...] = (
+_HEAD = ["rows", "number", "mean error", "median", "bias", "rank correlation", "inside the interval"]
+#: the documents' rows, by how they relate to the rows that constants were fitted to
+_DOCUMENTS: tuple[tuple[str, Callable[[RowResult, set[str]], bool]], ...] = (
     ("documents, days fitted to", lambda r, fitted: r.row.row_id in fitted),
     ("documents, 02-25 (nothing fitted)", lambda r, fitted: r.row.date >= "02-25"),
     ("documents, all A100 rows", lambda r, fitted: bool(r.row.date)),
@@ -39,7 +39,7 @@ _PUBLISHED = (
 
 @dataclass(frozen=True)
 class Group:
-    """Rows that belong together. inside: the share whose measured time lies in the predicted interval."""
+    """A group of rows. inside: the share whose measured time lies in the predicted interval."""
 
     name: str
     summary: Summary
@@ -50,44 +50,27 @@ def groups(data: Path, times: TimesOf, calibrations: Calibrations) -> Iterator[G
     """The groups of both tables in `data`."""
     documents, published = (predict_rows(read_table(data / name), times, calibrations) for name in TABLES)
     fitted = {row_id for site in calibrations.sites.values() for row_id in site.provenance.get("rows_fitted", ())}
-    for name, keep in _GROUPS:
+    for name, keep in _DOCUMENTS:
         yield _group(name, [r for r in documents if keep(r, fitted)])
     for name, begins, gpu in _PUBLISHED:
         yield _group(name, [r for r in published if r.row.section.startswith(begins) and r.row.gpu == gpu])
 
 
 def _group(name: str, results: list[RowResult]) -> Group:
-    spans = [
-        (r.prediction.iteration.sec, r.row.sec_per_it)
-        for r in results
-        if r.error is not None and r.prediction is not None and r.row.sec_per_it is not None
-    ]
-    inside = sum(span.low <= measured <= span.high for span, measured in spans)
-    return Group(name, summarize(results), inside / len(spans) if spans else float("nan"))
+    counted = [r for r in results if r.error is not None]
+    spans = [(r.prediction.iteration.sec, r.row.sec_per_it or 0) for r in counted if r.prediction]
+    inside = [span.low <= measured <= span.high for span, measured in spans]
+    return Group(name, summarize(results), sum(inside) / len(inside) if inside else float("nan"))
 
 
-def table(found: list[Group]) -> str:
-    """The groups as a table of Markdown."""
-    lines = [
-        "| rows | number | mean error | median | bias | rank correlation | inside the interval |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
+def accuracy_table(found: list[Group]) -> str:
+    """The groups as a Markdown table."""
+    rows = []
     for group in found:
         s = group.summary
-        lines.append(
-            f"| {group.name} | {s.rows} | {s.mape:.1f} % | {s.median:.1f} % | {s.bias:+.1f} % | {s.spearman:.2f} "
-            f"| {group.inside:.0%} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def with_table(page: str, text: str) -> str:
-    """The page with `text` between its marks. Raises InputError where it has none."""
-    before, begin, rest = page.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not begin or not end:
-        raise InputError(_WHO, f"{PAGE} without {_BEGIN} and {_END}", "a page with a place for the table")
-    return f"{before}{_BEGIN}\n{text}{_END}{after}"
+        errors = [f"{s.mape:.1f} %", f"{s.median:.1f} %", f"{s.bias:+.1f} %"]
+        rows.append([group.name, str(s.rows), *errors, f"{s.spearman:.2f}", f"{group.inside:.0%}"])
+    return table(_HEAD, rows)
 
 
 def main() -> None:
@@ -97,9 +80,9 @@ def main() -> None:
     parser.add_argument("docs", type=Path, help=f"folder with {PAGE}")
     arguments = parser.parse_args()
     page = arguments.docs / PAGE
-    found = list(groups(arguments.data, BestTimes(), shipped()))
-    page.write_text(with_table(page.read_text(encoding="utf-8"), table(found)), encoding="utf-8")
-    print(table(found), end="")
+    found = accuracy_table(list(groups(arguments.data, BestTimes(), shipped())))
+    page.write_text(fill(page.read_text(encoding="utf-8"), {"accuracy": found}), encoding="utf-8")
+    print(found, end="")
 
 
 if __name__ == "__main__":

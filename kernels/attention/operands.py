@@ -17,8 +17,8 @@ from quantbench.kernels.attention.menu import MAX_HEAD_DIM, MIN_HEAD_DIM, Loads,
 from quantbench.kernels.features import HAS_TENSOR_DESCRIPTOR, INTERPRETER
 
 from quantbench.errors import InputError, UnsupportedError
-from quantbench.workload.attention import Attention
 from quantbench.workload.dtypes import DTYPES
+from quantbench.workload.ops import Attention
 
 WHO = "attention"
 DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}

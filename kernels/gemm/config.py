@@ -16,7 +16,7 @@ from quantbench.errors import InputError, require_choice
 from quantbench.launch import Tile
 from quantbench.quantization import cdiv
 from quantbench.workload.dtypes import DTYPES
-from quantbench.workload.gemm import Gemm
+from quantbench.workload.ops import Gemm
 
 #: who speaks in error messages
 WHO = "matmul"

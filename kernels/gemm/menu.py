@@ -16,10 +16,9 @@ from dataclasses import dataclass, replace
 from math import hypot
 
 from quantbench.launch import Tile
-from quantbench.occupancy import resident_blocks
-from quantbench.quantization import cdiv
+from quantbench.quantization import cdiv, resident_blocks
 from quantbench.workload.dtypes import DTYPES
-from quantbench.workload.gemm import Gemm
+from quantbench.workload.ops import Gemm
 
 SCHEDULES = ("data_parallel", "split_k", "stream_k", "persistent")
 

@@ -13,7 +13,7 @@ from quantbench.kernels.features import INTERPRETER, require_architecture
 from quantbench.kernels.gemm.config import TMA_ALIGN_BYTES, WHO, Matrix, Operands, largest_alignment, padded
 
 from quantbench.errors import InputError, UnsupportedError
-from quantbench.workload.gemm import Gemm
+from quantbench.workload.ops import Gemm
 
 #: torch's formats by name; tf32 is fp32 storage with another product
 DTYPE_NAMES = {

@@ -17,7 +17,7 @@ from quantbench.latency.roofline import peak_share
 from quantbench.launch import Launch
 from quantbench.quantization import Quantization, credible_waves
 from quantbench.workload import Gemm, Op, TransformerShape
-from quantbench.workload.transformer import Compute
+from quantbench.workload.ops import Compute
 
 # A loss of less than this share of an op's time is not worth a word, nor can any model tell it.
 _WORTH_SAYING = 0.01

@@ -28,7 +28,7 @@ from quantbench.quantization import (
 from quantbench.units import percent
 from quantbench.workload import Attention, Gemm, Op, Softmax
 from quantbench.workload.dtypes import DTYPES
-from quantbench.workload.transformer import Compute
+from quantbench.workload.ops import Compute
 
 KINDS = ("alignment", "fused softmax", "wave edge", "tile edge")
 #: how far somebody who has chosen a size is ready to move it: `analysis.neighbours.NEAR`, which comes with scipy

@@ -17,7 +17,7 @@ from quantbench.latency.op_times import RememberedTimes
 from quantbench.planner.formulas import useful_parameters
 from quantbench.units import signed_percent
 from quantbench.workload import Op, TransformerShape
-from quantbench.workload.transformer import Compute
+from quantbench.workload.ops import Compute
 
 # Shapes whose times differ by less are as good as each other: no model here tells them apart.
 _AS_GOOD = 0.01

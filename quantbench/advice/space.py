@@ -14,7 +14,7 @@ from quantbench.advice.edges import NEAR
 from quantbench.errors import InputError, require_choice, require_int
 from quantbench.planner.formulas import parameters
 from quantbench.planner.layout import ALIGNED_ELEMENTS, padded_vocab
-from quantbench.planner.shape_search import layers_within
+from quantbench.planner.search import layers_within
 from quantbench.units import percent
 from quantbench.workload import TransformerShape
 

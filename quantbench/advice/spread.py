@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from math import exp, log, sqrt
 
 from quantbench.latency.estimate import Estimate
-from quantbench.workload.transformer import Compute
+from quantbench.workload.ops import Compute
 
 #: with it the ratios of those tables lie within their intervals 99, 93, 92, 92 and 90 % of the time
 WIDER = 1.3

@@ -100,7 +100,7 @@ def _lead(
     idle: Sequence[Any], results: Path, as_json: bool,
 ) -> None:  # fmt: skip
     from quantbench import device
-    from quantbench.device.warnings import warnings_for
+    from quantbench.device.here import warnings_for
     from quantbench.providers.software import versions
 
     spec = device.current()

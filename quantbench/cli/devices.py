@@ -11,9 +11,9 @@ from rich.table import Table
 from quantbench import device
 from quantbench.cli.options import AsJson
 from quantbench.cli.output import output, print_json, say, say_warning
+from quantbench.device.here import warnings_for
 from quantbench.device.nvml import Absent, Limits
 from quantbench.device.spec import DeviceSpec, DeviceState
-from quantbench.device.warnings import warnings_for
 
 CPU_SENTENCE = (
     "This is a CPU: its own steps can be measured here. GPU cliffs need a GPU, `quantbench import` or "

@@ -18,7 +18,7 @@ from quantbench.device import default_attention, default_dtype
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.planner.layout import padded_vocab
-from quantbench.planner.shape_search import ShapeSpace
+from quantbench.planner.search import ShapeSpace
 from quantbench.workload import TransformerShape
 from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 

@@ -17,17 +17,15 @@ from quantbench.cli import plan_print as show
 from quantbench.cli.options import AsJson, grouped
 from quantbench.cli.output import output, print_json, say
 from quantbench.cli.plan_options import PlanOptions
-from quantbench.planner import report
 from quantbench.planner.calibration import shipped
 from quantbench.planner.constraints import violations
-from quantbench.planner.folklore import judge
-from quantbench.planner.judge import misses, predict_rows, summarize
+from quantbench.planner.folklore import judge_folklore
 from quantbench.planner.memory import GIB, limit_bytes
-from quantbench.planner.predict import Planner
+from quantbench.planner.predict import Planner, job_to_json, provenance
 from quantbench.planner.row_checks import check_rows
-from quantbench.planner.search import search
-from quantbench.planner.shape_search import shape_search
-from quantbench.planner.table import read_table
+from quantbench.planner.row_results import misses, predict_rows, summarize
+from quantbench.planner.rows import read_table
+from quantbench.planner.search import search, shape_search
 
 
 @grouped
@@ -68,14 +66,14 @@ def _search_layouts(arguments: PlanOptions, top: int, as_json: bool) -> bool:
     calibration = shipped().of(job.cluster)
     found = search(job, times, calibration, space)
     elapsed_s = time.perf_counter() - begun
-    judged = judge(job, found)
+    judged = judge_folklore(job, found)
     if as_json:
         answer = {
-            **report.provenance(sys.argv[1:]),
-            "job": report.job_to_json(job, calibration, times.note, arguments.assumed()),
+            **provenance(sys.argv[1:]),
+            "job": job_to_json(job, calibration, times.note, arguments.assumed()),
             "space": asdict(space), "looked_at": found.looked_at, "too_large": found.too_large, "search_s": elapsed_s,
-            "layouts": [report.prediction_to_json(p) for p in found.ranked],
-            "rules_of_thumb": [report.judged_to_json(j) for j in judged],
+            "layouts": [p.to_json() for p in found.ranked],
+            "rules_of_thumb": [j.to_json() for j in judged],
         }  # fmt: skip
         print_json(answer)
         return not found.ranked
@@ -109,14 +107,14 @@ def _check_layout(arguments: PlanOptions, as_json: bool) -> bool:
     prediction = None if strict else Planner(job, times, calibration).predict(layout)
     wrong = bool(strict) or (prediction is not None and not prediction.fits)
     if as_json:
-        answer: dict[str, Any] = {**report.provenance(sys.argv[1:])}
-        answer["job"] = report.job_to_json(job, calibration, times.note, arguments.assumed(one_layout=True))
+        answer: dict[str, Any] = {**provenance(sys.argv[1:])}
+        answer["job"] = job_to_json(job, calibration, times.note, arguments.assumed(one_layout=True))
         answer["violations"] = [
             {"rule": v.constraint.rule, "name": v.constraint.name, "strict": v.constraint.strict, "message": v.message}
             for v in broken
         ]
         answer["layout"] = asdict(layout)
-        answer["prediction"] = None if prediction is None else report.prediction_to_json(prediction)
+        answer["prediction"] = None if prediction is None else prediction.to_json()
         print_json(answer)
         return wrong
     console = output()
@@ -146,9 +144,9 @@ def _shapes(arguments: PlanOptions, top: int, as_json: bool) -> bool:
     elapsed_s = time.perf_counter() - begun
     if as_json:
         answer = {
-            **report.provenance(sys.argv[1:]),
-            "job": report.job_to_json(job, calibration, times.note, arguments.assumed()),
-            "space": asdict(space), "search_s": elapsed_s, "shapes": [report.shape_to_json(s) for s in found],
+            **provenance(sys.argv[1:]),
+            "job": job_to_json(job, calibration, times.note, arguments.assumed()),
+            "space": asdict(space), "search_s": elapsed_s, "shapes": [s.to_json() for s in found],
         }  # fmt: skip
         print_json(answer)
         return not found
@@ -171,7 +169,7 @@ def _rows(path: Path, arguments: PlanOptions, as_json: bool) -> bool:
     if as_json:
         missed = [{**r.to_json(), "known": known} for r, known in misses(results)]
         answer = {
-            **report.provenance(sys.argv[1:]), "file": str(path), "calibrations": shipped().to_json(),
+            **provenance(sys.argv[1:]), "file": str(path), "calibrations": shipped().to_json(),
             "rows": [r.to_json() for r in results], "summary": asdict(summary), "missed_by_more_than_8_percent": missed,
         }  # fmt: skip
         print_json(answer)
@@ -196,7 +194,7 @@ def _check_table(path: Path, arguments: PlanOptions, as_json: bool) -> bool:
     found = check_rows(read_table(path), arguments.times, shipped())
     if as_json:
         answer = {
-            **report.provenance(sys.argv[1:]), "file": str(path),
+            **provenance(sys.argv[1:]), "file": str(path),
             "findings": [
                 {"row_id": f.row.row_id, "line": f.row.line, "kind": f.kind, "message": f.message} for f in found
             ],

@@ -17,13 +17,11 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.latency.interconnect import Cluster, cluster, reference_cluster
 from quantbench.latency.op_times import OpTimes, RememberedTimes, TimesOf
-from quantbench.planner.calibration import shipped
-from quantbench.planner.context import Given
-from quantbench.planner.formulas import RECOMPUTATIONS, parameters
-from quantbench.planner.layout import Job, Layout, padded_vocab
-from quantbench.planner.measured_links import with_measured_links
-from quantbench.planner.search import Space
-from quantbench.planner.shape_search import ShapeSpace
+from quantbench.planner.calibration import shipped, with_measured_links
+from quantbench.planner.formulas import parameters
+from quantbench.planner.layout import RECOMPUTATIONS, Job, Layout, padded_vocab, partition_of
+from quantbench.planner.rows import Given
+from quantbench.planner.search import ShapeSpace, Space
 from quantbench.workload import TransformerShape
 from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 
@@ -189,12 +187,7 @@ class PlanOptions(ShapeOptions):
             zero=self._one("zero", default=1, low=0), recompute=self.recompute or "full",
             sequence_parallel=bool(self.sequence_parallel),
         )  # fmt: skip
-        layers = self.shape().layers
-        if layers % pp == 0:
-            return found
-        if (layers + 2) % pp == 0:
-            return replace(found, partition="embedding")
-        return replace(found, partition="uneven" if self.allow_uneven else "layers")
+        return replace(found, partition=partition_of(self.shape().layers, pp, uneven=self.allow_uneven))
 
     def _one(self, name: str, *, default: int = 0, low: int = 1) -> int:
         values = integers(f"--{name}", getattr(self, name), low=low)

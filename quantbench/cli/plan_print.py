@@ -14,13 +14,12 @@ from quantbench.planner.calibration import Calibration
 from quantbench.planner.constraints import Violation
 from quantbench.planner.folklore import Judged
 from quantbench.planner.formulas import parameters
-from quantbench.planner.judge import WORTH_A_WORD, RowResult, Summary
 from quantbench.planner.layer_time import Span
 from quantbench.planner.layout import Job, Layout
 from quantbench.planner.memory import GIB
 from quantbench.planner.predict import Prediction
-from quantbench.planner.search import Found
-from quantbench.planner.shape_search import ShapeFound
+from quantbench.planner.row_results import WORTH_A_WORD, RowResult, Summary
+from quantbench.planner.search import Found, ShapeFound
 from quantbench.store.environment import installed_versions, relevant_environment
 from quantbench.units import percent
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from quantbench.errors import InputError, require_choice
 from quantbench.workload import Collective
-from quantbench.workload.collective import COLLECTIVE_DTYPES, COLLECTIVE_OPS
 from quantbench.workload.dtypes import element_bytes
+from quantbench.workload.ops import COLLECTIVE_DTYPES, COLLECTIVE_OPS
 
 DEFAULT_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 #: sizes that are measured unless others are asked for, by backend: a GPU's links saturate near a gigabyte, gloo over a

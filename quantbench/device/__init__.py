@@ -1,7 +1,6 @@
-"""On what something is computed: known GPUs, the device at hand, and the state it is in."""
+"""Devices: known GPUs (`lookup`, `known`), the device in use (`current`), its state and warnings."""
 
-from quantbench.device.cpu import cpu_has_bf16
-from quantbench.device.here import current, default_attention, default_dtype, monitor, open_nvml
+from quantbench.device.here import current, default_attention, default_dtype, monitor, open_nvml, warnings_for
 from quantbench.device.matching import Properties, match
 from quantbench.device.nvml import HARMFUL_REASONS, Absent, Limits, Nvml
 from quantbench.device.registry import known, lookup
@@ -15,7 +14,6 @@ __all__ = [
     "Limits",
     "Nvml",
     "Properties",
-    "cpu_has_bf16",
     "current",
     "default_attention",
     "default_dtype",
@@ -24,4 +22,5 @@ __all__ = [
     "match",
     "monitor",
     "open_nvml",
+    "warnings_for",
 ]

@@ -1,20 +1,31 @@
-"""The processor as a device: one core, with upper bounds for what that core can do.
+"""The processor as a device: `cpu_spec` makes one core's spec from what the operating system reports (`cpu_info`).
 
-A processor tells little about itself, and a virtual machine less: the clock it reports is often the base clock, while
-the core runs up to 2× faster. What a figure must never exceed is therefore a bound, not an estimate of what is
-reached: the widest multiply-add the instruction set offers, issued as often as any core that has it can, at the
-highest clock any processor of that model is sold with.
+A processor reports little about itself, and a virtual machine less: the clock it reports is often the base clock, while
+the core runs up to 2× faster. So the spec holds bounds that no measurement exceeds, not estimates: the widest
+multiply-add of the instruction set, at the highest issue rate of any core that has it, at the highest clock that any
+processor of the model is sold with.
 """
 
 import os
 import re
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
-from quantbench.device.cpu_info import CpuInfo, cpu_info
 from quantbench.device.spec import DeviceSpec, DeviceState
 
+_CPUINFO = Path("/proc/cpuinfo")
+_SYSFS = Path("/sys/devices/system/cpu/cpu0")
+# Linux names Arm cores by number only (arch/arm64/include/asm/cputype.h).
+_ARM_CORES = {
+    "0xd0c": "Neoverse N1",
+    "0xd40": "Neoverse V1",
+    "0xd49": "Neoverse N2",
+    "0xd4f": "Neoverse V2",
+    "0xac3": "Ampere-1",
+}
 _MIB = 2**20
-
-
 # Operations per cycle and core by dtype (a multiply-add is two), and why. x86: two vector units that each take a
 # multiply-add per cycle (Intel Optimization Reference Manual 248966-049; AMD Zen 5 Software Optimization Guide 58455,
 # 2024). Each row holds for every core with its flag; where some cores are slower the row is still a bound.
@@ -63,19 +74,122 @@ _ONE_APPLE_CORE_GB_PER_S = (150.0, "102 GB/s were measured on an M1 Max (AnandTe
 _ASSUMED_CACHE_BYTES = 32 * _MIB
 
 
+@dataclass(frozen=True)
+class CpuInfo:
+    """What the operating system reports about a processor.
+
+    flags: instruction sets in Linux's names.
+    reported_mhz: the highest clock that it names. exact_clock: whether that is the true maximum, turbo included
+        (cpufreq with intel_pstate or amd-pstate).
+    """
+
+    name: str
+    vendor: str
+    family: int
+    model: int
+    flags: frozenset[str]
+    last_cache_bytes: int | None
+    memory_bytes: int
+    reported_mhz: float | None
+    exact_clock: bool = False
+
+
+@cache
+def cpu_info() -> CpuInfo:
+    """This machine's processor, from /proc and sysfs on Linux and sysctl on macOS."""
+    import psutil
+
+    memory_bytes = int(psutil.virtual_memory().total)
+    if not _CPUINFO.exists():
+        return _darwin_info(memory_bytes)
+    max_mhz, exact_clock = _cpufreq(_SYSFS)
+    return parse_cpuinfo(
+        _CPUINFO.read_text(encoding="utf-8", errors="replace"), last_cache_bytes=_last_cache(_SYSFS),
+        memory_bytes=memory_bytes, max_mhz=max_mhz, exact_clock=exact_clock,
+    )  # fmt: skip
+
+
+def parse_cpuinfo(
+    text: str, *, last_cache_bytes: int | None, memory_bytes: int, max_mhz: float | None, exact_clock: bool
+) -> CpuInfo:
+    """The first processor of a Linux /proc/cpuinfo, with values from other files."""
+    lines = [line.partition(":") for line in text.split("\n\n")[0].splitlines()]
+    values = {key.strip(): value.strip() for key, _, value in lines}
+    mhz = [m for m in (max_mhz, _number(values.get("cpu MHz", ""))) if m]
+    return CpuInfo(
+        name=values.get("model name") or _ARM_CORES.get(values.get("CPU part", "")) or os.uname().machine,
+        vendor=values.get("vendor_id", ""),
+        family=int(_number(values.get("cpu family", "")) or 0),
+        model=int(_number(values.get("model", "")) or 0),
+        flags=frozenset((values.get("flags") or values.get("Features") or "").split()),
+        last_cache_bytes=last_cache_bytes,
+        memory_bytes=memory_bytes,
+        reported_mhz=max(mhz, default=None),
+        exact_clock=exact_clock,
+    )
+
+
+def _last_cache(sysfs: Path) -> int | None:
+    """Size of the outermost cache of a processor, bytes."""
+    found = []
+    for index in (sysfs / "cache").glob("index*"):
+        level, size = _read(index / "level"), _read(index / "size")
+        if level and size and size[-1] in "KMG":
+            found.append((int(level), int(size[:-1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[size[-1]]))
+    return max(found)[1] if found else None
+
+
+def _cpufreq(sysfs: Path) -> tuple[float | None, bool]:
+    """Highest clock in MHz that cpufreq names, and whether its driver counts turbo in."""
+    khz = _read(sysfs / "cpufreq" / "cpuinfo_max_freq")
+    driver = _read(sysfs / "cpufreq" / "scaling_driver") or ""
+    exact = driver.startswith(("intel_pstate", "intel_cpufreq", "amd-pstate", "amd_pstate", "apple-cpufreq"))
+    return (int(khz) / 1000 if khz else None), exact
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="ascii").strip() or None
+    except OSError:
+        return None
+
+
+def _number(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else None
+
+
+def _darwin_info(memory_bytes: int) -> CpuInfo:
+    """macOS, by sysctl."""
+    names = ("machdep.cpu.brand_string", "hw.perflevel0.l2cachesize", "hw.l3cachesize", "hw.optional.arm.FEAT_BF16")
+    found = {}
+    for name in names:
+        done = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, check=False)
+        found[name] = done.stdout.strip() if done.returncode == 0 else ""
+    flags = {"asimd", "apple"} if os.uname().machine == "arm64" else {"sse2", "avx", "fma", "avx2", "avx512f"}
+    if found["hw.optional.arm.FEAT_BF16"] == "1":
+        flags.add("bf16")
+    cache_bytes = max(int(_number(found[n]) or 0) for n in ("hw.perflevel0.l2cachesize", "hw.l3cachesize"))
+    return CpuInfo(
+        found["machdep.cpu.brand_string"] or os.uname().machine, "Apple" if "apple" in flags else "GenuineIntel",
+        family=0, model=0, flags=frozenset(flags), last_cache_bytes=cache_bytes or None, memory_bytes=memory_bytes,
+        reported_mhz=None,
+    )  # fmt: skip
+
+
 def cpu_spec(info: CpuInfo) -> DeviceSpec:
     """One core of the processor; every peak is an upper bound, and its source says so."""
     rates, reasons = _rates(info)
     clock_mhz, clock_source = _clock(info)
     bound = f"estimated upper bound for one core at {clock_mhz:g} MHz"
     memory_gb_per_s, memory_source = _ONE_APPLE_CORE_GB_PER_S if "apple" in info.flags else _ONE_CORE_GB_PER_S
+    cache_source = "the last-level cache as the operating system reports it"
+    if not info.last_cache_bytes:
+        cache_source = "assumed, not reported"
     source = {
         "sm_count": "one pinned core is used",
         "sm_clock_mhz": clock_source,
         "max_sm_clock_mhz": clock_source,
-        "l2_bytes": "the last-level cache as the operating system reports it"
-        if info.last_cache_bytes
-        else "assumed, not reported",
+        "l2_bytes": cache_source,
         "memory_bytes": "the machine's memory as the operating system reports it",
         "memory_gb_per_s": f"estimated upper bound for one core: {memory_source}",
         "peak_tflops": bound,
@@ -97,12 +211,6 @@ def cpu_spec(info: CpuInfo) -> DeviceSpec:
     )
 
 
-def cpu_has_bf16(info: CpuInfo | None = None) -> bool:
-    """Whether this processor multiplies bf16 in hardware (AVX512-BF16, AMX, Arm BF16), not by way of fp32."""
-    flags = (info or cpu_info()).flags
-    return not flags.isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
-
-
 def _rates(info: CpuInfo) -> tuple[dict[str, int], dict[str, str]]:
     """Operations per cycle by dtype, and why. What is not native runs as fp32, which then bounds it."""
     rates, reasons = {"fp32": 2}, {"fp32": "one multiply-add"}
@@ -117,7 +225,7 @@ def _rates(info: CpuInfo) -> tuple[dict[str, int], dict[str, str]]:
 
 
 def _clock(info: CpuInfo) -> tuple[float, str]:
-    """The highest clock the core can have: the system's word where that is exact, else the model's highest."""
+    """The highest clock of the core: what the system reports where that is exact, else the model's highest."""
     if info.exact_clock and info.reported_mhz:
         return info.reported_mhz, "cpufreq's maximum, turbo included"
     highest_mhz, source = _HIGHEST_OF_ARM if "asimd" in info.flags else _HIGHEST_OF_ALL

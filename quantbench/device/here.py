@@ -1,20 +1,19 @@
-"""The device at hand: the GPU that torch would use, or one core of this machine's processor.
+"""The device in use, the GPU that torch would use or one core of the processor: its spec, its state and warnings.
 
 QUANTBENCH_DEVICE chooses: `cpu` forces the processor, `cuda` or `cuda:1` demands a GPU. Without it the first GPU is
-taken where there is one.
+taken, or the processor where there is none.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from quantbench.device.cpu import cpu_spec, cpu_state
-from quantbench.device.cpu_info import cpu_info
+from quantbench.device.cpu import cpu_info, cpu_spec, cpu_state
 from quantbench.device.matching import Properties, match
-from quantbench.device.nvml import Absent, Nvml
+from quantbench.device.nvml import HARMFUL_REASONS, Absent, Limits, Nvml
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError, UnsupportedError
 
@@ -24,12 +23,25 @@ if TYPE_CHECKING:
 VARIABLE = "QUANTBENCH_DEVICE"
 # Compute capability of V100, the oldest GPU that current releases of torch run fused attention on.
 _FIRST_FLASH = (7, 0)
+# Load of other work per core above which a pinned thread is disturbed often enough to see.
+_BUSY_LOAD_PER_CORE = 0.5
+# A sweep of minutes heats a card by more than this: closer to the slowdown temperature it gets there.
+_HOT_MARGIN_C = 8.0
+# Without a known slowdown temperature. Data-centre cards slow down between 85 and 95 °C.
+_HOT_C = 80.0
+# A clock or power limit set this close to the highest makes no visible difference.
+_NEARLY = 0.99
+_WHAT_HOLDS = {
+    "sw_power_cap": "its power limit",
+    "hw_slowdown": "the hardware slowdown signal (heat, power or supply)",
+    "sw_thermal": "its temperature",
+    "hw_thermal": "its temperature, in hardware",
+    "hw_power_brake": "the power brake of the server",
+}
 
 
 def current() -> DeviceSpec:
-    """The spec of the device at hand, which becomes torch's current one, so that work runs where it is said to.
-
-    Imports torch, unless the processor is forced.
+    """The spec of the device in use, which becomes torch's current device. Imports torch unless the CPU is forced.
 
     Raises InputError for a QUANTBENCH_DEVICE that names no device here, UnsupportedError for a GPU that is not
     NVIDIA's or too old.
@@ -49,9 +61,9 @@ def current() -> DeviceSpec:
 
 
 def monitor(spec: DeviceSpec) -> Callable[[], DeviceState]:
-    """A function that tells the state of the device at hand each time it is called; `spec` is what `current` gave.
+    """A function that returns the present state of the device in use; without NVML, a state with only a note.
 
-    Where NVML is absent the state holds nothing but a note that says so.
+    spec: from `current`.
     """
     if spec.kind == "cpu":
         return cpu_state
@@ -63,7 +75,7 @@ def monitor(spec: DeviceSpec) -> Callable[[], DeviceState]:
 
 
 def open_nvml() -> Nvml | Absent:
-    """NVML for the GPU at hand, matched by UUID or PCI bus id; Absent on a processor."""
+    """NVML for the GPU in use, matched by UUID or PCI bus id; Absent on a processor."""
     index = _chosen_index()
     if index is None:
         return Absent("no GPU is used")
@@ -73,7 +85,7 @@ def open_nvml() -> Nvml | Absent:
 
 
 def default_dtype(spec: DeviceSpec) -> str:
-    """What is measured unless asked otherwise: bf16 where it is computed natively; else fp16 on a GPU, fp32 on a CPU.
+    """The dtype to measure by default: bf16 where it is computed natively; else fp16 on a GPU, fp32 on a CPU.
 
     A processor's spec bounds bf16 above fp32 exactly where it has instructions for it.
     """
@@ -84,7 +96,7 @@ def default_dtype(spec: DeviceSpec) -> str:
 
 
 def default_attention(spec: DeviceSpec) -> str:
-    """How attention runs unless asked otherwise: flash (one kernel) where torch has such a kernel, else unfused.
+    """The default implementation of attention: flash (one kernel) where torch has such a kernel, else unfused.
 
     FlashAttention and cuDNN's kernel need sm_80; torch's memory-efficient kernel runs on V100 and T4 as well, and
     processors have torch's own flash kernel.
@@ -94,8 +106,8 @@ def default_attention(spec: DeviceSpec) -> str:
 
 
 def read_properties(properties: torch._C._CudaDeviceProperties, nvml: Nvml | Absent) -> Properties:
-    """What torch and NVML tell, in one; fields that this torch does not have are None."""
-    limits = None if isinstance(nvml, Absent) else nvml.limits()
+    """What torch and NVML report; fields that this version of torch lacks are None."""
+    limits = Limits() if isinstance(nvml, Absent) else nvml.limits()
     clock_khz, memory_clock_khz = _has(properties, "clock_rate"), _has(properties, "memory_clock_rate")
     return Properties(
         name=properties.name,
@@ -105,9 +117,9 @@ def read_properties(properties: torch._C._CudaDeviceProperties, nvml: Nvml | Abs
         l2_bytes=_has(properties, "L2_cache_size"),
         smem_per_sm_bytes=_has(properties, "shared_memory_per_multiprocessor"),
         smem_per_block_bytes=_has(properties, "shared_memory_per_block_optin"),
-        max_sm_clock_mhz=(limits and limits.max_sm_clock_mhz) or (clock_khz and clock_khz / 1000),
-        max_memory_clock_mhz=(limits and limits.max_memory_clock_mhz) or (memory_clock_khz and memory_clock_khz / 1000),
-        memory_bus_bits=(limits and limits.memory_bus_bits) or _has(properties, "memory_bus_width"),
+        max_sm_clock_mhz=limits.max_sm_clock_mhz or (clock_khz and clock_khz / 1000),
+        max_memory_clock_mhz=limits.max_memory_clock_mhz or (memory_clock_khz and memory_clock_khz / 1000),
+        memory_bus_bits=limits.memory_bus_bits or _has(properties, "memory_bus_width"),
     )
 
 
@@ -144,3 +156,52 @@ def _open_nvml(properties: Any) -> Nvml | Absent:
 def _has(properties: Any, name: str) -> Any:
     """A property, or None where this torch does not have it or the driver left it 0."""
     return getattr(properties, name, None) or None
+
+
+def warnings_for(spec: DeviceSpec, state: DeviceState, limits: Limits | None = None) -> tuple[str, ...]:
+    """Sentences about everything on the device that disturbs timings; empty if nothing does.
+
+    Each says what is wrong, what it does to timings and, where possible, what to do about it.
+
+    >>> warnings_for(DeviceSpec("x", "cuda", 1, 1000, 2**20, 0, 2**30, 100, {}, (8, 0)), DeviceState(other_processes=2))
+    ('2 other processes compute on this GPU: their work lands in the timings. End them or take another GPU.',)
+    """
+    if spec.kind == "cuda":
+        return (*_state_warnings(state, limits), *_setting_warnings(spec, limits or Limits()))
+    load = state.load_per_core
+    if load is None or load <= _BUSY_LOAD_PER_CORE:
+        return ()
+    text = f"This machine is busy: a load of {load:.1f} per core over the last minute, where at most"
+    return (f"{text} {_BUSY_LOAD_PER_CORE:g} leaves a pinned thread alone. Timings will scatter.",)
+
+
+def _state_warnings(state: DeviceState, limits: Limits | None) -> Iterator[str]:
+    others = state.other_processes
+    if others:
+        verb, whose, them = ("processes compute", "their", "them") if others > 1 else ("process computes", "its", "it")
+        yield f"{others} other {verb} on this GPU: {whose} work lands in the timings. End {them} or take another GPU."
+    held = [reason for reason in state.throttle_reasons if reason in HARMFUL_REASONS]
+    if held:
+        what = " and ".join(_WHAT_HOLDS[reason] for reason in held)
+        yield f"The clock is held down at this moment by {what} ({', '.join(held)}): kernels run slower."
+    slowdown_c = limits.slowdown_c if limits else None
+    hot_c = slowdown_c - _HOT_MARGIN_C if slowdown_c else _HOT_C
+    if state.temperature_c is not None and state.temperature_c >= hot_c:
+        known = f", {slowdown_c - state.temperature_c:.0f} °C below where it slows down" if slowdown_c else ""
+        yield f"The GPU is hot: {state.temperature_c:.0f} °C{known}. Let it cool, or expect the clock to fall."
+
+
+def _setting_warnings(spec: DeviceSpec, limits: Limits) -> Iterator[str]:
+    set_mhz, highest_mhz = limits.application_sm_mhz, limits.max_sm_clock_mhz
+    if set_mhz and highest_mhz and set_mhz < _NEARLY * min(spec.sm_clock_mhz, highest_mhz):
+        text = f"Its SM clock is set to {set_mhz:.0f} MHz, below the {spec.sm_clock_mhz:.0f} MHz that its peaks are"
+        yield f"{text} stated at: shares of the peak will look low."
+    now_w, default_w = limits.power_limit_w, limits.default_power_limit_w
+    if now_w and default_w and now_w < _NEARLY * default_w:
+        text = f"Its power is capped at {now_w:.0f} W instead of {default_w:.0f} W: long kernels will run slower than"
+        yield f"{text} published figures."
+    if limits.persistence is False:
+        text = "Persistence mode is off: the driver unloads between programs, so starts are slow and clocks cold."
+        yield f"{text} An administrator turns it on with nvidia-smi -pm 1."
+    if not spec.registered:
+        yield f"This GPU is not in the registry as it stands; its peaks are {spec.source['peak_tflops']}."

@@ -1,7 +1,7 @@
-"""From what a GPU reports about itself to its spec: a known card, a part of one, or an estimate.
+"""The spec of a GPU from what it reports about itself (`match`): a known card, a part of one, or an estimate.
 
-A card is the registered one only if name, compute capability, SM count and memory size all agree: a MIG slice, a
-vGPU or a card with SMs fused off must never be judged by the full card's peaks.
+A card is the registered one only if name, compute capability, SM count and memory size all agree: a MIG slice, a vGPU
+or a card with SMs fused off must not be judged by the full card's peaks.
 """
 
 import re
@@ -16,11 +16,14 @@ _MEMORY_SHARE = (0.88, 1.01)
 _MIG = re.compile(r"^(?P<card>.+?) MIG (?P<profile>\S+)$")
 _OLDEST = (7, 0)
 _GIB = 2**30
+_REPORTED = "reported by the card"
+# NVIDIA's Turing, GA102, Ada and RTX Blackwell whitepapers: a GeForce accumulates these in fp32 at half the rate.
+_GEFORCE_HALF = ("fp16", "bf16", "tf32", "fp8")
 
 
 @dataclass(frozen=True)
 class Properties:
-    """What torch and NVML report about a GPU; None where neither tells.
+    """What torch and NVML report about a GPU; None where neither does.
 
     name: as CUDA has it (`NVIDIA A100-SXM4-80GB`). max_sm_clock_mhz, max_memory_clock_mhz: the highest that can be
     set. smem_per_block_bytes: by opting in.
@@ -53,22 +56,14 @@ def match(properties: Properties) -> DeviceSpec:
         )
     mig = _MIG.match(properties.name)
     card = mig["card"] if mig else properties.name
-    entry = next((e for e in entries() if _same_name(card, e)), None)
+    entry = next((e for e in entries() if card.casefold() in map(str.casefold, e.names)), None)
     if entry is None or entry.spec.compute_capability != properties.compute_capability:
         return _unknown(properties)
-    whole_memory = _is_size_of(properties.memory_bytes, entry.spec.memory_bytes)
-    if mig is None and whole_memory and properties.sm_count == entry.spec.sm_count:
+    least, most = (share * entry.spec.memory_bytes for share in _MEMORY_SHARE)
+    whole = properties.sm_count == entry.spec.sm_count and least <= properties.memory_bytes <= most
+    if mig is None and whole:
         return _with_reported_clock(entry.spec, properties)
     return _part_of(entry, properties, None if mig is None else mig["profile"])
-
-
-def _same_name(name: str, entry: Entry) -> bool:
-    return name.casefold() in (n.casefold() for n in entry.names)
-
-
-def _is_size_of(reported_bytes: int, sold_bytes: int) -> bool:
-    low, high = _MEMORY_SHARE
-    return low * sold_bytes <= reported_bytes <= high * sold_bytes
 
 
 def _with_reported_clock(spec: DeviceSpec, properties: Properties) -> DeviceSpec:
@@ -76,7 +71,7 @@ def _with_reported_clock(spec: DeviceSpec, properties: Properties) -> DeviceSpec
     reported = properties.max_sm_clock_mhz
     if reported is None or reported <= spec.max_sm_clock_mhz:
         return spec
-    return replace(spec, max_sm_clock_mhz=reported, source={**spec.source, "max_sm_clock_mhz": "reported by the card"})
+    return replace(spec, max_sm_clock_mhz=reported, source={**spec.source, "max_sm_clock_mhz": _REPORTED})
 
 
 def _part_of(entry: Entry, properties: Properties, mig_profile: str | None) -> DeviceSpec:
@@ -84,7 +79,9 @@ def _part_of(entry: Entry, properties: Properties, mig_profile: str | None) -> D
     card = entry.spec
     sm_share = properties.sm_count / card.sm_count
     # A MIG slice has its own memory channels and cache banks; any other part shares all of them.
-    memory_share = min(1.0, _eighths(properties.memory_bytes / card.memory_bytes)) if mig_profile else 1.0
+    # It has eighths of them (NVIDIA MIG User Guide), and reports a little less than its share of the memory.
+    eighths = max(1, round(8 * properties.memory_bytes / card.memory_bytes))
+    memory_share = min(1.0, eighths / 8) if mig_profile else 1.0
     if mig_profile:
         what, suffix = f"MIG slice {mig_profile}", f"mig-{mig_profile}"
     elif properties.sm_count != card.sm_count:
@@ -93,49 +90,36 @@ def _part_of(entry: Entry, properties: Properties, mig_profile: str | None) -> D
         size_gib = round(properties.memory_bytes / _GIB)
         what, suffix = f"{size_gib} GiB of {card.memory_bytes // _GIB}", f"with-{size_gib}gb"
     share = f"estimated: {what} of {card.name}"
-    source = {
-        **card.source,
-        "sm_count": "reported by the card",
-        "memory_bytes": "reported by the card",
-        "l2_bytes": share,
-        "memory_gb_per_s": share,
-        "peak_tflops": share,
-    }
-    return _with_reported_clock(
-        replace(
-            card,
-            name=f"{card.name}-{suffix}".replace(".", "-"),
-            sm_count=properties.sm_count,
-            memory_bytes=properties.memory_bytes,
-            l2_bytes=properties.l2_bytes or int(card.l2_bytes * memory_share),
-            memory_gb_per_s=card.memory_gb_per_s * memory_share,
-            peak_tflops={dtype: peak * sm_share for dtype, peak in card.peak_tflops.items()},
-            source=source,
-            registered=False,
-        ),
-        properties,
+    reported, shared = ("sm_count", "memory_bytes"), ("l2_bytes", "memory_gb_per_s", "peak_tflops")
+    part = replace(
+        card,
+        name=f"{card.name}-{suffix}".replace(".", "-"),
+        sm_count=properties.sm_count,
+        memory_bytes=properties.memory_bytes,
+        l2_bytes=properties.l2_bytes or int(card.l2_bytes * memory_share),
+        memory_gb_per_s=card.memory_gb_per_s * memory_share,
+        peak_tflops={dtype: peak * sm_share for dtype, peak in card.peak_tflops.items()},
+        source={**card.source, **dict.fromkeys(reported, _REPORTED), **dict.fromkeys(shared, share)},
+        registered=False,
     )
-
-
-def _eighths(share: float) -> float:
-    """MIG divides memory into eighths (NVIDIA MIG User Guide); what is reported is a little less than the slice."""
-    return max(1, round(8 * share)) / 8
+    return _with_reported_clock(part, properties)
 
 
 def _unknown(properties: Properties) -> DeviceSpec:
     """A GPU that is not in the registry: its own figures, its architecture's rates, and bounds for the rest."""
     architecture, remark = _nearest_architecture(properties.compute_capability)
     kin = [e.spec for e in entries() if e.spec.compute_capability == architecture.compute_capability]
-    clock_mhz, clock_source = _or_highest(
-        properties.max_sm_clock_mhz, max(s.max_sm_clock_mhz for s in kin), architecture
-    )
-    l2_bytes, l2_source = _or_highest(properties.l2_bytes, max(s.l2_bytes for s in kin), architecture)
+    of = _sm(architecture.compute_capability)
+    unreported = f"estimated: the highest of {of}, not reported by the card"
+    clock_mhz = properties.max_sm_clock_mhz or max(s.max_sm_clock_mhz for s in kin)
+    clock_source = _REPORTED if properties.max_sm_clock_mhz else unreported
+    smem_source = architecture.source["smem"]
     if properties.max_memory_clock_mhz and properties.memory_bus_bits:
         memory_gb_per_s = 2e6 * properties.max_memory_clock_mhz * properties.memory_bus_bits / 8 / 1e9
         memory_source = "estimated: 2 × the reported memory clock × bus width"
     else:
         memory_gb_per_s = max(s.memory_gb_per_s for s in kin)
-        memory_source = f"estimated: the highest of {_sm(architecture)}, not reported by the card"
+        memory_source = unreported
     geforce = "geforce" in properties.name.casefold()
     rate = {dtype: ops / 2 if geforce and dtype in _GEFORCE_HALF else ops for dtype, ops in architecture.rate.items()}
     per_tflops = properties.sm_count * clock_mhz * 1e-6
@@ -144,7 +128,7 @@ def _unknown(properties: Properties) -> DeviceSpec:
         kind="cuda",
         sm_count=properties.sm_count,
         sm_clock_mhz=clock_mhz,
-        l2_bytes=int(l2_bytes),
+        l2_bytes=int(properties.l2_bytes or max(s.l2_bytes for s in kin)),
         smem_per_sm_bytes=properties.smem_per_sm_bytes or architecture.smem_per_sm_bytes,
         smem_per_block_bytes=properties.smem_per_block_bytes or architecture.smem_per_block_bytes,
         memory_bytes=properties.memory_bytes,
@@ -152,28 +136,20 @@ def _unknown(properties: Properties) -> DeviceSpec:
         peak_tflops={dtype: ops * per_tflops for dtype, ops in rate.items()},
         compute_capability=properties.compute_capability,
         source={
-            "compute_capability": "reported by the card",
-            "sm_count": "reported by the card",
+            "compute_capability": _REPORTED,
+            "sm_count": _REPORTED,
             "sm_clock_mhz": clock_source,
             "max_sm_clock_mhz": clock_source,
-            "l2_bytes": l2_source,
-            "smem_per_sm_bytes": "reported by the card"
-            if properties.smem_per_sm_bytes
-            else architecture.source["smem"],
-            "smem_per_block_bytes": (
-                "reported by the card" if properties.smem_per_block_bytes else architecture.source["smem"]
-            ),
-            "memory_bytes": "reported by the card",
+            "l2_bytes": _REPORTED if properties.l2_bytes else unreported,
+            "smem_per_sm_bytes": _REPORTED if properties.smem_per_sm_bytes else smem_source,
+            "smem_per_block_bytes": _REPORTED if properties.smem_per_block_bytes else smem_source,
+            "memory_bytes": _REPORTED,
             "memory_gb_per_s": memory_source,
-            "peak_tflops": f"estimated: SMs × the rate of {_sm(architecture)}{remark} × clock"
+            "peak_tflops": f"estimated: SMs × the rate of {of}{remark} × clock"
             + (", half for fp32 accumulation on a GeForce" if geforce else ""),
         },
         registered=False,
     )
-
-
-# NVIDIA's Turing, GA102, Ada and RTX Blackwell whitepapers: a GeForce accumulates these in fp32 at half the rate.
-_GEFORCE_HALF = ("fp16", "bf16", "tf32", "fp8")
 
 
 def _nearest_architecture(capability: tuple[int, int]) -> tuple[Architecture, str]:
@@ -181,21 +157,13 @@ def _nearest_architecture(capability: tuple[int, int]) -> tuple[Architecture, st
     known = architectures()
     if capability in known:
         return known[capability], ""
-    major, minor = capability
-    same_major = [a for a in known.values() if a.compute_capability[0] == major]
+    same_major = [a for a in known.values() if a.compute_capability[0] == capability[0]]
     fastest = max(same_major or known.values(), key=lambda a: a.rate["fp16"])
-    return fastest, f" (nothing is known of sm_{major}{minor})"
+    return fastest, f" (nothing is known of {_sm(capability)})"
 
 
-def _or_highest(reported: float | None, highest: float, architecture: Architecture) -> tuple[float, str]:
-    if reported:
-        return reported, "reported by the card"
-    return highest, f"estimated: the highest of {_sm(architecture)}, not reported by the card"
-
-
-def _sm(architecture: Architecture) -> str:
-    major, minor = architecture.compute_capability
-    return f"sm_{major}{minor}"
+def _sm(capability: tuple[int, int]) -> str:
+    return f"sm_{capability[0]}{capability[1]}"
 
 
 def slug_of(name: str, memory_bytes: int) -> str:

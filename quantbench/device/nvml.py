@@ -1,7 +1,6 @@
-"""A GPU's state from NVML, which may be absent, or refuse any single question, without stopping a measurement.
+"""A GPU's state and limits from NVML (`Nvml.open`). NVML may be absent or refuse a single question; measurements go on.
 
-The library object is passed in where one is at hand (tests do so); its functions and its NVMLError are those of
-nvidia-ml-py. Bit values and names follow nvml.h (NVIDIA Management Library API Reference, driver 580).
+Bit values and names follow nvml.h (NVIDIA Management Library API Reference, driver 580).
 """
 
 from __future__ import annotations
@@ -9,14 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any
 
 from quantbench.device.spec import DeviceState
 
-_T = TypeVar("_T")
-
-# nvmlClocksEventReasons: bit → our word for it.
+# nvmlClocksEventReasons: bit → name
 _REASONS = {
     0x001: "gpu_idle",
     0x002: "applications_clocks_setting",
@@ -28,7 +26,7 @@ _REASONS = {
     0x080: "hw_power_brake",
     0x100: "display_clock_setting",
 }
-#: Reasons that hold the clock below what the card would run at by itself, for heat or power: timings suffer.
+#: reasons that hold the clock below what the card would run at by itself, for heat or power: timings suffer
 HARMFUL_REASONS = frozenset({"sw_power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"})
 
 _CLOCK_SM = 1
@@ -39,18 +37,19 @@ _THRESHOLD_SLOWDOWN = 1
 
 @dataclass(frozen=True)
 class Absent:
-    """NVML is not to be had; note says why, in words."""
+    """NVML cannot be used; note says why."""
 
     note: str
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the card may do, as it is set now; None where it does not tell.
+    """The card's limits as they are set now; None where NVML does not report it.
 
-    max_*: the highest clocks. application_sm_mhz: the clock that work is set to run at. power_limit_w: enforced now;
-    default_power_limit_w: what the card is sold with. slowdown_c: the temperature at which the hardware slows down.
-    persistence: whether the driver stays loaded between programs. note: what was not told, and why.
+    max_sm_clock_mhz, max_memory_clock_mhz: the highest clocks. application_sm_mhz: the clock set for applications.
+    power_limit_w: enforced now. default_power_limit_w: the factory setting.
+    slowdown_c: the temperature at which the hardware slows down.
+    persistence: whether the driver stays loaded between programs. note: what is missing, and why.
     """
 
     driver_version: str | None = None
@@ -66,10 +65,11 @@ class Limits:
 
 
 class Nvml:
-    """NVML's view of one GPU. Make it with `Nvml.open`.
+    """NVML's view of one GPU; made by `Nvml.open`.
 
-    own_pids tells the processes that are ours (a function, since workers come and go); pid_exists, whether a process
-    number means anything here (in a container NVML counts the host's processes).
+    library: the module pynvml (nvidia-ml-py), or a stand-in. handle: NVML's handle of the GPU or MIG slice.
+    own_pids: returns the ids of our own processes (a function, since workers come and go).
+    pid_exists: whether a process id is valid here (in a container NVML counts the host's processes).
     """
 
     def __init__(
@@ -80,16 +80,13 @@ class Nvml:
         own_pids: Callable[[], frozenset[int]],
         pid_exists: Callable[[int], bool],
     ) -> None:
-        self._nvml = library
-        self._processes_handle = handle
-        self._own_pids = own_pids
-        self._pid_exists = pid_exists
-        self._judged: tuple[set[int], int | None, str] = (set(), 0, "")  # process numbers, how many are others', note
-        # A MIG slice has no clocks or temperature of its own; the card it is part of has.
-        self._handle = handle
-        is_slice, _ = self._ask("MIG mode", lambda: library.nvmlDeviceIsMigDeviceHandle(handle))
-        if is_slice:
-            card, _ = self._ask("card", lambda: library.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle))
+        self._nvml, self._own_pids, self._pid_exists = library, own_pids, pid_exists
+        # The processes last asked about, how many belong to others, and a note.
+        self._judged: tuple[set[int], int | None, str] = (set(), 0, "")
+        # A MIG slice has its own processes; clocks and temperature are those of its card.
+        self._processes_handle = self._handle = handle
+        if self._number([], "MIG mode", "nvmlDeviceIsMigDeviceHandle"):
+            card = self._ask([], "card", "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle)
             self._handle = handle if card is None else card
 
     @classmethod
@@ -130,95 +127,93 @@ class Nvml:
         return Absent(f"NVML does not know this GPU ({why})")
 
     def state(self, *, processes: bool = True) -> DeviceState:
-        """What the card is doing now. processes=False leaves out the costly question of who else computes on it."""
+        """The card's state now. processes=False leaves out other processes, which take longest to ask for."""
         notes: list[str] = []
-        ask = _Noting(self._ask, notes)
-        lib, handle = self._nvml, self._handle
-        power_mw = ask("power", lambda: lib.nvmlDeviceGetPowerUsage(handle))
+        number = partial(self._number, notes)
         return DeviceState(
-            sm_clock_mhz=ask("SM clock", lambda: float(lib.nvmlDeviceGetClockInfo(handle, _CLOCK_SM))),
-            memory_clock_mhz=ask("memory clock", lambda: float(lib.nvmlDeviceGetClockInfo(handle, _CLOCK_MEMORY))),
-            temperature_c=ask("temperature", lambda: float(lib.nvmlDeviceGetTemperature(handle, _TEMPERATURE_GPU))),
-            power_w=None if power_mw is None else power_mw / 1000,
-            throttle_reasons=ask("throttle reasons", self._read_reasons) or (),
-            other_processes=self._other_processes(ask, notes) if processes else None,
+            power_w=self._watts(notes, "power", "nvmlDeviceGetPowerUsage"),
+            sm_clock_mhz=number("SM clock", "nvmlDeviceGetClockInfo", _CLOCK_SM),
+            memory_clock_mhz=number("memory clock", "nvmlDeviceGetClockInfo", _CLOCK_MEMORY),
+            temperature_c=number("temperature", "nvmlDeviceGetTemperature", _TEMPERATURE_GPU),
+            throttle_reasons=self._reasons(notes),
+            other_processes=self._other_processes(notes) if processes else None,
             note="; ".join(notes),
         )
 
     def sm_clock_mhz(self) -> float | None:
-        """The SM clock alone, cheap enough to ask around every sample."""
-        clock, _ = self._ask("SM clock", lambda: float(self._nvml.nvmlDeviceGetClockInfo(self._handle, _CLOCK_SM)))
-        return clock
+        """The SM clock alone, fast enough to ask around every sample."""
+        return self._number([], "SM clock", "nvmlDeviceGetClockInfo", _CLOCK_SM)
 
     def throttle_reasons(self) -> tuple[str, ...]:
-        """What holds the clock down now, in words; empty if nothing does or NVML does not tell."""
-        reasons, _ = self._ask("throttle reasons", self._read_reasons)
-        return reasons or ()
+        """Names of what holds the clock down now; empty if nothing does or NVML does not report it."""
+        return self._reasons([])
 
     def limits(self) -> Limits:
-        """Clocks, power and temperature that the card is held to."""
+        """Clocks, power and temperature that the card is limited to."""
         notes: list[str] = []
-        ask = _Noting(self._ask, notes)
-        lib, handle = self._nvml, self._handle
-        power_mw = ask("power limit", lambda: lib.nvmlDeviceGetEnforcedPowerLimit(handle))
-        default_mw = ask("default power limit", lambda: lib.nvmlDeviceGetPowerManagementDefaultLimit(handle))
-        persistence = ask("persistence mode", lambda: lib.nvmlDeviceGetPersistenceMode(handle))
+        number = partial(self._number, notes)
+        power_w = self._watts(notes, "power limit", "nvmlDeviceGetEnforcedPowerLimit")
+        default_w = self._watts(notes, "default power limit", "nvmlDeviceGetPowerManagementDefaultLimit")
+        persistence = number("persistence mode", "nvmlDeviceGetPersistenceMode")
+        driver_version = self._ask(notes, "driver version", "nvmlSystemGetDriverVersion")
+        max_sm_mhz = number("highest SM clock", "nvmlDeviceGetMaxClockInfo", _CLOCK_SM)
+        max_memory_mhz = number("highest memory clock", "nvmlDeviceGetMaxClockInfo", _CLOCK_MEMORY)
+        application_mhz = number("applications clock", "nvmlDeviceGetApplicationsClock", _CLOCK_SM)
+        bus_bits = number("memory bus width", "nvmlDeviceGetMemoryBusWidth")
+        slowdown_c = number("slowdown temperature", "nvmlDeviceGetTemperatureThreshold", _THRESHOLD_SLOWDOWN)
         return Limits(
-            driver_version=ask("driver version", lambda: str(lib.nvmlSystemGetDriverVersion())),
-            max_sm_clock_mhz=ask("highest SM clock", lambda: float(lib.nvmlDeviceGetMaxClockInfo(handle, _CLOCK_SM))),
-            max_memory_clock_mhz=ask(
-                "highest memory clock", lambda: float(lib.nvmlDeviceGetMaxClockInfo(handle, _CLOCK_MEMORY))
-            ),
-            application_sm_mhz=ask(
-                "applications clock", lambda: float(lib.nvmlDeviceGetApplicationsClock(handle, _CLOCK_SM))
-            ),
-            memory_bus_bits=ask("memory bus width", lambda: int(lib.nvmlDeviceGetMemoryBusWidth(handle))),
-            power_limit_w=None if power_mw is None else power_mw / 1000,
-            default_power_limit_w=None if default_mw is None else default_mw / 1000,
-            slowdown_c=ask(
-                "slowdown temperature",
-                lambda: float(lib.nvmlDeviceGetTemperatureThreshold(handle, _THRESHOLD_SLOWDOWN)),
-            ),
+            driver_version=None if driver_version is None else str(driver_version),
+            max_sm_clock_mhz=max_sm_mhz,
+            max_memory_clock_mhz=max_memory_mhz,
+            application_sm_mhz=application_mhz,
+            memory_bus_bits=None if bus_bits is None else int(bus_bits),
+            power_limit_w=power_w,
+            default_power_limit_w=default_w,
+            slowdown_c=slowdown_c,
             persistence=None if persistence is None else bool(persistence),
             note="; ".join(notes),
         )
 
-    def _ask(self, what: str, question: Callable[[], _T]) -> tuple[_T | None, str | None]:
-        """The answer, or None and why there is none. A function that this nvidia-ml-py lacks is no answer either."""
+    def _ask(self, notes: list[str], what: str, function: str, *arguments: Any) -> Any:
+        """A function's answer. None, with the reason in `notes`, if NVML refuses or this nvidia-ml-py lacks it."""
         try:
-            return question(), None
-        except self._nvml.NVMLError as error:
-            return None, f"no {what}: {error}"
-        except AttributeError as error:
-            return None, f"no {what}: {error}"
+            return getattr(self._nvml, function)(*arguments)
+        except (self._nvml.NVMLError, AttributeError) as error:
+            notes.append(f"no {what}: {error}")
+            return None
 
-    def _read_reasons(self) -> tuple[str, ...]:
+    def _number(self, notes: list[str], what: str, function: str, *arguments: Any) -> float | None:
+        """A number of the card, see `_ask`."""
+        answer = self._ask(notes, what, function, self._handle, *arguments)
+        return None if answer is None else float(answer)
+
+    def _watts(self, notes: list[str], what: str, function: str) -> float | None:
+        milliwatts = self._number(notes, what, function)
+        return None if milliwatts is None else milliwatts / 1000
+
+    def _reasons(self, notes: list[str]) -> tuple[str, ...]:
         # The function was renamed in driver 535; older libraries only know the old name.
-        new = getattr(self._nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-        if new is not None:
-            mask, _ = self._ask("throttle reasons", lambda: new(self._handle))
-            if mask is not None:
-                return decode_reasons(mask)
-        return decode_reasons(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
+        mask = self._ask([], "", "nvmlDeviceGetCurrentClocksEventReasons", self._handle)
+        if mask is None:
+            mask = self._ask(notes, "throttle reasons", "nvmlDeviceGetCurrentClocksThrottleReasons", self._handle)
+        return () if mask is None else decode_reasons(mask)
 
-    def _other_processes(self, ask: _Noting, notes: list[str]) -> int | None:
-        running = ask("process list", lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(self._processes_handle))
+    def _other_processes(self, notes: list[str]) -> int | None:
+        function = "nvmlDeviceGetComputeRunningProcesses"
+        running = self._ask(notes, "process list", function, self._processes_handle)
         if running is None:
             return None
         pids = {int(process.pid) for process in running}
         if pids <= {os.getpid()}:  # the usual case, and walking the process tree takes milliseconds
             return 0
-        if (
-            pids != self._judged[0]
-        ):  # asked some fifty times a second, beside samples; the same numbers, the same answer
+        if pids != self._judged[0]:  # asked some fifty times a second, beside samples
             self._judged = (pids, *self._judge(pids))
         _, others, note = self._judged
-        if note:
-            notes.append(note)
+        notes += [note] if note else []
         return others
 
     def _judge(self, pids: set[int]) -> tuple[int | None, str]:
-        """How many of these processes are not ours, None where it cannot be told, and why not."""
+        """How many of these processes are not ours, or None and the reason."""
         own = self._own_pids()
         strangers = {pid for pid in pids - own if not self._pid_exists(pid)}
         if strangers and not pids & own:
@@ -228,23 +223,8 @@ class Nvml:
         return len(pids - own), ""
 
 
-class _Noting:
-    """Asks, and keeps in `notes` why there was no answer."""
-
-    def __init__(self, ask: Callable[..., tuple[Any, str | None]], notes: list[str]) -> None:
-        self._ask = ask
-        self._notes = notes
-
-    def __call__(self, what: str, question: Callable[[], _T]) -> _T | None:
-        answer, why = self._ask(what, question)
-        if why is not None:
-            self._notes.append(why)
-        found: _T | None = answer
-        return found
-
-
 def decode_reasons(mask: int) -> tuple[str, ...]:
-    """Words for the bits of NVML's clock event reasons, lowest first.
+    """Names of the bits of NVML's clock event reasons, lowest first.
 
     >>> decode_reasons(0x24)
     ('sw_power_cap', 'sw_thermal')
@@ -258,8 +238,7 @@ def _own_pids() -> frozenset[int]:
     import psutil
 
     me = psutil.Process()
-    family = [me, *me.children(recursive=True), *me.parents()]
-    return frozenset(process.pid for process in family)
+    return frozenset(process.pid for process in (me, *me.children(recursive=True), *me.parents()))
 
 
 def _pid_exists(pid: int) -> bool:

@@ -1,4 +1,4 @@
-"""The registry of known GPUs, read from registry.toml once, when it is first asked for."""
+"""The registry of known GPUs, read once from registry.toml: `lookup` finds one by name, `known` lists them."""
 
 import re
 import tomllib
@@ -16,32 +16,23 @@ _KIB = 2**10
 _MIB = 2**20
 _GIB = 2**30
 
-# What a name may say beside the words of a slug, and which of those words do not tell the model.
+# Words of a name that no slug has, and parts of a slug that are not its model.
 _MAKERS = ("nvidia", "tesla", "geforce")
 _MEMORY_SIZE = re.compile(r"^(\d+)g(?:i?b)?$")
 _FORM_FACTOR = re.compile(r"^(sxm\d*|pcie|nvl)$")
 
-# Fields of a spec that carry a constant, and so a source, for every registered GPU.
+#: fields of a spec that carry a constant, and so a source, for every registered GPU
 SOURCED = (
-    "compute_capability",
-    "sm_count",
-    "sm_clock_mhz",
-    "max_sm_clock_mhz",
-    "l2_bytes",
-    "smem_per_sm_bytes",
-    "smem_per_block_bytes",
-    "memory_bytes",
-    "memory_gb_per_s",
-    "peak_tflops",
-)
+    "compute_capability", "sm_count", "sm_clock_mhz", "max_sm_clock_mhz", "l2_bytes", "smem_per_sm_bytes",
+    "smem_per_block_bytes", "memory_bytes", "memory_gb_per_s", "peak_tflops",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """What all GPUs of one compute capability share.
+    """Constants of all GPUs of one compute capability.
 
-    rate: dense operations per SM and clock by dtype, at full rate. smem_per_sm_bytes, smem_per_block_bytes: shared
-    memory. source: where they come from (`smem`, `rate`).
+    rate: dense operations per SM and clock by dtype, at full rate. source: of the constants (`smem`, `rate`).
     """
 
     compute_capability: tuple[int, int]
@@ -53,10 +44,10 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Entry:
-    """One known GPU with what only matching and checking need.
+    """One known GPU.
 
-    names: as CUDA reports them. memory_clock_mhz, memory_bus_bits: what the bandwidth is made of (two transfers a
-    clock). half_rate: dtypes that this product runs at half its architecture's rate.
+    names: as CUDA reports them. memory_clock_mhz, memory_bus_bits: the bandwidth is two transfers a clock.
+    half_rate: dtypes that this product runs at half its architecture's rate.
     """
 
     spec: DeviceSpec
@@ -82,21 +73,21 @@ def lookup(name: str) -> DeviceSpec:
     if exact is not None:
         return exact
     words = _words_of(name)
-    found = [slug for slug in by_slug if all(_has_word(slug, word) for word in words)] if words else []
-    named_whole = [slug for slug in found if _model_of(slug) == _model_of("-".join(words))]
-    candidates = named_whole or found
+    model = _model_of("-".join(words))
+    found = [slug for slug in by_slug if words and all(_has_word(slug, word) for word in words)]
+    candidates = [slug for slug in found if _model_of(slug) == model] or found
     if len({_model_of(slug) for slug in candidates}) == 1:
         return max((by_slug[slug] for slug in candidates), key=lambda spec: ("-sxm" in spec.name, spec.memory_bytes))
     near = candidates or [slug for slug in by_slug if words and slug.split("-")[0] == words[0]]
     if not near:
-        models = get_close_matches(_model_of("-".join(words)), map(_model_of, by_slug), n=3, cutoff=0.5)
+        models = get_close_matches(model, map(_model_of, by_slug), n=3, cutoff=0.5)
         near = [slug for slug in by_slug if _model_of(slug) in models]
     expected = "one of " + ", ".join(near) if near else "a known GPU"
     raise InputError("device", repr(name), f"{expected} (`quantbench devices` lists all {len(by_slug)})")
 
 
 def _words_of(name: str) -> list[str]:
-    """A name as people and tables write it, in the words that slugs are made of: `NVIDIA A100_80GiB` as a100, 80gb."""
+    """The words of a name as slugs have them: `NVIDIA A100_80GiB` as a100, 80gb."""
     words = re.split(r"[-_\s]+", name.strip().lower())
     return [_MEMORY_SIZE.sub(r"\1gb", word) for word in words if word and word not in _MAKERS]
 
@@ -125,19 +116,18 @@ def entries() -> tuple[Entry, ...]:
 
 @cache
 def architectures() -> Mapping[tuple[int, int], Architecture]:
-    """What is known of each compute capability."""
+    """The known architectures by compute capability."""
     data = _data()
-    found = {}
-    for text, values in data["architecture"].items():
-        capability = _capability(text)
-        found[capability] = Architecture(
-            compute_capability=capability,
+    return {
+        _capability(text): Architecture(
+            compute_capability=_capability(text),
             rate=values["rate"],
             smem_per_sm_bytes=values["smem_per_sm_kib"] * _KIB,
             smem_per_block_bytes=values["smem_per_block_kib"] * _KIB,
-            source={name: _cite(text, data["documents"]) for name, text in values["source"].items()},
+            source={name: _cite(cited, data["documents"]) for name, cited in values["source"].items()},
         )
-    return found
+        for text, values in data["architecture"].items()
+    }
 
 
 @cache
@@ -148,36 +138,26 @@ def _data() -> dict[str, Any]:
 def _entry(slug: str, values: dict[str, Any], documents: dict[str, str]) -> Entry:
     capability = _capability(values["compute_capability"])
     architecture = architectures()[capability]
-    sources = {name: values["source"].get(name, values["source"]["default"]) for name in SOURCED}
-    if "compute_capability" not in values["source"]:
-        sources["compute_capability"] = "cuda"
-    source = {name: _cite(text, documents) for name, text in sources.items()}
+    cited = {"compute_capability": "cuda", **values["source"]}
+    source = {name: _cite(cited.get(name, cited["default"]), documents) for name in SOURCED}
     source["smem_per_sm_bytes"] = source["smem_per_block_bytes"] = architecture.source["smem"]
     if "max_sm_clock_mhz" not in values:
         source["max_sm_clock_mhz"] = source["sm_clock_mhz"]
     spec = DeviceSpec(
         name=slug,
         kind="cuda",
-        sm_count=values["sm_count"],
-        sm_clock_mhz=values["sm_clock_mhz"],
-        max_sm_clock_mhz=values.get("max_sm_clock_mhz", values["sm_clock_mhz"]),
+        **{name: values[name] for name in ("sm_count", "sm_clock_mhz", "memory_gb_per_s", "peak_tflops")},
+        max_sm_clock_mhz=values.get("max_sm_clock_mhz", 0),
         l2_bytes=int(values["l2_mib"] * _MIB),
         smem_per_sm_bytes=architecture.smem_per_sm_bytes,
         smem_per_block_bytes=architecture.smem_per_block_bytes,
         memory_bytes=values["memory_gib"] * _GIB,
-        memory_gb_per_s=values["memory_gb_per_s"],
-        peak_tflops=values["peak_tflops"],
         peak_clock_mhz=values.get("peak_clock_mhz", {}),
         compute_capability=capability,
         source=source,
     )
-    return Entry(
-        spec=spec,
-        names=tuple(values["names"]),
-        memory_clock_mhz=values["memory_clock_mhz"],
-        memory_bus_bits=values["memory_bus_bits"],
-        half_rate=tuple(values.get("half_rate", ())),
-    )
+    half_rate = tuple(values.get("half_rate", ()))
+    return Entry(spec, tuple(values["names"]), values["memory_clock_mhz"], values["memory_bus_bits"], half_rate)
 
 
 def _cite(text: str, documents: dict[str, str]) -> str:

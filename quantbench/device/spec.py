@@ -1,4 +1,4 @@
-"""What a device is: the constants that the arithmetic of tiles, waves and rooflines needs."""
+"""The constants of a device that arithmetic on tiles, waves and rooflines needs (`DeviceSpec`), and its state."""
 
 import re
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "memory_bytes": (2**28, 2**44),
     "memory_gb_per_s": (1, 20_000),
 }
-# Folders and files are called by it.
+# Folders and files have this name.
 _SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PEAK_TFLOPS_RANGE = (0.001, 50_000)
 
@@ -26,17 +26,20 @@ _PEAK_TFLOPS_RANGE = (0.001, 50_000)
 class DeviceSpec:
     """One kind of device.
 
-    name: its slug (`a100-sxm4-80gb`, `cpu-amd-epyc`). kind: cuda or cpu. sm_count: streaming multiprocessors (CPU:
-    the cores that are used). sm_clock_mhz: the boost clock that the peaks are stated at. l2_bytes: last-level cache.
-    smem_per_sm_bytes: shared memory of one SM (0 on a CPU). memory_gb_per_s: 1e9 bytes a second. peak_tflops: dense
-    peak by dtype, 1e12 operations a second, tensor cores where the dtype has them, fp32 accumulation. source: where
-    each constant comes from, by field name; `peak_tflops.bf16` and the like for single peaks. registered: False for
-    a spec derived from what an unknown device reports about itself.
-
-    smem_per_block_bytes: the most that one block can have, by opting in (0: not known). max_sm_clock_mhz: the highest
-    clock the device can run at; 0 stands for sm_clock_mhz. It is above sm_clock_mhz on many cards (H100 SXM: peaks at
-    1830 MHz, runs at up to 1980), and a peak is a bound only at its own clock: see `ceiling`. peak_clock_mhz: the
-    clock of single peaks that are stated at another one than sm_clock_mhz, by dtype.
+    name: its slug (`a100-sxm4-80gb`, `cpu-amd-epyc`). kind: cuda or cpu.
+    sm_count: streaming multiprocessors; on a CPU the cores in use.
+    sm_clock_mhz: the boost clock that the peaks are stated at.
+    l2_bytes: last-level cache. smem_per_sm_bytes: shared memory of one SM (0 on a CPU).
+    memory_gb_per_s: 1e9 bytes a second.
+    peak_tflops: dense peak by dtype, 1e12 operations a second, with tensor cores where the dtype has them and fp32
+        accumulation.
+    source: of each constant, by field name; `peak_tflops.bf16` and the like for single peaks.
+    registered: False for a spec derived from what an unknown device reports about itself.
+    smem_per_block_bytes: the most that one block can have, by opting in (0: not known).
+    max_sm_clock_mhz: the highest clock the device can run at; 0 stands for sm_clock_mhz. It is above sm_clock_mhz on
+        many cards (H100 SXM: peaks at 1830 MHz, runs at up to 1980), and a peak is a bound only at its own clock: see
+        `ceiling`.
+    peak_clock_mhz: by dtype, the clock of peaks that are not stated at sm_clock_mhz.
     """
 
     name: str
@@ -66,8 +69,8 @@ class DeviceSpec:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise InputError(who, f"{name} = {value!r}", f"a number from {low} to {high}")
+        low, high = _PEAK_TFLOPS_RANGE
         for dtype, peak in self.peak_tflops.items():
-            low, high = _PEAK_TFLOPS_RANGE
             if not low <= peak <= high:
                 raise InputError(who, f"peak_tflops[{dtype}] = {peak!r}", f"a number from {low} to {high}")
         if self.kind == "cuda" and self.compute_capability is None:
@@ -99,11 +102,11 @@ class DeviceSpec:
 
 @dataclass(frozen=True)
 class DeviceState:
-    """What a device is doing at one moment, as far as it tells; None where it does not.
+    """A device's state at one moment; None where it is not known.
 
-    throttle_reasons: NVML's names for what holds the clock down now. other_processes: processes on the card beside
-    ours. note: why something is missing, in words ("NVML is not installed"). load_per_core: on a processor, the load
-    average of the last minute over its logical cores.
+    throttle_reasons: names of what holds the clock down now. other_processes: on the card, not ours.
+    note: why something is missing ("NVML is not installed").
+    load_per_core: on a processor, the load average of the last minute over its logical cores.
     """
 
     sm_clock_mhz: float | None = None

@@ -35,7 +35,7 @@ from quantbench.latency.roofline import peak_share
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.quantization import credible_waves
 from quantbench.workload import Attention, Gemm, Op, Softmax, TransformerShape
-from quantbench.workload.transformer import Compute
+from quantbench.workload.ops import Compute
 
 
 class ModelTimes:

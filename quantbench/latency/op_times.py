@@ -23,7 +23,7 @@ from quantbench.launch import Launch
 from quantbench.megatron import softmax_objections
 from quantbench.workload import Gemm, Op, Softmax
 from quantbench.workload.dtypes import element_bytes
-from quantbench.workload.transformer import Compute
+from quantbench.workload.ops import Compute
 
 #: How much of the errors of two ops is common: 0 would let errors cancel as if each were drawn anew, 1 is every op off
 #: by its whole interval at once. With 0.5 the interval of sums of four products covers 89 to 99 % of them on the five

@@ -1,1 +1,1 @@
-"""From times of single operations to whole training layouts: memory, time per iteration, and the search over both."""
+"""Layouts of training jobs: memory, time per iteration, and searches over layouts and shapes."""

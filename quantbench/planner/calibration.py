@@ -1,9 +1,9 @@
-"""The fitted constants of the planner, as shipped in planner.json with where they come from.
+"""What is known of a site: the planner's fitted constants (`shipped`, from planner.json) and measured links.
 
-Four belong to the iteration's time and two to the memory. They describe a site: its machines and its software. At a
-site that nothing was fitted for, collectives take the time that they take alone, launches are hidden and the network
-runs at its rate. Everything else in the planner is counted (bytes, FLOPs, micro-batches), taken from a specification,
-or asked of a latency model.
+Four constants belong to the iteration's time and two to the memory. They describe a site: its machines and its
+software. At a site without fitted constants collectives take the time that they take alone, launches are hidden and the
+network runs at its rate. Everything else in the planner is counted (bytes, FLOPs, micro-batches), taken from a
+specification, or predicted by a latency model. `python -m tools.planner_fit` fits the constants.
 
 History of the format:
 1  first version.
@@ -14,20 +14,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.resources import files
+from statistics import median
 from typing import Any
 
 from quantbench.errors import InputError
-from quantbench.latency.interconnect import Cluster
+from quantbench.latency.interconnect import Cluster, Link
 from quantbench.units import percent
+from quantbench.workload import Collective, Workload
 
 _WHO = "planner.json"
-CALIBRATION_FORMAT = "quantbench-planner"
-CALIBRATION_VERSION = 2
-#: the constants of the iteration's time: name → (lowest, highest) that can be believed
+_FORMAT, _VERSION = "quantbench-planner", 2
+#: the constants of the iteration's time: name → (lowest, highest) plausible value
 RANGES = {
     "tensor_factor": (1.0, 10.0),
     "layer_overhead_ms": (0.0, 50.0),
@@ -36,7 +38,8 @@ RANGES = {
 }
 #: those of the memory
 MEMORY_RANGES = {"base_gib": (0.0, 20.0), "activation_slack": (0.0, 2.0)}
-_SCATTER_RANGE = {"scatter": (0.0, 2.0)}
+# A link is a curve: one size says nothing of the others.
+_FEWEST_SIZES = 2
 
 
 @dataclass(frozen=True)
@@ -44,15 +47,13 @@ class Calibration:
     """The constants of one site.
 
     tensor_factor: time of a tensor-parallel collective inside training over that of NCCL's table, where all GPUs enter
-    it at once: waiting for the last of them, and the hosts. layer_overhead_ms: per layer and micro-batch, forward to
-    backward: launches, small kernels. data_parallel_share: what data-parallel traffic gets of a node's network
-    adapters. unaligned_share: rate of batched products whose rows are not 16-byte aligned, over the GPU's fp32 peak.
-
-    Of the memory, fitted apart: base_gib: context, communicators, buckets and workspaces of a process.
-    activation_slack: what the caching allocator holds beyond the activations, as a share of them.
-
-    Of neither: scatter: what nine in ten rows stay within, as |ln(predicted / measured)|; it widens intervals and moves
-    no prediction.
+        it at once: waiting for the last of them, and the hosts.
+    layer_overhead_ms: per layer and micro-batch, forward to backward: launches, small kernels.
+    data_parallel_share: share of a node's network adapters that data-parallel traffic gets.
+    unaligned_share: rate of batched products whose rows are not 16-byte aligned, over the GPU's fp32 peak.
+    base_gib: memory of a process for context, communicators, buckets and workspaces. Fitted apart.
+    activation_slack: memory that the caching allocator holds beyond the activations, as a share of them. Fitted apart.
+    scatter: 90 % quantile of |ln(predicted / measured)|; it widens intervals and moves no prediction.
     """
 
     tensor_factor: float
@@ -65,19 +66,14 @@ class Calibration:
     provenance: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, (low, high) in {**RANGES, **MEMORY_RANGES, **_SCATTER_RANGE}.items():
+        for name, (low, high) in {**RANGES, **MEMORY_RANGES, "scatter": (0.0, 2.0)}.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
                 raise InputError(_WHO, f"{name} = {value!r}", f"a number from {low} to {high}")
 
     @property
-    def constants(self) -> dict[str, float]:
-        """The four constants of the iteration's time, by name."""
-        return {name: getattr(self, name) for name in RANGES}
-
-    @property
     def fitted(self) -> bool:
-        """Whether rows of this site stand behind it."""
+        """Whether it was fitted to rows of this site."""
         return bool(self.provenance.get("rows_fitted"))
 
     def __str__(self) -> str:
@@ -100,22 +96,19 @@ class Calibrations:
         return self.sites.get(cluster.name, self.elsewhere)
 
     def to_json(self) -> dict[str, Any]:
-        """As planner.json keeps them."""
+        """The content of planner.json."""
         return {
-            "format": CALIBRATION_FORMAT,
-            "version": CALIBRATION_VERSION,
+            "format": _FORMAT,
+            "version": _VERSION,
             "sites": {name: asdict(site) for name, site in self.sites.items()},
             "elsewhere": asdict(self.elsewhere),
         }
 
     @classmethod
     def from_json(cls, data: object) -> Calibrations:
-        """What `to_json` wrote."""
-        if not isinstance(data, dict) or (data.get("format"), data.get("version")) != (
-            CALIBRATION_FORMAT,
-            CALIBRATION_VERSION,
-        ):
-            raise InputError(_WHO, repr(data)[:80], f"{CALIBRATION_FORMAT} version {CALIBRATION_VERSION}")
+        """What `to_json` wrote. Raises InputError for anything else."""
+        if not isinstance(data, dict) or (data.get("format"), data.get("version")) != (_FORMAT, _VERSION):
+            raise InputError(_WHO, repr(data)[:80], f"{_FORMAT} version {_VERSION}")
         try:
             sites = {name: Calibration(**values) for name, values in data["sites"].items()}
             return cls(sites, Calibration(**data["elsewhere"]))
@@ -123,13 +116,51 @@ class Calibrations:
             raise InputError(_WHO, str(error), "sites and elsewhere with their constants") from None
 
 
-def everywhere(calibration: Calibration) -> Calibrations:
-    """The same constants at every site."""
-    return Calibrations({}, calibration)
-
-
 @cache
 def shipped() -> Calibrations:
     """The constants that come with the package."""
-    text = (files("quantbench.planner") / "planner.json").read_text(encoding="utf-8")
-    return Calibrations.from_json(json.loads(text))
+    return Calibrations.from_json(json.loads((files("quantbench.planner") / "planner.json").read_text("utf-8")))
+
+
+def with_measured_links(
+    cluster: Cluster, measured: Iterable[tuple[Workload, float]], source: str, *, between_nodes: bool = True
+) -> Cluster:
+    """`cluster` with links measured by `quantbench comm` in place of those from public tables.
+
+    All-reduces inside a node become its links, by number of GPUs. The best bus bandwidth of all-reduces between nodes
+    becomes the node's rate: a ring leaves a node once, so its adapters carry what each GPU sends.
+
+    measured: collectives with their times in microseconds; other workloads are ignored.
+    source: where the times come from, for provenance.
+    between_nodes: whether to take the node's rate; not where constants were fitted against the stated one.
+    """
+    times: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    node_gb_per_s = 0.0
+    for work, us in measured:
+        if not isinstance(work, Collective) or work.op != "all_reduce":
+            continue
+        if work.num_nodes > 1 and between_nodes:
+            node_gb_per_s = max(node_gb_per_s, work.bus_bytes / us / 1e3)
+        elif work.num_nodes == 1:
+            times[work.num_gpus][work.bus_bytes].append(us)
+    links = {gpus: _link(by_size) for gpus, by_size in times.items() if len(by_size) >= _FEWEST_SIZES}
+    if not links and not node_gb_per_s:
+        return cluster
+    said = [f"all-reduce over {', '.join(map(str, sorted(links)))} GPUs of a node"] if links else []
+    said += ["between nodes"] if node_gb_per_s else []
+    return replace(
+        cluster,
+        links={**cluster.links, **links},
+        node_gb_per_s=node_gb_per_s or cluster.node_gb_per_s,
+        source=f"{cluster.source}; {' and '.join(said)} from {source}",
+    )
+
+
+def _link(by_size: dict[int, list[float]]) -> Link:
+    """A curve through the medians. A larger message never takes less time, so noise cannot bend it down."""
+    sizes = sorted(by_size)
+    times_us, longest = [], -math.inf
+    for size in sizes:
+        longest = max(longest, median(by_size[size]))
+        times_us.append(longest)
+    return Link(tuple(map(float, sizes)), tuple(times_us))

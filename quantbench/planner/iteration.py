@@ -1,33 +1,47 @@
-"""Time of one training iteration: the pipeline's slots, its bubble, data-parallel traffic and the optimizer's step.
+"""Time of one training iteration (`iteration`): pipeline slots and bubble, network traffic, the optimizer's step.
 
-1F1B (Narayanan et al., 2019 and 2021): every micro-batch takes a slot on each stage, forward and backward together; the
-slowest stage sets the pace, and filling and draining the pipeline costs one slot of each other stage (divided by the
-number of chunks where stages are interleaved).
+1F1B (Narayanan et al., 2019 and 2021): every micro-batch takes a slot on each stage, forward and backward together. The
+slowest stage sets the pace. Filling and draining the pipeline costs one slot of each other stage, divided by the number
+of chunks where stages are interleaved.
+
+Ranks are placed as Megatron-DeepSpeed places them: tensor-parallel neighbours first, then data-parallel ones, pipeline
+stages outermost. So a node holds gpus_per_node / tp members of a data-parallel group, their ring leaves the node once,
+and gpus_per_node / members rings share its adapters.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 
+from quantbench.latency.interconnect import NODE_LATENCY_S
 from quantbench.planner.calibration import Calibration
 from quantbench.planner.layer_time import LayerTime, LayerTimes, Span, exactly
 from quantbench.planner.layout import Job, Layout, StageKind, stage_kinds
 from quantbench.planner.memory import embedding_parameters, stage_parameters
-from quantbench.planner.traffic import exposed_s, tied_embedding_s, traffic
+from quantbench.workload.dtypes import element_bytes
 
 # Adam in mixed precision reads master weight, two moments and a gradient in fp32, writes back the first three and the
 # half-precision weight.
 _STEP_BYTES = 4 * 4 + 3 * 4 + 2
-_BANDWIDTH_SHARE = 0.8
+# How often the weights' bytes go around the ring per iteration, for reduce-scatter and gather (Rajbhandari et al.,
+# ZeRO, 2020, section 7). ZeRO-2 reduces every micro-batch, ZeRO-3 also gathers twice.
+_STEP_VOLUME = {0: 2, 1: 2, 2: 1, 3: 0}
+_MICRO_BATCH_VOLUME = {0: 0, 1: 0, 2: 1, 3: 3}
+# Without pipelines of layers (ZeRO-3) parameters go in buckets of this many (DeepSpeed's reduce_bucket_size).
+_BUCKET_PARAMETERS = 5e8
+# DeepSpeed's overlap_comm is true for stage 3 and false otherwise (deepspeed.ai, DeepSpeed Configuration JSON).
+_ZERO3_OVERLAP = 1.0
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """Seconds per iteration, and what they go to on the slowest stage. The parts add up to `sec.mid`.
+    """Seconds per iteration, and their parts on the slowest stage. The parts add up to `sec.mid`.
 
-    products, attention, recompute, vector, overhead: computation (recompute: what is done twice). tensor: tensor-
-    parallel collectives. logits: what the last stage does beyond its layers, where it is the slowest. point_to_point,
-    bubble, data_parallel, optimizer: the rest. bubble_share: bubble over the whole.
+    products, attention, vector, overhead: computation. recompute: computation that is repeated.
+    tensor: tensor-parallel collectives.
+    logits: what the last stage does beyond its layers, where it is the slowest.
+    point_to_point, bubble, data_parallel, optimizer: the rest.
     """
 
     sec: Span
@@ -45,44 +59,38 @@ class Iteration:
 
     @property
     def bubble_share(self) -> float:
-        """The part of the iteration in which the slowest stage has nothing to do."""
+        """The share of the iteration in which the slowest stage is idle."""
         return self.bubble / self.sec.mid
 
     @property
     def parts(self) -> dict[str, float]:
-        """Seconds by what they go to."""
-        names = (
-            "products", "attention", "recompute", "vector", "overhead", "tensor", "logits", "point_to_point", "bubble",
-            "data_parallel", "optimizer",
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names}
+        """Seconds by part."""
+        return {part.name: getattr(self, part.name) for part in fields(self) if part.name != "sec"}
 
     @property
     def bound(self) -> str:
-        """What to look at first, in a word: computation, or the largest thing that is none."""
+        """What to look at first: the largest loss if it is over a fifth of the computation, else computation."""
         losses = {
             "tensor-parallel traffic": self.tensor,
             "pipeline bubble": self.bubble,
             "network": self.data_parallel + self.point_to_point,
             "recomputation": self.recompute,
             "launches and stragglers": self.overhead,
-            # Without a pipeline the logits are part of the work; with one they hold the other stages up.
+            # Without a pipeline the logits are part of the work; with one they delay the other stages.
             "logits": self.logits if self.bubble else 0.0,
             "memory bandwidth": self.vector + self.optimizer,
         }
         worst = max(losses, key=lambda name: losses[name])
-        # Below a fifth of the computation proper nothing else is worth naming first.
         return worst if losses[worst] > 0.2 * (self.products + self.attention) else "compute"
 
 
 def iteration(job: Job, layout: Layout, layer_times: LayerTimes, calibration: Calibration) -> Iteration:
-    """Predict one iteration of `job` in `layout`, which is taken to be possible."""
+    """Predict one iteration of `job` in `layout`, which must be possible."""
     time = layer_times.at(layout.tp, layout.mbs, sequence_parallel=layout.sequence_parallel)
     count = layout.micro_batches(job.gbs)
     kinds = stage_kinds(job.shape.layers, layout.pp, layout.partition)
     heaviest = max(stage_parameters(job, layout, kind) for kind in kinds)
-    moved = traffic(job, layout, calibration, heaviest, count)
-    hop = moved.point_to_point * layout.interleave
+    hop = point_to_point_s(job, layout) * layout.interleave
     layer = time.by_recompute[layout.recompute]
     slots = [_slot(kind, layer, time, hop) for kind in kinds]
     pace, slowest = max(zip(slots, kinds, strict=True), key=lambda pair: pair[0].mid)
@@ -91,10 +99,9 @@ def iteration(job: Job, layout: Layout, layer_times: LayerTimes, calibration: Ca
         fill += span.times(kind.count)
     fill = Span(fill.low - pace.low, fill.mid - pace.mid, fill.high - pace.high).times(1 / layout.interleave)
 
-    step = _STEP_BYTES * heaviest / (layout.dp if layout.zero >= 1 else 1)
-    step_s = step / (job.cluster.device.memory_gb_per_s * 1e9 * _BANDWIDTH_SHARE)
+    step_s = _STEP_BYTES * heaviest / (layout.dp if layout.zero >= 1 else 1) / job.elementwise_bytes_per_s
     room = pace.mid * (count if layout.zero >= 2 else 1)
-    network = exposed_s(job, layout, moved.data_parallel, room)
+    network = exposed_s(job, layout, data_parallel_s(job, layout, calibration, heaviest, count), room)
     network += tied_embedding_s(job, layout, calibration, embedding_parameters(job.shape, layout.tp))
 
     own = slowest.layers * count
@@ -124,3 +131,54 @@ def _slot(kind: StageKind, layer: Span, time: LayerTime, hop: float) -> Span:
     """One micro-batch on one stage, forward and backward."""
     span = layer.times(kind.layers) + exactly(hop * _sides(kind) + (time.embedding if kind.first else 0.0))
     return span + time.logits if kind.last else span
+
+
+def point_to_point_s(job: Job, layout: Layout) -> float:
+    """Seconds of one micro-batch's activation to the next stage.
+
+    Each tensor-parallel rank sends its share, and they gather it on the other side (Narayanan et al., 2021, section
+    4.1; DeepSpeed's PartitionedTensor). A single message is assumed to run at the adapters' rate: the fitted share is
+    that of a ring with its many small pieces.
+    """
+    if layout.pp == 1:
+        return 0.0
+    shape, cluster = job.shape, job.cluster
+    sent = layout.mbs * shape.seq * shape.hidden * element_bytes(shape.dtype) / layout.tp
+    if layout.tp * layout.dp >= cluster.gpus_per_node:
+        return NODE_LATENCY_S + sent / (cluster.gpu_gb_per_s * 1e9)
+    return cluster.intra_node(2).time_s(sent)
+
+
+def data_parallel_s(
+    job: Job, layout: Layout, calibration: Calibration, stage_parameters: int, micro_batches: int
+) -> float:
+    """Seconds of data-parallel traffic per iteration, without overlap. stage_parameters: of a stage, per GPU."""
+    if layout.dp == 1:
+        return 0.0
+    volume = _STEP_VOLUME[layout.zero] + _MICRO_BATCH_VOLUME[layout.zero] * micro_batches
+    ring_bytes = volume * stage_parameters * element_bytes(job.shape.dtype) * (layout.dp - 1) / layout.dp
+    cluster = job.cluster
+    in_node = min(layout.dp, max(1, cluster.gpus_per_node // layout.tp))
+    if in_node == layout.dp:
+        return cluster.intra_node(layout.dp).time_s(ring_bytes)
+    rings = cluster.gpus_per_node / in_node
+    # A ring passes every node in turn, once for each of its collectives.
+    each = job.shape.layers if layout.zero == 3 else math.ceil(stage_parameters / _BUCKET_PARAMETERS)
+    hops = volume * each * (layout.dp / in_node - 1)
+    return hops * NODE_LATENCY_S + rings * ring_bytes / (cluster.node_gb_per_s * 1e9 * calibration.data_parallel_share)
+
+
+def tied_embedding_s(job: Job, layout: Layout, calibration: Calibration, embedding_parameters: int) -> float:
+    """Seconds to add up the gradient of a tied embedding between the first and the last stage."""
+    if layout.pp == 1 or not job.shape.tied:
+        return 0.0
+    sent = embedding_parameters * element_bytes(job.shape.dtype)
+    if layout.tp * layout.dp >= job.cluster.gpus_per_node:
+        return sent / (job.cluster.gpu_gb_per_s * 1e9 * calibration.data_parallel_share)
+    return job.cluster.intra_node(2).time_s(sent)
+
+
+def exposed_s(job: Job, layout: Layout, traffic_s: float, room_s: float) -> float:
+    """Data-parallel seconds left after overlap. room_s: seconds of computation that the traffic can overlap with."""
+    share = _ZERO3_OVERLAP if layout.zero == 3 else job.dp_overlap
+    return traffic_s - min(share * traffic_s, room_s)

@@ -1,33 +1,37 @@
-"""What is trained, and how it is laid out over GPUs."""
+"""The training job (`Job`), one way to divide it over GPUs (`Layout`), and how layers fall onto pipeline stages."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 from quantbench.errors import InputError, require_choice, require_int
 from quantbench.latency.interconnect import Cluster
-from quantbench.planner.formulas import RECOMPUTATIONS
 from quantbench.workload import TransformerShape
 
-#: head_dim must be a multiple of this for 16-byte loads of two-byte elements; without them cuBLAS falls back to slower
-#: kernels for the batched products
+#: head_dim must be a multiple of this for 16-byte loads of two-byte elements; without them cuBLAS uses slower kernels
+#: for the batched products
 ALIGNED_ELEMENTS = 8
 OPTIMIZERS = ("adam", "fused_adam", "adam_8bit")
 PRECISIONS = ("fp16", "bf16")
+RECOMPUTATIONS = ("full", "selective", "none")
 #: how layers fall onto stages: equal counts; embedding and logits counted as a layer each (BLOOM's
-#: `--pp-partition-method 'type:transformer|embedding'`); or as equal as they go
+#: `--pp-partition-method 'type:transformer|embedding'`); or as equal as possible
 PARTITIONS = ("layers", "embedding", "uneven")
+# What elementwise kernels reach of the memory bandwidth, as in quantbench.latency.roofline.
+_BANDWIDTH_SHARE = 0.8
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is the same for every layout that is compared.
+    """What all compared layouts share.
 
-    shape: of the whole model (its mbs and tp are 1). gbs: samples per iteration. optimizer: adam is torch.optim.Adam,
-    fused_adam apex's, adam_8bit bitsandbytes'. dp_overlap: the share of data-parallel traffic that hides behind
-    computation (0 as in DeepSpeed's pipeline engine, which reduces after the flush). rampup_step: samples by which the
-    batch grows at the start of training, or 0.
+    shape: the whole model (its mbs and tp are 1).
+    gbs: samples per iteration.
+    optimizer: adam is torch.optim.Adam, fused_adam apex's, adam_8bit bitsandbytes'.
+    dp_overlap: share of data-parallel traffic that overlaps with computation (0 in DeepSpeed's pipeline engine, which
+        reduces after the flush).
+    rampup_step: samples by which the batch grows at the start of training, or 0.
     """
 
     shape: TransformerShape
@@ -49,20 +53,28 @@ class Job:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What tells jobs apart."""
+        """Hashable identity of the job."""
         return (
             self.shape, self.cluster.key, self.gpus, self.gbs, self.optimizer, self.dp_overlap, self.rampup_step,
         )  # fmt: skip
 
+    @property
+    def elementwise_bytes_per_s(self) -> float:
+        """Memory bandwidth that elementwise kernels reach on the job's GPU."""
+        return self.cluster.device.memory_gb_per_s * 1e9 * _BANDWIDTH_SHARE
+
 
 @dataclass(frozen=True)
 class Layout:
-    """One way of dividing the work.
+    """One way to divide the work.
 
-    dp, tp, pp: degrees of data, tensor and pipeline parallelism. mbs: samples per micro-batch. interleave: model
-    chunks per stage (1: plain 1F1B). zero: what is sharded over dp: nothing (0), optimizer states (1), gradients too
-    (2), weights too (3). recompute: full, selective (scores, softmax and context only) or none. sequence_parallel:
-    norms and dropout are divided over tp as well. partition: how layers fall onto stages.
+    dp, tp, pp: degrees of data, tensor and pipeline parallelism.
+    mbs: samples per micro-batch.
+    interleave: model chunks per stage (1: plain 1F1B).
+    zero: what is sharded over dp: nothing (0), optimizer states (1), gradients too (2), weights too (3).
+    recompute: full, selective (scores, softmax and context only) or none.
+    sequence_parallel: norms and dropout are divided over tp as well.
+    partition: one of PARTITIONS.
     """
 
     dp: int
@@ -83,7 +95,7 @@ class Layout:
         require_choice("layout", "partition", self.partition, PARTITIONS)
 
     def micro_batches(self, gbs: int) -> int:
-        """Micro-batches that each pipeline runs per iteration; a last one that is not full counts as one."""
+        """Micro-batches that each pipeline runs per iteration; a partial last one counts as one."""
         return -(-gbs // (self.mbs * self.dp))
 
     def __str__(self) -> str:
@@ -98,7 +110,7 @@ class Layout:
 
 
 def padded_vocab(vocab: int, tp: int) -> int:
-    """Megatron pads the vocabulary to a multiple of 128 · tp.
+    """The vocabulary as Megatron pads it: a multiple of 128 · tp.
 
     >>> padded_vocab(250000, 8)
     250880
@@ -107,10 +119,25 @@ def padded_vocab(vocab: int, tp: int) -> int:
     return -(-vocab // multiple) * multiple
 
 
+def partition_of(layers: int, pp: int, *, uneven: bool = False) -> str:
+    """The partition that divides `layers` over `pp` stages; without one, 'uneven' if allowed, else 'layers'.
+
+    >>> partition_of(70, 12), partition_of(72, 12), partition_of(71, 12)
+    ('embedding', 'layers', 'layers')
+    """
+    if layers % pp == 0:
+        return "layers"
+    if (layers + 2) % pp == 0:
+        return "embedding"
+    return "uneven" if uneven else "layers"
+
+
 @dataclass(frozen=True)
 class StageKind:
-    """Stages of a pipeline that are alike: `count` of them with `layers` layers each; the first carries the embedding,
-    the last the logits, which are one stage without a pipeline."""
+    """Equal pipeline stages: `count` of them with `layers` layers each.
+
+    first: holds the embedding. last: holds the logits. Without a pipeline one stage is both.
+    """
 
     layers: int
     count: int
@@ -140,21 +167,3 @@ def stage_kinds(layers: int, pp: int, partition: str) -> tuple[StageKind, ...]:
         middles = [(each + 1, longer), (each, pp - 2 - longer)]
     between = [StageKind(number, count) for number, count in middles if count]
     return (StageKind(ends[0], 1, first=True), *between, StageKind(ends[1], 1, last=True))
-
-
-@dataclass(frozen=True)
-class Assumption:
-    """A value that was not given, and where it comes from."""
-
-    name: str
-    value: object
-    why: str
-
-
-@dataclass(frozen=True)
-class Case:
-    """A job and a layout together, with what had to be assumed to know them."""
-
-    job: Job
-    layout: Layout
-    assumed: tuple[Assumption, ...] = field(default_factory=tuple)

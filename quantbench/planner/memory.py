@@ -1,13 +1,15 @@
-"""Memory of the fullest GPU: weights, gradients, optimizer states, activations in flight, logits, and the rest.
+"""Memory of the fullest GPU (`memory`): weights, gradients, optimizer states, activations in flight, logits, the rest.
 
 Activations follow Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022, sections 4
-and 5, written out for any MLP width, gate and number of key heads. All sizes are in bytes until they are shown; a GPU
-of 80 GB has 80 GiB, and tables made from nvidia-smi count in GiB too.
+and 5, extended to any MLP width, gate and number of key heads. Sizes are in bytes and shown in GiB: a GPU of 80 GB has
+80 GiB, and tables made from nvidia-smi count in GiB too.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 
 from quantbench.planner.calibration import Calibration
 from quantbench.planner.layout import Job, Layout, StageKind, padded_vocab, stage_kinds
@@ -15,10 +17,11 @@ from quantbench.workload import TransformerShape
 from quantbench.workload.dtypes import element_bytes
 
 GIB = 2**30
-# CUDA reports 79.2 of an A100's 80 GiB and 31.7 of a V100's 32 as there to be used.
+# CUDA reports 79.2 of an A100's 80 GiB and 31.7 of a V100's 32 as usable.
 _USABLE_SHARE = 0.99
 _FP32 = 4
-_MASK_BYTES = 1
+#: bytes per element of a dropout mask
+MASK_BYTES = 1
 # Per parameter in fp32: the master weight, its gradient while the optimizer steps, and two moments (one byte each with
 # 8 bits). torch.optim.Adam makes one more copy, the square root of the second moment.
 _STATE_BYTES = {"adam": 4 + 4 + 8 + 4, "fused_adam": 4 + 4 + 8, "adam_8bit": 4 + 4 + 2}
@@ -26,7 +29,7 @@ _STATE_BYTES = {"adam": 4 + 4 + 8 + 4, "fused_adam": 4 + 4 + 8, "adam_8bit": 4 +
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the fullest GPU, by what they are for. stage: which one it is (0: the first)."""
+    """Bytes on the fullest GPU, by use. stage: the pipeline stage of that GPU (0: the first)."""
 
     weights: float
     gradients: float
@@ -39,42 +42,28 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """Bytes of all uses."""
         static = self.weights + self.gradients + self.optimizer
         return static + self.activations + self.working + self.slack + self.base
 
     @property
     def total_gib(self) -> float:
-        """All of them in GiB."""
+        """GiB of all uses."""
         return self.total / GIB
 
 
 def limit_bytes(job: Job) -> float:
-    """What a process can have of the GPU's memory."""
+    """Memory of the GPU that a process can use."""
     return job.cluster.device.memory_bytes * _USABLE_SHARE
 
 
 def memory(job: Job, layout: Layout, calibration: Calibration) -> Memory:
     """Memory of the fullest stage."""
     kinds = stage_kinds(job.shape.layers, layout.pp, layout.partition)
-    fullest: Memory | None = None
-    stage = 0
-    for kind in kinds:
-        # Of stages that are alike the first holds most micro-batches.
-        needed = _stage(job, layout, calibration, kind, stage)
-        if fullest is None or needed.total > fullest.total:
-            fullest = needed
-        stage += kind.count
-    assert fullest is not None
-    return fullest
-
-
-def layer_parameters(shape: TransformerShape, tp: int) -> int:
-    """Parameters of one layer on one of `tp` GPUs."""
-    kv = max(1, shape.kv_heads // tp)
-    attention = shape.hidden * shape.head_dim * (2 * shape.heads // tp + 2 * kv)
-    mlp = (3 if shape.gated else 2) * shape.hidden * shape.ffn // tp
-    return attention + mlp + 9 * shape.hidden
+    # Of equal stages the first holds most micro-batches.
+    first_of_kind = accumulate((kind.count for kind in kinds[:-1]), initial=0)
+    needed = map(partial(_stage, job, layout, calibration), kinds, first_of_kind)
+    return max(needed, key=lambda found: found.total)
 
 
 def embedding_parameters(shape: TransformerShape, tp: int) -> int:
@@ -83,10 +72,10 @@ def embedding_parameters(shape: TransformerShape, tp: int) -> int:
 
 
 def stage_parameters(job: Job, layout: Layout, kind: StageKind) -> int:
-    """Parameters of a stage on one GPU."""
+    """Parameters of a stage on one GPU, with biases and norms."""
     shape, tp = job.shape, layout.tp
     embeddings = 1 if kind.first and kind.last and shape.tied else kind.first + kind.last
-    return kind.layers * layer_parameters(shape, tp) + embeddings * embedding_parameters(shape, tp)
+    return kind.layers * (shape.layer_weights(tp) + 9 * shape.hidden) + embeddings * embedding_parameters(shape, tp)
 
 
 def _stage(job: Job, layout: Layout, calibration: Calibration, kind: StageKind, stage: int) -> Memory:
@@ -111,7 +100,7 @@ def _stage(job: Job, layout: Layout, calibration: Calibration, kind: StageKind, 
 
 
 def in_flight(layout: Layout, stage: int, micro_batches: int) -> float:
-    """Micro-batches whose activations a stage holds at a time: with 1F1B as many as stages follow it, itself included;
+    """Micro-batches whose activations a stage holds at a time: with 1F1B the number of stages from it to the last;
     interleaved, the first stage holds pp - 1 chunks more (Korthikanti et al., section 4.2.3)."""
     depth = float(layout.pp - stage)
     if layout.interleave > 1:
@@ -133,7 +122,7 @@ def _layer_activations(job: Job, layout: Layout, *, with_core: bool) -> float:
     shape, w = job.shape, element_bytes(job.shape.dtype)
     tokens = layout.mbs * shape.seq
     # Inputs of two norms, of qkv and of the MLP; two dropout masks.
-    whole = float(tokens * shape.hidden * (4 * w + (2 * _MASK_BYTES if shape.dropout else 0)))
+    whole = float(tokens * shape.hidden * (4 * w + (2 * MASK_BYTES if shape.dropout else 0)))
     width = shape.heads * shape.head_dim
     kv_width = max(shape.kv_heads, layout.tp) * shape.head_dim
     mlp = (3 if shape.gated else 2) * shape.ffn
@@ -149,4 +138,4 @@ def _core_activations(job: Job, layout: Layout) -> float:
     rows = layout.mbs * shape.heads / layout.tp * shape.seq
     if shape.attention == "flash":
         return rows * _FP32
-    return rows * shape.seq * (w + (w + _MASK_BYTES if shape.dropout else 0))
+    return rows * shape.seq * (w + (w + MASK_BYTES if shape.dropout else 0))

@@ -1,25 +1,34 @@
-"""Predicting cases: time, TFLOPs, memory, and what forbids them."""
+"""Predictions for the layouts of one job (`Planner`): time, memory, TFLOPs and MFU, also as JSON for `plan --json`."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from quantbench.latency.op_times import OpTimes, TimesOf
-from quantbench.planner.calibration import Calibration, Calibrations
-from quantbench.planner.constraints import Violation, violations
-from quantbench.planner.formulas import CALCULATORS, megatron_flops, model_flops, tokens_per_s
+from quantbench.latency.op_times import OpTimes
+from quantbench.planner.calibration import Calibration
+from quantbench.planner.formulas import hardware_flops, model_flops
 from quantbench.planner.iteration import Iteration, iteration
 from quantbench.planner.layer_time import LayerTimes
-from quantbench.planner.layout import Case, Job, Layout
-from quantbench.planner.memory import Memory, limit_bytes, memory
+from quantbench.planner.layout import Job, Layout
+from quantbench.planner.memory import GIB, Memory, limit_bytes, memory
+from quantbench.store.environment import installed_versions, relevant_environment
+
+_FORMAT, _VERSION = "quantbench-plan", 1
+_RATES = ("tflops", "mfu", "tokens_per_s", "days_per_trillion_tokens", "gpu_hours_per_trillion_tokens")
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is expected of a layout. tflops: per GPU, hardware FLOPs with what is recomputed counted (Megatron's
-    calculator where it holds); mfu: the model's own FLOPs over the GPU's peak. fits: whether memory is below the
-    limit. not_counted: what a real iteration takes besides, so that times are lower bounds."""
+    """What is expected of a layout.
+
+    tflops: per GPU, hardware FLOPs with recomputation (Megatron's calculator where it holds).
+    mfu: the model's own FLOPs over the GPU's peak.
+    tokens_per_s: of the whole job.
+    fits: whether memory is below the limit.
+    not_counted: what takes further time in a real run, so that times are lower bounds.
+    """
 
     layout: Layout
     iteration: Iteration
@@ -31,96 +40,93 @@ class Prediction:
     not_counted: tuple[str, ...]
 
     @property
-    def gpu_hours_per_trillion_tokens(self) -> float:
-        """GPU-hours that 1e12 tokens take at this rate."""
-        return self.days_per_trillion_tokens * 24 * self.layout.dp * self.layout.tp * self.layout.pp
-
-    @property
     def days_per_trillion_tokens(self) -> float:
         """Days that 1e12 tokens take at this rate."""
         return 1e12 / self.tokens_per_s / 86400
+
+    @property
+    def gpu_hours_per_trillion_tokens(self) -> float:
+        """GPU-hours that 1e12 tokens take at this rate."""
+        return self.days_per_trillion_tokens * 24 * self.layout.dp * self.layout.tp * self.layout.pp
 
     @property
     def sec_per_it(self) -> float:
         """Predicted seconds per iteration."""
         return self.iteration.sec.mid
 
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object: times in seconds, memory in GiB."""
+        return {
+            "layout": asdict(self.layout),
+            "sec_per_it": self.sec_per_it,
+            "sec_per_it_low": self.iteration.sec.low,
+            "sec_per_it_high": self.iteration.sec.high,
+            **{name: getattr(self, name) for name in _RATES},
+            "not_counted": list(self.not_counted),
+            "mem_gb": self.memory.total_gib,
+            "fits": self.fits,
+            "bubble_share": self.iteration.bubble_share,
+            "bound": self.iteration.bound,
+            "seconds": self.iteration.parts,
+            "memory_gib": {name: value / GIB for name, value in asdict(self.memory).items() if name != "stage"},
+            "fullest_stage": self.memory.stage,
+        }
+
 
 class Planner:
-    """Predictions for one job; layer times are shared between layouts."""
+    """Predictions for one job; layouts share the layer times in `layers`."""
 
     def __init__(self, job: Job, times: OpTimes, calibration: Calibration) -> None:
         self.job, self.calibration = job, calibration
-        self.times = times
-        self._layers = LayerTimes(job, times, calibration)
-        self._hardware_flops = _hardware_flops(job)
+        self.layers = LayerTimes(job, times, calibration)
+        self._hardware_flops = hardware_flops(job.shape, job.gbs)
         self._model_flops = model_flops(job.shape, job.gbs)
         self._limit_bytes = limit_bytes(job)
         self._peak_flops = (job.cluster.device.peak(job.shape.dtype) or float("nan")) * 1e12
+        # Everything outside the iteration, and what no constant was fitted to.
+        site = () if calibration.layer_overhead_ms else ("launches", "stragglers")
+        self._not_counted = ("data loading", "checkpoints", "evaluation", "restarts", *site)
 
-    def prepare(self, keys: Iterable[tuple[int, int, bool]]) -> None:
-        """Ask for the layers of many layouts, (tp, mbs, sequence_parallel) each, in one batch."""
-        self._layers.prepare(keys)
-
-    def predict(self, layout: Layout) -> Prediction:
-        """Time and memory of a possible layout."""
-        return self.with_memory(layout, memory(self.job, layout, self.calibration))
-
-    def with_memory(self, layout: Layout, needed: Memory) -> Prediction:
-        """As `predict`, with the memory known already."""
-        found = iteration(self.job, layout, self._layers, self.calibration)
+    def predict(self, layout: Layout, needed: Memory | None = None) -> Prediction:
+        """Time and memory of a possible layout. needed: its memory, if already computed."""
+        needed = needed or memory(self.job, layout, self.calibration)
+        found = iteration(self.job, layout, self.layers, self.calibration)
         seconds = found.sec.mid * self.job.gpus
+        zero3 = ("weight gathers of ZeRO-3 that outlast the computation",) if layout.zero == 3 else ()
         return Prediction(
             layout=layout,
             iteration=found,
             memory=needed,
             tflops=self._hardware_flops[layout.recompute] / seconds / 1e12,
             mfu=self._model_flops / seconds / self._peak_flops,
-            tokens_per_s=tokens_per_s(gbs=self.job.gbs, seq=self.job.shape.seq, sec_per_it=found.sec.mid),
+            tokens_per_s=self.job.gbs * self.job.shape.seq / found.sec.mid,
             fits=needed.total <= self._limit_bytes,
-            not_counted=_not_counted(layout, self.calibration),
+            not_counted=(*self._not_counted, *zero3),
         )
 
 
-def _not_counted(layout: Layout, calibration: Calibration) -> tuple[str, ...]:
-    """What no prediction has: everything outside the iteration, and what no constant was fitted to."""
-    missing = ["data loading", "checkpoints", "evaluation", "restarts"]
-    if not calibration.layer_overhead_ms:
-        missing += ["launches", "stragglers"]
-    if layout.zero == 3:
-        missing.append("weight gathers of ZeRO-3 that outlast the computation")
-    return tuple(missing)
+def provenance(arguments: Sequence[str]) -> dict[str, Any]:
+    """The head of a plan in JSON: the command line, versions and environment variables."""
+    return {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "command": list(arguments),
+        "software": installed_versions(),
+        "environment": relevant_environment(),
+    }
 
 
-def _hardware_flops(job: Job) -> dict[str, float]:
-    """FLOPs per iteration by recomputation, as TFLOPs are usually stated of them."""
-    if CALCULATORS["megatron"].objection(job.shape) is None:
-        full = megatron_flops(job.shape, job.gbs)
-        none = 0.75 * full
-    else:
-        none = model_flops(job.shape, job.gbs)
-        full = none * 4 / 3
-    width = job.shape.heads * job.shape.head_dim
-    core = 4.0 * job.gbs * job.shape.seq**2 * width * job.shape.layers
-    return {"full": full, "selective": none + core, "none": none}
-
-
-def predict_cases(
-    cases: Sequence[Case], times: TimesOf, calibrations: Calibrations, *, forgiven: Container[str] = ()
-) -> list[Prediction | tuple[Violation, ...]]:
-    """One prediction per case, or the strict rules that make it impossible. Equal jobs share their layer times.
-    forgiven: names of strict rules that a case may break."""
-    planners: dict[tuple[object, ...], Planner] = {}
-    found: list[Prediction | tuple[Violation, ...]] = []
-    for case in cases:
-        strict = (v for v in violations(case.job, case.layout) if v.constraint.strict)
-        broken = tuple(v for v in strict if v.constraint.name not in forgiven)
-        if broken:
-            found.append(broken)
-            continue
-        key = case.job.key
-        if key not in planners:
-            where = case.job.cluster
-            planners[key] = Planner(case.job, times(where.device), calibrations.of(where))
-        found.append(planners[key].predict(case.layout))
-    return found
+def job_to_json(job: Job, calibration: Calibration, times_note: str, assumed: Sequence[str] = ()) -> dict[str, Any]:
+    """A job as a JSON object, with the constants, and where the times of operations come from (times_note)."""
+    where = job.cluster
+    return {
+        "shape": asdict(job.shape),
+        **{name: getattr(job, name) for name in ("gpus", "gbs", "optimizer", "dp_overlap", "rampup_step")},
+        "topology": {
+            "cluster": where.name, "device": where.device.name, "gpus_per_node": where.gpus_per_node,
+            "nodes": -(-job.gpus // where.gpus_per_node), "node_gb_per_s": where.node_gb_per_s, "source": where.source,
+        },
+        "calibration": asdict(calibration),
+        "op_times": times_note,
+        "assumed": list(assumed),
+    }  # fmt: skip

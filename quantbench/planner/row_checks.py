@@ -1,53 +1,57 @@
-"""Looking for mistakes in a table of layouts: rows that cannot be, cells that contradict each other, outliers.
+"""Mistakes in a table of layouts (`check_rows`): impossible rows, cells that contradict each other, outliers.
 
-A row is held against the rules of layouts, its TFLOPs against its own time, batch and shape, its size against its
-layers, and rows that differ in one cell only against each other. Where two rows contradict each other, the models of
-memory and time tell which.
+Checks each row against the rules of layouts, its TFLOPs against its own time, batch and shape, its size against its
+layers, and rows that differ in one cell against each other. Where two rows contradict each other, the models of memory
+and time decide which is wrong. `plan --rows FILE --check` uses it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from quantbench.device import lookup
 from quantbench.errors import InputError
 from quantbench.latency.interconnect import cluster, reference_cluster
 from quantbench.latency.op_times import TimesOf
 from quantbench.planner.calibration import Calibrations
-from quantbench.planner.constraints import violations
-from quantbench.planner.context import Given, case_of
-from quantbench.planner.formulas import CALCULATORS, parameters, simple_tflops
-from quantbench.planner.layout import Job, Layout
+from quantbench.planner.constraints import strict_violations
+from quantbench.planner.formulas import parameters, tflops_by_calculator
+from quantbench.planner.layout import Job, Layout, partition_of
 from quantbench.planner.memory import memory
-from quantbench.planner.predict import Prediction, predict_cases
-from quantbench.planner.table import TableRow
+from quantbench.planner.predict import Prediction
+from quantbench.planner.row_results import predict_cases
+from quantbench.planner.rows import Case, Given, TableRow, case_of
 from quantbench.workload import TransformerShape
 
-#: figures are printed with four or five digits, and sizes rounded to 1e9
+# Figures are printed with four or five digits, and sizes rounded to 1e9.
 _TFLOPS_TOLERANCE = 0.005
 _SIZE_TOLERANCE = 0.04
 # nvidia-smi's figure of one layout varies by a GB or two between days.
 _MEMORY_TOLERANCE = 0.08
-# Runs of one layout repeat within 0.5 %; beyond this two of them were not the same.
+# Runs of one layout repeat within 0.5 %.
 _TIME_TOLERANCE = 0.05
-# Micro-batches and bubble alone explain how time grows with the batch to within 2 %; beyond this something else.
+# Micro-batches and bubble alone explain how time grows with the batch to within 2 %.
 _BATCH_TOLERANCE = 0.10
 # Cells that a size does not depend on, for rows that lack them.
 _ANYWHERE = Given(cells={"tp": 1, "pp": 1, "gpus": 1, "gbs": 1}, gpu="a100-sxm4-80gb", as_typed=True)
-#: besides the layout, what tells runs apart
+# Cells besides the layout by which runs differ.
 _SETTINGS = (
     "date", "zero", "precision", "gpu", "cluster", "seq", "vocab", "kv_heads", "head_dim", "ffn", "gated", "tied",
     "interleave", "recompute", "sequence_parallel", "optimizer", "attention", "softmax", "dropout",
 )  # fmt: skip
-_CALCULATORS = {"old": "old", "new": "megatron"}
 
 
 @dataclass(frozen=True)
 class RowFault:
-    """Something wrong with a row. kind: impossible (no such run can be), typed (cells contradict each other or another
-    row), outlier (cells agree, the time does not fit its neighbours). message: what, and what would agree."""
+    """A mistake in a row.
+
+    kind: impossible (no such run can be), typed (cells contradict each other or another row), outlier (cells agree, the
+        time does not fit its neighbours).
+    message: what is wrong, and what would agree.
+    """
 
     row: TableRow
     kind: str
@@ -58,19 +62,24 @@ class RowFault:
 
 
 def check_rows(rows: Sequence[TableRow], times: TimesOf, calibrations: Calibrations) -> list[RowFault]:
-    """Every finding, in the rows' order."""
+    """Every mistake found, in the rows' order."""
     found: list[RowFault] = []
     for row in rows:
         found += [RowFault(row, "impossible", text) for text in _impossible(row)]
-        found += [RowFault(row, "typed", text) for text in (*_tflops(row), *_size(row))]
+        found += [RowFault(row, "typed", text) for text in (_tflops(row), _size(row)) if text]
     found += _swapped(rows)
-    found += _pairs(rows, times, calibrations)
+    for row, other in _comparable(rows):
+        found += _contradictions(row, other, times, calibrations)
     order = {id(row): index for index, row in enumerate(rows)}
-    return sorted(found, key=lambda finding: order[id(finding.row)])
+    return sorted(found, key=lambda fault: order[id(fault.row)])
 
 
-def _impossible(row: TableRow) -> Iterable[str]:
-    """Strict rules that the cells break. What a row does not say is taken so that it breaks none."""
+def _as_typed(row: TableRow) -> Case:
+    return case_of(row, Given(as_typed=True))
+
+
+def _impossible(row: TableRow) -> tuple[str, ...]:
+    """Strict rules that the cells break. Empty cells are filled so that they break none."""
     if row.tp is None or row.pp is None or row.mbs is None or row.gpus is None:
         return ()
     dp = row.dp or max(1, row.gpus // (row.tp * row.pp))
@@ -85,66 +94,59 @@ def _impossible(row: TableRow) -> Iterable[str]:
         return (f"{error.value}; expected {error.expected}",)
     where = reference_cluster(lookup(row.gpu)) if row.gpu else cluster("dgx-a100")
     per_node = row.gpus // row.nodes if row.nodes else max(where.gpus_per_node, row.tp)
-    layout = Layout(dp=dp, tp=row.tp, pp=row.pp, mbs=row.mbs, zero=0 if row.zero is None else row.zero)
     job = Job(shape, where.changed(gpus_per_node=per_node), row.gpus, row.gbs or dp * row.mbs)
-    if (shape.layers + 2) % row.pp == 0 and shape.layers % row.pp:
-        layout = replace(layout, partition="embedding")
-    return [str(v) for v in violations(job, layout) if v.constraint.strict]
+    layout = Layout(dp, row.tp, row.pp, row.mbs, zero=row.zero or 0, partition=partition_of(shape.layers, row.pp))
+    return tuple(map(str, strict_violations(job, layout)))
 
 
-def _tflops(row: TableRow) -> Iterable[str]:
-    """Whether TFLOPs agree with time, batch and shape as typed."""
+def _tflops(row: TableRow) -> str:
+    """How TFLOPs disagree with time, batch and shape as typed; "" if they agree or cannot be computed."""
     if row.tflops is None or row.sec_per_it is None or row.gpus is None:
-        return ()
-    stated = row.calculator
+        return ""
     try:
-        case = case_of(row, Given(as_typed=True))
+        case = _as_typed(row)
     except InputError:
-        return ()
+        return ""
     shape, gbs = case.job.shape, case.job.gbs
-    computed = {
-        name: calculator.tflops(shape, gbs=gbs, tp=case.layout.tp, sec_per_it=row.sec_per_it, gpus=row.gpus)
-        for name, calculator in CALCULATORS.items()
-        if calculator.objection(shape) is None
-    }
-    if row.size_b is not None:
-        computed["simple"] = simple_tflops(
-            size_b=row.size_b, seq=shape.seq, gbs=gbs, sec_per_it=row.sec_per_it, gpus=row.gpus
-        )
-    name = _CALCULATORS.get(stated, "simple" if "simple" in stated else "")
+    computed = tflops_by_calculator(
+        shape, gbs=gbs, tp=case.layout.tp, sec_per_it=row.sec_per_it, gpus=row.gpus, size_b=row.size_b
+    )
+    usual = "simple" if "simple" in row.calculator else ""
+    name = {"old": "old", "new": "megatron"}.get(row.calculator, usual)
     if name not in computed:
-        return ()
-    ratio = row.tflops / computed[name]
-    if abs(ratio - 1) <= _TFLOPS_TOLERANCE:
-        return ()
+        return ""
+    agree = [n for n, value in computed.items() if abs(row.tflops / value - 1) <= _TFLOPS_TOLERANCE]
+    if name in agree:
+        return ""
     text = f"TFLOPs {row.tflops:g} do not agree with {row.sec_per_it:g} s and gbs {gbs}: that is {computed[name]:.2f}"
-    other = next((n for n, value in computed.items() if abs(row.tflops / value - 1) <= _TFLOPS_TOLERANCE), None)
-    if other is not None:
-        return (f"{text} by the {name} calculator; they agree with the {other} one",)
-    implied = gbs * ratio
-    return (f"{text}; they would agree with gbs = {implied:.0f} of {shape.seq} tokens",)
+    if agree:
+        return f"{text} by the {name} calculator; they agree with the {agree[0]} one"
+    return f"{text}; they would agree with gbs = {gbs * row.tflops / computed[name]:.0f} of {shape.seq} tokens"
 
 
-def _size(row: TableRow) -> Iterable[str]:
-    """Whether the size agrees with the shape, embeddings counted or not: people state both. A row that does not say
-    whether embedding and logits share one matrix may mean either."""
+def _size(row: TableRow) -> str:
+    """How the size disagrees with the shape; "" if it agrees or cannot be computed.
+
+    It may count embeddings or not: people state both. In a row that does not say whether embedding and logits share one
+    matrix, it may count the matrix once or twice.
+    """
     if row.size_b is None or row.layers is None or row.hidden is None:
-        return ()
+        return ""
     try:
-        # An MLP that a document only guesses at contradicts nothing.
+        # An MLP width that comes from the document is a guess, which contradicts nothing.
         shape = replace(case_of(row, _ANYWHERE).job.shape, ffn=row.ffn or 4 * row.hidden)
     except InputError:
-        return ()
+        return ""
     embedding = shape.vocab * shape.hidden
     shared = parameters(replace(shape, tied=True))
     counts = {None: (shared, shared + embedding), True: (shared,), False: (shared + embedding,)}[row.tied]
     if any(abs(count / 1e9 / row.size_b - 1) <= _SIZE_TOLERANCE for count in (shared - embedding, *counts)):
-        return ()
+        return ""
     what = f"{row.layers} layers of {row.hidden} with {'gated ' if shape.gated else ''}ffn {shape.ffn}"
-    return (f"size {row.size_b:g} B does not agree with {what}: that is {counts[0] / 1e9:.3g} B",)
+    return f"size {row.size_b:g} B does not agree with {what}: that is {counts[0] / 1e9:.3g} B"
 
 
-def _swapped(rows: Sequence[TableRow]) -> Iterable[RowFault]:
+def _swapped(rows: Sequence[TableRow]) -> Iterator[RowFault]:
     """Rows whose time and TFLOPs are another row's TFLOPs and time."""
     seen = {(_layout_cells(row), row.sec_per_it, row.tflops): row for row in reversed(rows)}
     for row in rows:
@@ -160,54 +162,50 @@ def _layout_cells(row: TableRow) -> tuple[object, ...]:
     return (row.source_file, row.gpus, row.layers, row.hidden, row.heads, row.dp, row.tp, row.pp, row.mbs, row.gbs)
 
 
-def _pairs(rows: Sequence[TableRow], times: TimesOf, calibrations: Calibrations) -> Iterable[RowFault]:
-    """Rows that contradict one another, and which of the two the models do not believe."""
+def _comparable(rows: Sequence[TableRow]) -> Iterator[tuple[TableRow, TableRow]]:
+    """Pairs of rows that differ in micro-batch and batch alone, if at all."""
     groups: dict[tuple[object, ...], list[TableRow]] = defaultdict(list)
     for row in rows:
         if row.layers and row.hidden and row.duplicate_of_line is None:
             settings = (getattr(row, name) for name in _SETTINGS)
             groups[(*_layout_cells(replace(row, mbs=None, gbs=None)), *settings)].append(row)
     for group in groups.values():
-        for index, row in enumerate(group):
-            for other in group[index + 1 :]:
-                yield from _contradictions(row, other, times, calibrations)
+        yield from combinations(group, 2)
 
 
-def _contradictions(a: TableRow, b: TableRow, times: TimesOf, calibrations: Calibrations) -> Iterable[RowFault]:
-    def memory_of(row: TableRow) -> float:
-        case = case_of(row, Given(as_typed=True))
+def _contradictions(a: TableRow, b: TableRow, times: TimesOf, calibrations: Calibrations) -> Iterator[RowFault]:
+    """Contradictions between two comparable rows, each for the row that the models believe less."""
+
+    def memory_error(row: TableRow) -> float:
+        case = _as_typed(row)
         return abs(memory(case.job, case.layout, calibrations.of(case.job.cluster)).total_gib / (row.mem_gb or 1.0) - 1)
 
-    def time_of(row: TableRow) -> float:
-        found = predict_cases([case_of(row, Given(as_typed=True))], times, calibrations)[0]
+    def time_error(row: TableRow) -> float:
+        found = predict_cases([_as_typed(row)], times, calibrations)[0]
         return abs(found.sec_per_it / (row.sec_per_it or 1.0) - 1) if isinstance(found, Prediction) else 0.0
 
     if a.mem_gb and b.mem_gb and a.mbs and b.mbs and a.gbs == b.gbs:
-        small, large = (a, b) if a.mbs <= b.mbs else (b, a)
-        assert small.mem_gb is not None
-        assert large.mem_gb is not None
-        apart = small.mem_gb / large.mem_gb - 1
-        if (a.mbs == b.mbs and abs(apart) > _MEMORY_TOLERANCE) or (a.mbs != b.mbs and apart > _MEMORY_TOLERANCE):
-            wrong, right = _worse(a, b, memory_of)
-            text = (
-                f"memory {wrong.mem_gb:g} GB with MBS {wrong.mbs} contradicts {right.mem_gb:g} GB with MBS {right.mbs}"
+        apart = a.mem_gb / b.mem_gb - 1 if a.mbs <= b.mbs else b.mem_gb / a.mem_gb - 1
+        if (abs(apart) if a.mbs == b.mbs else apart) > _MEMORY_TOLERANCE:
+            wrong, right = _worse(a, b, memory_error)
+            text = f"memory {wrong.mem_gb:g} GB with MBS {wrong.mbs} contradicts {right.mem_gb:g} GB"
+            yield RowFault(
+                wrong, "typed", f"{text} with MBS {right.mbs} of {right.place}: memory or MBS is typed wrong"
             )
-            yield RowFault(wrong, "typed", f"{text} of {right.place}: memory or MBS is typed wrong")
     if a.sec_per_it and b.sec_per_it and a.mbs == b.mbs and a.gbs and b.gbs:
-        case_a, case_b = case_of(a, Given(as_typed=True)), case_of(b, Given(as_typed=True))
-        slots = [c.layout.micro_batches(c.job.gbs) + c.layout.pp - 1 for c in (case_a, case_b)]
+        slots = [c.layout.micro_batches(c.job.gbs) + c.layout.pp - 1 for c in map(_as_typed, (a, b))]
         ratio = a.sec_per_it / b.sec_per_it * slots[1] / slots[0] - 1
         if a.gbs == b.gbs and abs(ratio) > _TIME_TOLERANCE:
             for row, other in ((a, b), (b, a)):
                 text = f"{row.sec_per_it:g} s and {other.sec_per_it:g} s of {other.place} for the same cells"
                 yield RowFault(row, "typed", f"{text}: a setting that is not listed differs")
         elif a.gbs != b.gbs and abs(ratio) > _BATCH_TOLERANCE:
-            wrong, right = _worse(a, b, time_of)
+            wrong, right = _worse(a, b, time_error)
             expected = (right.sec_per_it or 0) * (slots[0] / slots[1] if wrong is a else slots[1] / slots[0])
             text = f"{wrong.sec_per_it:g} s at gbs {wrong.gbs}: micro-batches and bubble of {right.place}"
             yield RowFault(wrong, "outlier", f"{text} give {expected:.1f} s")
 
 
 def _worse(a: TableRow, b: TableRow, error: Callable[[TableRow], float]) -> tuple[TableRow, TableRow]:
-    """(the row that a model believes less, the other)."""
+    """(the row with the larger error, the other)."""
     return (a, b) if error(a) > error(b) else (b, a)

@@ -1,29 +1,43 @@
-"""All possible layouts of a job, ranked by predicted time per iteration.
+"""Searches over layouts of a job (`search`) and over shapes of about the same number of parameters (`shape_search`).
 
-Degrees are enumerated exactly (every divisor that the strict rules allow); what does not fit into memory is counted
-and left out before its time is asked for. Layer times depend on tensor parallelism and micro-batch size alone, so a
-search over tens of thousands of layouts asks the latency models for a few dozen layers, in one batch.
+`search` ranks layouts by predicted time per iteration. Degrees are enumerated exactly (every divisor that the strict
+rules allow). Layouts that do not fit into memory are counted and left out before their time is asked for. Layer times
+depend on tensor parallelism and micro-batch size alone, so a search over tens of thousands of layouts asks the latency
+models for a few dozen layers, in one batch.
+
+`shape_search` varies hidden, heads and layers together. Each candidate is tried in the layouts that suit the starting
+shape, and its time is scaled to the same number of parameters, so that a small model does not count as fast.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from math import ceil
+from typing import Any
 
 from quantbench.errors import InputError, require_choice
-from quantbench.latency.op_times import OpTimes
+from quantbench.latency.op_times import OpTimes, RememberedTimes
 from quantbench.planner.calibration import Calibration
 from quantbench.planner.constraints import is_possible
-from quantbench.planner.formulas import RECOMPUTATIONS
-from quantbench.planner.layout import Job, Layout
+from quantbench.planner.formulas import parameters
+from quantbench.planner.layout import RECOMPUTATIONS, Job, Layout, partition_of
 from quantbench.planner.memory import Memory, limit_bytes, memory
 from quantbench.planner.predict import Planner, Prediction
+from quantbench.workload import TransformerShape
+
+# A search over more shapes would take several minutes.
+_MOST_SHAPES = 5_000
 
 
 @dataclass(frozen=True)
 class Space:
-    """What may vary. Empty tuples leave a degree free. mbs_limit: the largest micro-batch that is tried.
-    sequence_parallel: None tries both. uneven: also stages of different length."""
+    """What may vary between layouts. Empty tuples leave a degree free.
+
+    mbs_limit: the largest micro-batch to try. sequence_parallel: None tries both. uneven: also try stages of different
+    length.
+    """
 
     dp: tuple[int, ...] = ()
     tp: tuple[int, ...] = ()
@@ -43,66 +57,67 @@ class Space:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found. ranked: fitting layouts by time; looked_at: layouts that the rules allow; too_large: how
-    many of them do not fit into memory, and smallest: the one that misses by least."""
+    """The result of a search.
+
+    ranked: layouts that fit, by time. looked_at: number of layouts that the rules allow.
+    too_large: how many of them do not fit into memory. smallest: the one of those that needs least.
+    """
 
     ranked: tuple[Prediction, ...]
     looked_at: int
     too_large: int
-    smallest: tuple[Layout, Memory] | None = field(default=None)
+    smallest: tuple[Layout, Memory] | None = None
 
 
 def search(job: Job, times: OpTimes, calibration: Calibration, space: Space | None = None) -> Found:
-    """Every layout of `space`, ranked. Raises InputError where the rules allow none at all."""
-    space = space or Space()
+    """Every layout of `space`, ranked. Raises InputError if the rules allow none."""
     limit = limit_bytes(job)
     fitting: list[tuple[Layout, Memory]] = []
     smallest: tuple[Layout, Memory] | None = None
     too_large = 0
-    for group in layout_groups(job, space):
+    for group in layout_groups(job, space or Space()):
         # Of layouts that differ in mbs alone memory grows with it, and interleaving only adds to it.
         full = False
         for layout in group:
-            needed = None if full else memory(job, layout, calibration)
-            if needed is not None and needed.total <= limit:
+            if full:
+                too_large += 1
+                continue
+            needed = memory(job, layout, calibration)
+            if needed.total <= limit:
                 fitting.append((layout, needed))
                 continue
             too_large += 1
-            if needed is not None:
-                full = full or layout.interleave == 1
-                if smallest is None or needed.total < smallest[1].total:
-                    smallest = (layout, needed)
+            full = layout.interleave == 1
+            if smallest is None or needed.total < smallest[1].total:
+                smallest = (layout, needed)
     if not fitting and smallest is None:
-        raise InputError("plan", _nothing(job), "a gbs and layers with more divisors, or --allow-uneven")
+        what = f"no dp · tp · pp = {job.gpus} GPUs for gbs {job.gbs} and {job.shape.layers} layers keeps every rule"
+        raise InputError("plan", what, "a gbs and layers with more divisors, or --allow-uneven")
     planner = Planner(job, times, calibration)
-    planner.prepare({(layout.tp, layout.mbs, layout.sequence_parallel) for layout, _ in fitting})
-    ranked = [planner.with_memory(layout, needed) for layout, needed in fitting]
-    ranked.sort(key=lambda p: (p.sec_per_it, p.memory.total))
+    planner.layers.prepare((layout.tp, layout.mbs, layout.sequence_parallel) for layout, _ in fitting)
+    ranked = sorted((planner.predict(*one) for one in fitting), key=lambda p: (p.sec_per_it, p.memory.total))
     return Found(tuple(ranked), len(fitting) + too_large, too_large, smallest)
-
-
-def _nothing(job: Job) -> str:
-    return f"no dp · tp · pp = {job.gpus} GPUs for gbs {job.gbs} and {job.shape.layers} layers keeps every rule"
 
 
 def layout_groups(job: Job, space: Space) -> Iterator[list[Layout]]:
     """Possible layouts, in groups that differ in mbs (ascending) and interleave alone."""
+    layers = job.shape.layers
     for tp in _tensor_degrees(job, space):
+        parallel = (False, True) if space.sequence_parallel is None else (space.sequence_parallel,)
+        if tp == 1 or job.shape.seq % tp:
+            parallel = (False,)
         for pp in _allowed(divisors(job.gpus // tp), space.pp):
             dp = job.gpus // (tp * pp)
-            if job.gbs % dp or (space.dp and dp not in space.dp):
+            partition = partition_of(layers, pp, uneven=space.uneven)
+            if layers < pp or (partition == "layers" and layers % pp) or job.gbs % dp or not _allowed([dp], space.dp):
                 continue
-            sizes = [mbs for mbs in divisors(job.gbs // dp) if mbs <= space.mbs_limit]
-            sizes = _allowed(sizes, space.mbs)
-            partition = _partition(job, pp, uneven=space.uneven)
-            if partition is None:
-                continue
+            sizes = _allowed([mbs for mbs in divisors(job.gbs // dp) if mbs <= space.mbs_limit], space.mbs)
             for zero in space.zero:
                 if (zero > 1 and pp > 1) or (zero > 0 and dp == 1):
                     continue
                 for recompute in space.recompute:
-                    for parallel in _sequence_choices(job, space, tp):
-                        base = Layout(dp, tp, pp, 1, 1, zero, recompute, parallel, partition)
+                    for sequence_parallel in parallel:
+                        base = Layout(dp, tp, pp, 1, 1, zero, recompute, sequence_parallel, partition)
                         group = list(_micro_batches(job, base, sizes, space))
                         if group:
                             yield group
@@ -111,7 +126,7 @@ def layout_groups(job: Job, space: Space) -> Iterator[list[Layout]]:
 def _micro_batches(job: Job, base: Layout, sizes: list[int], space: Space) -> Iterator[Layout]:
     for mbs in sizes:
         plain = replace(base, mbs=mbs)
-        if job.rampup_step and job.rampup_step % (base.dp * mbs):
+        if job.rampup_step % (base.dp * mbs):
             continue
         if not space.interleave or 1 in space.interleave:
             yield plain
@@ -122,34 +137,13 @@ def _micro_batches(job: Job, base: Layout, sizes: list[int], space: Space) -> It
                 yield replace(plain, interleave=chunks)
 
 
-def _tensor_degrees(job: Job, space: Space) -> list[int]:
+def _tensor_degrees(job: Job, space: Space) -> Iterator[int]:
     """Degrees that stay in a node and keep every strict rule of tensor parallelism."""
-    found = []
     for tp in _allowed(divisors(job.cluster.gpus_per_node), space.tp):
-        if job.gpus % tp:
-            continue
-        alone = Layout(dp=job.gpus // tp, tp=tp, pp=1, mbs=1)
-        # The batch and the stages are somebody else's to check.
-        if is_possible(replace(job, gbs=job.gpus // tp, rampup_step=0), alone):
-            found.append(tp)
-    return found
-
-
-def _partition(job: Job, pp: int, *, uneven: bool) -> str | None:
-    layers = job.shape.layers
-    if layers < pp:
-        return None
-    if layers % pp == 0:
-        return "layers"
-    if (layers + 2) % pp == 0:
-        return "embedding"
-    return "uneven" if uneven else None
-
-
-def _sequence_choices(job: Job, space: Space, tp: int) -> tuple[bool, ...]:
-    if tp == 1 or job.shape.seq % tp:
-        return (False,)
-    return (False, True) if space.sequence_parallel is None else (space.sequence_parallel,)
+        # One micro-batch and one stage, so that only the rules of tensor parallelism count.
+        alone = replace(job, gbs=max(1, job.gpus // tp), rampup_step=0)
+        if job.gpus % tp == 0 and is_possible(alone, Layout(dp=job.gpus // tp, tp=tp, pp=1, mbs=1)):
+            yield tp
 
 
 def _allowed(values: list[int], wanted: tuple[int, ...]) -> list[int]:
@@ -164,3 +158,129 @@ def divisors(number: int) -> list[int]:
     """
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return small + [number // d for d in reversed(small) if d * d != number]
+
+
+@dataclass(frozen=True)
+class ShapeSpace:
+    """Which shapes a shape search tries, each in `layouts` layouts.
+
+    parameters: the budget. tolerance: largest deviation from it, as a share.
+    hidden_step: hidden sizes are multiples of it.
+    aspect: range of hidden over layers; the documents tried 128 (12288 / 96) to 205 (14336 / 70), and without bounds
+        the fastest model is the widest.
+    head_dim: range of head_dim.
+    """
+
+    parameters: float
+    tolerance: float = 0.03
+    hidden_step: int = 128
+    aspect: tuple[float, float] = (125.0, 205.0)
+    head_dim: tuple[int, int] = (64, 256)
+    layouts: int = 32
+
+
+@dataclass(frozen=True)
+class ShapeFound:
+    """A shape with its best layout. scaled_s: its time per iteration, times the budget over its parameters."""
+
+    shape: TransformerShape
+    parameters: int
+    best: Prediction
+    scaled_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "shape": asdict(self.shape),
+            "parameters": self.parameters,
+            "scaled_sec_per_it": self.scaled_s,
+            **self.best.to_json(),
+        }
+
+
+def candidates(base: TransformerShape, space: ShapeSpace) -> Iterator[TransformerShape]:
+    """Shapes within the budget and the bounds, hidden ascending. They keep the base's ratio of MLP width to hidden and
+    of query to key heads."""
+    ratio, group = base.ffn / base.hidden, base.heads // base.kv_heads
+    for hidden in range(space.hidden_step, 2**20, space.hidden_step):
+        ffn = round(ratio * hidden)
+        one = replace(base, hidden=hidden, heads=1, kv_heads=1, head_dim=hidden, ffn=ffn, layers=1)
+        low, _, high = layers_within(one, space.parameters, space.tolerance)
+        if hidden > space.aspect[1] * max(1.0, high):
+            return
+        fewest, most = max(1, low, hidden / space.aspect[1]), min(high, hidden / space.aspect[0])
+        for layers in range(ceil(fewest), int(most) + 1):
+            if not space.aspect[0] <= hidden / layers <= space.aspect[1]:
+                continue
+            for heads in divisors(hidden):
+                width = hidden // heads
+                if space.head_dim[0] <= width <= space.head_dim[1] and heads % group == 0:
+                    yield replace(
+                        base, hidden=hidden, heads=heads, kv_heads=heads // group, head_dim=width, ffn=ffn,
+                        layers=layers,
+                    )  # fmt: skip
+
+
+def layers_within(shape: TransformerShape, budget: float, tolerance: float) -> tuple[float, float, float]:
+    """Numbers of layers with which `shape` has the budget of parameters: its lower end, exactly, its upper end."""
+    one = parameters(replace(shape, layers=1))
+    each = parameters(replace(shape, layers=2)) - one
+    rest = one - each
+    low, middle, high = (((1 + part) * budget - rest) / each for part in (-tolerance, 0.0, tolerance))
+    return low, middle, high
+
+
+def shape_search(
+    job: Job, times: OpTimes, calibration: Calibration, space: ShapeSpace, within: Space
+) -> list[ShapeFound]:
+    """Every candidate with the best of its possible layouts, fastest first.
+
+    Tries the layouts that suit the job's own shape best, whatever its layers divide by. within: the allowed layouts.
+    Raises InputError if no layout fits, or for no or too many shapes.
+    """
+    found = search(job, times, calibration, replace(within, uneven=True))
+    # The best layout of each combination of degrees.
+    by_degrees: dict[tuple[int, int, int, int], Layout] = {}
+    for layout in (p.layout for p in found.ranked):
+        by_degrees.setdefault((layout.dp, layout.tp, layout.pp, layout.mbs), layout)
+    layouts = list(by_degrees.values())[: space.layouts]
+    who = "plan --shape-search"
+    if not layouts:
+        raise InputError(who, "no layout of the given shape fits", "more GPUs, or a smaller shape")
+    shapes = list(islice(candidates(job.shape, space), _MOST_SHAPES + 1))
+    if len(shapes) > _MOST_SHAPES:
+        what = f"more than {_MOST_SHAPES:,} shapes of {space.parameters:.3g} parameters"
+        raise InputError(who, what, "a narrower --aspect, --head-dim or --tolerance")
+    if not shapes:
+        what = f"no shape of {space.parameters:.3g} parameters within the bounds"
+        raise InputError(who, what, "a wider --aspect or --head-dim")
+    remembered = RememberedTimes(times)
+    planners: list[tuple[Planner, list[Layout]]] = []
+    limit = limit_bytes(job)
+    for shape in shapes:
+        own = replace(job, shape=shape)
+        fitting = [
+            layout for layout in (_fitted(shape, layout) for layout in layouts)
+            if is_possible(own, layout) and memory(own, layout, calibration).total <= limit
+        ]  # fmt: skip
+        if fitting:
+            planners.append((Planner(own, remembered, calibration), fitting))
+    remembered.ask(
+        work
+        for planner, fitting in planners
+        for work in planner.layers.workloads((layout.tp, layout.mbs) for layout in fitting)
+    )
+    results = []
+    for planner, fitting in planners:
+        best = min(map(planner.predict, fitting), key=lambda p: p.sec_per_it)
+        count = parameters(planner.job.shape)
+        results.append(ShapeFound(planner.job.shape, count, best, best.sec_per_it * space.parameters / count))
+    return sorted(results, key=lambda r: r.scaled_s)
+
+
+def _fitted(shape: TransformerShape, layout: Layout) -> Layout:
+    """A layout with the partition that the shape's layers need, and without chunks where they do not divide."""
+    whole = shape.layers % (layout.pp * layout.interleave) == 0
+    return replace(
+        layout, partition=partition_of(shape.layers, layout.pp), interleave=layout.interleave if whole else 1
+    )

@@ -19,7 +19,7 @@ from quantbench.profile.estimate import INTERPOLATED, MEASURED, MODELLED, Estima
 from quantbench.profile.sources import Chosen, choose_attention, choose_gemm, choose_softmax, columns_of, roofline_parts
 from quantbench.profile.table import LARGEST
 from quantbench.workload import Gemm, Softmax
-from quantbench.workload.transformer import Compute
+from quantbench.workload.ops import Compute
 
 if TYPE_CHECKING:
     from quantbench.profile.profile import Profile

@@ -15,10 +15,9 @@ import numpy.typing as npt
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.profile.table import FLAG, INTEGER, LARGEST, LAYOUTS, Table
-from quantbench.workload.collective import COLLECTIVE_DTYPES, COLLECTIVE_OPS, LARGEST_MESSAGE_BYTES
 from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES, VECTOR_DTYPES
-from quantbench.workload.gemm import LAYOUTS as GEMM_LAYOUTS
-from quantbench.workload.softmax import DIRECTIONS, MASKS
+from quantbench.workload.ops import COLLECTIVE_DTYPES, COLLECTIVE_OPS, DIRECTIONS, LARGEST_MESSAGE_BYTES, MASKS
+from quantbench.workload.ops import LAYOUTS as GEMM_LAYOUTS
 
 Array = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.float64]

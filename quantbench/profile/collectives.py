@@ -20,7 +20,7 @@ from quantbench.profile.answers import IntArray, broadcast_sizes
 from quantbench.profile.estimate import INTERPOLATED, MEASURED, MODELLED, Estimates
 from quantbench.profile.sources import ALIKE, by_provider, most
 from quantbench.profile.table import Table
-from quantbench.workload.collective import COLLECTIVE_DTYPES, COLLECTIVE_OPS, LARGEST_MESSAGE_BYTES
+from quantbench.workload.ops import COLLECTIVE_DTYPES, COLLECTIVE_OPS, LARGEST_MESSAGE_BYTES
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -25,7 +25,7 @@ from quantbench.profile.models import Models, models_from_json, models_to_json
 from quantbench.profile.parts import Finding, KnownCliff, Provenance
 from quantbench.profile.table import LAYOUTS, Table
 from quantbench.workload import TransformerShape
-from quantbench.workload.transformer import Compute
+from quantbench.workload.ops import Compute
 
 if TYPE_CHECKING:
     from quantbench.store.folder import Run

@@ -26,8 +26,8 @@ from quantbench.profile.interpolation import Base, Surface
 from quantbench.profile.models import ProductModel
 from quantbench.workload import Softmax
 from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES
-from quantbench.workload.gemm import LAYOUTS as GEMM_LAYOUTS
-from quantbench.workload.softmax import DIRECTIONS, MASKS
+from quantbench.workload.ops import DIRECTIONS, MASKS
+from quantbench.workload.ops import LAYOUTS as GEMM_LAYOUTS
 
 if TYPE_CHECKING:
     from quantbench.profile.profile import Profile

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantbench.launch import Launch, Tile
-from quantbench.occupancy import WARP_THREADS, resident_blocks
 from quantbench.providers.kernel_names import KernelName, parse
-from quantbench.quantization import cdiv
+from quantbench.quantization import WARP_THREADS, cdiv, resident_blocks
 from quantbench.workload import Attention, Gemm
 
 if TYPE_CHECKING:

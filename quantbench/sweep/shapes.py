@@ -11,7 +11,7 @@ from quantbench.errors import InputError, require_choice
 from quantbench.sweep.axes import GEMM_DIMS, MODEL_DIMS, MOST_VALUES, Axis
 from quantbench.workload import Gemm, Op, TransformerShape
 from quantbench.workload.dtypes import GEMM_DTYPES
-from quantbench.workload.gemm import LAYOUTS
+from quantbench.workload.ops import LAYOUTS
 from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 
 LINEAR_OPS = ("qkv", "proj", "mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down")

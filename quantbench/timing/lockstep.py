@@ -14,7 +14,7 @@ from typing import Protocol
 from quantbench.errors import MeasurementError
 from quantbench.timing.session import Batch
 from quantbench.workload import Collective
-from quantbench.workload.collective import COLLECTIVE_DTYPES, COLLECTIVE_OPS
+from quantbench.workload.ops import COLLECTIVE_DTYPES, COLLECTIVE_OPS
 
 STOP, ALLOCATE, CHECK, SAMPLE = range(4)
 #: integers in a command: what to do, op, message_bytes, dtype, samples, runs per sample

@@ -1,11 +1,15 @@
-"""What is computed: matrix products, softmax, attention, collectives, and the transformer shapes that ask for them."""
+"""Workloads (matrix products, softmax, attention, collectives) and the transformer shapes that consist of them."""
 
-from quantbench.workload.attention import Attention
-from quantbench.workload.codec import workload_from_json, workload_to_json
-from quantbench.workload.collective import Collective
-from quantbench.workload.gemm import Gemm
-from quantbench.workload.softmax import Softmax
-from quantbench.workload.transformer import Op, TransformerShape, Workload
+from quantbench.workload.ops import (
+    Attention,
+    Collective,
+    Gemm,
+    Softmax,
+    Workload,
+    workload_from_json,
+    workload_to_json,
+)
+from quantbench.workload.transformer import Op, TransformerShape
 
 __all__ = [
     "Attention",

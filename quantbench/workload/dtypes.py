@@ -1,4 +1,4 @@
-"""Number formats: how wide they are, what a product of them is written as, and where each is computed.
+"""Number formats: their widths, the output formats of products, and which op takes which.
 
 Sources: IEEE 754 (fp16, fp32), NVIDIA A100 whitepaper 2020 (bf16; tf32: fp32 storage, 10-bit mantissa in the
 tensor core), OCP FP8 specification 1.0 2023 (fp8 is e4m3 here, as in torch.float8_e4m3fn).
@@ -11,7 +11,7 @@ from quantbench.errors import InputError
 
 @dataclass(frozen=True)
 class Dtype:
-    """A number format. element_bytes: storage per element; output: the format a product is written in by default."""
+    """A number format. element_bytes: storage per element. output: the format of a product."""
 
     name: str
     element_bytes: int
@@ -30,26 +30,19 @@ _ALL = (
 
 DTYPES: dict[str, Dtype] = {d.name: d for d in _ALL}
 
-#: what matrix products may be asked for (int32 is only ever written)
+#: formats of matrix products (int32 is only an output)
 GEMM_DTYPES = ("fp16", "bf16", "fp32", "tf32", "fp8", "int8")
-#: what softmax and attention may be asked for
+#: formats of softmax and attention
 VECTOR_DTYPES = ("fp16", "bf16", "fp32")
-
-
-#: other names of the same formats: torch's, and Python's type of that name
+#: torch's names of the same formats
 _ALIASES = {
-    "float32": "fp32",
-    "float": "fp32",
-    "float16": "fp16",
-    "half": "fp16",
-    "bfloat16": "bf16",
-    "tfloat32": "tf32",
+    "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "tfloat32": "tf32",
     "float8_e4m3fn": "fp8",
-}
+}  # fmt: skip
 
 
 def dtype_name(dtype: object, operation: str = "dtype") -> str:
-    """Our name of a format that is given as a name, ours or torch's, or as a torch.dtype.
+    """Our name of a format from our name, torch's name or a torch.dtype. operation: for the InputError of others.
 
     >>> dtype_name("torch.float32"), dtype_name("bf16")
     ('fp32', 'bf16')

@@ -1,8 +1,8 @@
-"""The shape of a model from its Hugging Face config.json.
+"""The shape of a model from its Hugging Face config.json (`describe`).
 
-Keys are read by name, since families call the same dimension differently. What the keys do not tell (whether the MLP
+Keys are read by name, since families call the same dimension differently. What the keys do not state (whether the MLP
 is gated, whether embedding and logits share one matrix) is known per model_type, from the modelling code in Hugging
-Face transformers. A model whose products are not those of one repeated dense decoder layer is refused, in one line.
+Face transformers. Models whose products are not those of one repeated dense decoder layer are refused.
 """
 
 import json
@@ -17,7 +17,7 @@ from quantbench.errors import InputError, UnsupportedError
 from quantbench.files import read_text, reason
 from quantbench.workload.transformer import TransformerShape
 
-# A config says how far a model reaches, up to millions of tokens, not what it is trained or served at.
+# A config states a model's context, up to millions of tokens, not the length it is trained or served at.
 LONGEST_DEFAULT_SEQ = 8192
 # Tokenizers' files and weights are larger; configurations are a few kilobytes.
 _LARGEST_BYTES = 2**24
@@ -51,14 +51,19 @@ _OTHER_LAYERS = {
 }
 
 
+_DENSE = "decoder layers of attention and a dense MLP"
+
+
 @dataclass(frozen=True)
 class _Family:
     """What a model_type means beyond its keys.
 
-    gate_fused: gate and up are one matrix in its weights. tied: where tie_word_embeddings is missing. default_ffn:
-    the MLP is 4·hidden wide where no key says otherwise. windowed: whether sliding_window counts without
-    use_sliding_window. attention: as its modelling code runs it. defaults: what its config class fills in for missing
-    keys.
+    gate_fused: gate and up are one matrix in its weights.
+    tied: used if tie_word_embeddings is missing.
+    default_ffn: the MLP is 4·hidden wide if no key says otherwise.
+    windowed: whether sliding_window counts without use_sliding_window.
+    attention: the implementation in its modelling code.
+    defaults: values that its config class fills in for missing keys.
     """
 
     gated: bool
@@ -73,6 +78,8 @@ class _Family:
 _SWIGLU = _Family(gated=True)
 _GPT = _Family(gated=False, tied=True, default_ffn=True)
 _PLAIN = _Family(gated=False)
+_GEMMA = {"num_attention_heads": 16, "head_dim": 256, "vocab_size": 256000, "max_position_embeddings": 8192}
+_GEMMA2 = {**_GEMMA, "num_attention_heads": 8, "num_key_value_heads": 4}
 
 _FAMILIES: dict[str, _Family] = {
     **dict.fromkeys(
@@ -84,27 +91,11 @@ _FAMILIES: dict[str, _Family] = {
     **dict.fromkeys(("qwen2", "qwen3"), _Family(gated=True, windowed=False)),
     **dict.fromkeys(("cohere", "cohere2"), _Family(gated=True, tied=True)),
     **dict.fromkeys(("phi3", "glm", "glm4", "chatglm"), _Family(gated=True, gate_fused=True)),
-    "gemma": _Family(
-        gated=True,
-        tied=True,
-        defaults={"num_attention_heads": 16, "head_dim": 256, "vocab_size": 256000, "max_position_embeddings": 8192},
-    ),
-    "gemma2": _Family(
-        gated=True,
-        tied=True,
-        defaults={
-            "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 256000,
-            "max_position_embeddings": 8192,
-        },
-    ),
+    "gemma": _Family(gated=True, tied=True, defaults=_GEMMA),
+    "gemma2": _Family(gated=True, tied=True, defaults=_GEMMA2),
     # The published multimodal configs leave most of these out.
     "gemma3_text": _Family(
-        gated=True,
-        tied=True,
-        defaults={
-            "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208,
-            "max_position_embeddings": 131072,
-        },
+        gated=True, tied=True, defaults={**_GEMMA2, "vocab_size": 262208, "max_position_embeddings": 131072}
     ),
     **dict.fromkeys(("gpt2", "gpt_neo", "gpt_bigcode", "mpt"), _GPT),
     # ALiBi is added to scores in memory, by Megatron-DeepSpeed in training and by transformers.
@@ -119,31 +110,25 @@ _FAMILIES: dict[str, _Family] = {
 
 @dataclass(frozen=True)
 class Described:
-    """What a config describes. assumed: by field of the shape, in words, what the config does not say outright."""
+    """A config's shape. assumed: by field of the shape, in words, what the config does not say outright."""
 
     shape: TransformerShape
     assumed: Mapping[str, str]
 
 
-def from_config(path: str | PathLike[str], *, seq: int | None = None) -> TransformerShape:
-    """The shape that a config.json describes, see `describe`."""
-    return describe(path, seq=seq).shape
-
-
 def describe(path: str | PathLike[str], *, seq: int | None = None) -> Described:
-    """The shape that a config.json (or the folder it lies in) describes, for one sample on one GPU, and what had to be
-    assumed.
+    """The shape in a config.json (or the folder it lies in), for one sample on one GPU, and what had to be assumed.
 
-    seq: tokens of a sample; None takes the model's context, at most LONGEST_DEFAULT_SEQ. The dtype that weights are
-    stored in is no choice of a computation and is left alone. Raises InputError for a file that cannot be read or
-    lacks a key, UnsupportedError for mixtures of experts, state-space and other layers.
+    seq: tokens of a sample; None takes the model's context, at most LONGEST_DEFAULT_SEQ.
+
+    The stored dtype of the weights is ignored. Raises InputError for a file that cannot be read or lacks a key,
+    UnsupportedError for mixtures of experts, state-space and other layers.
     """
     file = Path(path) / "config.json" if os.path.isdir(path) else Path(path)
     config = _Config(file, _read(file))
     _refuse_other_layers(config)
     family = _family(config)
-    hidden = config.integer(_HIDDEN)
-    heads = config.integer(_HEADS)
+    hidden, heads = config.integer(_HIDDEN), config.integer(_HEADS)
     context = config.optional(_CONTEXT)
     assumed: dict[str, str] = {}
     if seq is None:
@@ -188,9 +173,7 @@ class _Config:
         # Multimodal models keep the decoder's shape in text_config.
         self.values = nested if isinstance(nested, dict) and "hidden_size" not in values else values
         self.model_type = str(self.values.get("model_type", values.get("model_type", "")))
-        self.architectures = values.get("architectures")
-        family = _FAMILIES.get(self.model_type)
-        self._defaults = (family.defaults if family else None) or {}
+        self._defaults = _FAMILIES.get(self.model_type, _PLAIN).defaults or {}
 
     def get(self, key: str) -> Any:
         value: Any = self.values
@@ -246,13 +229,12 @@ def _refuse_other_layers(config: _Config) -> None:
             raise UnsupportedError(config.who, what, "a dense model")
     for key, meaning in _OTHER_LAYERS.items():
         if config.get(key):
-            raise UnsupportedError(config.who, f"{key}, {meaning}", "decoder layers of attention and a dense MLP")
+            raise UnsupportedError(config.who, f"{key}, {meaning}", _DENSE)
     kinds = config.get("layer_types")
     if isinstance(kinds, list):
         other = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention", "chunked_attention")]
         if other:
-            what = f"layer_types with {other[0]!r}"
-            raise UnsupportedError(config.who, what, "decoder layers of attention and a dense MLP")
+            raise UnsupportedError(config.who, f"layer_types with {other[0]!r}", _DENSE)
     if config.flag("is_encoder_decoder", False):
         raise UnsupportedError(config.who, "is_encoder_decoder = true", "a decoder-only model")
     projected = config.optional(("word_embed_proj_dim",))
@@ -295,15 +277,11 @@ def _kv_heads(config: _Config, heads: int) -> int:
 
 def _dropout(config: _Config) -> bool | None:
     """Whether anything is dropped out; None where no key says it."""
-    found = None
-    for key in _DROPOUT:
-        rate = config.get(key)
-        if rate is None:
-            continue
+    rates = [(key, config.get(key)) for key in _DROPOUT if config.get(key) is not None]
+    for key, rate in rates:
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
             raise InputError(config.who, f"{key} = {rate!r}"[:120], "a share from 0 to 1")
-        found = bool(found) or rate > 0
-    return found
+    return any(rate > 0 for _, rate in rates) if rates else None
 
 
 def _sliding_window(config: _Config, family: _Family) -> int:

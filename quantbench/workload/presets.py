@@ -1,4 +1,4 @@
-"""Shapes of published models, read from presets.toml when they are first asked for."""
+"""Shapes of published models by name (`preset`), from presets.toml."""
 
 import tomllib
 from difflib import get_close_matches
@@ -9,7 +9,7 @@ from typing import Any
 from quantbench.errors import InputError
 from quantbench.workload.transformer import TransformerShape
 
-# What presets.toml says about a model beside its shape.
+# Keys in presets.toml besides the shape.
 _ABOUT = ("source", "published_parameters")
 
 
@@ -27,19 +27,17 @@ def preset(name: str) -> TransformerShape:
 
 
 def preset_names() -> tuple[str, ...]:
-    """Every model there is, in the file's order."""
+    """Every preset, in the file's order."""
     return tuple(_data())
 
 
 def preset_source(name: str) -> str:
-    """Where a preset's dimensions come from."""
-    preset(name)
+    """Where the dimensions of a preset come from."""
     return str(_data()[name]["source"])
 
 
 def published_parameters(name: str) -> float:
-    """How many parameters the model is published to have, everything counted."""
-    preset(name)
+    """The published number of parameters of a preset, everything counted."""
     return float(_data()[name]["published_parameters"])
 
 

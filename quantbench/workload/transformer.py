@@ -1,20 +1,11 @@
-"""A transformer's shape, and every matrix product, softmax and attention that one GPU computes for it."""
+"""A transformer's dimensions (`TransformerShape`), and every product, softmax and attention that one GPU computes."""
 
 from dataclasses import dataclass, replace
 
 from quantbench.errors import InputError, require_choice, require_int
-from quantbench.workload.attention import Attention
-from quantbench.workload.collective import Collective
 from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES
-from quantbench.workload.gemm import Gemm
-from quantbench.workload.softmax import Softmax
+from quantbench.workload.ops import Attention, Compute, Gemm, Softmax
 
-#: what one GPU computes for a layer
-Compute = Gemm | Softmax | Attention
-#: whatever a record can be about
-Workload = Compute | Collective
-
-PHASES = ("forward", "dgrad", "wgrad", "backward")
 #: one attention kernel, or scores, softmax and context as separate kernels with the scores in memory
 ATTENTIONS = ("flash", "unfused")
 #: whose softmax unfused attention runs: Megatron's fused kernel where its conditions hold, or the framework's own
@@ -24,9 +15,9 @@ SOFTMAXES = ("megatron", "torch")
 
 @dataclass(frozen=True)
 class Op:
-    """One named piece of work of a training step on one GPU.
+    """One op of a training step on one GPU.
 
-    name: qkv, scores, softmax, context, attention, proj, mlp_up, mlp_gate, mlp_down or logits.
+    name: qkv, scores, softmax, context, attention, proj, mlp_up, mlp_gate, mlp_up_gate, mlp_down or logits.
     phase: forward; dgrad and wgrad for the two gradients of a product; backward for softmax and attention.
     count: how often it runs per micro-batch in the whole model (layers, or 1 for the logits).
     """
@@ -44,14 +35,16 @@ class Op:
 
 @dataclass(frozen=True)
 class TransformerShape:
-    """The dimensions that decide which products a decoder layer runs, under tensor parallelism `tp`.
+    """The dimensions of a decoder-only transformer, and of its part on one GPU under tensor parallelism `tp`.
 
-    head_dim 0 stands for hidden / heads, kv_heads 0 for heads, ffn 0 for 4·hidden. gated: the MLP has a gate beside
-    `up` (SwiGLU and kin); gate_fused: both in one product of twice the width, as Megatron and vLLM run them.
-    dtype: that of the linear layers; attention runs in it where it can, in bf16 beside fp8 and int8 and in fp32 beside
-    tf32. tied: input embedding and logits share one matrix. attention: one of ATTENTIONS. softmax: one of SOFTMAXES;
-    only unfused attention has one. dropout: hidden states and attention probabilities are dropped out. sliding_window:
-    how many tokens back the model attends, 0 where it attends to all; `ops` computes all pairs in either case.
+    head_dim, kv_heads, ffn: 0 stands for hidden / heads, for heads and for 4·hidden.
+    gated: the MLP has a gate beside `up` (SwiGLU and kin). gate_fused: both in one product of twice the width, as
+        Megatron and vLLM run them.
+    tied: input embedding and logits share one matrix.
+    dtype: of the linear layers; for attention's see `attention_dtype`.
+    attention: one of ATTENTIONS. softmax: one of SOFTMAXES, for unfused attention.
+    dropout: hidden states and attention probabilities are dropped out.
+    sliding_window: how many tokens back the model attends, 0 for all. `ops` computes all pairs in either case.
 
     >>> [op.name for op in TransformerShape(hidden=1024, heads=16, seq=512).ops(backward=False)]
     ['qkv', 'attention', 'proj', 'mlp_up', 'mlp_down', 'logits']
@@ -115,23 +108,25 @@ class TransformerShape:
 
     @property
     def attention_dtype(self) -> str:
-        """Number format of scores, softmax and context."""
+        """Number format of attention: that of the linear layers if it can, bf16 for fp8 and int8, fp32 for tf32."""
         if self.dtype in VECTOR_DTYPES:
             return self.dtype
         return "fp32" if self.dtype == "tf32" else "bf16"
 
     @property
     def kv_heads_per_gpu(self) -> int:
-        """Key/value heads on one GPU; they are replicated where there are fewer of them than GPUs."""
+        """Key/value heads on one GPU; replicated if there are fewer of them than GPUs."""
         return max(1, self.kv_heads // self.tp)
+
+    def layer_weights(self, tp: int = 1) -> int:
+        """Weights of one layer's matrices on one of `tp` GPUs, biases and layer norms left out."""
+        attention = 2 * self.hidden * self.head_dim * (self.heads // tp + max(1, self.kv_heads // tp))
+        return attention + (3 if self.gated else 2) * self.hidden * self.ffn // tp
 
     @property
     def parameters(self) -> int:
-        """Weights of the matrices, biases and layer norms left out."""
-        width = self.heads * self.head_dim
-        attention = self.hidden * (2 * width + 2 * self.kv_heads * self.head_dim)
-        mlp = (3 if self.gated else 2) * self.hidden * self.ffn
-        return self.layers * (attention + mlp) + self.vocab * self.hidden * (1 if self.tied else 2)
+        """Weights of all matrices of the model, biases and layer norms left out."""
+        return self.layers * self.layer_weights() + self.vocab * self.hidden * (1 if self.tied else 2)
 
     def ops(self, *, backward: bool = True) -> tuple[Op, ...]:
         """Every product, softmax and attention that one GPU runs per micro-batch, forward first."""
@@ -187,11 +182,10 @@ def backward_of(op: Op) -> tuple[Op, ...]:
     """
     work = op.workload
     if not isinstance(work, Gemm):
-        return (replace(op, phase="backward", workload=replace(work, direction="backward")),)
-    dgrad_layout = "nn" if work.layout == "nt" else "nt"
-    dgrad = replace(work, n=work.k, k=work.n, layout=dgrad_layout)
+        return (Op(op.name, "backward", replace(work, direction="backward"), op.count),)
+    m, n, k, batch, dtype = work.m, work.n, work.k, work.batch, work.dtype
     if work.layout == "nt":  # b is stored n×k, so is its gradient: dcᵀ·a
-        wgrad = replace(work, m=work.n, n=work.k, k=work.m, layout="tn")
+        dgrad, wgrad = Gemm(m, k, n, batch, dtype, "nn"), Gemm(n, k, m, batch, dtype, "tn")
     else:  # b is stored k×n: aᵀ·dc
-        wgrad = replace(work, m=work.k, n=work.n, k=work.m, layout="tn")
-    return (replace(op, phase="dgrad", workload=dgrad), replace(op, phase="wgrad", workload=wgrad))
+        dgrad, wgrad = Gemm(m, k, n, batch, dtype, "nt"), Gemm(k, n, m, batch, dtype, "tn")
+    return (Op(op.name, "dgrad", dgrad, op.count), Op(op.name, "wgrad", wgrad, op.count))

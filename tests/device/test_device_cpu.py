@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from quantbench.device import cpu, cpu_info
-from quantbench.device.cpu import cpu_has_bf16, cpu_slug, cpu_spec, cpu_state
-from quantbench.device.cpu_info import CpuInfo, parse_cpuinfo
+from quantbench.device import cpu
+from quantbench.device.cpu import CpuInfo, cpu_slug, cpu_spec, cpu_state, parse_cpuinfo
 from quantbench.device.here import default_dtype
 
 GIB = 2**30
@@ -76,9 +75,7 @@ def test_amx() -> None:
 
 
 def test_bf16_without_instructions_is_bounded_by_fp32() -> None:
-    info = parsed(HASWELL)
-    spec = cpu_spec(info)
-    assert not cpu_has_bf16(info)
+    spec = cpu_spec(parsed(HASWELL))
     assert spec.peak("bf16") == spec.peak("fp32") == pytest.approx(32 * 6.2 / 1000)
     assert "computed as fp32" in spec.source["peak_tflops.bf16"]
     assert default_dtype(spec) == "fp32"
@@ -86,9 +83,7 @@ def test_bf16_without_instructions_is_bounded_by_fp32() -> None:
 
 @pytest.mark.parametrize("text", [TURIN_VM, SAPPHIRE_RAPIDS, GRAVITON_3])
 def test_native_bf16_is_the_default(text: str) -> None:
-    info = parsed(text)
-    assert cpu_has_bf16(info)
-    assert default_dtype(cpu_spec(info)) == "bf16"
+    assert default_dtype(cpu_spec(parsed(text))) == "bf16"
 
 
 def test_arm() -> None:
@@ -143,8 +138,8 @@ def test_the_outermost_cache_counts(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "level").write_text(level)
         (folder / "size").write_text(size)
-    assert cpu_info._last_cache(tmp_path) == 32 * 2**20
-    assert cpu_info._last_cache(tmp_path / "none") is None
+    assert cpu._last_cache(tmp_path) == 32 * 2**20
+    assert cpu._last_cache(tmp_path / "none") is None
 
 
 @pytest.mark.parametrize(
@@ -155,8 +150,8 @@ def test_cpufreq_is_exact_only_with_drivers_that_count_turbo_in(tmp_path: Path, 
     folder.mkdir()
     (folder / "cpuinfo_max_freq").write_text("4400000\n")
     (folder / "scaling_driver").write_text(driver + "\n")
-    assert cpu_info._cpufreq(tmp_path) == (4400.0, exact)
-    assert cpu_info._cpufreq(tmp_path / "none") == (None, False)
+    assert cpu._cpufreq(tmp_path) == (4400.0, exact)
+    assert cpu._cpufreq(tmp_path / "none") == (None, False)
 
 
 def test_state_of_this_machine() -> None:
@@ -164,7 +159,7 @@ def test_state_of_this_machine() -> None:
     assert state.load_per_core is not None
     assert state.load_per_core >= 0
     assert f"over {os.cpu_count()} logical cores" in state.note
-    if "hypervisor" in cpu_info.cpu_info().flags:
+    if "hypervisor" in cpu.cpu_info().flags:
         assert state.sm_clock_mhz is None
 
 

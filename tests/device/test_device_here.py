@@ -156,7 +156,7 @@ def test_default_dtype_of_gpus(slug: str, dtype: str) -> None:
 
 def test_the_package_imports_without_torch() -> None:
     code = (
-        "import sys, quantbench.device, quantbench.device.warnings, quantbench.workload.presets,"
+        "import sys, quantbench.device, quantbench.workload.presets,"
         " quantbench.workload.huggingface, quantbench.cli.devices\n"
         "from quantbench.device import lookup; lookup('h200-sxm-141gb')\n"
         "print([m for m in ('torch', 'triton', 'numpy', 'pynvml', 'psutil') if m in sys.modules])"

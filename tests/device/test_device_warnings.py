@@ -4,14 +4,13 @@ import doctest
 
 import pytest
 
-from quantbench.device import warnings
-from quantbench.device.cpu import cpu_spec
-from quantbench.device.cpu_info import CpuInfo
+from quantbench.device import here
+from quantbench.device.cpu import CpuInfo, cpu_spec
+from quantbench.device.here import warnings_for
 from quantbench.device.matching import Properties, match
 from quantbench.device.nvml import HARMFUL_REASONS, Limits
 from quantbench.device.registry import lookup
 from quantbench.device.spec import DeviceState
-from quantbench.device.warnings import warnings_for
 
 A100 = lookup("a100-sxm4-80gb")
 CPU = cpu_spec(CpuInfo("AMD EPYC", "AuthenticAMD", 26, 2, frozenset({"sse2"}), 2**25, 2**34, None))
@@ -96,4 +95,4 @@ def test_a_busy_processor() -> None:
 
 
 def test_examples() -> None:
-    assert doctest.testmod(warnings).failed == 0
+    assert doctest.testmod(here).failed == 0

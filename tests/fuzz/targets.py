@@ -25,7 +25,7 @@ from quantbench.importers import aiconfigurator, csv_table, megatron_log, vidur
 from quantbench.importers.training_run import TrainingSummary, read_training, summarize, write_training
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.planner.calibration import Calibrations, shipped
-from quantbench.planner.table import read_table
+from quantbench.planner.rows import read_table
 from quantbench.profile import file as profile_file
 from quantbench.profile.profile import Profile
 from quantbench.store.folder import read_run
@@ -37,7 +37,7 @@ from quantbench.sweep.shape_file import read_shape_file
 from quantbench.sweep.shape_list import read_shapes
 from quantbench.sweep.shapes import Held
 from quantbench.workload import Attention, Gemm, Softmax
-from quantbench.workload.huggingface import from_config
+from quantbench.workload.huggingface import describe
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -237,7 +237,7 @@ TARGETS = (
     Target("training.json", _read_training, lambda: (_training(),), "json"),
     Target(
         "huggingface-config",
-        lambda b, d: from_config(_at(d, "config.json", b)).ops(),
+        lambda b, d: describe(_at(d, "config.json", b)).shape.ops(),
         lambda: tuple(json.dumps(c).encode() for c in (LLAMA_3_70B, FALCON_7B, GEMMA_3_12B)),
         "json",
     ),

@@ -13,14 +13,15 @@ from quantbench.latency.estimate import Estimate
 from quantbench.latency.interconnect import Cluster, Link, cluster, reference_cluster, same_site
 from quantbench.latency.model_times import BestTimes
 from quantbench.latency.op_times import RememberedTimes, RooflineTimes
-from quantbench.planner.calibration import everywhere
-from quantbench.planner.iteration import iteration
-from quantbench.planner.layer_time import LayerTimes, divided, layer_weights
-from quantbench.planner.layout import Case, Job, Layout
-from quantbench.planner.predict import Planner, predict_cases
-from quantbench.planner.traffic import exposed_s, point_to_point_s, tied_embedding_s, traffic
-from quantbench.workload import Gemm, Softmax, TransformerShape
-from quantbench.workload.transformer import Compute
+from quantbench.planner.calibration import Calibrations
+from quantbench.planner.iteration import data_parallel_s, exposed_s, iteration, point_to_point_s, tied_embedding_s
+from quantbench.planner.layer_time import LayerTimes, divided
+from quantbench.planner.layout import Job, Layout
+from quantbench.planner.predict import Planner
+from quantbench.planner.row_results import predict_cases
+from quantbench.planner.rows import Case
+from quantbench.workload import Gemm, Softmax
+from quantbench.workload.ops import Compute
 
 
 def times_of(of: Job, layout: Layout, calibration=PLAIN):  # type: ignore[no-untyped-def]
@@ -109,17 +110,17 @@ def test_rings_share_a_nodes_adapters() -> None:
     # TP 8: one member of each group per node, eight rings; volume 2, (dp - 1)/dp of 2 GB, at half of 50 GB/s. Two
     # buckets go around twice, over three hops of 20 µs.
     hops = 2 * 2 * 3 * 20e-6
-    one = traffic(of, Layout(4, 8, 12, 1), share, count, 512).data_parallel
+    one = data_parallel_s(of, Layout(4, 8, 12, 1), share, count, 512)
     assert one == pytest.approx(hops + 8 * 2 * 2e9 * 3 / 4 / 25e9)
     # TP 4: two members per node, four rings.
-    two = traffic(of, Layout(8, 4, 12, 1), share, count, 256).data_parallel
+    two = data_parallel_s(of, Layout(8, 4, 12, 1), share, count, 256)
     assert two == pytest.approx(hops + 4 * 2 * 2e9 * 7 / 8 / 25e9)
-    assert traffic(of, Layout(1, 8, 48, 1), share, count, 2048).data_parallel == 0
+    assert data_parallel_s(of, Layout(1, 8, 48, 1), share, count, 2048) == 0
 
 
 def test_zero_3_gathers_and_reduces_every_micro_batch() -> None:
     of = job(gbs=2048)
-    plain, sharded = (traffic(of, Layout(48, 8, 1, 1, zero=z), PLAIN, 10**9, 42).data_parallel for z in (1, 3))
+    plain, sharded = (data_parallel_s(of, Layout(48, 8, 1, 1, zero=z), PLAIN, 10**9, 42) for z in (1, 3))
     hop = 47 * 20e-6
     each = (plain - 2 * 2 * hop) / 2
     assert sharded == pytest.approx(3 * 42 * (each + 72 * hop))  # layer by layer, not in buckets
@@ -130,7 +131,7 @@ def test_zero_3_gathers_and_reduces_every_micro_batch() -> None:
 
 def test_data_parallelism_inside_a_node_takes_its_links() -> None:
     of = job(gpus=8, gbs=8, shape=bloom_like(layers=1))
-    found = traffic(of, Layout(8, 1, 1, 1), PLAIN, 10**8, 1).data_parallel
+    found = data_parallel_s(of, Layout(8, 1, 1, 1), PLAIN, 10**8, 1)
     assert found == of.cluster.intra_node(8).time_s(2 * 2e8 * 7 / 8)
 
 
@@ -200,19 +201,13 @@ def test_a_measured_product_of_unaligned_rows_keeps_its_time_and_its_interval() 
     assert modelled.core.low < modelled.core.mid < modelled.core.high
 
 
-def test_layer_weights_of_a_gpt_and_of_grouped_gated_layers() -> None:
-    assert layer_weights(TransformerShape(hidden=1024, heads=16, tp=2)) == 12 * 1024**2 // 2
-    llama = TransformerShape(hidden=4096, heads=32, kv_heads=8, ffn=14336, gated=True)
-    assert layer_weights(llama) == 4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14336
-
-
 def test_equal_jobs_share_their_layers() -> None:
     times = EvenTimes()
     cases = [Case(job(), Layout(8, 4, 12, mbs)) for mbs in (1, 2, 2)]
-    found = predict_cases(cases, lambda device: times, everywhere(PLAIN))
+    found = predict_cases(cases, lambda device: times, Calibrations({}, PLAIN))
     assert times.asked == 2  # mbs 1 and 2
     assert found[1] == found[2]
-    impossible = predict_cases([Case(job(), Layout(8, 4, 13, 1))], lambda device: times, everywhere(PLAIN))[0]
+    impossible = predict_cases([Case(job(), Layout(8, 4, 13, 1))], lambda device: times, Calibrations({}, PLAIN))[0]
     assert isinstance(impossible, tuple)
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from quantbench.cli.plan import plan
 from quantbench.latency.interconnect import cluster
-from quantbench.planner.measured_links import with_measured_links
+from quantbench.planner.calibration import with_measured_links
 from quantbench.workload import Collective, Gemm
 
 WHERE = cluster("dgx-a100")

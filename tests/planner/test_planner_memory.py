@@ -9,18 +9,16 @@ import pytest
 from planner_doubles import PLAIN, bloom_like, job
 
 from quantbench.planner.calibration import shipped
-from quantbench.planner.context import case_of
 from quantbench.planner.layout import Layout, StageKind
 from quantbench.planner.memory import (
     GIB,
     embedding_parameters,
     in_flight,
-    layer_parameters,
     limit_bytes,
     memory,
     stage_parameters,
 )
-from quantbench.planner.table import read_table
+from quantbench.planner.rows import case_of, read_table
 from quantbench.workload import TransformerShape
 
 ROWS = read_table(Path(__file__).parents[1] / "data" / "bloom_tables.csv")
@@ -31,7 +29,6 @@ def test_parameters_of_a_stage() -> None:
     of = job(gpus=8, gbs=8, shape=SMALL)
     each = 12 * 1024**2 + 9 * 1024
     embedding = 51200 * 1024
-    assert layer_parameters(SMALL, 1) == each
     assert embedding_parameters(SMALL, 1) == embedding
     whole = StageKind(4, 1, first=True, last=True)
     assert stage_parameters(of, Layout(8, 1, 1, 1), whole) == 4 * each + embedding

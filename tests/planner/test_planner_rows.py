@@ -5,25 +5,27 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from planner_doubles import EvenTimes
 
 from quantbench.errors import InputError
 from quantbench.latency.model_times import BestTimes
 from quantbench.planner.calibration import RANGES, Calibration, Calibrations, shipped
-from quantbench.planner.context import (
+from quantbench.planner.row_checks import check_rows
+from quantbench.planner.row_results import RowResult, misses, predict_rows, summarize
+from quantbench.planner.rows import (
     Given,
+    TableRow,
     case_of,
     document_of,
     known_of,
     layers_for,
+    read_table,
     uncounted,
     usual_heads,
 )
-from quantbench.planner.fit import days_left_out, fit, fit_times, predicted_s, timed_cases
-from quantbench.planner.judge import RowResult, misses, predict_rows, summarize
-from quantbench.planner.row_checks import check_rows
-from quantbench.planner.table import TableRow, read_table
+from tools.planner_fit import days_left_out, fit, fit_times, log_errors, timed_cases
 
 TABLE = Path(__file__).parents[1] / "data" / "bloom_tables.csv"
 PUBLISHED = Path(__file__).parents[1] / "data" / "published_layouts.csv"
@@ -302,7 +304,7 @@ def test_the_shipped_constants_are_those_of_the_script() -> None:
 def test_a_fit_needs_rows_of_one_cluster(tmp_path: Path) -> None:
     few = tmp_path / "few.csv"
     few.write_text("\n".join(TABLE.read_text().splitlines()[:5]) + "\n")
-    with pytest.raises(InputError, match=r"planner\.fit: 4 timed rows before 02-25 of 1 clusters; expected at least 8"):
+    with pytest.raises(InputError, match=r"planner_fit: 4 timed rows before 02-25 of 1 clusters; expected at least 8"):
         fit(few, PUBLISHED, "02-25", "A100-80GB", lambda device: EvenTimes())
 
 
@@ -313,11 +315,8 @@ def test_days_are_predicted_from_the_others() -> None:
     assert {day: count for day, (count, _) in found.items()} == {"02-17": 6, "02-24": 4}
     alone = fit_times([c for c in cases if c[0].date == "02-17"], lambda device: EvenTimes())
     left = [c for c in cases if c[0].date == "02-24"]
-    errors = [
-        p / (row.sec_per_it or 1) - 1
-        for p, (row, _) in zip(predicted_s(left, lambda device: EvenTimes(), alone), left, strict=True)
-    ]
-    assert found["02-24"][1] == pytest.approx(100 * sum(map(abs, errors)) / 4)
+    errors = np.expm1(log_errors(left, lambda device: EvenTimes(), alone))
+    assert found["02-24"][1] == pytest.approx(100 * np.abs(errors).mean())
 
 
 def test_calibrations_survive_a_round_trip_and_refuse_others() -> None:

@@ -15,12 +15,11 @@ from quantbench.latency.interconnect import cluster, reference_cluster
 from quantbench.latency.model_times import BestTimes
 from quantbench.planner.calibration import shipped
 from quantbench.planner.constraints import is_possible
-from quantbench.planner.folklore import judge
+from quantbench.planner.folklore import judge_folklore
 from quantbench.planner.layout import Job, Layout
 from quantbench.planner.memory import limit_bytes, memory
-from quantbench.planner.report import job_to_json, judged_to_json, prediction_to_json, provenance, shape_to_json
-from quantbench.planner.search import Space, divisors, layout_groups, search
-from quantbench.planner.shape_search import ShapeSpace, candidates, shape_search
+from quantbench.planner.predict import job_to_json, provenance
+from quantbench.planner.search import ShapeSpace, Space, candidates, divisors, layout_groups, search, shape_search
 from quantbench.workload import TransformerShape
 from quantbench.workload.presets import preset
 
@@ -65,7 +64,7 @@ def test_nothing_fits_and_nothing_is_possible() -> None:
     assert found.ranked == ()
     assert found.smallest is not None
     assert found.smallest[1].total > limit_bytes(job(gpus=8, gbs=8))
-    assert judge(job(gpus=8, gbs=8), found) == []
+    assert judge_folklore(job(gpus=8, gbs=8), found) == []
     with pytest.raises(InputError, match=r"plan: no dp · tp · pp = 384 GPUs for gbs 7 and 71 layers keeps every rule"):
         search(job(gbs=7, shape=bloom_like(layers=71)), EvenTimes(), PLAIN)
 
@@ -115,7 +114,7 @@ def test_a_thousand_gpus_and_a_hundred_thousand() -> None:
 def test_rules_of_thumb_are_judged() -> None:
     of = job()
     found = search(of, EvenTimes(), LIKE_JEAN_ZAY, AS_THEN)
-    judged = {j.rule.name: j for j in judge(of, found)}
+    judged = {j.rule.name: j for j in judge_folklore(of, found)}
     most = max(p.layout.dp for p in found.ranked)
     assert f"with the most DP ({most})" in judged["DP"].finding
     for j in judged.values():
@@ -132,12 +131,12 @@ def test_rules_of_thumb_are_judged() -> None:
 def test_a_rule_that_asks_for_what_does_not_fit_fails() -> None:
     of = job()
     found = search(of, EvenTimes(), LIKE_JEAN_ZAY, Space(mbs=(1,), recompute=("full",)))
-    assert {j.rule.name: j.verdict for j in judge(of, found)}["MBS 2"] == "fails"
+    assert {j.rule.name: j.verdict for j in judge_folklore(of, found)}["MBS 2"] == "fails"
     unaligned = job(shape=bloom_like(layers=80, heads=96, hidden=14400), gpus=320)
-    judged = judge(unaligned, search(unaligned, EvenTimes(), LIKE_JEAN_ZAY, AS_THEN))
+    judged = judge_folklore(unaligned, search(unaligned, EvenTimes(), LIKE_JEAN_ZAY, AS_THEN))
     assert {j.rule.name: j.verdict for j in judged}["head_dim"] == "costs time"
     small = job(gpus=8, gbs=64, shape=SMALL)
-    one = {j.rule.name: j for j in judge(small, search(small, EvenTimes(), PLAIN))}["18 bytes"]
+    one = {j.rule.name: j for j in judge_folklore(small, search(small, EvenTimes(), PLAIN))}["18 bytes"]
     assert "the model fits one GPU" in one.finding
 
 
@@ -192,8 +191,8 @@ def test_plans_carry_what_is_needed_to_make_them_again(monkeypatch: pytest.Monke
     found = search(of, EvenTimes(), LIKE_JEAN_ZAY, AS_THEN)
     whole = {
         "job": job_to_json(of, LIKE_JEAN_ZAY, "made up"),
-        "layouts": [prediction_to_json(p) for p in found.ranked[:2]],
-        "rules": [judged_to_json(j) for j in judge(of, found)],
+        "layouts": [p.to_json() for p in found.ranked[:2]],
+        "rules": [j.to_json() for j in judge_folklore(of, found)],
     }
     again = json.loads(json.dumps(whole))
     topology = again["job"]["topology"]
@@ -202,7 +201,7 @@ def test_plans_carry_what_is_needed_to_make_them_again(monkeypatch: pytest.Monke
     assert sum(one["seconds"].values()) == pytest.approx(one["sec_per_it"])
     assert sum(one["memory_gib"].values()) == pytest.approx(one["mem_gb"])
     shape = shape_search(of, EvenTimes(), LIKE_JEAN_ZAY, ShapeSpace(parameters=181e9), AS_THEN)[0]
-    assert json.loads(json.dumps(shape_to_json(shape)))["parameters"] == shape.parameters
+    assert json.loads(json.dumps(shape.to_json()))["parameters"] == shape.parameters
 
 
 def test_memory_grows_with_the_micro_batch_as_the_search_assumes() -> None:

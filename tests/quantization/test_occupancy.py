@@ -3,7 +3,7 @@
 import pytest
 
 from quantbench.errors import InputError
-from quantbench.occupancy import SM_LIMITS, resident_blocks
+from quantbench.quantization import SM_LIMITS, resident_blocks
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from foreign_texts import FALCON_7B, GEMMA_3_12B, LLAMA_3_70B
 
 from quantbench.errors import InputError, QuantbenchError, UnsupportedError
-from quantbench.workload.huggingface import LONGEST_DEFAULT_SEQ, describe, from_config
+from quantbench.workload.huggingface import LONGEST_DEFAULT_SEQ, describe
 from quantbench.workload.presets import preset
 from quantbench.workload.transformer import TransformerShape
 
@@ -145,16 +145,16 @@ def written(folder: Path, config: object) -> Path:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(tmp_path: Path, family: str) -> None:
     config, shape = FAMILIES[family]
-    assert from_config(written(tmp_path, config)) == shape
+    assert describe(written(tmp_path, config)).shape == shape
 
 
 def test_a_folder_and_a_string_do_as_well(tmp_path: Path) -> None:
     written(tmp_path, LLAMA_2_7B)
-    assert from_config(str(tmp_path)) == preset("llama-2-7b")
+    assert describe(str(tmp_path)).shape == preset("llama-2-7b")
 
 
 def test_the_sequence_length_can_be_chosen(tmp_path: Path) -> None:
-    assert from_config(written(tmp_path, LLAMA_3_70B), seq=131072).seq == 131072
+    assert describe(written(tmp_path, LLAMA_3_70B), seq=131072).shape.seq == 131072
 
 
 def test_what_a_config_leaves_open_is_told(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_what_a_config_leaves_open_is_told(tmp_path: Path) -> None:
     ],
 )
 def test_a_sliding_window_is_taken_where_layers_have_one(tmp_path: Path, keys: dict[str, Any], window: int) -> None:
-    assert from_config(written(tmp_path, {**LLAMA_3_70B, **keys})).sliding_window == window
+    assert describe(written(tmp_path, {**LLAMA_3_70B, **keys})).shape.sliding_window == window
 
 
 @pytest.mark.parametrize(
@@ -187,12 +187,12 @@ def test_a_sliding_window_is_taken_where_layers_have_one(tmp_path: Path, keys: d
     [({"attention_dropout": 0.1}, True), ({"attn_pdrop": 0.0, "resid_pdrop": 0.1}, True), ({"dropout": 0}, False)],
 )
 def test_dropout_is_taken_from_the_config(tmp_path: Path, keys: dict[str, Any], dropout: bool) -> None:
-    assert from_config(written(tmp_path, {**LLAMA_3_70B, **keys})).dropout is dropout
+    assert describe(written(tmp_path, {**LLAMA_3_70B, **keys})).shape.dropout is dropout
 
 
 def test_a_dropout_that_is_no_share_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"attention_dropout = 2; expected a share from 0 to 1"):
-        from_config(written(tmp_path, {**LLAMA_3_70B, "attention_dropout": 2}))
+        describe(written(tmp_path, {**LLAMA_3_70B, "attention_dropout": 2}))
 
 
 MIXTRAL = {**LLAMA_3_70B, "model_type": "mixtral", "num_local_experts": 8}
@@ -269,14 +269,14 @@ def test_refusals_are_one_clear_line(tmp_path: Path, case: str) -> None:
     config, kind, message = REFUSED[case]
     path = written(tmp_path, config)
     with pytest.raises(kind) as caught:
-        from_config(path)
+        describe(path)
     assert str(caught.value) == f"config {path}: {message}"
 
 
 def test_an_unknown_mlp_is_not_guessed(tmp_path: Path) -> None:
     path = written(tmp_path, {**LLAMA_2_7B, "model_type": "newllm", "hidden_act": "gelu"})
     with pytest.raises(UnsupportedError) as caught:
-        from_config(path)
+        describe(path)
     assert str(caught.value).startswith(
         f"config {path}: model_type = 'newllm' with hidden_act = 'gelu', of which it is not known whether its MLP is"
         " gated; expected hidden_act silu, or one of RefinedWeb, "
@@ -286,7 +286,7 @@ def test_an_unknown_mlp_is_not_guessed(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     path = tmp_path / "nothing.json"
     with pytest.raises(InputError) as caught:
-        from_config(path)
+        describe(path)
     assert str(caught.value) == f"config {path}: No such file or directory; expected a config.json that can be read"
 
 
@@ -295,4 +295,4 @@ def test_a_file_that_is_no_json(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"config .*config\.json: .+; expected a JSON object"):
-        from_config(path)
+        describe(path)

@@ -3,7 +3,7 @@
 import pytest
 
 from quantbench.errors import InputError
-from quantbench.workload.gemm import Gemm
+from quantbench.workload.ops import Gemm
 from quantbench.workload.presets import preset, preset_names, preset_source, published_parameters
 from quantbench.workload.transformer import TransformerShape
 

@@ -125,3 +125,9 @@ def test_workloads_survive_json(workload) -> None:
 def test_foreign_json_is_refused(data, message: str) -> None:
     with pytest.raises(InputError, match=message):
         workload_from_json(data)
+
+
+def test_layer_weights_of_a_gpt_and_of_grouped_gated_layers() -> None:
+    assert TransformerShape(hidden=1024, heads=16).layer_weights(2) == 12 * 1024**2 // 2
+    llama = TransformerShape(hidden=4096, heads=32, kv_heads=8, ffn=14336, gated=True)
+    assert llama.layer_weights() == 4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14336

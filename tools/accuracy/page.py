@@ -12,7 +12,7 @@ from pathlib import Path
 
 from threadpoolctl import threadpool_limits  # comes with scikit-learn, which needs it
 
-from quantbench.device.cpu_info import cpu_info
+from quantbench.device.cpu import cpu_info
 from quantbench.latency.contests import Step, run_contests
 from quantbench.latency.scoring import COLUMNS, LEVELS, PROTOCOLS, Absent, CliffLevels, Line, cells, row_count, shares
 from quantbench.latency.tables import SHIPPED_GPUS, GemmTable

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from quantbench.errors import InputError, StoreError
 from quantbench.workload.dtypes import GEMM_DTYPES
-from quantbench.workload.gemm import LAYOUTS
+from quantbench.workload.ops import LAYOUTS
 
 WHO = "profile export"
 

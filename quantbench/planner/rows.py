@@ -1,0 +1,385 @@
+"""Tables of layouts as people publish them: `read_table` reads the rows, `case_of` makes a job and a layout of one.
+
+Empty cells are filled from the document that the row comes from (contexts.toml), from options (`Given`), or with usual
+values, in that order. Each filled cell is recorded as an `Assumption`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NoReturn
+
+from quantbench.device import default_attention, lookup
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError, require_choice
+from quantbench.importers.csv_file import CsvFile, CsvRow
+from quantbench.latency.interconnect import Cluster, cluster, reference_cluster
+from quantbench.planner.formulas import gpt_layer_parameters
+from quantbench.planner.layout import ALIGNED_ELEMENTS, PRECISIONS, Job, Layout, padded_vocab, partition_of
+from quantbench.workload import TransformerShape
+from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
+
+_WHO = "plan --rows"
+_RATE = re.compile(r"[0-9]+ tokens/s")
+# Megatron's GPT vocabulary, padded for 8 tensor-parallel ranks.
+_USUAL_VOCAB = 51200
+_USUAL_SEQ = 2048
+_USUAL_HEAD_DIM = 128
+#: the reason of an assumed micro-batch size of 1
+NOT_TOLD = "not told: the smallest"
+# hidden over layers of GPT-3 175B (12288 / 96), for a model of which only the size is known
+_USUAL_ASPECT = 128
+# columns that are not called as their field
+_COLUMNS = {
+    "date": "date_note", "calculator": "tflops_calculator", "async_launch": "async", "layers": "nlayers",
+    "hidden": "nhidden", "heads": "nheads", "seq": "seq_len", "zero": "zero_stage", "tflops": "tflops_reported",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """One row of a CSV file with the columns of tests/data/bloom_tables.csv; cells are kept as typed.
+
+    A file may lack any column, and own tables may add ffn, kv_heads, head_dim, interleave, recompute, optimizer,
+    attention, softmax, cluster, gated, tied, sequence_parallel and dropout. None and "" stand for empty cells.
+
+    mem_gb: GiB as nvidia-smi shows them.
+    status: ok, oom, fail, …
+    calculator: how `tflops` was computed.
+    async_launch: yes, no or empty (CUDA_LAUNCH_BLOCKING unset or set).
+    attention: flash or unfused. softmax: megatron or torch.
+    """
+
+    row_id: str
+    source_file: str = ""
+    section: str = ""
+    date: str = ""
+    gpu: str = ""
+    precision: str = ""
+    calculator: str = ""
+    status: str = ""
+    notes: str = ""
+    source_error: str = ""
+    async_launch: str = ""
+    recompute: str = ""
+    optimizer: str = ""
+    attention: str = ""
+    softmax: str = ""
+    cluster: str = ""
+    line: int | None = None
+    nodes: int | None = None
+    gpus: int | None = None
+    layers: int | None = None
+    hidden: int | None = None
+    heads: int | None = None
+    seq: int | None = None
+    vocab: int | None = None
+    zero: int | None = None
+    dp: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    mbs: int | None = None
+    gbs: int | None = None
+    duplicate_of_line: int | None = None
+    ffn: int | None = None
+    kv_heads: int | None = None
+    interleave: int | None = None
+    head_dim: int | None = None
+    size_b: float | None = None
+    mem_gb: float | None = None
+    sec_per_it: float | None = None
+    tflops: float | None = None
+    gated: bool | None = None
+    tied: bool | None = None
+    sequence_parallel: bool | None = None
+    dropout: bool | None = None
+
+    @property
+    def place(self) -> str:
+        """The row for messages: its number, and its line in the document."""
+        return f"row {self.row_id}" + (f" (line {self.line})" if self.line is not None else "")
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """A value that was not given, and where it comes from."""
+
+    name: str
+    value: object
+    why: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job and a layout, with the values that had to be assumed."""
+
+    job: Job
+    layout: Layout
+    assumed: tuple[Assumption, ...] = ()
+
+
+@dataclass(frozen=True)
+class Given:
+    """Values from options for cells that rows leave empty; None and "" leave them open.
+
+    cells: values by field of `TableRow`. cluster, gpu: by name. as_typed: do not correct known typing mistakes.
+    """
+
+    cells: dict[str, Any] = field(default_factory=dict)
+    cluster: str = ""
+    gpu: str = ""
+    gpus_per_node: int | None = None
+    node_gb_per_s: float | None = None
+    link_gb_per_s: float | None = None
+    dp_overlap: float = 0.0
+    as_typed: bool = False
+
+
+def read_table(path: Path) -> tuple[TableRow, ...]:
+    """All rows of a CSV file. Raises InputError for a cell of the wrong type, or if there is no row."""
+    file = CsvFile(_WHO, path)
+    columns = {f.name: (_COLUMNS.get(f.name, f.name), str(f.type)) for f in fields(TableRow)}
+    if not any(column in file.columns for column, kind in columns.values() if kind == "int | None"):
+        known = ", ".join(column for column, kind in columns.values() if kind != "bool | None")
+        raise InputError(_WHO, f"{path.name} has none of the columns of a table of layouts", f"some of {known}")
+    rows = []
+    for number, row in enumerate(file.rows(), start=1):
+        values: dict[str, Any] = {
+            name: _READERS[kind](row, column)
+            for name, (column, kind) in columns.items()
+            if column in file.columns and row.text(column)
+        }
+        rows.append(TableRow(**{"row_id": str(number), **values}))
+    if not rows:
+        raise InputError(_WHO, f"{path.name} has no rows", "at least one")
+    return tuple(rows)
+
+
+def _positive(row: CsvRow, column: str) -> float:
+    found = row.number(column)
+    if not math.isfinite(found) or found <= 0:
+        raise row.error(column, "a number above 0")
+    return found
+
+
+def _yes_or_no(row: CsvRow, column: str) -> bool:
+    said = row.text(column).lower()
+    if said not in ("yes", "true", "1", "no", "false", "0"):
+        raise row.error(column, "yes or no")
+    return said in ("yes", "true", "1")
+
+
+#: how a cell is read, by the type of its field
+_READERS: dict[str, Callable[[CsvRow, str], object]] = {
+    "str": CsvRow.text, "int | None": CsvRow.integer, "float | None": _positive, "bool | None": _yes_or_no,
+}  # fmt: skip
+
+
+class _Filling:
+    """A row, corrected unless `given` forbids it, with the assumptions made for its empty cells."""
+
+    def __init__(self, row: TableRow, given: Given) -> None:
+        self.row, self.given, self.context = row, given, _context_of(row)
+        self.assumed: list[Assumption] = []
+        for correction in self.context.get("correction", ()):
+            if not given.as_typed and correction["line"] == row.line:
+                name, value = correction["cell"], correction["value"]
+                self.assume(name, value, f"typed {getattr(self.row, name)}: {correction['why']}")
+                self.row = replace(self.row, **{name: value})
+
+    def assume(self, name: str, value: Any, why: str) -> Any:
+        """Record an assumption; returns its value."""
+        self.assumed.append(Assumption(name, value, why))
+        return value
+
+    def known(self, name: str) -> Any | None:
+        """The row's own cell, the document's, or the options'; else None."""
+        value = getattr(self.row, name, None)
+        if value not in (None, ""):
+            return value
+        begins = (s for s in self.context.get("section", ()) if self.row.section.startswith(s["begins"]))
+        for part in (*begins, self.context):
+            found = part.get("defaults", {}).get(name)
+            if found is not None:
+                return self.assume(name, found["value"], found["why"])
+        if self.given.cells.get(name) not in (None, ""):
+            return self.assume(name, self.given.cells[name], "option")
+        return None
+
+    def usual(self, name: str, value: Any, why: str) -> Any:
+        """As `known`, with a usual value where nothing (or 0) is known."""
+        return self.known(name) or self.assume(name, value, why)
+
+    def need(self, name: str) -> Any:
+        """As `known`; raises InputError where nothing is known."""
+        value = self.known(name)
+        if value is None:
+            self.missing(f"no {name}", f"a value in the row, or --{name}")
+        return value
+
+    def missing(self, what: str, expected: str) -> NoReturn:
+        """Raise InputError for this row."""
+        raise InputError(f"{_WHO}, {self.row.place}", what, expected)
+
+
+def case_of(row: TableRow, given: Given | None = None) -> Case:
+    """The job and the layout that a row describes. Raises InputError for a cell that is needed and not known."""
+    filling = _Filling(row, given or Given())
+    where = _cluster(filling)
+    tp, pp = filling.need("tp"), filling.need("pp")
+    gpus, dp = filling.known("gpus"), filling.known("dp")
+    if gpus is None and dp is None:
+        gpus = filling.need("gpus")
+    if dp is None:
+        dp = filling.assume("dp", max(1, gpus // (tp * pp)), "gpus / (tp · pp)")
+    if gpus is None:
+        gpus = filling.assume("gpus", dp * tp * pp, "dp · tp · pp")
+    mbs = filling.usual("mbs", 1, NOT_TOLD)
+    interleave, zero = filling.known("interleave") or 1, filling.known("zero")
+    layout = Layout(
+        dp=dp, tp=tp, pp=pp, mbs=mbs, interleave=interleave,
+        zero=filling.assume("zero", 1, "usual") if zero is None else zero,
+        recompute=filling.usual("recompute", "full", "usual where nothing is said"),
+        sequence_parallel=bool(filling.known("sequence_parallel")),
+    )  # fmt: skip
+    shape = _shape(filling, layout, where.device)
+    layout = replace(layout, partition=partition_of(shape.layers, pp))
+    gbs, optimizer = filling.need("gbs"), filling.usual("optimizer", "fused_adam", "usual")
+    job = Job(shape, where, gpus, gbs, optimizer=optimizer, dp_overlap=filling.given.dp_overlap)
+    return Case(job, layout, tuple(filling.assumed))
+
+
+def _cluster(filling: _Filling) -> Cluster:
+    row, given, named = filling.row, filling.given, filling.context.get("cluster")
+    name = row.gpu or given.gpu
+    if named is not None:
+        found = cluster(filling.assume("cluster", named["value"], named["why"]))
+        if name and lookup(name).name != found.device.name:
+            found = cluster(named["value"], lookup(name))
+    elif row.cluster or given.cluster:
+        found = cluster(row.cluster or given.cluster, lookup(name) if name else None)
+    elif name:
+        found = reference_cluster(lookup(name))
+        filling.assume("cluster", found.name, "the reference system of that GPU")
+    else:
+        filling.missing("no GPU", "a value in the column gpu, or --gpu")
+    per_node = given.gpus_per_node
+    if per_node is None and row.nodes and row.gpus and row.gpus % row.nodes == 0:
+        per_node = row.gpus // row.nodes
+    return found.changed(
+        gpus_per_node=None if per_node == found.gpus_per_node else per_node,
+        node_gb_per_s=given.node_gb_per_s,
+        link_gb_per_s=given.link_gb_per_s,
+    )
+
+
+def _shape(filling: _Filling, layout: Layout, device: DeviceSpec) -> TransformerShape:
+    seq, vocab = filling.usual("seq", _USUAL_SEQ, "usual"), filling.usual("vocab", _USUAL_VOCAB, "usual")
+    hidden, layers, size_b = filling.known("hidden"), filling.known("layers"), filling.row.size_b
+    if hidden is None:
+        if size_b is None:
+            filling.missing("no hidden and no size", "nhidden or size_b, or --hidden")
+        guess = _usual_hidden(size_b, layers, layout.tp)
+        hidden = filling.assume("hidden", guess, "from the size, at GPT-3's proportions")
+    if layers is None:
+        if size_b is None:
+            filling.missing("no layers and no size", "nlayers or size_b, or --layers")
+        layers = filling.assume("layers", layers_for(size_b, hidden, vocab, layout.pp), "from the size, whole stages")
+    heads = filling.known("heads")
+    if heads is None:
+        usual = {"value": 0, "why": f"head_dim near {_USUAL_HEAD_DIM}"}
+        found = filling.context.get("heads", {}).get(str(hidden), usual)
+        heads = filling.assume("heads", found["value"] or usual_heads(hidden, layout.tp), found["why"])
+    if (hidden % heads and not filling.row.head_dim) or heads % layout.tp:
+        what = f"hidden = {hidden}, heads = {heads}, tp = {layout.tp}"
+        filling.missing(what, "hidden divisible by heads and heads by tp")
+    dtype = filling.known("precision")
+    if dtype not in PRECISIONS:
+        dtype = "fp16" if device.peak("bf16") is None else "bf16"
+        filling.assume("precision", dtype, "usual on this GPU")
+    attention = filling.usual("attention", default_attention(device), "usual on this GPU")
+    dropout = filling.known("dropout")
+    if dropout is None:
+        dropout = filling.assume("dropout", False, "usual today")
+    tied = filling.known("tied")
+    return TransformerShape(
+        hidden=hidden, heads=heads, kv_heads=filling.known("kv_heads") or 0, head_dim=filling.known("head_dim") or 0,
+        ffn=filling.known("ffn") or 0, gated=bool(filling.known("gated")), seq=seq,
+        vocab=padded_vocab(vocab, layout.tp), tied=TransformerShape.tied if tied is None else tied, layers=layers,
+        dtype=dtype, attention=require_choice(_WHO, "attention", attention, ATTENTIONS), dropout=dropout,
+        softmax=require_choice(_WHO, "softmax", filling.known("softmax") or SOFTMAXES[0], SOFTMAXES),
+    )  # fmt: skip
+
+
+def _usual_hidden(size_b: float, layers: int | None, tp: int) -> int:
+    """The hidden size of `size_b` 1e9 parameters: a multiple of 128 · tp."""
+    count = size_b * 1e9
+    guess = (count / 12 / layers) ** 0.5 if layers else (count * _USUAL_ASPECT / 12) ** (1 / 3)
+    multiple = _USUAL_HEAD_DIM * tp
+    return int(max(multiple, round(guess / multiple) * multiple))
+
+
+def layers_for(size_b: float, hidden: int, vocab: int, pp: int) -> int:
+    """Layers that give a model of `size_b` 1e9 parameters in whole stages. Takes the number nearest to the size with or
+    without the embedding, since people state both.
+
+    >>> layers_for(194, 14400, 250880, 6), layers_for(183, 14400, 250880, 12)
+    (78, 72)
+    """
+    each, embedding = gpt_layer_parameters(hidden), vocab * hidden
+    last = max(1, round(size_b * 1e9 / each / pp) + 2)
+
+    def distance(layers: int) -> float:
+        return min(abs(layers * each - size_b * 1e9), abs(layers * each + embedding - size_b * 1e9))
+
+    return min((pp * stages for stages in range(max(1, last - 4), last + 1)), key=distance)
+
+
+def usual_heads(hidden: int, tp: int) -> int:
+    """Heads with a head_dim nearest to 128, among those that divide hidden, are divisible by tp and aligned.
+
+    >>> usual_heads(12288, 8), usual_heads(1600, 1)
+    (96, 10)
+    """
+    widths = [hidden // heads for heads in range(tp, hidden + 1, tp) if hidden % heads == 0 and hidden // heads <= 4096]
+    aligned = [width for width in widths if width % ALIGNED_ELEMENTS == 0] or widths
+    if not aligned:
+        raise InputError(_WHO, f"hidden = {hidden} with tp = {tp}", "hidden divisible by tp")
+    return hidden // min(aligned, key=lambda width: (abs(width - _USUAL_HEAD_DIM), width))
+
+
+def known_of(row: TableRow) -> str:
+    """What is known of a row beyond its cells, from contexts.toml or the table's notes; "" for nothing. A note that
+    only states the rate that the time was published as does not count."""
+    notes = "" if _RATE.fullmatch(row.notes) else row.notes
+    texts = [known["text"] for known in _context_of(row).get("known", ()) if row.line in known["lines"]]
+    return "; ".join(filter(None, (*texts, row.source_error, notes)))
+
+
+def document_of(row: TableRow) -> str:
+    """The document that a row comes from; its source_file where the document is not known."""
+    return str(_context_of(row).get("document", row.source_file))
+
+
+def uncounted(row: TableRow) -> str | None:
+    """Why a row is left out of error statistics; None if it counts."""
+    if row.duplicate_of_line is not None:
+        return f"repeats line {row.duplicate_of_line}"
+    return next((u["why"] for u in _context_of(row).get("uncounted", ()) if u["line"] == row.line), None)
+
+
+def _context_of(row: TableRow) -> dict[str, Any]:
+    return next((c for c in _contexts() if row.source_file.startswith(c["source_file"])), {})
+
+
+@cache
+def _contexts() -> tuple[dict[str, Any], ...]:
+    text = (files("quantbench.planner") / "contexts.toml").read_text(encoding="utf-8")
+    return tuple(tomllib.loads(text)["context"])

@@ -1,0 +1,305 @@
+"""What can be measured and predicted: matrix products, softmax, attention and collectives, and their form in JSON.
+
+Every workload has flops, min_bytes and dtype, validates its fields, and prints as a label.
+"""
+
+from dataclasses import dataclass, fields
+from sys import intern
+from typing import Any
+
+from quantbench.errors import InputError, require_choice, require_int
+from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES, VECTOR_DTYPES, element_bytes
+
+LAYOUTS = ("nn", "nt", "tn")
+MASKS = ("causal", "full", "none")
+DIRECTIONS = ("forward", "backward")
+
+# Per unmasked element. Forward: scale, compare for the maximum, subtract, exponential, sum, divide. Backward
+# (y and its gradient g are given): g·y, sum, subtract the sum, times y, times scale.
+_FLOPS_PER_ELEMENT = {"forward": 6, "backward": 5}
+
+COLLECTIVE_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+#: number formats of collectives: the reduction depends on it, the bytes moved do not
+COLLECTIVE_DTYPES = ("fp16", "bf16", "fp32", "int8", "fp8")
+LARGEST_MESSAGE_BYTES = 2**46
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """`batch` products c[m, n] = sum over k of a[m, k] · b[k, n].
+
+    layout: in row-major storage, first letter for a (n: stored m×k; t: stored k×m), second for b (n: stored k×n; t:
+        stored n×k). A linear layer y = x·Wᵀ with W stored out×in is nt forward, nn for the data gradient and tn for the
+        weight gradient. (cuBLAS is column-major and swaps the operands: its kernel names call our nt "tn".)
+    accumulate: format of the sum; fp32, or int32 for int8.
+
+    >>> Gemm(m=2048, n=4096, k=1024).flops
+    17179869184
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    dtype: str = "bf16"
+    layout: str = "nn"
+    accumulate: str = ""
+
+    kind = "gemm"
+
+    def __post_init__(self) -> None:
+        for name in ("m", "n", "k", "batch"):
+            require_int("Gemm", name, getattr(self, name))
+        require_choice("Gemm", "dtype", self.dtype, GEMM_DTYPES)
+        require_choice("Gemm", "layout", self.layout, LAYOUTS)
+        natural = "int32" if self.dtype == "int8" else "fp32"
+        if self.accumulate not in ("", natural):
+            raise InputError("Gemm", f"accumulate = {self.accumulate!r} for {self.dtype}", natural)
+        object.__setattr__(self, "accumulate", natural)
+
+    @property
+    def output_dtype(self) -> str:
+        """Format of c: that of the inputs, bf16 for fp8 and int32 for int8."""
+        return DTYPES[self.dtype].output
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions, 2·m·n·k·batch (for int8 they are integer operations)."""
+        return 2 * self.m * self.n * self.k * self.batch
+
+    @property
+    def min_bytes(self) -> int:
+        """Fewest bytes through device memory: each input read once, each output written once."""
+        inputs = (self.m * self.k + self.k * self.n) * element_bytes(self.dtype)
+        return self.batch * (inputs + self.m * self.n * element_bytes(self.output_dtype))
+
+    def __str__(self) -> str:
+        batch = f"{self.batch}×" if self.batch > 1 else ""
+        return f"gemm {batch}{self.m}×{self.n}×{self.k} {self.dtype} {self.layout}"
+
+
+def _causal_pairs(size: int) -> int:
+    """Elements on and below the diagonal of a size×size matrix."""
+    return size * (size + 1) // 2
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """y = softmax(scale · x + mask) over the last dimension of x[batch, rows, cols].
+
+    batch: heads / TP × MBS. rows: sq. cols: sk.
+    mask: causal (columns past the row are dropped; needs rows == cols, as Megatron's kernel does), full (a boolean
+        tensor mask_batch×1×rows×cols, shared by the heads) or none.
+    mask_batch: MBS, the samples with masks of their own; divides batch.
+
+    >>> Softmax(batch=2, rows=4, cols=4, mask="none").min_bytes
+    128
+    """
+
+    batch: int
+    rows: int
+    cols: int
+    dtype: str = "bf16"
+    mask: str = "causal"
+    scale: float = 1.0
+    mask_batch: int = 1
+    direction: str = "forward"
+
+    kind = "softmax"
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "rows", "cols", "mask_batch"):
+            require_int("Softmax", name, getattr(self, name))
+        require_choice("Softmax", "dtype", self.dtype, VECTOR_DTYPES)
+        require_choice("Softmax", "mask", self.mask, MASKS)
+        require_choice("Softmax", "direction", self.direction, DIRECTIONS)
+        if isinstance(self.scale, bool) or not 0 < self.scale < float("inf"):
+            raise InputError("Softmax", f"scale = {self.scale!r}", "a finite number above 0")
+        if self.mask == "causal" and self.rows != self.cols:
+            raise InputError("Softmax", f"causal with rows = {self.rows}, cols = {self.cols}", "rows equal to cols")
+        if self.batch % self.mask_batch:
+            raise InputError("Softmax", f"mask_batch = {self.mask_batch}", f"a divisor of batch = {self.batch}")
+
+    @property
+    def live_elements(self) -> int:
+        """Elements that are read: all, or those on and below the diagonal."""
+        if self.mask == "causal":
+            return self.batch * _causal_pairs(self.rows)
+        return self.batch * self.rows * self.cols
+
+    @property
+    def flops(self) -> int:
+        """Arithmetic on unmasked elements: 6 each forward, 5 each backward; an exponential counts as one."""
+        return _FLOPS_PER_ELEMENT[self.direction] * self.live_elements
+
+    @property
+    def min_bytes(self) -> int:
+        """Fewest bytes through device memory: live inputs (backward: y and its gradient) and the mask are read
+        once, every output element is written once, the zeros above the diagonal included."""
+        width = element_bytes(self.dtype)
+        reads = 1 if self.direction == "forward" else 2
+        has_mask = self.mask == "full" and self.direction == "forward"
+        mask_bytes = self.mask_batch * self.rows * self.cols if has_mask else 0
+        return width * (reads * self.live_elements + self.batch * self.rows * self.cols) + mask_bytes
+
+    def __str__(self) -> str:
+        return f"softmax {self.batch}×{self.rows}×{self.cols} {self.dtype} {self.mask} {self.direction}"
+
+
+@dataclass(frozen=True)
+class Attention:
+    """o = softmax(q·kᵀ / √head_dim)·v for q[batch, heads, seq_q, head_dim], k and v[batch, kv_heads, seq_k, head_dim].
+
+    kv_heads: below heads is grouped-query attention; 0 stands for heads.
+    causal: needs seq_q == seq_k, because libraries disagree on where the diagonal ends otherwise.
+
+    >>> Attention(batch=1, heads=2, seq_q=4, seq_k=4, head_dim=8, causal=False).flops
+    1024
+    """
+
+    batch: int
+    heads: int
+    seq_q: int
+    seq_k: int
+    head_dim: int
+    kv_heads: int = 0
+    dtype: str = "bf16"
+    causal: bool = True
+    direction: str = "forward"
+
+    kind = "attention"
+
+    def __post_init__(self) -> None:
+        if self.kv_heads == 0:
+            object.__setattr__(self, "kv_heads", self.heads)
+        for name in ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim"):
+            require_int("Attention", name, getattr(self, name))
+        require_choice("Attention", "dtype", self.dtype, VECTOR_DTYPES)
+        require_choice("Attention", "direction", self.direction, DIRECTIONS)
+        if self.heads % self.kv_heads:
+            raise InputError("Attention", f"kv_heads = {self.kv_heads}", f"a divisor of heads = {self.heads}")
+        if not isinstance(self.causal, bool):
+            raise InputError("Attention", f"causal = {self.causal!r}"[:80], "True or False")
+        if self.causal and self.seq_q != self.seq_k:
+            raise InputError(
+                "Attention", f"causal with seq_q = {self.seq_q}, seq_k = {self.seq_k}", "seq_q equal to seq_k"
+            )
+
+    @property
+    def live_pairs(self) -> int:
+        """Query-key pairs that are not masked, over all heads and samples."""
+        per_head = _causal_pairs(self.seq_q) if self.causal else self.seq_q * self.seq_k
+        return self.batch * self.heads * per_head
+
+    @property
+    def flops(self) -> int:
+        """Matrix arithmetic on live pairs: two products forward, five backward (one of them recomputes q·kᵀ).
+
+        Leaves out the softmax, as the FlashAttention papers do (Dao 2022, 2023).
+        """
+        products = 2 if self.direction == "forward" else 5
+        return 2 * products * self.live_pairs * self.head_dim
+
+    @property
+    def min_bytes(self) -> int:
+        """Fewest bytes through device memory: forward reads q, k, v and writes o and the fp32 row statistics; backward
+        reads those and do, and writes dq, dk, dv."""
+        width = element_bytes(self.dtype)
+        q = self.batch * self.heads * self.seq_q * self.head_dim * width
+        kv = 2 * self.batch * self.kv_heads * self.seq_k * self.head_dim * width
+        row_stats = 4 * self.batch * self.heads * self.seq_q
+        if self.direction == "forward":
+            return 2 * q + kv + row_stats
+        return 4 * q + 2 * kv + row_stats
+
+    def __str__(self) -> str:
+        heads = f"{self.heads}" if self.kv_heads == self.heads else f"{self.heads}/{self.kv_heads}"
+        shape = f"{self.batch}×{heads}×{self.seq_q}×{self.seq_k}×{self.head_dim}"
+        return f"attention {shape} {self.dtype} {'causal' if self.causal else 'full'} {self.direction}"
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective operation `op` over num_gpus GPUs, spread evenly over num_nodes machines.
+
+    message_bytes: the `size` of nccl-tests (doc/PERFORMANCE.md there), the larger of a rank's two buffers: the whole
+        vector of all_reduce and broadcast, the output of all_gather, the input of reduce_scatter, everything that one
+        rank sends in all_to_all, and the message of send_recv.
+
+    >>> Collective("all_reduce", message_bytes=1024, num_gpus=4).bus_bytes
+    1536
+    """
+
+    op: str
+    message_bytes: int
+    num_gpus: int
+    dtype: str = "bf16"
+    num_nodes: int = 1
+
+    kind = "collective"
+
+    def __post_init__(self) -> None:
+        require_choice("Collective", "op", self.op, COLLECTIVE_OPS)
+        require_int("Collective", "message_bytes", self.message_bytes, high=LARGEST_MESSAGE_BYTES)
+        require_int("Collective", "num_gpus", self.num_gpus, low=2, high=2**20)
+        require_int("Collective", "num_nodes", self.num_nodes, high=2**20)
+        require_choice("Collective", "dtype", self.dtype, COLLECTIVE_DTYPES)
+        if self.num_gpus % self.num_nodes:
+            raise InputError("Collective", f"num_nodes = {self.num_nodes}", f"a divisor of num_gpus = {self.num_gpus}")
+        width = element_bytes(self.dtype)
+        if self.message_bytes % width:
+            raise InputError("Collective", f"message_bytes = {self.message_bytes}", f"a multiple of {width}")
+
+    @property
+    def bus_bytes(self) -> int:
+        """Fewest bytes that each GPU sends over its links, rounded up. Over the time, it is nccl-tests' bus bandwidth,
+        which compares with the link's own."""
+        if self.op in ("broadcast", "send_recv"):
+            return self.message_bytes
+        once = self.message_bytes * (self.num_gpus - 1)
+        return -(-(2 * once if self.op == "all_reduce" else once) // self.num_gpus)
+
+    @property
+    def flops(self) -> int:
+        """No matrix arithmetic."""
+        return 0
+
+    @property
+    def min_bytes(self) -> int:
+        """Fewest bytes through one GPU's links (`bus_bytes`)."""
+        return self.bus_bytes
+
+    def __str__(self) -> str:
+        nodes = f" on {self.num_nodes} nodes" if self.num_nodes > 1 else ""
+        return f"{self.op} {self.message_bytes} B over {self.num_gpus} GPUs{nodes} {self.dtype}"
+
+
+#: what one GPU computes for a layer
+Compute = Gemm | Softmax | Attention
+#: everything that a record can be about
+Workload = Compute | Collective
+
+_KINDS: dict[str, type[Workload]] = {kind.kind: kind for kind in (Gemm, Softmax, Attention, Collective)}
+_FIELDS = {name: tuple(f.name for f in fields(kind)) for name, kind in _KINDS.items()}
+
+
+def workload_to_json(workload: Workload) -> dict[str, Any]:
+    """The workload as a JSON object: its `kind`, then its fields in order."""
+    return {"kind": workload.kind, **{name: getattr(workload, name) for name in _FIELDS[workload.kind]}}
+
+
+def workload_from_json(data: object) -> Workload:
+    """The workload that `workload_to_json` wrote. Raises InputError for anything else, unknown fields included."""
+    named = data.get("kind") if isinstance(data, dict) else None
+    if not isinstance(data, dict) or not isinstance(named, str) or named not in _KINDS:
+        raise InputError("workload", repr(data)[:120], "an object whose kind is " + ", ".join(_KINDS))
+    kind = _KINDS[named]
+    # Tables of 100,000 workloads repeat a few strings; interned, each exists once.
+    values: dict[str, Any] = {name: intern(v) if type(v) is str else v for name, v in data.items() if name != "kind"}
+    unknown = values.keys() - set(_FIELDS[named])
+    if unknown:
+        raise InputError(f"workload {named}", f"field {sorted(unknown)[0]!r}", "only its own fields")
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise InputError(f"workload {named}", str(error), "all of its fields") from None
