@@ -91,13 +91,14 @@ def _errors_of_figures(curves: Sequence[Curve]) -> dict[tuple[str, str, str], fl
     positive. Where a slope leaves too few such pairs, the lower quartile of all is used: up to half of them may hold a
     step.
     """
-    differences: dict[tuple[str, str, str], list[Floats]] = {}
+    families: dict[tuple[str, str, str], list[Curve]] = {}
     for curve in curves:
-        close = np.diff(curve.log_size) < _CLOSE
-        differences.setdefault(curve.family, []).append(np.diff(curve.log_time)[close])
+        families.setdefault(curve.family, []).append(curve)
     found = {}
-    for family, parts in differences.items():
-        pooled = np.concatenate(parts)
+    for family, members in families.items():
+        close = np.diff(np.concatenate([curve.log_size for curve in members])) < _CLOSE
+        close[np.cumsum([len(curve.points) for curve in members])[:-1] - 1] = False  # from one curve to the next
+        pooled = np.diff(np.concatenate([curve.log_time for curve in members]))[close]
         falls = pooled[pooled < 0]
         if len(falls) >= _FEWEST_CLOSE:
             found[family] = float(np.median(-falls)) / _MEDIAN_PER_SIGMA

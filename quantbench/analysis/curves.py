@@ -6,6 +6,7 @@ cliffs, periods, pictures.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
@@ -61,7 +62,7 @@ class Curve:
     @cached_property
     def close_gaps(self) -> tuple[int, ...]:
         """Indices of points whose next neighbour is close enough to tell a step between them."""
-        return tuple(int(i) for i in np.flatnonzero(self.log_size[1:] - self.log_size[:-1] <= COARSE))
+        return tuple((self.log_size[1:] - self.log_size[:-1] <= COARSE).nonzero()[0].tolist())
 
     @cached_property
     def log_time(self) -> Floats:
@@ -91,16 +92,20 @@ def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[C
 
     Where several records stand at one place (a table that names kernels), the fastest counts.
     """
-    along = [point for point in points if axis in point.axes]
-    if len({point.axes[axis] for point in along}) < fewest:
-        return ()
     groups: dict[tuple[object, ...], dict[int, Point]] = {}
-    for point in along:
+    for point in points:
+        size = point.axes.get(axis)
+        if size is None:
+            continue
         held = tuple([item for item in point.axes.items() if item[0] != axis])
-        group = groups.setdefault((point.op, point.provider, variant_of(point.workload), held), {})
-        seen = group.get(point.axes[axis])
+        key = (point.op, point.provider, variant_of(point.workload), held)
+        group = groups.get(key)
+        if group is None:
+            groups[key] = {size: point}
+            continue
+        seen = group.get(size)
         if seen is None or point.latency_us < seen.latency_us:
-            group[point.axes[axis]] = point
+            group[size] = point
     return tuple(
         Curve(axis, op, provider, variant, held, tuple(point for _, point in sorted(group.items())))  # type: ignore[arg-type]
         for (op, provider, variant, held), group in groups.items()
@@ -113,9 +118,9 @@ def axes_of(points: Sequence[Point]) -> tuple[str, ...]:
 
     The number of a shape in a list of shapes is not a size and is left out.
     """
-    values: dict[str, set[int]] = {}
+    values: dict[str, set[int]] = defaultdict(set)
     for point in points:
         for name, value in point.axes.items():
-            values.setdefault(name, set()).add(value)
+            values[name].add(value)
     varied = [name for name, found in values.items() if len(found) > 1 and name != SHAPE_DIM]
     return tuple(sorted(varied, key=lambda name: -len(values[name])))
