@@ -1,6 +1,6 @@
 """Finds steps in curves with a piecewise fit and a penalty on every break: `find_pieces`. Pure arithmetic over arrays.
 
-Called by `curve_fits`; nothing here knows of tiles or waves. The log time is modelled as pieces, each a level plus a
+Called by `curves`; nothing here knows of tiles or waves. The log time is modelled as pieces, each a level plus a
 gentle slope against the log size: constant between the waves of a compute-bound product, rising where work or bytes
 grow with the size. Dynamic programming finds the exact optimum over all placements of breaks (Jackson et al., "An
 algorithm for optimal partitioning of data on an interval", IEEE Signal Processing Letters 12, 2005); asv's

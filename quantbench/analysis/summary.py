@@ -34,8 +34,7 @@ class Point:
     count: how often the shape at this place runs the workload.
     tflops, gb_per_s: useful work over the median.
     peak_share: of the dense peak for products and attention, of the memory bandwidth for softmax; None where the
-        device's
-        figure is not known.
+        device's figure is not known.
     num_samples: accepted samples behind the median.
     noise: relative standard deviation of the samples (0 for a single figure).
     clock_mhz: median SM clock during the samples; None where it was not recorded.
@@ -70,8 +69,7 @@ class Row:
     grade: the worst of all ops' grades.
     logits: logits of the model, apart, where the place has other ops as well.
     missing: ops that the provider has at other places and that were not measured here. The figures of such a row are
-        sums
-        over fewer ops and compare with no other row.
+        sums over fewer ops and compare with no other row.
     """
 
     axes: dict[str, int]

@@ -14,8 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from quantbench.analysis.blocks import IdleReason, idle_reasons, tile_in_use
-from quantbench.analysis.causes import Cause
-from quantbench.analysis.cliffs import Cliff
+from quantbench.analysis.cliffs import Cause, Cliff
 from quantbench.analysis.curves import variant_of
 from quantbench.analysis.neighbours import NEAR, BadSize, against_doubles, bad_sizes_on, curves_of_rows
 from quantbench.analysis.periods import Period

@@ -10,7 +10,7 @@ import pytest
 from simulator import SimulatedGpu, along, measurement, noisy_us, records_of
 
 from quantbench.analysis.check import fit_all
-from quantbench.analysis.curve_fits import LEAST_ERROR
+from quantbench.analysis.curves import LEAST_ERROR
 from quantbench.analysis.periods import find_periods, tile_finder
 from quantbench.analysis.rule_pairs import Material, RulePair
 from quantbench.analysis.rules import RULES, Verdict, judge_all, rule_named, untested_lines, verdict_on
