@@ -43,7 +43,7 @@ class _Field:
 
 @dataclass(frozen=True)
 class _Fields:
-    """The fields of a dataclass by name, and the names of those without a default."""
+    """The fields of a dataclass by name, and the names of those that an object must hold."""
 
     by_name: Mapping[str, _Field]
     needed: frozenset[str]
@@ -53,15 +53,15 @@ def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) 
     """A dataclass from a JSON object that holds its fields and no others, each of its declared type.
 
     Lists become tuples, and objects become dataclasses, where these are declared. A field that holds the dataclass
-    already is taken as it is. A field with a default may be missing, unless `whole`. Raises InputError that names `who`
-    (the dataclass, unless given) and the field.
+    already is taken as it is. A field with a default may be missing, unless `whole`, which holds for nested objects
+    too. Raises InputError that names `who` (the dataclass, unless given) and the field.
     """
     if not isinstance(data, dict):
         raise InputError(who or kind.__name__, repr(data)[:80], "a JSON object")
-    known = _fields(kind)  # type: ignore[arg-type]
-    by_name, names = known.by_name, data.keys()
-    if not (names == by_name.keys() if whole else known.needed <= names <= by_name.keys()):
-        raise _wrong_names(known, data, who or kind.__name__, whole)
+    known = _fields(kind, whole)  # type: ignore[arg-type]
+    by_name = known.by_name
+    if not known.needed <= data.keys() <= by_name.keys():
+        raise _wrong_names(known, data, who or kind.__name__)
     values = {}
     for name, value in data.items():
         field = by_name[name]
@@ -84,29 +84,30 @@ def encode(value: Any) -> Any:
     return [encode(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _wrong_names(known: _Fields, data: Json, who: str, whole: bool) -> InputError:
+def _wrong_names(known: _Fields, data: Json, who: str) -> InputError:
     """The error for the first field that is unknown or missing."""
-    allowed, needed = known.by_name.keys(), known.by_name.keys() if whole else known.needed
-    name = min((data.keys() - allowed) | (needed - data.keys()))
+    allowed = known.by_name.keys()
+    name = min((data.keys() - allowed) | (known.needed - data.keys()))
     if name in data:
         return InputError(who, f"field {name[:60]!r} is unknown", "no field but " + ", ".join(allowed))
     return InputError(who, f"field {name!r} is missing", "all of " + ", ".join(allowed))
 
 
 @cache
-def _fields(kind: Any) -> _Fields:
+def _fields(kind: Any, whole: bool = False) -> _Fields:
     hints = get_type_hints(kind)
-    by_name = {one.name: _field(hints[one.name]) for one in fields(kind)}
     return _Fields(
-        by_name,
-        frozenset(one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING),
+        {one.name: _field(hints[one.name], whole) for one in fields(kind)},
+        frozenset(
+            one.name for one in fields(kind) if whole or (one.default is MISSING and one.default_factory is MISSING)
+        ),
     )
 
 
-def _field(hint: Any) -> _Field:
+def _field(hint: Any, whole: bool) -> _Field:
     options = _options(hint)
     exact = next((option for option in options if option in (str, int, bool, NoneType) or is_dataclass(option)), None)
-    return _Field(exact, _converter(hint), any(get_origin(option) is tuple for option in options), _words(hint))
+    return _Field(exact, _converter(hint, whole), any(get_origin(option) is tuple for option in options), _words(hint))
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
@@ -114,7 +115,7 @@ def _options(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
-def _converter(hint: Any) -> _Convert:
+def _converter(hint: Any, whole: bool) -> _Convert:
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
         return lambda value: value
@@ -123,15 +124,15 @@ def _converter(hint: Any) -> _Convert:
     if hint in (str, int, bool, NoneType):
         return _instance(hint)
     if origin in (Union, UnionType):
-        return _union(arguments)
+        return _union(arguments, whole)
     if origin is list or (origin is tuple and arguments[-1] is Ellipsis):
-        return _sequence(origin, _converter(arguments[0]))
+        return _sequence(origin, _converter(arguments[0], whole))
     if origin is tuple:
-        return _fixed_tuple([_converter(argument) for argument in arguments])
+        return _fixed_tuple([_converter(argument, whole) for argument in arguments])
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _mapping(*map(_converter, arguments))
+        return _mapping(*(_converter(argument, whole) for argument in arguments))
     if is_dataclass(hint):
-        return lambda value: value if isinstance(value, hint) else decode(hint, value)  # type: ignore[arg-type]
+        return lambda value: value if isinstance(value, hint) else decode(hint, value, whole=whole)  # type: ignore[arg-type]
     raise TypeError(f"no JSON form for {hint}")  # a field of a new type needs one
 
 
@@ -157,10 +158,10 @@ def _instance(kind: type) -> _Convert:
     return convert
 
 
-def _union(options: tuple[Any, ...]) -> _Convert:
+def _union(options: tuple[Any, ...], whole: bool) -> _Convert:
     """Of several dataclasses only instances are taken: an object does not tell which it is."""
     classes = [option for option in options if is_dataclass(option)]
-    others = [_converter(option) for option in options if not is_dataclass(option)]
+    others = [_converter(option, whole) for option in options if not is_dataclass(option)]
 
     def convert(value: Any) -> Any:
         for kind in classes:
@@ -172,7 +173,7 @@ def _union(options: tuple[Any, ...]) -> _Convert:
             except _WrongTypeError:
                 continue
         if len(classes) == 1 and isinstance(value, dict):
-            return decode(classes[0], value)  # type: ignore[arg-type]
+            return decode(classes[0], value, whole=whole)  # type: ignore[arg-type]
         raise _WrongTypeError
 
     return convert

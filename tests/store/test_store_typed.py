@@ -96,7 +96,9 @@ def test_nested_objects_become_their_dataclasses_and_back() -> None:
     part = {"name": "a", "size": 2}
     found = decode(Whole, {"part": part, "parts": [part, WHOLE], "other": None})
     assert found == Whole(Part("a", 2), (Part("a", 2), decode(Part, WHOLE)))
-    assert decode(Whole, encode(found)) == found
+    assert decode(Whole, encode(found), whole=True) == found
+    with pytest.raises(InputError, match=r"^Part: field 'good' is missing"):
+        decode(Whole, {"part": part, "parts": [], "other": None}, whole=True)
 
 
 @pytest.mark.parametrize(
