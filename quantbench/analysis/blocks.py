@@ -1,7 +1,7 @@
 """Exact counts for a workload and a tile: blocks, waves, padding, alignment, and the reasons why SMs stay idle.
 
 `tile_in_use` names the tile that computes a workload; `num_blocks`, `padded` and `row_alignment_bytes` count with it;
-`idle_reasons` says what runs below peak and why. Used by `causes`, `periods`, `forecast`, the report and `advice`.
+`idle_reasons` says what runs below peak and why. Used by `cliffs`, `periods`, `forecast`, the report and `advice`.
 """
 
 from __future__ import annotations
@@ -165,7 +165,9 @@ def idle_reasons(
     it are left out.
     """
     if isinstance(workload, Attention):
-        return _attention_reasons(workload)
+        if workload.head_dim % 8 == 0:  # loads of 16 bytes in fp16 and bf16
+            return ()
+        return (IdleReason("alignment", f"head_dim = {workload.head_dim} is not a multiple of 8"),)
     if not isinstance(workload, Gemm):
         return ()
     said = []
@@ -178,10 +180,3 @@ def idle_reasons(
     if aligned < 16:
         said.append(IdleReason("alignment", alignment_words(aligned, verb="are")))
     return tuple(said)
-
-
-def _attention_reasons(work: Attention) -> tuple[IdleReason, ...]:
-    # Loads of 16 bytes need head_dim to be a multiple of 8 in fp16 and bf16.
-    if work.head_dim % 8 == 0:
-        return ()
-    return (IdleReason("alignment", f"head_dim = {work.head_dim} is not a multiple of 8"),)

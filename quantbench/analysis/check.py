@@ -16,8 +16,7 @@ import numpy as np
 
 from quantbench.analysis.blocks import TileInUse
 from quantbench.analysis.cliffs import Cliff, CommonCliff, common_cliffs, find_cliffs, useful_work
-from quantbench.analysis.curve_fits import FittedCurve, fit_curves, repeatability
-from quantbench.analysis.curves import Curve, axes_of, curves_of, variant_of
+from quantbench.analysis.curves import Curve, FittedCurve, axes_of, curves_of, fit_curves, repeatability, variant_of
 from quantbench.analysis.periods import Period, find_periods, tile_finder
 from quantbench.analysis.rule_pairs import Material
 from quantbench.analysis.rules import RULES, RuleOfThumb, Verdict, judge_all
@@ -100,7 +99,7 @@ def check_run(
 
 
 def fit_all(points: Sequence[Point], between: float) -> tuple[FittedCurve, ...]:
-    """Fits every curve along every axis. between: see `curve_fits.fit_curves`."""
+    """Fits every curve along every axis. between: see `curves.fit_curves`."""
     return fit_curves([curve for axis in axes_of(points) for curve in curves_of(points, axis)], between)
 
 

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import numpy as np
 
@@ -73,12 +73,13 @@ def curves_of_rows(rows: Iterable[Row], axis: str) -> tuple[tuple[Row, ...], ...
         if axis in row.axes:
             held = tuple([item for item in row.axes.items() if item[0] != axis])
             curves.setdefault((row.provider, row.points[0].workload.dtype, held), []).append(row)
-    return tuple(_of_usual_ops(sorted(curve, key=lambda row: row.axes[axis])) for curve in curves.values())
+    return tuple(
+        (curve[0],) if len(curve) == 1 else _of_usual_ops(sorted(curve, key=lambda row: row.axes[axis]))
+        for curve in curves.values()
+    )
 
 
 def _of_usual_ops(curve: Sequence[Row]) -> tuple[Row, ...]:
-    if len(curve) == 1:
-        return tuple(curve)
     ops = [tuple([point.op for point in row.points]) for row in curve]
     if len(set(ops)) == 1:
         return tuple(curve)
@@ -88,20 +89,21 @@ def _of_usual_ops(curve: Sequence[Row]) -> tuple[Row, ...]:
 
 def bad_sizes(rows: Sequence[Row], axis: str) -> tuple[BadSize, ...]:
     """Every bad size along `axis`, the worst first."""
-    if len({row.axes.get(axis) for row in rows}) == 1:
-        return ()
-    found = [bad for curve in curves_of_rows(rows, axis) for bad in _of_curve(curve, axis)]
+    return bad_sizes_on(curves_of_rows(rows, axis), axis)
+
+
+def bad_sizes_on(curves: Iterable[Sequence[Row]], axis: str) -> tuple[BadSize, ...]:
+    """The same for curves made by `curves_of_rows`."""
+    found = [bad for curve in curves for bad in _of_curve(curve, axis)]
     return tuple(sorted(found, key=lambda bad: -bad.loss))
 
 
 def _of_curve(curve: Sequence[Row], axis: str) -> Iterable[BadSize]:
-    if len(curve) < 2:
-        return
     sizes = [row.axes[axis] for row in curve]
+    if not any(smaller >= size * (1 - NEAR) for smaller, size in pairwise(sizes)):
+        return
     first_near = np.searchsorted(sizes, np.array(sizes) * (1 - NEAR))
     with_smaller = np.flatnonzero(first_near < np.arange(len(curve)))
-    if not len(with_smaller):
-        return
     times_us = np.array([row.latency_us for row in curve])
     rates = np.array([row.work for row in curve]) / times_us
     for i in with_smaller.tolist():

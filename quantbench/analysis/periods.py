@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from quantbench.analysis.blocks import TileInUse, compute_bound, tile_in_use
-from quantbench.analysis.curve_fits import FittedCurve
+from quantbench.analysis.curves import Family, FittedCurve
 from quantbench.analysis.staircase import (
     BLOCK_SIDES,
     CPU_BLOCK_SIDES,
@@ -68,7 +68,7 @@ class Period:
     chosen: Explanation | None = field(default=None)
 
     @property
-    def family(self) -> tuple[str, str, str]:
+    def family(self) -> Family:
         return (self.op, self.provider, self.variant)
 
     @property
@@ -107,7 +107,7 @@ def find_periods(fitted: Sequence[FittedCurve], spec: DeviceSpec, *, blind: bool
 
     blind: ignore the device's number of SMs. Families without enough close points are left out.
     """
-    families: dict[tuple[str, str, str], dict[str, list[FittedCurve]]] = {}
+    families: dict[Family, dict[str, list[FittedCurve]]] = {}
     for one in fitted:
         if isinstance(one.curve.points[0].workload, Gemm) and len(one.curve.close_gaps) >= _FEWEST_POINTS - 1:
             families.setdefault(one.curve.family, {}).setdefault(one.curve.axis, []).append(one)
@@ -136,9 +136,8 @@ def _period(curves: Sequence[FittedCurve], spec: DeviceSpec, *, blind: bool) -> 
 def _what_to_try(spec: DeviceSpec, *, blind: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Tile sides, and numbers of blocks at a time, to try.
 
-    One block at a time stands for kernels that run tile after tile without waves (one core; persistent kernels that
-    share
-    out the last tiles).
+    One block at a time stands for kernels without waves: on one core, and persistent kernels that share out the last
+    tiles.
     """
     if spec.kind == "cpu":
         return CPU_BLOCK_SIDES, (1,)
@@ -172,9 +171,8 @@ def _middle(one: FittedCurve) -> Workload:
 def _strangeness(explanation: Explanation, sm_count: int | None, spec: DeviceSpec) -> tuple[float, ...]:
     """Sort key that decides which of several equivalent explanations is named.
 
-    In this order: few blocks per SM (where the SMs are not known, a number that some device has), sides that are powers
-        of
-    two, no long strips, a size near the device's assumed tile.
+    In this order: few blocks per SM (where the SMs are not known, a number that some device has), sides that are
+    powers of two, no long strips, a size near the device's assumed tile.
     """
     counts = {sm_count} if sm_count else {known_spec.sm_count for known_spec in known()}
     per_sm = min((explanation.resident_blocks / c for c in counts if explanation.resident_blocks % c == 0), default=99)
@@ -207,7 +205,6 @@ def _spacing(curves: Sequence[FittedCurve]) -> tuple[float | None, float | None]
     return float(slope), scatter / float(np.sqrt(((number - number.mean()) ** 2).sum()))
 
 
-Family = tuple[str, str, str]
 #: the tile of a point; None where no tile can be believed
 TileOf = Callable[[Point], TileInUse | None]
 

@@ -2,8 +2,7 @@
 
 `rules` names a finder for each rule: `multiples`, `halves`, `whole_waves` and `fallbacks` pair single ops, `best_value`
 and `doublings` pair whole layers. A finder returns its pairs, or in words why there are none. Effects are ratios of
-time
-per unit of useful work, rule broken over rule kept: above 1 the rule pays.
+time per unit of useful work, rule broken over rule kept: above 1 the rule pays.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
 from math import hypot, log
+from operator import attrgetter
 
 import numpy as np
 
 from quantbench.analysis.blocks import TileInUse, compute_bound, num_blocks, padded, row_alignment_bytes
 from quantbench.analysis.cliffs import useful_work
-from quantbench.analysis.curve_fits import LEAST_ERROR, MEDIAN_FACTOR, FittedCurve
-from quantbench.analysis.curves import COARSE
-from quantbench.analysis.periods import Family, TileOf
+from quantbench.analysis.curves import COARSE, LEAST_ERROR, MEDIAN_FACTOR, Family, FittedCurve
+from quantbench.analysis.periods import TileOf
 from quantbench.analysis.summary import Point, counted
 from quantbench.device.spec import DeviceSpec
 from quantbench.quantization import quantize
@@ -239,37 +238,24 @@ def fallbacks(
     """
 
     def find(material: Material) -> PairsOrReason:
-        points = [p for p in material.points if isinstance(p.workload, Softmax)]
+        points = [(p, p.workload) for p in material.points if isinstance(p.workload, Softmax)]
         if not points:
             return "no softmax was measured"
-        good = [p for p in points if p.provider != FALLBACK and keeps(_softmax(p))]
-        bad = [p for p in points if p.provider == FALLBACK and breaks(_softmax(p))]
+        good = [(p, work) for p, work in points if p.provider != FALLBACK and keeps(work)]
+        bad = [(p, work) for p, work in points if p.provider == FALLBACK and breaks(work)]
         if not good or not bad:
             missing = f"the fallback with {what}" if good else "a fused softmax where the rule is kept"
             return f"not measured: {missing}"
         pairs = []
-        names = (*same, "dtype", "mask", "direction")
-        for point in bad:
-            alike = [p for p in good if all(_get(p, name) == _get(point, name) for name in names)]
-            nearest = min(alike, key=lambda p: abs(log(_elements(p) / _elements(point))), default=None)
-            if nearest is not None:
+        fixed = attrgetter(*same, "dtype", "mask", "direction")
+        for point, work in bad:
+            alike = [(abs(log(w.live_elements / work.live_elements)), p) for p, w in good if fixed(w) == fixed(work)]
+            if alike:
+                _, nearest = min(alike, key=lambda pair: pair[0])
                 pairs.append(_pair([nearest], [point], material, None))
         return pairs or f"no pair of softmax with the same {', '.join(same)}, one fused and one {what}"
 
     return find
-
-
-def _softmax(point: Point) -> Softmax:
-    assert isinstance(point.workload, Softmax)
-    return point.workload
-
-
-def _get(point: Point, name: str) -> object:
-    return getattr(point.workload, name)
-
-
-def _elements(point: Point) -> int:
-    return _softmax(point).live_elements
 
 
 def first_of(*finders: PairFinder) -> PairFinder:

@@ -92,11 +92,9 @@ def verdict_on(rule: str, found: PairsOrReason) -> Verdict:
 def _interval(pairs: Sequence[RulePair]) -> tuple[float, float, float]:
     """Median and 95 % interval of the log effects.
 
-    Many pairs: the median and order statistics. Few pairs: the mean with the pairs' own errors. If few pairs differ by
-        more
-    than these errors: the span of all their intervals where they agree whether the effect exceeds MARGIN, else the
-        scatter
-    of the pairs.
+    Many pairs: the median and order statistics. Few pairs: the mean with the pairs' own errors. Few pairs that differ
+    by more than these errors: the span of all their intervals where they agree whether the effect exceeds MARGIN, else
+    the scatter of the pairs.
     """
     effects = np.array([pair.log_effect for pair in pairs])
     errors = np.array([pair.standard_error for pair in pairs])

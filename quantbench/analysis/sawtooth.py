@@ -112,12 +112,10 @@ def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec, known: TileOf
     """The curve for the points of one op and provider along `axis`.
 
     known: the tile that computes a point (`periods.tile_finder`). An assumed tile draws nothing. A tile recovered from
-        the
-    steps is drawn from half a wave on: below that, libraries cut the work into smaller parts.
+        the steps is drawn from half a wave on: below that, libraries cut the work into smaller parts.
 
     None where the points are not products, are fewer than two sizes, need the same number of tiles everywhere (along
-    k), or
-    where the tile of a point is not known.
+    k), or where the tile of a point is not known.
     """
     used: dict[int, TileInUse] = {}
     by_size: list[tuple[int, Point]] = []

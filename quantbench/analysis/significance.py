@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import erfc, exp, hypot, log, sqrt
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from quantbench.stats import CONFIDENCE, median, noise, normal_quantile
 from quantbench.store.folder import Run
-from quantbench.store.record import Measured
+from quantbench.store.record import Measured, Record
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -33,8 +33,7 @@ class RatioTest:
     ratio: median of all pairwise ratios.
     low, high: its 95 % interval; None where there are too few samples.
     p: two-sided, of the larger of the claims "b is slower" and "b is faster" by more than the tolerance; 1 where
-        nothing
-        can be claimed.
+        nothing can be claimed.
     """
 
     ratio: float
@@ -146,8 +145,8 @@ class Wander:
 
 def wander(a: Run, b: Run, points: int) -> Wander:
     """The drift of two runs. points: number of points compared."""
-    ours, theirs = _references(a), _references(b)
-    noise_a, noise_b = _noise(ours), _noise(theirs)
+    ours, theirs = reference_medians(a.records), reference_medians(b.records)
+    noise_a, noise_b = reference_noise(ours), reference_noise(theirs)
     common = ours.keys() & theirs.keys()
     shift = None
     if common:  # several, where many devices were compared by them
@@ -159,16 +158,16 @@ def wander(a: Run, b: Run, points: int) -> Wander:
     return Wander(repeats_a, repeats_b, noise_a, noise_b, allowance, shift)
 
 
-def _references(run: Run) -> dict[str, list[float]]:
-    """Medians of the reference point in the order measured, by key (usually there is one)."""
+def reference_medians(records: Iterable[Record]) -> dict[str, list[float]]:
+    """Medians of each reference point in the order measured, by key; a run of many devices has several."""
     found: dict[str, list[float]] = {}
-    for record in run.records:
+    for record in records:
         if record.role == "reference" and isinstance(record.outcome, Measured):
             found.setdefault(record.key, []).append(median(record.outcome.measurement.samples_us))
     return found
 
 
-def _noise(medians_us: dict[str, list[float]]) -> float | None:
+def reference_noise(medians_us: dict[str, list[float]]) -> float | None:
     """Relative standard deviation of the medians, each against its own reference; None for too few."""
     ratios = [1 + log(us / median(of_key)) for of_key in medians_us.values() if len(of_key) > 1 for us in of_key]
     return noise(ratios) if len(ratios) >= _FEWEST else None

@@ -1,5 +1,4 @@
-"""Recovers the tile and the number of blocks at a time from the steps of measured curves: `recover`, called by
-`periods`.
+"""Recovers the tile and the number of blocks at a time from the steps of curves: `recover`, called by `periods`.
 
 `candidates` lists every explanation (tile sides and blocks at a time) and groups those that predict the same waves at
 the sizes measured. On each curve the log time is modelled as `share · log(waves + overhead)` plus a smooth trend plus
@@ -17,7 +16,7 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.analysis.curve_fits import FittedCurve
+from quantbench.analysis.curves import FittedCurve
 from quantbench.launch import Tile
 from quantbench.workload import Gemm
 
@@ -134,6 +133,8 @@ EXPLAINS_LITTLE, EXPLAINS_MUCH = 0.3, 0.4
 _FEWEST_TO_RESAMPLE, _RESAMPLES, _RESAMPLE_SEED = 8, 200, 0
 # Waves that improve the fit by less than this (twice log likelihood) are no waves at all.
 _LEAST_IMPROVEMENT = 12.0
+# Classes at least this likely beside the best one are rivals; at most so many are named.
+_RIVAL, _MOST_RIVALS = 0.01, 5
 # That there are none can be said when those of three in four candidates would improve it by more than this.
 _WOULD_SHOW = 100.0
 
@@ -174,7 +175,7 @@ def recover(curves: Sequence[FittedCurve], found: Candidates) -> Recovered:
         confidence = min(confidence, _share_of_wins(misfit, best))
     gain = null.sum() - total[best]
     explained = float(np.clip(gain / max(null.sum() - freedom, 1e-9), 0.0, 1.0))
-    if gain / scale < _LEAST_IMPROVEMENT or not _rises(found.waves[best]):
+    if gain / scale < _LEAST_IMPROVEMENT or found.waves[best].max() == found.waves[best].min():
         rising = visible[found.waves.max(axis=1) > found.waves.min(axis=1)]
         would_show = not rising.size or np.quantile(rising, 0.25) / scale > _WOULD_SHOW
         verdict = "no waves" if would_show else "unclear"
@@ -184,23 +185,11 @@ def recover(curves: Sequence[FittedCurve], found: Candidates) -> Recovered:
         verdict = "clear"
     else:
         verdict = "unclear"
-    likely = _likely(order, weight)
+    likely = [int(i) for i in order[1 : _MOST_RIVALS + 1] if weight[i] >= _RIVAL]
     return Recovered(
         verdict, found.members[best], confidence, explained, tuple(found.members[i][0] for i in likely),
         frozenset(explanation for i in (best, *likely) for explanation in found.members[i]),
     )  # fmt: skip
-
-
-def _rises(waves: Ints) -> bool:
-    return bool(waves.max() > waves.min())
-
-
-# Classes at least this likely beside the best one are rivals; more than a few help nobody.
-_RIVAL, _MOST_RIVALS = 0.01, 5
-
-
-def _likely(order: Ints, weight: Floats) -> list[int]:
-    return [int(i) for i in order[1 : _MOST_RIVALS + 1] if weight[i] >= _RIVAL]
 
 
 # More classes than the first number are first tried with these overheads alone, and the best so many kept.
@@ -220,9 +209,8 @@ def _misfits(
 ) -> tuple[Floats, Floats, Floats, int]:
     """Misfit of every candidate.
 
-    Returns the squared misfit over variance of each candidate on each curve (curves, classes); what its waves would add
-    to
-    it if they were there and not seen (classes,); the misfit of the trend alone (curves,); and the number of points.
+    Returns the squared misfit over variance of each candidate on each curve (curves, classes); what its waves would
+    add to it if they were there and not seen (classes,); the misfit of the trend alone (curves,); the number of points.
     """
     misfit = np.full((len(curves), len(waves)), np.inf)
     visible = np.zeros(len(waves))

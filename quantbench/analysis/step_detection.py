@@ -1,6 +1,6 @@
 """Finds steps in curves with a piecewise fit and a penalty on every break: `find_pieces`. Pure arithmetic over arrays.
 
-Called by `curve_fits`; nothing here knows of tiles or waves. The log time is modelled as pieces, each a level plus a
+Called by `curves`; nothing here knows of tiles or waves. The log time is modelled as pieces, each a level plus a
 gentle slope against the log size: constant between the waves of a compute-bound product, rising where work or bytes
 grow with the size. Dynamic programming finds the exact optimum over all placements of breaks (Jackson et al., "An
 algorithm for optimal partitioning of data on an interval", IEEE Signal Processing Letters 12, 2005); asv's
@@ -162,17 +162,23 @@ def describe(pieces: Pieces) -> tuple[PiecewiseFit, ...]:
     piece = np.repeat(np.arange(len(flat.start)), flat.stop - flat.start).reshape(sums.shape)
     fitted = mean_z[piece] + slope[piece] * (sums.u - mean_u[piece])
     levels = fitted + sums.offset[:, None] + _integral(pieces.trend, pieces.log_size)
+    (second,) = np.nonzero(flat.start > 0)  # the pieces that a break begins; the piece before ends there
+    curve, split = flat.curve[second], flat.start[second]
+    u = np.broadcast_to(sums.u, sums.shape)
+    edge = (u[curve, split - 1] + u[curve, split]) / 2
+    (before, before_variance), (after, after_variance) = (
+        (
+            mean_z[side] + slope[side] * (edge - mean_u[side]),
+            1 / weight[side] + (edge - mean_u[side]) ** 2 / (suu[side] + sums.ridge),
+        )
+        for side in (second - 1, second)
+    )
+    jumps, errors = after - before, np.sqrt(before_variance + after_variance)
     breaks: list[list[Break]] = [[] for _ in pieces.starts]
-    for p in np.flatnonzero(flat.start > 0):  # the piece that a break begins
-        curve, split = int(flat.curve[p]), int(flat.start[p])
-        u = sums.u_of(curve)
-        edge = (u[split - 1] + u[split]) / 2
-        sides = slice(p - 1, p + 1)
-        before, after = mean_z[sides] + slope[sides] * (edge - mean_u[sides])
-        variance = 1 / weight[sides] + (edge - mean_u[sides]) ** 2 / (suu[sides] + sums.ridge)
-        first, last = _place(sums, curve, int(flat.start[p - 1]), split, int(flat.stop[p]))
-        jump, error = float(after - before), float(np.sqrt(variance.sum()))
-        breaks[curve].append(Break(split - 1, jump, error, first, last))
+    first, last = _places(sums, curve, flat.start[second - 1], split, flat.stop[second])
+    columns = (curve, split - 1, jumps, errors, first, last)
+    for c, *one in zip(*(column.tolist() for column in columns), strict=True):
+        breaks[c].append(Break(*one))
     return tuple(PiecewiseFit(tuple(own), levels[c], pieces.trend[c]) for c, own in enumerate(breaks))
 
 
@@ -201,11 +207,6 @@ class _Sums:
         columns = weight * np.stack([np.ones_like(z), wide, z, wide**2, wide * z, z**2])
         self._sums = np.concatenate([np.zeros((6, len(z), 1)), np.cumsum(columns, axis=2)], axis=2)
         self.shape = z.shape
-
-    def u_of(self, curve: int) -> Floats:
-        """Centred log sizes of one curve (points,)."""
-        u: Floats = self.u if self.u.ndim == 1 else self.u[curve]
-        return u
 
     def moments(self, curve: Ints | int, start: Ints, stop: Ints) -> tuple[Floats, ...]:
         """Weight, mean u, mean z, and central Suu, Suz, Szz of the points start … stop − 1 of each piece."""
@@ -268,14 +269,16 @@ def _partition(sums: _Sums) -> tuple[Floats, list[Ints]]:
         choice = np.argmin(total, axis=1)
         last[:, stop] = low + choice
         best[:, stop] = total[np.arange(curves), choice] + penalty
+    # Many short curves have the same few partitions.
+    distinct, which = np.unique(last, axis=0, return_inverse=True)
     found = []
-    for previous in last.tolist():
+    for previous in distinct.tolist():
         starts, stop = [], points
         while stop > 0:
             stop = previous[stop]
             starts.append(stop)
         found.append(np.array(starts[::-1], dtype=np.intp))
-    return best[:, points], found
+    return best[:, points], [found[i] for i in which.ravel().tolist()]
 
 
 def _nearness(log_size: Floats) -> Floats:
@@ -313,11 +316,16 @@ def _trend(sums: _Sums, pieces: _Flat, trend: Floats, near: Floats) -> Floats:
     return clipped
 
 
-def _place(sums: _Sums, curve: int, start: int, split: int, stop: int) -> tuple[int, int]:
-    """The range of last points before the break at `split` that fit as well, between `start` and `stop`."""
-    splits = np.arange(start + 1, stop)
-    if len(splits) == 1:
-        return split - 1, split - 1
-    cost = sums.cost(curve, np.full_like(splits, start), splits) + sums.cost(curve, splits, np.full_like(splits, stop))
-    within = splits[cost <= cost[split - start - 1] + _SAME_PLACE]
-    return int(within.min()) - 1, int(within.max()) - 1
+def _places(sums: _Sums, curve: Ints, start: Ints, split: Ints, stop: Ints) -> tuple[Ints, Ints]:
+    """For each break at `split`, the range of last points before it that fit as well, between `start` and `stop`."""
+    if not len(split):
+        return split, split
+    lengths = stop - start - 1  # places tried for each break
+    begins = np.cumsum(lengths) - lengths
+    own = np.repeat(np.arange(len(split)), lengths)
+    tried = np.arange(len(own)) - begins[own] + start[own] + 1
+    cost = sums.cost(curve[own], start[own], tried) + sums.cost(curve[own], tried, stop[own])
+    within = cost <= (cost[begins + split - start - 1] + _SAME_PLACE)[own]
+    first = np.minimum.reduceat(np.where(within, tried, stop[own]), begins)
+    last = np.maximum.reduceat(np.where(within, tried, start[own]), begins)
+    return first - 1, last - 1

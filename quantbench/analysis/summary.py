@@ -6,9 +6,10 @@ by its fastest provider. Every table, picture and analysis of a run starts with 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.roofline import peak_share
@@ -33,8 +34,7 @@ class Point:
     count: how often the shape at this place runs the workload.
     tflops, gb_per_s: useful work over the median.
     peak_share: of the dense peak for products and attention, of the memory bandwidth for softmax; None where the
-        device's
-        figure is not known.
+        device's figure is not known.
     num_samples: accepted samples behind the median.
     noise: relative standard deviation of the samples (0 for a single figure).
     clock_mhz: median SM clock during the samples; None where it was not recorded.
@@ -69,8 +69,7 @@ class Row:
     grade: the worst of all ops' grades.
     logits: logits of the model, apart, where the place has other ops as well.
     missing: ops that the provider has at other places and that were not measured here. The figures of such a row are
-        sums
-        over fewer ops and compare with no other row.
+        sums over fewer ops and compare with no other row.
     """
 
     axes: dict[str, int]
@@ -88,7 +87,7 @@ class Row:
     @cached_property
     def work(self) -> float:
         """Useful work of the ops: arithmetic operations, or bytes where there are none (collectives)."""
-        flops = sum(p.workload.flops * p.count for p in self.points)
+        flops = sum([p.workload.flops * p.count for p in self.points])
         return float(flops or sum(p.workload.min_bytes * p.count for p in self.points))
 
     @property
@@ -149,48 +148,44 @@ def _points(record: Record, outcome: Measured, spec: DeviceSpec) -> Iterable[Poi
 def rows_of(points: Sequence[Point], spec: DeviceSpec) -> tuple[Row, ...]:
     """The points of each place and provider taken together, logits apart, in order of places."""
     groups: dict[tuple[tuple[int, ...], str], list[Point]] = {}
-    ops: dict[tuple[str, frozenset[str]], set[str]] = {}
+    # Places with the same axes have the same ops of one provider.
+    ops: dict[tuple[str, frozenset[str]], set[str]] = defaultdict(set)
+    names = cache(frozenset[str])
     for point in points:
         groups.setdefault((tuple(point.axes.values()), point.provider), []).append(point)
-        ops.setdefault(_kind_of_place(point), set()).add(point.op)
+        ops[point.provider, names(tuple(point.axes))].add(point.op)
     return tuple(
-        _row(group, spec, ops[_kind_of_place(group[0])])
-        for _, group in sorted(groups.items(), key=lambda item: item[0])
+        _row(tuple(group), ops[provider, names(tuple(group[0].axes))])
+        for (_, provider), group in sorted(groups.items(), key=lambda item: item[0])
     )
 
 
-def _row(points: Sequence[Point], spec: DeviceSpec, ops: Collection[str]) -> Row:
-    logits = tuple(p for p in points if p.op.partition(".")[0] == "logits")
-    layer = tuple(p for p in points if p not in logits)
-    whole = row_of(tuple(points), spec, ops)
-    if not layer or not logits:
+def _row(points: tuple[Point, ...], ops: Collection[str]) -> Row:
+    whole = row_of(points, ops)
+    logits = tuple([p for p in points if p.op.startswith("logits") and p.op.partition(".")[0] == "logits"])
+    if not logits or len(logits) == len(points):
         return whole
-    return replace(row_of(layer, spec), logits=logits, grade=whole.grade, missing=whole.missing)
+    layer = tuple(p for p in points if p not in logits)
+    return replace(row_of(layer), logits=logits, grade=whole.grade, missing=whole.missing)
 
 
-def _kind_of_place(point: Point) -> tuple[str, frozenset[str]]:
-    """Key of places that have the same ops: one provider, the same axes."""
-    return point.provider, frozenset(point.axes)
-
-
-def row_of(points: tuple[Point, ...], spec: DeviceSpec, ops: Collection[str] = ()) -> Row:
+def row_of(points: tuple[Point, ...], ops: Collection[str] = ()) -> Row:
     """Points of one place taken together; the provider is the first one's. ops: those that a whole row has."""
-    latency_us = sum(p.latency_us * p.count for p in points)
+    latency_us = sum([p.latency_us * p.count for p in points])
     # The intervals are independent, so their widths add as squares.
-    width_us = sum(((p.high_us - p.low_us) / 2 * p.count) ** 2 for p in points) ** 0.5
-    shares = [(p.peak_share, p.latency_us * p.count) for p in points]
-    known = [(share, time_us) for share, time_us in shares if share is not None]
+    width_us = sum([((p.high_us - p.low_us) / 2 * p.count) ** 2 for p in points]) ** 0.5
+    known = [p.peak_share * (p.latency_us * p.count) for p in points if p.peak_share is not None]
     return Row(
         axes=points[0].axes,
         provider=points[0].provider,
         points=points,
         latency_us=latency_us,
         half_width=width_us / latency_us,
-        tflops=sum(p.workload.flops * p.count for p in points) / latency_us / 1e6,
-        gb_per_s=sum(p.workload.min_bytes * p.count for p in points) / latency_us / 1e3,
-        peak_share=sum(s * t for s, t in known) / latency_us if len(known) == len(shares) else None,
-        grade=max((p.grade for p in points), key=lambda g: GRADES.index(g.letter)),
-        missing=tuple(sorted(set(ops) - {p.op for p in points}, key=op_order)),
+        tflops=sum([p.workload.flops * p.count for p in points]) / latency_us / 1e6,
+        gb_per_s=sum([p.workload.min_bytes * p.count for p in points]) / latency_us / 1e3,
+        peak_share=sum(known) / latency_us if len(known) == len(points) else None,
+        grade=max([p.grade for p in points], key=lambda g: GRADES.index(g.letter)),
+        missing=tuple(sorted(set(ops).difference([p.op for p in points]), key=op_order)),
     )
 
 
@@ -221,7 +216,7 @@ def layer_rows(points: Sequence[Point], spec: DeviceSpec) -> tuple[Row, ...]:
             ops[point.op] = point
     whole = set(counted({name for ops in places.values() for name in ops}))
     return tuple(
-        replace(row_of(tuple(ops[name] for name in counted(ops)), spec, _needed(whole, ops)), provider=FASTEST)
+        replace(row_of(tuple(ops[name] for name in counted(ops)), _needed(whole, ops)), provider=FASTEST)
         for _, ops in sorted(places.items())
     )
 

@@ -9,8 +9,7 @@ from typing import Any
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.profile.table import FLAG, INTEGER, LAYOUTS, NUMBER, TEXT, Table
-from quantbench.store.codec import spec_to_json
-from quantbench.store.typed import Json, decode
+from quantbench.store.typed import Json, decode, encode
 from quantbench.workload import Workload, workload_from_json, workload_to_json
 
 
@@ -179,7 +178,7 @@ def findings_from_json(data: object) -> tuple[Finding, ...]:
 
 def device_to_json(device: DeviceSpec) -> Json:
     """Constants with their sources."""
-    data = spec_to_json(device)
+    data = encode(device)
     capability = device.compute_capability
     return {**data, "compute_capability": None if capability is None else list(capability)}
 

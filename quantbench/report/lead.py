@@ -14,10 +14,9 @@ from pathlib import Path
 from statistics import median
 
 from quantbench.analysis.blocks import IdleReason, idle_reasons, tile_in_use
-from quantbench.analysis.causes import Cause
-from quantbench.analysis.cliffs import Cliff
+from quantbench.analysis.cliffs import Cause, Cliff
 from quantbench.analysis.curves import variant_of
-from quantbench.analysis.neighbours import NEAR, BadSize, against_doubles, bad_sizes, curves_of_rows
+from quantbench.analysis.neighbours import NEAR, BadSize, against_doubles, bad_sizes_on, curves_of_rows
 from quantbench.analysis.periods import Period
 from quantbench.analysis.summary import Point, Row
 from quantbench.device.spec import DeviceSpec
@@ -94,10 +93,10 @@ def lead_of(rows: Sequence[Row], axes: Sequence[str], why: Causes) -> Lead:
     axes: the run's axes; the one with the largest losses is shown.
     why: finds causes.
     """
-    by_axis = {axis: bad_sizes(rows, axis) for axis in axes if any(axis in row.axes for row in rows)}
+    curves_by_axis = {axis: curves_of_rows(rows, axis) for axis in axes if any(axis in row.axes for row in rows)}
+    by_axis = {axis: bad_sizes_on(curves, axis) for axis, curves in curves_by_axis.items()}
     axis = max(by_axis, key=lambda a: (sum(bad.loss for bad in by_axis[a]), len({row.axes.get(a) for row in rows})))
-    bad = by_axis[axis]
-    curves = curves_of_rows(rows, axis)
+    bad, curves = by_axis[axis], curves_by_axis[axis]
     name = axis.replace("_", "-")
     sizes = sorted({row.axes[axis] for curve in curves for row in curve})
     if not bad:

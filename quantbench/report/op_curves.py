@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from quantbench.analysis.cliffs import Cliff
-from quantbench.analysis.curves import Curve
-from quantbench.analysis.periods import Family, Period, TileOf, tile_finder
+from quantbench.analysis.curves import Curve, Family
+from quantbench.analysis.periods import Period, TileOf, tile_finder
 from quantbench.analysis.sawtooth import sawtooth
 from quantbench.analysis.summary import Point, op_order
 from quantbench.device.spec import DeviceSpec

@@ -47,17 +47,18 @@ class HeatMap:
 
 def heat_maps(rows: Sequence[Row], axes: Sequence[str]) -> tuple[HeatMap, ...]:
     """Maps for pairs of axes that both vary, the usual pairs first, at most four."""
-    varied = [axis for axis in axes if len({row.axes.get(axis) for row in rows}) > 1]
+    number = {axis: len({row.axes.get(axis) for row in rows}) for axis in axes}
+    varied = [axis for axis in axes if number[axis] > 1]
     pairs = [pair for pair in _FIRST if set(pair) <= set(varied)]
     pairs += [pair for pair in combinations(varied, 2) if pair not in pairs and pair[::-1] not in pairs]
     found = []
     for x_axis, y_axis in pairs:
-        if _wider(rows, y_axis, x_axis):
+        if number[y_axis] > number[x_axis]:  # the axis with more values lies along x
             x_axis, y_axis = y_axis, x_axis
         slices: dict[tuple[str, tuple[tuple[str, int], ...]], list[Row]] = {}
         for row in rows:
             if row.peak_share is not None and not row.missing and x_axis in row.axes and y_axis in row.axes:
-                held = tuple((name, value) for name, value in row.axes.items() if name not in (x_axis, y_axis))
+                held = tuple([(name, value) for name, value in row.axes.items() if name not in (x_axis, y_axis)])
                 slices.setdefault((row.provider, held), []).append(row)
         if not slices:
             continue
@@ -74,11 +75,6 @@ def heat_maps(rows: Sequence[Row], axes: Sequence[str]) -> tuple[HeatMap, ...]:
         if len({r.axes[x_axis] for r in own}) > 1 and len({r.axes[y_axis] for r in own}) > 1:
             found.append(HeatMap(x_axis, y_axis, provider, dict(held), tuple(own)))
     return tuple(found[:_MOST_MAPS])
-
-
-def _wider(rows: Sequence[Row], one: str, other: str) -> bool:
-    """The axis with more values lies along x."""
-    return len({row.axes.get(one) for row in rows}) > len({row.axes.get(other) for row in rows})
 
 
 def draw_heat_map(heat: HeatMap, path: Path, caption: str) -> None:

@@ -8,16 +8,16 @@ History of the format:
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from sys import intern
-from typing import Any
+from typing import TypeVar, cast
 
+from quantbench.device.spec import DeviceState
 from quantbench.errors import InputError, require_choice, require_int
-from quantbench.launch import Launch
+from quantbench.launch import Launch, Tile
 from quantbench.measurement import Check, Grade, Measurement
-from quantbench.store.codec import launch_from_json, launch_to_json, measurement_from_json, measurement_to_json
-from quantbench.store.typed import decode, is_number
+from quantbench.store.typed import Json, decode, encode, is_number
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Workload, workload_from_json, workload_to_json
 
@@ -25,6 +25,7 @@ RECORD_VERSION = 1
 ORIGINS = ("measured", "imported", "simulated")
 ROLES = ("point", "reference")
 _KEY = re.compile("[0-9a-f]{16}")
+_T = TypeVar("_T")
 FAILURES = ("out_of_memory", "illegal_access", "timeout", "crash", "wrong_result", "error")
 
 
@@ -102,21 +103,84 @@ class Record:
             raise InputError("Record", "origin = 'imported' without a source", "where it comes from")
 
 
+# An imported table repeats one device state and a few grades in all of its records: each is kept once.
+_MOST_SHARED = 1024
+_shared: dict[tuple[type, str], object] = {}
+
+
+def _decode_shared(kind: type[_T], data: object) -> _T:
+    """`decode`, with one object for equal data."""
+    key = (kind, repr(data))
+    found = _shared.get(key)
+    if not isinstance(found, kind):
+        found = decode(kind, data)
+        if len(_shared) >= _MOST_SHARED:
+            _shared.clear()
+        _shared[key] = found
+    return found
+
+
+_TILE_FIELDS = tuple(one.name for one in fields(Tile))
+
+
+def launch_to_json(launch: Launch | None) -> Json | None:
+    """A launch as one flat object: the tile's dimensions beside the grid, null where not known."""
+    if launch is None:
+        return None
+    flat = encode(replace(launch, tile=None)) | {name: getattr(launch.tile, name, None) for name in _TILE_FIELDS}
+    del flat["tile"]
+    return cast(Json, flat)
+
+
+def launch_from_json(data: object) -> Launch | None:
+    """The launch that `launch_to_json` wrote."""
+    if data is None:
+        return None
+    if not isinstance(data, dict):
+        raise InputError("launch", repr(data)[:80], "a JSON object or null")
+    rest = {name: value for name, value in data.items() if name not in _TILE_FIELDS}
+    known = {name: data[name] for name in _TILE_FIELDS if data.get(name) is not None}
+    return decode(Launch, {**rest, "tile": decode(Tile, known) if "block_m" in known else None})
+
+
+def measurement_to_json(measurement: Measurement, grade: Grade) -> Json:
+    """Every sample and the grade."""
+    values = {one.name: getattr(measurement, one.name) for one in fields(measurement)}
+    return {
+        **values,
+        "discarded": encode(measurement.discarded),
+        "state_before": _encode_once(measurement.state_before),
+        "state_after": _encode_once(measurement.state_after),
+        "grade": {"letter": grade.letter, "reasons": grade.reasons},
+    }
+
+
+@lru_cache(maxsize=64)
+def _encode_once(value: DeviceState | TimingOptions) -> Json:
+    return cast(Json, encode(value))
+
+
+def measurement_from_json(data: object) -> tuple[Measurement, Grade]:
+    """The measurement and grade that `measurement_to_json` wrote."""
+    if not isinstance(data, dict):
+        raise InputError("measurement", repr(data)[:80], "a JSON object")
+    values = dict(data)
+    grade = _decode_shared(Grade, values.pop("grade", None))
+    for name in ("state_before", "state_after"):
+        values[name] = _decode_shared(DeviceState, values.get(name))
+    return decode(Measurement, values), grade
+
+
 def record_key(workload: Workload, provider: str, timing: TimingOptions) -> str:
     """16 hex digits that name what is measured, by whom and how. The same three give the same key on any machine."""
-    what = {"workload": workload_to_json(workload), "provider": provider, "timing": _timing_to_json(timing)}
+    what = {"workload": workload_to_json(workload), "provider": provider, "timing": _encode_once(timing)}
     text = json.dumps(what, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-@lru_cache(maxsize=64)
-def _timing_to_json(timing: TimingOptions) -> dict[str, Any]:
-    return asdict(timing)
-
-
-def record_to_json(record: Record) -> dict[str, Any]:
+def record_to_json(record: Record) -> Json:
     """The record as one JSON object."""
-    data: dict[str, Any] = {
+    data: Json = {
         "version": RECORD_VERSION,
         "run_id": record.run_id,
         "key": record.key,
@@ -130,14 +194,14 @@ def record_to_json(record: Record) -> dict[str, Any]:
         "launch": launch_to_json(record.launch),
     }
     if record.check is not None:
-        data["check"] = asdict(record.check)
+        data["check"] = encode(record.check)
     match record.outcome:
         case Measured(measurement, grade):
             data["measurement"] = measurement_to_json(measurement, grade)
         case Skipped(reason):
             data["skipped"] = {"reason": reason}
         case Failed():
-            data["failed"] = asdict(record.outcome)
+            data["failed"] = encode(record.outcome)
     return data
 
 
@@ -175,7 +239,7 @@ def record_from_json(data: object) -> Record:
     )
 
 
-def _outcome_from_json(data: dict[str, Any]) -> Outcome:
+def _outcome_from_json(data: Json) -> Outcome:
     present = [name for name in ("measurement", "skipped", "failed") if name in data]
     if len(present) != 1:
         raise InputError("record", f"outcomes {present}", "exactly one of measurement, skipped, failed")

@@ -9,7 +9,7 @@ import json
 import os
 import re
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,8 @@ from typing import Any
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError, StoreError, require_choice
 from quantbench.files import read_text, reason
-from quantbench.store.codec import spec_from_json, spec_to_json, state_from_json
 from quantbench.store.record import ORIGINS
-from quantbench.store.typed import decode
+from quantbench.store.typed import decode, encode
 
 RUN_FORMAT = "quantbench-run"
 RUN_VERSION = 2
@@ -78,7 +77,7 @@ class RunInfo:
 
 def write_run_info(folder: Path, info: RunInfo) -> None:
     """Write run.json whole or not at all: a reader never sees half of it."""
-    data = {"format": RUN_FORMAT, "version": RUN_VERSION, **asdict(info), "device": spec_to_json(info.device)}
+    data = {"format": RUN_FORMAT, "version": RUN_VERSION, **encode(info)}
     path = (folder / "run.json").resolve()  # a link stays one
     temporary = path.with_name("run.json.new")
     try:
@@ -106,8 +105,6 @@ def read_run_info(folder: Path) -> RunInfo:
     if version not in range(1, RUN_VERSION + 1):
         raise StoreError("read run", f"{path} has version {version!r}", f"version 1 to {RUN_VERSION}")
     try:
-        data["device"] = spec_from_json(data.get("device"))
-        data["state"] = state_from_json(data.get("state"))
         info = decode(RunInfo, data)
         require_name(f"read run {folder}", info.run_id)
         return info

@@ -1,12 +1,115 @@
-"""The published JSON Schemas of the stored formats, as shipped in the package."""
+"""JSON Schemas of run.json and of one line of records.jsonl, made from the dataclasses: `schema`.
+
+`python -m quantbench.store.schema run` prints one.
+"""
 
 import json
-from importlib.resources import files
-from typing import Any
+import sys
+from dataclasses import fields
+
+from quantbench.device.spec import DeviceSpec
+from quantbench.launch import Launch, Tile
+from quantbench.measurement import GRADES, Check, Grade, Measurement
+from quantbench.store.record import FAILURES, ORIGINS, RECORD_VERSION, ROLES, Failed, Place, Skipped
+from quantbench.store.run import ENDINGS, RUN_FORMAT, RUN_VERSION, RunInfo
+from quantbench.store.typed import Json, json_schema
+from quantbench.workload import Attention, Collective, Gemm, Softmax
+from quantbench.workload.gemm import LAYOUTS
+from quantbench.workload.softmax import DIRECTIONS, MASKS
+
+_POSITIVE: Json = {"type": "number", "exclusiveMinimum": 0}
+_GRID: Json = {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 3, "maxItems": 3}
+# What the classes check beyond the types of their fields.
+_LIMITS: dict[tuple[type, str], Json] = {
+    (DeviceSpec, "kind"): {"enum": ["cuda", "cpu"]},
+    (DeviceSpec, "peak_tflops"): {"additionalProperties": _POSITIVE},
+    (RunInfo, "how_ended"): {"enum": list(ENDINGS)},
+    (RunInfo, "origin"): {"enum": list(ORIGINS)},
+    (Place, "count"): {"minimum": 1},
+    (Gemm, "layout"): {"enum": list(LAYOUTS)},
+    (Softmax, "mask"): {"enum": list(MASKS)},
+    (Softmax, "direction"): {"enum": list(DIRECTIONS)},
+    (Attention, "direction"): {"enum": list(DIRECTIONS)},
+    (Measurement, "samples_us"): {"items": _POSITIVE, "minItems": 1},
+    (Measurement, "mode"): {"enum": ["events", "graph", "cpu", "unknown"]},
+    (Measurement, "cache"): {"enum": ["cold", "hot", "unknown"]},
+    (Measurement, "kernels_per_sample"): {"minimum": 1},
+    (Grade, "letter"): {"enum": list(GRADES)},
+    (Launch, "grid"): {"anyOf": [_GRID, {"type": "null"}]},
+    (Launch, "block"): {"anyOf": [_GRID, {"type": "null"}]},
+    (Failed, "kind"): {"enum": list(FAILURES)},
+}  # fmt: skip
+_TEXT: Json = {"type": "string"}
 
 
-def schema(name: str) -> dict[str, Any]:
-    """The schema called `name`: `run` (run.json) or `record` (one line of records.jsonl)."""
-    text = files("quantbench.store").joinpath(f"schemas/{name}.schema.json").read_text(encoding="utf-8")
-    loaded: dict[str, Any] = json.loads(text)
-    return loaded
+def schema(name: str) -> Json:
+    """The schema called `name`: `run` (run.json) or `record` (one line of records.jsonl).
+
+    It takes what the loader takes, and values out of the ranges that the dataclasses check besides.
+    """
+    return {"run": _run, "record": _record}[name]()
+
+
+def _run() -> Json:
+    head = {"format": {"const": RUN_FORMAT}, "version": {"enum": list(range(1, RUN_VERSION + 1))}}
+    return _document(f"quantbench-run-{RUN_VERSION}", f"run.json, version {RUN_VERSION}", head, _of(RunInfo))
+
+
+def _record() -> Json:
+    outcomes = {"measurement": _measurement(), "skipped": _of(Skipped), "failed": _of(Failed)}
+    properties = {
+        "run_id": _TEXT,
+        "key": _TEXT | {"pattern": "^[0-9a-f]{16}$"},
+        "role": {"enum": list(ROLES)},
+        "origin": {"enum": list(ORIGINS)},
+        "source": _TEXT,
+        "elapsed_s": {"type": "number"},
+        "places": {"type": "array", "items": _of(Place)},
+        "workload": {"oneOf": [_tagged(kind) for kind in (Gemm, Softmax, Attention, Collective)]},
+        "provider": _TEXT,
+        "launch": {"anyOf": [_launch(), {"type": "null"}]},
+    }
+    optional = {"check": {"anyOf": [_of(Check), {"type": "null"}]}, **outcomes}
+    body = {
+        "type": "object", "properties": properties | optional, "additionalProperties": False,
+        "required": [name for name in properties if name != "launch"],
+        "oneOf": [{"required": [outcome]} for outcome in outcomes],
+    }  # fmt: skip
+    title = f"One line of records.jsonl, version {RECORD_VERSION}"
+    return _document(f"quantbench-record-{RECORD_VERSION}", title, {"version": {"const": RECORD_VERSION}}, body)
+
+
+def _document(name: str, title: str, head: Json, body: Json) -> Json:
+    """A schema of a whole file, with the fields that name its format first."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema", "$id": name, "title": title, **body,
+        "properties": head | body["properties"], "required": [*head, *body["required"]],
+    }  # fmt: skip
+
+
+def _of(kind: type) -> Json:
+    return json_schema(kind, _LIMITS)
+
+
+def _tagged(kind: type) -> Json:
+    """A workload: its fields and its kind."""
+    body = _of(kind)
+    tag = {"kind": {"const": kind.kind}}  # type: ignore[attr-defined]
+    return body | {"properties": tag | body["properties"], "required": ["kind", *body["required"]]}
+
+
+def _measurement() -> Json:
+    """A measurement with its grade beside its fields."""
+    body = _of(Measurement)
+    return body | {"properties": body["properties"] | {"grade": _of(Grade)}, "required": [*body["required"], "grade"]}
+
+
+def _launch() -> Json:
+    """A launch with the fields of its tile beside its own, null where not known."""
+    body = _of(Launch)
+    properties = {name: value for name, value in body["properties"].items() if name != "tile"}
+    return body | {"properties": properties | {one.name: json_schema(int | None) for one in fields(Tile)}}
+
+
+if __name__ == "__main__":
+    print(json.dumps(schema(sys.argv[1]), indent=1))

@@ -1,6 +1,6 @@
-"""Dataclasses from JSON objects: their fields and no others, each of the type that the dataclass declares for it.
+"""Dataclasses from JSON objects and back: `decode` checks names and types by the dataclass, `encode` writes.
 
-What a file says is believed only so far. Runs and profiles are both read through here.
+`json_schema` describes what `decode` takes. Runs, profiles, worker messages, options and shape files use them.
 """
 
 from __future__ import annotations
@@ -16,59 +16,98 @@ from quantbench.errors import InputError
 
 Json = dict[str, Any]
 _T = TypeVar("_T")
-_Check = Callable[[object], bool]
+# Returns a JSON value as the field's type has it; raises _WrongTypeError.
+_Convert = Callable[[Any], Any]
 
 _WORDS = {str: "a text", int: "an integer", float: "a finite number", bool: "true or false"}
 _PLURALS = {str: "texts", int: "integers", float: "finite numbers", bool: "booleans"}
+_SCHEMA_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
 # An integer where a number is declared: beyond this, numpy would keep it as an object.
 _LARGEST_INTEGER = 2**63
 
 
+class _WrongTypeError(Exception):
+    """A JSON value is not of the declared type."""
+
+
 @dataclass(frozen=True)
 class _Field:
-    """needed: it has no default. is_tuple: a JSON list of it becomes a tuple. expected: its type, in words."""
+    """exact: values of this class need no conversion. is_tuple: a JSON list of it becomes a tuple. expected: its type,
+    in words."""
 
-    needed: bool
+    exact: type | None
+    convert: _Convert
     is_tuple: bool
-    check: _Check
     expected: str
+
+
+@dataclass(frozen=True)
+class _Fields:
+    """The fields of a dataclass by name, and the names of those that an object must hold."""
+
+    by_name: Mapping[str, _Field]
+    needed: frozenset[str]
 
 
 def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) -> _T:
     """A dataclass from a JSON object that holds its fields and no others, each of its declared type.
 
-    Lists become tuples where these are declared; a field that is a dataclass itself is decoded beforehand. A field
-    with a default may be missing, unless `whole`. Raises InputError that names `who` (the dataclass, unless given)
-    and the field.
+    Lists become tuples, and objects become dataclasses, where these are declared. A field that holds the dataclass
+    already is taken as it is. A field with a default may be missing, unless `whole`, which holds for nested objects
+    too. Raises InputError that names `who` (the dataclass, unless given) and the field.
     """
-    who = who or kind.__name__
     if not isinstance(data, dict):
-        raise InputError(who, repr(data)[:80], "a JSON object")
-    known = _fields(kind)  # type: ignore[arg-type]
-    for name in sorted(data.keys() ^ known.keys()):
-        if name not in known:
-            raise InputError(who, f"field {name[:60]!r} is unknown", "no field but " + ", ".join(known))
-        if whole or known[name].needed:
-            raise InputError(who, f"field {name!r} is missing", "all of " + ", ".join(known))
-    values = {name: tuple(v) if isinstance(v, list) and known[name].is_tuple else v for name, v in data.items()}
-    for name, value in values.items():
-        if not known[name].check(value):
-            raise InputError(who, f"{name} = {value!r}"[:100], known[name].expected)
+        raise InputError(who or kind.__name__, repr(data)[:80], "a JSON object")
+    known = _fields(kind, whole)  # type: ignore[arg-type]
+    by_name = known.by_name
+    if not known.needed <= data.keys() <= by_name.keys():
+        raise _wrong_names(known, data, who or kind.__name__)
+    values = {}
+    for name, value in data.items():
+        field = by_name[name]
+        if type(value) is not field.exact:
+            try:
+                value = field.convert(value)
+            except _WrongTypeError:
+                shown = tuple(value) if field.is_tuple and isinstance(value, list) else value
+                raise InputError(who or kind.__name__, f"{name} = {shown!r}"[:100], field.expected) from None
+        values[name] = value
     return kind(**values)
 
 
+def encode(value: Any) -> Any:
+    """The JSON form of a dataclass (an object of its fields), mapping or sequence; other values as they are."""
+    if is_dataclass(value):
+        return {one.name: encode(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: encode(item) for key, item in value.items()}
+    return [encode(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _wrong_names(known: _Fields, data: Json, who: str) -> InputError:
+    """The error for the first field that is unknown or missing."""
+    allowed = known.by_name.keys()
+    name = min((data.keys() - allowed) | (known.needed - data.keys()))
+    if name in data:
+        return InputError(who, f"field {name[:60]!r} is unknown", "no field but " + ", ".join(allowed))
+    return InputError(who, f"field {name!r} is missing", "all of " + ", ".join(allowed))
+
+
 @cache
-def _fields(kind: Any) -> dict[str, _Field]:
+def _fields(kind: Any, whole: bool = False) -> _Fields:
     hints = get_type_hints(kind)
-    return {
-        one.name: _Field(
-            one.default is MISSING and one.default_factory is MISSING,
-            any(get_origin(option) is tuple for option in _options(hints[one.name])),
-            _check(hints[one.name]),
-            _words(hints[one.name]),
-        )
-        for one in fields(kind)
-    }
+    return _Fields(
+        {one.name: _field(hints[one.name], whole) for one in fields(kind)},
+        frozenset(
+            one.name for one in fields(kind) if whole or (one.default is MISSING and one.default_factory is MISSING)
+        ),
+    )
+
+
+def _field(hint: Any, whole: bool) -> _Field:
+    options = _options(hint)
+    exact = next((option for option in options if option in (str, int, bool, NoneType) or is_dataclass(option)), None)
+    return _Field(exact, _converter(hint, whole), any(get_origin(option) is tuple for option in options), _words(hint))
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
@@ -76,25 +115,25 @@ def _options(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
-def _check(hint: Any) -> _Check:
+def _converter(hint: Any, whole: bool) -> _Convert:
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
-        return lambda value: True
+        return lambda value: value
     if hint is float:
-        return is_number
+        return _number
     if hint in (str, int, bool, NoneType):
-        return lambda value: type(value) is hint
+        return _instance(hint)
     if origin in (Union, UnionType):
-        checks = [_check(option) for option in arguments]
-        return lambda value: any(check(value) for check in checks)
-    if origin in (tuple, list):
-        return _sequence(origin, arguments)
+        return _union(arguments, whole)
+    if origin is list or (origin is tuple and arguments[-1] is Ellipsis):
+        return _sequence(origin, _converter(arguments[0], whole))
+    if origin is tuple:
+        return _fixed_tuple([_converter(argument, whole) for argument in arguments])
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        of_key, of_value = map(_check, arguments)
-        return lambda value: isinstance(value, Mapping) and all(of_key(k) and of_value(v) for k, v in value.items())
+        return _mapping(*(_converter(argument, whole) for argument in arguments))
     if is_dataclass(hint):
-        return lambda value: isinstance(value, hint)  # type: ignore[arg-type]
-    raise TypeError(f"no check for {hint}")  # a field of a new type wants one
+        return lambda value: value if isinstance(value, hint) else decode(hint, value, whole=whole)  # type: ignore[arg-type]
+    raise TypeError(f"no JSON form for {hint}")  # a field of a new type needs one
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -104,18 +143,100 @@ def is_number(value: object) -> TypeGuard[float]:
     return type(value) is float and isfinite(value)
 
 
-def _sequence(origin: type, arguments: tuple[Any, ...]) -> _Check:
-    if origin is list or arguments[-1] is Ellipsis:
-        of_item = _check(arguments[0])
-        return lambda value: type(value) is origin and all(map(of_item, value))  # type: ignore[call-overload]
-    checks = [_check(argument) for argument in arguments]
+def _number(value: Any) -> Any:
+    if is_number(value):
+        return value
+    raise _WrongTypeError
 
-    def fixed(value: object) -> bool:
-        return (
-            type(value) is tuple and len(value) == len(checks) and all(c(v) for c, v in zip(checks, value, strict=True))
-        )
 
-    return fixed
+def _instance(kind: type) -> _Convert:
+    def convert(value: Any) -> Any:
+        if type(value) is kind:
+            return value
+        raise _WrongTypeError
+
+    return convert
+
+
+def _union(options: tuple[Any, ...], whole: bool) -> _Convert:
+    """Of several dataclasses only instances are taken: an object does not tell which it is."""
+    classes = [option for option in options if is_dataclass(option)]
+    others = [_converter(option, whole) for option in options if not is_dataclass(option)]
+
+    def convert(value: Any) -> Any:
+        for kind in classes:
+            if isinstance(value, kind):  # type: ignore[arg-type]
+                return value
+        for other in others:
+            try:
+                return other(value)
+            except _WrongTypeError:
+                continue
+        if len(classes) == 1 and isinstance(value, dict):
+            return decode(classes[0], value, whole=whole)  # type: ignore[arg-type]
+        raise _WrongTypeError
+
+    return convert
+
+
+def _sequence(kind: type, item: _Convert) -> _Convert:
+    allowed = (list,) if kind is list else (list, tuple)
+
+    def convert(value: Any) -> Any:
+        if type(value) not in allowed:
+            raise _WrongTypeError
+        return kind(map(item, value))
+
+    return convert
+
+
+def _fixed_tuple(items: list[_Convert]) -> _Convert:
+    def convert(value: Any) -> Any:
+        if type(value) not in (list, tuple) or len(value) != len(items):
+            raise _WrongTypeError
+        return tuple(item(one) for item, one in zip(items, value, strict=True))
+
+    return convert
+
+
+def _mapping(of_key: _Convert, of_value: _Convert) -> _Convert:
+    def convert(value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            raise _WrongTypeError
+        return {of_key(k): of_value(v) for k, v in value.items()}
+
+    return convert
+
+
+def json_schema(hint: Any, limits: Mapping[tuple[type, str], Json] | None = None) -> Json:
+    """The JSON Schema of what `decode` takes for a type.
+
+    limits: by class and field, what the class checks beyond the type (`{(Grade, "letter"): {"enum": [...]}}`).
+    """
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return {}
+    if hint in _SCHEMA_TYPES:
+        return {"type": _SCHEMA_TYPES[hint]}
+    if origin in (Union, UnionType):
+        return {"anyOf": [json_schema(option, limits) for option in arguments]}
+    if origin is list or (origin is tuple and arguments[-1] is Ellipsis):
+        return {"type": "array", "items": json_schema(arguments[0], limits)}
+    if origin is tuple:
+        items = [json_schema(argument, limits) for argument in arguments]
+        return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return {"type": "object", "additionalProperties": json_schema(arguments[1], limits)}
+    hints = get_type_hints(hint)
+    return {
+        "type": "object",
+        "properties": {
+            one.name: json_schema(hints[one.name], limits) | (limits or {}).get((hint, one.name), {})
+            for one in fields(hint)
+        },
+        "required": [one.name for one in fields(hint) if one.name in _fields(hint).needed],
+        "additionalProperties": False,
+    }
 
 
 def _words(hint: Any) -> str:
@@ -128,7 +249,7 @@ def _word(hint: Any) -> str:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (tuple, list):
         count = f"{len(arguments)} " if origin is tuple and Ellipsis not in arguments else ""
-        return f"a list of {count}{_PLURALS.get(arguments[0], 'values')}"
+        return f"a list of {count}{_PLURALS.get(arguments[0], 'objects' if is_dataclass(arguments[0]) else 'values')}"
     if origin is not None:
         return f"an object of {_PLURALS.get(arguments[-1], 'values')}"
     return str(_WORDS.get(hint) or hint.__name__)

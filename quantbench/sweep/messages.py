@@ -12,15 +12,8 @@ from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError
 from quantbench.launch import Launch
 from quantbench.measurement import Check, Measurement
-from quantbench.store.codec import (
-    launch_from_json,
-    launch_to_json,
-    measurement_from_json,
-    spec_from_json,
-    spec_to_json,
-    state_from_json,
-)
-from quantbench.store.typed import decode
+from quantbench.store.record import launch_from_json, launch_to_json, measurement_from_json
+from quantbench.store.typed import decode, encode
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Workload, workload_from_json, workload_to_json
 
@@ -62,11 +55,11 @@ class Reply:
 
 
 def hello_to_json(hello: Hello) -> dict[str, Any]:
-    return {"device": spec_to_json(hello.device), "state": asdict(hello.state), "software": hello.software}
+    return dict(encode(hello))
 
 
 def hello_from_json(data: dict[str, Any]) -> Hello:
-    return Hello(spec_from_json(data["device"]), state_from_json(data["state"]), data["software"])
+    return decode(Hello, data)
 
 
 def request_to_json(request: Request) -> dict[str, Any]:

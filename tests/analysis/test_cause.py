@@ -9,10 +9,9 @@ from made_devices import A100, CPU
 from simulator import SimulatedGpu, along, measurement, records_of
 
 from quantbench.analysis.blocks import TileInUse, num_blocks, padded, row_alignment_bytes
-from quantbench.analysis.causes import Cause, CurveStep, cause_of
 from quantbench.analysis.check import fit_all
-from quantbench.analysis.cliffs import find_cliffs
-from quantbench.analysis.curve_fits import LEAST_ERROR
+from quantbench.analysis.cliffs import Cause, CurveStep, cause_of, find_cliffs
+from quantbench.analysis.curves import LEAST_ERROR
 from quantbench.analysis.periods import find_periods, tile_finder
 from quantbench.analysis.staircase import Explanation
 from quantbench.analysis.summary import Point, points_of

@@ -15,8 +15,7 @@ from simulator import Case, SimulatedGpu, along, random_case, records_of
 
 from quantbench.analysis.check import fit_all
 from quantbench.analysis.cliffs import Cliff, common_cliffs, find_cliffs
-from quantbench.analysis.curve_fits import LEAST_ERROR, fit_curves
-from quantbench.analysis.curves import curves_of
+from quantbench.analysis.curves import LEAST_ERROR, curves_of, fit_curves
 from quantbench.analysis.periods import Period, find_periods
 from quantbench.analysis.staircase import Explanation, candidates
 from quantbench.analysis.step_detection import fit_pieces

@@ -11,7 +11,7 @@ from made_devices import CPU
 from simulator import SimulatedGpu, along, measurement, noisy_us, records_of
 
 from quantbench.analysis.check import fit_all
-from quantbench.analysis.curve_fits import LEAST_ERROR
+from quantbench.analysis.curves import LEAST_ERROR
 from quantbench.analysis.periods import find_periods, tile_finder
 from quantbench.analysis.rule_pairs import Material, RulePair
 from quantbench.analysis.rules import RULES, Verdict, judge_all, rule_named, untested_lines, verdict_on

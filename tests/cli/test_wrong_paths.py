@@ -240,7 +240,7 @@ def test_an_unpacked_file_has_an_end_too(tmp_path: Path) -> None:
 OWN_FILES = (
     "files.py", "__init__.py", "cluster/ray_pool.py", "comm/isolation.py", "device/", "latency/",
     "planner/", "profile/aiconfigurator_engine.py", "providers/identity.py", "report/content.py",
-    "store/schema.py", "workload/presets.py",
+    "workload/presets.py",
 )  # fmt: skip
 #: methods of Path that wait for pipes, read devices, or raise for folders that may not be entered
 UNGUARDED = ("read_text", "read_bytes", "exists", "is_file", "is_dir", "read_table")

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from simulator import SimulatedGpu, along, records_of
 
-from quantbench.analysis import curve_fits
-from quantbench.analysis.curve_fits import LEAST_ERROR, fit_curves
-from quantbench.analysis.curves import curves_of
+from quantbench.analysis import curves as curve_fits
+from quantbench.analysis.curves import LEAST_ERROR, curves_of, fit_curves
 from quantbench.analysis.periods import find_periods
 from quantbench.analysis.step_detection import find_pieces
 from quantbench.analysis.summary import points_of, rows_of

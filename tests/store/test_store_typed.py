@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import jsonschema
 import pytest
 
 from quantbench.errors import InputError
-from quantbench.store.typed import decode
+from quantbench.store.typed import decode, encode, json_schema
 from quantbench.workload import Gemm, Softmax
 
 
@@ -82,3 +83,45 @@ def test_no_object_is_refused(data: object) -> None:
 def test_a_needed_field_that_is_missing_is_named() -> None:
     with pytest.raises(InputError, match=r"^Part: field 'size' is missing; expected all of name, size"):
         decode(Part, {"name": "a"})
+
+
+@dataclass(frozen=True)
+class Whole:
+    part: Part
+    parts: tuple[Part, ...] = ()
+    other: Part | None = None
+
+
+def test_nested_objects_become_their_dataclasses_and_back() -> None:
+    part = {"name": "a", "size": 2}
+    found = decode(Whole, {"part": part, "parts": [part, WHOLE], "other": None})
+    assert found == Whole(Part("a", 2), (Part("a", 2), decode(Part, WHOLE)))
+    assert decode(Whole, encode(found), whole=True) == found
+    with pytest.raises(InputError, match=r"^Part: field 'good' is missing"):
+        decode(Whole, {"part": part, "parts": [], "other": None}, whole=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"part": {"name": "a", "size": "2"}}, "Part: size = '2'; expected an integer"),
+        ({"part": None}, "Part: None; expected a JSON object"),
+        ({"parts": [{"name": "a", "size": 2, "odd": 1}]}, "Part: field 'odd' is unknown"),
+        ({"parts": {}}, "Whole: parts = {}; expected a list of objects"),
+        ({"other": 3}, "Whole: other = 3; expected Part or null"),
+    ],
+)
+def test_what_is_wrong_within_is_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        decode(Whole, {"part": {"name": "a", "size": 2}, **change})
+    assert str(caught.value).startswith(message)
+
+
+def test_the_schema_takes_what_the_decoder_takes() -> None:
+    validator = jsonschema.Draft202012Validator(json_schema(Whole, {(Part, "size"): {"minimum": 1}}))
+    validator.check_schema(validator.schema)
+    part = {"name": "a", "size": 2, "pair": [1, 2], "held": {"m": 4}}
+    assert validator.is_valid({"part": part, "parts": [part], "other": None})
+    for wrong in ({"size": 0}, {"size": "2"}, {"pair": [1]}, {"held": {"m": "4"}}, {"texts": "xy"}, {"odd": 1}):
+        assert not validator.is_valid({"part": part | wrong})
+    assert not validator.is_valid({"part": {"name": "a"}})

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from quantbench.analysis.curve_fits import fit_curves, repeatability
-from quantbench.analysis.curves import curves_of
+from quantbench.analysis.curves import curves_of, fit_curves, repeatability
 from quantbench.analysis.periods import find_periods, tile_finder
 from quantbench.analysis.sawtooth import Sawtooth, sawtooth
 from quantbench.analysis.summary import Point, points_of

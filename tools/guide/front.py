@@ -17,8 +17,7 @@ from tempfile import TemporaryDirectory
 from textwrap import wrap
 
 from quantbench.analysis.check import check_run
-from quantbench.analysis.curve_fits import fit_curves, repeatability
-from quantbench.analysis.curves import Curve, curves_of
+from quantbench.analysis.curves import Curve, curves_of, fit_curves, repeatability
 from quantbench.analysis.periods import find_periods, tile_finder
 from quantbench.analysis.sawtooth import Sawtooth, sawtooth
 from quantbench.analysis.staircase import Explanation
