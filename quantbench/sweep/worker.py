@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from quantbench.providers.audit import Audit
     from quantbench.providers.base import Provider
     from quantbench.timing.options import TimingOptions
-    from quantbench.timing.timer import Timer
+    from quantbench.timing.session import Timer
 
 # Work so small that it would take more copies than this to fill the cache is timed by flushing instead.
 _MOST_COPIES = 500
@@ -185,7 +185,7 @@ def main() -> None:
     from quantbench.providers import catalog
     from quantbench.providers.software import versions
     from quantbench.sweep import naming
-    from quantbench.timing.timer import make_timer
+    from quantbench.timing import make_timer
 
     read_fd, write_fd = int(sys.argv[1]), int(sys.argv[2])
     die_with_parent()
