@@ -9,12 +9,11 @@ from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Check, Measurement
 from quantbench.store.record import Record
-from quantbench.sweep.axes import parse_axis
+from quantbench.sweep.axes import Held, parse_axis, with_defaults
 from quantbench.sweep.messages import Hello, Reply, Request
 from quantbench.sweep.options import SweepOptions
 from quantbench.sweep.plan import Plan, build_plan
 from quantbench.sweep.runner import Progress, Sweep
-from quantbench.sweep.shapes import Held, with_defaults
 from quantbench.timing.options import TimingOptions
 
 A100 = DeviceSpec("a100-test", "cuda", 108, 1410, 40 * 2**20, 164 * 2**10, 80 * 2**30, 2039, {"bf16": 312}, (8, 0))
@@ -23,7 +22,7 @@ A100 = DeviceSpec("a100-test", "cuda", 108, 1410, 40 * 2**20, 164 * 2**10, 80 * 
 STATE = DeviceState(sm_clock_mhz=1410.0)
 
 
-HELD = with_defaults(Held(m=1024, k=1024), "cuda", "bf16")
+HELD = with_defaults(Held(m=1024, k=1024), A100)
 
 
 def measured(us: float) -> Reply:

@@ -1,6 +1,7 @@
-"""What the sweep and its worker process say to each other: JSON objects, one a line, over two pipes.
+"""The messages between a sweep and its workers, as JSON: `Hello`, then a `Reply` to each `Request`.
 
-Text, not pickle: a worker that has gone wrong can at worst send a line that does not parse.
+They go over the pipes of `quantbench.sweep.child`, and over the network in `quantbench.cluster`. JSON and not pickle: a
+broken worker can at worst send a line that does not parse.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from typing import Any
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError
 from quantbench.launch import Launch
-from quantbench.measurement import Check, Measurement
+from quantbench.measurement import Check, Grade, Measurement
 from quantbench.store.codec import (
     launch_from_json,
     launch_to_json,
     measurement_from_json,
+    measurement_to_json,
     spec_from_json,
     spec_to_json,
     state_from_json,
@@ -24,12 +26,12 @@ from quantbench.store.typed import decode
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Workload, workload_from_json, workload_to_json
 
-_UNGRADED = {"letter": "A", "reasons": []}
+_UNGRADED = Grade("A", ())  # the sweep grades
 
 
 @dataclass(frozen=True)
 class Hello:
-    """The worker's first line: on what it runs."""
+    """A worker's first message: its device."""
 
     device: DeviceSpec
     state: DeviceState
@@ -46,10 +48,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """What came of a request: exactly one of measurement, skipped (why) and failed (kind, message).
+    """The result of a request: exactly one of measurement, skipped (why) and failed (kind, message).
 
-    checked: what the checks of its results found, None where they could not be made. phases_s: seconds by phase.
-    broken: the worker cannot go on (its GPU context is lost).
+    checked: result of the checks, None if there were none. phases_s: seconds by phase. broken: the worker cannot go on
+    (its GPU context is lost).
     """
 
     measurement: Measurement | None = None
@@ -70,10 +72,7 @@ def hello_from_json(data: dict[str, Any]) -> Hello:
 
 
 def request_to_json(request: Request) -> dict[str, Any]:
-    return {
-        "workload": workload_to_json(request.workload),
-        "provider": request.provider,
-    }
+    return {"workload": workload_to_json(request.workload), "provider": request.provider}
 
 
 def request_from_json(data: dict[str, Any]) -> Request:
@@ -81,9 +80,8 @@ def request_from_json(data: dict[str, Any]) -> Request:
 
 
 def reply_to_json(reply: Reply) -> dict[str, Any]:
-    measurement = None if reply.measurement is None else {**asdict(reply.measurement), "grade": _UNGRADED}
     return {
-        "measurement": measurement,
+        "measurement": None if reply.measurement is None else measurement_to_json(reply.measurement, _UNGRADED),
         "skipped": reply.skipped,
         "failed": reply.failed,
         "launch": launch_to_json(reply.launch),
@@ -94,7 +92,7 @@ def reply_to_json(reply: Reply) -> dict[str, Any]:
 
 
 def reply_from_json(data: dict[str, Any]) -> Reply:
-    """The worker's reply. Raises InputError when it is none (a NaN among the samples, say)."""
+    """The worker's reply. Raises InputError if it is malformed, such as a NaN among the samples."""
     try:
         measurement = data["measurement"]
         return Reply(

@@ -18,8 +18,7 @@ from quantbench.store.record import Failed, Measured, Outcome, Record, Skipped
 from quantbench.sweep import naming
 from quantbench.sweep.child import Asked, WorkerLostError
 from quantbench.sweep.messages import Reply, Request
-from quantbench.sweep.pace import Pace
-from quantbench.sweep.plan import REFERENCE_EVERY, Group, Plan, PlanPoint, fitting
+from quantbench.sweep.plan import REFERENCE_EVERY, Group, Pace, Plan, PlanPoint, fitting
 from quantbench.timing.grade import NO_CHECK, grade
 from quantbench.timing.options import TimingOptions
 
@@ -256,13 +255,14 @@ class Sweep:
         limit_s = self.limit_s or max(_LIMIT_FLOOR_S, _LIMIT_FACTOR * point.estimate_s)
         if self.spec.kind == "cuda":
             limit_s += naming.LIMIT_S
-        asked_s = self.clock()
         until_hard_stop_s = limit_s if self.hard_s is None else self.hard_s - self._elapsed_s()
         if until_hard_stop_s <= 0:
             raise _OutOfTimeError
+        starting = self._worker is None
         try:
             if self._worker is None:
                 self._worker = self.connect()
+            asked_s = self.clock()
             reply = self._worker.ask(request, min(limit_s, until_hard_stop_s), self._tick)
         except WorkerLostError as lost:
             self._end_worker()
@@ -277,7 +277,9 @@ class Sweep:
         if reply.broken:
             self._end_worker()
         if reply.measurement is not None:
-            self._pace.learn(point.workload, self.clock() - asked_s, median(reply.measurement.samples_us))
+            # The first answer of a worker includes its start: loading torch, allocating the flush buffer, compiling.
+            took_s = None if starting else self.clock() - asked_s
+            self._pace.learn(point.workload, median(reply.measurement.samples_us), took_s)
         self.phases_s.update(reply.phases_s)
         return reply
 

@@ -19,12 +19,12 @@ from quantbench.store.environment import relevant_environment
 from quantbench.store.folder import RunWriter
 from quantbench.store.record import Measured, Record
 from quantbench.store.run import RunInfo, now_text, read_run_info
-from quantbench.sweep.adaptive import LeastSure
 from quantbench.sweep.axes import Axis
 from quantbench.sweep.child import Asked
 from quantbench.sweep.messages import Hello
-from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json, plan_sweep, whole_plan
+from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json, plan_sweep
 from quantbench.sweep.plan import Plan
+from quantbench.sweep.refine import LeastSure
 from quantbench.sweep.runner import HARD_STOP, Finished, More, Progress, Sweep
 
 Connect = Callable[[], Asked]
@@ -76,6 +76,7 @@ class SweepSession:
             device = worker.hello.device
             options = make_options(device)
             options.timing.require_device(device.kind)
+            worker.begin(options.timing)  # it allocates the flush buffer while the plan is made
             spent_s = time.monotonic() - start_s
             axes, plan = plan_sweep(_with_what_is_left(options, spent_s), device)
             adaptive_more(options, device)  # what it refuses is refused before there is a folder
@@ -103,6 +104,7 @@ class SweepSession:
             device = worker.hello.device
             if device.name != run.info.device.name:
                 raise StoreError("resume", f"this device is {device.name}", f"{run.info.device.name}, as in {folder}")
+            worker.begin(options.timing)
             done = {record.key for record in run.records if record.role == "point"}
             spent_s = time.monotonic() - start_s
             _, plan = plan_sweep(_with_what_is_left(options, spent_s), device, done)
@@ -196,8 +198,9 @@ class SweepSession:
 
     def _next_worker(self) -> Asked:
         worker, self._worker = self._worker, None
-        worker = worker or self._connect()
-        worker.begin(self.options.timing)
+        if worker is None:
+            worker = self._connect()
+            worker.begin(self.options.timing)
         return worker
 
 
@@ -267,7 +270,5 @@ def first_reference_us(records: tuple[Record, ...], plan: Plan) -> float | None:
 
 
 def adaptive_more(options: SweepOptions, device: DeviceSpec) -> More | None:
-    """What asks for points beyond the plan: the choice of an adaptive sweep."""
-    if not options.adaptive:
-        return None
-    return LeastSure(whole_plan(options, device)[1].points, device, options.points, options.timing.seed)
+    """The `more` of an adaptive sweep; None if it is not adaptive."""
+    return LeastSure(options, device) if options.adaptive else None
