@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from quantbench.errors import InputError
-from quantbench.importers.csv_file import CsvFile, CsvRow
+from quantbench.importers.csv_table import CsvFile, CsvRow
 
 _WHO = "plan --rows"
 #: our name → the column
