@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -104,15 +103,10 @@ class Worker:
         launch = point.launch
         if launch is None and self._spec.kind == "cuda":
             torch.cuda.empty_cache()
-            with self._phase("identify"):
-                launch = self._name(request)
+            start_s = time.perf_counter()
+            launch = self._name(request)
+            self._phases_s["identify"] = time.perf_counter() - start_s
         return Reply(measurement=point.measurement, launch=launch, checked=point.checked, phases_s=self._phases_s)
-
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        start_s = time.perf_counter()
-        yield
-        self._phases_s[name] = time.perf_counter() - start_s
 
 
 @dataclass(frozen=True)
