@@ -1,6 +1,6 @@
 """Dataclasses from JSON objects: their fields and no others, each of the type that the dataclass declares for it.
 
-What a file says is believed only so far. Runs and profiles are both read through here.
+`decode` is the entry point. Runs, profiles, worker messages, options and shape files are read through it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from quantbench.errors import InputError
 
 Json = dict[str, Any]
 _T = TypeVar("_T")
-_Check = Callable[[object], bool]
+# Returns a JSON value as the field's type has it; raises _WrongType.
+_Convert = Callable[[Any], Any]
 
 _WORDS = {str: "a text", int: "an integer", float: "a finite number", bool: "true or false"}
 _PLURALS = {str: "texts", int: "integers", float: "finite numbers", bool: "booleans"}
@@ -24,51 +25,78 @@ _PLURALS = {str: "texts", int: "integers", float: "finite numbers", bool: "boole
 _LARGEST_INTEGER = 2**63
 
 
+class _WrongType(Exception):
+    """A JSON value is not of the declared type."""
+
+
 @dataclass(frozen=True)
 class _Field:
-    """needed: it has no default. is_tuple: a JSON list of it becomes a tuple. expected: its type, in words."""
+    """exact: values of this class need no conversion. is_tuple: a JSON list of it becomes a tuple. expected: its type,
+    in words."""
 
-    needed: bool
+    exact: type | None
+    convert: _Convert
     is_tuple: bool
-    check: _Check
     expected: str
+
+
+@dataclass(frozen=True)
+class _Fields:
+    """The fields of a dataclass by name, and the names of those without a default."""
+
+    by_name: Mapping[str, _Field]
+    needed: frozenset[str]
 
 
 def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) -> _T:
     """A dataclass from a JSON object that holds its fields and no others, each of its declared type.
 
-    Lists become tuples where these are declared; a field that is a dataclass itself is decoded beforehand. A field
-    with a default may be missing, unless `whole`. Raises InputError that names `who` (the dataclass, unless given)
-    and the field.
+    Lists become tuples, and objects become dataclasses, where these are declared. A field that holds the dataclass
+    already is taken as it is. A field with a default may be missing, unless `whole`. Raises InputError that names `who`
+    (the dataclass, unless given) and the field.
     """
-    who = who or kind.__name__
     if not isinstance(data, dict):
-        raise InputError(who, repr(data)[:80], "a JSON object")
-    known = _fields(kind)  # type: ignore[arg-type]
-    for name in sorted(data.keys() ^ known.keys()):
-        if name not in known:
-            raise InputError(who, f"field {name[:60]!r} is unknown", "no field but " + ", ".join(known))
-        if whole or known[name].needed:
-            raise InputError(who, f"field {name!r} is missing", "all of " + ", ".join(known))
-    values = {name: tuple(v) if isinstance(v, list) and known[name].is_tuple else v for name, v in data.items()}
-    for name, value in values.items():
-        if not known[name].check(value):
-            raise InputError(who, f"{name} = {value!r}"[:100], known[name].expected)
+        raise InputError(who or kind.__name__, repr(data)[:80], "a JSON object")
+    known = _fields(kind)
+    by_name, names = known.by_name, data.keys()
+    if not (names == by_name.keys() if whole else known.needed <= names <= by_name.keys()):
+        raise _wrong_names(known, data, who or kind.__name__, whole)
+    values = {}
+    for name, value in data.items():
+        field = by_name[name]
+        if type(value) is not field.exact:
+            try:
+                value = field.convert(value)
+            except _WrongType:
+                shown = tuple(value) if field.is_tuple and isinstance(value, list) else value
+                raise InputError(who or kind.__name__, f"{name} = {shown!r}"[:100], field.expected) from None
+        values[name] = value
     return kind(**values)
 
 
+def _wrong_names(known: _Fields, data: Json, who: str, whole: bool) -> InputError:
+    """The error for the first field that is unknown or missing."""
+    allowed, needed = known.by_name.keys(), known.by_name.keys() if whole else known.needed
+    name = min((data.keys() - allowed) | (needed - data.keys()))
+    if name in data:
+        return InputError(who, f"field {name[:60]!r} is unknown", "no field but " + ", ".join(allowed))
+    return InputError(who, f"field {name!r} is missing", "all of " + ", ".join(allowed))
+
+
 @cache
-def _fields(kind: Any) -> dict[str, _Field]:
+def _fields(kind: Any) -> _Fields:
     hints = get_type_hints(kind)
-    return {
-        one.name: _Field(
-            one.default is MISSING and one.default_factory is MISSING,
-            any(get_origin(option) is tuple for option in _options(hints[one.name])),
-            _check(hints[one.name]),
-            _words(hints[one.name]),
-        )
-        for one in fields(kind)
-    }
+    by_name = {one.name: _field(hints[one.name]) for one in fields(kind)}
+    return _Fields(
+        by_name,
+        frozenset(one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING),
+    )
+
+
+def _field(hint: Any) -> _Field:
+    options = _options(hint)
+    exact = next((option for option in options if option in (str, int, bool, NoneType) or is_dataclass(option)), None)
+    return _Field(exact, _converter(hint), any(get_origin(option) is tuple for option in options), _words(hint))
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
@@ -76,25 +104,25 @@ def _options(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
-def _check(hint: Any) -> _Check:
+def _converter(hint: Any) -> _Convert:
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
-        return lambda value: True
+        return lambda value: value
     if hint is float:
-        return is_number
+        return _number
     if hint in (str, int, bool, NoneType):
-        return lambda value: type(value) is hint
+        return _instance(hint)
     if origin in (Union, UnionType):
-        checks = [_check(option) for option in arguments]
-        return lambda value: any(check(value) for check in checks)
-    if origin in (tuple, list):
-        return _sequence(origin, arguments)
+        return _union(arguments)
+    if origin is list or (origin is tuple and arguments[-1] is Ellipsis):
+        return _sequence(origin, _converter(arguments[0]))
+    if origin is tuple:
+        return _fixed_tuple([_converter(argument) for argument in arguments])
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        of_key, of_value = map(_check, arguments)
-        return lambda value: isinstance(value, Mapping) and all(of_key(k) and of_value(v) for k, v in value.items())
+        return _mapping(*map(_converter, arguments))
     if is_dataclass(hint):
-        return lambda value: isinstance(value, hint)  # type: ignore[arg-type]
-    raise TypeError(f"no check for {hint}")  # a field of a new type wants one
+        return lambda value: value if isinstance(value, hint) else decode(hint, value)  # type: ignore[arg-type, type-var]
+    raise TypeError(f"no JSON form for {hint}")  # a field of a new type needs one
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -104,18 +132,69 @@ def is_number(value: object) -> TypeGuard[float]:
     return type(value) is float and isfinite(value)
 
 
-def _sequence(origin: type, arguments: tuple[Any, ...]) -> _Check:
-    if origin is list or arguments[-1] is Ellipsis:
-        of_item = _check(arguments[0])
-        return lambda value: type(value) is origin and all(map(of_item, value))  # type: ignore[call-overload]
-    checks = [_check(argument) for argument in arguments]
+def _number(value: Any) -> Any:
+    if is_number(value):
+        return value
+    raise _WrongType
 
-    def fixed(value: object) -> bool:
-        return (
-            type(value) is tuple and len(value) == len(checks) and all(c(v) for c, v in zip(checks, value, strict=True))
-        )
 
-    return fixed
+def _instance(kind: type) -> _Convert:
+    def convert(value: Any) -> Any:
+        if type(value) is kind:
+            return value
+        raise _WrongType
+
+    return convert
+
+
+def _union(options: tuple[Any, ...]) -> _Convert:
+    """Of several dataclasses only instances are taken: an object does not tell which it is."""
+    classes = [option for option in options if is_dataclass(option)]
+    others = [_converter(option) for option in options if not is_dataclass(option)]
+
+    def convert(value: Any) -> Any:
+        for kind in classes:
+            if isinstance(value, kind):  # type: ignore[arg-type]
+                return value
+        for other in others:
+            try:
+                return other(value)
+            except _WrongType:
+                continue
+        if len(classes) == 1 and isinstance(value, dict):
+            return decode(classes[0], value)
+        raise _WrongType
+
+    return convert
+
+
+def _sequence(kind: type, item: _Convert) -> _Convert:
+    allowed = (list,) if kind is list else (list, tuple)
+
+    def convert(value: Any) -> Any:
+        if type(value) not in allowed:
+            raise _WrongType
+        return kind(map(item, value))
+
+    return convert
+
+
+def _fixed_tuple(items: list[_Convert]) -> _Convert:
+    def convert(value: Any) -> Any:
+        if type(value) not in (list, tuple) or len(value) != len(items):
+            raise _WrongType
+        return tuple(item(one) for item, one in zip(items, value, strict=True))
+
+    return convert
+
+
+def _mapping(of_key: _Convert, of_value: _Convert) -> _Convert:
+    def convert(value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            raise _WrongType
+        return {of_key(k): of_value(v) for k, v in value.items()}
+
+    return convert
 
 
 def _words(hint: Any) -> str:
