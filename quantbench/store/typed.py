@@ -1,6 +1,6 @@
-"""Dataclasses from JSON objects: their fields and no others, each of the type that the dataclass declares for it.
+"""Dataclasses from JSON objects and back: `decode` checks names and types by the dataclass, `encode` writes.
 
-`decode` is the entry point. Runs, profiles, worker messages, options and shape files are read through it.
+`json_schema` describes what `decode` takes. Runs, profiles, worker messages, options and shape files use them.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from quantbench.errors import InputError
 
 Json = dict[str, Any]
 _T = TypeVar("_T")
-# Returns a JSON value as the field's type has it; raises _WrongType.
+# Returns a JSON value as the field's type has it; raises _WrongTypeError.
 _Convert = Callable[[Any], Any]
 
 _WORDS = {str: "a text", int: "an integer", float: "a finite number", bool: "true or false"}
 _PLURALS = {str: "texts", int: "integers", float: "finite numbers", bool: "booleans"}
+_SCHEMA_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
 # An integer where a number is declared: beyond this, numpy would keep it as an object.
 _LARGEST_INTEGER = 2**63
 
 
-class _WrongType(Exception):
+class _WrongTypeError(Exception):
     """A JSON value is not of the declared type."""
 
 
@@ -57,7 +58,7 @@ def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) 
     """
     if not isinstance(data, dict):
         raise InputError(who or kind.__name__, repr(data)[:80], "a JSON object")
-    known = _fields(kind)
+    known = _fields(kind)  # type: ignore[arg-type]
     by_name, names = known.by_name, data.keys()
     if not (names == by_name.keys() if whole else known.needed <= names <= by_name.keys()):
         raise _wrong_names(known, data, who or kind.__name__, whole)
@@ -67,11 +68,20 @@ def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) 
         if type(value) is not field.exact:
             try:
                 value = field.convert(value)
-            except _WrongType:
+            except _WrongTypeError:
                 shown = tuple(value) if field.is_tuple and isinstance(value, list) else value
                 raise InputError(who or kind.__name__, f"{name} = {shown!r}"[:100], field.expected) from None
         values[name] = value
     return kind(**values)
+
+
+def encode(value: Any) -> Any:
+    """The JSON form of a dataclass (an object of its fields), mapping or sequence; other values as they are."""
+    if is_dataclass(value):
+        return {one.name: encode(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: encode(item) for key, item in value.items()}
+    return [encode(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _wrong_names(known: _Fields, data: Json, who: str, whole: bool) -> InputError:
@@ -121,7 +131,7 @@ def _converter(hint: Any) -> _Convert:
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return _mapping(*map(_converter, arguments))
     if is_dataclass(hint):
-        return lambda value: value if isinstance(value, hint) else decode(hint, value)  # type: ignore[arg-type, type-var]
+        return lambda value: value if isinstance(value, hint) else decode(hint, value)  # type: ignore[arg-type]
     raise TypeError(f"no JSON form for {hint}")  # a field of a new type needs one
 
 
@@ -135,14 +145,14 @@ def is_number(value: object) -> TypeGuard[float]:
 def _number(value: Any) -> Any:
     if is_number(value):
         return value
-    raise _WrongType
+    raise _WrongTypeError
 
 
 def _instance(kind: type) -> _Convert:
     def convert(value: Any) -> Any:
         if type(value) is kind:
             return value
-        raise _WrongType
+        raise _WrongTypeError
 
     return convert
 
@@ -159,11 +169,11 @@ def _union(options: tuple[Any, ...]) -> _Convert:
         for other in others:
             try:
                 return other(value)
-            except _WrongType:
+            except _WrongTypeError:
                 continue
         if len(classes) == 1 and isinstance(value, dict):
-            return decode(classes[0], value)
-        raise _WrongType
+            return decode(classes[0], value)  # type: ignore[arg-type]
+        raise _WrongTypeError
 
     return convert
 
@@ -173,7 +183,7 @@ def _sequence(kind: type, item: _Convert) -> _Convert:
 
     def convert(value: Any) -> Any:
         if type(value) not in allowed:
-            raise _WrongType
+            raise _WrongTypeError
         return kind(map(item, value))
 
     return convert
@@ -182,7 +192,7 @@ def _sequence(kind: type, item: _Convert) -> _Convert:
 def _fixed_tuple(items: list[_Convert]) -> _Convert:
     def convert(value: Any) -> Any:
         if type(value) not in (list, tuple) or len(value) != len(items):
-            raise _WrongType
+            raise _WrongTypeError
         return tuple(item(one) for item, one in zip(items, value, strict=True))
 
     return convert
@@ -191,10 +201,41 @@ def _fixed_tuple(items: list[_Convert]) -> _Convert:
 def _mapping(of_key: _Convert, of_value: _Convert) -> _Convert:
     def convert(value: Any) -> Any:
         if not isinstance(value, Mapping):
-            raise _WrongType
+            raise _WrongTypeError
         return {of_key(k): of_value(v) for k, v in value.items()}
 
     return convert
+
+
+def json_schema(hint: Any, limits: Mapping[tuple[type, str], Json] | None = None) -> Json:
+    """The JSON Schema of what `decode` takes for a type.
+
+    limits: by class and field, what the class checks beyond the type (`{(Grade, "letter"): {"enum": [...]}}`).
+    """
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return {}
+    if hint in _SCHEMA_TYPES:
+        return {"type": _SCHEMA_TYPES[hint]}
+    if origin in (Union, UnionType):
+        return {"anyOf": [json_schema(option, limits) for option in arguments]}
+    if origin is list or (origin is tuple and arguments[-1] is Ellipsis):
+        return {"type": "array", "items": json_schema(arguments[0], limits)}
+    if origin is tuple:
+        items = [json_schema(argument, limits) for argument in arguments]
+        return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return {"type": "object", "additionalProperties": json_schema(arguments[1], limits)}
+    hints = get_type_hints(hint)
+    return {
+        "type": "object",
+        "properties": {
+            one.name: json_schema(hints[one.name], limits) | (limits or {}).get((hint, one.name), {})
+            for one in fields(hint)
+        },
+        "required": [one.name for one in fields(hint) if one.name in _fields(hint).needed],
+        "additionalProperties": False,
+    }
 
 
 def _words(hint: Any) -> str:
@@ -207,7 +248,7 @@ def _word(hint: Any) -> str:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (tuple, list):
         count = f"{len(arguments)} " if origin is tuple and Ellipsis not in arguments else ""
-        return f"a list of {count}{_PLURALS.get(arguments[0], 'values')}"
+        return f"a list of {count}{_PLURALS.get(arguments[0], 'objects' if is_dataclass(arguments[0]) else 'values')}"
     if origin is not None:
         return f"an object of {_PLURALS.get(arguments[-1], 'values')}"
     return str(_WORDS.get(hint) or hint.__name__)

@@ -88,12 +88,7 @@ def options_from_json(data: object) -> SweepOptions:
     held = values.get("held")
     if isinstance(held, dict):
         held = {"attention": "both", **held}  # runs from before there was the option measured both kinds
-    values["held"] = decode(Held, held)
-    values["timing"] = decode(TimingOptions, values.get("timing"))
-    shapes = values.get("shapes", [])
-    if not isinstance(shapes, list | tuple) or not all(isinstance(shape, list | tuple) for shape in shapes):
-        raise InputError("options", f"shapes = {shapes!r}"[:80], "a list of [m, n, k, batch]")
-    values["shapes"] = tuple(tuple(shape) for shape in shapes)
+    values["held"] = held
     values["models"] = named_shapes(values["models"]) if values.get("models") else ()
     return decode(SweepOptions, values)
 
