@@ -27,7 +27,7 @@ from quantbench.workload.dtypes import dtype_name
 
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
-    from quantbench.timing.timer import Timer
+    from quantbench.timing.session import Timer
     from quantbench.workload import Workload
 
 
@@ -153,7 +153,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def _device_timer(request: pytest.FixtureRequest) -> tuple[DeviceSpec, Timer, TimingOptions]:
     from quantbench import device
-    from quantbench.timing.timer import make_timer
+    from quantbench.timing import make_timer
 
     options = _timing_options(request.config)
     spec = device.current()

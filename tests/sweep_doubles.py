@@ -10,15 +10,14 @@ from made_devices import A100, STATE
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Check, Measurement
 from quantbench.store.record import Record
-from quantbench.sweep.axes import parse_axis
+from quantbench.sweep.axes import Held, parse_axis, with_defaults
 from quantbench.sweep.messages import Hello, Reply, Request
 from quantbench.sweep.options import SweepOptions
 from quantbench.sweep.plan import Plan, build_plan
 from quantbench.sweep.runner import Progress, Sweep
-from quantbench.sweep.shapes import Held, with_defaults
 from quantbench.timing.options import TimingOptions
 
-HELD = with_defaults(Held(m=1024, k=1024), "cuda", "bf16")
+HELD = with_defaults(Held(m=1024, k=1024), A100)
 
 
 def measured(us: float) -> Reply:

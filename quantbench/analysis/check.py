@@ -25,8 +25,9 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.stats import median
 from quantbench.store.folder import Run
 from quantbench.store.record import Record
+from quantbench.sweep.axes import grain_of
 from quantbench.sweep.options import SweepOptions, plan_sweep
-from quantbench.sweep.refine import Gap, PlacedGap, Refine, grain_of
+from quantbench.sweep.refine import Gap, PlacedGap, Refine
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.model_times import ModelTimes
 from quantbench.latency.op_times import OpEstimate, ShapeEstimate, total
 from quantbench.latency.roofline import peak_share
-from quantbench.sweep.axes import Axis
-from quantbench.sweep.shapes import Held, ops_at
+from quantbench.sweep.axes import Axis, Held, ops_at
 from quantbench.workload import Gemm, Op
 
 

@@ -23,7 +23,7 @@ from quantbench.analysis.periods import TileOf
 from quantbench.analysis.summary import Point, counted
 from quantbench.device.spec import DeviceSpec
 from quantbench.quantization import quantize
-from quantbench.sweep.shapes import LINEAR_OPS
+from quantbench.sweep.axes import LINEAR_OPS
 from quantbench.workload import Gemm, Softmax
 
 # On the edge of a range a size has neighbours on one side only; they count when they are this close.

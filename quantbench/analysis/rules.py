@@ -32,7 +32,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.megatron import batches_per_block, megatron_fused_available
 from quantbench.stats import CONFIDENCE, median_interval, normal_quantile
-from quantbench.sweep.shapes import LINEAR_OPS, Held
+from quantbench.sweep.axes import LINEAR_OPS, Held
 from quantbench.workload import Softmax
 
 VERDICTS = ("CONFIRMED", "REFUTED", "INCONCLUSIVE", "NOT TESTED")

@@ -15,8 +15,7 @@ import typer
 from quantbench.cli.model_options import ModelOptions, attention_of, named_model, window_ignored
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
-from quantbench.sweep.axes import DIMS, GEMM_DIMS, MODEL_DIMS
-from quantbench.sweep.shapes import UNFUSED_OPS, Held
+from quantbench.sweep.axes import DIMS, GEMM_DIMS, MODEL_DIMS, UNFUSED_OPS, Held
 from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 
 # What a point takes of a model. Layers are not among it: a point is one layer.

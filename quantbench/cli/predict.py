@@ -11,14 +11,13 @@ from quantbench.analysis.forecast import Forecast, cliff_odds, forecast
 from quantbench.cli.grid_options import GridOptions, assumed_words, held_and_dims, sweep_words
 from quantbench.cli.options import AsJson, Gpu, grouped
 from quantbench.cli.output import check_file, output, print_json, say
-from quantbench.device import default_attention, default_dtype, lookup
+from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.model_times import ModelTimes, best_gemm_model
 from quantbench.report.forecast import draw_forecast, forecast_table, forecast_to_json, odds_in_words, summed_line
-from quantbench.sweep.axes import Axis
-from quantbench.sweep.grid import parse_grid
-from quantbench.sweep.shapes import with_defaults
+from quantbench.sweep.axes import Axis, with_defaults
+from quantbench.sweep.edges import parse_grid
 
 
 @grouped
@@ -75,7 +74,7 @@ def _dtype(found: Forecast) -> str:
 def predict_sweep(arguments: GridOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Forecast, tuple[str, ...]]:
     """The axes with their values, the forecast for a device, and what was assumed, in words."""
     held, dims = held_and_dims(arguments, "predict")
-    held = with_defaults(held, spec.kind, default_dtype(spec), default_attention(spec))
+    held = with_defaults(held, spec)
     if spec.peak(held.dtype) is None:
         raise InputError("predict", f"--dtype {held.dtype} on {spec.name}", "one of " + ", ".join(spec.peak_tflops))
     grid = parse_grid(dims, held, spec, "predict")

@@ -13,17 +13,14 @@ from typing import Annotated
 import typer
 
 from quantbench.cli.grid_options import GridOptions, assumed_words, held_and_dims
-from quantbench.device import default_attention, default_dtype
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.providers.catalog import expand
-from quantbench.sweep.axes import parse_axis
+from quantbench.sweep.axes import check_axes, parse_axis, with_defaults
 from quantbench.sweep.options import SweepOptions
 from quantbench.sweep.plan import Plan
 from quantbench.sweep.session import resumed_options
-from quantbench.sweep.shape_file import SUFFIX, NamedShape, read_shape_file
-from quantbench.sweep.shape_list import read_shapes
-from quantbench.sweep.shapes import check_axes, with_defaults
+from quantbench.sweep.shape_file import SUFFIX, NamedShape, read_shape_file, read_shapes
 from quantbench.timing.options import TimingOptions
 from quantbench.units import parse_duration_s
 
@@ -143,7 +140,7 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
 
 def assumed_of(arguments: SweepArguments, options: SweepOptions, plan: Plan, spec: DeviceSpec) -> tuple[str, ...]:
     """What of a plan was not typed, in words."""
-    held = with_defaults(options.held, spec.kind, default_dtype(spec), default_attention(spec))
+    held = with_defaults(options.held, spec)
     ops = {place.op.partition(".")[0] for point in plan.points for place in point.places}
     return assumed_words(arguments, held, ops, spec, listed=arguments.shapes is not None)
 

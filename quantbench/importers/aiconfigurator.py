@@ -1,38 +1,38 @@
-"""The measured tables of aiconfigurator-core: from the installed package, or from a systems folder given by path.
+"""The measured tables of aiconfigurator-core, in the installed package or a systems folder: `find_tables`, `read_rows`.
 
-Layout: `<root>/<system>.yaml`, whose `data_dir` holds `<family>/<backend>/<version>/<table>.parquet`. Times are in
+Layout: `<root>/<system>.yaml`, whose `data_dir` has `<family>/<backend>/<version>/<table>.parquet`. Times are in
 milliseconds, one mean of a few runs per shape.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version as installed_version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from quantbench.errors import InputError, StoreError, UnsupportedError
-from quantbench.files import read_bytes, read_text, reason
-from quantbench.importers.rows import Row, Rows, dtype_name, place
-from quantbench.importers.runs import Origin
+from quantbench.files import read_text, reason
+from quantbench.importers.runs import Origin, Row, Rows, digest, dtype_name
 from quantbench.latency.tables import DEFAULT_TABLES, read_parquet, system_of
+from quantbench.store.record import Place
 from quantbench.workload import Attention, Collective, Gemm, Workload
 from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES, VECTOR_DTYPES
 
 _WHO = "import aiconfigurator"
 _INSTALL = "pip install 'quantbench[tables]'"
 
-# What stands in `kernel_source` and is no kernel: the framework's or a library's entry point.
+# Values of `kernel_source` that are no kernel but an entry point of the framework or a library.
 _NOT_KERNELS = {"torch.nn.functional.linear", "sglang", "sglang_torch_linear", "vllm_default", "torch_flow", "nccl"}
-# CUDA graphs of the call, timed by events (collector/helper.py); what is in the cache depends on the shape.
+# CUDA graphs of the call, timed by events (collector/helper.py); whether the cache is cold depends on the shape.
 _MODE = "graph"
 _CAVEATS = ("imported: one mean of a few runs, its spread, clock and cache state not recorded",)
 
-#: the package's names of collectives → ours
+#: the package's names of collectives and ours
 COLLECTIVES = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
     "alltoall": "all_to_all",
@@ -52,20 +52,19 @@ class TableFile:
 
     @property
     def shown(self) -> str:
-        """Where it is, below the data folder."""
+        """Its path below the data folder."""
         return "/".join(self.path.parts[-5:])
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """How one kind of table is found and read. family: its folder. columns: those it must have."""
+    """One kind of table. family: its folder. columns: those it must have. read: from a row to its workload, or the
+    reason why it has none."""
 
     family: str
     stem: str
     columns: tuple[str, ...]
     read: Callable[[dict[str, Any]], Workload | str]
-    op: Callable[[dict[str, Any]], str]
-    axes: Callable[[Any], dict[str, int]]
 
 
 def _gemm(row: dict[str, Any]) -> Gemm | str:
@@ -76,7 +75,7 @@ def _gemm(row: dict[str, Any]) -> Gemm | str:
     return Gemm(row["m"], row["n"], row["k"], dtype=dtype, layout="nt")
 
 
-def _no_plain_attention(row: dict[str, Any]) -> str | None:
+def _attention(row: dict[str, Any], kind: str) -> Attention | str:
     dtype = dtype_name(row["attn_dtype"])
     if dtype not in VECTOR_DTYPES:
         return f"attn_dtype {row['attn_dtype']}: no such attention here"
@@ -86,34 +85,14 @@ def _no_plain_attention(row: dict[str, Any]) -> str | None:
         return "a sliding window"
     if row.get("beam_width", 1) != 1:
         return "beam search"
-    return None
-
-
-def _context_attention(row: dict[str, Any]) -> Attention | str:
-    reason = _no_plain_attention(row)
-    if reason is None and row["step"] != 0:
-        reason = "a prefix that is cached already"
-    if reason is not None:
-        return reason
-    return Attention(
-        batch=row["batch_size"], heads=row["num_heads"], kv_heads=row["num_key_value_heads"], seq_q=row["isl"],
-        seq_k=row["isl"], head_dim=row["head_dim"], dtype=dtype_name(row["attn_dtype"]), causal=True,
-    )  # fmt: skip
-
-
-def _encoder_attention(row: dict[str, Any]) -> Attention | str:
-    return _no_plain_attention(row) or Attention(
-        batch=row["batch_size"], heads=row["num_heads"], seq_q=row["isl"], seq_k=row["isl"],
-        head_dim=row["head_dim"], dtype=dtype_name(row["attn_dtype"]), causal=False,
-    )  # fmt: skip
-
-
-def _generation_attention(row: dict[str, Any]) -> Attention | str:
+    if kind == "context" and row["step"] != 0:
+        return "a prefix that is cached already"
     # One new token attends to `step` cached ones and itself, which is how the package's own loader keys these rows.
-    return _no_plain_attention(row) or Attention(
-        batch=row["batch_size"], heads=row["num_heads"], kv_heads=row["num_key_value_heads"], seq_q=row["isl"],
-        seq_k=row["isl"] + row["step"], head_dim=row["head_dim"], dtype=dtype_name(row["attn_dtype"]), causal=False,
-    )  # fmt: skip
+    seq_k = row["isl"] + row["step"] if kind == "generation" else row["isl"]
+    kv_heads = 0 if kind == "encoder" else row["num_key_value_heads"]
+    return Attention(
+        row["batch_size"], row["num_heads"], row["isl"], seq_k, row["head_dim"], kv_heads, dtype, kind == "context"
+    )
 
 
 def _collective(row: dict[str, Any]) -> Collective | str:
@@ -124,38 +103,35 @@ def _collective(row: dict[str, Any]) -> Collective | str:
     return Collective(op, row["message_size"] * DTYPES[dtype].element_bytes, row["num_gpus"], dtype=dtype)
 
 
-def _attention_axes(work: Attention) -> dict[str, int]:
-    return {"mbs": work.batch, "seq": work.seq_k, "heads": work.heads, "kv_heads": work.kv_heads,
-            "head_dim": work.head_dim}  # fmt: skip
+def _place(work: Workload) -> Place:
+    """The sizes that the workload's table varies."""
+    if isinstance(work, Attention):
+        axes = {"mbs": work.batch, "seq": work.seq_k, "heads": work.heads, "kv_heads": work.kv_heads,
+                "head_dim": work.head_dim}  # fmt: skip
+        return Place(axes, "attention")
+    if isinstance(work, Collective):
+        return Place({"message_bytes": work.message_bytes, "num_gpus": work.num_gpus}, work.op)
+    assert isinstance(work, Gemm)
+    return Place({"m": work.m, "n": work.n, "k": work.k}, "gemm")
 
 
 _ATTENTION_COLUMNS = ("batch_size", "isl", "num_heads", "head_dim", "attn_dtype", "latency")
 _CACHED_COLUMNS = (*_ATTENTION_COLUMNS, "num_key_value_heads", "kv_cache_dtype", "step")
 
 TABLES: dict[str, _Kind] = {
-    "gemm": _Kind(
-        "gemm", "gemm_perf", ("gemm_dtype", "m", "n", "k", "latency"), _gemm, lambda row: "gemm",
-        lambda work: {"m": work.m, "n": work.n, "k": work.k},
-    ),
+    "gemm": _Kind("gemm", "gemm_perf", ("gemm_dtype", "m", "n", "k", "latency"), _gemm),
     "context_attention": _Kind(
-        "attention", "context_attention_perf", _CACHED_COLUMNS, _context_attention, lambda row: "attention",
-        _attention_axes,
+        "attention", "context_attention_perf", _CACHED_COLUMNS, partial(_attention, kind="context")
     ),
-    "nccl": _Kind(
-        "comm", "nccl_perf", ("op_name", "nccl_dtype", "num_gpus", "message_size", "latency"), _collective,
-        lambda row: COLLECTIVES[row["op_name"]],
-        lambda work: {"message_bytes": work.message_bytes, "num_gpus": work.num_gpus},
-    ),
+    "nccl": _Kind("comm", "nccl_perf", ("op_name", "nccl_dtype", "num_gpus", "message_size", "latency"), _collective),
     "encoder_attention": _Kind(
-        "encoder_attention", "encoder_attention_perf", _ATTENTION_COLUMNS, _encoder_attention,
-        lambda row: "attention", _attention_axes,
+        "encoder_attention", "encoder_attention_perf", _ATTENTION_COLUMNS, partial(_attention, kind="encoder")
     ),
     "generation_attention": _Kind(
-        "attention", "generation_attention_perf", _CACHED_COLUMNS, _generation_attention, lambda row: "attention",
-        _attention_axes,
+        "attention", "generation_attention_perf", _CACHED_COLUMNS, partial(_attention, kind="generation")
     ),
-}  # fmt: skip
-#: what is imported when no table is named
+}
+#: the tables that are imported by default
 DEFAULT_KINDS = ("gemm", "context_attention", "nccl")
 
 
@@ -167,10 +143,10 @@ def find_tables(
     kinds: Sequence[str] = DEFAULT_KINDS,
     root: Path | None = None,
 ) -> tuple[list[TableFile], list[str]]:
-    """The tables of `system` (the package's name, or a device slug), and which of `kinds` it lacks, in words.
+    """The tables of `system` (the package's name, or a device slug), and a sentence for each missing one of `kinds`.
 
-    backend, version: whose tables; without them those that the shipped models were fitted on, or the only ones.
-    Raises UnsupportedError without the package, InputError for what is not there.
+    backend, version: by default those that the shipped models were fitted on, or the only ones. Raises UnsupportedError
+    without the package, InputError if there is no such table.
     """
     for kind in kinds:
         if kind not in TABLES:
@@ -182,8 +158,7 @@ def find_tables(
     package = f"aiconfigurator-core {installed_version('aiconfigurator-core')}" if root is None else str(root)
     found, missing = [], []
     for kind in kinds:
-        wanted = (("nccl", nccl_version),) if kind == "nccl" else ((backend, version),)
-        path = _find(data, TABLES[kind], *wanted[0], system)
+        path = _find(data, TABLES[kind], backend, nccl_version if kind == "nccl" else version, system)
         if path is None:
             missing.append(f"{system} has no {kind} table" + (f" of {backend} {version}" if backend else ""))
         else:
@@ -209,7 +184,7 @@ def _find(data: Path, kind: _Kind, backend: str | None, version: str | None, sys
 
 
 def _system_data(system: str, root: Path | None) -> tuple[Path, str | None]:
-    """The folder with a system's tables, and the NCCL version that its YAML names."""
+    """The folder of a system's tables, and the NCCL version in its YAML."""
     if root is None:
         spec = find_spec("aiconfigurator_core")
         if spec is None or not spec.submodule_search_locations:
@@ -236,10 +211,10 @@ def _system_data(system: str, root: Path | None) -> tuple[Path, str | None]:
 
 
 def read_rows(table: TableFile, *, dtypes: Sequence[str] = ()) -> Rows:
-    """The rows of one table. dtypes: keep only products and attention of these (our names); () keeps all that have a
-    workload here.
+    """The rows of one table.
 
-    Raises StoreError for a file that cannot be read, InputError for a column that is missing or holds nonsense.
+    dtypes: keep only products and attention of these (our names); () keeps all. Raises StoreError for a file that
+    cannot be read, InputError for a missing column or an impossible value.
     """
     kind = TABLES[table.kind]
     found = Rows()
@@ -249,19 +224,19 @@ def read_rows(table: TableFile, *, dtypes: Sequence[str] = ()) -> Rows:
         except (InputError, KeyError, AttributeError, TypeError) as error:
             raise InputError(_WHO, f"{table.shown}, row {number}: {error}", "sizes of at least 1") from None
         if isinstance(workload, str):
-            found.leave_out(workload)
+            found.left_out[workload] += 1
         elif dtypes and workload.dtype not in dtypes and not isinstance(workload, Collective):
-            found.leave_out(f"dtype {workload.dtype} was not asked for")
+            found.left_out[f"dtype {workload.dtype} was not asked for"] += 1
         else:
-            at = place(kind.op(raw), **kind.axes(workload))
             source = str(raw.get("kernel_source", ""))
             kernel = None if source.lower() in _NOT_KERNELS else source or None
-            found.add(Row(workload, raw["latency"] * 1e3, _provider(table, source), at, kernel, f"row {number}"))
+            provider = _provider(table, source)
+            found.rows.append(Row(workload, raw["latency"] * 1e3, provider, _place(workload), kernel, f"row {number}"))
     return found
 
 
 def _provider(table: TableFile, kernel_source: str) -> str:
-    """The framework, and which of its ways where the table tells them apart: `sglang`, `vllm.flash_attn_fa3`."""
+    """The framework, and its variant if the table has it: `sglang`, `vllm.flash_attn_fa3`."""
     variant = kernel_source.lower().removeprefix(f"{table.backend}_")
     return table.backend if variant in _NOT_KERNELS or not variant else f"{table.backend}.{variant}"
 
@@ -280,7 +255,7 @@ def _parquet_rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def origin_of(table: TableFile, *, run_id: str | None = None) -> Origin:
-    """Where the figures of `table` come from."""
+    """The origin of a table."""
     package = table.package.split("/")[-1].replace(" ", "-").replace("aiconfigurator-core", "aic")
     return Origin(
         run_id=run_id or f"{package}-{table.kind}-{table.backend}-{table.version}",
@@ -288,7 +263,7 @@ def origin_of(table: TableFile, *, run_id: str | None = None) -> Origin:
         software={"aiconfigurator": table.package, table.backend: table.version},
         options={
             "importer": "aiconfigurator", "table": table.kind, "file": table.shown,
-            "sha256": hashlib.sha256(read_bytes(table.path)).hexdigest(),
+            "sha256": digest(table.path),
         },
         mode="unknown" if table.kind == "nccl" else _MODE,
         caveats=_CAVEATS,

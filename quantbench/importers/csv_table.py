@@ -1,54 +1,155 @@
-"""Anybody's CSV table: `--map` says which column is what, and in which unit the time is."""
+"""CSV files (plain, .gz or .xz): `CsvFile` reads one, and `read_rows` imports any table by the columns of `--map`.
+
+Errors name the file, the line, the column and the value. `vidur` and the planner's tables use `CsvFile` too.
+"""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
+import csv
+import lzma
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
-from quantbench.errors import InputError
-from quantbench.files import read_bytes
-from quantbench.importers.csv_file import CsvFile, CsvRow
-from quantbench.importers.rows import UNITS_US, Row, Rows, dtype_name, place
-from quantbench.importers.runs import Origin
+from quantbench.errors import InputError, StoreError
+from quantbench.files import open_text, reason
+from quantbench.importers.runs import UNITS_US, Origin, Row, Rows, dtype_name, file_origin
+from quantbench.store.record import Place
 from quantbench.workload import Attention, Collective, Gemm, Softmax, Workload
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class CsvRow:
+    """One row of a CSV file. line: its line in the file. cells: by column name."""
+
+    operation: str
+    file: str
+    line: int
+    cells: dict[str, str]
+
+    def text(self, column: str) -> str:
+        """The cell, stripped."""
+        return self.cells[column].strip()
+
+    def integer(self, column: str) -> int:
+        """A whole number; `64.0` is one, as pandas writes it in a column with gaps."""
+        value = self.number(column)
+        if not value.is_integer():  # nor are nan and inf
+            raise self.error(column, "a whole number")
+        return int(value)
+
+    def number(self, column: str) -> float:
+        """A number; nan for an empty cell."""
+        text = self.text(column)
+        try:
+            return float(text) if text else math.nan
+        except ValueError:
+            raise self.error(column, "a number") from None
+
+    def flag(self, column: str) -> bool:
+        """True or False, in any spelling."""
+        text = self.text(column).lower()
+        if text not in ("true", "false", "1", "0"):
+            raise self.error(column, "True or False")
+        return text in ("true", "1")
+
+    def made(self, make: Callable[..., _T], *args: Any, **values: Any) -> _T:
+        """`make(*args, **values)`; its InputError names the row."""
+        try:
+            return make(*args, **values)
+        except InputError as error:
+            what = f"{self.file}, line {self.line}: {error.operation}: {error.value}"
+            raise InputError(self.operation, what, error.expected) from None
+
+    def error(self, column: str, expected: str) -> InputError:
+        """An error about one cell."""
+        where = f"{self.file}, line {self.line}, column {column}"
+        return InputError(self.operation, f"{where} = {self.text(column)!r}", expected)
+
+
+class CsvFile:
+    """A CSV file with a header line. operation: the command, for errors. columns: names of the header."""
+
+    def __init__(self, operation: str, path: Path) -> None:
+        self._operation, self.path = operation, path
+        self.columns: tuple[str, ...] = ()
+        for line, cells in self._lines():
+            self.columns = tuple(cells)
+            if line == 1 and not any(self.columns):
+                raise self._broken("it is empty")
+            break
+        repeated = next((c for c in self.columns if self.columns.count(c) > 1), None)
+        if repeated is not None:
+            raise self._broken(f"column {repeated!r} stands twice")
+
+    def require(self, columns: tuple[str, ...]) -> None:
+        """Raise InputError for the first missing one of `columns`; it names those of the file."""
+        for column in columns:
+            if column not in self.columns:
+                there = ", ".join(c for c in self.columns if c)
+                expected = f"one of {there}" if there else "a CSV file with a header line"
+                raise InputError(self._operation, f"{self.path.name} has no column {column!r}", expected)
+
+    def rows(self) -> Iterator[CsvRow]:
+        """All rows after the header."""
+        lines = self._lines()
+        next(lines, None)
+        for line, cells in lines:
+            if not cells:
+                continue
+            if len(cells) != len(self.columns):
+                raise self._broken(f"line {line} has {len(cells)} cells for {len(self.columns)} columns")
+            yield CsvRow(self._operation, self.path.name, line, dict(zip(self.columns, cells, strict=True)))
+
+    def _lines(self) -> Iterator[tuple[int, list[str]]]:
+        try:
+            with open_text(self.path, encoding="utf-8-sig") as stream:
+                reader = csv.reader(stream, strict=True)
+                for cells in reader:
+                    yield reader.line_num, cells
+        except (OSError, UnicodeDecodeError, csv.Error, lzma.LZMAError, zlib.error, EOFError) as error:
+            what = f"{self.path} ({reason(error)})"
+            raise StoreError(self._operation, what, "a readable CSV file in UTF-8") from None
+
+    def _broken(self, problem: str) -> InputError:
+        return InputError(self._operation, f"{self.path.name}: {problem}", "a header line and one cell per column")
+
 
 _WHO = "import csv"
 _EXAMPLE = "m=M,n=N,k=K,latency=time:ms"
 _TIME = "latency"
 _COMMON = ("dtype", "kernel", "provider", _TIME)
+# Fields of a workload that are words; causal is a flag, all others are sizes.
+_WORDS = ("layout", "mask", "direction", "op", "dtype")
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """A workload that a table can hold. needed, optional: sizes; texts: words; own: those that no other kind has."""
+    """A kind of workload, and the fields that a table must and may have."""
 
     make: type[Gemm] | type[Softmax] | type[Attention] | type[Collective]
     needed: tuple[str, ...]
-    optional: tuple[str, ...] = ()
-    texts: tuple[str, ...] = ()
-    flags: tuple[str, ...] = ()
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Everything that may be mapped."""
-        return (*self.needed, *self.optional, *self.texts, *self.flags)
+    optional: tuple[str, ...]
 
 
 _KINDS = {
-    "gemm": _Kind(Gemm, ("m", "n", "k"), ("batch",), ("layout",)),
-    "softmax": _Kind(Softmax, ("batch", "rows", "cols"), ("mask_batch",), ("mask", "direction")),
+    "gemm": _Kind(Gemm, ("m", "n", "k"), ("batch", "layout")),
+    "softmax": _Kind(Softmax, ("batch", "rows", "cols"), ("mask_batch", "mask", "direction")),
     "attention": _Kind(
-        Attention, ("batch", "heads", "seq_q", "seq_k", "head_dim"), ("kv_heads",), ("direction",), ("causal",)
+        Attention, ("batch", "heads", "seq_q", "seq_k", "head_dim"), ("kv_heads", "direction", "causal")
     ),
-    "collective": _Kind(Collective, ("message_bytes", "num_gpus"), ("num_nodes",), ("op",)),
+    "collective": _Kind(Collective, ("op", "message_bytes", "num_gpus"), ("num_nodes",)),
 }
 
 
 @dataclass(frozen=True)
 class Mapped:
-    """A parsed `--map`: which columns are which sizes. unit: of the latency column."""
+    """A parsed `--map`. columns: by field. unit: of the latency column."""
 
     kind: str
     columns: Mapping[str, str]
@@ -56,7 +157,7 @@ class Mapped:
 
 
 def parse_map(text: str) -> Mapped:
-    """`m=M,n=N,k=K,latency=time:ms` to a Mapped; the kind of workload follows from the sizes that are named.
+    """`m=M,n=N,k=K,latency=time:ms` to a Mapped; the named fields determine the kind of workload.
 
     >>> parse_map("m=M,n=N,k=K,latency=time:ms").unit
     'ms'
@@ -76,56 +177,47 @@ def parse_map(text: str) -> Mapped:
         columns[name] = column
     if _TIME not in columns:
         raise InputError(_WHO, f"--map {text!r} without latency", f"latency=column:unit, as in {_EXAMPLE}")
-    fits = [kind for kind, of in _KINDS.items() if all(name in columns for name in of.needed)]
-    kind = next((k for k in fits if columns.keys() <= {*_KINDS[k].fields, *_COMMON}), None)
-    if kind is None:
-        options = "; ".join(f"{k}: {', '.join(of.fields)}" for k, of in _KINDS.items())
-        raise InputError(_WHO, f"--map with {', '.join(columns)}", f"{', '.join(_COMMON)} and the sizes of {options}")
-    return Mapped(kind, columns, unit)
+    for name, kind in _KINDS.items():
+        if set(kind.needed) <= columns.keys() <= {*kind.needed, *kind.optional, *_COMMON}:
+            return Mapped(name, columns, unit)
+    options = "; ".join(f"{name}: {', '.join((*kind.needed, *kind.optional))}" for name, kind in _KINDS.items())
+    raise InputError(_WHO, f"--map with {', '.join(columns)}", f"{', '.join(_COMMON)} and the sizes of {options}")
 
 
 def read_rows(path: Path, mapped: Mapped, *, dtype: str | None = None, provider: str = "imported") -> Rows:
-    """The rows of `path`. dtype: for all rows, where no column tells it; provider: who ran it, likewise."""
+    """The rows of `path`. dtype, provider: of all rows, without a column for it."""
     file = CsvFile(_WHO, path)
-    file.require(tuple(mapped.columns.values()))
-    if dtype is None and "dtype" not in mapped.columns:
+    columns = mapped.columns
+    file.require(tuple(columns.values()))
+    if dtype is None and "dtype" not in columns:
         raise InputError(_WHO, "no dtype", "--dtype bf16, or dtype=column in --map")
     kind = _KINDS[mapped.kind]
+    sizes = [name for name in (*kind.needed, *kind.optional) if name not in (*_WORDS, "causal")]
     found = Rows()
     for row in file.rows():
-        work = _workload(row, mapped, kind, dtype)
-        sizes = {name: getattr(work, name) for name in (*kind.needed, *kind.optional)}
-        who = row.text(mapped.columns["provider"]) if "provider" in mapped.columns else provider
-        kernel = row.text(mapped.columns["kernel"]) if "kernel" in mapped.columns else None
-        latency_us = row.number(mapped.columns[_TIME]) * UNITS_US[mapped.unit]
-        op = work.op if isinstance(work, Collective) else work.kind
-        found.add(Row(work, latency_us, who or provider, place(op, **sizes), kernel or None, f"line {row.line}"))
+        values = {"dtype": dtype, **{name: _value(row, name, columns[name]) for name in columns if _is_of_work(name)}}
+        work = cast(Workload, row.made(kind.make, **values))
+        who = row.text(columns["provider"]) if "provider" in columns else provider
+        kernel = row.text(columns["kernel"]) if "kernel" in columns else None
+        latency_us = row.number(columns[_TIME]) * UNITS_US[mapped.unit]
+        at = Place({name: getattr(work, name) for name in sizes}, getattr(work, "op", work.kind))
+        found.rows.append(Row(work, latency_us, who or provider, at, kernel or None, f"line {row.line}"))
     return found
 
 
-def _workload(row: CsvRow, mapped: Mapped, kind: _Kind, dtype: str | None) -> Workload:
-    values: dict[str, object] = {"dtype": dtype}
-    for name, column in mapped.columns.items():
-        if name in kind.texts or name == "dtype":
-            values[name] = dtype_name(row.text(column)) if name == "dtype" else row.text(column).lower()
-        elif name in kind.flags:
-            values[name] = row.flag(column)
-        elif name not in _COMMON:
-            values[name] = row.integer(column)
-    try:
-        return kind.make(**values)  # type: ignore[arg-type]
-    except InputError as error:
-        raise row.reason(error) from None
+def _is_of_work(name: str) -> bool:
+    return name == "dtype" or name not in _COMMON
+
+
+def _value(row: CsvRow, name: str, column: str) -> object:
+    if name == "dtype":
+        return dtype_name(row.text(column))
+    if name in _WORDS:
+        return row.text(column).lower()
+    return row.flag(column) if name == "causal" else row.integer(column)
 
 
 def origin_of(path: Path, mapped: Mapped, *, run_id: str | None = None) -> Origin:
-    """Where the figures come from: the file, by name and content, and how its columns were read."""
-    sha256 = hashlib.sha256(read_bytes(path)).hexdigest()
+    """The origin of a table: the file, and how its columns were read."""
     text = ",".join(f"{name}={column}" for name, column in mapped.columns.items()) + f":{mapped.unit}"
-    return Origin(
-        run_id=run_id or f"csv-{mapped.kind}-{sha256[:8]}",
-        source=f"{path.name} (sha256 {sha256[:8]})",
-        software={},
-        options={"importer": "csv", "table": mapped.kind, "file": path.name, "sha256": sha256, "map": text},
-        caveats=("imported: spread, clock and cache state were not recorded",),
-    )
+    return file_origin(path, "csv", mapped.kind, run_id, map=text)

@@ -1,36 +1,93 @@
-"""Writing imported rows as a run: one record per workload and provider, every figure graded for what it is."""
+"""Imported tables (`Rows`) and writing them as runs: `write_run` makes one record per workload, provider and kernel."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from math import isfinite
 from operator import add
 from pathlib import Path
 from statistics import median
 
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError, StoreError
-from quantbench.importers.rows import Row, Rows, axes_of, require_rows
+from quantbench.files import read_bytes
 from quantbench.latency.roofline import roofline_us
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade, Measurement
 from quantbench.providers import kernel_names
 from quantbench.store.folder import RunWriter
-from quantbench.store.record import Measured, Record, Skipped, record_key
+from quantbench.store.record import Measured, Place, Record, Skipped, record_key
 from quantbench.store.run import RunInfo, now_text, read_run_info
 from quantbench.timing.options import TimingOptions
 from quantbench.units import latency
 from quantbench.workload import Collective, Workload
 
-# Bounds of a table's median of time over roofline. The packaged tables lie from 0.6 to 3.7, small shapes from a cache
-# down to 0.05; with a unit that is wrong by 1,000 the same tables lie below 0.004 or above 500.
+# Bounds of the median over a table of time / roofline. The packaged tables have 0.6 to 3.7, small shapes in a cache
+# down to 0.05; with a unit that is wrong by 1,000 these tables have less than 0.004 or more than 500.
 _FASTEST, _SLOWEST = 1 / 30, 100.0
-# Rows that the median is taken of, and rows that a note names.
+# Most rows for the median, and most rows that a note names.
 _MOST_JUDGED = 1000
 _MOST_NAMED = 3
+
+#: microseconds in each unit of time
+UNITS_US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
+
+# Other tools' names of number formats and ours.
+_DTYPES = {
+    "bfloat16": "bf16", "torch.bfloat16": "bf16", "float16": "fp16", "torch.float16": "fp16", "half": "fp16",
+    "float32": "fp32", "torch.float32": "fp32", "float": "fp32", "single": "fp32", "float8_e4m3fn": "fp8",
+    "torch.float8_e4m3fn": "fp8", "fp8_e4m3": "fp8", "torch.int8": "int8",
+}  # fmt: skip
+
+
+def dtype_name(text: str) -> str:
+    """Our name of a number format; any other text as it is, in lower case.
+
+    >>> dtype_name("torch.bfloat16")
+    'bf16'
+    """
+    return _DTYPES.get(text.strip().lower(), text.strip().lower())
+
+
+@dataclass(frozen=True)
+class Row:
+    """One time of an imported table.
+
+    latency_us: as in the table, which may have nan, 0 or negative times. provider: who ran it (`sglang`,
+    `vllm.flash_attn_fa3`). place: the sizes that the table varies. kernel: its name, if the table has it. where: the
+    row's position in the table, for messages (`line 12`).
+    """
+
+    workload: Workload
+    latency_us: float
+    provider: str
+    place: Place
+    kernel: str | None = None
+    where: str = ""
+
+    @property
+    def has_time(self) -> bool:
+        """Whether the time is a finite number above 0."""
+        return isfinite(self.latency_us) and self.latency_us > 0
+
+
+@dataclass
+class Rows:
+    """Rows in the table's order. left_out: rows that no workload describes, counted by reason."""
+
+    rows: list[Row] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def total(self) -> int:
+        """Number of rows read."""
+        return len(self.rows) + sum(self.left_out.values())
+
 
 _UNKNOWN_STATE = DeviceState(note="imported: the device's state was not recorded")
 
@@ -40,8 +97,8 @@ class Origin:
     """Where a table comes from.
 
     run_id: the run's name, the same for the same table. source: package, version, table and framework, in one line.
-    software: versions by name. options: what the table is, for run.json (importer, file, sha256, …).
-    mode, cache: how it was timed, as far as its makers say. caveats: what is not known of each figure, in words.
+    software: versions by name. options: describe the table in run.json (importer, file, sha256, …). mode, cache: how it
+    was timed, as far as known. caveats: what is not known of each time, in words.
     """
 
     run_id: str
@@ -53,42 +110,58 @@ class Origin:
     caveats: tuple[str, ...] = ("imported: spread, clock and cache state were not recorded",)
 
 
+def digest(path: Path) -> str:
+    """SHA-256 of a file's content."""
+    return hashlib.sha256(read_bytes(path)).hexdigest()
+
+
+def file_origin(path: Path, importer: str, table: str, run_id: str | None, what: str = "", **options: str) -> Origin:
+    """The origin of a table in a file of its own. what: describes the table in the source's line."""
+    sha256 = digest(path)
+    return Origin(
+        run_id=run_id or f"{importer}-{table}-{sha256[:8]}",
+        source=f"{path.name} ({what}sha256 {sha256[:8]})",
+        software={},
+        options={"importer": importer, "table": table, "file": path.name, "sha256": sha256, **options},
+    )
+
+
 @dataclass(frozen=True)
 class ImportSummary:
-    """What became of a table.
+    """Result of an import.
 
-    rows: looked at. records: written, of which `rejected` are impossible figures and `cached` are faster than the
-    memory allows (graded D). no_time: rows whose time is no number above 0. repeated: shapes that stand more than once
-    with different times, which are samples of one record. no_tile: records whose kernel name tells no tile. notes:
-    examples of these. left_out: rows that no workload describes, by reason. existed: the same table had been imported
-    before and was left as it is.
+    rows: read. records: written, of which `rejected` are impossible and `cached` are faster than the memory (graded D).
+    no_time: rows without a time above 0. repeated: shapes with several different times, which become samples of one
+    record. no_tile: records whose kernel name has no tile. notes: examples of these. left_out: rows that no workload
+    describes, by reason. existed: the table had been imported before and was left unchanged.
     """
 
     folder: Path
     source: str
-    rows: int
-    records: int
-    rejected: int
-    cached: int
-    no_time: int
-    repeated: int
-    no_tile: int
-    notes: tuple[str, ...]
-    left_out: dict[str, int]
-    seconds: float
+    rows: int = 0
+    records: int = 0
+    rejected: int = 0
+    cached: int = 0
+    no_time: int = 0
+    repeated: int = 0
+    no_tile: int = 0
+    notes: tuple[str, ...] = ()
+    left_out: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
     existed: bool = False
 
 
 def write_run(
     results: Path, spec: DeviceSpec, origin: Origin, found: Rows, *, units_are_right: bool = False
 ) -> ImportSummary:
-    """Write `results/<device-slug>/<run-id>/`. The same table twice is recognised and left alone; another table of
-    the same name, or half an import, is a StoreError.
+    """Write `results/<device-slug>/<run-id>/`; leave it unchanged if it holds the same table.
 
-    units_are_right: times far from what the device should take are kept. Raises InputError otherwise, and where no row
-    is left that the device could have measured.
+    units_are_right: accept times far from those that the device should take. Raises InputError for these otherwise, and
+    for a table without a usable row; StoreError if the folder holds another table or half an import.
     """
-    require_rows("import", found)
+    if not found.rows:
+        reason = ", ".join(f"{reason} ({rows} rows)" for reason, rows in found.left_out.most_common(3))
+        raise InputError("import", f"no row can be kept: {reason or 'the table is empty'}", "at least one row")
     begun = time.perf_counter()
     folder = results / spec.name / origin.run_id
     if os.path.exists(folder):
@@ -102,12 +175,16 @@ def write_run(
     if letters["rejected"] == letters.total():
         fastest = f"all {letters.total():,} figures are above the peak of {spec.name}"
         raise InputError("import", fastest, "times that it can reach: the right --gpu, dtype and unit")
+    axes: dict[str, set[int]] = {}
+    for row in found.rows:
+        for name, value in row.place.axes.items():
+            axes.setdefault(name, set()).add(value)
     info = RunInfo(
         run_id=origin.run_id,
         device=spec,
         state=_UNKNOWN_STATE,
         software=origin.software,
-        axes=axes_of(found.rows),
+        axes={name: sorted(values) for name, values in axes.items()},
         options={**origin.options, "left_out": dict(found.left_out)},
         seed=0,
         environment={},
@@ -143,11 +220,11 @@ def _existing(folder: Path, origin: Origin) -> ImportSummary:
     if not same or info.how_ended != "complete":
         what = "holds another table" if not same else "is an import that did not finish"
         raise StoreError("import", f"{folder} {what}", "another --run-id, or that folder removed")
-    return ImportSummary(folder, origin.source, 0, 0, 0, 0, 0, 0, 0, (), {}, 0.0, existed=True)
+    return ImportSummary(folder, origin.source, existed=True)
 
 
 def _records(rows: list[Row], origin: Origin, spec: DeviceSpec) -> Iterator[Record]:
-    """One record per workload, provider and kernel; rows that repeat them are its samples, in the table's order."""
+    """One record per workload, provider and kernel; its samples are their rows in the table's order."""
     timing = TimingOptions()
     groups: dict[tuple[Workload, str, str | None], list[Row]] = {}
     for row in rows:
@@ -174,19 +251,19 @@ def _records(rows: list[Row], origin: Origin, spec: DeviceSpec) -> Iterator[Reco
 
 
 def _tile(kernel: str) -> Tile | None:
-    """The tile that a kernel's name tells; None where it tells none, or not in how many parts it splits k."""
+    """The tile in a kernel's name; None if it has none, or does not say into how many parts it splits k."""
     try:
         name = kernel_names.parse(kernel)
-    except InputError:  # sizes that no tile has
+    except InputError:  # impossible sizes
         return None
     return None if name.split_k_unknown else name.tile
 
 
 def _require_plausible(rows: list[Row], spec: DeviceSpec) -> None:
-    """Raise InputError where the median time is so far from the roofline that its unit must be another.
+    """Raise InputError if the median time is so far from the roofline that the unit must be wrong.
 
-    A unit that was taken for its neighbour is wrong by 1,000. Good libraries are within a factor of about two of the
-    estimate, slow kernels and small sizes within ten. Collectives are not judged: their times hang on the links.
+    A wrong unit is a factor of 1,000. Good libraries are within a factor of about two of the roofline, slow kernels and
+    small sizes within ten. Collectives are not checked: their times depend on the links.
     """
     judged = [row for row in rows if row.has_time and not isinstance(row.workload, Collective)]
     judged = judged[:: max(1, len(judged) // _MOST_JUDGED)]
@@ -209,7 +286,7 @@ def _rounded(ratio: float) -> str:
 
 
 def _repeated(rows: list[Row]) -> list[list[Row]]:
-    """Rows of one workload and provider that give different times, those that differ most first."""
+    """Groups of rows of one workload and provider with different times, those that differ most first."""
     groups: dict[tuple[Workload, str], list[Row]] = {}
     for row in rows:
         if row.has_time:
@@ -227,7 +304,7 @@ def _times(rows: Sequence[Row]) -> str:
 
 
 def _notes(timeless: Sequence[Row], repeated: Sequence[list[Row]], no_tile: int) -> Iterator[str]:
-    """What is to be known of the rows, one line each, with examples."""
+    """Remarks on the rows, one line each, with examples."""
     if timeless:
         shown = "; ".join(_times([row]) for row in timeless[:_MOST_NAMED]) + ("; …" * (len(timeless) > _MOST_NAMED))
         yield f"{_counted(len(timeless), 'row')} without a time above 0: {shown}"
@@ -253,8 +330,8 @@ def _measurement(samples_us: tuple[float, ...], origin: Origin) -> Measurement:
 
 
 def _grade(workload: Workload, latency_us: float, spec: DeviceSpec, origin: Origin) -> Grade:
-    """rejected: faster than the device's arithmetic. D: faster than its memory, so the inputs lay in a cache. C: all
-    others, for somebody else's figure comes without its spread."""
+    """rejected: faster than the device's arithmetic. D: faster than its memory, so the inputs were in a cache. C: all
+    others, since the spread of an imported time is not known."""
     if isinstance(workload, Collective):
         return Grade("C", origin.caveats)
     peak_tflops = spec.peak(workload.dtype)
@@ -273,7 +350,7 @@ def _counted(number: int, what: str) -> str:
 
 
 def summary_lines(summary: ImportSummary) -> list[str]:
-    """The summary as a person reads it."""
+    """The summary as printed."""
     if summary.existed:
         return [f"{summary.source}", f"  imported before, unchanged: {summary.folder}"]
     lines = [

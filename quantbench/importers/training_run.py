@@ -1,7 +1,6 @@
-"""What a training log says in a few figures, and the folder it is kept in.
+"""Summaries of training logs (`summarize`) and their folders (`write_training`, `read_training`).
 
-`results/<device-slug>/<run-id>/training.json` (format `quantbench-training`) and `iterations.csv` beside it, one line
-an iteration.
+A folder is `results/<device-slug>/<run-id>/` with `training.json` (format `quantbench-training`) and `iterations.csv`.
 
 History of the format:
 1  first version.
@@ -30,24 +29,21 @@ from quantbench.store.typed import decode
 
 TRAINING_FORMAT = "quantbench-training"
 TRAINING_VERSION = 1
-_CHUNK_BYTES = 2**24
 _ROWS_AT_ONCE = 2**14
-# Whole numbers up to here are exact as float64.
+# Whole numbers below this are exact as float64.
 _EXACT = 2**53
-# The first iteration after a start loads, compiles and fills caches: the documents took the second.
-_WARM_UP = 1
 
 FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """A log in a few figures; None where it does not tell.
+    """Summary of a log; None for what it does not contain.
 
-    gpus, tp, pp, dp, mbs: the layout. gbs, seq: of the last iteration. iterations: that count; restarts: times that the
-    job began again. sec_per_it, tokens_per_s, tflops: medians without the first iteration after each start;
-    tokens_per_s_low, tokens_per_s_high: 95 % interval. first_loss, last_loss: the first and last that are numbers;
-    nan_losses: how many are none. left_out: lines that are no iteration, by reason.
+    gpus, tp, pp, dp, mbs: the layout. gbs, seq: of the last iteration. iterations: without repeated ones. restarts:
+    number of restarts of the job. sec_per_it, tokens_per_s, tflops: medians without the first iteration after each
+    start. tokens_per_s_low, tokens_per_s_high: 95 % interval. first_loss, last_loss: the first and last finite ones.
+    nan_losses: number of others. left_out: lines that are no iteration, by reason.
     """
 
     name: str
@@ -73,33 +69,30 @@ class TrainingSummary:
 
     @property
     def layout(self) -> str:
-        """`TP=2, PP=4`, as far as it is known."""
+        """`TP=2, PP=4`, as far as known."""
         known = [f"{name.upper()}={value}" for name in ("tp", "pp") if (value := getattr(self, name)) is not None]
         return ", ".join(known) or "layout not known"
 
 
 def summarize(name: str, found: Iterations, given: Mapping[str, int] | None = None) -> TrainingSummary:
-    """Figures of a log. given: degrees that the log does not print (gpus, tp, pp, dp, mbs), or prints wrongly."""
+    """The summary of a log. given: degrees (gpus, tp, pp, dp, mbs) that replace those in the log."""
     degrees = {**found.arguments, **(given or {})}
     steady = _steady(found)
-    tokens = found.tokens_per_s[steady]
-    tokens = tokens[np.isfinite(tokens)]
-    tflops = found.values["tflops"][steady]
-    tflops = tflops[np.isfinite(tflops)]
+    tokens = _finite(found.tokens_per_s[steady])
+    tflops = _finite(found.values["tflops"][steady])
     losses = found.values["loss"]
-    numbers = losses[np.isfinite(losses)]
-    seq = found.seq[np.isfinite(found.seq)]
+    numbers = _finite(losses)
+    seq = _finite(found.seq)
     interval = median_interval(tokens) if len(tokens) else None
     return TrainingSummary(
         name=name,
-        gpus=degrees.get("gpus"), tp=degrees.get("tp"), pp=degrees.get("pp"), dp=degrees.get("dp"),
-        mbs=degrees.get("mbs"),
+        **{degree: degrees.get(degree) for degree in ("gpus", "tp", "pp", "dp", "mbs")},
         gbs=int(found.values["gbs"][-1]),
         seq=round(float(seq[-1])) if len(seq) else None,
         iterations=int(found.final.sum()),
         restarts=int(found.segment[-1]),
         skipped=int(np.nansum(found.values["skipped"])),
-        nan_losses=int((~np.isfinite(losses)).sum()) if np.isfinite(losses).any() else 0,
+        nan_losses=len(losses) - len(numbers) if len(numbers) else 0,
         sec_per_it=float(np.median(found.values["elapsed_s"][steady])),
         tokens_per_s=float(np.median(tokens)) if len(tokens) else None,
         tokens_per_s_low=None if interval is None else interval.low,
@@ -111,13 +104,15 @@ def summarize(name: str, found: Iterations, given: Mapping[str, int] | None = No
     )  # fmt: skip
 
 
+def _finite(values: FloatArray) -> FloatArray:
+    return np.asarray(values[np.isfinite(values)])
+
+
 def _steady(found: Iterations) -> npt.NDArray[np.bool_]:
-    """Iterations beyond the first of each start, or all where there are no others; of the last batch size alone."""
-    first = np.zeros(len(found), dtype=bool)
-    starts = np.flatnonzero(np.diff(found.segment, prepend=-1))
-    for back in range(_WARM_UP):
-        first[np.minimum(starts + back, len(found) - 1)] = True
-    # A batch that ramps up is another workload every few iterations.
+    """(n,) iterations with the last batch size, without the first after each start unless there are no others."""
+    # The first iteration after a start loads, compiles and fills caches.
+    first = np.diff(found.segment, prepend=-1) != 0
+    # While the batch size ramps up, it is another workload every few iterations.
     same = found.values["gbs"] == found.values["gbs"][-1]
     steady = same & ~first
     return np.asarray(steady if steady.any() else same)
@@ -126,12 +121,11 @@ def _steady(found: Iterations) -> npt.NDArray[np.bool_]:
 def write_training(
     results: Path, device: str, run_id: str, source: Path, found: Iterations, summary: TrainingSummary
 ) -> Path:
-    """Write the folder; an existing one is left alone when it holds the same log, and refused when it does not."""
+    """Write the folder, or leave it unchanged if it holds the same log. Raises StoreError if it holds another one."""
     folder = results / device / require_name("import megatron-log", run_id)
     digest = _sha256(source)
     if os.path.exists(folder):
-        known = _source_of(folder)
-        if known != digest:
+        if str(_load(folder)["source"]["sha256"]) != digest:
             raise StoreError("import megatron-log", f"{folder} holds another log", "another --run-id")
         return folder
     data: dict[str, Any] = {
@@ -159,7 +153,7 @@ def write_training(
 
 
 def read_training(folder: Path) -> TrainingSummary:
-    """The summary that `write_training` left. Raises StoreError for anything else."""
+    """The summary that `write_training` wrote. Raises StoreError for anything else."""
     data = _load(folder)
     try:
         return decode(TrainingSummary, data.get("summary"))
@@ -168,7 +162,7 @@ def read_training(folder: Path) -> TrainingSummary:
 
 
 def training_folders(paths: Sequence[Path]) -> list[Path]:
-    """Those of `paths`, and the folders right inside them, that hold an imported training log."""
+    """Those of `paths`, and of the folders directly in them, that hold an imported training log."""
     found = []
     for path in paths:
         own = [path] if os.path.isfile(path / "training.json") else []
@@ -188,10 +182,6 @@ def _load(folder: Path) -> dict[str, Any]:
     return dict(data)
 
 
-def _source_of(folder: Path) -> str:
-    return str(_load(folder)["source"]["sha256"])
-
-
 def _write_iterations(path: Path, found: Iterations) -> None:
     columns = {"segment": found.segment, "final": found.final, **found.values, "seq": found.seq}
     columns["tokens_per_s"] = found.tokens_per_s
@@ -204,7 +194,7 @@ def _write_iterations(path: Path, found: Iterations) -> None:
 
 
 def _cells(values: npt.NDArray[Any]) -> list[str]:
-    """Numbers as text, column by column: a long log is as much to write as to read."""
+    """Numbers as text, column by column, since that is fast for a long log."""
     known = values[np.isfinite(values)]
     if len(known) == len(values) and not (values % 1).any() and np.abs(values).max(initial=0) < _EXACT:
         return list(map(str, values.astype(np.int64).tolist()))
@@ -212,14 +202,11 @@ def _cells(values: npt.NDArray[Any]) -> list[str]:
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     try:
         with open_binary(path, most_bytes=LARGEST_LOG_BYTES) as stream:
-            while chunk := stream.read(_CHUNK_BYTES):
-                digest.update(chunk)
+            return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
     except OSError as error:
         raise StoreError("import megatron-log", f"{path} ({error.strerror})", "a log that can be read") from None
-    return digest.hexdigest()
 
 
 def default_run_id(path: Path) -> str:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from quantbench.device import default_attention, lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
-from quantbench.importers.csv_file import CsvFile, CsvRow
+from quantbench.importers.csv_table import CsvFile, CsvRow
 from quantbench.latency.interconnect import Cluster, cluster, reference_cluster
 from quantbench.planner.formulas import gpt_layer_parameters
 from quantbench.planner.layout import ALIGNED_ELEMENTS, PRECISIONS, Job, Layout, padded_vocab, partition_of

@@ -1,6 +1,6 @@
 """Which kernel really ran: its name, grid, block, registers, shared memory and blocks per SM, from torch.profiler.
 
-One profiled run per point, in a process that times nothing (`quantbench.sweep.name_server`). The trace's events become
+One profiled run per point, in a process that times nothing (`quantbench.sweep.naming`). The trace's events become
 `KernelEvent`s, and those a `Launch`, in pure functions that know nothing of torch.
 """
 

@@ -14,8 +14,7 @@ from quantbench.store.record import FAILURES, ORIGINS, RECORD_VERSION, ROLES, Fa
 from quantbench.store.run import ENDINGS, RUN_FORMAT, RUN_VERSION, RunInfo
 from quantbench.store.typed import Json, json_schema
 from quantbench.workload import Attention, Collective, Gemm, Softmax
-from quantbench.workload.gemm import LAYOUTS
-from quantbench.workload.softmax import DIRECTIONS, MASKS
+from quantbench.workload.ops import DIRECTIONS, LAYOUTS, MASKS
 
 _POSITIVE: Json = {"type": "number", "exclusiveMinimum": 0}
 _GRID: Json = {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 3, "maxItems": 3}

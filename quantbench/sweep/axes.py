@@ -1,29 +1,95 @@
-"""The axes of a sweep, as text: `hidden=1024:4096:64`, `tp=1,2,4,8`, `n=3072:8192@edges`.
+"""The axes of a sweep and the ops at each point on them.
 
-Grammar: items separated by commas, each an integer or `start:stop[:step]` (stop included where the step lands on it),
-and `@edges` at the end for points on both sides of the predicted edges between the smallest and the largest value.
+`parse_axis` reads `hidden=1024:4096:64`, `tp=1,2,4,8` or `n=3072:8192@edges`; `ops_at` gives the ops of a point. `Held`
+has what the axes do not vary.
+
+Grammar of an axis: items separated by commas, each an integer or `start:stop[:step]` (stop included if the step reaches
+it), and `@edges` at the end to add both sides of every predicted edge between the smallest and the largest value.
 """
 
+from __future__ import annotations
+
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from math import isqrt, prod
+from typing import Any
 
-from quantbench.errors import InputError
+from quantbench.device import default_attention, default_dtype
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError, require_choice
+from quantbench.workload import Gemm, Op, TransformerShape
+from quantbench.workload.dtypes import GEMM_DTYPES
+from quantbench.workload.ops import LAYOUTS
+from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 
-MODEL_DIMS = ("hidden", "heads", "head-dim", "ffn", "seq", "mbs", "tp", "vocab")
+LINEAR_OPS = ("qkv", "proj", "mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down")
+UNFUSED_OPS = ("scores", "softmax", "context")
+_ATTENTION_OPS = (*UNFUSED_OPS, "attention")
+MODEL_OPS = (*LINEAR_OPS, *_ATTENTION_OPS, "logits")
+DIRECTIONS = ("forward", "backward", "both")
+
+#: how a sweep runs attention; `both` is what runs before 0.2 measured
+SWEPT_ATTENTIONS = (*ATTENTIONS, "both")
+
+
+@dataclass(frozen=True)
+class _Dim:
+    """A dimension of a sweep.
+
+    step: of ranges without a step: whole heads and batches, 64 hidden or vocabulary units, … gpu, cpu: default values
+    by device kind. ops: measured by default, those that the dimension changes most. grain: edges are looked for at
+    multiples of it: 16 bytes of 16-bit numbers if the dimension is the length of a stored row, so that an edge is not
+    mistaken for a misalignment.
+    """
+
+    step: int
+    gpu: str
+    cpu: str
+    ops: tuple[str, ...] = ()
+    grain: int = 1
+
+
+_DIMS = {
+    "hidden": _Dim(64, "1024:8192:64", "256:1024:16", LINEAR_OPS, grain=8),
+    "heads": _Dim(1, "8:128:8", "4:24:4", _ATTENTION_OPS),
+    "head-dim": _Dim(8, "32:256:8", "16:128:8", _ATTENTION_OPS, grain=8),
+    "ffn": _Dim(64, "4096:16384:128", "512:2048:64", ("mlp_up", "mlp_gate", "mlp_up_gate", "mlp_down"), grain=8),
+    "seq": _Dim(128, "512:8192:256", "64:512:32", MODEL_OPS, grain=8),
+    "mbs": _Dim(1, "1:8:1", "1:4:1", MODEL_OPS),
+    "tp": _Dim(1, "1,2,4,8", "1,2,4", MODEL_OPS),
+    "vocab": _Dim(64, "49152:51200:64", "960:1536:32", ("logits",), grain=8),
+    "m": _Dim(64, "1024:4096:64", "64:512:16"),
+    "n": _Dim(64, "1024:8192:64", "256:1024:16", grain=8),
+    "k": _Dim(64, "1024:8192:64", "256:1024:32", grain=8),
+    "batch": _Dim(1, "1:64:1", "1:16:1"),
+}
+DIMS = tuple(_DIMS)
 GEMM_DIMS = ("m", "n", "k", "batch")
-DIMS = MODEL_DIMS + GEMM_DIMS
-#: numbers the shapes of a list from 1; no size, so nothing varies along it
+MODEL_DIMS = tuple(dim for dim in DIMS if dim not in GEMM_DIMS)
+#: numbers the shapes of a list from 1; not a size, so no trend is fitted along it
 SHAPE_DIM = "shape"
 
-#: an axis may have so many values, and a grid so many places
+#: most values of an axis, and most places of a grid
 MOST_VALUES = 100_000
 _LARGEST = 2**31 - 1
 
-#: what a dimension counts in where no step is given: whole heads and batches, 64 hidden or vocabulary units, …
-DEFAULT_STEP = {
-    "hidden": 64, "heads": 1, "head-dim": 8, "ffn": 64, "seq": 128, "mbs": 1, "tp": 1, "vocab": 64,
-    "m": 64, "n": 64, "k": 64, "batch": 1,
-}  # fmt: skip
+# Values of `Held` that were not given, by device kind: a 7-billion-parameter model on a GPU, a small one on a CPU.
+_DEFAULTS = {
+    "cuda": {"hidden": 4096, "seq": 2048, "vocab": 50304, "layers": 1, "m": 4096, "n": 4096, "k": 4096},
+    "cpu": {"hidden": 768, "seq": 256, "vocab": 1024, "layers": 1, "m": 512, "n": 512, "k": 512},
+}
+# The usual width of a head. It only selects the number of heads if that is not given.
+_USUAL_HEAD_DIM = 128
+
+
+def grain_of(dim: str) -> int:
+    """Step in which edges along a dimension are looked for; see `_Dim.grain`.
+
+    >>> grain_of("n"), grain_of("m")
+    (8, 1)
+    """
+    return _DIMS[dim].grain if dim in _DIMS else 1
 
 
 @dataclass(frozen=True)
@@ -46,22 +112,21 @@ class Axis:
         return self.dim.replace("-", "_")
 
 
-def parse_axis(text: str) -> Axis:
-    """`dim=values` to an Axis.
+def parse_axis(text: str, device_kind: str = "") -> Axis:
+    """`dim=values` to an Axis. device_kind: `dim` alone has the default values of this kind of device.
+
+    Raises InputError that names the offending item.
 
     >>> parse_axis("tp=1,2,4").values
     (1, 2, 4)
     >>> parse_axis("hidden=1024:1280:128@edges")
     Axis(dim='hidden', values=(1024, 1152, 1280), edges=True)
     """
-    dim, _, values = text.partition("=")
+    dim, given, text = text.partition("=")
     if dim not in DIMS:
         raise InputError("--dim", repr(dim), "one of " + ", ".join(DIMS))
-    return parse_values(dim, values)
-
-
-def parse_values(dim: str, text: str) -> Axis:
-    """The values of one dimension; see the grammar above. Raises InputError that names the offending item."""
+    if not given and device_kind:
+        text = _DIMS[dim].gpu if device_kind == "cuda" else _DIMS[dim].cpu
     body, at, suffix = text.strip().partition("@")
     if at and suffix != "edges":
         raise InputError(f"--dim {dim}", f"'@{suffix}'", "@edges or nothing after the values")
@@ -83,12 +148,129 @@ def _parse_item(dim: str, item: str) -> range:
     if len(parts) > 3 or not all(re.fullmatch("[0-9]{1,10}", part.strip()) for part in parts):
         raise InputError(f"--dim {dim}", repr(item)[:100], expected)
     numbers = [int(part) for part in parts]
-    if len(numbers) == 1:
-        numbers = [numbers[0], numbers[0]]
-    start, stop = numbers[0], numbers[1]
-    step = numbers[2] if len(numbers) == 3 else DEFAULT_STEP[dim]
+    start, stop = numbers[0], numbers[min(1, len(numbers) - 1)]
+    step = numbers[2] if len(numbers) == 3 else _DIMS[dim].step
     if start < 1 or step < 1 or stop > _LARGEST:
         raise InputError(f"--dim {dim}", repr(item)[:100], expected)
     if stop < start:
         raise InputError(f"--dim {dim}", repr(item), f"a stop that is not below the start {start}")
     return range(start, stop + 1, step)
+
+
+def check_axes(axes: tuple[Axis, ...], who: str = "sweep") -> None:
+    """Raise InputError, in the name of the command `who`, for axes that make no grid, or too large a grid."""
+    if not axes:
+        raise InputError(who, "no --dim", "at least one dimension to vary")
+    dims = [axis.dim for axis in axes]
+    repeated = next((d for d in dims if dims.count(d) > 1), None)
+    if repeated:
+        raise InputError(who, f"--dim {repeated} twice", "each dimension once")
+    if any(d in GEMM_DIMS for d in dims) and any(d in MODEL_DIMS for d in dims):
+        raise InputError(who, "--dim " + " --dim ".join(dims), "dimensions of a model, or m, n, k, batch: not both")
+    places = prod(len(axis.values) for axis in axes)
+    if places > MOST_VALUES:
+        raise InputError(who, f"{places:,} places in the grid of {', '.join(dims)}", f"at most {MOST_VALUES:,}")
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the axes do not vary. 0 and "" mean "not given"; the default then depends on the device or the shape.
+
+    attention: one of SWEPT_ATTENTIONS; named ops run in any case. softmax: one of SOFTMAXES, for predictions; a sweep
+    measures the provider's. ops: names of MODEL_OPS, or () for those that the axes change most. direction: forward,
+    backward or both.
+    """
+
+    hidden: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    ffn: int = 0
+    gated: bool = False
+    gate_fused: bool = False
+    seq: int = 0
+    vocab: int = 0
+    layers: int = 0
+    mbs: int = 1
+    tp: int = 1
+    m: int = 0
+    n: int = 0
+    k: int = 0
+    batch: int = 1
+    dtype: str = ""
+    layout: str = "nn"
+    causal: bool = True
+    attention: str = ""
+    softmax: str = "megatron"
+    ops: tuple[str, ...] = ()
+    direction: str = "forward"
+
+    def __post_init__(self) -> None:
+        for op in self.ops:
+            if op not in MODEL_OPS:
+                raise InputError("--ops", repr(op), "one of " + ", ".join(MODEL_OPS))
+        require_choice("--direction", "direction", self.direction, DIRECTIONS)
+        require_choice("--dtype", "dtype", self.dtype, ("", *GEMM_DTYPES))
+        require_choice("--layout", "layout", self.layout, LAYOUTS)
+        require_choice("--attention", "attention", self.attention, ("", *SWEPT_ATTENTIONS))
+        require_choice("--softmax", "softmax", self.softmax, SOFTMAXES)
+
+
+def with_defaults(held: Held, spec: DeviceSpec) -> Held:
+    """`held` with the device's defaults for everything that was not given."""
+    missing: Mapping[str, Any] = {name: v for name, v in _DEFAULTS[spec.kind].items() if getattr(held, name) == 0}
+    dtype, attention = held.dtype or default_dtype(spec), held.attention or default_attention(spec)
+    return replace(held, **missing, dtype=dtype, attention=attention)
+
+
+def ops_at(axes: tuple[Axis, ...], values: tuple[int, ...], held: Held, who: str = "sweep") -> tuple[Op, ...]:
+    """The ops of one point.
+
+    values: one for each of `axes`. held: everything else, defaults filled in. Raises InputError, in the name of the
+    command `who`, for an impossible point (heads that do not divide hidden, …).
+    """
+    point = {axis.field: value for axis, value in zip(axes, values, strict=True)}
+    if axes[0].dim in GEMM_DIMS:
+        sizes = {name: point.get(name, getattr(held, name)) for name in GEMM_DIMS}
+        return (Op("gemm", "forward", Gemm(**sizes, dtype=held.dtype, layout=held.layout), 1),)
+    wanted = held.ops or _default_ops(axes, held.attention)
+    # The products are the same with either attention; they are taken from the one whose ops are wanted.
+    main = "unfused" if "attention" not in wanted and set(UNFUSED_OPS) & set(wanted) else "flash"
+    found = []
+    for attention, core in (("flash", ("attention",)), ("unfused", UNFUSED_OPS)):
+        names = {op for op in wanted if op in core or (attention == main and op not in _ATTENTION_OPS)}
+        shape = _shape(point, held, who, attention)
+        found += [op for op in shape.ops(backward=held.direction != "forward") if op.name in names]
+    if held.direction == "backward":
+        found = [op for op in found if op.phase != "forward"]
+    return tuple(found)
+
+
+def _default_ops(axes: tuple[Axis, ...], attention: str) -> tuple[str, ...]:
+    """The ops that the axes change most, with this attention."""
+    other = {"flash": UNFUSED_OPS, "unfused": ("attention",)}.get(attention, ())
+    changed = {op for axis in axes for op in _DIMS[axis.dim].ops}
+    return tuple(op for op in MODEL_OPS if op in changed and op not in other)
+
+
+def _shape(point: dict[str, int], held: Held, who: str, attention: str) -> TransformerShape:
+    names = {f.name for f in fields(TransformerShape)} & {f.name for f in fields(Held)}
+    values = {name: point.get(name, getattr(held, name)) for name in names - {"attention"}}
+    if values["heads"] == 0:
+        values["heads"] = _heads_for(values["hidden"], values["head_dim"], values["tp"], who)
+    return TransformerShape(**values, attention=attention)
+
+
+def _heads_for(hidden: int, head_dim: int, tp: int, who: str) -> int:
+    """The number of heads if not given: hidden / head_dim if that is given, else the divisor of hidden and multiple of
+    tp whose head_dim is nearest to the usual 128 (the linear layers do not depend on it)."""
+    if head_dim:
+        if hidden % head_dim:
+            raise InputError(who, f"hidden = {hidden} with head-dim = {head_dim}", "hidden divisible by head-dim")
+        return hidden // head_dim
+    if hidden % tp:
+        raise InputError(who, f"hidden = {hidden} with tp = {tp}", "hidden divisible by tp")
+    per_gpu = hidden // tp
+    small = [d for d in range(1, isqrt(per_gpu) + 1) if per_gpu % d == 0]
+    divisors = [d * tp for half in small for d in (half, per_gpu // half)]
+    return min(divisors, key=lambda heads: (abs(hidden / heads - _USUAL_HEAD_DIM), heads))

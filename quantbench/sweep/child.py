@@ -1,4 +1,4 @@
-"""The sweep's end of the worker process: start it, ask it, notice when it dies or hangs, stop it."""
+"""Processes that answer requests: `WorkerProcess` is the sweep's end, `parent_pipes` the end in the process itself."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -30,8 +32,12 @@ from quantbench.timing.options import TimingOptions
 _START_LIMIT_S = 300.0
 
 
+# What CUDA says when the context is lost and the process can run nothing more.
+_CONTEXT_LOST = ("illegal memory access", "device-side assert", "misaligned address", "unspecified launch failure")
+
+
 def refusal(who: str, reason: str) -> MeasurementError:
-    """The error behind a reason that another process gave, an error's own text or not."""
+    """The error for a reason that another process gave, which may be the text of an error."""
     found, _, expected = reason.partition("; expected ")
     return MeasurementError(who, found, expected or "a device that can be measured")
 
@@ -46,25 +52,25 @@ class WorkerLostError(MeasurementError):
 
 
 class Asked(Protocol):
-    """Somebody who answers requests: the worker process, or a test's stand-in."""
+    """Answers requests: a worker process, a worker on another machine, or a test's double."""
 
     hello: Hello
 
     def begin(self, timing: TimingOptions) -> None:
-        """Say how points are to be timed; once, before the first is asked for."""
+        """Set how points are timed; once, before the first request."""
 
     def ask(self, request: Request, limit_s: float, tick: Callable[[], None]) -> Reply:
         """The reply; `tick` is called a few times a second while waiting. Raises WorkerLostError."""
 
     def close(self) -> None:
-        """End it, at once."""
+        """End it at once."""
 
 
 class ChildProcess:
-    """A Python module that runs in a process of its own and answers lines of JSON with lines of JSON.
+    """A Python module in its own process that answers lines of JSON with lines of JSON.
 
-    module, words: run as `python -m MODULE READ_FD WRITE_FD WORDS…`. It gets a process group of its own, so that Ctrl-C
-    reaches the sweep alone, which then ends it.
+    module, words: run as `python -m MODULE READ_FD WRITE_FD WORDS…`. It has its own process group, so that Ctrl-C
+    reaches only the sweep, which then ends it.
     """
 
     def __init__(self, module: str, words: Sequence[str] = ()) -> None:
@@ -86,7 +92,7 @@ class ChildProcess:
         self._buffer = b""
 
     def ask(self, request: Request, limit_s: float, tick: Callable[[], None]) -> Reply:
-        """Run one point. Raises WorkerLostError when the process dies or outlasts limit_s; it is of no use then."""
+        """Run one point. Raises WorkerLostError if the process dies or exceeds limit_s; close it then."""
         self._send(request_to_json(request))
         data = self._receive(limit_s, tick)
         try:
@@ -95,7 +101,7 @@ class ChildProcess:
             return Reply(failed=("error", str(error)))
 
     def close(self) -> None:
-        """Kill the process and what it started."""
+        """Kill the process and its children."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -150,7 +156,7 @@ class ChildProcess:
 class WorkerProcess(ChildProcess):
     """A running `quantbench.sweep.worker`, which times points.
 
-    providers: whose classes it looks at first. Raises InputError for one that is no provider.
+    providers: imported first. Raises MeasurementError if one is not a provider, or without a device.
     """
 
     def __init__(self, providers: Sequence[str] = ()) -> None:
@@ -165,5 +171,40 @@ class WorkerProcess(ChildProcess):
             raise
 
     def begin(self, timing: TimingOptions) -> None:
-        """Tell the process how to time."""
+        """Set how points are timed."""
         self._send(timing_to_json(timing))
+
+
+@contextmanager
+def parent_pipes() -> Iterator[tuple[Iterator[Any], Callable[[dict[str, Any]], None]]]:
+    """In a `ChildProcess`: the messages of the parent, and a function that sends one.
+
+    This process then ends soon after its parent, however that ends and whatever a kernel is doing.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    read_fd, write_fd = int(sys.argv[1]), int(sys.argv[2])
+    with os.fdopen(read_fd, encoding="utf-8") as requests, os.fdopen(write_fd, "w", encoding="utf-8") as replies:
+
+        def send(data: dict[str, Any]) -> None:
+            replies.write(json.dumps(data) + "\n")
+            replies.flush()
+
+        yield map(json.loads, requests), send
+
+
+def context_lost(error: BaseException) -> bool:
+    """Whether CUDA says that this process can run nothing more."""
+    return any(sign in str(error) for sign in _CONTEXT_LOST)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its type if it has none."""
+    text = str(error).strip()
+    return text.splitlines()[0][:300] if text else type(error).__name__

@@ -1,56 +1,71 @@
-"""Where edges are predicted along an axis, the points on both sides of them, and which sizes are measured together."""
+"""The grid of a sweep with points on both sides of predicted edges, and the sizes that are measured together.
+
+`parse_grid` reads the axes for `sweep` and `predict`; `neighbour_groups` groups the sizes of an axis for `plan`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf, log
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.roofline import assumed_tile
 from quantbench.quantization import quantize
-from quantbench.sweep.axes import MOST_VALUES, Axis
-from quantbench.sweep.shapes import Held, ops_at
+from quantbench.sweep.axes import MOST_VALUES, Axis, Held, check_axes, grain_of, ops_at, parse_axis
 from quantbench.workload import Gemm, Op
 
-#: how far past an edge its neighbour stands. Rows of bf16 stay 16-byte aligned in steps of 8, so that an edge is not
-#: mistaken for a misalignment; m, batches, heads and samples are never a stored row's length.
-NEIGHBOUR = {"hidden": 8, "head-dim": 8, "ffn": 8, "seq": 8, "vocab": 8, "n": 8, "k": 8}
-# A smaller step in the number of waves is lost in the noise of a measurement.
+# A smaller step in the number of waves is below the noise of a measurement.
 _SMALLEST_STEP = 1.02
 
 
-def with_edges(axes: tuple[Axis, ...], held: Held, spec: DeviceSpec) -> tuple[Axis, ...]:
-    """Each axis that asked for `@edges` with the two sides of every predicted edge among its values."""
-    return tuple(_add_edges(axes, i, held, spec) if axis.edges else axis for i, axis in enumerate(axes))
+@dataclass(frozen=True)
+class Grid:
+    """Axes with their edges among the values. loose: a range is a default or edges were added, so impossible sizes are
+    left out instead of refused."""
+
+    axes: tuple[Axis, ...]
+    loose: bool
 
 
-def _add_edges(axes: tuple[Axis, ...], index: int, held: Held, spec: DeviceSpec) -> Axis:
+def parse_grid(dims: tuple[str, ...], held: Held, spec: DeviceSpec, who: str = "sweep") -> Grid:
+    """The grid of `dims`, each `hidden` or `hidden=1024:4096`.
+
+    held: with its defaults filled in. who: the command, for its errors.
+    """
+    axes = tuple(parse_axis(text, spec.kind) for text in dims)
+    check_axes(axes, who)
+    edged = tuple(_with_edges(axes, i, held, spec) if axis.edges else axis for i, axis in enumerate(axes))
+    check_axes(edged, who)
+    return Grid(edged, any(axis.edges for axis in edged) or not all("=" in text for text in dims))
+
+
+def _with_edges(axes: tuple[Axis, ...], index: int, held: Held, spec: DeviceSpec) -> Axis:
+    """An axis with the two sides of every predicted edge among its values."""
     axis = axes[index]
     edges = predicted_edges(axes, index, held, spec)
-    neighbour = NEIGHBOUR.get(axis.dim, 1)
-    both = {side for edge in edges for side in (edge, edge + neighbour)}
+    both = {side for edge in edges for side in (edge, edge + grain_of(axis.dim))}
     inside = {v for v in both if axis.values[0] <= v <= axis.values[-1]}
     return replace(axis, values=tuple(sorted({*axis.values, *inside})))
 
 
 def predicted_edges(axes: tuple[Axis, ...], index: int, held: Held, spec: DeviceSpec) -> list[int]:
-    """Values of the axis after which some product needs at least 2 % more waves of the assumed tile.
+    """Values of axis `index` after which some product needs at least 2 % more waves of the assumed tile.
 
-    The other axes stand at their first value. Sizes that cannot be (heads that do not divide, …) are passed over.
+    The other axes are at their first value. Impossible sizes (heads that do not divide, …) are skipped.
     """
     axis = axes[index]
-    step = NEIGHBOUR.get(axis.dim, 1)
+    step = grain_of(axis.dim)
     start = -(-axis.values[0] // step) * step
-    looked_at = len(range(start, axis.values[-1] + 1, step))
-    if looked_at > MOST_VALUES:
-        wide = f"@edges over {looked_at:,} sizes from {axis.values[0]} to {axis.values[-1]}"
+    sizes = range(start, axis.values[-1] + 1, step)
+    if len(sizes) > MOST_VALUES:
+        wide = f"@edges over {len(sizes):,} sizes from {axis.values[0]} to {axis.values[-1]}"
         raise InputError(f"--dim {axis.dim}", wide, f"at most {MOST_VALUES:,} sizes to look at")
     edges: list[int] = []
     before: dict[str, int] = {}
     last = 0
-    for value in range(start, axis.values[-1] + 1, step):
+    for value in sizes:
         point = tuple(value if i == index else other.values[0] for i, other in enumerate(axes))
         try:
             ops = ops_at(axes, point, held)
@@ -64,7 +79,7 @@ def predicted_edges(axes: tuple[Axis, ...], index: int, held: Held, spec: Device
 
 
 def _waves(ops: Iterable[Op], spec: DeviceSpec) -> dict[str, int]:
-    """Waves of the assumed tile that each product takes, by label."""
+    """Number of waves of each product with the assumed tile, by label."""
     assumed = assumed_tile(spec)
     return {
         op.label: quantize(op.workload, assumed.tile, spec.sm_count, assumed.blocks_per_sm).num_waves
@@ -74,8 +89,8 @@ def _waves(ops: Iterable[Op], spec: DeviceSpec) -> dict[str, int]:
 
 
 def predicted_jump(before: Sequence[Op], after: Sequence[Op], spec: DeviceSpec) -> float:
-    """By how much the waves of some product grow beyond its work between two places, as a logarithm: the predicted
-    edge between them; 0 where there is no product."""
+    """The predicted edge between two places: log of the largest growth of a product's waves beyond that of its work; 0
+    without products."""
     waves_before, waves_after = _waves(before, spec), _waves(after, spec)
     work_before, work_after = ({op.label: op.workload.flops for op in ops} for ops in (before, after))
     return max(
@@ -88,12 +103,12 @@ def predicted_jump(before: Sequence[Op], after: Sequence[Op], spec: DeviceSpec) 
 
 
 def neighbour_groups(jumps: Sequence[float]) -> list[tuple[range, int]]:
-    """Indices of an axis's values in groups that are measured together, each with its rank, in order of the axis.
+    """Groups of an axis's values that are measured together, as index ranges in ascending order, each with its rank.
 
-    jumps: the predicted jump between each value and the next, one fewer than values. Both sides of a predicted edge
-    make a pair, and so do neighbours of what is left. The ends of the axis have rank 0, then follow the group with
-    the largest jump near the middle of each stretch between, and so on by halves: any number of groups, taken by rank,
-    is a coarse grid in which nearly every size has a neighbour, most often across a predicted edge.
+    jumps: (values - 1,) predicted jump between each value and the next. Both sides of a predicted edge make a pair, and
+    so do neighbours among the rest. The ends of the axis have rank 0, then follows the group with the largest jump near
+    the middle of each stretch between, and so on by halves. Any number of groups, taken by rank, is thus a coarse grid
+    in which nearly every size has a neighbour, most often across a predicted edge.
 
     >>> neighbour_groups([0.0, 0.0, 0.3, 0.0, 0.0])
     [(range(0, 1), 0), (range(1, 2), 2), (range(2, 4), 1), (range(4, 5), 2), (range(5, 6), 0)]
@@ -116,8 +131,8 @@ def neighbour_groups(jumps: Sequence[float]) -> list[tuple[range, int]]:
 
 
 def _pairs(jumps: Sequence[float]) -> list[range]:
-    """All indices, ascending: the two sides of each predicted edge together (of two edges at one value the larger), and
-    the others with their neighbours, but for the two ends."""
+    """All indices, ascending: the two sides of each predicted edge in pairs (of two edges at one value the larger), and
+    the others with their neighbours. The two ends stay single."""
     last = len(jumps)
     starts: set[int] = set()
     paired: set[int] = set()

@@ -1,28 +1,24 @@
-"""What the sweep and its worker process say to each other: JSON objects, one a line, over two pipes.
+"""The messages between a sweep and its workers, as JSON: `Hello`, then a `Reply` to each `Request`.
 
-Text, not pickle: a worker that has gone wrong can at worst send a line that does not parse.
+They go over the pipes of `quantbench.sweep.child`, and over the network in `quantbench.cluster`. JSON and not pickle: a
+broken worker can at worst send a line that does not parse.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from quantbench.device.spec import DeviceSpec, DeviceState
-from quantbench.errors import InputError
 from quantbench.launch import Launch
 from quantbench.measurement import Check, Measurement
-from quantbench.store.record import launch_from_json, launch_to_json, measurement_from_json
-from quantbench.store.typed import decode, encode
+from quantbench.store.typed import Json, decode, encode
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Workload, workload_from_json, workload_to_json
-
-_UNGRADED = {"letter": "A", "reasons": []}
 
 
 @dataclass(frozen=True)
 class Hello:
-    """The worker's first line: on what it runs."""
+    """A worker's first message: its device."""
 
     device: DeviceSpec
     state: DeviceState
@@ -39,10 +35,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """What came of a request: exactly one of measurement, skipped (why) and failed (kind, message).
+    """The result of a request: exactly one of measurement, skipped (why) and failed (kind, message).
 
-    checked: what the checks of its results found, None where they could not be made. phases_s: seconds by phase.
-    broken: the worker cannot go on (its GPU context is lost).
+    checked: result of the checks, None if there were none. phases_s: seconds by phase. broken: the worker cannot go on
+    (its GPU context is lost).
     """
 
     measurement: Measurement | None = None
@@ -54,57 +50,33 @@ class Reply:
     broken: bool = False
 
 
-def hello_to_json(hello: Hello) -> dict[str, Any]:
+def hello_to_json(hello: Hello) -> Json:
     return dict(encode(hello))
 
 
-def hello_from_json(data: dict[str, Any]) -> Hello:
+def hello_from_json(data: object) -> Hello:
     return decode(Hello, data)
 
 
-def request_to_json(request: Request) -> dict[str, Any]:
-    return {
-        "workload": workload_to_json(request.workload),
-        "provider": request.provider,
-    }
+def request_to_json(request: Request) -> Json:
+    return {"workload": workload_to_json(request.workload), "provider": request.provider}
 
 
-def request_from_json(data: dict[str, Any]) -> Request:
+def request_from_json(data: Json) -> Request:
     return Request(workload_from_json(data["workload"]), data["provider"])
 
 
-def reply_to_json(reply: Reply) -> dict[str, Any]:
-    measurement = None if reply.measurement is None else {**asdict(reply.measurement), "grade": _UNGRADED}
-    return {
-        "measurement": measurement,
-        "skipped": reply.skipped,
-        "failed": reply.failed,
-        "launch": launch_to_json(reply.launch),
-        "checked": None if reply.checked is None else asdict(reply.checked),
-        "phases_s": reply.phases_s,
-        "broken": reply.broken,
-    }
+def reply_to_json(reply: Reply) -> Json:
+    return dict(encode(reply))
 
 
-def reply_from_json(data: dict[str, Any]) -> Reply:
-    """The worker's reply. Raises InputError when it is none (a NaN among the samples, say)."""
-    try:
-        measurement = data["measurement"]
-        return Reply(
-            measurement=None if measurement is None else measurement_from_json(measurement)[0],
-            skipped=data["skipped"],
-            failed=None if data["failed"] is None else (str(data["failed"][0]), str(data["failed"][1])),
-            launch=launch_from_json(data["launch"]),
-            checked=None if data["checked"] is None else decode(Check, data["checked"]),
-            phases_s=data["phases_s"],
-            broken=data["broken"],
-        )
-    except (KeyError, TypeError, IndexError) as error:
-        raise InputError("worker reply", repr(error), "the fields of a reply") from None
+def reply_from_json(data: object) -> Reply:
+    """The worker's reply. Raises InputError if it is malformed, such as a NaN among the samples."""
+    return decode(Reply, data, "worker reply", whole=True)
 
 
-def timing_to_json(timing: TimingOptions) -> dict[str, Any]:
-    return asdict(timing)
+def timing_to_json(timing: TimingOptions) -> Json:
+    return dict(encode(timing))
 
 
 def timing_from_json(data: object) -> TimingOptions:

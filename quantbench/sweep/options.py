@@ -1,4 +1,4 @@
-"""What a sweep is asked for, as values, and the plan that this makes on a device."""
+"""Options of a sweep (`SweepOptions`, stored in run.json) and the plan that they make on a device (`plan_sweep`)."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from quantbench.device import default_attention, default_dtype
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_int
 from quantbench.providers.catalog import expand
 from quantbench.store.typed import decode
-from quantbench.sweep.adaptive import first_points
-from quantbench.sweep.axes import GEMM_DIMS, SHAPE_DIM, Axis
-from quantbench.sweep.grid import parse_grid
-from quantbench.sweep.plan import Group, Plan, build_plan, fitting, lay_out
+from quantbench.sweep.axes import GEMM_DIMS, SHAPE_DIM, Axis, Held, with_defaults
+from quantbench.sweep.edges import parse_grid
+from quantbench.sweep.plan import Group, Placed, Plan, build_plan, fitting, lay_out
 from quantbench.sweep.shape_file import NamedShape, named_shapes
-from quantbench.sweep.shape_list import placed_models, placed_shapes
-from quantbench.sweep.shapes import Held, with_defaults
 from quantbench.timing.options import TimingOptions
+from quantbench.workload import Gemm, Op
+
+# An adaptive sweep begins with a fifth of its points at random, which show the model the range.
+_FIRST_SHARE = 0.2
+_FEWEST_FIRST = 10
 
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """Everything that was asked for; with the device it makes the plan, the same one each time.
+    """Everything that was asked for. With the device it determines the plan.
 
-    dims: texts as given, `hidden` or `hidden=1024:4096`; or none, and shapes: (m, n, k, batch) of single products, or
-    models: transformer shapes, of each of which every op is measured, forward and backward.
-    budget_s: seconds for the whole sweep; None for no bound.
-    limit_s: seconds after which a point counts as hanging; None for a limit from its estimate. points: how many of the
-    plan's are measured at most, 0 for all: places at random with all their ops, or, adaptive, those that a model is
-    least sure of. refine: bisect to every edge that the plan's points show. shard: (2, 8) for the second of eight parts
-    of the plan, () for all of it.
+    dims: axes as typed, `hidden` or `hidden=1024:4096`. Instead of dims, either shapes: (m, n, k, batch) of single
+    products, or models: transformer shapes, of which every op is measured, forward and backward.
+    budget_s: seconds for the whole sweep; None: no limit. limit_s: seconds after which a point counts as hanging; None:
+    a limit from its estimate. points: most points to measure, 0 for all: places at random with all their ops, or with
+    adaptive those of which a model is least certain. refine: bisect to every edge that the plan's points show. shard:
+    (2, 8) for the second of eight parts of the plan, () for all of it.
     """
 
     dims: tuple[str, ...]
@@ -69,38 +69,42 @@ class SweepOptions:
         if self.dims and listed:
             raise InputError("sweep", f"--shapes with --dim {self.dims[0]}", "one or the other")
 
+    @property
+    def first_count(self) -> int:
+        """Number of random points that an adaptive sweep begins with."""
+        return min(self.points, max(_FEWEST_FIRST, round(self.points * _FIRST_SHARE)))
+
 
 def options_to_json(options: SweepOptions) -> dict[str, Any]:
-    """The options as run.json keeps them."""
+    """The options as stored in run.json."""
     return asdict(options)
 
 
 def options_from_json(data: object) -> SweepOptions:
-    """What `options_to_json` wrote."""
+    """The options that `options_to_json` wrote. Raises InputError for anything else."""
     if not isinstance(data, dict):
         raise InputError("options", repr(data)[:80], "a JSON object")
     values = dict(data)
     held = values.get("held")
     if isinstance(held, dict):
-        held = {"attention": "both", **held}  # runs from before sweeps chose measured both kinds
-    values["held"] = decode(Held, held)
-    values["timing"] = decode(TimingOptions, values.get("timing"))
-    shapes = values.get("shapes", [])
-    if not isinstance(shapes, list | tuple) or not all(isinstance(shape, list | tuple) for shape in shapes):
-        raise InputError("options", f"shapes = {shapes!r}"[:80], "a list of [m, n, k, batch]")
-    values["shapes"] = tuple(tuple(shape) for shape in shapes)
+        held = {"attention": "both", **held}  # runs from before there was the option measured both kinds
+    values["held"] = held
     values["models"] = named_shapes(values["models"]) if values.get("models") else ()
     return decode(SweepOptions, values)
 
 
 def plan_sweep(options: SweepOptions, spec: DeviceSpec, done: Collection[str] = ()) -> tuple[tuple[Axis, ...], Plan]:
-    """Axes, and the plan that the sweep begins with: what fits into the budget of all points, of as many as were asked
-    for, or of a part of them. done: keys of points that are measured already and left out."""
+    """The axes, and the plan that the sweep begins with: within the budget, `points` and the shard.
+
+    done: keys of points that were measured before and are left out. Raises InputError for options that make no plan.
+    """
     axes, plan = whole_plan(options, spec)
     if options.adaptive:
         if spec.kind == "cpu":
             raise InputError("--adaptive", spec.name, "a GPU: the model behind it knows blocks and waves")
-        return axes, first_points(plan, options.points).without(done)
+        # The plan is in random order already.
+        first = tuple(Group((point,)) for point in plan.points[: options.first_count])
+        return axes, replace(plan, groups=first).without(done)
     if options.points:
         # Every place is a group of its own here, in random order.
         plan = replace(plan, groups=tuple(fitting(plan.groups, options.points, lambda point: 1)))
@@ -110,8 +114,8 @@ def plan_sweep(options: SweepOptions, spec: DeviceSpec, done: Collection[str] = 
     part, parts = options.shard
     if part > len(plan.groups):
         raise InputError("--shard", f"{part}/{parts}", f"at most {len(plan.groups)} parts: sizes that stay together")
-    # Tasks work off their parts of one plan at the same time: it may be that much longer. Which groups make a part does
-    # not depend on the budget, so that a part is the same when it is resumed without one.
+    # All parts are measured at the same time, so the whole plan may take `parts` budgets. The groups of a part do not
+    # depend on the budget, so that it is the same part when it is resumed without one.
     in_budget = {id(group) for group in plan.within(budget_s and budget_s * parts).groups}
     own = _part_of(plan.groups, part, parts)
     fit = tuple(group for group in own if id(group) in in_budget)
@@ -120,7 +124,7 @@ def plan_sweep(options: SweepOptions, spec: DeviceSpec, done: Collection[str] = 
 
 
 def _part_of(groups: Sequence[Group], part: int, parts: int) -> list[Group]:
-    """One of `parts` parts of the groups, about as many points in each."""
+    """One of `parts` parts of the groups, with about equally many points each."""
     sizes = [0] * parts
     own = []
     for group in groups:
@@ -132,19 +136,25 @@ def _part_of(groups: Sequence[Group], part: int, parts: int) -> list[Group]:
 
 
 def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Plan]:
-    """Axes with their edges, and the plan of all points, for a device. A list of shapes has the axes m, n, k and batch,
-    one of transformer shapes the axis shape: 1 for the first."""
-    held = with_defaults(options.held, spec.kind, default_dtype(spec), default_attention(spec))
+    """The axes with their edges, and the plan of all points.
+
+    The axes of a list of products are m, n, k and batch; that of transformer shapes is `shape`, numbered from 1.
+    """
+    held = with_defaults(options.held, spec)
     providers = expand(options.providers)
-    if options.shapes:
-        placed = placed_shapes(options.shapes, held.dtype, held.layout)
-        axes_of = tuple(
-            Axis(dim, tuple(sorted({shape[i] for shape in options.shapes}))) for i, dim in enumerate(GEMM_DIMS)
-        )
-        return axes_of, lay_out(placed, providers, options.timing, spec)
-    if options.models:
-        numbers = Axis(SHAPE_DIM, tuple(range(1, len(options.models) + 1)))
-        return (numbers,), lay_out(placed_models(options.models), providers, options.timing, spec)
+    if options.shapes or options.models:
+        if options.shapes:
+            columns = zip(GEMM_DIMS, zip(*options.shapes, strict=True), strict=True)
+            axes = tuple(Axis(dim, tuple(sorted(set(sizes)))) for dim, sizes in columns)
+            gemms = [Gemm(m, n, k, batch, held.dtype, held.layout) for m, n, k, batch in options.shapes]
+            placed = [
+                Placed(dict(zip(GEMM_DIMS, sizes, strict=True)), (Op("gemm", "forward", gemm, 1),), rank=number)
+                for number, (sizes, gemm) in enumerate(zip(options.shapes, gemms, strict=True))
+            ]
+        else:
+            axes = (Axis(SHAPE_DIM, tuple(range(1, len(options.models) + 1))),)
+            placed = [Placed({SHAPE_DIM: i}, one.shape.ops(), rank=i) for i, one in enumerate(options.models, 1)]
+        return axes, lay_out(placed, providers, options.timing, spec)
     grid = parse_grid(options.dims, held, spec)
     plan = build_plan(
         grid.axes,

@@ -1,9 +1,9 @@
-"""Which points a sweep measures, in what order, and which of them fit into a budget.
+"""Which points a sweep measures, in what order, and how many fit into a budget: `build_plan`, `lay_out`, `Pace`.
 
-The plan is deduplicated (one workload at several places is measured once). It is made of groups, which are measured
-whole: all ops of a place by all providers, and, along the longest axis, both sides of a predicted edge. Groups run in
-seeded random order, so that a drift of the device does not look like a slope of the axis, and one reference point is
-repeated every few points, so that the drift shows.
+A workload at several places is measured once. The plan consists of groups, which are measured as a whole: all ops of a
+place by all providers and, along the longest axis, both sides of a predicted edge. Groups run in seeded random order,
+so that a drift of the device does not look like a slope of the axis. One reference point is repeated every few points
+to show the drift. How long points take is estimated from the data sheet and corrected by the points measured so far.
 """
 
 from __future__ import annotations
@@ -13,20 +13,98 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, product
+from statistics import median
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
+from quantbench.latency.roofline import roofline_us
 from quantbench.providers.catalog import runs_kind
 from quantbench.store.record import Place, record_key
-from quantbench.sweep.axes import Axis
+from quantbench.sweep.axes import Axis, Held, check_axes, ops_at
 from quantbench.sweep.edges import neighbour_groups, predicted_jump
-from quantbench.sweep.pace import point_estimate_s
-from quantbench.sweep.shapes import Held, check_axes, ops_at
 from quantbench.timing.options import TimingOptions
+from quantbench.timing.rotation import COLD_L2_MULTIPLE
 from quantbench.workload import Gemm, Op, Workload
 
 #: points between two repetitions of the reference point
 REFERENCE_EVERY = 10
+
+# Wall seconds of a point beside its samples (inputs, identification), and its usual number of samples: on a CPU as seen
+# in real sweeps, on a GPU two windows of warming up and as much again. They affect only how many points fit into a
+# budget and the estimate of the time left.
+_POINT_OVERHEAD_S = {"cuda": 0.20, "cpu": 0.06}
+_USUAL_SAMPLES = 40
+# Runs beside the samples: the first one, three that are checked, and the warm-up's.
+_OTHER_RUNS = 5
+# Cost of the checks (`quantbench.providers.audit`). New inputs and random projections are proportional to the bytes
+# that the workload touches: 2.4 to 5.5 ns a byte for products of 0.5 to 17 GFLOP in fp32 and bf16 on one core of a
+# Xeon. On a GPU the passes of the conversions and projections over memory are counted. Softmax and attention are
+# recomputed too, in the time of this many runs (4 to 6 and 4 to 12 on that Xeon).
+_CHECK_S_PER_BYTE_ON_CPU = 4e-9
+_CHECK_PASSES_ON_GPU = 50
+_CHECK_RUNS = {"softmax": 5, "attention": 8}
+# Bytes read before each sample to make the cache cold, over the size of the last-level cache.
+_FLUSH_FACTOR = {"cuda": COLD_L2_MULTIPLE, "cpu": 3}
+# Weight of the estimates, in seconds of measuring, and number of points that give a kind's usual slowdown.
+_ESTIMATE_WEIGHS_S = 0.5
+_REMEMBERED = 25
+
+
+def point_estimate_s(workload: Workload, timing: TimingOptions, spec: DeviceSpec, slowdown: float = 1.0) -> float:
+    """Expected wall seconds of a point, including its checks. slowdown: time of a run over the roofline's."""
+    run_s = sample_s = slowdown * roofline_us(workload, spec) / 1e6
+    if timing.cache == "cold":
+        sample_s += _FLUSH_FACTOR[spec.kind] * spec.l2_bytes / (spec.memory_gb_per_s * 1e9)
+    samples = max(timing.min_samples, min(_USUAL_SAMPLES, timing.max_samples))
+    # min_samples are taken even if they exceed max_time_s.
+    sampling_s = max(min(timing.max_time_s, samples * sample_s), timing.min_samples * sample_s)
+    check_s = _CHECK_RUNS.get(workload.kind, 0) * run_s
+    if spec.kind == "cpu":
+        check_s += _CHECK_S_PER_BYTE_ON_CPU * workload.min_bytes
+    else:
+        check_s += _CHECK_PASSES_ON_GPU * workload.min_bytes / (spec.memory_gb_per_s * 1e9)
+    return _POINT_OVERHEAD_S[spec.kind] + sampling_s + _OTHER_RUNS * sample_s + check_s
+
+
+class Pace:
+    """Expected wall seconds of points on this machine.
+
+    It learns how much longer than the roofline's time a run takes, by kind of workload, and how much longer than its
+    estimate a point then takes.
+    """
+
+    def __init__(self, timing: TimingOptions, spec: DeviceSpec) -> None:
+        self._timing = timing
+        self._spec = spec
+        self._slowdowns: dict[str, list[float]] = {}
+        self._expected_s = _ESTIMATE_WEIGHS_S
+        self._took_s = _ESTIMATE_WEIGHS_S
+
+    def learn(self, workload: Workload, run_us: float, took_s: float | None) -> None:
+        """Add a measured point.
+
+        run_us: median of its samples. took_s: its wall seconds; None if they include the start of a worker, which other
+        points do not pay for.
+        """
+        slowdown = run_us / roofline_us(workload, self._spec)
+        known = self._slowdowns.setdefault(workload.kind, [])
+        known.append(slowdown)
+        del known[:-_REMEMBERED]
+        if took_s is not None:
+            self._expected_s += point_estimate_s(workload, self._timing, self._spec, slowdown)
+            self._took_s += took_s
+
+    def estimate(self) -> Callable[[Workload], float]:
+        """A function from a workload to its expected seconds, from what was learned so far."""
+        usual = {kind: median(values) for kind, values in self._slowdowns.items()}
+        of_all = median(usual.values()) if usual else 1.0
+        rate = self._took_s / self._expected_s
+
+        def seconds(workload: Workload) -> float:
+            slowdown = usual.get(workload.kind, of_all)
+            return rate * point_estimate_s(workload, self._timing, self._spec, slowdown)
+
+        return seconds
 
 
 @dataclass(frozen=True)
@@ -42,8 +120,8 @@ class PlanPoint:
 
 @dataclass(frozen=True)
 class Group:
-    """Points that are measured together or not at all, in the order they run. rank: 0 for the most informative groups
-    of the axes, higher for those between."""
+    """Points that are measured together or not at all, in the order they run. rank: 0 for the most informative groups,
+    higher for those between."""
 
     points: tuple[PlanPoint, ...]
     rank: int = 0
@@ -51,10 +129,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Plan:
-    """Groups in the order they run, and the reference point (None when there is no product to repeat).
+    """Groups in the order they run, and the reference point (None without a product to repeat).
 
-    Groups may share points: each is measured once. left_out: groups that did not fit into the budget, in the order
-    they would run. impossible: places that cannot be, with the reason.
+    Groups may share points; each is measured once. left_out: groups that do not fit into the budget, in the order they
+    would run. impossible: reasons for the places that were left out as impossible.
     """
 
     groups: tuple[Group, ...]
@@ -64,12 +142,12 @@ class Plan:
 
     @cached_property
     def points(self) -> tuple[PlanPoint, ...]:
-        """The points of the groups in the order they run, each once."""
+        """The points of `groups` in the order they run, each once."""
         return _points_in(self.groups)
 
     @property
     def total(self) -> int:
-        """Points of all groups, those that did not fit included."""
+        """Number of points of all groups, including left_out."""
         return len(_points_in((*self.groups, *self.left_out)))
 
     @property
@@ -81,11 +159,11 @@ class Plan:
         return total
 
     def without(self, done: Collection[str]) -> Plan:
-        """The plan of what is left to measure. done: keys of points that were measured."""
+        """The plan without the points that were measured. done: their keys."""
         return replace(self, groups=_without(self.groups, done), left_out=_without(self.left_out, done))
 
     def within(self, budget_s: float | None) -> Plan:
-        """The plan with the groups that fit into a budget; the others are its left_out. None: with all groups."""
+        """The plan with the groups that fit into a budget in seconds; the others are left_out. None: all fit."""
         every = (*self.groups, *self.left_out)
         if budget_s is None:
             return replace(self, groups=every, left_out=())
@@ -108,9 +186,9 @@ def _without(groups: Iterable[Group], done: Collection[str]) -> tuple[Group, ...
 
 
 def fitting(groups: Iterable[Group], budget_s: float, seconds: Callable[[PlanPoint], float]) -> list[Group]:
-    """The groups that fit into the budget together, the most informative first; of none that does, the shortest.
+    """The groups that fit into the budget together, the most informative first. If none fits, the shortest.
 
-    seconds: how long a point takes. A point that several groups share counts once.
+    seconds: cost of a point. A point that several groups share counts once.
     """
     ordered = sorted(groups, key=lambda group: group.rank)
     kept: list[Group] = []
@@ -129,9 +207,9 @@ def fitting(groups: Iterable[Group], budget_s: float, seconds: Callable[[PlanPoi
 
 @dataclass(frozen=True)
 class Placed:
-    """Ops at one place on the axes, before providers and timing make points of them.
+    """The ops at one place on the axes.
 
-    group: places of the same group are measured together; None for a place of its own. rank: of that group.
+    group: places of the same group are measured together; None: a group of its own. rank: of that group.
     """
 
     axes: dict[str, int]
@@ -150,10 +228,11 @@ def build_plan(
     skip_impossible: bool = False,
     neighbours: bool = True,
 ) -> Plan:
-    """Lay out a sweep over a grid of axes. `axes` have their edges added already, `held` its defaults filled in.
-    neighbours: measure both sides of predicted edges together; otherwise each place is a group of its own.
+    """The plan of a sweep over a grid of axes.
 
-    Raises InputError for a point that cannot be, unless skip_impossible, and when nothing is left to measure.
+    axes: with their edges. held: with its defaults. neighbours: measure both sides of predicted edges together; else
+    each place is a group of its own. Raises InputError for an impossible point, unless skip_impossible, and for a plan
+    without points.
     """
     check_axes(axes)
     placed: list[Placed] = []
@@ -173,9 +252,9 @@ def build_plan(
 
 
 def _in_groups(placed: Sequence[Placed], axes: tuple[Axis, ...], spec: DeviceSpec) -> list[Placed]:
-    """The places in groups of neighbours along the longest axis, the same ones at all values of the other axes."""
+    """The places in groups of neighbours along the longest axis, with the same groups at all values of the others."""
     longest = max(axes, key=lambda axis: len(axis.values)).field
-    # The first place at each value stands for all places there.
+    # The first place at each value represents all places there.
     ops_of = {place.axes[longest]: place.ops for place in reversed(placed)}
     values = sorted(ops_of)
     jumps = [predicted_jump(ops_of[a], ops_of[b], spec) for a, b in pairwise(values)]
@@ -203,7 +282,8 @@ def lay_out(
     *,
     impossible: tuple[str, ...] = (),
 ) -> Plan:
-    """Points for every op and provider that runs it: deduplicated, in groups, shuffled, with a reference."""
+    """The plan of places: a point for every op and provider that runs it, deduplicated, in shuffled groups, with a
+    reference. Raises InputError if there are no points."""
     points: dict[str, PlanPoint] = {}
     members: dict[Hashable, list[list[str]]] = {}
     ranks: dict[Hashable, int] = {}
@@ -245,8 +325,8 @@ def _points_of(place: Placed, providers: Sequence[str], timing: TimingOptions, s
 
 
 def _bisection_ranks(count: int) -> list[int]:
-    """How late each index comes when an axis is filled from its ends inwards by halves: 0 for both ends, 1 for the
-    middle, 2 for the quarters, …
+    """The rank of each index of an axis that is filled by halving: 0 for both ends, 1 for the middle, 2 for the
+    quarters, …
 
     >>> _bisection_ranks(5)
     [0, 2, 1, 2, 0]
@@ -263,6 +343,6 @@ def _bisection_ranks(count: int) -> list[int]:
 
 
 def _reference(points: Sequence[PlanPoint]) -> PlanPoint | None:
-    """The product whose expected time is the median: long enough to be quiet, short enough to be repeated."""
+    """The product with the median expected time: long enough for little noise, short enough to repeat."""
     products = sorted((p for p in points if isinstance(p.workload, Gemm)), key=lambda p: (p.estimate_s, p.key))
     return products[len(products) // 2] if len(products) > 1 else None

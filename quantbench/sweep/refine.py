@@ -1,42 +1,42 @@
-"""Sharpening edges: from a coarse pass to the exact size at which the time jumps, by halving.
+"""Points that a sweep measures after its plan: bisection to edges (`Refine`) and adaptive sampling (`LeastSure`).
 
-`EdgeSearch` is pure: it says which size it wants measured and is told the samples, so that a test drives it with a
-function and a sweep with its records. A gap of g sizes takes log2(g) points for one edge in it; where a point in the
-middle shows that both halves hold a part of the jump, both are searched.
+Both are the `more` of a `Sweep`: a function from all records so far to the points to measure next. `Refine` drives an
+`EdgeSearch` for each gap of the coarse pass. A gap of g sizes takes log2(g) points for one edge; if the middle shows
+that both halves hold a part of the jump, both are searched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, log, sqrt
+from math import ceil, exp, log, sqrt
 
-from quantbench.device import default_attention, default_dtype
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_int
 from quantbench.providers.catalog import expand
 from quantbench.stats import median
 from quantbench.store.record import Measured, Record
-from quantbench.sweep.axes import Axis
-from quantbench.sweep.edges import NEIGHBOUR
-from quantbench.sweep.options import SweepOptions
+from quantbench.sweep.axes import Axis, with_defaults
+from quantbench.sweep.options import SweepOptions, whole_plan
 from quantbench.sweep.plan import PlanPoint, build_plan
-from quantbench.sweep.shapes import with_defaults
+from quantbench.workload import Gemm
 
-# A jump below this is followed no further, nor one below so many standard errors of the difference of two points.
+# Smaller jumps are not searched, nor those below this many standard errors of the difference of two points.
 _SMALLEST_JUMP = 0.02
 _SURE = 3.0
-# A half that holds less than this share of the jump is not searched beside the other one.
+# The half with the smaller jump is searched if it holds at least this share of the whole jump.
 _WORTH_FOLLOWING = 0.25
+# Rounds of an adaptive sweep after its first points, each with a fit of a few seconds.
+_ROUNDS = 4
 
 
 @dataclass(frozen=True)
 class Gap:
     """Two neighbouring sizes of a coarse pass between which the time jumps.
 
-    low, high: the sizes; low_us, high_us: their times. elasticity: d log time / d log size where nothing steps.
-    noise: standard error of a log time. grain: sizes that are no multiple of it are not looked at (rows that are not
-    16-byte aligned are slow for a reason of their own).
+    low, high: the sizes. low_us, high_us: their times. elasticity: d log time / d log size without a step. noise:
+    standard error of a log time. grain: only multiples of it are measured (misaligned rows are slow for another
+    reason).
     """
 
     low: int
@@ -58,7 +58,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Edge:
-    """The time jumps by `ratio` between `low` and `high`. exact: no size of the grain lies between them."""
+    """The time jumps by the factor `ratio` between `low` and `high`. exact: no multiple of the grain lies between."""
 
     low: int
     high: int
@@ -68,7 +68,7 @@ class Edge:
 
 @dataclass
 class EdgeSearch:
-    """Looks for the edges in one gap. Ask `wanted`, measure there, `tell` the samples; `give_up` where that failed."""
+    """Searches the edges in one gap. Measure the size `wanted` and `tell` the samples, or `give_up` if that failed."""
 
     gap: Gap
     _times_us: dict[int, float] = field(default_factory=dict)
@@ -82,17 +82,17 @@ class EdgeSearch:
 
     @property
     def wanted(self) -> int | None:
-        """The size to measure next; None when every edge is found."""
+        """The size to measure next; None if every edge is found."""
         return self._middle(*self._open[0]) if self._open else None
 
     def tell(self, samples_us: Sequence[float]) -> None:
-        """The samples at the wanted size."""
+        """Add the samples in microseconds at the wanted size."""
         size = self._expect_wanted()
         self._times_us[size] = median(samples_us)
         low, high = self._open.pop(0)
         halves = [(low, size), (size, high)]
         jumps = [self._jump(*half) for half in halves]
-        # Up or down: what counts is the part in the whole's direction.
+        # The jump may be up or down; count the parts in its direction.
         whole = self._jump(low, high)
         parts = [jump if whole > 0 else -jump for jump in jumps]
         least = max(_SMALLEST_JUMP, _SURE * sqrt(2) * self.gap.noise, _WORTH_FOLLOWING * abs(whole))
@@ -103,30 +103,30 @@ class EdgeSearch:
         self._settle()
 
     def give_up(self) -> None:
-        """Nothing can be measured at the wanted size: the edge stays somewhere between its two sides."""
+        """The wanted size cannot be measured: the edge stays between its two neighbours."""
         self._expect_wanted()
         self._found.append(self._open.pop(0))
 
     def edges(self) -> tuple[Edge, ...]:
-        """The edges found so far, by size, and what is still open as edges that are not exact."""
+        """The edges found so far by size; open intervals are edges that are not exact."""
         intervals = sorted([*self._found, *self._open])
         return tuple(
             Edge(low, high, exp(self._jump(low, high)), self._middle(low, high) is None) for low, high in intervals
         )
 
     def _settle(self) -> None:
-        """Put aside what cannot be halved any further."""
+        """Move intervals that cannot be halved from open to found."""
         self._found += [interval for interval in self._open if self._middle(*interval) is None]
         self._open = [interval for interval in self._open if self._middle(*interval) is not None]
 
     def _middle(self, low: int, high: int) -> int | None:
-        """The multiple of the grain nearest the middle, strictly between; None where there is none."""
+        """The multiple of the grain nearest to the middle, strictly between; None if there is none."""
         grain = self.gap.grain
         first, last = low // grain + 1, -(-high // grain) - 1
         return None if first > last else grain * min(max(round((low + high) / 2 / grain), first), last)
 
     def _jump(self, low: int, high: int) -> float:
-        """Rise of the log time from low to high beyond what growth along the axis accounts for."""
+        """Rise of the log time from low to high beyond the growth without a step."""
         return log(self._times_us[high] / self._times_us[low]) - self.gap.elasticity * log(high / low)
 
     def _expect_wanted(self) -> int:
@@ -136,7 +136,7 @@ class EdgeSearch:
 
 
 def find_edges(gap: Gap, measure: Callable[[int], Sequence[float]]) -> tuple[Edge, ...]:
-    """Drive a search to its end. measure: from a size to samples in microseconds.
+    """Run a search to its end. measure: a function from a size to samples in microseconds.
 
     >>> calls = []
     >>> find_edges(Gap(1024, 2048, 10.0, 20.0), lambda n: calls.append(n) or [10.0 if n <= 1536 else 20.0])
@@ -152,7 +152,7 @@ def find_edges(gap: Gap, measure: Callable[[int], Sequence[float]]) -> tuple[Edg
 
 @dataclass(frozen=True)
 class PlacedGap:
-    """A gap of one op and provider along `axis` (as `Place` spells it), the other axes held."""
+    """A gap of one op and provider along `axis` (spelled as in `Place`). held: values of the other axes."""
 
     gap: Gap
     axis: str
@@ -161,17 +161,16 @@ class PlacedGap:
     provider: str
 
 
-#: from the records of a coarse pass to the gaps that hold a jump, the largest first
+#: a function from the records of a coarse pass to the gaps with a jump, the largest first
 FindGaps = Callable[[Sequence[Record]], Sequence[PlacedGap]]
 
 
 @dataclass
 class Refine:
-    """The `more` of a sweep with --refine: bisects to every edge that the coarse pass shows, all edges in step.
+    """The `more` of a sweep with --refine: bisects to all edges of the coarse pass at once.
 
-    axes: those of the plan, as the coarse pass ran them. find: looks at the coarse pass (steps are found a layer up,
-    where measurements are given meaning). Nothing is kept between two calls but what the records say, so that a sweep
-    that was stopped goes on where it was.
+    axes: the plan's, with the values of the coarse pass. find: finds the gaps (in `quantbench.analysis`, a layer up).
+    The searches are rebuilt from the records at each call, so that a stopped sweep can be resumed.
     """
 
     options: SweepOptions
@@ -181,15 +180,15 @@ class Refine:
     _gaps: tuple[PlacedGap, ...] | None = None
 
     def __call__(self, records: Sequence[Record]) -> Sequence[PlanPoint]:
-        """The next point of each search that is not at its end."""
+        """The next point of each search that has not ended."""
         return [point for placed, search in self._searches(records) if (point := self._point(placed, search))]
 
     def edges(self, records: Sequence[Record]) -> tuple[tuple[PlacedGap, Edge], ...]:
-        """Every edge as far as the records tell it."""
+        """Every edge, as exact as the records allow."""
         return tuple((placed, edge) for placed, search in self._searches(records) for edge in search.edges())
 
     def _searches(self, records: Sequence[Record]) -> list[tuple[PlacedGap, EdgeSearch]]:
-        """Each search as it stands, led through what was measured."""
+        """Each search with the measured points added."""
         if self._gaps is None:
             self._gaps = tuple(self.find([record for record in records if self._is_coarse(record)]))
         outcomes = {
@@ -220,8 +219,8 @@ class Refine:
         )
 
     def _point(self, placed: PlacedGap, search: EdgeSearch) -> PlanPoint | None:
-        """The plan's point for what the search wants; a size that cannot be ends the search there."""
-        held = with_defaults(self.options.held, self.spec.kind, default_dtype(self.spec), default_attention(self.spec))
+        """The point that the search wants next. Gives up impossible sizes; None if none is left."""
+        held = with_defaults(self.options.held, self.spec)
         providers = [name for name in expand(self.options.providers) if name == placed.provider]
         while (size := search.wanted) is not None:
             at = {**placed.held, placed.axis: size}
@@ -235,11 +234,61 @@ class Refine:
         return None
 
 
-def grain_of(dim: str) -> int:
-    """Steps in which an edge along a dimension is looked for: whole 16 bytes of 16-bit numbers where the dimension is
-    a stored row's length, else 1.
+class LeastSure:
+    """The `more` of an adaptive sweep: in rounds, the points of which a fitted model is least certain.
 
-    >>> grain_of("n"), grain_of("m")
-    (8, 1)
+    It ends when `options.points` points have been tried. Raises InputError unless the plan has products of a single
+    provider and dtype without batches, since the model describes those only.
     """
-    return NEIGHBOUR.get(dim, 1)
+
+    def __init__(self, options: SweepOptions, spec: DeviceSpec) -> None:
+        self._options = options
+        self._spec = spec
+        self._candidates = whole_plan(options, spec)[1].points
+        kinds = {(p.provider, p.workload.dtype, isinstance(p.workload, Gemm)) for p in self._candidates}
+        if len(kinds) != 1 or not next(iter(kinds))[2]:
+            raise InputError("--adaptive", f"{len(kinds)} kinds of points", "products of one provider and dtype")
+        if any(isinstance(p.workload, Gemm) and p.workload.batch > 1 for p in self._candidates):
+            raise InputError("--adaptive", "batched products", "products without batches")
+
+    def __call__(self, records: Sequence[Record]) -> Sequence[PlanPoint]:
+        """The points of the next round in the order to measure them; none after `options.points` points."""
+        import numpy as np
+
+        from quantbench.latency.active import next_points
+        from quantbench.latency.gemm.model import GemmModel
+
+        tried = {r.key for r in records if r.role == "point"}
+        left = [p for p in self._candidates if p.key not in tried]
+        total = self._options.points
+        count = min(total - len(tried), len(left), max(1, ceil((total - self._options.first_count) / _ROUNDS)))
+        if count <= 0:
+            return ()
+        known = [(_sizes(r.workload), us, r.launch) for r in records if (us := _time_us(r)) is not None]
+        sizes = np.array([shape for shape, _, _ in known], dtype=np.int64).reshape(-1, 3)
+        model = GemmModel.fit(
+            self._spec,
+            sizes[:, 0],
+            sizes[:, 1],
+            sizes[:, 2],
+            np.array([us for _, us, _ in known]),
+            dtype=self._candidates[0].workload.dtype,
+            launches=[launch for _, _, launch in known],
+            seed=self._options.timing.seed,
+        )
+        shapes = np.array([_sizes(p.workload) for p in left], dtype=np.int64)
+        chosen = next_points(model, (shapes[:, 0], shapes[:, 1], shapes[:, 2]), count)
+        return [left[i] for i in chosen]
+
+
+def _time_us(record: Record) -> float | None:
+    """Median of a measured point in microseconds; None for records that a model must not learn from."""
+    outcome = record.outcome
+    if record.role != "point" or not isinstance(outcome, Measured) or outcome.grade.letter == "rejected":
+        return None
+    return median(outcome.measurement.samples_us)
+
+
+def _sizes(workload: object) -> tuple[int, int, int]:
+    assert isinstance(workload, Gemm)
+    return (workload.m, workload.n, workload.k)

@@ -1,7 +1,7 @@
-"""The loop of a sweep: ask for each missing point, grade it, write it down, keep an eye on drift and time.
+"""The loop of a sweep: `Sweep.run` asks a worker for each missing point, grades the reply and writes the record.
 
-Everything it touches is injected (workers, writer, clock, progress), so that resuming, drift, crashes and budgets are
-tested with literals.
+It repeats the reference point to measure drift and keeps the budget. Workers, writer, clock and progress are injected,
+so tests cover resuming, drift, crashes and budgets without a device. `SweepSession` and `quantbench.cluster` use it.
 """
 
 from __future__ import annotations
@@ -18,34 +18,33 @@ from quantbench.store.record import Failed, Measured, Outcome, Record, Skipped
 from quantbench.sweep import naming
 from quantbench.sweep.child import Asked, WorkerLostError
 from quantbench.sweep.messages import Reply, Request
-from quantbench.sweep.pace import Pace
-from quantbench.sweep.plan import REFERENCE_EVERY, Group, Plan, PlanPoint, fitting
+from quantbench.sweep.plan import REFERENCE_EVERY, Group, Pace, Plan, PlanPoint, fitting
 from quantbench.timing.grade import NO_CHECK, grade
 from quantbench.timing.options import TimingOptions
 
-# A point may take this many times its estimate, and never less than the floor, before its worker counts as hanging.
+# A worker counts as hanging after this many times the point's estimate, and at least the floor.
 _LIMIT_FACTOR = 20
 _LIMIT_FLOOR_S = 60.0
-# A worker that cannot even start this often in a row will not start at all.
+# The sweep fails after this many lost workers in a row.
 _MAX_LOST_IN_A_ROW = 5
-#: A point in progress is ended this many times the budget after the start; it is left for --resume.
+#: The point in progress is ended after this many budgets; it is left for --resume.
 HARD_STOP = 1.2
-# Where other points follow (a bisection to edges), the plan's own get this share of the budget first.
+# Share of the budget for the plan if other points follow (a bisection to edges).
 _SHARE_OF_THE_PLAN = 0.6
-# What fits into the budget is chosen anew after this share of it.
+# The groups that fit are selected again after this share of the budget.
 _CHOOSE_EVERY = 0.02
 
 
 class Writer(Protocol):
-    """Where records go."""
+    """Takes the records: a run's folder, or a lane of a cluster sweep."""
 
     def append(self, record: Record) -> None:
-        """Keep one record for good."""
+        """Store one record."""
 
 
 @dataclass
 class Progress:
-    """How far a sweep is; handed to `on_progress` after each point and a few times a second in between."""
+    """Progress of a sweep, passed to `on_progress` after each point and a few times a second in between."""
 
     total: int
     done: int = 0
@@ -60,34 +59,34 @@ class Progress:
 @dataclass(frozen=True)
 class Finished:
     """How a sweep ended: `complete` (no point of the plan is missing), `budget` (time ran out) or `failed` (no worker
-    would run any more: `reason`)."""
+    runs any more, with the reason)."""
 
     how: str
     reason: str = ""
 
 
-#: From all records of the run so far to the points to measure next; nothing ends the sweep. Bisecting to an edge and
-#: choosing what a model is least sure of are both such a function.
+#: A function from all records of the run so far to the points to measure next; none ends the sweep. `refine.Refine` and
+#: `refine.LeastSure` are such functions.
 More = Callable[[Sequence[Record]], Sequence[PlanPoint]]
 
 
 class _OutOfTimeError(Exception):
-    """Ends the sweep when its budget is spent."""
+    """The budget is spent."""
 
 
 class _NoWorkerError(Exception):
-    """Ends the sweep when no worker runs any more; says why."""
+    """No worker runs any more."""
 
 
 @dataclass
 class Sweep:
-    """One pass over the points of a plan that are not in `done` yet, and then over those that `more` asks for.
+    """One pass over the points of a plan that are not in `done`, and then over those that `more` asks for.
 
-    budget_s: wall seconds from now on; None for no bound. Groups of the plan run while their expected time fits into
-    it, with the pace learned so far, those that the plan left out included; the shortest runs in any case. hard_s:
-    seconds after which the point in progress is ended; None for a fixed multiple of the budget.
-    records: what the run held before, for `more`; the records of this pass are added to them. interpreter: triton's
-    kernels run in its interpreter, so that their times are no kernel's. more_references: measured beside the plan's
+    budget_s: wall seconds from now on; None: no limit. Groups of the plan, including those left out, run while their
+    expected time by the pace so far fits into it; the shortest runs in any case. hard_s: seconds after which the point
+    in progress is ended; None: a fixed multiple of the budget. limit_s: seconds after which a point counts as hanging;
+    None: from its estimate. records: of the run so far, for `more`; this pass adds its own. interpreter: triton's
+    kernels run in its interpreter, so their times are not those of a kernel. more_references: measured with the plan's
     reference at the beginning and at the end, to compare this device with others.
     """
 
@@ -125,7 +124,7 @@ class Sweep:
         self._last_reference_us = self.first_reference_us
 
     def run(self) -> Finished:
-        """Measure what is missing. The worker is ended however this ends, Ctrl-C included."""
+        """Measure the missing points. Ends the worker in any case, including Ctrl-C."""
         left_over = False
         try:
             for group in self._groups():
@@ -144,8 +143,7 @@ class Sweep:
         return Finished("budget" if left_over else "complete")
 
     def _groups(self) -> Iterator[Group]:
-        """What to measure next: the plan's groups, then the points asked for in the light of what was measured, and
-        with time left over the rest of the plan."""
+        """The groups to measure: the plan's, then the points of `more`, then the rest of the plan if time is left."""
         share = 1.0 if self.more is None else _SHARE_OF_THE_PLAN
         yield from self._affordable(share)
         if self.more is None:
@@ -160,7 +158,7 @@ class Sweep:
         yield from self._affordable(1.0)
 
     def _affordable(self, share: float) -> Iterator[Group]:
-        """The plan's groups, in its order, as long as they fit into a share of the budget. At least one is measured."""
+        """The plan's groups in its order while they fit into a share of the budget; at least one."""
         waiting = self._missing()
         if not waiting:
             return
@@ -182,7 +180,7 @@ class Sweep:
             yield group
 
     def _choose(self, waiting: Sequence[Group], share: float) -> set[int]:
-        """Which groups fit into what is left of a share of the budget."""
+        """The ids of the groups that fit into the rest of a share of the budget."""
         seconds = self._pace.estimate()
         reference = self.plan.reference
         reference_s = 0.0 if reference is None else seconds(reference.workload) / REFERENCE_EVERY
@@ -193,30 +191,30 @@ class Sweep:
         left_s = self._left_s(share)
         found = fitting(waiting, left_s, cost_s)
         nothing_fits = len(found) == 1 and sum(map(cost_s, found[0].points)) > left_s
-        if nothing_fits and self._progress.done:  # the first group runs in any case, no other
+        if nothing_fits and self._progress.done:  # only the first group runs in any case
             found = []
         self._look_ahead([point for group in found for point in group.points])
         return set(map(id, found))
 
     def _missing(self) -> list[Group]:
-        """The plan's groups with a point that was not measured."""
+        """The plan's groups with a missing point."""
         every = (*self.plan.groups, *self.plan.left_out)
         return [group for group in every if any(point.key not in self._seen for point in group.points)]
 
     def _look_ahead(self, points: Sequence[PlanPoint]) -> None:
-        """Remember what will be measured next, for the progress that is shown."""
+        """Set the points to expect, for the progress."""
         ahead = {point.key: point.estimate_s for point in points if point.key not in self._seen}
         self._ahead_s = sum(ahead.values())
         self._progress.total = self._progress.done + len(ahead)
 
     def _begin(self) -> None:
-        """Measure the references first: they tell the pace before anything is chosen by it."""
+        """Measure the references first, which give the pace by which groups are selected."""
         if not self._begun:
             self._begun = True
             self._measure_references()
 
     def _measure_references(self) -> None:
-        """The plan's reference, and those that devices are compared by."""
+        """Measure the plan's reference and `more_references`."""
         if self.plan.reference is not None:
             self._repeat_reference(self.plan.reference)
         for point in self.more_references:
@@ -243,7 +241,7 @@ class Sweep:
             raise _NoWorkerError(f"{_MAX_LOST_IN_A_ROW} workers in a row were lost")
 
     def _repeat_reference(self, point: PlanPoint) -> None:
-        """Measure the reference point again; its ratio to the first time is the drift that points are graded by."""
+        """Measure the reference point; its time over its first time is the drift, by which points are graded."""
         self._progress.current = f"reference {point.workload}"
         reply = self._ask(point)
         if reply.measurement is not None:
@@ -256,18 +254,19 @@ class Sweep:
         limit_s = self.limit_s or max(_LIMIT_FLOOR_S, _LIMIT_FACTOR * point.estimate_s)
         if self.spec.kind == "cuda":
             limit_s += naming.LIMIT_S
-        asked_s = self.clock()
         until_hard_stop_s = limit_s if self.hard_s is None else self.hard_s - self._elapsed_s()
         if until_hard_stop_s <= 0:
             raise _OutOfTimeError
+        starting = self._worker is None
         try:
             if self._worker is None:
                 self._worker = self.connect()
+            asked_s = self.clock()
             reply = self._worker.ask(request, min(limit_s, until_hard_stop_s), self._tick)
         except WorkerLostError as lost:
             self._end_worker()
             if lost.kind == "timeout" and until_hard_stop_s < limit_s:
-                raise _OutOfTimeError from None  # nothing is known of the point: it is left to be measured
+                raise _OutOfTimeError from None  # the point has no outcome and is left for --resume
             self._lost_in_a_row += 1
             return Reply(failed=(lost.kind, lost.message))
         except MeasurementError as refused:  # no device to start a worker on
@@ -277,7 +276,9 @@ class Sweep:
         if reply.broken:
             self._end_worker()
         if reply.measurement is not None:
-            self._pace.learn(point.workload, self.clock() - asked_s, median(reply.measurement.samples_us))
+            # The first answer of a worker includes its start: loading torch, allocating the flush buffer, compiling.
+            took_s = None if starting else self.clock() - asked_s
+            self._pace.learn(point.workload, median(reply.measurement.samples_us), took_s)
         self.phases_s.update(reply.phases_s)
         return reply
 
@@ -327,7 +328,7 @@ class Sweep:
         progress.failed += isinstance(outcome, Failed)
 
     def _tick(self) -> None:
-        """Tell how far it is; the time left is the estimate of what remains, scaled by how the estimates did so far."""
+        """Report progress. The time left is the estimate of the rest, scaled by the error of the estimates so far."""
         progress = self._progress
         progress.elapsed_s = self._elapsed_s()
         left_s = self._ahead_s if progress.done < progress.total else 0.0
@@ -340,7 +341,7 @@ class Sweep:
         return self.clock() - self._start_s
 
     def _left_s(self, share: float = 1.0) -> float:
-        """Seconds that are left of a share of the budget."""
+        """Seconds left of a share of the budget."""
         assert self.budget_s is not None
         return share * self.budget_s - self._elapsed_s()
 

@@ -1,4 +1,7 @@
-"""A whole sweep from the outside: options to plan, plan to folder, folder to a finished run; and resuming one."""
+"""A sweep from start to end: `SweepSession.new` makes plan and folder, `resume` reopens a run, `run` measures.
+
+`quantbench sweep` and `check` use it.
+"""
 
 from __future__ import annotations
 
@@ -19,28 +22,27 @@ from quantbench.store.environment import relevant_environment
 from quantbench.store.folder import RunWriter
 from quantbench.store.record import Measured, Record
 from quantbench.store.run import RunInfo, now_text, read_run_info
-from quantbench.sweep.adaptive import LeastSure
 from quantbench.sweep.axes import Axis
 from quantbench.sweep.child import Asked
 from quantbench.sweep.messages import Hello
-from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json, plan_sweep, whole_plan
+from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json, plan_sweep
 from quantbench.sweep.plan import Plan
+from quantbench.sweep.refine import LeastSure
 from quantbench.sweep.runner import HARD_STOP, Finished, More, Progress, Sweep
 
 Connect = Callable[[], Asked]
 
-# However long the start took, so many seconds are there for a first figure.
+# Seconds for the first points, however long the start took.
 _LEAST_S = 5.0
-# The most that is kept back of the budget for what comes after measuring.
+# Largest share of the budget that is reserved for the time after measuring.
 _MOST_RESERVED = 0.5
 
 
 class SweepSession:
-    """One sweep into one folder: `new` or `resume`, then `run`.
+    """One sweep into one folder: `new` or `resume`, then `run`. Use as a context manager.
 
-    The worker that was started to learn what device there is goes on to measure. Use as a context manager.
-
-    plan: what is left to measure. spent_s: seconds of the budget that starting took.
+    The worker that was started to identify the device also measures. plan: the missing points. spent_s: seconds of the
+    budget that the start took.
     """
 
     def __init__(
@@ -65,10 +67,10 @@ class SweepSession:
         connect: Connect,
         start_s: float | None = None,
     ) -> SweepSession:
-        """Start a worker, lay out the plan for the device it finds, make the run's folder under `results`.
+        """Start a worker, make the plan for its device, make the run's folder under `results`.
 
-        make_options: the options for that device (its default precision and budget differ by kind). start_s: when the
-        budget began on the monotonic clock; now where it is None.
+        make_options: the options for that device (default precision and budget differ by kind). start_s: when the
+        budget began on the monotonic clock; None: now.
         """
         start_s = time.monotonic() if start_s is None else start_s
         worker = connect()
@@ -76,9 +78,10 @@ class SweepSession:
             device = worker.hello.device
             options = make_options(device)
             options.timing.require_device(device.kind)
+            worker.begin(options.timing)  # it allocates the flush buffer while the plan is made
             spent_s = time.monotonic() - start_s
             axes, plan = plan_sweep(_with_what_is_left(options, spent_s), device)
-            adaptive_more(options, device)  # what it refuses is refused before there is a folder
+            adaptive_more(options, device)  # raises before there is a folder
             info = begun(worker.hello, options, axes, results)
             return cls(worker, connect, options, plan, RunWriter.create(results, info), spent_s)
         except BaseException:
@@ -89,10 +92,9 @@ class SweepSession:
     def resume(
         cls, folder: Path, connect: Connect, budget_s: float | None = None, start_s: float | None = None
     ) -> SweepSession:
-        """Reopen a run to measure what is missing, with the options it was started with and on the same device.
+        """Reopen a run to measure its missing points, with its options and on the same device.
 
-        budget_s: seconds for this sitting; None for all points of the plan, whatever budget the run began with.
-        start_s: as for `new`.
+        budget_s: seconds for this time; None: all points of the plan. start_s: as for `new`.
         """
         start_s = time.monotonic() if start_s is None else start_s
         options = resumed_options(folder, budget_s)
@@ -103,6 +105,7 @@ class SweepSession:
             device = worker.hello.device
             if device.name != run.info.device.name:
                 raise StoreError("resume", f"this device is {device.name}", f"{run.info.device.name}, as in {folder}")
+            worker.begin(options.timing)
             done = {record.key for record in run.records if record.role == "point"}
             spent_s = time.monotonic() - start_s
             _, plan = plan_sweep(_with_what_is_left(options, spent_s), device, done)
@@ -117,18 +120,18 @@ class SweepSession:
 
     @property
     def interpreted(self) -> bool:
-        """Whether triton's interpreter runs some of the points: it checks results, and its times are no kernel's."""
+        """Whether triton's interpreter runs some of the points; its times are not those of a kernel."""
         interpreter = relevant_environment().get("TRITON_INTERPRET") == "1"
         return interpreter and any(point.provider.startswith("triton.") for point in self.plan.points)
 
     @property
     def num_records(self) -> int:
-        """Records that the folder holds; a new run without any leaves no folder."""
+        """Number of records in the folder; a new run without any leaves no folder."""
         return self._writer.count
 
     @property
     def done(self) -> frozenset[str]:
-        """Keys of the points that the folder already holds."""
+        """Keys of the points in the folder."""
         return frozenset(record.key for record in self._records if record.role == "point")
 
     def run(
@@ -137,9 +140,9 @@ class SweepSession:
         clock: Callable[[], float] = time.monotonic,
         more: More | None = None,
     ) -> Finished:
-        """Measure what is missing; run.json says how it ended, also after Ctrl-C (which is raised on).
+        """Measure the missing points; run.json records how it ended, also after Ctrl-C (which is raised again).
 
-        more: asks for points beyond the plan, such as a bisection to its edges.
+        more: points beyond the plan, such as a bisection to its edges.
         """
         budget_s = self.options.budget_s
         if budget_s is not None:
@@ -169,7 +172,7 @@ class SweepSession:
             self.finished = sweep.run()
         except BaseException:
             self._records = tuple(sweep.records)
-            # What stopped the sweep is what the user must hear of; a disk too full for run.json too adds nothing.
+            # The first error is reported, even if the disk is too full to update run.json.
             with suppress(StoreError):
                 self._note_end("interrupted", sweep.phases_s)
             raise
@@ -182,7 +185,7 @@ class SweepSession:
         self._writer.update(replace(self._writer.info, ended=now_text(), how_ended=how, phases_s=dict(total_s)))
 
     def close(self) -> None:
-        """Let go of the folder, which is removed if it is new and empty, and of a worker that was never used."""
+        """Release the folder, which is removed if it is new and empty, and close an unused worker."""
         self._writer.remove_if_empty()
         self._writer.close()
         if self._worker is not None:
@@ -196,14 +199,15 @@ class SweepSession:
 
     def _next_worker(self) -> Asked:
         worker, self._worker = self._worker, None
-        worker = worker or self._connect()
-        worker.begin(self.options.timing)
+        if worker is None:
+            worker = self._connect()
+            worker.begin(self.options.timing)
         return worker
 
 
 def begun(hello: Hello, options: SweepOptions, axes: tuple[Axis, ...], results: Path) -> RunInfo:
-    """What run.json says of a sweep that begins now. axes: with the values that are measured; results: where runs are
-    kept, so that the id is one that no run there has."""
+    """The run.json of a sweep that begins now. axes: with the measured values. results: the folder of all runs, among
+    which the run's id is unique."""
     device = hello.device
     return RunInfo(
         run_id=new_run_id(_run_name(options), datetime.now(UTC), results / device.name),
@@ -219,12 +223,12 @@ def begun(hello: Hello, options: SweepOptions, axes: tuple[Axis, ...], results: 
 
 
 def _run_name(options: SweepOptions) -> str:
-    """What the run is about, for its id: the dimensions varied, or `shapes`."""
+    """The run's subject, for its id: the dimensions varied, or `shapes`."""
     return "-".join(text.partition("=")[0] for text in options.dims) or "shapes"
 
 
 def new_run_id(name: str, now: datetime, folder: Path) -> str:
-    """`2026-11-20T134500-hidden`, with a number behind it while the folder has one of that name.
+    """`2026-11-20T134500-hidden`, with a number appended if the folder has a run of that name.
 
     >>> from datetime import datetime
     >>> new_run_id("tp", datetime(2026, 11, 20, 13, 45), Path("/nonexistent"))
@@ -236,8 +240,8 @@ def new_run_id(name: str, now: datetime, folder: Path) -> str:
 
 
 def resumed_options(folder: Path, budget_s: float | None) -> SweepOptions:
-    """The options to finish a run with: its own, with this budget. Raises StoreError for a run without a plan: one
-    that was imported or simulated, or merged from runs that were asked for different things."""
+    """The options of a run to finish, with another budget. Raises StoreError for a run without a plan: imported,
+    simulated, or merged from runs of different plans."""
     info = read_run_info(folder)
     if info.origin != "measured":
         source = f" from {info.source}" if info.source else ""
@@ -250,14 +254,14 @@ def resumed_options(folder: Path, budget_s: float | None) -> SweepOptions:
 
 
 def _with_what_is_left(options: SweepOptions, spent_s: float) -> SweepOptions:
-    """The options with the budget that is left after starting."""
+    """The options with the budget left after the start."""
     if options.budget_s is None:
         return options
     return replace(options, budget_s=max(options.budget_s - spent_s, 0.0))
 
 
 def first_reference_us(records: tuple[Record, ...], plan: Plan) -> float | None:
-    """The first time of the plan's reference in the run so far."""
+    """Median of the first measurement of the plan's reference in microseconds; None if there is none."""
     for record in records:
         if plan.reference is None or (record.role, record.key) != ("reference", plan.reference.key):
             continue
@@ -267,7 +271,5 @@ def first_reference_us(records: tuple[Record, ...], plan: Plan) -> float | None:
 
 
 def adaptive_more(options: SweepOptions, device: DeviceSpec) -> More | None:
-    """What asks for points beyond the plan: the choice of an adaptive sweep."""
-    if not options.adaptive:
-        return None
-    return LeastSure(whole_plan(options, device)[1].points, device, options.points, options.timing.seed)
+    """The `more` of an adaptive sweep; None if it is not adaptive."""
+    return LeastSure(options, device) if options.adaptive else None

@@ -1,11 +1,12 @@
-"""A JSON file of transformer shapes to measure side by side: written by `advise -o`, read by `sweep --shapes`.
+"""Files of `sweep --shapes`: products in CSV (`read_shapes`), transformer shapes in JSON (`read_shape_file`).
 
-History of the format:
+`advise --shapes-out` writes the JSON (`write_shape_file`). History of its format:
 1  first version.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,17 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from quantbench.errors import InputError, StoreError
-from quantbench.files import read_text, reason
+from quantbench.files import open_text, read_text, reason
 from quantbench.store.typed import decode
 from quantbench.units import signed_percent
 from quantbench.workload import TransformerShape
 
 SHAPES_FORMAT = "quantbench-shapes"
 SHAPES_VERSION = 1
-#: how a file of transformer shapes is told from one of plain products
+#: name ending of a file of transformer shapes; any other is CSV
 SUFFIX = ".json"
 
 _WHO = "--shapes"
+_NEEDED = ("m", "n", "k")
+# Python's own error for integers of thousands of digits does not name the line.
+_MOST_DIGITS = 10
 _MOST_BYTES = 2**20
 _MOST_SHAPES = 100
 _MOST_NAME = 200
@@ -31,8 +35,8 @@ _MOST_NAME = 200
 
 @dataclass(frozen=True)
 class Gain:
-    """What a shape gains over the first of its file: tokens per second at equal parameters, as a share more, with its
-    interval (90 % where it is predicted, 95 % where it is measured)."""
+    """Gain of a shape over the first of its file: relative increase of tokens per second at equal parameters, with its
+    interval (90 % if predicted, 95 % if measured)."""
 
     mid: float
     low: float
@@ -46,8 +50,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class NamedShape:
-    """A shape and what to call it. predicted: what it was predicted to gain over the first shape; None where nobody
-    predicted it."""
+    """A shape and its name. predicted: its predicted gain over the first shape, if any."""
 
     name: str
     shape: TransformerShape
@@ -59,7 +62,7 @@ class NamedShape:
 
 
 def write_shape_file(path: Path, shapes: Sequence[NamedShape]) -> None:
-    """Write the file. Raises StoreError where it cannot be written."""
+    """Write a file of transformer shapes. Raises StoreError if it cannot be written."""
     data = {"format": SHAPES_FORMAT, "version": SHAPES_VERSION, "shapes": [asdict(shape) for shape in shapes]}
     try:
         path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
@@ -68,7 +71,7 @@ def write_shape_file(path: Path, shapes: Sequence[NamedShape]) -> None:
 
 
 def read_shape_file(path: Path) -> tuple[NamedShape, ...]:
-    """The shapes of a file that `write_shape_file` wrote. Raises InputError, in one line, for anything else."""
+    """The shapes of a file that `write_shape_file` wrote. Raises InputError for anything else."""
     try:
         text = read_text(path, most_bytes=_MOST_BYTES)
     except (OSError, UnicodeDecodeError) as error:
@@ -89,7 +92,7 @@ def read_shape_file(path: Path) -> tuple[NamedShape, ...]:
 
 
 def named_shapes(data: object) -> tuple[NamedShape, ...]:
-    """Shapes from the list of JSON objects that a file or a run's options hold. Raises InputError for anything else."""
+    """Shapes from the list of JSON objects in a file or in a run's options. Raises InputError for anything else."""
     if not isinstance(data, list | tuple) or not 1 <= len(data) <= _MOST_SHAPES:
         raise InputError("shapes", repr(data)[:60], f"a list of 1 to {_MOST_SHAPES} shapes")
     shapes = tuple(_named_shape(one, f"shape {number}") for number, one in enumerate(data, 1))
@@ -108,3 +111,33 @@ def _named_shape(data: object, who: str) -> NamedShape:
     if values.get("predicted") is not None:
         values["predicted"] = decode(Gain, values["predicted"], f"{who} predicted")
     return decode(NamedShape, values, who)
+
+
+def read_shapes(path: Path) -> tuple[tuple[int, int, int, int], ...]:
+    """(m, n, k, batch) of each row of a CSV file with the columns m, n, k and optionally batch; others are ignored.
+
+    Raises InputError that names the file and the line.
+    """
+    try:
+        with open_text(path) as file:
+            reader = csv.DictReader(file)
+            columns = reader.fieldnames or ()
+            if not set(_NEEDED) <= set(columns):
+                found = f"{path} has {', '.join(columns) or 'nothing'}"
+                raise InputError(_WHO, found, "a CSV file with the columns m, n, k, or a .json file")
+            shapes = [_shape(path, reader.line_num, row) for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(_WHO, f"{path} ({reason(error)})", "a CSV file that can be read") from None
+    if not shapes:
+        raise InputError(_WHO, f"{path} has no rows", "at least one shape")
+    return tuple(shapes)
+
+
+def _shape(path: Path, line: int, row: dict[str, str | None]) -> tuple[int, int, int, int]:
+    values = []
+    for name in (*_NEEDED, "batch"):
+        text = (row.get(name) or ("1" if name == "batch" else "")).strip()
+        if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and 1 <= int(text) < 2**31):
+            raise InputError(_WHO, f"{path}:{line} {name} = {text[:40]!r}", "an integer of at least 1")
+        values.append(int(text))
+    return (values[0], values[1], values[2], values[3])

@@ -1,24 +1,22 @@
-"""The child process that runs points: `python -m quantbench.sweep.worker READ_FD WRITE_FD [PROVIDER…]`.
+"""The process that runs points: `python -m quantbench.sweep.worker READ_FD WRITE_FD [PROVIDER…]`.
 
-It reads one JSON object a line and answers with one. Running in a process of its own keeps an illegal access, an
-exhausted memory or a hang away from the sweep, which starts a fresh worker and goes on. What torch, CUDA or a provider
-raise on purpose becomes the point's outcome; anything unexpected ends this process with a traceback, and that too is
-recorded as the point's outcome, by the sweep.
+`WorkerProcess` starts it. It answers each request, a JSON object a line, with a reply. An illegal access, exhausted
+memory or a hang stays in this process; the sweep starts a new one and goes on. Errors that torch, CUDA or a provider
+raise on purpose become the point's outcome. An unexpected one ends this process with a traceback, which the sweep
+records as the point's outcome.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quantbench.errors import MeasurementError, QuantbenchError, UnsupportedError
+from quantbench.sweep import naming
+from quantbench.sweep.child import context_lost, first_line, parent_pipes
 from quantbench.sweep.messages import (
     Hello,
     Reply,
@@ -39,17 +37,14 @@ if TYPE_CHECKING:
     from quantbench.providers.audit import Audit
     from quantbench.providers.base import Provider
     from quantbench.timing.options import TimingOptions
-    from quantbench.timing.timer import Timer
+    from quantbench.timing.session import Timer
 
-# Work so small that it would take more copies than this to fill the cache is timed by flushing instead.
+# Work that would need more copies than this to fill the cache is timed with flushes instead.
 _MOST_COPIES = 500
-
-# What CUDA says when the context is lost; nothing runs in that process any more.
-_CONTEXT_LOST = ("illegal memory access", "device-side assert", "misaligned address", "unspecified launch failure")
 
 
 class Worker:
-    """Runs requests one after another with one timer. name: tells which kernel a point ran."""
+    """Runs requests one after another with one timer. name: finds out which kernel a point ran."""
 
     def __init__(
         self, spec: DeviceSpec, timer: Timer, timing: TimingOptions, name: Callable[[Request], Launch | None]
@@ -62,7 +57,7 @@ class Worker:
         self._functions: dict[tuple[str, str], object] | None = None  # before the first provider is imported
 
     def run(self, request: Request) -> Reply:
-        """Run one point; what is raised on purpose becomes its outcome."""
+        """Run one point; errors raised on purpose become its outcome."""
         import torch
 
         self._phases_s = {}
@@ -108,20 +103,15 @@ class Worker:
         launch = point.launch
         if launch is None and self._spec.kind == "cuda":
             torch.cuda.empty_cache()
-            with self._phase("identify"):
-                launch = self._name(request)
+            start_s = time.perf_counter()
+            launch = self._name(request)
+            self._phases_s["identify"] = time.perf_counter() - start_s
         return Reply(measurement=point.measurement, launch=launch, checked=point.checked, phases_s=self._phases_s)
-
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        start_s = time.perf_counter()
-        yield
-        self._phases_s[name] = time.perf_counter() - start_s
 
 
 @dataclass(frozen=True)
 class Point:
-    """What measuring one workload by one provider gave. checked: None where the results could not be checked."""
+    """Result of timing one workload by one provider. checked: None if the results could not be checked."""
 
     measurement: Measurement
     launch: Launch | None
@@ -131,7 +121,7 @@ class Point:
 
 
 def measure(provider: Provider, workload: Workload, spec: DeviceSpec, timer: Timer, timing: TimingOptions) -> Point:
-    """Time the workload, its results checked before, while and after (`quantbench.providers.audit`)."""
+    """Time the workload; its results are checked before, during and after (`quantbench.providers.audit`)."""
     from quantbench.providers.audit import Audit
 
     audit = Audit(provider, workload, spec, timing.distribution)
@@ -149,7 +139,7 @@ def measure(provider: Provider, workload: Workload, spec: DeviceSpec, timer: Tim
 def copies_of(
     provider: Provider, workload: Workload, spec: DeviceSpec, timing: TimingOptions, audit: Audit | None = None
 ) -> LazyRuns:
-    """Copies of the work, made only if the timer finds it too short for events and rotates over them."""
+    """Copies of the work, made only if the timer rotates over them."""
     if spec.kind != "cuda" or timing.cache != "cold":
         return LazyRuns(0, lambda number: lambda: None)
     needed = cold_copies(spec.l2_bytes, workload.min_bytes) - 1
@@ -162,39 +152,20 @@ def copies_of(
 
 
 def too_large(workload: Workload, spec: DeviceSpec) -> str | None:
-    """A reason in words when inputs and outputs alone do not fit: trying would only bring the machine to swap."""
+    """The reason if inputs and outputs alone exceed the memory, which would only make the machine swap; else None."""
     if workload.min_bytes <= spec.memory_bytes:
         return None
     return f"needs at least {size(workload.min_bytes)}, and {spec.name} has {size(spec.memory_bytes)}"
 
 
-def context_lost(error: BaseException) -> bool:
-    """Whether CUDA says that nothing runs in this process any more."""
-    return any(sign in str(error) for sign in _CONTEXT_LOST)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its type where it has none."""
-    text = str(error).strip()
-    return text.splitlines()[0][:300] if text else type(error).__name__
-
-
 def main() -> None:
-    """Say on what this runs, learn how to time, serve requests until the pipe closes."""
+    """Send the device, receive the timing options, answer requests until the pipe closes."""
     from quantbench import device
     from quantbench.providers import catalog
     from quantbench.providers.software import versions
-    from quantbench.sweep import naming
-    from quantbench.timing.timer import make_timer
+    from quantbench.timing import make_timer
 
-    read_fd, write_fd = int(sys.argv[1]), int(sys.argv[2])
-    die_with_parent()
-    with os.fdopen(read_fd, encoding="utf-8") as requests, os.fdopen(write_fd, "w", encoding="utf-8") as replies:
-
-        def send(data: dict[str, Any]) -> None:
-            replies.write(json.dumps(data) + "\n")
-            replies.flush()
-
+    with parent_pipes() as (messages, send):
         try:
             for provider in sys.argv[3:]:
                 catalog.make(provider)
@@ -205,39 +176,25 @@ def main() -> None:
             return
         state = device.monitor(spec)
         send(hello_to_json(Hello(spec, state(), versions())))
-        first = requests.readline()
-        if not first:  # nobody wants anything measured: a plan was all
+        first = next(messages, None)
+        if first is None:  # only the plan was wanted
             return
-        timing = timing_from_json(json.loads(first))
+        timing = timing_from_json(first)
         worker = Worker(spec, make_timer(spec, timing, state=state), timing, _namer(way, spec))
-        for line in requests:
-            reply = worker.run(request_from_json(json.loads(line)))
+        for request in messages:
+            reply = worker.run(request_from_json(request))
             send(reply_to_json(reply))
             if reply.broken:
                 return
 
 
 def _namer(way: str, spec: DeviceSpec) -> Callable[[Request], Launch | None]:
-    """Who tells which kernel ran (`quantbench.sweep.naming`); on a processor nobody is asked."""
-    from quantbench.sweep import name_server, naming
-
+    """How kernels are named (`quantbench.sweep.naming`); not at all on a CPU."""
     if way == "off" or spec.kind != "cuda":
         return lambda request: None
     if way == "here":
-        return lambda request: name_server.answer(request, spec).launch
+        return lambda request: naming.answer(request, spec).launch
     return naming.NamesApart().launch_of
-
-
-def die_with_parent() -> None:
-    """End this process soon after the sweep has gone, however it went and whatever a kernel is doing."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""Timing on a processor: one pinned thread, one wall clock.
+"""Timing on a CPU, the default where there is no GPU: `CpuTimer` reads the wall clock around one pinned thread.
 
-The embedded default where there is no GPU, measured as carefully as a shared machine allows: two threads on two shared
-cores scatter by 20-26 %, one pinned thread by about 1.3 %.
+On a machine with two shared cores, times of two threads scatter by 20-26 %, those of one pinned thread by about 1.3 %.
 """
 
 import os
@@ -19,7 +18,7 @@ from quantbench.errors import InputError
 from quantbench.measurement import Measurement
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import Run
-from quantbench.timing.session import OTHER_THREADS, PREEMPTED, Audit, Batch, sample_point, warm_up
+from quantbench.timing.session import OTHER_THREADS, PREEMPTED, Audit, Batch, Timer
 
 if sys.platform == "linux":
     import resource
@@ -28,20 +27,14 @@ if sys.platform == "linux":
 # two, 102 µs after three and no more after four. Three cost 2.1 ms a sample there.
 _FLUSH_LLC_MULTIPLE = 3
 
-# One cache line is enough to bring it in.
+# One word of each cache line is read.
 _LINE_BYTES = 64
-
-_MAX_BATCH = 16
-
-# A core leaves its idle clock within milliseconds; what takes longer is the neighbours' business and not to be waited
-# for. Two windows of 10 ms must agree.
-_WARM_UP_WINDOW_S = 0.01
-_WARM_UP_LIMIT_S = 0.25
 
 # Long enough to count as having slept, short enough that the core keeps its clock.
 _NAP_S = 0.0001
 
-# Other threads of the process within one run: more than this share of it is help. Reading the clocks takes the rest.
+# CPU time of the process's other threads within a run above which the run counts as helped. Reading the clocks takes
+# the constant part.
 _HELP_SHARE = 0.2
 _HELP_NS = 20_000
 
@@ -50,7 +43,7 @@ _TICK_US = 0.05
 
 
 def thread_preemptions() -> int:
-    """How often this thread has lost its core to another so far; 0 where the system does not count it (not Linux)."""
+    """Times that this thread has lost its core so far; 0 if the system does not count them (not Linux)."""
     if sys.platform != "linux":
         return 0
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
@@ -58,11 +51,10 @@ def thread_preemptions() -> int:
 
 @dataclass(frozen=True)
 class CpuClocks:
-    """What the sampler reads; replaced in tests.
+    """The sampler's clocks; replaced in tests.
 
-    wall_ns: the wall clock. thread_ns: time this thread has had on a core. preemptions: how often it has lost its core
-    to another thread so far. nap: sleeps for so many seconds. process_ns: time that all threads of this process have
-    had on cores; None where other threads do not matter.
+    wall_ns: wall clock. thread_ns: CPU time of this thread. preemptions: times that it has lost its core. nap: sleeps
+    for a number of seconds. process_ns: CPU time of all threads of the process; None: other threads are ignored.
     """
 
     wall_ns: Callable[[], int] = time.perf_counter_ns
@@ -73,17 +65,16 @@ class CpuClocks:
 
 
 class CpuSampler:
-    """Each run between two readings of the wall clock, after a flush where it is to be cold.
+    """Reads the wall clock before and after each run.
 
-    buffer: what is read before each run, one word per cache line; None for a hot cache. Reading and not writing: lines
-    that were only read cost the run nothing when they make room, modified ones would be written back in its time.
+    buffer: read before each run, one word per cache line, to make the cache cold; None for a hot cache. It is read and
+    not written because evicting a clean line costs the run nothing, while a modified one is written back in its time.
+    before: called before each sample.
 
-    A run during which the thread lost its core is marked as preempted, and its time is what the thread had of
-    the core: nearer to the truth than the wall clock, should nothing better be had. After one, the thread naps
-    between flush and run, since the scheduler gives a thread that wakes a whole slice of time.
-
-    A run during which other threads of the process worked for more than _HELP_SHARE of its time is marked: the figure
-    is that of one core. before: called before each sample.
+    A run in which the thread lost its core is invalid as preempted; its time is the thread's CPU time, which is closer
+    to the truth than the wall clock. After it, the thread naps between flush and run, since the scheduler gives a
+    waking thread a whole time slice. A run helped by other threads of the process is invalid too: times are those of
+    one core.
     """
 
     def __init__(
@@ -131,11 +122,16 @@ class CpuSampler:
         return (thread_stop_ns - thread_start_ns) / 1e3, f"{PREEMPTED}: the core went to others {times}"
 
 
-class CpuTimer:
-    """Times runs on one core. Arguments and attributes as for `CudaTimer`; clocks, now, pause: for tests.
+class CpuTimer(Timer):
+    """Times runs on one core. Arguments as for `CudaTimer`; clocks, now, pause: for tests.
 
-    While it measures, the calling thread is pinned to one core and torch to one thread; both are put back after.
+    While it measures, the calling thread is pinned to one core and torch to one thread; both are restored afterwards.
     """
+
+    _batch_limit = 16
+    # A core leaves its idle clock within milliseconds; what takes longer is the load of others.
+    _warm_up_window_s = 0.01
+    _warm_up_limit_s = 0.25
 
     def __init__(
         self,
@@ -150,62 +146,32 @@ class CpuTimer:
         if spec.kind != "cpu":
             raise InputError("CpuTimer", f"a device of kind {spec.kind!r}", "a processor")
         options.require_device("cpu")
-        self._options = options
+        super().__init__(options, now, pause)
         self._state = state
         self._clocks = clocks or CpuClocks(process_ns=time.process_time_ns)
-        self._now = now
-        self._pause = pause
-        # Ones: pages of a fresh buffer of zeros are all the same page, which stays in the first-level cache.
+        # Ones, because a fresh buffer of zeros maps to a single page, which stays in the first-level cache.
         words = _FLUSH_LLC_MULTIPLE * spec.l2_bytes // 8
         self._buffer = np.ones(words, dtype=np.int64) if options.cache == "cold" else None
-        self.warmup_s = 0.0
-        self.measuring_s = 0.0
 
     def measure(
         self, run: Run, *, rotate: Sequence[Run] = (), min_bytes: int | None = None, audit: Audit | None = None
     ) -> Measurement:
-        """Time `run`, which returns when its work is done. rotate and min_bytes are not needed on a processor."""
+        """Time `run`, which returns when its work is done: see `Timer.measure`."""
         with _one_thread():
-            return self._measure(run, audit)
-
-    def _measure(self, run: Run, audit: Audit | None) -> Measurement:
-        start_s = self._now()
-        before = self._state()
-        run()  # the first call may pack weights, build a primitive, touch fresh pages
-        before_sample = (lambda: None) if audit is None else audit.before_sample
-        sampler = CpuSampler(run, self._buffer, self._clocks, before_sample)
-        warm = warm_up(
-            sampler,
-            window_s=_WARM_UP_WINDOW_S,
-            limit_s=min(_WARM_UP_LIMIT_S, self._options.max_time_s),
-            batch_limit=_MAX_BATCH,
-            now=self._now,
-        )
-        warm_s = self._now()
-        self.warmup_s += warm_s - start_s
-        try:
-            measurement = sample_point(
-                sampler,
-                self._options,
-                warm,
-                mode="cpu",
-                runs_per_sample=1,
-                batch_limit=_MAX_BATCH,
-                tick_us=_TICK_US,
-                now=self._now,
-                pause=self._pause,
-            )
-        finally:
-            self.measuring_s += self._now() - warm_s
-        if audit is not None:
-            audit.after_sampling(lambda: sampler.sample(1))
-        return replace(measurement, state_before=before, state_after=self._state())
+            start_s = self._now()
+            before = self._state()
+            run()  # the first call may pack weights, build a primitive, touch fresh pages
+            before_sample = (lambda: None) if audit is None else audit.before_sample
+            sampler = CpuSampler(run, self._buffer, self._clocks, before_sample)
+            warm = self._warm_up(sampler)
+            measurement = self._sample(sampler, warm, audit, start_s, "cpu", 1, _TICK_US)
+            return replace(measurement, state_before=before, state_after=self._state())
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """The calling thread on one core (the last allowed one: interrupts favour the first) and torch on one thread."""
-    torch = sys.modules.get("torch")  # where nobody has imported it there is nothing to hold back
+    """Pin the calling thread to one core (the last allowed one: interrupts favour the first), torch to one thread."""
+    torch = sys.modules.get("torch")  # if nobody has imported it, it has no threads
     threads = torch.get_num_threads() if torch else 0
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else set()
     if torch:

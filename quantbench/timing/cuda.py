@@ -1,22 +1,22 @@
-"""Timing on a CUDA device: which method fits a point, and the timer that uses it. The CUDA calls are in `cuda_device`.
+"""Timing on a CUDA device: `choose_method` selects how a point is timed, `CudaTimer` times it.
 
-Three methods; `cuda_samplers` has the order of launches in each:
+There are three methods. `cuda_samplers` has the order of launches of each, `cuda_device` the CUDA calls.
 
-- events: runs of 20 µs and more. One run between two events, after a flush where it is to be cold.
-- replay: shorter runs, hot; or cold where copies to rotate over are given. The mean of many runs in one graph.
-- flushed graph: shorter runs, cold, no copies (needs a torch that records events in graphs). One run between two
-  events inside a graph, after a flush.
+- events: runs of 20 µs and more. One run between two events, after a flush if the cache is cold.
+- replay: shorter runs with a hot cache, or with a cold one if there are copies to rotate over. The mean of many runs in
+  one graph.
+- flushed_graph: shorter runs with a cold cache and no copies (needs a torch that records events in graphs). One run
+  between two events inside a graph, after a flush.
 
-Events and flushed graph time a run in the same way and carry the same 1-2 µs from event to kernel to event, so a sweep
-that crosses 20 µs shows no step there. Replays do not carry them: a figure of several kernels per sample is not to be
-joined to one of single runs.
+`events` and `flushed_graph` both include the same 1-2 µs between event and kernel, so a sweep that crosses 20 µs shows
+no step there. `replay` does not include them: do not compare its times with those of single runs.
 
 Cold means that neither input nor output is in L2 and that L2 holds nothing that must be written back first. The flush
-therefore *reads* a buffer of COLD_L2_MULTIPLE times L2: reading evicts what was there, dirty lines of earlier outputs
-included, and leaves clean lines behind that cost nothing to replace. Writing the buffer, as a memset does, would leave
-L2 full of dirty lines, and the timed kernel would pay for their way to memory: up to L2 size / bandwidth, 15 µs on an
-H100. On parts whose L2 is in two halves (A100, H100) a line may be held once in each; the buffer is large enough for
-both. What it cannot evict are lines that a kernel asked to keep (evict_last, persisting windows); copies in turn can.
+therefore *reads* a buffer of COLD_L2_MULTIPLE times L2. Reading evicts everything, dirty lines of earlier outputs
+included, and leaves clean lines that cost nothing to replace. Writing the buffer, as a memset does, would leave dirty
+lines, and the timed kernel would pay for writing them back: up to L2 size / bandwidth, 15 µs on an H100. Where L2 is in
+two halves (A100, H100) each may hold a copy of a line; the buffer is large enough for both. The flush does not evict
+lines that a kernel asked to keep (evict_last, persisting windows); rotating over copies does.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,31 +27,26 @@ from time import perf_counter, sleep
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.measurement import Measurement
-from quantbench.timing.cuda_samplers import MAX_QUEUED, CudaOps, EventSampler, FlushedGraphSampler, ReplaySampler
+from quantbench.timing.cuda_samplers import MAX_QUEUED, CudaOps, EventSampler, FlushedGraphSampler, replay_sampler
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import Run, cold_copies
-from quantbench.timing.session import Audit, WarmUp, sample_point, warm_up
+from quantbench.timing.session import Audit, Timer
 
-# Below this a run is as short as the 1-2 µs between events and kernel weigh 10 %, and as a launch takes the host.
+# Below this the 1-2 µs between events and kernel are 10 % of the time, and a launch takes the host as long as the run.
 _GRAPH_BELOW_US = 20.0
 
 # A graph of many runs takes about this long, so that the events' tick is 0.1 % of it.
 _GRAPH_US = 500.0
 _MAX_GRAPH_RUNS = 1000
 
-# "a resolution of around 0.5 microseconds": cudaEventElapsedTime in NVIDIA's CUDA Runtime API reference.
+# cudaEventElapsedTime: "a resolution of around 0.5 microseconds" (NVIDIA's CUDA Runtime API reference).
 _EVENT_TICK_US = 0.5
-
-# Clocks climb from idle within tens of milliseconds and the power limit takes as long to bite: two windows of 50 ms
-# must agree before sampling begins. A second is the most that is spent on it.
-_WARM_UP_WINDOW_S = 0.05
-_WARM_UP_LIMIT_S = 1.0
 
 
 @dataclass(frozen=True)
 class Method:
-    """How a point is timed. name: `events`, `replay` or `flushed_graph`. copies: how many of the given copies rotate
-    with the run itself. runs_per_sample: runs between two events."""
+    """How a point is timed. name: `events`, `replay` or `flushed_graph`. copies: number of copies that rotate with the
+    run itself. runs_per_sample: runs between two events."""
 
     name: str
     copies: int = 0
@@ -59,7 +54,7 @@ class Method:
 
     @property
     def mode(self) -> str:
-        """The word that stands in the measurement."""
+        """The measurement's `mode`."""
         return "events" if self.name == "events" else "graph"
 
 
@@ -74,9 +69,8 @@ def choose_method(
 ) -> Method:
     """The method for a run that takes steady_us once the device is warm.
 
-    copies: how many copies of the run are on offer. min_bytes: the least that one run touches; without it nothing
-    shows that the copies outgrow the cache, and they are not used: a graph must not be called cold on trust.
-    Raises UnsupportedError where mode = 'graph' cannot be cold.
+    copies: copies of the run that are available. min_bytes: least number of bytes that one run touches; if None, copies
+    are not used, since they might fit into the cache. Raises UnsupportedError if mode = 'graph' cannot be cold.
     """
     if options.mode == "events" or (options.mode == "auto" and steady_us >= _GRAPH_BELOW_US):
         return Method("events")
@@ -98,12 +92,16 @@ def choose_method(
     )
 
 
-class CudaTimer:
+class CudaTimer(Timer):
     """Times runs on the current CUDA device.
 
-    spec: for the size of L2. state: tells what the device is doing (clock, power, throttle reasons). warmup_s,
-    measuring_s: wall time spent so far, for the sweep's account of its own overhead. ops, now, pause: for tests.
+    spec: gives the size of L2. state: reads clock, power and throttle reasons. ops, now, pause: for tests.
     """
+
+    _batch_limit = MAX_QUEUED
+    # Clocks climb from idle, and the power limit acts, within tens of milliseconds.
+    _warm_up_window_s = 0.05
+    _warm_up_limit_s = 1.0
 
     def __init__(
         self,
@@ -121,34 +119,23 @@ class CudaTimer:
             from quantbench.timing.cuda_device import TorchCuda
 
             ops = TorchCuda(spec, state)
-        self._options = options
+        super().__init__(options, now, pause)
         self._spec = spec
         self._ops = ops
-        self._now = now
-        self._pause = pause
-        self.warmup_s = 0.0
-        self.measuring_s = 0.0
 
     def measure(
         self, run: Run, *, rotate: Sequence[Run] = (), min_bytes: int | None = None, audit: Audit | None = None
     ) -> Measurement:
-        """Time `run`, which queues its work on the current stream.
-
-        rotate: the same work on copies of its data, used where a graph is to be cold (made lazily: `LazyRuns`).
-        min_bytes: the least that one run reads and writes, which tells how many copies that takes. audit: checks what
-        the runs leave; it is called before each sample, or before each replay of a graph.
-        """
+        """Time `run`: see `Timer.measure`. The audit changes inputs before each sample, or each replay of a graph."""
         start_s = self._now()
-        # The first calls load modules, compile, tune and allocate. Behind a hold that could wait for ever (lazy loading
-        # may synchronise: NVBench issue 240), so they come before it.
+        # The first calls load modules, compile, tune and allocate. That may synchronise (NVBench issue 240) and would
+        # wait for ever behind a hold.
         for _ in range(2):
             run()
         self._ops.synchronize()
         cold = self._options.cache == "cold"
         before = (lambda: None) if audit is None else audit.before_sample
-        sampler: EventSampler | ReplaySampler | FlushedGraphSampler = EventSampler(
-            self._ops, run, flush=cold, before=before
-        )
+        sampler: EventSampler | FlushedGraphSampler = EventSampler(self._ops, run, flush=cold, before=before)
         warm = self._warm_up(sampler)
         method = choose_method(
             self._options,
@@ -160,36 +147,10 @@ class CudaTimer:
         )
         if method.name == "replay":
             runs = [run, *(rotate[i] for i in range(method.copies))]
-            sampler = ReplaySampler(self._ops, runs * (method.runs_per_sample // len(runs)), before)
+            sampler = replay_sampler(self._ops, runs * (method.runs_per_sample // len(runs)), before)
             warm = self._warm_up(sampler)
         elif method.name == "flushed_graph":
             sampler = FlushedGraphSampler(self._ops, run, before)
             warm = self._warm_up(sampler)
-        warm_s = self._now()
-        self.warmup_s += warm_s - start_s
-        try:
-            measurement = sample_point(
-                sampler,
-                self._options,
-                warm,
-                mode=method.mode,
-                runs_per_sample=sampler.runs_per_sample,
-                batch_limit=MAX_QUEUED,
-                tick_us=_EVENT_TICK_US / sampler.runs_per_sample,
-                now=self._now,
-                pause=self._pause,
-            )
-        finally:
-            self.measuring_s += self._now() - warm_s
-        if audit is not None:
-            audit.after_sampling(lambda: sampler.sample(1))
-        return measurement
-
-    def _warm_up(self, sampler: EventSampler | ReplaySampler | FlushedGraphSampler) -> WarmUp:
-        return warm_up(
-            sampler,
-            window_s=_WARM_UP_WINDOW_S,
-            limit_s=min(_WARM_UP_LIMIT_S, self._options.max_time_s),
-            batch_limit=MAX_QUEUED,
-            now=self._now,
-        )
+        tick_us = _EVENT_TICK_US / sampler.runs_per_sample
+        return self._sample(sampler, warm, audit, start_s, method.mode, sampler.runs_per_sample, tick_us)

@@ -1,4 +1,4 @@
-"""The CUDA calls behind the samplers, through torch and two small Triton kernels. Nothing here decides anything."""
+"""The CUDA calls of the samplers, through torch and two small Triton kernels: `TorchCuda` implements `CudaOps`."""
 
 from __future__ import annotations
 
@@ -12,25 +12,32 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from quantbench.device.spec import DeviceSpec, DeviceState
-from quantbench.timing.clocks import clocks_from_stamps
 from quantbench.timing.cuda_samplers import MAX_QUEUED
 from quantbench.timing.rotation import COLD_L2_MULTIPLE, Run
 
-# NVML takes milliseconds to answer all that a state holds; nothing that spoils timings lasts shorter than this.
+# NVML takes milliseconds to read a whole state, and no disturbance of timings is shorter than this.
 _STATE_PERIOD_S = 0.02
 
-# Half a second is a thousand times what queueing a batch takes, and short enough to see a deadlock through.
+# A thousand times the time to queue a batch, and short enough to wait for in a deadlock.
 _HOLD_TIMEOUT_NS = 500_000_000
 
-# The held stream of machines without Triton: first guess and bounds of the sleep, in cycles (2 GHz: 2 ms to 0.5 s).
+# First and longest sleep of `SleepHold`, in cycles (at 2 GHz: 2 ms and 0.5 s).
 _FIRST_SLEEP_CYCLES = 4_000_000
 _LONGEST_SLEEP_CYCLES = 1_000_000_000
 
 # More SMs than any GPU has (B200: 148), so that %smid always fits.
 _MAX_SMS = 512
+
+# %globaltimer ticks at 32 ns on some GPUs and at 1 µs on others, which is at most 0.2 % of half a millisecond.
+_WINDOW_NS = 500_000
+
+# An SM's cycle counter may stop while the SM is asleep, and no counter runs faster than the clock. The upper quartile
+# over the SMs is robust to a few sleeping SMs and to a misread stamp.
+_UPPER = 0.75
 
 
 class HostFlagHold:
@@ -38,15 +45,13 @@ class HostFlagHold:
 
     Use: `hold()`, queue the work to be timed, `release()`, synchronise, then ask `was_held()`.
 
-    Timeout: the kernel gives up after half a second, whatever the host does. Whoever queues something that waits for
-    the device while it is held would otherwise wait for ever; with the timeout it ends, `was_held()` is False, and
-    the batch does not count.
+    Timeout: the kernel ends after half a second in any case. Queued work that waits for the device while it is held
+    would otherwise wait for ever. After a timeout `was_held()` is False and the batch does not count.
 
-    Caveats. What waits for the device: a synchronisation or a copy to pageable memory in the run itself; the
-    first launch of a kernel, which may load its module (run everything once before); cudaFree, so an exhausted
-    allocator too; more launches than the driver queues, about 1024 (`MAX_QUEUED`); profilers that serialise launches.
-    One SM has one warp less for the spinning, which is over before the first sample. The device draws little power
-    while it is held, so long holds between short samples keep the card cooler than steady work would.
+    Work that waits for the device: a synchronisation or a copy to pageable memory in the run itself; the first launch
+    of a kernel, which may load its module (run everything once before); cudaFree, so an exhausted allocator too; more
+    launches than the driver queues, about 1024 (`MAX_QUEUED`); profilers that serialise launches. The device draws
+    little power while it is held, so long holds between short samples keep the card cooler than steady work would.
     """
 
     def __init__(self, kernel: Any) -> None:
@@ -67,15 +72,15 @@ class HostFlagHold:
         self._release_view[0] = 1
 
     def was_held(self) -> bool:
-        """False where the kernel timed out before the release."""
+        """False if the kernel timed out before the release."""
         return bool(self._timed_out_view[0] == 0)
 
 
 class SleepHold:
-    """Holds a stream with torch.cuda._sleep, for machines where Triton cannot build kernels.
+    """Holds a stream with torch.cuda._sleep, on machines where Triton cannot build kernels.
 
-    The sleep cannot be cut short, so its length is a guess: doubled whenever the device woke before the host had
-    queued everything, which makes that batch count as not held.
+    The length of the sleep is a guess. It is doubled each time the device woke before the host had queued everything;
+    such a batch counts as not held.
     """
 
     def __init__(self) -> None:
@@ -89,13 +94,13 @@ class SleepHold:
         self._awake.record()
 
     def release(self) -> None:
-        """See whether the device still sleeps."""
+        """Check whether the device still sleeps."""
         self._late = self._awake.query()
         if self._late:
             self._cycles = min(2 * self._cycles, _LONGEST_SLEEP_CYCLES)
 
     def was_held(self) -> bool:
-        """False where the sleep was over before the release."""
+        """False if the sleep ended before the release."""
         return not self._late
 
 
@@ -122,9 +127,9 @@ class TorchEventPair:
 class TorchCuda:
     """`CudaOps` on the current CUDA device and stream.
 
-    Making one allocates the flush buffer (COLD_L2_MULTIPLE × L2) and compiles the probes, about a second the first
-    time. Without Triton, or without the C compiler that Triton needs, the stream is held by a sleep and the clock is
-    NVML's; the state's note says so.
+    Making one allocates the flush buffer (COLD_L2_MULTIPLE × L2) and compiles the probes, which takes about a second
+    the first time. Without Triton, or without the C compiler that Triton needs, a sleep holds the stream and the clock
+    is NVML's; the state's note says so.
     """
 
     def __init__(self, spec: DeviceSpec, state: Callable[[], DeviceState]) -> None:
@@ -133,7 +138,6 @@ class TorchCuda:
         self._state_at_s = -inf
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         l2_bytes = max(spec.l2_bytes, int(getattr(properties, "L2_cache_size", 0)))
-        # Ones, of 4 bytes; what is read does not matter, only that it is.
         self._buffer = torch.ones(COLD_L2_MULTIPLE * l2_bytes // 4, dtype=torch.float32, device="cuda")
         self._sink = torch.zeros((), dtype=torch.float32, device="cuda")
         self._graph_stream = torch.cuda.Stream()
@@ -148,20 +152,20 @@ class TorchCuda:
         self.synchronize()
 
     def event_pair(self, *, in_graph: bool = False) -> TorchEventPair:
-        """A new pair; events of a graph are `external`, or torch takes them for dependencies within it."""
+        """A new pair. Events of a graph must be `external`, or torch takes them for dependencies within it."""
         return TorchEventPair(external=True) if in_graph else TorchEventPair()
 
     def flush(self) -> None:
-        """Read the whole buffer. `quantbench.timing.cuda` says why reading, and why so much."""
+        """Read the whole buffer (`quantbench.timing.cuda` explains the flush)."""
         torch.sum(self._buffer, dim=0, out=self._sink)
 
     def hold(self) -> None:
-        """Hold the current stream; the stamps of the last batch are cleared before."""
+        """Clear the stamps of the last batch and hold the current stream."""
         self._stamps.zero_()
         self._hold.hold()
 
     def release(self) -> None:
-        """Let go."""
+        """Let the queued work run."""
         self._hold.release()
 
     def was_held(self) -> bool:
@@ -169,7 +173,7 @@ class TorchCuda:
         return self._hold.was_held()
 
     def stamp(self, index: int) -> None:
-        """Read the counters of all SMs; nothing where there are no probes."""
+        """Queue the reading of all SMs' counters; nothing without probes."""
         if self._stamp_kernel is not None:
             self._stamp_kernel[(self._stamp_blocks,)](self._stamp_rows[index], _MAX_SMS, num_warps=1)
 
@@ -181,7 +185,7 @@ class TorchCuda:
         return clocks_from_stamps(np.asarray(rows, dtype=np.int64))
 
     def state(self) -> DeviceState:
-        """The injected state, asked at most 50 times a second, with a note where the probes are missing."""
+        """The device's state, read at most 50 times a second, with a note if the probes are missing."""
         if monotonic() - self._state_at_s >= _STATE_PERIOD_S:
             state = self._ask_state()
             self._state = replace(state, note="; ".join(n for n in (state.note, self._note) if n))
@@ -193,10 +197,10 @@ class TorchCuda:
         torch.cuda.synchronize()
 
     def capture(self, body: Callable[[], None], rehearsal: Callable[[], None]) -> Run:
-        """A graph of what body queues.
+        """A graph of the work that body queues.
 
-        The rehearsal runs on the stream that will be captured: cuBLAS and the allocator set up what they keep for
-        each stream there, outside the graph.
+        The rehearsal runs on the stream to be captured, so that cuBLAS and the allocator set up their per-stream state
+        outside the graph.
         """
         self._graph_stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._graph_stream):
@@ -208,23 +212,59 @@ class TorchCuda:
         return graph.replay
 
     def _load_probes(self) -> str:
-        """Build the two kernels and run each once. Returns why there are none, or ""."""
+        """Build and run the two kernels. Returns "", or the reason why they are missing."""
         if os.environ.get("TRITON_INTERPRET") == "1":
             return "no counters of the SM clock: TRITON_INTERPRET is set"
         try:
             from quantbench.timing import probes
 
             held = HostFlagHold(probes.hold)
-            # Twice: the second time everything is in place, and the flag, set at once, is seen to work.
+            # Twice: the second time everything is loaded, and the flag, set at once, must work.
             for _ in range(2):
                 held.hold()
                 held.release()
                 probes.stamp[(self._stamp_blocks,)](self._stamp_rows[0], _MAX_SMS, num_warps=1)
                 torch.cuda.synchronize()
         except (ImportError, RuntimeError, subprocess.CalledProcessError) as error:
-            # No Triton, a GPU it does not know, or no C compiler for its launcher: all of them leave torch working.
+            # No Triton, a GPU that it does not know, or no C compiler for its launcher. torch still works.
             lines = str(error).strip().splitlines() or [type(error).__name__]
             return f"no counters of the SM clock: {lines[0][:200]}"
         self._hold = held
         self._stamp_kernel = probes.stamp
         return ""
+
+
+def clocks_from_stamps(stamps: npt.NDArray[np.int64]) -> tuple[float, ...]:
+    """SM clock in MHz between neighbouring stamps, Δcycles / Δnanoseconds; empty if too few SMs were stamped.
+
+    stamps: (stamps, SMs, 2), globaltimer in ns and clock64 in cycles, both 0 if no block ran on that SM. Gaps shorter
+    than half a millisecond are joined with their neighbours: the timer's tick would show, and the clock does not change
+    faster than that.
+
+    >>> one_sm = np.array([[[1_000, 500]], [[1_001_000, 1_980_500]]], dtype=np.int64)
+    >>> clocks_from_stamps(one_sm)
+    (1980.0,)
+    """
+    count = len(stamps) - 1
+    stamped = (stamps[:, :, 0] > 0).sum(axis=1) > 0
+    if count < 1 or not stamped.all():
+        return ()
+    at_ns = np.array([np.median(row[row > 0]) for row in stamps[:, :, 0]])
+    clocks = []
+    for gap in range(count):
+        low, high = gap, gap + 1
+        while at_ns[high] - at_ns[low] < _WINDOW_NS and (low > 0 or high < count):
+            low, high = max(low - 1, 0), min(high + 1, count)
+        mhz = _mhz(stamps[low], stamps[high])
+        if mhz is None:
+            return ()
+        clocks.append(mhz)
+    return tuple(clocks)
+
+
+def _mhz(before: npt.NDArray[np.int64], after: npt.NDArray[np.int64]) -> float | None:
+    both = (before[:, 0] > 0) & (after[:, 0] > before[:, 0]) & (after[:, 1] > before[:, 1])
+    if not both.any():
+        return None
+    delta = (after - before)[both]
+    return float(np.quantile(delta[:, 1] / delta[:, 0] * 1e3, _UPPER))

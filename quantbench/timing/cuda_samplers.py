@@ -1,16 +1,16 @@
-"""In what order launches are queued for one batch of samples. The CUDA calls themselves are injected (`CudaOps`).
+"""The order of launches in a batch of samples: `EventSampler`, `replay_sampler`, `FlushedGraphSampler`.
 
-One batch is one synchronisation:
+`CudaTimer` uses them; the CUDA calls are injected (`CudaOps`). A batch has one synchronisation:
 
-    hold the stream · stamp · [audit · flush · start event · run · stop event · stamp] × count · let go · wait
+    hold the stream · stamp · [audit · flush · start event · run · stop event · stamp] × count · release · wait
 
-- Why hold: an event pair around a launch into an empty stream measures the host (Python, the driver, 5-40 µs) and not
-  the kernel. While a one-thread kernel spins on a flag in host memory, everything queues up behind it; once the
-  host lets go, the device runs it back to back.
-- The audit changes a little of the inputs (`session.Audit`), so that no run can repeat an earlier result. In a graph of
-  many runs it stands before the replay.
-- The flush stands before the start event in the same stream, so it has ended when the clock starts.
-- The state (clocks, power, throttle reasons) is read between letting go and waiting: the device is at work then.
+- Hold: an event pair around a launch into an empty stream measures the host (Python, the driver, 5-40 µs) and not the
+  kernel. A one-thread kernel spins on a flag in host memory while everything queues up behind it; after the release the
+  device runs it back to back.
+- Audit: changes some of the inputs (`session.Audit`), so that no run can repeat an earlier result. In a graph of many
+  runs it comes before the replay.
+- Flush: precedes the start event in the same stream, so it has ended when the clock starts.
+- The state (clocks, power, throttle reasons) is read between release and wait, while the device works.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,13 +20,12 @@ from quantbench.device.spec import DeviceState
 from quantbench.timing.rotation import Run
 from quantbench.timing.session import LAUNCH_GAP, Batch
 
-#: Samples queued at most behind one hold. The driver takes about 1024 launches before it blocks the host, which would
-#: then never let go; a sample is 8 launches and as many as the run itself makes, so 16 leaves room for runs of 50.
+#: Most samples queued behind one hold. The driver queues about 1024 launches before it blocks the host, which then
+#: never releases the stream. A sample is 8 launches plus those of the run, so 16 leaves room for runs of 50 launches.
 MAX_QUEUED = 16
 
-#: Runs queued at most behind one hold as nodes of graphs. Before CUDA 12.6 launching a graph costs the host time for
-#: each of its nodes (NVIDIA's blog, "Constant Time Launch for Straight-Line CUDA Graphs", 2024): they are taken to fill
-#: the queue as launches do.
+#: Most runs queued behind one hold as nodes of graphs. Before CUDA 12.6 a graph launch costs the host time for each
+#: node (NVIDIA's blog, "Constant Time Launch for Straight-Line CUDA Graphs", 2024), so nodes count like launches.
 MAX_QUEUED_RUNS = 512
 
 
@@ -40,11 +39,11 @@ class EventPair(Protocol):
         """Record the stop in the current stream."""
 
     def elapsed_us(self) -> float:
-        """Device time between them, once both have happened."""
+        """Device time between the two, after both have happened."""
 
 
 class CudaOps(Protocol):
-    """What samplers need of a device; `cuda_device.TorchCuda` is the real one."""
+    """The CUDA calls that samplers need; implemented by `cuda_device.TorchCuda` and by the tests' fake."""
 
     events_in_graphs: bool
 
@@ -52,7 +51,7 @@ class CudaOps(Protocol):
         """A new pair; in_graph: to be recorded inside a captured graph."""
 
     def flush(self) -> None:
-        """Queue what makes the last-level cache cold."""
+        """Queue the flush of the last-level cache."""
 
     def hold(self) -> None:
         """Hold the stream until `release`."""
@@ -64,36 +63,41 @@ class CudaOps(Protocol):
         """After `synchronize`: whether the stream stayed held until `release`."""
 
     def stamp(self, index: int) -> None:
-        """Queue the reading of the SMs' counters as stamp `index`, from 0."""
+        """Queue the reading of all SMs' counters as stamp `index`, from 0."""
 
     def clocks_mhz(self, stamps: int) -> tuple[float, ...]:
-        """After `synchronize`: the clock between neighbouring stamps, empty where it cannot be told."""
+        """After `synchronize`: the clock between neighbouring stamps; empty if not known."""
 
     def state(self) -> DeviceState:
-        """What the device is doing now."""
+        """The device's state now."""
 
     def synchronize(self) -> None:
-        """Wait for all queued work; raises what went wrong in it."""
+        """Wait for all queued work; raises its errors."""
 
     def capture(self, body: Callable[[], None], rehearsal: Callable[[], None]) -> Run:
-        """Capture what body queues as a graph and return its replay; rehearsal is run first, uncaptured."""
+        """Capture the work that body queues as a graph and return its replay; rehearsal runs first, uncaptured."""
 
 
 class EventSampler:
-    """Each run alone between two events."""
+    """Each run between two events.
 
-    runs_per_sample = 1
+    flush: make the cache cold before each run. before: called before each sample. runs_per_sample: runs that one call
+    of `run` makes; a sample is their mean.
+    """
 
-    def __init__(self, ops: CudaOps, run: Run, *, flush: bool, before: Run = lambda: None) -> None:
+    def __init__(
+        self, ops: CudaOps, run: Run, *, flush: bool, before: Run = lambda: None, runs_per_sample: int = 1
+    ) -> None:
         self._ops = ops
         self._before = before
         self._run = run
         self._flush = flush
-        self._pairs = [ops.event_pair() for _ in range(MAX_QUEUED)]
-        self._limit = MAX_QUEUED
+        self.runs_per_sample = runs_per_sample
+        self._limit = max(1, min(MAX_QUEUED, MAX_QUEUED_RUNS // runs_per_sample))
+        self._pairs = [ops.event_pair() for _ in range(self._limit)]
 
     def sample(self, count: int) -> Batch:
-        """Up to MAX_QUEUED samples, fewer after a batch whose hold ran out."""
+        """Up to MAX_QUEUED samples; fewer after a batch whose hold timed out."""
         pairs = self._pairs[: min(count, self._limit)]
 
         def queue() -> None:
@@ -106,46 +110,6 @@ class EventSampler:
                 pair.stop()
                 self._ops.stamp(index + 1)
 
-        batch = _held(self._ops, queue, stamps=len(pairs) + 1, times=lambda: [p.elapsed_us() for p in pairs])
-        if batch.invalid:
-            self._limit = max(1, self._limit // 2)
-        return batch
-
-
-class ReplaySampler:
-    """A graph of many runs between two events; a sample is their mean.
-
-    With a hot cache the runs are one and the same; with a cold one they are copies in turn (see `rotation`), which
-    need no flush: in the steady state each run also pays for writing back what an earlier one left.
-    """
-
-    def __init__(self, ops: CudaOps, runs: Sequence[Run], before: Run = lambda: None) -> None:
-        self._ops = ops
-        self._before = before
-        self.runs_per_sample = len(runs)
-        self._limit = max(1, min(MAX_QUEUED, MAX_QUEUED_RUNS // len(runs)))
-        self._pairs = [ops.event_pair() for _ in range(self._limit)]
-
-        def body() -> None:
-            for run in runs:
-                run()
-
-        self._replay = ops.capture(body, rehearsal=body)
-        self._replay()  # the first launch of a graph uploads it, which must not happen behind a hold
-        ops.synchronize()
-
-    def sample(self, count: int) -> Batch:
-        """As many samples as may be queued, fewer after a batch whose hold ran out."""
-        pairs = self._pairs[: min(count, self._limit)]
-
-        def queue() -> None:
-            for index, pair in enumerate(pairs):
-                self._before()
-                pair.start()
-                self._replay()
-                pair.stop()
-                self._ops.stamp(index + 1)
-
         def times() -> list[float]:
             return [pair.elapsed_us() / self.runs_per_sample for pair in pairs]
 
@@ -155,11 +119,28 @@ class ReplaySampler:
         return batch
 
 
-class FlushedGraphSampler:
-    """A graph of [flush · start event · run · stop event] repeated: cold single runs without any launch from the host.
+def replay_sampler(ops: CudaOps, runs: Sequence[Run], before: Run = lambda: None) -> EventSampler:
+    """A sampler whose run is a graph of `runs`; a sample is their mean.
 
-    The events are nodes of the graph, so that the flush stays outside them; each run is one sample. What remains in a
-    sample beside the kernel is the step from event to kernel to event, 1-2 µs, and the events' tick.
+    runs: for a hot cache the same run many times; for a cold one copies in turn (see `rotation`), which need no flush:
+    in the steady state each run also pays for writing back the output of an earlier one.
+    """
+
+    def body() -> None:
+        for run in runs:
+            run()
+
+    replay = ops.capture(body, rehearsal=body)
+    replay()  # the first launch of a graph uploads it, which must not happen behind a hold
+    ops.synchronize()
+    return EventSampler(ops, replay, flush=False, before=before, runs_per_sample=len(runs))
+
+
+class FlushedGraphSampler:
+    """A graph of [flush · start event · run · stop event] repeated: cold single runs without launches from the host.
+
+    The events are nodes of the graph, and the flush is outside of them; each run is one sample. Beside the kernel a
+    sample includes the step from event to kernel to event, 1-2 µs, and the events' tick.
     """
 
     runs_per_sample = 1
@@ -185,7 +166,7 @@ class FlushedGraphSampler:
         ops.synchronize()
 
     def sample(self, count: int) -> Batch:
-        """One replay: MAX_QUEUED samples, however many were wanted."""
+        """One replay: MAX_QUEUED samples, whatever `count` is."""
 
         def queue() -> None:
             self._before()
@@ -196,7 +177,7 @@ class FlushedGraphSampler:
 
 
 def _held(ops: CudaOps, queue: Callable[[], None], *, stamps: int, times: Callable[[], list[float]]) -> Batch:
-    """Queue behind a hold, let go, wait, read. The stream is let go also when queueing fails."""
+    """Queue behind a hold, release, wait, read. The stream is also released if queueing fails."""
     ops.hold()
     try:
         ops.stamp(0)

@@ -1,8 +1,8 @@
-"""Ranks that do the same thing at the same time: rank 0 decides, the others follow.
+"""Timing a collective on all ranks at once: rank 0 is the `Leader`, the others `follow` its commands.
 
-Only rank 0 runs the policy (warming up, stopping, discarding); what it wants done goes out as a few integers, every
-rank does it, and what came of it is gathered. A sample is the time of the slowest rank: a collective is over when the
-last rank has its result.
+Only rank 0 warms up, stops and discards (`LeaderSampler`). It broadcasts each command as a few integers, every rank
+performs it, and rank 0 gathers the results. A sample is the time of the slowest rank: a collective ends when the last
+rank has its result. `quantbench comm` runs it.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from quantbench.workload import Collective
 from quantbench.workload.ops import COLLECTIVE_DTYPES, COLLECTIVE_OPS
 
 STOP, ALLOCATE, CHECK, SAMPLE = range(4)
-#: integers in a command: what to do, op, message_bytes, dtype, samples, runs per sample
+#: number of integers in a command: code, op, message_bytes, dtype, samples, runs per sample
 COMMAND_LENGTH = 6
 
 
 class Ranks(Protocol):
-    """The group of processes, as one of them sees it."""
+    """The group of processes, seen from one of them."""
 
     rank: int
     world_size: int
     num_nodes: int
 
     def broadcast(self, command: Sequence[int] | None) -> list[int]:
-        """Rank 0's command, on every rank; only rank 0 gives one."""
+        """Rank 0's command, returned on every rank; only rank 0 passes one."""
 
     def gather(self, value: object) -> list[object] | None:
         """Every rank's value in rank order on rank 0, None elsewhere."""
 
 
 class Work(Protocol):
-    """What one rank does of a collective."""
+    """One rank's part of a collective."""
 
     def allocate(self, collective: Collective) -> str:
-        """Make buffers. An empty text, or why it cannot be done here."""
+        """Allocate buffers. Returns "", or why it failed."""
 
     def check(self) -> str:
-        """Run once and hold the result against what it must be. An empty text, or what is wrong with it."""
+        """Run once and check the result. Returns "", or what is wrong."""
 
     def sample(self, count: int, runs: int) -> list[float]:
         """`count` times of `runs` runs each, microseconds per run."""
@@ -50,7 +50,7 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class Refused:
-    """Why a point is not measured. kind: unsupported, out_of_memory or wrong_result."""
+    """Reason for not measuring a point. kind: unsupported, out_of_memory or wrong_result."""
 
     kind: str
     message: str
@@ -60,15 +60,14 @@ OUT_OF_MEMORY = "out of memory: "
 
 
 class Leader:
-    """Rank 0's side."""
+    """Rank 0: sends commands to all ranks and gathers their results."""
 
     def __init__(self, ranks: Ranks, work: Work) -> None:
         self._ranks, self._work = ranks, work
 
     def begin(self, collective: Collective) -> Refused | None:
-        """Allocate and check one point on every rank; what forbids it, if anything does."""
-        troubles = self._do(ALLOCATE, collective)
-        if trouble := _first(troubles):
+        """Allocate and check one point on every rank. Returns None, or why it cannot be measured."""
+        if trouble := _first(self._do(ALLOCATE, collective)):
             memory = trouble.startswith(OUT_OF_MEMORY)
             return Refused("out_of_memory" if memory else "unsupported", trouble)
         if trouble := _first(self._do(CHECK, collective)):
@@ -76,7 +75,7 @@ class Leader:
         return None
 
     def sample(self, collective: Collective, count: int, runs: int) -> list[float]:
-        """`count` samples: of each, the time of the slowest rank."""
+        """`count` samples in microseconds, each of the slowest rank."""
         gathered = self._do(SAMPLE, collective, count, runs)
         times = [[float(t) for t in mine] for mine in gathered if isinstance(mine, list)]
         if len(times) != self._ranks.world_size or any(len(mine) != count for mine in times):
@@ -84,7 +83,7 @@ class Leader:
         return [max(column) for column in zip(*times, strict=True)]
 
     def stop(self) -> None:
-        """Let the followers go."""
+        """End the followers."""
         self._ranks.broadcast([STOP] + [0] * (COMMAND_LENGTH - 1))
 
     def _do(self, code: int, collective: Collective, count: int = 0, runs: int = 0) -> list[object]:
@@ -96,7 +95,7 @@ class Leader:
 
 
 def follow(ranks: Ranks, work: Work) -> None:
-    """Do what rank 0 says until it says stop."""
+    """Perform rank 0's commands until it sends STOP."""
     while (command := ranks.broadcast(None))[0] != STOP:
         ranks.gather(perform(work, command, ranks))
 
@@ -108,7 +107,7 @@ def encode(code: int, collective: Collective, count: int, runs: int) -> list[int
 
 
 def perform(work: Work, command: Sequence[int], ranks: Ranks) -> object:
-    """One command on one rank."""
+    """Perform one command on this rank."""
     code, op, message_bytes, dtype, count, runs = command
     if code == ALLOCATE:
         return work.allocate(
@@ -120,7 +119,7 @@ def perform(work: Work, command: Sequence[int], ranks: Ranks) -> object:
 
 
 def _first(troubles: Sequence[object]) -> str:
-    """The first rank's trouble, by number."""
+    """The error of the lowest rank that has one, or ""."""
     for rank, text in enumerate(troubles):
         if text:
             return str(text) if rank == 0 else f"{text} (rank {rank})"
@@ -129,7 +128,7 @@ def _first(troubles: Sequence[object]) -> str:
 
 @dataclass
 class LeaderSampler:
-    """Samples for `quantbench.timing.session`, taken on all ranks."""
+    """The `Sampler` of a collective; it samples on all ranks. runs: runs per sample."""
 
     leader: Leader
     collective: Collective

@@ -1,4 +1,4 @@
-"""What can be chosen about timing; part of a record's key, since another choice is another measurement."""
+"""Options of timing. They are part of a record's key, since other options make another measurement."""
 
 from dataclasses import dataclass
 
@@ -14,10 +14,10 @@ class TimingOptions:
     """How each point is timed.
 
     cache: cold flushes the last-level cache before every sample; hot does not. mode: events around single launches,
-    graph replays, or auto (graph where a launch would be hidden badly: kernels under about 20 µs). half_width: target
-    relative half-width of the median's 95 % confidence interval. min_samples, max_samples: bounds on accepted samples.
-    max_time_s: wall time after which a point stops, precise or not. distribution: of the random inputs. seed: of what
-    providers draw when they prepare; the numbers that are timed are new each time (`quantbench.providers.audit`).
+    graph replays, or auto (graphs for kernels under about 20 µs, whose launch would show). half_width: target relative
+    half-width of the median's 95 % confidence interval. min_samples, max_samples: bounds on accepted samples.
+    max_time_s: wall time after which a point stops, precise or not. distribution: of the random inputs. seed: of the
+    inputs that providers prepare; the timed numbers are new for each run (`quantbench.providers.audit`).
     """
 
     cache: str = "cold"
@@ -43,6 +43,6 @@ class TimingOptions:
             raise InputError(who, f"max_time_s = {self.max_time_s!r}", "seconds above 0 and at most 3600")
 
     def require_device(self, kind: str) -> None:
-        """Raise UnsupportedError for what a device of this kind cannot do."""
+        """Raise UnsupportedError if a device of this kind cannot time so."""
         if kind == "cpu" and self.mode == "graph":
             raise UnsupportedError("timing", "mode = 'graph' on a processor", "a CUDA device, or mode = 'auto'")

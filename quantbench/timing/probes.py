@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
-"""Two tiny kernels that help to time others: one holds a stream until the host lets go, one reads the SMs' counters.
+"""Two small Triton kernels for timing: `hold` holds a stream until the host releases it, `stamp` reads SM counters.
 
-They are written in Triton because it needs no CUDA compiler on the machine; `cuda_device` does without them where
-Triton is missing. (mypy does not look into these bodies: Triton's compiler reads them.)
+`cuda_device` launches them, and works without them if Triton is missing. They are in Triton because it needs no CUDA
+compiler on the machine. mypy does not check these bodies, which Triton's compiler reads.
 """
 
 import triton
@@ -32,7 +32,7 @@ sm = triton.jit(_sm)
 def _hold(release_ptr, timed_out_ptr, timeout_ns):
     """Hold the stream: return when *release_ptr is no longer 0, or after timeout_ns with *timed_out_ptr set to 1.
 
-    Both pointers are to pinned host memory. The loads are volatile, or the first value would be kept for ever.
+    Both pointers are to pinned host memory. The loads must be volatile, or the compiler keeps the first value.
     """
     begin_ns = now_ns()
     waiting = tl.load(release_ptr, volatile=True) == 0
@@ -46,8 +46,8 @@ def _hold(release_ptr, timed_out_ptr, timeout_ns):
 def _stamp(stamps_ptr, max_sms):
     """Write (global timer in ns, clock64 in cycles) of this block's SM to row smid of int64 stamps[max_sms, 2].
 
-    Launched with twice as many blocks as there are SMs, so that every SM gets one; which of its blocks writes last
-    does not matter, as long as the two numbers are read together.
+    Launch twice as many blocks as there are SMs, so that every SM gets one. It does not matter which block of an SM
+    writes last, since each reads the two numbers together.
     """
     index = sm()
     if index < max_sms:

@@ -1,7 +1,8 @@
-"""How a point is sampled: warm up until it is steady, then take batches until a rule says stop. Policy only.
+"""How a point is sampled: warm up until times are steady, then take batches until the stopping rule is satisfied.
 
-What is timed, and on what, stands behind `Sampler`; time and sleep are injected. So warming up, discarding, backing
-off and giving up are tested on any machine with literals.
+`Timer` is the base of `CpuTimer` and `CudaTimer`; `warm_up` and `sample_point` also serve `quantbench comm`. The device
+is behind `Sampler`, and clock and sleep are injected, so tests cover warming up, discarding and backing off without a
+GPU.
 """
 
 import gc
@@ -17,32 +18,31 @@ from quantbench.errors import MeasurementError
 from quantbench.measurement import Discarded, Measurement
 from quantbench.stats import median
 from quantbench.timing.options import TimingOptions
-from quantbench.timing.steadiness import Steadiness
-from quantbench.timing.stopping import StoppingRule
+from quantbench.timing.rotation import Run
+from quantbench.timing.stopping import Steadiness, StoppingRule
 
-# A batch takes about this long on the device: long enough that one synchronisation and one reading of the device's
-# state (a millisecond or two) weigh little, short enough that a throttled stretch costs few samples.
+# Device time of a batch. One synchronisation and one reading of the device's state take a millisecond or two, which is
+# little beside it; and a throttled stretch costs few samples.
 _BATCH_US = 10_000.0
 
-# A sample counts as throttled below this share of the clock that the same work ran at once it was steady (NVBench's
-# share). It is taken from that and not from the data sheet's clock, because a large product under the power limit
-# runs below 75 % of the boost clock for good: a threshold from the data sheet has discarded every sample before
-# (NVBench issue 231).
-THROTTLE_SHARE = 0.75
+# A sample is throttled if its clock is below this share of the same work's steady clock (the share is NVBench's). The
+# data sheet's clock would not do: a large product under the power limit stays below 75 % of the boost clock, and every
+# sample would be discarded (NVBench issue 231).
+_THROTTLE_SHARE = 0.75
 
-# NVML's reasons that say the card protects itself. The power limit is not among them: it is where large products
-# live, and the clock recorded beside each sample tells it.
+#: NVML's reasons for which the card protects itself. The power limit is not one of them: large products always run at
+#: it, and the clock recorded with each sample shows it.
 HARD_THROTTLES = HARMFUL_REASONS - {"sw_power_cap"}
 
-# Back-off after a batch with throttled samples: NVBench sleeps 0.05 s; doubled while it does not help.
+# Pause after a batch with throttled samples, doubled after each further one. NVBench sleeps 0.05 s.
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 0.8
 
-# Batches in a row without one good sample before sampling ends (1.55 s of pauses): the card will not recover soon.
-# A preempted thread gets its core back within milliseconds, so such batches do not count.
+# Sampling ends after this many batches in a row without a good sample (1.55 s of pauses). Batches in which the thread
+# was preempted do not count: it gets its core back within milliseconds.
 _MAX_BAD_BATCHES = 5
 
-# Warming up ends after so many batches whatever the clock says, so that one that stands still cannot hold it up.
+# Upper bound on the batches of a warm-up, so that it ends even if the clock stands still.
 _MAX_WARM_UP_ROUNDS = 2000
 
 #: `Discarded.reason` begins with one of these.
@@ -51,7 +51,7 @@ LAUNCH_GAP = "launch gap"
 PREEMPTED = "preempted"
 OTHER_THREADS = "other threads"
 NOT_A_TIME = "not a time"
-#: Ends the reason of the one discarded sample that speaks for all the others, which had to be kept.
+#: Ends the reason of the one discarded sample where every sample was bad and the others were kept.
 KEPT = "; so were all the others, which are kept"
 
 
@@ -59,9 +59,8 @@ KEPT = "; so were all the others, which are kept"
 class Batch:
     """Samples taken together.
 
-    samples_us: device times of single runs. clocks_mhz: SM clock beside each sample; empty where it is not known.
-    state: what the device was doing meanwhile. invalid: why a sample is not to be trusted ("launch gap: …") or "", one
-    for each; empty where all are good.
+    samples_us: device times of single runs. clocks_mhz: SM clock of each sample; empty if not known. state: the device
+    during the batch. invalid: for each sample why it is invalid ("launch gap: …") or ""; empty if all are valid.
     """
 
     samples_us: tuple[float, ...]
@@ -71,27 +70,29 @@ class Batch:
 
 
 class Sampler(Protocol):
-    """Somebody who can take samples of one point."""
+    """Takes samples of one point."""
 
     def sample(self, count: int) -> Batch:
         """Take about `count` samples, at least one."""
 
 
 class Audit(Protocol):
-    """Somebody who sees to it that what is timed is computed (`quantbench.providers.audit`)."""
+    """Checks that the timed work is really computed (`quantbench.providers.audit`)."""
 
     def before_sample(self) -> None:
-        """Called before each sample, outside of its time, on the stream that the run is queued on; it may queue work,
-        and must not wait for the device."""
+        """Called before each sample, untimed, on the run's stream. May queue work; must not wait for the device."""
 
     def after_sampling(self, sample: Callable[[], object]) -> None:
-        """Called once after the last sample. sample: takes one more as those before were taken, and waits for it."""
+        """Called once after the last sample. sample: takes one more sample in the same way and waits for it."""
 
 
 @dataclass(frozen=True)
 class WarmUp:
-    """What warming up found. typical_us: median of the last samples. clock_mhz: their median clock, None where it is
-    not known. steady: False where time ran out first. state: what the device was doing in the end."""
+    """Result of warming up.
+
+    typical_us: median of the last samples. clock_mhz: their median clock, None if not known. steady: False if time ran
+    out first. state: the device at the end.
+    """
 
     typical_us: float
     clock_mhz: float | None
@@ -101,7 +102,7 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class Collected:
-    """What sampling left. stopped_by: the stopping rule's reason, or `discards` after too many bad batches."""
+    """Result of sampling. stopped_by: the stopping rule's reason, or `discards` after too many bad batches."""
 
     samples_us: tuple[float, ...]
     clocks_mhz: tuple[float, ...]
@@ -116,10 +117,10 @@ def batch_size(typical_us: float, limit: int) -> int:
 
 
 def warm_up(sampler: Sampler, *, window_s: float, limit_s: float, batch_limit: int, now: Callable[[], float]) -> WarmUp:
-    """Run until times and clock are steady over two windows of window_s, at most limit_s.
+    """Sample until times and clock are steady over two windows of window_s seconds, for at most limit_s seconds.
 
-    Warming up is sampling like later on, flushes included, and the samples are thrown away: the steady state
-    of another mixture of work would be another clock. Raises MeasurementError when no sample is a time.
+    Samples are taken as later (flushes included) and thrown away: another mixture of work would settle at another
+    clock. Raises MeasurementError if no sample is a time.
     """
     steadiness = Steadiness(window_s)
     start_s = now()
@@ -142,10 +143,10 @@ def warm_up(sampler: Sampler, *, window_s: float, limit_s: float, batch_limit: i
 def collect(
     sampler: Sampler, rule: StoppingRule, warm: WarmUp, *, batch_limit: int, sleep: Callable[[float], None]
 ) -> Collected:
-    """Sample until `rule` is satisfied, discarding what was throttled and backing off meanwhile.
+    """Sample until `rule` is satisfied. Discards throttled samples and pauses after them.
 
-    When every sample would be discarded they are kept, all but the slowest clocked, whose reason says so. Raises
-    MeasurementError when not one of them is a time.
+    If every sample was bad, all are kept except the one with the lowest clock, whose reason ends with `KEPT`. Raises
+    MeasurementError if none is a time.
     """
     good: list[_Sample] = []
     bad: list[_Sample] = []
@@ -169,7 +170,7 @@ def collect(
         if stopped_by is None and (bad_batches >= _MAX_BAD_BATCHES or len(bad) >= rule.max_samples):
             stopped_by = "discards"
         if stopped_by is None and not good and len(bad) > 1 and rule.out_of_time:
-            stopped_by = "max_time"  # the rule itself waits for a first good sample
+            stopped_by = "max_time"  # the rule waits for a first good sample
         if stopped_by is None and any(s.reason.startswith(THROTTLED) for s in samples):
             sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -199,8 +200,11 @@ def sample_point(
     now: Callable[[], float],
     pause: Callable[[float], None],
 ) -> Measurement:
-    """Collect as `options` ask and put together what is stored. mode, runs_per_sample: as in `Measurement`.
-    tick_us: the resolution of one sample."""
+    """Sample a point as `options` ask.
+
+    mode, runs_per_sample: as in `Measurement`. batch_limit: most samples in a batch. tick_us: resolution of one sample.
+    pause: sleeps for a number of seconds.
+    """
     rule = StoppingRule(
         half_width=options.half_width,
         min_samples=options.min_samples,
@@ -226,7 +230,7 @@ def sample_point(
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Python's collector held back, as timeit does: it takes milliseconds, and may free device memory, which waits."""
+    """Disable Python's garbage collector, as timeit does: it takes milliseconds, and freeing device memory waits."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -234,6 +238,70 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+class Timer:
+    """Times runs on one device; base of `CpuTimer` and `CudaTimer`. Made once per process by `make_timer`, since making
+    it allocates and compiles.
+
+    warmup_s, measuring_s: wall time spent so far on warming up and on sampling.
+    """
+
+    _batch_limit: int
+    _warm_up_window_s: float
+    _warm_up_limit_s: float
+
+    def __init__(self, options: TimingOptions, now: Callable[[], float], pause: Callable[[float], None]) -> None:
+        self._options = options
+        self._now = now
+        self._pause = pause
+        self.warmup_s = 0.0
+        self.measuring_s = 0.0
+
+    def measure(
+        self, run: Run, *, rotate: Sequence[Run] = (), min_bytes: int | None = None, audit: Audit | None = None
+    ) -> Measurement:
+        """Time `run`.
+
+        run: does the work once; on CUDA it queues the work on the current stream. rotate: the same work on copies of
+        its data. min_bytes: least number of bytes that one run touches. Both allow cold times of short kernels on CUDA
+        (see `quantbench.timing.rotation`) and are ignored on a CPU. audit: checks the results. Raises MeasurementError
+        if no sample is a time, and whatever `run` and `audit` raise.
+        """
+        raise NotImplementedError
+
+    def _warm_up(self, sampler: Sampler) -> WarmUp:
+        return warm_up(
+            sampler,
+            window_s=self._warm_up_window_s,
+            limit_s=min(self._warm_up_limit_s, self._options.max_time_s),
+            batch_limit=self._batch_limit,
+            now=self._now,
+        )
+
+    def _sample(
+        self, sampler: Sampler, warm: WarmUp, audit: Audit | None, start_s: float, mode: str, runs: int, tick_us: float
+    ) -> Measurement:
+        """Sample the warm point and audit it. start_s: when warming up began. runs: runs per sample."""
+        warm_s = self._now()
+        self.warmup_s += warm_s - start_s
+        try:
+            measurement = sample_point(
+                sampler,
+                self._options,
+                warm,
+                mode=mode,
+                runs_per_sample=runs,
+                batch_limit=self._batch_limit,
+                tick_us=tick_us,
+                now=self._now,
+                pause=self._pause,
+            )
+        finally:
+            self.measuring_s += self._now() - warm_s
+        if audit is not None:
+            audit.after_sampling(lambda: sampler.sample(1))
+        return measurement
 
 
 @dataclass(frozen=True)
@@ -248,20 +316,20 @@ def _is_time(value: float) -> bool:
 
 
 def _judge(batch: Batch, steady_mhz: float | None) -> list[_Sample]:
-    """Each sample with the reason why it does not count, or an empty one."""
+    """Each sample with the reason why it is discarded, or ""."""
     clocks: Sequence[float | None] = batch.clocks_mhz or [None] * len(batch.samples_us)
     hard = ", ".join(r for r in batch.state.throttle_reasons if r in HARD_THROTTLES)
     invalid = batch.invalid or [""] * len(batch.samples_us)
     judged = []
     for time_us, clock_mhz, why in zip(batch.samples_us, clocks, invalid, strict=True):
         if not _is_time(time_us):
-            # Stored as 0: a record is JSON, which has no NaN. The reason keeps what was read.
+            # Stored as 0, since JSON has no NaN; the reason keeps the value.
             judged.append(_Sample(0.0, clock_mhz, f"{NOT_A_TIME}: {time_us!r} µs"))
         elif why:
             judged.append(_Sample(time_us, clock_mhz, why))
         elif hard:
             judged.append(_Sample(time_us, clock_mhz, f"{THROTTLED}: {hard}"))
-        elif clock_mhz is not None and steady_mhz is not None and clock_mhz < THROTTLE_SHARE * steady_mhz:
+        elif clock_mhz is not None and steady_mhz is not None and clock_mhz < _THROTTLE_SHARE * steady_mhz:
             share = f"{clock_mhz:.0f} MHz is {clock_mhz / steady_mhz:.0%} of the steady {steady_mhz:.0f} MHz"
             judged.append(_Sample(time_us, clock_mhz, f"{THROTTLED}: {share}"))
         else:
@@ -270,7 +338,7 @@ def _judge(batch: Batch, steady_mhz: float | None) -> list[_Sample]:
 
 
 def _keep(bad: list[_Sample]) -> tuple[list[_Sample], list[_Sample]]:
-    """Everything was discarded: keep the real times, and let the worst of them say so."""
+    """Split samples that were all bad into those to keep, and the discarded ones, of which one says so."""
     times = [s for s in bad if _is_time(s.time_us)]
     if len(times) < 2:
         raise MeasurementError("collect", f"{len(bad)} samples, none usable ({bad[-1].reason})", "finite times above 0")

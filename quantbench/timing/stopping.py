@@ -1,42 +1,123 @@
-"""When a point has been sampled enough. Sees only numbers and a clock; knows nothing of devices.
+"""When to end warming up (`Steadiness`) and when to end sampling (`StoppingRule`). Both see only numbers and a clock.
 
-The reasons, strongest first:
-- precision: the relative half width of the median's 95 % confidence interval is at or below the target;
-- noise_floor: more samples no longer narrow that interval, so that the target is out of reach;
+Reasons to stop sampling, strongest first:
+- precision: the relative half-width of the median's 95 % confidence interval is at or below the target;
+- noise_floor: more samples no longer narrow that interval, so the target cannot be reached;
 - max_samples, max_time: the bounds.
 """
 
-from collections.abc import Callable
-from math import ceil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import ceil, sqrt
 
 from quantbench.errors import InputError
-from quantbench.stats import median, relative_half_width, tick
+from quantbench.stats import median, noise, relative_half_width, tick
 
-# Statistics are computed when the number of samples has grown by this factor since the last time: the whole cost stays
-# proportional to n log n, and a point takes at most a quarter more samples than it needed.
+# Two neighbouring windows that differ by less than this are the same state. Clocks move in steps of 15 MHz, under 1 %
+# of any GPU's working clock.
+_STEADY_SHARE = 0.01
+
+# Least samples in a window. Slow work makes the window longer.
+_MIN_WINDOW_SAMPLES = 3
+
+# Statistics are computed each time the number of samples has grown by this factor: the total cost is n log n, and a
+# point takes at most a quarter more samples than it needs.
 _CHECK_GROWTH = 1.25
 
-# For independent samples the interval of 4n is half as wide as that of n. Where it still has more than 80 % of its
-# width, three checks running, the rest is not noise that averages out: two modes, a drift, or the clock's tick.
+# For independent samples the interval of 4n samples is half as wide as that of n. If it keeps more than 80 % of its
+# width in three checks in a row, the rest is not noise that averages out, but two modes, a drift or the clock's tick.
 # In simulation (log-normal 5 % and exponential 30 % noise, 2000 samples) this stopped 0 of 150 points too early,
-# and two modes 40 % apart were recognised after 215 samples. NVBench's stdrel criterion, which gave the idea, looks
-# for a flat standard deviation, and needs more than 64 values for it.
+# and recognised two modes 40 % apart after 215 samples. The idea is that of NVBench's stdrel criterion, which looks for
+# a flat standard deviation and needs more than 64 values.
 _FLOOR_MIN_SAMPLES = 128
 _FLOOR_SPAN = 4
 _FLOOR_SHARE = 0.8
 _FLOOR_CHECKS = 3
 
-# Where half a tick alone exceeds the target, samples beyond this many cannot help: a tick seen among 64 values is one.
+# If half a tick alone exceeds the target, samples beyond this many do not help. A tick seen among 64 values is real.
 _TICK_MIN_SAMPLES = 64
 
 
-class StoppingRule:
-    """Decides from samples alone when to stop.
+@dataclass
+class _Window:
+    times_us: list[float] = field(default_factory=list)
+    clocks_mhz: list[float] = field(default_factory=list)
 
-    half_width: target relative half width of the median's 95 % interval. min_samples: none of the statistics is looked
-    at before. max_time_s: measured by `now` (seconds, from any origin) since the rule was made; it ends a point
-    with fewer than min_samples too, but not without any. tick_us: the clock's resolution where the samples themselves
-    do not show it (all equal); 0 for none.
+    @property
+    def full(self) -> bool:
+        return len(self.times_us) >= _MIN_WINDOW_SAMPLES
+
+
+class Steadiness:
+    """Compares the last window of window_s seconds (or 3 samples, if that is longer) with the window before.
+
+    Steady: the median times agree within 1 % plus noise, and the median clocks, if known, within 1 %.
+
+    >>> steadiness = Steadiness(window_s=0.1)
+    >>> for at_s in (0.05, 0.10, 0.15, 0.20):
+    ...     steadiness.add(at_s, [25.0, 25.1], [])
+    >>> steadiness.steady
+    True
+    """
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._batches: list[tuple[float, _Window]] = []  # each with the time of its end
+        self.rounds = 0  # batches added so far
+
+    def add(self, at_s: float, samples_us: Sequence[float], clocks_mhz: Sequence[float]) -> None:
+        """Add one batch of at least one sample. at_s: seconds since warming up began, at the end of the batch."""
+        self._batches.append((at_s, _Window(list(samples_us), list(clocks_mhz))))
+        recent = len(self._batches) - 2 * _MIN_WINDOW_SAMPLES
+        self._batches = [b for i, b in enumerate(self._batches) if at_s - b[0] < 2 * self._window_s or i >= recent]
+        self.rounds += 1
+
+    @property
+    def typical_us(self) -> float:
+        """Median time over the last window."""
+        return median(self._windows()[1].times_us)
+
+    @property
+    def clock_mhz(self) -> float | None:
+        """Median clock over the last window; None if not known."""
+        clocks = self._windows()[1].clocks_mhz
+        return median(clocks) if clocks else None
+
+    @property
+    def steady(self) -> bool:
+        """Whether the last two windows agree; False while they are not full."""
+        if not self._batches or self._batches[-1][0] < 2 * self._window_s:
+            return False
+        old, new = self._windows()
+        if not (old.full and new.full):
+            return False
+        # A median of n samples scatters by about 1.25 σ/√n, the difference of two by √2 of that; twice that is noise.
+        fewest = min(len(old.times_us), len(new.times_us))
+        scatter = 2 * sqrt(2) * 1.25 * max(noise(old.times_us), noise(new.times_us)) / sqrt(fewest)
+        if abs(median(new.times_us) / median(old.times_us) - 1) > _STEADY_SHARE + scatter:
+            return False
+        if not (old.clocks_mhz and new.clocks_mhz):
+            return True
+        return abs(median(new.clocks_mhz) / median(old.clocks_mhz) - 1) <= _STEADY_SHARE
+
+    def _windows(self) -> tuple[_Window, _Window]:
+        """The second last and the last window."""
+        old, new = _Window(), _Window()
+        end_s = self._batches[-1][0]
+        for at_s, batch in reversed(self._batches):
+            in_new = not old.times_us and (end_s - at_s < self._window_s or not new.full)
+            window = new if in_new else old
+            window.times_us += batch.times_us
+            window.clocks_mhz += batch.clocks_mhz
+        return old, new
+
+
+class StoppingRule:
+    """Decides from the samples when to stop.
+
+    half_width: target relative half-width of the median's 95 % interval. min_samples: least samples for a statistic.
+    max_time_s: seconds by `now` since the rule was made; ends a point with fewer than min_samples too, but not with
+    none. tick_us: the clock's resolution, used if all samples are equal; 0: unknown.
 
     >>> rule = StoppingRule(half_width=0.005, min_samples=10, max_samples=100, max_time_s=1.0, now=lambda: 0.0)
     >>> for _ in range(10):
@@ -75,25 +156,25 @@ class StoppingRule:
 
     @property
     def missing(self) -> int:
-        """Samples that may be added before the next check is due (at least 1): a fitting size for the next batch."""
+        """Samples to add before the next check is due, at least 1: the size of the next batch."""
         return max(1, min(self._next_check, self.max_samples) - self.count)
 
     @property
     def out_of_time(self) -> bool:
-        """Whether max_time_s is over. A clock that steps back stands still for that step."""
+        """Whether max_time_s is over. Steps back of the clock count as 0 s."""
         now_s = self._now()
         self._elapsed_s += max(0.0, now_s - self._last_s)
         self._last_s = now_s
         return self._elapsed_s >= self._max_time_s
 
     def add(self, sample_us: float) -> None:
-        """Take one accepted sample in microseconds."""
+        """Add one accepted sample in microseconds."""
         if not 0 < sample_us < float("inf"):
             raise InputError("StoppingRule.add", f"sample_us = {sample_us!r}", "a finite time above 0")
         self._samples_us.append(sample_us)
 
     def finished(self) -> str | None:
-        """The reason to stop, or None. Cheap: the samples are looked at only at growing intervals."""
+        """The reason to stop, or None. Cheap: statistics are computed only at growing intervals."""
         reason = None
         if self.count >= self._next_check:
             reason = self._check()

@@ -15,7 +15,7 @@ from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError
 from quantbench.launch import Launch
 from quantbench.measurement import Measurement
-from quantbench.sweep import name_server, naming
+from quantbench.sweep import naming
 from quantbench.sweep.child import ChildProcess, WorkerLostError
 from quantbench.sweep.messages import Reply, Request
 from quantbench.sweep.worker import Worker
@@ -111,11 +111,11 @@ def test_an_error_of_the_work_is_an_answer_and_a_lost_context_is_told(monkeypatc
     def raises(request: Request, spec: DeviceSpec) -> Launch | None:
         raise RuntimeError(message)
 
-    monkeypatch.setattr(name_server, "launch_of", raises)
+    monkeypatch.setattr(naming, "launch_of", raises)
     message = "CUDA out of memory. Tried to allocate 99 GiB"
-    assert name_server.answer(REQUEST, CPU) == Reply(failed=("error", message))
+    assert naming.answer(REQUEST, CPU) == Reply(failed=("error", message))
     message = "CUDA error: an illegal memory access was encountered\nmore"
-    assert name_server.answer(REQUEST, CPU).broken
+    assert naming.answer(REQUEST, CPU).broken
 
 
 class FakeTimer:

@@ -13,10 +13,10 @@ from quantbench.analysis.check import find_gaps, refine_of
 from quantbench.errors import InputError
 from quantbench.launch import Tile
 from quantbench.store.folder import read_run
+from quantbench.sweep.axes import Held
 from quantbench.sweep.options import SweepOptions
 from quantbench.sweep.refine import EdgeSearch, Gap, find_edges
 from quantbench.sweep.session import SweepSession
-from quantbench.sweep.shapes import Held
 from quantbench.workload import Gemm
 
 

@@ -7,9 +7,8 @@ import pytest
 from quantbench import device
 from quantbench.device.spec import DeviceSpec
 from quantbench.pytest_plugin import DeviceBenchmark
-from quantbench.sweep.axes import parse_axis
+from quantbench.sweep.axes import Held, parse_axis, with_defaults
 from quantbench.sweep.edges import predicted_edges
-from quantbench.sweep.shapes import Held, with_defaults
 from quantbench.workload import Attention, Gemm, Softmax
 
 PAIRS = 3
@@ -26,7 +25,7 @@ def spec() -> DeviceSpec:
 
 @pytest.fixture(scope="module")
 def held(spec: DeviceSpec) -> Held:
-    return with_defaults(Held(), spec.kind, device.default_dtype(spec))
+    return with_defaults(Held(), spec)
 
 
 @pytest.fixture(scope="module")

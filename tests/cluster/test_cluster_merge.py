@@ -19,8 +19,8 @@ from quantbench.launch import Launch
 from quantbench.measurement import Grade
 from quantbench.store.folder import Run, read_run
 from quantbench.store.record import Failed, Measured, Record, Skipped
+from quantbench.sweep.axes import Held
 from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json, plan_sweep
-from quantbench.sweep.shapes import Held
 from quantbench.workload import Gemm
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,10 +16,10 @@ from quantbench.cluster.session import ClusterOptions, ClusterSweep
 from quantbench.errors import InputError, MeasurementError, StoreError
 from quantbench.store.folder import Run, RunWriter, read_run
 from quantbench.store.record import Failed, Measured
+from quantbench.sweep.axes import Held
 from quantbench.sweep.child import WorkerLostError
 from quantbench.sweep.messages import Hello, Reply, Request
 from quantbench.sweep.options import SweepOptions
-from quantbench.sweep.shapes import Held
 from quantbench.timing.options import TimingOptions
 
 POINTS = 41

@@ -31,11 +31,10 @@ from quantbench.profile.profile import Profile
 from quantbench.store.folder import read_run
 from quantbench.store.record import Failed, Skipped, record_to_json
 from quantbench.store.schema import schema
+from quantbench.sweep.axes import Held
 from quantbench.sweep.messages import Reply, reply_from_json, reply_to_json
 from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json, plan_sweep
-from quantbench.sweep.shape_file import read_shape_file
-from quantbench.sweep.shape_list import read_shapes
-from quantbench.sweep.shapes import Held
+from quantbench.sweep.shape_file import read_shape_file, read_shapes
 from quantbench.workload import Attention, Gemm, Softmax
 from quantbench.workload.huggingface import describe
 

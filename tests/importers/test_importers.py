@@ -10,10 +10,9 @@ from foreign_texts import ATTENTION, MLP
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.importers import aiconfigurator, csv_table, vidur
-from quantbench.importers.rows import Row, Rows, dtype_name, place
-from quantbench.importers.runs import Origin, summary_lines, write_run
+from quantbench.importers.runs import Origin, Row, Rows, dtype_name, summary_lines, write_run
 from quantbench.store.folder import read_run
-from quantbench.store.record import Measured, Skipped
+from quantbench.store.record import Measured, Place, Skipped
 from quantbench.workload import Attention, Collective, Gemm
 
 A100 = DeviceSpec(
@@ -29,7 +28,7 @@ needs_package = pytest.mark.skipif(
 
 
 def row(m: int, latency_us: float, kernel: str | None = None) -> Row:
-    return Row(Gemm(m, 4096, 4096), latency_us, "lib", place("gemm", m=m), kernel)
+    return Row(Gemm(m, 4096, 4096), latency_us, "lib", Place({"m": m}, "gemm"), kernel)
 
 
 # --- writing a run -----------------------------------------------------------------------------------------------
@@ -37,7 +36,7 @@ def row(m: int, latency_us: float, kernel: str | None = None) -> Row:
 
 def test_rows_become_records_that_read_back(tmp_path: Path) -> None:
     found = Rows([row(128, 40.0), row(128, 44.0), row(256, 50.0, kernel="ampere_gemm")])
-    found.leave_out("a sliding window", 3)
+    found.left_out["a sliding window"] += 3
     summary = write_run(tmp_path, A100, ORIGIN, found)
     assert (summary.rows, summary.records, summary.rejected, summary.no_time) == (6, 2, 0, 0)
     run = read_run(tmp_path / "a100-sxm4-80gb" / "t")
@@ -102,7 +101,7 @@ def test_a_table_without_a_usable_row_is_refused(tmp_path: Path) -> None:
 def test_shapes_with_different_times_are_named(tmp_path: Path) -> None:
     work = Gemm(128, 4096, 4096)
     rows = [
-        Row(work, us, "lib", place("gemm", m=128), kernel, f"line {line}")
+        Row(work, us, "lib", Place({"m": 128}, "gemm"), kernel, f"line {line}")
         for line, (us, kernel) in enumerate([(40.0, None), (44.0, None), (41.0, "k"), (60.0, None)], start=2)
     ]
     same = [row(256, 50.0), row(256, 50.0), row(512, 70.0)]
@@ -185,6 +184,7 @@ def test_csv_of_other_workloads(tmp_path: Path) -> None:
         ("m=M,n=N,k=K,latency=time:min", "'latency=time:min'; expected latency=column:unit with unit one of"),
         ("m=M,n=N,latency=t:ms", "--map with m, n, latency; expected dtype, kernel, provider, latency and the sizes"),
         ("m=M,n=N,k=K,heads=H,latency=t:ms", "--map with m, n, k, heads, latency"),
+        ("message_bytes=s,num_gpus=g,latency=t:us", "collective: op, message_bytes, num_gpus, num_nodes"),
         ("m,n=N", "--map 'm'; expected field=column"),
         ("m=M,m=N", "--map names m twice; expected each field once"),
     ],

@@ -30,7 +30,7 @@ from quantbench.profile.blindspots import (
     through_rows,
 )
 from quantbench.profile.profile import Profile
-from quantbench.sweep.shape_list import read_shapes
+from quantbench.sweep.shape_file import read_shapes
 
 SM_COUNT, BLOCK_M = 108, 128
 

@@ -10,10 +10,10 @@ from sweep_doubles import A100, Bench, QuietWorker, measured
 from quantbench.errors import InputError
 from quantbench.latency.roofline import roofline_us
 from quantbench.store.folder import read_run
+from quantbench.sweep.axes import Held
 from quantbench.sweep.messages import Reply, Request
 from quantbench.sweep.options import SweepOptions, plan_sweep, whole_plan
 from quantbench.sweep.session import SweepSession
-from quantbench.sweep.shapes import Held
 from quantbench.workload import Gemm
 
 OPTIONS = SweepOptions(

@@ -6,13 +6,12 @@ import pytest
 from made_devices import A100
 
 from quantbench.errors import InputError
-from quantbench.sweep.axes import Axis, parse_axis
-from quantbench.sweep.edges import predicted_edges, with_edges
+from quantbench.sweep.axes import Axis, Held, check_axes, ops_at, parse_axis, with_defaults
+from quantbench.sweep.edges import parse_grid, predicted_edges
 from quantbench.sweep.options import SweepOptions, options_from_json, options_to_json
-from quantbench.sweep.shapes import Held, check_axes, ops_at, with_defaults
 from quantbench.workload import Gemm
 
-GPU = with_defaults(Held(), "cuda", "bf16")
+GPU = with_defaults(Held(), A100)
 
 
 @pytest.mark.parametrize(
@@ -97,12 +96,12 @@ def test_runs_from_before_attention_was_chosen_keep_both_kinds() -> None:
 
 
 def test_backward_only() -> None:
-    held = with_defaults(Held(direction="backward", ops=("proj",)), "cuda", "bf16")
+    held = with_defaults(Held(direction="backward", ops=("proj",)), A100)
     assert [op.label for op in ops_at((parse_axis("hidden=1024"),), (1024,), held)] == ["proj.dgrad", "proj.wgrad"]
 
 
 def test_plain_products() -> None:
-    held = with_defaults(Held(k=64, layout="tn", batch=3), "cuda", "fp16")
+    held = with_defaults(Held(k=64, layout="tn", batch=3, dtype="fp16"), A100)
     axes = (parse_axis("m=16"), parse_axis("n=32"))
     (op,) = ops_at(axes, (16, 32), held)
     assert op.workload == Gemm(16, 32, 64, batch=3, dtype="fp16", layout="tn")
@@ -132,18 +131,18 @@ def test_axes_that_make_no_grid(dims: tuple[str, ...], message: str) -> None:
 )
 def test_shapes_that_cannot_be(held: Held, hidden: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        ops_at((parse_axis(f"hidden={hidden}"),), (hidden,), with_defaults(held, "cuda", "bf16"))
+        ops_at((parse_axis(f"hidden={hidden}"),), (hidden,), with_defaults(held, A100))
 
 
 def test_edges_stand_on_both_sides_of_a_wave() -> None:
     # m = 2304 and 128x256 tiles: 18 row tiles; 6 column tiles make 108 blocks, one wave of 108 SMs: 1536 is its edge.
-    held = with_defaults(Held(m=2304, k=1024), "cuda", "bf16")
-    (axis,) = with_edges((parse_axis("n=1024:2048:1024@edges"),), held, A100)
+    held = with_defaults(Held(m=2304, k=1024), A100)
+    (axis,) = parse_grid(("n=1024:2048:1024@edges",), held, A100).axes
     assert axis.values == (1024, 1536, 1544, 2048)
 
 
 def test_predicted_edges_of_hidden_repeat_those_of_its_products() -> None:
-    held = with_defaults(Held(ops=("proj",)), "cuda", "bf16")
+    held = with_defaults(Held(ops=("proj",)), A100)
     edges = predicted_edges((parse_axis("hidden=1024:8192:1024"),), 0, held, A100)
     # proj is 2048 × hidden: 16 row tiles, so 6 column tiles of 256 fit into a wave: 1536 is its edge, 13 make two.
     assert edges[:2] == [1536, 3328]

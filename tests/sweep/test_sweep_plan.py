@@ -10,15 +10,13 @@ from made_devices import A100
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
-from quantbench.sweep.axes import parse_axis
-from quantbench.sweep.edges import neighbour_groups, predicted_jump, with_edges
-from quantbench.sweep.pace import point_estimate_s
-from quantbench.sweep.plan import REFERENCE_EVERY, Group, Plan, build_plan, fitting
-from quantbench.sweep.shapes import Held, ops_at, with_defaults
+from quantbench.sweep.axes import Held, ops_at, parse_axis, with_defaults
+from quantbench.sweep.edges import neighbour_groups, parse_grid, predicted_jump
+from quantbench.sweep.plan import REFERENCE_EVERY, Group, Plan, build_plan, fitting, point_estimate_s
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm
 
-HELD = with_defaults(Held(), "cuda", "bf16")
+HELD = with_defaults(Held(), A100)
 
 
 def plan(*dims: str, held: Held = HELD, timing: TimingOptions | None = None, **options: object) -> Plan:
@@ -109,8 +107,7 @@ def test_pairs_stand_across_the_predicted_edges() -> None:
 
 
 def test_both_sides_of_an_edge_that_was_asked_for_stay_together() -> None:
-    axis = parse_axis("n=1024:8192:1024@edges")
-    (edged,) = with_edges((axis,), HELD, A100)
+    (edged,) = parse_grid(("n=1024:8192:1024@edges",), HELD, A100).axes
     whole = build_plan((edged,), HELD, ("torch.mm",), TimingOptions(), A100)
     of_size = {size: i for i, group in enumerate(whole.groups) for size in sizes_of([group])}
     edges = [size for size in edged.values if size + 8 in edged.values]

@@ -140,6 +140,21 @@ def test_parts_are_the_same_with_a_budget_and_without() -> None:
     assert set().union(*({p.key for p in plan.points} for plan in again)) == every
 
 
+def test_a_worker_is_begun_once_and_before_the_plan_is_run(tmp_path: Path) -> None:
+    begun: list[object] = []
+
+    class Beginning(QuietWorker):
+        def begin(self, timing: object) -> None:
+            begun.append(timing)
+
+    bench = Bench(None, lambda request: measured(100.0))  # type: ignore[arg-type]
+    session = SweepSession.new(lambda spec: OPTIONS, tmp_path, lambda: Beginning(bench.answer, bench.clock))
+    assert begun == [OPTIONS.timing]
+    with session:
+        session.run(lambda progress: None, clock=bench.clock)
+    assert begun == [OPTIONS.timing]
+
+
 def test_the_start_counts_into_the_budget(tmp_path: Path) -> None:
     bench = Bench(None, lambda request: measured(100.0))  # type: ignore[arg-type]
     start_s = time.monotonic() - 12.0  # the worker took so long to start

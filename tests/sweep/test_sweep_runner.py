@@ -221,6 +221,19 @@ def test_a_budget_is_kept_at_any_pace_and_rows_are_whole(budget_s: float, takes_
     assert all(len(ops) == 8 for ops in rows.values())
 
 
+@pytest.mark.parametrize(("start_s", "takes_s", "least"), [(6.0, 0.3, 24), (3.0, 0.6, 16), (9.0, 0.2, 16)])
+def test_the_start_of_a_worker_does_not_count_as_the_pace_of_points(start_s: float, takes_s: float, least: int) -> None:
+    def answer(request: Request) -> Reply:
+        bench.clock.now_s += (start_s if len(bench.workers[0].asked) == 1 else takes_s) - 1.0
+        return measured(100.0)
+
+    bench = Bench(layers_of().within(15.0), answer)
+    assert bench.sweep(budget_s=15.0).run().how == "budget"
+    assert len(bench.of_role("point")) >= least  # rows of 8 points that fit into what the start has left
+    assert bench.clock.now_s <= 1.3 * 15.0
+    assert all(len(ops) == 8 for ops in rows_of_ops(bench.of_role("point")).values())
+
+
 def test_what_takes_longer_at_larger_sizes_is_expected_to() -> None:
     # A machine that reaches a thousandth of the roofline: the estimate is off by that much until it has been seen.
     plan = layers_of(("torch.mm",)).within(60.0)

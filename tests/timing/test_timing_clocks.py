@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quantbench.timing.clocks import clocks_from_stamps
+from quantbench.timing.cuda_device import clocks_from_stamps
 
 
 def stamps(times_ns: list[int], mhz: list[float], sms: int = 4, sm_mhz: dict[int, float] | None = None) -> np.ndarray:

@@ -10,9 +10,9 @@ import pytest
 
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError, UnsupportedError
+from quantbench.timing import make_timer
 from quantbench.timing.cpu import CpuClocks, CpuSampler, CpuTimer, thread_preemptions
 from quantbench.timing.options import TimingOptions
-from quantbench.timing.timer import make_timer
 
 MIB = 2**20
 CPU = DeviceSpec("cpu-x", "cpu", 1, 3000, 1 * MIB, 0, 2**34, 100, {"fp32": 0.1})
@@ -221,7 +221,7 @@ def test_importing_timing_loads_no_torch() -> None:
     import sys
 
     code = (
-        "import sys, quantbench.timing.timer, quantbench.timing.cpu, quantbench.timing.cuda, quantbench.timing.grade;"
+        "import sys, quantbench.timing, quantbench.timing.cpu, quantbench.timing.cuda, quantbench.timing.grade;"
         "print([m for m in ('torch', 'triton', 'scipy.stats') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -16,7 +16,7 @@ from quantbench.timing.cuda_samplers import (
     MAX_QUEUED_RUNS,
     EventSampler,
     FlushedGraphSampler,
-    ReplaySampler,
+    replay_sampler,
 )
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import LazyRuns, cold_copies
@@ -239,7 +239,7 @@ def test_without_counters_the_clock_is_nvmls() -> None:
 def test_a_replay_is_divided_by_its_runs() -> None:
     gpu = FakeGpu(run_us=4.0)
     runs = [gpu.run] * 10
-    sampler = ReplaySampler(gpu, runs)
+    sampler = replay_sampler(gpu, runs)
     assert gpu.log == ["rehearse", "capture", "replay", "synchronize"]  # the first replay uploads, nothing is held
     gpu.log.clear()
     got = sampler.sample(2)
@@ -254,7 +254,7 @@ def test_a_replay_is_divided_by_its_runs() -> None:
 def test_replays_behind_one_hold_stay_within_the_drivers_queue_and_shrink_when_it_ran_out() -> None:
     def queued(runs: int, *held: bool) -> list[int]:
         gpu = FakeGpu(held=list(held))
-        sampler = ReplaySampler(gpu, [gpu.run] * runs)
+        sampler = replay_sampler(gpu, [gpu.run] * runs)
         return [len(sampler.sample(MAX_QUEUED).samples_us) for _ in range(4)]
 
     assert queued(10) == [MAX_QUEUED] * 4

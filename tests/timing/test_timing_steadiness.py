@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quantbench.timing.steadiness import Steadiness
+from quantbench.timing.stopping import Steadiness
 
 
 def fed(batches: list[tuple[float, list[float], list[float]]], window_s: float = 0.1) -> Steadiness:

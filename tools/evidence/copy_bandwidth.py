@@ -11,8 +11,8 @@ from pathlib import Path
 
 from quantbench import device
 from quantbench.stats import median, relative_half_width
+from quantbench.timing import make_timer
 from quantbench.timing.options import TimingOptions
-from quantbench.timing.timer import make_timer
 
 #: bytes read, and as many written: many times any last-level cache
 COPIED_BYTES = {"cuda": 2**31, "cpu": 2**27}

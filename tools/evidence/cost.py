@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from quantbench import device
+from quantbench.timing import make_timer
 from quantbench.timing.options import TimingOptions
-from quantbench.timing.timer import make_timer
 from quantbench.workload import Gemm
 from tools.evidence.other_methods import METHODS
 from tools.evidence.side_by_side import measure_rows

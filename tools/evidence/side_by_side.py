@@ -13,7 +13,7 @@ from quantbench.providers import catalog
 from quantbench.stats import median
 from quantbench.sweep.worker import copies_of
 from quantbench.timing.options import TimingOptions
-from quantbench.timing.timer import Timer
+from quantbench.timing.session import Timer
 from quantbench.workload import Gemm
 from tools.evidence.other_methods import Run
 

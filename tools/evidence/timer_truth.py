@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from quantbench import device
+from quantbench.timing import make_timer
 from quantbench.timing.options import TimingOptions
-from quantbench.timing.timer import make_timer
 from quantbench.workload import Gemm
 from tools.evidence.nvbench import merge_nvbench
 from tools.evidence.other_methods import METHODS
