@@ -18,8 +18,8 @@ from rich.text import Text
 from quantbench.analysis.compare import FIGURES_METHOD, METHOD, VERDICTS, Compared, Comparison
 from quantbench.errors import printable
 from quantbench.junit import clean, write_suite
-from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, canvas, heading, legend_below, save
-from quantbench.report.source import picture_caption
+from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, canvas
+from quantbench.report.source import dashed, picture_caption
 from quantbench.store.record import Place
 from quantbench.units import latency, percent
 
@@ -90,7 +90,7 @@ def _ratio_words(ratio: float) -> str:
 
 def place_words(place: Place) -> str:
     """`qkv hidden=4096 tp=8`."""
-    return " ".join([place.op, *(f"{name.replace('_', '-')}={value}" for name, value in place.axes.items())])
+    return " ".join([place.op, *(f"{dashed(name)}={value}" for name, value in place.axes.items())])
 
 
 def comparison_table(comparison: Comparison) -> Table | None:
@@ -191,7 +191,11 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
     """
     points = comparison.points
     axis = _axis(points)
-    with canvas(1, 1, 9.0, 4.2) as (figure, panels):
+    a, b = (
+        f"{name}: {run.info.run_id} · {picture_caption(run.info, (getattr(p, side) for p in points))}"
+        for name, run, side in (("A", comparison.a, "a"), ("B", comparison.b, "b"))
+    )
+    with canvas(path, (9.0, 4.2), title=a, caption=b) as panels:
         panel = panels[0][0]
         tolerance = comparison.tolerance
         panel.axhspan(1 / (1 + tolerance), 1 + tolerance, color="0.92", zorder=0, label="does not count")
@@ -200,14 +204,7 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
         panel.set_yscale("log")
         _ratio_ticks(panel)
         panel.set_ylabel("time of B / time of A   (above 1: slower)")
-        panel.set_xlabel(axis.replace("_", "-") if axis else "points, from fastest to slowest")
-        legend_below(figure, [panel])
-        a, b = (
-            f"{name}: {run.info.run_id} · {picture_caption(run.info, (getattr(p, side) for p in points))}"
-            for name, run, side in (("A", comparison.a, "a"), ("B", comparison.b, "b"))
-        )
-        heading(figure, a, b)
-        save(figure, path)
+        panel.set_xlabel(dashed(axis) if axis else "points, from fastest to slowest")
 
 
 def _axis(points: Sequence[Compared]) -> str:

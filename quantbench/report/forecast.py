@@ -19,6 +19,7 @@ from quantbench.latency.gemm.cliffs import LIKELY
 from quantbench.latency.op_times import OpEstimate
 from quantbench.latency.roofline import peak_share
 from quantbench.report.canvas import MARKERS, PALETTE, WAVE_COLOUR, draw_panels
+from quantbench.report.source import dashed
 from quantbench.units import latency, percent
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def forecast_table(rows: Sequence[ForecastRow]) -> Table:
     """
     table = Table(header_style="bold", box=None, pad_edge=False)
     for name in rows[0].axes:
-        table.add_column(name.replace("_", "-"), justify="right", no_wrap=True)
+        table.add_column(dashed(name), justify="right", no_wrap=True)
     table.add_column("ops", justify="right", no_wrap=True)
     logits = any(row.logits is not None for row in rows)
     for name in ("time", "low – high", *(("logits",) if logits else ()), "TFLOP/s", "of peak"):
@@ -178,7 +179,7 @@ def _draw_panel(panel: Axes, rows: Sequence[ForecastRow], label: str, axis: str,
         )
         panel.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
         marker = MARKERS[i % len(MARKERS)]
-        label = f"predicted {name.replace('_', '-')}".strip()
+        label = f"predicted {dashed(name)}".strip()
         panel.plot(x, middle, "-", marker=marker, markersize=3, color=colour, linewidth=1.4, label=label)
     _draw_wave_edges(panel, next(iter(curves.values())))
     known = any(peak_share(op.op.workload, 1.0, spec) is not None for curve in curves.values() for _, op in curve)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 from quantbench.analysis.blocks import IdleReason, idle_reasons, tile_in_use
 from quantbench.analysis.causes import Cause
@@ -29,15 +30,18 @@ from quantbench.report.canvas import (
     MARKERS,
     PALETTE,
     canvas,
-    heading,
-    is_wide,
-    legend_below,
+    label_sizes,
     limit_heights,
     plain,
-    save,
-    ticks_at,
+    position,
+    rate,
+    rate_unit,
 )
+from quantbench.report.source import dashed
 from quantbench.units import latency, percent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Sizes in the table of the first screen; the rest follows in the table of all sizes.
 _MOST_ROWS = 12
@@ -98,7 +102,7 @@ def lead_of(rows: Sequence[Row], axes: Sequence[str], why: Causes) -> Lead:
     axis = max(by_axis, key=lambda a: (sum(bad.loss for bad in by_axis[a]), len({row.axes.get(a) for row in rows})))
     bad = by_axis[axis]
     curves = curves_of_rows(rows, axis)
-    name = axis.replace("_", "-")
+    name = dashed(axis)
     sizes = sorted({row.axes[axis] for curve in curves for row in curve})
     if not bad:
         if not any(_close(a, b) for curve in curves for a, b in pairwise(curve)):
@@ -181,7 +185,7 @@ def _row(stretch: Sequence[BadSize], why: Causes, others: frozenset[str], alone:
     instead = str(worst.better.axes[worst.axis])
     if last.up_to is not None:
         instead += f", or {last.up_to} for the same {latency(last.row.latency_us)}"
-    held = [f"{name.replace('_', '-')} = {value}" for name, value in worst.row.axes.items() if name in others]
+    held = [f"{dashed(name)} = {value}" for name, value in worst.row.axes.items() if name in others]
     return LeadRow(
         size=size, loses=percent(worst.loss), interval=interval, bar=worst.loss / most, instead=instead,
         why=printable(why.words(worst)), trust=max(max(b.row.grade.letter, b.better.grade.letter) for b in stretch),
@@ -306,13 +310,14 @@ def _launch(period: Period) -> Launch | None:
 _MOST_CURVES = 4
 # Labels further apart than this share of the axis do not touch.
 _LABEL_GAP = 0.1
+# Points below this share of the y axis have their label above them.
 _NEAR_THE_FOOT = 0.1
 
 
 def draw_lead(rows: Sequence[Row], bad: Sequence[BadSize], axis: str, path: Path, caption: str) -> None:
     """Write a PNG: share of peak over `axis`, all ops of a place together, bad sizes in red.
 
-    Of many curves those that lose most are drawn. caption: see `canvas.heading`.
+    Of many curves those that lose most are drawn. caption: see `canvas.canvas`.
     """
     losses: dict[int, float] = {}
     for one in bad:
@@ -320,69 +325,52 @@ def draw_lead(rows: Sequence[Row], bad: Sequence[BadSize], axis: str, path: Path
     curves = [curve for curve in curves_of_rows(rows, axis) if len(curve) > 1]
     curves.sort(key=lambda curve: -sum(losses.get(id(row), 0.0) for row in curve))
     curves = curves[:_MOST_CURVES]
-    with canvas(1, 1, 6.4, 4.1) as (figure, panels):
+    ops = ", ".join(dict.fromkeys(point.op for point in curves[0][0].points))
+    title = f"{ops}, together" if "," in ops else ops
+    with canvas(path, (6.4, 4.1), title=title, caption=caption) as panels:
         panel = panels[0][0]
         heights = []
         for i, curve in enumerate(curves):
-            x, y = [row.axes[axis] for row in curve], [_height(row) for row in curve]
+            x, y = [row.axes[axis] for row in curve], [rate(row) for row in curve]
             heights += y
             name = plain(_name(curve, curves, axis), 44)
             panel.plot(
                 x, y, "-", marker=MARKERS[i], color=PALETTE[i], markersize=3.5, linewidth=1.1, label=name, zorder=3
             )
             in_red = [(at, h) for at, h, row in zip(x, y, curve, strict=True) if id(row) in losses]
-            panel.plot(*zip(*in_red, strict=True), "o", color=CLIFF_COLOUR, markersize=4, zorder=4) if in_red else None
+            if in_red:
+                panel.plot(*zip(*in_red, strict=True), "o", color=CLIFF_COLOUR, markersize=4, zorder=4)
         sizes = sorted({row.axes[axis] for curve in curves for row in curve})
-        if is_wide(sizes):
-            panel.set_xscale("log", base=2)
-            panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        ticks_at(panel, sizes)
+        label_sizes(panel, axis, sizes)
         limit_heights(panel, heights)
-        _label_worst(panel, [b for b in bad if any(b.row in curve for curve in curves)], axis, sizes)
+        _label_worst(panel, [b for b in bad if any(b.row in curve for curve in curves)], sizes)
         panel.plot([], [], "o", color=CLIFF_COLOUR, markersize=4, label="loses against a size near it")
-        panel.set_xlabel(plain(axis.replace("_", "-")))
-        panel.set_ylabel("TFLOP/s" if curves[0][0].peak_share is None else "share of peak, %")
-        legend_below(figure, [panel])
-        ops = ", ".join(dict.fromkeys(point.op for point in curves[0][0].points))
-        heading(figure, f"{ops}, together" if "," in ops else ops, caption)
-        save(figure, path)
-
-
-def _height(row: Row) -> float:
-    return row.tflops if row.peak_share is None else 100 * row.peak_share
+        panel.set_ylabel(rate_unit(curves[0][0]))
 
 
 def _name(curve: Sequence[Row], curves: Sequence[Sequence[Row]], axis: str) -> str:
-    held = [f"{name.replace('_', '-')}={value}" for name, value in curve[0].axes.items() if name != axis]
+    held = [f"{dashed(name)}={value}" for name, value in curve[0].axes.items() if name != axis]
     providers = {other[0].provider for other in curves}
     return " ".join([*([curve[0].provider] if len(providers) > 1 or not held else []), *held])
 
 
-def _label_worst(panel: object, bad: Sequence[BadSize], axis: str, sizes: Sequence[int]) -> None:
+def _label_worst(panel: Axes, bad: Sequence[BadSize], sizes: Sequence[int]) -> None:
     """The loss beside the worst places, as many as have room."""
-    from math import log
-
-    from matplotlib.axes import Axes
     from matplotlib.patheffects import withStroke
 
-    assert isinstance(panel, Axes)
-    scale = log if is_wide(sizes) else float
-    span = scale(sizes[-1]) - scale(sizes[0]) or 1.0
     placed: list[float] = []
     bottom, top = panel.get_ylim()
-    floor = bottom + _NEAR_THE_FOOT * (top - bottom)  # below it a label stands above its point
+    floor = bottom + _NEAR_THE_FOOT * (top - bottom)
     better: set[int] = set()  # of the sizes that lose against one, the worst is labelled
     for one in sorted(bad, key=lambda b: -b.loss):
-        at = (scale(one.size) - scale(sizes[0])) / span
         if id(one.better) in better:
             continue
         better.add(id(one.better))
+        at, height = position(one.size, sizes), rate(one.row)
         if all(abs(at - other) > _LABEL_GAP for other in placed):
             placed.append(at)
-            height = _height(one.row)
-            offset = (0, -11) if height > floor else (0, 6)
             panel.annotate(
-                f"−{percent(one.loss)}", (one.size, height), xytext=offset, textcoords="offset points",
-                ha="center", fontsize=8, color=CLIFF_COLOUR, fontweight="bold", zorder=5,
+                f"−{percent(one.loss)}", (one.size, height), xytext=(0, -11 if height > floor else 6),
+                textcoords="offset points", ha="center", fontsize=8, color=CLIFF_COLOUR, fontweight="bold", zorder=5,
                 path_effects=[withStroke(linewidth=2.5, foreground="white")],
             )  # fmt: skip

@@ -14,8 +14,9 @@ import numpy as np
 
 from quantbench.analysis.curves import Curve
 from quantbench.analysis.summary import Row
-from quantbench.report.canvas import CLIFF_COLOUR, canvas, heading, legend_below, plain, save
+from quantbench.report.canvas import CLIFF_COLOUR, canvas, plain
 from quantbench.report.content import Caption, Gallery, PictureCard, Section
+from quantbench.report.source import dashed
 
 # Pairs that a report shows first where the run has them.
 _FIRST = (("hidden", "mbs"), ("heads", "tp"), ("n", "m"), ("k", "n"))
@@ -41,7 +42,7 @@ class HeatMap:
     @property
     def caption(self) -> str:
         """Provider and held axes, in words."""
-        held = ", ".join(f"{name.replace('_', '-')} = {value}" for name, value in self.held.items())
+        held = ", ".join(f"{dashed(name)} = {value}" for name, value in self.held.items())
         return f"{self.provider}, {held}" if held else self.provider
 
 
@@ -84,9 +85,8 @@ def _wider(rows: Sequence[Row], one: str, other: str) -> bool:
 def draw_heat_map(heat: HeatMap, path: Path, caption: str) -> None:
     """Write a PNG: per cent of peak, one cell per place; places that were not measured stay empty.
 
-    caption: see `canvas.heading`.
+    caption: see `canvas.canvas`.
     """
-    import numpy as np
     import seaborn as sns
 
     x = sorted({row.axes[heat.x_axis] for row in heat.rows})
@@ -96,7 +96,8 @@ def draw_heat_map(heat: HeatMap, path: Path, caption: str) -> None:
     for row in heat.rows:
         assert row.peak_share is not None
         cells[line_of[row.axes[heat.y_axis]], column_of[row.axes[heat.x_axis]]] = 100 * row.peak_share
-    with canvas(1, 1, 6.8, min(6.5, 1.6 + 0.26 * len(y) + (0.6 if len(y) < 6 else 0.0))) as (figure, panels):
+    height_in = min(6.5, 1.6 + 0.26 * len(y) + (0.6 if len(y) < 6 else 0.0))
+    with canvas(path, (6.8, height_in), title=heat.caption, caption=caption) as panels:
         panel = panels[0][0]
         sns.heatmap(
             cells, ax=panel, cmap="viridis", annot=cells.size <= _MOST_LABELLED,
@@ -105,12 +106,10 @@ def draw_heat_map(heat: HeatMap, path: Path, caption: str) -> None:
         )  # fmt: skip
         panel.set_xticks(*_ticks(x, 14))
         panel.set_yticks(*_ticks(y, 20))
-        panel.set_xlabel(plain(heat.x_axis.replace("_", "-")))
-        panel.set_ylabel(plain(heat.y_axis.replace("_", "-")))
+        panel.set_xlabel(plain(dashed(heat.x_axis)))
+        panel.set_ylabel(plain(dashed(heat.y_axis)))
         panel.tick_params(axis="y", rotation=0)
         panel.tick_params(axis="x", rotation=45 if len(x) > 8 else 0)
-        heading(figure, heat.caption, caption)
-        save(figure, path)
 
 
 def _ticks(values: Sequence[int], most: int) -> tuple[list[float], list[str]]:
@@ -125,7 +124,7 @@ def maps_section(rows: Sequence[Row], axes: Sequence[str], gallery: Gallery, cap
     for heat in heat_maps(rows, axes):
         path = gallery.path("map", heat.x_axis, heat.y_axis)
         draw_heat_map(heat, path, caption([point for row in heat.rows for point in row.points]))
-        x, y = heat.x_axis.replace("_", "-"), heat.y_axis.replace("_", "-")
+        x, y = dashed(heat.x_axis), dashed(heat.y_axis)
         cards.append(
             PictureCard(f"Share of peak over {x} and {y}", gallery.picture(path, f"heat map over {x} and {y}"))
         )
@@ -183,11 +182,12 @@ def step_spreads(curves: Sequence[Curve], smallest_work: float = 0.0) -> tuple[S
 def draw_step_spreads(spreads: Sequence[StepSpread], axis: str, path: Path, caption: str) -> None:
     """Write a PNG: for each pair of neighbours the median step and the range from 10 to 90 % of the curves.
 
-    caption: see `canvas.heading`.
+    caption: see `canvas.canvas`.
     """
     chosen = sorted(spreads, key=lambda s: -s.median)[:_MOST_PAIRS]
     chosen.sort(key=lambda s: s.before)
-    with canvas(1, 1, 6.8, 3.9) as (figure, panels):
+    title = f"jumps of the time over {dashed(axis)}"
+    with canvas(path, (6.8, 3.9), title=title, caption=caption) as panels:
         panel = panels[0][0]
         places = range(len(chosen))
         panel.axhline(0, color="0.4", linewidth=0.8)
@@ -200,11 +200,8 @@ def draw_step_spreads(spreads: Sequence[StepSpread], axis: str, path: Path, capt
         )
         panel.set_xticks(list(places), [f"{s.before}→{s.after}" for s in chosen], rotation=90, fontsize=7.5)
         panel.set_ylabel("time per unit of work, change in %")
-        panel.set_xlabel(plain(axis.replace("_", "-")))
+        panel.set_xlabel(plain(dashed(axis)))
         panel.grid(visible=False, axis="x")
-        legend_below(figure, [panel])
-        heading(figure, f"jumps of the time over {axis.replace('_', '-')}", caption)
-        save(figure, path)
 
 
 def spread_card(curves: Sequence[Curve], axis: str, gallery: Gallery, caption: str) -> PictureCard | None:
@@ -218,6 +215,6 @@ def spread_card(curves: Sequence[Curve], axis: str, gallery: Gallery, caption: s
     path = gallery.path("jumps", axis)
     draw_step_spreads(spreads, axis, path, caption)
     shapes = max(s.curves for s in spreads)
-    name = axis.replace("_", "-")
+    name = dashed(axis)
     title = f"Jumps between neighbouring values of {name}, over {shapes} shapes"
     return PictureCard(title, gallery.picture(path, f"jump of the time per work at each step of {name}"))

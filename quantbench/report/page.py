@@ -22,7 +22,7 @@ from quantbench.errors import StoreError, printable
 from quantbench.report.content import Banner, Gallery, Page, Picture, Section
 from quantbench.report.device_state import state_section
 from quantbench.report.lead import Causes, Lead, draw_lead, lead_of
-from quantbench.report.op_curves import axis_section, marks_of
+from quantbench.report.op_curves import axis_section
 from quantbench.report.overview import maps_section, spread_card
 from quantbench.report.sections import (
     facts_of,
@@ -34,7 +34,7 @@ from quantbench.report.sections import (
     trust_section,
 )
 from quantbench.report.shape_comparison import compare_shapes, comparison_section, comparison_sentence
-from quantbench.report.source import picture_caption, points_where, where_words
+from quantbench.report.source import dashed, picture_caption, points_where, where_words
 from quantbench.store.folder import Run
 from quantbench.sweep.axes import SHAPE_DIM
 from quantbench.sweep.options import options_from_json
@@ -128,10 +128,11 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
         check = check_run(run, points=None if where else points)
         lead = lead_of(layers, axes, Causes(spec, check.cliffs, check.periods))
         explanation = ". ".join(period_words(period) for period in check.periods[:_MOST_EXPLAINED])
-        marks = marks_of(check.cliffs)
         curves = {axis: curves_of(points, axis) if where else check.curves.get(axis, ()) for axis in axes}
         ordered = sorted(axes, key=lambda axis: axis != lead.axis)
-        sections += [axis_section(axis, curves[axis], marks, spec, check.periods, gallery, caption) for axis in ordered]
+        sections += [
+            axis_section(axis, curves[axis], check.cliffs, spec, check.periods, gallery, caption) for axis in ordered
+        ]
         sections += [
             steps_section(check),
             maps_section(layers, axes, gallery, caption),
@@ -158,14 +159,14 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
 def _title(axes: Sequence[str], points: Sequence[Point]) -> str:
     if not points:
         return "no point measured"
-    return ", ".join(axis.replace("_", "-") for axis in axes) or "shapes side by side"
+    return ", ".join(dashed(axis) for axis in axes) or "shapes side by side"
 
 
 def _lead_picture(
     lead: Lead, rows: Sequence[Row], curves: Sequence[Curve], gallery: Gallery, caption: str
 ) -> Picture | None:
     """Over many shapes their jumps; otherwise the curve of all ops together with the bad sizes in red."""
-    name = lead.axis.replace("_", "-")
+    name = dashed(lead.axis)
     if lead.several:
         found = spread_card(curves, lead.axis, gallery, caption)
         if found is not None:

@@ -19,6 +19,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import printable
 from quantbench.measurement import GRADES
 from quantbench.report.content import Section, Table
+from quantbench.report.source import dashed
 from quantbench.report.sweep_result import row_figures, row_words
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Skipped
@@ -47,7 +48,7 @@ def period_words(period: Period) -> str:
     """`m, gemm bf16 nt by torch.mm: 128x256 tile on 108 SMs explains the steps (…)`."""
     recovered = period.recovered
     what = period.variant if period.variant.startswith(f"{period.op} ") else f"{period.op} ({period.variant})"
-    where = printable(f"{period.axis.replace('_', '-')}, {what} by {period.provider}")
+    where = printable(f"{dashed(period.axis)}, {what} by {period.provider}")
     accounts = f"explains {percent(recovered.explained)} of the variation around the trend"
     if recovered.verdict == "no waves":
         return f"{where}: the times show no waves"
@@ -74,7 +75,7 @@ def common_table(common: Sequence[CommonCliff]) -> Table | None:
     for one in common[:_MOST_COMMON]:
         which = f" of {one.provider} {one.variant}" if several else ""
         rows.append((
-            one.axis.replace("_", "-"), f"{one.at} → {one.next}", str(one.num_curves),
+            dashed(one.axis), f"{one.at} → {one.next}", str(one.num_curves),
             f"+{percent(one.ratio - 1)} ({percent(one.low - 1)} to {percent(one.high - 1)})",
             _group(one.stepping), _group(one.level), printable(one.cause_words + which),
         ))  # fmt: skip
@@ -170,7 +171,7 @@ def sizes_section(rows: Sequence[Row], check: Check) -> Section:
     """The table of every place with its figures (folded)."""
     axes = list(dict.fromkeys(name for row in rows for name in row.axes))
     several = len({row.provider for row in rows}) > 1
-    head = [axis.replace("_", "-") for axis in axes]
+    head = [dashed(axis) for axis in axes]
     head += ["provider"] if several else []
     head += ["ops", "time", "TFLOP/s", "GB/s", "of peak", "trust", "cliffs, or the loss of the worst op"]
     lines = []

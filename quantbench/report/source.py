@@ -98,13 +98,18 @@ def points_where(points: Sequence[Point], where: Mapping[str, int]) -> tuple[Poi
         values = {point.axes[name] for point in left if name in point.axes}
         if wanted not in values:
             there = sorted(sorted(values, key=lambda value: abs(value - wanted))[:_MOST_VALUES_NAMED])
-            axes = sorted({axis.replace("_", "-") for point in points for axis in point.axes})
+            axes = sorted({dashed(axis) for point in points for axis in point.axes})
             known = ", ".join(map(str, there)) if there else f"an axis of the run: {', '.join(axes) or 'it has none'}"
-            raise InputError("--where", f"{name.replace('_', '-')}={wanted}", f"one of {known}" if there else known)
+            raise InputError("--where", f"{dashed(name)}={wanted}", f"one of {known}" if there else known)
         left = tuple(point for point in left if point.axes.get(name) == wanted)
     return left
 
 
+def dashed(axis: str) -> str:
+    """Name of an axis as the command line spells it: `head-dim`."""
+    return axis.replace("_", "-")
+
+
 def where_words(where: Mapping[str, int]) -> str:
     """`n = 5120, k = 5120`."""
-    return ", ".join(f"{name.replace('_', '-')} = {value}" for name, value in where.items())
+    return ", ".join(f"{dashed(name)} = {value}" for name, value in where.items())

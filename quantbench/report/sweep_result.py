@@ -24,8 +24,8 @@ from quantbench.analysis.sawtooth import drawn_edges
 from quantbench.analysis.summary import Point, Row, points_of
 from quantbench.device.spec import DeviceSpec
 from quantbench.measurement import Grade
-from quantbench.report.canvas import INTERVAL_COLOUR, MARKERS, PALETTE, curve_names, draw_panels, plain
-from quantbench.report.source import picture_caption
+from quantbench.report.canvas import PALETTE, curve_names, draw_curve, draw_panels, plain, rate_unit
+from quantbench.report.source import dashed, picture_caption
 from quantbench.store.folder import Run
 from quantbench.units import latency, percent, with_interval
 
@@ -49,7 +49,7 @@ def sweep_table(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> Table:
     """
     table = Table(header_style="bold", box=None, pad_edge=False)
     for name in rows[0].axes:
-        table.add_column(name.replace("_", "-"), justify="right", no_wrap=True)
+        table.add_column(dashed(name), justify="right", no_wrap=True)
     several = len({row.provider for row in rows}) > 1
     if several:
         table.add_column("provider", no_wrap=True)
@@ -175,19 +175,17 @@ def cliff_to_json(cliff: Cliff) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# More wave edges than this in a panel would be a grey wall; the first ones are the large steps.
-_MOST_WAVE_EDGES = 40
-# Edges of more curves than this cannot be told apart.
-_MOST_WITH_EDGES = 2
+# Wave edges drawn in a panel, the first of them, which are the large steps. Edges of more than so many curves cannot be
+# told apart.
+_MOST_WAVE_EDGES, _MOST_WITH_EDGES = 40, 2
 
 
 def draw_run(run: Run, check: Check, axis: str) -> Path:
     """Draw all points of a run over `axis` into the run's folder. Returns the file."""
     points = points_of(run.records, run.info.device)
-    name = axis.replace("_", "-")
-    path = run.folder / f"efficiency-{name}.png"
-    title, caption = f"efficiency over {name}: {run.info.run_id}", picture_caption(run.info, points)
-    draw_efficiency(points, axis, check.tile_of, path, title=title, caption=caption)
+    path = run.folder / f"efficiency-{dashed(axis)}.png"
+    title = f"efficiency over {dashed(axis)}: {run.info.run_id}"
+    draw_efficiency(points, axis, check.tile_of, path, title=title, caption=picture_caption(run.info, points))
     return path
 
 
@@ -199,39 +197,21 @@ def draw_efficiency(
     points: of any ops and providers.
     axis: the field along x.
     tile_of: the tile that computes a point (`Check.tile_of`). Where it was recorded or recovered from the steps, tile
-        edges
-        are ticks at the foot and wave edges dashed lines in the colour of their curve.
-    title, caption: see `canvas.heading`.
+        edges are ticks at the foot and wave edges dashed lines in the colour of their curve.
+    title, caption: see `canvas.canvas`.
     """
 
     def draw(panel: Axes, op: str) -> None:
-        _draw_panel(panel, curves_of([p for p in points if p.op == op], axis, fewest=1), tile_of)
+        curves = curves_of([p for p in points if p.op == op], axis, fewest=1)
+        line, interval = {"markersize": 4, "linewidth": 1.2}, {"color": "0.3", "linewidth": 0.9}
+        for i, (curve, name) in enumerate(zip(curves, curve_names(curves), strict=True)):
+            draw_curve(panel, curve, i, name, line, interval)
+            if len(curves) <= _MOST_WITH_EDGES:
+                _draw_edges(panel, curve, tile_of, PALETTE[i], plain(name, 44))
+        panel.set_ylim(bottom=0)
+        panel.set_ylabel(rate_unit(curves[0].points[0]))
 
     draw_panels((p.op for p in points), draw, axis, path, title=title, caption=caption)
-
-
-def _draw_panel(panel: Axes, curves: Sequence[Curve], tile_of: TileOf) -> None:
-    for i, (curve, name) in enumerate(zip(curves, curve_names(curves), strict=True)):
-        colour, label = PALETTE[i % len(PALETTE)], plain(name, 44)
-        y = [_efficiency(p) for p in curve.points]
-        panel.plot(
-            curve.sizes, y, "-", marker=MARKERS[i % len(MARKERS)], markersize=4, linewidth=1.2, color=colour,
-            label=label,
-        )  # fmt: skip
-        panel.vlines(
-            curve.sizes,
-            [height * p.latency_us / p.high_us for height, p in zip(y, curve.points, strict=True)],
-            [height * p.latency_us / p.low_us for height, p in zip(y, curve.points, strict=True)],
-            color=INTERVAL_COLOUR, linewidth=0.9, zorder=4,
-        )  # fmt: skip
-        if len(curves) <= _MOST_WITH_EDGES:
-            _draw_edges(panel, curve, tile_of, colour, label)
-    panel.set_ylim(bottom=0)
-    panel.set_ylabel("TFLOP/s" if curves[0].points[0].peak_share is None else "share of peak, %")
-
-
-def _efficiency(point: Point) -> float:
-    return point.tflops if point.peak_share is None else 100 * point.peak_share
 
 
 def _draw_edges(panel: Axes, curve: Curve, tile_of: TileOf, colour: str, name: str) -> None:

@@ -14,7 +14,7 @@ from rich.table import Table as RichTable
 from quantbench import __version__
 from quantbench.errors import printable
 from quantbench.importers.training_run import TrainingSummary, read_training
-from quantbench.report.canvas import canvas, plain, save
+from quantbench.report.canvas import canvas, plain
 from quantbench.report.content import Banner, Gallery, Page, PictureCard, Section, Table
 from quantbench.report.page import Written, page_place, write_page
 from quantbench.units import with_interval
@@ -60,7 +60,8 @@ def draw_throughput(summaries: Sequence[TrainingSummary], path: Path) -> None:
     drawn = [s for s in summaries if s.gpus is not None and s.tokens_per_s is not None]
     batches = sorted({s.gbs for s in drawn}) or [0]
     layouts = sorted({s.layout for s in drawn})
-    with canvas(1, len(batches), 1.5 + 4.5 * len(batches), 4.2, sharey=True) as (figure, panels):
+    size_in = (1.5 + 4.5 * len(batches), 4.2)
+    with canvas(path, size_in, columns=len(batches), legend=False, sharey=True) as panels:
         for panel, gbs in zip(panels[0], batches, strict=True):
             mine = [s for s in drawn if s.gbs == gbs]
             gpus = sorted({s.gpus for s in mine if s.gpus is not None})
@@ -78,7 +79,6 @@ def draw_throughput(summaries: Sequence[TrainingSummary], path: Path) -> None:
         panels[0][0].set_ylabel("tokens per second")
         if layouts:
             panels[0][0].legend(fontsize=8)
-        save(figure, path)
 
 
 def _or_dash(value: int | None) -> str:
