@@ -35,7 +35,7 @@ from quantbench.report.canvas import (
     rate_unit,
     typical,
 )
-from quantbench.report.content import Caption, Gallery, KernelLabel, PictureCard, Section, Table, file_name
+from quantbench.report.content import Caption, Gallery, PictureCard, Section, Table, file_name
 from quantbench.report.source import dashed
 from quantbench.units import percent
 
@@ -129,12 +129,11 @@ def _op_card(
     if len(own) > len(numbered):
         notes.append(f"the {len(numbered)} largest of {len(own)} cliffs are numbered")
     kernels = [
-        KernelLabel(colours[name], printable(_kernel_label(launch), 40), printable(name, 120))
-        for name, launch in launches.items()
+        (colours[name], printable(_kernel_label(launch), 40), printable(name, 120)) for name, launch in launches.items()
     ]
     if len(kernels) > _MOST_KERNELS:
         more = f"{len(kernels) - _MOST_KERNELS} more kernels"
-        kernels[_MOST_KERNELS:] = [KernelLabel("transparent", more, more)]
+        kernels[_MOST_KERNELS:] = [("transparent", more, more)]
     picture = gallery.picture(path, f"share of peak of {op} over {axis}, measured, with {len(own)} cliffs")
     return PictureCard("", picture, "; ".join(notes), _cliffs_table(numbered, axis), tuple(kernels))
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
@@ -48,38 +49,34 @@ class HeatMap:
 
 def heat_maps(rows: Sequence[Row], axes: Sequence[str]) -> tuple[HeatMap, ...]:
     """Maps for pairs of axes that both vary, the usual pairs first, at most four."""
-    varied = [axis for axis in axes if len({row.axes.get(axis) for row in rows}) > 1]
+    values = {axis: len({row.axes.get(axis) for row in rows}) for axis in axes}
+    varied = [axis for axis in axes if values[axis] > 1]
     pairs = [pair for pair in _FIRST if set(pair) <= set(varied)]
     pairs += [pair for pair in combinations(varied, 2) if pair not in pairs and pair[::-1] not in pairs]
     found = []
     for x_axis, y_axis in pairs:
-        if _wider(rows, y_axis, x_axis):
+        if values[y_axis] > values[x_axis]:  # the axis with more values is drawn along x
             x_axis, y_axis = y_axis, x_axis
-        slices: dict[tuple[str, tuple[tuple[str, int], ...]], list[Row]] = {}
+        slices: dict[tuple[str, tuple[tuple[str, int], ...]], list[Row]] = defaultdict(list)
         for row in rows:
             if row.peak_share is not None and not row.missing and x_axis in row.axes and y_axis in row.axes:
                 held = tuple((name, value) for name, value in row.axes.items() if name not in (x_axis, y_axis))
-                slices.setdefault((row.provider, held), []).append(row)
+                slices[row.provider, held].append(row)
         if not slices:
             continue
         # Of the fullest slices those of the provider that takes most time, and of them the middle one.
         fullest = max(len(own) for own in slices.values())
-        full = [key for key, own in slices.items() if len(own) >= 0.9 * fullest]
-        spent: dict[str, float] = {}
-        for key in full:
-            spent[key[0]] = spent.get(key[0], 0.0) + sum(row.latency_us for row in slices[key])
+        full = {key: own for key, own in slices.items() if len(own) >= 0.9 * fullest}
+        spent: dict[str, float] = defaultdict(float)
+        for (provider, _), own in full.items():
+            spent[provider] += sum(row.latency_us for row in own)
         provider = max(spent, key=lambda name: spent[name])
         helds = sorted(held for name, held in full if name == provider)
         held = helds[len(helds) // 2]
-        own = slices[provider, held]
+        own = full[provider, held]
         if len({r.axes[x_axis] for r in own}) > 1 and len({r.axes[y_axis] for r in own}) > 1:
             found.append(HeatMap(x_axis, y_axis, provider, dict(held), tuple(own)))
     return tuple(found[:_MOST_MAPS])
-
-
-def _wider(rows: Sequence[Row], one: str, other: str) -> bool:
-    """The axis with more values lies along x."""
-    return len({row.axes.get(one) for row in rows}) > len({row.axes.get(other) for row in rows})
 
 
 def draw_heat_map(heat: HeatMap, path: Path, caption: str) -> None:
