@@ -1,6 +1,6 @@
 """The report's section "Efficiency over <axis>": for each op a picture of its curves, numbered cliffs and kernel bands.
 
-`axis_section` makes the section of one axis; `page` calls it for every axis of the run. `draw_op` draws one picture.
+`axis_section` makes the section of one axis; `page` calls it for every axis of the run.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import cycle, groupby, pairwise
 from math import isnan
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantbench.analysis.cliffs import Cliff
@@ -112,6 +111,12 @@ def _op_card(
     gallery: Gallery,
     caption: Caption,
 ) -> PictureCard:
+    """The picture of one op along one axis: points with intervals, sawtooth, numbered cliffs, and a band per curve with
+    the kernels that ran.
+
+    curves: of one op along one axis.
+    tile_of: the tiles of each family of curves, for the sawtooth.
+    """
     axis = curves[0].axis
     drawn = typical(curves, _MOST_CURVES)
     points = [point for curve in drawn for point in curve.points]
@@ -121,8 +126,22 @@ def _op_card(
     launches = {p.launch.kernel: p.launch for p in points if p.launch is not None}
     colours = dict(zip(launches, cycle(_kernel_palette(len(launches))), strict=False))
     path = gallery.path(axis, op)
-    title = f"{op} over {dashed(axis)}"
-    draw_op(drawn, numbered, colours, spec, path, title=title, caption=caption(points), tile_of=tile_of)
+    banded = [curve for curve in drawn if any(p.launch is not None for p in curve.points)]
+    ratios: dict[str, Any] = {"height_ratios": (1.0, 0.062 * len(banded))} if banded else {}
+    size_in, title = (6.4, 3.9 + 0.24 * len(banded)), f"{op} over {dashed(axis)}"
+    with canvas(path, size_in, 1 + bool(banded), title=title, caption=caption(points), sharex=True, **ratios) as panels:
+        panel, lowest = panels[0][0], panels[-1][0]
+        heights = _draw_curves(panel, drawn, spec, tile_of)
+        sizes = sorted({size for curve in drawn for size in curve.sizes})
+        _draw_numbers(panel, numbered, sizes)
+        label_sizes(lowest, axis, sizes)
+        margin = 0.03 * (sizes[-1] - sizes[0]) or 0.5
+        limits = (sizes[0] / 1.1, sizes[-1] * 1.1) if is_wide(sizes) else (sizes[0] - margin, sizes[-1] + margin)
+        panel.set_xlim(*limits)
+        limit_heights(panel, heights)
+        panel.set_ylabel(rate_unit(points[0]))
+        if banded:
+            _draw_bands(lowest, banded, curve_names(drawn), colours)
     notes = []
     if len(drawn) < len(curves):
         notes.append(f"{len(drawn)} of {len(curves)} curves, from smaller to larger work")
@@ -166,44 +185,6 @@ def _cliffs_table(numbered: Sequence[Cliff], axis: str) -> Table | None:
         cause = f"{cliff.cause.words} ({_TOLD_BY[cliff.cause.evidence]})"
         rows.append((str(number), place, cost, printable(cause)))
     return Table(("#", dashed(axis), "time", "cause"), tuple(rows)) if rows else None
-
-
-def draw_op(
-    curves: Sequence[Curve],
-    numbered: Sequence[Cliff],
-    colours: dict[str, str],
-    spec: DeviceSpec,
-    path: Path,
-    *,
-    title: str,
-    caption: str,
-    tile_of: Callable[[Family], TileOf],
-) -> None:
-    """Write a PNG of one op along one axis: points with intervals, sawtooth, cliffs, and a band per curve with the
-    kernels that ran.
-
-    curves: of one op along one axis.
-    numbered: cliffs to mark, numbered from 1.
-    colours: colour of each kernel by name.
-    tile_of: the tiles of each family of curves, for the sawtooth.
-    title, caption: see `canvas`.
-    """
-    banded = [curve for curve in curves if any(p.launch is not None for p in curve.points)]
-    ratios: dict[str, Any] = {"height_ratios": (1.0, 0.062 * len(banded))} if banded else {}
-    size_in = (6.4, 3.9 + 0.24 * len(banded))
-    with canvas(path, size_in, 1 + bool(banded), title=title, caption=caption, sharex=True, **ratios) as panels:
-        panel, lowest = panels[0][0], panels[-1][0]
-        heights = _draw_curves(panel, curves, spec, tile_of)
-        sizes = sorted({size for curve in curves for size in curve.sizes})
-        _draw_numbers(panel, numbered, sizes)
-        label_sizes(lowest, curves[0].axis, sizes)
-        margin = 0.03 * (sizes[-1] - sizes[0]) or 0.5
-        limits = (sizes[0] / 1.1, sizes[-1] * 1.1) if is_wide(sizes) else (sizes[0] - margin, sizes[-1] + margin)
-        panel.set_xlim(*limits)
-        limit_heights(panel, heights)
-        panel.set_ylabel(rate_unit(curves[0].points[0]))
-        if banded:
-            _draw_bands(lowest, banded, curve_names(curves), colours)
 
 
 def _draw_curves(

@@ -21,10 +21,9 @@ from quantbench.analysis.neighbours import curves_of_rows, rows_by_dtype
 from quantbench.analysis.summary import Point, Row, are_parts, layer_rows, points_of
 from quantbench.errors import StoreError, printable
 from quantbench.report.content import Gallery, Picture, Section
-from quantbench.report.device_state import state_section
 from quantbench.report.lead import Causes, Lead, draw_lead, lead_of
 from quantbench.report.op_curves import axis_section
-from quantbench.report.overview import maps_section, spread_card
+from quantbench.report.overview import maps_section, spread_picture, state_section
 from quantbench.report.sections import (
     facts_of,
     how_section,
@@ -170,16 +169,12 @@ def _lead_picture(
     lead: Lead, rows: Sequence[Row], curves: Sequence[Curve], gallery: Gallery, caption: str
 ) -> Picture | None:
     """Over many shapes their jumps; otherwise the curve of all ops together with the bad sizes in red."""
-    name = dashed(lead.axis)
-    if lead.several:
-        found = spread_card(curves, lead.axis, gallery, caption)
-        if found is not None:
-            return found.picture
-    if all(len(curve) == 1 for curve in curves_of_rows(rows, lead.axis)):
-        return None
+    picture = spread_picture(curves, lead.axis, gallery, caption) if lead.several else None
+    if picture is not None or all(len(curve) == 1 for curve in curves_of_rows(rows, lead.axis)):
+        return picture
     path = gallery.path("sizes", lead.axis)
     draw_lead(rows, lead.bad, lead.axis, path, caption)
-    return gallery.picture(path, f"share of peak over {name}, sizes that lose in red")
+    return gallery.picture(path, f"share of peak over {dashed(lead.axis)}, sizes that lose in red")
 
 
 def _subtitle(run: Run, rows: Sequence[Row]) -> str:
