@@ -19,6 +19,7 @@ from quantbench.analysis.compare import FIGURES_METHOD, METHOD, VERDICTS, Compar
 from quantbench.errors import printable
 from quantbench.junit import clean, write_suite
 from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, canvas
+from quantbench.report.content import terminal_table
 from quantbench.report.source import dashed, picture_caption
 from quantbench.store.record import Place
 from quantbench.units import latency, percent
@@ -104,29 +105,23 @@ def comparison_table(comparison: Comparison) -> Table | None:
     shown = [point for verdict, own in by_verdict.items() for point in own[: _MOST_SHOWN[verdict]]]
     if not shown:
         return None
-    table = Table(header_style="bold", box=None, pad_edge=False, caption_justify="left")
-    table.add_column("point", overflow="fold")
     several = any(point.a.provider != point.b.provider for point in shown)
-    if several:
-        table.add_column("providers", overflow="fold")
-    for name in ("A", "B", "B / A", "95 % interval"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("why", overflow="fold")
-    for point in shown:
-        table.add_row(
-            Text(printable(place_words(point.place))),
-            *([Text(printable(f"{point.a.provider} → {point.b.provider}"))] if several else []),
-            latency(point.a_us),
-            latency(point.b_us),
-            f"{point.ratio:.3f}",
-            "–" if point.low is None or point.high is None else f"{point.low:.3f} … {point.high:.3f}",
-            Text(point.verdict, style=_STYLE[point.verdict]),
-            Text(printable(point.why)),
-        )
+    providers = [Text(printable(f"{point.a.provider} → {point.b.provider}")) for point in shown]
+    columns: dict[str, Sequence[str | Text]] = {
+        "point": [Text(printable(place_words(point.place))) for point in shown],
+        **({"providers": providers} if several else {}),
+        "A": [latency(point.a_us) for point in shown],
+        "B": [latency(point.b_us) for point in shown],
+        "B / A": [f"{point.ratio:.3f}" for point in shown],
+        "95 % interval": ["–" if p.low is None or p.high is None else f"{p.low:.3f} … {p.high:.3f}" for p in shown],
+        "verdict": [Text(point.verdict, style=_STYLE[point.verdict]) for point in shown],
+        "why": [Text(printable(point.why)) for point in shown],
+    }
+    table = terminal_table(columns, left=("verdict",), folded=("point", "providers", "why"))
     more = {verdict: len(own) - _MOST_SHOWN[verdict] for verdict, own in by_verdict.items() if _MOST_SHOWN[verdict]}
     left = [f"{number} more {verdict}" for verdict, number in more.items() if number > 0]
     if left:
+        table.caption_justify = "left"
         table.caption = Text("… and " + ", ".join(left) + " (--json has all)")
     return table
 

@@ -11,7 +11,7 @@ from itertools import cycle, groupby, pairwise
 from math import isnan
 from typing import TYPE_CHECKING, Any
 
-from quantbench.analysis.cliffs import Cliff
+from quantbench.analysis.cliffs import Cliff, CommonCliff
 from quantbench.analysis.curves import Curve
 from quantbench.analysis.periods import Family, Period, TileOf, tile_finder
 from quantbench.analysis.sawtooth import sawtooth
@@ -181,10 +181,14 @@ def _cliffs_table(numbered: Sequence[Cliff], axis: str) -> Table | None:
     rows = []
     for number, cliff in enumerate(numbered, start=1):
         place = " ".join([f"{cliff.at} → {cliff.next}", *(f"{name}={value}" for name, value in cliff.held.items())])
-        cost = f"+{percent(cliff.ratio - 1)} ({percent(cliff.low - 1)} to {percent(cliff.high - 1)})"
         cause = f"{cliff.cause.words} ({_TOLD_BY[cliff.cause.evidence]})"
-        rows.append((str(number), place, cost, printable(cause)))
+        rows.append((str(number), place, cost_words(cliff), printable(cause)))
     return Table(("#", dashed(axis), "time", "cause"), tuple(rows)) if rows else None
+
+
+def cost_words(cliff: Cliff | CommonCliff) -> str:
+    """`+31 % (30 % to 32 %)`."""
+    return f"+{percent(cliff.ratio - 1)} ({percent(cliff.low - 1)} to {percent(cliff.high - 1)})"
 
 
 def _draw_curves(

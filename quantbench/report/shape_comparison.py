@@ -17,7 +17,7 @@ from rich.text import Text
 
 from quantbench.analysis.summary import Point, op_order
 from quantbench.planner.formulas import useful_parameters
-from quantbench.report.content import Section, Table
+from quantbench.report.content import Section, Table, terminal_table
 from quantbench.sweep.axes import SHAPE_DIM
 from quantbench.sweep.shape_file import Gain, NamedShape
 from quantbench.units import latency
@@ -131,46 +131,42 @@ def _ratio(first: Sequence[Point], other: Sequence[Point]) -> tuple[float, float
     return sums[0] / sums[1], sqrt(sum((share * width[key]) ** 2 for key, share in shares.items()))
 
 
-def _cells(comparison: ShapeComparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Head and rows of the table as texts: one row per shape and library."""
-    several = len({one.library for one in comparison.shapes}) > 1
-    predicted = any(one.predicted is not None for one in comparison.shapes)
-    library, expected = ("library",) if several else (), ("predicted",) if predicted else ()
-    head = ("shape", *library, "one layer", "logits", "gain", *expected, "")
-    rows = []
-    for one in comparison.shapes:
-        rows.append((
-            one.name,
-            *([one.library] if several else []),
-            "" if one.layer_us is None else latency(one.layer_us),
-            "" if not one.logits_us else latency(one.logits_us),
-            "" if one.gain is None or one.number == 1 else one.gain.words,
-            *(["" if one.predicted is None else one.predicted.words] if predicted else []),
-            f"not measured: {', '.join(one.missing)}" if one.missing else one.verdict,
-        ))  # fmt: skip
-    return head, rows
+def _columns(comparison: ShapeComparison) -> dict[str, list[str]]:
+    """The cells below each heading of the table: one line per shape and library."""
+    shapes = comparison.shapes
+    several = len({one.library for one in shapes}) > 1
+    predicted = any(one.predicted is not None for one in shapes)
+    return {
+        "shape": [one.name for one in shapes],
+        **({"library": [one.library for one in shapes]} if several else {}),
+        "one layer": ["" if one.layer_us is None else latency(one.layer_us) for one in shapes],
+        "logits": ["" if not one.logits_us else latency(one.logits_us) for one in shapes],
+        "gain": ["" if one.gain is None or one.number == 1 else one.gain.words for one in shapes],
+        **({"predicted": ["" if o.predicted is None else o.predicted.words for o in shapes]} if predicted else {}),
+        "": [f"not measured: {', '.join(one.missing)}" if one.missing else one.verdict for one in shapes],
+    }
 
 
 def comparison_table(comparison: ShapeComparison) -> RichTable:
     """The table for a terminal; significant gains and losses are coloured."""
-    head, rows = _cells(comparison)
-    table = RichTable(header_style="bold", box=None, pad_edge=False)
-    for name in head:
-        words = name in ("shape", "library", "")
-        table.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
-    gain = head.index("gain")
-    for one, row in zip(comparison.shapes, rows, strict=True):
-        better = one.gain is not None and one.gain.low > 0
-        worse = one.gain is not None and one.gain.high < 0
-        style = "bold green" if better else "bold red" if worse else ""
-        table.add_row(*(Text(cell, style=style if i == gain else "") for i, cell in enumerate(row)))
-    return table
+    columns: dict[str, Sequence[str | Text]] = {}
+    for name, cells in _columns(comparison).items():
+        columns[name] = [Text(cell) for cell in cells]
+    columns["gain"] = [
+        Text(
+            str(cell),
+            style="" if gain is None else "bold green" if gain.low > 0 else "bold red" if gain.high < 0 else "",
+        )
+        for cell, gain in zip(columns["gain"], (one.gain for one in comparison.shapes), strict=True)
+    ]
+    return terminal_table(columns, folded=("shape", "library", ""))
 
 
 def comparison_section(comparison: ShapeComparison) -> Section:
     """The section of the report's page."""
-    head, rows = _cells(comparison)
-    table = Table(head, tuple(rows), numeric=frozenset(range(1, len(head) - 1)))
+    columns = _columns(comparison)
+    rows = tuple(zip(*columns.values(), strict=True))
+    table = Table(tuple(columns), rows, numeric=frozenset(range(1, len(columns) - 1)))
     return Section("shapes", "Shapes side by side", table=table, lines=tuple(comparison_lines(comparison)))
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from quantbench.analysis.blocks import IdleReason, idle_reasons
+from quantbench.analysis.blocks import idle_reasons
 from quantbench.analysis.check import Check
 from quantbench.analysis.cliffs import Cliff
 from quantbench.analysis.curves import Curve, curves_of
@@ -25,6 +25,7 @@ from quantbench.analysis.summary import Point, Row, points_of
 from quantbench.device.spec import DeviceSpec
 from quantbench.measurement import Grade
 from quantbench.report.canvas import PALETTE, curve_names, draw_curve, draw_panels, plain, rate_unit
+from quantbench.report.content import share_cell, terminal_table
 from quantbench.report.source import dashed, picture_caption
 from quantbench.store.folder import Run
 from quantbench.units import latency, percent, with_interval
@@ -34,8 +35,7 @@ if TYPE_CHECKING:
 
 
 _GRADE_STYLE = {"A": "green", "B": "", "C": "yellow", "D": "red", "rejected": "bold red"}
-# Rows this far below the best one of the table stand out.
-_STANDS_OUT = 0.8
+_LOSES = "cliffs, or what the worst op loses"
 # Of several cliffs at one place the largest are told; `check` tells them all.
 _MOST_CLIFFS_SAID = 2
 _FIGURES = re.compile(r"[±]?\d")
@@ -47,33 +47,23 @@ def sweep_table(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> Table:
 
     Needs about 100 columns; on narrower terminals the last column folds.
     """
-    table = Table(header_style="bold", box=None, pad_edge=False)
-    for name in rows[0].axes:
-        table.add_column(dashed(name), justify="right", no_wrap=True)
-    several = len({row.provider for row in rows}) > 1
-    if several:
-        table.add_column("provider", no_wrap=True)
-    table.add_column("ops", justify="right", no_wrap=True)
-    logits = any(row.logits for row in rows)
-    for name in ("time", *(("logits",) if logits else ()), "TFLOP/s", "GB/s", "of peak"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("trust", no_wrap=True)
-    table.add_column("cliffs, or what the worst op loses", overflow="fold", min_width=20)
     best = max((row.peak_share or 0.0 for row in rows if not row.missing), default=0.0)
-    for row in rows:
-        low = row.peak_share is not None and not row.missing and row.peak_share < _STANDS_OUT * best
-        *figures, share = row_figures(row)
-        table.add_row(
-            *(str(value) for value in row.axes.values()),
-            *([row.provider] if several else []),
-            *figures[:2],
-            *([latency(row.logits_us) if row.logits_us is not None else ""] if logits else []),
-            *figures[2:],
-            Text(share, style="bold red" if low else ""),
-            Text(row.grade.letter, style=_GRADE_STYLE[row.grade.letter]),
-            Text(row_words(row, check, spec)),
-        )
-    return table
+    several = len({row.provider for row in rows}) > 1
+    ops, times, tflops, gb_per_s, _ = zip(*map(row_figures, rows), strict=True)
+    logits = ["" if row.logits_us is None else latency(row.logits_us) for row in rows]
+    columns: dict[str, Sequence[str | Text]] = {
+        **{dashed(name): [str(row.axes[name]) for row in rows] for name in rows[0].axes},
+        **({"provider": [row.provider for row in rows]} if several else {}),
+        "ops": ops,
+        "time": times,
+        **({"logits": logits} if any(logits) else {}),
+        "TFLOP/s": tflops,
+        "GB/s": gb_per_s,
+        "of peak": ["-" if row.missing else share_cell(row.peak_share, best) for row in rows],
+        "trust": [Text(row.grade.letter, style=_GRADE_STYLE[row.grade.letter]) for row in rows],
+        _LOSES: [Text(row_words(row, check, spec)) for row in rows],
+    }
+    return terminal_table(columns, left=("provider", "trust"), folded=(_LOSES,), narrowest=20)
 
 
 def row_figures(row: Row) -> tuple[str, str, str, str, str]:
@@ -129,18 +119,14 @@ def row_words(row: Row, check: Check, spec: DeviceSpec) -> str:
         if cliff.after.axes == row.axes and cliff.provider == row.provider
     ]
     if not said:
+        # The tile that ran or that the steps tell; the one assumed for the device only where no steps speak against it.
         worst = row.worst
-        said = [f"{worst.op}: {reason.words}" for reason in _idle(worst, check, spec)[:1]]
+        reasons = idle_reasons(worst.workload, spec, check.tile_of(worst), worst.peak_share)
+        said = [f"{worst.op}: {reason.words}" for reason in reasons[:1]]
     if len(said) > _MOST_CLIFFS_SAID:
         said = [*said[:_MOST_CLIFFS_SAID], f"{len(said) - _MOST_CLIFFS_SAID} more"]
     lacks = [f"no sum, not measured here: {', '.join(row.missing)}"] if row.missing else []
     return "; ".join(lacks + said)
-
-
-def _idle(point: Point, check: Check, spec: DeviceSpec) -> tuple[IdleReason, ...]:
-    """What tiles and waves cost a point, by the tile that ran or that the steps tell; by the one assumed for the device
-    only where no steps speak against it."""
-    return idle_reasons(point.workload, spec, check.tile_of(point), point.peak_share)
 
 
 def rows_to_json(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> list[dict[str, Any]]:

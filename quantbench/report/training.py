@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 from quantbench.errors import printable
 from quantbench.importers.training_run import TrainingSummary, read_training
 from quantbench.report.canvas import canvas, plain
-from quantbench.report.content import Gallery, PictureCard, Section, Table
+from quantbench.report.content import Gallery, PictureCard, Section, Table, terminal_table
 from quantbench.report.page import Page, Written, write_page
 from quantbench.units import with_interval
 
@@ -27,13 +27,9 @@ HEAD = (
 
 def training_table(summaries: Sequence[TrainingSummary]) -> RichTable:
     """One line per log."""
-    table = RichTable(header_style="bold", box=None, pad_edge=False)
-    table.add_column(HEAD[0], no_wrap=True)
-    for name in HEAD[1:]:
-        table.add_column(name, justify="right", no_wrap=True)
-    for summary in summaries:
-        table.add_row(*training_cells(summary))
-    return table
+    return terminal_table(
+        dict(zip(HEAD, zip(*map(training_cells, summaries), strict=True), strict=True)), left=HEAD[:1]
+    )
 
 
 def training_cells(summary: TrainingSummary) -> tuple[str, ...]:
