@@ -117,7 +117,7 @@ def file_name(text: str) -> str:
 
 
 def terminal_table(
-    columns: Mapping[str, Sequence[str | Text]],
+    columns: Mapping[str, Sequence[str] | Sequence[Text] | Sequence[str | Text]],
     *,
     left: Collection[str] = (),
     folded: Collection[str] = (),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from math import exp, log, sqrt
 from typing import Any
 
@@ -21,6 +21,7 @@ from quantbench.report.content import Section, Table, terminal_table
 from quantbench.sweep.axes import SHAPE_DIM
 from quantbench.sweep.shape_file import Gain, NamedShape
 from quantbench.units import latency
+from quantbench.workload import TransformerShape
 
 _LOGITS = "logits"
 
@@ -68,67 +69,53 @@ def compare_shapes(points: Sequence[Point], models: Sequence[NamedShape]) -> Sha
     """
     found: dict[str, dict[int, dict[str, Point]]] = defaultdict(lambda: defaultdict(dict))
     for point in points:
-        ops = found[_library(point.provider)][point.axes[SHAPE_DIM]]
+        # `torch` of `torch.mm`; a user-defined kernel, `package.module:Class`, is a library of its own.
+        library = point.provider if ":" in point.provider else point.provider.partition(".")[0]
+        ops = found[library][point.axes[SHAPE_DIM]]
         if point.op not in ops or point.latency_us < ops[point.op].latency_us:
             ops[point.op] = point
+    planned = {op.label for op in models[0].shape.ops()}
     shapes: list[MeasuredShape] = []
     left_out: dict[str, tuple[str, ...]] = {}
     for library, by_number in found.items():
         first = by_number.get(1, {})
-        planned = {op.label for op in models[0].shape.ops()}
         unmeasured = tuple(sorted(planned - first.keys(), key=op_order))
         if unmeasured:
             left_out[library] = unmeasured
-        for number in range(1, len(models) + 1):
-            one = _measured(number, models, library, by_number.get(number, {}), first)
-            shapes.append(one if unmeasured else replace(one, verdict=_verdict(one)))
+        for number, model in enumerate(models, start=1):
+            ops = by_number.get(number, {})
+            missing = tuple(sorted(first.keys() - ops.keys(), key=op_order))
+            layer_us, logits_us, gain, verdict = None, None, None, ""
+            if first and not missing:
+                own = [ops[label] for label in first]
+                layer_us = sum(point.latency_us for point in own if not point.op.startswith(_LOGITS))
+                logits_us = sum(point.latency_us for point in own if point.op.startswith(_LOGITS))
+                gain = _gain(list(first.values()), own, models[0].shape, model.shape)
+                # A prediction is of all ops, so it is not compared with a part of them.
+                if model.predicted is not None and number > 1 and not unmeasured:
+                    apart = gain.high < model.predicted.low or gain.low > model.predicted.high
+                    verdict = "outside the predicted interval" if apart else "as predicted"
+            shapes.append(
+                MeasuredShape(number, model.name, library, layer_us, logits_us, missing, gain, model.predicted, verdict)
+            )
     return ShapeComparison(tuple(shapes), left_out)
 
 
-def _library(provider: str) -> str:
-    """`torch` of `torch.mm`; anybody's own kernel, `package.module:Class`, stands for itself."""
-    return provider if ":" in provider else provider.partition(".")[0]
-
-
-def _measured(
-    number: int, models: Sequence[NamedShape], library: str, ops: dict[str, Point], first: dict[str, Point]
-) -> MeasuredShape:
-    one = models[number - 1]
-    missing = tuple(sorted(first.keys() - ops.keys(), key=op_order))
-    if missing or not first:
-        return MeasuredShape(number, one.name, library, None, None, missing, None, one.predicted, "")
-    own = [ops[label] for label in first]
-    layer_us = sum(point.latency_us for point in own if not point.op.startswith(_LOGITS))
-    logits_us = sum(point.latency_us for point in own if point.op.startswith(_LOGITS))
-    asked = models[0].shape
-    ratio, half_width = _ratio(list(first.values()), own)
-    weight = useful_parameters(one.shape, asked.vocab) / useful_parameters(asked, asked.vocab)
-    faster = ratio * weight * one.shape.tokens / asked.tokens
-    gain = Gain(faster - 1, faster * exp(-half_width) - 1, faster * exp(half_width) - 1)
-    return MeasuredShape(number, one.name, library, layer_us, logits_us, (), gain, one.predicted, "")
-
-
-def _verdict(one: MeasuredShape) -> str:
-    """Whether the two intervals meet. A prediction is of all ops, so it is not held against a part of them."""
-    if one.predicted is None or one.gain is None or one.number == 1:
-        return ""
-    if one.gain.high < one.predicted.low or one.gain.low > one.predicted.high:
-        return "outside the predicted interval"
-    return "as predicted"
-
-
-def _ratio(first: Sequence[Point], other: Sequence[Point]) -> tuple[float, float]:
-    """The sum of `first` over that of `other`, each op as often as it runs, and the half-width of its logarithm."""
+def _gain(first: Sequence[Point], own: Sequence[Point], asked: TransformerShape, shape: TransformerShape) -> Gain:
+    """The gain of a shape, from the sum of its ops and of the first shape's, each op as often as it runs."""
     shares: dict[str, float] = defaultdict(float)
     width: dict[str, float] = {}
     sums = []
-    for sign, points in ((1, first), (-1, other)):
+    for sign, points in ((1, first), (-1, own)):
         total_us = sum(point.latency_us * point.count for point in points)
         sums.append(total_us)
         for point in points:
             shares[point.key] += sign * point.latency_us * point.count / total_us
             width[point.key] = log(point.high_us / point.low_us) / 2
-    return sums[0] / sums[1], sqrt(sum((share * width[key]) ** 2 for key, share in shares.items()))
+    half_width = sqrt(sum((share * width[key]) ** 2 for key, share in shares.items()))  # of the logarithm
+    weight = useful_parameters(shape, asked.vocab) / useful_parameters(asked, asked.vocab)
+    faster = sums[0] / sums[1] * weight * shape.tokens / asked.tokens
+    return Gain(faster - 1, faster * exp(-half_width) - 1, faster * exp(half_width) - 1)
 
 
 def _columns(comparison: ShapeComparison) -> dict[str, list[str]]:
@@ -149,16 +136,10 @@ def _columns(comparison: ShapeComparison) -> dict[str, list[str]]:
 
 def comparison_table(comparison: ShapeComparison) -> RichTable:
     """The table for a terminal; significant gains and losses are coloured."""
-    columns: dict[str, Sequence[str | Text]] = {}
-    for name, cells in _columns(comparison).items():
-        columns[name] = [Text(cell) for cell in cells]
-    columns["gain"] = [
-        Text(
-            str(cell),
-            style="" if gain is None else "bold green" if gain.low > 0 else "bold red" if gain.high < 0 else "",
-        )
-        for cell, gain in zip(columns["gain"], (one.gain for one in comparison.shapes), strict=True)
-    ]
+    columns = {name: [Text(cell) for cell in cells] for name, cells in _columns(comparison).items()}
+    for cell, one in zip(columns["gain"], comparison.shapes, strict=True):
+        if one.gain is not None and (one.gain.low > 0 or one.gain.high < 0):
+            cell.stylize("bold green" if one.gain.low > 0 else "bold red")
     return terminal_table(columns, folded=("shape", "library", ""))
 
 
