@@ -16,8 +16,7 @@ from quantbench.cli.output import output, print_json, progress_bar, say
 from quantbench.cli.sweep_options import SweepArguments, assumed_of, budget_of, check_words, sweep_options
 from quantbench.cli.sweep_print import measuring_s, refinement, say_plan, say_result, show_progress
 from quantbench.cluster.cards import card_lines, compare_cards
-from quantbench.cluster.lane import Lane
-from quantbench.cluster.members import Host
+from quantbench.cluster.lane import Host, Lane
 from quantbench.cluster.ray_pool import RayPool
 from quantbench.cluster.session import ClusterOptions, ClusterSweep
 from quantbench.device.spec import DeviceSpec

@@ -10,8 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quantbench.cluster.lane import Lane
-from quantbench.cluster.members import ClusterWorker, DeviceLostError, Host
+from quantbench.cluster.lane import ClusterWorker, DeviceLostError, Host, Lane
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import MeasurementError, StoreError
 from quantbench.store.folder import RunWriter

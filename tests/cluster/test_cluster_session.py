@@ -11,7 +11,7 @@ import pytest
 from sweep_doubles import A100, STATE, measured
 
 from quantbench.cluster.cards import card_lines, compare_cards
-from quantbench.cluster.members import DeviceLostError
+from quantbench.cluster.lane import DeviceLostError
 from quantbench.cluster.session import ClusterOptions, ClusterSweep
 from quantbench.errors import InputError, MeasurementError, StoreError
 from quantbench.store.folder import Run, RunWriter, read_run
