@@ -190,8 +190,8 @@ class Lane:
     budget_s: float | None = None
     more: More | None = None
     records: tuple[Record, ...] = ()
-    phases_s: Counter[str] = field(default_factory=Counter)
     expected_members: int = 1
+    phases_s: Counter[str] = field(default_factory=Counter)
     endings: list[Finished] = field(default_factory=list)
     members: set[str] = field(default_factory=set)
 
