@@ -1,6 +1,6 @@
 """What all pictures share: style, labels, saving, panels side by side, and which of many curves are drawn.
 
-`canvas` opens a figure, labels it and writes the PNG; `draw_panels` draws one panel per op. `draw_curve` and
+`figure` opens a figure, labels it and writes the PNG; `draw_panels` draws one panel per op. `draw_curve` and
 `label_sizes` draw a curve and its x axis, `typical` selects curves and `curve_names` names them. Used by every module
 here that draws, and by `tools.guide`.
 """
@@ -47,7 +47,7 @@ _WIDE = 24.0
 
 
 @contextmanager
-def canvas(
+def figure(
     path: Path,
     size_in: tuple[float, float],
     lines: int = 1,
@@ -74,18 +74,18 @@ def canvas(
     from cycler import cycler
 
     with sns.axes_style("whitegrid", _STYLE), plt.rc_context({"axes.prop_cycle": cycler(color=PALETTE)}):
-        figure, panels = plt.subplots(lines, columns, figsize=size_in, squeeze=False, layout="constrained", **options)
+        drawn, panels = plt.subplots(lines, columns, figsize=size_in, squeeze=False, layout="constrained", **options)
         try:
             yield panels
             if legend:
-                _legend_below(figure, panels.flat)
+                _legend_below(drawn, panels.flat)
             if title:
                 width = int(_LETTERS_PER_IN * size_in[0])
                 below = wrap(plain(caption, 4 * width), width, break_on_hyphens=False)
-                figure.suptitle("\n".join([plain(title, width), *below]), x=0.01, ha="left", fontsize=9)
-            _save(figure, path)
+                drawn.suptitle("\n".join([plain(title, width), *below]), x=0.01, ha="left", fontsize=9)
+            _save(drawn, path)
         finally:
-            plt.close(figure)
+            plt.close(drawn)
 
 
 def _save(figure: Figure, path: Path) -> None:
@@ -192,14 +192,14 @@ def draw_panels(
 
     draw: fills the panel of an op.
     axis: name of the x axis of all panels.
-    title, caption: see `canvas`.
+    title, caption: see `figure`.
     Raises StoreError where the file cannot be written.
     """
     names = sorted(set(ops), key=op_order)
     columns = min(_COLUMNS, len(names))
     lines = cdiv(len(names), columns)
     size_in = (_WIDTH_IN * columns, _HEIGHT_IN * lines + _TITLE_IN)
-    with canvas(path, size_in, lines, columns, title=title, caption=caption, sharex=True) as panels:
+    with figure(path, size_in, lines, columns, title=title, caption=caption, sharex=True) as panels:
         for panel in panels.flat[len(names) :]:
             panel.set_axis_off()
         for panel, name in zip(panels.flat, names, strict=False):

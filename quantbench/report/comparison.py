@@ -18,7 +18,7 @@ from rich.text import Text
 from quantbench.analysis.compare import FIGURES_METHOD, METHOD, VERDICTS, Compared, Comparison
 from quantbench.errors import printable
 from quantbench.junit import clean, write_suite
-from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, canvas
+from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, figure
 from quantbench.report.content import terminal_table
 from quantbench.report.source import dashed, picture_caption
 from quantbench.store.record import Place
@@ -183,7 +183,7 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
         f"{name}: {run.info.run_id} · {picture_caption(run.info, (getattr(p, side) for p in points))}"
         for name, run, side in (("A", comparison.a, "a"), ("B", comparison.b, "b"))
     )
-    with canvas(path, (9.0, 4.2), title=a, caption=b) as panels:
+    with figure(path, (9.0, 4.2), title=a, caption=b) as panels:
         panel = panels[0][0]
         tolerance = comparison.tolerance
         panel.axhspan(1 / (1 + tolerance), 1 + tolerance, color="0.92", zorder=0, label="does not count")

@@ -25,18 +25,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import printable
 from quantbench.launch import Launch
 from quantbench.quantization import kernel_change_words
-from quantbench.report.canvas import (
-    CLIFF_COLOUR,
-    MARKERS,
-    PALETTE,
-    canvas,
-    label_sizes,
-    limit_heights,
-    plain,
-    position,
-    rate,
-    rate_unit,
-)
+from quantbench.report import canvas
 from quantbench.report.source import dashed
 from quantbench.units import latency, percent
 
@@ -303,7 +292,7 @@ _NEAR_THE_FOOT = 0.1
 def draw_lead(rows: Sequence[Row], bad: Sequence[BadSize], axis: str, path: Path, caption: str) -> None:
     """Write a PNG: share of peak over `axis`, all ops of a place together, bad sizes in red.
 
-    Of many curves those that lose most are drawn. caption: see `canvas.canvas`.
+    Of many curves those that lose most are drawn. caption: see `canvas.figure`.
     """
     losses: dict[int, float] = {}
     for one in bad:
@@ -311,33 +300,28 @@ def draw_lead(rows: Sequence[Row], bad: Sequence[BadSize], axis: str, path: Path
     curves = [curve for curve in curves_of_rows(rows, axis) if len(curve) > 1]
     curves.sort(key=lambda curve: -sum(losses.get(id(row), 0.0) for row in curve))
     curves = curves[:_MOST_CURVES]
+    several_providers = len({curve[0].provider for curve in curves}) > 1
     ops = ", ".join(dict.fromkeys(point.op for point in curves[0][0].points))
     title = f"{ops}, together" if "," in ops else ops
-    with canvas(path, (6.4, 4.1), title=title, caption=caption) as panels:
+    with canvas.figure(path, (6.4, 4.1), title=title, caption=caption) as panels:
         panel = panels[0][0]
         heights = []
         for i, curve in enumerate(curves):
-            x, y = [row.axes[axis] for row in curve], [rate(row) for row in curve]
+            x, y = [row.axes[axis] for row in curve], [canvas.rate(row) for row in curve]
             heights += y
-            name = plain(_name(curve, curves, axis), 44)
-            panel.plot(
-                x, y, "-", marker=MARKERS[i], color=PALETTE[i], markersize=3.5, linewidth=1.1, label=name, zorder=3
-            )
+            held = [f"{dashed(name)}={value}" for name, value in curve[0].axes.items() if name != axis]
+            label = canvas.plain(" ".join([*([curve[0].provider] if several_providers or not held else []), *held]), 44)
+            line = {"marker": canvas.MARKERS[i], "color": canvas.PALETTE[i], "markersize": 3.5, "linewidth": 1.1}
+            panel.plot(x, y, "-", label=label, zorder=3, **line)
             in_red = [(at, h) for at, h, row in zip(x, y, curve, strict=True) if id(row) in losses]
             if in_red:
-                panel.plot(*zip(*in_red, strict=True), "o", color=CLIFF_COLOUR, markersize=4, zorder=4)
+                panel.plot(*zip(*in_red, strict=True), "o", color=canvas.CLIFF_COLOUR, markersize=4, zorder=4)
         sizes = sorted({row.axes[axis] for curve in curves for row in curve})
-        label_sizes(panel, axis, sizes)
-        limit_heights(panel, heights)
+        canvas.label_sizes(panel, axis, sizes)
+        canvas.limit_heights(panel, heights)
         _label_worst(panel, [b for b in bad if any(b.row in curve for curve in curves)], sizes)
-        panel.plot([], [], "o", color=CLIFF_COLOUR, markersize=4, label="loses against a size near it")
-        panel.set_ylabel(rate_unit(curves[0][0]))
-
-
-def _name(curve: Sequence[Row], curves: Sequence[Sequence[Row]], axis: str) -> str:
-    held = [f"{dashed(name)}={value}" for name, value in curve[0].axes.items() if name != axis]
-    providers = {other[0].provider for other in curves}
-    return " ".join([*([curve[0].provider] if len(providers) > 1 or not held else []), *held])
+        panel.plot([], [], "o", color=canvas.CLIFF_COLOUR, markersize=4, label="loses against a size near it")
+        panel.set_ylabel(canvas.rate_unit(curves[0][0]))
 
 
 def _label_worst(panel: Axes, bad: Sequence[BadSize], sizes: Sequence[int]) -> None:
@@ -352,11 +336,11 @@ def _label_worst(panel: Axes, bad: Sequence[BadSize], sizes: Sequence[int]) -> N
         if id(one.better) in better:
             continue
         better.add(id(one.better))
-        at, height = position(one.size, sizes), rate(one.row)
+        at, height = canvas.position(one.size, sizes), canvas.rate(one.row)
         if all(abs(at - other) > _LABEL_GAP for other in placed):
             placed.append(at)
             panel.annotate(
                 f"−{percent(one.loss)}", (one.size, height), xytext=(0, -11 if height > floor else 6),
-                textcoords="offset points", ha="center", fontsize=8, color=CLIFF_COLOUR, fontweight="bold", zorder=5,
-                path_effects=[withStroke(linewidth=2.5, foreground="white")],
+                textcoords="offset points", ha="center", fontsize=8, color=canvas.CLIFF_COLOUR, fontweight="bold",
+                zorder=5, path_effects=[withStroke(linewidth=2.5, foreground="white")],
             )  # fmt: skip

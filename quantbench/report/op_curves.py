@@ -19,21 +19,7 @@ from quantbench.analysis.summary import Point, op_order
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import printable
 from quantbench.launch import Launch
-from quantbench.report.canvas import (
-    CLIFF_COLOUR,
-    PALETTE,
-    canvas,
-    curve_names,
-    draw_curve,
-    is_wide,
-    label_sizes,
-    limit_heights,
-    plain,
-    position,
-    rate,
-    rate_unit,
-    typical,
-)
+from quantbench.report import canvas
 from quantbench.report.content import Caption, Gallery, PictureCard, Section, Table, file_name
 from quantbench.report.source import dashed
 from quantbench.units import percent
@@ -118,7 +104,7 @@ def _op_card(
     tile_of: the tiles of each family of curves, for the sawtooth.
     """
     axis = curves[0].axis
-    drawn = typical(curves, _MOST_CURVES)
+    drawn = canvas.typical(curves, _MOST_CURVES)
     points = [point for curve in drawn for point in curve.points]
     there = set(map(_place_key, points))
     own = sorted((c for c in cliffs if c.axis == axis and _place_key(c.after) in there), key=lambda c: -c.ratio)
@@ -127,21 +113,21 @@ def _op_card(
     colours = dict(zip(launches, cycle(_kernel_palette(len(launches))), strict=False))
     path = gallery.path(axis, op)
     banded = [curve for curve in drawn if any(p.launch is not None for p in curve.points)]
-    ratios: dict[str, Any] = {"height_ratios": (1.0, 0.062 * len(banded))} if banded else {}
     size_in, title = (6.4, 3.9 + 0.24 * len(banded)), f"{op} over {dashed(axis)}"
-    with canvas(path, size_in, 1 + bool(banded), title=title, caption=caption(points), sharex=True, **ratios) as panels:
+    options: dict[str, Any] = {"sharex": True, "height_ratios": (1.0, 0.062 * len(banded))} if banded else {}
+    with canvas.figure(path, size_in, 1 + bool(banded), title=title, caption=caption(points), **options) as panels:
         panel, lowest = panels[0][0], panels[-1][0]
         heights = _draw_curves(panel, drawn, spec, tile_of)
         sizes = sorted({size for curve in drawn for size in curve.sizes})
         _draw_numbers(panel, numbered, sizes)
-        label_sizes(lowest, axis, sizes)
+        canvas.label_sizes(lowest, axis, sizes)
         margin = 0.03 * (sizes[-1] - sizes[0]) or 0.5
-        limits = (sizes[0] / 1.1, sizes[-1] * 1.1) if is_wide(sizes) else (sizes[0] - margin, sizes[-1] + margin)
+        limits = (sizes[0] / 1.1, sizes[-1] * 1.1) if canvas.is_wide(sizes) else (sizes[0] - margin, sizes[-1] + margin)
         panel.set_xlim(*limits)
-        limit_heights(panel, heights)
-        panel.set_ylabel(rate_unit(points[0]))
+        canvas.limit_heights(panel, heights)
+        panel.set_ylabel(canvas.rate_unit(points[0]))
         if banded:
-            _draw_bands(lowest, banded, curve_names(drawn), colours)
+            _draw_bands(lowest, banded, canvas.curve_names(drawn), colours)
     notes = []
     if len(drawn) < len(curves):
         notes.append(f"{len(drawn)} of {len(curves)} curves, from smaller to larger work")
@@ -166,8 +152,8 @@ def _kernel_palette(kernels: int) -> Sequence[str]:
     import matplotlib as mpl
     from matplotlib.colors import to_hex
 
-    if kernels <= len(PALETTE):
-        return PALETTE
+    if kernels <= len(canvas.PALETTE):
+        return canvas.PALETTE
     return [to_hex(colour) for colour in mpl.colormaps["tab20"].colors]  # type: ignore[attr-defined]
 
 
@@ -197,8 +183,8 @@ def _draw_curves(
     """Draw the curves and their sawteeth. Returns the heights that must be inside the panel."""
     heights = []
     line, interval = {"markersize": 3.4, "linewidth": 1.1, "zorder": 3}, {"color": "0.25", "linewidth": 1.0}
-    for i, (curve, name) in enumerate(zip(curves, curve_names(curves), strict=True)):
-        y = draw_curve(panel, curve, i, name, line, interval)
+    for i, (curve, name) in enumerate(zip(curves, canvas.curve_names(curves), strict=True)):
+        y = canvas.draw_curve(panel, curve, i, name, line, interval)
         heights += y
         # Of several curves the largest: small products run other tiles than the one recovered from the steps.
         teeth = None
@@ -210,7 +196,7 @@ def _draw_curves(
             label = f"{what}, computed ({teeth.tile})" if i == len(curves) - 1 else None
             rates = [per_tflops * tflops for tflops in teeth.tflops]
             heights += [height for height in rates if not isnan(height)]
-            colour = PALETTE[i % len(PALETTE)]
+            colour = canvas.PALETTE[i % len(canvas.PALETTE)]
             panel.plot(teeth.sizes, rates, "--", color=colour, linewidth=0.8, alpha=0.55, zorder=2, label=label)
     return heights
 
@@ -219,23 +205,23 @@ def _draw_numbers(panel: Axes, numbered: Sequence[Cliff], sizes: Sequence[int]) 
     """The number of each cliff below the point after it."""
     last, depth = -1.0, 0
     for number, cliff in enumerate(numbered, start=1):
-        x, y = cliff.next, rate(cliff.after)
-        at = position(x, sizes)
+        x, y = cliff.next, canvas.rate(cliff.after)
+        at = canvas.position(x, sizes)
         depth = (depth + 1) % _MOST_STACKED if at - last < _NUMBER_WIDTH else 0
         last = at
         panel.annotate(
             f"{number}", (x, y), xytext=(0, -17 * (1 + depth)), textcoords="offset points", ha="center", va="center",
             fontsize=8, color="white", zorder=6,
-            bbox={"boxstyle": "circle,pad=0.22", "facecolor": CLIFF_COLOUR, "edgecolor": "white"},
-            arrowprops={"arrowstyle": "-", "color": CLIFF_COLOUR, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 1},
+            bbox={"boxstyle": "circle,pad=0.22", "facecolor": canvas.CLIFF_COLOUR, "edgecolor": "white"},
+            arrowprops={"arrowstyle": "-", "color": canvas.CLIFF_COLOUR, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 1},
         )  # fmt: skip
-        panel.plot([x], [y], "o", color=CLIFF_COLOUR, markersize=4.5, zorder=5)
+        panel.plot([x], [y], "o", color=canvas.CLIFF_COLOUR, markersize=4.5, zorder=5)
 
 
 def _draw_bands(strip: Any, curves: Sequence[Curve], names: Sequence[str], colours: dict[str, str]) -> None:
     """A line in the strip for each curve whose kernels are known: one colour per kernel, its tile written in it."""
     strip.set_ylim(len(curves), 0)
-    labels = [plain(name, 12) for name in names] if len(curves) == len(names) > 1 else ["kernel"] * len(curves)
+    labels = [canvas.plain(name, 12) for name in names] if len(curves) == len(names) > 1 else ["kernel"] * len(curves)
     strip.set_yticks([line + 0.5 for line in range(len(curves))], labels, fontsize=7)
     strip.grid(visible=False)
     strip.tick_params(axis="x", which="both", bottom=True)
@@ -247,7 +233,8 @@ def _draw_bands(strip: Any, curves: Sequence[Curve], names: Sequence[str], colou
             left, right = (strip.transData.transform((x, 0))[0] for x in (start, stop))
             if (right - left) / strip.bbox.width > _NAMED_BAND:
                 middle = strip.transData.inverted().transform(((left + right) / 2, 0))[0]
-                strip.text(middle, line + 0.5, plain(_kernel_label(launch), 20), ha="center", va="center", fontsize=7)
+                label = canvas.plain(_kernel_label(launch), 20)
+                strip.text(middle, line + 0.5, label, ha="center", va="center", fontsize=7)
 
 
 def _pieces(curve: Curve, limits: tuple[float, float]) -> list[tuple[float, float, Launch]]:

@@ -17,7 +17,7 @@ import numpy as np
 from quantbench.analysis.curves import Curve
 from quantbench.analysis.summary import Row
 from quantbench.measurement import Measurement
-from quantbench.report.canvas import CLIFF_COLOUR, canvas, plain
+from quantbench.report.canvas import CLIFF_COLOUR, figure, plain
 from quantbench.report.content import Caption, Gallery, Picture, PictureCard, Section
 from quantbench.report.source import dashed
 from quantbench.stats import median
@@ -76,7 +76,7 @@ def heat_maps(rows: Sequence[Row], axes: Sequence[str]) -> tuple[HeatMap, ...]:
 def draw_heat_map(heat: HeatMap, path: Path, caption: str) -> None:
     """Write a PNG: per cent of peak, one cell per place; places that were not measured stay empty.
 
-    caption: see `canvas.canvas`.
+    caption: see `canvas.figure`.
     """
     import seaborn as sns
 
@@ -89,7 +89,7 @@ def draw_heat_map(heat: HeatMap, path: Path, caption: str) -> None:
         cells[line_of[row.axes[heat.y_axis]], column_of[row.axes[heat.x_axis]]] = 100 * row.peak_share
     title = ", ".join([heat.provider, *(f"{dashed(name)} = {value}" for name, value in heat.held.items())])
     height_in = min(6.5, 1.6 + 0.26 * len(y) + (0.6 if len(y) < 6 else 0.0))
-    with canvas(path, (6.8, height_in), title=title, caption=caption) as panels:
+    with figure(path, (6.8, height_in), title=title, caption=caption) as panels:
         panel = panels[0][0]
         sns.heatmap(
             cells, ax=panel, cmap="viridis", annot=cells.size <= _MOST_LABELLED,
@@ -152,7 +152,7 @@ def spread_picture(curves: Sequence[Curve], axis: str, gallery: Gallery, caption
     chosen = sorted(sorted(changes, key=lambda pair: -changes[pair][1])[:_MOST_PAIRS], key=lambda pair: pair[0])
     low, middle, high = zip(*(changes[pair] for pair in chosen), strict=True)
     path = gallery.path("jumps", axis)
-    with canvas(path, (6.8, 3.9), title=f"jumps of the time over {dashed(axis)}", caption=caption) as panels:
+    with figure(path, (6.8, 3.9), title=f"jumps of the time over {dashed(axis)}", caption=caption) as panels:
         panel = panels[0][0]
         places = range(len(chosen))
         panel.axhline(0, color="0.4", linewidth=0.8)
@@ -219,9 +219,9 @@ def _range_words(name: str, unit: str, samples: Sequence[_Sample]) -> str:
 
 
 def _draw_state(tracks: dict[tuple[str, str], list[_Sample]], path: Path, caption: str) -> None:
-    """Write a PNG: one panel per quantity over the minutes of the run. caption: see `canvas.canvas`."""
+    """Write a PNG: one panel per quantity over the minutes of the run. caption: see `canvas.figure`."""
     size_in, title = (6.8, 1.0 + 1.15 * len(tracks)), "the device during the run"
-    with canvas(path, size_in, len(tracks), title=title, caption=caption, sharex=True) as panels:
+    with figure(path, size_in, len(tracks), title=title, caption=caption, sharex=True) as panels:
         for (panel,), ((name, unit), samples) in zip(panels, tracks.items(), strict=True):
             minutes, values, low, high = zip(*samples, strict=True)
             if low != high:

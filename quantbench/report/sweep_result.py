@@ -184,7 +184,7 @@ def draw_efficiency(
     axis: the field along x.
     tile_of: the tile that computes a point (`Check.tile_of`). Where it was recorded or recovered from the steps, tile
         edges are ticks at the foot and wave edges dashed lines in the colour of their curve.
-    title, caption: see `canvas.canvas`.
+    title, caption: see `canvas.figure`.
     """
 
     def draw(panel: Axes, op: str) -> None:

@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 
 from quantbench.errors import printable
 from quantbench.importers.training_run import TrainingSummary, read_training
-from quantbench.report.canvas import canvas, plain
+from quantbench.report.canvas import figure, plain
 from quantbench.report.content import Gallery, PictureCard, Section, Table, terminal_table
 from quantbench.report.page import Page, Written, write_page
 from quantbench.units import with_interval
@@ -56,7 +56,7 @@ def draw_throughput(summaries: Sequence[TrainingSummary], path: Path) -> None:
     layouts = sorted({s.layout for s in drawn})
     width = _WIDTH_OF_A_GROUP / max(1, len(layouts))
     size_in = (1.5 + 4.5 * len(batches), 4.2)
-    with canvas(path, size_in, columns=len(batches), legend=False, sharey=True) as panels:
+    with figure(path, size_in, columns=len(batches), legend=False, sharey=True) as panels:
         for panel, gbs in zip(panels[0], batches, strict=True):
             mine = [s for s in drawn if s.gbs == gbs]
             gpus = sorted({s.gpus for s in mine if s.gpus is not None})

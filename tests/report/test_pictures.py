@@ -17,7 +17,7 @@ from quantbench.analysis.curves import curves_of
 from quantbench.analysis.sawtooth import drawn_edges, sawtooth
 from quantbench.analysis.summary import Point, points_of
 from quantbench.launch import Launch, Tile
-from quantbench.report.canvas import canvas
+from quantbench.report import canvas
 from quantbench.report.content import Gallery
 from quantbench.report.page import build_page
 from quantbench.report.source import picture_caption
@@ -185,7 +185,7 @@ def test_the_computed_sawtooth_of_a_report_stays_inside_and_is_in_the_legend(tmp
 
 
 def test_one_legend_names_each_thing_once(tmp_path: Path, drawn: list[Any]) -> None:
-    with canvas(tmp_path / "p.png", (6, 3), columns=2) as panels:
+    with canvas.figure(tmp_path / "p.png", (6, 3), columns=2) as panels:
         for panel in panels.flat:
             panel.plot([1, 2], [3, 4], label="measured")
         panels[0][1].plot([1, 2], [3, 4], label="predicted")

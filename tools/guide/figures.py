@@ -1,6 +1,6 @@
 """The figures of docs/choosing-shapes.md. Each function draws the results of all GPUs, by name, into one PNG.
 
-Called by `tools.guide.__main__`. caption: see `quantbench.report.canvas.canvas`.
+Called by `tools.guide.__main__`. caption: see `quantbench.report.canvas.figure`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quantbench.analysis.sawtooth import Sawtooth
-from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, canvas
+from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, figure
 from tools.guide.products import Edges, Price, TileFit
 from tools.guide.shapes import Width
 
@@ -27,7 +27,7 @@ def draw_staircases(
     curves: (m, TFLOP/s) by GPU.
     """
     title = "rate over m, n = k = 4096"
-    with canvas(path, (_WIDE_IN, 5.6), 2, 2, title=title, caption=caption, sharex=True) as panels:
+    with figure(path, (_WIDE_IN, 5.6), 2, 2, title=title, caption=caption, sharex=True) as panels:
         for panel, (name, points) in zip(panels.flat, curves.items(), strict=True):
             tooth = teeth[name]
             if tooth is not None:
@@ -52,7 +52,7 @@ def draw_staircases(
 def draw_steps(edges: Mapping[str, Edges], sizes: Sequence[int], path: Path, caption: str) -> None:
     """Cost of one more row at each edge: median and the range from 10 to 90 % of the shapes."""
     title = "what one row more costs"
-    with canvas(path, (_WIDE_IN, 4.0), title=title, caption=caption, legend=False) as panels:
+    with figure(path, (_WIDE_IN, 4.0), title=title, caption=caption, legend=False) as panels:
         panel = panels[0][0]
         for i, (name, found) in enumerate(edges.items()):
             chosen = [found.step(m) for m in sizes]
@@ -71,7 +71,7 @@ def draw_steps(edges: Mapping[str, Edges], sizes: Sequence[int], path: Path, cap
 def draw_waves(fits: Mapping[str, TileFit], path: Path, caption: str) -> None:
     """Cost of one more row with and without a new wave: median and quartiles."""
     title = "what one row more costs, with and without one wave more"
-    with canvas(path, (6.4, 3.4), title=title, caption=caption, legend=False) as panels:
+    with figure(path, (6.4, 3.4), title=title, caption=caption, legend=False) as panels:
         panel = panels[0][0]
         for i, (name, fit) in enumerate(fits.items()):
             for shift, middle, quartiles, mark in (
@@ -94,7 +94,7 @@ def draw_widths(found: Mapping[str, Sequence[Width]], path: Path, caption: str) 
     """Speed of heads of other widths over that of heads of 128, by sequence length; a panel per width."""
     head_dims = sorted({width.head_dim for widths in found.values() for width in widths})
     title = "speed of heads by their width"
-    with canvas(
+    with figure(
         path, (_WIDE_IN, 3.5), 1, len(head_dims), title=title, caption=caption, legend=False, sharey=True
     ) as panels:
         for panel, head_dim in zip(panels[0], head_dims, strict=True):
@@ -121,7 +121,7 @@ def draw_widths(found: Mapping[str, Sequence[Width]], path: Path, caption: str) 
 def draw_head_counts(found: Mapping[str, Mapping[int, float]], path: Path, caption: str) -> None:
     """Share of each GPU's best rate over the number of heads."""
     title = "rate over the number of heads"
-    with canvas(path, (6.4, 3.5), title=title, caption=caption, legend=False) as panels:
+    with figure(path, (6.4, 3.5), title=title, caption=caption, legend=False) as panels:
         panel = panels[0][0]
         for name, rates in found.items():
             best = max(rates.values())
@@ -138,7 +138,7 @@ def draw_head_counts(found: Mapping[str, Mapping[int, float]], path: Path, capti
 def draw_prices(found: Mapping[str, Sequence[Price]], tokens: Sequence[int], path: Path, caption: str) -> None:
     """GPU time lost by splitting over tp; a panel per GPU and split dimension, a line per number of tokens."""
     title = "GPU time lost by splitting over tp"
-    with canvas(
+    with figure(
         path, (_WIDE_IN, 4.8), 2, len(found), title=title, caption=caption, legend=False, sharex=True, sharey=True
     ) as panels:
         for line, (column, what) in enumerate(((True, "n split (qkv, up)"), (False, "k split (proj, down)"))):
@@ -170,7 +170,7 @@ def _draw_price_panel(panel: Any, prices: Sequence[Price], tokens: Sequence[int]
 def draw_hidden_sizes(found: Mapping[int, Mapping[int, float]], divisor: int, path: Path, caption: str) -> None:
     """Share of block slots in use over hidden sizes, by MBS; multiples of `divisor` are marked."""
     title = "share of block slots in use"
-    with canvas(
+    with figure(
         path, (_WIDE_IN, 1.1 + 1.9 * len(found)), len(found), title=title, caption=caption, legend=False, sharex=True
     ) as panels:
         for (panel,), (mbs, shares) in zip(panels, found.items(), strict=True):

@@ -26,7 +26,7 @@ from quantbench.analysis.summary import Point, points_of
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import QuantbenchError, StoreError
 from quantbench.quantization import cdiv
-from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, canvas
+from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, figure
 from quantbench.report.source import picture_caption
 from quantbench.report.sweep_result import draw_run
 from quantbench.store.folder import read_run
@@ -140,7 +140,7 @@ def draw_staircase(found: Staircase, path: Path) -> None:
     computed = f"computed: {tile.block_m}x{tile.block_n} tiles in waves of {tile.resident_blocks}, on {sms} SMs"
     title = f"m × {_K} times {_K} × {_N} over m"
     caption = picture_caption(found.info, found.curve.points)
-    with canvas(path, (8.2, 6.2), 2, title=title, caption=caption, sharex=True) as panels:
+    with figure(path, (8.2, 6.2), 2, title=title, caption=caption, sharex=True) as panels:
         for panel, measured, teeth, unit in (
             (panels[0][0], [p.latency_us for p in found.curve.points], teeth_us, "time, µs"),
             (panels[1][0], [p.tflops for p in found.curve.points], found.teeth.tflops, "TFLOP/s"),
