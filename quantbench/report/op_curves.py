@@ -6,17 +6,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import cycle, groupby, pairwise
 from math import isnan
 from typing import TYPE_CHECKING, Any
 
+from quantbench.analysis.check import Check
 from quantbench.analysis.cliffs import Cliff, CommonCliff
 from quantbench.analysis.curves import Curve
-from quantbench.analysis.periods import Family, Period, TileOf, tile_finder
+from quantbench.analysis.periods import tile_finder
 from quantbench.analysis.sawtooth import sawtooth
 from quantbench.analysis.summary import Point, op_order
-from quantbench.device.spec import DeviceSpec
 from quantbench.errors import printable
 from quantbench.launch import Launch
 from quantbench.report import canvas
@@ -45,19 +45,11 @@ _NUMBER_WIDTH, _MOST_STACKED = 0.045, 3
 _NAMED_BAND = 0.09
 
 
-def axis_section(
-    axis: str,
-    every: Sequence[Curve],
-    cliffs: Sequence[Cliff],
-    spec: DeviceSpec,
-    periods: Sequence[Period],
-    gallery: Gallery,
-    caption: Caption,
-) -> Section | None:
+def axis_section(axis: str, every: Sequence[Curve], check: Check, gallery: Gallery, caption: Caption) -> Section | None:
     """The section of one axis: a card per op, those that take most time; None where nothing varies along it.
 
     every: all curves along the axis.
-    cliffs, periods: of the whole run.
+    check: of the whole run; its cliffs are numbered.
     """
     if not every:
         return None
@@ -71,8 +63,7 @@ def axis_section(
         notes.append(f"the {len(ops)} of {len(spent)} ops that take most time")
     if still:
         notes.append(f"{', '.join(still)}: the same product at every {dashed(axis)}")
-    tile_of = tile_finder(spec, periods)
-    cards = [_op_card(op, [c for c in curves if c.op == op], cliffs, spec, tile_of, gallery, caption) for op in ops]
+    cards = [_op_card(op, [c for c in curves if c.op == op], check, gallery, caption) for op in ops]
     return Section(f"axis-{file_name(axis)}", f"Efficiency over {dashed(axis)}", "; ".join(notes), tuple(cards))
 
 
@@ -88,26 +79,17 @@ def _that_vary(curves: Sequence[Curve]) -> tuple[list[Curve], list[str]]:
     return list(found.values()), sorted({curve.op for curve in curves} - vary, key=op_order)
 
 
-def _op_card(
-    op: str,
-    curves: Sequence[Curve],
-    cliffs: Sequence[Cliff],
-    spec: DeviceSpec,
-    tile_of: Callable[[Family], TileOf],
-    gallery: Gallery,
-    caption: Caption,
-) -> PictureCard:
+def _op_card(op: str, curves: Sequence[Curve], check: Check, gallery: Gallery, caption: Caption) -> PictureCard:
     """The picture of one op along one axis: points with intervals, sawtooth, numbered cliffs, and a band per curve with
     the kernels that ran.
 
     curves: of one op along one axis.
-    tile_of: the tiles of each family of curves, for the sawtooth.
     """
     axis = curves[0].axis
     drawn = canvas.typical(curves, _MOST_CURVES)
     points = [point for curve in drawn for point in curve.points]
     there = set(map(_place_key, points))
-    own = sorted((c for c in cliffs if c.axis == axis and _place_key(c.after) in there), key=lambda c: -c.ratio)
+    own = sorted((c for c in check.cliffs if c.axis == axis and _place_key(c.after) in there), key=lambda c: -c.ratio)
     numbered = sorted(own[:_MOST_NUMBERED], key=lambda cliff: cliff.next)
     launches = {p.launch.kernel: p.launch for p in points if p.launch is not None}
     colours = dict(zip(launches, cycle(_kernel_palette(len(launches))), strict=False))
@@ -117,7 +99,7 @@ def _op_card(
     options: dict[str, Any] = {"sharex": True, "height_ratios": (1.0, 0.062 * len(banded))} if banded else {}
     with canvas.figure(path, size_in, 1 + bool(banded), title=title, caption=caption(points), **options) as panels:
         panel, lowest = panels[0][0], panels[-1][0]
-        heights = _draw_curves(panel, drawn, spec, tile_of)
+        heights = _draw_curves(panel, drawn, check)
         sizes = sorted({size for curve in drawn for size in curve.sizes})
         _draw_numbers(panel, numbered, sizes)
         canvas.label_sizes(lowest, axis, sizes)
@@ -177,11 +159,11 @@ def cost_words(cliff: Cliff | CommonCliff) -> str:
     return f"+{percent(cliff.ratio - 1)} ({percent(cliff.low - 1)} to {percent(cliff.high - 1)})"
 
 
-def _draw_curves(
-    panel: Axes, curves: Sequence[Curve], spec: DeviceSpec, tile_of: Callable[[Family], TileOf]
-) -> list[float]:
+def _draw_curves(panel: Axes, curves: Sequence[Curve], check: Check) -> list[float]:
     """Draw the curves and their sawteeth. Returns the heights that must be inside the panel."""
     heights = []
+    spec = check.run.info.device
+    tile_of = tile_finder(spec, check.periods)
     line, interval = {"markersize": 3.4, "linewidth": 1.1, "zorder": 3}, {"color": "0.25", "linewidth": 1.0}
     for i, (curve, name) in enumerate(zip(curves, canvas.curve_names(curves), strict=True)):
         y = canvas.draw_curve(panel, curve, i, name, line, interval)

@@ -139,9 +139,7 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
         explanation = ". ".join(period_words(period) for period in check.periods[:_MOST_EXPLAINED])
         curves = {axis: curves_of(points, axis) if where else check.curves.get(axis, ()) for axis in axes}
         ordered = sorted(axes, key=lambda axis: axis != lead.axis)
-        sections += [
-            axis_section(axis, curves[axis], check.cliffs, spec, check.periods, gallery, caption) for axis in ordered
-        ]
+        sections += [axis_section(axis, curves[axis], check, gallery, caption) for axis in ordered]
         sections += [
             steps_section(check),
             maps_section(layers, axes, gallery, caption),

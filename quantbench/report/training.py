@@ -20,30 +20,27 @@ from quantbench.units import with_interval
 _WIDTH_OF_A_GROUP = 0.8
 
 
-HEAD = (
-    "log", "GPUs", "TP", "PP", "MBS", "GBS", "iterations", "restarts", "sec/it", "tokens/s", "TFLOPs", "loss",
-)  # fmt: skip
+def _columns(summaries: Sequence[TrainingSummary]) -> dict[str, list[str]]:
+    """The cells below each heading of the table: one line per log."""
+    rows = []
+    for s in summaries:
+        tokens = "–"
+        if s.tokens_per_s is not None and s.tokens_per_s_low is not None and s.tokens_per_s_high is not None:
+            tokens = with_interval(s.tokens_per_s, (s.tokens_per_s_high - s.tokens_per_s_low) / 2)
+        loss = "–" if s.last_loss is None else f"{s.first_loss:.3g} → {s.last_loss:.3g}"
+        cells: dict[str, object] = {
+            "log": s.name, "GPUs": s.gpus, "TP": s.tp, "PP": s.pp, "MBS": s.mbs, "GBS": s.gbs,
+            "iterations": s.iterations, "restarts": s.restarts, "sec/it": f"{s.sec_per_it:.4g}", "tokens/s": tokens,
+            "TFLOPs": None if s.tflops is None else f"{s.tflops:.1f}",
+            "loss": loss + (f" ({s.nan_losses} nan)" if s.nan_losses else ""),
+        }  # fmt: skip
+        rows.append({name: "–" if cell is None else str(cell) for name, cell in cells.items()})
+    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def training_table(summaries: Sequence[TrainingSummary]) -> RichTable:
     """One line per log."""
-    return terminal_table(
-        dict(zip(HEAD, zip(*map(training_cells, summaries), strict=True), strict=True)), left=HEAD[:1]
-    )
-
-
-def training_cells(summary: TrainingSummary) -> tuple[str, ...]:
-    """The cells under HEAD of one log."""
-    s = summary
-    tokens = "–"
-    if s.tokens_per_s is not None and s.tokens_per_s_low is not None and s.tokens_per_s_high is not None:
-        tokens = with_interval(s.tokens_per_s, (s.tokens_per_s_high - s.tokens_per_s_low) / 2)
-    loss = "–" if s.last_loss is None else f"{s.first_loss:.3g} → {s.last_loss:.3g}"
-    sizes = ("–" if size is None else str(size) for size in (s.gpus, s.tp, s.pp, s.mbs))
-    return (
-        s.name, *sizes, str(s.gbs), str(s.iterations), str(s.restarts), f"{s.sec_per_it:.4g}", tokens,
-        "–" if s.tflops is None else f"{s.tflops:.1f}", loss + (f" ({s.nan_losses} nan)" if s.nan_losses else ""),
-    )  # fmt: skip
+    return terminal_table(_columns(summaries), left=("log",))
 
 
 def draw_throughput(summaries: Sequence[TrainingSummary], path: Path) -> None:
@@ -108,8 +105,9 @@ def _page(summaries: Sequence[TrainingSummary], folders: Sequence[Path], gallery
         )
         card = PictureCard("", picture, note)
         sections.append(Section("throughput", "Throughput by layout", fastest(summaries), (card,)))
-    rows = tuple(tuple(map(printable, training_cells(s))) for s in summaries)
-    table = Table(HEAD, rows, frozenset(range(1, len(HEAD))), frozenset({0}))
+    columns = _columns(summaries)
+    rows = tuple(tuple(map(printable, row)) for row in zip(*columns.values(), strict=True))
+    table = Table(tuple(columns), rows, frozenset(range(1, len(columns))), frozenset({0}))
     left_out = [
         printable(f"{s.name}: {count} lines left out: {reason}", 300)
         for s in summaries
