@@ -142,7 +142,7 @@ class RayPool:
                 self._ray.init(address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
             except ConnectionError as error:
                 raise MeasurementError("--on ray", str(error).splitlines()[0], "a Ray cluster that answers") from None
-        self._hosts: list[_RayHost] = []
+        self._hosts: list[_RayDevice] = []
 
     def hosts(self) -> tuple[Host, ...]:
         """Every device: each GPU of each node or, with QUANTBENCH_DEVICE=cpu, one core of each node.
@@ -169,7 +169,7 @@ class RayPool:
             there = int(node["Resources"].get(resource, 0))
             # One core per node: the others share its caches and memory and would disturb each other.
             for _ in range(min(there, 1) if on_cpu else there):
-                self._hosts.append(_RayHost(self._ray, node["NodeID"], machine, numbers[machine], on_cpu=on_cpu))
+                self._hosts.append(_RayDevice(self._ray, node["NodeID"], machine, numbers[machine], on_cpu=on_cpu))
                 numbers[machine] += 1
         return tuple(self._hosts)
 
@@ -184,8 +184,11 @@ class RayPool:
             self._ray.shutdown()
 
 
-class _RayHost:
-    """One device of one node."""
+class _RayDevice:
+    """One device of one node, and the worker process behind its actor, which answers as one on this machine would."""
+
+    label: str
+    hello: Hello
 
     def __init__(self, ray: Any, node_id: str, machine: str, number: int, *, on_cpu: bool) -> None:
         self.name = f"{'CPU' if on_cpu else 'GPU'} {number} on {machine}"
@@ -193,41 +196,27 @@ class _RayHost:
         self._node_id = node_id
         self._core = number if on_cpu else None
         self._actor: Any = None
+        self._timing = ""
 
-    def connect(self, tick: Tick) -> _RayWorker:
-        """A fresh actor on the same node, and in it a fresh worker. Raises DeviceLostError."""
+    def connect(self, tick: Tick) -> _RayDevice:
+        """Start a fresh actor on the same node, and in it a fresh worker. Raises DeviceLostError."""
         self.close()
         if not any(node["NodeID"] == self._node_id and node["Alive"] for node in self._ray.nodes()):
             raise DeviceLostError(self.name, "its node has left the cluster")
         self._actor = _remote_agent(self._ray, self._node_id, self._core)
         text = _answer(self._ray, self._actor.introduce.remote(), _START_LIMIT_S, tick, self.name)
         try:
-            return _RayWorker(self._ray, self._actor, *introduction_from_text(text))
+            self.label, self.hello = introduction_from_text(text)
         except MeasurementError as error:
             raise DeviceLostError(self.name, error.value) from None
-
-    def close(self) -> None:
-        if self._actor is not None:
-            self._ray.kill(self._actor)
-            self._actor = None
-
-
-class _RayWorker:
-    """The worker process behind an actor; answers as one on this machine would."""
-
-    def __init__(self, ray: Any, actor: Any, label: str, hello: Hello) -> None:
-        self.label = label
-        self.hello = hello
-        self._ray = ray
-        self._actor = actor
-        self._timing = ""
+        return self
 
     def begin(self, timing: TimingOptions) -> None:
-        """Timing goes with each request: a worker that is replaced over there must learn it again."""
+        """Timing is sent with each request: a worker that the agent replaced must be told again."""
         self._timing = json.dumps(timing_to_json(timing))
 
     def ask(self, request: Request, limit_s: float, tick: Tick) -> Reply:
-        """Run one point. Raises WorkerLostError when its worker process died, DeviceLostError when all of it did."""
+        """Run one point. Raises WorkerLostError when its worker process died, DeviceLostError when its actor did."""
         asked = self._actor.ask.remote(self._timing, json.dumps(request_to_json(request)), limit_s)
         text = _answer(self._ray, asked, limit_s + _START_LIMIT_S + _ANSWER_MARGIN_S, tick, self.label)
         try:
@@ -238,7 +227,9 @@ class _RayWorker:
             raise DeviceLostError(self.label, error.value) from None
 
     def close(self) -> None:
-        self._ray.kill(self._actor)
+        if self._actor is not None:
+            self._ray.kill(self._actor)
+            self._actor = None
 
 
 def _remote_agent(ray: Any, node_id: str, core: int | None) -> Any:

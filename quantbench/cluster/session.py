@@ -38,35 +38,26 @@ class _StoppedError(Exception):
     """Ends a device's thread when the whole sweep is stopped."""
 
 
-@dataclass(frozen=True)
-class ClusterOptions:
-    """What to measure and where to keep it.
+@dataclass
+class ClusterSweep:
+    """One sweep over `hosts`. After `run`, `lanes` has the runs.
 
     make_options: the options for a kind of device; the budget is wall time for the whole cluster.
     results: folder for new runs.
     make_more: makes what asks for points beyond a run's plan.
     resume: a run to finish, instead of a new one.
     resume_budget_s: wall seconds for that, None for all of its plan.
-    """
-
-    make_options: Callable[[DeviceSpec], SweepOptions]
-    results: Path
-    make_more: Callable[[SweepOptions, DeviceSpec], More | None] = lambda options, spec: None
-    resume: Path | None = None
-    resume_budget_s: float | None = None
-
-
-@dataclass
-class ClusterSweep:
-    """One sweep over `hosts`. After `run`, `lanes` has the runs.
-
     on_note: receives a sentence when a device is lost or does not take part.
     on_progress: called a few times a second while it runs.
     clock, pause: injected for tests.
     """
 
     hosts: Sequence[Host]
-    options: ClusterOptions
+    make_options: Callable[[DeviceSpec], SweepOptions]
+    results: Path
+    make_more: Callable[[SweepOptions, DeviceSpec], More | None] = lambda options, spec: None
+    resume: Path | None = None
+    resume_budget_s: float | None = None
     on_note: Callable[[str], None] = lambda text: None
     on_progress: Callable[[Sequence[Lane]], None] = lambda lanes: None
     clock: Callable[[], float] = time.monotonic
@@ -154,7 +145,7 @@ class ClusterSweep:
             kind = kind_of(worker.hello)
             if kind not in self.lanes:
                 members = sum(kind_of(hello) == kind for hello in self._hellos.values())
-                lane = self._open(worker, members, self.options.resume)
+                lane = self._open(worker, members, self.resume)
                 if lane is None:
                     return None
                 self.lanes[kind] = lane
@@ -169,22 +160,22 @@ class ClusterSweep:
         device = worker.hello.device
         records: tuple[Record, ...] = ()
         if folder is None:
-            options = self.options.make_options(device)
+            options = self.make_options(device)
             budget_s = options.budget_s
             if budget_s is not None:
                 # A plan is made for one device; several measure more of it in the same time.
                 options = replace(options, budget_s=budget_s * members)
             axes, plan = plan_sweep(options, device)
-            more = self.options.make_more(options, device)
-            writer = RunWriter.create(self.options.results, begun(worker.hello, options, axes, self.options.results))
+            more = self.make_more(options, device)
+            writer = RunWriter.create(self.results, begun(worker.hello, options, axes, self.results))
         else:
-            budget_s = self.options.resume_budget_s
+            budget_s = self.resume_budget_s
             options = resumed_options(folder, None if budget_s is None else budget_s * members)
             info = read_run_info(folder)
             if device.name != info.device.name or self.lanes:
                 self.on_note(f"{worker.label} takes no part: it is a {device.name}, the run is of {info.device.name}")
                 return None
-            more = self.options.make_more(options, device)
+            more = self.make_more(options, device)
             writer, run = RunWriter.resume(folder)
             records = run.records
             _, plan = plan_sweep(options, device, {record.key for record in records if record.role == "point"})
