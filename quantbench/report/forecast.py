@@ -26,14 +26,14 @@ from quantbench.units import latency, percent
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Lower ones, of a few multiplications in a whole launch, would be shown in powers of ten.
+# TFLOP/s below which only "<0.001" is shown.
 _LEAST_RATE = 0.001
 _LOSES = "what it loses"
-# More wave edges than this in a panel would be a grey wall.
+# Wave edges drawn in a panel.
 _MOST_WAVE_EDGES = 40
 # More places than this are counted, not named.
 _MOST_LIKELY = 8
-# A forecast is never certain.
+# The largest probability shown: a prediction is never certain.
 _SURE = 0.99
 
 

@@ -40,7 +40,7 @@ from quantbench.sweep.axes import SHAPE_DIM
 from quantbench.sweep.options import options_from_json
 
 PAGE = "report.html"
-# Families of curves whose steps are explained on the first screen; what makes the others' steps stands below.
+# Families of curves whose steps are explained on the first screen; the section on steps explains all.
 _MOST_EXPLAINED = 2
 
 

@@ -112,11 +112,11 @@ def _change(ratio: float) -> str:
     return "0.0 %" if text == "−0.0 %" else text
 
 
-# Lines of the table of all sizes; a table of tens of thousands belongs into a file, and there it is.
+# Lines of the table of all sizes; records.jsonl has all of them.
 _MOST_ROWS = 400
 _MOST_REASONS = 14
 _MOST_KINDS = 3
-# Reasons that differ in their figures alone are counted together.
+# Reasons that differ only in their numbers are counted together.
 _FIGURE = re.compile(r"[-+±]?\d+(?:\.\d+)?")
 _CONSTANTS = ("sm_count", "sm_clock_mhz", "l2_bytes", "memory_bytes", "memory_gb_per_s")
 _GRADE_WORDS = {

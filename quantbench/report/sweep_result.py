@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _GRADE_STYLE = {"A": "green", "B": "", "C": "yellow", "D": "red", "rejected": "bold red"}
 _LOSES = "cliffs, or what the worst op loses"
-# Of several cliffs at one place the largest are told; `check` tells them all.
+# Largest cliffs shown for one row; `check` shows all of them.
 _MOST_CLIFFS_SAID = 2
 _FIGURES = re.compile(r"[±]?\d")
 _TIGHT_PERCENT = re.compile(r"(?<=[0-9])%")
@@ -96,13 +96,13 @@ def ops_line(rows: Sequence[Row]) -> str:
 
 def trust_lines(rows: Sequence[Row]) -> list[str]:
     """Why rows are graded below B, one line per kind of reason, the most frequent first."""
-    # Figures differ from row to row: what stands before the first of them tells the kind.
+    # Numbers differ from row to row: the text before the first number tells the kind.
     kinds: dict[str, list[Grade]] = {}
     for row in rows:
         if row.grade.letter not in ("A", "B"):
             kinds.setdefault(_FIGURES.split(row.grade.reasons[0])[0], []).append(row.grade)
     return [
-        # the reasons are stored, in older runs with 36% where it is 36 % everywhere else
+        # Reasons are stored; older runs have "36%" for "36 %".
         f"trust {alike[0].letter}, {len(alike)} of {len(rows)} rows: {_TIGHT_PERCENT.sub(' %', alike[0].reasons[0])}"
         for alike in sorted(kinds.values(), key=len, reverse=True)
     ]
@@ -119,7 +119,7 @@ def row_words(row: Row, check: Check, spec: DeviceSpec) -> str:
         if cliff.after.axes == row.axes and cliff.provider == row.provider
     ]
     if not said:
-        # The tile that ran or that the steps tell; the one assumed for the device only where no steps speak against it.
+        # The tile that ran or was recovered from the steps; the assumed one only if no steps contradict it.
         worst = row.worst
         reasons = idle_reasons(worst.workload, spec, check.tile_of(worst), worst.peak_share)
         said = [f"{worst.op}: {reason.words}" for reason in reasons[:1]]
@@ -151,7 +151,7 @@ def rows_to_json(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> list[di
 
 
 def cliff_to_json(cliff: Cliff) -> dict[str, Any]:
-    """One jump of the time; `ratio` with the trend taken out, `rate_ratio` as a person sees it."""
+    """One jump of the time; `ratio` without the trend, `rate_ratio` with it."""
     return {
         "axis": cliff.axis, "at": cliff.at, "next": cliff.next, "ratio": cliff.ratio, "low": cliff.low,
         "high": cliff.high, "cause": cliff.cause.kind, "why": cliff.cause.words, "evidence": cliff.cause.evidence,
@@ -161,8 +161,7 @@ def cliff_to_json(cliff: Cliff) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# Wave edges drawn in a panel, the first of them, which are the large steps. Edges of more than so many curves cannot be
-# told apart.
+# Wave edges drawn per curve: the first ones, which are the large steps. Edges of more curves cannot be told apart.
 _MOST_WAVE_EDGES, _MOST_WITH_EDGES = 40, 2
 
 
