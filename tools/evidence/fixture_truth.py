@@ -43,7 +43,7 @@ def test_product(device_benchmark, n):
 def measure(folder: Path) -> dict[str, Any]:
     """Run both in turn, in `folder`.
 
-    Returns, by size: each turn's median of both, in µs, and the median of the turns' ratios, fixture over sweep, with its
+    Returns, by size: each turn's median of both, in µs, and the median of the ratios, fixture over sweep, with its
     95 % interval.
     """
     spec = device.current()
