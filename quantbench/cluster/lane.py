@@ -227,9 +227,24 @@ class Lane:
         connected = _Kept(worker)
 
         def following(records: object) -> tuple[PlanPoint, ...]:
-            # Drift is taken against the usual device, so that a slow device's points are trusted less.
-            sweep.first_reference_us = self._usual_reference_us()
-            return self._next(label, tick)
+            """The next point for this device. Waits while others are measuring points: one of them may be lost."""
+            with self._lock:
+                # Drift is taken against the usual device, so that a slow device's points are trusted less.
+                first_us = self._first_reference_us.values()
+                sweep.first_reference_us = median_low(first_us) if first_us else None
+            while (point := self.queue.take(label)) is None:
+                if not self.queue.left or (self.budget_s is not None and self.clock() - self._start_s > self.budget_s):
+                    return ()
+                tick()
+                self.pause(_IDLE_S)
+            return (point,)
+
+        def lost_everywhere(point: PlanPoint) -> Record:
+            return Record(
+                run_id=self.writer.info.run_id, key=point.key, workload=point.workload, provider=point.provider,
+                outcome=Failed("crash", "its device was lost each time it was tried"), places=point.places,
+                source=label, elapsed_s=self.clock() - self._start_s,
+            )  # fmt: skip
 
         sweep = Sweep(
             plan=Plan((), self.plan.reference),
@@ -250,7 +265,7 @@ class Lane:
         try:
             ending = sweep.run()
         except DeviceLostError:
-            self.queue.lost(label, lambda point: self._took_devices_with_it(point, label))
+            self.queue.lost(label, lost_everywhere)
             raise
         finally:
             with self._lock:
@@ -290,27 +305,6 @@ class Lane:
         if isinstance(record.outcome, Measured):
             with self._lock:
                 self._first_reference_us.setdefault(record.source, median(record.outcome.measurement.samples_us))
-
-    def _next(self, label: str, tick: Tick) -> tuple[PlanPoint, ...]:
-        """The next point for this device. Waits while others are measuring points: one of them may be lost."""
-        while (point := self.queue.take(label)) is None:
-            if not self.queue.left or (self.budget_s is not None and self.clock() - self._start_s > self.budget_s):
-                return ()
-            tick()
-            self.pause(_IDLE_S)
-        return (point,)
-
-    def _usual_reference_us(self) -> float | None:
-        """The reference's first time on the usual one of the devices that have measured it; None before that."""
-        with self._lock:
-            return median_low(self._first_reference_us.values()) if self._first_reference_us else None
-
-    def _took_devices_with_it(self, point: PlanPoint, label: str) -> Record:
-        return Record(
-            run_id=self.writer.info.run_id, key=point.key, workload=point.workload, provider=point.provider,
-            outcome=Failed("crash", "its device was lost each time it was tried"), places=point.places,
-            source=label, elapsed_s=self.clock() - self._start_s,
-        )  # fmt: skip
 
 
 @dataclass

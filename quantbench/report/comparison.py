@@ -45,19 +45,15 @@ def method_lines(comparison: Comparison) -> list[str]:
     moved = comparison.wander
     lines = [_method(comparison)]
     margin = f"changes within {percent(comparison.tolerance)} do not count"
-    known = [noise for noise in (moved.noise_a, moved.noise_b) if noise is not None]
-    if not known:
+    noises = " and ".join("unknown" if n is None else percent(n) for n in (moved.noise_a, moved.noise_b))
+    wandered = f"the reference point wandered by {noises} ({moved.repeats_a} and {moved.repeats_b} repeats)"
+    if moved.noise_a is None and moved.noise_b is None:
         lines.append(f"{margin} (--margin); how far the runs wander by themselves is not known: no repeated reference")
+    elif comparison.tolerance > comparison.options.margin:
+        worst = f"the worst of {len(comparison.points)} points may by chance reach that"
+        lines.append(f"{margin}: {wandered}, and {worst}")
     else:
-        noises = " and ".join("unknown" if n is None else percent(n) for n in (moved.noise_a, moved.noise_b))
-        repeats = f"{moved.repeats_a} and {moved.repeats_b} repeats"
-        wandered = f"the reference point wandered by {noises} ({repeats})"
-        if comparison.tolerance > comparison.options.margin:
-            lines.append(
-                f"{margin}: {wandered}, and the worst of {len(comparison.points)} points may by chance reach that"
-            )
-        else:
-            lines.append(f"{margin} (--margin); {wandered}")
+        lines.append(f"{margin} (--margin); {wandered}")
     if moved.shift is not None:
         lines.append(f"the reference point itself: {_ratio_words(moved.shift)}")
     return lines

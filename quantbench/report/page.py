@@ -34,7 +34,7 @@ from quantbench.report.sections import (
     trust_section,
 )
 from quantbench.report.shape_comparison import compare_shapes, comparison_section, comparison_sentence
-from quantbench.report.source import dashed, picture_caption, points_where, where_words
+from quantbench.report.source import dashed, picture_caption, points_where
 from quantbench.store.folder import Run
 from quantbench.sweep.axes import SHAPE_DIM
 from quantbench.sweep.options import options_from_json
@@ -150,8 +150,9 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
     sections += [state_section(run.records, gallery, info.origin, caption(points)), trust_section(run), all_sizes]
     sections.append(how_section(run))
     title = ", ".join(map(dashed, axes)) or "shapes side by side" if points else "no point measured"
+    held = ", ".join(f"{dashed(name)} = {value}" for name, value in where.items())
     return Page(
-        title=f"{spec.name}: {title}" + (f" at {where_words(where)}" if where else ""),
+        title=f"{spec.name}: {title}" + (f" at {held}" if held else ""),
         subtitle=_subtitle(run, rows),
         banners=_banners(run, points),
         facts=facts_of(run),

@@ -107,8 +107,3 @@ def points_where(points: Sequence[Point], where: Mapping[str, int]) -> tuple[Poi
 def dashed(axis: str) -> str:
     """Name of an axis as the command line spells it: `head-dim`."""
     return axis.replace("_", "-")
-
-
-def where_words(where: Mapping[str, int]) -> str:
-    """`n = 5120, k = 5120`."""
-    return ", ".join(f"{dashed(name)} = {value}" for name, value in where.items())
