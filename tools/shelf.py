@@ -1,4 +1,4 @@
-"""Write the profiles of the GPUs that public tables are of: `python -m tools.shelf` (extra `tables`).
+"""Writes the profiles of the GPUs that public tables cover: `python -m tools.shelf` (extra `tables`).
 
 Each holds the shipped models and what the tables show: cliffs and verdicts. The measured rows stay in their package;
 `provenance` says in which, and how to read them.
@@ -25,7 +25,7 @@ from quantbench.profile.profile import Profile
 from quantbench.store.folder import Run, read_run
 
 _KINDS = ("gemm", "context_attention")
-# Beside those that many curves have in common; the rest is in the rows.
+# Most cliffs per table, besides those that many curves have in common.
 _MOST_CLIFFS = 50
 
 

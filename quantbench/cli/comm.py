@@ -16,8 +16,7 @@ from rich.text import Text
 from quantbench.cli.options import AsJson, Results, grouped
 from quantbench.cli.output import output, plain_table, print_json, say, say_warning
 from quantbench.comm.isolation import idle_traffic_mb_per_s, repeat_line, spread_warnings, traffic_warnings
-from quantbench.comm.points import DEFAULT_OPS, DEFAULT_SIZES, parse_sizes, points
-from quantbench.comm.session import CommSession, figures
+from quantbench.comm.session import DEFAULT_OPS, DEFAULT_SIZES, CommSession, figures, parse_sizes, points
 from quantbench.errors import QuantbenchError, require_choice
 from quantbench.stats import median, relative_half_width, spread
 from quantbench.store.environment import relevant_environment

@@ -16,10 +16,9 @@ from quantbench.cli.output import output, print_json, progress_bar, say
 from quantbench.cli.sweep_options import SweepArguments, assumed_of, budget_of, check_words, sweep_options
 from quantbench.cli.sweep_print import measuring_s, refinement, say_plan, say_result, show_progress
 from quantbench.cluster.cards import card_lines, compare_cards
-from quantbench.cluster.lane import Lane
-from quantbench.cluster.members import Host
+from quantbench.cluster.lane import Host, Lane
 from quantbench.cluster.ray_pool import RayPool
-from quantbench.cluster.session import ClusterOptions, ClusterSweep
+from quantbench.cluster.session import ClusterSweep
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import require_choice
 from quantbench.store.folder import read_run
@@ -37,14 +36,12 @@ def run(arguments: SweepArguments, on: str, results: Path, resume: Path | None, 
     check_words(arguments, resume, gpu)
     start_s = time.monotonic()
     console = output(stderr=as_json)
-    options = ClusterOptions(
-        lambda spec: sweep_options(arguments, spec.kind), results, _more, resume, budget_of(arguments)
-    )
+    budget_s = budget_of(arguments)
     earlier_s = 0.0 if resume is None else measuring_s(read_run_info(resume))
     with RayPool() as pool:
         # A scheduler that ends a job sends SIGTERM: the same clean stop as Ctrl-C. Ray sets one of its own.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        lanes = _measure(console, pool.hosts(), options, None if resume else arguments)
+        lanes = _measure(console, pool.hosts(), arguments, results, resume, budget_s)
     wall_s = time.monotonic() - start_s
     told = []
     for lane in lanes:
@@ -68,17 +65,26 @@ def _assumed(lane: Lane, arguments: SweepArguments) -> tuple[str, ...]:
 
 
 def _measure(
-    console: Console, hosts: Sequence[Host], options: ClusterOptions, arguments: SweepArguments | None
+    console: Console,
+    hosts: Sequence[Host],
+    arguments: SweepArguments,
+    results: Path,
+    resume: Path | None,
+    budget_s: float | None,
 ) -> tuple[Lane, ...]:
-    """arguments: None where a run is resumed, of which nothing is assumed anew."""
+    assumed = None if resume else arguments  # nothing is assumed for a run that is resumed
     say(console, f"Ray: {_counted(hosts)}")
     shown: set[str] = set()
     with progress_bar(console) as show:
         sweep = ClusterSweep(
             hosts,
-            options,
+            lambda spec: sweep_options(arguments, spec.kind),
+            results,
+            _more,
+            resume,
+            budget_s,
             on_note=lambda text: say(console, text),
-            on_progress=lambda lanes: _show(console, lanes, shown, partial(show_progress, show), arguments),
+            on_progress=lambda lanes: _show(console, lanes, shown, partial(show_progress, show), assumed),
         )
         try:
             return sweep.run()

@@ -1,1 +1,1 @@
-"""One sweep over many devices: who measures what, which cards are slow, and runs put together from several."""
+"""One sweep over many devices: points shared by the devices, slow devices found, and runs merged."""

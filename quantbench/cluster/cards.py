@@ -1,10 +1,12 @@
-"""Every device measures the same reference workloads; comparing the times shows which are slow.
+"""Compares the devices of a run: each measures the same reference workloads, and the times show which are slow.
 
-Works on records alone, read back from a run or still in memory; `source` names the device of a record.
+`reference_set` selects the references, `compare_cards` compares the devices and `card_lines` says the result. Works on
+records alone, of which `source` names the device; called by `sweep --on ray` and `merge`.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import pi, sqrt
@@ -15,19 +17,23 @@ from quantbench.store.record import Measured, Record
 from quantbench.sweep.plan import Plan, PlanPoint
 from quantbench.workload import Gemm
 
-# Cards of one kind differ by 1 to 2 % in clock at the same power; what is beyond that deserves a name.
+# Devices of one kind differ by 1 to 2 % in clock at the same power; one that differs by more is named.
 _SLOW = 0.03
-# Standard errors that the difference must exceed as well; that of a median is √(π/2) of a mean's, and the usual card's
-# figure has one too.
+# Standard errors that the difference must exceed as well; that of a median is √(π/2) of a mean's, and the usual
+# device's figure has one too.
 _SURE = 3.0
 _ERROR_FACTOR = sqrt(pi / 2) * sqrt(2)
 
 
 @dataclass(frozen=True)
 class Card:
-    """One device of a run. slowdown: its time over the usual card's, minus 1, over the references that both measured.
-    error: the standard error of it. clock_mhz, usual_clock_mhz: medians at the references, its own and the
-    usual card's; None where unknown. throttled: reasons it gave."""
+    """One device of a run.
+
+    slowdown: its time over the usual device's, minus 1, over the references that both measured.
+    error: standard error of the slowdown.
+    clock_mhz, usual_clock_mhz: medians at the references, its own and the usual device's; None where unknown.
+    throttled: reasons that it reported.
+    """
 
     label: str
     slowdown: float
@@ -39,7 +45,7 @@ class Card:
 
     @property
     def slow(self) -> bool:
-        """Slower than cards of one kind are, and than its own scatter explains."""
+        """Slower than devices of one kind usually are, and than its own scatter explains."""
         return self.slowdown > max(_SLOW, _SURE * self.error)
 
     def __str__(self) -> str:
@@ -50,8 +56,10 @@ class Card:
 
 
 def reference_set(plan: Plan) -> tuple[PlanPoint, ...]:
-    """What every device measures beside the plan's reference: the largest product (heat, power limit) and
-    the one with the fewest operations a byte (memory)."""
+    """What every device measures besides the plan's reference.
+
+    These are the largest product (heat, power limit) and the one with the fewest operations per byte (memory).
+    """
     if plan.reference is None:
         return ()
     products = [point for point in plan.points if isinstance(point.workload, Gemm)]
@@ -63,56 +71,43 @@ def reference_set(plan: Plan) -> tuple[PlanPoint, ...]:
 
 def compare_cards(records: Iterable[Record]) -> tuple[Card, ...]:
     """Every device of a run against the usual one, slowest first; empty where only one device measured."""
-    times: dict[str, dict[str, list[float]]] = {}
-    clocks: dict[str, list[float]] = {}
-    reasons: dict[str, set[str]] = {}
+    times: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    clocks: dict[str, list[float]] = defaultdict(list)
+    reasons: dict[str, set[str]] = defaultdict(set)
     for record in records:
-        if record.role != "reference" or record.origin == "imported" or not isinstance(record.outcome, Measured):
-            continue
-        measurement = record.outcome.measurement
-        times.setdefault(record.source, {}).setdefault(record.key, []).append(median(measurement.samples_us))
-        clocks.setdefault(record.source, []).extend(measurement.clocks_mhz)
-        reasons.setdefault(record.source, set()).update(measurement.state_after.throttle_reasons)
+        if record.role == "reference" and record.origin != "imported" and isinstance(record.outcome, Measured):
+            measurement = record.outcome.measurement
+            times[record.source][record.key].append(median(measurement.samples_us))
+            clocks[record.source].extend(measurement.clocks_mhz)
+            reasons[record.source].update(measurement.state_after.throttle_reasons)
     if len(times) < 2:
         return ()
-    usual_us = _usual(times)
+    # The usual device is the middle one; of two, the faster one.
+    keys = {key for of_card in times.values() for key in of_card}
+    usual_us = {key: median_low([median(of[key]) for of in times.values() if key in of]) for key in keys}
     own_clock = {label: median(values) for label, values in clocks.items() if values}
     usual_clock = median_high(own_clock.values()) if own_clock else None
     scatter = _scatter(times)
     cards = []
     for label, of_card in times.items():
+        slowdown = median([median(repeated) / usual_us[key] for key, repeated in of_card.items()]) - 1
         repeats = sum(map(len, of_card.values()))
-        by_key = [median(repeated) / usual_us[key] for key, repeated in of_card.items()]
-        cards.append(
-            Card(
-                label=label,
-                slowdown=median(by_key) - 1,
-                error=_ERROR_FACTOR * scatter / sqrt(repeats),
-                repeats=repeats,
-                clock_mhz=own_clock.get(label),
-                usual_clock_mhz=usual_clock,
-                throttled=tuple(sorted(reasons[label])),
-            )
-        )
+        error = _ERROR_FACTOR * scatter / sqrt(repeats)
+        throttled = tuple(sorted(reasons[label]))
+        cards.append(Card(label, slowdown, error, repeats, own_clock.get(label), usual_clock, throttled))
     return tuple(sorted(cards, key=lambda card: -card.slowdown))
 
 
 def _scatter(times: dict[str, dict[str, list[float]]]) -> float:
-    """Relative standard deviation of one repetition against the others of its reference on its card, over all cards."""
+    """Relative standard deviation of one repetition against the others of its reference on its device, over all."""
     groups = [repeats for of_card in times.values() for repeats in of_card.values() if len(repeats) > 1]
     ratios = [us / median(repeats) for repeats in groups for us in repeats]
     # Each group's own median takes one of its repetitions.
     return noise(ratios) * sqrt(len(ratios) / (len(ratios) - len(groups))) if ratios else 0.0
 
 
-def _usual(times: dict[str, dict[str, list[float]]]) -> dict[str, float]:
-    """The usual card's time of each reference: the middle card's, of two the faster one's."""
-    keys = {key for of_card in times.values() for key in of_card}
-    return {key: median_low([median(of[key]) for of in times.values() if key in of]) for key in keys}
-
-
 def card_lines(cards: Sequence[Card]) -> tuple[str, ...]:
-    """The slow cards by name, or one line that there are none."""
+    """The slow devices by name, or one line that there are none."""
     if not cards:
         return ()
     slow = tuple(str(card) for card in cards if card.slow)

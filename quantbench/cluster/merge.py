@@ -1,4 +1,7 @@
-"""Several runs of one kind of device put together into one: every point once, every repetition of a reference kept."""
+"""Merges runs of one device into one run: every point once, every repetition of a reference kept.
+
+`merge_runs` merges, `write_merged` writes the result; `quantbench merge` calls both.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from quantbench.errors import InputError, StoreError
+from quantbench.measurement import GRADES
 from quantbench.store.folder import Run, RunWriter
 from quantbench.store.record import Failed, Measured, Record, Skipped
 from quantbench.store.run import RunInfo
 
-_GRADES = ("A", "B", "C", "D", "rejected")
-# Differences between machines that change no figure.
-_NOT_SOFTWARE = ("os",)
-
 
 @dataclass(frozen=True)
 class Merged:
-    """What becomes one run. repeated: points that several of the runs had, of which the better trusted one is kept.
-    notes: what was tolerated or is missing, in words."""
+    """The merged run.
+
+    repeated: number of points that several of the runs had; the better trusted one is kept.
+    notes: what was tolerated or is missing, in words.
+    """
 
     info: RunInfo
     records: tuple[Record, ...]
@@ -30,14 +33,14 @@ class Merged:
 
 
 def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) -> Merged:
-    """Put runs together. run_id: of the result, made from the first run's where it is empty.
+    """Merge runs. A copy of another run (same run id and start) counts once, however much was added to either since.
 
-    A copy of another run (same run id and beginning) counts once, however much was added to either since.
-
-    Of a point that several runs have, the measurement of the best grade stands, the earlier one of two as good; a
+    Of a point that several runs have, the measurement of the best grade is kept, the earlier one of two as good; a
     measurement before a failure, a failure before a skip.
 
-    Raises InputError for runs of different devices, software or origin unless `force`; then the notes say so.
+    run_id: of the result; made from the first run's where it is empty.
+    force: merge runs of different devices, software or origin; the notes name the differences.
+    Raises InputError for fewer than two runs, a run given twice, and differences unless `force`.
     """
     if len(runs) < 2:
         raise InputError("merge", f"{len(runs)} run{'s' * (len(runs) != 1)}", "two or more")
@@ -45,7 +48,7 @@ def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) ->
     twice = next((run.folder for run in runs if folders.count(run.folder.resolve()) > 1), None)
     if twice is not None:
         raise InputError("merge", f"{twice} twice", "each run once")
-    runs, copies = _without_copies(sorted(runs, key=lambda run: run.info.started))
+    runs, copies = _without_copies(runs)
     if len(runs) == 1:
         raise InputError("merge", copies[0], "two or more different runs")
     first = runs[0].info
@@ -62,34 +65,41 @@ def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) ->
         for record in run.records:
             source = record.source or label
             record = replace(record, run_id=run_id, source=source, elapsed_s=record.elapsed_s + later_s)
+            # Imported tables hold several kernels for one workload, each a point.
+            kernel = record.launch.kernel if record.launch is not None and record.origin == "imported" else ""
             if record.role != "point":
                 others.append(record)
-            elif (name := _name(record)) in points:
+            elif (name := (record.key, kernel)) in points:
                 repeated += 1
                 points[name] = _better(points[name], record)
             else:
                 points[name] = record
-    options, missing = _options([run.info for run in runs])
-    notes = [*copies, *differences, *missing, *_tolerated(runs)]
+    infos = [run.info for run in runs]
+    options, missing = _options(infos)
+    endings = {info.how_ended for info in infos} - {"complete"}
+    whole = "complete" if not missing else "interrupted"
+    phases = sorted({name for info in infos for name in info.phases_s})
     info = replace(
         first,
         run_id=run_id,
-        axes=_axes(runs),
+        axes={name: sorted({v for i in infos for v in i.axes.get(name, ())}) for i in infos for name in i.axes},
         options=options,
-        ended=max((run.info.ended for run in runs if run.info.ended), default=None),
-        how_ended=_ending(runs, complete=not missing),
-        phases_s=_phases(runs),
+        ended=max((info.ended for info in infos if info.ended), default=None),
+        how_ended=("budget" if endings == {"budget"} else "interrupted") if endings else whole,
+        phases_s={name: sum(info.phases_s.get(name, 0.0) for info in infos) for name in phases},
     )
     records = sorted([*points.values(), *others], key=lambda record: record.elapsed_s)
-    return Merged(info, tuple(records), repeated, tuple(notes))
+    return Merged(info, tuple(records), repeated, (*copies, *differences, *missing, *_tolerated(runs)))
 
 
 def _without_copies(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
-    """The runs without what a run has in common with its copies, the fuller one first, and notes on copies. A run whose
-    records are all in another one is left out."""
+    """The runs in order of their start, each without the records that a fuller copy of it has, and notes on copies.
+
+    A run whose records are all in another one is left out.
+    """
     kept: list[Run] = []
     notes = []
-    for run in sorted(runs, key=lambda run: -len(run.records)):
+    for run in sorted(sorted(runs, key=lambda run: run.info.started), key=lambda run: -len(run.records)):
         own = run.records
         for other in kept:
             if (other.info.run_id, other.info.started) != (run.info.run_id, run.info.started):
@@ -105,14 +115,14 @@ def _without_copies(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
 
 
 def write_merged(results: Path, merged: Merged) -> Path:
-    """Write `results/<device>/<run-id>/`; its folder. Raises StoreError where it exists."""
+    """Write `results/<device>/<run-id>/`. Returns the folder. Raises StoreError where it exists."""
     with RunWriter.create(results, merged.info) as writer:
         writer.extend(merged.records)
     return writer.folder
 
 
 def _differences(first: RunInfo, other: RunInfo) -> list[str]:
-    """What forbids to put two runs together, in words."""
+    """Why two runs must not be merged, in words."""
     found = []
     if first.device.name != other.device.name:
         found.append(f"{other.run_id} is of {other.device.name}, {first.run_id} of {first.device.name}")
@@ -120,7 +130,7 @@ def _differences(first: RunInfo, other: RunInfo) -> list[str]:
         found.append(f"{other.run_id} has other constants of {first.device.name} than {first.run_id}")
     if first.origin != other.origin:
         found.append(f"{other.run_id} is {other.origin}, {first.run_id} {first.origin}")
-    for name in sorted((first.software.keys() | other.software.keys()) - set(_NOT_SOFTWARE)):
+    for name in sorted((first.software.keys() | other.software.keys()) - {"os"}):  # changes no figure
         ours, theirs = first.software.get(name, "none"), other.software.get(name, "none")
         if ours != theirs:
             found.append(f"{other.run_id} has {name} {theirs}, {first.run_id} {ours}")
@@ -128,7 +138,7 @@ def _differences(first: RunInfo, other: RunInfo) -> list[str]:
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """What each run is called as the maker of its records. Tasks that start in the same second have the same run id."""
+    """Name of each run as the source of its records; its folder where names repeat (tasks started in one second)."""
     labels = []
     for run in runs:
         shard = _shard(run.info)
@@ -137,21 +147,15 @@ def _labels(runs: Sequence[Run]) -> list[str]:
 
 
 def _shard(info: RunInfo) -> tuple[int, int] | None:
-    """Which part of a plan a run is, and of how many; None where it is no part."""
+    """Which part of a plan a run is, and of how many parts; None for a run of a whole plan."""
     match info.options.get("shard"):
         case [int(part), int(parts)] if 1 <= part <= parts:
             return part, parts
     return None
 
 
-def _name(record: Record) -> tuple[str, str]:
-    """What makes a point the same point. Foreign tables hold several kernels for one workload, each a point."""
-    kernel = record.launch.kernel if record.launch is not None and record.origin == "imported" else ""
-    return record.key, kernel
-
-
 def _better(one: Record, two: Record) -> Record:
-    """The record that stands, with the places of both."""
+    """The record to keep, with the places of both."""
     best = min((one, two), key=_rank)
     places = {(p.op, *sorted(p.axes.items())): p for p in (*one.places, *two.places)}
     return replace(best, places=tuple(places.values()))
@@ -160,7 +164,7 @@ def _better(one: Record, two: Record) -> Record:
 def _rank(record: Record) -> tuple[int, int]:
     match record.outcome:
         case Measured(_, grade):
-            return 0, _GRADES.index(grade.letter)
+            return 0, GRADES.index(grade.letter)
         case Failed():
             return 1, 0
         case Skipped():
@@ -168,8 +172,11 @@ def _rank(record: Record) -> tuple[int, int]:
 
 
 def _options(infos: Sequence[RunInfo]) -> tuple[dict[str, Any], list[str]]:
-    """The options that all runs share, those of the whole plan where they are parts of it, and notes on parts that are
-    missing. Runs that were asked for different things leave none: there is no plan to go on with."""
+    """The options of the merged run, and notes on missing parts.
+
+    Parts of one plan have the options of the whole plan. Runs with different options leave none but their names: there
+    is no plan to resume.
+    """
     bare = [{name: value for name, value in info.options.items() if name != "shard"} for info in infos]
     if any(options != bare[0] for options in bare):
         return {"merged": [info.run_id for info in infos]}, []
@@ -192,26 +199,6 @@ def _tolerated(runs: Sequence[Run]) -> list[str]:
             notes.append(f"{run.info.run_id} ran with other variables than {first.run_id}: {', '.join(names)}")
     unfinished = [f"{run.info.run_id} is {run.info.how_ended}" for run in runs if run.info.how_ended != "complete"]
     return notes + unfinished
-
-
-def _ending(runs: Sequence[Run], *, complete: bool) -> str:
-    endings = [run.info.how_ended for run in runs if run.info.how_ended != "complete"]
-    if not endings:
-        return "complete" if complete else "interrupted"
-    return "budget" if set(endings) == {"budget"} else "interrupted"
-
-
-def _axes(runs: Sequence[Run]) -> dict[str, list[int]]:
-    values: dict[str, set[int]] = {}
-    for run in runs:
-        for name, of_run in run.info.axes.items():
-            values.setdefault(name, set()).update(of_run)
-    return {name: sorted(of_axis) for name, of_axis in values.items()}
-
-
-def _phases(runs: Sequence[Run]) -> dict[str, float]:
-    names = {name for run in runs for name in run.info.phases_s}
-    return {name: sum(run.info.phases_s.get(name, 0.0) for run in runs) for name in sorted(names)}
 
 
 def _seconds_between(start: str, later: str) -> float:

@@ -1,4 +1,8 @@
-"""The devices of a Ray cluster, one actor each. All that knows of Ray stands here."""
+"""The devices of a Ray cluster: an actor with a worker process beside each. The only module that knows of Ray.
+
+`RayPool` connects to the cluster and lists its devices for `sweep --on ray`. The actor is a `DeviceAgent`: it starts
+the worker process, forwards requests and replaces a worker that died. Only text (JSON) crosses the network.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +15,126 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from quantbench.cluster.agent import DeviceAgent, introduction_from_text, reply_from_text
-from quantbench.cluster.members import DeviceLostError, Host, Tick
+from quantbench.cluster.lane import DeviceLostError, Host, Tick
 from quantbench.errors import InputError, MeasurementError, UnsupportedError
 from quantbench.store.environment import relevant_environment
-from quantbench.sweep.child import WorkerLostError
-from quantbench.sweep.messages import Reply, Request, request_to_json, timing_to_json
+from quantbench.sweep.child import Asked, WorkerLostError, WorkerProcess, refusal
+from quantbench.sweep.messages import (
+    Hello,
+    Reply,
+    Request,
+    hello_from_json,
+    hello_to_json,
+    reply_from_json,
+    reply_to_json,
+    request_from_json,
+    request_to_json,
+    timing_from_json,
+    timing_to_json,
+)
 from quantbench.timing.options import TimingOptions
 
-VARIABLE = "QUANTBENCH_DEVICE"
+_VARIABLE = "QUANTBENCH_DEVICE"
 # Importing torch from a cold network disk takes a minute, starting an actor a few seconds; a GPU that another job
 # holds is not given out at all.
 _START_LIMIT_S = 300.0
-# Beside what a point may take: the worker that it needs may have to be started first.
+# Beyond the limit of a point: its worker may have to be started first.
 _ANSWER_MARGIN_S = 60.0
 _POLL_S = 0.25
 _PROBE_S = 3.0
 
 
+class DeviceAgent:
+    """Runs beside one device. Requests and answers are JSON texts; `introduction_from_text` and `reply_from_text` read
+    the answers.
+
+    core: for a processor, the index from the end of the allowed core that the worker is bound to; None on a GPU.
+    """
+
+    def __init__(self, core: int | None = None) -> None:
+        self._core = core
+        self._worker: Asked | None = None
+        self._begun = False
+        if core is not None and hasattr(os, "sched_setaffinity"):
+            allowed = sorted(os.sched_getaffinity(0))
+            os.sched_setaffinity(0, {allowed[-1 - core % len(allowed)]})
+
+    def introduce(self) -> str:
+        """Start the worker. {label, hello}, or {refused} where there is no device that can be measured."""
+        try:
+            worker = self._running()
+        except (MeasurementError, InputError) as error:
+            return json.dumps({"refused": str(error)})
+        number = self.gpu_number()
+        device = f"CPU {self._core or 0}" if number is None else f"GPU {number}"
+        return json.dumps({"label": f"{device} on {socket.gethostname()}", "hello": hello_to_json(worker.hello)})
+
+    def ask(self, timing: str, request: str, limit_s: float) -> str:
+        """Run one point: {reply}, {lost: [kind, message]} when the worker died over it, {refused} when none starts."""
+        try:
+            worker = self._running()
+            if not self._begun:
+                worker.begin(timing_from_json(json.loads(timing)))
+                self._begun = True
+            reply = worker.ask(request_from_json(json.loads(request)), limit_s, lambda: None)
+        except MeasurementError as error:
+            self._end()
+            if isinstance(error, WorkerLostError):
+                return json.dumps({"lost": [error.kind, error.message]})
+            return json.dumps({"refused": str(error)})
+        if reply.broken:
+            self._end()
+        return json.dumps({"reply": reply_to_json(reply)})
+
+    def gpu_number(self) -> str | None:
+        """Which of the machine's GPUs this is; None on a processor."""
+        return None
+
+    def _running(self) -> Asked:
+        if self._worker is None:
+            self._begun = False
+            self._worker = WorkerProcess()
+        return self._worker
+
+    def _end(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+
+def introduction_from_text(text: str) -> tuple[str, Hello]:
+    """Label (`GPU 5 on node3`) and device of `introduce`. Raises MeasurementError with the reason where it refused."""
+    data = json.loads(text)
+    if "refused" in data:
+        raise refusal("device", data["refused"])
+    return data["label"], hello_from_json(data["hello"])
+
+
+def reply_from_text(text: str) -> Reply:
+    """What `ask` said. Raises WorkerLostError where the worker was lost, MeasurementError where none starts."""
+    data = json.loads(text)
+    if "lost" in data:
+        raise WorkerLostError(*data["lost"])
+    if "refused" in data:
+        raise refusal("device", data["refused"])
+    try:
+        return reply_from_json(data["reply"])
+    except InputError as error:
+        return Reply(failed=("error", str(error)))
+
+
 class RayPool:
     """A connection to the cluster that RAY_ADDRESS or `ray start` names, or else a Ray of this machine alone.
 
-    Use as a context manager. Raises InputError where ray is not installed, UnsupportedError where nothing in the
-    cluster can be measured: that is looked up, never waited for.
+    Use as a context manager. Raises InputError where ray is not installed, MeasurementError where it does not answer.
     """
 
     def __init__(self) -> None:
-        self._ray = _import_ray()
+        try:
+            import ray
+        except ImportError:
+            raise InputError("--on ray", "ray is not installed", "pip install 'quantbench[ray]'") from None
+        self._ray: Any = ray
         self._started = not self._ray.is_initialized()
         if self._started:
             address = cluster_address(os.environ.get("RAY_ADDRESS", ""), _recorded_address(), answers)
@@ -45,92 +142,81 @@ class RayPool:
                 self._ray.init(address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
             except ConnectionError as error:
                 raise MeasurementError("--on ray", str(error).splitlines()[0], "a Ray cluster that answers") from None
-        self._hosts: list[_RayHost] = []
+        self._hosts: list[_RayDevice] = []
 
     def hosts(self) -> tuple[Host, ...]:
-        """Every device: each GPU of each node or, with QUANTBENCH_DEVICE=cpu, one core of each node."""
-        on_cpu = _wants_cpu()
+        """Every device: each GPU of each node or, with QUANTBENCH_DEVICE=cpu, one core of each node.
+
+        Raises UnsupportedError where nothing can be measured: that is looked up, never waited for.
+        """
+        wanted = os.environ.get(_VARIABLE, "")
+        if wanted not in ("", "cpu", "cuda"):
+            raise InputError("--on ray", f"{_VARIABLE}={wanted}", "every GPU of the cluster (unset), or cpu")
+        on_cpu = wanted == "cpu"
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         resource = "CPU" if on_cpu else "GPU"
         if not sum(node["Resources"].get(resource, 0) for node in nodes):
             raise UnsupportedError(
                 "--on ray",
                 f"the cluster has no {resource} (nodes: {len(nodes)})",
-                "processors in it" if on_cpu else f"GPUs in it, or {VARIABLE}=cpu to measure its processors",
+                "processors in it" if on_cpu else f"GPUs in it, or {_VARIABLE}=cpu to measure its processors",
             )
-        free = self._ray.available_resources().get(resource, 0)
-        if free < 1:
+        if self._ray.available_resources().get(resource, 0) < 1:
             raise UnsupportedError("--on ray", f"every {resource} of the cluster is in use", f"one {resource} at least")
         numbers: Counter[str] = Counter()
         for node in sorted(nodes, key=lambda n: (n["NodeManagerHostname"], n["NodeID"])):
             machine = node["NodeManagerHostname"]
             there = int(node["Resources"].get(resource, 0))
-            # One core a node: the others share its caches and its memory, and would be in each other's way.
+            # One core per node: the others share its caches and memory and would disturb each other.
             for _ in range(min(there, 1) if on_cpu else there):
-                self._hosts.append(_RayHost(self._ray, node["NodeID"], machine, numbers[machine], on_cpu=on_cpu))
+                self._hosts.append(_RayDevice(self._ray, node["NodeID"], machine, numbers[machine], on_cpu=on_cpu))
                 numbers[machine] += 1
         return tuple(self._hosts)
 
-    def close(self) -> None:
+    def __enter__(self) -> RayPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """End every actor, and Ray itself where it was started here."""
         for host in self._hosts:
             host.close()
         if self._started:
             self._ray.shutdown()
 
-    def __enter__(self) -> RayPool:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+class _RayDevice:
+    """One device of one node, and the worker process behind its actor, which answers as one on this machine would."""
 
-
-class _RayHost:
-    """One device of one node."""
+    label: str
+    hello: Hello
 
     def __init__(self, ray: Any, node_id: str, machine: str, number: int, *, on_cpu: bool) -> None:
         self.name = f"{'CPU' if on_cpu else 'GPU'} {number} on {machine}"
         self._ray = ray
         self._node_id = node_id
-        self._number = number
-        self._on_cpu = on_cpu
+        self._core = number if on_cpu else None
         self._actor: Any = None
+        self._timing = ""
 
-    def connect(self, tick: Tick) -> _RayWorker:
-        """A fresh actor on the same node, and in it a fresh worker. Raises DeviceLostError."""
+    def connect(self, tick: Tick) -> _RayDevice:
+        """Start a fresh actor on the same node, and in it a fresh worker. Raises DeviceLostError."""
         self.close()
         if not any(node["NodeID"] == self._node_id and node["Alive"] for node in self._ray.nodes()):
             raise DeviceLostError(self.name, "its node has left the cluster")
-        self._actor = _remote_agent(self._ray, self._node_id, self._number if self._on_cpu else None)
+        self._actor = _remote_agent(self._ray, self._node_id, self._core)
         text = _answer(self._ray, self._actor.introduce.remote(), _START_LIMIT_S, tick, self.name)
         try:
-            told = introduction_from_text(text)
+            self.label, self.hello = introduction_from_text(text)
         except MeasurementError as error:
             raise DeviceLostError(self.name, error.value) from None
-        return _RayWorker(self._ray, self._actor, told.label, told.hello)
-
-    def close(self) -> None:
-        if self._actor is not None:
-            self._ray.kill(self._actor)
-            self._actor = None
-
-
-class _RayWorker:
-    """The worker process behind an actor; answers as one on this machine would."""
-
-    def __init__(self, ray: Any, actor: Any, label: str, hello: Any) -> None:
-        self.label = label
-        self.hello = hello
-        self._ray = ray
-        self._actor = actor
-        self._timing = ""
+        return self
 
     def begin(self, timing: TimingOptions) -> None:
-        """Timing goes with each request: a worker that is replaced over there must learn it again."""
+        """Timing is sent with each request: a worker that the agent replaced must be told again."""
         self._timing = json.dumps(timing_to_json(timing))
 
     def ask(self, request: Request, limit_s: float, tick: Tick) -> Reply:
-        """Run one point. Raises WorkerLostError when its worker process died, DeviceLostError when all of it did."""
+        """Run one point. Raises WorkerLostError when its worker process died, DeviceLostError when its actor did."""
         asked = self._actor.ask.remote(self._timing, json.dumps(request_to_json(request)), limit_s)
         text = _answer(self._ray, asked, limit_s + _START_LIMIT_S + _ANSWER_MARGIN_S, tick, self.label)
         try:
@@ -141,7 +227,9 @@ class _RayWorker:
             raise DeviceLostError(self.label, error.value) from None
 
     def close(self) -> None:
-        self._ray.kill(self._actor)
+        if self._actor is not None:
+            self._ray.kill(self._actor)
+            self._actor = None
 
 
 def _remote_agent(ray: Any, node_id: str, core: int | None) -> Any:
@@ -154,25 +242,20 @@ def _remote_agent(ray: Any, node_id: str, core: int | None) -> Any:
             numbers = ray.get_gpu_ids()
             return str(numbers[0]) if numbers else None
 
-    variables = {
-        k: v for k, v in relevant_environment().items() if k not in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
-    }
-    if "PYTHONPATH" in os.environ:
-        variables["PYTHONPATH"] = os.environ["PYTHONPATH"]
-    return (
-        ray.remote(RayAgent)
-        .options(
-            num_cpus=0 if core is None else 1,
-            num_gpus=1 if core is None else 0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-            runtime_env={"env_vars": variables},
-        )
-        .remote(core)
+    variables = relevant_environment() | {k: v for k, v in os.environ.items() if k == "PYTHONPATH"}
+    for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):  # Ray sets them
+        variables.pop(name, None)
+    actor = ray.remote(RayAgent).options(
+        num_cpus=0 if core is None else 1,
+        num_gpus=1 if core is None else 0,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+        runtime_env={"env_vars": variables},
     )
+    return actor.remote(core)
 
 
 def _answer(ray: Any, asked: Any, limit_s: float, tick: Tick, who: str) -> str:
-    """Wait for an actor's answer, with a sign of life now and then. Raises DeviceLostError."""
+    """Wait for an actor's answer; `tick` is called meanwhile. Raises DeviceLostError."""
     deadline_s = time.monotonic() + limit_s
     while not ray.wait([asked], timeout=_POLL_S)[0]:
         tick()
@@ -185,7 +268,7 @@ def _answer(ray: Any, asked: Any, limit_s: float, tick: Tick, who: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    r"""Ray explains itself over many lines; what it says the cause is, in a few words.
+    r"""The cause in a few words, from an error that Ray explains over many lines.
 
     >>> _reason(RuntimeError("The actor died.\n  The actor died because its node has died. Node Id: 93f5"))
     'its node has died'
@@ -196,9 +279,11 @@ def _reason(error: Exception) -> str:
 
 
 def cluster_address(wanted: str, recorded: str, answers: Callable[[str], bool]) -> str:
-    """Where to find Ray: what RAY_ADDRESS says (`wanted`), else what `ray start` left on this machine (`recorded`), if
-    it still answers, else `local`. Ray itself would wait for minutes for a cluster that is gone.
+    """The address of the Ray cluster. Ray itself would wait for minutes for a cluster that is gone.
 
+    wanted: RAY_ADDRESS, if set.
+    recorded: what `ray start` noted on this machine; used if it still answers, else the address is `local`.
+    answers: tells whether an address answers.
     Raises MeasurementError for a RAY_ADDRESS that does not answer.
     """
     if wanted in ("", "auto"):
@@ -229,18 +314,3 @@ def _recorded_address() -> str:
         return file.read_text(encoding="utf-8").strip()
     except OSError:
         return ""
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise InputError("--on ray", "ray is not installed", "pip install 'quantbench[ray]'") from None
-    return ray
-
-
-def _wants_cpu() -> bool:
-    wanted = os.environ.get(VARIABLE, "")
-    if wanted not in ("", "cpu", "cuda"):
-        raise InputError("--on ray", f"{VARIABLE}={wanted}", "every GPU of the cluster (unset), or cpu")
-    return wanted == "cpu"

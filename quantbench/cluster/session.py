@@ -1,4 +1,7 @@
-"""A sweep over every device of a cluster: who is there, one run per kind of device, and a thread beside each device."""
+"""A sweep over every device of a cluster: one run per kind of device, and one thread per device.
+
+`ClusterSweep.run` is the entry point, called by `quantbench sweep --on ray`. `Lane` is one of its runs.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quantbench.cluster.lane import Lane
-from quantbench.cluster.members import ClusterWorker, DeviceLostError, Host
+from quantbench.cluster.lane import ClusterWorker, DeviceLostError, Host, Lane
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import MeasurementError, StoreError
 from quantbench.store.folder import RunWriter
+from quantbench.store.record import Record
 from quantbench.store.run import now_text, read_run_info
 from quantbench.sweep.messages import Hello
 from quantbench.sweep.options import SweepOptions, plan_sweep
@@ -28,8 +31,6 @@ _MOST_LOSSES = 3
 _RECONNECT_PAUSE_S = 1.0
 _WATCH_S = 0.2
 
-MakeOptions = Callable[[DeviceSpec], SweepOptions]
-MakeMore = Callable[[SweepOptions, DeviceSpec], More | None]
 Kind = tuple[str, tuple[tuple[str, str], ...]]
 
 
@@ -37,32 +38,26 @@ class _StoppedError(Exception):
     """Ends a device's thread when the whole sweep is stopped."""
 
 
-@dataclass(frozen=True)
-class ClusterOptions:
-    """What to measure and where to keep it.
-
-    make_options: the options for a kind of device; its budget is wall time for the whole cluster. make_more: what asks
-    for points beyond a run's plan. resume: a run to finish, instead of a new one under `results`; resume_budget_s: wall
-    seconds for that, None for all of its plan.
-    """
-
-    make_options: MakeOptions
-    results: Path
-    make_more: MakeMore = lambda options, spec: None
-    resume: Path | None = None
-    resume_budget_s: float | None = None
-
-
 @dataclass
 class ClusterSweep:
-    """One sweep over `hosts`. `run`, then `lanes` holds the runs.
+    """One sweep over `hosts`. After `run`, `lanes` has the runs.
 
-    on_note: told in words when a device joins, is lost or does not take part. on_progress: called a few times a second
-    while it runs. clock, pause: injected for tests.
+    make_options: the options for a kind of device; the budget is wall time for the whole cluster.
+    results: folder for new runs.
+    make_more: makes what asks for points beyond a run's plan.
+    resume: a run to finish, instead of a new one.
+    resume_budget_s: wall seconds for that, None for all of its plan.
+    on_note: receives a sentence when a device is lost or does not take part.
+    on_progress: called a few times a second while it runs.
+    clock, pause: injected for tests.
     """
 
     hosts: Sequence[Host]
-    options: ClusterOptions
+    make_options: Callable[[DeviceSpec], SweepOptions]
+    results: Path
+    make_more: Callable[[SweepOptions, DeviceSpec], More | None] = lambda options, spec: None
+    resume: Path | None = None
+    resume_budget_s: float | None = None
     on_note: Callable[[str], None] = lambda text: None
     on_progress: Callable[[Sequence[Lane]], None] = lambda lanes: None
     clock: Callable[[], float] = time.monotonic
@@ -78,8 +73,10 @@ class ClusterSweep:
         self._first_s: float | None = None
 
     def run(self) -> tuple[Lane, ...]:
-        """Measure until every run is complete, out of time, or without a device. What is measured is kept however this
-        ends. Raises MeasurementError when no device answered, and what any device's part raised."""
+        """Measure until every run is complete, out of time, or without a device. Keeps everything measured.
+
+        Raises MeasurementError when no device answered, and what any device's part raised.
+        """
         with ThreadPoolExecutor(max_workers=max(1, len(self.hosts)), thread_name_prefix="device") as threads:
             parts = [threads.submit(self._serve, host) for host in self.hosts]
             try:
@@ -140,14 +137,15 @@ class ClusterSweep:
             self._changed.notify_all()
 
     def _lane_of(self, worker: ClusterWorker) -> Lane | None:
-        """The run that this device works for, once all devices have answered or been waited for."""
+        """The run of this device, once all devices have answered or been waited for; None if it takes no part."""
         with self._changed:
             while not self._all_here():
                 self._tick()
                 self._changed.wait(_WATCH_S)
             kind = kind_of(worker.hello)
             if kind not in self.lanes:
-                lane = self._open(kind, worker)
+                members = sum(kind_of(hello) == kind for hello in self._hellos.values())
+                lane = self._open(worker, members, self.resume)
                 if lane is None:
                     return None
                 self.lanes[kind] = lane
@@ -157,41 +155,34 @@ class ClusterSweep:
         waited_s = self.clock() - (self._first_s or 0.0)
         return len(self._heard) >= len(self.hosts) or waited_s > _STRAGGLERS_S
 
-    def _open(self, kind: Kind, worker: ClusterWorker) -> Lane | None:
-        members = sum(kind_of(hello) == kind for hello in self._hellos.values())
-        if self.options.resume is not None:
-            return self._reopen(self.options.resume, worker, members)
+    def _open(self, worker: ClusterWorker, members: int, folder: Path | None) -> Lane | None:
+        """A new run, or the one in `folder`; None if that is of another device."""
         device = worker.hello.device
-        options = self.options.make_options(device)
-        budget_s = options.budget_s
-        if budget_s is not None:
-            # A plan is laid out for one device; several work off more of it in the same time.
-            options = replace(options, budget_s=budget_s * members)
-        axes, plan = plan_sweep(options, device)
-        more = self.options.make_more(options, device)
-        writer = RunWriter.create(self.options.results, begun(worker.hello, options, axes, self.options.results))
-        return Lane(
-            device, options, plan, writer, self.clock, self.pause, budget_s, more, expected_members=members
-        )  # fmt: skip
-
-    def _reopen(self, folder: Path, worker: ClusterWorker, members: int) -> Lane | None:
-        budget_s = self.options.resume_budget_s
-        options = resumed_options(folder, None if budget_s is None else budget_s * members)
-        info = read_run_info(folder)
-        device = worker.hello.device
-        if device.name != info.device.name or self.lanes:
-            self.on_note(f"{worker.label} takes no part: it is a {device.name}, the run is of {info.device.name}")
-            return None
-        more = self.options.make_more(options, device)
-        writer, run = RunWriter.resume(folder)
-        done = {record.key for record in run.records if record.role == "point"}
-        _, plan = plan_sweep(options, device, done)
-        return Lane(
-            device, options, plan, writer, self.clock, self.pause, budget_s, more, run.records, expected_members=members
-        )  # fmt: skip
+        records: tuple[Record, ...] = ()
+        if folder is None:
+            options = self.make_options(device)
+            budget_s = options.budget_s
+            if budget_s is not None:
+                # A plan is made for one device; several measure more of it in the same time.
+                options = replace(options, budget_s=budget_s * members)
+            axes, plan = plan_sweep(options, device)
+            more = self.make_more(options, device)
+            writer = RunWriter.create(self.results, begun(worker.hello, options, axes, self.results))
+        else:
+            budget_s = self.resume_budget_s
+            options = resumed_options(folder, None if budget_s is None else budget_s * members)
+            info = read_run_info(folder)
+            if device.name != info.device.name or self.lanes:
+                self.on_note(f"{worker.label} takes no part: it is a {device.name}, the run is of {info.device.name}")
+                return None
+            more = self.make_more(options, device)
+            writer, run = RunWriter.resume(folder)
+            records = run.records
+            _, plan = plan_sweep(options, device, {record.key for record in records if record.role == "point"})
+        return Lane(device, options, plan, writer, self.clock, self.pause, budget_s, more, records, members)
 
     def _note_ends(self, how: str = "") -> None:
-        """Say in each run.json how it ended. how: of all, "" for each run's own ending."""
+        """Write into each run.json how it ended. how: of all, "" for each run's own ending."""
         for lane in self.lanes.values():
             before = lane.writer.info.phases_s
             phases_s = {name: before.get(name, 0.0) + lane.phases_s[name] for name in before.keys() | lane.phases_s}
@@ -199,7 +190,7 @@ class ClusterSweep:
             try:
                 lane.writer.update(info)
             except StoreError:
-                # What stopped the sweep is what the user must hear of; a disk too full for run.json too adds nothing.
+                # The user must see the error that stopped the sweep, not that run.json could not be written either.
                 if not how:
                     raise
             finally:

@@ -1,1 +1,1 @@
-"""Collectives between ranks: which points, in lock step, kept like any sweep. `quantbench comm` under torchrun."""
+"""Measures collectives between ranks and keeps them like any sweep: `quantbench comm` under torchrun."""

@@ -1,4 +1,6 @@
-"""Whether the network is ours: traffic while nothing is sent, and how far repetitions of one point lie apart.
+"""Checks that nobody else uses the network: traffic while this job sends nothing, and the spread of repetitions.
+
+`idle_traffic_mb_per_s` measures the traffic; the other functions make the sentences that `quantbench comm` prints.
 
 "We were on a shared internode network and the exact same setup would yield different throughput depending on how many
 other users used the network. It was not working." (How to Maximize Throughput, ml-engineering.)
@@ -13,7 +15,7 @@ from pathlib import Path
 from quantbench.stats import median, spread
 from quantbench.units import percent
 
-# A quiet cluster interface has heartbeats and logins: kilobytes a second.
+# A quiet interface of a cluster carries heartbeats and logins: kilobytes per second.
 _TRAFFIC_MB_PER_S = 1.0
 _SPREAD = 0.10
 _DRIFT = 0.05
@@ -22,7 +24,7 @@ _INFINIBAND_WORD_BYTES = 4  # port_rcv_data and port_xmit_data count words of fo
 
 
 def traffic_counters(root: Path = Path("/sys/class")) -> dict[str, int]:
-    """Bytes so far by interface: Linux's network devices but the loopback, and InfiniBand or Omni-Path ports."""
+    """Bytes so far by interface: network devices except the loopback, and InfiniBand or Omni-Path ports."""
     counters = {}
     for device in sorted((root / "net").glob("*/statistics")):
         name = device.parent.name
@@ -48,7 +50,7 @@ def idle_traffic_mb_per_s(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, float]:
-    """What goes over each interface while we send nothing, 1e6 bytes a second."""
+    """Traffic over each interface while this job sends nothing, in 1e6 bytes per second."""
     before, start_s = counters(), now()
     sleep(_QUIET_S)
     after, stop_s = counters(), now()
@@ -70,7 +72,7 @@ def traffic_warnings(idle: Sequence[dict[str, float]]) -> list[str]:
 
 
 def repeat_line(name: str, medians_us: Sequence[float]) -> str:
-    """How far the repetitions of the reference lie apart, in words."""
+    """A sentence on how much the repetitions of the reference differ."""
     if len(medians_us) < 2:
         return f"{name}: measured once, nothing to compare"
     apart = max(medians_us) / min(medians_us) - 1
@@ -78,7 +80,11 @@ def repeat_line(name: str, medians_us: Sequence[float]) -> str:
 
 
 def spread_warnings(points: Sequence[tuple[str, Sequence[float]]], medians_us: Sequence[float]) -> list[str]:
-    """Sentences where samples of a point scatter, or its repetitions drift. points: a name and its samples."""
+    """Sentences where samples of a point scatter, or repetitions of the reference differ.
+
+    points: a name and its samples, each.
+    medians_us: of the repetitions of the reference.
+    """
     wide = [(name, spread(samples)) for name, samples in points if len(samples) > 5 and spread(samples) > _SPREAD]
     found = []
     if wide:

@@ -1,16 +1,23 @@
-"""Measuring all points of a plan on rank 0, and keeping each one before the next begins."""
+"""Measures collectives between ranks: which points, and rank 0's run over them. Used by `quantbench comm`.
+
+`parse_sizes` and `points` make the plan, `CommSession.run` measures it in lockstep with the other ranks, and `figures`
+turns times into bandwidths.
+"""
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from math import ceil
+from operator import attrgetter
 
-from quantbench.comm.points import reference_point
 from quantbench.device.spec import DeviceSpec, DeviceState
-from quantbench.errors import MeasurementError
+from quantbench.errors import InputError, MeasurementError, require_choice
 from quantbench.measurement import Measurement
+from quantbench.quantization import cdiv
 from quantbench.stats import median
 from quantbench.store.record import Failed, Measured, Outcome, Place, Record, Skipped, record_key
 from quantbench.timing.grade import grade
@@ -18,12 +25,81 @@ from quantbench.timing.lockstep import Leader, LeaderSampler
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.session import sample_point, warm_up
 from quantbench.workload import Collective
+from quantbench.workload.dtypes import element_bytes
+from quantbench.workload.ops import COLLECTIVE_DTYPES, COLLECTIVE_OPS
+
+DEFAULT_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+#: message sizes by default, by backend: a GPU's links saturate near a gigabyte, gloo over Ethernet long before
+DEFAULT_SIZES = {"nccl": "4KiB:1GiB", "gloo": "4KiB:16MiB"}
+# Repeated between the operations: if its time changes, the network has changed.
+_REFERENCE = {"nccl": ("all_reduce", 2**24), "gloo": ("all_reduce", 2**18)}
+_STEP = 4
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(B|KiB|MiB|GiB|KB|MB|GB)?", re.IGNORECASE)
+_UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """`4KiB:1GiB` (from, to, times four each step), `4KiB:1GiB:x2`, or a list `1MiB,64MiB`; in bytes, ascending.
+
+    >>> parse_sizes("1KiB:16KiB")
+    (1024, 4096, 16384)
+    >>> parse_sizes("1MB,512KiB")
+    (524288, 1000000)
+    """
+    first, *rest = text.split(":")
+    if not rest:
+        return tuple(sorted({_bytes(word, text) for word in text.split(",")}))
+    if len(rest) > 2:
+        raise InputError("--sizes", repr(text), "from:to, from:to:xN or a list")
+    factor = rest[1] if len(rest) == 2 else f"x{_STEP}"
+    if not re.fullmatch(r"x\d{1,9}", factor, re.ASCII) or int(factor[1:]) < 2:
+        raise InputError("--sizes", repr(text), "from:to:xN with N of at least 2, such as 4KiB:1GiB:x2")
+    step = int(factor[1:])
+    low, high = _bytes(first, text), _bytes(rest[0], text)
+    if low > high:
+        raise InputError("--sizes", repr(text), "the smaller size first")
+    sizes = [low]
+    while sizes[-1] * step <= high:
+        sizes.append(sizes[-1] * step)
+    return tuple(sizes)
+
+
+def _bytes(word: str, text: str) -> int:
+    match = _SIZE.fullmatch(word.strip())
+    size = float(match[1]) * _UNITS[(match[2] or "B").lower()] if match else 0
+    if size < 1:
+        raise InputError("--sizes", repr(text), "sizes such as 4KiB, 1MB or 65536")
+    return int(size)
+
+
+def points(
+    ops: Sequence[str], sizes: Sequence[int], *, num_gpus: int, num_nodes: int, dtype: str
+) -> tuple[Collective, ...]:
+    """Every operation at every size, in bytes.
+
+    A size is rounded up to whole elements for each rank, as nccl-tests does; sizes that become equal are measured once.
+    Raises InputError for an unknown operation or dtype.
+    """
+    require_choice("comm", "dtype", dtype, COLLECTIVE_DTYPES)
+    for op in ops:
+        require_choice("comm", "op", op, COLLECTIVE_OPS)
+    unit = num_gpus * element_bytes(dtype)
+    found = [Collective(op, cdiv(size, unit) * unit, num_gpus, dtype, num_nodes) for op in ops for size in sizes]
+    return tuple(dict.fromkeys(found))
+
+
+def reference_point(backend: str, like: Collective) -> Collective:
+    """The point that is repeated, for the ranks and the dtype of `like`."""
+    op, size = _REFERENCE[backend]
+    unit = like.num_gpus * element_bytes(like.dtype)
+    return replace(like, op=op, message_bytes=cdiv(size, unit) * unit)
+
 
 _WARM_UP_WINDOW_S = 0.05
 _WARM_UP_LIMIT_S = 1.0
 _BATCH_LIMIT = 64
-# Runs are put together until a sample takes this long: events tick at half a microsecond, and a rank's clock starts
-# some microseconds apart from the others'.
+# Runs are repeated until a sample takes this long: events tick at half a microsecond, and the ranks' clocks differ by
+# some microseconds.
 _SAMPLE_US = {"nccl": 200.0, "gloo": 0.0}
 _MOST_RUNS = 100
 _TICK_US = {"nccl": 0.5, "gloo": 0.05}
@@ -31,8 +107,11 @@ _TICK_US = {"nccl": 0.5, "gloo": 0.05}
 
 @dataclass(frozen=True)
 class Figures:
-    """What a time means. algorithm_gb_per_s: message over time; bus_gb_per_s: what each rank's links carried, by the
-    factors of nccl-tests; both in 1e9 bytes a second."""
+    """Time and bandwidths of one point, in 1e9 bytes per second.
+
+    algorithm_gb_per_s: message over time.
+    bus_gb_per_s: what each rank's links carried, by the factors of nccl-tests.
+    """
 
     latency_us: float
     algorithm_gb_per_s: float
@@ -45,17 +124,16 @@ def figures(collective: Collective, latency_us: float) -> Figures:
     >>> figures(Collective("all_reduce", 10**9, 8), 1e6).bus_gb_per_s
     1.75
     """
-    return Figures(
-        latency_us,
-        collective.message_bytes / latency_us / 1e3,
-        collective.bus_bytes / latency_us / 1e3,
-    )
+    return Figures(latency_us, collective.message_bytes / latency_us / 1e3, collective.bus_bytes / latency_us / 1e3)
 
 
 class CommSession:
     """Rank 0's run over a plan.
 
-    backend: nccl or gloo. spec, state: of rank 0's device. on_record: takes every record as soon as there is one.
+    backend: nccl or gloo.
+    spec, state: of rank 0's device.
+    on_record: called with every record as soon as it is made.
+    reference_us: medians of the repeated point, in order.
     """
 
     def __init__(
@@ -75,43 +153,34 @@ class CommSession:
         self._spec, self._state, self._options = spec, state, options
         self._on_record, self._now, self._pause = on_record, now, pause
         self._start_s = now()
-        self._reference_us: list[float] = []
-
-    @property
-    def reference_us(self) -> tuple[float, ...]:
-        """Medians of the repeated point, in order."""
-        return tuple(self._reference_us)
+        self.reference_us: list[float] = []
 
     def run(self, plan: Sequence[Collective]) -> None:
         """Measure every point; the reference before the first operation and after each."""
         reference = reference_point(self._backend, plan[0])
         self._measure(reference, role="reference")
-        for op, points in _by_op(plan):
-            for collective in points:
+        for _, of_op in groupby(plan, key=attrgetter("op")):
+            for collective in of_op:
                 self._measure(collective, role="point")
-            if op:
-                self._measure(reference, role="reference")
+            self._measure(reference, role="reference")
 
     def _measure(self, collective: Collective, role: str) -> None:
         outcome = self._outcome(collective)
+        provider = f"torch.{self._backend}"
         if role == "reference" and isinstance(outcome, Measured):
-            self._reference_us.append(median(outcome.measurement.samples_us))
+            self.reference_us.append(median(outcome.measurement.samples_us))
         self._on_record(
             Record(
                 run_id=self._run_id,
-                key=record_key(collective, self._provider, self._options),
+                key=record_key(collective, provider, self._options),
                 workload=collective,
-                provider=self._provider,
+                provider=provider,
                 outcome=outcome,
                 places=(Place({"message_bytes": collective.message_bytes}, collective.op),),
                 role=role,
                 elapsed_s=self._now() - self._start_s,
             )
         )
-
-    @property
-    def _provider(self) -> str:
-        return f"torch.{self._backend}"
 
     def _outcome(self, collective: Collective) -> Outcome:
         refused = self._leader.begin(collective)
@@ -123,10 +192,8 @@ class CommSession:
             measurement = self._sample(collective)
         except MeasurementError as error:
             return Failed("error", str(error))
-        drift = None
-        if self._reference_us and collective.message_bytes:
-            drift = self._reference_us[-1] / self._reference_us[0]
-        # No arithmetic and no memory to be held against a peak: links have no registry.
+        drift = self.reference_us[-1] / self.reference_us[0] if self.reference_us else None
+        # Nothing is compared with a peak: the speed of links is not registered.
         graded = grade(
             measurement, flops=0, min_bytes=0, spec=self._spec, dtype=collective.dtype, drift_ratio=drift,
             options=self._options,
@@ -140,18 +207,9 @@ class CommSession:
             sampler, window_s=_WARM_UP_WINDOW_S, limit_s=min(_WARM_UP_LIMIT_S, self._options.max_time_s),
             batch_limit=_BATCH_LIMIT, now=self._now,
         )  # fmt: skip
-        runs = min(_MOST_RUNS, max(1, ceil(_SAMPLE_US[self._backend] / warm.typical_us)))
-        sampler.runs = runs
+        sampler.runs = runs = min(_MOST_RUNS, max(1, ceil(_SAMPLE_US[self._backend] / warm.typical_us)))
         measured = sample_point(
             sampler, self._options, warm, mode="events" if self._backend == "nccl" else "cpu", runs_per_sample=runs,
             batch_limit=_BATCH_LIMIT, tick_us=_TICK_US[self._backend] / runs, now=self._now, pause=self._pause,
         )  # fmt: skip
         return replace(measured, state_before=before, state_after=self._state())
-
-
-def _by_op(plan: Sequence[Collective]) -> Iterable[tuple[str, list[Collective]]]:
-    """Points in groups of one operation, in the plan's order."""
-    groups: dict[str, list[Collective]] = {}
-    for collective in plan:
-        groups.setdefault(collective.op, []).append(collective)
-    return groups.items()

@@ -1,21 +1,24 @@
 """What all pictures share: style, labels, saving, panels side by side, and which of many curves are drawn.
 
-`canvas` opens a figure without a display, `heading` and `legend_below` label it, `save` writes the PNG. `draw_panels`
-draws one panel per op. `typical` selects curves and `curve_names` names them. Used by every module here that draws.
+`figure` opens a figure, labels it and writes the PNG; `draw_panels` draws one panel per op. `draw_curve` and
+`label_sizes` draw a curve and its x axis, `typical` selects curves and `curve_names` names them. Used by every module
+here that draws, and by `tools.guide`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from math import log
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from quantbench.analysis.curves import Curve
-from quantbench.analysis.summary import op_order
+from quantbench.analysis.summary import Point, Row, op_order
 from quantbench.errors import StoreError, printable
 from quantbench.quantization import cdiv
+from quantbench.report.source import dashed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,28 +26,45 @@ if TYPE_CHECKING:
 
 
 _DPI = 130
-# Seaborn's "whitegrid" with a paler grid: intervals and edges are drawn as thin lines and must not drown in it.
+# Seaborn's "whitegrid" with a paler grid: intervals and edges are thin lines and must stand out from it.
 _STYLE = {"grid.color": "#ebebeb", "axes.edgecolor": "#999999"}
-#: what a predicted wave edge, a cliff and an interval are drawn in, in every picture
-WAVE_COLOUR, CLIFF_COLOUR, INTERVAL_COLOUR = "tab:purple", "#c1272d", "0.3"
+#: colours of a predicted wave edge and of a cliff, in every picture
+WAVE_COLOUR, CLIFF_COLOUR = "tab:purple", "#c1272d"
 #: curves, in an order that people with any colour vision can tell apart (Okabe and Ito, "Color Universal Design",
 #: https://jfly.uni-koeln.de/color/), without its vermilion, which is too near to what marks a loss; and their markers
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#666666")
 MARKERS = ("o", "s", "^", "D", "v", "P")
-# Letters of a heading and of a legend that fit into an inch; entries of a legend that stand beside each other.
+# Characters of a heading and of a legend that fit into an inch; most legend entries side by side.
 _LETTERS_PER_IN, _LEGEND_LETTERS_PER_IN, _MOST_BESIDE = 14, 16, 4
 _MOST_TICKS = 10
-# Room above the highest point; when an axis need not begin at nothing, and what it then spans at least.
+# Room above the highest point. The y axis need not start at 0 if all points are above the second share of the highest;
+# it then spans at least the third.
 _ROOM_ABOVE, _IN_THE_UPPER_PART, _LEAST_REACH = 0.14, 0.6, 0.08
-# What every font of matplotlib has beside Latin letters.
+# Characters that every font of matplotlib has besides Latin letters.
 _MORE_SIGNS = "–…×·µμ→≥≤±°▼"
+# Sizes that span more than this factor are drawn on a logarithmic axis.
+_WIDE = 24.0
 
 
 @contextmanager
-def canvas(lines: int, columns: int, width_in: float, height_in: float, **options: Any) -> Iterator[tuple[Figure, Any]]:
-    """A figure of `lines` × `columns` panels, closed at the end.
+def figure(
+    path: Path,
+    size_in: tuple[float, float],
+    lines: int = 1,
+    columns: int = 1,
+    *,
+    title: str = "",
+    caption: str = "",
+    legend: bool = True,
+    **options: Any,
+) -> Iterator[Any]:
+    """Yields the (lines, columns) array of panels of a new figure and writes it to `path`, a PNG, at the end.
 
-    Yields the figure and the two-dimensional array of panels. options: as of pyplot.subplots.
+    size_in: width and height in inches.
+    caption: the line below the title: GPU, dtype, library and source of the figures (`source.picture_caption`).
+    legend: put one legend for all panels below the picture, where it covers no curve. Equal labels appear once.
+    options: as of pyplot.subplots.
+    Raises StoreError where the file cannot be written.
     """
     import matplotlib
 
@@ -54,64 +74,21 @@ def canvas(lines: int, columns: int, width_in: float, height_in: float, **option
     from cycler import cycler
 
     with sns.axes_style("whitegrid", _STYLE), plt.rc_context({"axes.prop_cycle": cycler(color=PALETTE)}):
-        figure, panels = plt.subplots(
-            lines, columns, figsize=(width_in, height_in), squeeze=False, layout="constrained", **options
-        )
+        drawn, panels = plt.subplots(lines, columns, figsize=size_in, squeeze=False, layout="constrained", **options)
         try:
-            yield figure, panels
+            yield panels
+            if legend:
+                _legend_below(drawn, panels.flat)
+            if title:
+                width = int(_LETTERS_PER_IN * size_in[0])
+                below = wrap(plain(caption, 4 * width), width, break_on_hyphens=False)
+                drawn.suptitle("\n".join([plain(title, width), *below]), x=0.01, ha="left", fontsize=9)
+            _save(drawn, path)
         finally:
-            plt.close(figure)
+            plt.close(drawn)
 
 
-def heading(figure: Figure, title: str, caption: str) -> None:
-    """Title of a picture, with the caption below it.
-
-    caption: GPU, dtype, library and source of the figures (`source.picture_caption`).
-    """
-    width = int(_LETTERS_PER_IN * figure.get_figwidth())
-    lines = [plain(title, width), *wrap(plain(caption, 4 * width), width, break_on_hyphens=False)]
-    figure.suptitle("\n".join(filter(None, lines)), x=0.01, ha="left", fontsize=9)
-
-
-def legend_below(figure: Figure, panels: Sequence[Any]) -> None:
-    """One legend for all panels, below the picture so that it covers no curve. Equal labels appear once."""
-    entries: dict[str, Any] = {}
-    for panel in panels:
-        handles, labels = panel.get_legend_handles_labels()
-        for handle, label in zip(handles, labels, strict=True):
-            entries.setdefault(label, handle)
-    width = _LEGEND_LETTERS_PER_IN * figure.get_figwidth()
-    beside = max(1, min(_MOST_BESIDE, int(width) // (max(map(len, entries), default=0) + 8)))
-    if entries:
-        handles = list(entries.values())
-        figure.legend(handles, list(entries), loc="outside lower left", ncols=beside, fontsize=8, frameon=False)
-
-
-def limit_heights(panel: Any, heights: Sequence[float]) -> None:
-    """Limits of the y axis: from 0 up, with room above.
-
-    Where all points lie in the upper part, the axis begins somewhat below the lowest, so that teeth of a few per cent
-    are
-    visible.
-    """
-    low, high = min(heights), max(heights)
-    room = _ROOM_ABOVE * high
-    if low < _IN_THE_UPPER_PART * high:
-        panel.set_ylim(0, high + room)
-    else:
-        reach = max(high - low, _LEAST_REACH * high)
-        panel.set_ylim(max(0.0, low - 0.6 * reach), high + 0.25 * reach)
-
-
-def ticks_at(panel: Any, sizes: Sequence[int]) -> None:
-    """A tick at each size along x where there are few sizes."""
-    if len(sizes) <= _MOST_TICKS:
-        panel.set_xticks(list(sizes), [str(size) for size in sizes])
-        panel.minorticks_off()
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a PNG. Raises StoreError where it cannot be written."""
+def _save(figure: Figure, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Without matplotlib's version in it, the same figures give the same file.
@@ -120,9 +97,88 @@ def save(figure: Figure, path: Path) -> None:
         raise StoreError("write picture", f"{path} ({error.strerror})", "a folder that can be written") from None
 
 
+def _legend_below(figure: Figure, panels: Iterable[Axes]) -> None:
+    entries: dict[str, Any] = {}
+    for panel in panels:
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    if entries:
+        width = int(_LEGEND_LETTERS_PER_IN * figure.get_figwidth())
+        beside = max(1, min(_MOST_BESIDE, width // (max(map(len, entries)) + 8)))
+        handles = list(entries.values())
+        figure.legend(handles, list(entries), loc="outside lower left", ncols=beside, fontsize=8, frameon=False)
+
+
 def plain(text: str, longest: int = 90) -> str:
     """Text for a picture: on one line, without dollar signs (formulas) and without signs that the font may lack."""
     return "".join(c if (ord(c) < 0x250 or c in _MORE_SIGNS) and c != "$" else "?" for c in printable(text, longest))
+
+
+def rate(measured: Point | Row) -> float:
+    """Height of a point: per cent of peak, else TFLOP/s, else GB/s where there is no arithmetic."""
+    if measured.peak_share is not None:
+        return 100 * measured.peak_share
+    return measured.tflops or measured.gb_per_s
+
+
+def rate_unit(measured: Point | Row) -> str:
+    """Unit of `rate`."""
+    if measured.peak_share is not None:
+        return "share of peak, %"
+    return "TFLOP/s" if measured.tflops else "GB/s"
+
+
+def draw_curve(
+    panel: Axes, curve: Curve, number: int, name: str, line: dict[str, Any], interval: dict[str, Any]
+) -> list[float]:
+    """Draw the points of a curve with their 95 % intervals. Returns the heights of the points.
+
+    number: of the curve in its panel; selects colour and marker.
+    line, interval: further options of matplotlib for the curve and for its intervals.
+    """
+    heights = [rate(point) for point in curve.points]
+    colour, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
+    panel.plot(curve.sizes, heights, "-", marker=marker, color=colour, label=plain(name, 44), **line)
+    pairs = list(zip(heights, curve.points, strict=True))
+    low, high = [h * p.latency_us / p.high_us for h, p in pairs], [h * p.latency_us / p.low_us for h, p in pairs]
+    panel.vlines(curve.sizes, low, high, zorder=4, **interval)
+    return heights
+
+
+def limit_heights(panel: Axes, heights: Sequence[float]) -> None:
+    """Limits of the y axis: from 0 up, with room above.
+
+    Where all points are in the upper part, the axis starts a little below the lowest, so that steps of a few per cent
+    are visible.
+    """
+    low, high = min(heights), max(heights)
+    if low < _IN_THE_UPPER_PART * high:
+        panel.set_ylim(0, high + _ROOM_ABOVE * high)
+    else:
+        reach = max(high - low, _LEAST_REACH * high)
+        panel.set_ylim(max(0.0, low - 0.6 * reach), high + 0.25 * reach)
+
+
+def is_wide(sizes: Sequence[int]) -> bool:
+    """Whether the sizes need a logarithmic axis."""
+    return min(sizes) > 0 and max(sizes) / min(sizes) > _WIDE
+
+
+def label_sizes(panel: Axes, axis: str, sizes: Sequence[int]) -> None:
+    """Name and scale of the x axis, with a tick at each size where there are few."""
+    if is_wide(sizes):
+        panel.set_xscale("log", base=2)
+        panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    if len(sizes) <= _MOST_TICKS:
+        panel.set_xticks(list(sizes), [str(size) for size in sizes])
+        panel.minorticks_off()
+    panel.set_xlabel(plain(dashed(axis)))
+
+
+def position(size: int, sizes: Sequence[int]) -> float:
+    """Where a size is on the x axis, from 0 (the first of `sizes`, ascending) to 1 (the last)."""
+    scale = log if is_wide(sizes) else float
+    return (scale(size) - scale(sizes[0])) / (scale(sizes[-1]) - scale(sizes[0]) or 1.0)
 
 
 _COLUMNS = 2
@@ -136,28 +192,22 @@ def draw_panels(
 
     draw: fills the panel of an op.
     axis: name of the x axis of all panels.
-    title, caption: see `heading`.
+    title, caption: see `figure`.
     Raises StoreError where the file cannot be written.
     """
     names = sorted(set(ops), key=op_order)
     columns = min(_COLUMNS, len(names))
     lines = cdiv(len(names), columns)
-    with canvas(lines, columns, _WIDTH_IN * columns, _HEIGHT_IN * lines + _TITLE_IN, sharex=True) as (figure, panels):
+    size_in = (_WIDTH_IN * columns, _HEIGHT_IN * lines + _TITLE_IN)
+    with figure(path, size_in, lines, columns, title=title, caption=caption, sharex=True) as panels:
         for panel in panels.flat[len(names) :]:
             panel.set_axis_off()
         for panel, name in zip(panels.flat, names, strict=False):
             draw(panel, name)
             panel.set_title(name, loc="left", fontweight="bold")
         for panel in panels.flat[len(names) - columns : len(names)]:  # the lowest of each column
-            panel.set_xlabel(axis.replace("_", "-"))
+            panel.set_xlabel(dashed(axis))
             panel.tick_params(labelbottom=True)
-        legend_below(figure, panels.flat[: len(names)])
-        heading(figure, title, caption)
-        save(figure, path)
-
-
-# Sizes that span more than this factor are drawn on a logarithmic axis.
-_WIDE = 24.0
 
 
 def typical(curves: Sequence[Curve], most: int) -> list[Curve]:
@@ -171,7 +221,7 @@ def typical(curves: Sequence[Curve], most: int) -> list[Curve]:
     full = [curve for curve in curves if len(curve.points) >= 0.9 * longest]
     full.sort(key=lambda curve: curve.points[-1].workload.flops or curve.points[-1].workload.min_bytes)
     last = len(full) - 1
-    # Small products wait for launches and memory and have no teeth to show: the lower third is left out.
+    # Small products are bound by launches and memory and show no steps: the lower third is left out.
     return [full[round(last * (1 / 3 + 2 / 3 * i / (most - 1)))] for i in range(most)]
 
 
@@ -179,15 +229,10 @@ def curve_names(curves: Sequence[Curve]) -> list[str]:
     """A label for each curve: what differs between the curves; the provider where there is only one curve."""
     names = []
     for curve in curves:
-        parts = [f"{name.replace('_', '-')}={value}" for name, value in curve.held]
+        parts = [f"{dashed(name)}={value}" for name, value in curve.held]
         if len({c.variant for c in curves}) > 1:
             parts.insert(0, curve.variant)
         if len({c.provider for c in curves}) > 1:
             parts.insert(0, curve.provider)
         names.append(" ".join(parts) or curve.provider)
     return names
-
-
-def is_wide(sizes: Sequence[int]) -> bool:
-    """Whether the sizes need a logarithmic axis."""
-    return min(sizes) > 0 and max(sizes) / min(sizes) > _WIDE

@@ -18,8 +18,9 @@ from rich.text import Text
 from quantbench.analysis.compare import FIGURES_METHOD, METHOD, VERDICTS, Compared, Comparison
 from quantbench.errors import printable
 from quantbench.junit import clean, write_suite
-from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, canvas, heading, legend_below, save
-from quantbench.report.source import picture_caption
+from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, figure
+from quantbench.report.content import terminal_table
+from quantbench.report.source import dashed, picture_caption
 from quantbench.store.record import Place
 from quantbench.units import latency, percent
 
@@ -42,24 +43,24 @@ def differences_lines(comparison: Comparison) -> list[str]:
 def method_lines(comparison: Comparison) -> list[str]:
     """How the verdicts were reached, and what limits them."""
     moved = comparison.wander
-    lines = [METHOD if comparison.options.noise is None else FIGURES_METHOD]
+    lines = [_method(comparison)]
     margin = f"changes within {percent(comparison.tolerance)} do not count"
-    known = [noise for noise in (moved.noise_a, moved.noise_b) if noise is not None]
-    if not known:
+    noises = " and ".join("unknown" if n is None else percent(n) for n in (moved.noise_a, moved.noise_b))
+    wandered = f"the reference point wandered by {noises} ({moved.repeats_a} and {moved.repeats_b} repeats)"
+    if moved.noise_a is None and moved.noise_b is None:
         lines.append(f"{margin} (--margin); how far the runs wander by themselves is not known: no repeated reference")
+    elif comparison.tolerance > comparison.options.margin:
+        worst = f"the worst of {len(comparison.points)} points may by chance reach that"
+        lines.append(f"{margin}: {wandered}, and {worst}")
     else:
-        noises = " and ".join("unknown" if n is None else percent(n) for n in (moved.noise_a, moved.noise_b))
-        repeats = f"{moved.repeats_a} and {moved.repeats_b} repeats"
-        wandered = f"the reference point wandered by {noises} ({repeats})"
-        if comparison.tolerance > comparison.options.margin:
-            lines.append(
-                f"{margin}: {wandered}, and the worst of {len(comparison.points)} points may by chance reach that"
-            )
-        else:
-            lines.append(f"{margin} (--margin); {wandered}")
+        lines.append(f"{margin} (--margin); {wandered}")
     if moved.shift is not None:
         lines.append(f"the reference point itself: {_ratio_words(moved.shift)}")
     return lines
+
+
+def _method(comparison: Comparison) -> str:
+    return METHOD if comparison.options.noise is None else FIGURES_METHOD
 
 
 def result_lines(comparison: Comparison) -> list[str]:
@@ -72,7 +73,8 @@ def result_lines(comparison: Comparison) -> list[str]:
     if comparison.lost:
         lines.append(f"measured in A and failing in B: {len(comparison.lost)}")
         lines += [
-            f"  {place_words(lost.place)}: {lost.kind}: {printable(lost.message)}" for lost in comparison.lost[:5]
+            f"  {place_words(lost.place)}: {lost.kind}: {printable(lost.message)}"
+            for lost in comparison.lost[:_MOST_LOST_SHOWN]
         ]
     for number, there, elsewhere in ((comparison.only_a, "A", "B"), (comparison.only_b, "B", "A")):
         if number:
@@ -90,68 +92,62 @@ def _ratio_words(ratio: float) -> str:
 
 def place_words(place: Place) -> str:
     """`qkv hidden=4096 tp=8`."""
-    return " ".join([place.op, *(f"{name.replace('_', '-')}={value}" for name, value in place.axes.items())])
+    return " ".join([place.op, *(f"{dashed(name)}={value}" for name, value in place.axes.items())])
 
 
 def comparison_table(comparison: Comparison) -> Table | None:
     """The points that changed, the worst first; None when there is nothing to show."""
-    shown: list[Compared] = []
-    left: list[str] = []
-    for verdict in VERDICTS:
-        own = [point for point in comparison.points if point.verdict == verdict]
-        shown += own[: _MOST_SHOWN[verdict]]
-        if len(own) > _MOST_SHOWN[verdict] > 0:
-            left.append(f"{len(own) - _MOST_SHOWN[verdict]} more {verdict}")
+    by_verdict = {verdict: [p for p in comparison.points if p.verdict == verdict] for verdict in VERDICTS}
+    shown = [point for verdict, own in by_verdict.items() for point in own[: _MOST_SHOWN[verdict]]]
     if not shown:
         return None
-    table = Table(header_style="bold", box=None, pad_edge=False, caption_justify="left")
-    table.add_column("point", overflow="fold")
     several = any(point.a.provider != point.b.provider for point in shown)
-    if several:
-        table.add_column("providers", overflow="fold")
-    for name in ("A", "B", "B / A", "95 % interval"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("why", overflow="fold")
-    for point in shown:
-        table.add_row(
-            Text(printable(place_words(point.place))),
-            *([Text(printable(f"{point.a.provider} → {point.b.provider}"))] if several else []),
-            latency(point.a_us),
-            latency(point.b_us),
-            f"{point.ratio:.3f}",
-            _interval(point),
-            Text(point.verdict, style=_STYLE[point.verdict]),
-            Text(printable(point.why)),
-        )
+    providers = [Text(printable(f"{point.a.provider} → {point.b.provider}")) for point in shown]
+    columns: dict[str, Sequence[str | Text]] = {
+        "point": [Text(printable(place_words(point.place))) for point in shown],
+        **({"providers": providers} if several else {}),
+        "A": [latency(point.a_us) for point in shown],
+        "B": [latency(point.b_us) for point in shown],
+        "B / A": [f"{point.ratio:.3f}" for point in shown],
+        "95 % interval": ["–" if p.low is None or p.high is None else f"{p.low:.3f} … {p.high:.3f}" for p in shown],
+        "verdict": [Text(point.verdict, style=_STYLE[point.verdict]) for point in shown],
+        "why": [Text(printable(point.why)) for point in shown],
+    }
+    table = terminal_table(columns, left=("verdict",), folded=("point", "providers", "why"))
+    more = {verdict: len(own) - _MOST_SHOWN[verdict] for verdict, own in by_verdict.items() if _MOST_SHOWN[verdict]}
+    left = [f"{number} more {verdict}" for verdict, number in more.items() if number > 0]
     if left:
+        table.caption_justify = "left"
         table.caption = Text("… and " + ", ".join(left) + " (--json has all)")
     return table
 
 
-def _interval(point: Compared) -> str:
-    return "–" if point.low is None or point.high is None else f"{point.low:.3f} … {point.high:.3f}"
-
-
 def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
     """The whole comparison as JSON objects; names carry their units."""
-    moved = comparison.wander
     return {
         "a": str(comparison.a.folder),
         "b": str(comparison.b.folder),
         "device": comparison.b.info.device.name,
         "obstacles": list(comparison.obstacles),
         "differences": [asdict(difference) for difference in comparison.differences],
-        "method": METHOD if comparison.options.noise is None else FIGURES_METHOD,
+        "method": _method(comparison),
         "margin": comparison.options.margin,
         "tolerance": comparison.tolerance,
-        "reference": {**asdict(moved)},
+        "reference": asdict(comparison.wander),
         "counts": comparison.counts,
         "regressions": comparison.regressions,
         "median_ratio": comparison.median_ratio if comparison.points else None,
         "only_a": comparison.only_a,
         "only_b": comparison.only_b,
-        "points": _points_to_json(comparison.points),
+        "points": [
+            {
+                "op": point.place.op, "axes": point.place.axes, "workload": str(point.b.workload),
+                "key_a": point.a.key, "key_b": point.b.key, "provider_a": point.a.provider,
+                "provider_b": point.b.provider, "a_us": point.a_us, "b_us": point.b_us, "ratio": point.ratio,
+                "low": point.low, "high": point.high, "p": point.p, "verdict": point.verdict, "why": point.why,
+            }
+            for point in comparison.points
+        ],
         "lost": [
             {
                 "op": lost.place.op, "axes": lost.place.axes, "key": lost.record.key,
@@ -160,18 +156,6 @@ def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
             for lost in comparison.lost
         ],
     }  # fmt: skip
-
-
-def _points_to_json(points: Sequence[Compared]) -> list[dict[str, Any]]:
-    return [
-        {
-            "op": point.place.op, "axes": point.place.axes, "workload": str(point.b.workload),
-            "key_a": point.a.key, "key_b": point.b.key, "provider_a": point.a.provider, "provider_b": point.b.provider,
-            "a_us": point.a_us, "b_us": point.b_us, "ratio": point.ratio, "low": point.low, "high": point.high,
-            "p": point.p, "verdict": point.verdict, "why": point.why,
-        }
-        for point in points
-    ]  # fmt: skip
 
 
 _COLOURS = {"slower": CLIFF_COLOUR, "faster": PALETTE[0], "same": "#7a7a7a", "unclear": PALETTE[1]}
@@ -191,7 +175,11 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
     """
     points = comparison.points
     axis = _axis(points)
-    with canvas(1, 1, 9.0, 4.2) as (figure, panels):
+    a, b = (
+        f"{name}: {run.info.run_id} · {picture_caption(run.info, (getattr(p, side) for p in points))}"
+        for name, run, side in (("A", comparison.a, "a"), ("B", comparison.b, "b"))
+    )
+    with figure(path, (9.0, 4.2), title=a, caption=b) as panels:
         panel = panels[0][0]
         tolerance = comparison.tolerance
         panel.axhspan(1 / (1 + tolerance), 1 + tolerance, color="0.92", zorder=0, label="does not count")
@@ -200,14 +188,7 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
         panel.set_yscale("log")
         _ratio_ticks(panel)
         panel.set_ylabel("time of B / time of A   (above 1: slower)")
-        panel.set_xlabel(axis.replace("_", "-") if axis else "points, from fastest to slowest")
-        legend_below(figure, [panel])
-        a, b = (
-            f"{name}: {run.info.run_id} · {picture_caption(run.info, (getattr(p, side) for p in points))}"
-            for name, run, side in (("A", comparison.a, "a"), ("B", comparison.b, "b"))
-        )
-        heading(figure, a, b)
-        save(figure, path)
+        panel.set_xlabel(dashed(axis) if axis else "points, from fastest to slowest")
 
 
 def _axis(points: Sequence[Compared]) -> str:
@@ -228,22 +209,14 @@ def _draw_points(panel: Any, points: Sequence[Compared], axis: str) -> None:
         if not own:
             continue
         x = [p.place.axes[axis] if axis else i for i, p in own]
-        y = [_inside(p.ratio) for _, p in own]
-        panel.plot(
-            x, y, _MARKERS[verdict], markersize=size, color=_COLOURS[verdict], label=f"{len(own)} {verdict}", zorder=3
+        y, low, high = (
+            [min(max(getattr(p, ratio) or p.ratio, 1 / _RIM), _RIM) for _, p in own]
+            for ratio in ("ratio", "low", "high")
         )
-        panel.vlines(
-            x,
-            [_inside(p.ratio if p.low is None else p.low) for _, p in own],
-            [_inside(p.ratio if p.high is None else p.high) for _, p in own],
-            color=_COLOURS[verdict],
-            linewidth=0.9,
-            zorder=2,
-        )
-
-
-def _inside(ratio: float) -> float:
-    return min(max(ratio, 1 / _RIM), _RIM)
+        colour = _COLOURS[verdict]
+        label = f"{len(own)} {verdict}"
+        panel.plot(x, y, _MARKERS[verdict], markersize=size, color=colour, label=label, zorder=3)
+        panel.vlines(x, low, high, color=colour, linewidth=0.9, zorder=2)
 
 
 def _ratio_ticks(panel: Any) -> None:
@@ -262,8 +235,7 @@ def write_junit(comparison: Comparison, path: Path) -> None:
     """Write the comparison as JUnit XML for continuous integration.
 
     Slower and lost points are failures, unclear ones are skipped with their reason. Raises StoreError where the file
-    cannot
-    be written.
+    cannot be written.
     """
     total = len(comparison.points) + len(comparison.lost)
     suite = ElementTree.Element(
@@ -276,34 +248,29 @@ def write_junit(comparison: Comparison, path: Path) -> None:
         time="0",
     )
     properties = ElementTree.SubElement(suite, "properties")
-    for name, value in (("a", comparison.a.folder), ("b", comparison.b.folder), ("tolerance", comparison.tolerance)):
+    told = [("a", comparison.a.folder), ("b", comparison.b.folder), ("tolerance", comparison.tolerance)]
+    for name, value in [*told, *(("difference", difference) for difference in comparison.differences)]:
         ElementTree.SubElement(properties, "property", name=name, value=clean(str(value)))
-    for difference in comparison.differences:
-        ElementTree.SubElement(properties, "property", name="difference", value=clean(str(difference)))
     for point in comparison.points:
-        _add_point(suite, point)
+        interval = "no interval" if point.low is None else f"95 % interval {point.low:.4f} to {point.high:.4f}"
+        text = f"{point.verdict}: {latency(point.a_us)} → {latency(point.b_us)}, ratio {point.ratio:.4f}, {interval}"
+        text = clean(f"{text}; {point.why}" if point.why else text)
+        case = _add_case(suite, point.place, point.b.provider, point.b_us / 1e6)
+        if point.verdict == "slower":
+            ElementTree.SubElement(case, "failure", message=text, type="slower").text = text
+        elif point.verdict == "unclear":
+            ElementTree.SubElement(case, "skipped", message=text)
+        else:
+            ElementTree.SubElement(case, "system-out").text = text
     for lost in comparison.lost:
-        case = _case(suite, place_words(lost.place), lost.record.provider, 0.0)
-        message = clean(f"measured before, fails now: {lost.kind}: {lost.message}")
-        ElementTree.SubElement(case, "failure", message=message, type="lost").text = message
+        text = clean(f"measured before, fails now: {lost.kind}: {lost.message}")
+        case = _add_case(suite, lost.place, lost.record.provider, 0.0)
+        ElementTree.SubElement(case, "failure", message=text, type="lost").text = text
     write_suite(suite, path)
 
 
-def _add_point(suite: ElementTree.Element, point: Compared) -> None:
-    case = _case(suite, place_words(point.place), point.b.provider, point.b_us / 1e6)
-    interval = "no interval" if point.low is None else f"95 % interval {point.low:.4f} to {point.high:.4f}"
-    text = f"{point.verdict}: {latency(point.a_us)} → {latency(point.b_us)}, ratio {point.ratio:.4f}, {interval}"
-    if point.why:
-        text += f"; {point.why}"
-    if point.verdict == "slower":
-        ElementTree.SubElement(case, "failure", message=clean(text), type="slower").text = clean(text)
-    elif point.verdict == "unclear":
-        ElementTree.SubElement(case, "skipped", message=clean(text))
-    else:
-        ElementTree.SubElement(case, "system-out").text = clean(text)
-
-
-def _case(suite: ElementTree.Element, name: str, provider: str, time_s: float) -> ElementTree.Element:
+def _add_case(suite: ElementTree.Element, place: Place, provider: str, time_s: float) -> ElementTree.Element:
+    name = clean(place_words(place))
     return ElementTree.SubElement(
-        suite, "testcase", classname=clean(f"quantbench.{provider}"), name=clean(name), time=f"{time_s:.9f}"
+        suite, "testcase", classname=clean(f"quantbench.{provider}"), name=name, time=f"{time_s:.9f}"
     )

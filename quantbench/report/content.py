@@ -1,18 +1,22 @@
-"""The types of a report's page (texts, tables, pictures), and the `Gallery` that draws and embeds its pictures.
+"""The parts of a report's page (tables, pictures, sections), the `Gallery` that names and embeds its pictures, and
+`terminal_table`.
 
-The other modules of `report` make these; `page` renders them. Texts may come from files: the page escapes them.
+The other modules of `report` make these and `page` renders them. Texts may come from files: the page escapes them.
 """
 
 from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import rich.table
+from rich.text import Text
+
 from quantbench.analysis.summary import Point
-from quantbench.report.lead import Lead
+from quantbench.units import percent
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,7 @@ class Picture:
     """A PNG in the page.
 
     file: its name beside the page.
-    data: the same as a `data:` address.
+    data: its content as a `data:` address.
     alt: what it shows, in words.
     """
 
@@ -44,33 +48,19 @@ class Table:
 
 
 @dataclass(frozen=True)
-class KernelLabel:
-    """A kernel in the bands below a curve.
-
-    colour: of its band.
-    label: what is written in the band.
-    name: the kernel's whole name.
-    """
-
-    colour: str
-    label: str
-    name: str
-
-
-@dataclass(frozen=True)
 class PictureCard:
     """A picture with its explanations.
 
     note: a sentence on what was left out.
     cliffs: number, place, cost and cause of each numbered cliff.
-    kernels: legend of the kernel bands.
+    kernels: (colour, label, full name) of each kernel in the bands below the curves.
     """
 
     title: str
     picture: Picture
     note: str = ""
     cliffs: Table | None = None
-    kernels: tuple[KernelLabel, ...] = ()
+    kernels: tuple[tuple[str, str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -92,40 +82,10 @@ class Section:
     folded: bool = False
 
 
-@dataclass(frozen=True)
-class Banner:
-    """A warning above everything else. kind: imported, simulated or warning."""
-
-    kind: str
-    title: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Page:
-    """The whole page.
-
-    facts: name and value, for the foot.
-    lead: the first screen; None where nothing was measured.
-    explanation: what makes the steps, in a sentence, or "".
-    lead_picture: the picture of the first screen.
-    made_by: the last line.
-    """
-
-    title: str
-    subtitle: str
-    banners: tuple[Banner, ...]
-    facts: tuple[tuple[str, str], ...]
-    lead: Lead | None
-    explanation: str
-    lead_picture: Picture | None
-    sections: tuple[Section, ...]
-    made_by: str
-
-
+# Shares of peak this far below the best one of a table stand out.
+_STANDS_OUT = 0.8
 #: the caption of a picture of these points: see `source.picture_caption`
 Caption = Callable[[Sequence[Point]], str]
-_NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class Gallery:
@@ -138,15 +98,12 @@ class Gallery:
     def path(self, *parts: str) -> Path:
         """A new file name for a picture. parts: any texts."""
         name = "report-" + "-".join(filter(None, (file_name(part).strip("-.")[:40] for part in parts)))
-        taken = {path.name for path in self.files}
-        number = next(i for i in range(1, len(taken) + 2) if self._numbered(name, i) not in taken)
-        path = self.folder / self._numbered(name, number)
+        path, number = self.folder / f"{name}.png", 1
+        while path in self.files:
+            number += 1
+            path = self.folder / f"{name}-{number}.png"
         self.files.append(path)
         return path
-
-    @staticmethod
-    def _numbered(name: str, number: int) -> str:
-        return f"{name}.png" if number == 1 else f"{name}-{number}.png"
 
     def picture(self, path: Path, alt: str) -> Picture:
         """The drawn file as part of the page."""
@@ -156,4 +113,33 @@ class Gallery:
 
 def file_name(text: str) -> str:
     """The text with everything but letters, digits, dots, underscores and dashes replaced by dashes."""
-    return _NO_NAME.sub("-", text)
+    return re.sub("[^A-Za-z0-9._-]+", "-", text)
+
+
+def terminal_table(
+    columns: Mapping[str, Sequence[str] | Sequence[Text] | Sequence[str | Text]],
+    *,
+    left: Collection[str] = (),
+    folded: Collection[str] = (),
+    narrowest: int | None = None,
+) -> rich.table.Table:
+    """A table for the terminal, without a frame. columns: the cells below each heading.
+
+    left: columns aligned to the left; the others are numbers, aligned to the right.
+    folded: columns aligned to the left and folded where the terminal is narrow, down to `narrowest` characters.
+    """
+    table = rich.table.Table(header_style="bold", box=None, pad_edge=False)
+    for name in columns:
+        if name in folded:
+            table.add_column(name, overflow="fold", min_width=narrowest)
+        else:
+            table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
+    return table
+
+
+def share_cell(share: float | None, best: float) -> Text:
+    """A share of peak as a cell; in red far below `best`, the best of the table."""
+    low = share is not None and share < _STANDS_OUT * best
+    return Text("?" if share is None else percent(share), style="bold red" if low else "")

@@ -19,20 +19,21 @@ from quantbench.latency.gemm.cliffs import LIKELY
 from quantbench.latency.op_times import OpEstimate
 from quantbench.latency.roofline import peak_share
 from quantbench.report.canvas import MARKERS, PALETTE, WAVE_COLOUR, draw_panels
+from quantbench.report.content import share_cell, terminal_table
+from quantbench.report.source import dashed
 from quantbench.units import latency, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Lower ones, of a few multiplications in a whole launch, would be shown in powers of ten.
+# TFLOP/s below which only "<0.001" is shown.
 _LEAST_RATE = 0.001
-# Rows this far below the best one of the table stand out.
-_STANDS_OUT = 0.8
-# More wave edges than this in a panel would be a grey wall.
+_LOSES = "what it loses"
+# Wave edges drawn in a panel.
 _MOST_WAVE_EDGES = 40
 # More places than this are counted, not named.
 _MOST_LIKELY = 8
-# A forecast is never certain.
+# The largest probability shown: a prediction is never certain.
 _SURE = 0.99
 
 
@@ -41,35 +42,25 @@ def forecast_table(rows: Sequence[ForecastRow]) -> Table:
 
     Needs about 120 columns; on narrower terminals the last column folds.
     """
-    table = Table(header_style="bold", box=None, pad_edge=False)
-    for name in rows[0].axes:
-        table.add_column(name.replace("_", "-"), justify="right", no_wrap=True)
-    table.add_column("ops", justify="right", no_wrap=True)
-    logits = any(row.logits is not None for row in rows)
-    for name in ("time", "low – high", *(("logits",) if logits else ()), "TFLOP/s", "of peak"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("worst op", "tile", "waves", "bound"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("what it loses", overflow="fold", min_width=20)
     best = max((row.peak_share or 0.0 for row in rows), default=0.0)
-    for row in rows:
-        low = row.peak_share is not None and row.peak_share < _STANDS_OUT * best
-        launch = row.worst.estimate.launch
-        table.add_row(
-            *(str(value) for value in row.axes.values()),
-            str(len(row.estimate.ops)),
-            latency(row.estimate.latency_us),
-            f"{latency(row.estimate.low_us)} – {latency(row.estimate.high_us)}",
-            *([latency(row.logits.latency_us) if row.logits is not None else ""] if logits else []),
-            _rate(row.estimate.tflops),
-            Text("?" if row.peak_share is None else percent(row.peak_share), style="bold red" if low else ""),
-            row.worst.op.label,
-            "?" if launch is None or launch.tile is None else str(launch.tile),
-            "–" if row.worst.estimate.waves is None else str(row.worst.estimate.waves),
-            row.worst.estimate.bound,
-            Text(row.reasons[0] if row.reasons else ""),
-        )
-    return table
+    sums, worst = [row.estimate for row in rows], [row.worst.estimate for row in rows]
+    tiles = [None if one.launch is None else one.launch.tile for one in worst]
+    logits = ["" if row.logits is None else latency(row.logits.latency_us) for row in rows]
+    columns: dict[str, Sequence[str | Text]] = {
+        **{dashed(name): [str(row.axes[name]) for row in rows] for name in rows[0].axes},
+        "ops": [str(len(one.ops)) for one in sums],
+        "time": [latency(one.latency_us) for one in sums],
+        "low – high": [f"{latency(one.low_us)} – {latency(one.high_us)}" for one in sums],
+        **({"logits": logits} if any(logits) else {}),
+        "TFLOP/s": [_rate(one.tflops) for one in sums],
+        "of peak": [share_cell(row.peak_share, best) for row in rows],
+        "worst op": [row.worst.op.label for row in rows],
+        "tile": ["?" if tile is None else str(tile) for tile in tiles],
+        "waves": ["–" if one.waves is None else str(one.waves) for one in worst],
+        "bound": [one.bound for one in worst],
+        _LOSES: [Text(row.reasons[0] if row.reasons else "") for row in rows],
+    }
+    return terminal_table(columns, left=("worst op", "tile", "waves", "bound"), folded=(_LOSES,), narrowest=20)
 
 
 def summed_line(rows: Sequence[ForecastRow]) -> str:
@@ -157,38 +148,30 @@ def draw_forecast(
     Dashed lines mark where one more wave begins, if waves can be stated.
     """
 
-    def draw(panel: Axes, label: str) -> None:
-        _draw_panel(panel, rows, label, axis, spec)
+    def height(op: OpEstimate, latency_us: float) -> float:
+        share = peak_share(op.op.workload, latency_us, spec)
+        return op.op.workload.flops / latency_us / 1e6 if share is None else 100.0 * share
+
+    def draw(panel: Axes, op_label: str) -> None:
+        curves: dict[str, list[tuple[int, OpEstimate]]] = {}
+        for row in rows:
+            others = " ".join(f"{dashed(name)}={value}" for name, value in row.axes.items() if name != axis)
+            curves.setdefault(others, []).extend((row.axes[axis], op) for op in row.ops if op.op.label == op_label)
+        for i, (name, curve) in enumerate(curves.items()):
+            colour, marker = PALETTE[i % len(PALETTE)], MARKERS[i % len(MARKERS)]
+            curve.sort(key=lambda point: point[0])
+            x = [at for at, _ in curve]
+            middle = [height(op, op.estimate.latency_us) for _, op in curve]
+            low, high = ([height(op, getattr(op.estimate, us)) for _, op in curve] for us in ("high_us", "low_us"))
+            panel.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+            label = f"predicted {name}".strip()
+            panel.plot(x, middle, "-", marker=marker, markersize=3, color=colour, linewidth=1.4, label=label)
+        _draw_wave_edges(panel, next(iter(curves.values())))
+        known = any(peak_share(op.op.workload, 1.0, spec) is not None for curve in curves.values() for _, op in curve)
+        panel.set_ylabel("share of peak, %" if known else "TFLOP/s")
+        panel.set_ylim(bottom=0)
 
     draw_panels((op.op.label for row in rows for op in row.ops), draw, axis, path, title=title, caption=caption)
-
-
-def _draw_panel(panel: Axes, rows: Sequence[ForecastRow], label: str, axis: str, spec: DeviceSpec) -> None:
-    curves: dict[str, list[tuple[int, OpEstimate]]] = {}
-    for row in rows:
-        others = " ".join(f"{name}={value}" for name, value in row.axes.items() if name != axis)
-        curves.setdefault(others, []).extend((row.axes[axis], op) for op in row.ops if op.op.label == label)
-    for i, (name, curve) in enumerate(curves.items()):
-        colour = PALETTE[i % len(PALETTE)]
-        curve.sort(key=lambda point: point[0])
-        x = [at for at, _ in curve]
-        middle, low, high = (
-            [_height(op, getattr(op.estimate, us), spec) for _, op in curve]
-            for us in ("latency_us", "high_us", "low_us")
-        )
-        panel.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
-        marker = MARKERS[i % len(MARKERS)]
-        label = f"predicted {name.replace('_', '-')}".strip()
-        panel.plot(x, middle, "-", marker=marker, markersize=3, color=colour, linewidth=1.4, label=label)
-    _draw_wave_edges(panel, next(iter(curves.values())))
-    known = any(peak_share(op.op.workload, 1.0, spec) is not None for curve in curves.values() for _, op in curve)
-    panel.set_ylabel("share of peak, %" if known else "TFLOP/s")
-    panel.set_ylim(bottom=0)
-
-
-def _height(op: OpEstimate, latency_us: float, spec: DeviceSpec) -> float:
-    share = peak_share(op.op.workload, latency_us, spec)
-    return op.op.workload.flops / latency_us / 1e6 if share is None else 100.0 * share
 
 
 def _draw_wave_edges(panel: Axes, curve: Sequence[tuple[int, OpEstimate]]) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 from quantbench.analysis.blocks import IdleReason, idle_reasons, tile_in_use
 from quantbench.analysis.cliffs import Cause, Cliff
@@ -23,26 +24,18 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import printable
 from quantbench.launch import Launch
 from quantbench.quantization import kernel_change_words
-from quantbench.report.canvas import (
-    CLIFF_COLOUR,
-    MARKERS,
-    PALETTE,
-    canvas,
-    heading,
-    is_wide,
-    legend_below,
-    limit_heights,
-    plain,
-    save,
-    ticks_at,
-)
+from quantbench.report import canvas
+from quantbench.report.source import dashed
 from quantbench.units import latency, percent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Sizes in the table of the first screen; the rest follows in the table of all sizes.
 _MOST_ROWS = 12
-# From this many curves on, sizes are told over all of them together.
+# From this many curves on, each line of the table is about a size over all of them.
 _MANY_CURVES = 13
-# A cause is told for a size over many shapes if it explains at least this share of them.
+# A cause is told for a size over many shapes if it explains more than this share of them.
 _COMMON_CAUSE = 0.5
 
 
@@ -51,8 +44,8 @@ class LeadRow:
     """A line of the first table, in words.
 
     size, loses, instead, why, trust: its cells.
-    bar: the loss over the worst loss of the table, for the bar behind it.
     interval: of the loss, or "".
+    bar: the loss over the worst loss of the table, for the bar behind it.
     details: the other axes and the provider, or how many of the shapes.
     """
 
@@ -87,7 +80,7 @@ class Lead:
 
 
 def lead_of(rows: Sequence[Row], axes: Sequence[str], why: Causes) -> Lead:
-    """The first screen of a run.
+    """The first screen of a run. Sizes without close neighbours are compared with half and twice the size.
 
     rows: at least one.
     axes: the run's axes; the one with the largest losses is shown.
@@ -97,62 +90,39 @@ def lead_of(rows: Sequence[Row], axes: Sequence[str], why: Causes) -> Lead:
     by_axis = {axis: bad_sizes_on(curves, axis) for axis, curves in curves_by_axis.items()}
     axis = max(by_axis, key=lambda a: (sum(bad.loss for bad in by_axis[a]), len({row.axes.get(a) for row in rows})))
     bad, curves = by_axis[axis], curves_by_axis[axis]
-    name = axis.replace("_", "-")
+    name = dashed(axis)
     sizes = sorted({row.axes[axis] for curve in curves for row in curve})
+    near = bool(bad) or any(_close(a, b) for curve in curves for a, b in pairwise(curve))
+    if not near and len(sizes) == 1:
+        return Lead(axis, f"{name}: only {sizes[0]} was measured; a comparison needs a second size")
+    if not near:
+        bad = against_doubles(rows, axis)
+    if not bad and not near:
+        return Lead(axis, f"{name}: the {len(sizes)} sizes do not differ by more than their intervals")
     if not bad:
-        if not any(_close(a, b) for curve in curves for a, b in pairwise(curve)):
-            return _of_far_sizes(rows, axis, name, sizes, len(curves), why)
         nothing = f"{name}: none of {len(sizes)} sizes between {sizes[0]} and {sizes[-1]} loses against a smaller one"
         return Lead(axis, f"{nothing} within {percent(NEAR)}")
     if len(curves) >= _MANY_CURVES:
-        return _over_shapes(axis, name, bad, len(curves), why)
-    worst = bad[0]
-    sentence = (
-        f"{name}: {len({b.size for b in bad})} of {len(sizes)} sizes lose against a smaller size within "
-        f"{percent(NEAR)}; the worst, {worst.size}, loses {percent(worst.loss)} against {worst.better.axes[axis]}"
-    )
-    stretches = sorted(_stretches(bad, curves), key=lambda s: -max(b.loss for b in s))
+        return _over_shapes(axis, bad, len(curves), why)
+    worst, loss, better = bad[0].size, percent(bad[0].loss), bad[0].better.axes[axis]
+    if near:
+        stretches = sorted(_stretches(bad, curves), key=lambda s: -max(b.loss for b in s))
+        sentence = (
+            f"{name}: {len({b.size for b in bad})} of {len(sizes)} sizes lose against a smaller size within "
+            f"{percent(NEAR)}; the worst, {worst}, loses {loss} against {better}"
+        )
+    else:
+        stretches = [[one] for one in bad]
+        sentence = (
+            f"{name}: {worst} is the worst of {len(sizes)} sizes: it loses {loss} against {better} "
+            f"(no two sizes are within {percent(NEAR)}; compared with half and twice the size)"
+        )
     shown = sorted(stretches[:_MOST_ROWS], key=lambda s: s[0].size)
-    alone = len({row.provider for row in rows}) == 1
-    lines = tuple(_row(s, why, _others(rows, axis), alone, worst.loss) for s in shown)
+    others = {name for row in rows for name in row.axes} - {axis}
+    varied = {name for name in others if len({row.axes.get(name) for row in rows}) > 1}
+    several_providers = len({row.provider for row in rows}) > 1
+    lines = tuple(_row(s, why, varied, several_providers, bad[0].loss) for s in shown)
     return Lead(axis, sentence, lines, len(stretches) - len(shown), bad=bad)
-
-
-def _stretches(bad: Sequence[BadSize], curves: Sequence[tuple[Row, ...]]) -> list[list[BadSize]]:
-    """Bad sizes that follow each other on a curve and lose against the same better one, taken together."""
-    of_row = {id(b.row): b for b in bad}
-    found: list[list[BadSize]] = []
-    for curve in curves:
-        last: BadSize | None = None
-        for row in curve:
-            one = of_row.get(id(row))
-            if one is not None and last is not None and one.better is last.better:
-                found[-1].append(one)
-            elif one is not None:
-                found.append([one])
-            last = one
-    return found
-
-
-def _of_far_sizes(rows: Sequence[Row], axis: str, name: str, sizes: Sequence[int], curves: int, why: Causes) -> Lead:
-    """Sizes without close neighbours are compared with half and twice the size."""
-    if len(sizes) == 1:
-        only = f"{name}: only {sizes[0]} was measured; a comparison needs a second size"
-        return Lead(axis, only)
-    bad = against_doubles(rows, axis)
-    if not bad:
-        return Lead(axis, f"{name}: the {len(sizes)} sizes do not differ by more than their intervals")
-    if curves >= _MANY_CURVES:
-        return _over_shapes(axis, name, bad, curves, why)
-    worst = bad[0]
-    sentence = (
-        f"{name}: {worst.size} is the worst of {len(sizes)} sizes: it loses {percent(worst.loss)} against "
-        f"{worst.better.axes[axis]} (no two sizes are within {percent(NEAR)}; compared with half and twice the size)"
-    )
-    shown = sorted(bad[:_MOST_ROWS], key=lambda b: (b.size, -b.loss))
-    alone = len({row.provider for row in rows}) == 1
-    lines = tuple(_row([b], why, _others(rows, axis), alone, worst.loss) for b in shown)
-    return Lead(axis, sentence, lines, len(bad) - len(shown), bad=bad)
 
 
 def _close(a: Row, b: Row) -> bool:
@@ -160,18 +130,25 @@ def _close(a: Row, b: Row) -> bool:
     return all(b.axes[name] * (1 - NEAR) <= value for name, value in a.axes.items())
 
 
-def _others(rows: Sequence[Row], axis: str) -> frozenset[str]:
-    """The other axes along which the rows differ."""
-    names = {name for row in rows for name in row.axes} - {axis}
-    return frozenset(name for name in names if len({row.axes.get(name) for row in rows}) > 1)
+def _stretches(bad: Sequence[BadSize], curves: Sequence[tuple[Row, ...]]) -> list[list[BadSize]]:
+    """Bad sizes that follow each other on a curve and lose against the same better one, taken together."""
+    of_row = {id(one.row): one for one in bad}
+    found: list[list[BadSize]] = []
+    for curve in curves:
+        for better, same in groupby(map(of_row.get, map(id, curve)), key=lambda one: one and id(one.better)):
+            if better is not None:
+                found.append([one for one in same if one is not None])
+    return found
 
 
-def _row(stretch: Sequence[BadSize], why: Causes, others: frozenset[str], alone: bool, most: float) -> LeadRow:
-    """others: axes whose values are told. alone: no other provider is in the run, so that its name tells nothing. most:
-    the largest loss of the table."""
+def _row(stretch: Sequence[BadSize], why: Causes, varied: set[str], several_providers: bool, most: float) -> LeadRow:
+    """A line about one size, or about sizes that follow each other.
+
+    varied: axes whose values are told.
+    most: the largest loss of the table.
+    """
     worst = max(stretch, key=lambda b: b.loss)
     first, last = stretch[0], stretch[-1]
-    size = str(first.size) if first is last else f"{first.size} … {last.size}"
     interval = ""
     if worst.low is not None and worst.high is not None:
         interval = f"{percent(max(worst.low, 0.0))} to {percent(worst.high)}"
@@ -180,67 +157,75 @@ def _row(stretch: Sequence[BadSize], why: Causes, others: frozenset[str], alone:
     instead = str(worst.better.axes[worst.axis])
     if last.up_to is not None:
         instead += f", or {last.up_to} for the same {latency(last.row.latency_us)}"
-    held = [f"{name.replace('_', '-')} = {value}" for name, value in worst.row.axes.items() if name in others]
+    held = [f"{dashed(name)} = {value}" for name, value in worst.row.axes.items() if name in varied]
     return LeadRow(
-        size=size, loses=percent(worst.loss), interval=interval, bar=worst.loss / most, instead=instead,
-        why=printable(why.words(worst)), trust=max(max(b.row.grade.letter, b.better.grade.letter) for b in stretch),
-        details=", ".join([*([] if alone else [worst.row.provider]), *held]),
-    )  # fmt: skip
+        size=str(first.size) if first is last else f"{first.size} … {last.size}",
+        loses=percent(worst.loss),
+        interval=interval,
+        bar=worst.loss / most,
+        instead=instead,
+        why=printable(why.words(worst)),
+        trust=max(max(b.row.grade.letter, b.better.grade.letter) for b in stretch),
+        details=", ".join([*([worst.row.provider] if several_providers else []), *held]),
+    )
 
 
-def _over_shapes(axis: str, name: str, bad: Sequence[BadSize], curves: int, why: Causes) -> Lead:
+def _over_shapes(axis: str, bad: Sequence[BadSize], curves: int, why: Causes) -> Lead:
     """One line per size over all shapes that have it: number of shapes that lose, median and largest loss."""
     by_size: dict[int, list[BadSize]] = {}
     for one in bad:
         by_size.setdefault(one.size, []).append(one)
     ranked = sorted(by_size, key=lambda size: -sum(b.loss for b in by_size[size]))
     shown = sorted(ranked[:_MOST_ROWS])
-    first = by_size[ranked[0]]
+    medians = {size: median(b.loss for b in by_size[size]) for size in shown}
+    several_dtypes = len({b.culprit.workload.dtype for b in bad}) > 1
+    rows = []
+    for size in shown:
+        own = by_size[size]
+        worst = max(own, key=lambda b: b.loss)
+        held = " ".join(f"{name}={value}" for name, value in worst.row.axes.items() if name != axis)
+        if several_dtypes:
+            held += f" in {worst.culprit.workload.dtype}"
+        kinds = Counter(why.kind(b) for b in own).most_common(2)
+        cause, times = kinds[0]
+        row = LeadRow(
+            size=str(size),
+            loses=percent(medians[size]),
+            interval="",
+            bar=medians[size] / max(medians.values()),
+            instead=str(Counter(b.better.axes[axis] for b in own).most_common(1)[0][0]),
+            why=printable(cause if times > _COMMON_CAUSE * len(own) else ", ".join(f"{c} in {n}" for c, n in kinds)),
+            trust=max(b.row.grade.letter for b in own),
+            details=f"{len(own)} of {curves} shapes; worst {percent(worst.loss)} at {held}",
+        )
+        rows.append(row)
     sentence = (
-        f"{name}: the worst size is {ranked[0]}: {len(first)} of {curves} shapes lose there, "
-        f"median {percent(median(b.loss for b in first))}"
+        f"{dashed(axis)}: the worst size is {ranked[0]}: {len(by_size[ranked[0]])} of {curves} shapes lose there, "
+        f"median {percent(medians[ranked[0]])}"
     )
-    most = max(median(b.loss for b in by_size[size]) for size in shown)
-    several_formats = len({b.culprit.workload.dtype for b in bad}) > 1
-    rows = tuple(_row_over_shapes(size, by_size[size], curves, why, most, several_formats) for size in shown)
-    return Lead(axis, sentence, rows, len(by_size) - len(shown), several=True, bad=tuple(bad))
-
-
-def _row_over_shapes(
-    size: int, bad: Sequence[BadSize], curves: int, causes_of: Causes, most: float, several_formats: bool
-) -> LeadRow:
-    middle = median(b.loss for b in bad)
-    worst = max(bad, key=lambda b: b.loss)
-    held = " ".join(f"{name}={value}" for name, value in worst.row.axes.items() if name != worst.axis)
-    if several_formats:
-        held += f" in {worst.culprit.workload.dtype}"
-    instead = Counter(b.better.axes[b.axis] for b in bad).most_common(1)[0][0]
-    causes = Counter(causes_of.kind(b) for b in bad)
-    cause, times = causes.most_common(1)[0]
-    why = cause if times > _COMMON_CAUSE * len(bad) else ", ".join(f"{c} in {n}" for c, n in causes.most_common(2))
-    return LeadRow(
-        size=str(size), loses=percent(middle), interval="", bar=middle / most, instead=str(instead), why=printable(why),
-        trust=max(b.row.grade.letter for b in bad),
-        details=f"{len(bad)} of {curves} shapes; worst {percent(worst.loss)} at {held}",
-    )  # fmt: skip
-
-
-_Curve = tuple[str, str, str, tuple[tuple[str, int], ...]]
+    return Lead(axis, sentence, tuple(rows), len(by_size) - len(shown), several=True, bad=tuple(bad))
 
 
 class Causes:
     """Finds the cause of a bad size: that of the cliff between it and the better one, else the arithmetic of its tile.
 
-    spec: the device. cliffs, periods: of the run (`analysis.check`).
+    spec: the device.
+    cliffs, periods: of the run (`analysis.check`).
     """
 
     def __init__(self, spec: DeviceSpec, cliffs: Sequence[Cliff], periods: Sequence[Period]) -> None:
         self._spec = spec
-        self._tiles = {period.family: _launch(period) for period in periods}
-        self._cliffs: dict[_Curve, list[Cliff]] = {}
+        self._tiles = {
+            period.family: Launch(
+                period.tile_words, tile=period.chosen.tile, blocks_per_sm=period.chosen.per_sm(period.sm_count)
+            )
+            for period in periods
+            if period.clear and period.chosen is not None
+        }
+        self._cliffs: dict[tuple[object, ...], list[Cliff]] = {}
         for cliff in cliffs:
-            held = tuple(sorted(cliff.held.items()))
-            self._cliffs.setdefault((cliff.axis, cliff.op, cliff.provider, held), []).append(cliff)
+            curve = (cliff.axis, cliff.op, cliff.provider, frozenset(cliff.held.items()))
+            self._cliffs.setdefault(curve, []).append(cliff)
 
     def words(self, bad: BadSize) -> str:
         """The cause in words, with the op where there are several."""
@@ -252,20 +237,18 @@ class Causes:
         return self._cause(bad).kind
 
     def _cause(self, bad: BadSize) -> Cause | IdleReason:
-        cliff = self._told_by(bad)
-        return cliff.cause if cliff is not None else self._arithmetic(bad)
-
-    def _told_by(self, bad: BadSize) -> Cliff | None:
-        """The cliff in between whose cause is known; None where it was worked out from a tile that is only assumed."""
         cliff = self._between(bad)
-        if cliff is None or cliff.cause.kind not in ("tile edge", "wave edge"):
-            return cliff
-        return None if cliff.cause.evidence == "arithmetic" and self._known(cliff.after) is None else cliff
+        if cliff is None:
+            return self._arithmetic(bad)
+        if cliff.cause.kind in ("tile edge", "wave edge") and cliff.cause.evidence == "arithmetic":
+            # The edge was computed from a tile; of a tile that is only assumed nothing is concluded.
+            return cliff.cause if self._known(cliff.after) is not None else self._arithmetic(bad)
+        return cliff.cause
 
     def _between(self, bad: BadSize) -> Cliff | None:
         """The largest cliff of the op that loses most, between the two sizes."""
         culprit = bad.culprit
-        held = tuple(sorted((name, value) for name, value in culprit.axes.items() if name != bad.axis))
+        held = frozenset((name, value) for name, value in culprit.axes.items() if name != bad.axis)
         there = self._cliffs.get((bad.axis, culprit.op, culprit.provider, held), ())
         low, high = sorted((bad.better.axes[bad.axis], bad.size))
         between = [c for c in there if low <= c.at < high and c.after.workload.dtype == culprit.workload.dtype]
@@ -273,45 +256,42 @@ class Causes:
 
     def _arithmetic(self, bad: BadSize) -> Cause | IdleReason:
         """From the kernels that ran at both sizes, else from what the tile leaves idle at the slow size alone."""
-        unexplained = Cause("unexplained", "unexplained", "arithmetic")
         old, new = bad.culprit_at_better.launch, bad.culprit.launch
         if old is not None and new is not None and old.kernel != new.kernel:
             return Cause("kernel change", kernel_change_words(old, new), "identity")
-        old, new = self._known(bad.culprit_at_better), self._known(bad.culprit)
-        if old is None or new is None:
-            return unexplained
-        before = self._idle(bad.culprit_at_better, old)
-        fresh = [reason for reason in self._idle(bad.culprit, new) if reason not in before]
-        return fresh[0] if fresh else unexplained
+        before, after = self._idle(bad.culprit_at_better), self._idle(bad.culprit)
+        if before is not None and after is not None:
+            for reason in after:
+                if reason not in before:
+                    return reason
+        return Cause("unexplained", "unexplained", "arithmetic")
 
-    def _idle(self, point: Point, launch: Launch) -> tuple[IdleReason, ...]:
+    def _idle(self, point: Point) -> tuple[IdleReason, ...] | None:
+        """What the point's tile leaves idle; None where the tile is not known."""
+        launch = self._known(point)
+        if launch is None:
+            return None
         used = tile_in_use(self._spec, point.workload.dtype, launch)
         return idle_reasons(point.workload, self._spec, used, point.peak_share)
 
     def _known(self, point: Point) -> Launch | None:
-        """The launch with its tile: as it ran, or as the steps of the whole run tell it."""
+        """The launch with its tile: as it ran, or as recovered from the steps of the whole run."""
         if point.launch is not None and point.launch.tile is not None:
             return point.launch
         return self._tiles.get((point.op, point.provider, variant_of(point.workload)))
 
 
-def _launch(period: Period) -> Launch | None:
-    """The tile that surely explains the steps of a family; None where none does."""
-    if not period.clear or period.chosen is None:
-        return None
-    return Launch(period.tile_words, tile=period.chosen.tile, blocks_per_sm=period.chosen.per_sm(period.sm_count))
-
-
 _MOST_CURVES = 4
 # Labels further apart than this share of the axis do not touch.
 _LABEL_GAP = 0.1
+# Points below this share of the y axis have their label above them.
 _NEAR_THE_FOOT = 0.1
 
 
 def draw_lead(rows: Sequence[Row], bad: Sequence[BadSize], axis: str, path: Path, caption: str) -> None:
     """Write a PNG: share of peak over `axis`, all ops of a place together, bad sizes in red.
 
-    Of many curves those that lose most are drawn. caption: see `canvas.heading`.
+    Of many curves those that lose most are drawn. caption: see `canvas.figure`.
     """
     losses: dict[int, float] = {}
     for one in bad:
@@ -319,69 +299,47 @@ def draw_lead(rows: Sequence[Row], bad: Sequence[BadSize], axis: str, path: Path
     curves = [curve for curve in curves_of_rows(rows, axis) if len(curve) > 1]
     curves.sort(key=lambda curve: -sum(losses.get(id(row), 0.0) for row in curve))
     curves = curves[:_MOST_CURVES]
-    with canvas(1, 1, 6.4, 4.1) as (figure, panels):
+    several_providers = len({curve[0].provider for curve in curves}) > 1
+    ops = ", ".join(dict.fromkeys(point.op for point in curves[0][0].points))
+    title = f"{ops}, together" if "," in ops else ops
+    with canvas.figure(path, (6.4, 4.1), title=title, caption=caption) as panels:
         panel = panels[0][0]
         heights = []
         for i, curve in enumerate(curves):
-            x, y = [row.axes[axis] for row in curve], [_height(row) for row in curve]
+            x, y = [row.axes[axis] for row in curve], [canvas.rate(row) for row in curve]
             heights += y
-            name = plain(_name(curve, curves, axis), 44)
-            panel.plot(
-                x, y, "-", marker=MARKERS[i], color=PALETTE[i], markersize=3.5, linewidth=1.1, label=name, zorder=3
-            )
+            held = [f"{dashed(name)}={value}" for name, value in curve[0].axes.items() if name != axis]
+            label = canvas.plain(" ".join([*([curve[0].provider] if several_providers or not held else []), *held]), 44)
+            line = {"marker": canvas.MARKERS[i], "color": canvas.PALETTE[i], "markersize": 3.5, "linewidth": 1.1}
+            panel.plot(x, y, "-", label=label, zorder=3, **line)
             in_red = [(at, h) for at, h, row in zip(x, y, curve, strict=True) if id(row) in losses]
-            panel.plot(*zip(*in_red, strict=True), "o", color=CLIFF_COLOUR, markersize=4, zorder=4) if in_red else None
+            if in_red:
+                panel.plot(*zip(*in_red, strict=True), "o", color=canvas.CLIFF_COLOUR, markersize=4, zorder=4)
         sizes = sorted({row.axes[axis] for curve in curves for row in curve})
-        if is_wide(sizes):
-            panel.set_xscale("log", base=2)
-            panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        ticks_at(panel, sizes)
-        limit_heights(panel, heights)
-        _label_worst(panel, [b for b in bad if any(b.row in curve for curve in curves)], axis, sizes)
-        panel.plot([], [], "o", color=CLIFF_COLOUR, markersize=4, label="loses against a size near it")
-        panel.set_xlabel(plain(axis.replace("_", "-")))
-        panel.set_ylabel("TFLOP/s" if curves[0][0].peak_share is None else "share of peak, %")
-        legend_below(figure, [panel])
-        ops = ", ".join(dict.fromkeys(point.op for point in curves[0][0].points))
-        heading(figure, f"{ops}, together" if "," in ops else ops, caption)
-        save(figure, path)
+        canvas.label_sizes(panel, axis, sizes)
+        canvas.limit_heights(panel, heights)
+        _label_worst(panel, [b for b in bad if any(b.row in curve for curve in curves)], sizes)
+        panel.plot([], [], "o", color=canvas.CLIFF_COLOUR, markersize=4, label="loses against a size near it")
+        panel.set_ylabel(canvas.rate_unit(curves[0][0]))
 
 
-def _height(row: Row) -> float:
-    return row.tflops if row.peak_share is None else 100 * row.peak_share
-
-
-def _name(curve: Sequence[Row], curves: Sequence[Sequence[Row]], axis: str) -> str:
-    held = [f"{name.replace('_', '-')}={value}" for name, value in curve[0].axes.items() if name != axis]
-    providers = {other[0].provider for other in curves}
-    return " ".join([*([curve[0].provider] if len(providers) > 1 or not held else []), *held])
-
-
-def _label_worst(panel: object, bad: Sequence[BadSize], axis: str, sizes: Sequence[int]) -> None:
+def _label_worst(panel: Axes, bad: Sequence[BadSize], sizes: Sequence[int]) -> None:
     """The loss beside the worst places, as many as have room."""
-    from math import log
-
-    from matplotlib.axes import Axes
     from matplotlib.patheffects import withStroke
 
-    assert isinstance(panel, Axes)
-    scale = log if is_wide(sizes) else float
-    span = scale(sizes[-1]) - scale(sizes[0]) or 1.0
     placed: list[float] = []
     bottom, top = panel.get_ylim()
-    floor = bottom + _NEAR_THE_FOOT * (top - bottom)  # below it a label stands above its point
+    floor = bottom + _NEAR_THE_FOOT * (top - bottom)
     better: set[int] = set()  # of the sizes that lose against one, the worst is labelled
     for one in sorted(bad, key=lambda b: -b.loss):
-        at = (scale(one.size) - scale(sizes[0])) / span
         if id(one.better) in better:
             continue
         better.add(id(one.better))
+        at, height = canvas.position(one.size, sizes), canvas.rate(one.row)
         if all(abs(at - other) > _LABEL_GAP for other in placed):
             placed.append(at)
-            height = _height(one.row)
-            offset = (0, -11) if height > floor else (0, 6)
             panel.annotate(
-                f"−{percent(one.loss)}", (one.size, height), xytext=offset, textcoords="offset points",
-                ha="center", fontsize=8, color=CLIFF_COLOUR, fontweight="bold", zorder=5,
-                path_effects=[withStroke(linewidth=2.5, foreground="white")],
+                f"−{percent(one.loss)}", (one.size, height), xytext=(0, -11 if height > floor else 6),
+                textcoords="offset points", ha="center", fontsize=8, color=canvas.CLIFF_COLOUR, fontweight="bold",
+                zorder=5, path_effects=[withStroke(linewidth=2.5, foreground="white")],
             )  # fmt: skip

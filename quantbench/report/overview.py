@@ -1,21 +1,27 @@
-"""Pictures over many shapes at once: heat maps over two axes, and jumps between neighbouring sizes.
+"""Pictures over a whole run: heat maps over two axes, jumps between neighbouring sizes, and the device over time.
 
-`maps_section` and `spread_card` make the parts of the report's page; `page` calls both.
+`maps_section`, `spread_picture` and `state_section` make the parts of the report's page; `page` calls all three.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from quantbench.analysis.curves import Curve
 from quantbench.analysis.summary import Row
-from quantbench.report.canvas import CLIFF_COLOUR, canvas, heading, legend_below, plain, save
-from quantbench.report.content import Caption, Gallery, PictureCard, Section
+from quantbench.measurement import Measurement
+from quantbench.report.canvas import CLIFF_COLOUR, figure, plain
+from quantbench.report.content import Caption, Gallery, Picture, PictureCard, Section
+from quantbench.report.source import dashed
+from quantbench.stats import median
+from quantbench.store.record import Measured, Record
 
 # Pairs that a report shows first where the run has them.
 _FIRST = (("hidden", "mbs"), ("heads", "tp"), ("n", "m"), ("k", "n"))
@@ -26,11 +32,7 @@ _MOST_LABELLED = 130
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A map of share of peak over two axes.
-
-    provider, held: what all its rows have in common.
-    rows: the rows that are drawn.
-    """
+    """The rows of a map of share of peak over two axes, and what all of them have in common."""
 
     x_axis: str
     y_axis: str
@@ -38,40 +40,34 @@ class HeatMap:
     held: dict[str, int]
     rows: tuple[Row, ...]
 
-    @property
-    def caption(self) -> str:
-        """Provider and held axes, in words."""
-        held = ", ".join(f"{name.replace('_', '-')} = {value}" for name, value in self.held.items())
-        return f"{self.provider}, {held}" if held else self.provider
-
 
 def heat_maps(rows: Sequence[Row], axes: Sequence[str]) -> tuple[HeatMap, ...]:
     """Maps for pairs of axes that both vary, the usual pairs first, at most four."""
-    number = {axis: len({row.axes.get(axis) for row in rows}) for axis in axes}
-    varied = [axis for axis in axes if number[axis] > 1]
+    values = {axis: len({row.axes.get(axis) for row in rows}) for axis in axes}
+    varied = [axis for axis in axes if values[axis] > 1]
     pairs = [pair for pair in _FIRST if set(pair) <= set(varied)]
     pairs += [pair for pair in combinations(varied, 2) if pair not in pairs and pair[::-1] not in pairs]
     found = []
     for x_axis, y_axis in pairs:
-        if number[y_axis] > number[x_axis]:  # the axis with more values lies along x
+        if values[y_axis] > values[x_axis]:  # the axis with more values is drawn along x
             x_axis, y_axis = y_axis, x_axis
-        slices: dict[tuple[str, tuple[tuple[str, int], ...]], list[Row]] = {}
+        slices: dict[tuple[str, tuple[tuple[str, int], ...]], list[Row]] = defaultdict(list)
         for row in rows:
             if row.peak_share is not None and not row.missing and x_axis in row.axes and y_axis in row.axes:
                 held = tuple([(name, value) for name, value in row.axes.items() if name not in (x_axis, y_axis)])
-                slices.setdefault((row.provider, held), []).append(row)
+                slices[row.provider, held].append(row)
         if not slices:
             continue
         # Of the fullest slices those of the provider that takes most time, and of them the middle one.
         fullest = max(len(own) for own in slices.values())
-        full = [key for key, own in slices.items() if len(own) >= 0.9 * fullest]
-        spent: dict[str, float] = {}
-        for key in full:
-            spent[key[0]] = spent.get(key[0], 0.0) + sum(row.latency_us for row in slices[key])
+        full = {key: own for key, own in slices.items() if len(own) >= 0.9 * fullest}
+        spent: dict[str, float] = defaultdict(float)
+        for (provider, _), own in full.items():
+            spent[provider] += sum(row.latency_us for row in own)
         provider = max(spent, key=lambda name: spent[name])
         helds = sorted(held for name, held in full if name == provider)
         held = helds[len(helds) // 2]
-        own = slices[provider, held]
+        own = full[provider, held]
         if len({r.axes[x_axis] for r in own}) > 1 and len({r.axes[y_axis] for r in own}) > 1:
             found.append(HeatMap(x_axis, y_axis, provider, dict(held), tuple(own)))
     return tuple(found[:_MOST_MAPS])
@@ -80,9 +76,8 @@ def heat_maps(rows: Sequence[Row], axes: Sequence[str]) -> tuple[HeatMap, ...]:
 def draw_heat_map(heat: HeatMap, path: Path, caption: str) -> None:
     """Write a PNG: per cent of peak, one cell per place; places that were not measured stay empty.
 
-    caption: see `canvas.heading`.
+    caption: see `canvas.figure`.
     """
-    import numpy as np
     import seaborn as sns
 
     x = sorted({row.axes[heat.x_axis] for row in heat.rows})
@@ -92,7 +87,9 @@ def draw_heat_map(heat: HeatMap, path: Path, caption: str) -> None:
     for row in heat.rows:
         assert row.peak_share is not None
         cells[line_of[row.axes[heat.y_axis]], column_of[row.axes[heat.x_axis]]] = 100 * row.peak_share
-    with canvas(1, 1, 6.8, min(6.5, 1.6 + 0.26 * len(y) + (0.6 if len(y) < 6 else 0.0))) as (figure, panels):
+    title = ", ".join([heat.provider, *(f"{dashed(name)} = {value}" for name, value in heat.held.items())])
+    height_in = min(6.5, 1.6 + 0.26 * len(y) + (0.6 if len(y) < 6 else 0.0))
+    with figure(path, (6.8, height_in), title=title, caption=caption) as panels:
         panel = panels[0][0]
         sns.heatmap(
             cells, ax=panel, cmap="viridis", annot=cells.size <= _MOST_LABELLED,
@@ -101,12 +98,10 @@ def draw_heat_map(heat: HeatMap, path: Path, caption: str) -> None:
         )  # fmt: skip
         panel.set_xticks(*_ticks(x, 14))
         panel.set_yticks(*_ticks(y, 20))
-        panel.set_xlabel(plain(heat.x_axis.replace("_", "-")))
-        panel.set_ylabel(plain(heat.y_axis.replace("_", "-")))
+        panel.set_xlabel(plain(dashed(heat.x_axis)))
+        panel.set_ylabel(plain(dashed(heat.y_axis)))
         panel.tick_params(axis="y", rotation=0)
         panel.tick_params(axis="x", rotation=45 if len(x) > 8 else 0)
-        heading(figure, heat.caption, caption)
-        save(figure, path)
 
 
 def _ticks(values: Sequence[int], most: int) -> tuple[list[float], list[str]]:
@@ -121,99 +116,135 @@ def maps_section(rows: Sequence[Row], axes: Sequence[str], gallery: Gallery, cap
     for heat in heat_maps(rows, axes):
         path = gallery.path("map", heat.x_axis, heat.y_axis)
         draw_heat_map(heat, path, caption([point for row in heat.rows for point in row.points]))
-        x, y = heat.x_axis.replace("_", "-"), heat.y_axis.replace("_", "-")
-        cards.append(
-            PictureCard(f"Share of peak over {x} and {y}", gallery.picture(path, f"heat map over {x} and {y}"))
-        )
+        over = f"over {dashed(heat.x_axis)} and {dashed(heat.y_axis)}"
+        cards.append(PictureCard(f"Share of peak {over}", gallery.picture(path, f"heat map {over}")))
     return Section("maps", "Heat maps over two sizes", cards=tuple(cards)) if cards else None
 
 
-# Sizes further apart than this are no neighbours: between them the work itself grows.
+# Sizes further apart than this factor are no neighbours: between them the work itself grows.
 _NEIGHBOURS = 1.1
-# Fewer curves than this have no spread worth drawing.
+# Pairs of sizes on fewer curves than this are left out.
 _FEWEST_CURVES = 8
 # Of more pairs than this, those that jump most are drawn.
 _MOST_PAIRS = 28
 
 
-@dataclass(frozen=True)
-class StepSpread:
-    """The step from `before` to `after` along an axis, over many curves.
+def spread_picture(curves: Sequence[Curve], axis: str, gallery: Gallery, caption: str) -> Picture | None:
+    """The change of the time per unit of work between neighbouring sizes: median and 10 % to 90 % of all shapes.
 
-    curves: number of curves.
-    low, median, high: 10, 50 and 90 % quantile of the ratio of times per unit of work (1.3: 30 % more).
-    share_above: share of curves whose time rises by more than 5 %.
+    curves: of all shapes along the axis.
+    Returns None where there are too few shapes or no close sizes.
     """
-
-    before: int
-    after: int
-    curves: int
-    low: float
-    median: float
-    high: float
-    share_above: float
-
-
-def step_spreads(curves: Sequence[Curve], smallest_work: float = 0.0) -> tuple[StepSpread, ...]:
-    """Every pair of neighbouring sizes that enough of the curves have, ascending.
-
-    smallest_work: curves whose largest product has fewer FLOPs are left out.
-    """
-    ratios: dict[tuple[int, int], list[float]] = {}
+    ratios: dict[tuple[int, int], list[float]] = defaultdict(list)
     for curve in curves:
-        if curve.points[-1].workload.flops < smallest_work:
-            continue
         for a, b in pairwise(curve.points):
             before, after = a.axes[curve.axis], b.axes[curve.axis]
             if after <= _NEIGHBOURS * before:
                 work = b.workload.flops / a.workload.flops if a.workload.flops else 1.0
-                ratios.setdefault((before, after), []).append(b.latency_us / a.latency_us / work)
-    found = []
-    for (before, after), own in sorted(ratios.items()):
-        if len(own) >= _FEWEST_CURVES:
-            low, middle, high = (float(q) for q in np.quantile(own, (0.1, 0.5, 0.9)))
-            found.append(StepSpread(before, after, len(own), low, middle, high, float(np.mean(np.array(own) > 1.05))))
-    return tuple(found)
-
-
-def draw_step_spreads(spreads: Sequence[StepSpread], axis: str, path: Path, caption: str) -> None:
-    """Write a PNG: for each pair of neighbours the median step and the range from 10 to 90 % of the curves.
-
-    caption: see `canvas.heading`.
-    """
-    chosen = sorted(spreads, key=lambda s: -s.median)[:_MOST_PAIRS]
-    chosen.sort(key=lambda s: s.before)
-    with canvas(1, 1, 6.8, 3.9) as (figure, panels):
+                ratios[before, after].append(b.latency_us / a.latency_us / work)
+    changes = {
+        pair: [100 * (float(q) - 1) for q in np.quantile(own, (0.1, 0.5, 0.9))]
+        for pair, own in sorted(ratios.items())
+        if len(own) >= _FEWEST_CURVES
+    }
+    if not changes:
+        return None
+    chosen = sorted(sorted(changes, key=lambda pair: -changes[pair][1])[:_MOST_PAIRS], key=lambda pair: pair[0])
+    low, middle, high = zip(*(changes[pair] for pair in chosen), strict=True)
+    path = gallery.path("jumps", axis)
+    with figure(path, (6.8, 3.9), title=f"jumps of the time over {dashed(axis)}", caption=caption) as panels:
         panel = panels[0][0]
         places = range(len(chosen))
         panel.axhline(0, color="0.4", linewidth=0.8)
-        panel.vlines(
-            places, [100 * (s.low - 1) for s in chosen], [100 * (s.high - 1) for s in chosen], color="0.6", linewidth=5,
-            label="10 % to 90 % of the shapes",
-        )  # fmt: skip
-        panel.plot(
-            places, [100 * (s.median - 1) for s in chosen], "o", color=CLIFF_COLOUR, markersize=5, label="median"
-        )
-        panel.set_xticks(list(places), [f"{s.before}→{s.after}" for s in chosen], rotation=90, fontsize=7.5)
+        panel.vlines(places, low, high, color="0.6", linewidth=5, label="10 % to 90 % of the shapes")
+        panel.plot(places, middle, "o", color=CLIFF_COLOUR, markersize=5, label="median")
+        panel.set_xticks(list(places), [f"{before}→{after}" for before, after in chosen], rotation=90, fontsize=7.5)
         panel.set_ylabel("time per unit of work, change in %")
-        panel.set_xlabel(plain(axis.replace("_", "-")))
+        panel.set_xlabel(plain(dashed(axis)))
         panel.grid(visible=False, axis="x")
-        legend_below(figure, [panel])
-        heading(figure, f"jumps of the time over {axis.replace('_', '-')}", caption)
-        save(figure, path)
+    return gallery.picture(path, f"jump of the time per work at each step of {dashed(axis)}")
 
 
-def spread_card(curves: Sequence[Curve], axis: str, gallery: Gallery, caption: str) -> PictureCard | None:
-    """The card with the steps over all shapes, which are `curves` along the axis.
+_REFERENCE = "reference point"
 
-    None where there are too few shapes or no close sizes.
-    """
-    spreads = step_spreads(curves)
-    if not spreads:
-        return None
-    path = gallery.path("jumps", axis)
-    draw_step_spreads(spreads, axis, path, caption)
-    shapes = max(s.curves for s in spreads)
-    name = axis.replace("_", "-")
-    title = f"Jumps between neighbouring values of {name}, over {shapes} shapes"
-    return PictureCard(title, gallery.picture(path, f"jump of the time per work at each step of {name}"))
+
+class _Sample(NamedTuple):
+    """One quantity at one time of the run. low, high: range of single samples."""
+
+    minute: float
+    value: float
+    low: float
+    high: float
+
+
+def _state(field: str) -> Callable[[Measurement], Sequence[float]]:
+    """Reads a field of the device's state after a measurement; empty where it is not known."""
+    return lambda measurement: [v] if (v := getattr(measurement.state_after, field)) is not None else []
+
+
+def _tracks(records: Sequence[Record]) -> dict[tuple[str, str], list[_Sample]]:
+    """What was recorded of the device over time, by name and unit; empty for an imported run."""
+    timed = sorted((r for r in records if isinstance(r.outcome, Measured)), key=lambda r: r.elapsed_s)
+
+    def track(read: Callable[[Measurement], Sequence[float]]) -> list[_Sample]:
+        read_at = [(r.elapsed_s / 60, read(r.outcome.measurement)) for r in timed if isinstance(r.outcome, Measured)]
+        return [_Sample(minute, median(found), min(found), max(found)) for minute, found in read_at if found]
+
+    found = {
+        ("SM clock", "MHz"): track(lambda m: m.clocks_mhz) or track(_state("sm_clock_mhz")),
+        ("temperature", "°C"): track(_state("temperature_c")),
+        ("power", "W"): track(_state("power_w")),
+        (_REFERENCE, "% against its first time"): _drift(timed),
+    }
+    return {name: samples for name, samples in found.items() if samples}
+
+
+def _drift(records: Sequence[Record]) -> list[_Sample]:
+    """The reference point's time against its first, in percent; empty where it was measured once."""
+    found = []
+    first_us: dict[str, float] = {}  # of each reference: a run of many devices has several
+    for record in records:
+        if record.role == "reference" and isinstance(record.outcome, Measured):
+            us = median(record.outcome.measurement.samples_us)
+            drift = 100 * (us / first_us.setdefault(record.key, us) - 1)
+            found.append(_Sample(record.elapsed_s / 60, drift, drift, drift))
+    return found if len(found) > 1 else []
+
+
+def _range_words(name: str, unit: str, samples: Sequence[_Sample]) -> str:
+    """`SM clock 1410 to 1980 MHz`."""
+    extremes = (min(sample.low for sample in samples), max(sample.high for sample in samples))
+    least, most = (f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}" for value in extremes)
+    return f"{name} {most} {unit}" if least == most else f"{name} {least} to {most} {unit}"
+
+
+def _draw_state(tracks: dict[tuple[str, str], list[_Sample]], path: Path, caption: str) -> None:
+    """Write a PNG: one panel per quantity over the minutes of the run. caption: see `canvas.figure`."""
+    size_in, title = (6.8, 1.0 + 1.15 * len(tracks)), "the device during the run"
+    with figure(path, size_in, len(tracks), title=title, caption=caption, sharex=True) as panels:
+        for (panel,), ((name, unit), samples) in zip(panels, tracks.items(), strict=True):
+            minutes, values, low, high = zip(*samples, strict=True)
+            if low != high:
+                panel.vlines(minutes, low, high, color="0.7", linewidth=1)
+            panel.plot(minutes, values, "o-" if name == _REFERENCE else "o", markersize=2.5, linewidth=0.9)
+            if name == _REFERENCE:
+                panel.axhline(0, color=CLIFF_COLOUR, linewidth=0.7)
+            panel.set_title(f"{name}, {unit}", loc="left", fontsize=9)
+            panel.ticklabel_format(axis="y", useOffset=False)
+        panels[-1][0].set_xlabel("minutes since the run began")
+
+
+def state_section(records: Sequence[Record], gallery: Gallery, origin: str, caption: str) -> Section:
+    """The section of the page, with a picture where anything was recorded at several times."""
+    title = "The device during the run"
+    tracks = _tracks(records)
+    if not tracks:
+        why = "imported figures come without it" if origin == "imported" else "this device does not tell"
+        return Section("state", title, f"Clock, temperature, power and drift are not known: {why}.")
+    words = "; ".join(_range_words(*name, samples) for name, samples in tracks.items())
+    if len({sample.minute for samples in tracks.values() for sample in samples}) < 2:
+        return Section("state", title, words)
+    path = gallery.path("device-state")
+    _draw_state(tracks, path, caption)
+    picture = gallery.picture(path, "clock, temperature, power and drift over the minutes of the run")
+    return Section("state", title, words, (PictureCard("", picture),))

@@ -1,13 +1,14 @@
 """Writes `quantbench report`: one HTML page of a run that needs nothing beside it, and its pictures as files.
 
-`write_report` is the entry point; `build_page` collects the sections that the other modules of `report` make.
+`write_report` is the entry point; `build_page` collects the sections that the other modules of `report` make, and
+`write_page` writes any `Page` (`report.training` has its own).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,11 +20,10 @@ from quantbench.analysis.curves import Curve, curves_of
 from quantbench.analysis.neighbours import curves_of_rows, rows_by_dtype
 from quantbench.analysis.summary import Point, Row, are_parts, layer_rows, points_of
 from quantbench.errors import StoreError, printable
-from quantbench.report.content import Banner, Gallery, Page, Picture, Section
-from quantbench.report.device_state import state_section
+from quantbench.report.content import Gallery, Picture, Section
 from quantbench.report.lead import Causes, Lead, draw_lead, lead_of
-from quantbench.report.op_curves import axis_section, marks_of
-from quantbench.report.overview import maps_section, spread_card
+from quantbench.report.op_curves import axis_section
+from quantbench.report.overview import maps_section, spread_picture, state_section
 from quantbench.report.sections import (
     facts_of,
     how_section,
@@ -34,24 +34,41 @@ from quantbench.report.sections import (
     trust_section,
 )
 from quantbench.report.shape_comparison import compare_shapes, comparison_section, comparison_sentence
-from quantbench.report.source import picture_caption, points_where, where_words
+from quantbench.report.source import dashed, picture_caption, points_where
 from quantbench.store.folder import Run
 from quantbench.sweep.axes import SHAPE_DIM
 from quantbench.sweep.options import options_from_json
 
 PAGE = "report.html"
-# Families of curves whose steps are explained on the first screen; what makes the others' steps stands below.
+# Families of curves whose steps are explained on the first screen; the section on steps explains all.
 _MOST_EXPLAINED = 2
 
 
 @dataclass(frozen=True)
-class Written:
-    """What `write_report` wrote.
+class Page:
+    """The whole page.
 
-    page: the HTML file.
-    pictures: the PNGs beside it.
-    lead: the first screen; None where nothing was measured.
+    banners: (kind, title, text) of the warnings above everything else; kind: imported, simulated or warning.
+    facts: name and value, for the foot.
+    lead: the first screen, with its picture; None where nothing was measured.
+    explanation: what makes the steps, in a sentence, or "".
+    origin: words after "Made by quantbench" in the last line.
     """
+
+    title: str
+    subtitle: str
+    banners: Sequence[tuple[str, str, str]]
+    facts: Sequence[tuple[str, str]]
+    sections: Sequence[Section]
+    lead: Lead | None = None
+    lead_picture: Picture | None = None
+    explanation: str = ""
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written: the HTML file, the PNGs beside it, and the first screen (see `Page`)."""
 
     page: Path
     pictures: tuple[Path, ...]
@@ -61,40 +78,31 @@ class Written:
 def write_report(run: Run, output: Path, where: Mapping[str, int] | None = None) -> Written:
     """Write the page of a run.
 
-    output: a folder for the page and its pictures, created if needed; or a name that ends in .html, for the page alone
-        with
-        its pictures inside.
+    output: see `write_page`.
     where: show only points at these axis values. Causes and rules still use the whole run.
     Raises StoreError where the page cannot be written, InputError where the run has no such point.
     """
     shown = points_where(points_of(run.records, run.info.device), where or {})
-    with page_place(output) as (path, gallery):
-        page = build_page(run, shown, gallery, where or {})
-        write_page(path, page)
-    return Written(path, tuple(file for file in gallery.files if os.path.exists(file)), page.lead)
+    return write_page(output, lambda gallery: build_page(run, shown, gallery, where or {}))
 
 
-@contextmanager
-def page_place(output: Path) -> Iterator[tuple[Path, Gallery]]:
-    """Yields the page's file and the gallery for its pictures.
+def write_page(output: Path, make: Callable[[Gallery], Page]) -> Written:
+    """Write a page completely or not at all.
 
-    Both are in the folder `output`; for a name that ends in .html, the pictures are drawn in a temporary folder.
+    output: a folder for the page and its pictures, created if needed; or a name that ends in .html, for the page alone
+        with its pictures inside.
+    make: draws the pictures and makes the page.
+    Raises StoreError where the page cannot be written.
     """
     alone = output.suffix.lower() in (".html", ".htm") and not os.path.isdir(output)
-    folder = output.parent if alone else output
+    path = output if alone else output / PAGE
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError("report", f"{folder} ({error.strerror})", "a folder that can be written") from None
-    if not alone:
-        yield output / PAGE, Gallery(output)
-        return
-    with TemporaryDirectory() as pictures:
-        yield output, Gallery(Path(pictures))
-
-
-def write_page(path: Path, page: Page) -> None:
-    """Write a page completely or not at all."""
+        raise StoreError("report", f"{path.parent} ({error.strerror})", "a folder that can be written") from None
+    with TemporaryDirectory() if alone else nullcontext(output) as folder:
+        gallery = Gallery(Path(folder))
+        page = make(gallery)
     temporary = path.with_name(path.name + ".new")
     try:
         temporary.write_text(render(page), encoding="utf-8")
@@ -103,6 +111,7 @@ def write_page(path: Path, page: Page) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise StoreError("report", f"{path} ({error.strerror})", "a file that can be written") from None
+    return Written(path, tuple(file for file in gallery.files if os.path.exists(file)), page.lead)
 
 
 def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mapping[str, int]) -> Page:
@@ -128,10 +137,9 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
         check = check_run(run, points=None if where else points)
         lead = lead_of(layers, axes, Causes(spec, check.cliffs, check.periods))
         explanation = ". ".join(period_words(period) for period in check.periods[:_MOST_EXPLAINED])
-        marks = marks_of(check.cliffs)
         curves = {axis: curves_of(points, axis) if where else check.curves.get(axis, ()) for axis in axes}
         ordered = sorted(axes, key=lambda axis: axis != lead.axis)
-        sections += [axis_section(axis, curves[axis], marks, spec, check.periods, gallery, caption) for axis in ordered]
+        sections += [axis_section(axis, curves[axis], check, gallery, caption) for axis in ordered]
         sections += [
             steps_section(check),
             maps_section(layers, axes, gallery, caption),
@@ -141,40 +149,31 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
         all_sizes = sizes_section(rows, check)
     sections += [state_section(run.records, gallery, info.origin, caption(points)), trust_section(run), all_sizes]
     sections.append(how_section(run))
+    title = ", ".join(map(dashed, axes)) or "shapes side by side" if points else "no point measured"
+    held = ", ".join(f"{dashed(name)} = {value}" for name, value in where.items())
     return Page(
-        title=f"{spec.name}: {_title(axes, points)}" + (f" at {where_words(where)}" if where else ""),
+        title=f"{spec.name}: {title}" + (f" at {held}" if held else ""),
         subtitle=_subtitle(run, rows),
         banners=_banners(run, points),
         facts=facts_of(run),
         lead=lead,
-        explanation=explanation,
         lead_picture=lead_picture,
-        sections=tuple(section for section in sections if section is not None),
-        made_by=f"Made by quantbench {__version__} from {printable(str(run.folder))}. Nothing on this page is loaded "
-        "from anywhere else.",
+        explanation=explanation,
+        sections=[section for section in sections if section is not None],
+        origin=f" from {printable(str(run.folder))}",
     )
-
-
-def _title(axes: Sequence[str], points: Sequence[Point]) -> str:
-    if not points:
-        return "no point measured"
-    return ", ".join(axis.replace("_", "-") for axis in axes) or "shapes side by side"
 
 
 def _lead_picture(
     lead: Lead, rows: Sequence[Row], curves: Sequence[Curve], gallery: Gallery, caption: str
 ) -> Picture | None:
     """Over many shapes their jumps; otherwise the curve of all ops together with the bad sizes in red."""
-    name = lead.axis.replace("_", "-")
-    if lead.several:
-        found = spread_card(curves, lead.axis, gallery, caption)
-        if found is not None:
-            return found.picture
-    if all(len(curve) == 1 for curve in curves_of_rows(rows, lead.axis)):
-        return None
+    picture = spread_picture(curves, lead.axis, gallery, caption) if lead.several else None
+    if picture is not None or all(len(curve) == 1 for curve in curves_of_rows(rows, lead.axis)):
+        return picture
     path = gallery.path("sizes", lead.axis)
     draw_lead(rows, lead.bad, lead.axis, path, caption)
-    return gallery.picture(path, f"share of peak over {name}, sizes that lose in red")
+    return gallery.picture(path, f"share of peak over {dashed(lead.axis)}, sizes that lose in red")
 
 
 def _subtitle(run: Run, rows: Sequence[Row]) -> str:
@@ -186,25 +185,24 @@ def _subtitle(run: Run, rows: Sequence[Row]) -> str:
     return printable(" · ".join(part for part in parts if part), 300)
 
 
-def _banners(run: Run, points: Sequence[Point]) -> tuple[Banner, ...]:
-    """What must be known before any figure is read."""
+def _banners(run: Run, points: Sequence[Point]) -> list[tuple[str, str, str]]:
+    """What must be known before any figure is read: kind, title and text."""
     info = run.info
     origins = {info.origin, *(record.origin for record in run.records)}
     found = []
     if "simulated" in origins:
-        found.append(Banner("simulated", "SIMULATED", "These figures come from a simulation, not from a device."))
+        found.append(("simulated", "SIMULATED", "These figures come from a simulation, not from a device."))
     if "imported" in origins:
         source = printable(info.source or next((r.source for r in run.records if r.source), ""), 240)
-        found.append(Banner("imported", "IMPORTED", f"Measured by others, not on this machine: {source}"))
+        found.append(("imported", "IMPORTED", f"Measured by others, not on this machine: {source}"))
     if info.how_ended == "budget":
         left = "Points that it did not reach are missing, and places without all of their ops are not weighed"
-        found.append(Banner("warning", "STOPPED BY ITS BUDGET", f"{left}: sweep --resume measures the rest."))
+        found.append(("warning", "STOPPED BY ITS BUDGET", f"{left}: sweep --resume measures the rest."))
     elif info.how_ended != "complete":
-        found.append(Banner("warning", "NOT FINISHED", f"This run is {info.how_ended}; what it has is shown."))
+        found.append(("warning", "NOT FINISHED", f"This run is {info.how_ended}; what it has is shown."))
     if not points:
-        found.append(Banner("warning", "NOTHING MEASURED", "No point of this run has a figure; the reasons are below."))
-    found += [Banner("warning", "NOTE", printable(warning)) for warning in run.warnings]
-    return tuple(found)
+        found.append(("warning", "NOTHING MEASURED", "No point of this run has a figure; the reasons are below."))
+    return found + [("warning", "NOTE", printable(warning)) for warning in run.warnings]
 
 
 def render(page: Page) -> str:
@@ -215,7 +213,7 @@ def render(page: Page) -> str:
         loader=PackageLoader("quantbench.report"), autoescape=True, finalize=_fit_to_show, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    return environment.get_template("report.html.j2").render(page=page)
+    return environment.get_template("report.html.j2").render(page=page, version=__version__)
 
 
 def _fit_to_show(value: object) -> object:

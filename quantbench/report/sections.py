@@ -17,12 +17,14 @@ from quantbench.analysis.rules import RULES, VERDICTS, Verdict, untested_lines
 from quantbench.analysis.summary import Row
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import printable
-from quantbench.measurement import GRADES
+from quantbench.measurement import GRADES, Grade
 from quantbench.report.content import Section, Table
+from quantbench.report.op_curves import cost_words
+from quantbench.report.source import dashed
 from quantbench.report.sweep_result import row_figures, row_words
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Skipped
-from quantbench.units import duration, percent, size
+from quantbench.units import duration, percent, signed_percent, size
 
 # Explanations that make the same staircase, named in one line.
 _MOST_ALIKE = 3
@@ -33,10 +35,9 @@ def steps_section(check: Check) -> Section | None:
     """What makes the steps, and the steps that many shapes share; None where there are neither."""
     lines = [period_words(period) for period in check.periods]
     if check.falls:
-        lines.append(
-            f"at {len(check.falls)} places the time falls where the size grows: another kernel is better there"
-        )
-    table = common_table(check.common)
+        places = f"at {len(check.falls)} places the time falls where the size grows"
+        lines.append(f"{places}: another kernel is better there")
+    table = _common_table(check.common)
     if not lines and table is None:
         return None
     note = "" if table is None else "Sizes after which the time jumps: median over many shapes, with its 95 % interval."
@@ -47,46 +48,39 @@ def period_words(period: Period) -> str:
     """`m, gemm bf16 nt by torch.mm: 128x256 tile on 108 SMs explains the steps (…)`."""
     recovered = period.recovered
     what = period.variant if period.variant.startswith(f"{period.op} ") else f"{period.op} ({period.variant})"
-    where = printable(f"{period.axis.replace('_', '-')}, {what} by {period.provider}")
+    where = printable(f"{dashed(period.axis)}, {what} by {period.provider}")
     accounts = f"explains {percent(recovered.explained)} of the variation around the trend"
     if recovered.verdict == "no waves":
         return f"{where}: the times show no waves"
     if recovered.verdict == "no single tile":
         return f"{where}: no single tile explains the steps; the best {accounts}"
-    named = period.tile_words or explanation_words(recovered.best[0], period.sm_count)
-    alike = [words for e in recovered.best if (words := explanation_words(e, period.sm_count)) != named]
-    same = ""
+    explanations = [explanation_words(explanation, period.sm_count) for explanation in recovered.best]
+    named = period.tile_words or explanations[0]
+    alike = [words for words in explanations if words != named]
+    sure = f"{period.sure_words}, {accounts}"
     if alike:
         more = f" and {len(alike) - _MOST_ALIKE} more" if len(alike) > _MOST_ALIKE else ""
-        same = f"; the same staircase: {', '.join(alike[:_MOST_ALIKE])}{more}"
-    sure = f"{period.sure_words}, {accounts}"
+        sure += f"; the same staircase: {', '.join(alike[:_MOST_ALIKE])}{more}"
     if recovered.verdict == "clear":
-        return f"{where}: {named} explains the steps ({sure}{same})"
-    return f"{where}: several tiles may explain the steps; the most likely is {named} ({sure}{same})"
+        return f"{where}: {named} explains the steps ({sure})"
+    return f"{where}: several tiles may explain the steps; the most likely is {named} ({sure})"
 
 
-def common_table(common: Sequence[CommonCliff]) -> Table | None:
+def _common_table(common: Sequence[CommonCliff]) -> Table | None:
     """The steps that many shapes share, the largest first; None without any."""
-    if not common:
-        return None
     several = len({(one.op, one.provider, one.variant) for one in common}) > 1
     rows = []
     for one in common[:_MOST_COMMON]:
-        which = f" of {one.provider} {one.variant}" if several else ""
+        groups = [
+            "–" if group is None else f"{signed_percent(group[0] - 1)} ({group[1]})"
+            for group in (one.stepping, one.level)
+        ]
+        cause = one.cause_words + (f" of {one.provider} {one.variant}" if several else "")
         rows.append((
-            one.axis.replace("_", "-"), f"{one.at} → {one.next}", str(one.num_curves),
-            f"+{percent(one.ratio - 1)} ({percent(one.low - 1)} to {percent(one.high - 1)})",
-            _group(one.stepping), _group(one.level), printable(one.cause_words + which),
+            dashed(one.axis), f"{one.at} → {one.next}", str(one.num_curves), cost_words(one), *groups, printable(cause)
         ))  # fmt: skip
     head = ("axis", "between", "shapes", "time", "with a new wave", "without", "significant cliffs by cause")
-    return Table(head, tuple(rows), frozenset({2}))
-
-
-def _group(group: tuple[float, int] | None) -> str:
-    if group is None:
-        return "–"
-    ratio, shapes = group
-    return f"{'+' if ratio >= 1 else '−'}{percent(abs(ratio - 1))} ({shapes})"
+    return Table(head, tuple(rows), frozenset({2})) if rows else None
 
 
 def rules_section(verdicts: Sequence[Verdict], spec: DeviceSpec) -> Section | None:
@@ -109,21 +103,22 @@ def rules_section(verdicts: Sequence[Verdict], spec: DeviceSpec) -> Section | No
 def _effect(verdict: Verdict) -> str:
     if verdict.effect is None or verdict.low is None or verdict.high is None:
         return "–"
-    text = f"{_signed(verdict.effect)} ({_signed(verdict.low)} to {_signed(verdict.high)})"
-    return text if verdict.predicted is None else f"{text}; tiles and waves alone: {_signed(verdict.predicted)}"
+    text = f"{_change(verdict.effect)} ({_change(verdict.low)} to {_change(verdict.high)})"
+    return text if verdict.predicted is None else f"{text}; tiles and waves alone: {_change(verdict.predicted)}"
 
 
-def _signed(ratio: float) -> str:
+def _change(ratio: float) -> str:
     text = percent(ratio - 1).replace("-", "−")
     return "0.0 %" if text == "−0.0 %" else text
 
 
-# Lines of the table of all sizes; a table of tens of thousands belongs into a file, and there it is.
+# Lines of the table of all sizes; records.jsonl has all of them.
 _MOST_ROWS = 400
 _MOST_REASONS = 14
 _MOST_KINDS = 3
-# Reasons that differ in their figures alone are counted together.
+# Reasons that differ only in their numbers are counted together.
 _FIGURE = re.compile(r"[-+±]?\d+(?:\.\d+)?")
+_CONSTANTS = ("sm_count", "sm_clock_mhz", "l2_bytes", "memory_bytes", "memory_gb_per_s")
 _GRADE_WORDS = {
     "A": "steady, cold as asked, clock steady",
     "B": "one condition not met",
@@ -134,9 +129,8 @@ _GRADE_WORDS = {
 
 
 def trust_section(run: Run) -> Section:
-    """Grades of the measurements with their reasons, and the points that have no measurement."""
-    letters: Counter[str] = Counter()
-    reasons: dict[str, Counter[str]] = {letter: Counter() for letter in GRADES}
+    """Grades of the points with their usual reasons, and why points have no measurement."""
+    grades: dict[str, list[Grade]] = {letter: [] for letter in GRADES}
     examples: dict[str, str] = {}
     other: Counter[str] = Counter()
     for record in run.records:
@@ -144,21 +138,19 @@ def trust_section(run: Run) -> Section:
             continue
         match record.outcome:
             case Measured(_, grade):
-                letters[grade.letter] += 1
-                kinds = [_FIGURE.sub("#", reason) for reason in grade.reasons]
-                reasons[grade.letter].update(kinds)
-                examples |= dict(zip(kinds, grade.reasons, strict=True))
+                grades[grade.letter].append(grade)
+                examples |= {_FIGURE.sub("#", reason): reason for reason in grade.reasons}
             case Skipped(reason):
                 other[f"skipped, {record.provider}: {printable(reason)}"] += 1
             case Failed(kind, message):
                 other[f"failed, {record.provider}: {kind}: {printable(message)}"] += 1
     rows = []
-    for letter in GRADES:
-        if letters[letter]:
-            usual = reasons[letter].most_common(_MOST_KINDS)
-            why = "; ".join(printable(examples[kind]) + (f" ({times} points)" if times > 1 else "")
-                            for kind, times in usual)  # fmt: skip
-            rows.append((letter, str(letters[letter]), _GRADE_WORDS[letter], why))
+    for letter, alike in grades.items():
+        kinds = Counter(_FIGURE.sub("#", reason) for grade in alike for reason in grade.reasons)
+        usual = [(printable(examples[kind]), times) for kind, times in kinds.most_common(_MOST_KINDS)]
+        why = "; ".join(f"{reason} ({times} points)" if times > 1 else reason for reason, times in usual)
+        if alike:
+            rows.append((letter, str(len(alike)), _GRADE_WORDS[letter], why))
     lines = [f"{number} × {reason}" for reason, number in other.most_common(_MOST_REASONS)]
     if len(other) > _MOST_REASONS:
         lines.append(f"{len(other) - _MOST_REASONS} more reasons are in records.jsonl")
@@ -170,16 +162,13 @@ def sizes_section(rows: Sequence[Row], check: Check) -> Section:
     """The table of every place with its figures (folded)."""
     axes = list(dict.fromkeys(name for row in rows for name in row.axes))
     several = len({row.provider for row in rows}) > 1
-    head = [axis.replace("_", "-") for axis in axes]
-    head += ["provider"] if several else []
+    head = [*map(dashed, axes), *(["provider"] if several else [])]
     head += ["ops", "time", "TFLOP/s", "GB/s", "of peak", "trust", "cliffs, or the loss of the worst op"]
     lines = []
     for row in rows[:_MOST_ROWS]:
-        lines.append((
-            *(str(row.axes.get(axis, "")) for axis in axes), *([row.provider] if several else []),
-            *row_figures(row), row.grade.letter,
-            printable(row_words(row, check, check.run.info.device)),
-        ))  # fmt: skip
+        place = [*(str(row.axes.get(axis, "")) for axis in axes), *([row.provider] if several else [])]
+        words = printable(row_words(row, check, check.run.info.device))
+        lines.append((*place, *row_figures(row), row.grade.letter, words))
     numeric = frozenset(range(len(head) - 2)) - ({len(axes)} if several else set())
     note = f"The first {_MOST_ROWS} of {len(rows)}; all of them are in records.jsonl." if len(rows) > _MOST_ROWS else ""
     return Section("sizes", "All sizes", note, table=Table(tuple(head), tuple(lines), numeric), folded=True)
@@ -187,38 +176,24 @@ def sizes_section(rows: Sequence[Row], check: Check) -> Section:
 
 def how_section(run: Run) -> Section:
     """Options, versions and constants of the run, so that it can be repeated (folded)."""
-    info = run.info
-    rows = [("folder", str(run.folder)), ("run", info.run_id), ("started", info.started)]
-    rows += [("ended", f"{info.ended or 'not yet'} ({info.how_ended})")]
+    info, device = run.info, run.info.device
+    rows: list[tuple[str, Any]] = [("folder", run.folder), ("run", info.run_id), ("started", info.started)]
+    rows.append(("ended", f"{info.ended or 'not yet'} ({info.how_ended})"))
     if info.source:
         rows.append(("source", info.source))
     rows += [(f"version of {name}", value) for name, value in info.software.items()]
     rows += [(f"environment {name}", value) for name, value in info.environment.items()]
-    rows += [(f"option {name}", value) for name, value in _flat(info.options)]
+    for name, value in info.options.items():
+        inner = {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
+        rows += [(f"option {option}", v) for option, v in inner.items()]
     rows += [(f"seconds of {name}", f"{seconds:.1f}") for name, seconds in info.phases_s.items()]
-    rows += [(f"device {name}", f"{value}") for name, value in _constants(run)]
-    shown = tuple((printable(str(name)), printable(str(value), 300)) for name, value in rows)
-    return Section("how", "How it was measured", table=Table(("item", "value"), shown), folded=True)
-
-
-def _flat(options: dict[str, Any]) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for name, value in options.items():
-        found += [(f"{name}.{inner}", v) for inner, v in value.items()] if isinstance(value, dict) else [(name, value)]
-    return found
-
-
-def _constants(run: Run) -> list[tuple[str, Any]]:
-    """The device's constants, each with its source where that is kept."""
-    device = run.info.device
-    names = ("sm_count", "sm_clock_mhz", "l2_bytes", "memory_bytes", "memory_gb_per_s")
-    found: list[tuple[str, Any]] = [(name, getattr(device, name)) for name in names]
-    found += [(f"peak_tflops.{dtype}", peak) for dtype, peak in device.peak_tflops.items()]
-    sourced = []
-    for name, value in found:
+    constants: dict[str, Any] = {name: getattr(device, name) for name in _CONSTANTS}
+    constants |= {f"peak_tflops.{dtype}": peak for dtype, peak in device.peak_tflops.items()}
+    for name, value in constants.items():
         source = device.source.get(name) or device.source.get(name.partition(".")[0])
-        sourced.append((name, value if source is None else f"{value} ({source})"))
-    return sourced
+        rows.append((f"device {name}", value if source is None else f"{value} ({source})"))
+    shown = tuple((printable(name), printable(str(value), 300)) for name, value in rows)
+    return Section("how", "How it was measured", table=Table(("item", "value"), shown), folded=True)
 
 
 def facts_of(run: Run) -> tuple[tuple[str, str], ...]:

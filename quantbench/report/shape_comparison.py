@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from math import exp, log, sqrt
 from typing import Any
 
@@ -17,10 +17,11 @@ from rich.text import Text
 
 from quantbench.analysis.summary import Point, op_order
 from quantbench.planner.formulas import useful_parameters
-from quantbench.report.content import Section, Table
+from quantbench.report.content import Section, Table, terminal_table
 from quantbench.sweep.axes import SHAPE_DIM
 from quantbench.sweep.shape_file import Gain, NamedShape
 from quantbench.units import latency
+from quantbench.workload import TransformerShape
 
 _LOGITS = "logits"
 
@@ -68,109 +69,85 @@ def compare_shapes(points: Sequence[Point], models: Sequence[NamedShape]) -> Sha
     """
     found: dict[str, dict[int, dict[str, Point]]] = defaultdict(lambda: defaultdict(dict))
     for point in points:
-        ops = found[_library(point.provider)][point.axes[SHAPE_DIM]]
+        # `torch` of `torch.mm`; a user-defined kernel, `package.module:Class`, is a library of its own.
+        library = point.provider if ":" in point.provider else point.provider.partition(".")[0]
+        ops = found[library][point.axes[SHAPE_DIM]]
         if point.op not in ops or point.latency_us < ops[point.op].latency_us:
             ops[point.op] = point
+    planned = {op.label for op in models[0].shape.ops()}
     shapes: list[MeasuredShape] = []
     left_out: dict[str, tuple[str, ...]] = {}
     for library, by_number in found.items():
         first = by_number.get(1, {})
-        planned = {op.label for op in models[0].shape.ops()}
         unmeasured = tuple(sorted(planned - first.keys(), key=op_order))
         if unmeasured:
             left_out[library] = unmeasured
-        for number in range(1, len(models) + 1):
-            one = _measured(number, models, library, by_number.get(number, {}), first)
-            shapes.append(one if unmeasured else replace(one, verdict=_verdict(one)))
+        for number, model in enumerate(models, start=1):
+            ops = by_number.get(number, {})
+            missing = tuple(sorted(first.keys() - ops.keys(), key=op_order))
+            layer_us, logits_us, gain, verdict = None, None, None, ""
+            if first and not missing:
+                own = [ops[label] for label in first]
+                layer_us = sum(point.latency_us for point in own if not point.op.startswith(_LOGITS))
+                logits_us = sum(point.latency_us for point in own if point.op.startswith(_LOGITS))
+                gain = _gain(list(first.values()), own, models[0].shape, model.shape)
+                # A prediction is of all ops, so it is not compared with a part of them.
+                if model.predicted is not None and number > 1 and not unmeasured:
+                    apart = gain.high < model.predicted.low or gain.low > model.predicted.high
+                    verdict = "outside the predicted interval" if apart else "as predicted"
+            shapes.append(
+                MeasuredShape(number, model.name, library, layer_us, logits_us, missing, gain, model.predicted, verdict)
+            )
     return ShapeComparison(tuple(shapes), left_out)
 
 
-def _library(provider: str) -> str:
-    """`torch` of `torch.mm`; anybody's own kernel, `package.module:Class`, stands for itself."""
-    return provider if ":" in provider else provider.partition(".")[0]
-
-
-def _measured(
-    number: int, models: Sequence[NamedShape], library: str, ops: dict[str, Point], first: dict[str, Point]
-) -> MeasuredShape:
-    one = models[number - 1]
-    missing = tuple(sorted(first.keys() - ops.keys(), key=op_order))
-    if missing or not first:
-        return MeasuredShape(number, one.name, library, None, None, missing, None, one.predicted, "")
-    own = [ops[label] for label in first]
-    layer_us = sum(point.latency_us for point in own if not point.op.startswith(_LOGITS))
-    logits_us = sum(point.latency_us for point in own if point.op.startswith(_LOGITS))
-    asked = models[0].shape
-    ratio, half_width = _ratio(list(first.values()), own)
-    weight = useful_parameters(one.shape, asked.vocab) / useful_parameters(asked, asked.vocab)
-    faster = ratio * weight * one.shape.tokens / asked.tokens
-    gain = Gain(faster - 1, faster * exp(-half_width) - 1, faster * exp(half_width) - 1)
-    return MeasuredShape(number, one.name, library, layer_us, logits_us, (), gain, one.predicted, "")
-
-
-def _verdict(one: MeasuredShape) -> str:
-    """Whether the two intervals meet. A prediction is of all ops, so it is not held against a part of them."""
-    if one.predicted is None or one.gain is None or one.number == 1:
-        return ""
-    if one.gain.high < one.predicted.low or one.gain.low > one.predicted.high:
-        return "outside the predicted interval"
-    return "as predicted"
-
-
-def _ratio(first: Sequence[Point], other: Sequence[Point]) -> tuple[float, float]:
-    """The sum of `first` over that of `other`, each op as often as it runs, and the half-width of its logarithm."""
+def _gain(first: Sequence[Point], own: Sequence[Point], asked: TransformerShape, shape: TransformerShape) -> Gain:
+    """The gain of a shape, from the sum of its ops and of the first shape's, each op as often as it runs."""
     shares: dict[str, float] = defaultdict(float)
     width: dict[str, float] = {}
     sums = []
-    for sign, points in ((1, first), (-1, other)):
+    for sign, points in ((1, first), (-1, own)):
         total_us = sum(point.latency_us * point.count for point in points)
         sums.append(total_us)
         for point in points:
             shares[point.key] += sign * point.latency_us * point.count / total_us
             width[point.key] = log(point.high_us / point.low_us) / 2
-    return sums[0] / sums[1], sqrt(sum((share * width[key]) ** 2 for key, share in shares.items()))
+    half_width = sqrt(sum((share * width[key]) ** 2 for key, share in shares.items()))  # of the logarithm
+    weight = useful_parameters(shape, asked.vocab) / useful_parameters(asked, asked.vocab)
+    faster = sums[0] / sums[1] * weight * shape.tokens / asked.tokens
+    return Gain(faster - 1, faster * exp(-half_width) - 1, faster * exp(half_width) - 1)
 
 
-def _cells(comparison: ShapeComparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Head and rows of the table as texts: one row per shape and library."""
-    several = len({one.library for one in comparison.shapes}) > 1
-    predicted = any(one.predicted is not None for one in comparison.shapes)
-    library, expected = ("library",) if several else (), ("predicted",) if predicted else ()
-    head = ("shape", *library, "one layer", "logits", "gain", *expected, "")
-    rows = []
-    for one in comparison.shapes:
-        rows.append((
-            one.name,
-            *([one.library] if several else []),
-            "" if one.layer_us is None else latency(one.layer_us),
-            "" if not one.logits_us else latency(one.logits_us),
-            "" if one.gain is None or one.number == 1 else one.gain.words,
-            *(["" if one.predicted is None else one.predicted.words] if predicted else []),
-            f"not measured: {', '.join(one.missing)}" if one.missing else one.verdict,
-        ))  # fmt: skip
-    return head, rows
+def _columns(comparison: ShapeComparison) -> dict[str, list[str]]:
+    """The cells below each heading of the table: one line per shape and library."""
+    shapes = comparison.shapes
+    several = len({one.library for one in shapes}) > 1
+    predicted = any(one.predicted is not None for one in shapes)
+    return {
+        "shape": [one.name for one in shapes],
+        **({"library": [one.library for one in shapes]} if several else {}),
+        "one layer": ["" if one.layer_us is None else latency(one.layer_us) for one in shapes],
+        "logits": ["" if not one.logits_us else latency(one.logits_us) for one in shapes],
+        "gain": ["" if one.gain is None or one.number == 1 else one.gain.words for one in shapes],
+        **({"predicted": ["" if o.predicted is None else o.predicted.words for o in shapes]} if predicted else {}),
+        "": [f"not measured: {', '.join(one.missing)}" if one.missing else one.verdict for one in shapes],
+    }
 
 
 def comparison_table(comparison: ShapeComparison) -> RichTable:
     """The table for a terminal; significant gains and losses are coloured."""
-    head, rows = _cells(comparison)
-    table = RichTable(header_style="bold", box=None, pad_edge=False)
-    for name in head:
-        words = name in ("shape", "library", "")
-        table.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
-    gain = head.index("gain")
-    for one, row in zip(comparison.shapes, rows, strict=True):
-        better = one.gain is not None and one.gain.low > 0
-        worse = one.gain is not None and one.gain.high < 0
-        style = "bold green" if better else "bold red" if worse else ""
-        table.add_row(*(Text(cell, style=style if i == gain else "") for i, cell in enumerate(row)))
-    return table
+    columns = {name: [Text(cell) for cell in cells] for name, cells in _columns(comparison).items()}
+    for cell, one in zip(columns["gain"], comparison.shapes, strict=True):
+        if one.gain is not None and (one.gain.low > 0 or one.gain.high < 0):
+            cell.stylize("bold green" if one.gain.low > 0 else "bold red")
+    return terminal_table(columns, folded=("shape", "library", ""))
 
 
 def comparison_section(comparison: ShapeComparison) -> Section:
     """The section of the report's page."""
-    head, rows = _cells(comparison)
-    table = Table(head, tuple(rows), numeric=frozenset(range(1, len(head) - 1)))
+    columns = _columns(comparison)
+    rows = tuple(zip(*columns.values(), strict=True))
+    table = Table(tuple(columns), rows, numeric=frozenset(range(1, len(columns) - 1)))
     return Section("shapes", "Shapes side by side", table=table, lines=tuple(comparison_lines(comparison)))
 
 

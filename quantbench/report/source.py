@@ -19,7 +19,7 @@ from quantbench.store.record import Record
 from quantbench.store.run import RunInfo
 
 _MOST_NAMED = 3
-# What of a run's software is no library that kernels come from.
+# Software of a run that has no kernels.
 _NO_LIBRARIES = ("quantbench", "python", "os", "numpy", "aiconfigurator")
 
 
@@ -27,8 +27,7 @@ def read_one_run(folder: Path) -> Run:
     """Read the run in `folder`.
 
     Raises StoreError for a folder of several runs (results/ itself, or a device's), and for records that belong to
-    another
-    run: figures of two runs must not be mixed.
+    another run: figures of two runs must not be mixed.
     """
     if not os.path.exists(folder / "run.json"):
         below = [*find_runs(folder), *folders_with(folder, "*/run.json")]
@@ -72,7 +71,7 @@ def _libraries(info: RunInfo, providers: set[str]) -> str:
     return ", ".join(found if info.origin == "imported" and found else [*found, *own])
 
 
-# Values that are named where the one asked for is not there.
+# Values that an error names if the run does not have the requested one.
 _MOST_VALUES_NAMED = 4
 
 
@@ -92,19 +91,19 @@ def parse_where(words: Iterable[str]) -> dict[str, int]:
 
 
 def points_where(points: Sequence[Point], where: Mapping[str, int]) -> tuple[Point, ...]:
-    """Points at these axis values. Raises InputError, with the values there are, where the run has none there."""
+    """Points at these axis values. Raises InputError, with the nearest values of the run, where there are none."""
     left = tuple(points)
     for name, wanted in where.items():
         values = {point.axes[name] for point in left if name in point.axes}
         if wanted not in values:
             there = sorted(sorted(values, key=lambda value: abs(value - wanted))[:_MOST_VALUES_NAMED])
-            axes = sorted({axis.replace("_", "-") for point in points for axis in point.axes})
+            axes = sorted({dashed(axis) for point in points for axis in point.axes})
             known = ", ".join(map(str, there)) if there else f"an axis of the run: {', '.join(axes) or 'it has none'}"
-            raise InputError("--where", f"{name.replace('_', '-')}={wanted}", f"one of {known}" if there else known)
+            raise InputError("--where", f"{dashed(name)}={wanted}", f"one of {known}" if there else known)
         left = tuple(point for point in left if point.axes.get(name) == wanted)
     return left
 
 
-def where_words(where: Mapping[str, int]) -> str:
-    """`n = 5120, k = 5120`."""
-    return ", ".join(f"{name.replace('_', '-')} = {value}" for name, value in where.items())
+def dashed(axis: str) -> str:
+    """Name of an axis as the command line spells it: `head-dim`."""
+    return axis.replace("_", "-")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from quantbench.analysis.blocks import IdleReason, idle_reasons
+from quantbench.analysis.blocks import idle_reasons
 from quantbench.analysis.check import Check
 from quantbench.analysis.cliffs import Cliff
 from quantbench.analysis.curves import Curve, curves_of
@@ -24,8 +24,9 @@ from quantbench.analysis.sawtooth import drawn_edges
 from quantbench.analysis.summary import Point, Row, points_of
 from quantbench.device.spec import DeviceSpec
 from quantbench.measurement import Grade
-from quantbench.report.canvas import INTERVAL_COLOUR, MARKERS, PALETTE, curve_names, draw_panels, plain
-from quantbench.report.source import picture_caption
+from quantbench.report.canvas import PALETTE, curve_names, draw_curve, draw_panels, plain, rate_unit
+from quantbench.report.content import share_cell, terminal_table
+from quantbench.report.source import dashed, picture_caption
 from quantbench.store.folder import Run
 from quantbench.units import latency, percent, with_interval
 
@@ -34,9 +35,8 @@ if TYPE_CHECKING:
 
 
 _GRADE_STYLE = {"A": "green", "B": "", "C": "yellow", "D": "red", "rejected": "bold red"}
-# Rows this far below the best one of the table stand out.
-_STANDS_OUT = 0.8
-# Of several cliffs at one place the largest are told; `check` tells them all.
+_LOSES = "cliffs, or what the worst op loses"
+# Largest cliffs shown for one row; `check` shows all of them.
 _MOST_CLIFFS_SAID = 2
 _FIGURES = re.compile(r"[±]?\d")
 _TIGHT_PERCENT = re.compile(r"(?<=[0-9])%")
@@ -47,33 +47,23 @@ def sweep_table(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> Table:
 
     Needs about 100 columns; on narrower terminals the last column folds.
     """
-    table = Table(header_style="bold", box=None, pad_edge=False)
-    for name in rows[0].axes:
-        table.add_column(name.replace("_", "-"), justify="right", no_wrap=True)
-    several = len({row.provider for row in rows}) > 1
-    if several:
-        table.add_column("provider", no_wrap=True)
-    table.add_column("ops", justify="right", no_wrap=True)
-    logits = any(row.logits for row in rows)
-    for name in ("time", *(("logits",) if logits else ()), "TFLOP/s", "GB/s", "of peak"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("trust", no_wrap=True)
-    table.add_column("cliffs, or what the worst op loses", overflow="fold", min_width=20)
     best = max((row.peak_share or 0.0 for row in rows if not row.missing), default=0.0)
-    for row in rows:
-        low = row.peak_share is not None and not row.missing and row.peak_share < _STANDS_OUT * best
-        *figures, share = row_figures(row)
-        table.add_row(
-            *(str(value) for value in row.axes.values()),
-            *([row.provider] if several else []),
-            *figures[:2],
-            *([latency(row.logits_us) if row.logits_us is not None else ""] if logits else []),
-            *figures[2:],
-            Text(share, style="bold red" if low else ""),
-            Text(row.grade.letter, style=_GRADE_STYLE[row.grade.letter]),
-            Text(row_words(row, check, spec)),
-        )
-    return table
+    several = len({row.provider for row in rows}) > 1
+    ops, times, tflops, gb_per_s, _ = zip(*map(row_figures, rows), strict=True)
+    logits = ["" if row.logits_us is None else latency(row.logits_us) for row in rows]
+    columns: dict[str, Sequence[str | Text]] = {
+        **{dashed(name): [str(row.axes[name]) for row in rows] for name in rows[0].axes},
+        **({"provider": [row.provider for row in rows]} if several else {}),
+        "ops": ops,
+        "time": times,
+        **({"logits": logits} if any(logits) else {}),
+        "TFLOP/s": tflops,
+        "GB/s": gb_per_s,
+        "of peak": ["-" if row.missing else share_cell(row.peak_share, best) for row in rows],
+        "trust": [Text(row.grade.letter, style=_GRADE_STYLE[row.grade.letter]) for row in rows],
+        _LOSES: [Text(row_words(row, check, spec)) for row in rows],
+    }
+    return terminal_table(columns, left=("provider", "trust"), folded=(_LOSES,), narrowest=20)
 
 
 def row_figures(row: Row) -> tuple[str, str, str, str, str]:
@@ -106,13 +96,13 @@ def ops_line(rows: Sequence[Row]) -> str:
 
 def trust_lines(rows: Sequence[Row]) -> list[str]:
     """Why rows are graded below B, one line per kind of reason, the most frequent first."""
-    # Figures differ from row to row: what stands before the first of them tells the kind.
+    # Numbers differ from row to row: the text before the first number tells the kind.
     kinds: dict[str, list[Grade]] = {}
     for row in rows:
         if row.grade.letter not in ("A", "B"):
             kinds.setdefault(_FIGURES.split(row.grade.reasons[0])[0], []).append(row.grade)
     return [
-        # the reasons are stored, in older runs with 36% where it is 36 % everywhere else
+        # Reasons are stored; older runs have "36%" for "36 %".
         f"trust {alike[0].letter}, {len(alike)} of {len(rows)} rows: {_TIGHT_PERCENT.sub(' %', alike[0].reasons[0])}"
         for alike in sorted(kinds.values(), key=len, reverse=True)
     ]
@@ -129,18 +119,14 @@ def row_words(row: Row, check: Check, spec: DeviceSpec) -> str:
         if cliff.after.axes == row.axes and cliff.provider == row.provider
     ]
     if not said:
+        # The tile that ran or was recovered from the steps; the assumed one only if no steps contradict it.
         worst = row.worst
-        said = [f"{worst.op}: {reason.words}" for reason in _idle(worst, check, spec)[:1]]
+        reasons = idle_reasons(worst.workload, spec, check.tile_of(worst), worst.peak_share)
+        said = [f"{worst.op}: {reason.words}" for reason in reasons[:1]]
     if len(said) > _MOST_CLIFFS_SAID:
         said = [*said[:_MOST_CLIFFS_SAID], f"{len(said) - _MOST_CLIFFS_SAID} more"]
     lacks = [f"no sum, not measured here: {', '.join(row.missing)}"] if row.missing else []
     return "; ".join(lacks + said)
-
-
-def _idle(point: Point, check: Check, spec: DeviceSpec) -> tuple[IdleReason, ...]:
-    """What tiles and waves cost a point, by the tile that ran or that the steps tell; by the one assumed for the device
-    only where no steps speak against it."""
-    return idle_reasons(point.workload, spec, check.tile_of(point), point.peak_share)
 
 
 def rows_to_json(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> list[dict[str, Any]]:
@@ -165,7 +151,7 @@ def rows_to_json(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> list[di
 
 
 def cliff_to_json(cliff: Cliff) -> dict[str, Any]:
-    """One jump of the time; `ratio` with the trend taken out, `rate_ratio` as a person sees it."""
+    """One jump of the time; `ratio` without the trend, `rate_ratio` with it."""
     return {
         "axis": cliff.axis, "at": cliff.at, "next": cliff.next, "ratio": cliff.ratio, "low": cliff.low,
         "high": cliff.high, "cause": cliff.cause.kind, "why": cliff.cause.words, "evidence": cliff.cause.evidence,
@@ -175,19 +161,16 @@ def cliff_to_json(cliff: Cliff) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# More wave edges than this in a panel would be a grey wall; the first ones are the large steps.
-_MOST_WAVE_EDGES = 40
-# Edges of more curves than this cannot be told apart.
-_MOST_WITH_EDGES = 2
+# Wave edges drawn per curve: the first ones, which are the large steps. Edges of more curves cannot be told apart.
+_MOST_WAVE_EDGES, _MOST_WITH_EDGES = 40, 2
 
 
 def draw_run(run: Run, check: Check, axis: str) -> Path:
     """Draw all points of a run over `axis` into the run's folder. Returns the file."""
     points = points_of(run.records, run.info.device)
-    name = axis.replace("_", "-")
-    path = run.folder / f"efficiency-{name}.png"
-    title, caption = f"efficiency over {name}: {run.info.run_id}", picture_caption(run.info, points)
-    draw_efficiency(points, axis, check.tile_of, path, title=title, caption=caption)
+    path = run.folder / f"efficiency-{dashed(axis)}.png"
+    title = f"efficiency over {dashed(axis)}: {run.info.run_id}"
+    draw_efficiency(points, axis, check.tile_of, path, title=title, caption=picture_caption(run.info, points))
     return path
 
 
@@ -199,39 +182,21 @@ def draw_efficiency(
     points: of any ops and providers.
     axis: the field along x.
     tile_of: the tile that computes a point (`Check.tile_of`). Where it was recorded or recovered from the steps, tile
-        edges
-        are ticks at the foot and wave edges dashed lines in the colour of their curve.
-    title, caption: see `canvas.heading`.
+        edges are ticks at the foot and wave edges dashed lines in the colour of their curve.
+    title, caption: see `canvas.figure`.
     """
 
     def draw(panel: Axes, op: str) -> None:
-        _draw_panel(panel, curves_of([p for p in points if p.op == op], axis, fewest=1), tile_of)
+        curves = curves_of([p for p in points if p.op == op], axis, fewest=1)
+        line, interval = {"markersize": 4, "linewidth": 1.2}, {"color": "0.3", "linewidth": 0.9}
+        for i, (curve, name) in enumerate(zip(curves, curve_names(curves), strict=True)):
+            draw_curve(panel, curve, i, name, line, interval)
+            if len(curves) <= _MOST_WITH_EDGES:
+                _draw_edges(panel, curve, tile_of, PALETTE[i], plain(name, 44))
+        panel.set_ylim(bottom=0)
+        panel.set_ylabel(rate_unit(curves[0].points[0]))
 
     draw_panels((p.op for p in points), draw, axis, path, title=title, caption=caption)
-
-
-def _draw_panel(panel: Axes, curves: Sequence[Curve], tile_of: TileOf) -> None:
-    for i, (curve, name) in enumerate(zip(curves, curve_names(curves), strict=True)):
-        colour, label = PALETTE[i % len(PALETTE)], plain(name, 44)
-        y = [_efficiency(p) for p in curve.points]
-        panel.plot(
-            curve.sizes, y, "-", marker=MARKERS[i % len(MARKERS)], markersize=4, linewidth=1.2, color=colour,
-            label=label,
-        )  # fmt: skip
-        panel.vlines(
-            curve.sizes,
-            [height * p.latency_us / p.high_us for height, p in zip(y, curve.points, strict=True)],
-            [height * p.latency_us / p.low_us for height, p in zip(y, curve.points, strict=True)],
-            color=INTERVAL_COLOUR, linewidth=0.9, zorder=4,
-        )  # fmt: skip
-        if len(curves) <= _MOST_WITH_EDGES:
-            _draw_edges(panel, curve, tile_of, colour, label)
-    panel.set_ylim(bottom=0)
-    panel.set_ylabel("TFLOP/s" if curves[0].points[0].peak_share is None else "share of peak, %")
-
-
-def _efficiency(point: Point) -> float:
-    return point.tflops if point.peak_share is None else 100 * point.peak_share
 
 
 def _draw_edges(panel: Axes, curve: Curve, tile_of: TileOf, colour: str, name: str) -> None:

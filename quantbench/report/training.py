@@ -5,51 +5,42 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.table import Table as RichTable
 
-from quantbench import __version__
 from quantbench.errors import printable
 from quantbench.importers.training_run import TrainingSummary, read_training
-from quantbench.report.canvas import canvas, plain, save
-from quantbench.report.content import Banner, Gallery, Page, PictureCard, Section, Table
-from quantbench.report.page import Written, page_place, write_page
+from quantbench.report.canvas import figure, plain
+from quantbench.report.content import Gallery, PictureCard, Section, Table, terminal_table
+from quantbench.report.page import Page, Written, write_page
 from quantbench.units import with_interval
 
 _WIDTH_OF_A_GROUP = 0.8
 
 
-HEAD = (
-    "log", "GPUs", "TP", "PP", "MBS", "GBS", "iterations", "restarts", "sec/it", "tokens/s", "TFLOPs", "loss",
-)  # fmt: skip
+def _columns(summaries: Sequence[TrainingSummary]) -> dict[str, list[str]]:
+    """The cells below each heading of the table: one line per log."""
+    rows = []
+    for s in summaries:
+        tokens = "–"
+        if s.tokens_per_s is not None and s.tokens_per_s_low is not None and s.tokens_per_s_high is not None:
+            tokens = with_interval(s.tokens_per_s, (s.tokens_per_s_high - s.tokens_per_s_low) / 2)
+        loss = "–" if s.last_loss is None else f"{s.first_loss:.3g} → {s.last_loss:.3g}"
+        cells: dict[str, object] = {
+            "log": s.name, "GPUs": s.gpus, "TP": s.tp, "PP": s.pp, "MBS": s.mbs, "GBS": s.gbs,
+            "iterations": s.iterations, "restarts": s.restarts, "sec/it": f"{s.sec_per_it:.4g}", "tokens/s": tokens,
+            "TFLOPs": None if s.tflops is None else f"{s.tflops:.1f}",
+            "loss": loss + (f" ({s.nan_losses} nan)" if s.nan_losses else ""),
+        }  # fmt: skip
+        rows.append({name: "–" if cell is None else str(cell) for name, cell in cells.items()})
+    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def training_table(summaries: Sequence[TrainingSummary]) -> RichTable:
     """One line per log."""
-    table = RichTable(header_style="bold", box=None, pad_edge=False)
-    table.add_column(HEAD[0], no_wrap=True)
-    for name in HEAD[1:]:
-        table.add_column(name, justify="right", no_wrap=True)
-    for summary in summaries:
-        table.add_row(*training_cells(summary))
-    return table
-
-
-def training_cells(summary: TrainingSummary) -> tuple[str, ...]:
-    """The cells under HEAD of one log."""
-    s = summary
-    tokens = "–"
-    if s.tokens_per_s is not None and s.tokens_per_s_low is not None and s.tokens_per_s_high is not None:
-        tokens = with_interval(s.tokens_per_s, (s.tokens_per_s_high - s.tokens_per_s_low) / 2)
-    loss = "–" if s.last_loss is None else f"{s.first_loss:.3g} → {s.last_loss:.3g}"
-    return (
-        s.name, _or_dash(s.gpus), _or_dash(s.tp), _or_dash(s.pp), _or_dash(s.mbs), str(s.gbs), str(s.iterations),
-        str(s.restarts), f"{s.sec_per_it:.4g}", tokens, "–" if s.tflops is None else f"{s.tflops:.1f}",
-        loss + (f" ({s.nan_losses} nan)" if s.nan_losses else ""),
-    )  # fmt: skip
+    return terminal_table(_columns(summaries), left=("log",))
 
 
 def draw_throughput(summaries: Sequence[TrainingSummary], path: Path) -> None:
@@ -60,11 +51,12 @@ def draw_throughput(summaries: Sequence[TrainingSummary], path: Path) -> None:
     drawn = [s for s in summaries if s.gpus is not None and s.tokens_per_s is not None]
     batches = sorted({s.gbs for s in drawn}) or [0]
     layouts = sorted({s.layout for s in drawn})
-    with canvas(1, len(batches), 1.5 + 4.5 * len(batches), 4.2, sharey=True) as (figure, panels):
+    width = _WIDTH_OF_A_GROUP / max(1, len(layouts))
+    size_in = (1.5 + 4.5 * len(batches), 4.2)
+    with figure(path, size_in, columns=len(batches), legend=False, sharey=True) as panels:
         for panel, gbs in zip(panels[0], batches, strict=True):
             mine = [s for s in drawn if s.gbs == gbs]
             gpus = sorted({s.gpus for s in mine if s.gpus is not None})
-            width = _WIDTH_OF_A_GROUP / max(1, len(layouts))
             for number, layout in enumerate(layouts):
                 bars = [s for s in mine if s.layout == layout]
                 at = [gpus.index(s.gpus or 0) + (number - (len(layouts) - 1) / 2) * width for s in bars]
@@ -78,24 +70,18 @@ def draw_throughput(summaries: Sequence[TrainingSummary], path: Path) -> None:
         panels[0][0].set_ylabel("tokens per second")
         if layouts:
             panels[0][0].legend(fontsize=8)
-        save(figure, path)
-
-
-def _or_dash(value: int | None) -> str:
-    return "–" if value is None else str(value)
 
 
 def write_training_report(folders: Sequence[Path], output: Path) -> Written:
     """Write the page of imported training logs.
 
     folders: of the logs.
-    output: see `page.write_report`.
+    output: see `page.write_page`.
     Raises StoreError where a log cannot be read or the page cannot be written.
     """
-    summaries = sorted((read_training(folder) for folder in folders), key=_order)
-    with page_place(output) as (path, gallery):
-        write_page(path, _page(summaries, folders, gallery))
-    return Written(path, tuple(file for file in gallery.files if os.path.exists(file)), None)
+    summaries = [read_training(folder) for folder in folders]
+    summaries.sort(key=lambda s: (s.gbs, s.gpus or 0, s.layout, s.name))
+    return write_page(output, lambda gallery: _page(summaries, folders, gallery))
 
 
 def fastest(summaries: Sequence[TrainingSummary]) -> str:
@@ -108,34 +94,31 @@ def fastest(summaries: Sequence[TrainingSummary]) -> str:
     return f"most tokens per GPU: {rate:.0f} a second with {best.layout}{mbs}, GBS {best.gbs} on {best.gpus} GPUs"
 
 
-def _order(summary: TrainingSummary) -> tuple[int, int, str, str]:
-    return (summary.gbs, summary.gpus or 0, summary.layout, summary.name)
-
-
 def _page(summaries: Sequence[TrainingSummary], folders: Sequence[Path], gallery: Gallery) -> Page:
     sections = []
     if any(s.gpus is not None and s.tokens_per_s is not None for s in summaries):
         path = gallery.path("throughput", "layout")
         draw_throughput(summaries, path)
-        alt = "tokens per second over the number of GPUs, a bar per layout of TP and PP"
+        picture = gallery.picture(path, "tokens per second over the number of GPUs, a bar per layout of TP and PP")
         note = (
             "Medians with their 95 % intervals, without the first iteration after each start; a panel per batch size."
         )
-        card = PictureCard("", gallery.picture(path, alt), note)
+        card = PictureCard("", picture, note)
         sections.append(Section("throughput", "Throughput by layout", fastest(summaries), (card,)))
-    rows = tuple(tuple(map(printable, training_cells(s))) for s in summaries)
-    table = Table(HEAD, rows, frozenset(range(1, len(HEAD))), frozenset({0}))
-    left_out = tuple(
+    columns = _columns(summaries)
+    rows = tuple(tuple(map(printable, row)) for row in zip(*columns.values(), strict=True))
+    table = Table(tuple(columns), rows, frozenset(range(1, len(columns))), frozenset({0}))
+    left_out = [
         printable(f"{s.name}: {count} lines left out: {reason}", 300)
-        for s in summaries for reason, count in s.left_out.items()
-    )  # fmt: skip
-    sections.append(Section("logs", "Logs", table=table, lines=left_out))
+        for s in summaries
+        for reason, count in s.left_out.items()
+    ]
+    sections.append(Section("logs", "Logs", table=table, lines=tuple(left_out)))
     names = ", ".join(printable(folder.name) for folder in folders[:3]) + ("" if len(folders) <= 3 else " and more")
     return Page(
         title="Training throughput by layout",
         subtitle=f"{len(summaries)} training logs: {names}",
-        banners=(Banner("imported", "IMPORTED", "From training logs; nothing here was measured by quantbench."),),
-        facts=(("logs", str(len(summaries))), ("iterations", str(sum(s.iterations for s in summaries)))),
-        lead=None, explanation="", lead_picture=None, sections=tuple(sections),
-        made_by=f"Made by quantbench {__version__}. Nothing on this page is loaded from anywhere else.",
-    )  # fmt: skip
+        banners=[("imported", "IMPORTED", "From training logs; nothing here was measured by quantbench.")],
+        facts=[("logs", str(len(summaries))), ("iterations", str(sum(s.iterations for s in summaries)))],
+        sections=sections,
+    )

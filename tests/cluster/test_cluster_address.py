@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from quantbench.cluster.agent import introduction_from_text, reply_from_text
-from quantbench.cluster.ray_pool import RayPool, answers, cluster_address
+from quantbench.cluster.ray_pool import RayPool, answers, cluster_address, introduction_from_text, reply_from_text
 from quantbench.errors import InputError, MeasurementError
 from quantbench.sweep.child import WorkerLostError
 

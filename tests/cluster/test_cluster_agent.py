@@ -11,8 +11,8 @@ import pytest
 from sweep_doubles import A100, STATE, FakeWorker, measured
 from sweep_doubles import Clock as FakeClock
 
-from quantbench.cluster import agent as module
-from quantbench.cluster.agent import DeviceAgent, introduction_from_text, reply_from_text
+from quantbench.cluster import ray_pool as module
+from quantbench.cluster.ray_pool import DeviceAgent, introduction_from_text, reply_from_text
 from quantbench.errors import MeasurementError
 from quantbench.sweep.child import WorkerLostError
 from quantbench.sweep.messages import Hello, Reply, Request, request_to_json, timing_to_json
@@ -53,9 +53,9 @@ def lost() -> Reply:
 
 
 def test_it_introduces_its_device(started: list[Worker]) -> None:
-    told = introduction_from_text(DeviceAgent().introduce())
-    assert told.label == f"CPU 0 on {socket.gethostname()}"
-    assert told.hello.device == A100
+    label, hello = introduction_from_text(DeviceAgent().introduce())
+    assert label == f"CPU 0 on {socket.gethostname()}"
+    assert hello.device == A100
     assert len(started) == 1
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from sweep_doubles import plan_of
 
-from quantbench.cluster.queue import PointQueue
+from quantbench.cluster.lane import PointQueue
 from quantbench.store.record import Failed, Record, Skipped
 from quantbench.sweep.plan import PlanPoint
 

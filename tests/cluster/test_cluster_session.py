@@ -11,8 +11,8 @@ import pytest
 from sweep_doubles import A100, STATE, measured
 
 from quantbench.cluster.cards import card_lines, compare_cards
-from quantbench.cluster.members import DeviceLostError
-from quantbench.cluster.session import ClusterOptions, ClusterSweep
+from quantbench.cluster.lane import DeviceLostError
+from quantbench.cluster.session import ClusterSweep
 from quantbench.errors import InputError, MeasurementError, StoreError
 from quantbench.store.folder import Run, RunWriter, read_run
 from quantbench.store.record import Failed, Measured
@@ -80,11 +80,9 @@ class Bench:
 
     def run(self, hosts: list[FakeHost], **options: object) -> list[Run]:
         sweep = ClusterSweep(
-            hosts,
-            ClusterOptions(lambda spec: self.options, self.results, **options),  # type: ignore[arg-type]
-            on_note=self.notes.append,
-            pause=lambda seconds: None,
-        )
+            hosts, lambda spec: self.options, self.results, **options,  # type: ignore[arg-type]
+            on_note=self.notes.append, pause=lambda seconds: None,
+        )  # fmt: skip
         return [read_run(lane.writer.folder) for lane in sweep.run()]
 
 
@@ -266,7 +264,7 @@ def test_ctrl_c_keeps_everything_and_resuming_measures_the_rest(bench: Bench) ->
         threading.Event().wait(0.02)
         return measured(100.0)
 
-    sweep = ClusterSweep(hosts_of(2, slowly), ClusterOptions(lambda spec: OPTIONS, bench.results), on_progress=stop)
+    sweep = ClusterSweep(hosts_of(2, slowly), lambda spec: OPTIONS, bench.results, on_progress=stop)
     with pytest.raises(KeyboardInterrupt):
         sweep.run()
     (lane,) = sweep.lanes.values()
@@ -304,7 +302,7 @@ def test_time_that_runs_out_ends_the_run_with_what_it_has(bench: Bench) -> None:
 
     bench.options = replace(OPTIONS, budget_s=12.0)
     sweep = ClusterSweep(
-        hosts_of(2, takes_a_second), ClusterOptions(lambda spec: bench.options, bench.results),
+        hosts_of(2, takes_a_second), lambda spec: bench.options, bench.results,
         clock=lambda: now[0], pause=lambda seconds: None,
     )  # fmt: skip
     (lane,) = sweep.run()

@@ -23,8 +23,7 @@ from quantbench.comm.isolation import (
     traffic_counters,
     traffic_warnings,
 )
-from quantbench.comm.points import DEFAULT_OPS, parse_sizes, points, reference_point
-from quantbench.comm.session import CommSession, figures
+from quantbench.comm.session import DEFAULT_OPS, CommSession, figures, parse_sizes, points, reference_point
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceState
 from quantbench.errors import InputError, MeasurementError

@@ -184,13 +184,12 @@ def test_the_computed_sawtooth_of_a_report_stays_inside_and_is_in_the_legend(tmp
     assert inside(figure) == []
 
 
-def test_one_legend_names_each_thing_once() -> None:
-    with canvas.canvas(1, 2, 6, 3) as (figure, panels):
+def test_one_legend_names_each_thing_once(tmp_path: Path, drawn: list[Any]) -> None:
+    with canvas.figure(tmp_path / "p.png", (6, 3), columns=2) as panels:
         for panel in panels.flat:
             panel.plot([1, 2], [3, 4], label="measured")
         panels[0][1].plot([1, 2], [3, 4], label="predicted")
-        canvas.legend_below(figure, list(panels.flat))
-        assert legend_words(figure) == ["measured", "predicted"]
+    assert legend_words(drawn[0]) == ["measured", "predicted"]
 
 
 def test_a_single_size_is_a_point_of_its_own(tmp_path: Path, drawn: list[Any]) -> None:

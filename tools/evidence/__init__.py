@@ -1,1 +1,1 @@
-"""Measures what is worth measuring on a GPU, in three resumable steps (`make evidence`), and writes its page."""
+"""Measures a GPU in three resumable steps (`make evidence`) and writes the evidence page."""

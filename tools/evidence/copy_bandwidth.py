@@ -1,4 +1,4 @@
-"""What a device copies in a second: the ceiling for kernels that read once and write once, such as softmax.
+"""Measures copy bandwidth: the limit for kernels that read once and write once, such as softmax.
 
 Run as `python -m tools.evidence.copy_bandwidth FILE.json`, in a process of its own.
 """
@@ -14,7 +14,7 @@ from quantbench.stats import median, relative_half_width
 from quantbench.timing import make_timer
 from quantbench.timing.options import TimingOptions
 
-#: bytes read, and as many written: many times any last-level cache
+#: bytes read, and as many written; many times the size of any last-level cache
 COPIED_BYTES = {"cuda": 2**31, "cpu": 2**27}
 
 

@@ -1,4 +1,4 @@
-"""What a point costs: our timer against a fixed number of runs and against a short graph, on the same random shapes.
+"""Compares the cost of a point: our timer, a fixed number of runs and a short graph, on the same random shapes.
 
 Run as `python -m tools.evidence.cost FILE.json`, in a process of its own.
 """
@@ -16,7 +16,7 @@ from tools.evidence.other_methods import METHODS
 from tools.evidence.side_by_side import measure_rows
 from tools.evidence.steps import random_shapes
 
-#: shapes that are compared, by kind of device
+#: number of shapes to compare, by kind of device
 COST_SHAPES = {"cuda": 50, "cpu": 6}
 _METHODS = ("mamf", "graph6", "loop")
 
@@ -29,7 +29,7 @@ def main() -> None:
     timers = {"quantbench": make_timer(spec, options)}
     methods = {name: method for name, method in METHODS[spec.kind].items() if name in _METHODS}
     dtype = device.default_dtype(spec)
-    # A seed of its own: these shapes are not among those that the model is tested on.
+    # Another seed than for the shapes that the model is tested on.
     shapes = random_shapes(spec.kind, seed=1)[: COST_SHAPES[spec.kind]]
     measure_rows(out, spec, [Gemm(m, n, k, dtype=dtype, layout="nt") for m, n, k in shapes], timers, methods)
 

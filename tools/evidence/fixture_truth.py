@@ -1,11 +1,11 @@
-"""The pytest fixture against `quantbench sweep` on the same products, medians side by side:
+"""Compares the pytest fixture with `quantbench sweep` on the same products:
 `python -m tools.evidence.fixture_truth FILE.json [PAGE.md]`.
 
 A FILE that exists is not measured again; PAGE gets the table between its marks.
 
-Both use one timer with the same options, in a process each; what differs is the process and the minute. Where a process
-happens to lie in memory and what else the machine does move short times by per cents. So they take turns, the one that
-goes first changing, until the ratio is known of every size or the turns are spent.
+Both use one timer with the same options, each in its own process. Short times differ by per cents from process to
+process and with the load of the machine. So the two take turns, each first in half of them, until the ratio of every
+size is known precisely enough or the turns are used up.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from quantbench.stats import median, median_interval
 from quantbench.store.folder import find_runs, read_run
 from quantbench.store.record import Measured
 
-#: half-width of the 95 % interval of a ratio at which it is known
+#: half-width of the 95 % interval at which a ratio is precise enough
 KNOWN = 0.02
-# Fewest (below six no interval is one of 95 %) and most turns: on shared cores a process' times lie per cents beside
-# the next one's.
+# Fewest turns (a 95 % interval needs six) and most turns: on shared cores, times differ by per cents between processes.
 TURNS = {"cuda": (6, 9), "cpu": (7, 90)}
 _SIZES = {"cuda": (256, 512, 1024, 2048, 3072, 4096, 8192), "cpu": (128, 256, 384, 512, 640, 768)}
 _MAX_TIME = {"cuda": "2s", "cpu": "500ms"}
@@ -42,8 +41,11 @@ def test_product(device_benchmark, n):
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Both ways in turn, in `folder`. By size: each turn's median of both, in µs, and the median of the turns' ratios,
-    fixture over sweep, with its 95 % interval."""
+    """Run both in turn, in `folder`.
+
+    Returns, by size: each turn's median of both, in µs, and the median of the ratios, fixture over sweep, with its
+    95 % interval.
+    """
     spec = device.current()
     dtype, sizes = device.default_dtype(spec), _SIZES[spec.kind]
     fewest, most = TURNS[spec.kind]
@@ -57,7 +59,7 @@ def measure(folder: Path) -> dict[str, Any]:
         once.mkdir()
         order = sorted(ways, reverse=turn % 2 == 1)
         times_us = {way: ways[way](once, dtype, spec.kind, left) for way in order}
-        # A product that one of them lost or refused has no ratio in this turn.
+        # A product that one of them did not measure has no ratio in this turn.
         for n in (n for n in left if all(n in times_us[way] for way in ways)):
             for way in ways:
                 found[n][way].append(times_us[way][n])

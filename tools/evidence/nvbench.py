@@ -16,7 +16,7 @@ from quantbench.stats import median
 from quantbench.workload import Gemm
 
 _NAME, _AXIS = "product", "Size"
-# Sampling time per state. Its default of 0.5 s would take most of the step for a figure that is steady long before.
+# Sampling time per state. The default of 0.5 s would take most of the step, and the median is steady long before.
 _MIN_TIME_S, _TIMEOUT_S = "0.1", "4"
 
 

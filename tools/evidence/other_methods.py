@@ -1,11 +1,11 @@
-"""How others time a kernel, for comparison with our timer on the same work. Each gives samples in microseconds.
+"""Other ways to time a kernel, to compare with our timer on the same work. Each returns samples in microseconds.
 
 - do_bench: `triton.testing.do_bench`, events around launches after clearing a cache buffer by writing it.
 - profiler: kernel times as CUPTI reports them through torch.profiler, after the flush that our timer uses.
-- mamf: mamf-finder's way (stas00/ml-engineering): 50 runs to warm up, then 100, the cache cleared by zeroing 256 MiB
+- mamf: as mamf-finder does (stas00/ml-engineering): 50 runs to warm up, then 100, the cache cleared by zeroing 256 MiB
   between two events each.
 - graph6: a CUDA graph of 6 runs, replayed once: the mean of each replay; nothing is flushed.
-- loop: on a processor, what one would write by hand: 30 runs, each between two readings of the clock.
+- loop: on a processor: 30 runs, each between two readings of the clock.
 """
 
 from __future__ import annotations

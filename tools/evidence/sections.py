@@ -1,4 +1,4 @@
-"""The sections of the evidence page, as text: timer, cost, kernels, predictions and rules. Pure."""
+"""The sections of the evidence page as Markdown: timer, cost, kernels, predictions and rules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quantbench.units import latency
 from quantbench.workload import Gemm, Softmax, Workload
 
 Table = dict[str, Any]
-# What one asks of a timer: above this time agreement counts in percent, below it in microseconds.
+# Agreement of timers is judged in percent above this time and in microseconds below it.
 _SHORT_US = 20.0
 _OURS = "quantbench"
 #: mamf-finder heats the card up before its first shape (stas00/ml-engineering, mamf-finder.py: `warmup` of 30 s)

@@ -23,8 +23,11 @@ Method = Callable[[Run, DeviceSpec], list[float]]
 
 
 def measure_row(gemm: Gemm, spec: DeviceSpec, timers: dict[str, Timer], methods: dict[str, Method]) -> dict[str, Any]:
-    """Medians of each method in microseconds, one per repeat; seconds spent in it, one per repeat; and the seconds that
-    making the inputs took, which every method needs."""
+    """Times one product with each method.
+
+    Returns medians of each method in microseconds and seconds spent in it, one per repeat, and the seconds for making
+    the inputs, which every method needs.
+    """
     start_s = time.perf_counter()
     provider = catalog.make("torch.mm")
     task = provider.prepare(gemm, spec)

@@ -1,4 +1,4 @@
-"""What each step measures: sweeps as a user would type them, most valuable first, with a share of the step's time.
+"""What each step measures: `quantbench sweep` commands, most valuable first, each with a share of the step's time.
 
 On a CPU the same steps run over small sizes, so that no GPU minute is spent on finding a mistake in them.
 """
@@ -145,13 +145,13 @@ def random_shapes(kind: str, seed: int = 0) -> list[tuple[int, int, int]]:
     return shapes
 
 
-# A sweep that is given less than this would measure its reference point and little else.
+# With less time than this a sweep measures little more than its reference point.
 _LEAST_BUDGET_S = 8.0
-# Tables that are no sweep, by step: name of the file and the module, and its share of the step's time.
+# Tables that are not sweeps, by step: name of the file and of the module, and its share of the step's time.
 TABLES: dict[int, dict[str, float]] = {1: {"timer-truth": 0.20, "copy-bandwidth": 0.02}, 2: {}, 3: {"cost": 0.20}}
 # Loading torch and making a context.
 _TABLE_START_S = 30.0
-# Loading torch, making a context, drawing the picture: what a sweep takes beside its budget.
+# Time of a sweep besides its budget: loading torch, making a context, drawing the picture.
 _SWEEP_OVERHEAD_S = {"cuda": 12.0, "cpu": 6.0}
 
 
@@ -178,7 +178,7 @@ def main(
         if table in state:
             continue
         out = folder / f"{table}.json"
-        # A table that was cut short keeps its rows, and goes on from there when the step is run again.
+        # A table that ran out of time keeps its rows and continues when the step is run again.
         if _run([f"tools.evidence.{table.replace('-', '_')}", str(out)], share * limit_s + _TABLE_START_S):
             state[table] = {"file": out.name}
             _keep(state_path, state)
@@ -233,8 +233,10 @@ def _sweep(sweep: PlannedSweep, kind: str, run: str | None, results: Path, budge
 
 
 def _run(module: list[str], limit_s: float) -> bool:
-    """Whether a table was finished. What is late is ended with all that it started, so that nothing of it is left on
-    the device while the next figure is taken."""
+    """Run a module. Returns whether it finished in time.
+
+    After the limit it is ended with all processes that it started, so that none uses the device during the next step.
+    """
     with subprocess.Popen([sys.executable, "-m", *module], start_new_session=True) as process:
         try:
             return process.wait(timeout=limit_s) == 0

@@ -1,4 +1,4 @@
-"""The same kernels by our timer and by everybody else's: one table of medians, and the spread of repeats.
+"""Times the same kernels with our timer and with other methods: one table of medians, and the spread of repeats.
 
 Run as `python -m tools.evidence.timer_truth FILE.json`, in a process of its own. The profiler comes after all
 others, for all kernels: it stays attached to the process, and launches are slower from then on.

@@ -1,4 +1,4 @@
-"""What the evidence shows, written from its files: `python -m tools.evidence.write`.
+"""Writes the evidence page from the measured files: `python -m tools.evidence.write`.
 
 Into `<device>/evidence`: README.md, the profile of all runs, and the report of the sweep over hidden. Nothing in the
 page is typed: every figure comes from a run, a table or a fit beside it, and what was not measured is said to be
@@ -25,7 +25,7 @@ from quantbench.units import duration
 from tools.evidence.sections import cost_section, kernel_section, prediction_section, rule_section, timer_section
 from tools.evidence.steps import RANDOM_SWEEP, STEPS, TABLES
 
-#: the sweep whose report stands beside the page
+#: the sweep whose report is written beside the page
 REPORTED = "hidden"
 _MISSING = "Not measured yet: `make evidence STEPS={step}`."
 

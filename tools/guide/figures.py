@@ -1,6 +1,6 @@
 """The figures of docs/choosing-shapes.md. Each function draws the results of all GPUs, by name, into one PNG.
 
-Called by `tools.guide.__main__`. caption: see `quantbench.report.canvas.heading`.
+Called by `tools.guide.__main__`. caption: see `quantbench.report.canvas.figure`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quantbench.analysis.sawtooth import Sawtooth
-from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, canvas, heading, legend_below, save
+from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, figure
 from tools.guide.products import Edges, Price, TileFit
 from tools.guide.shapes import Width
 
@@ -26,7 +26,8 @@ def draw_staircases(
 
     curves: (m, TFLOP/s) by GPU.
     """
-    with canvas(2, 2, _WIDE_IN, 5.6, sharex=True) as (figure, panels):
+    title = "rate over m, n = k = 4096"
+    with figure(path, (_WIDE_IN, 5.6), 2, 2, title=title, caption=caption, sharex=True) as panels:
         for panel, (name, points) in zip(panels.flat, curves.items(), strict=True):
             tooth = teeth[name]
             if tooth is not None:
@@ -46,14 +47,12 @@ def draw_staircases(
             panel.set_ylabel("TFLOP/s")
         for panel in panels[-1]:
             panel.set_xlabel("m (tokens)")
-        legend_below(figure, list(panels.flat))
-        heading(figure, "rate over m, n = k = 4096", caption)
-        save(figure, path)
 
 
 def draw_steps(edges: Mapping[str, Edges], sizes: Sequence[int], path: Path, caption: str) -> None:
     """Cost of one more row at each edge: median and the range from 10 to 90 % of the shapes."""
-    with canvas(1, 1, _WIDE_IN, 4.0) as (figure, panels):
+    title = "what one row more costs"
+    with figure(path, (_WIDE_IN, 4.0), title=title, caption=caption, legend=False) as panels:
         panel = panels[0][0]
         for i, (name, found) in enumerate(edges.items()):
             chosen = [found.step(m) for m in sizes]
@@ -67,13 +66,12 @@ def draw_steps(edges: Mapping[str, Edges], sizes: Sequence[int], path: Path, cap
         panel.set_ylabel("more time for one row more, %")
         panel.grid(visible=False, axis="x")
         panel.legend(fontsize=9, ncols=4)
-        heading(figure, "what one row more costs", caption)
-        save(figure, path)
 
 
 def draw_waves(fits: Mapping[str, TileFit], path: Path, caption: str) -> None:
     """Cost of one more row with and without a new wave: median and quartiles."""
-    with canvas(1, 1, 6.4, 3.4) as (figure, panels):
+    title = "what one row more costs, with and without one wave more"
+    with figure(path, (6.4, 3.4), title=title, caption=caption, legend=False) as panels:
         panel = panels[0][0]
         for i, (name, fit) in enumerate(fits.items()):
             for shift, middle, quartiles, mark in (
@@ -90,14 +88,15 @@ def draw_waves(fits: Mapping[str, TileFit], path: Path, caption: str) -> None:
         panel.set_ylabel("more time for one row more, %")
         panel.grid(visible=False, axis="x")
         panel.legend(fontsize=9)
-        heading(figure, "what one row more costs, with and without one wave more", caption)
-        save(figure, path)
 
 
 def draw_widths(found: Mapping[str, Sequence[Width]], path: Path, caption: str) -> None:
     """Speed of heads of other widths over that of heads of 128, by sequence length; a panel per width."""
     head_dims = sorted({width.head_dim for widths in found.values() for width in widths})
-    with canvas(1, len(head_dims), _WIDE_IN, 3.5, sharey=True) as (figure, panels):
+    title = "speed of heads by their width"
+    with figure(
+        path, (_WIDE_IN, 3.5), 1, len(head_dims), title=title, caption=caption, legend=False, sharey=True
+    ) as panels:
         for panel, head_dim in zip(panels[0], head_dims, strict=True):
             for i, (name, widths) in enumerate(found.items()):
                 own = [w for w in widths if w.head_dim == head_dim]
@@ -117,13 +116,12 @@ def draw_widths(found: Mapping[str, Sequence[Width]], path: Path, caption: str) 
         panels[0][0].set_ylabel("speed against heads of 128")
         panels[0][0].set_ylim(bottom=0)
         panels[0][-1].legend(fontsize=9)
-        heading(figure, "speed of heads by their width", caption)
-        save(figure, path)
 
 
 def draw_head_counts(found: Mapping[str, Mapping[int, float]], path: Path, caption: str) -> None:
     """Share of each GPU's best rate over the number of heads."""
-    with canvas(1, 1, 6.4, 3.5) as (figure, panels):
+    title = "rate over the number of heads"
+    with figure(path, (6.4, 3.5), title=title, caption=caption, legend=False) as panels:
         panel = panels[0][0]
         for name, rates in found.items():
             best = max(rates.values())
@@ -135,13 +133,14 @@ def draw_head_counts(found: Mapping[str, Mapping[int, float]], path: Path, capti
         panel.set_xlabel("heads on one GPU × samples")
         panel.set_ylabel("of the best rate, %")
         panel.legend(fontsize=9)
-        heading(figure, "rate over the number of heads", caption)
-        save(figure, path)
 
 
 def draw_prices(found: Mapping[str, Sequence[Price]], tokens: Sequence[int], path: Path, caption: str) -> None:
     """GPU time lost by splitting over tp; a panel per GPU and split dimension, a line per number of tokens."""
-    with canvas(2, len(found), _WIDE_IN, 4.8, sharex=True, sharey=True) as (figure, panels):
+    title = "GPU time lost by splitting over tp"
+    with figure(
+        path, (_WIDE_IN, 4.8), 2, len(found), title=title, caption=caption, legend=False, sharex=True, sharey=True
+    ) as panels:
         for line, (column, what) in enumerate(((True, "n split (qkv, up)"), (False, "k split (proj, down)"))):
             for panel, (name, prices) in zip(panels[line], found.items(), strict=True):
                 _draw_price_panel(panel, [p for p in prices if p.column == column], tokens)
@@ -151,8 +150,6 @@ def draw_prices(found: Mapping[str, Sequence[Price]], tokens: Sequence[int], pat
         for panel in panels[-1]:
             panel.set_xlabel("tp")
         panels[0][0].legend(fontsize=7.5, title="tokens", title_fontsize=7.5)
-        heading(figure, "GPU time lost by splitting over tp", caption)
-        save(figure, path)
 
 
 def _draw_price_panel(panel: Any, prices: Sequence[Price], tokens: Sequence[int]) -> None:
@@ -172,7 +169,10 @@ def _draw_price_panel(panel: Any, prices: Sequence[Price], tokens: Sequence[int]
 
 def draw_hidden_sizes(found: Mapping[int, Mapping[int, float]], divisor: int, path: Path, caption: str) -> None:
     """Share of block slots in use over hidden sizes, by MBS; multiples of `divisor` are marked."""
-    with canvas(len(found), 1, _WIDE_IN, 1.1 + 1.9 * len(found), sharex=True) as (figure, panels):
+    title = "share of block slots in use"
+    with figure(
+        path, (_WIDE_IN, 1.1 + 1.9 * len(found)), len(found), title=title, caption=caption, legend=False, sharex=True
+    ) as panels:
         for (panel,), (mbs, shares) in zip(panels, found.items(), strict=True):
             panel.plot(list(shares), [100 * s for s in shares.values()], color="0.6", linewidth=0.7, zorder=1)
             divided = {hidden: share for hidden, share in shares.items() if hidden % divisor == 0}
@@ -184,5 +184,3 @@ def draw_hidden_sizes(found: Mapping[int, Mapping[int, float]], divisor: int, pa
             panel.set_ylabel("slots in use, %")
         panels[0][0].legend(fontsize=9, loc="lower right")
         panels[-1][0].set_xlabel("hidden")
-        heading(figure, "share of block slots in use", caption)
-        save(figure, path)

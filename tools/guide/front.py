@@ -25,7 +25,7 @@ from quantbench.analysis.summary import Point, points_of
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import QuantbenchError, StoreError
 from quantbench.quantization import cdiv
-from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, canvas, heading, legend_below, save
+from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, figure
 from quantbench.report.source import picture_caption
 from quantbench.report.sweep_result import draw_run
 from quantbench.store.folder import read_run
@@ -137,7 +137,9 @@ def draw_staircase(found: Staircase, path: Path) -> None:
     teeth_us = [m * flops_per_row / rate / 1e6 for m, rate in zip(found.teeth.sizes, found.teeth.tflops, strict=True)]
     tile, sms = found.tile, found.spec.sm_count
     computed = f"computed: {tile.block_m}x{tile.block_n} tiles in waves of {tile.resident_blocks}, on {sms} SMs"
-    with canvas(2, 1, 8.2, 6.2, sharex=True) as (figure, panels):
+    title = f"m × {_K} times {_K} × {_N} over m"
+    caption = picture_caption(found.info, found.curve.points)
+    with figure(path, (8.2, 6.2), 2, title=title, caption=caption, sharex=True) as panels:
         for panel, measured, teeth, unit in (
             (panels[0][0], [p.latency_us for p in found.curve.points], teeth_us, "time, µs"),
             (panels[1][0], [p.tflops for p in found.curve.points], found.teeth.tflops, "TFLOP/s"),
@@ -162,9 +164,6 @@ def draw_staircase(found: Staircase, path: Path) -> None:
             textcoords="offset points", fontsize=9, color=CLIFF_COLOUR, fontweight="bold",
         )  # fmt: skip
         panels[1][0].set_xlabel("m (rows of the product; tokens of a layer)")
-        legend_below(figure, [panels[0][0]])
-        heading(figure, f"m × {_K} times {_K} × {_N} over m", picture_caption(found.info, found.curve.points))
-        save(figure, path)
 
 
 def advise_text(command: Sequence[str] = ADVISE) -> str:
