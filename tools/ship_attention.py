@@ -17,8 +17,8 @@ from quantbench.device import lookup
 from quantbench.latency import attention_fitting, shipped
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.scoring import coverage, summarize
-from quantbench.latency.tables import SHIPPED_GPUS
 from tools.accuracy.attention import AttentionTable, held_out, read_attention
+from tools.accuracy.tables import SHIPPED_GPUS
 
 #: rows of the shipped fits: more make the files larger and predictions slower, for little
 TRAIN_ROWS = 800

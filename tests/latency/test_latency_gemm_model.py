@@ -20,10 +20,11 @@ from quantbench.latency.gemm.model import GemmEstimates, GemmModel, shipped_mode
 from quantbench.latency.gemm.training import Effort, choose, shipped_pool
 from quantbench.latency.gemm.trees import Growth
 from quantbench.latency.scoring import coverage, summarize
-from quantbench.latency.tables import SHIPPED_GPUS, GemmTable, TableProvenance, system_of
+from quantbench.latency.tables import GemmTable
 from quantbench.launch import Launch, Tile
 from quantbench.quantization import quantize
 from quantbench.workload import Gemm
+from tools.accuracy.tables import SHIPPED_GPUS
 
 A100 = "a100-sxm4-80gb"
 QUICK = Effort(members=2, rows_first=150, rows_other=100, growth=Growth(trees=10))
@@ -259,8 +260,7 @@ def test_shipped_models_state_where_they_come_from_and_are_sane(slug: str) -> No
 
 def table_of(gpu: str, rows: tuple[np.ndarray, ...]) -> GemmTable:
     m, n, k = (x.astype(np.int64) for x in rows[:3])
-    source = TableProvenance("t", "", "", system_of(gpu), "", "", "", (), 0, 0)
-    return GemmTable(m, n, k, rows[3], "bf16", source)
+    return GemmTable(m, n, k, rows[3], "bf16", gpu)
 
 
 def test_a_siblings_table_helps_where_it_was_measured() -> None:

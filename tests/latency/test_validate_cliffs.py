@@ -1,10 +1,12 @@
 """What forecasts of cliffs are judged by, and how the numbers behind them are found, on rises whose truth is known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from quantbench.latency.gemm.cliffs import Calibration
-from quantbench.latency.scoring import LEVELS, cliff_levels, mean_levels
+from quantbench.latency.scoring import LEVELS, ErrorSummary, Line, cliff_levels, over_seeds
 from tools.accuracy.cliff_calibration import Rises, calibrate
 from tools.accuracy.page import levels_table
 
@@ -27,11 +29,13 @@ def test_where_nothing_is_likely_nothing_can_be_true() -> None:
     nothing = cliff_levels(np.full(4, 0.01), MEASURED_US, PAIRS)
     assert set(nothing.true) == {None}
     all_of_it = cliff_levels(np.full(4, 0.99), MEASURED_US, PAIRS)
-    both = mean_levels([nothing, all_of_it])
+    bare = Line("gpu", "sites", "ours", 200, 1, ErrorSummary(1, 1.0, 1.0, 1.0))
+    both = over_seeds([replace(bare, cliff_levels=levels) for levels in (nothing, all_of_it)]).cliff_levels
+    assert both is not None
     assert both.found[0] == 0.5  # of none and of all
     assert both.true[0] == 0.5  # of the one that forecast any
     assert both.pairs == 8
-    assert mean_levels([nothing]).true == nothing.true
+    assert over_seeds([replace(bare, cliff_levels=nothing)]).cliff_levels == nothing
 
 
 def test_the_table_has_a_row_for_each_gpu() -> None:

@@ -44,7 +44,7 @@ from quantbench.latency.gemm.training import (
     widen,
 )
 from quantbench.latency.gemm.trees import Growth, Member
-from quantbench.latency.tables import GemmTable, slug_of
+from quantbench.latency.tables import GemmTable
 from quantbench.launch import Launch
 from quantbench.workload.dtypes import GEMM_DTYPES
 
@@ -424,8 +424,7 @@ def _sibling(sibling: GemmTable | GemmModel, dtype: str, seed: int) -> tuple[Ref
     """The sibling's residuals, and a prior around its parameters."""
     if isinstance(sibling, GemmModel):
         return Reference(sibling.ensemble), near([sibling.known()], same_gpu=False)
-    system = sibling.provenance.system
-    spec = lookup(slug_of(system) or system)
+    spec = lookup(sibling.gpu)
     rows = np.random.default_rng(seed).permutation(len(sibling))[:_SIBLING_ROWS]
     m, n, k = (x.astype(np.float64) for x in (sibling.m, sibling.n, sibling.k))
     model = GemmModel.fit(
