@@ -1,8 +1,8 @@
-"""What an op takes: the one protocol that latency models and profiles answer, and the rules that hold for all of them.
+"""The time of an op: the one protocol that latency models and profiles answer, and the rules that hold for all of them.
 
-`OpTimes` is implemented by `latency.model_times.ModelTimes`, by `profile.Profile` and by `RooflineTimes`. The planner,
-advice and the forecast of `predict` ask it. The sources know neither Megatron's fallback for softmax nor batched
-products of unaligned rows: `as_run` adds both. `total` sums ops whose errors are correlated.
+`OpTimes` is implemented by `latency.model_times.ModelTimes`, by `profile.Profile` and by `RooflineTimes`. `plan`,
+`advise` and `predict` ask it. The sources know neither Megatron's fallback for softmax nor batched products of
+unaligned rows: `as_run` adds both, and `RememberedTimes` applies it. `total` sums ops whose errors are correlated.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from quantbench.workload import Gemm, Op, Softmax
 from quantbench.workload.dtypes import element_bytes
 from quantbench.workload.transformer import Compute
 
-#: How much of the errors of two ops is common: 0 would let errors cancel as if each were drawn anew, 1 is every op off
-#: by its whole interval at once. With 0.5 the interval of sums of four products covers 89 to 99 % of them on the five
+#: Correlation of the errors of two ops: with 0 errors cancel as if each were drawn anew, with 1 every op is off by its
+#: whole interval at once. With 0.5 the interval of sums of four products covers 89 to 99 % of them on the five
 #: public tables (rows that the shipped models were not fitted on).
 CORRELATION = 0.5
 #: the same for a device on which nothing was measured: one error affects all of its ops
@@ -257,9 +257,10 @@ class ShapeEstimate:
         """What to know of the models behind it, each once."""
         return tuple(dict.fromkeys(o.estimate.note for o in self.ops if o.estimate.note))
 
-    def share(self, op: OpEstimate) -> float:
-        """The part of the whole time that an op takes."""
-        return op.total_us / self.latency_us
+
+def correlation_of(times: OpTimes) -> float:
+    """The correlation of the errors of a sum of ops that `times` estimated."""
+    return UNMEASURED_CORRELATION if times.common_error else CORRELATION
 
 
 def total(ops: Sequence[OpEstimate], correlation: float = CORRELATION) -> ShapeEstimate:
