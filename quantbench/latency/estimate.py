@@ -74,6 +74,18 @@ class Estimates:
         return (self[row] for row in range(len(self)))
 
 
+@dataclass(frozen=True)
+class IntervalCalibration:
+    """Half-width of a 90 % interval in log time: factor · √(variance + floor²), with the model's own variance."""
+
+    factor: float
+    floor: float
+
+    def half_width(self, variance: FloatArray) -> FloatArray:
+        """(n,) log time, for the variance of the prediction, (n,)."""
+        return np.asarray(self.factor * np.sqrt(variance + self.floor**2))
+
+
 def bounded(
     latency_us: FloatArray, half_below: FloatArray, half_above: FloatArray, fastest_us: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:

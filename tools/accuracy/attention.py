@@ -66,16 +66,10 @@ def read_attention(device: str, *, dtype: str = "bf16", root: Path | None = None
     return AttentionTable(AttentionShapes.of(works), np.array(times), np.array(writes), sources)
 
 
-def sites_of(shapes: AttentionShapes) -> IntArray:
-    """A number for each row, the same for rows that share heads, kv_heads, head_dim and mask."""
-    what = np.stack([shapes.heads, shapes.kv_heads, shapes.head_dim, shapes.causal])
-    return np.asarray(np.unique(what, axis=1, return_inverse=True)[1].ravel())
-
-
 def held_out(shapes: AttentionShapes, train: int, seed: int) -> tuple[IntArray, IntArray]:
     """(train, test) rows: half of the sites are the test, the same half for every seed; `train` rows come from the
     other half, chosen by the seed."""
-    site = sites_of(shapes)
+    site = shapes.sites
     order = np.random.default_rng(_SITE_SEED).permutation(site.max() + 1)
     is_test = np.isin(site, order[: len(order) // 2])
     pool = np.random.default_rng(seed).permutation(np.flatnonzero(~is_test))
