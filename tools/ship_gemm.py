@@ -15,14 +15,12 @@ import numpy as np
 
 from quantbench.device.registry import lookup
 from quantbench.latency.families import family
-from quantbench.latency.gemm.cost_model import Machine
+from quantbench.latency.gemm.cost_model import Machine, Menu
 from quantbench.latency.gemm.distilled import distil
 from quantbench.latency.gemm.ensemble import Ensemble
-from quantbench.latency.gemm.fitting import Measured, fit_parameters
-from quantbench.latency.gemm.menu import Menu
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.gemm.training import Effort, Known, choose, pool_to_json, pooled, shipped_pool
-from quantbench.latency.gemm.trees import Growth, Member
+from quantbench.latency.gemm.training import Effort, Known, choose, fit_parameters, pool_to_json, pooled, shipped_pool
+from quantbench.latency.gemm.trees import Growth, Measured, Member
 from quantbench.latency.scoring import coverage, random_split, summarize
 from tools.accuracy.tables import SHIPPED_GPUS, PackagedTable, read_packaged
 

@@ -16,7 +16,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.estimate import Estimate
-from quantbench.latency.gemm.menu import Menu
+from quantbench.latency.gemm.cost_model import resident_blocks
 from quantbench.latency.gemm.model import LARGEST_SIDE, GemmModel, shipped_model
 from quantbench.latency.op_times import UNMEASURED_COMMON, OpTimes, RememberedTimes
 from quantbench.latency.roofline import peak_share
@@ -173,9 +173,7 @@ def predict_within_reach(model: GemmModel, gemms: Sequence[Gemm]) -> list[Estima
     ]  # fmt: skip
 
 
-@cache
-def _blocks_per_sm(block_m: int, block_n: int) -> int:
-    return int(Menu.of(((block_m, block_n),)).blocks_per_sm[0])
+_resident_blocks = cache(resident_blocks)
 
 
 def _with_waves(found: Estimate, gemm: Gemm, device: DeviceSpec, *, in_waves: bool) -> Estimate:
@@ -189,7 +187,7 @@ def _with_waves(found: Estimate, gemm: Gemm, device: DeviceSpec, *, in_waves: bo
         return replace(found, waves=None)
     if not in_waves:
         return replace(found, launch=replace(launch, blocks_per_sm=None), waves=None)
-    held = _blocks_per_sm(launch.tile.block_m, launch.tile.block_n)
+    held = int(_resident_blocks(launch.tile.block_m, launch.tile.block_n))
     share = peak_share(gemm, found.latency_us, device)
     quantized = credible_waves(gemm, launch.tile, device.sm_count, held, share)
     waves = None if quantized is None else quantized.num_waves

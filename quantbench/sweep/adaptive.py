@@ -50,7 +50,7 @@ class LeastSure:
         """The next round, in the order to measure it; nothing once enough points were tried."""
         import numpy as np
 
-        from quantbench.latency.active import next_points
+        from quantbench.latency.gemm.cliffs import next_points
         from quantbench.latency.gemm.model import GemmModel
 
         tried = {r.key for r in records if r.role == "point"}

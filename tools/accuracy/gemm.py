@@ -13,7 +13,6 @@ import numpy as np
 
 from quantbench.device import lookup
 from quantbench.errors import InputError
-from quantbench.latency.active import next_points
 from quantbench.latency.contests import (
     OUR_WEIGHT,
     Answer,
@@ -27,6 +26,7 @@ from quantbench.latency.contests import (
     ours,
     usual,
 )
+from quantbench.latency.gemm.cliffs import next_points
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.scoring import Split
 from quantbench.latency.tables import DEFAULT_TABLES, SYSTEMS, system_of

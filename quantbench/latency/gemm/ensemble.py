@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.latency.gemm.cost_model import LEAST_K, ROUNDING, Machine, Parts, Shapes, keep_freed_memory
-from quantbench.latency.gemm.fitting import Measured
-from quantbench.latency.gemm.menu import Menu
-from quantbench.latency.gemm.trees import Member, named_view, watched_columns
+from quantbench.latency.gemm.cost_model import (
+    LEAST_K,
+    ROUNDING,
+    FloatArray,
+    IndexArray,
+    Machine,
+    Menu,
+    Parts,
+    Shapes,
+    keep_freed_memory,
+)
+from quantbench.latency.gemm.trees import Measured, Member, chunks, watched_columns
 
-FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-IndexArray = npt.NDArray[np.intp]
-
-# Rows at a time: enough that numpy's calls weigh little, few enough that their arrays stay near the core.
-CHUNK = 1024
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,29 @@ class _Seen:
         return np.asarray(log_us[place.ravel()])
 
 
+def hold_rising(
+    log_us: FloatArray,
+    k: FloatArray,
+    at_most: Callable[[IndexArray, FloatArray], FloatArray],
+    ask: Callable[[IndexArray, FloatArray], FloatArray],
+) -> FloatArray:
+    """The largest of each row's log_us and those at k / 2, k / 4, … as long as they are whole, (rows,): so doubling k
+    is never faster.
+
+    The cost model alone rises with k; only the trees may not. So halving stops as soon as a bound stays below what was
+    found. at_most, ask: (row indices, halved k) to a bound on log µs, and to log µs.
+    """
+    best = log_us.copy()
+    rows, half = np.flatnonzero((k > LEAST_K) & (k % 2 == 0)), k / 2
+    while len(rows):
+        rows = rows[at_most(rows, half[rows]) + ROUNDING > best[rows]]
+        if len(rows):
+            best[rows] = np.maximum(best[rows], ask(rows, half[rows]))
+        rows = rows[(half[rows] > LEAST_K) & (half[rows] % 2 == 0)]
+        half = half / 2
+    return best
+
+
 @dataclass(frozen=True)
 class Answer:
     """log_us, variance: (rows,) the prediction, and the variance between members and between trees, log time.
@@ -110,25 +137,17 @@ class Ensemble:
         return float(np.mean([member.most for member in self.members]))
 
     def monotone(self, m: FloatArray, n: FloatArray, k: FloatArray) -> Answer:
-        """The prediction at (m, n, k), but not below that at k / 2, k / 4, … as long as they are whole.
-        So doubling k is never faster.
-
-        The cost model alone rises with k; only the trees may not. So halving stops as soon as the cost model plus the
-        trees' largest correction stays below what was found.
-        """
+        """The prediction at (m, n, k), (rows,) each, held so that doubling k is never faster (`hold_rising`)."""
         answer = self.raw(m, n, k)
-        best = answer.log_us.copy()
         if self.most == 0.0:
             return answer
         seen = _Seen(shape_keys(m, n, k), answer.log_us)
-        rows, half = np.flatnonzero((k > LEAST_K) & (k % 2 == 0)), k / 2
-        while len(rows):
-            bound = self._at_most(answer.kernels[:, rows], m[rows], n[rows], half[rows])
-            rows = rows[bound + self.most + ROUNDING > best[rows]]
-            if len(rows):
-                best[rows] = np.maximum(best[rows], seen.or_ask(self, m[rows], n[rows], half[rows]))
-            rows = rows[(half[rows] > LEAST_K) & (half[rows] % 2 == 0)]
-            half = half / 2
+        best = hold_rising(
+            answer.log_us,
+            k,
+            lambda rows, half: self._at_most(answer.kernels[:, rows], m[rows], n[rows], half) + self.most,
+            lambda rows, half: seen.or_ask(self, m[rows], n[rows], half),
+        )
         return replace(answer, log_us=best)
 
     def _at_most(self, kernels: IndexArray, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
@@ -144,8 +163,7 @@ class Ensemble:
         keep_freed_memory()
         log_us, variance = np.empty(len(m)), np.empty(len(m))
         kernels = np.empty((len(self.members), len(m)), dtype=np.intp)
-        for start in range(0, len(m), CHUNK):
-            part = slice(start, start + CHUNK)
+        for part in chunks(len(m)):
             log_us[part], variance[part], kernels[:, part] = self._raw(m[part], n[part], k[part])
         return Answer(log_us, variance, kernels)
 
@@ -163,7 +181,7 @@ class Ensemble:
             kernels.append(parts.log_time.argmin(axis=0))
             correction = np.zeros(len(m))
             if member.forest is not None:
-                x = member.features(self.menu, shapes, physics, parts, member.weights(parts), watched, reference)
+                x = member.features(self.menu, shapes, physics, parts, watched, reference)
                 correction, spread = member.correction(x, reference)
                 within.append(spread)
             log_us.append(physics + correction)
@@ -180,13 +198,12 @@ class Ensemble:
     def named(self, m: FloatArray, n: FloatArray, k: FloatArray, kernel: IndexArray) -> FloatArray:
         """Log µs of shapes, (rows,), of which the kernel that runs is known: its index in the menu."""
         log_us = np.empty(len(m))
-        for start in range(0, len(m), CHUNK):
-            part = slice(start, start + CHUNK)
+        for part in chunks(len(m)):
             rows = Measured(m[part], n[part], k[part], np.zeros(len(m[part])), kernel[part])
             known = None if self.reference is None else self.reference.at(rows.m, rows.n, rows.k)
             found, within = [], []
             for member in self.members:
-                own, x = named_view(member, self.machine, self.menu, rows, known)
+                own, x = member.named(self.machine, self.menu, rows, known)
                 correction, spread = member.correction(x, known)
                 found.append(own + correction)
                 within.append(spread)
@@ -196,17 +213,13 @@ class Ensemble:
     def rise(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(mean, standard deviation), (rows,) each, of the log time gained from m to m + 1, over all the trees of all
         the members: what they get wrong at both ends alike, and that is most of it, cancels out."""
-        found = [
-            self._rise(m[start : start + CHUNK], n[start : start + CHUNK], k[start : start + CHUNK])
-            for start in range(0, len(m), CHUNK)
+        both = [
+            self._by_tree(m[part] + 1.0, n[part], np.maximum(k[part], LEAST_K))
+            - self._by_tree(m[part], n[part], np.maximum(k[part], LEAST_K))
+            for part in chunks(len(m))
         ]
-        both = np.concatenate(found, axis=1) if found else np.zeros((1, 0))
-        return both.mean(axis=0), both.std(axis=0)
-
-    def _rise(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
-        """By tree, (members · trees, rows)."""
-        low, high = (self._by_tree(rows, n, np.maximum(k, LEAST_K)) for rows in (m, m + 1.0))
-        return high - low
+        by_tree = np.concatenate(both, axis=1) if both else np.zeros((1, 0))
+        return by_tree.mean(axis=0), by_tree.std(axis=0)
 
     def _by_tree(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
         """Log µs by tree, (members · trees, rows)."""
@@ -216,14 +229,14 @@ class Ensemble:
         said = []
         for member in self.members:
             physics, parts = member.physics(shapes)
-            x = member.features(self.menu, shapes, physics, parts, member.weights(parts), watched, reference)
+            x = member.features(self.menu, shapes, physics, parts, watched, reference)
             said.append(physics + member.by_tree(x, reference))
         return np.concatenate(said)
 
     def physics(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
         """The cost model alone, the members' mean, (rows,), log µs."""
-        parts = [slice(start, start + CHUNK) for start in range(0, len(m), CHUNK)]
-        return np.concatenate([self._physics(m[part], n[part], k[part]) for part in parts]) if parts else np.zeros(0)
+        found = [self._physics(m[part], n[part], k[part]) for part in chunks(len(m))]
+        return np.concatenate(found) if found else np.zeros(0)
 
     def _physics(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
         shapes = Shapes(self.machine, self.menu, m, n, k)

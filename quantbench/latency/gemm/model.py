@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,20 +22,18 @@ from quantbench.device.registry import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, QuantbenchError, StoreError, UnsupportedError, require_choice
 from quantbench.files import read_text, reason
+from quantbench.latency.estimate import Estimate, IntervalCalibration
 from quantbench.latency.families import family
 from quantbench.latency.gemm import files
-from quantbench.latency.gemm.cost_model import Machine, runs_in_waves
+from quantbench.latency.gemm.cost_model import FloatArray, IndexArray, Machine, Menu, runs_in_waves
 from quantbench.latency.gemm.distilled import FastGemm, distil
-from quantbench.latency.gemm.ensemble import CHUNK, Ensemble, Reference, shape_keys
-from quantbench.latency.gemm.files import fast_from_json, fast_to_json, require_sound
-from quantbench.latency.gemm.fitting import Measured, Prior
-from quantbench.latency.gemm.menu import Menu
+from quantbench.latency.gemm.ensemble import Ensemble, Reference, shape_keys
 from quantbench.latency.gemm.training import (
     FEWEST_FOR_TREES,
     FEWEST_ROWS,
     Effort,
-    Interval,
     Known,
+    Prior,
     choose,
     menu_for,
     near,
@@ -43,14 +42,11 @@ from quantbench.latency.gemm.training import (
     train,
     widen,
 )
-from quantbench.latency.gemm.trees import Growth, Member
+from quantbench.latency.gemm.trees import Growth, Measured, Member, chunks
 from quantbench.latency.tables import GemmTable
-from quantbench.launch import Launch
+from quantbench.launch import Launch, Tile
+from quantbench.workload import Gemm
 from quantbench.workload.dtypes import GEMM_DTYPES
-
-if TYPE_CHECKING:
-    from quantbench.latency.estimate import Estimate
-    from quantbench.workload import Gemm
 
 
 @dataclass(frozen=True)
@@ -86,8 +82,6 @@ class GemmEstimates:
         arrays: dict[str, Any] = {k: v.reshape(shape) for k, v in vars(self).items() if isinstance(v, np.ndarray)}
         return GemmEstimates(**{**vars(self), **arrays})
 
-
-FloatArray = npt.NDArray[np.float64]
 
 #: m (times the batch), n and k go up to this
 LARGEST_SIDE = 2**21 - 1
@@ -132,7 +126,7 @@ def measured_times(latency_us: npt.ArrayLike, rows: int) -> FloatArray:
     return times
 
 
-def kernels_of(menu: Menu, launches: Sequence[Launch | None] | None, rows: int) -> npt.NDArray[np.intp]:
+def kernels_of(menu: Menu, launches: Sequence[Launch | None] | None, rows: int) -> IndexArray:
     """Index in the menu of each recorded kernel, -1 where none is known."""
     kernel = np.full(rows, -1, dtype=np.intp)
     if launches is None:
@@ -144,8 +138,6 @@ def kernels_of(menu: Menu, launches: Sequence[Launch | None] | None, rows: int) 
             kernel[i] = menu.nearest(launch.tile.block_m, launch.tile.block_n, launch.tile.split_k)
     return kernel
 
-
-IndexArray = npt.NDArray[np.intp]
 
 _SIBLING_EFFORT = Effort(members=1, rows_first=600, growth=Growth(trees=20, leaf=3))
 _SIBLING_ROWS = 6000
@@ -165,7 +157,7 @@ class GemmModel:
     device: DeviceSpec
     dtype: str
     ensemble: Ensemble
-    interval: Interval
+    interval: IntervalCalibration
     rows: int
     prior_source: str
     note: str = ""
@@ -269,14 +261,14 @@ class GemmModel:
         latency_us = np.maximum(np.exp(log_us), peak_us)
         factor = np.exp(self.interval.half_width(answer.variance))
         waves, bound = self._beliefs(sizes, kernel)
-        menu = self.ensemble.menu
+        menu = self.ensemble.menu.each
         return GemmEstimates(
             latency_us=latency_us,
             low_us=np.maximum(latency_us / factor, peak_us),
             high_us=latency_us * factor,
-            block_m=menu.block_m[kernel].astype(np.int64),
-            block_n=menu.block_n[kernel].astype(np.int64),
-            split_k=menu.split_k[kernel].astype(np.int64),
+            block_m=menu.block_m[kernel, 0].astype(np.int64),
+            block_n=menu.block_n[kernel, 0].astype(np.int64),
+            split_k=menu.split_k[kernel, 0].astype(np.int64),
             num_waves=waves,
             bound=bound,
             note=self.note,
@@ -293,9 +285,6 @@ class GemmModel:
 
     def predict_gemms(self, gemms: Sequence[Gemm]) -> list[Estimate]:
         """Estimates of workloads of the model's dtype, in order; a batch counts as batch times the rows."""
-        from quantbench.latency.estimate import Estimate
-        from quantbench.launch import Tile
-
         for gemm in gemms:
             if gemm.dtype != self.dtype:
                 raise InputError("predict_gemms", f"{gemm}", f"products of {self.dtype}, which the model was fitted to")
@@ -313,8 +302,7 @@ class GemmModel:
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.str_]]:
         """Waves and bound of each row, as the first member sees them for the kernel of each row."""
         waves, bound = np.zeros(len(kernel), dtype=np.int64), np.empty(len(kernel), dtype="<U7")
-        for start in range(0, len(kernel), CHUNK):
-            part = slice(start, start + CHUNK)
+        for part in chunks(len(kernel)):
             shapes, parts = self.ensemble.view(kernel[part], *(x[part] for x in sizes))
             traffic = np.maximum(np.maximum(parts.memory, parts.write), parts.l2)
             busy = np.where(parts.arithmetic >= traffic, "compute", "memory")
@@ -340,7 +328,7 @@ class GemmModel:
             "interval": dict(vars(self.interval)),
             "provenance": self.provenance,
             "ensemble": files.ensemble_to_json(self.ensemble),
-            "fast": None if self.fast is None else fast_to_json(self.fast),
+            "fast": None if self.fast is None else files.fast_to_json(self.fast),
         }
 
     @classmethod
@@ -352,14 +340,14 @@ class GemmModel:
                 device=files.device_from_json(data["device"]),
                 dtype=require_choice("GemmModel.from_json", "dtype", data["dtype"], GEMM_DTYPES),
                 ensemble=files.ensemble_from_json(data["ensemble"]),
-                interval=Interval(float(data["interval"]["factor"]), float(data["interval"]["floor"])),
+                interval=IntervalCalibration(float(data["interval"]["factor"]), float(data["interval"]["floor"])),
                 rows=int(data["rows"]),
                 prior_source=str(data["prior_source"]),
                 note=str(data["note"]),
                 provenance=dict(data["provenance"]),
-                fast=None if data["fast"] is None else fast_from_json(data["fast"]),
+                fast=None if data["fast"] is None else files.fast_from_json(data["fast"]),
             )
-            require_sound(made.ensemble, made.fast)
+            files.require_sound(made.ensemble, made.fast)
             with np.errstate(all="ignore"):
                 us = made.predict(*_PROBE)
         except QuantbenchError:
@@ -390,6 +378,7 @@ class GemmModel:
         return cls.from_json(data)
 
 
+@cache
 def shipped_model(slug: str, dtype: str) -> GemmModel | None:
     """The model that comes with the package for a device and a format, None where there is none."""
     file = Path(__file__).parent.parent / "models" / f"{slug}.json"
@@ -441,4 +430,4 @@ def _unfitted(device: DeviceSpec, dtype: str, machine: Machine, start: Prior, bl
     member = Member(start.mean, None)
     ensemble = Ensemble(machine, Menu.of(), (member,))
     note = f"nobody measured {dtype} on {device.name}: expected from {start.source}; the interval is wide"
-    return GemmModel(device, dtype, ensemble, Interval(1.0, blind), 0, start.source, note)
+    return GemmModel(device, dtype, ensemble, IntervalCalibration(1.0, blind), 0, start.source, note)
