@@ -19,7 +19,16 @@ from quantbench.latency.gemm.cost_model import Machine, Menu
 from quantbench.latency.gemm.distilled import distil
 from quantbench.latency.gemm.ensemble import Ensemble
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.gemm.training import Effort, Known, choose, fit_parameters, pool_to_json, pooled, shipped_pool
+from quantbench.latency.gemm.training import (
+    POOL_FORMAT,
+    POOL_VERSION,
+    Effort,
+    Known,
+    choose,
+    fit_parameters,
+    pooled,
+    shipped_pool,
+)
 from quantbench.latency.gemm.trees import Growth, Measured, Member
 from quantbench.latency.scoring import coverage, random_split, summarize
 from tools.accuracy.tables import SHIPPED_GPUS, PackagedTable, read_packaged
@@ -83,7 +92,9 @@ def main() -> None:
     tables = {slug: read_packaged(slug) for slug in SHIPPED_GPUS}
     pool = [_pool_entry(slug, table) for slug, table in tables.items()]
     pool = [replace(k, blind_90=round(_blind_90(k, pool, tables[k.device]), 4)) for k in pool]
-    (folder / "pool.json").write_text(json.dumps(pool_to_json(pool), indent=1) + "\n", encoding="utf-8")
+    known = [{**vars(k), "parameters": [round(float(z), 5) for z in k.parameters]} for k in pool]
+    text = json.dumps({"format": POOL_FORMAT, "version": POOL_VERSION, "known": known}, indent=1)
+    (folder / "pool.json").write_text(text + "\n", encoding="utf-8")
     shipped_pool.cache_clear()
     for slug, table in tables.items():
         model = _model(slug, table)

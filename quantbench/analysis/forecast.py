@@ -20,9 +20,9 @@ from quantbench.latency.op_times import (
     RememberedTimes,
     ShapeEstimate,
     correlation_of,
+    peak_share,
     total,
 )
-from quantbench.latency.roofline import peak_share
 from quantbench.sweep.axes import Axis
 from quantbench.sweep.shapes import Held, ops_at
 from quantbench.workload import Gemm, Op

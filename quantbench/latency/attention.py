@@ -33,7 +33,7 @@ from quantbench.latency.attention_cost_model import (
     peak_tflops,
     times,
 )
-from quantbench.latency.estimate import Estimates, IntervalCalibration, bounded, name_bound
+from quantbench.latency.estimate import Estimates, IntervalCalibration, bounded, name_bound, require_format
 from quantbench.latency.families import family, family_of, generation
 from quantbench.latency.gaussian_process import GaussianProcess
 from quantbench.workload import Attention
@@ -202,11 +202,7 @@ class AttentionModel:
     @classmethod
     def from_json(cls, data: dict[str, Any], device: DeviceSpec) -> AttentionModel:
         """What `to_json` wrote, for the device that it was made for. Raises InputError for anything else."""
-        if data.get("format") != MODEL_FORMAT or data.get("version") != MODEL_VERSION:
-            found = f"{data.get('format')} version {data.get('version')}"
-            raise InputError(_WHO, found, f"{MODEL_FORMAT} version {MODEL_VERSION}")
-        if data.get("device") != device.name:
-            raise InputError(_WHO, f"a model of {data.get('device')}", f"one of {device.name}")
+        require_format(_WHO, data, MODEL_FORMAT, MODEL_VERSION, device)
         try:
             parameters = np.array([float(data["parameters"][p.name]) for p in PARAMETERS])
             learner = data["learner"]

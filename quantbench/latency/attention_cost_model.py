@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, UnsupportedError
+from quantbench.latency.estimate import Parameter
 from quantbench.latency.families import family_of
 from quantbench.workload import Attention
 from quantbench.workload.dtypes import element_bytes
@@ -231,35 +232,22 @@ class AttentionShapes:
         return np.asarray(np.unique(what, axis=1, return_inverse=True)[1].ravel())
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """One fitted number; the name says whether it is a logarithm or the logit of a share.
-
-    start, spread: mean and standard deviation of the prior, before other GPUs are known.
-    """
-
-    name: str
-    start: float
-    spread: float
-    meaning: str
-
-
 PARAMETERS = (
-    Parameter("log_launch_us", 2.1, 0.7, "time of an empty call"),
-    Parameter("log_block_us", -0.7, 1.0, "fixed cost of one row block on its SM"),
-    Parameter("log_product_efficiency", -0.29, 0.3, "share of the peak that the products of a key block reach"),
-    Parameter("log_exponential_cost", 0.0, 0.7, "cost of an exponential over its ideal"),
-    Parameter("log_memory_efficiency", -0.22, 0.5, "share of the memory bandwidth that is reached"),
-    Parameter("logit_fluid_share", 0.0, 1.5, "how far blocks of different length even the waves out"),
-    Parameter("log_join", 1.0, 0.7, "p - 1 of the norm that joins products and exponentials"),
-    Parameter("throttle", 0.0, 0.1, "what is added to the logarithm of times far beyond a millisecond"),
-    Parameter("log_cache_write", 0.0, 1.0, "cost of writing keys and values away, over two passes at full bandwidth"),
-    Parameter("log_token_write_us", -2.0, 1.0, "cost of the block that writes one token's keys and values away"),
-    Parameter("log_masked_block", -1.0, 1.0, "what the masked key block of a row block costs beside a full one"),
-    Parameter("log_store", 0.0, 1.0, "cost of loading q and storing o, not hidden, over the SM's share of bandwidth"),
+    Parameter("log_launch_us", "time of an empty call", 2.1, 0.7),
+    Parameter("log_block_us", "fixed cost of one row block on its SM", -0.7, 1.0),
+    Parameter("log_product_efficiency", "share of the peak that the products of a key block reach", -0.29, 0.3),
+    Parameter("log_exponential_cost", "cost of an exponential over its ideal", 0.0, 0.7),
+    Parameter("log_memory_efficiency", "share of the memory bandwidth that is reached", -0.22, 0.5),
+    Parameter("logit_fluid_share", "how far blocks of different length even the waves out", 0.0, 1.5),
+    Parameter("log_join", "p - 1 of the norm that joins products and exponentials", 1.0, 0.7),
+    Parameter("throttle", "what is added to the logarithm of times far beyond a millisecond", 0.0, 0.1),
+    Parameter("log_cache_write", "cost of writing keys and values away, over two passes at full bandwidth", 0.0, 1.0),
+    Parameter("log_token_write_us", "cost of the block that writes one token's keys and values away", -2.0, 1.0),
+    Parameter("log_masked_block", "what the masked key block of a row block costs beside a full one", -1.0, 1.0),
+    Parameter("log_store", "cost of loading q and storing o, not hidden, over the SM's share of bandwidth", 0.0, 1.0),
 )
-START = np.array([p.start for p in PARAMETERS])
-SPREAD = np.array([p.spread for p in PARAMETERS])
+START = np.array([p.mean for p in PARAMETERS])
+SPREAD = np.array([p.sd for p in PARAMETERS])
 
 
 @dataclass(frozen=True)

@@ -210,7 +210,7 @@ def ours(train_rows: int, *, name: str = "ours", sibling: GemmTable | None = Non
     return Contestant(name, train_rows, answer, weight=OUR_WEIGHT)
 
 
-def roofline_us(device: DeviceSpec, dtype: str, m: IntArray, n: IntArray, k: IntArray) -> FloatArray:
+def ideal_us(device: DeviceSpec, dtype: str, m: IntArray, n: IntArray, k: IntArray) -> FloatArray:
     """The larger of FLOPs over the peak and bytes over the bandwidth, both from the spec sheet, (rows,) µs."""
     peak = device.peak(dtype)
     if peak is None:
@@ -233,12 +233,12 @@ def baseline(name: str, train_rows: int, learn: Learner, weight: float = 1.0) ->
         device, dtype = contest.device, contest.table.dtype
         start = time.process_time()
         known = contest.shapes(split.train)
-        efficiency = roofline_us(device, dtype, *known) / contest.table.latency_us[split.train]
+        efficiency = ideal_us(device, dtype, *known) / contest.table.latency_us[split.train]
         predict = learn(np.log(np.column_stack(known).astype(float)), np.log(efficiency), seed)
         fitted = time.process_time()
         asked = contest.shapes(split.test)
-        ideal_us = roofline_us(device, dtype, *asked)
-        latency_us = ideal_us / np.exp(predict(np.log(np.column_stack(asked).astype(float))))
+        log_efficiency = predict(np.log(np.column_stack(asked).astype(float)))
+        latency_us = ideal_us(device, dtype, *asked) / np.exp(log_efficiency)
         return Answer(latency_us, fit_s=fitted - start, predict_s=time.process_time() - fitted)
 
     return Contestant(name, train_rows, answer, weight)

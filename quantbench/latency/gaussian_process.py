@@ -6,7 +6,7 @@ Matérn 3/2 kernel with one length scale per feature, plus noise. Hyperparameter
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -83,8 +83,7 @@ class GaussianProcess:
 
     def condition(self, rows: npt.NDArray[np.int64]) -> GaussianProcess:
         """The same hyperparameters conditioned on some of the rows only: what cross-validation needs."""
-        changes = {"features": self.features[rows], "targets": self.targets[rows]}
-        return GaussianProcess(**{**{name: getattr(self, name) for name in self.__dataclass_fields__}, **changes})
+        return replace(self, features=self.features[rows], targets=self.targets[rows])
 
     def predict(self, features: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Mean and standard deviation (of the function, without noise) at `features` (n, features): two of (n,)."""

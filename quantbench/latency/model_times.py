@@ -18,8 +18,7 @@ from quantbench.latency.attention import AttentionModel
 from quantbench.latency.estimate import Estimate
 from quantbench.latency.gemm.cost_model import resident_blocks
 from quantbench.latency.gemm.model import LARGEST_SIDE, GemmModel, shipped_model
-from quantbench.latency.op_times import UNMEASURED_COMMON, OpTimes, RememberedTimes
-from quantbench.latency.roofline import peak_share
+from quantbench.latency.op_times import UNMEASURED_COMMON, OpTimes, RememberedTimes, peak_share
 from quantbench.latency.softmax import SoftmaxModel
 from quantbench.quantization import credible_waves
 from quantbench.workload import Attention, Gemm, Softmax

@@ -20,7 +20,7 @@ from quantbench.workload import TransformerShape
 from quantbench.workload.dtypes import element_bytes
 from quantbench.workload.transformer import Compute
 
-# What elementwise kernels reach of the memory bandwidth, as in quantbench.latency.roofline.
+# What elementwise kernels reach of the memory bandwidth, as in quantbench.latency.op_times.
 _BANDWIDTH_SHARE = 0.8
 # Bytes per element moved by the fused kernels of Megatron-LM (megatron/fused_kernels, bias_gelu, bias_dropout_add),
 # in passes over two-byte elements; a dropout mask is one byte.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from statistics import median
 
 from quantbench.device.spec import DeviceSpec
-from quantbench.latency.roofline import roofline_us
+from quantbench.latency.op_times import roofline_us
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import COLD_L2_MULTIPLE
 from quantbench.workload import Workload

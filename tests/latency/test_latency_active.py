@@ -46,9 +46,7 @@ def test_both_sides_of_the_doubtful_edge_come_first() -> None:
 
 def test_without_edges_doubtful_shapes_are_drawn_more_often() -> None:
     m, n, k = candidates()
-    drawn = np.concatenate(
-        [next_points(MODEL, (m, n, k), 4, edge_share=0.0, seed=seed) for seed in range(50)]
-    )
+    drawn = np.concatenate([next_points(MODEL, (m, n, k), 4, edge_share=0.0, seed=seed) for seed in range(50)])
     assert 0.75 < np.mean(k[drawn] == 4096) < 1.0  # odds of 16 to 1, but never certain
     again = next_points(MODEL, (m, n, k), 4, edge_share=0.0, seed=3)
     assert again.tolist() == next_points(MODEL, (m, n, k), 4, edge_share=0.0, seed=3).tolist()

@@ -174,7 +174,11 @@ def test_recorded_kernels_teach_the_choice() -> None:
 
 def test_menu_finds_the_nearest_kernel() -> None:
     index = MENU.nearest(128, 250, 3)
-    assert (MENU.each.block_m[index, 0], MENU.each.block_n[index, 0], MENU.each.split_k[index, 0]) in {(128, 256, 2), (128, 256, 4)}
+    own = MENU.each
+    assert (own.block_m[index, 0], own.block_n[index, 0], own.split_k[index, 0]) in {
+        (128, 256, 2),
+        (128, 256, 4),
+    }
     assert len(MENU) == 6 * len(TILES)
 
 

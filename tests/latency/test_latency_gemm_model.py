@@ -13,7 +13,7 @@ from quantbench.device import DeviceSpec, lookup
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.latency.families import family
 from quantbench.latency.gemm.cost_model import Machine, Menu, Shapes, Values, hand_prior, log_latency
-from quantbench.latency.gemm.ensemble import Answer, Ensemble
+from quantbench.latency.gemm.ensemble import Ensemble, RawPrediction
 from quantbench.latency.gemm.files import MODEL_VERSION, array_to_json
 from quantbench.latency.gemm.model import GemmEstimates, GemmModel, shipped_model
 from quantbench.latency.gemm.training import Effort, choose, shipped_pool
@@ -89,7 +89,7 @@ def test_a_batch_says_of_each_shape_what_it_says_alone(monkeypatch: pytest.Monke
     asked: list[tuple[float, float, float]] = []
     raw = Ensemble.raw
 
-    def noted(self: Ensemble, *sizes: np.ndarray) -> Answer:
+    def noted(self: Ensemble, *sizes: np.ndarray) -> RawPrediction:
         asked.extend(zip(*sizes, strict=True))
         return raw(self, *sizes)
 

@@ -15,9 +15,9 @@ from quantbench.latency.contests import (
     Contestant,
     Step,
     gaussian_process,
+    ideal_us,
     log_interpolation,
     roofline,
-    roofline_us,
     run_contests,
 )
 from quantbench.latency.scoring import LEVELS, CliffLevels, ErrorSummary, Line, Split, cells, over_seeds
@@ -36,7 +36,7 @@ def table(gpu: str = "nowhere") -> GemmTable:
     ms = [1, 64, 65, 128, 129, 256, 257, 512]
     grid = sorted((m, n, k) for m in ms for n in (1024, 2048, 3072, 4096, 5120) for k in (1024, 2048, 4096, 8192))
     m, n, k = np.array(grid).T
-    ideal = roofline_us(A100, "bf16", m, n, k)
+    ideal = ideal_us(A100, "bf16", m, n, k)
     latency_us = 3 + ideal / 0.6 * np.where(m > 256, 1.69, np.where(m > 128, 1.3, 1.0))
     return GemmTable(m, n, k, latency_us, "bf16", gpu)
 
@@ -147,11 +147,11 @@ def test_a_child_that_fails_is_one_line() -> None:
 
 def test_roofline_by_hand_and_its_refusal() -> None:
     m, n, k = (np.array([size]) for size in (4096, 4096, 4096))
-    assert roofline_us(A100, "bf16", m, n, k)[0] == pytest.approx(2 * 4096**3 / 312e6)
-    thin = roofline_us(A100, "bf16", np.array([1]), n, k)[0]
+    assert ideal_us(A100, "bf16", m, n, k)[0] == pytest.approx(2 * 4096**3 / 312e6)
+    thin = ideal_us(A100, "bf16", np.array([1]), n, k)[0]
     assert thin == pytest.approx(2 * (4096 + 4096**2 + 4096) / A100.memory_gb_per_s / 1e3)
     with pytest.raises(UnsupportedError, match=r"roofline: fp8 on a100-sxm4-80gb; expected one of"):
-        roofline_us(A100, "fp8", m, n, k)
+        ideal_us(A100, "fp8", m, n, k)
 
 
 SUMMARY = ErrorSummary(100, 4.551, 6.52, 19.04)

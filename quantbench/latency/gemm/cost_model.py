@@ -24,6 +24,7 @@ import numpy.typing as npt
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.autodiff import Variable, exp, log, maximum, minimum, sigmoid, soft_minimum, soft_plus, value_of
+from quantbench.latency.estimate import Parameter
 from quantbench.workload.dtypes import DTYPES
 
 FloatArray = npt.NDArray[np.float64]
@@ -126,16 +127,7 @@ def _groups(of: IndexArray) -> tuple[tuple[int, slice | IndexArray], ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """One constant. z is its logarithm where `meaning` starts with "log"."""
-
-    name: str
-    meaning: str
-    mean: float
-    sd: float
-
-
+# z is the logarithm of a constant whose meaning starts with "log".
 PARAMETERS = (
     Parameter("efficiency", "log share of the peak that the best tile reaches", np.log(0.75), 0.25),
     Parameter("fill", "log elements of k worth the filling of a block's pipeline", np.log(200.0), 0.7),
@@ -407,9 +399,7 @@ def kernel_parts(p: Values, s: Shapes) -> Parts:
 def chosen_time(p: Values, s: Shapes, log_time: Any) -> Any:
     """Log µs of each shape, (rows,): the soft minimum over kernels, the clock's loss, and m = 1 as matrix-vector."""
     least = soft_minimum(log_time, exp(p["choice"]))
-    least = least + 0.1 * (
-        maximum(p["power"], 0.0) * sigmoid((s.log_compute - p["power_after"]) * _POWER_SLOPE)
-    )
+    least = least + 0.1 * (maximum(p["power"], 0.0) * sigmoid((s.log_compute - p["power_after"]) * _POWER_SLOPE))
     if not s.is_vector.any():
         return least
     read, read_l2, written, written_l2 = _traffic(p, s)

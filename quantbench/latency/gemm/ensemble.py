@@ -16,7 +16,6 @@ from quantbench.latency.gemm.cost_model import (
     IndexArray,
     Machine,
     Menu,
-    Parts,
     Shapes,
     keep_freed_memory,
 )
@@ -103,7 +102,7 @@ def hold_rising(
 
 
 @dataclass(frozen=True)
-class Answer:
+class RawPrediction:
     """log_us, variance: (rows,) the prediction, and the variance between members and between trees, log time.
     kernels: (members, rows) index of the kernel that each member finds fastest."""
 
@@ -136,7 +135,7 @@ class Ensemble:
         """The largest correction that the members' mean can make, log time."""
         return float(np.mean([member.most for member in self.members]))
 
-    def monotone(self, m: FloatArray, n: FloatArray, k: FloatArray) -> Answer:
+    def monotone(self, m: FloatArray, n: FloatArray, k: FloatArray) -> RawPrediction:
         """The prediction at (m, n, k), (rows,) each, held so that doubling k is never faster (`hold_rising`)."""
         answer = self.raw(m, n, k)
         if self.most == 0.0:
@@ -158,14 +157,14 @@ class Ensemble:
             total += member.physics(shapes)[0]
         return total / len(self.members)
 
-    def raw(self, m: FloatArray, n: FloatArray, k: FloatArray) -> Answer:
+    def raw(self, m: FloatArray, n: FloatArray, k: FloatArray) -> RawPrediction:
         """The members' mean, as it is."""
         keep_freed_memory()
         log_us, variance = np.empty(len(m)), np.empty(len(m))
         kernels = np.empty((len(self.members), len(m)), dtype=np.intp)
         for part in chunks(len(m)):
             log_us[part], variance[part], kernels[:, part] = self._raw(m[part], n[part], k[part])
-        return Answer(log_us, variance, kernels)
+        return RawPrediction(log_us, variance, kernels)
 
     def _raw(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[FloatArray, FloatArray, IndexArray]:
         if len(m) == 1:  # numpy adds up a single column in another order: what is said of a shape must not depend on it
@@ -245,8 +244,3 @@ class Ensemble:
     def correction(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
         """What the trees add to the cost model, the members' mean, (rows,), log time."""
         return self.raw(m, n, k).log_us - self.physics(m, n, k)
-
-    def view(self, kernel: IndexArray, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[Shapes, Parts]:
-        """What the first member says of one kernel for each row; arrays are (1, rows)."""
-        shapes = Shapes(self.machine, self.menu.by_row(kernel), m, n, k)
-        return shapes, self.members[0].physics(shapes)[1]

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 import numpy as np
 
@@ -89,12 +88,6 @@ def shipped_pool() -> tuple[Known, ...]:
     if data.get("format") != POOL_FORMAT or data.get("version") != POOL_VERSION:
         raise StoreError("shipped_pool", f"format {data.get('format')!r} version {data.get('version')!r}", POOL_FORMAT)
     return tuple(Known(**{**k, "parameters": np.array(k["parameters"])}) for k in data["known"])
-
-
-def pool_to_json(known: Sequence[Known]) -> dict[str, Any]:
-    """As it is stored in models/pool.json."""
-    rows = [{**vars(k), "parameters": [round(float(z), 5) for z in k.parameters]} for k in known]
-    return {"format": POOL_FORMAT, "version": POOL_VERSION, "known": rows}
 
 
 def pooled(known: Sequence[Known]) -> Prior:
@@ -292,23 +285,19 @@ def menu_for(launches: Sequence[Launch | None] | None) -> Menu:
     return Menu(menu.tiles, (*menu.kernels, *more))
 
 
-def widen(prior: Prior, menu: Menu) -> Prior:
-    """The prior with the hand prior's expectation for tiles that it does not know."""
-    mean, sd = hand_prior(menu.tiles)
-    known = len(prior.mean)
-    return Prior(np.concatenate([prior.mean, mean[known:]]), np.concatenate([prior.sd, sd[known:]]), prior.source)
-
-
 def train(
     machine: Machine, menu: Menu, rows: Measured, prior: Prior, reference: Reference | None, effort: Effort, seed: int
 ) -> tuple[Ensemble, IntervalCalibration]:
     """Fit the members, grow their trees, and calibrate the interval on rows that a fit has not seen."""
+    mean, sd = hand_prior(menu.tiles)
+    known = len(prior.mean)  # tiles beyond these were recorded here and are new to the prior
+    prior = replace(prior, mean=np.append(prior.mean, mean[known:]), sd=np.append(prior.sd, sd[known:]))
     rng = np.random.default_rng(seed)
     vectors = _member_parameters(machine, menu, rows, prior, effort, rng)
     menu, rows = _likely(machine, menu, rows, vectors)
-    known = None if reference is None else reference.at(rows.m, rows.n, rows.k)
-    ensemble = Ensemble(machine, menu, _members(machine, menu, rows, vectors, known, effort, seed), reference)
-    return ensemble, _calibrate(ensemble, rows, prior, known, effort, seed)
+    residual = None if reference is None else reference.at(rows.m, rows.n, rows.k)
+    ensemble = Ensemble(machine, menu, _members(machine, menu, rows, vectors, residual, effort, seed), reference)
+    return ensemble, _calibrate(ensemble, rows, prior, residual, effort, seed)
 
 
 def _members(
