@@ -90,7 +90,7 @@ class AttentionModel:
 
     @property
     def device(self) -> DeviceSpec:
-        """What it predicts for."""
+        """The device that it predicts."""
         return self.physics.device
 
     @classmethod
@@ -168,7 +168,7 @@ class AttentionModel:
 
     @property
     def fitted(self) -> bool:
-        """Whether rows of this device are behind it; a prior has none."""
+        """Whether it was fitted to rows of this device; a prior was not."""
         return self.below == self.above == 0.0
 
     def knows(self, work: Attention) -> bool:
@@ -176,7 +176,7 @@ class AttentionModel:
         return self.fitted and bool(self._seen(AttentionShapes.of([work]))[0])
 
     def _seen(self, shapes: AttentionShapes) -> BoolArray:
-        """Rows of the kind that public tables hold."""
+        """Whether rows are of the kind that was fitted, (n,)."""
         masked = np.where(shapes.causal, "causal" in self.masks, "full" in self.masks)
         usual = masked & ~shapes.backward & (shapes.seq_q == shapes.seq_k) & ~shapes.misaligned
         return np.asarray(usual & (shapes.head_dim <= _WIDEST_HEAD) & (shapes.dtype in (self.dtype, "fp16", "bf16")))
@@ -201,7 +201,7 @@ class AttentionModel:
 
     @classmethod
     def from_json(cls, data: dict[str, Any], device: DeviceSpec) -> AttentionModel:
-        """What `to_json` wrote, for the device that it was made for. Raises InputError for anything else."""
+        """The model of `to_json`. Raises InputError for another device, format or version, and for a broken model."""
         require_format(_WHO, data, MODEL_FORMAT, MODEL_VERSION, device)
         try:
             parameters = np.array([float(data["parameters"][p.name]) for p in PARAMETERS])
@@ -257,7 +257,7 @@ class Knowledge:
 
 
 def knowledge(device: DeviceSpec, *, family_out: bool) -> Knowledge:
-    """What the shipped models know about `device`. family_out: without those of its generation."""
+    """The prior of `device` from the shipped models. family_out: without those of its generation."""
     shipped = [model for model in map(shipped_json, shipped_slugs()) if model is not None]
     own = family(device)
     same = [model for model in shipped if _family_of(model) == own]
@@ -326,7 +326,7 @@ def _fit_physics(
 
 
 def _features(physics: Physics, shapes: AttentionShapes, terms: Terms) -> FloatArray:
-    """What the learner of the rest looks at, (n, 9): the shape, the physical prediction, waves and their filling."""
+    """Inputs of the Gaussian process, (n, 9): the shape, the physical prediction, waves and their filling."""
     blocks = cut(physics.family, shapes)
     per_sm = blocks.rows / physics.device.sm_count
     filling = terms.waves / per_sm

@@ -83,8 +83,8 @@ FAMILIES: dict[str, KernelFamily] = {
 
 
 def assumed_family(compute_capability: tuple[int, int] | None) -> KernelFamily:
-    """The family taken for granted where no measurement tells: of the GPUs without a tensor core instruction of their
-    own (wgmma, tcgen05), which sm_12x are among, the one that only needs mma.sync."""
+    """The family assumed without a measurement. GPUs without a tensor core instruction of their own (wgmma, tcgen05),
+    sm_12x among them, get the one that only needs mma.sync."""
     own = {"hopper": "fa3_sm90", "blackwell": "fmha_sm100"}
     return FAMILIES[own.get(family_of(compute_capability), "fa2_dense")]
 
@@ -252,7 +252,8 @@ SPREAD = np.array([p.sd for p in PARAMETERS])
 
 @dataclass(frozen=True)
 class Terms:
-    """What the parts of a prediction come to, in microseconds; all (n,). latency_us is not their sum: they overlap."""
+    """A prediction and its parts in microseconds, and the waves; all (n,). The parts overlap and do not sum to
+    latency_us."""
 
     latency_us: FloatArray
     launch_us: FloatArray

@@ -72,7 +72,7 @@ class Answer:
     """Predictions of one contestant for the test rows, (rows,) in µs; nan where it has none.
 
     low_us, high_us: its 90 % interval, where it gives one. fit_s, predict_s: seconds of one core, in both steps.
-    cliff_probability: how likely it finds a cliff from m to m + 1 at shapes m, n, k, (rows,) each, where it says so.
+    cliff_probability: of a cliff from m to m + 1 at shapes m, n, k, (rows,) each, where it gives one.
     """
 
     latency_us: FloatArray
@@ -108,14 +108,14 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Step:
-    """What is about to be done, for a progress line: weights done before it and of all steps."""
+    """The next step, for a progress line. done, total: weights done before it, and of all steps."""
 
     text: str
     done: float
     total: float
 
 
-#: contests, each with those who take part
+#: contests, each with its contestants
 Plan = Sequence[tuple[Contest, Sequence[Contestant]]]
 
 
@@ -138,7 +138,7 @@ def run_contests(contests: Plan, seeds: Sequence[int], progress: Callable[[Step]
 
 def _judge(contest: Contest, contestant: Contestant, seed: int) -> Line:
     """The figures of one seed."""
-    # What learns from no row is judged on the rows that the others are judged on.
+    # A contestant that learns from no row is judged on the same rows as the others.
     split = contest.split(1 if contestant.train_rows == 0 else contestant.train_rows, seed)
     answer = contestant.answer(contest, split, seed)
     measured = contest.table.latency_us[split.test]
@@ -180,7 +180,7 @@ def _judge(contest: Contest, contestant: Contestant, seed: int) -> Line:
 
 
 def fit(contest: Contest, rows: IntArray, seed: int, *, sibling: GemmTable | None = None) -> GemmModel:
-    """A model from some rows of a contest's table; `family-out`, for everything else would be a leak."""
+    """A model fitted to some rows of a contest's table; its prior is `family-out`, as others know the table already."""
     m, n, k = contest.shapes(rows)
     return GemmModel.fit(
         contest.device, m, n, k, contest.table.latency_us[rows], dtype=contest.table.dtype, prior="family-out",

@@ -1,4 +1,4 @@
-"""A Gaussian process that is fitted by scikit-learn, stored as plain numbers and evaluated with numpy alone.
+"""A Gaussian process that is fitted by scikit-learn, stored as plain numbers and evaluated with numpy.
 
 Matérn 3/2 kernel with one length scale per feature, plus noise. Hyperparameters are found on at most `subset` rows
 (their search costs the cube of the rows), then every row is conditioned on.
@@ -169,7 +169,7 @@ class GaussianProcess:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> GaussianProcess:
-        """What `to_json` wrote."""
+        """The process of `to_json`."""
         arrays = {
             name: np.asarray(data[name], dtype=float)
             for name in ("features", "targets", "shift", "spread", "length_scales")

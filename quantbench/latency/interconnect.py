@@ -1,6 +1,6 @@
-"""What connects GPUs: the predicted time of an all-reduce inside a node, and the network between nodes.
+"""Clusters of GPUs: the predicted time of an all-reduce inside a node, and the network between nodes.
 
-Entry points: `cluster` (a known system by name), `reference_cluster` (what is assumed for a GPU). Called by the planner
+Entry points: `cluster` (a known system by name), `reference_cluster` (the one assumed for a GPU). Used by the planner
 and by the exporters of profiles. clusters.toml holds the systems, links.json the public NCCL tables.
 """
 
@@ -78,7 +78,7 @@ class Cluster:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What tells clusters apart."""
+        """Equal for equal clusters."""
         return (self.name, self.device.name, self.gpus_per_node, self.node_gb_per_s)
 
     @property
@@ -98,8 +98,8 @@ class Cluster:
         node_gb_per_s: float | None = None,
         link_gb_per_s: float | None = None,
     ) -> Cluster:
-        """The same cluster with figures of one's own. link_gb_per_s: bus bandwidth of large all-reduces inside a node.
-        Without a node_gb_per_s smaller or larger nodes have as many adapters per GPU as before."""
+        """The same cluster with other figures. link_gb_per_s: bus bandwidth of large all-reduces inside a node. Without
+        node_gb_per_s, a node's adapters grow with its GPUs."""
         if gpus_per_node is None and node_gb_per_s is None and link_gb_per_s is None:
             return self
         count = gpus_per_node or self.gpus_per_node
@@ -144,7 +144,7 @@ def same_site(name: str) -> tuple[str, ...]:
 
 
 def reference_cluster(device: DeviceSpec) -> Cluster:
-    """What is assumed for a GPU when no cluster is named: its maker's own system, or a generic server."""
+    """The cluster assumed for a GPU when none is named: its maker's own system, or a generic server."""
     for name, values in _data()["cluster"].items():
         if values.get("reference") and device.name in values["gpus"]:
             return cluster(name, device)
@@ -178,13 +178,13 @@ def _links(device: DeviceSpec) -> tuple[dict[int, Link], str]:
 
 
 def stated_link(device: DeviceSpec) -> tuple[float, str]:
-    """What connects a GPU with the others of its node, one direction, in 1e9 bytes a second, and who states it."""
+    """Rate of the link to the other GPUs of a node, one direction, in 1e9 bytes a second, and its source."""
     found = _stated(device)
     return float(found["value"]), str(found["source"])
 
 
 def host_link(device: DeviceSpec) -> tuple[float, str]:
-    """The slot between a GPU and its host, one direction, in 1e9 bytes a second, by the GPU's generation."""
+    """Rate of the slot between a GPU and its host, one direction, in 1e9 bytes a second, and its source."""
     found = _slot(device)
     return float(found["value"]), str(found["source"])
 

@@ -48,7 +48,7 @@ class ModelTimes:
 
     @property
     def note(self) -> str:
-        """What the times that were asked for so far are based on."""
+        """Sources of the estimates given so far."""
         return "; ".join(filter(None, self._notes))
 
     def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
@@ -135,12 +135,12 @@ def best_gemm_model(device: DeviceSpec, dtype: str) -> tuple[GemmModel, str]:
 
 def _origin(model: GemmModel) -> str:
     """Where a fitted model comes from, for people."""
-    said = f"products on {model.device.name}: fitted on {model.rows:,} measured shapes"
+    words = f"products on {model.device.name}: fitted on {model.rows:,} measured shapes"
     of = model.provenance
     if "held_out" in of:
         median = of["held_out"]["median_pct"]
-        said += f" of {of['framework']} {of['framework_version']}, {median:.1f} % off (median) on others"
-    return said
+        words += f" of {of['framework']} {of['framework_version']}, {median:.1f} % off (median) on others"
+    return words
 
 
 def require_reach(m: int, n: int, k: int) -> None:

@@ -38,7 +38,7 @@ UNMEASURED_CORRELATION = 1.0
 #: least 90 % of the time on each of the five.
 UNMEASURED_COMMON = 0.8
 
-# What kernels load at a time: rows that start elsewhere are unaligned.
+# Kernels load so much at a time; rows that start elsewhere are unaligned.
 _ALIGNED_BYTES = 16
 # The rate of unaligned batched products was fitted to whole iterations of training and never timed alone; this factor
 # to both sides is a guess.
@@ -55,7 +55,7 @@ class OpTimes(Protocol):
 
     @property
     def note(self) -> str:
-        """What the times that were asked for so far are based on, in words, for headers and provenance."""
+        """Sources of the estimates given so far, in words, for headers and provenance."""
 
     @property
     def common_error(self) -> float:
@@ -127,7 +127,7 @@ def peak_share(workload: Workload, latency_us: float, spec: DeviceSpec) -> float
 
 @dataclass(frozen=True)
 class RooflineTimes:
-    """Waves of an assumed tile, or bytes over bandwidth: for a GPU of which only the spec sheet is known.
+    """Op times from the spec sheet alone: waves of an assumed tile, or bytes over bandwidth.
 
     spread: the interval goes from the time over this factor to the time multiplied by it.
 
@@ -143,7 +143,7 @@ class RooflineTimes:
 
     @property
     def note(self) -> str:
-        """What the times are based on."""
+        """The source of the estimates, in words."""
         return f"roofline of {self.device.name} with an assumed tile: good to a factor of {self.spread:g}"
 
     def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
@@ -178,9 +178,9 @@ def unaligned_us(work: Compute, device: DeviceSpec, share: float) -> float | Non
 def as_run(
     work: Compute, source: Estimate, device: DeviceSpec, *, softmax: str = "", unaligned_share: float | None = None
 ) -> Estimate:
-    """The estimate of a source, corrected for what sources do not know.
+    """A source's estimate with Megatron's softmax fallback and unaligned batched products taken into account.
 
-    An unaligned batched product that was not measured runs at the fitted rate, no faster than the source says of
+    An unaligned batched product that was not measured runs at the fitted rate, no faster than the source's estimate for
     aligned rows. A softmax that runs in separate kernels takes longer in proportion to the bytes that these move.
 
     softmax: see `runs_separately`.
@@ -231,7 +231,7 @@ class RememberedTimes:
 
     @property
     def note(self) -> str:
-        """What the times that were asked for so far are based on."""
+        """Sources of the estimates given so far."""
         return "; ".join(filter(None, (self._times.note, UNALIGNED_NOTE if self._unaligned else "")))
 
     @property
@@ -240,7 +240,7 @@ class RememberedTimes:
         return self._times.common_error
 
     def ask(self, workloads: Iterable[Compute]) -> None:
-        """Ask in one batch for what is not known yet."""
+        """Ask for all unknown workloads in one batch."""
         wanted = [work for work in dict.fromkeys(workloads) if work not in self._fused]
         if not wanted:
             return
@@ -311,7 +311,7 @@ class ShapeEstimate:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to know of the models behind it, each once."""
+        """Notes of the models used, each once."""
         return tuple(dict.fromkeys(o.estimate.note for o in self.ops if o.estimate.note))
 
 

@@ -70,7 +70,7 @@ class SoftmaxModel:
 
     @classmethod
     def prior(cls, device: DeviceSpec) -> SoftmaxModel:
-        """From the spec sheet alone, with intervals that say how little that is."""
+        """From the spec sheet alone, with wide intervals."""
         note = f"softmax on {device.name}: from the spec sheet, nothing measured; the interval is a guess"
         return cls(device, _START, None, 0, note)
 
@@ -128,7 +128,7 @@ class SoftmaxModel:
 
     @classmethod
     def from_json(cls, data: dict[str, Any], device: DeviceSpec) -> SoftmaxModel:
-        """What `to_json` wrote, for the device that it was made for."""
+        """The model of `to_json`. Raises InputError for another device, format or version."""
         require_format(_WHO, data, MODEL_FORMAT, MODEL_VERSION, device)
         values = tuple(float(data["parameters"][name]) for name in _PARAMETERS)
         return cls(device, values, data["half_width"], int(data["rows"]), data["note"])

@@ -47,8 +47,8 @@ class Calibration:
     noise: float
 
     def probability(self, rise: FloatArray, deviation: FloatArray, *, step: float = 0.10) -> FloatArray:
-        """That the time rises by more than `step`, (rows,) 0 to 1. rise, deviation: mean and standard deviation of the
-        rise over the trees, log time."""
+        """Probability that the time rises by more than `step`, (rows,). rise, deviation: mean and standard deviation of
+        the rise over the trees, log time."""
         from scipy.special import ndtr
 
         unsure = np.sqrt((self.spread * deviation) ** 2 + self.noise**2)
@@ -78,10 +78,9 @@ def cliff_probability(
 ) -> FloatArray:
     """How likely the time of m×k times k×n rises by more than `step` from m to m + 1, 0 to 1; sizes and result (rows,).
 
-    Calibrated at m = 128 and more, multiples of 32, with n and k of at least 1024, for a step of 10 %. Between edges,
-    where hardly anything can happen, it still says some 0.07: what noise makes of no rise at all. A model without
-    measured rows (`GemmModel.prior`) has one member and no trees, nothing that could disagree: what it says is surer
-    than it deserves.
+    Calibrated for m of 128 and more, multiples of 32, n and k of at least 1024 and a step of 10 %. Between edges it is
+    about 0.07, because measured times are noisy. A model without measured rows (`GemmModel.prior`) has one member and
+    no trees that could disagree: its probabilities are too close to 0 and 1.
 
     >>> at_edge, behind_it = cliff_probability(GemmModel.best("a100-sxm4-80gb"), [256, 300], 12288, 4096)
     >>> bool(at_edge > 0.9 > 0.1 > behind_it)

@@ -7,7 +7,7 @@ tiles add to the rest; plus what waves, steps of k and the reduction of split-k 
 choose nearly the fastest: a soft minimum over the menu. Every term rises with k, and so does the whole.
 
 Entry points: `Menu`, `Machine`, `Shapes`, `log_latency`. Units: µs, bytes, FLOP. Arrays are (kernels, rows) unless
-said: numpy goes through long rows faster.
+stated otherwise: numpy is faster on long rows.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Menu:
 
 
 def _groups(of: IndexArray) -> tuple[tuple[int, slice | IndexArray], ...]:
-    """(group, where it stands) of each group: a slice where its members are neighbours, which copies nothing."""
+    """(group, its positions) of each group: a slice where its members are neighbours, which copies nothing."""
     found: list[tuple[int, slice | IndexArray]] = []
     for group in np.unique(of):
         at = np.flatnonzero(of == group)
@@ -166,13 +166,13 @@ PARAMETERS = (
     Parameter("misaligned", "log factor of arithmetic per halving of alignment below 16 bytes", 0.25, 0.15),
 )  # fmt: skip
 INDEX = {p.name: i for i, p in enumerate(PARAMETERS)}
-#: the tiles' efficiencies stand behind the named parameters in a vector
+#: the tiles' efficiencies come after the named parameters in a vector
 FIRST_TILE = len(PARAMETERS)
 _TILE_SD = 0.3
 
 
 def hand_prior(tiles: tuple[tuple[int, int], ...] = TILES) -> tuple[FloatArray, FloatArray]:
-    """(mean, sd), each (parameters + tiles,): what is expected of a GPU of which only the spec sheet is known."""
+    """(mean, sd), each (parameters + tiles,), for a GPU of which only the spec sheet is known."""
     small = [-0.16 * float(np.log2(_LARGEST_TILE / (m * n))) for m, n in tiles]  # small tiles reuse each byte less
     mean = np.array([p.mean for p in PARAMETERS] + small)
     sd = np.array([p.sd for p in PARAMETERS] + [_TILE_SD] * len(tiles))
@@ -185,7 +185,7 @@ _LARGEST_FLUID_SHARE = 1 / 3
 
 
 def runs_in_waves(vectors: Sequence[FloatArray]) -> bool:
-    """Whether these parameters say that products run in waves: the mean share of a wave that overlap softens is small.
+    """Whether products run in waves by these parameters: the mean share of a wave that overlap softens is small.
 
     vectors: (parameters,) of each member of a model.
     """
@@ -195,7 +195,7 @@ def runs_in_waves(vectors: Sequence[FloatArray]) -> bool:
 
 @dataclass(frozen=True)
 class Values:
-    """A parameter vector under its names: a plain array, or a `autodiff.Variable` of which a gradient is wanted."""
+    """A parameter vector by name: a plain array, or an `autodiff.Variable` where a gradient is wanted."""
 
     vector: Any
 
@@ -224,7 +224,7 @@ ROUNDING = 1e-4
 
 @dataclass(frozen=True)
 class Machine:
-    """What the form needs of a device for one number format. Rates per µs."""
+    """A device's figures for one number format that the cost model needs. Rates per µs."""
 
     sm_count: int
     flop_per_us: float
@@ -324,8 +324,8 @@ def _halvings(row_bytes: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a shape's time is made of, by kernel, (kernels, rows) µs; Variables where a gradient is wanted. log_time: of
-    the whole kernel."""
+    """The parts of each kernel's time, (kernels, rows) µs, and the log of the whole; Variables where a gradient is
+    wanted."""
 
     log_time: Any
     arithmetic: Any
@@ -413,7 +413,7 @@ def chosen_time(p: Values, s: Shapes, log_time: Any) -> Any:
 
 
 def log_latency(p: Values, s: Shapes) -> tuple[Any, Parts]:
-    """Log µs of each shape, (rows,), and what it is made of."""
+    """Log µs of each shape, (rows,), and its parts by kernel."""
     parts = kernel_parts(p, s)
     return chosen_time(p, s, parts.log_time), parts
 

@@ -68,7 +68,7 @@ class FastGemm:
         """Predicted µs of products, (rows,) each; whole numbers of at least 1, which are not checked.
 
         rising: hold that doubling k is never faster, which doubles the time it takes; without it the trees may
-        say otherwise by a few percent.
+        break that order by a few percent.
         """
         m, n, k = np.broadcast_arrays(
             *(np.atleast_1d(np.asarray(x, dtype=np.float64)) for x in (sizes_m, sizes_n, sizes_k))
@@ -98,7 +98,7 @@ class FastGemm:
         log_us = physics + np.clip(self.forest.predict(x)[0], -self.most, self.most)
         short = k < LEAST_K
         if short.any():
-            # Below LEAST_K the trees say the same of every k, and the cost model's order of k must survive rounding.
+            # Below LEAST_K the trees see one k, and single precision could break the cost model's order of k.
             values, sizes = Values(self.parameters), (m[short], n[short])
             shallow = log_latency(values, Shapes(self.machine, self.menu, *sizes, k[short]))[0]
             log_us[short] += shallow - log_latency(values, Shapes(self.machine, self.menu, *sizes, deep[short]))[0]
@@ -110,7 +110,7 @@ class FastGemm:
 
 
 def features(machine: Machine, m: FloatArray, n: FloatArray, k: FloatArray, log_us: Array) -> Float32Array:
-    """What the trees see, (rows, 9)."""
+    """The inputs of the trees, (rows, 9)."""
     out = np.empty((len(m), 4 + len(WATCHED) + 2), dtype=np.float32)
     out[:, 0], out[:, 1], out[:, 2], out[:, 3] = np.log2(m), np.log2(n), np.log2(k), log_us
     for i, (block_m, block_n, held) in enumerate(WATCHED):

@@ -1,4 +1,4 @@
-"""Several members together, made monotone in k: the log time of a shape and how far members and trees disagree."""
+"""Several fitted cost models and their trees as one model of GEMM times, monotone in k. Entry point: `Ensemble`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Reference:
-    """What another model, of this GPU or of a sibling, leaves unexplained of its own measurements.
+    """The residual of another model, of this GPU or of a similar one: measured over predicted time.
 
-    ensemble: that model. keys, residual: exact shapes that were measured there, sorted, and their residuals, log time;
-    empty where only the model is known. Other shapes take the model's own correction.
+    ensemble: that model. keys, residual: shapes that were measured for it, sorted, and their residuals, log time; empty
+    where only the model is known. Other shapes take the model's own correction.
     """
 
     ensemble: Ensemble
@@ -58,14 +58,14 @@ def shape_keys(m: FloatArray, n: FloatArray, k: FloatArray) -> IntArray:
 
 
 class _Seen:
-    """Log µs of shapes that were asked for already: halves of one k are often another row's k."""
+    """Remembers the log µs of shapes: half of one row's k is often another row's k."""
 
     def __init__(self, keys: IntArray, log_us: FloatArray) -> None:
         self._keys, first = np.unique(keys, return_index=True)
         self._log_us = log_us[first]
 
     def or_ask(self, ensemble: Ensemble, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
-        """Of shapes, (rows,), each evaluated once."""
+        """Log µs of shapes, (rows,), each evaluated once."""
         wanted, first, place = np.unique(shape_keys(m, n, k), return_index=True, return_inverse=True)
         at = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
         new = self._keys[at] != wanted
@@ -84,11 +84,10 @@ def hold_rising(
     at_most: Callable[[IndexArray, FloatArray], FloatArray],
     ask: Callable[[IndexArray, FloatArray], FloatArray],
 ) -> FloatArray:
-    """The largest of each row's log_us and those at k / 2, k / 4, … as long as they are whole, (rows,): so doubling k
-    is never faster.
+    """The largest of log µs at k, k / 2, k / 4, … while they are whole, (rows,), so that doubling k is never faster.
 
-    The cost model alone rises with k; only the trees may not. So halving stops as soon as a bound stays below what was
-    found. at_most, ask: (row indices, halved k) to a bound on log µs, and to log µs.
+    log_us: at k. at_most, ask: functions of (row indices, halved k) to an upper bound on log µs, and to log µs.
+    The cost model alone rises with k; only the trees may not. So halving stops where the bound is below the largest.
     """
     best = log_us.copy()
     rows, half = np.flatnonzero((k > LEAST_K) & (k % 2 == 0)), k / 2
@@ -103,19 +102,19 @@ def hold_rising(
 
 @dataclass(frozen=True)
 class RawPrediction:
-    """log_us, variance: (rows,) the prediction, and the variance between members and between trees, log time.
-    kernels: (members, rows) index of the kernel that each member finds fastest."""
+    """log_us: (rows,). variance: (rows,) between members and between trees, log time. kernels: (members, rows) index of
+    the fastest kernel by each member."""
 
     log_us: FloatArray
     variance: FloatArray
     kernels: IndexArray
 
 
-def _least_wrong(log_us: list[FloatArray], within: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
-    """(what to say, variance), (rows,) each, log time, of what each member says and how far its trees disagree.
+def _combined(log_us: list[FloatArray], within: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
+    """(prediction, variance), (rows,) each, log time, from each member's prediction and the variance over its trees.
 
-    Of a time whose logarithm is normal, the figure that is least wrong in relative terms, |said / true - 1|, lies below
-    the median by the variance: saying twice the time costs 100 %, saying half of it 50 %.
+    The prediction with the least expected relative error, |predicted / true - 1|, of a log-normal time lies below the
+    median by the variance: predicting twice the time costs 100 %, predicting half of it 50 %.
     """
     variance = np.var(log_us, axis=0) + (np.mean(within, axis=0) if within else 0.0)
     return np.mean(log_us, axis=0) - variance, variance
@@ -123,7 +122,7 @@ def _least_wrong(log_us: list[FloatArray], within: list[FloatArray]) -> tuple[Fl
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Members of one machine and one menu, whose log times are averaged (`_least_wrong`)."""
+    """Members of one machine and one menu, whose log times are averaged (`_combined`)."""
 
     machine: Machine
     menu: Menu
@@ -136,7 +135,7 @@ class Ensemble:
         return float(np.mean([member.most for member in self.members]))
 
     def monotone(self, m: FloatArray, n: FloatArray, k: FloatArray) -> RawPrediction:
-        """The prediction at (m, n, k), (rows,) each, held so that doubling k is never faster (`hold_rising`)."""
+        """The prediction at m, n, k, (rows,) each; doubling k is never faster (`hold_rising`)."""
         answer = self.raw(m, n, k)
         if self.most == 0.0:
             return answer
@@ -158,7 +157,7 @@ class Ensemble:
         return total / len(self.members)
 
     def raw(self, m: FloatArray, n: FloatArray, k: FloatArray) -> RawPrediction:
-        """The members' mean, as it is."""
+        """The prediction without that."""
         keep_freed_memory()
         log_us, variance = np.empty(len(m)), np.empty(len(m))
         kernels = np.empty((len(self.members), len(m)), dtype=np.intp)
@@ -167,7 +166,7 @@ class Ensemble:
         return RawPrediction(log_us, variance, kernels)
 
     def _raw(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[FloatArray, FloatArray, IndexArray]:
-        if len(m) == 1:  # numpy adds up a single column in another order: what is said of a shape must not depend on it
+        if len(m) == 1:  # numpy sums a single column in another order; batching must not change a prediction
             alone = self._raw(*(np.repeat(x, 2) for x in (m, n, k)))
             return alone[0][:1], alone[1][:1], alone[2][:, :1]
         deep = np.maximum(k, LEAST_K)
@@ -184,18 +183,20 @@ class Ensemble:
                 correction, spread = member.correction(x, reference)
                 within.append(spread)
             log_us.append(physics + correction)
-        said, variance = _least_wrong(log_us, within)
+        log_time, variance = _combined(log_us, within)
         short = k < LEAST_K
         if short.any():
-            said[short] += self._physics(m[short], n[short], k[short]) - self._physics(m[short], n[short], deep[short])
-        return said, variance, np.stack(kernels)
+            log_time[short] += self._physics(m[short], n[short], k[short]) - self._physics(
+                m[short], n[short], deep[short]
+            )
+        return log_time, variance, np.stack(kernels)
 
     def _shapes(self, m: FloatArray, n: FloatArray, k: FloatArray) -> Shapes:
         """Single precision where `monotone` holds k to its order; the cost model alone must not lose it to rounding."""
         return Shapes(self.machine, self.menu, m, n, k, dtype=np.float32 if self.most else np.float64)
 
     def named(self, m: FloatArray, n: FloatArray, k: FloatArray, kernel: IndexArray) -> FloatArray:
-        """Log µs of shapes, (rows,), of which the kernel that runs is known: its index in the menu."""
+        """Log µs of shapes, (rows,), where the kernel that runs is known. kernel: (rows,) index in the menu."""
         log_us = np.empty(len(m))
         for part in chunks(len(m)):
             rows = Measured(m[part], n[part], k[part], np.zeros(len(m[part])), kernel[part])
@@ -206,12 +207,12 @@ class Ensemble:
                 correction, spread = member.correction(x, known)
                 found.append(own + correction)
                 within.append(spread)
-            log_us[part] = _least_wrong(found, within)[0]
+            log_us[part] = _combined(found, within)[0]
         return log_us
 
     def rise(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """(mean, standard deviation), (rows,) each, of the log time gained from m to m + 1, over all the trees of all
-        the members: what they get wrong at both ends alike, and that is most of it, cancels out."""
+        """(mean, standard deviation), (rows,) each, of the rise in log time from m to m + 1, over all trees of all
+        members. Most errors are the same at both ends and cancel out."""
         both = [
             self._by_tree(m[part] + 1.0, n[part], np.maximum(k[part], LEAST_K))
             - self._by_tree(m[part], n[part], np.maximum(k[part], LEAST_K))
@@ -225,12 +226,12 @@ class Ensemble:
         shapes = self._shapes(m, n, k)
         reference = None if self.reference is None else self.reference.at(m, n, k)
         watched = watched_columns(shapes)
-        said = []
+        log_time = []
         for member in self.members:
             physics, parts = member.physics(shapes)
             x = member.features(self.menu, shapes, physics, parts, watched, reference)
-            said.append(physics + member.by_tree(x, reference))
-        return np.concatenate(said)
+            log_time.append(physics + member.by_tree(x, reference))
+        return np.concatenate(log_time)
 
     def physics(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
         """The cost model alone, the members' mean, (rows,), log µs."""
@@ -242,5 +243,5 @@ class Ensemble:
         return np.asarray(np.mean([member.physics(shapes)[0] for member in self.members], axis=0))
 
     def correction(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
-        """What the trees add to the cost model, the members' mean, (rows,), log time."""
+        """What the trees add to the cost model, (rows,), log time."""
         return self.raw(m, n, k).log_us - self.physics(m, n, k)

@@ -1,4 +1,4 @@
-"""The latency model of matrix products: fitted to few measured shapes, starting from what other GPUs taught.
+"""The latency model of matrix products: fitted to few measured shapes, with a prior from other GPUs.
 
 >>> model = GemmModel.prior("a100-sxm4-80gb")
 >>> found = model.predict(4096, 4096, [4096, 8192])
@@ -263,7 +263,7 @@ class GemmModel:
 
     @property
     def in_waves(self) -> bool:
-        """Whether its parameters say that products run in waves, so that a part-full last wave leaves SMs idle."""
+        """Whether products run in waves by its parameters, so that a partly full last wave leaves SMs idle."""
         return runs_in_waves([member.parameters for member in self.ensemble.members])
 
     def compiled(self) -> FastGemm:

@@ -57,7 +57,7 @@ _BLIND_TENSOR_CORES = 1.4
 
 @dataclass(frozen=True)
 class Prior:
-    """What is expected of the parameters, (parameters + tiles,) each, and where from, in words."""
+    """Mean and standard deviation of the parameters, (parameters + tiles,) each, and their source, in words."""
 
     mean: FloatArray
     sd: FloatArray
@@ -106,7 +106,7 @@ def pooled(known: Sequence[Known]) -> Prior:
 
 
 def near(known: Sequence[Known], *, same_gpu: bool) -> Prior:
-    """Around the mean of GPUs that are the target itself or of its family."""
+    """The prior around the mean of entries of the target itself, or of GPUs of its family."""
     _, sd = hand_prior()
     mean = np.mean([k.parameters for k in known], axis=0)
     share = _SAME_GPU if same_gpu else _SAME_FAMILY
@@ -172,14 +172,14 @@ def choose(device: DeviceSpec, dtype: str, known: Sequence[Known], *, family_out
 
 _DELTA = 0.05  # log time where the loss turns from square to straight
 _NOISE = 0.05  # log time that a row is off without the model being wrong
-# Of naming a recorded kernel, beside its time. More bends the times of kernels towards a choice that the form does not
-# explain: with 0.5, products of which the kernel is known came out worse than without names.
+# Weight of the recorded kernel's name beside its time. A larger one bends the times of kernels towards choices that the
+# cost model does not explain: with 0.5, products with a known kernel were predicted worse than without names.
 _CHOICE_WEIGHT = 0.02
 
 
-#: fewer rows than this teach nothing: the prior stays as it is
+#: with fewer rows the prior is kept
 FEWEST_ROWS = 20
-#: fewer rows than this grow no trees
+#: with fewer rows no trees are grown
 FEWEST_FOR_TREES = 60
 _FOLDS = 5
 # The 0.9 quantile of some two hundred errors is a matter of twenty rows on a few sites, and coverage swings with it.
@@ -237,7 +237,7 @@ def fit_parameters(
         loss, slope = _pseudo_huber(predicted.value - rows.log_us, weight)
         grad = gradient(predicted, source, slope)
         if len(named):
-            # A recorded kernel's own time is held against the measurement, and the choice against its name.
+            # The recorded kernel's own time must fit the measurement, and the choice its name.
             own = _entries(log_time, rows.kernel[named] * len(rows) + named)
             own_loss, slope = _pseudo_huber(own.value - rows.log_us[named])
             width = np.exp(value_of(values["choice"]))[0]

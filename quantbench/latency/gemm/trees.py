@@ -134,7 +134,7 @@ class Forest:
         return mean, variance
 
     def by_tree(self, x: Float32Array) -> Float32Array:
-        """What each tree says, (trees, rows), of x (rows, features)."""
+        """The prediction of each tree, (trees, rows), for x (rows, features)."""
         return self.value[self._leaves(np.ascontiguousarray(x.T))]
 
     # Indices are intp throughout: numpy casts others on every take.
@@ -225,7 +225,7 @@ class Member:
         reference: FloatArray | None,
         weights: Array | None = None,
     ) -> Float32Array:
-        """What the forest sees, (rows, features), of shapes whose cost model says log_us and parts.
+        """The inputs of the forest, (rows, features). log_us, parts: the cost model's prediction (`physics`).
 
         watched: `watched_columns(shapes)`, which all members share. reference: a reference's residual, (rows,), the
         last column. weights: how likely each kernel is taken, where that is not the member's own choice.
@@ -233,7 +233,7 @@ class Member:
         if weights is None:
             weights = self.weights(parts)
         log_m, log_n, log_k = np.log2(shapes.m), np.log2(shapes.n), np.log2(shapes.k)
-        # A small tile in very many waves can be priced beyond what single precision holds; nobody takes it.
+        # The time of a small tile in very many waves can exceed single precision; such a tile is never chosen.
         per_time = weights * np.exp(np.maximum(-parts.log_time, NEGLIGIBLE))
         columns = [log_m, log_n, log_k, log_m + log_n, log_n + log_k, log_m + log_k, log_m + log_n + log_k, log_us]
         priced = (parts.arithmetic, parts.memory, parts.l2, parts.write, parts.reduction)
@@ -270,16 +270,16 @@ class Member:
         return np.clip(mean, -self.most, self.most), variance
 
     def by_tree(self, x: Float32Array, reference: FloatArray | None) -> FloatArray:
-        """What each tree would add to log time, (trees, rows), unlimited; a row of zeros without a forest."""
+        """What each tree adds to log time, (trees, rows), without the limit; a row of zeros without a forest."""
         if self.forest is None:
             return np.zeros((1, len(x)))
-        said = self.forest.by_tree(x).astype(np.float64)
-        return said if reference is None else said + self.slope * reference
+        correction = self.forest.by_tree(x).astype(np.float64)
+        return correction if reference is None else correction + self.slope * reference
 
     def named(
         self, machine: Machine, menu: Menu, rows: Measured, reference: FloatArray | None
     ) -> tuple[Array, Float32Array]:
-        """(log µs of each row's recorded kernel, what the trees see when that kernel is known to run)."""
+        """(log µs of each row's recorded kernel, the inputs of the forest when that kernel is known to run)."""
         own = self.physics(Shapes(machine, menu.by_row(rows.kernel), rows.m, rows.n, rows.k))[0]
         shapes = Shapes(machine, menu, rows.m, rows.n, rows.k, dtype=np.float32)
         parts = self.physics(shapes)[1]
@@ -297,13 +297,13 @@ def train_member(
     growth: Growth,
     seed: int,
 ) -> Member:
-    """Grow the trees on what `parameters` leave unexplained. reference: another model's residual, (rows,)."""
+    """Grow the trees on the residual of the cost model. reference: another model's residual, (rows,)."""
     bare = Member(parameters, None)
     x, residual = _residual(bare, machine, menu, rows, reference)
     slope = 0.0
     if reference is not None:
         reference = x[:, -1].astype(np.float64)  # of rows whose kernel is known, twice
-        # Ridge towards none: a reference of another library may say nothing.
+        # Ridge regression: the reference of another library may not help at all.
         slope = float((reference @ residual) / (reference @ reference + 10.0 * residual.var() + 1e-12))
         residual = residual - slope * reference
     centre = float(np.median(residual))
@@ -317,8 +317,8 @@ def train_member(
 def _residual(
     member: Member, machine: Machine, menu: Menu, rows: Measured, reference: FloatArray | None
 ) -> tuple[Float32Array, FloatArray]:
-    """What the trees see of the rows and what is left for them: every row as one of which the kernel is not known, then
-    those whose kernel was recorded once more, with it."""
+    """(inputs of the trees, residual): every row as if its kernel were unknown, then the rows with a recorded kernel
+    again, with it."""
     features, residual = [], []
     for chunk in chunks(len(rows), 1000):
         part = rows.take(np.arange(len(rows))[chunk])
