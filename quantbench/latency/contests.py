@@ -31,8 +31,8 @@ from quantbench.latency.scoring import (
     held_out_sites,
     over_seeds,
     random_split,
+    recall_and_precision,
     rises,
-    score_cliffs,
     summarize,
 )
 from quantbench.latency.tables import GemmTable, read_table
@@ -162,20 +162,17 @@ def _judge(contest: Contest, contestant: Contestant, seed: int) -> Line:
         note=answer.note,
     )
     pairs = low, _ = cliff_pairs(*shapes)
-    if rises(measured, pairs).sum() < _FEWEST_CLIFFS:
+    cliffs = rises(measured, pairs)
+    if cliffs.sum() < _FEWEST_CLIFFS:
         return found
     if answered.all():
-        score = score_cliffs(rises(answer.latency_us, pairs), measured, pairs)
-        found = replace(found, cliff_recall=score.recall, cliff_precision=score.precision)
+        recall, precision = recall_and_precision(rises(answer.latency_us, pairs), cliffs)
+        found = replace(found, cliff_recall=recall, cliff_precision=precision)
     if answer.cliff_probability is not None:
         probability = answer.cliff_probability(m[low], n[low], k[low])
-        score = score_cliffs(probability >= LIKELY, measured, pairs)
-        found = replace(
-            found,
-            forecast_recall=score.recall,
-            forecast_precision=score.precision,
-            cliff_levels=cliff_levels(probability, measured, pairs),
-        )
+        recall, precision = recall_and_precision(probability >= LIKELY, cliffs)
+        levels = cliff_levels(probability, cliffs)
+        found = replace(found, forecast_recall=recall, forecast_precision=precision, cliff_levels=levels)
     return found
 
 

@@ -20,6 +20,7 @@ from quantbench.latency.gemm.cost_model import resident_blocks
 from quantbench.latency.gemm.model import LARGEST_SIDE, GemmModel, shipped_model
 from quantbench.latency.op_times import UNMEASURED_COMMON, OpTimes, RememberedTimes, peak_share
 from quantbench.latency.softmax import SoftmaxModel
+from quantbench.launch import Launch
 from quantbench.quantization import credible_waves
 from quantbench.workload import Attention, Gemm, Softmax
 from quantbench.workload.transformer import Compute
@@ -75,14 +76,12 @@ class ModelTimes:
         single = "" if model.rows else f"{works[0].dtype} products: none measured on {self.device.name}"
         batched = single or "batched products: none measured"
         in_waves = model.in_waves
-        return [
-            replace(
-                _with_waves(found, work, self.device, in_waves=in_waves),
-                note=note,
-                unmeasured=batched if work.batch > 1 else single,
-            )
-            for found, work in zip(predict_within_reach(model, works), works, strict=True)
-        ]
+        out = []
+        for found, work in zip(predict_within_reach(model, works), works, strict=True):
+            launch, waves = _launch_and_waves(found, work, self.device, in_waves=in_waves)
+            why = batched if work.batch > 1 else single
+            out.append(replace(found, launch=launch, waves=waves, note=note, unmeasured=why))
+        return out
 
     def _attentions(self, works: list[Attention]) -> list[Estimate]:
         found = self._attention.predict(works)
@@ -175,19 +174,20 @@ def predict_within_reach(model: GemmModel, gemms: Sequence[Gemm]) -> list[Estima
 _resident_blocks = cache(resident_blocks)
 
 
-def _with_waves(found: Estimate, gemm: Gemm, device: DeviceSpec, *, in_waves: bool) -> Estimate:
-    """The estimate with waves and blocks per SM only where the model knows them.
+def _launch_and_waves(
+    found: Estimate, gemm: Gemm, device: DeviceSpec, *, in_waves: bool
+) -> tuple[Launch | None, int | None]:
+    """The launch with its blocks per SM, and the waves, both only where the model knows them.
 
     in_waves: whether the model finds that the device runs in waves; otherwise it knows no blocks per SM. Waves: see
     `quantization.credible_waves`.
     """
     launch = found.launch
     if launch is None or launch.tile is None:
-        return replace(found, waves=None)
+        return launch, None
     if not in_waves:
-        return replace(found, launch=replace(launch, blocks_per_sm=None), waves=None)
+        return replace(launch, blocks_per_sm=None), None
     held = int(_resident_blocks(launch.tile.block_m, launch.tile.block_n))
     share = peak_share(gemm, found.latency_us, device)
     quantized = credible_waves(gemm, launch.tile, device.sm_count, held, share)
-    waves = None if quantized is None else quantized.num_waves
-    return replace(found, launch=replace(launch, blocks_per_sm=held), waves=waves)
+    return replace(launch, blocks_per_sm=held), None if quantized is None else quantized.num_waves

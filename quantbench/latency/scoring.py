@@ -106,18 +106,6 @@ def coverage(measured_us: FloatArray, low_us: FloatArray, high_us: FloatArray) -
     return float(np.mean((measured_us >= low_us) & (measured_us <= high_us)))
 
 
-@dataclass(frozen=True)
-class CliffScore:
-    """Forecast cliffs against measured ones. pairs: neighbours (m, m + 1) compared; cliffs: those measured above the
-    step. recall: share of the measured cliffs that were forecast. precision: share of the forecast ones that are real
-    (nan where nothing was forecast)."""
-
-    pairs: int
-    cliffs: int
-    recall: float
-    precision: float
-
-
 def cliff_pairs(m: IntArray, n: IntArray, k: IntArray) -> tuple[IntArray, IntArray]:
     """Indices (low, high) of rows that share n and k and whose m differ by one, with m >= 128 and n, k >= 1024."""
     rows = np.flatnonzero((m >= 128) & (n >= 1024) & (k >= 1024))
@@ -133,16 +121,12 @@ def rises(latency_us: FloatArray, pairs: tuple[IntArray, IntArray]) -> BoolArray
     return np.asarray(latency_us[high] / latency_us[low] > 1 + _STEP)
 
 
-def score_cliffs(forecast: BoolArray, measured_us: FloatArray, pairs: tuple[IntArray, IntArray]) -> CliffScore:
-    """Forecasts, (pairs,), against measured rises."""
-    measured = rises(measured_us, pairs)
+def recall_and_precision(forecast: BoolArray, measured: BoolArray) -> tuple[float, float]:
+    """Share of the measured cliffs that were forecast, and of the forecast ones that are real (nan where nothing was
+    forecast). forecast, measured: (pairs,)."""
     hits = int((measured & forecast).sum())
-    return CliffScore(
-        pairs=len(measured),
-        cliffs=int(measured.sum()),
-        recall=hits / int(measured.sum()) if measured.any() else float("nan"),
-        precision=hits / int(forecast.sum()) if forecast.any() else float("nan"),
-    )
+    recall = hits / int(measured.sum()) if measured.any() else float("nan")
+    return recall, hits / int(forecast.sum()) if forecast.any() else float("nan")
 
 
 @dataclass(frozen=True)
@@ -157,15 +141,15 @@ class CliffLevels:
     true: tuple[float | None, ...]
 
 
-def cliff_levels(probability: FloatArray, measured_us: FloatArray, pairs: tuple[IntArray, IntArray]) -> CliffLevels:
-    """probability: of each pair, (pairs,). measured_us: of all rows that the pairs point into."""
-    scores = [score_cliffs(probability >= level, measured_us, pairs) for level in LEVELS]
+def cliff_levels(probability: FloatArray, measured: BoolArray) -> CliffLevels:
+    """Judge forecasts by their probability. probability, measured: (pairs,)."""
+    scores = [recall_and_precision(probability >= level, measured) for level in LEVELS]
     return CliffLevels(
-        pairs=scores[0].pairs,
+        pairs=len(measured),
         expected=float(probability.mean()),
-        measured=scores[0].cliffs / scores[0].pairs,
-        found=tuple(score.recall for score in scores),
-        true=tuple(None if np.isnan(score.precision) else score.precision for score in scores),
+        measured=int(measured.sum()) / len(measured),
+        found=tuple(recall for recall, _ in scores),
+        true=tuple(None if np.isnan(precision) else precision for _, precision in scores),
     )
 
 

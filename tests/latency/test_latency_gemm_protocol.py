@@ -10,8 +10,8 @@ from quantbench.latency.scoring import (
     coverage,
     held_out_sites,
     random_split,
+    recall_and_precision,
     rises,
-    score_cliffs,
     summarize,
 )
 
@@ -69,6 +69,6 @@ def test_cliffs_are_scored_on_neighbouring_m() -> None:
     assert [(m[a], m[b], n[a]) for a, b in zip(*pairs, strict=True)] == [(128, 129, 1024), (256, 257, 1024)]
     measured = np.where((m == 129) & (n == 1024), 1.2, 1.0)
     forecast = rises(np.where(m >= 257, 2.0, np.where(m == 129, 1.11, 1.0)), pairs)
-    score = score_cliffs(forecast, measured, pairs)
-    assert (score.pairs, score.cliffs, score.recall, score.precision) == (2, 1, 1.0, 0.5)
-    assert np.isnan(score_cliffs(np.zeros(2, dtype=bool), measured, pairs).precision)
+    assert rises(measured, pairs).tolist() == [True, False]
+    assert recall_and_precision(forecast, rises(measured, pairs)) == (1.0, 0.5)
+    assert np.isnan(recall_and_precision(np.zeros(2, dtype=bool), rises(measured, pairs))[1])
