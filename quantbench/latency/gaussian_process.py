@@ -6,7 +6,7 @@ Matérn 3/2 kernel with one length scale per feature, plus noise. Hyperparameter
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -155,23 +155,13 @@ class GaussianProcess:
 
     def to_json(self) -> dict[str, Any]:
         """As plain numbers."""
-        return {
-            "kernel": "matern-3/2",
-            "features": np.round(self.features, _DIGITS).tolist(),
-            "targets": np.round(self.targets, _DIGITS).tolist(),
-            "shift": self.shift.tolist(),
-            "spread": self.spread.tolist(),
-            "length_scales": self.length_scales.tolist(),
-            "amplitude": self.amplitude,
-            "noise": self.noise,
-            "centre": self.centre,
-        }
+        rounded = {name: np.round(getattr(self, name), _DIGITS) for name in ("features", "targets")}
+        values = {f.name: rounded.get(f.name, getattr(self, f.name)) for f in fields(self)}
+        return {"kernel": "matern-3/2", **{name: np.asarray(value).tolist() for name, value in values.items()}}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> GaussianProcess:
         """The process of `to_json`."""
-        arrays = {
-            name: np.asarray(data[name], dtype=float)
-            for name in ("features", "targets", "shift", "spread", "length_scales")
-        }
+        names = ("features", "targets", "shift", "spread", "length_scales")
+        arrays = {name: np.asarray(data[name], dtype=float) for name in names}
         return cls(**arrays, amplitude=data["amplitude"], noise=data["noise"], centre=data["centre"])

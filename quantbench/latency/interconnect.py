@@ -125,15 +125,10 @@ def cluster(name: str, device: DeviceSpec | None = None) -> Cluster:
         if not found["gpus"]:
             raise InputError(_WHO, f"{name!r} without a GPU", "--gpu as well")
         device = lookup(found["gpus"][0])
-    links, source = _links(device)
-    return Cluster(
-        name,
-        device,
-        found["gpus_per_node"],
-        found["node_gbit_per_s"] / _BITS_PER_BYTE,
-        links,
-        f"{found['source']}; inside a node: {source}",
-    )
+    links, links_source = _links(device)
+    source = f"{found['source']}; inside a node: {links_source}"
+    node_gb_per_s = found["node_gbit_per_s"] / _BITS_PER_BYTE
+    return Cluster(name, device, found["gpus_per_node"], node_gb_per_s, links, source)
 
 
 def same_site(name: str) -> tuple[str, ...]:
@@ -172,32 +167,22 @@ def _links(device: DeviceSpec) -> tuple[dict[int, Link], str]:
             bus = (Collective("all_reduce", size, int(text)).bus_bytes for size in points["message_bytes"])
             links[int(text)] = Link(tuple(map(float, bus)), tuple(points["latency_us"]))
         return links, f"{data['provenance']['package']}, {measured['file']}"
-    stated = _stated(device)
-    link = Link.of_rate(stated["value"] * _UNMEASURED_SHARE, _UNMEASURED_LATENCY_US)
-    return {1: link}, f"{stated['source']}; {_UNMEASURED_SHARE:.0%} of it assumed"
+    rate, stated_by = stated_link(device)
+    link = Link.of_rate(rate * _UNMEASURED_SHARE, _UNMEASURED_LATENCY_US)
+    return {1: link}, f"{stated_by}; {_UNMEASURED_SHARE:.0%} of it assumed"
 
 
 def stated_link(device: DeviceSpec) -> tuple[float, str]:
     """Rate of the link to the other GPUs of a node, one direction, in 1e9 bytes a second, and its source."""
-    found = _stated(device)
-    return float(found["value"]), str(found["source"])
+    for prefix, values in _data()["intra_node_gb_per_s"].items():
+        if device.name.startswith(prefix):
+            return float(values["value"]), str(values["source"])
+    return host_link(device)
 
 
 def host_link(device: DeviceSpec) -> tuple[float, str]:
     """Rate of the slot between a GPU and its host, one direction, in 1e9 bytes a second, and its source."""
-    found = _slot(device)
-    return float(found["value"]), str(found["source"])
-
-
-def _stated(device: DeviceSpec) -> dict[str, Any]:
-    table: dict[str, dict[str, Any]] = _data()["intra_node_gb_per_s"]
-    for prefix, values in table.items():
-        if device.name.startswith(prefix):
-            return values
-    return _slot(device)
-
-
-def _slot(device: DeviceSpec) -> dict[str, Any]:
-    table: dict[str, dict[str, Any]] = _data()["intra_node_gb_per_s"]
     major = (device.compute_capability or (0, 0))[0]
-    return table["pcie-gen3" if major < 8 else "pcie-gen4" if major == 8 else "pcie-gen5"]
+    slot = "pcie-gen3" if major < 8 else "pcie-gen4" if major == 8 else "pcie-gen5"
+    found = _data()["intra_node_gb_per_s"][slot]
+    return float(found["value"]), str(found["source"])
