@@ -16,13 +16,13 @@ from quantbench.importers.aiconfigurator import TableFile, find_tables, origin_o
 from quantbench.importers.runs import write_run
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.softmax import SoftmaxModel
-from quantbench.latency.tables import SHIPPED_GPUS
 from quantbench.profile.build import checks_of, cliffs_of, findings_of, software_of, source_of
 from quantbench.profile.fit import known_model
 from quantbench.profile.models import Models
 from quantbench.profile.parts import Provenance
 from quantbench.profile.profile import Profile
 from quantbench.store.folder import Run, read_run
+from tools.accuracy.tables import SHIPPED_GPUS
 
 _KINDS = ("gemm", "context_attention")
 # Most cliffs per table, besides those that many curves have in common.

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from quantbench.device import lookup
-from quantbench.latency import attention_fitting, shipped
+from quantbench.latency import attention
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.scoring import coverage, summarize
-from quantbench.latency.tables import SHIPPED_GPUS
 from tools.accuracy.attention import AttentionTable, held_out, read_attention
+from tools.accuracy.tables import SHIPPED_GPUS
 
 #: rows of the shipped fits: more make the files larger and predictions slower, for little
 TRAIN_ROWS = 800
@@ -83,9 +83,9 @@ def _write(folder: Path, slug: str, model: AttentionModel, transfer: dict[str, f
 
 
 def _forget() -> None:
-    attention_fitting.shipped_slugs.cache_clear()
-    attention_fitting.shipped_json.cache_clear()
+    attention.shipped_slugs.cache_clear()
+    attention.shipped_json.cache_clear()
 
 
 if __name__ == "__main__":
-    print("\n".join(ship_attention(Path(next(iter(shipped.__path__))))))
+    print("\n".join(ship_attention(Path(attention.__file__).parent / "models")))

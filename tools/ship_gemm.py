@@ -15,16 +15,23 @@ import numpy as np
 
 from quantbench.device.registry import lookup
 from quantbench.latency.families import family
-from quantbench.latency.gemm.cost_model import Machine
+from quantbench.latency.gemm.cost_model import Machine, Menu
 from quantbench.latency.gemm.distilled import distil
 from quantbench.latency.gemm.ensemble import Ensemble
-from quantbench.latency.gemm.fitting import Measured, fit_parameters
-from quantbench.latency.gemm.menu import Menu
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.gemm.training import Effort, Known, choose, pool_to_json, pooled, shipped_pool
-from quantbench.latency.gemm.trees import Growth, Member
+from quantbench.latency.gemm.training import (
+    POOL_FORMAT,
+    POOL_VERSION,
+    Effort,
+    Known,
+    choose,
+    fit_parameters,
+    pooled,
+    shipped_pool,
+)
+from quantbench.latency.gemm.trees import Growth, Measured, Member
 from quantbench.latency.scoring import coverage, random_split, summarize
-from quantbench.latency.tables import SHIPPED_GPUS, GemmTable, read_table
+from tools.accuracy.tables import SHIPPED_GPUS, PackagedTable, read_packaged
 
 POOL_ROWS = 700
 MODEL_ROWS = 8000
@@ -33,7 +40,7 @@ _EFFORT = Effort(members=2, rows_first=1000, rows_other=600, growth=Growth(trees
 _BLIND_ROWS = 4000
 
 
-def _pool_entry(slug: str, table: GemmTable) -> Known:
+def _pool_entry(slug: str, table: PackagedTable) -> Known:
     device = lookup(slug)
     rows = random_split(len(table), POOL_ROWS, seed=77).train
     measured = Measured(
@@ -41,10 +48,10 @@ def _pool_entry(slug: str, table: GemmTable) -> Known:
         np.log(table.latency_us[rows]), np.full(len(rows), -1),
     )  # fmt: skip
     vector = fit_parameters(Machine.of(device, "bf16"), Menu.of(), measured, pooled(()), max_iterations=500)
-    return Known(slug, family(device), "bf16", vector, len(rows), table.provenance.file, 0.0)
+    return Known(slug, family(device), "bf16", vector, len(rows), table.file, 0.0)
 
 
-def _blind_90(known: Known, pool: list[Known], table: GemmTable) -> float:
+def _blind_90(known: Known, pool: list[Known], table: PackagedTable) -> float:
     """How far the other families' pool is off on this GPU: the 90th percentile of |log error|."""
     device = lookup(known.device)
     start, _ = choose(device, known.dtype, pool, family_out=True)
@@ -54,7 +61,7 @@ def _blind_90(known: Known, pool: list[Known], table: GemmTable) -> float:
     return float(np.quantile(np.abs(ensemble.physics(m, n, k) - np.log(table.latency_us[rows])), 0.90))
 
 
-def _model(slug: str, table: GemmTable) -> GemmModel:
+def _model(slug: str, table: PackagedTable) -> GemmModel:
     split = random_split(len(table), MODEL_ROWS, seed=0)
     rows = split.train
     model = GemmModel.fit(
@@ -63,10 +70,9 @@ def _model(slug: str, table: GemmTable) -> GemmModel:
     test = split.test[:_BLIND_ROWS]
     found = model.predict(table.m[test], table.n[test], table.k[test])
     errors = summarize(found.latency_us, table.latency_us[test])
-    source = table.provenance
     provenance: dict[str, Any] = {
-        "table": source.file, "sha256": source.sha256, "package": source.package, "framework": source.framework,
-        "framework_version": source.version, "measured_on": source.device, "rows_fitted": len(rows),
+        "table": table.file, "sha256": table.sha256, "package": table.package, "framework": table.framework,
+        "framework_version": table.version, "measured_on": table.device, "rows_fitted": len(rows),
         "held_out": {
             "protocol": f"random rows, {len(test)} not fitted", "median_pct": round(errors.median_pct, 2),
             "mean_pct": round(errors.mean_pct, 2), "p95_pct": round(errors.p95_pct, 2),
@@ -83,10 +89,12 @@ def main() -> None:
     """Fit and write everything; minutes on one core."""
     folder = Path(__file__).parent.parent / "quantbench" / "latency" / "models"
     folder.mkdir(exist_ok=True)
-    tables = {slug: read_table(slug) for slug in SHIPPED_GPUS}
+    tables = {slug: read_packaged(slug) for slug in SHIPPED_GPUS}
     pool = [_pool_entry(slug, table) for slug, table in tables.items()]
     pool = [replace(k, blind_90=round(_blind_90(k, pool, tables[k.device]), 4)) for k in pool]
-    (folder / "pool.json").write_text(json.dumps(pool_to_json(pool), indent=1) + "\n", encoding="utf-8")
+    known = [{**vars(k), "parameters": [round(float(z), 5) for z in k.parameters]} for k in pool]
+    text = json.dumps({"format": POOL_FORMAT, "version": POOL_VERSION, "known": known}, indent=1)
+    (folder / "pool.json").write_text(text + "\n", encoding="utf-8")
     shipped_pool.cache_clear()
     for slug, table in tables.items():
         model = _model(slug, table)

@@ -12,8 +12,7 @@ from quantbench.advice.edges import Edge, edges
 from quantbench.advice.spread import ratio_factor
 from quantbench.analysis.blocks import tile_in_use
 from quantbench.latency.estimate import Estimate
-from quantbench.latency.op_times import CORRELATION, OpEstimate, RememberedTimes, total
-from quantbench.latency.roofline import peak_share
+from quantbench.latency.op_times import CORRELATION, OpEstimate, RememberedTimes, peak_share, total
 from quantbench.launch import Launch
 from quantbench.quantization import Quantization, credible_waves
 from quantbench.workload import Gemm, Op, TransformerShape

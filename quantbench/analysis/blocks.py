@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.gemm.training import known_in_waves
-from quantbench.latency.roofline import assumed_tile
+from quantbench.latency.op_times import assumed_tile
 from quantbench.launch import Launch, Tile
 from quantbench.quantization import alignment_bytes, alignment_words, cdiv, gemm_alignment_bytes, idle_shares
 from quantbench.units import percent

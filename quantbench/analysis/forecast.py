@@ -1,4 +1,4 @@
-"""A sweep that is predicted instead of measured: `forecast` answers a grid of axes with a model. Called by `predict`.
+"""A sweep that is predicted instead of measured: `forecast` predicts a grid of axes. Called by `predict`.
 
 `cliff_odds` adds the probability that one row more costs a cliff, where that probability is calibrated.
 """
@@ -14,9 +14,15 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.gemm.cliffs import cliff_probability
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.model_times import ModelTimes
-from quantbench.latency.op_times import OpEstimate, ShapeEstimate, total
-from quantbench.latency.roofline import peak_share
+from quantbench.latency.op_times import (
+    UNALIGNED_NOTE,
+    OpEstimate,
+    RememberedTimes,
+    ShapeEstimate,
+    correlation_of,
+    peak_share,
+    total,
+)
 from quantbench.sweep.axes import Axis, Held, ops_at
 from quantbench.workload import Gemm, Op
 
@@ -61,15 +67,19 @@ class Forecast:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes of the models used, each once."""
-        return tuple(dict.fromkeys(op.estimate.note for op in self.ops if op.estimate.note))
+        """What the predictions are based on, each once."""
+        notes = dict.fromkeys(op.estimate.note for op in self.ops if op.estimate.note)
+        if any(op.estimate.unmeasured == UNALIGNED_NOTE for op in self.ops):
+            notes[UNALIGNED_NOTE] = None
+        return tuple(notes)
 
 
-def forecast(axes: Sequence[Axis], held: Held, model: ModelTimes, *, skip_impossible: bool) -> Forecast:
+def forecast(axes: Sequence[Axis], held: Held, times: RememberedTimes, *, skip_impossible: bool) -> Forecast:
     """Predict every place of a grid.
 
     axes: with their edges already added.
     held: with its defaults filled in.
+    times: of the GPU, as `plan` and `advise` ask them.
     Raises InputError for a place that cannot exist, unless skip_impossible, and when no place is left.
     """
     places: list[tuple[dict[str, int], tuple[Op, ...]]] = []
@@ -86,8 +96,12 @@ def forecast(axes: Sequence[Axis], held: Held, model: ModelTimes, *, skip_imposs
             places.append(({axis.field: value for axis, value in zip(axes, values, strict=True)}, ops))
     if not places:
         raise InputError("predict", "no place is left to predict", "axes and ops that have places in common")
-    answers = iter(model.predict_ops([op for _, ops in places for op in ops], softmax=held.softmax))
-    rows = [_row(at, [next(answers) for _ in ops], model.device, model.correlation(held.dtype)) for at, ops in places]
+    times.ask(op.workload for _, ops in places for op in ops)
+    correlation = correlation_of(times)
+    rows = [
+        _row(at, [OpEstimate(op, times.estimate(op.workload)) for op in ops], times.device, correlation)
+        for at, ops in places
+    ]
     return Forecast(tuple(rows), tuple(impossible))
 
 

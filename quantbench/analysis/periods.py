@@ -29,7 +29,7 @@ from quantbench.analysis.staircase import (
 from quantbench.analysis.summary import Point
 from quantbench.device.registry import known
 from quantbench.device.spec import DeviceSpec
-from quantbench.latency.roofline import assumed_tile
+from quantbench.latency.op_times import assumed_tile
 from quantbench.quantization import cdiv
 from quantbench.units import percent
 from quantbench.workload import Gemm, Workload

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 from quantbench.device.spec import DeviceSpec
-from quantbench.latency.roofline import peak_share
+from quantbench.latency.op_times import peak_share
 from quantbench.launch import Launch
 from quantbench.measurement import GRADES, Grade
 from quantbench.stats import Interval, median, median_interval, noise

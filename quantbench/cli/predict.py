@@ -15,6 +15,8 @@ from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.model_times import ModelTimes, best_gemm_model
+from quantbench.latency.op_times import RememberedTimes
+from quantbench.planner.calibration import shipped
 from quantbench.report.forecast import draw_forecast, forecast_table, forecast_to_json, odds_in_words, summed_line
 from quantbench.sweep.axes import Axis, with_defaults
 from quantbench.sweep.edges import parse_grid
@@ -79,6 +81,8 @@ def predict_sweep(arguments: GridOptions, spec: DeviceSpec) -> tuple[tuple[Axis,
         raise InputError("predict", f"--dtype {held.dtype} on {spec.name}", "one of " + ", ".join(spec.peak_tflops))
     grid = parse_grid(dims, held, spec, "predict")
     loose = arguments.skip_impossible or grid.loose
-    found = forecast(grid.axes, held, ModelTimes(spec), skip_impossible=loose)
+    share = shipped().elsewhere.unaligned_share
+    times = RememberedTimes(ModelTimes(spec), softmax=held.softmax, unaligned_share=share)
+    found = forecast(grid.axes, held, times, skip_impossible=loose)
     assumed = assumed_words(arguments, held, {op.op.name for op in found.ops}, spec, "predict")
     return grid.axes, found, assumed

@@ -21,7 +21,7 @@ from quantbench.cli.sweep_options import SweepArguments, assumed_of, budget_of, 
 from quantbench.cli.sweep_print import measuring_s, refinement, say_plan, say_result, show_progress
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import MeasurementError, StoreError
-from quantbench.latency.roofline import roofline_us
+from quantbench.latency.op_times import roofline_us
 from quantbench.providers import catalog
 from quantbench.store.folder import read_run
 from quantbench.store.record import Measured

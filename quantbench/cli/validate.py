@@ -15,7 +15,7 @@ from quantbench.cli.output import output, plain_table, print_json, progress_bar,
 from quantbench.device import lookup
 from quantbench.errors import InputError
 from quantbench.latency.contests import Step, run_contests, table_contests
-from quantbench.latency.scoring import COLUMNS, Absent, Line, cells, lines_to_json
+from quantbench.latency.scoring import COLUMNS, cells
 from quantbench.units import duration
 
 
@@ -38,14 +38,13 @@ def validate(
         count = sum(len(contestants) for _, contestants in plan)
         say(console, f"{count} contestants on {table.name} of {spec.name}; learning from {rows} rows")
         found = list(run_contests(plan, drawn, lambda step: show(step.done, step.total, _how_far(step, begun_s))))
-    lines = [one for one in found if isinstance(one, Line)]
     if as_json:
-        print_json(lines_to_json(lines, [one for one in found if isinstance(one, Absent)]))
+        print_json({"lines": [entry.to_json() for entry in found], "absent": []})
         return
     say(console, "errors: median / mean / p95 of |predicted / measured - 1|, in %")
     left = ("gpu", "protocol", "model")
     shown = plain_table("gpu", "protocol", *COLUMNS, right=[name for name in COLUMNS if name not in left])
-    for entry in lines:
+    for entry in found:
         shown.add_row(entry.gpu, entry.protocol, *cells(entry))
     console.print(shown)
 

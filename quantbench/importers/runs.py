@@ -16,7 +16,7 @@ from statistics import median
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError, StoreError
 from quantbench.files import read_bytes
-from quantbench.latency.roofline import roofline_us
+from quantbench.latency.op_times import roofline_us
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade, Measurement
 from quantbench.providers import kernel_names

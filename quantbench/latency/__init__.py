@@ -1,19 +1,21 @@
-"""Predicted times: what a product, a softmax, an attention or a whole transformer shape takes, and how surely.
+"""Predicted times of products, softmax, attention and whole shapes, with their intervals.
 
-The models are imported when they are first asked for, so that light parts of this package stay light.
+The models are imported on first use, so that importing this package costs nothing.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quantbench.latency.attention import AttentionModel
-    from quantbench.latency.estimate import Estimate, Estimates
-    from quantbench.latency.gemm.cliffs import cliff_probability, forecast_cliffs
-    from quantbench.latency.gemm.model import GemmModel
-    from quantbench.latency.model_times import ModelTimes
-    from quantbench.latency.op_times import OpTimes
-    from quantbench.latency.softmax import SoftmaxModel
+    from quantbench.latency.attention import AttentionModel as AttentionModel
+    from quantbench.latency.estimate import Estimate as Estimate
+    from quantbench.latency.estimate import Estimates as Estimates
+    from quantbench.latency.gemm.cliffs import cliff_probability as cliff_probability
+    from quantbench.latency.gemm.cliffs import forecast_cliffs as forecast_cliffs
+    from quantbench.latency.gemm.model import GemmModel as GemmModel
+    from quantbench.latency.model_times import ModelTimes as ModelTimes
+    from quantbench.latency.op_times import OpTimes as OpTimes
+    from quantbench.latency.softmax import SoftmaxModel as SoftmaxModel
 
 _MODULES = {
     "AttentionModel": "attention",
@@ -26,18 +28,7 @@ _MODULES = {
     "cliff_probability": "gemm.cliffs",
     "forecast_cliffs": "gemm.cliffs",
 }
-
-__all__ = [
-    "AttentionModel",
-    "Estimate",
-    "Estimates",
-    "GemmModel",
-    "ModelTimes",
-    "OpTimes",
-    "SoftmaxModel",
-    "cliff_probability",
-    "forecast_cliffs",
-]
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:

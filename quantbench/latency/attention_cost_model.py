@@ -3,7 +3,7 @@
 latency = launch + ‖compute, memory‖₃ (stretched where a long kernel throttles) + writing keys and values, where the
 measured figure includes that. compute runs the row blocks in waves of one per SM, softened by a fluid share. Each key
 block costs the longer of its two products and its exponentials, joined by a p-norm. Entry points: `AttentionShapes`,
-`assumed_family`, `times`.
+`cut`, `Physics`; `attention` fits the parameters.
 
 Sources: FlashAttention-3, hopper/tile_size.h (tile_size_fwd_sm90, tile_size_fwd_sm8x) and hopper/heuristics.h (query
 heads that share keys are packed into rows when sequence lengths vary, as serving engines pass them); FlashAttention-2,
@@ -13,8 +13,8 @@ blocks of 128 rows at a time). All of https://github.com/Dao-AILab/flash-attenti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, UnsupportedError
+from quantbench.latency.estimate import Parameter
 from quantbench.latency.families import family_of
 from quantbench.workload import Attention
 from quantbench.workload.dtypes import element_bytes
@@ -37,70 +38,53 @@ _EXACT_BLOCKS = 64
 
 @dataclass(frozen=True)
 class KernelFamily:
-    """One way of running attention. tile: (head_dim, causal) → (block_m, block_n). packs: whether query heads that
-    share a key head are packed into the rows of one block (all families do it for a single query). splits: whether few
-    row blocks make it split the keys over idle SMs. widths: what head_dim is padded to."""
+    """One way of running attention.
+
+    tiles: (widest head_dim, full tile, causal tile), by ascending head_dim; a tile is (block_m, block_n), and the last
+    one also holds wider heads. packs: whether query heads that share a key head are packed into the rows of one block
+    (all families do it for a single query). splits: whether few row blocks make it split the keys over idle SMs.
+    widths: what head_dim is padded to.
+    """
 
     name: str
-    tile: Callable[[int, bool], tuple[int, int]]
+    tiles: tuple[tuple[int, tuple[int, int], tuple[int, int]], ...]
     packs: bool
     splits: bool
     widths: tuple[int, ...]
+
+    def tile(self, head_dim: int, causal: bool) -> tuple[int, int]:
+        """(block_m, block_n)."""
+        _, full, masked = next((tile for tile in self.tiles if head_dim <= tile[0]), self.tiles[-1])
+        return masked if causal else full
 
     def padded(self, head_dim: int) -> int:
         """The head width that the kernel computes with."""
         return next((w for w in self.widths if w >= head_dim), -(-head_dim // 64) * 64)
 
 
-def _fa3_sm90(head_dim: int, causal: bool) -> tuple[int, int]:
-    if head_dim <= 64:
-        return (192, 128 if causal else 192)
-    if head_dim <= 96:
-        return (192, 144)
-    if head_dim <= 128:
-        return (128, 128 if causal else 176)
-    return (128, 112 if head_dim <= 192 else 80)
-
-
-def _fa3_sm80(head_dim: int, causal: bool) -> tuple[int, int]:
-    if head_dim <= 64:
-        return (128, 112)
-    if head_dim <= 128:
-        return (128, 64)
-    return (128, 96)
-
-
-def _fa2_dense(head_dim: int, causal: bool) -> tuple[int, int]:
-    if head_dim <= 64:
-        return (128, 128)
-    return (128, 64)
-
-
-def _fa2_paged(head_dim: int, causal: bool) -> tuple[int, int]:
-    if head_dim <= 64:
-        return (64, 256)
-    return (64, 128 if head_dim <= 128 else 64)
-
-
-def _blackwell(head_dim: int, causal: bool) -> tuple[int, int]:
-    return (256, 128)
-
-
+_FA3_SM90 = (
+    (64, (192, 192), (192, 128)), (96, (192, 144), (192, 144)), (128, (128, 176), (128, 128)),
+    (192, (128, 112), (128, 112)), (256, (128, 80), (128, 80)),
+)  # fmt: skip
+_FA3_SM80 = ((64, (128, 112), (128, 112)), (128, (128, 64), (128, 64)), (256, (128, 96), (128, 96)))
+_FA2_DENSE = ((64, (128, 128), (128, 128)), (256, (128, 64), (128, 64)))
+_FA2_PAGED = ((64, (64, 256), (64, 256)), (128, (64, 128), (64, 128)), (256, (64, 64), (64, 64)))
+_FMHA_SM100 = ((256, (256, 128), (256, 128)),)
 FAMILIES: dict[str, KernelFamily] = {
     family.name: family
     for family in (
-        KernelFamily("fa3_sm90", _fa3_sm90, True, True, (64, 96, 128, 192, 256)),
-        KernelFamily("fa3_sm80", _fa3_sm80, True, True, (64, 96, 128, 192, 256)),
-        KernelFamily("fa2_dense", _fa2_dense, False, False, (32, 64, 96, 128, 192, 256)),
-        KernelFamily("fa2_paged", _fa2_paged, False, True, (32, 64, 96, 128, 192, 256)),
-        KernelFamily("fmha_sm100", _blackwell, False, False, (32, 64, 128, 256)),
+        KernelFamily("fa3_sm90", _FA3_SM90, True, True, (64, 96, 128, 192, 256)),
+        KernelFamily("fa3_sm80", _FA3_SM80, True, True, (64, 96, 128, 192, 256)),
+        KernelFamily("fa2_dense", _FA2_DENSE, False, False, (32, 64, 96, 128, 192, 256)),
+        KernelFamily("fa2_paged", _FA2_PAGED, False, True, (32, 64, 96, 128, 192, 256)),
+        KernelFamily("fmha_sm100", _FMHA_SM100, False, False, (32, 64, 128, 256)),
     )
 }
 
 
 def assumed_family(compute_capability: tuple[int, int] | None) -> KernelFamily:
-    """The family taken for granted where no measurement tells: of the GPUs without a tensor core instruction of their
-    own (wgmma, tcgen05), which sm_12x are among, the one that only needs mma.sync."""
+    """The family assumed without a measurement. GPUs without a tensor core instruction of their own (wgmma, tcgen05),
+    sm_12x among them, get the one that only needs mma.sync."""
     own = {"hopper": "fa3_sm90", "blackwell": "fmha_sm100"}
     return FAMILIES[own.get(family_of(compute_capability), "fa2_dense")]
 
@@ -124,26 +108,18 @@ class Blocks:
     may_split: bool
 
 
-def cut(
-    family: KernelFamily,
-    batch: IntArray,
-    heads: IntArray,
-    kv_heads: IntArray,
-    seq_q: IntArray,
-    seq_k: IntArray,
-    head_dim: IntArray,
-    causal: BoolArray,
-) -> Blocks:
-    """Blocks of each shape; all arguments are (n,)."""
-    group = np.where(family.packs | (seq_q == 1), heads // kv_heads, 1)
-    tiles = np.empty((3, len(batch)), dtype=np.int64)
-    for width, masked in {(int(d), bool(c)) for d, c in zip(head_dim, causal, strict=True)}:
-        where = (head_dim == width) & (causal == masked)
+def cut(family: KernelFamily, shapes: AttentionShapes) -> Blocks:
+    """The blocks of shapes under a family."""
+    heads, seq_q = shapes.heads, shapes.seq_q
+    group = np.where(family.packs | (seq_q == 1), heads // shapes.kv_heads, 1)
+    tiles = np.empty((3, len(shapes)), dtype=np.int64)
+    for width, masked in {(int(d), bool(c)) for d, c in zip(shapes.head_dim, shapes.causal, strict=True)}:
+        where = (shapes.head_dim == width) & (shapes.causal == masked)
         tiles[:, where] = np.array([*family.tile(width, masked), family.padded(width)])[:, None]
     block_m, block_n, padded = tiles
     per_head = -(-seq_q * group // block_m)
-    keys, longest = _key_blocks(per_head, seq_q, seq_k, group, block_m, block_n, causal)
-    copies = batch * (heads // group)
+    keys, longest = _key_blocks(shapes, per_head, group, block_m, block_n)
+    copies = shapes.batch * (heads // group)
     as_float = [x.astype(float) for x in (copies * per_head, block_m, block_n, padded, group)]
     return Blocks(
         rows=as_float[0], keys=copies * keys, longest=longest, block_m=as_float[1], block_n=as_float[2],
@@ -152,17 +128,16 @@ def cut(
 
 
 def _key_blocks(
-    per_head: IntArray, seq_q: IntArray, seq_k: IntArray, group: IntArray, block_m: IntArray, block_n: IntArray,
-    causal: BoolArray,
-) -> tuple[FloatArray, FloatArray]:  # fmt: skip
+    shapes: AttentionShapes, per_head: IntArray, group: IntArray, block_m: IntArray, block_n: IntArray
+) -> tuple[FloatArray, FloatArray]:
     """Key blocks walked by all row blocks of one head, and by the longest of them."""
-    every = -(-seq_k // block_n)
+    every = -(-shapes.seq_k // block_n)
     total, longest = (per_head * every).astype(float), every.astype(float)
-    masked = np.flatnonzero(causal)
+    masked = np.flatnonzero(shapes.causal)
     few = masked[per_head[masked] <= _EXACT_BLOCKS]
     index = np.arange(_EXACT_BLOCKS)[None, :]
     # The last query of a row block sees the keys up to itself.
-    last_row = np.minimum((index + 1) * block_m[few, None], seq_q[few, None] * group[few, None]) - 1
+    last_row = np.minimum((index + 1) * block_m[few, None], shapes.seq_q[few, None] * group[few, None]) - 1
     walked = -(-(last_row // group[few, None] + 1) // block_n[few, None])
     total[few] = np.where(index < per_head[few, None], walked, 0).sum(axis=1)
     many = masked[per_head[masked] > _EXACT_BLOCKS]
@@ -216,7 +191,8 @@ class AttentionShapes:
         return len(self.batch)
 
     def __getitem__(self, rows: Any) -> AttentionShapes:
-        return replace(self, **{name: getattr(self, name)[rows] for name in _ARRAYS})
+        arrays = {f.name: getattr(self, f.name)[rows] for f in fields(self) if f.name != "dtype"}
+        return replace(self, **arrays)
 
     @cached_property
     def flops(self) -> FloatArray:
@@ -229,15 +205,13 @@ class AttentionShapes:
     @cached_property
     def query_bytes(self) -> FloatArray:
         """Size of q (and of o)."""
-        return self._size(self.heads, self.seq_q)
+        return np.asarray(float(element_bytes(self.dtype)) * self.batch * self.heads * self.seq_q * self.head_dim)
 
     @cached_property
     def key_bytes(self) -> FloatArray:
         """Size of k and v together."""
-        return 2.0 * self._size(self.kv_heads, self.seq_k)
-
-    def _size(self, heads: IntArray, seq: IntArray) -> FloatArray:
-        return np.asarray(float(element_bytes(self.dtype)) * self.batch * heads * seq * self.head_dim)
+        one = float(element_bytes(self.dtype)) * self.batch * self.kv_heads * self.seq_k * self.head_dim
+        return np.asarray(2.0 * one)
 
     @cached_property
     def min_bytes(self) -> FloatArray:
@@ -251,44 +225,35 @@ class AttentionShapes:
         """Where head_dim is no multiple of 8."""
         return np.asarray(self.head_dim % _ALIGNED_ELEMENTS != 0)
 
-
-_ARRAYS = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim", "causal", "backward")
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """One fitted number, kept as its logarithm unless `logit` (of a share) or `plain`.
-
-    start, spread: where a fit begins and how far from there it may go cheaply, before other GPUs are known.
-    """
-
-    name: str
-    start: float
-    spread: float
-    meaning: str
+    @property
+    def sites(self) -> IntArray:
+        """A number for each row, the same for rows that share heads, kv_heads, head_dim and mask."""
+        what = np.stack([self.heads, self.kv_heads, self.head_dim, self.causal])
+        return np.asarray(np.unique(what, axis=1, return_inverse=True)[1].ravel())
 
 
 PARAMETERS = (
-    Parameter("log_launch_us", 2.1, 0.7, "time of an empty call"),
-    Parameter("log_block_us", -0.7, 1.0, "fixed cost of one row block on its SM"),
-    Parameter("log_product_efficiency", -0.29, 0.3, "share of the peak that the products of a key block reach"),
-    Parameter("log_exponential_cost", 0.0, 0.7, "cost of an exponential over its ideal"),
-    Parameter("log_memory_efficiency", -0.22, 0.5, "share of the memory bandwidth that is reached"),
-    Parameter("logit_fluid_share", 0.0, 1.5, "how far blocks of different length even the waves out"),
-    Parameter("log_join", 1.0, 0.7, "p - 1 of the norm that joins products and exponentials"),
-    Parameter("throttle", 0.0, 0.1, "what is added to the logarithm of times far beyond a millisecond"),
-    Parameter("log_cache_write", 0.0, 1.0, "cost of writing keys and values away, over two passes at full bandwidth"),
-    Parameter("log_token_write_us", -2.0, 1.0, "cost of the block that writes one token's keys and values away"),
-    Parameter("log_masked_block", -1.0, 1.0, "what the masked key block of a row block costs beside a full one"),
-    Parameter("log_store", 0.0, 1.0, "cost of loading q and storing o, not hidden, over the SM's share of bandwidth"),
+    Parameter("log_launch_us", "time of an empty call", 2.1, 0.7),
+    Parameter("log_block_us", "fixed cost of one row block on its SM", -0.7, 1.0),
+    Parameter("log_product_efficiency", "share of the peak that the products of a key block reach", -0.29, 0.3),
+    Parameter("log_exponential_cost", "cost of an exponential over its ideal", 0.0, 0.7),
+    Parameter("log_memory_efficiency", "share of the memory bandwidth that is reached", -0.22, 0.5),
+    Parameter("logit_fluid_share", "how far blocks of different length even the waves out", 0.0, 1.5),
+    Parameter("log_join", "p - 1 of the norm that joins products and exponentials", 1.0, 0.7),
+    Parameter("throttle", "what is added to the logarithm of times far beyond a millisecond", 0.0, 0.1),
+    Parameter("log_cache_write", "cost of writing keys and values away, over two passes at full bandwidth", 0.0, 1.0),
+    Parameter("log_token_write_us", "cost of the block that writes one token's keys and values away", -2.0, 1.0),
+    Parameter("log_masked_block", "what the masked key block of a row block costs beside a full one", -1.0, 1.0),
+    Parameter("log_store", "cost of loading q and storing o, not hidden, over the SM's share of bandwidth", 0.0, 1.0),
 )
-START = np.array([p.start for p in PARAMETERS])
-SPREAD = np.array([p.spread for p in PARAMETERS])
+START = np.array([p.mean for p in PARAMETERS])
+SPREAD = np.array([p.sd for p in PARAMETERS])
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What the parts of a prediction come to, in microseconds; all (n,). latency_us is not their sum: they overlap."""
+    """A prediction and its parts in microseconds, and the waves; all (n,). The parts overlap and do not sum to
+    latency_us."""
 
     latency_us: FloatArray
     launch_us: FloatArray
@@ -303,13 +268,6 @@ def peak_tflops(device: DeviceSpec, dtype: str) -> float:
     if peak is None:
         raise UnsupportedError("attention", f"{dtype} on {device.name}", "one of " + ", ".join(device.peak_tflops))
     return peak
-
-
-def blocks_of(family: KernelFamily, shapes: AttentionShapes) -> Blocks:
-    """The blocks of shapes under a family."""
-    return cut(
-        family, shapes.batch, shapes.heads, shapes.kv_heads, shapes.seq_q, shapes.seq_k, shapes.head_dim, shapes.causal
-    )
 
 
 def times(
@@ -364,3 +322,16 @@ def times(
     padding_us = padding_bytes / useful_bytes_per_us
     latency_us = launch_us + busy_us + padding_us + np.where(cache_write, write_us, 0.0)
     return Terms(latency_us, launch_us, compute_us, memory_us, waves)
+
+
+@dataclass(frozen=True)
+class Physics:
+    """A device, a kernel family and its parameters: everything that `times` needs beside the shapes."""
+
+    device: DeviceSpec
+    family: KernelFamily
+    parameters: FloatArray
+
+    def terms(self, shapes: AttentionShapes, cache_write: BoolArray) -> Terms:
+        """Times and their parts."""
+        return times(self.device, shapes, cut(self.family, shapes), self.parameters, cache_write)

@@ -1,7 +1,7 @@
-"""Gradients of a numpy expression, by reverse accumulation: what fitting the cost model needs and no more.
+"""Reverse-mode gradients of numpy expressions, with the operations that the GEMM cost model needs.
 
-The cost model is written once, in the operations below. Given plain arrays they compute plain arrays; given a
-`Variable` they also note how to carry a gradient back, and `gradient` does so.
+Given plain arrays the operations compute plain arrays; given a `Variable` they also record how to carry a gradient
+back, and `gradient` does so. So the cost model is written once.
 
 >>> x = Variable(np.array([2.0, 3.0]))
 >>> y = exp(x * 2.0) + x
@@ -25,7 +25,7 @@ Back = Callable[[FloatArray], FloatArray]
 
 
 class Variable:
-    """An array and how it came about: pairs of (what it was made from, gradient of self → gradient of that)."""
+    """An array and its parents: pairs of (operand, function from the gradient of self to that of the operand)."""
 
     __slots__ = ("gradient", "parents", "value")
     __array_ufunc__ = None  # numpy must leave `array * variable` to __rmul__

@@ -1,13 +1,16 @@
-"""The answer of every latency model and profile: a time, its interval, and what is known of it."""
+"""The answer of every latency model and profile, a time with its interval, and what all models need to give one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError
 from quantbench.launch import Launch
 
 FloatArray = npt.NDArray[np.float64]
@@ -72,6 +75,41 @@ class Estimates:
 
     def __iter__(self) -> Iterator[Estimate]:
         return (self[row] for row in range(len(self)))
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A constant of a cost model, with the mean and standard deviation that are expected before other GPUs are known.
+
+    meaning: in words, with its scale: a logarithm, a logit or the plain number.
+    """
+
+    name: str
+    meaning: str
+    mean: float
+    sd: float
+
+
+@dataclass(frozen=True)
+class IntervalCalibration:
+    """Half-width of a 90 % interval in log time: factor · √(variance + floor²), with the model's own variance."""
+
+    factor: float
+    floor: float
+
+    def half_width(self, variance: FloatArray) -> FloatArray:
+        """(n,) log time, for the variance of the prediction, (n,)."""
+        return np.asarray(self.factor * np.sqrt(variance + self.floor**2))
+
+
+def require_format(who: str, data: Mapping[str, Any], model_format: str, version: int, device: DeviceSpec) -> None:
+    """Raise InputError unless a model's JSON is of this format, version and device."""
+    if data.get("format") != model_format or data.get("version") != version:
+        raise InputError(
+            who, f"{data.get('format')} version {data.get('version')}", f"{model_format} version {version}"
+        )
+    if data.get("device") != device.name:
+        raise InputError(who, f"a model of {data.get('device')}", f"one of {device.name}")
 
 
 def bounded(

@@ -1,4 +1,4 @@
-"""Which GPUs teach what about each other: families, whose libraries share kernels, and the generations they are of."""
+"""Architecture families, whose models share a prior because libraries run the same kernels, and their generations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def family(device: DeviceSpec) -> str:
 
 
 def family_of(compute_capability: tuple[int, int] | None) -> str:
-    """The same by compute capability; None is a processor."""
+    """The family by compute capability; None is a CPU."""
     if compute_capability is None:
         return "cpu"
     major, minor = compute_capability
@@ -29,7 +29,7 @@ def family_of(compute_capability: tuple[int, int] | None) -> str:
 
 
 def generation(name: str) -> str:
-    """NVIDIA's name of a family's generation, all of which is left out where nothing may be known of a GPU's kin.
+    """The generation of a family, by NVIDIA's name. A prior "family-out" leaves the whole generation out.
 
     >>> generation("blackwell-rtx")
     'blackwell'

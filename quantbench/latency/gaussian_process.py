@@ -1,4 +1,4 @@
-"""A Gaussian process that is fitted by scikit-learn, stored as plain numbers and evaluated with numpy alone.
+"""A Gaussian process that is fitted by scikit-learn, stored as plain numbers and evaluated with numpy.
 
 Matérn 3/2 kernel with one length scale per feature, plus noise. Hyperparameters are found on at most `subset` rows
 (their search costs the cube of the rows), then every row is conditioned on.
@@ -6,7 +6,7 @@ Matérn 3/2 kernel with one length scale per feature, plus noise. Hyperparameter
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -83,8 +83,7 @@ class GaussianProcess:
 
     def condition(self, rows: npt.NDArray[np.int64]) -> GaussianProcess:
         """The same hyperparameters conditioned on some of the rows only: what cross-validation needs."""
-        changes = {"features": self.features[rows], "targets": self.targets[rows]}
-        return GaussianProcess(**{**{name: getattr(self, name) for name in self.__dataclass_fields__}, **changes})
+        return replace(self, features=self.features[rows], targets=self.targets[rows])
 
     def predict(self, features: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Mean and standard deviation (of the function, without noise) at `features` (n, features): two of (n,)."""
@@ -156,23 +155,13 @@ class GaussianProcess:
 
     def to_json(self) -> dict[str, Any]:
         """As plain numbers."""
-        return {
-            "kernel": "matern-3/2",
-            "features": np.round(self.features, _DIGITS).tolist(),
-            "targets": np.round(self.targets, _DIGITS).tolist(),
-            "shift": self.shift.tolist(),
-            "spread": self.spread.tolist(),
-            "length_scales": self.length_scales.tolist(),
-            "amplitude": self.amplitude,
-            "noise": self.noise,
-            "centre": self.centre,
-        }
+        rounded = {name: np.round(getattr(self, name), _DIGITS) for name in ("features", "targets")}
+        values = {f.name: rounded.get(f.name, getattr(self, f.name)) for f in fields(self)}
+        return {"kernel": "matern-3/2", **{name: np.asarray(value).tolist() for name, value in values.items()}}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> GaussianProcess:
-        """What `to_json` wrote."""
-        arrays = {
-            name: np.asarray(data[name], dtype=float)
-            for name in ("features", "targets", "shift", "spread", "length_scales")
-        }
+        """The process of `to_json`."""
+        names = ("features", "targets", "shift", "spread", "length_scales")
+        arrays = {name: np.asarray(data[name], dtype=float) for name in names}
         return cls(**arrays, amplitude=data["amplitude"], noise=data["noise"], centre=data["centre"])

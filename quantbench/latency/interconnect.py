@@ -1,6 +1,6 @@
-"""What connects GPUs: the predicted time of an all-reduce inside a node, and the network between nodes.
+"""Clusters of GPUs: the predicted time of an all-reduce inside a node, and the network between nodes.
 
-Entry points: `cluster` (a known system by name), `reference_cluster` (what is assumed for a GPU). Called by the planner
+Entry points: `cluster` (a known system by name), `reference_cluster` (the one assumed for a GPU). Used by the planner
 and by the exporters of profiles. clusters.toml holds the systems, links.json the public NCCL tables.
 """
 
@@ -78,7 +78,7 @@ class Cluster:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What tells clusters apart."""
+        """Equal for equal clusters."""
         return (self.name, self.device.name, self.gpus_per_node, self.node_gb_per_s)
 
     @property
@@ -98,8 +98,8 @@ class Cluster:
         node_gb_per_s: float | None = None,
         link_gb_per_s: float | None = None,
     ) -> Cluster:
-        """The same cluster with figures of one's own. link_gb_per_s: bus bandwidth of large all-reduces inside a node.
-        Without a node_gb_per_s smaller or larger nodes have as many adapters per GPU as before."""
+        """The same cluster with other figures. link_gb_per_s: bus bandwidth of large all-reduces inside a node. Without
+        node_gb_per_s, a node's adapters grow with its GPUs."""
         if gpus_per_node is None and node_gb_per_s is None and link_gb_per_s is None:
             return self
         count = gpus_per_node or self.gpus_per_node
@@ -125,15 +125,10 @@ def cluster(name: str, device: DeviceSpec | None = None) -> Cluster:
         if not found["gpus"]:
             raise InputError(_WHO, f"{name!r} without a GPU", "--gpu as well")
         device = lookup(found["gpus"][0])
-    links, source = _links(device)
-    return Cluster(
-        name,
-        device,
-        found["gpus_per_node"],
-        found["node_gbit_per_s"] / _BITS_PER_BYTE,
-        links,
-        f"{found['source']}; inside a node: {source}",
-    )
+    links, links_source = _links(device)
+    source = f"{found['source']}; inside a node: {links_source}"
+    node_gb_per_s = found["node_gbit_per_s"] / _BITS_PER_BYTE
+    return Cluster(name, device, found["gpus_per_node"], node_gb_per_s, links, source)
 
 
 def same_site(name: str) -> tuple[str, ...]:
@@ -144,7 +139,7 @@ def same_site(name: str) -> tuple[str, ...]:
 
 
 def reference_cluster(device: DeviceSpec) -> Cluster:
-    """What is assumed for a GPU when no cluster is named: its maker's own system, or a generic server."""
+    """The cluster assumed for a GPU when none is named: its maker's own system, or a generic server."""
     for name, values in _data()["cluster"].items():
         if values.get("reference") and device.name in values["gpus"]:
             return cluster(name, device)
@@ -172,32 +167,22 @@ def _links(device: DeviceSpec) -> tuple[dict[int, Link], str]:
             bus = (Collective("all_reduce", size, int(text)).bus_bytes for size in points["message_bytes"])
             links[int(text)] = Link(tuple(map(float, bus)), tuple(points["latency_us"]))
         return links, f"{data['provenance']['package']}, {measured['file']}"
-    stated = _stated(device)
-    link = Link.of_rate(stated["value"] * _UNMEASURED_SHARE, _UNMEASURED_LATENCY_US)
-    return {1: link}, f"{stated['source']}; {_UNMEASURED_SHARE:.0%} of it assumed"
+    rate, stated_by = stated_link(device)
+    link = Link.of_rate(rate * _UNMEASURED_SHARE, _UNMEASURED_LATENCY_US)
+    return {1: link}, f"{stated_by}; {_UNMEASURED_SHARE:.0%} of it assumed"
 
 
 def stated_link(device: DeviceSpec) -> tuple[float, str]:
-    """What connects a GPU with the others of its node, one direction, in 1e9 bytes a second, and who states it."""
-    found = _stated(device)
-    return float(found["value"]), str(found["source"])
+    """Rate of the link to the other GPUs of a node, one direction, in 1e9 bytes a second, and its source."""
+    for prefix, values in _data()["intra_node_gb_per_s"].items():
+        if device.name.startswith(prefix):
+            return float(values["value"]), str(values["source"])
+    return host_link(device)
 
 
 def host_link(device: DeviceSpec) -> tuple[float, str]:
-    """The slot between a GPU and its host, one direction, in 1e9 bytes a second, by the GPU's generation."""
-    found = _slot(device)
-    return float(found["value"]), str(found["source"])
-
-
-def _stated(device: DeviceSpec) -> dict[str, Any]:
-    table: dict[str, dict[str, Any]] = _data()["intra_node_gb_per_s"]
-    for prefix, values in table.items():
-        if device.name.startswith(prefix):
-            return values
-    return _slot(device)
-
-
-def _slot(device: DeviceSpec) -> dict[str, Any]:
-    table: dict[str, dict[str, Any]] = _data()["intra_node_gb_per_s"]
+    """Rate of the slot between a GPU and its host, one direction, in 1e9 bytes a second, and its source."""
     major = (device.compute_capability or (0, 0))[0]
-    return table["pcie-gen3" if major < 8 else "pcie-gen4" if major == 8 else "pcie-gen5"]
+    slot = "pcie-gen3" if major < 8 else "pcie-gen4" if major == 8 else "pcie-gen5"
+    found = _data()["intra_node_gb_per_s"][slot]
+    return float(found["value"]), str(found["source"])

@@ -1,8 +1,9 @@
-"""What an op takes: the one protocol that latency models and profiles answer, and the rules that hold for all of them.
+"""The time of an op: the one protocol that latency models and profiles answer, and the rules that hold for all of them.
 
-`OpTimes` is implemented by `latency.model_times.ModelTimes`, by `profile.Profile` and by `RooflineTimes`. The planner,
-advice and the forecast of `predict` ask it. The sources know neither Megatron's fallback for softmax nor batched
-products of unaligned rows: `as_run` adds both. `total` sums ops whose errors are correlated.
+`OpTimes` is implemented by `latency.model_times.ModelTimes`, by `profile.Profile` and by `RooflineTimes`, which needs
+the spec sheet alone. `plan`, `advise` and `predict` ask it. The sources know neither Megatron's fallback for softmax
+nor batched products of unaligned rows: `as_run` adds both, and `RememberedTimes` applies it. `total` sums ops whose
+errors are correlated.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ import numpy.typing as npt
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.estimate import Estimate
-from quantbench.latency.roofline import roofline_us
 from quantbench.latency.softmax import fallback_bytes
-from quantbench.launch import Launch
+from quantbench.launch import Launch, Tile
 from quantbench.megatron import softmax_objections
-from quantbench.workload import Gemm, Op, Softmax
+from quantbench.quantization import quantize
+from quantbench.workload import Attention, Gemm, Op, Softmax, Workload
 from quantbench.workload.dtypes import element_bytes
 from quantbench.workload.ops import Compute
 
-#: How much of the errors of two ops is common: 0 would let errors cancel as if each were drawn anew, 1 is every op off
-#: by its whole interval at once. With 0.5 the interval of sums of four products covers 89 to 99 % of them on the five
+#: Correlation of the errors of two ops: with 0 errors cancel as if each were drawn anew, with 1 every op is off by its
+#: whole interval at once. With 0.5 the interval of sums of four products covers 89 to 99 % of them on the five
 #: public tables (rows that the shipped models were not fitted on).
 CORRELATION = 0.5
 #: the same for a device on which nothing was measured: one error affects all of its ops
@@ -37,7 +38,7 @@ UNMEASURED_CORRELATION = 1.0
 #: least 90 % of the time on each of the five.
 UNMEASURED_COMMON = 0.8
 
-# What kernels load at a time: rows that start elsewhere are unaligned.
+# Kernels load so much at a time; rows that start elsewhere are unaligned.
 _ALIGNED_BYTES = 16
 # The rate of unaligned batched products was fitted to whole iterations of training and never timed alone; this factor
 # to both sides is a guess.
@@ -54,7 +55,7 @@ class OpTimes(Protocol):
 
     @property
     def note(self) -> str:
-        """What the times that were asked for so far are based on, in words, for headers and provenance."""
+        """Sources of the estimates given so far, in words, for headers and provenance."""
 
     @property
     def common_error(self) -> float:
@@ -69,8 +70,64 @@ TimesOf = Callable[[DeviceSpec], OpTimes]
 
 
 @dataclass(frozen=True)
+class AssumedTile:
+    """The tile assumed for every product of a device: blocks_per_sm are resident on an SM. reason: in words."""
+
+    tile: Tile
+    blocks_per_sm: int
+    reason: str
+
+
+# The steps of the public A100 bf16 GEMM table follow the waves of a 128×256 tile at one block per SM more closely than
+# those of any other tile (correlation 0.72); Hopper's and Blackwell's follow none as closely, so theirs is a guess.
+_AMPERE_AND_LATER = AssumedTile(Tile(128, 256), 1, "128x256 tile, one block per SM, is assumed")
+# The largest tile of cuBLAS's fp16 kernels on Volta and Turing (volta_fp16_s884gemm_fp16_256x128_…).
+_VOLTA = AssumedTile(Tile(256, 128), 1, "256x128 tile, one block per SM, is assumed")
+# oneDNN's AVX-512 kernels walk n in blocks of 64 columns: measured as steps every 64 in n on one core.
+_CPU = AssumedTile(Tile(1, 64), 1, "columns in blocks of 64 (oneDNN) are assumed")
+
+# What a large product reaches of the data-sheet peak; good libraries on large shapes reach 0.7 to 0.85.
+_COMPUTE_EFFICIENCY = 0.75
+_BANDWIDTH_EFFICIENCY = 0.8
+# Start and end of a kernel on the device, without the launch from the host.
+_KERNEL_OVERHEAD_US = {"cuda": 3.0, "cpu": 2.0}
+
+
+def assumed_tile(spec: DeviceSpec) -> AssumedTile:
+    """The tile assumed on a device where neither a launch nor a fitted model names one."""
+    if spec.compute_capability is None:
+        return _CPU
+    return _AMPERE_AND_LATER if spec.compute_capability >= (8, 0) else _VOLTA
+
+
+def roofline_us(workload: Workload, spec: DeviceSpec) -> float:
+    """Estimated time of one run in microseconds: waves of the assumed tile, or bytes over bandwidth if that is more.
+
+    Good to a factor of about two: enough to plan a sweep and to draw where edges are expected.
+    """
+    memory_us = workload.min_bytes / (spec.memory_gb_per_s * 1e3 * _BANDWIDTH_EFFICIENCY)
+    compute_us = 0.0
+    if isinstance(workload, Gemm | Attention):
+        # Of what a device has no arithmetic for, the slowest it has is taken: emulation is never faster.
+        peak = spec.peak(workload.dtype) or min(spec.peak_tflops.values())
+        compute_us = workload.flops / (peak * 1e6 * _COMPUTE_EFFICIENCY)
+    if isinstance(workload, Gemm):
+        assumed = assumed_tile(spec)
+        compute_us /= quantize(workload, assumed.tile, spec.sm_count, assumed.blocks_per_sm).efficiency
+    return max(memory_us, compute_us) + _KERNEL_OVERHEAD_US[spec.kind]
+
+
+def peak_share(workload: Workload, latency_us: float, spec: DeviceSpec) -> float | None:
+    """Useful work per second over what the device could do at most."""
+    if isinstance(workload, Gemm | Attention):
+        peak = spec.peak(workload.dtype)
+        return None if peak is None else workload.flops / latency_us / 1e6 / peak
+    return workload.min_bytes / latency_us / 1e3 / spec.memory_gb_per_s
+
+
+@dataclass(frozen=True)
 class RooflineTimes:
-    """Waves of an assumed tile, or bytes over bandwidth: for a GPU of which only the spec sheet is known.
+    """Op times from the spec sheet alone: waves of an assumed tile, or bytes over bandwidth.
 
     spread: the interval goes from the time over this factor to the time multiplied by it.
 
@@ -86,7 +143,7 @@ class RooflineTimes:
 
     @property
     def note(self) -> str:
-        """What the times are based on."""
+        """The source of the estimates, in words."""
         return f"roofline of {self.device.name} with an assumed tile: good to a factor of {self.spread:g}"
 
     def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
@@ -121,9 +178,9 @@ def unaligned_us(work: Compute, device: DeviceSpec, share: float) -> float | Non
 def as_run(
     work: Compute, source: Estimate, device: DeviceSpec, *, softmax: str = "", unaligned_share: float | None = None
 ) -> Estimate:
-    """The estimate of a source, corrected for what sources do not know.
+    """A source's estimate with Megatron's softmax fallback and unaligned batched products taken into account.
 
-    An unaligned batched product that was not measured runs at the fitted rate, no faster than the source says of
+    An unaligned batched product that was not measured runs at the fitted rate, no faster than the source's estimate for
     aligned rows. A softmax that runs in separate kernels takes longer in proportion to the bytes that these move.
 
     softmax: see `runs_separately`.
@@ -174,7 +231,7 @@ class RememberedTimes:
 
     @property
     def note(self) -> str:
-        """What the times that were asked for so far are based on."""
+        """Sources of the estimates given so far."""
         return "; ".join(filter(None, (self._times.note, UNALIGNED_NOTE if self._unaligned else "")))
 
     @property
@@ -183,7 +240,7 @@ class RememberedTimes:
         return self._times.common_error
 
     def ask(self, workloads: Iterable[Compute]) -> None:
-        """Ask in one batch for what is not known yet."""
+        """Ask for all unknown workloads in one batch."""
         wanted = [work for work in dict.fromkeys(workloads) if work not in self._fused]
         if not wanted:
             return
@@ -254,12 +311,13 @@ class ShapeEstimate:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to know of the models behind it, each once."""
+        """Notes of the models used, each once."""
         return tuple(dict.fromkeys(o.estimate.note for o in self.ops if o.estimate.note))
 
-    def share(self, op: OpEstimate) -> float:
-        """The part of the whole time that an op takes."""
-        return op.total_us / self.latency_us
+
+def correlation_of(times: OpTimes) -> float:
+    """The correlation of the errors of a sum of ops that `times` estimated."""
+    return UNMEASURED_CORRELATION if times.common_error else CORRELATION
 
 
 def total(ops: Sequence[OpEstimate], correlation: float = CORRELATION) -> ShapeEstimate:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
-from quantbench.latency.estimate import Estimates, bounded, name_bound
+from quantbench.latency.estimate import Estimates, bounded, name_bound, require_format
 from quantbench.workload import Softmax
 from quantbench.workload.dtypes import element_bytes
 
@@ -37,13 +37,14 @@ _LEAST_COLUMNS = 32
 #: kernels of the fallback: scale, mask, softmax
 _FALLBACK_KERNELS = 3
 
-# (name, start, optimistic, pessimistic): logarithms. Launch and drain of a small kernel 2 to 8 µs; share of the
+# Logarithms by name: (start, optimistic, pessimistic). Launch and drain of a small kernel 2 to 8 µs; share of the
 # bandwidth 0.93 (a copy's) down to 0.5; fixed cost of a wave of row blocks 0.2 to 3 µs.
-_PARAMETERS = (
-    ("log_launch_us", np.log(3.5), np.log(2.0), np.log(8.0)),
-    ("log_memory_efficiency", np.log(0.8), np.log(0.93), np.log(0.5)),
-    ("log_wave_us", np.log(0.7), np.log(0.2), np.log(3.0)),
-)
+_PARAMETERS = {
+    "log_launch_us": np.log((3.5, 2.0, 8.0)),
+    "log_memory_efficiency": np.log((0.8, 0.93, 0.5)),
+    "log_wave_us": np.log((0.7, 0.2, 3.0)),
+}
+_START, _FAST, _SLOW = (tuple(map(float, column)) for column in zip(*_PARAMETERS.values(), strict=True))
 _FEWEST_ROWS = 6
 _NOISE = 0.05
 
@@ -69,9 +70,9 @@ class SoftmaxModel:
 
     @classmethod
     def prior(cls, device: DeviceSpec) -> SoftmaxModel:
-        """From the spec sheet alone, with intervals that say how little that is."""
+        """From the spec sheet alone, with wide intervals."""
         note = f"softmax on {device.name}: from the spec sheet, nothing measured; the interval is a guess"
-        return cls(device, tuple(float(p[1]) for p in _PARAMETERS), None, 0, note)
+        return cls(device, _START, None, 0, note)
 
     @classmethod
     def fit(
@@ -88,7 +89,7 @@ class SoftmaxModel:
             note = f"{prior.note} ({len(found)} rows are fewer than the {_FEWEST_ROWS} that a fit needs)"
             return cls(device, prior.parameters, None, 0, note)
         start = np.array(prior.parameters)
-        spread = np.array([abs(p[3] - p[2]) / 2 for p in _PARAMETERS])
+        spread = np.abs(np.subtract(_SLOW, _FAST)) / 2
 
         def residuals(parameters: FloatArray) -> FloatArray:
             error = np.log(_times(device, found, parameters, fused)[0] / times_us) / _NOISE
@@ -108,35 +109,28 @@ class SoftmaxModel:
         if not found:
             raise InputError(_WHO, "no shapes", "at least one Softmax")
         latency_us, launch_us, memory_us, waves_us, waves = _times(self.device, found, self.parameters, fused)
+        nothing = np.zeros(len(found))
         if self.half_width is None:
-            fast = _times(self.device, found, [p[2] for p in _PARAMETERS], fused)[0]
-            slow = _times(self.device, found, [p[3] for p in _PARAMETERS], fused)[0]
+            fast, slow = (_times(self.device, found, extreme, fused)[0] for extreme in (_FAST, _SLOW))
             below, above = np.log(latency_us / fast), np.log(slow / latency_us)
         else:
             below = above = np.full(len(found), self.half_width)
-        nothing = np.zeros(len(found))
-        latency_us, low_us, high_us = bounded(latency_us, below, above, nothing)
-        return Estimates(
-            latency_us, low_us, high_us, waves, name_bound(launch_us + waves_us, nothing, memory_us), note=self.note
-        )
+        bound = name_bound(launch_us + waves_us, nothing, memory_us)
+        return Estimates(*bounded(latency_us, below, above, nothing), waves, bound, note=self.note)
 
     def to_json(self) -> dict[str, Any]:
         """As plain numbers; the device by its slug."""
         return {
             "format": MODEL_FORMAT, "version": MODEL_VERSION, "device": self.device.name,
-            "parameters": {p[0]: value for p, value in zip(_PARAMETERS, self.parameters, strict=True)},
+            "parameters": dict(zip(_PARAMETERS, self.parameters, strict=True)),
             "half_width": self.half_width, "rows": self.rows, "note": self.note,
         }  # fmt: skip
 
     @classmethod
     def from_json(cls, data: dict[str, Any], device: DeviceSpec) -> SoftmaxModel:
-        """What `to_json` wrote, for the device that it was made for."""
-        if data.get("format") != MODEL_FORMAT or data.get("version") != MODEL_VERSION:
-            found = f"{data.get('format')} version {data.get('version')}"
-            raise InputError(_WHO, found, f"{MODEL_FORMAT} version {MODEL_VERSION}")
-        if data.get("device") != device.name:
-            raise InputError(_WHO, f"a model of {data.get('device')}", f"one of {device.name}")
-        values = tuple(float(data["parameters"][p[0]]) for p in _PARAMETERS)
+        """The model of `to_json`. Raises InputError for another device, format or version."""
+        require_format(_WHO, data, MODEL_FORMAT, MODEL_VERSION, device)
+        values = tuple(float(data["parameters"][name]) for name in _PARAMETERS)
         return cls(device, values, data["half_width"], int(data["rows"]), data["note"])
 
 

@@ -1,17 +1,12 @@
-"""Measured GEMM tables: those inside the package `aiconfigurator-core` (extra `tables`), or a file of the same columns.
+"""Reads measured GEMM tables, and names the systems and default tables of aiconfigurator-core.
 
-The package carries, below `systems/data/<system>/gemm/<backend>/<version>/gemm_perf.parquet`, one row per measured
-shape: `gemm_dtype`, `m`, `n`, `k` and `latency` in milliseconds. A file given by path may be Parquet or CSV.
-
->>> table = read_table("a100_sxm")                                          # doctest: +SKIP
->>> table.provenance.framework, table.provenance.version, len(table)        # doctest: +SKIP
-('SGLang', '0.5.10', 35742)
+Entry point: `read_table`, for a Parquet or CSV file with the columns `m`, `n`, `k`, `latency` (ms) and, where it holds
+several number formats, `gemm_dtype`. `quantbench validate` reads the user's table with it, `tools.accuracy` the tables
+inside aiconfigurator-core.
 """
 
 import csv
-import hashlib
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +22,8 @@ MOST_ROWS = 5_000_000
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
+#: the columns of a table by name, (rows,) each
+Columns = dict[str, npt.NDArray[Any]]
 
 #: device slug → name of the system in aiconfigurator-core; not every system has a table of products
 SYSTEMS: dict[str, str] = {
@@ -56,41 +53,16 @@ DEFAULT_TABLES: dict[str, tuple[str, str]] = {
     "l40s": ("vllm", "0.24.0"),
     "rtx_pro_6000_server": ("vllm", "0.24.0"),
 }
-#: device slugs whose default tables the shipped models learned from and docs/accuracy.md judges; the others are no part
-#: of anything that was chosen here, so that whoever judges a model on them judges it on what is new to it
-SHIPPED_GPUS = ("a100-sxm4-80gb", "b200-sxm-180gb", "h100-sxm5-80gb", "h200-sxm-141gb", "l40s-48gb")
 #: our name of a number format → the table's
 _GEMM_DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _NEEDED = ("m", "n", "k", "latency")
-# What tables write otherwise than the frameworks write themselves.
-_SPELLED = {"VLLM": "vLLM"}
-
-
-@dataclass(frozen=True)
-class TableProvenance:
-    """Where a table comes from. file: below the package's data folder, or the file's name. sha256: of the file.
-
-    dropped_rows: rows of the dtype that were no measurement (a latency that is not a finite number above 0);
-    merged_rows: rows that repeat a shape (the median of the repeats is kept).
-    """
-
-    file: str
-    sha256: str
-    package: str
-    system: str
-    framework: str
-    version: str
-    device: str
-    kernel_source: tuple[str, ...]
-    dropped_rows: int
-    merged_rows: int
 
 
 @dataclass(frozen=True)
 class GemmTable:
     """Measured products m×k times k×n of one number format on one GPU, sorted by (m, n, k), each shape once.
 
-    m, n, k: (rows,) int64. latency_us: (rows,) float64, microseconds.
+    m, n, k: (rows,) int64. latency_us: (rows,) float64, microseconds. gpu: device slug.
     """
 
     m: IntArray
@@ -98,7 +70,7 @@ class GemmTable:
     k: IntArray
     latency_us: FloatArray
     dtype: str
-    provenance: TableProvenance
+    gpu: str
 
     def __len__(self) -> int:
         return len(self.m)
@@ -118,111 +90,49 @@ def slug_of(system: str) -> str | None:
     return next((slug for slug, name in SYSTEMS.items() if name == system), None)
 
 
-def packaged_file(system: str, backend: str | None = None, version: str | None = None) -> Path:
-    """The Parquet file of `system` (a name of aiconfigurator's, or a device slug) inside the installed package.
+def read_table(path: str | Path, gpu: str, *, dtype: str = "bf16") -> GemmTable:
+    """The measured rows of `dtype` in a file, measured on `gpu` (a device slug).
 
-    Raises UnsupportedError without the package, InputError for a table that it does not have.
+    Rows whose latency is not a finite number above 0 are dropped; of rows that repeat a shape the median is kept.
+
+    Raises InputError for an unknown dtype, a missing column or no measured row, StoreError for a file that cannot be
+    read, UnsupportedError for a Parquet file without pyarrow.
     """
-    root = _package_root() / "systems" / "data"
-    system = system_of(system)
-    default_backend, default_version = DEFAULT_TABLES.get(system, (None, None))
-    if backend is None and version is None:
-        backend, version = default_backend, default_version
-    known = sorted(root.glob(f"{system}/gemm/*/*/gemm_perf.parquet"))
-    if not known:
-        systems = ", ".join(sorted({p.parts[-5] for p in root.glob("*/gemm/*/*/gemm_perf.parquet")}))
-        raise InputError("read_table", f"system = {system!r}", f"one of {systems}")
-    matching = [p for p in known if backend in (None, p.parts[-3]) and version in (None, p.parts[-2])]
-    if (backend is None and version is None) or len(matching) != 1:
-        have = ", ".join(f"{p.parts[-3]} {p.parts[-2]}" for p in known)
-        raise InputError("read_table", f"backend = {backend!r}, version = {version!r} for {system}", f"one of {have}")
-    return matching[0]
+    columns = read_columns(path, dtype)
+    shape = np.stack([columns[name].astype(np.int64) for name in ("m", "n", "k")])
+    latency_us = columns["latency"].astype(np.float64) * 1e3
+    kept = np.isfinite(latency_us) & (latency_us > 0) & (shape >= 1).all(axis=0)
+    if not kept.any():
+        raise InputError("read_table", f"{Path(path).name} holds no measured row", "latencies above 0 ms")
+    m, n, k, latency_us = _merge(shape[:, kept], latency_us[kept])
+    return GemmTable(m, n, k, latency_us, dtype, gpu)
 
 
-def read_table(
-    system: str,
-    *,
-    backend: str | None = None,
-    version: str | None = None,
-    path: str | Path | None = None,
-    dtype: str = "bf16",
-) -> GemmTable:
-    """The measured rows of `dtype` on `system`.
-
-    system: aiconfigurator's name (`a100_sxm`) or a device slug (`a100-sxm4-80gb`). backend, version: which table of
-    that system; DEFAULT_TABLES otherwise. path: a Parquet or CSV file with the columns m, n, k, latency (ms) and,
-    if it holds several formats, gemm_dtype; then `system` only names where it was measured.
-
-    Raises InputError for an unknown system, table, dtype or column, StoreError for a file that cannot be read,
-    UnsupportedError when the package is needed and not installed.
-    """
+def read_columns(path: str | Path, dtype: str) -> Columns:
+    """Every column of a table, for the rows of `dtype`. Raises as `read_table` does."""
     require_choice("read_table", "dtype", dtype, GEMM_DTYPES)
-    if path is None:
-        file = packaged_file(system, backend, version)
-        shown = "/".join(file.parts[-5:])
-        package = f"aiconfigurator-core {_package_version()}"
-    else:
-        file = Path(path)
-        shown, package = file.name, ""
+    file = Path(path)
     columns = _csv_columns(file) if file.suffix == ".csv" else _parquet_columns(file)
     missing = [name for name in _NEEDED if name not in columns]
     if missing:
         raise InputError("read_table", f"{file.name} has no column {missing[0]!r}", "columns " + ", ".join(_NEEDED))
-
-    rows = np.ones(len(columns["m"]), dtype=bool)
-    if "gemm_dtype" in columns:
-        names = columns["gemm_dtype"].astype(str)
-        rows = (names == _GEMM_DTYPE.get(dtype, dtype)) | (names == dtype)
-        if not rows.any():
-            raise InputError("read_table", f"no row of dtype {dtype!r}", "one of " + ", ".join(sorted(set(names))))
-    shape = np.stack([columns[name][rows].astype(np.int64) for name in ("m", "n", "k")])
-    latency_us = columns["latency"][rows].astype(np.float64) * 1e3
-    kept = np.isfinite(latency_us) & (latency_us > 0) & (shape >= 1).all(axis=0)
-    if not kept.any():
-        raise InputError("read_table", f"{file.name} holds no measured row", "latencies above 0 ms")
-    merged, merged_us = _merge(shape[:, kept], latency_us[kept])
-
-    def text(name: str) -> tuple[str, ...]:
-        return tuple(sorted(set(columns[name][rows].astype(str)))) if name in columns else ()
-
-    provenance = TableProvenance(
-        file=shown,
-        sha256=hashlib.sha256(read_bytes(file)).hexdigest(),
-        package=package,
-        system=system_of(system),
-        framework=", ".join(_SPELLED.get(name, name) for name in text("framework")),
-        version=", ".join(text("version")),
-        device=", ".join(text("device")),
-        kernel_source=text("kernel_source"),
-        dropped_rows=int((~kept).sum()),
-        merged_rows=int(kept.sum()) - merged.shape[1],
-    )
-    return GemmTable(merged[0], merged[1], merged[2], merged_us, dtype, provenance)
+    if "gemm_dtype" not in columns:
+        return columns
+    names = columns["gemm_dtype"].astype(str)
+    rows = (names == _GEMM_DTYPE.get(dtype, dtype)) | (names == dtype)
+    if not rows.any():
+        raise InputError("read_table", f"no row of dtype {dtype!r}", "one of " + ", ".join(sorted(set(names))))
+    return {name: column[rows] for name, column in columns.items()}
 
 
-def _merge(shape: IntArray, latency_us: FloatArray) -> tuple[IntArray, FloatArray]:
-    """Sorted unique shapes (3, rows) and the median latency of each."""
-    unique, inverse, counts = np.unique(shape, axis=1, return_inverse=True, return_counts=True)
+def _merge(shape: IntArray, latency_us: FloatArray) -> tuple[IntArray, IntArray, IntArray, FloatArray]:
+    """(m, n, k) of the unique shapes, sorted, and the median latency of each. shape: (3, rows)."""
+    (m, n, k), inverse, counts = np.unique(shape, axis=1, return_inverse=True, return_counts=True)
     order = np.argsort(inverse.ravel(), kind="stable")
     if (counts == 1).all():
-        return unique, latency_us[order]
+        return m, n, k, latency_us[order]
     groups = np.split(latency_us[order], np.cumsum(counts)[:-1])
-    return unique, np.array([float(np.median(group)) for group in groups])
-
-
-def _package_root() -> Path:
-    spec = find_spec("aiconfigurator_core")
-    if spec is None or not spec.submodule_search_locations:
-        raise UnsupportedError(
-            "read_table", "the package aiconfigurator-core is not installed", "pip install 'quantbench[tables]'"
-        )
-    return Path(next(iter(spec.submodule_search_locations)))
-
-
-def _package_version() -> str:
-    from importlib.metadata import version
-
-    return version("aiconfigurator-core")
+    return m, n, k, np.array([float(np.median(group)) for group in groups])
 
 
 def read_parquet(operation: str, file: Path) -> Any:
@@ -241,12 +151,12 @@ def read_parquet(operation: str, file: Path) -> Any:
     raise StoreError(operation, f"{file} has {found.metadata.num_rows:,} rows", f"at most {MOST_ROWS:,}")
 
 
-def _parquet_columns(file: Path) -> dict[str, npt.NDArray[Any]]:
+def _parquet_columns(file: Path) -> Columns:
     table = read_parquet("read_table", file)
     return {name: table.column(name).to_numpy(zero_copy_only=False) for name in table.column_names}
 
 
-def _csv_columns(file: Path) -> dict[str, npt.NDArray[Any]]:
+def _csv_columns(file: Path) -> Columns:
     try:
         with open_text(file) as stream:
             reader = csv.DictReader(stream)
@@ -254,7 +164,7 @@ def _csv_columns(file: Path) -> dict[str, npt.NDArray[Any]]:
             names = reader.fieldnames or []
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise StoreError("read_table", f"{file} ({reason(error)})", "a CSV file in UTF-8") from None
-    columns: dict[str, npt.NDArray[Any]] = {name: np.array([row[name] for row in rows]) for name in names}
+    columns: Columns = {name: np.array([row[name] for row in rows]) for name in names}
     for name in _NEEDED:
         if name in columns:
             try:

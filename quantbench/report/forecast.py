@@ -16,8 +16,7 @@ from rich.text import Text
 from quantbench.analysis.forecast import ForecastRow
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.gemm.cliffs import LIKELY
-from quantbench.latency.op_times import OpEstimate
-from quantbench.latency.roofline import peak_share
+from quantbench.latency.op_times import OpEstimate, peak_share
 from quantbench.report.canvas import MARKERS, PALETTE, WAVE_COLOUR, draw_panels
 from quantbench.report.content import share_cell, terminal_table
 from quantbench.report.source import dashed

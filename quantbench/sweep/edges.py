@@ -11,7 +11,7 @@ from math import inf, log
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
-from quantbench.latency.roofline import assumed_tile
+from quantbench.latency.op_times import assumed_tile
 from quantbench.quantization import quantize
 from quantbench.sweep.axes import MOST_VALUES, Axis, Held, check_axes, grain_of, ops_at, parse_axis
 from quantbench.workload import Gemm, Op

@@ -17,7 +17,7 @@ from statistics import median
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
-from quantbench.latency.roofline import roofline_us
+from quantbench.latency.op_times import roofline_us
 from quantbench.providers.catalog import runs_kind
 from quantbench.store.record import Place, record_key
 from quantbench.sweep.axes import Axis, Held, check_axes, ops_at

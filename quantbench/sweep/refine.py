@@ -255,7 +255,7 @@ class LeastSure:
         """The points of the next round in the order to measure them; none after `options.points` points."""
         import numpy as np
 
-        from quantbench.latency.active import next_points
+        from quantbench.latency.gemm.cliffs import next_points
         from quantbench.latency.gemm.model import GemmModel
 
         tried = {r.key for r in records if r.role == "point"}

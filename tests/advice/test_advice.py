@@ -20,8 +20,7 @@ from quantbench.errors import InputError
 from quantbench.latency.estimate import Estimate
 from quantbench.latency.gemm.model import LARGEST_SIDE
 from quantbench.latency.model_times import ModelTimes
-from quantbench.latency.op_times import UNMEASURED_COMMON, OpTimes, RememberedTimes, RooflineTimes
-from quantbench.latency.roofline import peak_share
+from quantbench.latency.op_times import UNMEASURED_COMMON, OpTimes, RememberedTimes, RooflineTimes, peak_share
 from quantbench.latency.softmax import fallback_bytes
 from quantbench.planner.calibration import shipped
 from quantbench.planner.formulas import parameters, useful_parameters

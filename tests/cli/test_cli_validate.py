@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from quantbench.cli.validate import validate
 from quantbench.device import lookup
 from quantbench.errors import InputError, StoreError
-from quantbench.latency.contests import roofline_predictor
-from quantbench.latency.tables import SHIPPED_GPUS
+from quantbench.latency.contests import ideal_us
 from tools.accuracy.gemm import SIBLINGS
+from tools.accuracy.tables import SHIPPED_GPUS
 
 app = typer.Typer()
 app.command()(validate)
@@ -29,7 +29,7 @@ def run(*words: str) -> str:
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     grid = [(m, n, k) for m in (1, 64, 128, 129, 256, 257, 512) for n in (1024, 2048, 4096) for k in (1024, 2048, 4096)]
     m, n, k = np.array(grid).T
-    latency_us = 3 + roofline_predictor(lookup("a100-sxm4-80gb"), "bf16")(m, n, k) / 0.6
+    latency_us = 3 + ideal_us(lookup("a100-sxm4-80gb"), "bf16", m, n, k) / 0.6
     path = tmp_path_factory.mktemp("tables") / "mine.csv"
     lines = [
         "gemm_dtype,m,n,k,latency",

@@ -12,13 +12,16 @@ import typer
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
+from quantbench.advice.advise import advise
 from quantbench.cli.grid_options import GridOptions
 from quantbench.cli.predict import predict, predict_sweep
 from quantbench.device import default_dtype, lookup
 from quantbench.device.registry import known
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
+from quantbench.latency.estimate import Estimate
 from quantbench.latency.model_times import ModelTimes
+from quantbench.latency.op_times import UNALIGNED_NOTE
 from quantbench.report.forecast import _draw_wave_edges
 from quantbench.workload import TransformerShape
 
@@ -173,19 +176,22 @@ def test_errors() -> None:
         run("--gpu", "a100-sxm4-80gb", "--dim", "heads=7", "--hidden", "4096")
 
 
+def op_estimates(spec: DeviceSpec, shape: TransformerShape) -> dict[str, Estimate]:
+    ops = shape.ops()
+    return dict(zip((op.label for op in ops), ModelTimes(spec).estimates([op.workload for op in ops]), strict=True))
+
+
 @pytest.mark.parametrize("dtype", ["fp8", "int8"])
 def test_eager_attention_beside_narrow_linear_layers_runs_in_bf16(dtype: str) -> None:
     h100 = lookup("h100-sxm5-80gb")
     narrow, wide = (
-        ModelTimes(h100).predict(
-            TransformerShape(hidden=4096, heads=32, seq=2048, dtype=of, attention="unfused"), backward=True
-        )
+        op_estimates(h100, TransformerShape(hidden=4096, heads=32, seq=2048, dtype=of, attention="unfused"))
         for of in (dtype, "bf16")
     )
-    same = [(o.op.label, o.estimate) for o in narrow.ops if o.op.name in ("scores", "softmax", "context")]
-    assert len(same) == 8
-    assert same == [(o.op.label, o.estimate) for o in wide.ops if o.op.name in ("scores", "softmax", "context")]
-    qkv, of_bf16 = (next(o.estimate for o in found.ops if o.op.label == "qkv") for found in (narrow, wide))
+    attention = [label for label in narrow if label.split(".")[0] in ("scores", "softmax", "context")]
+    assert len(attention) == 8
+    assert [narrow[label] for label in attention] == [wide[label] for label in attention]
+    qkv, of_bf16 = narrow["qkv"], wide["qkv"]
     assert qkv != of_bf16
     assert f"nobody measured {dtype} on {h100.name}" in qkv.note
     assert "fitted on" in of_bf16.note
@@ -264,8 +270,9 @@ def test_the_picture_has_wave_edges_only_where_waves_are_stated() -> None:
 
 
 def test_a_layer_grows_with_its_hidden_size() -> None:
-    model = ModelTimes(lookup("h100-sxm5-80gb"))
-    times = [model.predict(TransformerShape(hidden=h, heads=h // 128, seq=2048)).latency_us for h in (1024, 2048, 4096)]
+    shapes = [TransformerShape(hidden=h, heads=h // 128, seq=2048) for h in (1024, 2048, 4096)]
+    layers = [op_estimates(lookup("h100-sxm5-80gb"), shape).values() for shape in shapes]
+    times = [sum(one.latency_us for one in layer) for layer in layers]
     assert all(a < b for a, b in pairwise(times))
 
 
@@ -276,3 +283,18 @@ def test_it_runs_without_torch() -> None:
         "assert not {'torch', 'triton', 'sklearn', 'pandas', 'pyarrow'} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("gpu", ["a100-sxm4-80gb", "v100-sxm2-32gb"])
+def test_predict_answers_as_advise_does(gpu: str) -> None:
+    """Rows of 2050 elements: Megatron's fused softmax refuses them, and the batched products are unaligned."""
+    shape = TransformerShape(
+        hidden=4096, heads=32, seq=2050, vocab=50304, attention="unfused", dtype=default_dtype(lookup(gpu))
+    )
+    cost = advise(shape, ModelTimes(lookup(gpu)), top=0).cost
+    words = ("--hidden", "4096", "--heads", "32", "--attention", "unfused", "--vocab", "50304", "--direction", "both")
+    answer = rows("--gpu", gpu, "--dim", "seq=2050", *words)
+    (row,) = answer["rows"]  # type: ignore[misc]
+    predicted = {op["op"]: op["latency_us"] for op in row["ops"]}
+    assert predicted == {one.op.label: one.latency.latency_us / one.op.count for one in cost.ops}
+    assert UNALIGNED_NOTE in answer["notes"]  # type: ignore[operator]

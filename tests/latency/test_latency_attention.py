@@ -8,9 +8,8 @@ import pytest
 
 from quantbench.device import lookup
 from quantbench.errors import InputError, UnsupportedError
-from quantbench.latency.attention import FEWEST_ROWS, AttentionModel
-from quantbench.latency.attention_cost_model import FAMILIES, START, AttentionShapes, blocks_of, peak_tflops
-from quantbench.latency.attention_fitting import Physics, shipped_slugs
+from quantbench.latency.attention import FEWEST_ROWS, AttentionModel, shipped_slugs
+from quantbench.latency.attention_cost_model import FAMILIES, START, AttentionShapes, Physics, cut, peak_tflops
 from quantbench.workload import Attention
 
 A100, H200, V100 = (lookup(slug) for slug in ("a100-sxm4-80gb", "h200-sxm-141gb", "v100-sxm2-32gb"))
@@ -39,13 +38,13 @@ def causal(
     ],
 )
 def test_blocks_by_hand(family: str, work: Attention, rows: int, keys: int, longest: int) -> None:
-    blocks = blocks_of(FAMILIES[family], AttentionShapes.of([work]))
+    blocks = cut(FAMILIES[family], AttentionShapes.of([work]))
     assert (blocks.rows[0], blocks.keys[0], blocks.longest[0]) == (rows, keys, longest)
 
 
 def test_long_sequences_are_averaged_closely() -> None:
     short, long = causal(64 * 128), causal(65 * 128)  # counted one by one, and averaged
-    blocks = blocks_of(FAMILIES["fa3_sm80"], AttentionShapes.of([short, long]))
+    blocks = cut(FAMILIES["fa3_sm80"], AttentionShapes.of([short, long]))
     # Row block i of 128 queries sees i + 1 times two key blocks of 64.
     assert blocks.keys[0] == 64 * 65
     assert blocks.keys[1] == pytest.approx(65 * 66, rel=0.02)

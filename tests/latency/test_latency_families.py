@@ -6,8 +6,8 @@ import pytest
 
 from quantbench.device import lookup
 from quantbench.latency import families
+from quantbench.latency.attention import knowledge
 from quantbench.latency.attention_cost_model import assumed_family
-from quantbench.latency.attention_fitting import knowledge
 from quantbench.latency.families import family, family_of, generation
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.gemm.training import choose, known_in_waves, shipped_pool

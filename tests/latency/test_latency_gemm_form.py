@@ -10,18 +10,18 @@ from quantbench.latency.autodiff import Variable, gradient
 from quantbench.latency.gemm.cost_model import (
     INDEX,
     PARAMETERS,
+    SPLITS,
+    TILES,
     Machine,
+    Menu,
     Shapes,
     Values,
     hand_prior,
     log_latency,
-    log_latency_with_parts,
 )
-from quantbench.latency.gemm.fitting import Measured, fit_parameters
-from quantbench.latency.gemm.menu import SPLITS, TILES, Menu
 from quantbench.latency.gemm.model import LARGEST_SIDE
-from quantbench.latency.gemm.training import pooled
-from quantbench.latency.gemm.trees import Member, watched_columns
+from quantbench.latency.gemm.training import fit_parameters, pooled
+from quantbench.latency.gemm.trees import Measured, Member, watched_columns
 from quantbench.launch import Tile
 from quantbench.quantization import quantize
 from quantbench.workload import Gemm
@@ -33,13 +33,13 @@ MENU = Menu.of()
 def test_every_kernel_stands_in_its_tile_and_in_its_split() -> None:
     uneven = Menu(TILES, (*Menu.of().kernels[2:20:2], (0, 3), (2, 64)))  # splits that were recorded stand at the end
     for menu in (MENU, uneven):
-        for groups, of in ((menu.of_tile, menu.tile_index), (menu.of_split, None)):
+        for groups, of in ((menu.of_tile, menu.each.tile_index[:, 0]), (menu.of_split, None)):
             seen = np.concatenate([np.arange(len(menu))[kernels] for _, kernels in groups])
             assert sorted(seen) == list(range(len(menu)))
             if of is not None:
                 assert all(set(of[kernels]) == {place} for place, kernels in groups)
-    assert {SPLITS[place]: set(uneven.split_k[kernels]) for place, kernels in uneven.of_split}[4] == {3.0, 4.0}
-    assert {SPLITS[place]: set(uneven.split_k[kernels]) for place, kernels in uneven.of_split}[32] == {64.0}
+    assert {SPLITS[place]: set(uneven.each.split_k[kernels, 0]) for place, kernels in uneven.of_split}[4] == {3.0, 4.0}
+    assert {SPLITS[place]: set(uneven.each.split_k[kernels, 0]) for place, kernels in uneven.of_split}[32] == {64.0}
 
 
 def sizes(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -76,8 +76,8 @@ def test_gradient_of_the_whole_form() -> None:
     mean, _ = hand_prior()
     shapes = Shapes(MACHINE, MENU, *sizes(12))
     source = Variable(mean + 0.01)
-    found = gradient(log_latency(Values(source), shapes), source, np.ones(12))
-    numeric = approx_fprime(mean + 0.01, lambda z: log_latency(Values(z), shapes).sum(), 1e-6)
+    found = gradient(log_latency(Values(source), shapes)[0], source, np.ones(12))
+    numeric = approx_fprime(mean + 0.01, lambda z: log_latency(Values(z), shapes)[0].sum(), 1e-6)
     assert found == pytest.approx(numeric, abs=2e-3)
     assert np.count_nonzero(found) > len(PARAMETERS) - 6  # m = 1, misalignment and the like need such shapes
 
@@ -90,8 +90,8 @@ def test_every_kernel_and_the_choice_rise_with_k(seed: int) -> None:
     m, n, k = sizes(200, seed)
     k[:50], n[50:70] = np.arange(1, 51), 33  # unaligned, whose alignment doubling mends
     k[70:120] = 2 * np.arange(50) + 33
-    low, low_parts = log_latency_with_parts(values, Shapes(MACHINE, MENU, m, n, k))
-    high, high_parts = log_latency_with_parts(values, Shapes(MACHINE, MENU, m, n, 2 * k))
+    low, low_parts = log_latency(values, Shapes(MACHINE, MENU, m, n, k))
+    high, high_parts = log_latency(values, Shapes(MACHINE, MENU, m, n, 2 * k))
     assert (high_parts.log_time >= low_parts.log_time - 1e-9).all()
     assert (high >= low - 1e-9).all()
 
@@ -103,8 +103,8 @@ def test_single_precision_moves_a_prediction_by_no_more_than_rounding(seed: int)
     vector = mean + 2.0 * sd * np.random.default_rng(seed).standard_normal(len(mean))
     m, n, k = sizes(300, seed)
     m[:4], n[2:6], k[4:8] = LARGEST_SIDE, LARGEST_SIDE, LARGEST_SIDE
-    double = log_latency(Values(vector), Shapes(MACHINE, MENU, m, n, k))
-    single = log_latency(Values(vector.astype(np.float32)), Shapes(MACHINE, MENU, m, n, k, dtype=np.float32))
+    double = log_latency(Values(vector), Shapes(MACHINE, MENU, m, n, k))[0]
+    single = log_latency(Values(vector.astype(np.float32)), Shapes(MACHINE, MENU, m, n, k, dtype=np.float32))[0]
     assert single.dtype == np.float32
     assert single == pytest.approx(double, abs=1e-4)
 
@@ -123,7 +123,7 @@ def test_wave_quantization_shows_in_the_time() -> None:
     mean, _ = hand_prior()
     only = MENU.subset(np.array([MENU.nearest(128, 256, 1)]))
     m = np.array([1152.0, 1153.0, 1280.0])  # 9 × 12 tiles fill 108 SMs; one row more starts a second wave
-    t = np.exp(log_latency(Values(mean), Shapes(MACHINE, only, m, np.full(3, 3072.0), np.full(3, 4096.0))))
+    t = np.exp(log_latency(Values(mean), Shapes(MACHINE, only, m, np.full(3, 3072.0), np.full(3, 4096.0)))[0])
     assert t[1] / t[0] > 1.3
     assert t[2] / t[1] < 1.02
 
@@ -133,7 +133,7 @@ def test_misaligned_rows_cost_more_and_aligned_ones_nothing() -> None:
     one = np.array([4096.0])
 
     def time_us(n: float) -> float:
-        return float(np.exp(log_latency(Values(mean), Shapes(MACHINE, MENU, one, np.array([n]), one)))[0])
+        return float(np.exp(log_latency(Values(mean), Shapes(MACHINE, MENU, one, np.array([n]), one))[0])[0])
 
     assert time_us(4095.0) > 1.2 * time_us(4096.0)
     assert time_us(4088.0) == pytest.approx(time_us(4096.0), rel=0.02)
@@ -144,12 +144,12 @@ def test_a_fit_recovers_what_made_the_data() -> None:
     rng = np.random.default_rng(5)
     truth = prior.mean + 0.5 * prior.sd * rng.standard_normal(len(prior.mean))
     m, n, k = sizes(150, seed=6)
-    log_us = log_latency(Values(truth), Shapes(MACHINE, MENU, m, n, k))
+    log_us = log_latency(Values(truth), Shapes(MACHINE, MENU, m, n, k))[0]
     rows = Measured(m, n, k, log_us, np.full(len(m), -1))
     found = fit_parameters(MACHINE, MENU, rows, prior)
     held = Shapes(MACHINE, MENU, *sizes(300, seed=7))
-    error = np.abs(log_latency(Values(found), held) - log_latency(Values(truth), held))
-    blind = np.abs(log_latency(Values(prior.mean), held) - log_latency(Values(truth), held))
+    error = np.abs(log_latency(Values(found), held)[0] - log_latency(Values(truth), held)[0])
+    blind = np.abs(log_latency(Values(prior.mean), held)[0] - log_latency(Values(truth), held)[0])
     assert np.median(error) < 0.03
     assert np.median(error) < 0.3 * np.median(blind)
 
@@ -162,19 +162,23 @@ def test_recorded_kernels_teach_the_choice() -> None:
     big = m * n > 2**20
     m, n, k = m[big], n[big], k[big]
     shapes = Shapes(MACHINE, MENU, m, n, k)
-    log_us = log_latency_with_parts(Values(prior.mean), shapes)[1].log_time[index]
+    log_us = log_latency(Values(prior.mean), shapes)[1].log_time[index]
     vectors = [
         fit_parameters(MACHINE, MENU, Measured(m, n, k, log_us, np.full(len(m), kernel)), prior)
         for kernel in (-1, index)
     ]
-    taken = [(log_latency_with_parts(Values(z), shapes)[1].log_time.argmin(axis=0) == index).mean() for z in vectors]
+    taken = [(log_latency(Values(z), shapes)[1].log_time.argmin(axis=0) == index).mean() for z in vectors]
     assert taken[1] > 0.8
     assert taken[1] > taken[0]
 
 
 def test_menu_finds_the_nearest_kernel() -> None:
     index = MENU.nearest(128, 250, 3)
-    assert (MENU.block_m[index], MENU.block_n[index], MENU.split_k[index]) in {(128, 256, 2), (128, 256, 4)}
+    own = MENU.each
+    assert (own.block_m[index, 0], own.block_n[index, 0], own.split_k[index, 0]) in {
+        (128, 256, 2),
+        (128, 256, 4),
+    }
     assert len(MENU) == 6 * len(TILES)
 
 
@@ -187,5 +191,5 @@ def test_features_are_finite_where_a_kernel_is_priced_out_of_all_bounds() -> Non
     member = Member(vector, None)
     log_us, parts = member.physics(shapes)
     assert parts.log_time.max() > np.log(np.finfo(np.float32).max)
-    x = member.features(MENU, shapes, log_us, parts, member.weights(parts), watched_columns(shapes), None)
+    x = member.features(MENU, shapes, log_us, parts, watched_columns(shapes), None)
     assert np.isfinite(x).all()

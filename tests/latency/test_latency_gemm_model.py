@@ -12,18 +12,18 @@ import pytest
 from quantbench.device import DeviceSpec, lookup
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.latency.families import family
-from quantbench.latency.gemm.cost_model import Machine, Shapes, Values, hand_prior, log_latency
-from quantbench.latency.gemm.ensemble import Answer, Ensemble
+from quantbench.latency.gemm.cost_model import Machine, Menu, Shapes, Values, hand_prior, log_latency
+from quantbench.latency.gemm.ensemble import Ensemble, RawPrediction
 from quantbench.latency.gemm.files import MODEL_VERSION, array_to_json
-from quantbench.latency.gemm.menu import Menu
 from quantbench.latency.gemm.model import GemmEstimates, GemmModel, shipped_model
 from quantbench.latency.gemm.training import Effort, choose, shipped_pool
 from quantbench.latency.gemm.trees import Growth
 from quantbench.latency.scoring import coverage, summarize
-from quantbench.latency.tables import SHIPPED_GPUS, GemmTable, TableProvenance, system_of
+from quantbench.latency.tables import GemmTable
 from quantbench.launch import Launch, Tile
 from quantbench.quantization import quantize
 from quantbench.workload import Gemm
+from tools.accuracy.tables import SHIPPED_GPUS
 
 A100 = "a100-sxm4-80gb"
 QUICK = Effort(members=2, rows_first=150, rows_other=100, growth=Growth(trees=10))
@@ -36,7 +36,7 @@ def invented(count: int, seed: int, gpu: str = A100, quirk: float = 0.15) -> tup
     n, k = (64 * np.floor(2 ** rng.uniform(0, 8, count)) for _ in range(2))
     mean, sd = hand_prior()
     truth = mean + 0.5 * sd * np.random.default_rng(99).standard_normal(len(mean))
-    log_us = log_latency(Values(truth), Shapes(Machine.of(lookup(gpu), "bf16"), Menu.of(), m, n, k))
+    log_us = log_latency(Values(truth), Shapes(Machine.of(lookup(gpu), "bf16"), Menu.of(), m, n, k))[0]
     log_us = log_us + quirk * ((n > 2048) & (k > 1024)) + 0.02 * rng.standard_normal(count)
     return m, n, k, np.exp(log_us)
 
@@ -89,7 +89,7 @@ def test_a_batch_says_of_each_shape_what_it_says_alone(monkeypatch: pytest.Monke
     asked: list[tuple[float, float, float]] = []
     raw = Ensemble.raw
 
-    def noted(self: Ensemble, *sizes: np.ndarray) -> Answer:
+    def noted(self: Ensemble, *sizes: np.ndarray) -> RawPrediction:
         asked.extend(zip(*sizes, strict=True))
         return raw(self, *sizes)
 
@@ -259,8 +259,7 @@ def test_shipped_models_state_where_they_come_from_and_are_sane(slug: str) -> No
 
 def table_of(gpu: str, rows: tuple[np.ndarray, ...]) -> GemmTable:
     m, n, k = (x.astype(np.int64) for x in rows[:3])
-    source = TableProvenance("t", "", "", system_of(gpu), "", "", "", (), 0, 0)
-    return GemmTable(m, n, k, rows[3], "bf16", source)
+    return GemmTable(m, n, k, rows[3], "bf16", gpu)
 
 
 def test_a_siblings_table_helps_where_it_was_measured() -> None:
@@ -274,7 +273,8 @@ def test_a_siblings_table_helps_where_it_was_measured() -> None:
     m, n, k = (np.asarray(x, dtype=float) for x in (sibling.m, sibling.n, sibling.k))
     mean, sd = hand_prior()
     truth = mean + 0.5 * sd * np.random.default_rng(99).standard_normal(len(mean))
-    own = np.exp(log_latency(Values(truth), Shapes(Machine.of(lookup("h100-sxm5-80gb"), "bf16"), Menu.of(), m, n, k)))
+    machine = Machine.of(lookup("h100-sxm5-80gb"), "bf16")
+    own = np.exp(log_latency(Values(truth), Shapes(machine, Menu.of(), m, n, k))[0])
     measured = odd((m, n, k, own))[3]
     train, test = slice(0, 100), slice(100, 600)
     arguments = (m[train], n[train], k[train], measured[train])

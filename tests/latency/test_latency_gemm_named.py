@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from quantbench.device import lookup
-from quantbench.latency.gemm.cost_model import Machine, Shapes, Values, hand_prior, log_latency_with_parts
-from quantbench.latency.gemm.menu import Menu
+from quantbench.latency.gemm.cost_model import Machine, Menu, Shapes, Values, hand_prior, log_latency
 from quantbench.latency.gemm.model import GemmModel
 from quantbench.latency.gemm.training import Effort, menu_for
 from quantbench.latency.gemm.trees import Growth
@@ -121,7 +120,7 @@ def test_names_tell_what_no_shape_does() -> None:
     menu = Menu.of()
     tiles = [Tile(64, 64), Tile(128, 128), Tile(128, 256)]
     taken = rng.integers(0, 3, 240)
-    parts = log_latency_with_parts(
+    parts = log_latency(
         Values(hand_prior()[0]), Shapes(Machine.of(lookup(A100), "bf16"), menu, m, n, k)
     )[1]  # fmt: skip
     column = np.array([menu.nearest(tile.block_m, tile.block_n, 1) for tile in tiles])[taken]
@@ -136,5 +135,5 @@ def test_a_kernel_outside_the_menu_joins_it_with_its_split() -> None:
     menu = menu_for([Launch("k", tile=Tile(32, 32, split_k=18)), None, Launch("k", tile=Tile(96, 48))])
     assert (96, 48) in menu.tiles
     index = menu.nearest(32, 32, 18)
-    assert (menu.block_m[index], menu.block_n[index], menu.split_k[index]) == (32, 32, 18)
+    assert (menu.each.block_m[index, 0], menu.each.block_n[index, 0], menu.each.split_k[index, 0]) == (32, 32, 18)
     assert len(menu_for(None)) == len(Menu.of())

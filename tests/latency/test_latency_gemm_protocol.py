@@ -9,10 +9,9 @@ from quantbench.latency.scoring import (
     compute_rows,
     coverage,
     held_out_sites,
-    mean_summary,
-    memory_rows,
     random_split,
-    score_cliffs,
+    recall_and_precision,
+    rises,
     summarize,
 )
 
@@ -50,7 +49,6 @@ def test_summary_figures() -> None:
     assert (error.median_pct, error.mean_pct) == pytest.approx((15.0, 15.0))
     assert error.p95_pct == pytest.approx(np.percentile([0, 10, 20, 30], 95))
     assert summarize(measured, measured, np.array([True, False, False, False])).rows == 1
-    assert mean_summary([error, error]).rows == 8
     with pytest.raises(InputError, match=r"no rows"):
         summarize(measured, measured, np.zeros(4, dtype=bool))
 
@@ -58,7 +56,6 @@ def test_summary_figures() -> None:
 def test_row_groups() -> None:
     m, n, k = np.array([64, 256, 256]), np.array([512, 512, 256]), np.array([512, 512, 512])
     assert compute_rows(m, n, k).tolist() == [False, True, False]
-    assert memory_rows(m, n, k).tolist() == [True, False, False]
 
 
 def test_coverage_counts_both_ends() -> None:
@@ -71,6 +68,7 @@ def test_cliffs_are_scored_on_neighbouring_m() -> None:
     pairs = cliff_pairs(m, n, k)
     assert [(m[a], m[b], n[a]) for a, b in zip(*pairs, strict=True)] == [(128, 129, 1024), (256, 257, 1024)]
     measured = np.where((m == 129) & (n == 1024), 1.2, 1.0)
-    score = score_cliffs(np.where(m >= 257, 2.0, np.where(m == 129, 1.11, 1.0)), measured, pairs)
-    assert (score.pairs, score.cliffs, score.recall, score.precision) == (2, 1, 1.0, 0.5)
-    assert np.isnan(score_cliffs(np.ones(len(m)), measured, pairs).precision)
+    forecast = rises(np.where(m >= 257, 2.0, np.where(m == 129, 1.11, 1.0)), pairs)
+    assert rises(measured, pairs).tolist() == [True, False]
+    assert recall_and_precision(forecast, rises(measured, pairs)) == (1.0, 0.5)
+    assert np.isnan(recall_and_precision(np.zeros(2, dtype=bool), rises(measured, pairs))[1])

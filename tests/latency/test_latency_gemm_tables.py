@@ -8,8 +8,10 @@ import pytest
 
 from quantbench.device import lookup
 from quantbench.errors import InputError, StoreError, UnsupportedError
-from quantbench.latency import tables
-from quantbench.latency.tables import DEFAULT_TABLES, SHIPPED_GPUS, SYSTEMS, read_table, slug_of, system_of
+from quantbench.importers import aiconfigurator
+from quantbench.latency.tables import DEFAULT_TABLES, SYSTEMS, read_table, slug_of, system_of
+from tools.accuracy import tables
+from tools.accuracy.tables import SHIPPED_GPUS, read_packaged
 
 needs_package = pytest.mark.skipif(
     find_spec("aiconfigurator_core") is None, reason="the extra quantbench[tables] is not installed"
@@ -26,32 +28,25 @@ bfloat16,129,256,512,0,X
 
 def test_csv_is_sorted_merged_and_in_microseconds(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(CSV)
-    table = read_table("a100-sxm4-80gb", path=tmp_path / "t.csv")
+    table = read_table(tmp_path / "t.csv", "a100-sxm4-80gb")
     assert table.m.tolist() == [1, 128]
     assert table.latency_us.tolist() == pytest.approx([10.0, 25.0])  # the repeats' median
-    assert (table.provenance.merged_rows, table.provenance.dropped_rows) == (1, 1)
-    assert (table.provenance.system, table.provenance.framework) == ("a100_sxm", "X")
-    assert read_table("here", path=tmp_path / "t.csv", dtype="fp8").latency_us.tolist() == pytest.approx([4.0])
-
-
-@pytest.mark.parametrize(("written", "name"), [("VLLM", "vLLM"), ("vLLM", "vLLM"), ("SGLang", "SGLang")])
-def test_a_framework_is_spelled_as_it_spells_itself(tmp_path: Path, written: str, name: str) -> None:
-    (tmp_path / "t.csv").write_text(CSV.replace(",X", f",{written}"))
-    assert read_table("here", path=tmp_path / "t.csv").provenance.framework == name
+    assert (table.gpu, table.dtype, len(table)) == ("a100-sxm4-80gb", "bf16", 2)
+    assert read_table(tmp_path / "t.csv", "here", dtype="fp8").latency_us.tolist() == pytest.approx([4.0])
 
 
 def test_file_errors_name_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(CSV)
     with pytest.raises(InputError, match=r"no row of dtype 'int8'; expected one of bfloat16, fp8"):
-        read_table("here", path=tmp_path / "t.csv", dtype="int8")
+        read_table(tmp_path / "t.csv", "here", dtype="int8")
     (tmp_path / "short.csv").write_text("m,n,k\n1,2,3\n")
     with pytest.raises(InputError, match=r"short.csv has no column 'latency'"):
-        read_table("here", path=tmp_path / "short.csv")
+        read_table(tmp_path / "short.csv", "here")
     (tmp_path / "words.csv").write_text("m,n,k,latency\n1,2,3,fast\n")
     with pytest.raises(InputError, match=r"words.csv, column latency: .*'fast'"):
-        read_table("here", path=tmp_path / "words.csv")
+        read_table(tmp_path / "words.csv", "here")
     with pytest.raises(StoreError, match=r"gone.csv \(No such file or directory\)"):
-        read_table("here", path=tmp_path / "gone.csv")
+        read_table(tmp_path / "gone.csv", "here")
 
 
 def test_every_system_is_of_a_known_card_and_back() -> None:
@@ -65,15 +60,15 @@ def test_every_system_is_of_a_known_card_and_back() -> None:
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "find_spec", lambda name: None)
+    monkeypatch.setattr(aiconfigurator, "find_spec", lambda name: None)
     with pytest.raises(UnsupportedError, match=r"pip install 'quantbench\[tables\]'"):
-        read_table("a100_sxm")
+        read_packaged("a100_sxm")
 
 
 @needs_package
 def test_packaged_a100_table() -> None:
-    table = read_table("a100-sxm4-80gb")
-    assert (table.provenance.framework, table.provenance.version) == ("SGLang", "0.5.10")
+    table = read_packaged("a100-sxm4-80gb")
+    assert (table.framework, table.version) == ("SGLang", "0.5.10")
     assert len(table) == 35_742
     order = np.lexsort((table.k, table.n, table.m))
     assert (order == np.arange(len(table))).all()
@@ -83,7 +78,7 @@ def test_packaged_a100_table() -> None:
 @needs_package
 @pytest.mark.parametrize("system", sorted(DEFAULT_TABLES))
 def test_what_was_measured_stays_below_what_the_registry_says_a_card_can(system: str) -> None:
-    table, device = read_table(system), lookup(slug_of(system) or system)
+    table, device = read_packaged(system), lookup(slug_of(system) or system)
     tflops = 2e-6 * table.m * table.n * table.k / table.latency_us
     ceiling = device.ceiling("bf16")
     assert ceiling is not None
@@ -95,7 +90,13 @@ def test_what_was_measured_stays_below_what_the_registry_says_a_card_can(system:
 
 @needs_package
 def test_packaged_table_errors() -> None:
-    with pytest.raises(InputError, match=r"system = 'a1000'; expected one of .*a100_sxm"):
-        read_table("a1000")
-    with pytest.raises(InputError, match=r"backend = 'vllm', version = '0' for l40s; expected one of .*vllm 0.24.0"):
-        read_table("l40s", backend="vllm", version="0")
+    with pytest.raises(InputError, match=r"--system a1000: no .*; expected one of .*a100_sxm"):
+        read_packaged("a1000")
+
+
+@needs_package
+@pytest.mark.parametrize(("written", "name"), [("VLLM", "vLLM"), ("vLLM", "vLLM"), ("SGLang", "SGLang")])
+def test_a_framework_is_spelled_as_it_spells_itself(written: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = {column: np.array([written]) for column in ("framework", "version", "device")}
+    monkeypatch.setattr(tables, "read_columns", lambda path, dtype: text)
+    assert read_packaged("l40s").framework == name

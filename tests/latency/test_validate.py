@@ -1,6 +1,7 @@
 """The contests: who learns from what, how it is judged, and how the tables are written."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,48 +10,35 @@ import pytest
 from quantbench.device import lookup
 from quantbench.errors import InputError, MeasurementError, StoreError, UnsupportedError
 from quantbench.latency.contests import (
+    Answer,
     Contest,
     Contestant,
     Step,
     gaussian_process,
+    ideal_us,
     log_interpolation,
     roofline,
-    roofline_predictor,
     run_contests,
 )
-from quantbench.latency.scoring import (
-    LEVELS,
-    Absent,
-    Answer,
-    CliffLevels,
-    CliffScore,
-    ErrorSummary,
-    Line,
-    Score,
-    Split,
-    cells,
-    line,
-    lines_to_json,
-)
-from quantbench.latency.tables import GemmTable, TableProvenance
+from quantbench.latency.scoring import LEVELS, CliffLevels, ErrorSummary, Line, Split, cells, over_seeds
+from quantbench.latency.tables import GemmTable
 from quantbench.profile import aiconfigurator_engine
 from quantbench.profile.blindspots_report import write_between
 from tools.accuracy import heuristics as heuristics_child
-from tools.accuracy.gemm import engine, heuristics
+from tools.accuracy.gemm import Absent, engine, heuristics
 from tools.accuracy.page import markdown
 
 A100 = lookup("a100-sxm4-80gb")
 
 
-def table() -> GemmTable:
+def table(gpu: str = "nowhere") -> GemmTable:
     """Products on a made-up A100 at 60 % of the roofline, with a 30 % step after m = 128 and m = 256."""
     ms = [1, 64, 65, 128, 129, 256, 257, 512]
     grid = sorted((m, n, k) for m in ms for n in (1024, 2048, 3072, 4096, 5120) for k in (1024, 2048, 4096, 8192))
     m, n, k = np.array(grid).T
-    ideal = roofline_predictor(A100, "bf16")(m, n, k)
+    ideal = ideal_us(A100, "bf16", m, n, k)
     latency_us = 3 + ideal / 0.6 * np.where(m > 256, 1.69, np.where(m > 128, 1.3, 1.0))
-    provenance = TableProvenance("made-up", "0", "", "nowhere", "none", "0", "none", (), 0, 0)
-    return GemmTable(m, n, k, latency_us, "bf16", provenance)
+    return GemmTable(m, n, k, latency_us, "bf16", gpu)
 
 
 def contest(protocol: str = "sites") -> Contest:
@@ -67,13 +55,12 @@ def fixed(name: str, factor: float, train_rows: int | None = 20) -> Contestant:
     return Contestant(name, train_rows, answer)
 
 
-def judged(*contestants: Contestant, seeds: tuple[int, ...] = (0, 1), protocol: str = "sites") -> list[Line | Absent]:
+def judged(*contestants: Contestant, seeds: tuple[int, ...] = (0, 1), protocol: str = "sites") -> list[Line]:
     return list(run_contests([(contest(protocol), contestants)], seeds, lambda step: None))
 
 
 def test_scores_of_a_known_answer() -> None:
     (found,) = judged(fixed("ten percent over", 1.1))
-    assert isinstance(found, Line)
     assert (found.errors.median_pct, found.errors.p95_pct) == pytest.approx((10, 10))
     assert (found.coverage, found.cliff_recall, found.cliff_precision) == (1.0, 1.0, 1.0)
     assert (found.train_rows, found.seeds, found.fit_s) == (20, 2, 1.0)
@@ -89,13 +76,11 @@ def test_forecasts_follow_the_models_own_rule() -> None:
         return Answer(measured[0] * np.exp(rises), cliff_probability=lambda m, n, k: 0.5 * (m == 128))
 
     (found,) = judged(Contestant("flat", 20, flat))
-    assert isinstance(found, Line)
     assert found.cliff_recall is not None
     assert found.forecast_recall is not None
     assert found.forecast_recall > found.cliff_recall
     assert found.forecast_precision == 1.0
     (silent,) = judged(fixed("no rule", 1.0))
-    assert isinstance(silent, Line)
     assert silent.forecast_recall is None
 
 
@@ -111,7 +96,7 @@ def test_baselines_learn_from_the_training_rows_only() -> None:
     assert len(seen) == 2
     assert all(len(rows) == 40 for rows in seen)
     assert seen[0] != seen[1]
-    errors = {entry.model: entry.errors.median_pct for entry in found if isinstance(entry, Line)}
+    errors = {entry.model: entry.errors.median_pct for entry in found}
     assert errors["Gaussian process on log efficiency"] < errors["spec-sheet roofline"]
     assert errors["spec-sheet roofline"] > 30
 
@@ -123,7 +108,7 @@ def test_progress_adds_up_and_who_learns_nothing_runs_once() -> None:
     assert [step.done for step in steps] == [0, 1, 2, 3, 4]
     assert {step.total for step in steps} == {5}
     assert "a100-sxm4-80gb, sites: twice, seed 2" in [step.text for step in steps]
-    assert [entry.train_rows for entry in lines if isinstance(entry, Line)] == [None, 20, 80]
+    assert [entry.train_rows for entry in lines] == [None, 20, 80]
 
 
 def test_rows_without_an_answer_are_counted_not_forgiven() -> None:
@@ -136,7 +121,6 @@ def test_rows_without_an_answer_are_counted_not_forgiven() -> None:
         return Answer(np.full(len(split.test), np.nan))
 
     (found,) = judged(Contestant("half", 20, half))
-    assert isinstance(found, Line)
     assert found.unanswered == pytest.approx(0.5)
     assert "(no answer to 50 %)" in cells(found)[2]
     assert found.cliff_recall is None
@@ -147,12 +131,12 @@ def test_rows_without_an_answer_are_counted_not_forgiven() -> None:
 def test_absent_contestants_are_stated(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (aiconfigurator_engine, heuristics_child):
         monkeypatch.setattr(module, "find_spec", lambda name: None)
-    found = judged(heuristics(contest()), engine(contest(), 20), fixed("there", 1.0))
-    assert [entry.reason for entry in found if isinstance(entry, Absent)] == [
+    absent = [one for one in (heuristics(contest()), engine(contest(), 20)) if isinstance(one, Absent)]
+    assert [entry.reason for entry in absent] == [
         "the package nvidia-matmul-heuristics is not installed",
         "the package aiconfigurator-core is not installed",
     ]
-    text = markdown([e for e in found if isinstance(e, Line)], [e for e in found if isinstance(e, Absent)])
+    text = markdown([], absent)
     assert "- a100-sxm4-80gb: nvidia-matmul-heuristics is left out: the package" in text
 
 
@@ -163,41 +147,41 @@ def test_a_child_that_fails_is_one_line() -> None:
 
 def test_roofline_by_hand_and_its_refusal() -> None:
     m, n, k = (np.array([size]) for size in (4096, 4096, 4096))
-    assert roofline_predictor(A100, "bf16")(m, n, k)[0] == pytest.approx(2 * 4096**3 / 312e6)
-    thin = roofline_predictor(A100, "bf16")(np.array([1]), n, k)[0]
+    assert ideal_us(A100, "bf16", m, n, k)[0] == pytest.approx(2 * 4096**3 / 312e6)
+    thin = ideal_us(A100, "bf16", np.array([1]), n, k)[0]
     assert thin == pytest.approx(2 * (4096 + 4096**2 + 4096) / A100.memory_gb_per_s / 1e3)
     with pytest.raises(UnsupportedError, match=r"roofline: fp8 on a100-sxm4-80gb; expected one of"):
-        roofline_predictor(A100, "fp8")
+        ideal_us(A100, "fp8", m, n, k)
 
 
 SUMMARY = ErrorSummary(100, 4.551, 6.52, 19.04)
 
 
-def a_line(**changes: object) -> Line:
-    found, forecast = CliffScore(100, 50, 0.80, 0.75), CliffScore(100, 50, 0.87, 0.55)
-    levels = CliffLevels(100, 0.26, 0.25, (0.95,) * len(LEVELS), (0.35,) * (len(LEVELS) - 1) + (None,))
-    scores = [Score(SUMMARY, None, 0.0, 0.905, found, forecast, levels, 1.234, 23456.0, "")]
-    return line("a100-sxm4-80gb", "sites", "ours", 200, scores)
+BARE = Line("a100-sxm4-80gb", "sites", "ours", 200, 1, SUMMARY)
 
 
 def test_a_busy_moment_moves_no_time() -> None:
     rates = (40_000.0, 9_000.0, 41_000.0)
-    scores = [Score(SUMMARY, None, 0.0, None, None, None, None, 400_000.0 / rate, rate, "") for rate in rates]
-    found = line("a100-sxm4-80gb", "sites", "ours", 200, scores)
+    found = over_seeds([replace(BARE, fit_s=400_000.0 / rate, shapes_per_s=rate) for rate in rates])
+    assert found.seeds == 3
     assert (found.shapes_per_s, found.fit_s) == (40_000.0, 10.0)
-    unknown = Score(SUMMARY, None, 0.0, None, None, None, None, None, None, "")
-    assert line("a100-sxm4-80gb", "sites", "ours", 200, [unknown]).fit_s is None
+    assert over_seeds([BARE]) == BARE
 
 
 def test_markdown_of_a_line() -> None:
-    text = markdown([a_line()], [])
+    levels = CliffLevels(100, 0.26, 0.25, (0.95,) * len(LEVELS), (0.35,) * (len(LEVELS) - 1) + (None,))
+    found = replace(
+        BARE, coverage=0.905, cliff_recall=0.80, cliff_precision=0.75, forecast_recall=0.87, forecast_precision=0.55,
+        cliff_levels=levels, fit_s=1.234, shapes_per_s=23456.0,
+    )  # fmt: skip
+    text = markdown([found], [])
     assert "### a100-sxm4-80gb" in text
     assert "| ours | 200 | 4.55 / 6.5 / 19.0 | 90 % | 0.80 / 0.75 | 0.87 / 0.55 | 1.2 | 23,000 |" in text
     assert "compute rows" not in text  # nobody fills that column
     assert "| a100-sxm4-80gb | 200 | 26 % / 25 % | 0.95 / 0.35 |" in text
     assert text.rstrip().endswith("| 0.95 / – |")
     assert text.startswith("**Held-out sites: half of the (n, k) pairs are the test")
-    assert lines_to_json([a_line()], [])["lines"][0]["errors"]["median_pct"] == 4.551
+    assert found.to_json()["errors"]["median_pct"] == 4.551
 
 
 def test_writing_between_the_markers(tmp_path: Path) -> None:
@@ -220,17 +204,10 @@ def test_the_docs_have_every_marker_that_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda c: heuristics(c), lambda c: engine(c, 40)])
-def test_foreign_contestants_answer(make: Callable[[Contest], Contestant]) -> None:
-    real = contest()
-    provenance = TableProvenance("made-up", "0", "", "a100_sxm", "none", "0", "none", (), 0, 0)
-    real = Contest(A100, GemmTable(*_columns(real.table), "bf16", provenance), "sites")
+def test_foreign_contestants_answer(make: Callable[[Contest], Contestant | Absent]) -> None:
+    real = Contest(A100, table("a100-sxm4-80gb"), "sites")
     contestant = make(real)
-    if contestant.missing is not None:
-        pytest.skip(contestant.missing)
+    if isinstance(contestant, Absent):
+        pytest.skip(contestant.reason)
     (found,) = list(run_contests([(real, [contestant])], (0,), lambda step: None))
-    assert isinstance(found, Line)
     assert 0 < found.errors.median_pct < 200
-
-
-def _columns(table: GemmTable) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    return table.m, table.n, table.k, table.latency_us

@@ -1,20 +1,20 @@
 """What forecasts of cliffs are judged by, and how the numbers behind them are found, on rises whose truth is known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from quantbench.latency.gemm.cliffs import Calibration
-from quantbench.latency.scoring import LEVELS, cliff_levels, mean_levels
+from quantbench.latency.scoring import LEVELS, ErrorSummary, Line, cliff_levels, over_seeds
 from tools.accuracy.cliff_calibration import Rises, calibrate
 from tools.accuracy.page import levels_table
 
-PAIRS = (np.array([0, 2, 4, 6]), np.array([1, 3, 5, 7]))
-# cliffs at the first and the third pair
-MEASURED_US = np.array([10.0, 12.0, 10.0, 10.1, 20.0, 30.0, 5.0, 5.2])
+IS_CLIFF = np.array([True, False, True, False])
 
 
 def test_levels_count_what_is_found_and_what_is_true() -> None:
-    found = cliff_levels(np.array([0.9, 0.3, 0.22, 0.05]), MEASURED_US, PAIRS)
+    found = cliff_levels(np.array([0.9, 0.3, 0.22, 0.05]), IS_CLIFF)
     assert (found.pairs, found.measured) == (4, 0.5)
     assert found.expected == pytest.approx((0.9 + 0.3 + 0.22 + 0.05) / 4)
     at = {level: (found.found[i], found.true[i]) for i, level in enumerate(LEVELS)}
@@ -24,18 +24,20 @@ def test_levels_count_what_is_found_and_what_is_true() -> None:
 
 
 def test_where_nothing_is_likely_nothing_can_be_true() -> None:
-    nothing = cliff_levels(np.full(4, 0.01), MEASURED_US, PAIRS)
+    nothing = cliff_levels(np.full(4, 0.01), IS_CLIFF)
     assert set(nothing.true) == {None}
-    all_of_it = cliff_levels(np.full(4, 0.99), MEASURED_US, PAIRS)
-    both = mean_levels([nothing, all_of_it])
+    all_of_it = cliff_levels(np.full(4, 0.99), IS_CLIFF)
+    bare = Line("gpu", "sites", "ours", 200, 1, ErrorSummary(1, 1.0, 1.0, 1.0))
+    both = over_seeds([replace(bare, cliff_levels=levels) for levels in (nothing, all_of_it)]).cliff_levels
+    assert both is not None
     assert both.found[0] == 0.5  # of none and of all
     assert both.true[0] == 0.5  # of the one that forecast any
     assert both.pairs == 8
-    assert mean_levels([nothing]).true == nothing.true
+    assert over_seeds([replace(bare, cliff_levels=nothing)]).cliff_levels == nothing
 
 
 def test_the_table_has_a_row_for_each_gpu() -> None:
-    found = cliff_levels(np.array([0.9, 0.3, 0.22, 0.05]), MEASURED_US, PAIRS)
+    found = cliff_levels(np.array([0.9, 0.3, 0.22, 0.05]), IS_CLIFF)
     header, rule, *rows = levels_table([("one", 200, found), ("two", None, found)]).splitlines()
     assert header.count("|") == rule.count("|") == rows[0].count("|") == 4 + len(LEVELS)
     assert rows[0].startswith("| one | 200 | 37 % / 50 % |")

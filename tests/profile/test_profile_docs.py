@@ -17,9 +17,9 @@ import pytest
 
 from quantbench.importers.aiconfigurator import TableFile
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.tables import SHIPPED_GPUS
 from quantbench.profile import Profile
 from quantbench.profile.file import schema
+from tools.accuracy.tables import SHIPPED_GPUS
 from tools.shelf import shelf_profile
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,10 +12,11 @@ import pytest
 pytest.importorskip("aiconfigurator_core", reason="needs the extra `tables`")
 
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.tables import GemmTable, read_table
+from quantbench.latency.tables import GemmTable
 from quantbench.profile import Estimates, Profile, Table
 from quantbench.profile.fit import product_model
 from quantbench.profile.models import Models
+from tools.accuracy.tables import read_packaged
 
 SITES = 120
 ROWS = 2000
@@ -24,7 +25,7 @@ ROWS = 2000
 @cache
 def public() -> tuple[GemmTable, np.ndarray, np.ndarray]:
     """(the table, rows at powers of two of m, all other rows of the same n and k)."""
-    table = read_table("a100_sxm")
+    table = read_packaged("a100_sxm")
     site = table.n * 2**20 + table.k
     chosen = np.random.default_rng(4).permutation(np.unique(site))[:SITES]
     here = np.isin(site, chosen)

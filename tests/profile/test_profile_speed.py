@@ -17,9 +17,9 @@ import pytest
 
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.tables import read_table
 from quantbench.profile import Models, Profile, Table
 from quantbench.profile.fit import product_model
+from tools.accuracy.tables import read_packaged
 
 SHAPES = 200_000
 
@@ -86,7 +86,7 @@ def test_beside_aiconfigurators_engine(benchmark: Any, engine: bool) -> None:
     from aiconfigurator_core.sdk import common, perf_database
     from aiconfigurator_core.sdk.operations.gemm import GEMM
 
-    table = read_table("a100_sxm")
+    table = read_packaged("a100_sxm")
     rng = np.random.default_rng(2)
     rows = rng.integers(0, len(table), 5000)
     sizes = zip(np.floor(2 ** rng.uniform(0, 13, 5000)), table.n[rows], table.k[rows], strict=True)

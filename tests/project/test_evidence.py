@@ -19,7 +19,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.latency.gemm.training import Effort
 from quantbench.latency.gemm.trees import Growth
-from quantbench.latency.roofline import roofline_us
+from quantbench.latency.op_times import roofline_us
 from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade
 from quantbench.profile.profile import Profile

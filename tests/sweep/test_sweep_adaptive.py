@@ -8,7 +8,7 @@ import pytest
 from sweep_doubles import A100, Bench, QuietWorker, measured
 
 from quantbench.errors import InputError
-from quantbench.latency.roofline import roofline_us
+from quantbench.latency.op_times import roofline_us
 from quantbench.store.folder import read_run
 from quantbench.sweep.axes import Held
 from quantbench.sweep.messages import Reply, Request

@@ -10,7 +10,7 @@ import pytest
 from sweep_doubles import A100, HELD, Bench, FakeWorker, measured, plan_of
 
 from quantbench.errors import MeasurementError
-from quantbench.latency.roofline import roofline_us
+from quantbench.latency.op_times import roofline_us
 from quantbench.measurement import Grade
 from quantbench.store.record import Failed, Measured, Record, Skipped
 from quantbench.sweep.axes import parse_axis

@@ -16,9 +16,9 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.importers import aiconfigurator
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.attention_cost_model import AttentionShapes, peak_tflops
-from quantbench.latency.contests import Step
+from quantbench.latency.contests import Answer, Step
 from quantbench.latency.gaussian_process import GaussianProcess
-from quantbench.latency.scoring import Answer, Line, Score, coverage, line, summarize
+from quantbench.latency.scoring import Line, over_seeds, summarize
 from quantbench.workload import Attention
 
 FloatArray = npt.NDArray[np.float64]
@@ -66,16 +66,10 @@ def read_attention(device: str, *, dtype: str = "bf16", root: Path | None = None
     return AttentionTable(AttentionShapes.of(works), np.array(times), np.array(writes), sources)
 
 
-def sites_of(shapes: AttentionShapes) -> IntArray:
-    """A number for each row, the same for rows that share heads, kv_heads, head_dim and mask."""
-    what = np.stack([shapes.heads, shapes.kv_heads, shapes.head_dim, shapes.causal])
-    return np.asarray(np.unique(what, axis=1, return_inverse=True)[1].ravel())
-
-
 def held_out(shapes: AttentionShapes, train: int, seed: int) -> tuple[IntArray, IntArray]:
     """(train, test) rows: half of the sites are the test, the same half for every seed; `train` rows come from the
     other half, chosen by the seed."""
-    site = sites_of(shapes)
+    site = shapes.sites
     order = np.random.default_rng(_SITE_SEED).permutation(site.max() + 1)
     is_test = np.isin(site, order[: len(order) // 2])
     pool = np.random.default_rng(seed).permutation(np.flatnonzero(~is_test))
@@ -159,27 +153,16 @@ def attention_lines(
         for name, contestant in CONTESTANTS.items():
             progress(Step(f"{gpu}, attention: {name}", done, total))
             fitted = name not in _UNFITTED
-            scores = [_score(contestant, device, table, train_rows, seed) for seed in (seeds if fitted else seeds[:1])]
-            yield line(gpu, "heads", name, train_rows if fitted else None, scores)
+            rows = train_rows if fitted else None
+            lines = []
+            for seed in seeds if fitted else seeds[:1]:
+                train, test = held_out(table.shapes, train_rows, seed)
+                answer = contestant(device, table, train, test, seed)
+                measured = table.latency_us[test]
+                lines.append(Line(
+                    gpu, "heads", name, rows, 1, summarize(answer.latency_us, measured),
+                    coverage=answer.covers(measured), fit_s=answer.fit_s,
+                    shapes_per_s=None if answer.predict_s is None else len(test) / answer.predict_s,
+                ))  # fmt: skip
+            yield over_seeds(lines)
             done += 1
-
-
-def _score(contestant: Contestant, device: DeviceSpec, table: AttentionTable, train_rows: int, seed: int) -> Score:
-    train, test = held_out(table.shapes, train_rows, seed)
-    answer = contestant(device, table, train, test, seed)
-    measured = table.latency_us[test]
-    covered = None
-    if answer.low_us is not None and answer.high_us is not None:
-        covered = coverage(measured, answer.low_us, answer.high_us)
-    return Score(
-        errors=summarize(answer.latency_us, measured),
-        compute=None,
-        unanswered=0.0,
-        coverage=covered,
-        cliffs=None,
-        forecasts=None,
-        levels=None,
-        fit_s=answer.fit_s,
-        shapes_per_s=None if answer.predict_s is None else len(test) / answer.predict_s,
-        note=answer.note,
-    )

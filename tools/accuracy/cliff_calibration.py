@@ -18,7 +18,7 @@ from quantbench.latency.contests import Contest, fit
 from quantbench.latency.families import family
 from quantbench.latency.gemm.cliffs import Calibration
 from quantbench.latency.scoring import cliff_pairs, held_out_sites
-from quantbench.latency.tables import SHIPPED_GPUS, read_table
+from tools.accuracy.tables import SHIPPED_GPUS, read_packaged
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -40,7 +40,7 @@ class Rises:
 
 def inner_rises(gpu: str, seeds: Sequence[int] = SEEDS) -> Rises:
     """Of a device's inner sites, all seeds together."""
-    contest = Contest(lookup(gpu), read_table(gpu), "sites")
+    contest = Contest(lookup(gpu), read_packaged(gpu), "sites")
     pool = np.sort(contest.split(None, 0).train)
     found = []
     for seed in seeds:

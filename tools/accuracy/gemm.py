@@ -1,4 +1,4 @@
-"""The contests of docs/accuracy.md: who predicts the packaged tables, and the model's choice of rows against chance.
+"""The contests of docs/accuracy.md: predictions of the packaged tables, and the model's choice of rows against chance.
 
 Entry points: `packaged_contests`, `adaptive_contests`.
 """
@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from quantbench.device import lookup
 from quantbench.errors import InputError
-from quantbench.latency.active import next_points
 from quantbench.latency.contests import (
     OUR_WEIGHT,
+    Answer,
     Contest,
     Contestant,
     Plan,
@@ -25,13 +26,15 @@ from quantbench.latency.contests import (
     ours,
     usual,
 )
+from quantbench.latency.gemm.cliffs import next_points
 from quantbench.latency.gemm.model import GemmModel
-from quantbench.latency.scoring import Answer, Split
-from quantbench.latency.tables import DEFAULT_TABLES, SHIPPED_GPUS, SYSTEMS, GemmTable, read_table
+from quantbench.latency.scoring import Split
+from quantbench.latency.tables import DEFAULT_TABLES, SYSTEMS, system_of
 from quantbench.profile.aiconfigurator_engine import engine as ask_engine
 from quantbench.profile.aiconfigurator_engine import engine_missing
 from tools.accuracy.heuristics import heuristics as ask_heuristics
 from tools.accuracy.heuristics import heuristics_missing
+from tools.accuracy.tables import SHIPPED_GPUS, read_packaged
 
 #: devices whose tables resemble each other closely enough for one to help predict the other
 SIBLINGS = {"h100-sxm5-80gb": "h200-sxm-141gb", "h200-sxm-141gb": "h100-sxm5-80gb"}
@@ -41,39 +44,62 @@ MANY_ROWS = 1000
 FEW_ROWS = 50
 
 
-def packaged_contests(gpus: Sequence[str], rows: int, dtype: str) -> Plan:
-    """Held-out sites and the random split on each device's packaged table."""
+@dataclass(frozen=True)
+class Absent:
+    """A contestant that cannot take part, and why."""
+
+    gpu: str
+    model: str
+    reason: str
+
+
+def packaged_contests(gpus: Sequence[str], rows: int, dtype: str) -> tuple[Plan, list[Absent]]:
+    """Held-out sites and the random split on each device's packaged table, and who cannot take part."""
     plan: list[tuple[Contest, list[Contestant]]] = []
+    absent: list[Absent] = []
     for gpu in gpus:
         if SYSTEMS.get(gpu) not in DEFAULT_TABLES:
             with_table = ", ".join(slug for slug, system in SYSTEMS.items() if system in DEFAULT_TABLES)
             raise InputError("validate", f"--gpu {gpu}", f"one of {with_table}; --table for a table of yours")
-        table = read_table(gpu, dtype=dtype)
+        table = read_packaged(gpu, dtype=dtype)
         device = lookup(gpu)
         sites, random = (Contest(device, table, protocol) for protocol in ("sites", "random"))
-        contestants = [*usual(rows)[:-1], heuristics(sites), engine(sites, rows), engine(sites, None), ours(rows)]
+        others = [heuristics(sites), engine(sites, rows), engine(sites, None)]
+        absent += [one for one in others if isinstance(one, Absent)]
+        contestants = [*usual(rows)[:-1], *(one for one in others if isinstance(one, Contestant)), ours(rows)]
         contestants += [distilled(rows), ours(MANY_ROWS), ours(FEW_ROWS), few_shot(FEW_ROWS)]
         if gpu in SIBLINGS:
-            contestants.append(with_sibling(rows, SIBLINGS[gpu], read_table(SIBLINGS[gpu], dtype=dtype)))
+            sibling = read_packaged(SIBLINGS[gpu], dtype=dtype)
+            contestants.append(ours(rows, name=f"ours, with the table of {SIBLINGS[gpu]}", sibling=sibling))
         plan.append((sites, contestants))
         plan.append((random, [ours(rows), gaussian_process(rows), log_interpolation(rows)]))
-    return plan
+    return plan, absent
 
 
-def heuristics(contest: Contest) -> Contestant:
+def heuristics(contest: Contest) -> Contestant | Absent:
     """nvidia-matmul-heuristics, fitted to nothing."""
+    name = "nvidia-matmul-heuristics"
+    missing = heuristics_missing(contest.device.name, contest.table.dtype)
+    if missing is not None:
+        return Absent(contest.device.name, name, missing)
 
     def answer(contest: Contest, split: Split, seed: int) -> Answer:
         found = ask_heuristics(contest.device.name, contest.table.dtype, *contest.shapes(split.test))
         return Answer(found.latency_us, predict_s=found.predict_s, note=f"nvidia-matmul-heuristics {found.version}")
 
-    missing = heuristics_missing(contest.device.name, contest.table.dtype)
-    return Contestant("nvidia-matmul-heuristics", 0, answer, weight=3.0, missing=missing)
+    return Contestant(name, 0, answer, weight=3.0)
 
 
-def engine(contest: Contest, train_rows: int | None) -> Contestant:
+def engine(contest: Contest, train_rows: int | None) -> Contestant | Absent:
     """aiconfigurator's own engine; train_rows None gives it every row that may be learned from."""
-    system = contest.table.provenance.system
+    name, system = "aiconfigurator's engine", system_of(contest.table.gpu)
+    missing = engine_missing()
+    if missing is None and system not in DEFAULT_TABLES:
+        missing = f"aiconfigurator's engine knows no system {system}"
+    if missing is None and contest.table.dtype != "bf16":
+        missing = "aiconfigurator's engine was asked about bf16 only"
+    if missing is not None:
+        return Absent(contest.device.name, name, missing)
 
     def answer(contest: Contest, split: Split, seed: int) -> Answer:
         backend, version = DEFAULT_TABLES[system]
@@ -87,12 +113,7 @@ def engine(contest: Contest, train_rows: int | None) -> Contestant:
         note = f"aiconfigurator-core {found.version}"
         return Answer(found.latency_us, fit_s=found.load_s, predict_s=found.predict_s, note=note)
 
-    missing = engine_missing()
-    if missing is None and system not in DEFAULT_TABLES:
-        missing = f"aiconfigurator's engine knows no system {system}"
-    if missing is None and contest.table.dtype != "bf16":
-        missing = "aiconfigurator's engine was asked about bf16 only"
-    return Contestant("aiconfigurator's engine", train_rows, answer, weight=4.0, missing=missing)
+    return Contestant(name, train_rows, answer, weight=4.0)
 
 
 def distilled(train_rows: int) -> Contestant:
@@ -108,11 +129,6 @@ def distilled(train_rows: int) -> Contestant:
         return Answer(latency_us, fit_s=fit_s, predict_s=time.process_time() - start)
 
     return Contestant("ours, distilled", train_rows, answer, weight=2 * OUR_WEIGHT)
-
-
-def with_sibling(train_rows: int, sibling: str, table: GemmTable) -> Contestant:
-    """Ours, given the whole table of a relative beside the rows."""
-    return ours(train_rows, name=f"ours, with the table of {sibling}", sibling=table)
 
 
 def few_shot(train_rows: int) -> Contestant:
@@ -144,7 +160,7 @@ def adaptive_contests(gpus: Sequence[str], rows: int, dtype: str) -> Plan:
     """Random choice against the model's, on held-out sites, at the same number of rows."""
     plan: list[tuple[Contest, list[Contestant]]] = []
     for gpu in gpus:
-        contest = Contest(lookup(gpu), read_table(gpu, dtype=dtype), "sites")
+        contest = Contest(lookup(gpu), read_packaged(gpu, dtype=dtype), "sites")
         contestants = [
             ours(rows, name="chosen at random"),
             chosen_by_the_model(rows, edge_share=0.3),

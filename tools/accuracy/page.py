@@ -14,27 +14,30 @@ from threadpoolctl import threadpool_limits  # comes with scikit-learn, which ne
 
 from quantbench.device.cpu import cpu_info
 from quantbench.latency.contests import Step, run_contests
-from quantbench.latency.scoring import COLUMNS, LEVELS, PROTOCOLS, Absent, CliffLevels, Line, cells, row_count, shares
-from quantbench.latency.tables import SHIPPED_GPUS, GemmTable
+from quantbench.latency.scoring import COLUMNS, LEVELS, CliffLevels, Line, cells, row_count, shares
 from quantbench.profile.blindspots_report import write_between
 from quantbench.units import percent
 from tools.accuracy.attention import AttentionTable, attention_lines, read_attention
-from tools.accuracy.gemm import ADAPTIVE_GPUS, adaptive_contests, packaged_contests
+from tools.accuracy.gemm import ADAPTIVE_GPUS, Absent, adaptive_contests, packaged_contests
+from tools.accuracy.tables import SHIPPED_GPUS, PackagedTable, read_packaged
 
+_PROTOCOLS = {
+    "sites": "held-out sites: half of the (n, k) pairs are the test, training rows come from the other half",
+    "random": "random split: training rows at random, all others are the test",
+    "heads": "held-out heads: half of the combinations of heads, key heads, head_dim and mask are the test",
+}
 #: whose probabilities of cliffs have a table of their own
 _JUDGED_BY_LEVEL = "ours"
 _PACKAGES = ("quantbench", "numpy", "scipy", "scikit-learn")
 
 
-def gemm_origins(tables: Iterable[tuple[str, GemmTable]]) -> list[str]:
+def gemm_origins(tables: Iterable[PackagedTable]) -> list[str]:
     """A line for each device's table, and one on what ran."""
     lines = []
-    for gpu, table in tables:
-        of = table.provenance
-        package = f"{of.package}: " if of.package else ""
-        what = f"{package}{of.file} ({of.framework} {of.version}, sha256 {of.sha256[:12]})"
-        lines.append(f"{gpu}: {len(table):,} rows of {table.dtype} from {what}")
-    return [*dict.fromkeys(lines), _made_with()]
+    for of in tables:
+        what = f"{of.package}: {of.file} ({of.framework} {of.version}, sha256 {of.sha256[:12]})"
+        lines.append(f"{of.gpu}: {len(of):,} rows of {of.dtype} from {what}")
+    return [*lines, _made_with()]
 
 
 def attention_origins(tables: Iterable[tuple[str, AttentionTable]]) -> list[str]:
@@ -57,7 +60,7 @@ def _made_with() -> str:
 def markdown(lines: Sequence[Line], absent: Sequence[Absent], origins: Sequence[str] = ()) -> str:
     """One section per protocol and device, then who could not take part, then `origins`: what it was made from."""
     parts = []
-    for protocol, meaning in PROTOCOLS.items():
+    for protocol, meaning in _PROTOCOLS.items():
         of_protocol = [entry for entry in lines if entry.protocol == protocol]
         if not of_protocol:
             continue
@@ -115,19 +118,18 @@ def main() -> None:
 
 
 def _write(page: Path, gpus: Sequence[str], rows: int, seeds: Sequence[int], *, adaptive: bool) -> None:
+    gpus = gpus or (ADAPTIVE_GPUS if adaptive else SHIPPED_GPUS)
+    absent: list[Absent] = []
     if adaptive:
-        plan = adaptive_contests(gpus or ADAPTIVE_GPUS, rows, "bf16")
+        plan = adaptive_contests(gpus, rows, "bf16")
     else:
-        plan = packaged_contests(gpus or SHIPPED_GPUS, rows, "bf16")
-    found = list(run_contests(plan, seeds, _say))
-    lines = [one for one in found if isinstance(one, Line)]
-    absent = [one for one in found if isinstance(one, Absent)]
-    made_from = gemm_origins((contest.device.name, contest.table) for contest, _ in plan)
+        plan, absent = packaged_contests(gpus, rows, "bf16")
+    lines = list(run_contests(plan, seeds, _say))
+    made_from = gemm_origins(read_packaged(gpu) for gpu in gpus)
     write_between(page, "adaptive" if adaptive else "gemm", markdown(lines, absent, made_from))
     if not adaptive:
-        devices = tuple(dict.fromkeys(contest.device.name for contest, _ in plan))
-        attention = list(attention_lines(devices, rows, seeds, _say))
-        made_from = attention_origins((device, read_attention(device)) for device in devices)
+        attention = list(attention_lines(gpus, rows, seeds, _say))
+        made_from = attention_origins((gpu, read_attention(gpu)) for gpu in gpus)
         write_between(page, "attention", markdown(attention, [], made_from))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from quantbench.analysis.blocks import parts_to_fill
 from quantbench.analysis.summary import Point
 from quantbench.device.spec import DeviceSpec
-from quantbench.latency.roofline import assumed_tile
+from quantbench.latency.op_times import assumed_tile
 from quantbench.launch import Tile
 from quantbench.quantization import quantize
 from quantbench.stats import median, noise

@@ -19,7 +19,7 @@ from quantbench.analysis.summary import Point
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import StoreError
 from quantbench.files import open_text
-from quantbench.latency.roofline import assumed_tile
+from quantbench.latency.op_times import assumed_tile
 from quantbench.quantization import Quantization, cdiv, quantize
 from quantbench.workload import Attention, Gemm, Op
 from quantbench.workload.transformer import backward_of

@@ -1,11 +1,13 @@
-"""Where a GEMM model expects the time to jump from m to m + 1, and how likely.
+"""Where a GEMM model expects cliffs, and which shapes to measure next because it is unsure of them.
 
-An average of models is flatter than what it averages, for they place the edges of tiles and waves at different m: the
-expected rise alone finds too few cliffs. So what all the trees of all the members say of a rise is read as a normal
-distribution, and the probability of a cliff is its part above the step. Trees agree more than they are right, and a
-large rise comes true in part only; three numbers correct for both. They are those that make the rises measured on other
-architecture families likeliest, on (n, k) pairs that no accuracy figure is judged on;
-`python -m tools.accuracy.cliff_calibration` computes them again.
+`cliff_probability`: how likely the time jumps from m to m + 1. An average of models is flatter than what it averages,
+because they place the edges of tiles and waves at different m: the expected rise alone finds too few cliffs. So the
+rises that all the trees of all the members predict are read as a normal distribution, and the probability of a cliff is
+its part above the step. Trees agree more than they are right, and a large rise comes true in part only; three numbers
+correct for both (`Calibration`). They make the rises measured on other architecture families likeliest, on (n, k) pairs
+that no accuracy figure is judged on; `python -m tools.accuracy.cliff_calibration` computes them again.
+
+`next_points`: the shapes that `sweep --adaptive` measures next. docs/accuracy.md compares them with a random choice.
 """
 
 from __future__ import annotations
@@ -17,13 +19,20 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.errors import InputError
+from quantbench.errors import InputError, require_int
 from quantbench.latency.families import family, generation
 from quantbench.latency.gemm.model import GemmModel, whole_sizes
 
 FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
+# A time that rises by this much from one m to the next candidate's is worth both of its sides.
+_SUSPECTED_STEP = 0.05
+# Neighbours further apart than this are two sizes, not two sides of an edge.
+_NEIGHBOUR_RATIO = 1.02
+# A model that is sure of a shape (it may be wrong) still leaves it a small chance.
+_LEAST_WIDTH = 0.01
 #: a cliff is forecast from this probability on: right where a false alarm costs a third of a missed cliff
 LIKELY = 0.25
 
@@ -38,8 +47,8 @@ class Calibration:
     noise: float
 
     def probability(self, rise: FloatArray, deviation: FloatArray, *, step: float = 0.10) -> FloatArray:
-        """That the time rises by more than `step`, (rows,) 0 to 1. rise, deviation: mean and standard deviation of the
-        rise over the trees, log time."""
+        """Probability that the time rises by more than `step`, (rows,). rise, deviation: mean and standard deviation of
+        the rise over the trees, log time."""
         from scipy.special import ndtr
 
         unsure = np.sqrt((self.spread * deviation) ** 2 + self.noise**2)
@@ -69,10 +78,9 @@ def cliff_probability(
 ) -> FloatArray:
     """How likely the time of m×k times k×n rises by more than `step` from m to m + 1, 0 to 1; sizes and result (rows,).
 
-    Calibrated at m = 128 and more, multiples of 32, with n and k of at least 1024, for a step of 10 %. Between edges,
-    where hardly anything can happen, it still says some 0.07: what noise makes of no rise at all. A model without
-    measured rows (`GemmModel.prior`) has one member and no trees, nothing that could disagree: what it says is surer
-    than it deserves.
+    Calibrated for m of 128 and more, multiples of 32, n and k of at least 1024 and a step of 10 %. Between edges it is
+    about 0.07, because measured times are noisy. A model without measured rows (`GemmModel.prior`) has one member and
+    no trees that could disagree: its probabilities are too close to 0 and 1.
 
     >>> at_edge, behind_it = cliff_probability(GemmModel.best("a100-sxm4-80gb"), [256, 300], 12288, 4096)
     >>> bool(at_edge > 0.9 > 0.1 > behind_it)
@@ -102,3 +110,45 @@ def forecast_cliffs(
     if not 0.0 < likely < 1.0:
         raise InputError("forecast_cliffs", f"likely = {likely!r}", "a probability between 0 and 1")
     return np.asarray(cliff_probability(model, m, n, k, step=step) >= likely)
+
+
+def next_points(
+    model: GemmModel,
+    candidates: tuple[IntArray, IntArray, IntArray],
+    count: int,
+    *,
+    edge_share: float = 0.3,
+    seed: int = 0,
+) -> IntArray:
+    """Indices of `count` of the candidates (m, n, k), each (rows,), in the order they should be measured.
+
+    A share `edge_share` goes to both sides of the steepest suspected edges. The rest is drawn with odds of the squared
+    width of the interval: always taking the widest would crowd into the few corners that no model gets right.
+    """
+    m, n, k = candidates
+    require_int("next_points", "count", count, high=len(m))
+    if not 0.0 <= edge_share <= 1.0:
+        raise InputError("next_points", f"edge_share = {edge_share!r}", "a share from 0 to 1")
+    predicted = model.predict(m, n, k)
+    width = np.log(predicted.high_us / predicted.low_us)
+    chosen: list[int] = []
+    for low, high in _edges(m, n, k, predicted.latency_us, width):
+        if len(chosen) + 2 > edge_share * count:
+            break
+        chosen += [i for i in (low, high) if i not in chosen]
+    left = np.setdiff1d(np.arange(len(m)), chosen)
+    odds = np.maximum(width[left], _LEAST_WIDTH) ** 2
+    drawn = np.random.default_rng(seed).choice(left, count - len(chosen), replace=False, p=odds / odds.sum())
+    return np.concatenate([np.array(chosen, dtype=np.int64), drawn])
+
+
+def _edges(m: IntArray, n: IntArray, k: IntArray, latency_us: FloatArray, width: FloatArray) -> list[tuple[int, int]]:
+    """Pairs of neighbours in m with the same n and k between which the predicted time rises, the most doubtful
+    steps first (the rise times the width of the interval)."""
+    order = np.lexsort((m, k, n))
+    low, high = order[:-1], order[1:]
+    near = (n[low] == n[high]) & (k[low] == k[high]) & (m[low] < m[high]) & (m[high] <= m[low] * _NEIGHBOUR_RATIO + 1)
+    rise = np.log(latency_us[high] / latency_us[low])
+    found = np.flatnonzero(near & (rise > _SUSPECTED_STEP))
+    doubt = rise[found] * (width[low[found]] + width[high[found]])
+    return [(int(low[i]), int(high[i])) for i in found[np.argsort(-doubt, kind="stable")]]

@@ -1,4 +1,4 @@
-"""The GEMM cost model: how long each kernel of a menu takes for a shape, and which is taken.
+"""The GEMM cost model: the kernels of a library's menu, how long each takes for a shape, and which is taken.
 
 A kernel runs ceil(m / block_m) · ceil(n / block_n) · split_k blocks in waves. Its time is a launch, plus the p-norm of
 arithmetic (quantised by waves, softened by a fluid share), reads from memory (each operand cold or hot in L2) and
@@ -6,7 +6,8 @@ traffic between L2 and the SMs, joined by a norm of its own with the writing of 
 tiles add to the rest; plus what waves, steps of k and the reduction of split-k add. The library is taken to
 choose nearly the fastest: a soft minimum over the menu. Every term rises with k, and so does the whole.
 
-Units: µs, bytes, FLOP. Arrays are (kernels, rows) unless said: numpy goes through long rows faster.
+Entry points: `Menu`, `Machine`, `Shapes`, `log_latency`. Units: µs, bytes, FLOP. Arrays are (kernels, rows) unless
+stated otherwise: numpy is faster on long rows.
 """
 
 from __future__ import annotations
@@ -14,30 +15,119 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError
 from quantbench.latency.autodiff import Variable, exp, log, maximum, minimum, sigmoid, soft_minimum, soft_plus, value_of
-from quantbench.latency.gemm.menu import LARGEST_TILE, TILES, Kernels, Menu
+from quantbench.latency.estimate import Parameter
 from quantbench.workload.dtypes import DTYPES
 
 FloatArray = npt.NDArray[np.float64]
+IndexArray = npt.NDArray[np.intp]
+Array = npt.NDArray[np.floating[Any]]
+
+#: block_m × block_n, as in the names of cuBLAS's and CUTLASS's kernels from Volta to Blackwell
+TILES = (
+    (256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64),
+    (32, 128), (128, 32), (32, 64), (64, 32), (16, 128), (16, 64), (32, 256),
+)  # fmt: skip
+SPLITS = (1, 2, 4, 8, 16, 32)
+# An fp32 accumulator of this many elements fills half the registers of an SM: one such block is resident.
+_LARGEST_TILE = 32768
+_MOST_BLOCKS_PER_SM = 6
+
+
+def resident_blocks(block_m: Any, block_n: Any) -> Any:
+    """Blocks of a tile that an SM holds at a time, as the accumulator's registers allow; for numbers and arrays."""
+    return np.clip(np.floor(_LARGEST_TILE / (block_m * block_n)), 1, _MOST_BLOCKS_PER_SM)
 
 
 @dataclass(frozen=True)
-class Parameter:
-    """One constant. z is its logarithm where `meaning` starts with "log"."""
+class Kernels:
+    """Columns of a menu: (kernels, 1), or (1, rows) where each row has one kernel."""
 
-    name: str
-    meaning: str
-    mean: float
-    sd: float
+    tile_index: IndexArray
+    split_k: FloatArray
+    block_m: FloatArray
+    block_n: FloatArray
+    blocks_per_sm: FloatArray
 
 
+@dataclass(frozen=True)
+class Menu:
+    """The kernels that a library is assumed to choose from: every tile with every split, or a part of them.
+
+    tiles: (block_m, block_n). kernels: (tile index, split_k) of each.
+    """
+
+    tiles: tuple[tuple[int, int], ...]
+    kernels: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        if not self.kernels:
+            raise InputError("Menu", "no kernels", "at least one")
+
+    @classmethod
+    def of(cls, tiles: tuple[tuple[int, int], ...] = TILES) -> Menu:
+        """All splits of all the tiles."""
+        return cls(tiles, tuple((t, split) for t in range(len(tiles)) for split in SPLITS))
+
+    def subset(self, chosen: IndexArray) -> Menu:
+        """Only the kernels at these indices; the tiles stay, so that a tile's index means the same."""
+        return Menu(self.tiles, tuple(self.kernels[int(i)] for i in chosen))
+
+    def __len__(self) -> int:
+        return len(self.kernels)
+
+    @cached_property
+    def each(self) -> Kernels:
+        """Every kernel for every row."""
+        tile = np.array([t for t, _ in self.kernels], dtype=np.intp)[:, None]
+        split = np.array([split for _, split in self.kernels], dtype=np.float64)[:, None]
+        block_m, block_n = (np.array(sides, dtype=np.float64)[tile] for sides in zip(*self.tiles, strict=True))
+        return Kernels(tile, split, block_m, block_n, resident_blocks(block_m, block_n))
+
+    def by_row(self, kernel: IndexArray) -> Kernels:
+        """One kernel for each row, (rows,) indices."""
+        return Kernels(*(column[kernel, 0][None, :] for column in vars(self.each).values()))
+
+    @cached_property
+    def of_tile(self) -> tuple[tuple[int, slice | IndexArray], ...]:
+        """(tile index, its kernels) of each tile that has any."""
+        return _groups(self.each.tile_index[:, 0])
+
+    @cached_property
+    def of_split(self) -> tuple[tuple[int, slice | IndexArray], ...]:
+        """(index in SPLITS, its kernels) of each split that has any; those between count as the next larger."""
+        return _groups(np.minimum(np.searchsorted(SPLITS, self.each.split_k[:, 0]), len(SPLITS) - 1))
+
+    def nearest(self, block_m: int, block_n: int, split_k: int) -> int:
+        """Index of the kernel closest to a recorded tile and split, in factors."""
+        own = self.each
+        distance = (
+            np.abs(np.log2(own.block_m / block_m))
+            + np.abs(np.log2(own.block_n / block_n))
+            + np.abs(np.log2(own.split_k / split_k))
+        )
+        return int(np.argmin(distance))
+
+
+def _groups(of: IndexArray) -> tuple[tuple[int, slice | IndexArray], ...]:
+    """(group, its positions) of each group: a slice where its members are neighbours, which copies nothing."""
+    found: list[tuple[int, slice | IndexArray]] = []
+    for group in np.unique(of):
+        at = np.flatnonzero(of == group)
+        together = at[-1] - at[0] + 1 == len(at)
+        found.append((int(group), slice(int(at[0]), int(at[-1]) + 1) if together else at))
+    return tuple(found)
+
+
+# z is the logarithm of a constant whose meaning starts with "log".
 PARAMETERS = (
     Parameter("efficiency", "log share of the peak that the best tile reaches", np.log(0.75), 0.25),
     Parameter("fill", "log elements of k worth the filling of a block's pipeline", np.log(200.0), 0.7),
@@ -76,14 +166,14 @@ PARAMETERS = (
     Parameter("misaligned", "log factor of arithmetic per halving of alignment below 16 bytes", 0.25, 0.15),
 )  # fmt: skip
 INDEX = {p.name: i for i, p in enumerate(PARAMETERS)}
-#: the tiles' efficiencies stand behind the named parameters in a vector
+#: the tiles' efficiencies come after the named parameters in a vector
 FIRST_TILE = len(PARAMETERS)
 _TILE_SD = 0.3
 
 
 def hand_prior(tiles: tuple[tuple[int, int], ...] = TILES) -> tuple[FloatArray, FloatArray]:
-    """(mean, sd), each (parameters + tiles,): what is expected of a GPU of which only the spec sheet is known."""
-    small = [-0.16 * float(np.log2(LARGEST_TILE / (m * n))) for m, n in tiles]  # small tiles reuse each byte less
+    """(mean, sd), each (parameters + tiles,), for a GPU of which only the spec sheet is known."""
+    small = [-0.16 * float(np.log2(_LARGEST_TILE / (m * n))) for m, n in tiles]  # small tiles reuse each byte less
     mean = np.array([p.mean for p in PARAMETERS] + small)
     sd = np.array([p.sd for p in PARAMETERS] + [_TILE_SD] * len(tiles))
     return mean, sd
@@ -95,7 +185,7 @@ _LARGEST_FLUID_SHARE = 1 / 3
 
 
 def runs_in_waves(vectors: Sequence[FloatArray]) -> bool:
-    """Whether these parameters say that products run in waves: the mean share of a wave that overlap softens is small.
+    """Whether products run in waves by these parameters: the mean share of a wave that overlap softens is small.
 
     vectors: (parameters,) of each member of a model.
     """
@@ -105,7 +195,7 @@ def runs_in_waves(vectors: Sequence[FloatArray]) -> bool:
 
 @dataclass(frozen=True)
 class Values:
-    """A parameter vector under its names: a plain array, or a `autodiff.Variable` of which a gradient is wanted."""
+    """A parameter vector by name: a plain array, or an `autodiff.Variable` where a gradient is wanted."""
 
     vector: Any
 
@@ -114,20 +204,18 @@ class Values:
         part = slice(i, i + 1)
         return self.vector.take(part) if isinstance(self.vector, Variable) else self.vector[part]
 
-    def tiles(self, index: npt.NDArray[np.intp]) -> Any:
+    def tiles(self, index: IndexArray) -> Any:
         """Log efficiency of each kernel's tile, (kernels,)."""
         at = FIRST_TILE + index
         return self.vector.take(at) if isinstance(self.vector, Variable) else self.vector[at]
 
 
-Array = npt.NDArray[np.floating[Any]]
-
-STEP_K = 32.0  # elements of k that a block loads at a time
+_STEP_K = 32.0  # elements of k that a block loads at a time
 _COPIES = 6.0  # of b and c, through which a benchmark of layers goes before it comes back to the first
-LONG_US = 1000.0
+_LONG_US = 1000.0
 # Doubling k halves a misalignment and at least multiplies the steps by 1.5: below log(1.5) it is never faster.
-MOST_MISALIGNED = 0.4
-POWER_WIDTH = 0.7
+_MOST_MISALIGNED = 0.4
+_POWER_SLOPE = 1.0 / 0.7
 #: below this k the trees are asked for this k: a step of every kernel's main loop is longer
 LEAST_K = 32.0
 #: log time, generously: what single precision may move
@@ -136,7 +224,7 @@ ROUNDING = 1e-4
 
 @dataclass(frozen=True)
 class Machine:
-    """What the form needs of a device for one number format. Rates per µs."""
+    """A device's figures for one number format that the cost model needs. Rates per µs."""
 
     sm_count: int
     flop_per_us: float
@@ -192,7 +280,7 @@ class Shapes:
         rest = blocks - full * resident
         has_rest = (rest > 0).astype(np.float64)
         # A part is never shorter than a step: a split beyond that only adds blocks, and time still rises with k.
-        k_part = np.maximum(np.ceil(k / (of.split_k * STEP_K)) * STEP_K, STEP_K)
+        k_part = np.maximum(np.ceil(k / (of.split_k * _STEP_K)) * _STEP_K, _STEP_K)
         l2_bytes = blocks * (of.block_m + of.block_n) * k_part * machine.element_bytes
 
         self.tiles, self.blocks, self.k_part = rounded(tiles), rounded(blocks), rounded(k_part)
@@ -202,7 +290,7 @@ class Shapes:
         self.log_at_once = np.log(rounded(np.minimum(blocks, resident)))
         self.l2_bytes = rounded(l2_bytes / np.minimum(blocks / machine.sm_count, 1.0))  # as if every SM were busy
         self.partial_bytes = rounded(np.where(of.split_k > 1, 8.0, 0.0) * of.block_m * of.block_n * blocks)
-        self.smallness = np.log(1.0 + self.fluid) * rounded(np.log2(LARGEST_TILE / (of.block_m * of.block_n)))
+        self.smallness = np.log(1.0 + self.fluid) * rounded(np.log2(_LARGEST_TILE / (of.block_m * of.block_n)))
 
         self.held, self.split_k = rounded(of.blocks_per_sm), rounded(of.split_k)
         self.wave_flop = rounded(of.blocks_per_sm * (2.0 * of.block_m * of.block_n))
@@ -219,12 +307,12 @@ class Shapes:
         self.reuse_b = rounded(np.log(a_bytes + _COPIES * b_bytes + c_bytes) - log_l2)
         self.reuse_c = rounded(np.log(a_bytes + b_bytes + _COPIES * c_bytes) - log_l2)
         self.is_vector = rounded(((m == 1) | (n == 1)).astype(np.float64))
-        self.log_compute = rounded(np.log(2.0 * m * n * k / machine.flop_per_us / LONG_US))
+        self.log_compute = rounded(np.log(2.0 * m * n * k / machine.flop_per_us / _LONG_US))
         by_n, by_k = _halvings(n * machine.output_bytes), _halvings(k * machine.element_bytes)
         # A part of k that is shorter than a step is padded to one, however it is aligned.
         self.halvings: Array | None = None
         if by_n.any() or by_k.any():
-            padded = k < of.split_k * STEP_K
+            padded = k < of.split_k * _STEP_K
             self.halvings = rounded(np.where(padded, by_n, np.maximum(by_n, by_k)))
 
 
@@ -236,15 +324,16 @@ def _halvings(row_bytes: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a shape's time is made of, by kernel, (kernels, rows) µs. log_time: of the whole kernel."""
+    """The parts of each kernel's time, (kernels, rows) µs, and the log of the whole; Variables where a gradient is
+    wanted."""
 
-    log_time: Array
-    arithmetic: Array
-    memory: Array
-    l2: Array
-    write: Array
-    joined: Array
-    reduction: Array
+    log_time: Any
+    arithmetic: Any
+    memory: Any
+    l2: Any
+    write: Any
+    joined: Any
+    reduction: Any
 
 
 def _traffic(p: Values, s: Shapes) -> tuple[Any, Any, Any, Any]:
@@ -269,8 +358,8 @@ def _norm(power: Any, *logs: Any) -> Any:
     return top + log(total) / power
 
 
-def kernel_parts(p: Values, s: Shapes) -> tuple[Any, Any, Any, Any, Any, Any, Any]:
-    """(log time, arithmetic, reads, L2, writes, joined, reduction) of every kernel; Variables where p holds one."""
+def kernel_parts(p: Values, s: Shapes) -> Parts:
+    """The time of every kernel and its parts."""
     machine = s.machine
     busy = minimum(exp(p["saturation"]) / s.held, 1.0)  # share of a full wave that one block a SM takes
     stepped = s.full + maximum(s.last, busy) * s.has_rest
@@ -278,7 +367,7 @@ def kernel_parts(p: Values, s: Shapes) -> tuple[Any, Any, Any, Any, Any, Any, An
     rate = exp(p["efficiency"] + p.tiles(s.tile_index)) * (machine.flop_per_us / machine.sm_count)
     depth = s.k_part
     if s.halvings is not None:
-        depth = depth * exp(minimum(p["misaligned"], MOST_MISALIGNED) * s.halvings)
+        depth = depth * exp(minimum(p["misaligned"], _MOST_MISALIGNED) * s.halvings)
     arithmetic = waves * (depth + exp(p["fill"])) * (s.wave_flop / rate)
 
     log_bandwidth = p["dram"] + s.log_bandwidth
@@ -301,16 +390,16 @@ def kernel_parts(p: Values, s: Shapes) -> tuple[Any, Any, Any, Any, Any, Any, An
     )
     per_wave = exp(p["wave"]) + exp(p["epilogue"]) * (s.area * s.held)
     once = exp(p["launch"]) + exp(p["prologue"]) * s.area - exp(p["wave"])  # the first wave waits for none
-    per_k = exp(p["step"] + p["step_growth"] * s.growth) / STEP_K
+    per_k = exp(p["step"] + p["step_growth"] * s.growth) / _STEP_K
     time = joined + reduction + (per_wave * s.waves + once) + per_k * s.k_part
     log_time = log(time) + exp(p["small_tile"]) * s.smallness
-    return log_time, arithmetic, memory, l2, write, joined, reduction
+    return Parts(log_time, arithmetic, memory, l2, write, joined, reduction)
 
 
 def chosen_time(p: Values, s: Shapes, log_time: Any) -> Any:
     """Log µs of each shape, (rows,): the soft minimum over kernels, the clock's loss, and m = 1 as matrix-vector."""
     least = soft_minimum(log_time, exp(p["choice"]))
-    least = least + 0.1 * (maximum(p["power"], 0.0) * sigmoid((s.log_compute - p["power_after"]) * (1.0 / POWER_WIDTH)))
+    least = least + 0.1 * (maximum(p["power"], 0.0) * sigmoid((s.log_compute - p["power_after"]) * _POWER_SLOPE))
     if not s.is_vector.any():
         return least
     read, read_l2, written, written_l2 = _traffic(p, s)
@@ -323,15 +412,10 @@ def chosen_time(p: Values, s: Shapes, log_time: Any) -> Any:
     return least + s.is_vector * (minimum(vector, least) - least)
 
 
-def log_latency(p: Values, s: Shapes) -> Any:
-    """Log µs of each shape, (rows,)."""
-    return chosen_time(p, s, kernel_parts(p, s)[0])
-
-
-def log_latency_with_parts(p: Values, s: Shapes) -> tuple[Array, Parts]:
-    """Log µs of each shape, (rows,), and what it is made of; plain arrays only."""
-    log_time, *rest = kernel_parts(p, s)
-    return chosen_time(p, s, log_time), Parts(log_time, *rest)
+def log_latency(p: Values, s: Shapes) -> tuple[Any, Parts]:
+    """Log µs of each shape, (rows,), and its parts by kernel."""
+    parts = kernel_parts(p, s)
+    return chosen_time(p, s, parts.log_time), parts
 
 
 _LARGE_BYTES = 16 << 20

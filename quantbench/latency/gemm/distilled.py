@@ -8,33 +8,26 @@ answers, correct what that leaves. It has no interval: ask the whole model for i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from quantbench.latency.gemm.cost_model import (
     LEAST_K,
-    ROUNDING,
+    Array,
+    FloatArray,
+    IndexArray,
     Machine,
+    Menu,
     Shapes,
     Values,
     hand_prior,
     keep_freed_memory,
     log_latency,
-    log_latency_with_parts,
 )
-from quantbench.latency.gemm.fitting import Measured, Prior, fit_parameters
-from quantbench.latency.gemm.menu import Menu, cdiv_array
-from quantbench.latency.gemm.trees import Forest
-
-if TYPE_CHECKING:
-    from quantbench.latency.gemm.ensemble import Ensemble
-
-
-FloatArray = npt.NDArray[np.float64]
-Float32Array = npt.NDArray[np.float32]
-Array = npt.NDArray[np.floating[Any]]
+from quantbench.latency.gemm.ensemble import Ensemble, hold_rising
+from quantbench.latency.gemm.training import Prior, fit_parameters
+from quantbench.latency.gemm.trees import Float32Array, Forest, Measured, chunks
 
 _TAUGHT = 20_000  # shapes at which the whole model is asked
 _TAUGHT_PHYSICS = 1500
@@ -75,60 +68,53 @@ class FastGemm:
         """Predicted µs of products, (rows,) each; whole numbers of at least 1, which are not checked.
 
         rising: hold that doubling k is never faster, which doubles the time it takes; without it the trees may
-        say otherwise by a few percent.
+        break that order by a few percent.
         """
         m, n, k = np.broadcast_arrays(
             *(np.atleast_1d(np.asarray(x, dtype=np.float64)) for x in (sizes_m, sizes_n, sizes_k))
         )
         log_us, kernel = self._raw(m, n, k)
-        if not rising:
-            return np.asarray(np.maximum(np.exp(log_us), 2.0 * m * n * k / self.machine.flop_per_us))
-        best = log_us.copy()
-        rows, half = np.flatnonzero((k > LEAST_K) & (k % 2 == 0)), k / 2
-        # Doubling k must not be faster: see Ensemble.monotone, which stops by the same bound.
-        while len(rows):
-            rows = rows[
-                self._one_kernel(kernel[rows], m[rows], n[rows], half[rows]) + self.most + ROUNDING > best[rows]
-            ]
-            if len(rows):
-                best[rows] = np.maximum(best[rows], self._raw(m[rows], n[rows], half[rows])[0])
-            rows = rows[(half[rows] > LEAST_K) & (half[rows] % 2 == 0)]
-            half = half / 2
-        return np.asarray(np.maximum(np.exp(best), 2.0 * m * n * k / self.machine.flop_per_us))
+        if rising:
+            log_us = hold_rising(
+                log_us,
+                k,
+                lambda rows, half: self._one_kernel(kernel[rows], m[rows], n[rows], half) + self.most,
+                lambda rows, half: self._raw(m[rows], n[rows], half)[0],
+            )
+        return np.asarray(np.maximum(np.exp(log_us), 2.0 * m * n * k / self.machine.flop_per_us))
 
-    def _raw(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[FloatArray, npt.NDArray[np.intp]]:
+    def _raw(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[FloatArray, IndexArray]:
         keep_freed_memory()
         log_us, kernel = np.empty(len(m)), np.empty(len(m), dtype=np.intp)
-        for start in range(0, len(m), _CHUNK):
-            part = slice(start, start + _CHUNK)
+        for part in chunks(len(m), _CHUNK):
             log_us[part], kernel[part] = self._chunk(m[part], n[part], k[part])
         return log_us, kernel
 
-    def _chunk(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[Array, npt.NDArray[np.intp]]:
+    def _chunk(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[Array, IndexArray]:
         deep = np.maximum(k, LEAST_K)
         single = Values(self.parameters.astype(np.float32))
-        physics, parts = log_latency_with_parts(single, Shapes(self.machine, self.menu, m, n, deep, dtype=np.float32))
+        physics, parts = log_latency(single, Shapes(self.machine, self.menu, m, n, deep, dtype=np.float32))
         x = features(self.machine, m, n, deep, physics)
         log_us = physics + np.clip(self.forest.predict(x)[0], -self.most, self.most)
         short = k < LEAST_K
         if short.any():
-            # Below LEAST_K the trees say the same of every k, and the cost model's order of k must survive rounding.
+            # Below LEAST_K the trees see one k, and single precision could break the cost model's order of k.
             values, sizes = Values(self.parameters), (m[short], n[short])
-            shallow = log_latency(values, Shapes(self.machine, self.menu, *sizes, k[short]))
-            log_us[short] += shallow - log_latency(values, Shapes(self.machine, self.menu, *sizes, deep[short]))
+            shallow = log_latency(values, Shapes(self.machine, self.menu, *sizes, k[short]))[0]
+            log_us[short] += shallow - log_latency(values, Shapes(self.machine, self.menu, *sizes, deep[short]))[0]
         return log_us, parts.log_time.argmin(axis=0)
 
-    def _one_kernel(self, kernel: npt.NDArray[np.intp], m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
+    def _one_kernel(self, kernel: IndexArray, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
         shapes = Shapes(self.machine, self.menu.by_row(kernel), m, n, k)
-        return np.asarray(log_latency(Values(self.parameters), shapes))
+        return np.asarray(log_latency(Values(self.parameters), shapes)[0])
 
 
 def features(machine: Machine, m: FloatArray, n: FloatArray, k: FloatArray, log_us: Array) -> Float32Array:
-    """What the trees see, (rows, 9)."""
+    """The inputs of the trees, (rows, 9)."""
     out = np.empty((len(m), 4 + len(WATCHED) + 2), dtype=np.float32)
     out[:, 0], out[:, 1], out[:, 2], out[:, 3] = np.log2(m), np.log2(n), np.log2(k), log_us
     for i, (block_m, block_n, held) in enumerate(WATCHED):
-        tiles = cdiv_array(m, block_m) * cdiv_array(n, block_n)
+        tiles = np.ceil(m / block_m) * np.ceil(n / block_n)
         waves = tiles / (machine.sm_count * held)
         out[:, 4 + i] = waves / np.ceil(waves)
         if i < 2:
@@ -151,14 +137,17 @@ def distil(
     mean = np.mean([member.parameters for member in ensemble.members], axis=0)
     some = np.random.default_rng(seed).permutation(len(m))[:_TAUGHT_PHYSICS]
     every = Shapes(ensemble.machine, ensemble.menu, m[some], n[some], k[some])
-    menu = ensemble.menu.subset(_covering(log_latency_with_parts(Values(mean), every)[1].log_time, size.kernels))
+    menu = ensemble.menu.subset(_covering(log_latency(Values(mean), every)[1].log_time, size.kernels))
     few = slice(0, _TAUGHT_PHYSICS)
     rows = Measured(m[few], n[few], k[few], answer.log_us[few], np.full(_TAUGHT_PHYSICS, -1))
     prior = Prior(mean, 0.5 * hand_prior(menu.tiles)[1], "the whole model")
     parameters = fit_parameters(ensemble.machine, menu, rows, prior)
-    values, parts = Values(parameters), [slice(i, i + _CHUNK) for i in range(0, len(m), _CHUNK)]
+    values = Values(parameters)
     physics = np.concatenate(
-        [log_latency(values, Shapes(ensemble.machine, menu, m[part], n[part], k[part])) for part in parts]
+        [
+            log_latency(values, Shapes(ensemble.machine, menu, m[part], n[part], k[part]))[0]
+            for part in chunks(len(m), _CHUNK)
+        ]
     )
     x = features(ensemble.machine, m, n, k, physics)
     forest = Forest.boost(
@@ -168,7 +157,7 @@ def distil(
     return FastGemm(ensemble.machine, menu, parameters, forest, most)
 
 
-def _covering(log_time: Array, count: int) -> npt.NDArray[np.intp]:
+def _covering(log_time: Array, count: int) -> IndexArray:
     """`count` kernels that leave no shape far from its best, (kernels, rows): each next one takes off the most of the
     squared gaps. Kernels that are often best but hardly better than others would leave rare shapes without any."""
     gap = log_time - log_time.min(axis=0)

@@ -1,32 +1,35 @@
-"""Several members together, made monotone in k: the log time of a shape and how far members and trees disagree."""
+"""Several fitted cost models and their trees as one model of GEMM times, monotone in k. Entry point: `Ensemble`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.latency.gemm.cost_model import LEAST_K, ROUNDING, Machine, Parts, Shapes, keep_freed_memory
-from quantbench.latency.gemm.fitting import Measured
-from quantbench.latency.gemm.menu import Menu
-from quantbench.latency.gemm.trees import Member, named_view, watched_columns
+from quantbench.latency.gemm.cost_model import (
+    LEAST_K,
+    ROUNDING,
+    FloatArray,
+    IndexArray,
+    Machine,
+    Menu,
+    Shapes,
+    keep_freed_memory,
+)
+from quantbench.latency.gemm.trees import Measured, Member, chunks, watched_columns
 
-FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-IndexArray = npt.NDArray[np.intp]
-
-# Rows at a time: enough that numpy's calls weigh little, few enough that their arrays stay near the core.
-CHUNK = 1024
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What another model, of this GPU or of a sibling, leaves unexplained of its own measurements.
+    """The residual of another model, of this GPU or of a similar one: measured over predicted time.
 
-    ensemble: that model. keys, residual: exact shapes that were measured there, sorted, and their residuals, log time;
-    empty where only the model is known. Other shapes take the model's own correction.
+    ensemble: that model. keys, residual: shapes that were measured for it, sorted, and their residuals, log time; empty
+    where only the model is known. Other shapes take the model's own correction.
     """
 
     ensemble: Ensemble
@@ -55,14 +58,14 @@ def shape_keys(m: FloatArray, n: FloatArray, k: FloatArray) -> IntArray:
 
 
 class _Seen:
-    """Log µs of shapes that were asked for already: halves of one k are often another row's k."""
+    """Remembers the log µs of shapes: half of one row's k is often another row's k."""
 
     def __init__(self, keys: IntArray, log_us: FloatArray) -> None:
         self._keys, first = np.unique(keys, return_index=True)
         self._log_us = log_us[first]
 
     def or_ask(self, ensemble: Ensemble, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
-        """Of shapes, (rows,), each evaluated once."""
+        """Log µs of shapes, (rows,), each evaluated once."""
         wanted, first, place = np.unique(shape_keys(m, n, k), return_index=True, return_inverse=True)
         at = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
         new = self._keys[at] != wanted
@@ -75,21 +78,43 @@ class _Seen:
         return np.asarray(log_us[place.ravel()])
 
 
+def hold_rising(
+    log_us: FloatArray,
+    k: FloatArray,
+    at_most: Callable[[IndexArray, FloatArray], FloatArray],
+    ask: Callable[[IndexArray, FloatArray], FloatArray],
+) -> FloatArray:
+    """The largest of log µs at k, k / 2, k / 4, … while they are whole, (rows,), so that doubling k is never faster.
+
+    log_us: at k. at_most, ask: functions of (row indices, halved k) to an upper bound on log µs, and to log µs.
+    The cost model alone rises with k; only the trees may not. So halving stops where the bound is below the largest.
+    """
+    best = log_us.copy()
+    rows, half = np.flatnonzero((k > LEAST_K) & (k % 2 == 0)), k / 2
+    while len(rows):
+        rows = rows[at_most(rows, half[rows]) + ROUNDING > best[rows]]
+        if len(rows):
+            best[rows] = np.maximum(best[rows], ask(rows, half[rows]))
+        rows = rows[(half[rows] > LEAST_K) & (half[rows] % 2 == 0)]
+        half = half / 2
+    return best
+
+
 @dataclass(frozen=True)
-class Answer:
-    """log_us, variance: (rows,) the prediction, and the variance between members and between trees, log time.
-    kernels: (members, rows) index of the kernel that each member finds fastest."""
+class RawPrediction:
+    """log_us: (rows,). variance: (rows,) between members and between trees, log time. kernels: (members, rows) index of
+    the fastest kernel by each member."""
 
     log_us: FloatArray
     variance: FloatArray
     kernels: IndexArray
 
 
-def _least_wrong(log_us: list[FloatArray], within: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
-    """(what to say, variance), (rows,) each, log time, of what each member says and how far its trees disagree.
+def _combined(log_us: list[FloatArray], within: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
+    """(prediction, variance), (rows,) each, log time, from each member's prediction and the variance over its trees.
 
-    Of a time whose logarithm is normal, the figure that is least wrong in relative terms, |said / true - 1|, lies below
-    the median by the variance: saying twice the time costs 100 %, saying half of it 50 %.
+    The prediction with the least expected relative error, |predicted / true - 1|, of a log-normal time lies below the
+    median by the variance: predicting twice the time costs 100 %, predicting half of it 50 %.
     """
     variance = np.var(log_us, axis=0) + (np.mean(within, axis=0) if within else 0.0)
     return np.mean(log_us, axis=0) - variance, variance
@@ -97,7 +122,7 @@ def _least_wrong(log_us: list[FloatArray], within: list[FloatArray]) -> tuple[Fl
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Members of one machine and one menu, whose log times are averaged (`_least_wrong`)."""
+    """Members of one machine and one menu, whose log times are averaged (`_combined`)."""
 
     machine: Machine
     menu: Menu
@@ -109,26 +134,18 @@ class Ensemble:
         """The largest correction that the members' mean can make, log time."""
         return float(np.mean([member.most for member in self.members]))
 
-    def monotone(self, m: FloatArray, n: FloatArray, k: FloatArray) -> Answer:
-        """The prediction at (m, n, k), but not below that at k / 2, k / 4, … as long as they are whole.
-        So doubling k is never faster.
-
-        The cost model alone rises with k; only the trees may not. So halving stops as soon as the cost model plus the
-        trees' largest correction stays below what was found.
-        """
+    def monotone(self, m: FloatArray, n: FloatArray, k: FloatArray) -> RawPrediction:
+        """The prediction at m, n, k, (rows,) each; doubling k is never faster (`hold_rising`)."""
         answer = self.raw(m, n, k)
-        best = answer.log_us.copy()
         if self.most == 0.0:
             return answer
         seen = _Seen(shape_keys(m, n, k), answer.log_us)
-        rows, half = np.flatnonzero((k > LEAST_K) & (k % 2 == 0)), k / 2
-        while len(rows):
-            bound = self._at_most(answer.kernels[:, rows], m[rows], n[rows], half[rows])
-            rows = rows[bound + self.most + ROUNDING > best[rows]]
-            if len(rows):
-                best[rows] = np.maximum(best[rows], seen.or_ask(self, m[rows], n[rows], half[rows]))
-            rows = rows[(half[rows] > LEAST_K) & (half[rows] % 2 == 0)]
-            half = half / 2
+        best = hold_rising(
+            answer.log_us,
+            k,
+            lambda rows, half: self._at_most(answer.kernels[:, rows], m[rows], n[rows], half) + self.most,
+            lambda rows, half: seen.or_ask(self, m[rows], n[rows], half),
+        )
         return replace(answer, log_us=best)
 
     def _at_most(self, kernels: IndexArray, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
@@ -139,18 +156,17 @@ class Ensemble:
             total += member.physics(shapes)[0]
         return total / len(self.members)
 
-    def raw(self, m: FloatArray, n: FloatArray, k: FloatArray) -> Answer:
-        """The members' mean, as it is."""
+    def raw(self, m: FloatArray, n: FloatArray, k: FloatArray) -> RawPrediction:
+        """The prediction without that."""
         keep_freed_memory()
         log_us, variance = np.empty(len(m)), np.empty(len(m))
         kernels = np.empty((len(self.members), len(m)), dtype=np.intp)
-        for start in range(0, len(m), CHUNK):
-            part = slice(start, start + CHUNK)
+        for part in chunks(len(m)):
             log_us[part], variance[part], kernels[:, part] = self._raw(m[part], n[part], k[part])
-        return Answer(log_us, variance, kernels)
+        return RawPrediction(log_us, variance, kernels)
 
     def _raw(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[FloatArray, FloatArray, IndexArray]:
-        if len(m) == 1:  # numpy adds up a single column in another order: what is said of a shape must not depend on it
+        if len(m) == 1:  # numpy sums a single column in another order; batching must not change a prediction
             alone = self._raw(*(np.repeat(x, 2) for x in (m, n, k)))
             return alone[0][:1], alone[1][:1], alone[2][:, :1]
         deep = np.maximum(k, LEAST_K)
@@ -163,77 +179,69 @@ class Ensemble:
             kernels.append(parts.log_time.argmin(axis=0))
             correction = np.zeros(len(m))
             if member.forest is not None:
-                x = member.features(self.menu, shapes, physics, parts, member.weights(parts), watched, reference)
+                x = member.features(self.menu, shapes, physics, parts, watched, reference)
                 correction, spread = member.correction(x, reference)
                 within.append(spread)
             log_us.append(physics + correction)
-        said, variance = _least_wrong(log_us, within)
+        log_time, variance = _combined(log_us, within)
         short = k < LEAST_K
         if short.any():
-            said[short] += self._physics(m[short], n[short], k[short]) - self._physics(m[short], n[short], deep[short])
-        return said, variance, np.stack(kernels)
+            log_time[short] += self._physics(m[short], n[short], k[short]) - self._physics(
+                m[short], n[short], deep[short]
+            )
+        return log_time, variance, np.stack(kernels)
 
     def _shapes(self, m: FloatArray, n: FloatArray, k: FloatArray) -> Shapes:
         """Single precision where `monotone` holds k to its order; the cost model alone must not lose it to rounding."""
         return Shapes(self.machine, self.menu, m, n, k, dtype=np.float32 if self.most else np.float64)
 
     def named(self, m: FloatArray, n: FloatArray, k: FloatArray, kernel: IndexArray) -> FloatArray:
-        """Log µs of shapes, (rows,), of which the kernel that runs is known: its index in the menu."""
+        """Log µs of shapes, (rows,), where the kernel that runs is known. kernel: (rows,) index in the menu."""
         log_us = np.empty(len(m))
-        for start in range(0, len(m), CHUNK):
-            part = slice(start, start + CHUNK)
+        for part in chunks(len(m)):
             rows = Measured(m[part], n[part], k[part], np.zeros(len(m[part])), kernel[part])
             known = None if self.reference is None else self.reference.at(rows.m, rows.n, rows.k)
             found, within = [], []
             for member in self.members:
-                own, x = named_view(member, self.machine, self.menu, rows, known)
+                own, x = member.named(self.machine, self.menu, rows, known)
                 correction, spread = member.correction(x, known)
                 found.append(own + correction)
                 within.append(spread)
-            log_us[part] = _least_wrong(found, within)[0]
+            log_us[part] = _combined(found, within)[0]
         return log_us
 
     def rise(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """(mean, standard deviation), (rows,) each, of the log time gained from m to m + 1, over all the trees of all
-        the members: what they get wrong at both ends alike, and that is most of it, cancels out."""
-        found = [
-            self._rise(m[start : start + CHUNK], n[start : start + CHUNK], k[start : start + CHUNK])
-            for start in range(0, len(m), CHUNK)
+        """(mean, standard deviation), (rows,) each, of the rise in log time from m to m + 1, over all trees of all
+        members. Most errors are the same at both ends and cancel out."""
+        both = [
+            self._by_tree(m[part] + 1.0, n[part], np.maximum(k[part], LEAST_K))
+            - self._by_tree(m[part], n[part], np.maximum(k[part], LEAST_K))
+            for part in chunks(len(m))
         ]
-        both = np.concatenate(found, axis=1) if found else np.zeros((1, 0))
-        return both.mean(axis=0), both.std(axis=0)
-
-    def _rise(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
-        """By tree, (members · trees, rows)."""
-        low, high = (self._by_tree(rows, n, np.maximum(k, LEAST_K)) for rows in (m, m + 1.0))
-        return high - low
+        by_tree = np.concatenate(both, axis=1) if both else np.zeros((1, 0))
+        return by_tree.mean(axis=0), by_tree.std(axis=0)
 
     def _by_tree(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
         """Log µs by tree, (members · trees, rows)."""
         shapes = self._shapes(m, n, k)
         reference = None if self.reference is None else self.reference.at(m, n, k)
         watched = watched_columns(shapes)
-        said = []
+        log_time = []
         for member in self.members:
             physics, parts = member.physics(shapes)
-            x = member.features(self.menu, shapes, physics, parts, member.weights(parts), watched, reference)
-            said.append(physics + member.by_tree(x, reference))
-        return np.concatenate(said)
+            x = member.features(self.menu, shapes, physics, parts, watched, reference)
+            log_time.append(physics + member.by_tree(x, reference))
+        return np.concatenate(log_time)
 
     def physics(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
         """The cost model alone, the members' mean, (rows,), log µs."""
-        parts = [slice(start, start + CHUNK) for start in range(0, len(m), CHUNK)]
-        return np.concatenate([self._physics(m[part], n[part], k[part]) for part in parts]) if parts else np.zeros(0)
+        found = [self._physics(m[part], n[part], k[part]) for part in chunks(len(m))]
+        return np.concatenate(found) if found else np.zeros(0)
 
     def _physics(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
         shapes = Shapes(self.machine, self.menu, m, n, k)
         return np.asarray(np.mean([member.physics(shapes)[0] for member in self.members], axis=0))
 
     def correction(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
-        """What the trees add to the cost model, the members' mean, (rows,), log time."""
+        """What the trees add to the cost model, (rows,), log time."""
         return self.raw(m, n, k).log_us - self.physics(m, n, k)
-
-    def view(self, kernel: IndexArray, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[Shapes, Parts]:
-        """What the first member says of one kernel for each row; arrays are (1, rows)."""
-        shapes = Shapes(self.machine, self.menu.by_row(kernel), m, n, k)
-        return shapes, self.members[0].physics(shapes)[1]

@@ -20,10 +20,9 @@ import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, StoreError
-from quantbench.latency.gemm.cost_model import FIRST_TILE, FloatArray, Machine, Shapes
+from quantbench.latency.gemm.cost_model import FIRST_TILE, FloatArray, Machine, Menu, Shapes
 from quantbench.latency.gemm.distilled import FastGemm, features
 from quantbench.latency.gemm.ensemble import Ensemble, Reference
-from quantbench.latency.gemm.menu import Menu
 from quantbench.latency.gemm.trees import Forest, Member, watched_columns
 
 MODEL_FORMAT = "quantbench-gemm-model"
@@ -70,88 +69,78 @@ def device_from_json(data: Mapping[str, Any]) -> DeviceSpec:
 
 def ensemble_to_json(ensemble: Ensemble) -> dict[str, Any]:
     """The ensemble, its reference included."""
-    reference = ensemble.reference
-    return {
-        "machine": dict(vars(ensemble.machine)),
-        "tiles": [list(tile) for tile in ensemble.menu.tiles],
-        "kernels": [list(kernel) for kernel in ensemble.menu.kernels],
-        "members": [_member_to_json(member) for member in ensemble.members],
-        "reference": None
-        if reference is None
-        else {
-            "ensemble": ensemble_to_json(reference.ensemble),
-            "keys": array_to_json(np.diff(reference.keys, prepend=0)),
-            "residual": array_to_json(reference.residual.astype(np.float32)),
-        },
-    }
+    reference = None
+    if ensemble.reference is not None:
+        reference = {
+            "ensemble": ensemble_to_json(ensemble.reference.ensemble),
+            "keys": array_to_json(np.diff(ensemble.reference.keys, prepend=0)),
+            "residual": array_to_json(ensemble.reference.residual.astype(np.float32)),
+        }
+    members = [
+        {
+            "parameters": [float(z) for z in member.parameters],
+            "slope": member.slope,
+            "most": member.most,
+            "forest": None if member.forest is None else _forest_to_json(member.forest),
+        }
+        for member in ensemble.members
+    ]
+    return {**_kernels_to_json(ensemble.machine, ensemble.menu), "members": members, "reference": reference}
 
 
 def ensemble_from_json(data: Mapping[str, Any]) -> Ensemble:
     """The ensemble of ensemble_to_json."""
-    reference = data["reference"]
-    return Ensemble(
-        machine=Machine(**data["machine"]),
-        menu=menu_from_json(data),
-        members=tuple(_member_from_json(member) for member in data["members"]),
-        reference=None
-        if reference is None
-        else Reference(
-            ensemble_from_json(reference["ensemble"]),
-            np.cumsum(array_from_json(reference["keys"])),
-            array_from_json(reference["residual"]).astype(np.float64),
-        ),
+    members = tuple(
+        Member(
+            parameters=np.array(member["parameters"], dtype=np.float64),
+            slope=float(member["slope"]),
+            most=float(member["most"]),
+            forest=None if member["forest"] is None else _forest_from_json(member["forest"]),
+        )
+        for member in data["members"]
     )
+    machine, menu = _kernels_from_json(data)
+    reference = data["reference"]
+    if reference is None:
+        return Ensemble(machine, menu, members)
+    other = Reference(
+        ensemble_from_json(reference["ensemble"]),
+        np.cumsum(array_from_json(reference["keys"])),
+        array_from_json(reference["residual"]).astype(np.float64),
+    )
+    return Ensemble(machine, menu, members, other)
 
 
-def _member_to_json(member: Member) -> dict[str, Any]:
-    forest = member.forest
+def _kernels_to_json(machine: Machine, menu: Menu) -> dict[str, Any]:
     return {
-        "parameters": [float(z) for z in member.parameters],
-        "slope": member.slope,
-        "most": member.most,
-        "forest": None if forest is None else forest_to_json(forest),
+        "machine": dict(vars(machine)),
+        "tiles": [list(tile) for tile in menu.tiles],
+        "kernels": [list(kernel) for kernel in menu.kernels],
     }
 
 
-def menu_from_json(data: Mapping[str, Any]) -> Menu:
-    """The menu of fields "tiles" and "kernels"."""
+def _kernels_from_json(data: Mapping[str, Any]) -> tuple[Machine, Menu]:
     tiles = tuple((int(m), int(n)) for m, n in data["tiles"])
-    return Menu(tiles, tuple((int(t), int(s)) for t, s in data["kernels"]))
+    return Machine(**data["machine"]), Menu(tiles, tuple((int(t), int(s)) for t, s in data["kernels"]))
 
 
-def forest_to_json(forest: Forest) -> dict[str, Any]:
-    """The forest's arrays."""
+def _forest_to_json(forest: Forest) -> dict[str, Any]:
     return {
         "depth": forest.depth,
         "feature": array_to_json(forest.feature),
         "threshold": array_to_json(forest.threshold),
-        "right_offset": array_to_json(forest.right - _own_index(forest.right)),
+        "right_offset": array_to_json(forest.right - np.arange(len(forest.right), dtype=np.int32)),
         "value": array_to_json(forest.value.astype(np.float16)),
         "roots": array_to_json(forest.roots),
     }
 
 
-def _own_index(nodes: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-    return np.arange(len(nodes), dtype=np.int32)
-
-
-def _member_from_json(data: Mapping[str, Any]) -> Member:
-    forest = data["forest"]
-    return Member(
-        parameters=np.array(data["parameters"], dtype=np.float64),
-        slope=float(data["slope"]),
-        most=float(data["most"]),
-        forest=None if forest is None else forest_from_json(forest),
-    )
-
-
-def forest_from_json(data: Mapping[str, Any]) -> Forest:
-    """The forest of forest_to_json."""
+def _forest_from_json(data: Mapping[str, Any]) -> Forest:
     offset = array_from_json(data["right_offset"])
     return Forest(
         feature=array_from_json(data["feature"]),
         threshold=array_from_json(data["threshold"]),
-        right=offset + _own_index(offset),
+        right=offset + np.arange(len(offset), dtype=np.int32),
         value=array_from_json(data["value"]).astype(np.float32),
         roots=array_from_json(data["roots"]),
         depth=int(data["depth"]),
@@ -161,22 +150,21 @@ def forest_from_json(data: Mapping[str, Any]) -> Forest:
 def fast_to_json(fast: FastGemm) -> dict[str, Any]:
     """As a part of a model's JSON."""
     return {
-        "machine": dict(vars(fast.machine)),
-        "tiles": [list(tile) for tile in fast.menu.tiles],
-        "kernels": [list(kernel) for kernel in fast.menu.kernels],
+        **_kernels_to_json(fast.machine, fast.menu),
         "parameters": [float(z) for z in fast.parameters],
         "most": fast.most,
-        "forest": forest_to_json(fast.forest),
+        "forest": _forest_to_json(fast.forest),
     }
 
 
 def fast_from_json(data: Any) -> FastGemm:
     """The FastGemm of fast_to_json."""
+    machine, menu = _kernels_from_json(data)
     return FastGemm(
-        machine=Machine(**data["machine"]),
-        menu=menu_from_json(data),
+        machine=machine,
+        menu=menu,
         parameters=np.array(data["parameters"], dtype=np.float64),
-        forest=forest_from_json(data["forest"]),
+        forest=_forest_from_json(data["forest"]),
         most=float(data["most"]),
     )
 
@@ -209,7 +197,12 @@ def require_sound(ensemble: Ensemble, fast: FastGemm | None) -> None:
         _parameters(member.parameters, ensemble.menu)
         _finite("slope and most", (member.slope, member.most))
         if member.forest is not None:
-            _forest(member.forest, _features_of(ensemble, member))
+            shapes = Shapes(ensemble.machine, ensemble.menu, *_PROBE)
+            known = None if ensemble.reference is None else np.zeros(1)
+            with np.errstate(all="ignore"):
+                log_us, parts = member.physics(shapes)
+                seen = member.features(ensemble.menu, shapes, log_us, parts, watched_columns(shapes), known)
+            _forest(member.forest, seen.shape[1])
     if ensemble.reference is not None:
         if len(ensemble.reference.keys) != len(ensemble.reference.residual):
             raise _broken(f"{len(ensemble.reference.keys)} keys for {len(ensemble.reference.residual)} residuals")
@@ -245,18 +238,6 @@ def _parameters(vector: FloatArray, menu: Menu) -> None:
         raise _broken(f"parameters of shape {vector.shape} for {len(menu.tiles)} tiles")
     if not (np.abs(vector) < _LARGEST_PARAMETER).all():
         raise _broken("a parameter that is not finite or beyond all bounds")
-
-
-def _features_of(ensemble: Ensemble, member: Member) -> int:
-    """How many features the member's trees see of a shape."""
-    shapes = Shapes(ensemble.machine, ensemble.menu, *_PROBE)
-    known = None if ensemble.reference is None else np.zeros(1)
-    with np.errstate(all="ignore"):
-        log_us, parts = member.physics(shapes)
-        seen = member.features(
-            ensemble.menu, shapes, log_us, parts, member.weights(parts), watched_columns(shapes), known
-        )
-    return int(seen.shape[1])
 
 
 def _forest(forest: Forest, features_seen: int) -> None:

@@ -1,4 +1,4 @@
-"""The latency model of matrix products: fitted to few measured shapes, starting from what other GPUs taught.
+"""The latency model of matrix products: fitted to few measured shapes, with a prior from other GPUs.
 
 >>> model = GemmModel.prior("a100-sxm4-80gb")
 >>> found = model.predict(4096, 4096, [4096, 8192])
@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,80 +22,71 @@ from quantbench.device.registry import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, QuantbenchError, StoreError, UnsupportedError, require_choice
 from quantbench.files import read_text, reason
+from quantbench.latency.estimate import Estimate, IntervalCalibration
 from quantbench.latency.families import family
 from quantbench.latency.gemm import files
-from quantbench.latency.gemm.cost_model import Machine, runs_in_waves
+from quantbench.latency.gemm.cost_model import FloatArray, IndexArray, Machine, Menu, Shapes, runs_in_waves
 from quantbench.latency.gemm.distilled import FastGemm, distil
-from quantbench.latency.gemm.ensemble import CHUNK, Ensemble, Reference, shape_keys
-from quantbench.latency.gemm.files import fast_from_json, fast_to_json, require_sound
-from quantbench.latency.gemm.fitting import Measured, Prior
-from quantbench.latency.gemm.menu import Menu
+from quantbench.latency.gemm.ensemble import Ensemble, Reference, shape_keys
 from quantbench.latency.gemm.training import (
     FEWEST_FOR_TREES,
     FEWEST_ROWS,
     Effort,
-    Interval,
     Known,
+    Prior,
     choose,
     menu_for,
     near,
     pooled,
     shipped_pool,
     train,
-    widen,
 )
-from quantbench.latency.gemm.trees import Growth, Member
-from quantbench.latency.tables import GemmTable, slug_of
-from quantbench.launch import Launch
+from quantbench.latency.gemm.trees import Growth, Measured, Member, chunks
+from quantbench.latency.tables import GemmTable
+from quantbench.launch import Launch, Tile
+from quantbench.workload import Gemm
 from quantbench.workload.dtypes import GEMM_DTYPES
 
-if TYPE_CHECKING:
-    from quantbench.latency.estimate import Estimate
-    from quantbench.workload import Gemm
+IntArray = npt.NDArray[np.int64]
+
+#: m (times the batch), n and k go up to this
+LARGEST_SIDE = 2**21 - 1
+_SIBLING_EFFORT = Effort(members=1, rows_first=600, growth=Growth(trees=20, leaf=3))
+_SIBLING_ROWS = 6000
+# A model that was read must have a time for it.
+_PROBE = ([128], [4096], [1024])
 
 
 @dataclass(frozen=True)
 class GemmEstimates:
     """Predicted products. Every array has the shape of the sizes that were asked for, () for plain numbers.
 
-    latency_us; low_us, high_us: its 90 % interval. block_m, block_n, split_k and num_waves: of the
-    kernel that the model believes the library takes. bound: compute, memory or latency. note: what to know of all of
-    them, "" when there is nothing.
+    latency_us; low_us, high_us: its 90 % interval. block_m, block_n, split_k and num_waves: of the kernel that the
+    model selects. bound: compute, memory or latency. note: what to know of all of them, "" when there is nothing.
     """
 
-    latency_us: npt.NDArray[np.float64]
-    low_us: npt.NDArray[np.float64]
-    high_us: npt.NDArray[np.float64]
-    block_m: npt.NDArray[np.int64]
-    block_n: npt.NDArray[np.int64]
-    split_k: npt.NDArray[np.int64]
-    num_waves: npt.NDArray[np.int64]
+    latency_us: FloatArray
+    low_us: FloatArray
+    high_us: FloatArray
+    block_m: IntArray
+    block_n: IntArray
+    split_k: IntArray
+    num_waves: IntArray
     bound: npt.NDArray[np.str_]
     source: str = "modelled"
     note: str = ""
 
     @property
-    def tile(self) -> npt.NDArray[np.int64]:
+    def tile(self) -> IntArray:
         """(…, 2): block_m, block_n."""
         return np.stack([self.block_m, self.block_n], axis=-1)
 
     def __len__(self) -> int:
         return len(self.latency_us)
 
-    def reshape(self, shape: tuple[int, ...]) -> GemmEstimates:
-        """The same in another shape."""
-        arrays: dict[str, Any] = {k: v.reshape(shape) for k, v in vars(self).items() if isinstance(v, np.ndarray)}
-        return GemmEstimates(**{**vars(self), **arrays})
-
-
-FloatArray = npt.NDArray[np.float64]
-
-#: m (times the batch), n and k go up to this
-LARGEST_SIDE = 2**21 - 1
-
 
 def machine_of(device: DeviceSpec, dtype: str) -> Machine:
-    """The machine that a device is for products of a format; UnsupportedError where it has none."""
+    """The device's rates for a number format. Raises UnsupportedError where it has none."""
     require_choice("GemmModel", "dtype", dtype, GEMM_DTYPES)
     if device.kind != "cuda":
         raise UnsupportedError("GemmModel", f"{device.name} is a {device.kind}", "a GPU: blocks and waves are modelled")
@@ -105,7 +97,7 @@ def machine_of(device: DeviceSpec, dtype: str) -> Machine:
 
 
 def whole_sizes(who: str, *sizes: npt.ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """m, n, k as flat float arrays of whole numbers from 1 to 2**21 - 1."""
+    """m, n, k as flat float arrays. Raises InputError for anything but whole numbers from 1 to 2**21 - 1."""
     out = []
     for name, size in zip("mnk", sizes, strict=True):
         array = np.atleast_1d(np.asarray(size))
@@ -121,8 +113,7 @@ def whole_sizes(who: str, *sizes: npt.ArrayLike) -> tuple[FloatArray, FloatArray
     return out[0], out[1], out[2]
 
 
-def measured_times(latency_us: npt.ArrayLike, rows: int) -> FloatArray:
-    """Times in µs, (rows,), finite and above 0."""
+def _measured_times(latency_us: npt.ArrayLike, rows: int) -> FloatArray:
     times = np.atleast_1d(np.asarray(latency_us, dtype=np.float64))
     if times.shape != (rows,):
         raise InputError("GemmModel.fit", f"latency_us of shape {times.shape} for {rows} shapes", "one time each")
@@ -132,7 +123,7 @@ def measured_times(latency_us: npt.ArrayLike, rows: int) -> FloatArray:
     return times
 
 
-def kernels_of(menu: Menu, launches: Sequence[Launch | None] | None, rows: int) -> npt.NDArray[np.intp]:
+def _recorded_kernels(menu: Menu, launches: Sequence[Launch | None] | None, rows: int) -> IndexArray:
     """Index in the menu of each recorded kernel, -1 where none is known."""
     kernel = np.full(rows, -1, dtype=np.intp)
     if launches is None:
@@ -145,27 +136,19 @@ def kernels_of(menu: Menu, launches: Sequence[Launch | None] | None, rows: int) 
     return kernel
 
 
-IndexArray = npt.NDArray[np.intp]
-
-_SIBLING_EFFORT = Effort(members=1, rows_first=600, growth=Growth(trees=20, leaf=3))
-_SIBLING_ROWS = 6000
-# A model that was read must have a time for it.
-_PROBE = ([128], [4096], [1024])
-
-
 @dataclass(frozen=True)
 class GemmModel:
     """A device's products of one number format.
 
-    ensemble: what predicts. interval: its calibration. rows: measured rows behind it. prior_source: where it started.
-    provenance: what is known of the measurements, for files. note: what a reader of its predictions must know.
-    fast: its distilled form, where that was made (`compiled`).
+    ensemble: makes the predictions. interval: its calibration. rows: measured rows that it was fitted to.
+    prior_source: the prior of the fit. provenance: of the measurements, for files. note: what a reader of its
+    predictions must know. fast: its distilled form, where that was made (`compiled`).
     """
 
     device: DeviceSpec
     dtype: str
     ensemble: Ensemble
-    interval: Interval
+    interval: IntervalCalibration
     rows: int
     prior_source: str
     note: str = ""
@@ -202,20 +185,17 @@ class GemmModel:
         spec = _device(device)
         machine = machine_of(spec, dtype)
         sizes = whole_sizes("GemmModel.fit", m, n, k)
-        times = measured_times(latency_us, len(sizes[0]))
+        times = _measured_times(latency_us, len(sizes[0]))
         menu = menu_for(launches)
-        kernel = kernels_of(menu, launches, len(times))
-        rows = Measured(*sizes, np.log(times), kernel)
+        rows = Measured(*sizes, np.log(times), _recorded_kernels(menu, launches, len(times)))
         start, blind, reference = _start(spec, dtype, prior)
         if sibling is not None:
-            reference, kin = _sibling(sibling, dtype, seed)
-            start = kin if kin is not None else start
+            reference, start = _sibling(sibling, dtype, seed)
         if len(rows) < FEWEST_ROWS:
             bare = _unfitted(spec, dtype, machine, start, blind)
             few = f"{len(rows)} rows are too few to fit ({FEWEST_ROWS} are needed): the prior as it stands. "
             return replace(bare, note=few + bare.note)
-        spent = effort or Effort()
-        ensemble, interval = train(machine, menu, rows, widen(start, menu), reference, spent, seed)
+        ensemble, interval = train(machine, menu, rows, start, reference, effort or Effort(), seed)
         note = ""
         if len(rows) < FEWEST_FOR_TREES:
             note = f"{len(rows)} rows: the cost model was fitted, no trees were grown ({FEWEST_FOR_TREES} are needed)"
@@ -223,7 +203,7 @@ class GemmModel:
 
     @classmethod
     def prior(cls, device: DeviceSpec | str, *, dtype: str = "bf16", family_out: bool = False) -> GemmModel:
-        """What is expected of a device that was never measured, with an interval as wide as that deserves.
+        """The model of a device that was never measured, with a wide interval.
 
         family_out: as if no GPU of its architecture family had been measured either.
         """
@@ -256,10 +236,9 @@ class GemmModel:
         wide = np.broadcast_arrays(np.asarray(m), np.asarray(n), np.asarray(k))
         sizes = whole_sizes("GemmModel.predict", *(w.ravel() for w in wide))
         answer = self.ensemble.monotone(*sizes)
-        log_us = answer.log_us
-        kernel = answer.kernels[0]
+        log_us, kernel, menu = answer.log_us, answer.kernels[0], self.ensemble.menu
         if launches is not None:
-            recorded = kernels_of(self.ensemble.menu, launches, len(log_us))
+            recorded = _recorded_kernels(menu, launches, len(log_us))
             named = np.flatnonzero(recorded >= 0)
             log_us = log_us.copy()
             m_named, n_named, k_named = (x[named] for x in sizes)
@@ -268,23 +247,23 @@ class GemmModel:
         peak_us = 2.0 * sizes[0] * sizes[1] * sizes[2] / self.ensemble.machine.flop_per_us
         latency_us = np.maximum(np.exp(log_us), peak_us)
         factor = np.exp(self.interval.half_width(answer.variance))
-        waves, bound = self._beliefs(sizes, kernel)
-        menu = self.ensemble.menu
+        waves, bound = self._waves_and_bound(sizes, kernel)
+        asked, each = wide[0].shape, menu.each
         return GemmEstimates(
-            latency_us=latency_us,
-            low_us=np.maximum(latency_us / factor, peak_us),
-            high_us=latency_us * factor,
-            block_m=menu.block_m[kernel].astype(np.int64),
-            block_n=menu.block_n[kernel].astype(np.int64),
-            split_k=menu.split_k[kernel].astype(np.int64),
-            num_waves=waves,
-            bound=bound,
+            latency_us=latency_us.reshape(asked),
+            low_us=np.maximum(latency_us / factor, peak_us).reshape(asked),
+            high_us=(latency_us * factor).reshape(asked),
+            block_m=each.block_m[kernel, 0].astype(np.int64).reshape(asked),
+            block_n=each.block_n[kernel, 0].astype(np.int64).reshape(asked),
+            split_k=each.split_k[kernel, 0].astype(np.int64).reshape(asked),
+            num_waves=waves.reshape(asked),
+            bound=bound.reshape(asked),
             note=self.note,
-        ).reshape(wide[0].shape)
+        )
 
     @property
     def in_waves(self) -> bool:
-        """Whether its parameters say that products run in waves, so that a part-full last wave leaves SMs idle."""
+        """Whether products run in waves by its parameters, so that a partly full last wave leaves SMs idle."""
         return runs_in_waves([member.parameters for member in self.ensemble.members])
 
     def compiled(self) -> FastGemm:
@@ -293,9 +272,6 @@ class GemmModel:
 
     def predict_gemms(self, gemms: Sequence[Gemm]) -> list[Estimate]:
         """Estimates of workloads of the model's dtype, in order; a batch counts as batch times the rows."""
-        from quantbench.latency.estimate import Estimate
-        from quantbench.launch import Tile
-
         for gemm in gemms:
             if gemm.dtype != self.dtype:
                 raise InputError("predict_gemms", f"{gemm}", f"products of {self.dtype}, which the model was fitted to")
@@ -308,27 +284,27 @@ class GemmModel:
             out.append(Estimate(*times, found.source, str(found.bound[i]), note=self.note, launch=launch, waves=waves))
         return out
 
-    def _beliefs(
+    def _waves_and_bound(
         self, sizes: tuple[FloatArray, ...], kernel: IndexArray
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.str_]]:
-        """Waves and bound of each row, as the first member sees them for the kernel of each row."""
+    ) -> tuple[IntArray, npt.NDArray[np.str_]]:
+        """Waves and bound of each row for its kernel, by the first member."""
         waves, bound = np.zeros(len(kernel), dtype=np.int64), np.empty(len(kernel), dtype="<U7")
-        for start in range(0, len(kernel), CHUNK):
-            part = slice(start, start + CHUNK)
-            shapes, parts = self.ensemble.view(kernel[part], *(x[part] for x in sizes))
+        for part in chunks(len(kernel)):
+            shapes = Shapes(self.ensemble.machine, self.ensemble.menu.by_row(kernel[part]), *(x[part] for x in sizes))
+            parts = self.ensemble.members[0].physics(shapes)[1]
             traffic = np.maximum(np.maximum(parts.memory, parts.write), parts.l2)
             busy = np.where(parts.arithmetic >= traffic, "compute", "memory")
             waves[part] = shapes.waves[0]
             bound[part] = np.where(np.log(2.0 * parts.joined) < parts.log_time, "latency", busy)[0]
         return waves, bound
 
-    def known(self, table: str = "") -> Known:
+    def known(self) -> Known:
         """Its cost model's parameters as a prior for other GPUs."""
         vector = np.mean([member.parameters for member in self.ensemble.members], axis=0)
-        return Known(self.device.name, family(self.device), self.dtype, vector, self.rows, table, 0.0)
+        return Known(self.device.name, family(self.device), self.dtype, vector, self.rows, "", 0.0)
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object; `from_json` gives an equal model back."""
+        """As a JSON object, for `from_json`."""
         return {
             "format": files.MODEL_FORMAT,
             "version": files.MODEL_VERSION,
@@ -340,7 +316,7 @@ class GemmModel:
             "interval": dict(vars(self.interval)),
             "provenance": self.provenance,
             "ensemble": files.ensemble_to_json(self.ensemble),
-            "fast": None if self.fast is None else fast_to_json(self.fast),
+            "fast": None if self.fast is None else files.fast_to_json(self.fast),
         }
 
     @classmethod
@@ -352,14 +328,14 @@ class GemmModel:
                 device=files.device_from_json(data["device"]),
                 dtype=require_choice("GemmModel.from_json", "dtype", data["dtype"], GEMM_DTYPES),
                 ensemble=files.ensemble_from_json(data["ensemble"]),
-                interval=Interval(float(data["interval"]["factor"]), float(data["interval"]["floor"])),
+                interval=IntervalCalibration(float(data["interval"]["factor"]), float(data["interval"]["floor"])),
                 rows=int(data["rows"]),
                 prior_source=str(data["prior_source"]),
                 note=str(data["note"]),
                 provenance=dict(data["provenance"]),
-                fast=None if data["fast"] is None else fast_from_json(data["fast"]),
+                fast=None if data["fast"] is None else files.fast_from_json(data["fast"]),
             )
-            require_sound(made.ensemble, made.fast)
+            files.require_sound(made.ensemble, made.fast)
             with np.errstate(all="ignore"):
                 us = made.predict(*_PROBE)
         except QuantbenchError:
@@ -390,6 +366,7 @@ class GemmModel:
         return cls.from_json(data)
 
 
+@cache
 def shipped_model(slug: str, dtype: str) -> GemmModel | None:
     """The model that comes with the package for a device and a format, None where there is none."""
     file = Path(__file__).parent.parent / "models" / f"{slug}.json"
@@ -420,12 +397,11 @@ def _start(device: DeviceSpec, dtype: str, prior: str | Sequence[GemmModel]) -> 
     return start, blind, None if shipped is None else Reference(shipped.ensemble)
 
 
-def _sibling(sibling: GemmTable | GemmModel, dtype: str, seed: int) -> tuple[Reference, Prior | None]:
+def _sibling(sibling: GemmTable | GemmModel, dtype: str, seed: int) -> tuple[Reference, Prior]:
     """The sibling's residuals, and a prior around its parameters."""
     if isinstance(sibling, GemmModel):
         return Reference(sibling.ensemble), near([sibling.known()], same_gpu=False)
-    system = sibling.provenance.system
-    spec = lookup(slug_of(system) or system)
+    spec = lookup(sibling.gpu)
     rows = np.random.default_rng(seed).permutation(len(sibling))[:_SIBLING_ROWS]
     m, n, k = (x.astype(np.float64) for x in (sibling.m, sibling.n, sibling.k))
     model = GemmModel.fit(
@@ -442,4 +418,4 @@ def _unfitted(device: DeviceSpec, dtype: str, machine: Machine, start: Prior, bl
     member = Member(start.mean, None)
     ensemble = Ensemble(machine, Menu.of(), (member,))
     note = f"nobody measured {dtype} on {device.name}: expected from {start.source}; the interval is wide"
-    return GemmModel(device, dtype, ensemble, Interval(1.0, blind), 0, start.source, note)
+    return GemmModel(device, dtype, ensemble, IntervalCalibration(1.0, blind), 0, start.source, note)

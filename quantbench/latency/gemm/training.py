@@ -1,6 +1,7 @@
-"""From measured rows to an ensemble with its interval, starting from what other GPUs teach.
+"""Fits a GEMM model: from measured rows to an ensemble with its interval, starting from a prior.
 
-Entry points: `choose` (the prior of a device, pooled from measured GPUs), `train` (a whole fit).
+Entry points: `choose` (the prior of a device, pooled from the GPUs that were measured), `fit_parameters` (the cost
+model alone: maximum a posteriori, by L-BFGS), `train` (a whole fit).
 """
 
 from __future__ import annotations
@@ -11,28 +12,56 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import StoreError
+from quantbench.latency.autodiff import Variable, gradient, value_of
+from quantbench.latency.estimate import IntervalCalibration
 from quantbench.latency.families import family, generation
-from quantbench.latency.gemm.cost_model import INDEX, Machine, Shapes, hand_prior, runs_in_waves
+from quantbench.latency.gemm.cost_model import (
+    INDEX,
+    TILES,
+    FloatArray,
+    IndexArray,
+    Machine,
+    Menu,
+    Shapes,
+    Values,
+    chosen_time,
+    hand_prior,
+    keep_freed_memory,
+    kernel_parts,
+    runs_in_waves,
+)
 from quantbench.latency.gemm.ensemble import Ensemble, Reference
-from quantbench.latency.gemm.fitting import Measured, Prior, fit_parameters
-from quantbench.latency.gemm.menu import TILES, Menu
-from quantbench.latency.gemm.trees import Growth, Member, train_member
+from quantbench.latency.gemm.trees import Growth, Measured, Member, train_member
 from quantbench.launch import Launch
-
-FloatArray = npt.NDArray[np.float64]
 
 POOL_FORMAT = "quantbench-gemm-pool"
 POOL_VERSION = 2
 # Shares of the hand prior's standard deviation: what may differ between two tables of one GPU, between two GPUs of one
-# family, and at least between families. Chosen on the five public tables of `tables.DEFAULT_TABLES`.
+# family, and at least between families. Chosen on the five public tables that `tools.accuracy` judges.
 _SAME_GPU, _SAME_FAMILY, _OTHER_FAMILY = 0.4, 0.5, 0.6
+# Half-width (log time) where nothing is known of any 2-byte format: a factor of e either way.
+_UNKNOWN = 1.0
+_NARROW = ("bf16", "fp16")
+# Half-widths, in log time, that hold 90 % of the rows of public tables against `spec_sheet`, each GPU counted alike.
+# fp32: NeuSight's linear products above 200 µs on P100, V100, T4 and A100 (all PCIe). DeepBench's fp32 products on a
+# V100 SXM2 are within it too. The T4 sets the width: its power limit holds it at half its peak.
+_BLIND_CUDA_CORES = 0.65
+# fp8: the tables of aiconfigurator-core 0.12.0 (vLLM 0.24.0) of H100, H200, B200, L40S and RTX PRO 6000.
+_BLIND_TENSOR_CORES = 1.4
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Mean and standard deviation of the parameters, (parameters + tiles,) each, and their source, in words."""
+
+    mean: FloatArray
+    sd: FloatArray
+    source: str
 
 
 @dataclass(frozen=True)
@@ -61,12 +90,6 @@ def shipped_pool() -> tuple[Known, ...]:
     return tuple(Known(**{**k, "parameters": np.array(k["parameters"])}) for k in data["known"])
 
 
-def pool_to_json(known: Sequence[Known]) -> dict[str, Any]:
-    """As it is stored in models/pool.json."""
-    rows = [{**vars(k), "parameters": [round(float(z), 5) for z in k.parameters]} for k in known]
-    return {"format": POOL_FORMAT, "version": POOL_VERSION, "known": rows}
-
-
 def pooled(known: Sequence[Known]) -> Prior:
     """The mean over families of each family's mean, with the spread between families."""
     mean, sd = hand_prior()
@@ -83,7 +106,7 @@ def pooled(known: Sequence[Known]) -> Prior:
 
 
 def near(known: Sequence[Known], *, same_gpu: bool) -> Prior:
-    """Around the mean of GPUs that are the target itself or of its family."""
+    """The prior around the mean of entries of the target itself, or of GPUs of its family."""
     _, sd = hand_prior()
     mean = np.mean([k.parameters for k in known], axis=0)
     share = _SAME_GPU if same_gpu else _SAME_FAMILY
@@ -109,7 +132,7 @@ def spec_sheet(device: DeviceSpec, dtype: str) -> tuple[Prior, float]:
 
 
 def known_in_waves(device: DeviceSpec, dtype: str) -> bool:
-    """Whether what was measured on this GPU, or else on its family, says that products run in waves."""
+    """Whether measurements of this GPU, or else of its family, say that products run in waves."""
     return _known_in_waves(device.name, family(device), dtype)
 
 
@@ -147,20 +170,16 @@ def choose(device: DeviceSpec, dtype: str, known: Sequence[Known], *, family_out
     return pooled(others), blind if others else _UNKNOWN
 
 
-# 2-byte formats, nothing being known of any: a factor of e either way.
-_UNKNOWN = 1.0
-_NARROW = ("bf16", "fp16")
-# Half-widths, in log time, that hold 90 % of the rows of public tables against `spec_sheet`, each GPU counted alike.
-# fp32: NeuSight's linear products above 200 µs on P100, V100, T4 and A100 (all PCIe). DeepBench's fp32 products on a
-# V100 SXM2 are within it too. The T4 sets the width: its power limit holds it at half its peak.
-_BLIND_CUDA_CORES = 0.65
-# fp8: the tables of aiconfigurator-core 0.12.0 (vLLM 0.24.0) of H100, H200, B200, L40S and RTX PRO 6000.
-_BLIND_TENSOR_CORES = 1.4
+_DELTA = 0.05  # log time where the loss turns from square to straight
+_NOISE = 0.05  # log time that a row is off without the model being wrong
+# Weight of the recorded kernel's name beside its time. A larger one bends the times of kernels towards choices that the
+# cost model does not explain: with 0.5, products with a known kernel were predicted worse than without names.
+_CHOICE_WEIGHT = 0.02
 
 
-#: fewer rows than this teach nothing: the prior stays as it is
+#: with fewer rows the prior is kept
 FEWEST_ROWS = 20
-#: fewer rows than this grow no trees
+#: with fewer rows no trees are grown
 FEWEST_FOR_TREES = 60
 _FOLDS = 5
 # The 0.9 quantile of some two hundred errors is a matter of twenty rows on a few sites, and coverage swings with it.
@@ -188,16 +207,68 @@ class Effort:
     growth: Growth = field(default_factory=Growth)
 
 
-@dataclass(frozen=True)
-class Interval:
-    """Half-width of the 90 % interval in log time: factor · √(variance + floor²)."""
+def fit_parameters(
+    machine: Machine,
+    menu: Menu,
+    rows: Measured,
+    prior: Prior,
+    *,
+    start: FloatArray | None = None,
+    max_iterations: int = 250,
+) -> FloatArray:
+    """The parameter vector (parameters + tiles,) that explains the rows best without straying from the prior.
 
-    factor: float
-    floor: float
+    The loss is pseudo-Huber in log time, so that outliers do not bend the rest. The penalty is the distance from the
+    prior in its standard deviations.
+    """
+    from scipy.optimize import minimize
 
-    def half_width(self, variance: FloatArray) -> FloatArray:
-        """(rows,) log time, for the ensemble's variance, (rows,)."""
-        return np.asarray(self.factor * np.sqrt(variance + self.floor**2))
+    keep_freed_memory()
+    shapes = Shapes(machine, menu, rows.m, rows.n, rows.k)
+    named = np.flatnonzero(rows.kernel >= 0)
+    weight = np.ones(len(rows))
+    weight[named] = 0.25
+
+    def objective(u: FloatArray) -> tuple[float, FloatArray]:
+        source = Variable(prior.mean + prior.sd * u)
+        values = Values(source)
+        log_time = kernel_parts(values, shapes).log_time
+        predicted = chosen_time(values, shapes, log_time)
+        loss, slope = _pseudo_huber(predicted.value - rows.log_us, weight)
+        grad = gradient(predicted, source, slope)
+        if len(named):
+            # The recorded kernel's own time must fit the measurement, and the choice its name.
+            own = _entries(log_time, rows.kernel[named] * len(rows) + named)
+            own_loss, slope = _pseudo_huber(own.value - rows.log_us[named])
+            width = np.exp(value_of(values["choice"]))[0]
+            doubt = (own - predicted.take(named)) * float(_CHOICE_WEIGHT / width)
+            loss += own_loss + float(doubt.value.sum())
+            grad = grad + gradient(own * slope + doubt, source, np.ones(len(named)))
+        return loss + 0.5 * float(u @ u), grad * prior.sd + u
+
+    first = np.zeros(len(prior.mean)) if start is None else (start - prior.mean) / prior.sd
+    options = {"maxiter": max_iterations, "maxcor": 20}
+    found = minimize(objective, first, jac=True, method="L-BFGS-B", options=options, bounds=[(-6.0, 6.0)] * len(first))
+    return np.asarray(prior.mean + prior.sd * found.x)
+
+
+def _pseudo_huber(error: FloatArray, weight: FloatArray | float = 1.0) -> tuple[float, FloatArray]:
+    """(summed loss, its slope by row)."""
+    bend = np.sqrt(1.0 + (error / _DELTA) ** 2)
+    scale = np.asarray(weight) / _NOISE**2
+    return float((scale * _DELTA**2 * (bend - 1.0)).sum()), scale * error / bend
+
+
+def _entries(x: Variable, flat: IndexArray) -> Variable:
+    """Entries of a (kernels, rows) variable by flat index."""
+    shape = x.value.shape
+
+    def back(g: FloatArray) -> FloatArray:
+        whole = np.zeros(shape)
+        whole.ravel()[flat] = g
+        return whole
+
+    return Variable(x.value.ravel()[flat], ((x, back),))
 
 
 def menu_for(launches: Sequence[Launch | None] | None) -> Menu:
@@ -214,23 +285,19 @@ def menu_for(launches: Sequence[Launch | None] | None) -> Menu:
     return Menu(menu.tiles, (*menu.kernels, *more))
 
 
-def widen(prior: Prior, menu: Menu) -> Prior:
-    """The prior with the hand prior's expectation for tiles that it does not know."""
-    mean, sd = hand_prior(menu.tiles)
-    known = len(prior.mean)
-    return Prior(np.concatenate([prior.mean, mean[known:]]), np.concatenate([prior.sd, sd[known:]]), prior.source)
-
-
 def train(
     machine: Machine, menu: Menu, rows: Measured, prior: Prior, reference: Reference | None, effort: Effort, seed: int
-) -> tuple[Ensemble, Interval]:
+) -> tuple[Ensemble, IntervalCalibration]:
     """Fit the members, grow their trees, and calibrate the interval on rows that a fit has not seen."""
+    mean, sd = hand_prior(menu.tiles)
+    known = len(prior.mean)  # tiles beyond these were recorded here and are new to the prior
+    prior = replace(prior, mean=np.append(prior.mean, mean[known:]), sd=np.append(prior.sd, sd[known:]))
     rng = np.random.default_rng(seed)
     vectors = _member_parameters(machine, menu, rows, prior, effort, rng)
     menu, rows = _likely(machine, menu, rows, vectors)
-    known = None if reference is None else reference.at(rows.m, rows.n, rows.k)
-    ensemble = Ensemble(machine, menu, _members(machine, menu, rows, vectors, known, effort, seed), reference)
-    return ensemble, _calibrate(ensemble, rows, prior, known, effort, seed)
+    residual = None if reference is None else reference.at(rows.m, rows.n, rows.k)
+    ensemble = Ensemble(machine, menu, _members(machine, menu, rows, vectors, residual, effort, seed), reference)
+    return ensemble, _calibrate(ensemble, rows, prior, residual, effort, seed)
 
 
 def _members(
@@ -284,7 +351,7 @@ def _likely(machine: Machine, menu: Menu, rows: Measured, vectors: Sequence[Floa
 
 def _calibrate(
     ensemble: Ensemble, rows: Measured, prior: Prior, known: FloatArray | None, effort: Effort, seed: int
-) -> Interval:
+) -> IntervalCalibration:
     """The 0.9 quantile of |error| / scale over folds of (n, k) sites, each predicted by a fit without it."""
     machine, menu = ensemble.machine, ensemble.menu
     rng = np.random.default_rng(seed)
@@ -309,4 +376,4 @@ def _calibrate(
     floor = float(np.median(error)) + 1e-3
     scaled = error / np.sqrt(variance + floor**2)
     factor = float(np.exp(np.mean([np.log(np.quantile(scaled, share) * beyond) for share, beyond in _TAILS])))
-    return Interval(factor / _FOLD_EXCESS, floor)
+    return IntervalCalibration(factor / _FOLD_EXCESS, floor)

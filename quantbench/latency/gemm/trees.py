@@ -1,7 +1,7 @@
 """The residual of the cost model, learned by extremely randomised trees: one forest per ensemble member.
 
-`Forest` holds trees as flat arrays (grown by scikit-learn, evaluated and stored by numpy). `feature_matrix` computes
-their inputs from a shape. `Member` is a cost model together with its forest; `train_member` fits one.
+`Forest` holds trees as flat arrays (grown by scikit-learn, evaluated and stored by numpy). `Member` is a cost model
+together with its forest; `train_member` fits one to `Measured` rows.
 """
 
 from __future__ import annotations
@@ -14,16 +14,49 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.latency.autodiff import NEGLIGIBLE
-from quantbench.latency.gemm.cost_model import Machine, Parts, Shapes, Values, log_latency_with_parts
-from quantbench.latency.gemm.fitting import Measured
-from quantbench.latency.gemm.menu import SPLITS, Menu
+from quantbench.latency.gemm.cost_model import (
+    SPLITS,
+    Array,
+    FloatArray,
+    IndexArray,
+    Machine,
+    Menu,
+    Parts,
+    Shapes,
+    Values,
+    log_latency,
+    resident_blocks,
+)
 
-FloatArray = npt.NDArray[np.float64]
 Float32Array = npt.NDArray[np.float32]
 
-_ROWS_AT_ONCE = 1024  # keeps the walk's arrays in cache
+#: rows at a time: enough that numpy's calls weigh little, few enough that their arrays stay in the cache
+CHUNK = 1024
 # Levels beyond those of a balanced tree: every level costs a walk over all rows and trees.
 _SPARE_DEPTH = 5
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Measured shapes, (rows,) each. kernel: index in the menu of the kernel that was recorded, -1 where none was."""
+
+    m: FloatArray
+    n: FloatArray
+    k: FloatArray
+    log_us: FloatArray
+    kernel: IndexArray
+
+    def __len__(self) -> int:
+        return len(self.m)
+
+    def take(self, rows: IndexArray) -> Measured:
+        """Only these rows."""
+        return Measured(*(column[rows] for column in vars(self).values()))
+
+
+def chunks(rows: int, most: int = CHUNK) -> list[slice]:
+    """Slices of at most `most` rows that cover all."""
+    return [slice(start, start + most) for start in range(0, rows, most)]
 
 
 @dataclass(frozen=True)
@@ -95,30 +128,28 @@ class Forest:
     def predict(self, x: Float32Array) -> tuple[FloatArray, FloatArray]:
         """(mean, variance) over the trees, (rows,) each, for x (rows, features)."""
         mean, variance = np.empty(len(x)), np.empty(len(x))
-        for start in range(0, len(x), _ROWS_AT_ONCE):
-            part = x[start : start + _ROWS_AT_ONCE]
-            values = self.by_tree(part)
-            mean[start : start + len(part)] = values.mean(axis=0)
-            variance[start : start + len(part)] = values.var(axis=0)
+        for part in chunks(len(x)):
+            values = self.by_tree(x[part])
+            mean[part], variance[part] = values.mean(axis=0), values.var(axis=0)
         return mean, variance
 
     def by_tree(self, x: Float32Array) -> Float32Array:
-        """What each tree says, (trees, rows), of x (rows, features)."""
+        """The prediction of each tree, (trees, rows), for x (rows, features)."""
         return self.value[self._leaves(np.ascontiguousarray(x.T))]
 
     # Indices are intp throughout: numpy casts others on every take.
     @cached_property
-    def _children(self) -> npt.NDArray[np.intp]:
+    def _children(self) -> IndexArray:
         """(2 · nodes,) left and right child of each node; a leaf's are itself."""
         own = np.arange(len(self.threshold))
         left = np.where(np.isinf(self.threshold), own, own + 1)
         return np.stack([left, self.right], axis=1).astype(np.intp).ravel()
 
     @cached_property
-    def _feature(self) -> npt.NDArray[np.intp]:
+    def _feature(self) -> IndexArray:
         return self.feature.astype(np.intp)
 
-    def _leaves(self, columns: Float32Array) -> npt.NDArray[np.intp]:
+    def _leaves(self, columns: Float32Array) -> IndexArray:
         """(trees, rows) node that each row ends in; columns is (features, rows)."""
         rows = columns.shape[1]
         flat, offset = columns.ravel(), np.arange(rows)
@@ -135,16 +166,10 @@ class Forest:
         return node
 
 
-Array = npt.NDArray[np.floating[Any]]
-
 _FAR = 1.5  # log time beyond which a kernel is out of the question
 _WATCHED_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 64))
-
-
-def choice_weights(parts: Parts, width: float) -> Array:
-    """How likely each kernel is taken, (kernels, rows), columns summing to 1."""
-    weights = np.exp(np.maximum((parts.log_time.min(axis=0) - parts.log_time) / width, NEGLIGIBLE))
-    return np.asarray(weights / weights.sum(axis=0))
+_NARROWEST_CHOICE = 0.03
+_CLIP = 5.0  # deviations beyond which a residual is taken for an outlier
 
 
 def _expected(weights: Array, of: Array) -> Array:
@@ -152,55 +177,14 @@ def _expected(weights: Array, of: Array) -> Array:
     return np.asarray(np.einsum("kr,kr->r", weights, np.broadcast_to(of, weights.shape)))
 
 
-def feature_matrix(
-    menu: Menu, shapes: Shapes, log_us: Array, parts: Parts, weights: Array, watched: list[FloatArray]
-) -> Float32Array:
-    """(rows, features) of the shapes whose cost model says log_us and parts, and takes kernels by `weights`.
-
-    watched: `watched_columns(shapes)`, which all cost models share.
-    """
-    log_m, log_n, log_k = np.log2(shapes.m), np.log2(shapes.n), np.log2(shapes.k)
-    # A small tile in very many waves can be priced beyond what single precision holds; nobody takes it.
-    per_time = weights * np.exp(np.maximum(-parts.log_time, NEGLIGIBLE))
-    columns = [log_m, log_n, log_k, log_m + log_n, log_n + log_k, log_m + log_k, log_m + log_n + log_k, log_us]
-    columns += [
-        _expected(per_time, part) for part in (parts.arithmetic, parts.memory, parts.l2, parts.write, parts.reduction)
-    ]
-    columns += [
-        _expected(weights, shapes.split_k),
-        np.log(_expected(weights, shapes.waves)),
-        _expected(weights, shapes.fluid / shapes.waves),
-        shapes.m * shapes.n * _expected(weights / shapes.tiles, 1.0 / (16384.0 * shapes.area)),
-    ]
-    far = np.minimum(parts.log_time - parts.log_time.min(axis=0), _FAR)
-    nearest = np.sort(far.T, axis=1)  # faster than a partition of so few
-    columns += [nearest[:, min(1, len(far) - 1)], nearest[:, min(4, len(far) - 1)]]
-    columns += watched
-    stacked = np.empty((len(columns) + len(menu.tiles) + len(SPLITS), far.shape[1]), dtype=np.float32)
-    for i, column in enumerate(columns):
-        stacked[i] = column
-    gaps = stacked[len(columns) :]
-    gaps[...] = _FAR
-    for place, kernels in menu.of_tile:
-        gaps[place] = far[kernels].min(axis=0)
-    for place, kernels in menu.of_split:
-        gaps[len(menu.tiles) + place] = far[kernels].min(axis=0)
-    return stacked.T
-
-
 def watched_columns(shapes: Shapes) -> list[FloatArray]:
-    """Waves, fill of the last wave and padding for tiles that libraries like, whatever the menu."""
+    """Waves, fill of the last wave and padding for tiles that libraries like, whatever the menu; (rows,) each."""
     columns = []
-    held = Menu.of(_WATCHED_TILES).blocks_per_sm[:: len(SPLITS)]
-    for (block_m, block_n), blocks_per_sm in zip(_WATCHED_TILES, held, strict=True):
+    for block_m, block_n in _WATCHED_TILES:
         tiles = np.ceil(shapes.m / block_m) * np.ceil(shapes.n / block_n)
-        waves = tiles / (shapes.machine.sm_count * blocks_per_sm)
+        waves = tiles / (shapes.machine.sm_count * float(resident_blocks(block_m, block_n)))
         columns += [np.log(waves), waves / np.ceil(waves), shapes.m * shapes.n / (tiles * (block_m * block_n))]
     return columns
-
-
-_NARROWEST_CHOICE = 0.03
-_CLIP = 5.0  # deviations beyond which a residual is taken for an outlier
 
 
 @dataclass(frozen=True)
@@ -223,12 +207,13 @@ class Member:
 
     def physics(self, shapes: Shapes) -> tuple[Array, Parts]:
         """Log µs, (rows,), and its parts."""
-        return log_latency_with_parts(Values(self.parameters.astype(shapes.dtype)), shapes)
+        return log_latency(Values(self.parameters.astype(shapes.dtype)), shapes)
 
     def weights(self, parts: Parts) -> Array:
-        """How likely each kernel is taken, (kernels, rows)."""
-        width = float(np.exp(Values(self.parameters)["choice"])[0])
-        return choice_weights(parts, max(width, _NARROWEST_CHOICE))
+        """How likely each kernel is taken, (kernels, rows), columns summing to 1."""
+        width = max(float(np.exp(Values(self.parameters)["choice"])[0]), _NARROWEST_CHOICE)
+        weights = np.exp(np.maximum((parts.log_time.min(axis=0) - parts.log_time) / width, NEGLIGIBLE))
+        return np.asarray(weights / weights.sum(axis=0))
 
     def features(
         self,
@@ -236,13 +221,44 @@ class Member:
         shapes: Shapes,
         log_us: Array,
         parts: Parts,
-        weights: Array,
         watched: list[FloatArray],
         reference: FloatArray | None,
+        weights: Array | None = None,
     ) -> Float32Array:
-        """What the forest sees; a reference's residual, (rows,), is its last column."""
-        x = feature_matrix(menu, shapes, log_us, parts, weights, watched)
-        return x if reference is None else np.column_stack([x, reference.astype(np.float32)])
+        """The inputs of the forest, (rows, features). log_us, parts: the cost model's prediction (`physics`).
+
+        watched: `watched_columns(shapes)`, which all members share. reference: a reference's residual, (rows,), the
+        last column. weights: how likely each kernel is taken, where that is not the member's own choice.
+        """
+        if weights is None:
+            weights = self.weights(parts)
+        log_m, log_n, log_k = np.log2(shapes.m), np.log2(shapes.n), np.log2(shapes.k)
+        # The time of a small tile in very many waves can exceed single precision; such a tile is never chosen.
+        per_time = weights * np.exp(np.maximum(-parts.log_time, NEGLIGIBLE))
+        columns = [log_m, log_n, log_k, log_m + log_n, log_n + log_k, log_m + log_k, log_m + log_n + log_k, log_us]
+        priced = (parts.arithmetic, parts.memory, parts.l2, parts.write, parts.reduction)
+        columns += [_expected(per_time, part) for part in priced]
+        columns += [
+            _expected(weights, shapes.split_k),
+            np.log(_expected(weights, shapes.waves)),
+            _expected(weights, shapes.fluid / shapes.waves),
+            shapes.m * shapes.n * _expected(weights / shapes.tiles, 1.0 / (16384.0 * shapes.area)),
+        ]
+        far = np.minimum(parts.log_time - parts.log_time.min(axis=0), _FAR)
+        nearest = np.sort(far.T, axis=1)  # faster than a partition of so few
+        columns += [nearest[:, min(1, len(far) - 1)], nearest[:, min(4, len(far) - 1)], *watched]
+        first_split = len(columns) + len(menu.tiles)
+        count = first_split + len(SPLITS) + (reference is not None)
+        out = np.full((count, far.shape[1]), _FAR, dtype=np.float32)
+        for i, column in enumerate(columns):
+            out[i] = column
+        for place, kernels in menu.of_tile:
+            out[len(columns) + place] = far[kernels].min(axis=0)
+        for place, kernels in menu.of_split:
+            out[first_split + place] = far[kernels].min(axis=0)
+        if reference is not None:
+            out[-1] = reference
+        return out.T
 
     def correction(self, x: Float32Array, reference: FloatArray | None) -> tuple[FloatArray, FloatArray]:
         """(log time to add, its variance over the trees), (rows,) each."""
@@ -254,11 +270,22 @@ class Member:
         return np.clip(mean, -self.most, self.most), variance
 
     def by_tree(self, x: Float32Array, reference: FloatArray | None) -> FloatArray:
-        """What each tree would add to log time, (trees, rows), unlimited; a row of zeros without a forest."""
+        """What each tree adds to log time, (trees, rows), without the limit; a row of zeros without a forest."""
         if self.forest is None:
             return np.zeros((1, len(x)))
-        said = self.forest.by_tree(x).astype(np.float64)
-        return said if reference is None else said + self.slope * reference
+        correction = self.forest.by_tree(x).astype(np.float64)
+        return correction if reference is None else correction + self.slope * reference
+
+    def named(
+        self, machine: Machine, menu: Menu, rows: Measured, reference: FloatArray | None
+    ) -> tuple[Array, Float32Array]:
+        """(log µs of each row's recorded kernel, the inputs of the forest when that kernel is known to run)."""
+        own = self.physics(Shapes(machine, menu.by_row(rows.kernel), rows.m, rows.n, rows.k))[0]
+        shapes = Shapes(machine, menu, rows.m, rows.n, rows.k, dtype=np.float32)
+        parts = self.physics(shapes)[1]
+        taken = np.zeros_like(parts.log_time)
+        taken[rows.kernel, np.arange(len(rows))] = 1.0
+        return own, self.features(menu, shapes, own, parts, watched_columns(shapes), reference, taken)
 
 
 def train_member(
@@ -270,13 +297,13 @@ def train_member(
     growth: Growth,
     seed: int,
 ) -> Member:
-    """Grow the trees on what `parameters` leave unexplained. reference: another model's residual, (rows,)."""
+    """Grow the trees on the residual of the cost model. reference: another model's residual, (rows,)."""
     bare = Member(parameters, None)
     x, residual = _residual(bare, machine, menu, rows, reference)
     slope = 0.0
     if reference is not None:
         reference = x[:, -1].astype(np.float64)  # of rows whose kernel is known, twice
-        # Ridge towards none: a reference of another library may say nothing.
+        # Ridge regression: the reference of another library may not help at all.
         slope = float((reference @ residual) / (reference @ reference + 10.0 * residual.var() + 1e-12))
         residual = residual - slope * reference
     centre = float(np.median(residual))
@@ -287,39 +314,23 @@ def train_member(
     return Member(parameters, forest, slope, float(np.abs(fitted).max()))
 
 
-_CHUNK = 1000
-
-
 def _residual(
     member: Member, machine: Machine, menu: Menu, rows: Measured, reference: FloatArray | None
 ) -> tuple[Float32Array, FloatArray]:
-    """What the trees see of the rows and what is left for them: every row as one of which the kernel is not known, then
-    those whose kernel was recorded once more, with it."""
+    """(inputs of the trees, residual): every row as if its kernel were unknown, then the rows with a recorded kernel
+    again, with it."""
     features, residual = [], []
-    for start in range(0, len(rows), _CHUNK):
-        part = rows.take(np.arange(start, min(start + _CHUNK, len(rows))))
+    for chunk in chunks(len(rows), 1000):
+        part = rows.take(np.arange(len(rows))[chunk])
         shapes = Shapes(machine, menu, part.m, part.n, part.k, dtype=np.float32)
         predicted, parts = member.physics(shapes)
-        known = None if reference is None else reference[start : start + _CHUNK]
-        weights, watched = member.weights(parts), watched_columns(shapes)
-        features.append(member.features(menu, shapes, predicted, parts, weights, watched, known))
+        known = None if reference is None else reference[chunk]
+        features.append(member.features(menu, shapes, predicted, parts, watched_columns(shapes), known))
         residual.append(part.log_us - predicted)
         named = np.flatnonzero(part.kernel >= 0)
         if len(named):
             few = part.take(named)
-            own, x = named_view(member, machine, menu, few, None if known is None else known[named])
+            own, x = member.named(machine, menu, few, None if known is None else known[named])
             features.append(x)
             residual.append(few.log_us - own)
     return np.concatenate(features), np.concatenate(residual)
-
-
-def named_view(
-    member: Member, machine: Machine, menu: Menu, rows: Measured, reference: FloatArray | None
-) -> tuple[Array, Float32Array]:
-    """(log µs of each row's recorded kernel, what the trees see when that kernel is known to run)."""
-    own = member.physics(Shapes(machine, menu.by_row(rows.kernel), rows.m, rows.n, rows.k))[0]
-    shapes = Shapes(machine, menu, rows.m, rows.n, rows.k, dtype=np.float32)
-    parts = member.physics(shapes)[1]
-    taken = np.zeros_like(parts.log_time)
-    taken[rows.kernel, np.arange(len(rows))] = 1.0
-    return own, member.features(menu, shapes, own, parts, taken, watched_columns(shapes), reference)

@@ -1,0 +1,50 @@
+"""The measured tables inside aiconfigurator-core (extra `tables`), which the shipped models were fitted on."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from quantbench.files import read_bytes
+from quantbench.importers.aiconfigurator import find_tables
+from quantbench.latency.tables import GemmTable, read_columns, read_table, slug_of
+
+#: device slugs whose default tables the shipped models learned from and docs/accuracy.md judges. The other tables
+#: influenced no choice made here, so a model that is judged on them is judged on what is new to it.
+SHIPPED_GPUS = ("a100-sxm4-80gb", "b200-sxm-180gb", "h100-sxm5-80gb", "h200-sxm-141gb", "l40s-48gb")
+# What tables write otherwise than the frameworks write themselves.
+_SPELLED = {"VLLM": "vLLM"}
+
+
+@dataclass(frozen=True)
+class PackagedTable(GemmTable):
+    """A table and where it comes from. file: below the package's data folder. sha256: of the file. device: the GPU's
+    name in the table."""
+
+    file: str
+    sha256: str
+    package: str
+    system: str
+    framework: str
+    version: str
+    device: str
+
+
+def read_packaged(system: str, *, dtype: str = "bf16") -> PackagedTable:
+    """The default table of a system (aiconfigurator's name, or a device slug).
+
+    Raises UnsupportedError without the package, InputError for a system or dtype that it has no table of.
+    """
+    (found,), _ = find_tables(system, kinds=["gemm"])
+    table = read_table(found.path, slug_of(found.system) or found.system, dtype=dtype)
+    columns = read_columns(found.path, dtype)
+
+    def text(name: str) -> str:
+        names = sorted(set(columns[name].astype(str)))
+        return ", ".join(_SPELLED.get(name, name) for name in names)
+
+    return PackagedTable(
+        **vars(table), file=found.shown, sha256=hashlib.sha256(read_bytes(found.path)).hexdigest(),
+        package=found.package, system=found.system, framework=text("framework"), version=text("version"),
+        device=text("device"),
+    )  # fmt: skip
