@@ -334,7 +334,7 @@ def log_latency_with_parts(p: Values, s: Shapes) -> tuple[Array, Parts]:
     return chosen_time(p, s, log_time), Parts(log_time, *rest)
 
 
-_LARGE_BYTES = 16 << 20
+_LARGE_BYTES = 31 << 20
 
 
 @cache
