@@ -31,8 +31,7 @@ from quantbench.profile.blindspots import (
     sorted_table,
     straight_lines,
 )
-from quantbench.profile.exporters.options import Exported, ExportOptions
-from quantbench.profile.exporters.rows import dtype_of, products
+from quantbench.profile.exporters.options import Exported, ExportOptions, dtype_of, products
 from quantbench.profile.profile import Profile
 from quantbench.units import latency, percent
 
@@ -77,7 +76,7 @@ def measured_products(profile: Profile, consumer: str) -> tuple[Measured, str]:
     require_choice(_WHO, "--for", consumer, CONSUMERS)
     dtype = dtype_of(profile, ExportOptions())
     # Counted into nothing: what an export leaves out is said there.
-    table = products(profile, ExportOptions(dtype=dtype), Exported.nowhere())
+    table = products(profile, ExportOptions(dtype=dtype), Exported())
     if not len(table):
         raise InputError(_WHO, "a profile without unbatched products", "measured products of one dtype")
     return sorted_table(table["m"], table["n"], table["k"], table["latency_us"]), dtype

@@ -156,6 +156,14 @@ class Table:
         """Some of the rows, in the table's order."""
         return Table(self.kind, {name: values[rows] for name, values in self.columns.items()})
 
+    def most(self, column: str, rows: npt.NDArray[np.bool_] | None = None) -> str | None:
+        """The most frequent text of a column (of some rows), the first in order among equals; None without rows."""
+        values = self.columns[column] if rows is None else self.columns[column][rows]
+        if not len(values):
+            return None
+        names, counts = np.unique(values, return_counts=True)
+        return str(names[int(np.argmax(counts))])
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """Every row as plain Python values by column."""
         names = list(self.columns)
