@@ -21,7 +21,7 @@ from quantbench.profile.answers import Asker, ask_collective
 from quantbench.profile.estimate import Estimates, LayerEstimate, layer_of
 from quantbench.profile.file import PROFILE_VERSION
 from quantbench.profile.models import Models, models_from_json, models_to_json
-from quantbench.profile.parts import Finding, KnownCliff, Provenance
+from quantbench.profile.parts import KnownCliff, Provenance, RuleFinding
 from quantbench.profile.table import LAYOUTS, Table, check_table
 from quantbench.workload import TransformerShape
 from quantbench.workload.transformer import Compute
@@ -46,7 +46,7 @@ class Profile:
     tables: Mapping[str, Table]
     models: Models = field(default_factory=Models)
     cliffs: tuple[KnownCliff, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[RuleFinding, ...] = ()
 
     def __post_init__(self) -> None:
         for kind, table in self.tables.items():
