@@ -199,13 +199,17 @@ _CLIFF, _LARGE_M, _LARGE_NK = 1.10, 128, 1024
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredProducts:
     """A measured table. m, n, k, latency_us: (rows,), each shape once."""
 
     m: IntArray
     n: IntArray
     k: IntArray
     latency_us: FloatArray
+
+    def where(self, rows: BoolArray) -> MeasuredProducts:
+        """The selected rows."""
+        return MeasuredProducts(self.m[rows], self.n[rows], self.k[rows], self.latency_us[rows])
 
     @property
     def thin(self) -> BoolArray:
@@ -216,21 +220,6 @@ class Measured:
         """Indices of the rows of each (n, k); the table is sorted by n, k, m."""
         ends = np.flatnonzero((np.diff(self.n) != 0) | (np.diff(self.k) != 0)) + 1
         return [part.astype(np.int64) for part in np.split(np.arange(len(self.m)), ends)]
-
-    @property
-    def large(self) -> BoolArray:
-        """Rows of products large enough to be cut into tiles, (rows,)."""
-        return (self.m >= _LARGE_M) & (self.n >= _LARGE_NK) & (self.k >= _LARGE_NK)
-
-    @property
-    def at_cliffs(self) -> BoolArray:
-        """Rows on both sides of a measured cliff, (rows,); rows are sorted by n, k, m."""
-        near = (np.diff(self.n) == 0) & (np.diff(self.k) == 0) & (np.diff(self.m) == 1)
-        steps = near & (self.latency_us[1:] > _CLIFF * self.latency_us[:-1])
-        both = np.zeros(len(self.m), dtype=np.bool_)
-        both[1:] |= steps
-        both[:-1] |= steps
-        return both & self.large
 
 
 @dataclass(frozen=True)
@@ -244,7 +233,7 @@ class Errors:
 
 
 @dataclass(frozen=True)
-class Line:
+class ReplayLine:
     """One of the compared tables. rows: their number.
 
     unseen: errors at rows that no compared table has.
@@ -267,17 +256,17 @@ class Replay:
     added: number of rows added to the thin table.
     """
 
-    lines: tuple[Line, ...]
+    lines: tuple[ReplayLine, ...]
     added: int
     bound: float
     total_rows: int
     model_rows: int
 
 
-def sorted_table(m: IntArray, n: IntArray, k: IntArray, latency_us: FloatArray) -> Measured:
+def sorted_table(m: IntArray, n: IntArray, k: IntArray, latency_us: FloatArray) -> MeasuredProducts:
     """Rows sorted by n, k, m. Raises InputError for duplicate shapes."""
     order = np.lexsort((m, k, n))
-    found = Measured(m[order], n[order], k[order], latency_us[order])
+    found = MeasuredProducts(m[order], n[order], k[order], latency_us[order])
     same = (np.diff(found.m) == 0) & (np.diff(found.n) == 0) & (np.diff(found.k) == 0)
     if same.any():
         raise InputError(_WHO_REPLAY, f"{int(same.sum())} shapes that are there twice", "one row per shape")
@@ -285,8 +274,8 @@ def sorted_table(m: IntArray, n: IntArray, k: IntArray, latency_us: FloatArray) 
 
 
 def replay(
-    table: Measured,
-    model_us: Callable[[Measured], tuple[FloatArray, int]],
+    table: MeasuredProducts,
+    model_us: Callable[[MeasuredProducts], tuple[FloatArray, int]],
     consumer: Consumer,
     bound: float,
     target: str = "max",
@@ -302,70 +291,47 @@ def replay(
         raise InputError(
             _WHO_REPLAY, f"{int(thin.sum())} of {len(thin)} rows on powers of two in m", "some on and some off"
         )
-    expected, fitted_rows = model_us(Measured(table.m[thin], table.n[thin], table.k[thin], table.latency_us[thin]))
-    chosen, modelled_us = thin.copy(), table.latency_us.copy()
-    sites = _sites(table, expected)
-    picked = choose([site for _, site in sites], bound, target)
-    for (rows, site), added in zip(sites, picked.added, strict=True):
+    m, n, k, latency_us = table.m, table.n, table.k, table.latency_us
+    expected, fitted_rows = model_us(table.where(thin))
+    inside = np.zeros(len(m), dtype=np.bool_)  # between the first and the last thin row of their (n, k)
+    sites: list[Site] = []
+    rows_of: list[IntArray] = []
+    for site_rows in table.sites():
+        own = np.flatnonzero(thin[site_rows])
+        if len(own) > 1:
+            rows = site_rows[own[0] : own[-1] + 1]
+            inside[rows] = True
+            moved = through_rows(m[rows], expected[rows], thin[rows], latency_us[rows][thin[rows]])
+            sites.append(Site(int(n[rows[0]]), int(k[rows[0]]), m[rows], moved, thin[rows]))
+            rows_of.append(rows)
+    chosen, modelled_us = thin.copy(), latency_us.copy()
+    for rows, site, added in zip(rows_of, sites, choose(sites, bound, target).added, strict=True):
         chosen[rows[added]] = True
         modelled_us[rows[added]] = site.expected_us[added]
     extra = int(chosen.sum() - thin.sum())
-    drawn = [_draw(thin, _answerable(table), extra, seed) for seed in seeds]
-    tables = [thin, chosen, *drawn]
-    unseen = ~np.logical_or.reduce(tables) & _answerable(table)
-    errors = [_errors(table, rows, consumer) for rows in tables]
-    errors.insert(2, _errors(table, chosen, consumer, modelled_us))
-    cliffs = table.at_cliffs & ~thin & _answerable(table)
-    scored = [
-        (_summary(error[unseen]), _summary(error[unseen & table.large]), _summary(error[cliffs])) for error in errors
-    ]
-    added_to = [f"and {extra:,} rows {how}" for how in ("at random", "chosen", "chosen, modelled, not measured")]
-    at_random = tuple(_mean([one[part] for one in scored[3:]]) for part in range(3))
+    drawn = [thin.copy() for _ in seeds]
+    for random_rows, seed in zip(drawn, seeds, strict=True):
+        random_rows[np.random.default_rng(seed).choice(np.flatnonzero(inside & ~thin), extra, replace=False)] = True
+
+    unseen = ~np.logical_or.reduce([thin, chosen, *drawn]) & inside
+    large = (m >= _LARGE_M) & (n >= _LARGE_NK) & (k >= _LARGE_NK)
+    steps = (np.diff(n) == 0) & (np.diff(k) == 0) & (np.diff(m) == 1) & (latency_us[1:] > _CLIFF * latency_us[:-1])
+    at_cliffs = (np.append(False, steps) | np.append(steps, False)) & large & ~thin & inside
+
+    def scores(rows: BoolArray, times_us: FloatArray = latency_us) -> list[Errors]:
+        """Errors at unseen rows, large unseen ones and cliffs, of a table with these rows and times."""
+        error = np.abs(consumer((m[rows], n[rows], k[rows], times_us[rows]), (m, n, k)) / latency_us - 1.0)
+        return [_summary(error[part]) for part in (unseen, unseen & large, at_cliffs)]
+
+    at_random = [_mean(of) for of in zip(*(scores(rows) for rows in drawn), strict=True)]
+    name = f"and {extra:,} rows"
     lines = (
-        Line("powers of two in m", int(thin.sum()), *scored[0]),
-        Line(added_to[0], int(drawn[0].sum()), *at_random),
-        Line(added_to[1], int(chosen.sum()), *scored[1]),
-        Line(added_to[2], int(chosen.sum()), *scored[2]),
+        ReplayLine("powers of two in m", int(thin.sum()), *scores(thin)),
+        ReplayLine(f"{name} at random", int(drawn[0].sum()), *at_random),
+        ReplayLine(f"{name} chosen", int(chosen.sum()), *scores(chosen)),
+        ReplayLine(f"{name} chosen, modelled, not measured", int(chosen.sum()), *scores(chosen, modelled_us)),
     )
     return Replay(lines, extra, bound, len(thin), fitted_rows)
-
-
-def _answerable(table: Measured) -> BoolArray:
-    """Rows between the first and the last thin row of their (n, k), (rows,)."""
-    inside = np.zeros(len(table.m), dtype=np.bool_)
-    for rows in table.sites():
-        own = np.flatnonzero(table.thin[rows])
-        if len(own) > 1:
-            inside[rows[own[0] : own[-1] + 1]] = True
-    return inside
-
-
-def _sites(table: Measured, expected: FloatArray) -> list[tuple[IntArray, Site]]:
-    """For each (n, k): the indices of its rows, and the site with the model moved through its thin rows."""
-    found = []
-    inside = _answerable(table)
-    for rows in table.sites():
-        rows = rows[inside[rows]]
-        if len(rows) < 2:
-            continue
-        own = table.thin[rows]
-        moved = through_rows(table.m[rows], expected[rows], own, table.latency_us[rows][own])
-        found.append((rows, Site(int(table.n[rows[0]]), int(table.k[rows[0]]), table.m[rows], moved, own)))
-    return found
-
-
-def _draw(thin: BoolArray, allowed: BoolArray, count: int, seed: int) -> BoolArray:
-    free = np.flatnonzero(allowed & ~thin)
-    rows = thin.copy()
-    rows[np.random.default_rng(seed).choice(free, count, replace=False)] = True
-    return rows
-
-
-def _errors(table: Measured, rows: BoolArray, consumer: Consumer, given_us: FloatArray | None = None) -> FloatArray:
-    """|interpolated / measured - 1|, (rows,). given_us: (rows,) times to interpolate instead of measured ones."""
-    times_us = table.latency_us if given_us is None else given_us
-    given = (table.m[rows], table.n[rows], table.k[rows], times_us[rows])
-    return np.abs(consumer(given, (table.m, table.n, table.k)) / table.latency_us - 1.0)
 
 
 def _summary(errors: FloatArray) -> Errors:
@@ -375,7 +341,7 @@ def _summary(errors: FloatArray) -> Errors:
     return Errors(len(errors), float(100 * middle), float(100 * p95), float(100 * errors.max()))
 
 
-def _mean(of: list[Errors]) -> Errors:
+def _mean(of: Sequence[Errors]) -> Errors:
     middle, p95, most = (float(np.mean([getattr(e, n) for e in of])) for n in ("median_pct", "p95_pct", "max_pct"))
     return Errors(of[0].rows, middle, p95, most)
 
@@ -399,7 +365,7 @@ def straight_lines(
 Ask = Callable[[IntArray, IntArray, IntArray], FloatArray]
 
 
-def sites_between(table: Measured, ask: Ask) -> list[Site]:
+def sites_between(table: MeasuredProducts, ask: Ask) -> list[Site]:
     """Each (n, k) with two rows or more: its rows and both sides of the edges between them, with the model moved
     through the rows. Calls `ask` once."""
     places = [(rows, places_between(table.m[rows])) for rows in table.sites() if len(rows) > 1]

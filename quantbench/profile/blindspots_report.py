@@ -23,9 +23,9 @@ from quantbench.profile.blindspots import (
     Errors,
     FloatArray,
     IntArray,
-    Line,
-    Measured,
+    MeasuredProducts,
     Replay,
+    ReplayLine,
     Site,
     choose,
     sites_between,
@@ -72,7 +72,7 @@ class Blindspots:
     model_rows: int
 
 
-def measured_products(profile: Profile, consumer: str) -> tuple[Measured, str]:
+def measured_products(profile: Profile, consumer: str) -> tuple[MeasuredProducts, str]:
     """The rows of the planner's table, and their number format."""
     require_choice(_WHO, "--for", consumer, CONSUMERS)
     dtype = dtype_of(profile, ExportOptions())
@@ -105,7 +105,7 @@ def find(
     return Blindspots(choice, tuple(spots), len(table.m), dtype, model_rows)
 
 
-def fit(profile: Profile, table: Measured, dtype: str, most_rows: int, *, prior: str) -> GemmModel:
+def fit(profile: Profile, table: MeasuredProducts, dtype: str, most_rows: int, *, prior: str) -> GemmModel:
     """A model fitted to a random draw (seed 0) of at most `most_rows` of the products."""
     count = len(table.m)
     drawn = np.arange(count)
@@ -118,11 +118,11 @@ def fit(profile: Profile, table: Measured, dtype: str, most_rows: int, *, prior:
 
 
 def thin_model(
-    profile: Profile, table: Measured, dtype: str, most_rows: int
-) -> Callable[[Measured], tuple[FloatArray, int]]:
+    profile: Profile, table: MeasuredProducts, dtype: str, most_rows: int
+) -> Callable[[MeasuredProducts], tuple[FloatArray, int]]:
     """`model_us` of `replay`: fits a model to thin rows, with a prior that leaves out this GPU's family."""
 
-    def model_us(thin: Measured) -> tuple[FloatArray, int]:
+    def model_us(thin: MeasuredProducts) -> tuple[FloatArray, int]:
         model = fit(profile, thin, dtype, most_rows, prior="family-out")
         return np.asarray(model.predict(table.m, table.n, table.k).latency_us, dtype=np.float64), model.rows
 
@@ -216,12 +216,12 @@ def replay_to_json(found: Replay, consumer: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def replay_cells(line: Line) -> tuple[str, ...]:
+def replay_cells(line: ReplayLine) -> tuple[str, ...]:
     """A row of the printed table; errors are median / p95 in percent."""
     return (line.name, f"{line.rows:,}", _errors(line.unseen), _errors(line.large), _errors(line.at_cliffs))
 
 
-def replay_columns(line: Line) -> tuple[str, ...]:
+def replay_columns(line: ReplayLine) -> tuple[str, ...]:
     """The printed table's column names, with the number of rows behind each error."""
     counts = ("", "", f" ({line.unseen.rows:,})", f" ({line.large.rows:,})", f" ({line.at_cliffs.rows:,})")
     return tuple(name + count for name, count in zip(_COLUMNS, counts, strict=True))

@@ -10,7 +10,6 @@ from typing import Any
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.profile.table import FLAG, INTEGER, LAYOUTS, NUMBER, TEXT, Table
-from quantbench.store.codec import spec_to_json
 from quantbench.store.typed import Json, decode
 from quantbench.workload import Workload, workload_from_json, workload_to_json
 
@@ -144,7 +143,7 @@ def table_from_json(kind: str, data: Json, who: str) -> Table:
 
 def provenance_to_json(provenance: Provenance) -> Json:
     """As a JSON object."""
-    return {**asdict(provenance), "runs": [asdict(run) for run in provenance.runs]}
+    return asdict(provenance)
 
 
 def provenance_from_json(data: object) -> Provenance:
@@ -185,15 +184,8 @@ def findings_from_json(data: object) -> tuple[RuleFinding, ...]:
     return tuple(decode(RuleFinding, one, "profile finding", whole=True) for one in _list(data, "profile findings"))
 
 
-def device_to_json(device: DeviceSpec) -> Json:
-    """Constants with their sources."""
-    data = spec_to_json(device)
-    capability = device.compute_capability
-    return {**data, "compute_capability": None if capability is None else list(capability)}
-
-
 def device_from_json(data: object) -> DeviceSpec:
-    """The device that `device_to_json` wrote."""
+    """The device that `store.codec.spec_to_json` wrote."""
     return decode(DeviceSpec, data, "profile device", whole=True)
 
 

@@ -23,6 +23,7 @@ from quantbench.profile.file import PROFILE_VERSION
 from quantbench.profile.models import Models, models_from_json, models_to_json
 from quantbench.profile.parts import KnownCliff, Provenance, RuleFinding
 from quantbench.profile.table import LAYOUTS, Table, check_table
+from quantbench.store.codec import spec_to_json
 from quantbench.workload import TransformerShape
 from quantbench.workload.transformer import Compute
 
@@ -71,7 +72,7 @@ class Profile:
         """Write a JSON file, and a Parquet file beside it for each large table."""
         parts = {
             "version": PROFILE_VERSION,
-            "device": codec.device_to_json(self.device),
+            "device": spec_to_json(self.device),
             "software": dict(self.software),
             "provenance": codec.provenance_to_json(self.provenance),
             "models": models_to_json(self.models),

@@ -39,7 +39,7 @@ class Column(NamedTuple):
     kind: str
 
 
-class Layout(NamedTuple):
+class TableLayout(NamedTuple):
     """The columns of one kind of table, in order. keys: those that identify a row, by which rows are sorted."""
 
     columns: tuple[Column, ...]
@@ -60,12 +60,12 @@ _KINDS = {
 }
 
 
-def _layout(keys: str, more: str = "") -> Layout:
+def _layout(keys: str, more: str = "") -> TableLayout:
     names = f"{keys} {more} latency_us low_us high_us grade origin".split()
-    return Layout(tuple(Column(name, _KINDS.get(name, INTEGER)) for name in names), tuple(keys.split()))
+    return TableLayout(tuple(Column(name, _KINDS.get(name, INTEGER)) for name in names), tuple(keys.split()))
 
 
-LAYOUTS: dict[str, Layout] = {
+LAYOUTS: dict[str, TableLayout] = {
     # block_m, block_n, split_k: 0 if unknown.
     "gemm": _layout("m n k batch dtype layout provider", "kernel block_m block_n split_k"),
     "softmax": _layout("batch rows cols dtype mask direction provider"),
@@ -74,7 +74,7 @@ LAYOUTS: dict[str, Layout] = {
 }
 
 
-def layout_of(kind: str) -> Layout:
+def layout_of(kind: str) -> TableLayout:
     """The columns of a kind of table. Raises InputError for another kind."""
     if kind not in LAYOUTS:
         raise InputError("profile table", repr(kind)[:80], "one of " + ", ".join(LAYOUTS))
@@ -165,7 +165,7 @@ class Table:
         return [made(**dict(zip(keys, row, strict=True))) for row in zip(*lists, strict=True)]
 
 
-def _typed(who: str, layout: Layout, columns: Mapping[str, Sequence[Any] | Array]) -> dict[str, Array]:
+def _typed(who: str, layout: TableLayout, columns: Mapping[str, Sequence[Any] | Array]) -> dict[str, Array]:
     """Copies of the layout's columns as arrays of their types. Raises InputError for values of other types."""
     typed = {column.name: _column(who, column, columns[column.name]) for column in layout.columns}
     if len({len(values) for values in typed.values()}) > 1:
@@ -200,7 +200,7 @@ def _check_intervals(who: str, typed: Mapping[str, Array]) -> None:
             raise InputError(who, f"{name} {odd[0]!r}"[:100], "one of " + ", ".join(allowed))
 
 
-def _check_order(who: str, layout: Layout, typed: Mapping[str, Array]) -> None:
+def _check_order(who: str, layout: TableLayout, typed: Mapping[str, Array]) -> None:
     """Raise InputError unless rows ascend strictly by their keys."""
     rows = len(typed["latency_us"])
     if rows < 2:
