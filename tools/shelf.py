@@ -11,12 +11,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from quantbench import __version__
+from quantbench.analysis.check import check_run
 from quantbench.device.registry import lookup
 from quantbench.importers.aiconfigurator import TableFile, find_tables, origin_of, read_rows
 from quantbench.importers.runs import write_run
 from quantbench.latency.attention import AttentionModel
 from quantbench.latency.softmax import SoftmaxModel
-from quantbench.profile.build import checks_of, cliffs_of, findings_of, software_of, source_of
+from quantbench.profile.build import cliffs_of, findings_of, software_of, source_of
 from quantbench.profile.fit import known_model
 from quantbench.profile.models import Models
 from quantbench.profile.parts import Provenance
@@ -42,7 +43,7 @@ def public_runs(slug: str, folder: Path) -> tuple[list[Run], list[TableFile]]:
 def shelf_profile(slug: str, runs: list[Run], tables: list[TableFile]) -> Profile:
     """A GPU's profile without rows: models, cliffs and findings."""
     device = lookup(slug)
-    checks = checks_of(runs)
+    checks = [check_run(run) for run in runs]
     cliffs, num_cliffs = cliffs_of(checks, most=_MOST_CLIFFS)
     package = tables[0].package
     note = (

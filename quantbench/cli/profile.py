@@ -41,13 +41,13 @@ from quantbench.profile.blindspots_report import (
     thin_model,
     write_between,
 )
-from quantbench.profile.exporters.catalog import FORMATS
-from quantbench.profile.exporters.catalog import export_profile as write_format
+from quantbench.profile.exporters import FORMATS
+from quantbench.profile.exporters import export_profile as write_format
 from quantbench.profile.exporters.options import WHO, ExportOptions
 from quantbench.report.source import read_one_run
 from quantbench.units import percent
 
-#: the format of a profile itself; the others are in `exporters.catalog`
+#: the format of a profile itself; the others are in `profile.exporters`
 PROFILE = "profile"
 #: who is named by errors of `blindspots`, and the markers in docs that its table stands between
 BLINDSPOTS, SECTION = "profile blindspots", "blindspots"

@@ -1,37 +1,59 @@
-"""Answers queries of a profile: one shape or a million at once. Entry point: `Asker`, called by `Profile`."""
+"""Answers queries of a profile: one shape or a million at once.
+
+Entry points, both called by `Profile`: `Asker` for products, softmax and attention, `ask_collective` for collectives.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import exp
+from math import exp, log
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from quantbench.errors import InputError
+from quantbench.errors import InputError, UnsupportedError, require_choice, require_int
 from quantbench.latency.estimate import Estimate
 from quantbench.latency.gemm.model import LARGEST_SIDE
 from quantbench.latency.model_times import require_reach
 from quantbench.profile.estimate import INTERPOLATED, MEASURED, MODELLED, Estimates
-from quantbench.profile.sources import Chosen, choose_attention, choose_gemm, choose_softmax, columns_of, roofline_parts
-from quantbench.profile.table import LARGEST
-from quantbench.workload import Gemm, Softmax
-from quantbench.workload.ops import Compute
+from quantbench.profile.sources import (
+    ALIKE,
+    SIZES,
+    Chosen,
+    by_provider,
+    choose_attention,
+    choose_gemm,
+    choose_softmax,
+    roofline_parts,
+)
+from quantbench.profile.table import LARGEST, Table
+from quantbench.workload.ops import COLLECTIVE_DTYPES, COLLECTIVE_OPS, LARGEST_MESSAGE_BYTES, Compute
 
 if TYPE_CHECKING:
     from quantbench.profile.profile import Profile
 
-
 IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+_REMEMBERED = 2**16  # single shapes
+_CHOOSE: dict[str, Callable[..., Chosen]] = {
+    "gemm": choose_gemm, "softmax": choose_softmax, "attention": choose_attention,
+}  # fmt: skip
+# What `Asker.ask` takes as the format of a workload, before the provider.
+_FORMATS = {
+    "gemm": ("dtype", "layout"), "softmax": ("dtype", "mask", "direction"),
+    "attention": ("dtype", "causal", "direction"),
+}  # fmt: skip
+_MAIN_FORMAT = {"gemm": (None, None, None), "softmax": (None, "causal", "forward", None)}
 
 
 def broadcast_sizes(
     who: str, names: tuple[str, ...], given: tuple[Any, ...], largest: int = LARGEST
 ) -> tuple[tuple[IntArray, ...], tuple[int, ...]]:
-    """(flat int64 arrays of one length, the common shape). Raises InputError for what is no size."""
+    """(flat int64 arrays of one length, the common shape). Raises InputError for values that are not sizes."""
     arrays = []
     for name, values in zip(names, given, strict=True):
         array = np.asarray(values)
@@ -52,9 +74,6 @@ def broadcast_sizes(
     return tuple(np.ascontiguousarray(array).ravel() for array in wide), wide[0].shape
 
 
-_REMEMBERED = 2**16  # single shapes
-
-
 @dataclass
 class Asker:
     """Answers the queries of one profile. Keeps the rows and the model selected for each format, and single answers.
@@ -67,57 +86,16 @@ class Asker:
     _known: dict[tuple[Any, ...], Estimate] = field(default_factory=dict)
     sources: Counter[str] = field(default_factory=Counter)
 
-    def gemm(
-        self, m: Any, n: Any, k: Any, dtype: str | None, layout: str | None, batch: Any, provider: str | None
-    ) -> Estimate | Estimates:
-        """See `Profile.gemm`."""
-        return self._ask(choose_gemm, (dtype, layout, provider), (m, n, k, batch))
+    def ask(self, kind: str, format_asked: tuple[Any, ...], sizes: tuple[Any, ...]) -> Estimate | Estimates:
+        """An Estimate for plain numbers, Estimates for arrays.
 
-    def softmax(
-        self, batch: Any, rows: Any, cols: Any, dtype: str | None, mask: str, direction: str, provider: str | None
-    ) -> Estimate | Estimates:
-        """See `Profile.softmax`."""
-        if mask == "causal" and np.any(np.asarray(rows) != np.asarray(cols)):
-            raise InputError("profile.softmax", "mask = 'causal' with rows unlike cols", "rows equal to cols")
-        return self._ask(choose_softmax, (dtype, mask, direction, provider), (batch, rows, cols))
-
-    def attention(
-        self, sizes: tuple[Any, ...], dtype: str | None, causal: bool, direction: str, provider: str | None
-    ) -> Estimate | Estimates:
-        """See `Profile.attention`. sizes: batch, heads, kv_heads, seq_q, seq_k, head_dim."""
-        batch, heads, kv_heads, seq_q, seq_k, head_dim = sizes
-        if causal and np.any(np.asarray(seq_q) != np.asarray(seq_k)):
-            raise InputError("profile.attention", "causal with seq_q unlike seq_k", "seq_q equal to seq_k")
-        plain = type(kv_heads) is int
-        kv_heads = (kv_heads or heads) if plain else np.where(np.asarray(kv_heads) == 0, heads, kv_heads)
-        if np.any(np.asarray(heads) % np.maximum(kv_heads, 1) != 0):
-            raise InputError("profile.attention", f"kv_heads = {kv_heads} of {heads} heads"[:100], "a divisor of heads")
-        given = (batch, heads, kv_heads, seq_q, seq_k, head_dim)
-        return self._ask(choose_attention, (dtype, causal, direction, provider), given)
-
-    def trust(self, kind: str) -> float | None:
-        """See `Profile.trust`."""
-        if kind == "gemm":
-            surface = self._choice(choose_gemm, (None, None, None)).surface
-        elif kind == "softmax":
-            surface = self._choice(choose_softmax, (None, "causal", "forward", None)).surface
-        else:
-            surface = self._choice(choose_attention, (None, True, "forward", None)).surface
-        return float(surface.trust.half_width) if len(surface.latency_us) else None
-
-    def _choice(self, choose: Callable[..., Chosen], format_asked: tuple[Any, ...]) -> Chosen:
-        key = (choose, *format_asked)
-        if key not in self._chosen:
-            self._chosen[key] = choose(self.profile, *format_asked)
-        return self._chosen[key]
-
-    def _ask(
-        self, choose: Callable[..., Chosen], format_asked: tuple[Any, ...], sizes: tuple[Any, ...]
-    ) -> Estimate | Estimates:
-        chosen = self._choice(choose, format_asked)
+        kind: gemm, softmax or attention. format_asked: the arguments of its `choose_` function after the profile.
+        sizes: as in SIZES.
+        """
+        chosen = self._choice(kind, format_asked)
         if not all(type(size) is int for size in sizes):
             return self._many(chosen, sizes)
-        key = (choose, *format_asked, *sizes)
+        key = (kind, *format_asked, *sizes)
         known = self._known.get(key)
         if known is None:
             found = self._many(chosen, sizes)
@@ -127,76 +105,141 @@ class Asker:
             known = self._known[key] = found
         return known
 
+    def works(self, works: Sequence[Compute]) -> list[Estimate]:
+        """An estimate of each workload, in order; one query for all workloads of a kind and format."""
+        groups: dict[tuple[Any, ...], dict[Compute, None]] = {}
+        for work in works:
+            key = (work.kind, *(getattr(work, name) for name in _FORMATS[work.kind]))
+            groups.setdefault(key, {})[work] = None
+        known: dict[Compute, Estimate] = {}
+        for (kind, *of), group in groups.items():
+            sizes = tuple(np.array([getattr(work, name) for work in group], dtype=np.int64) for name in SIZES[kind])
+            found = self.ask(kind, (*of, None), sizes)
+            assert isinstance(found, Estimates)
+            known.update(zip(group, found, strict=True))
+        self.sources.update(one.source for one in known.values())
+        return [known[work] for work in works]
+
+    def trust(self, kind: str) -> float | None:
+        """See `Profile.trust`."""
+        surface = self._choice(kind, _MAIN_FORMAT.get(kind, (None, True, "forward", None))).surface
+        return float(surface.trust.half_width) if len(surface.latency_us) else None
+
+    def _choice(self, kind: str, format_asked: tuple[Any, ...]) -> Chosen:
+        key = (kind, *format_asked)
+        if key not in self._chosen:
+            self._chosen[key] = _CHOOSE[kind](self.profile, *format_asked)
+        return self._chosen[key]
+
     def _many(self, chosen: Chosen, given: tuple[Any, ...]) -> Estimate | Estimates:
         who = f"profile.{chosen.kind}"
-        asked, shape = broadcast_sizes(who, chosen.sizes, given)
+        asked, shape = broadcast_sizes(who, SIZES[chosen.kind], given)
         latency, low, high, code, outside = chosen.surface.many(asked)
         if chosen.kind == "gemm":
-            _require_reach_of_all(asked, code != MEASURED)
+            # Measured products have their row; no model knows longer sides.
+            m, n, k, _ = asked
+            too_long = np.maximum(np.maximum(m, n), k) > LARGEST_SIDE
+            for row in np.flatnonzero((code != MEASURED) & too_long)[:1]:
+                require_reach(int(m[row]), int(n[row]), int(k[row]))
         bad = ~(np.isfinite(high) & (low > 0))
         if bad.any():
             row = int(np.flatnonzero(bad)[0])
             raise InputError(who, f"the model says {latency[row]:g} µs for {[int(s[row]) for s in asked]}",
                              "a finite time above 0 (the model is not sound)")  # fmt: skip
+        notes = []
         if chosen.note:
+            notes.append(chosen.note)
             code = np.where(code == MEASURED, INTERPOLATED, code).astype(np.int8)
             low, high = low * exp(-chosen.wider), high * exp(chosen.wider)
-        notes = [chosen.note] if chosen.note else []
         if chosen.model_note and (code == MODELLED).any():
             notes.append(chosen.model_note)
         if outside.any():
             notes.append(chosen.outside_words("" if shape == () else f"{int(outside.sum())} of {len(outside)} "))
-        parts = roofline_parts(self.profile.device, chosen.kind, columns_of(chosen.sizes, asked, chosen.fixed))
-        notes_said = "; ".join(notes)
-        found = Estimates(latency, low, high, code, outside, parts[1], parts[0], notes_said, _words(chosen))
+        memory_us, compute_us = roofline_parts(self.profile.device, chosen.kind, asked, chosen.fixed)
+        what = "products" if chosen.kind == "gemm" else chosen.kind
+        if ("direction", "backward") in chosen.fixed:
+            what = f"backward {what}"
+        found = Estimates(latency, low, high, code, outside, compute_us, memory_us, "; ".join(notes), what)
         return found[0] if shape == () else found.reshape(*shape)
 
-    def works(self, works: Sequence[Compute]) -> list[Estimate]:
-        """An estimate of each workload, in order; those of one kind and format are asked for together."""
-        groups: dict[tuple[Any, ...], dict[Compute, None]] = {}
-        for work in works:
-            groups.setdefault(_format_of(work), {})[work] = None
-        known: dict[Compute, Estimate] = {}
-        for group in groups.values():
-            known.update(zip(group, self._group(list(group)), strict=True))
-        self.sources.update(one.source for one in known.values())
-        return [known[work] for work in works]
 
-    def _group(self, works: list[Any]) -> Estimates:
-        def sizes(*names: str) -> list[IntArray]:
-            return [np.array([getattr(work, name) for work in works], dtype=np.int64) for name in names]
-
-        first = works[0]
-        found: Estimate | Estimates
-        if isinstance(first, Gemm):
-            m, n, k, batch = sizes("m", "n", "k", "batch")
-            found = self.gemm(m, n, k, first.dtype, first.layout, batch, None)
-        elif isinstance(first, Softmax):
-            batch, rows, cols = sizes("batch", "rows", "cols")
-            found = self.softmax(batch, rows, cols, first.dtype, first.mask, first.direction, None)
-        else:
-            every = tuple(sizes("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim"))
-            found = self.attention(every, first.dtype, first.causal, first.direction, None)
-        assert isinstance(found, Estimates)
-        return found
+_WHO = "profile.collective"
+# Half-width in log time beyond the measured messages, or between fewer than three.
+_BLIND = log(1.3)
+_LEAST_HALF_WIDTH = 0.01
 
 
-def _require_reach_of_all(asked: tuple[IntArray, ...], modelled: npt.NDArray[np.bool_]) -> None:
-    """Raise InputError for the first modelled product with a side that no model knows; measured ones have their row."""
-    m, n, k, _ = asked
-    for row in np.flatnonzero(modelled & (np.maximum(np.maximum(m, n), k) > LARGEST_SIDE))[:1]:
-        require_reach(int(m[row]), int(n[row]), int(k[row]))
+def ask_collective(
+    table: Table, op: str, message_bytes: Any, num_gpus: int, num_nodes: int, dtype: str | None, provider: str | None
+) -> Estimate | Estimates:
+    """See `Profile.collective`.
+
+    There is no model of a network: only message sizes are interpolated, as a power of the size between two measured
+    messages. A message shorter than all measured ones takes as long as the shortest, a longer one runs at the rate of
+    the longest (as in `latency.interconnect.Link`).
+    """
+    require_choice(_WHO, "op", op, COLLECTIVE_OPS)
+    if dtype is not None:
+        require_choice(_WHO, "dtype", dtype, COLLECTIVE_DTYPES)
+    require_int(_WHO, "num_gpus", num_gpus, low=2)
+    require_int(_WHO, "num_nodes", num_nodes)
+    (asked,), shape = broadcast_sizes(_WHO, ("message_bytes",), (message_bytes,), LARGEST_MESSAGE_BYTES)
+
+    rows = (table["op"] == op) & (table["num_gpus"] == num_gpus) & (table["num_nodes"] == num_nodes)
+    if not rows.any():
+        raise UnsupportedError(_WHO, f"{op} over {_over(num_gpus, num_nodes)} was not measured", _measured(table, op))
+    kept = dtype if dtype is not None and (rows & (table["dtype"] == dtype)).any() else table.most("dtype", rows)
+    rows, _ = by_provider(table, rows & (table["dtype"] == kept), provider)
+    found = table.where(rows)
+    known_bytes, known_us = found["message_bytes"], found["latency_us"]
+    log_bytes, log_us = np.log(known_bytes), np.log(known_us)
+    half_width, notes = _half_width(log_bytes, log_us), []
+    same = dtype in (None, kept)
+    if not same:
+        half_width += ALIKE
+        notes.append(f"{dtype} was not measured: taken to take as long as as many bytes of {kept}")
+
+    latency_us = np.exp(np.interp(np.log(asked), log_bytes, log_us))
+    latency_us *= np.maximum(asked / known_bytes[-1], 1.0)
+    row = np.minimum(np.searchsorted(known_bytes, asked), len(found) - 1)
+    measured = known_bytes[row] == asked
+    exact = measured & same
+    outside = (asked < known_bytes[0]) | (asked > known_bytes[-1])
+    half_widths = np.where(outside, max(half_width, _BLIND), half_width)
+    if outside.any():
+        notes.append(f"outside the measured messages ({known_bytes[0]} to {known_bytes[-1]} bytes)")
+    answer = Estimates(
+        np.where(measured, known_us[row], latency_us),
+        np.where(exact, found["low_us"][row], latency_us * np.exp(-half_widths)),
+        np.where(exact, found["high_us"][row], latency_us * np.exp(half_widths)),
+        np.where(exact, MEASURED, np.where(outside, MODELLED, INTERPOLATED)).astype(np.int8),
+        outside,
+        np.zeros(len(asked)),
+        asked / float((known_bytes / known_us).max()),
+        "; ".join(notes),
+    )
+    return answer[0] if shape == () else answer.reshape(*shape)
 
 
-def _words(chosen: Chosen) -> str:
-    """What is estimated, for people: `products`, `backward attention`."""
-    backward = "backward " if ("direction", "backward") in chosen.fixed else ""
-    return f"{backward}{'products' if chosen.kind == 'gemm' else chosen.kind}"
+def _half_width(log_bytes: FloatArray, log_us: FloatArray) -> float:
+    """The 0.9 quantile of the distance of each inner row from the line through its neighbours, log time."""
+    if len(log_us) < 3:
+        return _BLIND
+    share = (log_bytes[1:-1] - log_bytes[:-2]) / (log_bytes[2:] - log_bytes[:-2])
+    between = log_us[:-2] * (1.0 - share) + log_us[2:] * share
+    return max(_LEAST_HALF_WIDTH, float(np.quantile(np.abs(log_us[1:-1] - between), 0.9)))
 
 
-def _format_of(work: Compute) -> tuple[Any, ...]:
-    if isinstance(work, Gemm):
-        return ("gemm", work.dtype, work.layout)
-    if isinstance(work, Softmax):
-        return ("softmax", work.dtype, work.mask, work.direction)
-    return ("attention", work.dtype, work.causal, work.direction)
+def _measured(table: Table, op: str) -> str:
+    """The measured collectives, for the error of one that was not measured."""
+    if not len(table):
+        return "a profile with collectives: of `quantbench comm`, or `quantbench import aiconfigurator --table nccl`"
+    rows = table["op"] == op
+    if not rows.any():
+        return "one of " + ", ".join(np.unique(table["op"]).tolist())
+    pairs = np.unique(np.stack([table["num_nodes"][rows], table["num_gpus"][rows]]), axis=1).T.tolist()
+    return f"{op} over " + ", ".join(_over(gpus, nodes) for nodes, gpus in pairs)
+
+
+def _over(num_gpus: int, num_nodes: int) -> str:
+    return f"{num_gpus} GPUs" + (f" on {num_nodes} nodes" if num_nodes > 1 else "")

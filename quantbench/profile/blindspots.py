@@ -1,17 +1,16 @@
-"""Errors of a consumer that interpolates linearly between the rows of its table, and the rows that would fix them.
+"""Interpolation error of a planner between the rows of its table, and the fewest further rows that fix it.
 
-aiconfigurator's engine answers a product m×n×k at a known (n, k) with a straight line between the two nearest rows in
-m (tests compare `interpolated_us` with the engine itself). Past a tile or wave edge the time jumps, so the line is
-wrong on both sides of it. The expected time between the rows comes from a latency model that is moved through the rows
-that were measured.
+aiconfigurator's engine interpolates a product m×n×k at a known (n, k) linearly between the two nearest rows in m (tests
+compare `interpolated_us` with the engine). The time jumps at a tile or wave edge, so the line is wrong on both sides of
+it. The expected time between the rows is that of a latency model moved through the measured rows.
 
-`choose` selects the rows: between two existing rows, the fewest further ones that keep every place within the bound
-are found exactly (a shortest path). Where only the 95th percentile is bounded, the gaps that fix the most places per
-row are taken first, which is greedy.
+`choose` selects the rows to add. Between two rows, it finds the fewest that keep every place within the bound (a
+shortest path). If only the 95th percentile is bounded, it takes the gaps that fix the most places per row first.
 
-`replay` tries the choice on a measured table: thin it to the consumer's grid, add rows, compare with the others. The
-rows are chosen from the thin table and a model that was fitted to nothing else (and started from nothing of the same
-architecture family); only then are the measured times of the chosen rows looked up.
+`replay` tests the choice on a measured table: it keeps the rows at powers of two in m, adds rows, and compares with the
+others. The choice sees only the kept rows and a model fitted to them, started from other architecture families.
+
+Called by `blindspots_report` and by the exporters.
 """
 
 from __future__ import annotations
@@ -31,17 +30,21 @@ BoolArray = npt.NDArray[np.bool_]
 
 _WHO = "blindspots"
 TARGETS = ("p95", "max")
-#: places that are looked at between two neighbouring rows, at most; both sides of every suspected edge
+#: most edges between two neighbouring rows; each has a place on both sides
 _EDGES_PER_GAP = 32
-#: heights that tiles have; every edge of a wave is an edge of a tile
+#: smallest height of a tile; every edge of a wave is an edge of a tile
 _SMALLEST_BLOCK_M = 16
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class Site:
-    """One (n, k) of a table. m: places ascending (places,), those of the table among them; expected_us: what the time
-    is there, (places,), measured where in_table."""
+    """One (n, k) of a table.
+
+    m: sizes, ascending, (places,).
+    expected_us: expected time, measured where in_table, (places,).
+    in_table: whether the table has the size, (places,).
+    """
 
     n: int
     k: int
@@ -59,15 +62,18 @@ class Site:
             raise InputError(who, "a time that is none", "finite times above 0")
 
     def errors(self, in_table: BoolArray | None = None) -> FloatArray:
-        """interpolated / expected - 1 at every place, (places,); in_table: of another choice of rows."""
+        """interpolated / expected - 1, (places,). in_table: another choice of rows."""
         rows = self.in_table if in_table is None else in_table
         return interpolated_us(self.m, self.m[rows], self.expected_us[rows]) / self.expected_us - 1.0
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Rows to add, by site. added: (places,) per site. before, after: |error| in the places outside the table, all
-    sites together; after the choice those that were added count with 0."""
+    """Rows to add.
+
+    added: (places,) for each site.
+    before, after: |error| at the places outside the table, of all sites; 0 at added rows.
+    """
 
     sites: tuple[Site, ...]
     added: tuple[BoolArray, ...]
@@ -81,7 +87,7 @@ class Choice:
 
 
 def interpolated_us(m: IntArray, rows_m: IntArray, rows_us: FloatArray) -> FloatArray:
-    """The consumer's time at sizes m (places,) of one (n, k), from its rows, ascending in m; nan outside of them.
+    """The planner's time at sizes m (places,) of one (n, k), from rows ascending in m; nan outside of them.
 
     >>> interpolated_us(np.array([3]), np.array([2, 4]), np.array([10.0, 20.0]))
     array([15.])
@@ -91,9 +97,9 @@ def interpolated_us(m: IntArray, rows_m: IntArray, rows_us: FloatArray) -> Float
 
 
 def places_between(rows_m: IntArray) -> IntArray:
-    """The rows of one (n, k) with both sides of every size between them at which a tile may end, ascending.
+    """The sizes of one (n, k) and both sides of every tile edge between them, ascending.
 
-    Between neighbours that are far apart only every second, fourth, … edge is looked at, 32 of them at most.
+    At most 32 edges between two rows: every second, fourth, … edge if there are more.
     """
     found = [rows_m]
     for low, high in pairwise(rows_m):
@@ -107,8 +113,8 @@ def places_between(rows_m: IntArray) -> IntArray:
 
 
 def through_rows(m: IntArray, model_us: FloatArray, in_table: BoolArray, rows_us: FloatArray) -> FloatArray:
-    """A model's times (places,) moved so that they go through the measured ones at the rows in the table (rows,): in
-    between, the ratio of measured to modelled goes straight over log m."""
+    """A model's times (places,) scaled to equal the measured ones at the table's rows (rows,). Between the rows, the
+    ratio of measured to modelled is interpolated linearly over log m."""
     ratio = np.log(rows_us / model_us[in_table])
     moved = model_us * np.exp(np.interp(np.log(m), np.log(m[in_table]), ratio))
     moved[in_table] = rows_us
@@ -121,53 +127,41 @@ def choose(sites: Sequence[Site], bound: float, target: str = "p95") -> Choice:
     require_choice(_WHO, "target", target, TARGETS)
     if not 0.0 < bound < 1.0:
         raise InputError(_WHO, f"bound = {bound!r}", "an error between 0 and 1, as in 0.05")
+
+    def errors(tables: Sequence[BoolArray]) -> FloatArray:
+        """|error| at all places outside the sites' own tables, for other choices of rows."""
+        parts = [np.abs(site.errors(rows))[~site.in_table] for site, rows in zip(sites, tables, strict=True)]
+        return np.concatenate(parts) if parts else np.zeros(0)
+
+    before = errors([site.in_table for site in sites])
+    # (places outside the bound, site, places to add) of each gap between neighbouring rows
+    gaps: list[tuple[int, int, list[int]]] = []
+    for index, site in enumerate(sites):
+        wrong = np.abs(site.errors()) > bound
+        for low, high in pairwise(np.flatnonzero(site.in_table).tolist()):
+            part = slice(low, high + 1)
+            if wrong[part].any():
+                chain = fewest_between(site.m[part], site.expected_us[part], bound)
+                gaps.append((int(wrong[part].sum()), index, [low + i for i in chain]))
+    left = int((before > bound).sum())
+    allowed = 0
+    if target == "p95" and len(before):
+        # numpy's percentile interpolates between two order statistics, and both must be within the bound
+        allowed = max(0, int(np.ceil(0.05 * (len(before) - 1))) - 1)
     added = [np.zeros(len(site.m), dtype=np.bool_) for site in sites]
-    before = _outside(sites, [site.in_table for site in sites])
-    gaps = [gap for index, site in enumerate(sites) for gap in _mended_gaps(index, site, bound)]
-    wrong = int((before > bound).sum())
-    allowed = 0 if target == "max" else _allowed_wrong(before)
-    # Most places mended per row first; equals in the order of the table.
-    for gap in sorted(gaps, key=lambda gap: -gap.mends / len(gap.rows)):
-        if wrong <= allowed:
+    # Most places fixed per row first; ties in the order of the table.
+    for fixed, index, rows in sorted(gaps, key=lambda gap: -gap[0] / len(gap[2])):
+        if left <= allowed:
             break
-        added[gap.site][list(gap.rows)] = True
-        wrong -= gap.mends
-    after = _outside(sites, [site.in_table | add for site, add in zip(sites, added, strict=True)])
+        added[index][rows] = True
+        left -= fixed
+    after = errors([site.in_table | add for site, add in zip(sites, added, strict=True)])
     return Choice(tuple(sites), tuple(added), before, after)
 
 
-@dataclass(frozen=True)
-class _Gap:
-    """What it takes to keep everything between two neighbouring rows within the bound. site: its index. rows: indices
-    of places to add; mends: how many places lie outside the bound without them."""
-
-    site: int
-    rows: tuple[int, ...]
-    mends: int
-
-
-def _allowed_wrong(errors: FloatArray) -> int:
-    """How many of them may lie above the bound while their 95th percentile does not (numpy's linear percentile lies
-    between two order statistics: both must be within)."""
-    return max(0, int(np.ceil(0.05 * (len(errors) - 1))) - 1) if len(errors) else 0
-
-
-def _mended_gaps(index: int, site: Site, bound: float) -> list[_Gap]:
-    wrong = np.abs(site.errors()) > bound
-    rows = np.flatnonzero(site.in_table)
-    found = []
-    for low, high in pairwise(rows):
-        mends = int(wrong[low : high + 1].sum())
-        if mends:
-            part = slice(low, high + 1)
-            chain = fewest_between(site.m[part], site.expected_us[part], bound)
-            found.append(_Gap(index, tuple(int(low) + i for i in chain), mends))
-    return found
-
-
 def fewest_between(m: IntArray, expected_us: FloatArray, bound: float) -> list[int]:
-    """Indices of the fewest places that, beside the first and the last, keep straight lines within `bound` of the
-    expected time at every place between; ascending.
+    """Indices, ascending, of the fewest places that, with the first and the last, keep linear interpolation within
+    `bound` of the expected time at every place.
 
     >>> fewest_between(np.array([1, 2, 3, 4]), np.array([1.0, 1.0, 2.0, 2.0]), 0.05)
     [1, 2]
@@ -177,7 +171,7 @@ def fewest_between(m: IntArray, expected_us: FloatArray, bound: float) -> list[i
     steps, came_from = np.full(places, places), np.full(places, -1)
     steps[0] = 0
     for i in range(places - 1):
-        # A line from i to j is good if its slope lies in every window that the places between them leave.
+        # A line from i to j is good if its slope is in the interval that each place between them allows.
         dx = x[i + 1 :] - x[i]
         slope = (y[i + 1 :] - y[i]) / dx
         lowest = np.maximum.accumulate(((1 - bound) * y[i + 1 :] - y[i]) / dx)
@@ -195,12 +189,6 @@ def fewest_between(m: IntArray, expected_us: FloatArray, bound: float) -> list[i
     return chain[::-1]
 
 
-def _outside(sites: Sequence[Site], in_table: Sequence[BoolArray]) -> FloatArray:
-    """|error| in all places that the sites' own tables lack."""
-    parts = [np.abs(site.errors(rows))[~site.in_table] for site, rows in zip(sites, in_table, strict=True)]
-    return np.concatenate(parts) if parts else np.zeros(0)
-
-
 #: (m, n, k) of queries → µs, given rows m, n, k, latency_us
 Consumer = Callable[[tuple[IntArray, IntArray, IntArray, FloatArray], tuple[IntArray, IntArray, IntArray]], FloatArray]
 
@@ -211,7 +199,7 @@ _CLIFF, _LARGE_M, _LARGE_NK = 1.10, 128, 1024
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredProducts:
     """A measured table. m, n, k, latency_us: (rows,), each shape once."""
 
     m: IntArray
@@ -219,30 +207,19 @@ class Measured:
     k: IntArray
     latency_us: FloatArray
 
+    def where(self, rows: BoolArray) -> MeasuredProducts:
+        """The selected rows."""
+        return MeasuredProducts(self.m[rows], self.n[rows], self.k[rows], self.latency_us[rows])
+
     @property
     def thin(self) -> BoolArray:
-        """Which rows a grid of powers of two in m has, (rows,)."""
+        """Rows at powers of two in m, (rows,)."""
         return np.asarray((self.m & (self.m - 1)) == 0, dtype=np.bool_)
 
     def sites(self) -> list[IntArray]:
-        """Indices of the rows of each (n, k), of rows sorted by n, k, m."""
+        """Indices of the rows of each (n, k); the table is sorted by n, k, m."""
         ends = np.flatnonzero((np.diff(self.n) != 0) | (np.diff(self.k) != 0)) + 1
         return [part.astype(np.int64) for part in np.split(np.arange(len(self.m)), ends)]
-
-    @property
-    def large(self) -> BoolArray:
-        """Rows of products large enough to be cut into tiles, (rows,)."""
-        return (self.m >= _LARGE_M) & (self.n >= _LARGE_NK) & (self.k >= _LARGE_NK)
-
-    @property
-    def at_cliffs(self) -> BoolArray:
-        """Rows on both sides of a measured cliff, (rows,); rows are sorted by n, k, m."""
-        near = (np.diff(self.n) == 0) & (np.diff(self.k) == 0) & (np.diff(self.m) == 1)
-        steps = near & (self.latency_us[1:] > _CLIFF * self.latency_us[:-1])
-        both = np.zeros(len(self.m), dtype=np.bool_)
-        both[1:] |= steps
-        both[:-1] |= steps
-        return both & self.large
 
 
 @dataclass(frozen=True)
@@ -256,10 +233,13 @@ class Errors:
 
 
 @dataclass(frozen=True)
-class Line:
-    """One table. rows: how many it has. unseen: errors in rows that none of the tables compared has; large: in those
-    of them with m >= 128 and n, k >= 1024; at_cliffs: in all rows on both sides of measured cliffs that the thin table
-    lacks, those that were added included."""
+class ReplayLine:
+    """One of the compared tables. rows: their number.
+
+    unseen: errors at rows that no compared table has.
+    large: at those of them with m >= 128 and n, k >= 1024.
+    at_cliffs: at all rows on both sides of measured cliffs that the thin table lacks, added ones included.
+    """
 
     name: str
     rows: int
@@ -270,20 +250,23 @@ class Line:
 
 @dataclass(frozen=True)
 class Replay:
-    """lines: the thin table, with rows at random, with chosen rows measured, with the same rows as the model has them.
-    added: how many rows each got."""
+    """Result of `replay`.
 
-    lines: tuple[Line, ...]
+    lines: the thin table; with rows at random; with chosen rows, measured; with chosen rows, modelled.
+    added: number of rows added to the thin table.
+    """
+
+    lines: tuple[ReplayLine, ...]
     added: int
     bound: float
     total_rows: int
     model_rows: int
 
 
-def sorted_table(m: IntArray, n: IntArray, k: IntArray, latency_us: FloatArray) -> Measured:
-    """Rows by n, k, m. Raises InputError for a shape that is there twice."""
+def sorted_table(m: IntArray, n: IntArray, k: IntArray, latency_us: FloatArray) -> MeasuredProducts:
+    """Rows sorted by n, k, m. Raises InputError for duplicate shapes."""
     order = np.lexsort((m, k, n))
-    found = Measured(m[order], n[order], k[order], latency_us[order])
+    found = MeasuredProducts(m[order], n[order], k[order], latency_us[order])
     same = (np.diff(found.m) == 0) & (np.diff(found.n) == 0) & (np.diff(found.k) == 0)
     if same.any():
         raise InputError(_WHO_REPLAY, f"{int(same.sum())} shapes that are there twice", "one row per shape")
@@ -291,84 +274,64 @@ def sorted_table(m: IntArray, n: IntArray, k: IntArray, latency_us: FloatArray) 
 
 
 def replay(
-    table: Measured,
-    model_us: Callable[[Measured], tuple[FloatArray, int]],
+    table: MeasuredProducts,
+    model_us: Callable[[MeasuredProducts], tuple[FloatArray, int]],
     consumer: Consumer,
     bound: float,
     target: str = "max",
     seeds: tuple[int, ...] = (0, 1, 2),
 ) -> Replay:
-    """Thin, choose, compare. model_us: from the thin table, times for all rows of `table` and how many rows it was
-    fitted to. Figures of the random rows are means over the seeds; the rows that are compared lie in no table."""
+    """Compare tables with chosen and with random rows added, on the rows that none of them has.
+
+    model_us: fits a model to the thin table; returns times of all rows of `table`, (rows,), and the rows it was fitted
+    to. consumer: the planner's interpolation. seeds: of the random rows, whose figures are means.
+    """
     thin = table.thin
     if thin.sum() < _FEWEST_MODEL_ROWS or thin.all():
         raise InputError(
             _WHO_REPLAY, f"{int(thin.sum())} of {len(thin)} rows on powers of two in m", "some on and some off"
         )
-    expected, fitted_rows = model_us(Measured(table.m[thin], table.n[thin], table.k[thin], table.latency_us[thin]))
-    chosen, modelled_us = thin.copy(), table.latency_us.copy()
-    sites = _sites(table, expected)
-    picked = choose([site for _, site in sites], bound, target)
-    for (rows, site), added in zip(sites, picked.added, strict=True):
+    m, n, k, latency_us = table.m, table.n, table.k, table.latency_us
+    expected, fitted_rows = model_us(table.where(thin))
+    inside = np.zeros(len(m), dtype=np.bool_)  # between the first and the last thin row of their (n, k)
+    sites: list[Site] = []
+    rows_of: list[IntArray] = []
+    for site_rows in table.sites():
+        own = np.flatnonzero(thin[site_rows])
+        if len(own) > 1:
+            rows = site_rows[own[0] : own[-1] + 1]
+            inside[rows] = True
+            moved = through_rows(m[rows], expected[rows], thin[rows], latency_us[rows][thin[rows]])
+            sites.append(Site(int(n[rows[0]]), int(k[rows[0]]), m[rows], moved, thin[rows]))
+            rows_of.append(rows)
+    chosen, modelled_us = thin.copy(), latency_us.copy()
+    for rows, site, added in zip(rows_of, sites, choose(sites, bound, target).added, strict=True):
         chosen[rows[added]] = True
         modelled_us[rows[added]] = site.expected_us[added]
     extra = int(chosen.sum() - thin.sum())
-    drawn = [_draw(thin, _answerable(table), extra, seed) for seed in seeds]
-    tables = [thin, chosen, *drawn]
-    unseen = ~np.logical_or.reduce(tables) & _answerable(table)
-    errors = [_errors(table, rows, consumer) for rows in tables]
-    errors.insert(2, _errors(table, chosen, consumer, modelled_us))
-    cliffs = table.at_cliffs & ~thin & _answerable(table)
-    scored = [
-        (_summary(error[unseen]), _summary(error[unseen & table.large]), _summary(error[cliffs])) for error in errors
-    ]
-    added_to = [f"and {extra:,} rows {how}" for how in ("at random", "chosen", "chosen, modelled, not measured")]
-    at_random = tuple(_mean([one[part] for one in scored[3:]]) for part in range(3))
+    drawn = [thin.copy() for _ in seeds]
+    for random_rows, seed in zip(drawn, seeds, strict=True):
+        random_rows[np.random.default_rng(seed).choice(np.flatnonzero(inside & ~thin), extra, replace=False)] = True
+
+    unseen = ~np.logical_or.reduce([thin, chosen, *drawn]) & inside
+    large = (m >= _LARGE_M) & (n >= _LARGE_NK) & (k >= _LARGE_NK)
+    steps = (np.diff(n) == 0) & (np.diff(k) == 0) & (np.diff(m) == 1) & (latency_us[1:] > _CLIFF * latency_us[:-1])
+    at_cliffs = (np.append(False, steps) | np.append(steps, False)) & large & ~thin & inside
+
+    def scores(rows: BoolArray, times_us: FloatArray = latency_us) -> list[Errors]:
+        """Errors at unseen rows, large unseen ones and cliffs, of a table with these rows and times."""
+        error = np.abs(consumer((m[rows], n[rows], k[rows], times_us[rows]), (m, n, k)) / latency_us - 1.0)
+        return [_summary(error[part]) for part in (unseen, unseen & large, at_cliffs)]
+
+    at_random = [_mean(of) for of in zip(*(scores(rows) for rows in drawn), strict=True)]
+    name = f"and {extra:,} rows"
     lines = (
-        Line("powers of two in m", int(thin.sum()), *scored[0]),
-        Line(added_to[0], int(drawn[0].sum()), *at_random),
-        Line(added_to[1], int(chosen.sum()), *scored[1]),
-        Line(added_to[2], int(chosen.sum()), *scored[2]),
+        ReplayLine("powers of two in m", int(thin.sum()), *scores(thin)),
+        ReplayLine(f"{name} at random", int(drawn[0].sum()), *at_random),
+        ReplayLine(f"{name} chosen", int(chosen.sum()), *scores(chosen)),
+        ReplayLine(f"{name} chosen, modelled, not measured", int(chosen.sum()), *scores(chosen, modelled_us)),
     )
     return Replay(lines, extra, bound, len(thin), fitted_rows)
-
-
-def _answerable(table: Measured) -> BoolArray:
-    """Rows between the first and the last thin row of their (n, k)."""
-    inside = np.zeros(len(table.m), dtype=np.bool_)
-    for rows in table.sites():
-        own = np.flatnonzero(table.thin[rows])
-        if len(own) > 1:
-            inside[rows[own[0] : own[-1] + 1]] = True
-    return inside
-
-
-def _sites(table: Measured, expected: FloatArray) -> list[tuple[IntArray, Site]]:
-    """Every (n, k) with the model moved through its thin rows, and the indices of its places in the table."""
-    found = []
-    inside = _answerable(table)
-    for rows in table.sites():
-        rows = rows[inside[rows]]
-        if len(rows) < 2:
-            continue
-        own = table.thin[rows]
-        moved = through_rows(table.m[rows], expected[rows], own, table.latency_us[rows][own])
-        found.append((rows, Site(int(table.n[rows[0]]), int(table.k[rows[0]]), table.m[rows], moved, own)))
-    return found
-
-
-def _draw(thin: BoolArray, allowed: BoolArray, count: int, seed: int) -> BoolArray:
-    free = np.flatnonzero(allowed & ~thin)
-    rows = thin.copy()
-    rows[np.random.default_rng(seed).choice(free, count, replace=False)] = True
-    return rows
-
-
-def _errors(table: Measured, rows: BoolArray, consumer: Consumer, given_us: FloatArray | None = None) -> FloatArray:
-    """given_us: times that the consumer gets in the place of the measured ones, (rows,)."""
-    times_us = table.latency_us if given_us is None else given_us
-    given = (table.m[rows], table.n[rows], table.k[rows], times_us[rows])
-    return np.abs(consumer(given, (table.m, table.n, table.k)) / table.latency_us - 1.0)
 
 
 def _summary(errors: FloatArray) -> Errors:
@@ -378,7 +341,7 @@ def _summary(errors: FloatArray) -> Errors:
     return Errors(len(errors), float(100 * middle), float(100 * p95), float(100 * errors.max()))
 
 
-def _mean(of: list[Errors]) -> Errors:
+def _mean(of: Sequence[Errors]) -> Errors:
     middle, p95, most = (float(np.mean([getattr(e, n) for e in of])) for n in ("median_pct", "p95_pct", "max_pct"))
     return Errors(of[0].rows, middle, p95, most)
 
@@ -390,17 +353,11 @@ def straight_lines(
     rows_m, rows_n, rows_k, rows_us = rows
     m, n, k = queries
     out = np.full(len(m), np.nan)
-    own: dict[tuple[int, int], list[int]] = {}
-    for i, site in enumerate(zip(rows_n.tolist(), rows_k.tolist(), strict=True)):
-        own.setdefault(site, []).append(i)
-    asked: dict[tuple[int, int], list[int]] = {}
-    for i, site in enumerate(zip(n.tolist(), k.tolist(), strict=True)):
-        asked.setdefault(site, []).append(i)
-    for site, places in asked.items():
-        there = np.array(own.get(site, []), dtype=np.int64)
-        if len(there):
-            there = there[np.argsort(rows_m[there], kind="stable")]
-            out[places] = interpolated_us(m[places], rows_m[there], rows_us[there])
+    for site_n, site_k in sorted(set(zip(rows_n.tolist(), rows_k.tolist(), strict=True))):
+        own = np.flatnonzero((rows_n == site_n) & (rows_k == site_k))
+        own = own[np.argsort(rows_m[own], kind="stable")]
+        asked = (n == site_n) & (k == site_k)
+        out[asked] = interpolated_us(m[asked], rows_m[own], rows_us[own])
     return out
 
 
@@ -408,11 +365,9 @@ def straight_lines(
 Ask = Callable[[IntArray, IntArray, IntArray], FloatArray]
 
 
-def sites_between(table: Measured, ask: Ask) -> list[Site]:
-    """Each (n, k) with two rows or more: both sides of the edges between them, by a model moved through the rows.
-
-    The model is asked once for all of them.
-    """
+def sites_between(table: MeasuredProducts, ask: Ask) -> list[Site]:
+    """Each (n, k) with two rows or more: its rows and both sides of the edges between them, with the model moved
+    through the rows. Calls `ask` once."""
     places = [(rows, places_between(table.m[rows])) for rows in table.sites() if len(rows) > 1]
     if not places:
         return []

@@ -1,4 +1,5 @@
-"""Blind spots of a profile's products as a consumer's table shows them: found, and as JSON, text and Markdown."""
+"""Blind spots of a profile's products in a planner's table: `find` them, and print them or a `replay` as JSON, text or
+Markdown. Called by `quantbench profile blindspots`."""
 
 from __future__ import annotations
 
@@ -22,17 +23,16 @@ from quantbench.profile.blindspots import (
     Errors,
     FloatArray,
     IntArray,
-    Line,
-    Measured,
+    MeasuredProducts,
     Replay,
+    ReplayLine,
     Site,
     choose,
     sites_between,
     sorted_table,
     straight_lines,
 )
-from quantbench.profile.exporters.options import Exported, ExportOptions
-from quantbench.profile.exporters.rows import dtype_of, products
+from quantbench.profile.exporters.options import Exported, ExportOptions, dtype_of, products
 from quantbench.profile.profile import Profile
 from quantbench.units import latency, percent
 
@@ -43,8 +43,8 @@ _WHO = "profile blindspots"
 
 @dataclass(frozen=True)
 class Spot:
-    """The worst place between two rows of one (n, k). low, high: the rows; m: the place; interpolated_us, expected_us:
-    what the consumer says there, and what is expected."""
+    """The place with the largest error between two rows of one (n, k). low, high: m of the rows. m: of the place.
+    interpolated_us: the planner's time. expected_us: the model's time."""
 
     n: int
     k: int
@@ -56,14 +56,14 @@ class Spot:
 
     @property
     def error(self) -> float:
-        """interpolated over expected, less 1."""
+        """interpolated / expected - 1."""
         return self.interpolated_us / self.expected_us - 1.0
 
 
 @dataclass(frozen=True)
 class Blindspots:
-    """choice: what was found and which rows to add. spots: the worst of each gap, worst first. num_rows: of the table
-    as it is; dtype: of its products; model_rows: what the model was fitted to."""
+    """choice: errors, and the rows to add. spots: one per gap, largest error first. num_rows: of the table. dtype: of
+    its products. model_rows: rows that the model was fitted to."""
 
     choice: Choice
     spots: tuple[Spot, ...]
@@ -72,12 +72,11 @@ class Blindspots:
     model_rows: int
 
 
-def measured_products(profile: Profile, consumer: str) -> tuple[Measured, str]:
-    """The rows that the consumer's table would have, and their number format."""
+def measured_products(profile: Profile, consumer: str) -> tuple[MeasuredProducts, str]:
+    """The rows of the planner's table, and their number format."""
     require_choice(_WHO, "--for", consumer, CONSUMERS)
     dtype = dtype_of(profile, ExportOptions())
-    # Counted into nothing: what an export leaves out is said there.
-    table = products(profile, ExportOptions(dtype=dtype), Exported.nowhere())
+    table = products(profile, ExportOptions(dtype=dtype), Exported())
     if not len(table):
         raise InputError(_WHO, "a profile without unbatched products", "measured products of one dtype")
     return sorted_table(table["m"], table["n"], table["k"], table["latency_us"]), dtype
@@ -86,8 +85,10 @@ def measured_products(profile: Profile, consumer: str) -> tuple[Measured, str]:
 def find(
     profile: Profile, consumer: str, bound: float, target: str, most_rows: int, *, own_model: bool = False
 ) -> Blindspots:
-    """Blind spots of the profile's own rows, with a model fitted to at most `most_rows` of them; own_model: with the
-    profile's own model where it has one."""
+    """Blind spots between the profile's rows.
+
+    most_rows: rows that the model is fitted to, at most. own_model: use the profile's model if it has one.
+    """
     table, dtype = measured_products(profile, consumer)
     own = profile.models.product(dtype) if own_model else None
     ask: Ask
@@ -104,8 +105,8 @@ def find(
     return Blindspots(choice, tuple(spots), len(table.m), dtype, model_rows)
 
 
-def fit(profile: Profile, table: Measured, dtype: str, most_rows: int, *, prior: str) -> GemmModel:
-    """A model of the table's products, fitted to a seeded draw of at most `most_rows` of them."""
+def fit(profile: Profile, table: MeasuredProducts, dtype: str, most_rows: int, *, prior: str) -> GemmModel:
+    """A model fitted to a random draw (seed 0) of at most `most_rows` of the products."""
     count = len(table.m)
     drawn = np.arange(count)
     if count > most_rows:
@@ -117,11 +118,11 @@ def fit(profile: Profile, table: Measured, dtype: str, most_rows: int, *, prior:
 
 
 def thin_model(
-    profile: Profile, table: Measured, dtype: str, most_rows: int
-) -> Callable[[Measured], tuple[FloatArray, int]]:
-    """For `replay`: times of all rows of `table` by a model that saw thin rows and no GPU of this family."""
+    profile: Profile, table: MeasuredProducts, dtype: str, most_rows: int
+) -> Callable[[MeasuredProducts], tuple[FloatArray, int]]:
+    """`model_us` of `replay`: fits a model to thin rows, with a prior that leaves out this GPU's family."""
 
-    def model_us(thin: Measured) -> tuple[FloatArray, int]:
+    def model_us(thin: MeasuredProducts) -> tuple[FloatArray, int]:
         model = fit(profile, thin, dtype, most_rows, prior="family-out")
         return np.asarray(model.predict(table.m, table.n, table.k).latency_us, dtype=np.float64), model.rows
 
@@ -129,8 +130,8 @@ def thin_model(
 
 
 def consumer_of(device: str, dtype: str) -> tuple[Consumer, str]:
-    """aiconfigurator's own engine where it can be asked about a device, else the same straight lines; which, in
-    words. The engine keeps times above its system's roofline, so it is asked about systems of its own alone."""
+    """(aiconfigurator's engine if it is installed and knows the device, else `straight_lines`; its description). The
+    engine keeps times above the roofline of the system it is asked about, so other systems cannot stand in."""
     system = system_of(device)
     if engine_missing() is not None or system == device or dtype not in ("bf16", "fp16"):
         return straight_lines, "straight lines in m at each (n, k), as aiconfigurator's engine draws them"
@@ -165,7 +166,7 @@ _COLUMNS = ("rows of the table", "rows", "rows in none of the tables", "of them 
 
 
 def summary(errors: FloatArray) -> dict[str, float]:
-    """Median, 95th percentile and largest of |error|, as ratios; zeros where there is no place to be wrong."""
+    """Median, 95th percentile and largest of |error|, as ratios; zeros without places."""
     if not len(errors):
         return {"median": 0.0, "p95": 0.0, "max": 0.0}
     middle, p95 = np.percentile(errors, [50, 95])
@@ -173,7 +174,7 @@ def summary(errors: FloatArray) -> dict[str, float]:
 
 
 def found_to_json(found: Blindspots, bound: float, target: str, most_spots: int) -> dict[str, Any]:
-    """What was found in a table, and what to add."""
+    """As a JSON object, with the `most_spots` worst spots."""
     return {
         "dtype": found.dtype,
         "rows": found.num_rows,
@@ -193,14 +194,14 @@ def found_to_json(found: Blindspots, bound: float, target: str, most_spots: int)
 
 
 def spot_line(spot: Spot) -> str:
-    """One blind spot in words."""
+    """One blind spot as a line of text."""
     off = f"{percent(abs(spot.error))} too {'low' if spot.error < 0 else 'high'}"
     said = f"{latency(spot.interpolated_us)} between m = {spot.low} and {spot.high}"
     return f"m = {spot.m}, n = {spot.n}, k = {spot.k}: {said}, expected {latency(spot.expected_us)}: {off}"
 
 
 def replay_to_json(found: Replay, consumer: str) -> dict[str, Any]:
-    """The experiment's figures, errors in percent."""
+    """As a JSON object, errors in percent."""
     return {
         "consumer": consumer,
         "bound_pct": 100 * found.bound,
@@ -215,28 +216,25 @@ def replay_to_json(found: Replay, consumer: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def replay_cells(line: Line) -> tuple[str, ...]:
-    """A line of the experiment, in the order of the columns; errors are median / p95 in percent."""
+def replay_cells(line: ReplayLine) -> tuple[str, ...]:
+    """A row of the printed table; errors are median / p95 in percent."""
     return (line.name, f"{line.rows:,}", _errors(line.unseen), _errors(line.large), _errors(line.at_cliffs))
 
 
-def replay_columns(line: Line) -> tuple[str, ...]:
-    """The columns' names, with how many rows the errors are of."""
+def replay_columns(line: ReplayLine) -> tuple[str, ...]:
+    """The printed table's column names, with the number of rows behind each error."""
     counts = ("", "", f" ({line.unseen.rows:,})", f" ({line.large.rows:,})", f" ({line.at_cliffs.rows:,})")
     return tuple(name + count for name, count in zip(_COLUMNS, counts, strict=True))
 
 
 def replay_markdown(found: Replay, consumer: str, origins: Sequence[str]) -> str:
-    """The experiment as a Markdown table, then what it was made from."""
+    """The experiment as a Markdown table, followed by its sources."""
     names = replay_columns(found.lines[0])
     lines = ["| " + " | ".join(names) + " |", "|---|" + "---:|" * (len(names) - 1)]
     lines += ["| " + " | ".join(replay_cells(line)) + " |" for line in found.lines]
-    lines += ["", f"- Interpolated by {consumer}."]
-    lines += [
-        f"- Bound for the expected error: {percent(found.bound)}; model fitted to {found.model_rows:,} rows of the "
-        "powers of two, started from other GPU families."
-    ]
-    lines += [f"- {origin}." for origin in origins]
+    fitted = f"model fitted to {found.model_rows:,} rows of the powers of two, started from other GPU families"
+    sources = (f"Interpolated by {consumer}", f"Bound for the expected error: {percent(found.bound)}; {fitted}")
+    lines += ["", *(f"- {source}." for source in (*sources, *origins))]
     return "\n".join(lines) + "\n"
 
 
@@ -245,14 +243,13 @@ def _errors(errors: Errors) -> str:
 
 
 def write_between(path: Path, name: str, text: str) -> None:
-    """Replace what stands in `path` between `<!-- name:begin -->` and `<!-- name:end -->`."""
+    """Replace the text of `path` between `<!-- name:begin -->` and `<!-- name:end -->`."""
     head, tail = around_markers(path, name)
     path.write_text(f"{head}<!-- {name}:begin -->\n{text}<!-- {name}:end -->{tail}", encoding="utf-8")
 
 
 def around_markers(path: Path, name: str) -> tuple[str, str]:
-    """What stands before and behind the two markers. Raises StoreError for a file without them: ask it before the work
-    whose result is to stand there."""
+    """The text before and after the two markers. Raises StoreError for a file without them."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     try:
         content = read_text(path)

@@ -6,8 +6,8 @@ Entry point: `build`, called by `Profile.from_runs`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from quantbench import __version__
@@ -17,7 +17,7 @@ from quantbench.analysis.rules import rule_named
 from quantbench.errors import InputError
 from quantbench.measurement import GRADES
 from quantbench.profile.fit import models_of
-from quantbench.profile.parts import Finding, KnownCliff, Provenance, RunSource
+from quantbench.profile.parts import KnownCliff, Provenance, RuleFinding, RunSource
 from quantbench.profile.table import LAYOUTS, Table
 from quantbench.stats import median, median_interval
 from quantbench.store.folder import Run
@@ -25,87 +25,70 @@ from quantbench.store.record import ORIGINS, Measured, Record
 
 if TYPE_CHECKING:
     from quantbench.profile.profile import Profile
-    from quantbench.store.folder import Run
 
 
 _WHO = "profile export"
 
 
-@dataclass(frozen=True)
-class _Figure:
-    record: Record
-    latency_us: float
-    low_us: float
-    high_us: float
-    grade: str
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        """Smaller is better: own measurements before imported ones before simulated ones, then by grade."""
-        return ORIGINS.index(self.record.origin), GRADES.index(self.grade)
+#: rank (origin, grade; smaller is better), median, low, high in µs, record
+_Figure = tuple[tuple[int, int], float, float, float, Record]
 
 
 def tables_of(runs: Sequence[Run]) -> tuple[dict[str, Table], dict[str, int]]:
-    """(tables by kind, rows that each run gave to them by run id).
+    """(tables by kind, number of rows from each run by run id).
 
-    Where several records time one workload by one provider, those of the best origin and grade count: the middle one
-    of them is the figure, and its interval spans all of theirs.
+    If several records time one workload by one provider, those of the best origin (measured, imported, simulated) and
+    then the best grade count: their middle one is the row, and its interval covers all of theirs.
     """
-    groups: dict[tuple[str, tuple[Any, ...]], list[_Figure]] = {}
+    groups: dict[str, dict[tuple[Any, ...], list[_Figure]]] = {kind: {} for kind in LAYOUTS}
+    # The last key column is the provider, the others are fields of the workload.
+    fields = {kind: attrgetter(*layout.keys[:-1]) for kind, layout in LAYOUTS.items()}
     for run in runs:
         for figure in _figures(run.records):
-            kind = figure.record.workload.kind
-            groups.setdefault((kind, _key(kind, figure.record)), []).append(figure)
-    columns: dict[str, dict[str, list[Any]]] = {
-        kind: {name: [] for name in layout.names} for kind, layout in LAYOUTS.items()
-    }
+            work = figure[4].workload
+            key = (*fields[work.kind](work), figure[4].provider)
+            groups[work.kind].setdefault(key, []).append(figure)
     given = {run.info.run_id: 0 for run in runs}
-    for (kind, key), figures in groups.items():
-        best = min(figure.rank for figure in figures)
-        alike = sorted((f for f in figures if f.rank == best), key=lambda f: (f.latency_us, f.record.run_id))
-        chosen = alike[(len(alike) - 1) // 2]
-        given[chosen.record.run_id] += 1
-        row = dict(zip(LAYOUTS[kind].keys, key, strict=True))
-        if kind == "gemm":
-            row |= _kernel(chosen.record)
-        row |= {
-            "latency_us": chosen.latency_us, "low_us": min(f.low_us for f in alike),
-            "high_us": max(f.high_us for f in alike), "grade": chosen.grade, "origin": chosen.record.origin,
-        }  # fmt: skip
-        for name, value in row.items():
-            columns[kind][name].append(value)
-    return {kind: Table.of(kind, of_kind) for kind, of_kind in columns.items()}, given
+    tables = {}
+    for kind, layout in LAYOUTS.items():
+        rows = [(*key, *_row(kind, figures, given)) for key, figures in groups[kind].items()]
+        columns = list(zip(*rows, strict=True)) if rows else [()] * len(layout.names)
+        tables[kind] = Table.of(kind, dict(zip(layout.names, columns, strict=True)))
+    return tables, given
 
 
-def _figures(records: Iterable[Record]) -> Iterable[_Figure]:
+def _figures(records: Iterable[Record]) -> Iterator[_Figure]:
     for record in records:
         outcome = record.outcome
         if record.role != "point" or not isinstance(outcome, Measured) or outcome.grade.letter == "rejected":
             continue
+        rank = ORIGINS.index(record.origin), GRADES.index(outcome.grade.letter)
         samples_us = outcome.measurement.samples_us
         if len(samples_us) == 1:
-            yield _Figure(record, samples_us[0], samples_us[0], samples_us[0], outcome.grade.letter)
+            yield rank, samples_us[0], samples_us[0], samples_us[0], record
         else:
             interval = median_interval(samples_us)
-            yield _Figure(record, median(samples_us), interval.low, interval.high, outcome.grade.letter)
+            yield rank, median(samples_us), interval.low, interval.high, record
 
 
-def _key(kind: str, record: Record) -> tuple[Any, ...]:
-    names = LAYOUTS[kind].keys
-    return tuple(record.provider if name == "provider" else getattr(record.workload, name) for name in names)
-
-
-def _kernel(record: Record) -> dict[str, Any]:
-    launch = record.launch
-    tile = None if launch is None else launch.tile
-    return {
-        "kernel": "" if launch is None else launch.kernel, "block_m": 0 if tile is None else tile.block_m,
-        "block_n": 0 if tile is None else tile.block_n, "split_k": 0 if tile is None else tile.split_k,
-    }  # fmt: skip
+def _row(kind: str, figures: list[_Figure], given: dict[str, int]) -> tuple[Any, ...]:
+    """The columns of a row after its keys; counts the row for its run in `given`."""
+    best = min(figure[0] for figure in figures)
+    alike = sorted((f for f in figures if f[0] == best), key=lambda f: (f[1], f[4].run_id))
+    (origin, grade), latency_us, _, _, record = alike[(len(alike) - 1) // 2]
+    given[record.run_id] += 1
+    kernel: tuple[str | int, ...] = ()
+    if kind == "gemm":
+        launch = record.launch
+        tile = None if launch is None else launch.tile
+        blocks = (0, 0, 0) if tile is None else (tile.block_m, tile.block_n, tile.split_k)
+        kernel = ("" if launch is None else launch.kernel, *blocks)
+    low_us, high_us = min(f[2] for f in alike), max(f[3] for f in alike)
+    return *kernel, latency_us, low_us, high_us, GRADES[grade], ORIGINS[origin]
 
 
 def cache_state(run: Run) -> str:
-    """cold, hot or unknown: how a run's points were timed. Raises InputError for a run of both."""
+    """The cache state of a run's points: cold, hot or unknown. Raises InputError for a run of both."""
     found = {
         record.outcome.measurement.cache
         for record in run.records
@@ -117,7 +100,7 @@ def cache_state(run: Run) -> str:
 
 
 def check_alike(runs: Sequence[Run]) -> None:
-    """Raise InputError where runs cannot stand in one profile."""
+    """Raise InputError if runs cannot be combined in one profile."""
     if not runs:
         raise InputError(_WHO, "no runs", "at least one")
     first = runs[0].info
@@ -139,59 +122,54 @@ def check_alike(runs: Sequence[Run]) -> None:
         raise InputError(_WHO, "runs timed with cold and with hot caches", "runs timed alike (--cache)")
 
 
-# Records that stand for a verdict; a table has thousands.
+# Most record keys of a finding; a table has thousands.
 _MOST_EVIDENCE = 50
-MOST_CLIFFS = 300
+_MOST_CLIFFS = 300
 
 
-def checks_of(runs: Sequence[Run]) -> list[Check]:
-    """The check of each run on its own, because its points come from the same run."""
-    return [check_run(run) for run in runs]
+def cliffs_of(checks: Iterable[Check], *, most: int = _MOST_CLIFFS) -> tuple[tuple[KnownCliff, ...], int]:
+    """(cliffs, the largest first; how many were found).
 
-
-def cliffs_of(checks: Iterable[Check], *, most: int = MOST_CLIFFS) -> tuple[tuple[KnownCliff, ...], int]:
-    """(the largest sure rises of single curves, and all of the middle of many, the largest first; how many there are).
-
-    A table of tens of thousands of rows has thousands: the small ones say little that its rows do not.
+    Keeps the `most` largest of single curves, because a table of tens of thousands of rows has thousands, and all of
+    families of curves.
     """
     own: list[KnownCliff] = []
     common: list[KnownCliff] = []
     for check in checks:
-        own += [_own(cliff) for cliff in check.cliffs]
-        common += [_common(cliff) for cliff in check.common]
-    kept = sorted(own, key=_rank)[:most]
-    return tuple(sorted(kept + common, key=_rank)), len(own) + len(common)
+        own += [
+            KnownCliff(
+                **_edge(cliff), cause=cliff.cause.kind, why=cliff.cause.words, evidence=cliff.cause.evidence,
+                held=dict(cliff.held), before=cliff.before.workload, after=cliff.after.workload,
+                keys=(cliff.before.key, cliff.after.key),
+            )
+            for cliff in check.cliffs
+        ]  # fmt: skip
+        common += [
+            KnownCliff(**_edge(cliff), cause=cliff.cause, why=f"median over {cliff.num_curves} curves",
+                       num_curves=cliff.num_curves)
+            for cliff in check.common
+        ]  # fmt: skip
+
+    def rank(cliff: KnownCliff) -> tuple[Any, ...]:
+        held = tuple(sorted(cliff.held.items()))
+        return -cliff.ratio, cliff.axis, cliff.at, cliff.op, cliff.provider, cliff.variant, held
+
+    kept = sorted(own, key=rank)[:most]
+    return tuple(sorted(kept + common, key=rank)), len(own) + len(common)
 
 
-def _rank(cliff: KnownCliff) -> tuple[float, str, int, str, str, str, tuple[tuple[str, int], ...]]:
-    held = tuple(sorted(cliff.held.items()))
-    return -cliff.ratio, cliff.axis, cliff.at, cliff.op, cliff.provider, cliff.variant, held
+def _edge(cliff: Cliff | CommonCliff) -> dict[str, Any]:
+    names = ("axis", "at", "next", "ratio", "low", "high", "op", "provider", "variant")
+    return {name: getattr(cliff, name) for name in names}
 
 
-def _own(cliff: Cliff) -> KnownCliff:
-    return KnownCliff(
-        axis=cliff.axis, at=cliff.at, next=cliff.next, ratio=cliff.ratio, low=cliff.low, high=cliff.high, op=cliff.op,
-        provider=cliff.provider, variant=cliff.variant, cause=cliff.cause.kind, why=cliff.cause.words,
-        evidence=cliff.cause.evidence, held=dict(cliff.held), before=cliff.before.workload,
-        after=cliff.after.workload, keys=(cliff.before.key, cliff.after.key),
-    )  # fmt: skip
-
-
-def _common(cliff: CommonCliff) -> KnownCliff:
-    return KnownCliff(
-        axis=cliff.axis, at=cliff.at, next=cliff.next, ratio=cliff.ratio, low=cliff.low, high=cliff.high, op=cliff.op,
-        provider=cliff.provider, variant=cliff.variant, cause=cliff.cause,
-        why=f"median over {cliff.num_curves} curves", num_curves=cliff.num_curves,
-    )  # fmt: skip
-
-
-def findings_of(checks: Iterable[Check]) -> tuple[Finding, ...]:
-    """The verdict on each rule: of the run that tells most of it, where several were asked."""
-    best: dict[str, Finding] = {}
+def findings_of(checks: Iterable[Check]) -> tuple[RuleFinding, ...]:
+    """The verdict on each rule, of the run with the most pairs."""
+    best: dict[str, RuleFinding] = {}
     for check in checks:
         for verdict in check.rules:
             rule = rule_named(verdict.rule)
-            found = Finding(
+            found = RuleFinding(
                 rule=rule.id, predicate=rule.predicate, claim=rule.claim, verdict=verdict.verdict,
                 effect=verdict.effect, low=verdict.low, high=verdict.high, num_pairs=verdict.num_pairs,
                 predicted=verdict.predicted, evidence=verdict.evidence[:_MOST_EVIDENCE],
@@ -208,7 +186,7 @@ def build(made: type[Profile], runs: Sequence[Run], *, fit: bool, seed: int) -> 
     ordered = sorted(runs, key=lambda run: run.info.run_id)
     tables, given = tables_of(ordered)
     sources = tuple(source_of(run, rows=given[run.info.run_id]) for run in ordered)
-    checks = checks_of(ordered)
+    checks = [check_run(run) for run in ordered]  # each on its own, because its points come from one run
     cliffs, num_cliffs = cliffs_of(checks)
     device = ordered[0].info.device
     return made(
@@ -223,13 +201,13 @@ def build(made: type[Profile], runs: Sequence[Run], *, fit: bool, seed: int) -> 
 
 
 def source_of(run: Run, *, rows: int) -> RunSource:
-    """Where figures come from; rows: of the run's that the profile holds."""
+    """The provenance of a run. rows: how many the profile has of it."""
     keys = hashlib.sha256("\n".join(record.key for record in run.records).encode()).hexdigest()
     return RunSource(run.info.run_id, run.info.origin, run.info.source, cache_state(run), len(run.records), rows, keys)
 
 
 def software_of(runs: Sequence[Run]) -> dict[str, str]:
-    """Versions by name; where runs differ, all of them."""
+    """Versions by name; all of them if runs differ."""
     found: dict[str, set[str]] = {}
     for run in runs:
         for name, version in run.info.software.items():

@@ -1,10 +1,11 @@
-"""The answers of a profile: a time with its interval and source, for a shape, many shapes or a layer."""
+"""The answers of a profile: times with interval and source, of many shapes (`Estimates`) or a layer (`layer_of`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,16 +18,20 @@ FloatArray = npt.NDArray[np.float64]
 
 SOURCES = ("measured", "interpolated", "modelled")
 MEASURED, INTERPOLATED, MODELLED = range(3)
-# Where neither arithmetic nor bytes explain this share of the time, launching and filling take it.
+# If neither arithmetic nor bytes explain this share of the time, the bound is latency.
 _EXPLAINED = 1.0 / 3.0
 _BOUNDS = ("compute", "memory", "latency")
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """Many times; arrays have the common shape of the sizes that were asked for. source_code: index in SOURCES.
-    compute_us, memory_us: what the arithmetic and the bytes alone take at the peaks. note: of all of them, in words.
-    what: what is estimated, as the reason names it why a time lies beyond the rows of the profile.
+    """Many times; arrays have the broadcast shape of the query's sizes.
+
+    source_code: index in SOURCES.
+    outside: whether the shape is outside the measured range.
+    compute_us, memory_us: of the arithmetic and of the bytes alone, at the peaks.
+    note: of all of them.
+    what: the estimated operation, for the reason why a time is beyond the profile's rows.
     """
 
     latency_us: FloatArray
@@ -41,12 +46,12 @@ class Estimates:
 
     @cached_property
     def source(self) -> npt.NDArray[np.str_]:
-        """measured, interpolated or modelled, for each."""
+        """measured, interpolated or modelled, of each."""
         return np.array(SOURCES)[self.source_code]
 
     @cached_property
     def bound(self) -> npt.NDArray[np.str_]:
-        """compute, memory or latency: what takes most of the time."""
+        """compute, memory or latency, of each: what takes most of the time."""
         most = np.maximum(self.compute_us, self.memory_us)
         busy = np.where(self.compute_us >= self.memory_us, 0, 1)
         return np.array(_BOUNDS)[np.where(most < _EXPLAINED * self.latency_us, 2, busy)]
@@ -56,11 +61,10 @@ class Estimates:
 
     def reshape(self, *shape: int) -> Estimates:
         """The same in another shape."""
-        return Estimates(
-            self.latency_us.reshape(shape), self.low_us.reshape(shape), self.high_us.reshape(shape),
-            self.source_code.reshape(shape), self.outside.reshape(shape), self.compute_us.reshape(shape),
-            self.memory_us.reshape(shape), self.note, self.what,
-        )  # fmt: skip
+        arrays: dict[str, Any] = {
+            name: value.reshape(shape) for name, value in vars(self).items() if isinstance(value, np.ndarray)
+        }
+        return replace(self, **arrays)
 
     def __getitem__(self, row: int) -> Estimate:
         outside = bool(self.outside[row])
@@ -77,8 +81,8 @@ class Estimates:
 
 @dataclass(frozen=True)
 class LayerEstimate(Estimate):
-    """A layer's time. source: that of its least known operation; bound: of those that take most of the time. parts:
-    operation by operation."""
+    """A layer's time. source: the least certain of its operations'. bound: that of the most time. parts: its
+    operations."""
 
     parts: ShapeEstimate | None = None
 
@@ -89,7 +93,7 @@ class LayerEstimate(Estimate):
 
 
 def layer_of(ops: Sequence[Op], found: Sequence[Estimate]) -> LayerEstimate:
-    """The operations of a layer, one run of each, taken together."""
+    """The sum over the operations of a layer, each run once."""
     works = [OpEstimate(op, one) for op, one in zip(ops, found, strict=True)]
     parts = total(works, CORRELATION)
     by_bound: dict[str, float] = {}

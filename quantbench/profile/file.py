@@ -1,7 +1,7 @@
-"""A profile on disk: one JSON file, and a Parquet file beside it for each table of more than a few thousand rows.
+"""A profile on disk: one JSON file, and a Parquet file beside it for each table of more than 2000 rows.
 
-`sha256` in the JSON is the digest of everything else in it, and each Parquet file's digest stands there too: whatever
-was changed since it was written is noticed, down to the last digit of a number.
+`sha256` in the JSON is the digest of everything else in it, which includes the digest of each Parquet file, so that any
+change is noticed. Entry points: `write_document` and `read_document`, called by `Profile`; `schema`.
 
 History of the format "quantbench-profile":
 1  first version.
@@ -33,7 +33,7 @@ from quantbench.store.typed import Json
 PROFILE_FORMAT = "quantbench-profile"
 PROFILE_VERSION = 1
 
-#: version → what turns a document of it into one of the next version
+#: version → function that turns a document into the next version
 MIGRATIONS: Mapping[int, Callable[[Json], Json]] = {}
 
 
@@ -44,7 +44,7 @@ def upgrade(
     migrations: Mapping[int, Callable[[Json], Json]] = MIGRATIONS,
     current: int = PROFILE_VERSION,
 ) -> Json:
-    """The document in version `current`. Raises InputError for versions that are not known."""
+    """The document in version `current`. Raises InputError for unknown versions."""
     version = data.get("version")
     if isinstance(version, bool) or not isinstance(version, int):
         raise InputError(who, f"version = {version!r}"[:80], f"an integer up to {current}")
@@ -60,22 +60,22 @@ def upgrade(
 
 
 def schema() -> dict[str, Any]:
-    """The schema of the version that is written: `schemas/profile-1.json`."""
+    """The JSON Schema of the current version, `schemas/profile-1.json`."""
     with files("quantbench.profile").joinpath(f"schemas/profile-{PROFILE_VERSION}.json").open(encoding="utf-8") as file:
         loaded: dict[str, Any] = json.load(file)
     return loaded
 
 
-#: a table of more rows stands in a Parquet file beside the JSON
+#: a table of more rows is written to a Parquet file beside the JSON
 MOST_ROWS_INLINE = 2000
 
 _PARTS = ("device", "software", "provenance", "tables", "models", "cliffs", "findings")
-# Parts whose entries each get a line of their own, so that two profiles can be compared with `diff`.
+# Parts with one line per entry, so that two profiles can be compared with `diff`.
 _LINES = ("cliffs", "findings")
 
 
 def write_document(path: Path, parts: Json, tables: dict[str, Table]) -> None:
-    """Write the JSON and the Parquet files that it needs, the JSON last and whole or not at all."""
+    """Write the Parquet files, then the JSON, each atomically."""
     stored: Json = {}
     files: list[tuple[Path, bytes]] = []
     for kind, table in tables.items():
@@ -109,13 +109,13 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def digest(data: Json) -> str:
-    """SHA-256 of a document without its own `sha256`, whatever the spaces and the order of its names."""
+    """SHA-256 of a document without its own `sha256`; spaces and the order of names do not matter."""
     rest = {name: value for name, value in data.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()).hexdigest()
 
 
 def document_text(data: Json) -> str:
-    """The JSON text: one line a part, and one a row, a cliff or a finding."""
+    """The JSON text, one line per part, row, model, cliff and finding."""
     lines = []
     for name, value in data.items():
         if name == "tables":
@@ -160,8 +160,8 @@ def to_parquet(table: Table) -> bytes:
 
 
 def read_document(path: Path) -> tuple[Json, dict[str, Table]]:
-    """(parts in this version, tables). Raises StoreError for a file that cannot be read, or was damaged or changed,
-    and InputError for what cannot be."""
+    """(parts in the current version, tables). Raises StoreError if a file cannot be read or was changed, InputError if
+    its content is invalid."""
     try:
         raw = read_bytes(path)
     except OSError as error:
@@ -178,7 +178,7 @@ def read_document(path: Path) -> tuple[Json, dict[str, Table]]:
 
 
 def parse(raw: bytes, shown: str) -> Json:
-    """The document in a file's bytes, once its digest was found to be right."""
+    """The document in a file's bytes. Raises StoreError if its digest is wrong."""
     try:
         data = json.loads(raw, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -191,7 +191,7 @@ def parse(raw: bytes, shown: str) -> Json:
     except (ValueError, RecursionError):
         raise InputError(f"profile {shown}", "a number that is not finite", "finite numbers") from None
     if data.get("sha256") != right:
-        # A version of which we do not know how it was digested is told apart from a damaged file.
+        # A newer version may be digested in another way, which is not damage.
         upgrade({"version": data.get("version")}, f"profile {shown}", migrations={})
         raise StoreError("read profile", f"{shown} was changed or damaged: its sha256 is not that of its content",
                          "the file as it was exported")  # fmt: skip
@@ -257,7 +257,7 @@ def from_parquet(kind: str, content: bytes, shown: str) -> Table:
 
 
 def _numpy(values: Any, kind: str) -> npt.NDArray[Any]:
-    """An Arrow array without nulls as numpy's, by its buffers: `to_numpy` would import pandas where that is there."""
+    """An Arrow array without nulls as a numpy array, from its buffers: `to_numpy` would import pandas if installed."""
     if kind == TEXT:
         words = np.array(values.dictionary.to_pylist() or [""], dtype=np.str_)
         return np.asarray(words[_plain(values.indices, np.dtype(np.int32))])

@@ -1,4 +1,7 @@
-"""The models of a profile, fitted to its own rows where there are enough, else what is known without them."""
+"""Fits the models of a profile to its rows, or takes shipped models if there are too few rows.
+
+Entry points: `models_of`, called by `build`; `known_model`, also called by tools.
+"""
 
 from __future__ import annotations
 
@@ -26,24 +29,23 @@ from quantbench.workload import Softmax
 
 FloatArray = npt.NDArray[np.float64]
 
-# Products that a model is fitted to, and those of the table that its fast form is taught, at most: more of them hardly
-# change predictions of other products, and cost time.
+# Most products that the model is fitted to, and most that its distilled form is taught: more hardly change predictions
+# of other products, and cost time.
 _MOST_PRODUCT_ROWS, _MOST_TAUGHT = 8000, 16_000
-# Tables of more rows than this are fitted as the shipped models are, with fewer members and trees: their many rows
-# leave the members little to differ in.
+# Tables of more rows are fitted with fewer members and trees, because with many rows the members hardly differ.
 _MANY_PRODUCT_ROWS = 2000
 _MANY_ROWS_EFFORT = Effort(members=2, rows_first=1000, rows_other=600, growth=Growth(trees=10, leaf=3))
 # The learner beside attention's physics takes the cube of the rows.
 _MOST_ATTENTION_ROWS = 600
-# Half-widths are kept at the middles of this many parts of the range of times, each of as many shapes.
+# Half-widths are stored at the median times of this many groups of equally many probed shapes.
 _POINTS = 8
 _PROBED = 3000
 _UNFUSED_PROVIDERS = ("torch.eager",)
 
 
 def models_of(device: DeviceSpec, tables: dict[str, Table], *, fit: bool, seed: int) -> Models:
-    """Models of every number format that there are rows of, at least of the device's usual one. A processor has none:
-    blocks and waves are modelled."""
+    """Models of every number format with rows, at least of bf16 (fp16 if the device has no bf16). A processor has none,
+    because the models are of blocks and waves."""
     if device.kind != "cuda":
         return Models()
     usual = "fp16" if device.peak("bf16") is None else "bf16"
@@ -60,8 +62,7 @@ def _most_of(table: Table, *columns: str) -> Table:
     """The rows of the most frequent value of each column in turn."""
     for name in columns:
         if len(table):
-            names, counts = np.unique(table[name], return_counts=True)
-            table = table.where(table[name] == names[int(np.argmax(counts))])
+            table = table.where(table[name] == table.most(name))
     return table
 
 
@@ -70,7 +71,7 @@ def _product(device: DeviceSpec, table: Table, dtype: str, fit: bool, seed: int)
     m = table["m"] * table["batch"]
     whole = (m <= LARGEST_SIDE) & (table["n"] <= LARGEST_SIDE) & (table["k"] <= LARGEST_SIDE)
     plain = whole & (table["batch"] == 1)
-    # A batch is not quite the rows of one product: its rows teach only where there are no others.
+    # A batch is not quite the rows of one product: batched rows are used only if there are too few others.
     kept = np.flatnonzero(plain if plain.sum() >= FEWEST_PRODUCT_ROWS else whole)
     if not fit or len(kept) < FEWEST_PRODUCT_ROWS:
         return _unfitted(device, dtype, seed)
@@ -98,7 +99,7 @@ def _launches(table: Table) -> list[Launch | None]:
 
 @cache
 def known_model(slug: str, dtype: str, seed: int) -> ProductModel:
-    """The model of a known GPU that is not fitted to rows of the profile's own; remembered, for it takes seconds."""
+    """The shipped model of a known GPU. Cached, because distilling takes seconds."""
     return product_model(GemmModel.best(slug, dtype=dtype), seed=seed)
 
 
@@ -111,10 +112,10 @@ def _unfitted(device: DeviceSpec, dtype: str, seed: int) -> ProductModel:
 def product_model(
     model: GemmModel, *, every: tuple[npt.NDArray[np.int64], ...] | None = None, seed: int = 0
 ) -> ProductModel:
-    """The distilled form of a model, with the interval that the whole one has and what distilling adds to it.
+    """The distilled form of a model, with the interval of the whole model widened by what distilling adds.
 
-    every: m, n and k of shapes that matter beside random ones: a lean form is distilled for them, which answers single
-    shapes in half the time; without them a shipped model's own form is kept, which is closer where no rows are.
+    every: m, n and k of shapes to distil a lean form for, beside random ones; it answers single shapes in half the
+    time. Without them, a shipped model keeps its own form, which is closer to the whole model without rows.
     """
     if every is None and model.fast is not None:
         fast = model.fast

@@ -8,29 +8,33 @@ interval, are found by leaving each measured row out in turn (`Surface.trust`). 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import log
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from quantbench.latency.estimate import bounded
 from quantbench.profile.estimate import INTERPOLATED, MEASURED, MODELLED
 
 IntArray = npt.NDArray[np.int64]
-HashArray = npt.NDArray[np.uint64]
+Sizes = tuple[IntArray, ...]
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+IntpArray = npt.NDArray[np.intp]
 
-# Odd constants with well-mixed bits: the golden ratio's and those of the finaliser of MurmurHash3 (64 bit).
+# Odd constants with well-mixed bits: of the golden ratio, and of the finaliser of MurmurHash3 (64 bit).
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xFF51AFD7ED558CCD)
 _SHIFT = np.uint64(32)
-# A table is twice as long as its keys or more: two looks find nearly every key.
+# The table has at least twice as many slots as keys, so that two probes find nearly every key.
 _SPARE_BITS = 1
 
 
-def hashed(sizes: tuple[IntArray, ...]) -> HashArray:
-    """One 64-bit number for each row of several whole numbers, (rows,) each."""
+def hashed(sizes: Sizes) -> npt.NDArray[np.uint64]:
+    """A 64-bit hash of each row of several integers, (rows,)."""
     total = np.zeros(sizes[0].shape, dtype=np.uint64)
     for size in sizes:
         total += size.astype(np.uint64)
@@ -42,17 +46,17 @@ def hashed(sizes: tuple[IntArray, ...]) -> HashArray:
 
 @dataclass(frozen=True)
 class RowIndex:
-    """sizes: the whole numbers that name each row, (rows,) each, no two rows alike.
+    """Finds rows by their sizes. sizes: (rows,) each, no two rows equal.
 
     >>> index = RowIndex((np.array([1, 2, 2]), np.array([5, 5, 6])))
     >>> index.find((np.array([2, 2]), np.array([6, 7])))
     array([ 2, -1])
     """
 
-    sizes: tuple[IntArray, ...]
+    sizes: Sizes
 
-    def find(self, asked: tuple[IntArray, ...]) -> npt.NDArray[np.intp]:
-        """(shapes,) the row that has exactly these sizes, -1 where there is none."""
+    def find(self, asked: Sizes) -> IntpArray:
+        """The index of the row with exactly these sizes, -1 if there is none, (shapes,)."""
         out = np.full(asked[0].shape, -1, dtype=np.intp)
         if not len(self.sizes[0]):
             return out
@@ -75,7 +79,7 @@ class RowIndex:
 
     @cached_property
     def _slots(self) -> tuple[npt.NDArray[np.int32], np.uint64]:
-        """An open-addressed table: the row in each slot, -1 in an empty one, and the mask of its length."""
+        """Open-addressed hash table: the row in each slot, -1 if empty, and the mask of its length."""
         rows = len(self.sizes[0])
         length = 1 << (max(rows, 2).bit_length() + _SPARE_BITS)
         mask = np.uint64(length - 1)
@@ -84,15 +88,13 @@ class RowIndex:
         waiting = np.arange(rows, dtype=np.int32)
         while waiting.size:
             free = slots[place] < 0
-            slots[place[free]] = waiting[free]  # of several rows that want one slot the last one written stays
+            slots[place[free]] = waiting[free]  # of several rows with one slot, the last one written stays
             lost = slots[place] != waiting
             waiting, place = waiting[lost], (place[lost] + np.uint64(1)) & mask
         return slots, mask
 
 
-FloatArray = npt.NDArray[np.float64]
-
-#: two measured shapes further apart than this say little about what is between them
+#: largest ratio between two measured shapes to interpolate between
 WIDEST_GAP = 2.0
 
 
@@ -100,18 +102,20 @@ WIDEST_GAP = 2.0
 class _Family:
     """Lines along which the sizes at `moving` grow in proportion and the others are held.
 
-    lines: what names each line; first: where its rows begin, with one end more than lines; scale: position of each row
-    on its line, ascending; value: what is interpolated.
+    lines: finds a line by its identifier.
+    first: (lines + 1,) row offsets.
+    scale: (rows,) position on the line, ascending.
+    value: (rows,) interpolated quantity.
     """
 
     moving: tuple[int, ...]
     lines: RowIndex
-    first: npt.NDArray[np.intp]
+    first: IntpArray
     scale: FloatArray
     value: FloatArray
 
-    def bracket(self, sizes: tuple[IntArray, ...]) -> tuple[npt.NDArray[np.bool_], FloatArray]:
-        """(whether a shape lies between two rows, what is interpolated there), (shapes,) each."""
+    def bracket(self, sizes: Sizes) -> tuple[BoolArray, FloatArray]:
+        """(whether a shape lies between two rows, the interpolated value), (shapes,) each."""
         names, scale = line_of(sizes, self.moving)
         line = self.lines.find(names)
         value = np.zeros(len(line))
@@ -119,7 +123,7 @@ class _Family:
         if not found.size:
             return line >= 0, value
         line, at = line[found], scale[found].astype(np.float64)
-        # Scales begin anew on each line; shifted by the line's number they ascend over all of them.
+        # Scales restart on each line; shifted by the line's index they ascend over all lines.
         above = np.searchsorted(self._shifted, line * self._span + at)
         inside = (above > self.first[line]) & (above < self.first[line + 1])
         found, above, at = found[inside], above[inside], at[inside]
@@ -142,8 +146,8 @@ class _Family:
         return np.asarray(self.scale + lines * self._span)
 
 
-def line_of(sizes: tuple[IntArray, ...], moving: tuple[int, ...]) -> tuple[tuple[IntArray, ...], IntArray]:
-    """(what names the line of each shape, its position on it): moving sizes over their common divisor."""
+def line_of(sizes: Sizes, moving: tuple[int, ...]) -> tuple[Sizes, IntArray]:
+    """(identifier of each shape's line, position on it): moving sizes over their common divisor."""
     if len(moving) == 1:
         (at,) = moving
         return tuple(size for i, size in enumerate(sizes) if i != at), sizes[at]
@@ -155,14 +159,14 @@ def line_of(sizes: tuple[IntArray, ...], moving: tuple[int, ...]) -> tuple[tuple
 
 @dataclass(frozen=True)
 class Lines:
-    """sizes: of the measured rows; value: of each row, to be interpolated; families: which sizes move together, in the
-    order in which they are tried. All (rows,)."""
+    """Interpolation along lines. sizes: of the measured rows, (rows,) each. value: (rows,) quantity to interpolate.
+    families: indices of the sizes that grow together, tried in order."""
 
-    sizes: tuple[IntArray, ...]
+    sizes: Sizes
     value: FloatArray
     families: tuple[tuple[int, ...], ...]
 
-    def between(self, asked: tuple[IntArray, ...]) -> tuple[npt.NDArray[np.bool_], FloatArray]:
+    def between(self, asked: Sizes) -> tuple[BoolArray, FloatArray]:
         """(whether a shape lies between two measured ones, the interpolated value there), (shapes,) each."""
         known = np.zeros(len(asked[0]), dtype=bool)
         value = np.zeros(len(known))
@@ -176,8 +180,8 @@ class Lines:
                 break
         return known, value
 
-    def left_out(self) -> tuple[npt.NDArray[np.bool_], FloatArray]:
-        """As `between`, for each row itself from its neighbours: what would be said of it, had it not been measured."""
+    def left_out(self) -> tuple[BoolArray, FloatArray]:
+        """As `between`, for each row from its neighbours without itself."""
         known, value = np.zeros(len(self.value), dtype=bool), np.zeros(len(self.value))
         for moving in self.families:
             order, first, scale = _sorted(self.sizes, moving)
@@ -208,10 +212,8 @@ class Lines:
         return tuple(found)
 
 
-def _sorted(
-    sizes: tuple[IntArray, ...], moving: tuple[int, ...]
-) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], FloatArray]:
-    """(rows line by line and ascending on each, where each line begins and the end, position of each row)."""
+def _sorted(sizes: Sizes, moving: tuple[int, ...]) -> tuple[IntpArray, IntpArray, FloatArray]:
+    """(rows sorted by line and position, (lines + 1,) row offsets, position of each row)."""
     names, scale = line_of(sizes, moving)
     order = np.lexsort([scale, *reversed(names)])
     new = np.ones(len(order), dtype=bool)
@@ -221,33 +223,29 @@ def _sorted(
     return order, first, scale[order].astype(np.float64)
 
 
-Sizes = tuple[IntArray, ...]
-
 _COVERED = 0.9
-# With fewer rows left out, what is believed of a ratio is assumed, not found.
+# Fewest left-out rows to estimate the share from.
 _FEWEST_LEFT_OUT = 8
-# A figure of the model's interval, below which no interpolation claims to be better: drift between runs.
+# Least half-width of an interpolation: drift between runs.
 _LEAST_HALF_WIDTH = 0.01
-# Rows are rounder numbers than what is asked for between them, and kinder to the model: its errors past an edge are
-# this much larger (held-out rows of the public A100 table at other m than its powers of two).
+# Measured rows are rounder numbers than queries, and easier for the model: errors past an edge are this much larger
+# (held-out rows of the public A100 table at other m than its powers of two).
 _LESS_ROUND = 1.15
-# From so many rows on, their middle ratio to the model says that the model as a whole is off.
+# Fewest rows whose median ratio to the model counts as the model's bias.
 _FEWEST_FOR_BIAS = 5
-#: beyond the range of what was measured, intervals are this much wider (in log time)
+#: intervals outside the measured range are this much wider (log time)
 OUTSIDE_WIDER = 1.5
 
 
-class Base(Protocol):
-    """A model of all sizes."""
-
-    def times(self, sizes: Sizes) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """(latency µs, half-width of the 90 % interval in log time below and above, µs that no time can be below),
-        (shapes,) each."""
+#: latency in µs, half-widths of the 90 % interval in log time below and above, least possible µs; (shapes,) each
+Predicted = tuple[FloatArray, FloatArray, FloatArray, FloatArray]
+#: a model of all sizes: int64 sizes, (shapes,) each → prediction
+Base = Callable[[Sizes], Predicted]
 
 
 @dataclass(frozen=True)
 class Trust:
-    """share: of the interpolated ratio that is believed. half_width: of the 90 % interval then, in log time."""
+    """share: of the interpolated ratio that is used. half_width: of the 90 % interval then, in log time."""
 
     share: float
     half_width: float
@@ -255,7 +253,8 @@ class Trust:
 
 @dataclass(frozen=True)
 class Surface:
-    """sizes: of the measured rows, (rows,) each; latency_us, low_us, high_us: theirs. families: see `Lines`."""
+    """Times of all shapes. sizes, latency_us, low_us, high_us: of the measured rows, (rows,) each. base: a model.
+    families: see `Lines`."""
 
     sizes: Sizes
     latency_us: FloatArray
@@ -264,9 +263,7 @@ class Surface:
     base: Base
     families: tuple[tuple[int, ...], ...]
 
-    def many(
-        self, asked: Sizes
-    ) -> tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.int8], npt.NDArray[np.bool_]]:
+    def many(self, asked: Sizes) -> tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.int8], BoolArray]:
         """(latency, low, high, source code, outside) of each shape, (shapes,) each; asked: int64, one-dimensional."""
         row = self.index.find(asked)
         rest = np.flatnonzero(row < 0)
@@ -283,20 +280,16 @@ class Surface:
         latency[rest], low[rest], high[rest], code[rest], outside[rest] = self._unmeasured(asked)
         return latency, low, high, code, outside
 
-    def _unmeasured(
-        self, asked: Sizes
-    ) -> tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.int8], npt.NDArray[np.bool_]]:
-        model_us, below, above, floor_us = self.base.times(asked)
+    def _unmeasured(self, asked: Sizes) -> tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.int8], BoolArray]:
+        model_us, below, above, floor_us = self.base(asked)
         between, ratio = self.lines.between(asked) if len(self.latency_us) else (np.zeros(len(model_us), bool), below)
         outside = self._outside(asked)
         shift = np.where(between, self.bias + self.trust.share * (ratio - self.bias), self.bias)
         wider = np.where(outside, OUTSIDE_WIDER, 1.0)
         half_below = np.where(between, self.trust.half_width, below * wider)
         half_above = np.where(between, self.trust.half_width, above * wider)
-        latency = np.maximum(model_us * np.exp(shift), floor_us)
-        low = np.maximum(latency * np.exp(-half_below), floor_us)
         code = np.where(between, INTERPOLATED, MODELLED).astype(np.int8)
-        return latency, low, latency * np.exp(half_above), code, outside
+        return (*bounded(model_us * np.exp(shift), half_below, half_above, floor_us), code, outside)
 
     @cached_property
     def index(self) -> RowIndex:
@@ -305,12 +298,12 @@ class Surface:
 
     @cached_property
     def range(self) -> tuple[tuple[int, int], ...]:
-        """Smallest and largest measured value of each size; nothing lies within where nothing was measured."""
+        """Smallest and largest measured value of each size; (1, 0), which contains nothing, without rows."""
         if not len(self.latency_us):
             return tuple((1, 0) for _ in self.sizes)
         return tuple((int(size.min()), int(size.max())) for size in self.sizes)
 
-    def _outside(self, asked: Sizes) -> npt.NDArray[np.bool_]:
+    def _outside(self, asked: Sizes) -> BoolArray:
         out = np.zeros(len(asked[0]), dtype=bool)
         for size, (low, high) in zip(asked, self.range, strict=True):
             out |= (size < low) | (size > high)
@@ -319,7 +312,7 @@ class Surface:
     @cached_property
     def _log_ratio(self) -> FloatArray:
         """Log of measured over modelled, by row."""
-        return np.asarray(np.log(self.latency_us / self.base.times(self.sizes)[0]))
+        return np.asarray(np.log(self.latency_us / self.base(self.sizes)[0]))
 
     @cached_property
     def lines(self) -> Lines:
@@ -328,7 +321,7 @@ class Surface:
 
     @cached_property
     def bias(self) -> float:
-        """How far the model is off in the middle of all rows, in log time."""
+        """The model's median error over all rows, log time."""
         if len(self.latency_us) < _FEWEST_FOR_BIAS:
             return 0.0
         return float(np.median(self._log_ratio))
@@ -340,12 +333,12 @@ class Surface:
             return Trust(1.0, log(2.0))
         known, ratio = self.lines.left_out()
         if known.sum() < _FEWEST_LEFT_OUT:
-            _, below, above, _ = self.base.times(self.sizes)
+            _, below, above, _ = self.base(self.sizes)
             return Trust(1.0, max(_LEAST_HALF_WIDTH, float(np.median(np.maximum(below, above)))))
         said, true = ratio[known] - self.bias, self._log_ratio[known] - self.bias
         squares = float((said**2).sum())
         share = min(1.0, max(0.0, float((said * true).sum()) / squares)) if squares > 0 else 1.0
         error = np.abs(true - share * said)
-        # The error's own quantile is known to a row more or less.
+        # One row more, because the quantile of a sample is uncertain by a row.
         rank = min(1.0, _COVERED * (len(error) + 1) / len(error))
         return Trust(share, max(_LEAST_HALF_WIDTH, _LESS_ROUND * float(np.quantile(error, rank))))

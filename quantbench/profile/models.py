@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any
@@ -26,7 +27,7 @@ FloatArray = npt.NDArray[np.float64]
 
 _WHO = "profile model of products"
 _NUM_FEATURES = 4 + len(WATCHED) + 2
-# Shapes that every model must give a time for: m, n and k of ends and middle of what is asked.
+# m, n and k of shapes that every model must give a time for.
 _PRODUCT_PROBES = tuple(
     np.array(sizes, dtype=np.float64)
     for sizes in (
@@ -39,9 +40,12 @@ _PRODUCT_PROBES = tuple(
 
 @dataclass(frozen=True)
 class ProductModel:
-    """Products of one number format. rows: measured rows that the model was fitted to (0: none). log_us, half: points
-    of the half-width of the 90 % interval (log time) over the logarithm of the predicted time. note: what to know of
-    it, in words. provenance: of the model, for people."""
+    """Products of one number format.
+
+    fast: the distilled model.
+    rows: measured rows that the model was fitted to.
+    log_us, half: half-width of the 90 % interval (log time) over the logarithm of the predicted time, as points.
+    """
 
     dtype: str
     fast: FastGemm
@@ -63,23 +67,33 @@ class ProductModel:
         }  # fmt: skip
 
     @classmethod
-    def from_json(cls, data: object, device: DeviceSpec) -> ProductModel:
-        """What `to_json` wrote for this device. Raises InputError for anything else, sound or not."""
-        try:
-            return cls._from_json(data, device)
-        except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError, StoreError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(_WHO, f"a broken part ({error!r})"[:160], "what an export wrote") from None
+    def from_json(cls, data: Any, device: DeviceSpec) -> ProductModel:
+        """The model that `to_json` wrote for this device. Raises InputError for anything else."""
+        with _sound(_WHO):
+            dtype = require_choice(_WHO, "dtype", data["dtype"], GEMM_DTYPES)
+            fast = fast_from_json(data["distilled"])
+            log_us, half = (tuple(float(x) for x in data[name]) for name in ("log_us", "half_width"))
+            made = cls(dtype, fast, data["rows"], log_us, half, data["note"], data["provenance"])
+            _check(made, device)
+            return made
 
-    @classmethod
-    def _from_json(cls, data: Any, device: DeviceSpec) -> ProductModel:
-        dtype = require_choice(_WHO, "dtype", data["dtype"], GEMM_DTYPES)
-        fast = fast_from_json(data["distilled"])
-        log_us, half = (tuple(float(x) for x in data[name]) for name in ("log_us", "half_width"))
-        made = cls(dtype, fast, data["rows"], log_us, half, data["note"], data["provenance"])
-        _check(made, device)
-        return made
+
+@contextmanager
+def _sound(who: str) -> Iterator[None]:
+    """Raise InputError for whatever a malformed part raises; numpy's warnings are off."""
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    except InputError:
+        raise
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError, StoreError) as error:
+        raise InputError(who, f"a broken part ({error!r})"[:160], "what an export wrote") from None
+
+
+def _require_times(who: str, *times_us: FloatArray) -> None:
+    every = np.concatenate(times_us)
+    if not (np.isfinite(every) & (every > 0)).all():
+        raise InputError(who, f"a time of {every.min():g} µs", "finite times above 0")
 
 
 def _check(model: ProductModel, device: DeviceSpec) -> None:
@@ -98,17 +112,12 @@ def _check(model: ProductModel, device: DeviceSpec) -> None:
     require_sound_fast(fast)
     if int(fast.forest.feature.max()) >= _NUM_FEATURES or not 0 <= fast.most < 5:
         raise InputError(_WHO, "trees of other features or corrections", "what an export wrote")
-    with np.errstate(all="ignore"):
-        times_us = fast.predict_us(*_PRODUCT_PROBES)
-    if not (np.isfinite(times_us) & (times_us > 0)).all():
-        raise InputError(_WHO, f"a time of {times_us.min():g} µs", "finite times above 0")
+    _require_times(_WHO, fast.predict_us(*_PRODUCT_PROBES))
 
 
 _KINDS = ("gemm", "softmax", "attention")
-_PROBES = {
-    "softmax": [Softmax(64, 2048, 2048), Softmax(1, 1, 1)],
-    "attention": [Attention(1, 32, 2048, 2048, 128), Attention(8, 8, 64, 64, 64)],
-}
+_SOFTMAX_PROBES = (Softmax(64, 2048, 2048), Softmax(1, 1, 1))
+_ATTENTION_PROBES = (Attention(1, 32, 2048, 2048, 128), Attention(8, 8, 64, 64, 64))
 
 
 @dataclass(frozen=True)
@@ -138,7 +147,7 @@ def models_to_json(models: Models) -> Json:
 
 
 def models_from_json(data: object, device: DeviceSpec) -> Models:
-    """What `models_to_json` wrote for this device. Raises InputError for anything else."""
+    """The models that `models_to_json` wrote for this device. Raises InputError for anything else."""
     if not isinstance(data, dict) or set(data) != set(_KINDS) or not all(isinstance(v, list) for v in data.values()):
         raise InputError("profile models", repr(data)[:80], "lists of " + ", ".join(_KINDS))
     for kind in ("softmax", "attention"):
@@ -157,31 +166,27 @@ def models_from_json(data: object, device: DeviceSpec) -> Models:
 
 def _softmax(data: Any, device: DeviceSpec) -> tuple[SoftmaxModel, bool]:
     who = "profile model of softmax"
-    try:
+    with _sound(who):
         fused = data["fused"]
         model = SoftmaxModel.from_json(data, device)
         if not isinstance(fused, bool) or not isinstance(model.note, str):
             raise InputError(who, f"fused = {fused!r}, note {model.note!r}"[:100], "true or false, and a text")
-        with np.errstate(all="ignore"):
-            _check_times(who, model.predict(_PROBES["softmax"]))  # type: ignore[arg-type]
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise _broken(who, error) from None
-    return model, fused
+        found = model.predict(_SOFTMAX_PROBES)
+        _require_times(who, found.low_us, found.latency_us, found.high_us)
+        return model, fused
 
 
 def _attention(data: Any, device: DeviceSpec) -> AttentionModel:
     who = "profile model of attention"
-    try:
+    with _sound(who):
         model = AttentionModel.from_json(data, device)
         if model.dtype not in ("fp16", "bf16", "fp32") or not isinstance(model.note, str):
             raise InputError(who, f"dtype = {model.dtype!r}"[:100], "fp16, bf16 or fp32")
         _check_learner(who, model.learner)
-        # The physics alone: the learner's matrices are worth their time only when it is asked.
-        with np.errstate(all="ignore"):
-            _check_times(who, replace(model, learner=None).predict(_PROBES["attention"]))  # type: ignore[arg-type]
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
-        raise _broken(who, error) from None
-    return model
+        # Without the learner, whose matrices are only worth their time in a query.
+        found = replace(model, learner=None).predict(_ATTENTION_PROBES)
+        _require_times(who, found.low_us, found.latency_us, found.high_us)
+        return model
 
 
 def _check_learner(who: str, learner: GaussianProcess | None) -> None:
@@ -197,15 +202,3 @@ def _check_learner(who: str, learner: GaussianProcess | None) -> None:
         or not isfinite(learner.centre)
     ):  # fmt: skip
         raise InputError(who, "a learner of odd shapes or numbers", "what an export wrote")
-
-
-def _broken(who: str, error: Exception) -> InputError:
-    if isinstance(error, InputError):
-        return error
-    return InputError(who, f"a broken part ({error!r})"[:160], "what an export wrote")
-
-
-def _check_times(who: str, found: Any) -> None:
-    times_us = np.concatenate([found.low_us, found.latency_us, found.high_us])
-    if not (np.isfinite(times_us) & (times_us > 0)).all():
-        raise InputError(who, f"a time of {times_us.min():g} µs", "finite times above 0")

@@ -1,4 +1,5 @@
-"""What a profile holds beside its tables (provenance, cliffs, findings), and every part of it as JSON and back."""
+"""The parts of a profile beside tables and models: provenance, cliffs, rule findings. Converts every part but the
+models to JSON and back, for `Profile.save` and `Profile.load`."""
 
 from __future__ import annotations
 
@@ -9,15 +10,18 @@ from typing import Any
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.profile.table import FLAG, INTEGER, LAYOUTS, NUMBER, TEXT, Table
-from quantbench.store.typed import Json, decode, encode
+from quantbench.store.typed import Json, decode
 from quantbench.workload import Workload, workload_from_json, workload_to_json
 
 
 @dataclass(frozen=True)
 class RunSource:
-    """A run that a profile was made of. origin: measured, imported or simulated; source: whose figures, for imported
-    ones. cache: cold, hot or unknown. records: lines of the run; rows: of these in the tables. keys_sha256: digest of
-    all record keys in order."""
+    """A run that a profile was made of.
+
+    origin: measured, imported or simulated. source: of imported figures. cache: cold, hot or unknown.
+    records: number of records. rows: how many of them are in the tables.
+    keys_sha256: digest of all record keys in order.
+    """
 
     run_id: str
     origin: str
@@ -30,8 +34,8 @@ class RunSource:
 
 @dataclass(frozen=True)
 class Provenance:
-    """quantbench: the version that made it. runs: in order of their ids. num_cliffs: that were found, of which the
-    profile holds the largest. note: what else is to be known, in words."""
+    """quantbench: the version that made the profile. runs: sorted by id. num_cliffs: found; the profile has the largest
+    of them."""
 
     quantbench: str
     runs: tuple[RunSource, ...] = ()
@@ -41,12 +45,12 @@ class Provenance:
 
 @dataclass(frozen=True)
 class KnownCliff:
-    """After size `at` of `axis` the time jumps by `ratio`, beyond the trend around it, until `next` at the latest.
+    """Between sizes `at` and `next` of `axis`, the time jumps by `ratio` beyond the trend around it.
 
-    low, high: 95 % interval of ratio. num_curves: 1 for a cliff of one curve; more where it is the middle of that many
-    curves of one family. cause: its kind; why: in words; evidence: identity, arithmetic or clock. held: the sizes that
-    were held (of one curve). before, after: the workloads on both sides, None for a cliff of many curves. keys: their
-    records.
+    low, high: 95 % interval of ratio.
+    cause: its kind. why: in words. evidence: identity, arithmetic or clock.
+    num_curves: 1 for a cliff of one curve; otherwise the number of curves of a family whose median this is.
+    held, before, after, keys: of one curve: the fixed sizes, the workloads on both sides, and their record keys.
     """
 
     axis: str
@@ -76,10 +80,14 @@ class KnownCliff:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What the runs say of a rule. effect, low, high: time per work where it is broken over where it is kept, with its
-    95 % interval; predicted: what tiles and waves alone would make it. evidence: keys of records (the first ones, of
-    evidence_total). reason: what stands in the way of a verdict."""
+class RuleFinding:
+    """The verdict of the runs on a rule of thumb.
+
+    effect, low, high: time per work with the rule broken over the rule kept, with its 95 % interval.
+    predicted: the effect of tiles and waves alone.
+    evidence: the first keys of `evidence_total` records.
+    reason: why there is no verdict.
+    """
 
     rule: str
     predicate: str
@@ -105,13 +113,13 @@ class Finding:
 
 
 def table_to_json(table: Table) -> Json:
-    """Column names, and rows in their order."""
+    """Column names, and the rows."""
     lists = [values.tolist() for values in table.columns.values()]
     return {"columns": list(table.columns), "rows": [list(row) for row in zip(*lists, strict=True)]}
 
 
 def table_from_json(kind: str, data: Json, who: str) -> Table:
-    """What `table_to_json` wrote."""
+    """The table that `table_to_json` wrote. Raises InputError for anything else."""
     names, rows = data.get("columns"), data.get("rows")
     types: dict[str, tuple[type, ...]] = {INTEGER: (int,), NUMBER: (int, float), FLAG: (bool,), TEXT: (str,)}
     if names != list(LAYOUTS[kind].names):
@@ -135,11 +143,11 @@ def table_from_json(kind: str, data: Json, who: str) -> Table:
 
 def provenance_to_json(provenance: Provenance) -> Json:
     """As a JSON object."""
-    return {**asdict(provenance), "runs": [asdict(run) for run in provenance.runs]}
+    return asdict(provenance)
 
 
 def provenance_from_json(data: object) -> Provenance:
-    """What `provenance_to_json` wrote."""
+    """The provenance that `provenance_to_json` wrote."""
     who = "profile provenance"
     if not isinstance(data, dict):
         raise InputError(who, repr(data)[:80], "a JSON object")
@@ -166,25 +174,18 @@ def _cliff(data: object) -> KnownCliff:
     return decode(KnownCliff, data, "profile cliff", whole=True)
 
 
-def finding_to_json(finding: Finding) -> Json:
+def finding_to_json(finding: RuleFinding) -> Json:
     """As a JSON object."""
     return {**vars(finding), "evidence": list(finding.evidence)}
 
 
-def findings_from_json(data: object) -> tuple[Finding, ...]:
+def findings_from_json(data: object) -> tuple[RuleFinding, ...]:
     """Findings that `finding_to_json` wrote."""
-    return tuple(decode(Finding, one, "profile finding", whole=True) for one in _list(data, "profile findings"))
-
-
-def device_to_json(device: DeviceSpec) -> Json:
-    """Constants with their sources."""
-    data = encode(device)
-    capability = device.compute_capability
-    return {**data, "compute_capability": None if capability is None else list(capability)}
+    return tuple(decode(RuleFinding, one, "profile finding", whole=True) for one in _list(data, "profile findings"))
 
 
 def device_from_json(data: object) -> DeviceSpec:
-    """What `device_to_json` wrote."""
+    """The device that `encode` wrote."""
     return decode(DeviceSpec, data, "profile device", whole=True)
 
 

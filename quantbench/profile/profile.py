@@ -1,4 +1,4 @@
-"""The profile of one GPU: what was measured on it, as tables, models and findings that planners can ask."""
+"""The profile of one GPU: measured tables, fitted models, cliffs and rule findings. Entry point: `Profile`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
 from quantbench.device.spec import DeviceSpec
@@ -16,14 +17,13 @@ from quantbench.errors import InputError
 from quantbench.latency.estimate import Estimate
 from quantbench.profile import file
 from quantbench.profile import parts as codec
-from quantbench.profile.answers import Asker
-from quantbench.profile.checks import check_table
-from quantbench.profile.collectives import ask_collective
+from quantbench.profile.answers import Asker, ask_collective
 from quantbench.profile.estimate import Estimates, LayerEstimate, layer_of
 from quantbench.profile.file import PROFILE_VERSION
 from quantbench.profile.models import Models, models_from_json, models_to_json
-from quantbench.profile.parts import Finding, KnownCliff, Provenance
-from quantbench.profile.table import LAYOUTS, Table
+from quantbench.profile.parts import KnownCliff, Provenance, RuleFinding
+from quantbench.profile.table import LAYOUTS, Table, check_table
+from quantbench.store.typed import encode
 from quantbench.workload import TransformerShape
 from quantbench.workload.ops import Compute
 
@@ -33,10 +33,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Profile:
-    """Everything that a profile holds; checked when it is made, so that there is no profile with impossible figures.
+    """A profile, checked when it is made: no row has an impossible time.
 
-    tables: by kind (gemm, softmax, attention, collective), an empty one where nothing was measured. models: fitted to
-    them. cliffs: the largest first. findings: rules, judged.
+    tables: by kind (gemm, softmax, attention, collective); empty if nothing was measured.
+    models: fitted to the tables.
+    cliffs: largest first.
+    findings: verdicts on the rules.
     """
 
     device: DeviceSpec
@@ -45,7 +47,7 @@ class Profile:
     tables: Mapping[str, Table]
     models: Models = field(default_factory=Models)
     cliffs: tuple[KnownCliff, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[RuleFinding, ...] = ()
 
     def __post_init__(self) -> None:
         for kind, table in self.tables.items():
@@ -57,20 +59,20 @@ class Profile:
 
     @classmethod
     def from_runs(cls, runs: Sequence[Run], *, fit: bool = True, seed: int = 0) -> Profile:
-        """The profile of runs of one device, in any order: the same runs give the same profile.
+        """The profile of runs of one device. The order of the runs does not matter.
 
-        fit: fit models to the rows (else the shipped or expected ones are taken). Raises InputError for runs of
-        different devices, of simulated beside measured ones, and of cold beside hot caches.
+        fit: fit models to the rows; otherwise use shipped models. Raises InputError for runs of different devices, for
+        simulated and measured runs together, and for runs with cold and with hot caches.
         """
         from quantbench.profile.build import build
 
         return build(cls, runs, fit=fit, seed=seed)
 
     def save(self, path: str | Path) -> None:
-        """Write it to a JSON file, with Parquet files beside it for large tables."""
+        """Write a JSON file, and a Parquet file beside it for each large table."""
         parts = {
             "version": PROFILE_VERSION,
-            "device": codec.device_to_json(self.device),
+            "device": encode(self.device),
             "software": dict(self.software),
             "provenance": codec.provenance_to_json(self.provenance),
             "models": models_to_json(self.models),
@@ -81,9 +83,9 @@ class Profile:
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
-        """Read a profile: its JSON file, or the folder in which that is called profile.json.
+        """Read a profile from its JSON file, or from profile.json in a folder.
 
-        Raises StoreError for a file that cannot be read or was changed, InputError for one that holds what cannot be.
+        Raises StoreError if the file cannot be read or was changed, InputError if its content is invalid.
         """
         where = Path(path)
         parts, tables = file.read_document(where / "profile.json" if os.path.isdir(where) else where)
@@ -115,11 +117,11 @@ class Profile:
     ) -> Estimate | Estimates:
         """The time of products m×k times k×n: an Estimate for plain numbers, Estimates for arrays, which broadcast.
 
-        dtype, layout, provider: None stands for what the profile has most rows of. A format or layout that was not
-        measured is answered by the one that is most alike, and the answer's note says so. Raises InputError for what
-        is no size, UnsupportedError for a format that the device does not have.
+        dtype, layout, provider: None selects the one with the most rows. If a format or layout was not measured, the
+        closest one answers, with a note. Raises InputError for invalid sizes, UnsupportedError for a format that the
+        device does not have.
         """
-        return self._asker.gemm(m, n, k, dtype, layout, batch, provider)
+        return self._asker.ask("gemm", (dtype, layout, provider), (m, n, k, batch))
 
     def softmax(
         self,
@@ -133,7 +135,9 @@ class Profile:
         provider: str | None = None,
     ) -> Estimate | Estimates:
         """The time of softmax over the last dimension of (batch, rows, cols); batch: heads / TP × MBS."""
-        return self._asker.softmax(batch, rows, cols, dtype, mask, direction, provider)
+        if mask == "causal" and np.any(np.asarray(rows) != np.asarray(cols)):
+            raise InputError("profile.softmax", "mask = 'causal' with rows unlike cols", "rows equal to cols")
+        return self._asker.ask("softmax", (dtype, mask, direction, provider), (batch, rows, cols))
 
     def attention(
         self,
@@ -150,8 +154,15 @@ class Profile:
         provider: str | None = None,
     ) -> Estimate | Estimates:
         """The time of fused attention; kv_heads 0 stands for heads."""
-        sizes = (batch, heads, kv_heads, seq_q, seq_k, head_dim)
-        return self._asker.attention(sizes, dtype, causal, direction, provider)
+        if causal and np.any(np.asarray(seq_q) != np.asarray(seq_k)):
+            raise InputError("profile.attention", "causal with seq_q unlike seq_k", "seq_q equal to seq_k")
+        # A plain number stays one, so that a single answer is remembered.
+        plain = type(kv_heads) is int
+        kv: Any = (kv_heads or heads) if plain else np.where(np.asarray(kv_heads) == 0, heads, kv_heads)
+        if np.any(np.asarray(heads) % np.maximum(kv, 1) != 0):
+            raise InputError("profile.attention", f"kv_heads = {kv} of {heads!s} heads"[:100], "a divisor of heads")
+        sizes = (batch, heads, kv, seq_q, seq_k, head_dim)
+        return self._asker.ask("attention", (dtype, causal, direction, provider), sizes)
 
     def collective(
         self,
@@ -163,21 +174,22 @@ class Profile:
         dtype: str | None = None,
         provider: str | None = None,
     ) -> Estimate | Estimates:
-        """The time of a collective between num_gpus GPUs of this kind, spread evenly over num_nodes machines; sizes as
-        `workload.Collective` has them (nccl-tests' `size`). Only message sizes are interpolated: raises
-        UnsupportedError for an op or a number of GPUs or nodes that was not measured, InputError for what is no size.
+        """The time of a collective between num_gpus GPUs, spread evenly over num_nodes machines.
+
+        message_bytes: as in `workload.Collective` (nccl-tests' `size`). Only message sizes are interpolated. Raises
+        UnsupportedError for an op or a number of GPUs or nodes that was not measured, InputError for invalid sizes.
         """
         return ask_collective(self.tables["collective"], op, message_bytes, num_gpus, num_nodes, dtype, provider)
 
     def layer(self, shape: TransformerShape, *, backward: bool = True) -> LayerEstimate:
-        """The time of one layer of `shape` for one micro-batch on one GPU: its products, softmax and attention, without
-        the logits; norms, activations and communication are not in it."""
+        """The time of one layer for one micro-batch on one GPU: products, softmax and attention, without the logits,
+        norms, activations and communication."""
         ops = [replace(op, count=1) for op in shape.ops(backward=backward) if op.name != "logits"]
         return layer_of(ops, self.estimates([op.workload for op in ops]))
 
     def trust(self, kind: str) -> float | None:
-        """Half-width, in log time, of the 90 % interval between measured shapes of the profile's main format of `kind`,
-        found by leaving each row out; None where it was not asked for or there are too few rows."""
+        """Half-width, in log time, of the 90 % interval between measured shapes of the main format of `kind`, from
+        leaving each row out; None without rows."""
         return self._asker.trust(kind)
 
     def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
@@ -186,7 +198,7 @@ class Profile:
 
     @property
     def note(self) -> str:
-        """What the profile holds, and how many of the estimates that were asked for so far are measured."""
+        """The profile's rows, and how many of the estimates so far came from each source."""
         counted = ", ".join(f"{count} {source}" for source, count in self._asker.sources.most_common())
         rows = ", ".join(f"{len(table):,} {kind}" for kind, table in self.tables.items() if len(table))
         held = f"profile of {self.device.name}: {rows or 'no'} rows"
@@ -195,5 +207,5 @@ class Profile:
 
     @property
     def common_error(self) -> float:
-        """Nothing: where it was measured, it is right on average (`latency.op_times.OpTimes`)."""
+        """0: measured times have no common error (`latency.op_times.OpTimes`)."""
         return 0.0

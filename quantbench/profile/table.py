@@ -1,17 +1,29 @@
-"""The tables of a profile: their columns, rows sorted by key, each key once. Entry point: `Table`."""
+"""The tables of a profile: their columns, their rows sorted by unique keys, and the checks of their rows.
+
+Entry points: `Table`, and `check_table`, which refuses impossible workloads and times for a device (called by
+`Profile`). All checks are array arithmetic, so that they take milliseconds for tens of thousands of rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.measurement import GRADES
 from quantbench.workload import Attention, Collective, Gemm, Softmax, Workload
+from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES, VECTOR_DTYPES
+from quantbench.workload.ops import COLLECTIVE_DTYPES, COLLECTIVE_OPS, DIRECTIONS, LARGEST_MESSAGE_BYTES, MASKS
+from quantbench.workload.ops import LAYOUTS as GEMM_LAYOUTS
+
+Array = npt.NDArray[Any]
+FloatArray = npt.NDArray[np.float64]
+Columns = Mapping[str, Array]
 
 #: the largest size of a workload
 LARGEST = 2**31 - 1
@@ -19,77 +31,54 @@ LARGEST = 2**31 - 1
 INTEGER, TEXT, NUMBER, FLAG = "integer", "text", "number", "flag"
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """name: with its unit. kind: integer, text, number or flag."""
 
     name: str
     kind: str
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The columns of one kind of table, in order. keys: those that are of one row only, by which rows are sorted."""
+class TableLayout(NamedTuple):
+    """The columns of one kind of table, in order. keys: those that identify a row, by which rows are sorted."""
 
     columns: tuple[Column, ...]
     keys: tuple[str, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every column's name, in order."""
+        """The columns' names."""
         return tuple(column.name for column in self.columns)
 
 
-def _columns(kind: str, *names: str) -> tuple[Column, ...]:
-    return tuple(Column(name, kind) for name in names)
-
-
-# low_us, high_us: 95 % interval of the median; both equal to latency_us where a table gives a single figure, whose
-# spread nobody knows. grade: A to D. origin: measured, imported or simulated.
-_TIMES = (*_columns(NUMBER, "latency_us", "low_us", "high_us"), *_columns(TEXT, "grade", "origin"))
-
-
-def _layout(keys: tuple[Column, ...], more: tuple[Column, ...] = ()) -> Layout:
-    return Layout((*keys, *more, *_TIMES), tuple(column.name for column in keys))
-
-
-LAYOUTS: dict[str, Layout] = {
-    # kernel: its name, "" where it is not known; block_m, block_n, split_k: 0 where not known.
-    "gemm": _layout(
-        (*_columns(INTEGER, "m", "n", "k", "batch"), *_columns(TEXT, "dtype", "layout", "provider")),
-        (*_columns(TEXT, "kernel"), *_columns(INTEGER, "block_m", "block_n", "split_k")),
-    ),
-    "softmax": _layout(
-        (*_columns(INTEGER, "batch", "rows", "cols"), *_columns(TEXT, "dtype", "mask", "direction", "provider"))
-    ),
-    "attention": _layout(
-        (
-            *_columns(INTEGER, "batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim"),
-            *_columns(TEXT, "dtype"),
-            *_columns(FLAG, "causal"),
-            *_columns(TEXT, "direction", "provider"),
-        )
-    ),
-    "collective": _layout(
-        (
-            *_columns(TEXT, "op"),
-            *_columns(INTEGER, "message_bytes", "num_gpus"),
-            *_columns(TEXT, "dtype"),
-            *_columns(INTEGER, "num_nodes"),
-            *_columns(TEXT, "provider"),
-        )
-    ),
+# Columns that are not integers. low_us, high_us: 95 % interval of the median, both equal to latency_us if a table gives
+# a single figure. grade: A to D. origin: measured, imported or simulated. kernel: "" if unknown.
+_KINDS = {
+    **dict.fromkeys(("latency_us", "low_us", "high_us"), NUMBER),
+    **dict.fromkeys(("dtype", "layout", "provider", "mask", "direction", "op", "kernel", "grade", "origin"), TEXT),
+    "causal": FLAG,
 }
 
 
-def layout_of(kind: str) -> Layout:
+def _layout(keys: str, more: str = "") -> TableLayout:
+    names = f"{keys} {more} latency_us low_us high_us grade origin".split()
+    return TableLayout(tuple(Column(name, _KINDS.get(name, INTEGER)) for name in names), tuple(keys.split()))
+
+
+LAYOUTS: dict[str, TableLayout] = {
+    # block_m, block_n, split_k: 0 if unknown.
+    "gemm": _layout("m n k batch dtype layout provider", "kernel block_m block_n split_k"),
+    "softmax": _layout("batch rows cols dtype mask direction provider"),
+    "attention": _layout("batch heads kv_heads seq_q seq_k head_dim dtype causal direction provider"),
+    "collective": _layout("op message_bytes num_gpus dtype num_nodes provider"),
+}
+
+
+def layout_of(kind: str) -> TableLayout:
     """The columns of a kind of table. Raises InputError for another kind."""
     if kind not in LAYOUTS:
         raise InputError("profile table", repr(kind)[:80], "one of " + ", ".join(LAYOUTS))
     return LAYOUTS[kind]
 
-
-Array = npt.NDArray[Any]
 
 _ORIGINS = ("measured", "imported", "simulated")
 _GRADES = tuple(letter for letter in GRADES if letter != "rejected")
@@ -100,8 +89,10 @@ _WORKLOADS: dict[str, type[Workload]] = {
 
 @dataclass(frozen=True)
 class Table:
-    """Measured figures of one kind of workload. columns: (rows,) arrays by name, as `columns.LAYOUTS` has them:
-    int64, float64, bool, or text. Rows are sorted by the key columns, and no two have the same key.
+    """Measured times of one kind of workload, sorted by the key columns, each key once.
+
+    kind: gemm, softmax, attention or collective.
+    columns: (rows,) arrays by name, in the order of `LAYOUTS`: int64, float64, bool or text.
 
     >>> table = Table.empty("softmax")
     >>> len(table), table["latency_us"].dtype
@@ -117,11 +108,8 @@ class Table:
         if tuple(self.columns) != layout.names:
             odd = sorted(set(self.columns) ^ set(layout.names)) or ["in another order"]
             raise InputError(who, f"columns: {odd[0]}", ", ".join(layout.names))
-        typed = {column.name: _typed(who, column.name, column.kind, self.columns[column.name])
-                 for column in layout.columns}  # fmt: skip
-        if len({len(values) for values in typed.values()}) > 1:
-            raise InputError(who, "columns of different lengths", "one value per row in each")
-        _check_times(who, typed)
+        typed = _typed(who, layout, self.columns)
+        _check_intervals(who, typed)
         _check_order(who, layout, typed)
         for values in typed.values():
             values.flags.writeable = False
@@ -134,16 +122,14 @@ class Table:
 
     @classmethod
     def of(cls, kind: str, columns: Mapping[str, Sequence[Any] | Array]) -> Table:
-        """A table of columns whose rows are in any order."""
+        """A table from columns with rows in any order."""
         layout = layout_of(kind)
         who = f"profile table {kind}"
         missing = [name for name in layout.names if name not in columns]
         if missing:
             raise InputError(who, f"no column {missing[0]}", ", ".join(layout.names))
-        typed = {column.name: _typed(who, column.name, column.kind, columns[column.name]) for column in layout.columns}
-        if len({len(values) for values in typed.values()}) > 1:
-            raise InputError(who, "columns of different lengths", "one value per row in each")
-        order = _order(layout, typed)
+        typed = _typed(who, layout, columns)
+        order = np.lexsort([typed[name] for name in reversed(layout.keys)])
         return cls(kind, {name: values[order] for name, values in typed.items()})
 
     def __len__(self) -> int:
@@ -153,41 +139,53 @@ class Table:
         return self.columns[name]
 
     def where(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Table:
-        """Some of the rows, in the table's order."""
+        """The selected rows, in the table's order."""
         return Table(self.kind, {name: values[rows] for name, values in self.columns.items()})
 
+    def most(self, column: str, rows: npt.NDArray[np.bool_] | None = None) -> str | None:
+        """The most frequent text of a column (of some rows), the first in order among equals; None without rows."""
+        values = self.columns[column] if rows is None else self.columns[column][rows]
+        if not len(values):
+            return None
+        names, counts = np.unique(values, return_counts=True)
+        return str(names[int(np.argmax(counts))])
+
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Every row as plain Python values by column."""
+        """Every row as Python values by column."""
         names = list(self.columns)
         lists = [values.tolist() for values in self.columns.values()]
         return (dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True))
 
     def workloads(self) -> list[Workload]:
-        """Every row's workload, in order. Raises InputError for a row that is none."""
+        """The workload of every row. Raises InputError for an invalid one."""
         made = _WORKLOADS[self.kind]
         keys = [name for name in LAYOUTS[self.kind].keys if name != "provider"]
         lists = [self.columns[name].tolist() for name in keys]
         return [made(**dict(zip(keys, row, strict=True))) for row in zip(*lists, strict=True)]
 
 
-def _typed(who: str, name: str, kind: str, values: Sequence[Any] | Array) -> Array:
-    """The column as an array of its own type; InputError for anything that would have to be bent into it."""
+def _typed(who: str, layout: TableLayout, columns: Mapping[str, Sequence[Any] | Array]) -> dict[str, Array]:
+    """Copies of the layout's columns as arrays of their types. Raises InputError for values of other types."""
+    typed = {column.name: _column(who, column, columns[column.name]) for column in layout.columns}
+    if len({len(values) for values in typed.values()}) > 1:
+        raise InputError(who, "columns of different lengths", "one value per row in each")
+    return typed
+
+
+def _column(who: str, column: Column, values: Sequence[Any] | Array) -> Array:
+    name, kind = column
     array = np.asarray(values)
-    wanted = {INTEGER: "iu", NUMBER: "fiu", FLAG: "b"}.get(kind, "U")
+    dtype, wanted = {
+        INTEGER: (np.int64, "iu"), NUMBER: (np.float64, "fiu"), FLAG: (np.bool_, "b"), TEXT: (np.str_, "U"),
+    }[kind]  # fmt: skip
     if array.ndim != 1 or (array.size and array.dtype.kind not in wanted):
         raise InputError(who, f"{name} of {array.ndim} dimensions and type {array.dtype}", f"a list of {kind} values")
-    if kind == INTEGER:
-        if array.size and (array.min() < 0 or array.max() >= 2**62):
-            raise InputError(who, f"{name} from {array.min()} to {array.max()}", "integers from 0 to 2**62")
-        return np.array(array, dtype=np.int64)
-    if kind == NUMBER:
-        return np.array(array, dtype=np.float64)
-    if kind == FLAG:
-        return np.array(array, dtype=np.bool_)
-    return np.array(array, dtype=np.str_)
+    if kind == INTEGER and array.size and (array.min() < 0 or array.max() >= 2**62):
+        raise InputError(who, f"{name} from {array.min()} to {array.max()}", "integers from 0 to 2**62")
+    return np.array(array, dtype=dtype)
 
 
-def _check_times(who: str, typed: Mapping[str, Array]) -> None:
+def _check_intervals(who: str, typed: Mapping[str, Array]) -> None:
     low, middle, high = (typed[name] for name in ("low_us", "latency_us", "high_us"))
     with np.errstate(invalid="ignore"):
         bad = ~((low > 0) & (low <= middle) & (middle <= high) & (high < np.inf))
@@ -201,12 +199,8 @@ def _check_times(who: str, typed: Mapping[str, Array]) -> None:
             raise InputError(who, f"{name} {odd[0]!r}"[:100], "one of " + ", ".join(allowed))
 
 
-def _order(layout: Layout, typed: Mapping[str, Array]) -> npt.NDArray[np.intp]:
-    return np.asarray(np.lexsort([typed[name] for name in reversed(layout.keys)]), dtype=np.intp)
-
-
-def _check_order(who: str, layout: Layout, typed: Mapping[str, Array]) -> None:
-    """Rows ascend strictly by their keys."""
+def _check_order(who: str, layout: TableLayout, typed: Mapping[str, Array]) -> None:
+    """Raise InputError unless rows ascend strictly by their keys."""
     rows = len(typed["latency_us"])
     if rows < 2:
         return
@@ -219,3 +213,157 @@ def _check_order(who: str, layout: Layout, typed: Mapping[str, Array]) -> None:
         row = int(np.flatnonzero(~ascends)[0])
         shown = ", ".join(f"{name} {typed[name][row + 1]}" for name in layout.keys)
         raise InputError(who, f"row {row + 1} ({shown}) out of order, or there twice", "rows sorted by key, each once")
+
+
+def _element_bytes(dtype: Array) -> npt.NDArray[np.int64]:
+    """Bytes of an element of each row's number format, (rows,)."""
+    return _by_name(dtype, lambda name: DTYPES[name].element_bytes).astype(np.int64)
+
+
+def _by_name(names: Array, value: Callable[[str], float]) -> FloatArray:
+    """value(name) of each row, (rows,)."""
+    found, inverse = np.unique(names, return_inverse=True)
+    return np.array([value(str(name)) for name in found], dtype=np.float64)[inverse.reshape(-1)]
+
+
+def flops(kind: str, columns: Columns) -> FloatArray:
+    """`Workload.flops` of each row, (rows,)."""
+    c = _numbers(columns)
+    if kind == "gemm":
+        return 2.0 * c["m"] * c["n"] * c["k"] * c["batch"]
+    if kind == "attention":
+        pairs = np.where(columns["causal"], c["seq_q"] * (c["seq_q"] + 1) / 2, c["seq_q"] * c["seq_k"])
+        products = np.where(columns["direction"] == "forward", 2.0, 5.0)
+        return 2.0 * products * c["batch"] * c["heads"] * pairs * c["head_dim"]
+    if kind == "softmax":
+        per_element = np.where(columns["direction"] == "forward", 6.0, 5.0)
+        return per_element * _live_elements(columns, c)
+    return np.zeros(len(c["message_bytes"]))
+
+
+def min_bytes(kind: str, columns: Columns) -> FloatArray:
+    """`Workload.min_bytes` of each row, (rows,), without a full mask and without a collective's other ranks."""
+    c = _numbers(columns)
+    if kind == "collective":
+        return c["message_bytes"]
+    width = _element_bytes(columns["dtype"]).astype(np.float64)
+    if kind == "gemm":
+        out = _by_name(columns["dtype"], lambda name: DTYPES[DTYPES[name].output].element_bytes)
+        return c["batch"] * ((c["m"] * c["k"] + c["k"] * c["n"]) * width + c["m"] * c["n"] * out)
+    if kind == "attention":
+        q = c["batch"] * c["heads"] * c["seq_q"] * c["head_dim"] * width
+        kv = 2.0 * c["batch"] * c["kv_heads"] * c["seq_k"] * c["head_dim"] * width
+        stats = 4.0 * c["batch"] * c["heads"] * c["seq_q"]
+        return np.where(columns["direction"] == "forward", 2.0 * q + kv + stats, 4.0 * q + 2.0 * kv + stats)
+    reads = np.where(columns["direction"] == "forward", 1.0, 2.0)
+    return width * (reads * _live_elements(columns, c) + c["batch"] * c["rows"] * c["cols"])
+
+
+def _numbers(columns: Columns) -> dict[str, FloatArray]:
+    return {name: values.astype(np.float64) for name, values in columns.items() if values.dtype.kind == "i"}
+
+
+def _live_elements(columns: Columns, c: dict[str, FloatArray]) -> FloatArray:
+    per_batch = np.where(columns["mask"] == "causal", c["rows"] * (c["rows"] + 1) / 2, c["rows"] * c["cols"])
+    return np.asarray(c["batch"] * per_batch)
+
+
+# An empty kernel takes about a microsecond.
+_SHORTEST_US = 0.05
+# Caches are up to ten times as fast as memory; a hundred times means another unit.
+_BEYOND_MEMORY = 100.0
+# If every row is slower than the roofline by this factor, the times are in another unit.
+_FAR_TOO_SLOW = 300.0
+# Rounding of a rate at the peak.
+_ROUNDING = 1.0 + 1e-9
+
+_CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
+    "gemm": {"dtype": GEMM_DTYPES, "layout": GEMM_LAYOUTS},
+    "softmax": {"dtype": VECTOR_DTYPES, "mask": MASKS, "direction": DIRECTIONS},
+    "attention": {"dtype": VECTOR_DTYPES, "direction": DIRECTIONS},
+    "collective": {"dtype": COLLECTIVE_DTYPES, "op": COLLECTIVE_OPS},
+}
+
+
+def check_table(table: Table, device: DeviceSpec) -> None:
+    """Raise InputError for the first row with an invalid workload or an impossible time."""
+    if not len(table):
+        return
+    _check_workloads(table)
+    _check_times(table, device)
+
+
+def _check_workloads(table: Table) -> None:
+    layout = LAYOUTS[table.kind]
+    kinds = {column.name: column.kind for column in layout.columns}
+    for name in layout.keys:
+        if kinds[name] == INTEGER:
+            most = LARGEST_MESSAGE_BYTES if name == "message_bytes" else LARGEST
+            _refuse(table, (table[name] < 1) | (table[name] > most), f"{name} from 1 to {most}", name)
+        elif kinds[name] != FLAG and name in _CHOICES[table.kind]:
+            allowed = _CHOICES[table.kind][name]
+            _refuse(table, ~np.isin(table[name], allowed), f"{name} one of " + ", ".join(allowed), name)
+    _refuse(table, table["provider"] == "", "a provider", "provider")
+    if table.kind == "softmax":
+        _refuse(table, (table["mask"] == "causal") & (table["rows"] != table["cols"]), "rows equal to cols", "mask")
+    elif table.kind == "attention":
+        _refuse(table, table["heads"] % table["kv_heads"] != 0, "kv_heads a divisor of heads", "kv_heads")
+        _refuse(table, table["causal"] & (table["seq_q"] != table["seq_k"]), "seq_q equal to seq_k", "causal")
+    elif table.kind == "collective":
+        _refuse(table, table["num_gpus"] < 2, "num_gpus of at least 2", "num_gpus")
+        _refuse(table, table["num_gpus"] % table["num_nodes"] != 0, "num_nodes a divisor of num_gpus", "num_nodes")
+        width = _element_bytes(table["dtype"])
+        _refuse(table, table["message_bytes"] % width != 0, "message_bytes whole elements", "message_bytes")
+
+
+def _check_times(table: Table, device: DeviceSpec) -> None:
+    times_us = table["latency_us"]
+    _refuse(table, times_us < _SHORTEST_US, f"at least {_SHORTEST_US} µs (is it in milliseconds?)", "latency_us")
+    moved, arithmetic = min_bytes(table.kind, table.columns), flops(table.kind, table.columns)
+    peak = _peak_tflops(table, device)
+    if table.kind != "collective":
+        with np.errstate(invalid="ignore"):
+            tflops = arithmetic / times_us / 1e6
+        beyond = tflops > peak * _ROUNDING
+        if beyond.any():
+            row = int(np.flatnonzero(beyond)[0])
+            said = f"{_shown(table, row)}: {times_us[row]:g} µs are {tflops[row]:,.0f} TFLOP/s"
+            most = f"at most {peak[row]:,.0f}, the peak of {device.name} (are they milliseconds?)"
+            raise InputError(f"profile table {table.kind}", said, most)
+        gb_per_s = moved / times_us / 1e3
+        _refuse(
+            table, gb_per_s > _BEYOND_MEMORY * device.memory_gb_per_s,
+            f"no more than {_BEYOND_MEMORY:g} times the memory's {device.memory_gb_per_s:g} GB/s", "latency_us",
+        )  # fmt: skip
+        roofline_us = 3.0 + np.maximum(
+            moved / (device.memory_gb_per_s * 1e3), np.where(np.isfinite(peak), arithmetic / (peak * 1e6), 0.0)
+        )
+        nearest = int(np.argmin(times_us / roofline_us))
+        if times_us[nearest] > _FAR_TOO_SLOW * roofline_us[nearest]:
+            raise InputError(
+                f"profile table {table.kind}",
+                f"every row is far too slow; {_shown(table, nearest)}: {times_us[nearest]:g} µs",
+                f"about {roofline_us[nearest]:.3g} µs (are they nanoseconds?)",
+            )
+
+
+def _refuse(table: Table, bad: npt.NDArray[np.bool_], expected: str, column: str) -> None:
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        value = table[column][row]
+        text = repr(str(value)) if isinstance(value, np.str_) else str(value)
+        raise InputError(f"profile table {table.kind}", f"{_shown(table, row)}: {column} {text}"[:200], expected)
+
+
+def _shown(table: Table, row: int) -> str:
+    """The number and the key of a row, for errors."""
+    keys = ", ".join(f"{name} {table[name][row]}" for name in LAYOUTS[table.kind].keys if name != "provider")
+    return f"row {row} ({keys})"[:160]
+
+
+def _peak_tflops(table: Table, device: DeviceSpec) -> FloatArray:
+    """The peak at the device's highest clock, (rows,); infinite if unknown, and for softmax, which does not run on
+    tensor cores."""
+    if table.kind == "softmax":
+        return np.full(len(table), np.inf)
+    return _by_name(table["dtype"], lambda name: device.ceiling(name) or np.inf)

@@ -18,7 +18,7 @@ from quantbench.errors import InputError, StoreError
 from quantbench.profile import blindspots_report as blindspots_table
 from quantbench.profile.aiconfigurator_engine import engine, engine_missing
 from quantbench.profile.blindspots import (
-    Measured,
+    MeasuredProducts,
     Site,
     choose,
     fewest_between,
@@ -142,7 +142,7 @@ def test_a_straight_table_needs_nothing() -> None:
     assert found.after.max() < 1e-12
 
 
-def measured(noise: float = 0.0) -> Measured:
+def measured(noise: float = 0.0) -> MeasuredProducts:
     """A made table of cliffs: powers of two, and one past the edges between them."""
     m = np.unique(np.concatenate([POWERS, 128 * np.arange(1, 33), 128 * np.arange(1, 33) + 1]))
     sites = [(n, k) for n in (1024, 2048, 4096, 12288) for k in (1024, 4096)]
@@ -153,7 +153,7 @@ def measured(noise: float = 0.0) -> Measured:
     return sorted_table(all_m, all_n, all_k, us)
 
 
-def truth(of: Measured):  # type: ignore[no-untyped-def]
+def truth(of: MeasuredProducts):  # type: ignore[no-untyped-def]
     """A model that knows the staircase, and nothing of the noise."""
     times = np.array([staircase_us(np.array([m]), n, k)[0] for m, n, k in zip(of.m, of.n, of.k, strict=True)])
     return lambda thin: (times, len(thin.m))
@@ -176,7 +176,7 @@ def test_held_out_times_are_not_looked_at_when_rows_are_chosen() -> None:
     table_one = measured()
     other_us = table_one.latency_us.copy()
     other_us[~table_one.thin] *= np.random.default_rng(0).uniform(0.3, 3.0, int((~table_one.thin).sum()))
-    table_two = Measured(table_one.m, table_one.n, table_one.k, other_us)
+    table_two = MeasuredProducts(table_one.m, table_one.n, table_one.k, other_us)
     taken = []
 
     def remember(rows, queries):  # type: ignore[no-untyped-def]
@@ -191,7 +191,7 @@ def test_held_out_times_are_not_looked_at_when_rows_are_chosen() -> None:
 
 def test_a_table_of_powers_of_two_alone_cannot_be_held_out() -> None:
     of = measured()
-    thin = Measured(of.m[of.thin], of.n[of.thin], of.k[of.thin], of.latency_us[of.thin])
+    thin = MeasuredProducts(of.m[of.thin], of.n[of.thin], of.k[of.thin], of.latency_us[of.thin])
     with pytest.raises(InputError, match=r"rows on powers of two in m; expected some on and some off"):
         replay(thin, truth(thin), straight_lines, 0.05)
 

@@ -14,8 +14,8 @@ from known_profile import ATTENTIONS, COLLECTIVES, GEMMS, gemm_row, known_profil
 
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.importers import aiconfigurator as importer
-from quantbench.profile.exporters.catalog import export_profile
-from quantbench.profile.exporters.cliff_rows import BETWEEN, MARK
+from quantbench.profile.exporters import export_profile
+from quantbench.profile.exporters.modelled import BETWEEN, MARK
 from quantbench.profile.exporters.options import ExportOptions
 
 pytest.importorskip("yaml", reason="needs PyYAML, which comes with quantbench[tables]")
@@ -149,7 +149,7 @@ def test_filled_tables_keep_straight_lines_near_the_model(tmp_path: Path) -> Non
 @pytest.fixture
 def few_sites(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nine (n, k) in the place of hundreds."""
-    monkeypatch.setattr("quantbench.profile.exporters.aiconfigurator_rows.SITE_SIZES", (512, 4096, 10240))
+    monkeypatch.setattr("quantbench.profile.exporters.aiconfigurator.SITE_SIZES", (512, 4096, 10240))
 
 
 @pytest.mark.usefixtures("few_sites")

@@ -14,9 +14,8 @@ import pytest
 from known_profile import GEMMS, gemm_row, known_profile, table
 
 from quantbench.errors import InputError
-from quantbench.profile.exporters import calculon
-from quantbench.profile.exporters.achieved import curve
-from quantbench.profile.exporters.catalog import export_profile
+from quantbench.profile.exporters import calculon, export_profile
+from quantbench.profile.exporters.rates import curve
 from quantbench.workload import Collective, Gemm
 
 # calculon is installed from source only; PyPI's package of this name is another project, without calculon.system.

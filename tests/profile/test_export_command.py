@@ -21,7 +21,7 @@ from quantbench.cli.options import percentage
 from quantbench.cli.profile import degrees
 from quantbench.cli.profile import profile as command
 from quantbench.errors import InputError, QuantbenchError, StoreError
-from quantbench.profile.exporters.catalog import FORMATS
+from quantbench.profile.exporters import FORMATS
 from quantbench.workload import Gemm
 
 ROOT = Path(__file__).resolve().parents[2]

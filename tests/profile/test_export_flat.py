@@ -10,7 +10,7 @@ from known_profile import known_profile
 
 from quantbench.errors import InputError, StoreError
 from quantbench.importers import csv_table
-from quantbench.profile.exporters.catalog import FORMATS, export_profile
+from quantbench.profile.exporters import FORMATS, export_profile
 from quantbench.profile.file import from_parquet
 from quantbench.workload import Collective
 

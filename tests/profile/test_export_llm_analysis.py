@@ -12,7 +12,7 @@ from statistics import median
 import pytest
 from known_profile import GEMMS, SOFTMAXES, known_profile
 
-from quantbench.profile.exporters.catalog import export_profile
+from quantbench.profile.exporters import export_profile
 from quantbench.workload import Collective, Gemm, Softmax
 
 # In a process of its own: the package logs and warns as it is imported.

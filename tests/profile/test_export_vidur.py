@@ -17,9 +17,9 @@ from known_profile import ATTENTIONS, COLLECTIVES, gemm_row, known_profile, know
 
 from quantbench.errors import InputError
 from quantbench.importers import vidur as importer
-from quantbench.profile.exporters.catalog import export_profile
+from quantbench.profile.exporters import export_profile
 from quantbench.profile.exporters.options import Exported, ExportOptions
-from quantbench.profile.exporters.vidur_model import VidurModel
+from quantbench.profile.exporters.vidur import VidurModel
 from quantbench.profile.profile import Profile
 from quantbench.workload import Gemm
 

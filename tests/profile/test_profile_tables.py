@@ -14,8 +14,7 @@ from quantbench.errors import InputError
 from quantbench.measurement import Grade
 from quantbench.profile import Profile, Table
 from quantbench.profile.build import tables_of
-from quantbench.profile.checks import flops, min_bytes
-from quantbench.profile.table import LAYOUTS
+from quantbench.profile.table import LAYOUTS, flops, min_bytes
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Record, Skipped
 from quantbench.workload import Attention, Collective, Gemm, Softmax, Workload

@@ -418,7 +418,7 @@ def log_latency(p: Values, s: Shapes) -> tuple[Any, Parts]:
     return chosen_time(p, s, parts.log_time), parts
 
 
-_LARGE_BYTES = 16 << 20
+_LARGE_BYTES = 31 << 20
 
 
 @cache

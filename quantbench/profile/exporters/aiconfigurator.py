@@ -1,8 +1,8 @@
 """aiconfigurator's systems folder: one YAML file, and Parquet tables of products, attention and NCCL.
 
 Layout and columns are those that aiconfigurator-core 0.12.0 loads (`perf_database.get_database` with `systems_paths`);
-times are in milliseconds. Its engine draws straight lines between rows in m, so rows on both sides of every known cliff
-are there.
+times are in milliseconds. Its engine interpolates linearly in m, so the tables have rows on both sides of every known
+cliff. Rows are measured, or modelled if nothing was measured.
 """
 
 from __future__ import annotations
@@ -14,113 +14,214 @@ import numpy as np
 from quantbench.errors import InputError, UnsupportedError, require_choice
 from quantbench.importers.aiconfigurator import COLLECTIVES, TABLES
 from quantbench.latency.tables import system_of
-from quantbench.profile.exporters.achieved import achieved
-from quantbench.profile.exporters.aiconfigurator_rows import Columns, context_rows, gemm_rows, generation_rows
-from quantbench.profile.exporters.link_rates import LinkRates, link_rates
-from quantbench.profile.exporters.options import WHO, Exported, ExportOptions
-from quantbench.profile.exporters.rows import collectives
+from quantbench.profile.exporters.modelled import (
+    SITE_SIZES,
+    GemmRow,
+    GemmTimes,
+    attention_us,
+    known_cliff_rows,
+    model_sites,
+    rows_between,
+)
+from quantbench.profile.exporters.options import (
+    WHO,
+    Exported,
+    ExportOptions,
+    attentions,
+    collectives,
+    dtype_of,
+    products,
+    require_gpu,
+)
+from quantbench.profile.exporters.rates import achieved, link_rates
 from quantbench.profile.profile import Profile
+from quantbench.workload import Attention
 from quantbench.workload.dtypes import DTYPES
+
+Columns = dict[str, list[Any]]
 
 _BACKENDS = ("vllm", "sglang", "trtllm")
 _INSTALL = "pip install 'quantbench[tables]'"
-#: only the place where the tables are looked up: no release of NCCL is meant
+#: the version under which the NCCL table is stored; not a release of NCCL
 _NCCL_VERSION = "quantbench"
 _NCCL_DTYPES = {"bf16": "half", "fp16": "half", "int8": "int8", "fp8": "fp8"}
+#: its names of number formats: common.GEMMQuantMode and common.FMHAQuantMode of aiconfigurator-core 0.12.0
+_GEMM_DTYPES = {"bf16": "bfloat16", "fp8": "fp8"}
+_ATTENTION_DTYPES = {"bf16": "bfloat16"}
 #: dtype → the YAML's name of its peak
 _PEAKS = {"bf16": "bfloat16_tc_flops", "int8": "int8_tc_flops", "fp8": "fp8_tc_flops"}
-#: what its own systems' YAML files say of what nobody measured (aiconfigurator-core 0.12.0, a100_sxm.yaml): seconds of
-#: a small operation, and bytes beside weights and caches
+#: seconds of a small operation, and bytes beside weights and caches: not measured, as its own YAML files state them
+#: (aiconfigurator-core 0.12.0, a100_sxm.yaml)
 _CONSTANT_LATENCY_S = 3e-6
 _OTHER_MEMORY_BYTES = 3_758_096_384
+
+_MODEL_HEADS = ((8, 1), (8, 8), (16, 2), (16, 16), (32, 4), (32, 8), (32, 32), (64, 8), (64, 64))
+_MODEL_BATCHES = tuple(2**power for power in range(9))
+_MODEL_HEAD_DIMS = (64, 128)
+#: modelled prompts and contexts: powers of two and one more, because attention is cut into tiles
+_MODEL_SEQS = tuple(seq for power in range(4, 18) for seq in (2**power, 2**power + 1))
+_MOST_MODEL_TOKENS = 2**17
+_MOST_CACHED_TOKENS = 2**21
 
 
 def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     """Write `<system>.yaml` and the tables below `data/<system>/`."""
-    if profile.device.kind != "cuda":
-        raise UnsupportedError(WHO, f"{profile.device.name} is a {profile.device.kind}", "a GPU, for aiconfigurator")
+    require_gpu(profile, "aiconfigurator")
     require_choice(WHO, "--backend", options.backend, _BACKENDS)
     system = system_of(profile.device.name).replace("-", "_")
     tables: dict[str, Columns] = {
-        "gemm": gemm_rows(profile, options, out),
-        "context_attention": context_rows(profile, options, out),
-        "generation_attention": generation_rows(profile, options, out),
+        "gemm": _gemm_rows(profile, options, out),
+        "context_attention": _attention_rows(profile, options, out, "context_attention"),
+        "generation_attention": _attention_rows(profile, options, out, "generation_attention"),
         "nccl": _nccl_rows(profile, out),
     }
-    if not any(columns["latency"] for columns in tables.values()):
+    tables = {kind: columns for kind, columns in tables.items() if columns["latency"]}
+    if not tables:
         reasons = "; ".join(out.left_out) or "no rows"
         raise InputError(WHO, f"nothing that it has a table for ({reasons})", "bf16 or fp8, or --dtype fp16")
     out.leave_out("softmax: no place for it there", len(profile.tables["softmax"]))
-    nccl = bool(tables["nccl"]["latency"])
-    out.write(_yaml(_description(profile, options, system, link_rates(profile, out), out, nccl=nccl)), f"{system}.yaml")
+    out.write(_yaml(_description(profile, options, system, out, nccl="nccl" in tables)), f"{system}.yaml")
+    stems: dict[tuple[str, str, str], list[str]] = {}
     for kind, columns in tables.items():
-        count = len(columns["latency"])
-        if not count:
-            continue
-        own = ("nccl", _NCCL_VERSION) if kind == "nccl" else (options.backend, options.version)
-        common: Columns = {
-            "framework": [options.backend] * count,
-            "version": [own[1]] * count,
-            "device": [profile.device.name] * count,
-        }  # fmt: skip
-        where = ("data", system, TABLES[kind].family, *own, f"{TABLES[kind].stem}.parquet")
-        _write_parquet({**common, **columns}, out, where)
-        out.rows[kind] = count
-    _write_metadata(tables, options, system, out)
+        out.rows[kind] = count = len(columns["latency"])
+        framework, version = ("nccl", _NCCL_VERSION) if kind == "nccl" else (options.backend, options.version)
+        folder = (TABLES[kind].family, framework, version)
+        stems.setdefault(folder, []).append(TABLES[kind].stem)
+        common = {"framework": options.backend, "version": version, "device": profile.device.name}
+        content = _parquet({**{name: [value] * count for name, value in common.items()}, **columns})
+        out.write(content, "data", system, *folder, f"{TABLES[kind].stem}.parquet")
+    for folder, names in stems.items():
+        # The loader warns without this file, and refuses to load in strict mode. "legacy" is its word for tables that
+        # its own collector did not make.
+        data = {
+            "schema_version": 1,
+            "provenance": "legacy",
+            "runtime": {"framework": folder[1], "version": folder[2]},
+            "tables": {stem: {"status": "complete"} for stem in names},
+        }
+        out.write(_yaml(data), "data", system, *folder, "collection_meta.yaml")
     out.use.append(
         f'perf_database.get_database("{system}", "{options.backend}", "{options.version}", '
         f'systems_paths="{out.folder}", shared_layer=False)'
     )
 
 
-def _write_metadata(tables: dict[str, Columns], options: ExportOptions, system: str, out: Exported) -> None:
-    """A collection_meta.yaml in each folder of tables: its loader warns where there is none, and refuses to load
-    where it was asked to be strict. "legacy" is its word for tables that its own collector did not make."""
-    folders: dict[tuple[str, ...], list[str]] = {}
-    for kind, columns in tables.items():
-        if columns["latency"]:
-            own = ("nccl", _NCCL_VERSION) if kind == "nccl" else (options.backend, options.version)
-            folders.setdefault((TABLES[kind].family, *own), []).append(TABLES[kind].stem)
-    for folder, stems in folders.items():
-        data = {
-            "schema_version": 1,
-            "provenance": "legacy",
-            "runtime": {"framework": folder[1], "version": folder[2]},
-            "tables": {stem: {"status": "complete"} for stem in stems},
-        }
-        out.write(_yaml(data), "data", system, *folder, "collection_meta.yaml")
+def _gemm_rows(profile: Profile, options: ExportOptions, out: Exported) -> Columns:
+    """Linear layers. fp16 rows are exported only with --dtype fp16, labelled bfloat16 (aiconfigurator has no fp16)."""
+    table = products(profile, options, out)
+    names = dict(_GEMM_DTYPES)
+    if options.dtype == "fp16":
+        names["fp16"] = "bfloat16"
+        out.notes.append("fp16 stands in the tables as bfloat16, aiconfigurator's only 16-bit format")
+    known = np.isin(table["dtype"], list(names))
+    for dtype in sorted(set(table["dtype"][~known].tolist())):
+        hint = " (--dtype fp16 writes it as its bfloat16)" if dtype == "fp16" else ""
+        out.leave_out(f"{dtype}: no such matrix product there{hint}", int((table["dtype"] == dtype).sum()))
+    table = table.where(known)
+    rows: list[GemmRow]
+    if len(table):
+        rows = [
+            (row["m"], row["n"], row["k"], row["latency_us"], row["dtype"], row["kernel"] or row["provider"])
+            for row in table.rows()
+        ]
+        rows += known_cliff_rows(profile, table, out)
+        if options.fill:
+            have = {(m, n, k, dtype) for m, n, k, _, dtype, _ in rows}
+            rows += rows_between(profile, table, options.bound, have, out)
+    else:
+        dtype = dtype_of(profile, options)
+        if dtype not in names:
+            return {"latency": []}
+        times = GemmTimes(profile, dtype)
+        pairs = [(n, k) for n in SITE_SIZES for k in SITE_SIZES]
+        rows = [(*row, dtype, "quantbench_model") for row in model_sites(times, pairs, options.bound)]
+        out.notes.append(times.note)
+    m, n, k, us, dtypes, sources = zip(*rows, strict=True)
+    return {
+        "op_name": ["gemm"] * len(rows), "kernel_source": list(sources), "gemm_dtype": [names[d] for d in dtypes],
+        "m": list(m), "n": list(n), "k": list(k), "latency": [time / 1e3 for time in us],
+    }  # fmt: skip
+
+
+def _attention_rows(profile: Profile, options: ExportOptions, out: Exported, op: str) -> Columns:
+    """context_attention: causal prompts with as many queries as keys. generation_attention: decoding, one query
+    (seq_q = 1) attends to seq_k keys, of which seq_k - 1 were cached."""
+    prompts = op == "context_attention"
+    # Left-out rows are the same for both and are counted once.
+    table = attentions(profile, options, selected := out if prompts else Exported())
+    names = {**_ATTENTION_DTYPES, **({"fp16": "bfloat16"} if options.dtype == "fp16" else {})}
+    decodes = (table["seq_q"] == 1) & ~table["causal"]
+    known = np.isin(table["dtype"], list(names))
+    selected.leave_out("attention of a dtype that aiconfigurator has no name for", int((~known).sum()))
+    several = int((known & ~decodes & ~table["causal"]).sum())
+    selected.leave_out("attention to several keys that is not causal: no place for it there", several)
+    table = table.where(known & (table["causal"] if prompts else decodes))
+    works: list[Any] = table.workloads()
+    times_us, sources = table["latency_us"].tolist(), table["provider"].tolist()
+    if not works:
+        dtype = dtype_of(profile, options)
+        if dtype not in names:
+            return {"latency": []}
+        works = _model_attention(dtype, prompts=prompts)
+        out.notes.append(f"{op.replace('_', ' ')} was not measured: modelled")
+        times_us, sources = attention_us(profile, works).tolist(), ["quantbench_model"] * len(works)
+    count, dtypes = len(works), [names[work.dtype] for work in works]
+    return {
+        "op_name": [op] * count,
+        "kernel_source": sources,
+        "batch_size": [work.batch for work in works],
+        "isl": [work.seq_q for work in works],
+        "num_heads": [work.heads for work in works],
+        "num_key_value_heads": [work.kv_heads for work in works],
+        "head_dim": [work.head_dim for work in works],
+        "beam_width": [1] * count,
+        "attn_dtype": dtypes,
+        "kv_cache_dtype": dtypes,
+        "step": [0 if prompts else work.seq_k - 1 for work in works],
+        "window_size": [0] * count,
+        "latency": [us / 1e3 for us in times_us],
+    }
+
+
+def _model_attention(dtype: str, *, prompts: bool) -> list[Attention]:
+    most = _MOST_MODEL_TOKENS if prompts else _MOST_CACHED_TOKENS
+    return [
+        Attention(batch, heads, seq if prompts else 1, seq, head_dim, kv_heads, dtype, causal=prompts)
+        for heads, kv_heads in _MODEL_HEADS
+        for head_dim in _MODEL_HEAD_DIMS
+        for batch in _MODEL_BATCHES
+        for seq in _MODEL_SEQS
+        if batch * seq <= most
+    ]
 
 
 def _nccl_rows(profile: Profile, out: Exported) -> Columns:
-    """Collectives inside a node, in elements: the consumer's table knows no nodes."""
+    """Collectives inside a node, with message sizes in elements: the NCCL table has no nodes."""
     table = collectives(profile, out)
     names = {ours: theirs for theirs, ours in COLLECTIVES.items()}
     inside = np.array(table["num_nodes"] == 1, dtype=np.bool_)
     known = np.isin(table["op"], list(names)) & np.isin(table["dtype"], list(_NCCL_DTYPES))
     out.leave_out("a collective between nodes: no place for it there", int((~inside).sum()))
     out.leave_out("a collective or dtype that aiconfigurator has no name for", int((inside & ~known).sum()))
-    columns: Columns = {
-        name: [] for name in ("op_name", "kernel_source", "nccl_dtype", "num_gpus", "message_size", "latency")
-    }
-    seen: set[tuple[Any, ...]] = set()
+    found: dict[tuple[Any, ...], float] = {}
     for row in table.where(inside & known).rows():
         elements = row["message_bytes"] // DTYPES[row["dtype"]].element_bytes
-        key = (_NCCL_DTYPES[row["dtype"]], row["op"], row["num_gpus"], elements)
-        if key in seen:  # bf16 beside fp16: both are its "half", and both move the same bytes
+        key = (names[row["op"]], _NCCL_DTYPES[row["dtype"]], row["num_gpus"], elements)
+        if key in found:  # bf16 and fp16 are both "half" there, and both move the same bytes
             out.leave_out("the same bytes in another dtype of the same width", 1)
-            continue
-        seen.add(key)
-        values = (names[row["op"]], "NCCL", key[0], row["num_gpus"], elements, row["latency_us"] / 1e3)
-        for name, value in zip(columns, values, strict=True):
-            columns[name].append(value)
-    return columns
+        else:
+            found[key] = row["latency_us"] / 1e3
+    ops, dtypes, gpus, sizes = ([key[i] for key in found] for i in range(4))
+    return {
+        "op_name": ops, "kernel_source": ["NCCL"] * len(found), "nccl_dtype": dtypes, "num_gpus": gpus,
+        "message_size": sizes, "latency": list(found.values()),
+    }  # fmt: skip
 
 
-def _description(
-    profile: Profile, options: ExportOptions, system: str, links: LinkRates, out: Exported, *, nccl: bool
-) -> dict[str, Any]:
-    device = profile.device
-    reached = achieved(profile, options, Exported.nowhere())
+def _description(profile: Profile, options: ExportOptions, system: str, out: Exported, *, nccl: bool) -> dict[str, Any]:
+    """The content of `<system>.yaml`."""
+    device, links = profile.device, link_rates(profile, out)
+    reached = achieved(profile, options, Exported())
     major, minor = device.compute_capability or (0, 0)
     peaks = {key: int(peak * 1e12) for dtype, key in _PEAKS.items() if (peak := device.peak(dtype)) is not None}
     if "bfloat16_tc_flops" not in peaks and (half := device.peak("fp16")) is not None:
@@ -159,7 +260,7 @@ def _yaml(data: dict[str, Any]) -> str:
     return text
 
 
-def _write_parquet(columns: Columns, out: Exported, where: tuple[str, ...]) -> None:
+def _parquet(columns: Columns) -> bytes:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -167,4 +268,5 @@ def _write_parquet(columns: Columns, out: Exported, where: tuple[str, ...]) -> N
         raise UnsupportedError(WHO, "pyarrow is not installed", _INSTALL) from None
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), sink)
-    out.write(sink.getvalue().to_pybytes(), *where)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content

@@ -1,8 +1,8 @@
 """Calculon's system JSON: peaks, and efficiency by the size of the work, from measured rows.
 
 Form: calculon/{processor,memory,network,system}.py of https://github.com/calculon-ai/calculon (commits f50f3a4,
-b2fe815, 71f6435, 345f893). It looks a share up by the first size that is not larger than the work's, GFLOP for
-arithmetic and 1e6 bytes for memory. (PyPI's `calculon` is another project.)
+b2fe815, 71f6435, 345f893). It looks up an efficiency by the first size that is not larger than the work's, in
+GFLOP for arithmetic and 1e6 bytes for memory. (PyPI's `calculon` is another project.)
 """
 
 from __future__ import annotations
@@ -12,29 +12,27 @@ from itertools import pairwise
 from typing import Any
 
 from quantbench.errors import InputError, UnsupportedError
-from quantbench.profile.exporters.achieved import achieved, curve
-from quantbench.profile.exporters.link_rates import LinkRates, link_rates
-from quantbench.profile.exporters.options import WHO, Exported, ExportOptions
+from quantbench.profile.exporters.options import WHO, Exported, ExportOptions, require_gpu
+from quantbench.profile.exporters.rates import LinkRates, achieved, curve, link_rates
 from quantbench.profile.profile import Profile
 
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp8": "float8"}
 _GIB = 2**30
-#: (scale, offset in shares of a rank) of the bytes that a rank sends in a ring: what `Collective.bus_bytes` counts
+#: (scale, offset in shares of a rank) of the bytes that a rank sends in a ring, as `Collective.bus_bytes` counts them
 _RING = {"p2p": [1.0, None], "reduce_scatter": [1.0, -1], "all_gather": [1.0, -1], "all_reduce": [2.0, -1]}
-#: as many GPUs as a fabric may connect: not a limit that anybody measured
+#: the most GPUs of a network; not a measured limit
 _FABRIC_GPUS = 65536
 
 
 def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     """Write `<device>.json`.
 
-    matrix: efficiency of products whose time their bytes do not explain, short ones included. vector: fp32 arithmetic
-    outside the tensor cores, taken at its peak, for what softmax and its kin take is memory's time. Both are joined as
-    a roofline, since a product's time was measured with its memory traffic in it.
+    matrix: efficiency of products that their bytes do not explain, short ones included. vector: fp32 arithmetic at its
+    peak, because memory bounds softmax and similar operations. Both are combined as a roofline, because the measured
+    time of a product includes its memory traffic.
     """
     device = profile.device
-    if device.kind != "cuda":
-        raise UnsupportedError(WHO, f"{device.name} is a {device.kind}", "a GPU, for calculon")
+    require_gpu(profile, "calculon")
     reached = achieved(profile, options, out)
     if reached.dtype not in _DTYPES:
         raise InputError(WHO, f"products of {reached.dtype}", "--dtype " + ", ".join(_DTYPES))
@@ -72,8 +70,8 @@ def _networks(links: LinkRates) -> list[dict[str, Any]]:
 
 
 def check(system: dict[str, Any]) -> None:
-    """Raise InputError for what calculon's own classes assert: sizes that descend strictly, shares in (0, 1]; and for
-    a curve that does not end at 0, which would leave small work without an efficiency."""
+    """Raise InputError unless sizes descend strictly and efficiencies are in (0, 1], as calculon asserts, and each
+    curve ends at 0, so that small work has an efficiency."""
     curves = [(part, system[part]["MB_efficiency"]) for part in ("mem1", "mem2")]
     for part in ("matrix", "vector"):
         curves += [(f"{part} {dtype}", one["gflops_efficiency"]) for dtype, one in system[part].items()]

@@ -1,4 +1,4 @@
-"""Tables as they are, for everybody else: a CSV or a Parquet file per kind, with the profile's columns and units."""
+"""The profile's tables as CSV or Parquet files, one per kind, with its columns and units."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from quantbench.profile.file import to_parquet
 from quantbench.profile.profile import Profile
 from quantbench.profile.table import Table
 
-#: columns that `quantbench import csv` calls by another name, or has none for
+#: columns that `quantbench import csv` has another name for, and columns that it does not read
 _MAPPED = {"latency_us": "latency=latency_us:us"}
 _UNMAPPED = ("low_us", "high_us", "grade", "origin", "block_m", "block_n", "split_k")
 
 
 def export_csv(profile: Profile, options: ExportOptions, out: Exported) -> None:
-    """Write `<kind>.csv` for every kind with rows; numbers are written so that they are read back exactly."""
+    """Write `<kind>.csv` for every kind with rows; numbers are read back exactly."""
     _export(profile, out, "csv", _csv)
     for kind in out.rows:
         names = [name for name in profile.tables[kind].columns if name not in _UNMAPPED]

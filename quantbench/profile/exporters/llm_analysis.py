@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 
-from quantbench.errors import InputError, UnsupportedError
-from quantbench.profile.exporters.achieved import achieved
-from quantbench.profile.exporters.link_rates import link_rates
-from quantbench.profile.exporters.options import WHO, Exported, ExportOptions
+from quantbench.errors import InputError
+from quantbench.profile.exporters.options import WHO, Exported, ExportOptions, require_gpu
+from quantbench.profile.exporters.rates import achieved, link_rates
 from quantbench.profile.profile import Profile
 
 _GIB = 2**30
@@ -17,12 +16,11 @@ _HALF = ("bf16", "fp16")
 def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     """Write `<device>.json` (GPUConfig) and `<device>-achieved.json` (keyword arguments of LLMAnalysis).
 
-    Peaks are the device's own, so that its efficiencies, achieved over peak, come out as measured. It divides memory
-    by 1024³ where it says GB, and rates by 1e9.
+    Peaks are the device's, so that its efficiencies (achieved over peak) equal the measured ones. Its GB are 1024³
+    bytes for memory and 1e9 bytes for rates.
     """
     device = profile.device
-    if device.kind != "cuda":
-        raise UnsupportedError(WHO, f"{device.name} is a {device.kind}", "a GPU, for llm-analysis")
+    require_gpu(profile, "llm-analysis")
     reached = achieved(profile, options, out)
     if reached.dtype not in _HALF:
         raise InputError(WHO, f"products of {reached.dtype}, where llm-analysis means 16 bits", "--dtype bf16 or fp16")
@@ -36,10 +34,8 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
         "peak_fp16_TFLOPS": reached.peak_tflops,
         "inter_node_bandwidth_in_GB_per_sec": links.between_gb_per_s,
     }
-    if (peak := device.peak("int8")) is not None:
-        config["peak_i8_TFLOPS"] = peak
-    else:  # it would take twice the peak of fp16 for granted
-        config["peak_i8_TFLOPS"] = reached.peak_tflops
+    # Without this field it would assume twice the peak of fp16.
+    config["peak_i8_TFLOPS"] = device.peak("int8") or reached.peak_tflops
     arguments = {
         "achieved_tflops": reached.tflops,
         "achieved_memory_bandwidth_GBs": reached.gb_per_s,

@@ -1,24 +1,41 @@
-"""What a person may ask of an export, and what an export says of itself."""
+"""Options and result of an export, and the rows it takes: one time per shape, of one provider and one layout.
+
+`ExportOptions` and `Exported` are what the CLI passes and prints. `products`, `attentions` and `collectives` select
+the rows for the format modules.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from quantbench.errors import InputError, StoreError
+import numpy as np
+
+from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.workload.dtypes import GEMM_DTYPES
 from quantbench.workload.ops import LAYOUTS
 
+if TYPE_CHECKING:
+    from quantbench.profile.profile import Profile
+    from quantbench.profile.table import Table
+
 WHO = "profile export"
+# Planners ask for linear layers, which are nt; the other layouts are used only if there are no nt rows.
+_LAYOUTS = ("nt", "nn", "tn")
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """provider, layout, dtype: whose rows of which kind; "" takes those that the profile has most of. backend, version:
-    under which names aiconfigurator looks the tables up. model, tensor_parallel: for whose shapes Vidur's files are.
-    fill: add modelled rows between measured ones. bound: rows that a model makes are so dense that straight lines
-    between them stay this close to it, a ratio."""
+    """What to export.
+
+    provider, layout, dtype: of the rows; "" selects the most frequent.
+    backend, version: names under which aiconfigurator finds the tables.
+    model, tensor_parallel: the model and the degrees that Vidur's files are for.
+    fill: add modelled rows between measured ones.
+    bound: largest error of linear interpolation between modelled rows, a ratio.
+    """
 
     provider: str = ""
     layout: str = ""
@@ -46,41 +63,107 @@ class ExportOptions:
 
 @dataclass
 class Exported:
-    """What was written. rows: by table; left_out: rows that have no place there, by reason; notes: what to know of
-    the figures, in words; use: how the consumer loads it, a line or two."""
+    """What an export wrote.
 
-    folder: Path
+    rows: written rows by table.
+    left_out: rows that the format cannot represent, by reason.
+    notes: what the figures rest on, for people.
+    use: how the planner loads the files, a line or two.
+    """
+
+    folder: Path = field(default_factory=Path)
     paths: list[Path] = field(default_factory=list)
     rows: dict[str, int] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     use: list[str] = field(default_factory=list)
 
-    @classmethod
-    def nowhere(cls) -> Exported:
-        """For asking what an export would take, without its counts and notes."""
-        return cls(Path())
-
     def leave_out(self, reason: str, rows: int) -> None:
         """Count `rows` rows that cannot be represented."""
         if rows:
             self.left_out[reason] += rows
 
-    def path(self, *parts: str) -> Path:
-        """A file to write, its folder made."""
+    def write(self, content: str | bytes, *parts: str) -> None:
+        """Write a file of the folder. Raises StoreError if that fails."""
         path = self.folder.joinpath(*parts)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(WHO, f"{path.parent} ({error.strerror})", "a folder that can be written") from None
-        self.paths.append(path)
-        return path
-
-    def write(self, content: str | bytes, *parts: str) -> Path:
-        """Write a file, whole."""
-        path = self.path(*parts)
         try:
             path.write_bytes(content.encode() if isinstance(content, str) else content)
         except OSError as error:
             raise StoreError(WHO, f"{path} ({error.strerror})", "a file that can be written") from None
-        return path
+        self.paths.append(path)
+
+
+def require_gpu(profile: Profile, planner: str) -> None:
+    """Raise UnsupportedError for a profile of a processor."""
+    device = profile.device
+    if device.kind != "cuda":
+        raise UnsupportedError(WHO, f"{device.name} is a {device.kind}", f"a GPU, for {planner}")
+
+
+def products(profile: Profile, options: ExportOptions, out: Exported) -> Table:
+    """Unbatched products of one provider and layout, and of options.dtype if given. Counts the other rows."""
+    table = _keep(profile.tables["gemm"], "batch", 1, "a batched product: no place for it there", out)
+    table = _of_dtype(table, options, out)
+    if not len(table):
+        return table
+    if options.layout and options.layout not in table["layout"]:
+        there = ", ".join(sorted(set(table["layout"].tolist())))
+        raise InputError(WHO, f"--layout {options.layout}: no product is of it", f"one of {there}")
+    layout = options.layout or next(name for name in _LAYOUTS if (table["layout"] == name).any())
+    if layout != "nt":
+        out.notes.append(f"products are of layout {layout}, where consumers mean linear layers (nt)")
+    table = _keep(table, "layout", layout, f"a product of another layout than {layout}", out)
+    return _of_provider(table, options.provider, out)
+
+
+def attentions(profile: Profile, options: ExportOptions, out: Exported) -> Table:
+    """Forward attention of one provider, and of options.dtype if given. Counts the other rows."""
+    table = _keep(profile.tables["attention"], "direction", "forward", "a backward pass: no place for it there", out)
+    return _of_provider(_of_dtype(table, options, out), options.provider, out)
+
+
+def collectives(profile: Profile, out: Exported) -> Table:
+    """Collectives of the provider with the most rows."""
+    return _of_provider(profile.tables["collective"], "", out)
+
+
+def dtype_of(profile: Profile, options: ExportOptions) -> str:
+    """The number format to export: options.dtype, else the most frequent of products, attention or softmax, else
+    bf16 (fp16 if the device has no bf16)."""
+    if options.dtype:
+        return options.dtype
+    for kind in ("gemm", "attention", "softmax"):
+        found = profile.tables[kind].most("dtype")
+        if found is not None:
+            return found
+    return "fp16" if profile.device.peak("bf16") is None else "bf16"
+
+
+def _of_dtype(table: Table, options: ExportOptions, out: Exported) -> Table:
+    if not options.dtype:
+        return table
+    return _keep(table, "dtype", options.dtype, f"another dtype than {options.dtype}", out)
+
+
+def _of_provider(table: Table, provider: str, out: Exported) -> Table:
+    if not len(table):
+        return table
+    names = sorted(set(table["provider"].tolist()))
+    # A provider of products need not be one of attention.
+    wanted = provider if provider in names else table.most("provider")
+    others = ", ".join(name for name in names if name != wanted)
+    if others:
+        out.notes.append(f"{table.kind}: the figures are {wanted}'s; there are others by {others}")
+    return _keep(table, "provider", wanted, f"of another provider than {wanted}", out)
+
+
+def _keep(table: Table, column: str, value: object, reason: str, out: Exported) -> Table:
+    kept = np.asarray(table[column] == value, dtype=np.bool_)
+    if not len(table) or kept.all():
+        return table
+    out.leave_out(reason, int((~kept).sum()))
+    return table.where(kept)

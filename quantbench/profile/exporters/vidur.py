@@ -1,9 +1,12 @@
 """Vidur's profiling files: as its source tree has them (CSV), and as its PyPI release 0.0.26 downloads them (.csv.xz
 with a config.json). Times are in milliseconds.
 
-Its random forests learn a model's operations over num_tokens, so each op needs a time in every row: measured where the
-profile has the shape, else the profile's model moved through its rows. Rows stand at powers of two, at every measured
-size, and on both sides of the edges that straight lines would miss.
+Vidur's random forests learn a model's operations over num_tokens, so each operation needs a time in every row: measured
+if the profile has the shape, else the profile's model moved through its rows. Rows are at powers of two, at every
+measured size, and on both sides of the edges that linear interpolation would miss.
+
+Source of names: vidur/config/{model,device_sku,node_sku}_config.py of Vidur 0.0.26, and data/profiling/ of its source
+tree. Vocabulary sizes are Vidur's own, because its loader only takes rows that state them.
 """
 
 from __future__ import annotations
@@ -12,150 +15,257 @@ import csv
 import io
 import json
 import lzma
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from quantbench.errors import UnsupportedError
+from quantbench.errors import InputError
+from quantbench.importers.vidur import GEMM_OPS
 from quantbench.latency.softmax import SoftmaxModel
-from quantbench.profile.blindspots import IntArray, Site, choose, places_between
-from quantbench.profile.exporters.achieved import achieved
-from quantbench.profile.exporters.modelled import GemmTimes, moved_through
-from quantbench.profile.exporters.options import WHO, Exported, ExportOptions
-from quantbench.profile.exporters.rows import attentions, collectives, dtype_of, products
-from quantbench.profile.exporters.vidur_attention import attention_rows
-from quantbench.profile.exporters.vidur_model import VidurModel, has_sku, skus
-from quantbench.profile.exporters.vidur_statistics import statistics
+from quantbench.profile.blindspots import Site, choose, places_between
+from quantbench.profile.exporters.modelled import GemmTimes, attention_us
+from quantbench.profile.exporters.options import (
+    WHO,
+    Exported,
+    ExportOptions,
+    attentions,
+    collectives,
+    dtype_of,
+    products,
+    require_gpu,
+)
+from quantbench.profile.exporters.rates import achieved
 from quantbench.profile.profile import Profile
 from quantbench.profile.table import Table
+from quantbench.workload import Attention, Gemm, TransformerShape
+from quantbench.workload.presets import preset
 
 Rows = list[dict[str, Any]]
 
+#: preset → (name in the release, folder in the source tree, vocab_size, max_model_len)
+MODELS = {
+    "llama-2-7b": ("meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-7b-hf", 32768, 4096),
+    "llama-2-70b": ("meta-llama/Llama-2-70b-hf", "meta-llama/Llama-2-70b-hf", 32768, 4096),
+    "llama-3-8b": ("meta-llama/Llama-3-8B", "meta-llama/Meta-Llama-3-8B", 128256, 4096),
+    "llama-3-70b": ("meta-llama/Llama-3-70B", "meta-llama/Meta-Llama-3-70B", 128256, 8192),
+}
+#: device slug → (device_sku, node sku). Other devices get their slug, which Vidur must be taught first.
+_SKUS = {
+    "a100-sxm4-80gb": ("a100", "a100_dgx"), "h100-sxm5-80gb": ("h100", "h100_dgx"), "l40-48gb": ("l40", "l40_pcie"),
+    "a40-48gb": ("a40", "a40_pairwise_nvlink"),
+}  # fmt: skip
+
+
 _TOKENS = tuple(2**power for power in range(13))
+#: tokens of a block of the key/value cache: Vidur's default (CacheConfig.block_size)
+_BLOCK_SIZE = 16
+_MODEL_BATCHES = tuple(2**power for power in range(8))
+_MODEL_SEQS = tuple(2**power for power in range(4, 13))
 
 
 def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
     """Write `data/profiling/…` (source tree), `compute/` and `network/` (PyPI release)."""
-    device = profile.device
-    if device.kind != "cuda":
-        raise UnsupportedError(WHO, f"{device.name} is a {device.kind}", "a GPU, for Vidur")
+    require_gpu(profile, "Vidur")
+    slug = profile.device.name
     model = VidurModel.of(options.model)
-    device_sku, node_sku = skus(device.name)
-    if not has_sku(device.name):
-        out.notes.append(f"Vidur 0.0.26 has no SKU for {device.name}: the files say {device_sku}")
+    device_sku, node_sku = _SKUS.get(slug, (slug.replace("-", "_"),) * 2)
+    if slug not in _SKUS:
+        out.notes.append(f"Vidur 0.0.26 has no SKU for {slug}: the files say {device_sku}")
     dtype = dtype_of(profile, options)
-    own = ExportOptions(options.provider, options.layout, dtype)
-    table = products(profile, own, out)
-    mlp = _mlp_rows(profile, table, model, dtype, options, out)
-    attention = attention_rows(profile, attentions(profile, own, out), model, dtype, options.tensor_parallel, out)
+    own = replace(options, dtype=dtype)
+    mlp = _mlp_rows(profile, products(profile, own, out), model, own, out)
+    attention = _attention_rows(profile, attentions(profile, own, out), model, own, out)
     for name, rows in (("mlp", mlp), ("attention", attention)):
-        text = _csv(rows)
-        out.write(text, "data", "profiling", "compute", device_sku, *model.source_name.split("/"), f"{name}.csv")
-        out.write(lzma.compress(text.encode()), "compute", f"{name}.csv.xz")
-        out.rows[name] = len(rows)
+        where = ("data", "profiling", "compute", device_sku, *model.source_name.split("/"))
+        _write_csv(rows, name, where, "compute", out)
     out.leave_out("softmax: no place for it there", len(profile.tables["softmax"]))
-    config = {"model": model.name, "device_sku": device_sku}
-    out.write(json.dumps(config) + "\n", "compute", "config.json")
-    _network(profile, node_sku, out)
+    out.write(json.dumps({"model": model.name, "device_sku": device_sku}) + "\n", "compute", "config.json")
+    _write_network(profile, node_sku, out)
     out.notes.append(f"{dtype} figures, where Vidur profiles in fp16")
     out.use.append(
         f"snapshot_download of vidur must return {out.folder}/compute and {out.folder}/network: upload both as datasets"
     )
 
 
-def _mlp_rows(
-    profile: Profile, table: Table, model: VidurModel, dtype: str, options: ExportOptions, out: Exported
-) -> Rows:
-    times = GemmTimes(profile, dtype)
-    passes = _PassTimes(profile, options, out)
+def _mlp_rows(profile: Profile, table: Table, model: VidurModel, options: ExportOptions, out: Exported) -> Rows:
+    """Rows of mlp.csv: every product and every pass over memory of the model, by tokens and tensor parallelism."""
+    times = GemmTimes(profile, options.dtype)
+    # A pass over memory takes the launch of a small kernel, and its bytes at the achieved bandwidth.
+    bytes_per_us = achieved(profile, options, Exported()).gb_per_s * 1e3
+    launch_us = float(np.exp(SoftmaxModel.prior(profile.device).parameters[0]))
     rows: Rows = []
     measured = modelled = 0
     for tp in options.tensor_parallel:
-        sites = {op: (work.n, work.k) for op, work in model.products(1, tp).items()}
-        own = {op: table.where((table["n"] == n) & (table["k"] == k)) for op, (n, k) in sites.items()}
-        tokens = _tokens(times, sites, own, options.bound, model.max_model_len)
-        columns = {op: moved_through(times, tokens, *sites[op], own[op]["m"], own[op]["latency_us"]) for op in sites}
-        found = sum(int(np.isin(tokens, of["m"]).sum()) for of in own.values())
+        sites = {
+            op: (work.n, work.k, table.where((table["n"] == work.n) & (table["k"] == work.k)))
+            for op, work in model.products(1, tp).items()
+        }
+        grid = np.unique(np.concatenate([np.array(_TOKENS), *(own["m"] for _, _, own in sites.values())]))
+        grid = grid[grid <= model.max_model_len]
+        places = places_between(grid)
+        in_grid = np.isin(places, grid)
+        gaps = [Site(*site[:2], places, times.through(places, *site), in_grid) for site in sites.values()]
+        tokens = places[in_grid | np.logical_or.reduce(choose(gaps, options.bound, "max").added)]
+        columns = {op: times.through(tokens, *site) for op, site in sites.items()}
+        found = sum(int(np.isin(tokens, own["m"]).sum()) for _, _, own in sites.values())
         measured, modelled = measured + found, modelled + len(tokens) * len(sites) - found
         for i, count in enumerate(tokens.tolist()):
             us = {op: float(values[i]) for op, values in columns.items()}
-            us |= {op: passes.latency_us(moved) for op, moved in model.passes_bytes(count, tp).items()}
-            rows.append({**statistics(us), **model.keys(tp), "num_tokens": count})
+            us |= {op: launch_us + moved / bytes_per_us for op, moved in model.passes_bytes(count, tp).items()}
+            rows.append({**_statistics(us), **model.keys(tp), "num_tokens": count})
     out.notes.append(f"of the products' times {measured:,} were measured and {modelled:,} are modelled")
     out.notes.append("emb, layernorm, attn_rope, mlp_act and add are a pass over memory each, modelled")
     return rows
 
 
-def _tokens(
-    times: GemmTimes, sites: dict[str, tuple[int, int]], own: dict[str, Table], bound: float, most: int
-) -> IntArray:
-    """Sizes at which rows stand: see the module."""
-    grid = np.array([t for t in _TOKENS if t <= most], dtype=np.int64)
-    measured = [of["m"][of["m"] <= most] for of in own.values()]
-    grid = np.unique(np.concatenate([grid, *measured]))
-    places = places_between(grid)
-    in_grid = np.isin(places, grid)
-    picked = choose(
-        [
-            Site(n, k, places, moved_through(times, places, n, k, own[op]["m"], own[op]["latency_us"]), in_grid)
-            for op, (n, k) in sites.items()
-        ],
-        bound,
-        "max",
-    )
-    return np.asarray(places[in_grid | np.logical_or.reduce(picked.added)], dtype=np.int64)
+def _attention_rows(profile: Profile, table: Table, model: VidurModel, options: ExportOptions, out: Exported) -> Rows:
+    """Rows of attention.csv: prompts of one sequence, and decoding (one query, seq_q = 1) of many. Measured rows of the
+    model's heads on one GPU, or modelled ones if a phase has none."""
+    rows: Rows = []
+    taken = 0
+    for tp in options.tensor_parallel:
+        heads, kv_heads = model.heads(tp)
+        own = table.where(
+            (table["heads"] == heads) & (table["kv_heads"] == kv_heads) & (table["head_dim"] == model.shape.head_dim)
+        )
+        for prefill in (True, False):
+            wanted = own["causal"] & (own["batch"] == 1) if prefill else ~own["causal"] & (own["seq_q"] == 1)
+            phase = own.where(wanted)
+            taken += len(phase)
+            works: list[Any] = phase.workloads()
+            times_us, providers = phase["latency_us"].tolist(), phase["provider"].tolist()
+            if not works:
+                works = _model_attention(model, tp, options.dtype, prefill=prefill)
+                out.notes.append(f"attention of {'prompts' if prefill else 'decoding'} at TP {tp} is modelled")
+                times_us, providers = attention_us(profile, works).tolist(), ["quantbench_model"] * len(works)
+            rows += [
+                {
+                    **_statistics({"attn_prefill" if prefill else "attn_decode": us}),
+                    "n_embd": model.shape.hidden, "n_q_head": model.shape.heads, "n_kv_head": model.shape.kv_heads,
+                    "block_size": _BLOCK_SIZE, "num_tensor_parallel_workers": tp, "max_model_len": model.max_model_len,
+                    "batch_size": work.batch, "prefill_chunk_size": work.seq_q if prefill else 0,
+                    "kv_cache_size": 0 if prefill else work.seq_k - 1, "is_prefill": prefill,
+                    "attention_backend": provider,
+                }
+                for work, us, provider in zip(works, times_us, providers, strict=True)
+            ]  # fmt: skip
+    out.leave_out("attention of other heads, of several prompts, or not one query to all keys", len(table) - taken)
+    return rows
 
 
-class _PassTimes:
-    """A pass over memory: the launch of a small kernel, and bytes at the bandwidth that was achieved."""
+def _model_attention(model: VidurModel, tp: int, dtype: str, *, prefill: bool) -> list[Attention]:
+    (heads, kv_heads), head_dim = model.heads(tp), model.shape.head_dim
+    seqs = [s for s in _MODEL_SEQS if s <= model.max_model_len]
+    if prefill:
+        return [Attention(1, heads, seq, seq, head_dim, kv_heads, dtype) for s in seqs for seq in (s, s + 1)]
+    return [
+        Attention(batch, heads, 1, seq, head_dim, kv_heads, dtype, causal=False)
+        for batch in _MODEL_BATCHES
+        for seq in (1, *seqs)
+    ]
 
-    def __init__(self, profile: Profile, options: ExportOptions, out: Exported) -> None:
-        reached = achieved(profile, options, Exported.nowhere())
-        self._bytes_per_us = reached.gb_per_s * 1e3
-        self._launch_us = float(np.exp(SoftmaxModel.prior(profile.device).parameters[0]))
 
-    def latency_us(self, moved_bytes: int) -> float:
-        """µs of a pass that reads and writes so many bytes."""
-        return self._launch_us + moved_bytes / self._bytes_per_us
-
-
-def _network(profile: Profile, sku: str, out: Exported) -> None:
-    """all_reduce and send_recv, where they were measured."""
+def _write_network(profile: Profile, sku: str, out: Exported) -> None:
+    """all_reduce and send_recv, if they were measured."""
     table = collectives(profile, out)
-    most = int((table["num_gpus"] // table["num_nodes"]).max()) if len(table) else 0
+    per_node = table["num_gpus"] // table["num_nodes"]
     written = False
     for op in ("all_reduce", "send_recv"):
-        rows: Rows = []
-        seen: set[tuple[int, ...]] = set()
+        rows: dict[tuple[int, ...], dict[str, Any]] = {}
         for row in table.where(table["op"] == op).rows():
-            per_node = row["num_gpus"] // row["num_nodes"]
-            key = (row["num_gpus"], per_node, row["message_bytes"])
-            if key in seen:  # the same bytes in another dtype
+            key = (row["num_gpus"], row["num_gpus"] // row["num_nodes"], row["message_bytes"])
+            if key in rows:
                 out.leave_out("the same bytes in another dtype", 1)
                 continue
-            seen.add(key)
-            rows.append({
-                **statistics({op: row["latency_us"]}), "rank": 0, "num_workers": row["num_gpus"],
-                "size": row["message_bytes"], "collective": op, "devices_per_node": per_node,
-                "max_devices_per_node": most,
-            })  # fmt: skip
+            rows[key] = {
+                **_statistics({op: row["latency_us"]}), "rank": 0, "num_workers": key[0], "size": key[2],
+                "collective": op, "devices_per_node": key[1], "max_devices_per_node": int(per_node.max()),
+            }  # fmt: skip
         if not rows:
             out.notes.append(f"{op} was not measured: no {op}.csv (Vidur needs it beyond one GPU)")
             continue
-        text, written = _csv(rows), True
-        out.write(text, "data", "profiling", "network", sku, f"{op}.csv")
-        out.write(lzma.compress(text.encode()), "network", f"{op}.csv.xz")
-        out.rows[op] = len(rows)
+        written = True
+        _write_csv(list(rows.values()), op, ("data", "profiling", "network", sku), "network", out)
     if written:
         out.write(json.dumps({"sku": sku}) + "\n", "network", "config.json")
-    out.leave_out("a collective that Vidur has no file for",
-                  int((~np.isin(table["op"], ["all_reduce", "send_recv"])).sum()))  # fmt: skip
+    others = int((~np.isin(table["op"], ["all_reduce", "send_recv"])).sum())
+    out.leave_out("a collective that Vidur has no file for", others)
 
 
-def _csv(rows: Rows) -> str:
-    names = list(dict.fromkeys(name for row in rows for name in row))
+def _statistics(latency_us: dict[str, float]) -> dict[str, float]:
+    """The columns `time_stats.<op>.<name>` in milliseconds. There is one figure: std is 0, and all others are equal."""
+    return {
+        f"time_stats.{op}.{name}": 0.0 if name == "std" else us / 1e3
+        for op, us in latency_us.items()
+        for name in ("min", "max", "mean", "median", "std")
+    }
+
+
+def _write_csv(rows: Rows, name: str, folder: tuple[str, ...], release_folder: str, out: Exported) -> None:
+    """Write rows as the source tree's CSV in `folder`, and compressed in the release's folder."""
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
+    writer = csv.DictWriter(
+        text, list(dict.fromkeys(key for row in rows for key in row)), restval="", lineterminator="\n"
+    )
     writer.writeheader()
     writer.writerows(rows)
-    return text.getvalue()
+    out.write(text.getvalue(), *folder, f"{name}.csv")
+    out.write(lzma.compress(text.getvalue().encode()), release_folder, f"{name}.csv.xz")
+    out.rows[name] = len(rows)
+
+
+@dataclass(frozen=True)
+class VidurModel:
+    """A model as Vidur keys its rows. name: in the release. source_name: in the source tree. vocab, max_model_len:
+    Vidur's own."""
+
+    name: str
+    source_name: str
+    shape: TransformerShape
+    vocab: int
+    max_model_len: int
+
+    @classmethod
+    def of(cls, text: str) -> VidurModel:
+        """The model of a preset. Raises InputError if Vidur has no such model."""
+        if text not in MODELS:
+            given = f"--model {text}" if text else "no --model (a row is of one model there)"
+            raise InputError(WHO, given, "one of " + ", ".join(MODELS))
+        name, source_name, vocab, max_model_len = MODELS[text]
+        shape = preset(text)
+        return cls(name, source_name, replace(shape, gate_fused=shape.gated), vocab, max_model_len)
+
+    def keys(self, tp: int) -> dict[str, int | bool]:
+        """The columns by which mlp.csv's rows are found."""
+        shape = self.shape
+        return {
+            "n_head": shape.heads, "n_kv_head": shape.kv_heads, "n_embd": shape.hidden, "n_expanded_embd": shape.ffn,
+            "vocab_size": self.vocab, "use_gated_mlp": shape.gated, "num_tensor_parallel_workers": tp,
+        }  # fmt: skip
+
+    def products(self, tokens: int, tp: int) -> dict[str, Gemm]:
+        """Vidur's op → the product that one GPU runs for it."""
+        names = {ours: theirs for theirs, ours in GEMM_OPS.items()} | {"mlp_up_gate": "mlp_up_proj"}
+        shape = replace(self.shape, seq=tokens, mbs=1, tp=tp)
+        return {
+            names[op.name]: op.workload
+            for op in shape.ops(backward=False)
+            if op.name in names and isinstance(op.workload, Gemm)
+        }
+
+    def heads(self, tp: int) -> tuple[int, int]:
+        """(query heads, key/value heads) of one GPU."""
+        return self.shape.heads // tp, replace(self.shape, tp=tp).kv_heads_per_gpu
+
+    def passes_bytes(self, tokens: int, tp: int) -> dict[str, int]:
+        """Vidur's op → bytes that it reads and writes in 16-bit elements, for ops that memory alone bounds. Norms,
+        residuals and the embedding are not split over GPUs."""
+        shape, width = self.shape, 2
+        rotated = sum(self.heads(tp)) * shape.head_dim
+        hidden, ffn = shape.hidden, shape.ffn // tp
+        per_token = {
+            "emb": 2 * hidden, "input_layernorm": 2 * hidden, "post_attention_layernorm": 2 * hidden,
+            "attn_rope": 2 * rotated, "mlp_act": (3 if shape.gated else 2) * ffn, "add": 3 * hidden,
+        }  # fmt: skip
+        return {op: tokens * elements * width for op, elements in per_token.items()}

@@ -1,0 +1,186 @@
+"""Measured rates of a GPU, as simple planners take them: `achieved` (TFLOP/s and GB/s, in total and by size) and
+`link_rates` (links between GPUs)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quantbench.errors import UnsupportedError
+from quantbench.latency.interconnect import NODE_LATENCY_S, host_link, reference_cluster, stated_link
+from quantbench.profile.blindspots import FloatArray
+from quantbench.profile.exporters.modelled import GemmTimes
+from quantbench.profile.exporters.options import WHO, Exported, ExportOptions, collectives, dtype_of, products
+from quantbench.profile.profile import Profile
+from quantbench.workload import Collective, Gemm, Workload
+
+#: shorter runs are dominated by the launch
+_LEAST_US = 50.0
+#: width of a curve's bins, as a power of two
+_LOG2_BIN = 2
+#: work counts for one curve if the other resource explains less than this share of its time
+_EXPLAINED = 0.5
+#: modelled products if none was measured: squares, and short and wide ones
+_MODEL_SQUARES = tuple(2**power for power in range(6, 15))
+_MODEL_ROWS = (1, 8, 16)
+
+
+class Works:
+    """Workloads with their times. flops, moved_bytes, latency_us: (rows,) each; tflops, gb_per_s: their rates."""
+
+    def __init__(self, flops: FloatArray, moved_bytes: FloatArray, latency_us: FloatArray) -> None:
+        self.flops, self.moved_bytes, self.latency_us = flops, moved_bytes, latency_us
+        self.tflops, self.gb_per_s = flops / latency_us / 1e6, moved_bytes / latency_us / 1e3
+
+    @classmethod
+    def of(cls, works: Iterable[Workload], latency_us: npt.ArrayLike) -> Works:
+        """Workloads and their times in µs."""
+        counts = np.array([(work.flops, work.min_bytes) for work in works], dtype=np.float64).reshape(-1, 2)
+        return cls(counts[:, 0], counts[:, 1], np.asarray(latency_us, dtype=np.float64))
+
+    def where(self, rows: npt.NDArray[np.bool_]) -> Works:
+        """A subset."""
+        return Works(self.flops[rows], self.moved_bytes[rows], self.latency_us[rows])
+
+    def __len__(self) -> int:
+        return len(self.latency_us)
+
+
+@dataclass(frozen=True)
+class Achieved:
+    """Achieved rates of the products of one number format, and of memory.
+
+    tflops: median over `compute`, the products that arithmetic bounds.
+    gb_per_s: median over `memory`, the work that memory bounds.
+    compute_by_size, memory_by_size: for curves, short runs included.
+    peak_tflops: the device's.
+    """
+
+    dtype: str
+    tflops: float
+    gb_per_s: float
+    compute: Works
+    memory: Works
+    compute_by_size: Works
+    memory_by_size: Works
+    peak_tflops: float
+
+
+def achieved(profile: Profile, options: ExportOptions, out: Exported) -> Achieved:
+    """Rates of the profile's products and softmax, or of the model if nothing was measured."""
+    device = profile.device
+    dtype = dtype_of(profile, options)
+    peak = device.peak(dtype)
+    if peak is None:
+        raise UnsupportedError(WHO, f"{device.name} has no peak for {dtype}", "another --dtype")
+    ridge = peak * 1e3 / device.memory_gb_per_s  # FLOPs per byte at which arithmetic takes as long as memory
+
+    def bound_by_arithmetic(works: Works) -> Works:
+        return works.where((works.flops > ridge * works.moved_bytes) & (works.latency_us >= _LEAST_US))
+
+    def bound_by_memory(works: Works) -> Works:
+        large = works.moved_bytes > 4 * device.l2_bytes  # smaller work may have come from the cache
+        return works.where((works.flops < 0.5 * ridge * works.moved_bytes) & large)
+
+    table = products(profile, ExportOptions(options.provider, options.layout, dtype), out)
+    softmax = profile.tables["softmax"]
+    # Grade D: the inputs were in a cache, so the rate is not the memory's.
+    softmax = softmax.where((softmax["direction"] == "forward") & (softmax["grade"] != "D"))
+    from_memory = table.where(table["grade"] != "D")
+    measured = Works.of(table.workloads(), table["latency_us"])
+    streams = Works.of(
+        [*from_memory.workloads(), *softmax.workloads()],
+        np.concatenate([from_memory["latency_us"], softmax["latency_us"]]),
+    )
+    compute, memory = bound_by_arithmetic(measured), bound_by_memory(streams)
+    rests = [f"{len(compute):,} measured products of {dtype}", f"{len(memory):,} measured pieces of memory-bound work"]
+    if not len(compute) or not len(memory):
+        modelled = _modelled(profile, dtype)
+        if not len(compute):
+            measured, rests[0] = modelled, f"products of {dtype} as modelled"
+            compute = bound_by_arithmetic(modelled)
+        if not len(memory):
+            streams, rests[1] = modelled, "memory-bound work as modelled"
+            memory = bound_by_memory(modelled)
+    out.notes.append(f"achieved TFLOP/s from {rests[0]}; achieved GB/s from {rests[1]}")
+    tflops = float(np.median(np.minimum(compute.tflops, peak)))
+    gb_per_s = float(np.median(np.minimum(memory.gb_per_s, device.memory_gb_per_s)))
+    by_size = measured.where(measured.gb_per_s < _EXPLAINED * device.memory_gb_per_s)
+    # Work faster than the memory came from the cache.
+    streamed = streams.where((streams.tflops < _EXPLAINED * peak) & (streams.gb_per_s <= device.memory_gb_per_s))
+    return Achieved(dtype, tflops, gb_per_s, compute, memory, by_size, streamed, peak)
+
+
+def _modelled(profile: Profile, dtype: str) -> Works:
+    shapes = [(s, s, s) for s in _MODEL_SQUARES] + [(m, s, s) for m in _MODEL_ROWS for s in (*_MODEL_SQUARES, 2**15)]
+    latency_us = GemmTimes(profile, dtype).latency_us(*np.array(shapes).T)
+    return Works.of([Gemm(m=m, n=n, k=k, dtype=dtype, layout="nt") for m, n, k in shapes], latency_us)
+
+
+def curve(size: FloatArray, share: FloatArray) -> list[list[float]]:
+    """[[size, share], …] with sizes descending strictly in steps of four to 0; share: the bin's median, at most 1.
+
+    Consumers look up the first size that is not larger than theirs.
+    """
+    # frexp, because a rounded logarithm may put a power of two into the bin below it
+    bins = (np.frexp(size)[1] - 1) // _LOG2_BIN
+    found = [[2.0 ** (_LOG2_BIN * b), min(1.0, float(np.median(share[bins == b])))] for b in sorted(set(bins.tolist()))]
+    found[0][0] = 0.0  # sizes below the smallest measured one get its share
+    return found[::-1]
+
+
+@dataclass(frozen=True)
+class LinkRates:
+    """Links of a GPU, one direction, 1e9 bytes per second.
+
+    inside, between: inside a node and between nodes, with the latency of a small message.
+    share: what a large all-reduce reaches of `inside_gb_per_s`, at most 1.
+    host_gb_per_s: of the GPU's slot.
+    """
+
+    gpus_per_node: int
+    inside_gb_per_s: float
+    between_gb_per_s: float
+    inside_latency_s: float
+    between_latency_s: float
+    share: float
+    host_gb_per_s: float
+
+
+def link_rates(profile: Profile, out: Exported) -> LinkRates:
+    """Rates of the profile's GPU in its maker's reference system, with what the profile measured of them."""
+    cluster = reference_cluster(profile.device)
+    stated, source = stated_link(profile.device)
+    measured = _measured_inside(profile, out)
+    if measured is None:
+        link = cluster.intra_node(cluster.gpus_per_node)  # from public NCCL tables if there are any
+        measured = link.bus_bytes[-1] / link.latency_us[-1] / 1e3, link.latency_us[0]
+    reached, latency_us = measured
+    out.notes.append(f"links: {cluster.source}; {source}")
+    return LinkRates(
+        gpus_per_node=cluster.gpus_per_node,
+        inside_gb_per_s=stated,
+        between_gb_per_s=cluster.gpu_gb_per_s,
+        inside_latency_s=latency_us / 1e6,
+        between_latency_s=NODE_LATENCY_S,
+        share=min(1.0, reached / stated),
+        host_gb_per_s=host_link(profile.device)[0],
+    )
+
+
+def _measured_inside(profile: Profile, out: Exported) -> tuple[float, float] | None:
+    """(bus bandwidth of the largest all-reduce inside a node in GB/s, latency of the smallest message in µs)."""
+    table = collectives(profile, Exported())
+    table = table.where((table["op"] == "all_reduce") & (table["num_nodes"] == 1))
+    if not len(table):
+        return None
+    sizes = list(zip(table["message_bytes"].tolist(), table["num_gpus"].tolist(), strict=True))
+    largest, smallest = sizes.index(max(sizes)), sizes.index(min(sizes))
+    work = table.workloads()[largest]
+    assert isinstance(work, Collective)
+    gb_per_s = work.bus_bytes / float(table["latency_us"][largest]) / 1e3
+    out.notes.append(f"inside a node: measured, {work} at {gb_per_s:.4g} GB/s on the bus")
+    return gb_per_s, float(table["latency_us"][smallest])
