@@ -1,8 +1,8 @@
-"""Ahead-of-time compilation of a kernel for a GPU that need not be here, and what the machine code says.
+"""Compiles a kernel ahead of time, for a GPU that need not be present, and reads its resources: `compile_kernel`.
 
-Registers, spills, stack, shared memory and opcodes are read from the compiled binary itself (`cuobjdump`, which the
-triton wheel carries), so that "well compiled" is a number, not a hope. Works without a GPU, in a process without
-TRITON_INTERPRET.
+Registers, spills, stack, shared memory and opcodes come from the compiled binary (`cuobjdump`, which the triton wheel
+carries). `compile_launch` compiles what a launch with given arguments would run. Works without a GPU, in a process
+without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
-from quantbench.kernels.features import INTERPRETER, TRITON
+from quantbench.kernels.launching import INTERPRETER, TRITON
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from quantbench.errors import InputError, UnsupportedError
+from quantbench.occupancy import WARP_THREADS
 
 #: Shared memory that one block may ask for, bytes. Source: CUDA C++ Programming Guide 13.0, table "Technical
 #: Specifications per Compute Capability" ("Maximum amount of shared memory per thread block": 96, 64, 163, 99, 99,
@@ -38,7 +40,15 @@ SHARED_MEMORY_LIMIT_BYTES: dict[int, int] = {
     120: 99 * 1024,
 }
 
-_WARP_SIZE = 32
+#: triton's names of the dtypes that kernels take by pointer
+_TYPES = {
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.float8_e4m3fn: "fp8e4nv",
+    torch.uint8: "u8",
+    torch.int32: "i32",
+}
 _HINT = re.compile(r"^(?P<type>.*?)(?::(?P<hint>1|16))?$")
 #: a line of SASS: address, an optional predicate, the opcode with its modifiers
 _SASS_OPCODE = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?P<opcode>[A-Z][A-Z0-9_]*(?:\.[A-Za-z0-9_]+)*)")
@@ -47,11 +57,11 @@ _RESOURCES = re.compile(r"REG:(?P<registers>\d+) STACK:(?P<stack>\d+)")
 
 @dataclass(frozen=True)
 class KernelResources:
-    """What one compiled kernel asks of an SM.
+    """What one compiled kernel needs of an SM.
 
-    registers: per thread. spills: load and store instructions to local memory (a register that did not fit; 0 is what
-    one wants). stack_bytes: local memory per thread. shared_memory_bytes: per block, dynamic and static. threads: per
-    block. opcodes: how often each SASS opcode, with its modifiers, stands in the code.
+    arch: compute capability, 80 for sm_80. registers: per thread. spills: load and store instructions to local memory,
+    0 where all values fit into registers. stack_bytes: local memory per thread. shared_memory_bytes: per block, dynamic
+    and static. threads: per block. opcodes: number of each SASS opcode, with its modifiers, in the code.
     """
 
     name: str
@@ -90,7 +100,7 @@ def compile_kernel(
         raise UnsupportedError("compile_kernel", "TRITON_INTERPRET=1 is set", "a process without the interpreter")
     source = _source(fn, signature, constexprs)
     settings = {"num_warps": num_warps, "num_stages": num_stages, **options}
-    compiled = triton.compile(source, target=GPUTarget("cuda", arch, _WARP_SIZE), options=settings)
+    compiled = triton.compile(source, target=GPUTarget("cuda", arch, WARP_THREADS), options=settings)
     usage, opcodes = _inspect(compiled.asm["cubin"])
     return KernelResources(
         name=compiled.metadata.name,
@@ -99,9 +109,38 @@ def compile_kernel(
         spills=sum(n for opcode, n in opcodes.items() if opcode.split(".")[0] in ("LDL", "STL")),
         stack_bytes=usage[1],
         shared_memory_bytes=compiled.metadata.shared,
-        threads=compiled.metadata.num_warps * _WARP_SIZE,
+        threads=compiled.metadata.num_warps * WARP_THREADS,
         opcodes=opcodes,
     )
+
+
+def compile_launch(fn: Any, arguments: Mapping[str, Any], arch: int) -> KernelResources:
+    """Compile `fn` for compute capability `arch` as a launch with `arguments` would, specialised as triton does.
+
+    arguments: by name, with num_warps and num_stages; tensors may be on torch's meta device.
+    """
+    parameters = {parameter.name: parameter for parameter in getattr(fn, "params", ())}  # none in the interpreter
+    types, constants, options = {}, {}, {}
+    for name, value in arguments.items():
+        if name not in parameters:
+            options[name] = value
+        elif parameters[name].is_constexpr or value is None:
+            constants[name] = value
+        else:
+            types[name] = _type(value, hint=not parameters[name].do_not_specialize)
+    return compile_kernel(fn, types, constants, arch, options.pop("num_warps"), options.pop("num_stages"), **options)
+
+
+def _type(value: Any, hint: bool) -> str:
+    """The type of one run-time argument in the notation of `compile_kernel`. hint: with what triton specialises on."""
+    if isinstance(value, torch.Tensor):
+        return f"*{_TYPES[value.dtype]}" + (":16" if hint and value.data_ptr() % 16 == 0 else "")
+    if isinstance(value, float):
+        return "fp32"
+    if isinstance(value, int):
+        width = "i32" if value < 2**31 else "i64"
+        return f"{width}:1" if hint and value == 1 else f"{width}:16" if hint and value % 16 == 0 else width
+    return f"tensordesc<{_TYPES[value.base.dtype]}{list(value.block_shape)}>"
 
 
 def _source(fn: Any, signature: Mapping[str, str], constexprs: Mapping[str, Any]) -> ASTSource:

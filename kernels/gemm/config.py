@@ -11,10 +11,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from quantbench.kernels.gemm.menu import SCHEDULES, architecture, tiles
+from quantbench.kernels.launching import TMA_ALIGN_BYTES
 
 from quantbench.errors import InputError, require_choice
 from quantbench.launch import Tile
-from quantbench.quantization import cdiv
 from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.gemm import Gemm
 
@@ -22,15 +22,12 @@ from quantbench.workload.gemm import Gemm
 WHO = "matmul"
 
 _MAX_ALIGN = 16  # elements; more does not make loads wider, whatever the format
-#: Of the first element and of every stride but the last. Source: cuTensorMapEncodeTiled, CUDA driver API.
-TMA_ALIGN_BYTES = 16
-OPERAND_PATHS = ("auto", "pointers", "descriptors")
 
 #: Rows of tiles that are taken together for the L2 cache's sake. Source: triton's matmul tutorials, which use 8.
 GROUP_M = 8
 #: From this size on, a tile's pipeline needs the shared memory that a whole output tile would take.
 _SUBTILE_ELEMENTS = 128 * 256
-_SMALLEST_BLOCK = {"block_m": 16, "block_n": 16, "block_k": 16}  # what a matrix instruction takes
+_SMALLEST_BLOCK = 16  # what a matrix instruction takes
 _FP8_SMALLEST_BLOCK_K = 32
 _LARGEST_BLOCK = 256  # as of a TMA box. Source: cuTensorMapEncodeTiled, CUDA driver API
 _MAX_REGISTERS = 255  # per thread, since sm_35
@@ -109,7 +106,7 @@ class Config:
     load_descriptors, store_descriptors: operands by TMA descriptors, the result by one. subtiles: in how many parts a
     tile is written (1 or 2). flatten: one loop over tiles and steps (persistent only). warp_specialize: warps of their
     own for loading, multiplying and writing (persistent on Blackwell; on Hopper triton 3.6 and 3.7 fail or ignore it).
-    max_registers: per thread, where the compiler must be told. group_m: see `GROUP_M`.
+    max_registers: limit per thread that the compiler is given, None for none.
     """
 
     schedule: str
@@ -120,7 +117,6 @@ class Config:
     flatten: bool
     warp_specialize: bool
     max_registers: int | None
-    group_m: int = GROUP_M
 
 
 def configure(
@@ -132,16 +128,21 @@ def configure(
     path: `auto` takes descriptors on Hopper and newer where they can address the operands, and pointers elsewhere.
     """
     require_choice(WHO, "schedule", schedule, SCHEDULES)
-    require_choice(WHO, "operands", path, OPERAND_PATHS)
+    require_choice(WHO, "operands", path, ("auto", "pointers", "descriptors"))
     tile = complete(tile, operands.gemm.dtype, schedule, capability, align_bytes(operands))
     _check_tile(tile, operands.gemm.dtype, schedule)
     load = _load_by_descriptors(operands, capability, path, descriptors_available)
-    _check_leading(operands, load)
+    longest = max(operands.a.leading, operands.b.leading)
+    if not load and longest > _LARGEST_LEADING:  # by pointers, offsets inside a tile are 32 bits wide
+        raise InputError(WHO, f"a leading dimension of {longest} elements", f"at most {_LARGEST_LEADING}")
     in_parts = schedule == "split_k" and tile.split_k > 1  # the parts are fp32 and go by pointers
     store = load and operands.c.descriptor and not in_parts
     large = tile.elements >= _SUBTILE_ELEMENTS
     narrow = operands.gemm.dtype != "tf32"  # its copies for transposing take the shared memory
     specialize = schedule == "persistent" and load and capability[0] == 10 and (tile.num_warps or 0) >= 4 and narrow
+    # Where sums and fragments, or two partial tiles, lie in registers, ptxas would rather spill two of them than lose a
+    # block per SM, unless it is given a limit. Elsewhere (fragments in shared memory) none is needed.
+    crowded = capability < (9, 0) or operands.gemm.dtype == "fp32" or schedule == "stream_k"
     return Config(
         schedule=schedule,
         tile=tile,
@@ -150,14 +151,15 @@ def configure(
         subtiles=2 if schedule == "stream_k" or (store and large) else 1,
         flatten=schedule == "persistent" and load and (large or specialize),
         warp_specialize=specialize,
-        max_registers=_max_registers(operands.gemm.dtype, schedule, tile, capability),
+        max_registers=_MAX_REGISTERS if crowded and (tile.num_warps or 0) <= 8 else None,
     )
 
 
 def complete(tile: Tile, dtype: str, schedule: str, capability: tuple[int, int], aligned: int) -> Tile:
     """The tile with every field filled in: from the menu's tile of the same output size, or the one nearest to it."""
     menu = tiles(architecture(capability), dtype, schedule, aligned)
-    nearest = min(menu, key=lambda t: (abs(t.elements - tile.elements), (t.block_m, t.block_n) != _sides(tile)))
+    sides = (tile.block_m, tile.block_n)
+    nearest = min(menu, key=lambda t: (abs(t.elements - tile.elements), (t.block_m, t.block_n) != sides))
     missing = {f.name: getattr(nearest, f.name) for f in fields(tile) if getattr(tile, f.name) is None}
     return replace(tile, **missing)
 
@@ -179,7 +181,7 @@ def constexprs(operands: Operands, config: Config) -> dict[str, Any]:
         "BLOCK_M": tile.block_m,
         "BLOCK_N": tile.block_n,
         "BLOCK_K": tile.block_k,
-        "GROUP_M": config.group_m,
+        "GROUP_M": GROUP_M,
         "SUBTILES": config.subtiles,
     }
     if config.schedule in ("data_parallel", "split_k"):
@@ -197,10 +199,19 @@ def backend_options(config: Config) -> dict[str, Any]:
     return options
 
 
-def num_tiles(operands: Operands, tile: Tile) -> int:
-    """Output tiles of all products, parts of a split reduction not counted."""
-    gemm = operands.gemm
-    return gemm.batch * cdiv(gemm.m, tile.block_m) * cdiv(gemm.n, tile.block_n)
+def box_shapes(operands: Operands, config: Config) -> dict[str, list[int]]:
+    """What one descriptor load or store moves, in stored order, with a leading 1 for batched products."""
+    tile = config.tile
+    assert tile.block_k is not None
+    boxes = {
+        "a": [tile.block_m, tile.block_k],
+        "b": [tile.block_k, tile.block_n],
+        "c": [tile.block_m, tile.block_n // config.subtiles],
+    }
+    for name, matrix in (("a", operands.a), ("b", operands.b)):
+        if matrix.transposed:
+            boxes[name].reverse()
+    return {name: [1, *box] if operands.gemm.batch > 1 else box for name, box in boxes.items()}
 
 
 def streamed_tiles(tiles_in_all: int, programs: int) -> int:
@@ -216,21 +227,10 @@ def streamed_tiles(tiles_in_all: int, programs: int) -> int:
     return rest + (programs if tiles_in_all > programs else 0)
 
 
-def _max_registers(dtype: str, schedule: str, tile: Tile, capability: tuple[int, int]) -> int | None:
-    """Where sums and fragments, or two partial tiles, lie in registers, ptxas would rather spill two of them than lose
-    a block per SM, unless it is given a limit. Elsewhere (fragments in shared memory) it is left alone."""
-    crowded = capability < (9, 0) or dtype == "fp32" or schedule == "stream_k"
-    return _MAX_REGISTERS if crowded and (tile.num_warps or 0) <= 8 else None
-
-
-def _sides(tile: Tile) -> tuple[int, int]:
-    return tile.block_m, tile.block_n
-
-
 def _check_tile(tile: Tile, dtype: str, schedule: str) -> None:
-    for name, smallest in _SMALLEST_BLOCK.items():
+    for name in ("block_m", "block_n", "block_k"):
         value = getattr(tile, name)
-        low = _FP8_SMALLEST_BLOCK_K if name == "block_k" and dtype == "fp8" else smallest
+        low = _FP8_SMALLEST_BLOCK_K if name == "block_k" and dtype == "fp8" else _SMALLEST_BLOCK
         if value < low or value & (value - 1):
             raise InputError(WHO, f"tile {tile} with {name} = {value}", f"a power of two of at least {low}")
         if value > _LARGEST_BLOCK:
@@ -240,13 +240,6 @@ def _check_tile(tile: Tile, dtype: str, schedule: str) -> None:
         raise InputError(WHO, f"tile {tile} with num_warps = {warps}", "a power of two up to 32")
     if tile.split_k > 1 and schedule != "split_k":
         raise InputError(WHO, f"tile {tile} with schedule = {schedule!r}", "schedule split_k")
-
-
-def _check_leading(operands: Operands, descriptors: bool) -> None:
-    """By pointers, offsets inside a tile are 32 bits wide."""
-    longest = max(operands.a.leading, operands.b.leading)
-    if not descriptors and longest > _LARGEST_LEADING:
-        raise InputError(WHO, f"a leading dimension of {longest} elements", f"at most {_LARGEST_LEADING}")
 
 
 def _load_by_descriptors(operands: Operands, capability: tuple[int, int], path: str, available: bool) -> bool:

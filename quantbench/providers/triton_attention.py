@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from quantbench.kernels.attention import AttentionPlan, plan_backward, plan_forward
 from quantbench.kernels.attention.menu import MAX_HEAD_DIM, MIN_HEAD_DIM
-from quantbench.kernels.attention.operands import too_old, wrong_in_interpreter
-from quantbench.kernels.features import INTERPRETER, unsupported_architecture
+from quantbench.kernels.attention.operands import too_old
+from quantbench.kernels.launching import INTERPRETER, unsupported_architecture, wrong_in_interpreter
 from quantbench.providers.base import Task
 from quantbench.providers.inputs import Inputs
 from quantbench.workload import Attention

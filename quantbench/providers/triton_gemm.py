@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quantbench.kernels.features import INTERPRETER, unsupported_architecture
 from quantbench.kernels.gemm import GemmPlan, plan
-from quantbench.kernels.gemm.operands import missing_format, wrong_in_interpreter
+from quantbench.kernels.gemm.host import missing_format
+from quantbench.kernels.launching import INTERPRETER, unsupported_architecture, wrong_in_interpreter
 from quantbench.providers.base import Task
 from quantbench.providers.inputs import Inputs
 from quantbench.workload import Gemm

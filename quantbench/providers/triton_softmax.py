@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quantbench.kernels.features import INTERPRETER, unsupported_architecture
-from quantbench.kernels.softmax.host import SoftmaxPlan, missing_bf16, plan_backward, plan_forward
-from quantbench.kernels.softmax.kernels import MAX_COLS
+from quantbench.kernels.launching import INTERPRETER, unsupported_architecture
+from quantbench.kernels.softmax import MAX_COLS, SoftmaxPlan, missing_bf16, plan_backward, plan_forward
 from quantbench.providers.base import Task
 from quantbench.providers.inputs import Inputs
 from quantbench.workload import Softmax

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreter import in_interpreter
-from quantbench.kernels.softmax import host as kernels
+from quantbench.kernels import softmax as kernels
 from quantbench.kernels.softmax import (
     plan_backward,
     plan_forward,

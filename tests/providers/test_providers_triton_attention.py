@@ -67,13 +67,13 @@ def test_the_check_sees_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys that end one row early."""
     from quantbench.kernels.attention import host as attention
 
-    arguments = attention._arguments
+    arguments = attention.arguments
 
     def shorter(*given: object) -> dict[str, object]:
         made = arguments(*given)  # type: ignore[arg-type]
         return {**made, "seq_k": made["seq_k"] - 1}
 
-    monkeypatch.setattr(attention, "_arguments", shorter)
+    monkeypatch.setattr(attention, "arguments", shorter)
     with pytest.raises(MeasurementError, match="relative error"):
         check(TritonFlash(), Attention(1, 2, 20, 33, 32, dtype="fp16", causal=False), CPU)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from interpreter import ACTIVE, in_interpreter
-from quantbench.kernels.features import TRITON
+from quantbench.kernels.launching import TRITON
 
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from interpreter import ACTIVE, in_interpreter
-from quantbench.kernels.features import TRITON
+from quantbench.kernels.launching import TRITON
 
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
@@ -71,11 +71,11 @@ def test_its_results_pass_the_check_before_timing(dtype: str, rows: int, cols: i
 @in_interpreter
 def test_the_check_sees_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """A diagonal one column off: rows are told to be one longer than they are."""
-    from quantbench.kernels.softmax import host as softmax
+    from quantbench.kernels import softmax
 
     shared = softmax._shared_arguments
     monkeypatch.setattr(
-        softmax, "_shared_arguments", lambda x, mask: {**shared(x, mask), "rows_per_head": x.shape[-2] + 1}
+        softmax, "_shared_arguments", lambda x, mask, tile: {**shared(x, mask, tile), "rows_per_head": x.shape[-2] + 1}
     )
     with pytest.raises(MeasurementError, match=r"relative error|not written"):
         check(TritonFusedSoftmax(), Softmax(4, 16, 16, dtype="fp16"), CPU)
