@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 _CATALOG: dict[str, tuple[str, str, str]] = {
     "torch.mm": ("gemm", "torch_gemm", "TorchMm"),
     "torch.addmm": ("gemm", "torch_gemm", "TorchAddmm"),
-    "torch.eager": ("softmax", "torch_softmax", "TorchEagerSoftmax"),
+    "torch.eager": ("softmax", "torch_attention", "TorchEagerSoftmax"),
     "torch.flash": ("attention", "torch_attention", "TorchFlash"),
     "torch.cudnn": ("attention", "torch_attention", "TorchCudnn"),
     "torch.efficient": ("attention", "torch_attention", "TorchEfficient"),
     "torch.math": ("attention", "torch_attention", "TorchMath"),
-    "triton.data_parallel": ("gemm", "triton_gemm", "TritonDataParallel"),
-    "triton.split_k": ("gemm", "triton_gemm", "TritonSplitK"),
-    "triton.stream_k": ("gemm", "triton_gemm", "TritonStreamK"),
-    "triton.persistent": ("gemm", "triton_gemm", "TritonPersistent"),
-    "triton.fused": ("softmax", "triton_softmax", "TritonFusedSoftmax"),
-    "triton.flash": ("attention", "triton_attention", "TritonFlash"),
+    "triton.data_parallel": ("gemm", "triton_kernels", "TritonDataParallel"),
+    "triton.split_k": ("gemm", "triton_kernels", "TritonSplitK"),
+    "triton.stream_k": ("gemm", "triton_kernels", "TritonStreamK"),
+    "triton.persistent": ("gemm", "triton_kernels", "TritonPersistent"),
+    "triton.fused": ("softmax", "triton_kernels", "TritonFusedSoftmax"),
+    "triton.flash": ("attention", "triton_kernels", "TritonFlash"),
 }
 
 #: what a library's name alone means

@@ -31,7 +31,6 @@ from math import isfinite, sqrt
 import torch
 
 from quantbench.errors import InputError, MeasurementError
-from quantbench.providers import references
 from quantbench.providers.base import Tolerance
 from quantbench.workload import Attention, Gemm, Softmax, Workload
 
@@ -281,6 +280,26 @@ def _mean_square(values: torch.Tensor, dim: int) -> torch.Tensor:
 # --- softmax --------------------------------------------------------------------------------------------------------
 
 
+def causal_mask(rows: int, cols: int, device: torch.device, first_row: int = 0) -> torch.Tensor:
+    """A boolean mask[rows, cols], True above the diagonal: what a causal softmax drops. first_row: where the rows
+    begin in the whole matrix."""
+    return torch.ones(rows, cols, dtype=torch.bool, device=device).triu(diagonal=1 + first_row)
+
+
+def softmax(x: torch.Tensor, scale: float, dropped: torch.Tensor | None) -> torch.Tensor:
+    """softmax(scale · x) over the last dimension in x's format, without what `dropped` marks."""
+    scores = x * scale
+    if dropped is not None:
+        scores = scores.masked_fill(dropped, -torch.inf)
+    scores = (scores - scores.amax(-1, keepdim=True)).exp()
+    return scores / scores.sum(-1, keepdim=True)
+
+
+def softmax_backward(y: torch.Tensor, gradient: torch.Tensor, scale: float) -> torch.Tensor:
+    """The gradient of x for y = softmax(scale · x) and the gradient of y."""
+    return scale * y * (gradient - (gradient * y).sum(-1, keepdim=True))
+
+
 def _softmax(work: Softmax, inputs: Sequence[torch.Tensor], output: torch.Tensor, bound: float) -> Rows:
     x = inputs[0]
     compute = _precision(work)
@@ -299,16 +318,16 @@ def _softmax(work: Softmax, inputs: Sequence[torch.Tensor], output: torch.Tensor
                 scores = x[at].to(compute)
                 dropped = None
                 if work.mask == "causal":
-                    dropped = references.causal_mask(scores.shape[1], cols, x.device, row)
+                    dropped = causal_mask(scores.shape[1], cols, x.device, row)
                 elif work.mask == "full":
                     dropped = inputs[1][sample, :, at[2]]
-                expected = references.softmax(scores, work.scale, dropped)
+                expected = softmax(scores, work.scale, dropped)
                 size = expected
                 if work.direction == "backward":
                     gradient = inputs[-1][at].to(compute)
                     # Without the cancellation between the two terms, which right results lose digits to.
                     size = work.scale * expected * (gradient.abs() + (gradient * expected).abs_().sum(-1, keepdim=True))
-                    expected = references.softmax_backward(expected, gradient, work.scale)
+                    expected = softmax_backward(expected, gradient, work.scale)
                 norms.append(_square(size) + floor)
                 errors.append(_square(output[at].to(compute).sub_(expected)))
     return Rows("rows", torch.cat(errors), torch.cat(norms))
@@ -418,7 +437,7 @@ def _attend(work: Attention, q: torch.Tensor, k: torch.Tensor, rows: torch.Tenso
     dropped = None
     if work.causal:
         dropped = torch.arange(work.seq_k, device=q.device) > rows[:, None]
-    return references.softmax(q @ k.T, work.head_dim**-0.5, dropped)
+    return softmax(q @ k.T, work.head_dim**-0.5, dropped)
 
 
 def _square(difference: torch.Tensor) -> torch.Tensor:

@@ -1,19 +1,24 @@
-"""Which kernel really ran: its name, grid, block, registers, shared memory and blocks per SM, from torch.profiler.
+"""What really ran: the kernel of a workload, from torch.profiler (`identify`), and the software versions (`versions`).
 
-One profiled run per point, in a process that times nothing (`quantbench.sweep.name_server`). The trace's events become
-`KernelEvent`s, and those a `Launch`, in pure functions that know nothing of torch.
+A kernel's name, grid, block, registers, shared memory and blocks per SM come from one profiled run per point, in a
+process that times nothing (`quantbench.sweep.name_server`). The trace's events become `KernelEvent`s, and those a
+`Launch`, in pure functions that do not use torch.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quantbench import __version__
 from quantbench.launch import Launch, Tile
 from quantbench.occupancy import WARP_THREADS, resident_blocks
 from quantbench.providers.kernel_names import KernelName, parse
@@ -86,6 +91,27 @@ def trace_events(run: Callable[[], None]) -> list[TraceEvent]:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
         return read_trace(path)
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything that a measured time may depend on, by name; what is not installed is left out."""
+    import torch
+
+    found = {
+        "quantbench": __version__,
+        "python": platform.python_version(),
+        "os": platform.platform(),
+        "torch": torch.__version__,
+    }
+    if torch.version.cuda is not None:
+        found["cuda"] = torch.version.cuda
+    if torch.cuda.is_available() and torch.backends.cudnn.is_available():
+        found["cudnn"] = str(torch.backends.cudnn.version())
+    # triton compiles our kernels; cuBLAS stands behind mm, and its choice of kernels moves cliffs.
+    for name, package in (("triton", "triton"), ("cublas", "nvidia-cublas"), ("cublas", "nvidia-cublas-cu12")):
+        with suppress(PackageNotFoundError):
+            found[name] = version(package)
+    return found
 
 
 def read_trace(path: Path) -> list[TraceEvent]:

@@ -83,32 +83,21 @@ class Inputs:
         self.fill(out)
         return out
 
+    def operands(self, workload: Workload) -> tuple[torch.Tensor, ...]:
+        """All inputs of a workload, filled, in the order and storage of `input_templates`.
+
+        Half of a padding mask is True (drops), never a whole row.
+        """
+        found = []
+        for like in input_templates(workload):
+            found.append(torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=self.device))
+            self.fill(found[-1])
+        return tuple(found)
+
     def gemm_operands(self, gemm: Gemm) -> tuple[torch.Tensor, torch.Tensor]:
         """a[m, k] and b[k, n], with a leading batch dimension when batch > 1, stored as the layout's letters say."""
-        batch = (gemm.batch,) if gemm.batch > 1 else ()
-        a = self._stored(*batch, gemm.m, gemm.k, dtype=gemm.dtype, transposed=gemm.layout[0] == "t")
-        b = self._stored(*batch, gemm.k, gemm.n, dtype=gemm.dtype, transposed=gemm.layout[1] == "t")
+        a, b = self.operands(gemm)
         return a, b
-
-    def scores(self, softmax: Softmax) -> torch.Tensor:
-        """x[mask_batch, batch / mask_batch, rows, cols]: samples, heads, queries, keys."""
-        heads = softmax.batch // softmax.mask_batch
-        return self.tensor(softmax.mask_batch, heads, softmax.rows, softmax.cols, dtype=softmax.dtype)
-
-    def padding_mask(self, softmax: Softmax) -> torch.Tensor:
-        """A boolean mask[mask_batch, 1, rows, cols]; True drops. Half of it is True, never a whole row."""
-        shape = (softmax.mask_batch, 1, softmax.rows, softmax.cols)
-        mask = torch.empty(shape, dtype=torch.bool, device=self.device)
-        self.fill(mask)
-        return mask
-
-    def attention_operands(self, attention: Attention) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q[batch, heads, seq_q, head_dim], k and v[batch, kv_heads, seq_k, head_dim]."""
-        q_shape = (attention.batch, attention.heads, attention.seq_q, attention.head_dim)
-        kv_shape = (attention.batch, attention.kv_heads, attention.seq_k, attention.head_dim)
-        q = self.tensor(*q_shape, dtype=attention.dtype)
-        k = self.tensor(*kv_shape, dtype=attention.dtype)
-        return q, k, self.tensor(*kv_shape, dtype=attention.dtype)
 
     def fill(self, tensor: torch.Tensor) -> None:
         """Write new numbers into a tensor made here or stored alike; a boolean one is a padding mask."""
@@ -147,12 +136,6 @@ class Inputs:
         else:
             self._fill(out)
 
-    def _stored(self, *shape: int, dtype: str, transposed: bool) -> torch.Tensor:
-        if not transposed:
-            return self.tensor(*shape, dtype=dtype)
-        *batch, rows, cols = shape
-        return self.tensor(*batch, cols, rows, dtype=dtype).transpose(-1, -2)
-
     def _fill(self, out: torch.Tensor) -> torch.Tensor:
         """Floating point and small integers, in place."""
         if self.distribution == "normal":
@@ -173,7 +156,12 @@ class Inputs:
 
 
 def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
-    """What `Task.inputs` must return, without memory (on torch's meta device): shapes, formats and strides."""
+    """What `Task.inputs` must return, without memory (on torch's meta device): shapes, formats and strides.
+
+    gemm: a[m, k] and b[k, n], with a leading batch dimension when batch > 1. softmax: x[mask_batch, batch / mask_batch,
+    rows, cols], for a full mask a boolean mask[mask_batch, 1, rows, cols]. attention: q[batch, heads, seq_q, head_dim],
+    k and v[batch, kv_heads, seq_k, head_dim]. backward: the gradient of the result last.
+    """
     if isinstance(workload, Gemm):
         batch = (workload.batch,) if workload.batch > 1 else ()
         a_transposed, b_transposed = (letter == "t" for letter in workload.layout)

@@ -183,7 +183,7 @@ def main() -> None:
     """Say on what this runs, learn how to time, serve requests until the pipe closes."""
     from quantbench import device
     from quantbench.providers import catalog
-    from quantbench.providers.software import versions
+    from quantbench.providers.identity import versions
     from quantbench.sweep import naming
     from quantbench.timing.timer import make_timer
 
