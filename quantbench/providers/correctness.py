@@ -1,4 +1,6 @@
-"""How wrong a result is, from the inputs and outputs alone, at any size and at a small share of the work's own cost.
+"""Computes the error of a result from the inputs and outputs alone, at a small share of the work's own cost (`check`).
+
+`quantbench.providers.audit` calls it for every measured point; nothing here is shared with what is measured.
 
 Errors are compared with a tolerance twice: over a whole output (‖out − ref‖ / ‖ref‖) and row by row, with
 ROW_FACTOR times the tolerance.
@@ -100,15 +102,18 @@ class Rows:
     norm: torch.Tensor
 
 
+def _joined(parts: Sequence[Sequence[Rows]]) -> list[Rows]:
+    """The rows of all parts, by name."""
+    return [
+        Rows(same[0].what, torch.cat([rows.error for rows in same]), torch.cat([rows.norm for rows in same]))
+        for same in zip(*parts, strict=True)
+    ]
+
+
 def check(
-    who: str,
-    workload: Workload,
-    inputs: Sequence[torch.Tensor],
-    outputs: Sequence[torch.Tensor],
-    generator: torch.Generator,
-    *,
-    must_see: tuple[int, ...] | None = None,
-) -> float:
+    who: str, workload: Workload, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor],
+    generator: torch.Generator, *, must_see: tuple[int, ...] | None = None,
+) -> float:  # fmt: skip
     """The relative error of the worst output. Raises MeasurementError that names the error and the bound.
 
     inputs, outputs: as `Task.inputs` and `Task.outputs` return them, of the right shapes. generator: of the random
@@ -118,18 +123,14 @@ def check(
     inputs = [tensor.detach() for tensor in inputs]
     outputs = [tensor.detach() for tensor in outputs]
     bound = tolerance(workload)
-    worst = 0.0
     if isinstance(workload, Gemm):
         found = _product(workload, inputs, outputs[0], generator)
     elif isinstance(workload, Softmax):
         found = [_softmax(workload, inputs, outputs[0], bound.relative_norm)]
-    elif isinstance(workload, Attention):
-        found = _attention(workload, inputs, outputs, generator, must_see)
     else:
-        raise InputError("check", f"a workload of kind {workload.kind}", "gemm, softmax or attention")
-    for rows in found:
-        worst = max(worst, _judge(who, rows, bound, outputs))
-    return worst
+        assert isinstance(workload, Attention)  # `tolerance` knows no other
+        found = _attention(workload, inputs, outputs, generator, must_see)
+    return max(_judge(who, rows, bound, outputs) for rows in found)
 
 
 def _judge(who: str, rows: Rows, bound: Tolerance, outputs: Sequence[torch.Tensor]) -> float:
@@ -232,25 +233,19 @@ def _product(work: Gemm, inputs: Sequence[torch.Tensor], c: torch.Tensor, genera
     batch, m, k = a.shape
     # So many that a chunk holds 64 rows of each.
     together = max(1, _CHUNK_ELEMENTS[a.device.type] // (64 * max(m, k, c.shape[-1])))
-    parts = [
-        _freivalds(a[i : i + together], b[i : i + together], c[i : i + together], bias, generator, compute)
-        for i in range(0, batch, together)
-    ]
-    return [
-        Rows(
-            what,
-            torch.cat([part[i][0].flatten() for part in parts]),
-            torch.cat([part[i][1].flatten() for part in parts]),
-        )
-        for i, what in enumerate(("rows", "columns"))
-    ]
+    return _joined(
+        [
+            _freivalds(a[i : i + together], b[i : i + together], c[i : i + together], bias, generator, compute)
+            for i in range(0, batch, together)
+        ]
+    )
 
 
 def _freivalds(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None, generator: torch.Generator,
     compute: torch.dtype,
-) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:  # fmt: skip
-    """(squared error, squared norm) of each row and of each column of c − a·b − bias for a[group, m, k].
+) -> list[Rows]:  # fmt: skip
+    """Each row and each column of c − a·b − bias for a[group, m, k].
 
     The norms are those that a·b has on average, since a and b are random; or c's own where it is larger, as seen
     through the same vectors.
@@ -268,13 +263,16 @@ def _freivalds(
         expected_x = expected_x + bias @ x
         expected_y = expected_y + y.sum(-1, keepdim=True) * bias
         element = element + bias.double().square().mean()
-    rows, seen = (_mean_square(of, -1) for of in (of_c.right - expected_x, of_c.right))
-    columns, column_seen = (_mean_square(of, -2) for of in (of_c.left - expected_y, of_c.left))
-    return (rows, torch.maximum(seen, n * element)), (columns, torch.maximum(column_seen, m * element))
 
+    def mean_square(values: torch.Tensor, dim: int) -> torch.Tensor:
+        return values.double().square_().mean(dim).flatten()
 
-def _mean_square(values: torch.Tensor, dim: int) -> torch.Tensor:
-    return values.double().square_().mean(dim)
+    return [
+        Rows("rows", mean_square(of_c.right - expected_x, -1), torch.maximum(mean_square(of_c.right, -1), n * element)),
+        Rows(
+            "columns", mean_square(of_c.left - expected_y, -2), torch.maximum(mean_square(of_c.left, -2), m * element)
+        ),
+    ]
 
 
 # --- softmax --------------------------------------------------------------------------------------------------------
@@ -359,14 +357,7 @@ def _attention(
             gradient = inputs[3][sample, heads] if len(inputs) == 4 else q
             results = [output[sample, heads if i == 0 else head] for i, output in enumerate(outputs)]
             parts.append(one(work, q, k, v, gradient, results, queries, keys))
-    names = ("rows of o",) if work.direction == "forward" else tuple(f"rows of the gradient of {x}" for x in "qkv")
-    return [
-        Rows(name, torch.cat([part[i][0] for part in parts]), torch.cat([part[i][1] for part in parts]))
-        for i, name in enumerate(names)
-    ]
-
-
-_Errors = list[tuple[torch.Tensor, torch.Tensor]]
+    return _joined(parts)
 
 
 def _one_of_each(size: int, tile: int, generator: torch.Generator) -> torch.Tensor:
@@ -379,8 +370,8 @@ def _one_of_each(size: int, tile: int, generator: torch.Generator) -> torch.Tens
 def _attention_rows(
     work: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gradient: torch.Tensor,
     results: Sequence[torch.Tensor], queries: torch.Tensor, keys: torch.Tensor,
-) -> _Errors:  # fmt: skip
-    """Squared errors and norms of rows `queries` of o[heads, seq_q, head_dim]."""
+) -> list[Rows]:  # fmt: skip
+    """Rows `queries` of o[heads, seq_q, head_dim]."""
     compute = _precision(work)
     k, v = k.to(compute), v.to(compute)
     v_norm = v.square().sum(-1)
@@ -391,14 +382,14 @@ def _attention_rows(
         expected = p @ v
         errors.append(_square(results[0][:, picked].to(compute) - expected))
         norms.append(torch.maximum(p.square() @ v_norm, expected.square().sum(-1)).double().flatten())
-    return [(torch.cat(errors), torch.cat(norms))]
+    return [Rows("rows of o", torch.cat(errors), torch.cat(norms))]
 
 
 def _attention_gradients(
     work: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gradient: torch.Tensor,
     results: Sequence[torch.Tensor], queries: torch.Tensor, keys: torch.Tensor,
-) -> _Errors:  # fmt: skip
-    """Squared errors and norms of rows `queries` of dq and rows `keys` of dk and dv.
+) -> list[Rows]:  # fmt: skip
+    """Rows `queries` of dq and rows `keys` of dk and dv.
 
     ds = p·(dp − δ), where δ is the mean of dp under p. Norms are those of the terms before they cancel.
     """
@@ -426,10 +417,11 @@ def _attention_gradients(
         dk += torch.einsum("hij,hid->jd", ds[..., keys], q_part).double()
         dv_norm += torch.einsum("hij,hi->j", columns.square(), do.square().sum(-1)).double()
         dk_norm += torch.einsum("hij,hi->j", size[..., keys], q_part.square().sum(-1)).double()
-    found = [(torch.cat(errors), torch.cat(norms))]
-    for result, expected, norm in ((results[1], dk, dk_norm), (results[2], dv, dv_norm)):
-        found.append((_square(result[keys].double() - expected), norm))
-    return found
+    return [
+        Rows("rows of the gradient of q", torch.cat(errors), torch.cat(norms)),
+        Rows("rows of the gradient of k", _square(results[1][keys].double() - dk), dk_norm),
+        Rows("rows of the gradient of v", _square(results[2][keys].double() - dv), dv_norm),
+    ]
 
 
 def _attend(work: Attention, q: torch.Tensor, k: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
