@@ -1,8 +1,7 @@
 """Compiles a kernel ahead of time, for a GPU that need not be present, and reads its resources: `compile_kernel`.
 
 Registers, spills, stack, shared memory and opcodes come from the compiled binary (`cuobjdump`, which the triton wheel
-carries). `compile_launch` compiles what a launch with given arguments would run. Works without a GPU, in a process
-without TRITON_INTERPRET.
+carries). Works without a GPU, in a process without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ _TYPES = {
     torch.float8_e4m3fn: "fp8e4nv",
     torch.uint8: "u8",
     torch.int32: "i32",
+    torch.int64: "i64",
 }
-_HINT = re.compile(r"^(?P<type>.*?)(?::(?P<hint>1|16))?$")
 #: a line of SASS: address, an optional predicate, the opcode with its modifiers
 _SASS_OPCODE = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?P<opcode>[A-Z][A-Z0-9_]*(?:\.[A-Za-z0-9_]+)*)")
 _RESOURCES = re.compile(r"REG:(?P<registers>\d+) STACK:(?P<stack>\d+)")
@@ -78,29 +77,26 @@ class KernelResources:
         return sum(n for opcode, n in self.opcodes.items() if opcode == prefix or opcode.startswith(prefix + "."))
 
 
-def compile_kernel(
-    fn: Any,
-    signature: Mapping[str, str],
-    constexprs: Mapping[str, Any],
-    arch: int,
-    num_warps: int,
-    num_stages: int,
-    **options: Any,
-) -> KernelResources:
-    """Compile the `triton.jit` function `fn` for compute capability `arch` (80 for sm_80) and read its resources.
+def compile_kernel(fn: Any, arguments: Mapping[str, Any], arch: int) -> KernelResources:
+    """Compile a `triton.jit` function as a launch with `arguments` would, and read its resources.
 
-    signature: for every parameter that is no constexpr, in triton's notation: `*fp16`, `i32`, `fp32`,
-    `tensordesc<bf16[128, 64]>`; a suffix `:16` promises divisibility by 16 (pointers: alignment; a torch allocation
-    always has it), `:1` makes the argument the constant 1 (as triton itself does with a stride of 1).
-    constexprs: values of all tl.constexpr parameters. options: further backend options (`maxnreg`, …).
+    arguments: by name, with num_warps, num_stages and further backend options (`maxnreg`, …). Tensors may be on torch's
+    meta device, so that they take no memory. Specialised as triton does: on arguments that are 1 or multiples of 16.
+    arch: compute capability, 80 for sm_80.
 
-    >>> compile_kernel(softmax_kernel, {"x": "*bf16:16", "cols": "i32:16"}, {"BLOCK": 1024}, 90, 4, 3)  # doctest: +SKIP
+    >>> x = torch.empty(64, 4096, dtype=torch.bfloat16, device="meta")
+    >>> compile_kernel(softmax_kernel, {"x": x, "cols": 4096, "BLOCK": 4096, "num_warps": 4, "num_stages": 3}, 90)
+    ... # doctest: +SKIP
     """
     if INTERPRETER:
         raise UnsupportedError("compile_kernel", "TRITON_INTERPRET=1 is set", "a process without the interpreter")
-    source = _source(fn, signature, constexprs)
-    settings = {"num_warps": num_warps, "num_stages": num_stages, **options}
-    compiled = triton.compile(source, target=GPUTarget("cuda", arch, WARP_THREADS), options=settings)
+    missing = [name for name in (*fn.arg_names, "num_warps", "num_stages") if name not in arguments]
+    if missing:
+        expected = ", ".join([*fn.arg_names, "num_warps", "num_stages"])
+        raise InputError(f"compile {fn.__name__}", f"no value for {missing[0]!r}", f"the parameters {expected}")
+    options = {name: value for name, value in arguments.items() if name not in fn.arg_names}
+    target = GPUTarget("cuda", arch, WARP_THREADS)
+    compiled = triton.compile(_source(fn, arguments), target=target, options=options)
     usage, opcodes = _inspect(compiled.asm["cubin"])
     return KernelResources(
         name=compiled.metadata.name,
@@ -114,53 +110,18 @@ def compile_kernel(
     )
 
 
-def compile_launch(fn: Any, arguments: Mapping[str, Any], arch: int) -> KernelResources:
-    """Compile `fn` for compute capability `arch` as a launch with `arguments` would, specialised as triton does.
-
-    arguments: by name, with num_warps and num_stages; tensors may be on torch's meta device.
-    """
-    parameters = {parameter.name: parameter for parameter in getattr(fn, "params", ())}  # none in the interpreter
-    types, constants, options = {}, {}, {}
-    for name, value in arguments.items():
-        if name not in parameters:
-            options[name] = value
-        elif parameters[name].is_constexpr or value is None:
-            constants[name] = value
-        else:
-            types[name] = _type(value, hint=not parameters[name].do_not_specialize)
-    return compile_kernel(fn, types, constants, arch, options.pop("num_warps"), options.pop("num_stages"), **options)
-
-
-def _type(value: Any, hint: bool) -> str:
-    """The type of one run-time argument in the notation of `compile_kernel`. hint: with what triton specialises on."""
-    if isinstance(value, torch.Tensor):
-        return f"*{_TYPES[value.dtype]}" + (":16" if hint and value.data_ptr() % 16 == 0 else "")
-    if isinstance(value, float):
-        return "fp32"
-    if isinstance(value, int):
-        width = "i32" if value < 2**31 else "i64"
-        return f"{width}:1" if hint and value == 1 else f"{width}:16" if hint and value % 16 == 0 else width
-    return f"tensordesc<{_TYPES[value.base.dtype]}{list(value.block_shape)}>"
-
-
-def _source(fn: Any, signature: Mapping[str, str], constexprs: Mapping[str, Any]) -> ASTSource:
+def _source(fn: Any, arguments: Mapping[str, Any]) -> ASTSource:
     """The compiler's input, in the form that the installed triton takes."""
-    missing = [name for name in fn.arg_names if name not in signature and name not in constexprs]
-    unknown = [name for name in (*signature, *constexprs) if name not in fn.arg_names]
-    if missing or unknown:
-        problem = f"no type for {missing[0]!r}" if missing else f"a type or value for {unknown[0]!r}"
-        raise InputError(f"compile {fn.__name__}", problem, "exactly the parameters " + ", ".join(fn.arg_names))
-    types, constants, divisible = {}, dict(constexprs), []
-    for index, name in enumerate(fn.arg_names):
-        if name in constexprs:
+    types, constants, divisible = {}, {}, []
+    for index, parameter in enumerate(fn.params):
+        value, specialise = arguments[parameter.name], not parameter.do_not_specialize
+        number = isinstance(value, int)
+        if parameter.is_constexpr or value is None or (specialise and number and value == 1):
+            constants[parameter.name] = value
             continue
-        match = _HINT.match(signature[name])
-        if match["hint"] == "1":
-            constants[name] = 1
-        else:
-            types[name] = match["type"]
-            if match["hint"] == "16":
-                divisible.append(index)
+        types[parameter.name] = _type(value)
+        if specialise and isinstance(value, int | torch.Tensor):
+            divisible += [index] if (value if number else value.data_ptr()) % 16 == 0 else []
     if TRITON < (3, 3):  # constants are left out of the signature, attributes have a class of their own
         from triton.backends.compiler import AttrsDescriptor
 
@@ -169,6 +130,17 @@ def _source(fn: Any, signature: Mapping[str, str], constexprs: Mapping[str, Any]
     full = {name: types.get(name, "constexpr") for name in fn.arg_names}
     hints = {(index,): [["tt.divisibility", 16]] for index in divisible}
     return ASTSource(fn=fn, signature=full, constexprs=constants, attrs=hints)
+
+
+def _type(value: Any) -> str:
+    """The type of one run-time argument in triton's notation."""
+    if isinstance(value, torch.Tensor):
+        return f"*{_TYPES[value.dtype]}"
+    if isinstance(value, float):
+        return "fp32"
+    if isinstance(value, int):
+        return "i32" if value < 2**31 else "i64"
+    return f"tensordesc<{_TYPES[value.base.dtype]}{list(value.block_shape)}>"  # a TensorDescriptor
 
 
 def _inspect(cubin: bytes) -> tuple[tuple[int, int], dict[str, int]]:

@@ -37,7 +37,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from quantbench.kernels.compile import KernelResources, compile_launch
+from quantbench.kernels.compile import KernelResources, compile_kernel
 from quantbench.kernels.launching import INTERPRETER, Plan, require_architecture, require_cuda, short, step
 
 from quantbench.errors import InputError, UnsupportedError, require_int
@@ -293,7 +293,7 @@ def compile_softmax(
     else:
         kernel, arguments = softmax_backward, _backward_arguments(x, x, x, 1.0, causal, tile)
     # 3 is no multiple of 16: the code is that for any number of rows.
-    return compile_launch(kernel, arguments | {"rows_in_all": 3}, arch)
+    return compile_kernel(kernel, arguments | {"rows_in_all": 3}, arch)
 
 
 def _check(who: str, name: str, x: torch.Tensor, scale: float, causal: bool) -> None:

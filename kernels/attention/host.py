@@ -44,7 +44,7 @@ from quantbench.kernels.attention.operands import (
     parts,
     strides,
 )
-from quantbench.kernels.compile import KernelResources, compile_launch
+from quantbench.kernels.compile import KernelResources, compile_kernel
 from quantbench.kernels.launching import Plan, fastest, step
 
 from quantbench.errors import InputError, require_choice
@@ -191,7 +191,7 @@ def compile_forward(
     """Compile for sm_`arch` what forward on contiguous tensors runs; sequences that no block divides evenly."""
     checked, q, k, lse = _sample(head_dim, dtype, causal)
     given = _forward_arguments(q, k, k, q, lse, checked, setting, descriptors, _INTERPRETED_L2_BYTES)
-    return compile_launch(attention_forward, given, arch)
+    return compile_kernel(attention_forward, given, arch)
 
 
 def compile_backward_kv(
@@ -200,7 +200,7 @@ def compile_backward_kv(
     """As `compile_forward`, for the kernel that keeps k and v."""
     checked, q, k, lse = _sample(head_dim, dtype, causal)
     given = _backward_arguments(q, k, k, q, lse, lse, (q, k, k), checked, tile, tile, descriptors)
-    return compile_launch(attention_backward_kv, given[0], arch)
+    return compile_kernel(attention_backward_kv, given[0], arch)
 
 
 def compile_backward_q(
@@ -209,13 +209,13 @@ def compile_backward_q(
     """As `compile_forward`, for the kernel that keeps q."""
     checked, q, k, lse = _sample(head_dim, dtype, causal)
     given = _backward_arguments(q, k, k, q, lse, lse, (q, k, k), checked, tile, tile, descriptors)
-    return compile_launch(attention_backward_q, given[1], arch)
+    return compile_kernel(attention_backward_q, given[1], arch)
 
 
 def compile_delta(head_dim: int, arch: int, *, dtype: str = "bf16") -> KernelResources:
     """As `compile_forward`, for the kernel that adds up o · do."""
     checked, q, _, lse = _sample(head_dim, dtype, causal=True)
-    return compile_launch(attention_delta, _delta_arguments(q, q, lse, checked), arch)
+    return compile_kernel(attention_delta, _delta_arguments(q, q, lse, checked), arch)
 
 
 def _sample(head_dim: int, dtype: str, causal: bool) -> tuple[Checked, torch.Tensor, torch.Tensor, torch.Tensor]:

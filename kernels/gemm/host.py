@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from quantbench.kernels.compile import KernelResources, compile_launch
+from quantbench.kernels.compile import KernelResources, compile_kernel
 from quantbench.kernels.gemm import kernels as gemm_kernels
 from quantbench.kernels.gemm.config import (
     WHO,
@@ -193,7 +193,7 @@ def compile_gemm(operands: Operands, config: Config, arch: int) -> KernelResourc
     b = torch.empty(*batch, gemm.k, gemm.n, dtype=a.dtype, device="meta")
     output = torch.float32 if split_k > 1 else TORCH_DTYPES[gemm.output_dtype]
     c = torch.empty(*batch, gemm.m, gemm.n, dtype=output, device="meta")
-    return compile_launch(KERNELS[config.schedule], _arguments(a, b, c, operands, config), arch)
+    return compile_kernel(KERNELS[config.schedule], _arguments(a, b, c, operands, config), arch)
 
 
 def _arguments(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, operands: Operands, config: Config) -> dict[str, Any]:
