@@ -26,6 +26,15 @@ TRITON = tuple(int(number) for number in triton.__version__.split(".")[:2])
 #: whether kernels take tensor descriptors as arguments (loads and stores by the TMA unit)
 HAS_TENSOR_DESCRIPTOR = importlib.util.find_spec("triton.tools.tensor_descriptor") is not None
 
+#: torch's dtypes by our names; tf32 is fp32 storage with another product
+TORCH_DTYPES = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "tf32": torch.float32,
+    "fp32": torch.float32,
+    "fp8": torch.float8_e4m3fn,
+}
+
 #: kernels run in Python on CPU tensors. Fixed when triton is imported; changing it later breaks triton.
 INTERPRETER = os.environ.get("TRITON_INTERPRET", "0") == "1"
 

@@ -38,7 +38,15 @@ import torch
 import triton
 import triton.language as tl
 from quantbench.kernels.compile import KernelResources, compile_kernel
-from quantbench.kernels.launching import INTERPRETER, Plan, require_architecture, require_cuda, short, step
+from quantbench.kernels.launching import (
+    INTERPRETER,
+    TORCH_DTYPES,
+    Plan,
+    require_architecture,
+    require_cuda,
+    short,
+    step,
+)
 
 from quantbench.errors import InputError, UnsupportedError, require_int
 from quantbench.launch import Tile
@@ -59,7 +67,6 @@ __all__ = [
     "scaled_softmax",
 ]
 
-_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 _MAX_ROWS = 2**31 - 1
 
 #: Longest row: its 64 bytes of loads per thread fill the largest block of 1024 threads.
@@ -285,7 +292,7 @@ def compile_softmax(
 
     mask: causal, full or none. direction: forward or backward.
     """
-    x = torch.empty(1, 1, cols, cols, dtype=_DTYPES[dtype], device="meta")
+    x = torch.empty(1, 1, cols, cols, dtype=TORCH_DTYPES[dtype], device="meta")
     tile, causal = softmax_tile(cols, x.element_size(), direction), mask == "causal"
     if direction == "forward":
         dropped = torch.empty(x.shape, dtype=torch.bool, device="meta") if mask == "full" else None
@@ -300,7 +307,7 @@ def _check(who: str, name: str, x: torch.Tensor, scale: float, causal: bool) -> 
     shape = f"{name} of shape {tuple(x.shape)}"
     if x.dim() != 4 or 0 in x.shape:
         raise InputError(who, shape, "[batch, heads, sq, sk], each at least 1")
-    if x.dtype not in _DTYPES.values():
+    if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         raise InputError(who, f"{name} in {short(x.dtype)}", "float16, bfloat16 or float32")
     if not x.is_contiguous():
         raise InputError(who, f"{name} with strides {tuple(x.stride())}", "a contiguous tensor")

@@ -33,7 +33,6 @@ from quantbench.kernels.attention.menu import (
     forward_menu,
 )
 from quantbench.kernels.attention.operands import (
-    DTYPES,
     WHO,
     Checked,
     aligned,
@@ -45,12 +44,13 @@ from quantbench.kernels.attention.operands import (
     strides,
 )
 from quantbench.kernels.compile import KernelResources, compile_kernel
-from quantbench.kernels.launching import Plan, fastest, step
+from quantbench.kernels.launching import TORCH_DTYPES, Plan, fastest, step
 
 from quantbench.errors import InputError, require_choice
 from quantbench.launch import Launch, Tile
 from quantbench.quantization import cdiv
 from quantbench.workload.attention import Attention
+from quantbench.workload.dtypes import DTYPES
 
 #: The device that the interpreter simulates: Hopper, so that descriptors and the overlapped schedule are interpreted.
 _INTERPRETED_CAPABILITY, _INTERPRETED_L2_BYTES = (9, 0), 2**20
@@ -181,7 +181,7 @@ def heads_side_by_side(checked: Checked, l2_bytes: int) -> int:
     """Query heads whose programs run together: as many as have their k and v in half of the L2 cache, at least one kv
     head's. (The other half is for q, o and what else passes through.)"""
     work = checked.work
-    kv_bytes = 2 * work.seq_k * work.head_dim * DTYPES[work.dtype].itemsize
+    kv_bytes = 2 * work.seq_k * work.head_dim * DTYPES[work.dtype].element_bytes
     return min(work.batch * work.heads, max(1, l2_bytes // 2 // kv_bytes) * (work.heads // work.kv_heads))
 
 
@@ -223,7 +223,7 @@ def _sample(head_dim: int, dtype: str, causal: bool) -> tuple[Checked, torch.Ten
     decides on alignment."""
     work = Attention(3, 9, 1001, 1001, head_dim, kv_heads=3, dtype=dtype, causal=causal)
     q, k = (
-        torch.empty(3, heads, 1001, head_dim, dtype=DTYPES[dtype], device="meta")
+        torch.empty(3, heads, 1001, head_dim, dtype=TORCH_DTYPES[dtype], device="meta")
         for heads in (work.heads, work.kv_heads)
     )
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device="meta")

@@ -25,9 +25,9 @@ from quantbench.kernels.launching import (
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.launch import Tile
 from quantbench.workload.attention import Attention
+from quantbench.workload.dtypes import DTYPES, dtype_name
 
 WHO = "attention"
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 _SMALLEST_CAPABILITY = (8, 0)
 _VECTOR_BYTES = 16
@@ -49,7 +49,7 @@ class Checked:
 
     def loads(self, descriptors: bool) -> Loads:
         """How rows arrive, by descriptors or not."""
-        return Loads(self.align * DTYPES[self.work.dtype].itemsize, descriptors)
+        return Loads(self.align * DTYPES[self.work.dtype].element_bytes, descriptors)
 
 
 def check(
@@ -125,7 +125,7 @@ def aligned(dtype: str, *sizes: int) -> int:
     >>> aligned("bf16", 96), aligned("bf16", 100, 1600), aligned("fp32", 96)
     (8, 4, 4)
     """
-    widest = _VECTOR_BYTES // DTYPES[dtype].itemsize
+    widest = _VECTOR_BYTES // DTYPES[dtype].element_bytes
     return min([widest, *(size & -size for size in sizes if size)])
 
 
@@ -134,7 +134,7 @@ def backend_options(tile: Tile, dtype: str = "bf16", align: int = 8, causal: boo
     register limit that up to 8 warps have anyway: without it ptxas halves it, and spills, for the sake of a second
     block. (Where it does not, stating the limit makes its code worse, so it is not stated.)"""
     options = {"num_warps": tile.num_warps or 4, "num_stages": tile.stages or 2}
-    narrow = align * DTYPES[dtype].itemsize < _VECTOR_BYTES
+    narrow = align * DTYPES[dtype].element_bytes < _VECTOR_BYTES
     return options | ({"maxnreg": _MAX_REGISTERS} if narrow and not causal and options["num_warps"] <= 8 else {})
 
 
@@ -166,11 +166,11 @@ def _work(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> At
         raise InputError(WHO, shapes, "the same batch and head_dim")
     if not MIN_HEAD_DIM <= q.shape[3] <= MAX_HEAD_DIM:
         raise InputError(WHO, f"head_dim = {q.shape[3]}", f"from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}")
-    if q.dtype not in DTYPES.values():
+    if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         raise InputError(WHO, f"q in {short(q.dtype)}", "float16, bfloat16 or float32")
     return Attention(  # which also checks that kv_heads divides heads, and causal's seq_q == seq_k
         batch=q.shape[0], heads=q.shape[1], kv_heads=k.shape[1], seq_q=q.shape[2], seq_k=k.shape[2],
-        head_dim=q.shape[3], dtype=next(name for name, dtype in DTYPES.items() if dtype == q.dtype), causal=causal,
+        head_dim=q.shape[3], dtype=dtype_name(q.dtype), causal=causal,
     )  # fmt: skip
 
 

@@ -1,8 +1,7 @@
-"""How operands of a product are stored, and how the kernel for them is built: everything fixed at compile time.
+"""The compile-time configuration of a GEMM kernel: how operands are stored (`Operands`) and what follows (`configure`).
 
-Pure: needs neither a GPU nor tensors, so that the same code serves a launch and an ahead-of-time compilation. A matrix
-is stored row-major or transposed (column-major), with a leading dimension in elements, as in BLAS. Entry points:
-`Operands` (checked sizes and storage), `configure` (the kernel's compile-time arguments).
+Needs neither a GPU nor tensors, so that the same code serves a launch and an ahead-of-time compilation. A matrix is
+stored row-major or transposed (column-major), with a leading dimension in elements, as in BLAS. `host.py` uses it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from quantbench.launch import Tile
 from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.gemm import Gemm
 
-#: who speaks in error messages
+#: the operation that error messages name
 WHO = "matmul"
 
 _MAX_ALIGN = 16  # elements; more does not make loads wider, whatever the format
@@ -76,27 +75,30 @@ def largest_alignment(*sizes: int) -> int:
 
 
 def padded(size: int) -> int:
-    """The next multiple of 16: a leading dimension where none is ever used, in a form that kernels like."""
+    """The next multiple of 16: a leading dimension for operands whose leading dimension is never used."""
     return -(-size // _MAX_ALIGN) * _MAX_ALIGN
+
+
+def matrix(
+    transposed: bool, length: int, leading: int, batch_stride: int, element_bytes: int, *, addressable: bool = True
+) -> Matrix:
+    """How an operand is stored. length: of a stored row. addressable: whether its first element suits a descriptor."""
+    aligned = all(size * element_bytes % TMA_ALIGN_BYTES == 0 for size in (leading, batch_stride))
+    align = largest_alignment(length, leading, batch_stride)
+    return Matrix(transposed, leading, batch_stride, align, aligned and addressable)
 
 
 def contiguous(gemm: Gemm) -> Operands:
     """Operands of a product whose tensors are contiguous and begin at multiples of 16 bytes, as fresh ones do."""
-    a_transposed, b_transposed = (letter == "t" for letter in gemm.layout)
-    return Operands(
-        gemm,
-        _contiguous(gemm.m, gemm.k, a_transposed, gemm.batch, gemm.dtype),
-        _contiguous(gemm.k, gemm.n, b_transposed, gemm.batch, gemm.dtype),
-        _contiguous(gemm.m, gemm.n, False, gemm.batch, gemm.output_dtype),
-    )
 
+    def stored(rows: int, cols: int, transposed: bool, dtype: str) -> Matrix:
+        length = rows if transposed else cols
+        batch_stride = rows * cols if gemm.batch > 1 else 0
+        return matrix(transposed, length, length, batch_stride, DTYPES[dtype].element_bytes)
 
-def _contiguous(rows: int, cols: int, transposed: bool, batch: int, dtype: str) -> Matrix:
-    leading = rows if transposed else cols
-    batch_stride = rows * cols if batch > 1 else 0
-    sizes = (leading, batch_stride)
-    descriptor = all(size * DTYPES[dtype].element_bytes % TMA_ALIGN_BYTES == 0 for size in sizes)
-    return Matrix(transposed, leading, batch_stride, largest_alignment(*sizes), descriptor)
+    a = stored(gemm.m, gemm.k, gemm.layout[0] == "t", gemm.dtype)
+    b = stored(gemm.k, gemm.n, gemm.layout[1] == "t", gemm.dtype)
+    return Operands(gemm, a, b, stored(gemm.m, gemm.n, False, gemm.output_dtype))
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,7 @@ def constexprs(operands: Operands, config: Config) -> dict[str, Any]:
 
 
 def backend_options(config: Config) -> dict[str, Any]:
-    """What the compiler is told beside the arguments."""
+    """num_warps, num_stages and the register limit."""
     options = {"num_warps": config.tile.num_warps, "num_stages": config.tile.stages}
     if config.max_registers is not None:
         options["maxnreg"] = config.max_registers

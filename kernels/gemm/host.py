@@ -34,7 +34,7 @@ from quantbench.kernels.gemm.config import (
     box_shapes,
     configure,
     constexprs,
-    largest_alignment,
+    matrix,
     padded,
     streamed_tiles,
 )
@@ -43,6 +43,7 @@ from quantbench.kernels.launching import (
     HAS_TENSOR_DESCRIPTOR,
     INTERPRETER,
     TMA_ALIGN_BYTES,
+    TORCH_DTYPES,
     Plan,
     Step,
     describe,
@@ -58,17 +59,9 @@ from quantbench.kernels.launching import (
 from quantbench.errors import InputError, UnsupportedError, require_int
 from quantbench.launch import Tile
 from quantbench.quantization import cdiv, quantize
+from quantbench.workload.dtypes import dtype_name
 from quantbench.workload.gemm import Gemm
 
-#: torch's dtypes by name; tf32 is fp32 storage with another product
-TORCH_DTYPES = {
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "tf32": torch.float32,
-    "fp32": torch.float32,
-    "fp8": torch.float8_e4m3fn,
-}
-_DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 #: Compute capability from which on the tensor cores have a format. Sources: NVIDIA A100 whitepaper 2020 (bf16, tf32),
 #: Ada whitepaper 2022 (fp8).
 FIRST_CAPABILITY = {"bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9)}
@@ -296,9 +289,10 @@ def _gemm(a: torch.Tensor, b: torch.Tensor, tf32: bool) -> Gemm:
         raise InputError(WHO, shapes, "sizes of at least 1")
     if a.dtype != b.dtype:
         raise InputError(WHO, f"a in {short(a.dtype)} and b in {short(b.dtype)}", "one format for both")
-    if a.dtype not in _DTYPE_NAMES:
-        raise InputError(WHO, f"operands in {short(a.dtype)}", ", ".join(map(short, _DTYPE_NAMES)))
-    dtype = _DTYPE_NAMES[a.dtype]
+    if a.dtype not in TORCH_DTYPES.values():
+        expected = ", ".join(map(short, dict.fromkeys(TORCH_DTYPES.values())))
+        raise InputError(WHO, f"operands in {short(a.dtype)}", expected)
+    dtype = dtype_name(a.dtype)
     if tf32:
         if dtype != "fp32":
             raise InputError(WHO, f"tf32 = True with operands in {short(a.dtype)}", "operands in float32")
@@ -362,7 +356,5 @@ def _stored_in_rows(x: torch.Tensor) -> Matrix:
 def _matrix(x: torch.Tensor, transposed: bool, length: int, leading: int) -> Matrix:
     batched = x.dim() == 3 and x.shape[0] > 1
     batch_stride = x.stride(0) if batched else 0
-    align = largest_alignment(length, leading, batch_stride)
-    aligned = all(size * x.element_size() % TMA_ALIGN_BYTES == 0 for size in (leading, batch_stride))
-    descriptor = aligned and x.data_ptr() % TMA_ALIGN_BYTES == 0 and (batch_stride > 0 or not batched)
-    return Matrix(transposed, leading, batch_stride, align, descriptor)
+    addressable = x.data_ptr() % TMA_ALIGN_BYTES == 0 and (batch_stride > 0 or not batched)
+    return matrix(transposed, length, leading, batch_stride, x.element_size(), addressable=addressable)

@@ -72,8 +72,8 @@ class Audit:
         self._watched: list[_Watched] = []
 
     def add(self, task: Task) -> Callable[[], None]:
-        """Take charge of a task or a copy of it; what to time. Asking for the outputs is timed too, so that none are
-        computed on demand."""
+        """Watch a task or a copy of it; returns the callable to time. It asks for the outputs too, so that computing
+        them on demand is timed."""
         if callable(getattr(task, "inputs", None)):
             watched = _Watched(self._who, self.workload, task)
             self._watched.append(watched)
@@ -88,7 +88,7 @@ class Audit:
 
     @property
     def checked(self) -> Check | None:
-        """What was found; None where the task has no inputs() and nothing could be checked."""
+        """The worst error so far and its bound; None where the task has no inputs() and nothing could be checked."""
         if not self._watched:
             return None
         return Check(self._worst, correctness.tolerance(self.workload).relative_norm)
@@ -263,7 +263,7 @@ class _Watched:
 def _require_alike(
     who: str, what: str, tensors: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], *, strides: bool
 ) -> None:
-    """Raise unless the tensors have the shapes and formats expected; and the strides, or at least no element twice."""
+    """Raise unless the tensors have the expected shapes and dtypes, and the strides, or at least no overlap."""
     if len(tensors) != len(expected):
         raise MeasurementError(who, f"{len(tensors)} {what}s", f"{len(expected)}")
     for number, (tensor, wanted) in enumerate(zip(tensors, expected, strict=True)):
@@ -316,7 +316,7 @@ Functions = dict[tuple[str, str], object]
 
 
 def harness_functions() -> Functions:
-    """The functions that timing and checking rest on, by where they stand; taken before a provider is imported."""
+    """The functions that timing and checking use, by module and name; taken before a provider is imported."""
     found: Functions = {}
     for name, module in list(sys.modules.items()):
         if module is None or not (name in ("time", "secrets", "random") or name.startswith("quantbench.")):
@@ -332,7 +332,7 @@ def harness_functions() -> Functions:
 
 
 def require_unchanged(before: Functions, provider_id: str) -> None:
-    """Raise MeasurementError when a function of the harness, or a clock, is no longer the one it was."""
+    """Raise MeasurementError when a function of the harness, or a clock, was replaced."""
     now = harness_functions()
     changed = [".".join(where) for where, function in before.items() if now.get(where) is not function]
     if changed:

@@ -72,7 +72,7 @@ _ATTENTION_BACKWARD = {
 
 
 def tolerance(workload: Workload) -> Tolerance:
-    """The bound on the relative error of a whole output: three to four times what right results show.
+    """The bound on the relative error of a whole output: three to four times the error of right results.
 
     >>> tolerance(Gemm(4096, 4096, 16384)).relative_norm
     0.005
@@ -94,7 +94,7 @@ def tolerance(workload: Workload) -> Tolerance:
 class Rows:
     """Squared errors of some rows of one output, and the squared norms that they are relative to.
 
-    what: "rows of output 0". The norm is that of the reference, or what it would be if no terms cancelled.
+    what: "rows of o", for messages. The norm is that of the reference, or what it would be if no terms cancelled.
     """
 
     what: str
@@ -120,8 +120,7 @@ def check(
     vectors and rows, with a seed that the provider cannot know. must_see: (sample, head, row) of a query of attention
     that is among those recomputed.
     """
-    inputs = [tensor.detach() for tensor in inputs]
-    outputs = [tensor.detach() for tensor in outputs]
+    inputs, outputs = ([tensor.detach() for tensor in tensors] for tensors in (inputs, outputs))
     bound = tolerance(workload)
     if isinstance(workload, Gemm):
         found = _product(workload, inputs, outputs[0], generator)
@@ -134,7 +133,7 @@ def check(
 
 
 def _judge(who: str, rows: Rows, bound: Tolerance, outputs: Sequence[torch.Tensor]) -> float:
-    """The relative error over all rows, which must hold the bound; and so must each row, ROW_FACTOR times."""
+    """The relative error over all rows. It must hold the bound, and each row must hold ROW_FACTOR times the bound."""
     whole = _relative(rows.error.sum(), rows.norm.sum())
     worst = _relative(rows.error, rows.norm).max()
     if bool(whole <= bound.relative_norm) and bool(worst <= ROW_FACTOR * bound.relative_norm):

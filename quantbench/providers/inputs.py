@@ -1,12 +1,12 @@
-"""Random inputs, made on the device: the same seed gives the same tensors on the same kind of device.
+"""Makes random inputs of workloads on the device (`Inputs`). A seed gives the same tensors on each kind of device.
 
 Distributions (recorded with every run, because the power a GPU draws depends on the data):
   normal    mean 0, standard deviation 1
   uniform   between −1 and 1, as CUTLASS advises for measuring
   integers  whole numbers from −4 to 4, CUTLASS' profiler's default
-  zeros     all zero: what nobody computes, and a GPU does fastest
-fp8 and int8 hold them spread over the format's range, as quantised tensors do; `quantum` is the factor of that.
-Operands count as they are stored: no product applies a scale.
+  zeros     all zero: unrealistic, and fastest on a GPU
+fp8 and int8 hold them spread over the format's range, as quantised tensors do; `quantum` is the factor. Operands count
+as they are stored: no product applies a scale.
 
 Numbers of 16 and 32 bits are drawn in place. fp8 and some int8 are drawn in fp32 and converted, a chunk at a time, so
 that making a tensor never needs a second one of its size.
@@ -46,7 +46,8 @@ _PIECE_ELEMENTS = 64
 _INTEGER_LIMIT = 4
 # Largest numbers of the narrow formats: OCP FP8 1.0 (e4m3), and int8 without −128, so that it stays symmetric.
 _LARGEST = {"fp8": 448.0, "int8": 127.0}
-# Where a distribution is cut off before it is spread over a narrow format: of 10¹¹ normal numbers one passes 6.7.
+# The value of a distribution that maps to the largest number of a narrow format; larger ones are cut off. One of 10¹¹
+# normal numbers exceeds 6.7.
 _RANGE = {"normal": 6.0, "uniform": 1.0}
 
 
@@ -56,7 +57,7 @@ def torch_device(device: DeviceSpec) -> torch.device:
 
 
 def quantum(dtype: str, distribution: str) -> float:
-    """What one unit of a stored number stands for: 1 but for fp8 and int8, where real = quantum · stored.
+    """The real value of one stored unit (real = quantum · stored); 1 for all dtypes but fp8 and int8.
 
     >>> quantum("int8", "uniform") == 1 / 127
     True
@@ -181,8 +182,8 @@ def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
 
 
 def output_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
-    """What `Task.outputs` must return, likewise. Strides bind products alone: attention kernels order heads as they
-    like."""
+    """What `Task.outputs` must return, likewise. Only products must have these strides: attention kernels may order
+    heads differently."""
     if isinstance(workload, Gemm):
         batch = (workload.batch,) if workload.batch > 1 else ()
         return (_template(*batch, workload.m, workload.n, dtype=workload.output_dtype),)
