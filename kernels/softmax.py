@@ -11,7 +11,6 @@
 
 y = softmax(scale · x) over rows of `cols` scores; fp16, bf16 or fp32 in and out, fp32 inside.
 `megatron_fused_available` (from `quantbench.megatron`) tells when Megatron itself uses its fused kernel.
-`compile_softmax` compiles the kernels ahead of time, for a GPU that need not be present.
 
 Nothing here multiplies matrices: the kernel is limited by memory bandwidth, one read of x and one write of y. A program
 (one thread block) holds ROWS whole rows in registers (`softmax_tile`). Short rows share a program, so that each program
@@ -37,10 +36,8 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from quantbench.kernels.compile import KernelResources, compile_kernel
 from quantbench.kernels.launching import (
     INTERPRETER,
-    TORCH_DTYPES,
     Plan,
     require_architecture,
     require_cuda,
@@ -50,22 +47,9 @@ from quantbench.kernels.launching import (
 
 from quantbench.errors import InputError, UnsupportedError, require_int
 from quantbench.launch import Tile
-from quantbench.megatron import megatron_fused_available
+from quantbench.megatron import megatron_fused_available as megatron_fused_available  # offered from here too
 from quantbench.occupancy import WARP_THREADS
 from quantbench.quantization import cdiv
-
-__all__ = [
-    "SoftmaxPlan",
-    "compile_softmax",
-    "megatron_fused_available",
-    "plan_backward",
-    "plan_forward",
-    "scaled_causal_softmax",
-    "scaled_causal_softmax_backward",
-    "scaled_masked_softmax",
-    "scaled_masked_softmax_backward",
-    "scaled_softmax",
-]
 
 _MAX_ROWS = 2**31 - 1
 
@@ -212,7 +196,7 @@ def plan_forward(
         _check_mask(who, mask, scores)
     out = _output(who, out, scores)
     tile = tile or softmax_tile(scores.shape[-1], scores.element_size())
-    return _plan(who, softmax_forward, _forward_arguments(scores, mask, out, scale, causal, tile), out, tile)
+    return _plan(who, softmax_forward, forward_arguments(scores, mask, out, scale, causal, tile), out, tile)
 
 
 def plan_backward(
@@ -225,7 +209,7 @@ def plan_backward(
     _same(who, "grad", grad, "y", y)
     out = _output(who, out, y)
     tile = tile or softmax_tile(y.shape[-1], y.element_size(), "backward")
-    return _plan(who, softmax_backward, _backward_arguments(grad, y, out, scale, causal, tile), out, tile)
+    return _plan(who, softmax_backward, backward_arguments(grad, y, out, scale, causal, tile), out, tile)
 
 
 class _Softmax(torch.autograd.Function):
@@ -258,7 +242,7 @@ def _plan(who: str, kernel: Any, arguments: dict[str, Any], out: torch.Tensor, t
     return SoftmaxPlan((out,), (step(who, kernel, grid, arguments, out.device, tile),))
 
 
-def _forward_arguments(
+def forward_arguments(
     x: torch.Tensor, mask: torch.Tensor | None, out: torch.Tensor, scale: float, causal: bool, tile: Tile
 ) -> dict[str, Any]:
     _, heads, sq, _ = x.shape
@@ -269,7 +253,7 @@ def _forward_arguments(
     } | _shared_arguments(x, "causal" if causal else "none" if mask is None else "full", tile)  # fmt: skip
 
 
-def _backward_arguments(
+def backward_arguments(
     grad: torch.Tensor, y: torch.Tensor, out: torch.Tensor, scale: float, causal: bool, tile: Tile
 ) -> dict[str, Any]:
     shared = _shared_arguments(y, "causal" if causal else "none", tile)
@@ -283,24 +267,6 @@ def _shared_arguments(x: torch.Tensor, mask: str, tile: Tile) -> dict[str, Any]:
         "ALIGN": vector_elements(cols, x.element_size()), "ROWS": tile.block_m, "BLOCK_COLS": tile.block_n,
         "num_warps": tile.num_warps or 4, "num_stages": 1,
     }  # fmt: skip
-
-
-def compile_softmax(
-    cols: int, *, direction: str = "forward", mask: str = "causal", dtype: str = "fp16", arch: int
-) -> KernelResources:
-    """Compile for sm_`arch` what a launch on contiguous scores with `cols` columns and as many rows would run.
-
-    mask: causal, full or none. direction: forward or backward.
-    """
-    x = torch.empty(1, 1, cols, cols, dtype=TORCH_DTYPES[dtype], device="meta")
-    tile, causal = softmax_tile(cols, x.element_size(), direction), mask == "causal"
-    if direction == "forward":
-        dropped = torch.empty(x.shape, dtype=torch.bool, device="meta") if mask == "full" else None
-        kernel, arguments = softmax_forward, _forward_arguments(x, dropped, x, 1.0, causal, tile)
-    else:
-        kernel, arguments = softmax_backward, _backward_arguments(x, x, x, 1.0, causal, tile)
-    # 3 is no multiple of 16: the code is that for any number of rows.
-    return compile_kernel(kernel, arguments | {"rows_in_all": 3}, arch)
 
 
 def _check(who: str, name: str, x: torch.Tensor, scale: float, causal: bool) -> None:

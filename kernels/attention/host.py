@@ -11,8 +11,7 @@
 
 q: [batch, heads, seq_q, head_dim]; k, v: [batch, kv_heads, seq_k, head_dim], kv_heads a divisor of heads (grouped-query
 attention). fp16 and bf16 by tensor cores, fp32 without; sums in fp32. head_dim up to 256, any. What a program does is
-described in `forward.py` and `backward.py`; `menu.py` lists the blocks. `compile_forward` and the like compile the
-kernels ahead of time, for a GPU that need not be present.
+described in `forward.py` and `backward.py`; `menu.py` lists the blocks.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ from quantbench.kernels.attention.menu import (
 from quantbench.kernels.attention.operands import (
     WHO,
     Checked,
-    aligned,
     arguments,
     backend_options,
     check,
@@ -43,13 +41,11 @@ from quantbench.kernels.attention.operands import (
     parts,
     strides,
 )
-from quantbench.kernels.compile import KernelResources, compile_kernel
-from quantbench.kernels.launching import TORCH_DTYPES, Plan, fastest, step
+from quantbench.kernels.launching import Plan, fastest, step
 
 from quantbench.errors import InputError, require_choice
 from quantbench.launch import Launch, Tile
 from quantbench.quantization import cdiv
-from quantbench.workload.attention import Attention
 from quantbench.workload.dtypes import DTYPES
 
 #: The device that the interpreter simulates: Hopper, so that descriptors and the overlapped schedule are interpreted.
@@ -110,7 +106,7 @@ def plan_forward(
     menu = forward_menu(architecture(capability), work.head_dim, checked.loads(descriptors), fp32=work.dtype == "fp32")
 
     def build(setting: Setting) -> AttentionPlan:
-        given = _forward_arguments(q, k, v, out, lse, checked, setting, descriptors, l2_bytes)
+        given = forward_arguments(q, k, v, out, lse, checked, setting, descriptors, l2_bytes)
         grid = cdiv(work.seq_q, setting.tile.block_m) * work.batch * work.heads
         return AttentionPlan((out, lse), (step(WHO, attention_forward, grid, given, q.device, setting.tile),), setting)
 
@@ -144,10 +140,10 @@ def plan_backward(
     kv_tile, q_tile = kv_tile or defaults[0], q_tile or defaults[1]
     delta = torch.empty_like(lse)
     gradients = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    given = _backward_arguments(q, k, v, grad, lse, delta, gradients, checked, kv_tile, q_tile, descriptors)
+    given = backward_arguments(q, k, v, grad, lse, delta, gradients, checked, kv_tile, q_tile, descriptors)
     row_heads, col_heads = work.batch * work.heads, work.batch * work.kv_heads
     launches = (
-        (attention_delta, cdiv(work.seq_q, _DELTA_TILE.block_m) * row_heads, _delta_arguments(o, grad, delta, checked),
+        (attention_delta, cdiv(work.seq_q, _DELTA_TILE.block_m) * row_heads, delta_arguments(o, grad, delta, checked),
          _DELTA_TILE),
         (attention_backward_kv, cdiv(work.seq_k, kv_tile.block_n) * col_heads, given[0], kv_tile),
         (attention_backward_q, cdiv(work.seq_q, q_tile.block_m) * row_heads, given[1], q_tile),
@@ -185,52 +181,7 @@ def heads_side_by_side(checked: Checked, l2_bytes: int) -> int:
     return min(work.batch * work.heads, max(1, l2_bytes // 2 // kv_bytes) * (work.heads // work.kv_heads))
 
 
-def compile_forward(
-    setting: Setting, head_dim: int, arch: int, *, dtype: str = "bf16", causal: bool = True, descriptors: bool
-) -> KernelResources:
-    """Compile for sm_`arch` what forward on contiguous tensors runs; sequences that no block divides evenly."""
-    checked, q, k, lse = _sample(head_dim, dtype, causal)
-    given = _forward_arguments(q, k, k, q, lse, checked, setting, descriptors, _INTERPRETED_L2_BYTES)
-    return compile_kernel(attention_forward, given, arch)
-
-
-def compile_backward_kv(
-    tile: Tile, head_dim: int, arch: int, *, dtype: str = "bf16", causal: bool = True, descriptors: bool
-) -> KernelResources:
-    """As `compile_forward`, for the kernel that keeps k and v."""
-    checked, q, k, lse = _sample(head_dim, dtype, causal)
-    given = _backward_arguments(q, k, k, q, lse, lse, (q, k, k), checked, tile, tile, descriptors)
-    return compile_kernel(attention_backward_kv, given[0], arch)
-
-
-def compile_backward_q(
-    tile: Tile, head_dim: int, arch: int, *, dtype: str = "bf16", causal: bool = True, descriptors: bool
-) -> KernelResources:
-    """As `compile_forward`, for the kernel that keeps q."""
-    checked, q, k, lse = _sample(head_dim, dtype, causal)
-    given = _backward_arguments(q, k, k, q, lse, lse, (q, k, k), checked, tile, tile, descriptors)
-    return compile_kernel(attention_backward_q, given[1], arch)
-
-
-def compile_delta(head_dim: int, arch: int, *, dtype: str = "bf16") -> KernelResources:
-    """As `compile_forward`, for the kernel that adds up o · do."""
-    checked, q, _, lse = _sample(head_dim, dtype, causal=True)
-    return compile_kernel(attention_delta, _delta_arguments(q, q, lse, checked), arch)
-
-
-def _sample(head_dim: int, dtype: str, causal: bool) -> tuple[Checked, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A problem without memory: q, k and the row sums on torch's meta device. Odd sizes, so that nothing but head_dim
-    decides on alignment."""
-    work = Attention(3, 9, 1001, 1001, head_dim, kv_heads=3, dtype=dtype, causal=causal)
-    q, k = (
-        torch.empty(3, heads, 1001, head_dim, dtype=TORCH_DTYPES[dtype], device="meta")
-        for heads in (work.heads, work.kv_heads)
-    )
-    lse = torch.empty(q.shape[:-1], dtype=torch.float32, device="meta")
-    return Checked(work, 1.0, aligned(dtype, head_dim), descriptors=True), q, k, lse
-
-
-def _forward_arguments(
+def forward_arguments(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, checked: Checked,
     setting: Setting, descriptors: bool, l2_bytes: int,
 ) -> dict[str, Any]:  # fmt: skip
@@ -243,14 +194,14 @@ def _forward_arguments(
     }  # fmt: skip
 
 
-def _delta_arguments(o: torch.Tensor, grad: torch.Tensor, delta: torch.Tensor, checked: Checked) -> dict[str, Any]:
+def delta_arguments(o: torch.Tensor, grad: torch.Tensor, delta: torch.Tensor, checked: Checked) -> dict[str, Any]:
     work = checked.work
     return {
         "o": o, "do": grad, "delta": delta, "heads": work.heads, "seq_q": work.seq_q, "BLOCK_M": _DELTA_TILE.block_m,
     } | strides("o", o, False) | strides("do", grad, False) | parts(checked) | backend_options(_DELTA_TILE)  # fmt: skip
 
 
-def _backward_arguments(
+def backward_arguments(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, lse: torch.Tensor, delta: torch.Tensor,
     gradients: tuple[torch.Tensor, ...], checked: Checked, kv_tile: Tile, q_tile: Tile, descriptors: bool,
 ) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip

@@ -12,15 +12,9 @@ from math import isfinite
 from typing import Any
 
 import torch
+from quantbench.kernels import launching
 from quantbench.kernels.attention.menu import MAX_HEAD_DIM, MIN_HEAD_DIM, Loads, split_head_dim
-from quantbench.kernels.launching import (
-    HAS_TENSOR_DESCRIPTOR,
-    INTERPRETER,
-    TMA_ALIGN_BYTES,
-    require_cuda,
-    short,
-    wrong_in_interpreter,
-)
+from quantbench.kernels.launching import short
 
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.launch import Tile
@@ -82,7 +76,9 @@ def check(
         work=work,
         scale=float(scale),
         align=aligned(work.dtype, work.head_dim, *strides),
-        descriptors=HAS_TENSOR_DESCRIPTOR and work.dtype != "fp32" and all(map(_describable, tensors.values())),
+        descriptors=launching.HAS_TENSOR_DESCRIPTOR
+        and work.dtype != "fp32"
+        and all(map(_describable, tensors.values())),
     )
 
 
@@ -175,12 +171,12 @@ def _work(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> At
 
 
 def _check_device(q: torch.Tensor, work: Attention) -> None:
-    if INTERPRETER:
-        reason = wrong_in_interpreter(work.dtype)
+    if launching.INTERPRETER:
+        reason = launching.wrong_in_interpreter(work.dtype)
         if reason is not None:
             raise UnsupportedError(WHO, reason, "fp16 or fp32 there")
         return
-    reason = too_old(require_cuda(WHO, "q", q))
+    reason = too_old(launching.require_cuda(WHO, "q", q))
     if reason is not None:
         raise UnsupportedError(WHO, reason, "a GPU of compute capability 8.0 or newer")
 
@@ -206,7 +202,9 @@ def _strides(x: torch.Tensor) -> list[int]:
 
 def _describable(x: torch.Tensor) -> bool:
     steps = [stride * x.element_size() for stride in _strides(x)]
-    return x.data_ptr() % TMA_ALIGN_BYTES == 0 and all(step > 0 and step % TMA_ALIGN_BYTES == 0 for step in steps)
+    return x.data_ptr() % launching.TMA_ALIGN_BYTES == 0 and all(
+        step > 0 and step % launching.TMA_ALIGN_BYTES == 0 for step in steps
+    )
 
 
 def _descriptor(x: torch.Tensor, rows: int, columns: int) -> Any:

@@ -12,8 +12,7 @@
 Operands are stored by rows or by columns, with any leading dimension. Other storage (a step of 2 between neighbours,
 rows that overlap) is refused: reading it fast needs a copy, and an implicit copy would be timed.
 
-`kernels.py` describes what each program computes, `menu.py` lists the tiles. `compile_gemm` compiles a kernel ahead of
-time, for a GPU that need not be present.
+`kernels.py` describes what each program computes, `menu.py` lists the tiles.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from quantbench.kernels.compile import KernelResources, compile_kernel
+from quantbench.kernels import launching
 from quantbench.kernels.gemm import kernels as gemm_kernels
 from quantbench.kernels.gemm.config import (
     WHO,
@@ -39,22 +38,7 @@ from quantbench.kernels.gemm.config import (
     streamed_tiles,
 )
 from quantbench.kernels.gemm.menu import architecture, pick, tiles
-from quantbench.kernels.launching import (
-    HAS_TENSOR_DESCRIPTOR,
-    INTERPRETER,
-    TMA_ALIGN_BYTES,
-    TORCH_DTYPES,
-    Plan,
-    Step,
-    describe,
-    enqueue,
-    fastest,
-    require_architecture,
-    require_cuda,
-    short,
-    step,
-    wrong_in_interpreter,
-)
+from quantbench.kernels.launching import TORCH_DTYPES, Plan, short
 
 from quantbench.errors import InputError, UnsupportedError, require_int
 from quantbench.launch import Tile
@@ -126,7 +110,7 @@ def plan(
 
     def build(tile: Tile) -> GemmPlan:
         config = configure(
-            checked, schedule, tile, capability, path=operands, descriptors_available=HAS_TENSOR_DESCRIPTOR
+            checked, schedule, tile, capability, path=operands, descriptors_available=launching.HAS_TENSOR_DESCRIPTOR
         )
         return _build(a, b, out, checked, config, sm_count, programs)
 
@@ -137,7 +121,7 @@ def plan(
         return build(picked)
     menu = tiles(architecture(capability), checked.gemm.dtype, schedule, align_bytes(checked))
     choices = [replace(choice, split_k=picked.split_k) for choice in menu]
-    return build(fastest(WHO, build, choices, (checked, schedule, operands, a.device)))
+    return build(launching.fastest(WHO, build, choices, (checked, schedule, operands, a.device)))
 
 
 def _device(a: torch.Tensor) -> tuple[tuple[int, int], int]:
@@ -158,38 +142,29 @@ def _build(
     if split:  # the parts: fp32, one after the other, rows without gaps
         c = out.new_empty((tile.split_k * gemm.batch, gemm.m, gemm.n), dtype=torch.float32)
         stored = replace(operands, c=Matrix(False, gemm.n, gemm.m * gemm.n, operands.c.align, False))
-    arguments = _arguments(a, b, c, stored, config)
+    arguments = kernel_arguments(a, b, c, stored, config)
     kernel = KERNELS[config.schedule]
-    described = describe(WHO, kernel, arguments, a.device, tile)
+    described = launching.describe(WHO, kernel, arguments, a.device, tile)
     in_all = quantize(gemm, tile, sm_count).num_tiles // tile.split_k
     resident = sm_count * (described.blocks_per_sm or 1)
     if config.schedule == "persistent":
         grid = (min(in_all, programs or resident), 1, 1)
     elif config.schedule == "stream_k":
         grid = (programs or resident, 1, 1)
-        if grid[0] > resident and not INTERPRETER:
+        if grid[0] > resident and not launching.INTERPRETER:
             raise InputError(WHO, f"programs = {programs}", f"at most {resident}, which the device holds at a time")
         arguments |= _stream_k_arguments(out, tile, grid[0], streamed_tiles(in_all, grid[0]))
     else:
         grid = (in_all, tile.split_k, 1)
-    steps = [enqueue(kernel, grid, arguments, described)]
+    steps = [launching.enqueue(kernel, grid, arguments, described)]
     if split:
         steps.append(_add_parts(c, out, operands, tile.split_k))
     return GemmPlan((out,), tuple(steps), operands, config)
 
 
-def compile_gemm(operands: Operands, config: Config, arch: int) -> KernelResources:
-    """Compile the kernel of `config` for sm_`arch` as a launch with `operands` would."""
-    gemm, split_k = operands.gemm, config.tile.split_k
-    batch = (gemm.batch,) if gemm.batch > 1 else ()
-    a = torch.empty(*batch, gemm.m, gemm.k, dtype=TORCH_DTYPES[gemm.dtype], device="meta")
-    b = torch.empty(*batch, gemm.k, gemm.n, dtype=a.dtype, device="meta")
-    output = torch.float32 if split_k > 1 else TORCH_DTYPES[gemm.output_dtype]
-    c = torch.empty(*batch, gemm.m, gemm.n, dtype=output, device="meta")
-    return compile_kernel(KERNELS[config.schedule], _arguments(a, b, c, operands, config), arch)
-
-
-def _arguments(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, operands: Operands, config: Config) -> dict[str, Any]:
+def kernel_arguments(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, operands: Operands, config: Config
+) -> dict[str, Any]:
     """All arguments of the kernel that multiplies; stream-k's own are those of an empty grid.
 
     a, b and c go in as tensors (pointers) or as descriptors, which are made here once.
@@ -232,7 +207,7 @@ def _descriptor(x: torch.Tensor, matrix: Matrix, box: list[int]) -> Any:
     return TensorDescriptor(x, shape, strides, box)
 
 
-def _add_parts(parts: torch.Tensor, out: torch.Tensor, operands: Operands, split_k: int) -> Step:
+def _add_parts(parts: torch.Tensor, out: torch.Tensor, operands: Operands, split_k: int) -> launching.Step:
     """The second kernel of split-k."""
     gemm, (rows, cols) = operands.gemm, _ADD_BLOCK
     arguments = {
@@ -241,7 +216,7 @@ def _add_parts(parts: torch.Tensor, out: torch.Tensor, operands: Operands, split
         "ALIGN_C": operands.c.align, "SPLIT_K": split_k, "BLOCK_M": rows, "BLOCK_N": cols, "num_warps": 4,
     }  # fmt: skip
     blocks = cdiv(gemm.m, rows) * cdiv(gemm.n, cols) * gemm.batch
-    return step(WHO, gemm_kernels.gemm_add_parts, blocks, arguments, out.device)
+    return launching.step(WHO, gemm_kernels.gemm_add_parts, blocks, arguments, out.device)
 
 
 def check(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, tf32: bool) -> tuple[Operands, torch.Tensor]:
@@ -302,13 +277,13 @@ def _gemm(a: torch.Tensor, b: torch.Tensor, tf32: bool) -> Gemm:
 
 
 def _check_device(a: torch.Tensor, dtype: str) -> None:
-    if INTERPRETER:
-        reason = wrong_in_interpreter(dtype)
+    if launching.INTERPRETER:
+        reason = launching.wrong_in_interpreter(dtype)
         if reason is not None:
             raise UnsupportedError(WHO, reason, "fp16 or fp32 there")
         return
-    capability = require_cuda(WHO, "operands", a)
-    require_architecture(WHO, capability)
+    capability = launching.require_cuda(WHO, "operands", a)
+    launching.require_architecture(WHO, capability)
     missing = missing_format(dtype, capability)
     if missing is not None:
         raise UnsupportedError(WHO, missing, "a format that it has, or a newer GPU")
@@ -356,5 +331,5 @@ def _stored_in_rows(x: torch.Tensor) -> Matrix:
 def _matrix(x: torch.Tensor, transposed: bool, length: int, leading: int) -> Matrix:
     batched = x.dim() == 3 and x.shape[0] > 1
     batch_stride = x.stride(0) if batched else 0
-    addressable = x.data_ptr() % TMA_ALIGN_BYTES == 0 and (batch_stride > 0 or not batched)
+    addressable = x.data_ptr() % launching.TMA_ALIGN_BYTES == 0 and (batch_stride > 0 or not batched)
     return matrix(transposed, length, leading, batch_stride, x.element_size(), addressable=addressable)

@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from ahead_of_time import SHARED_MEMORY_LIMIT_BYTES, KernelResources, compile_gemm, compile_kernel
 from interpreter import ACTIVE
-from quantbench.kernels.compile import SHARED_MEMORY_LIMIT_BYTES, KernelResources, compile_kernel
 from quantbench.kernels.gemm import kernels as gemm_kernels
 from quantbench.kernels.gemm.config import align_bytes, configure, contiguous
-from quantbench.kernels.gemm.host import compile_gemm
 from quantbench.kernels.gemm.menu import tiles
 from quantbench.kernels.launching import HAS_TENSOR_DESCRIPTOR
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from ahead_of_time import compile_gemm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quantbench.kernels.gemm import matmul, plan
-from quantbench.kernels.gemm.host import compile_gemm, missing_format
+from quantbench.kernels.gemm.host import missing_format
 from quantbench.kernels.gemm.menu import SCHEDULES, architecture, tiles
 from quantbench.kernels.launching import HAS_TENSOR_DESCRIPTOR
 

@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("compiling needs a process without TRITON_INTERPRET", allow_module_level=True)
 
-from quantbench.kernels.compile import compile_kernel
+from ahead_of_time import compile_kernel
 
 from quantbench.timing import probes
 

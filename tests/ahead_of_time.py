@@ -1,4 +1,4 @@
-"""Compiles a kernel ahead of time, for a GPU that need not be present, and reads its resources: `compile_kernel`.
+"""Compiles kernels ahead of time, for a GPU that need not be present, and reads their resources: `compile_kernel`.
 
 Registers, spills, stack, shared memory and opcodes come from the compiled binary (`cuobjdump`, which the triton wheel
 carries). Works without a GPU, in a process without TRITON_INTERPRET.
@@ -18,25 +18,27 @@ from typing import Any
 
 import torch
 import triton
-from quantbench.kernels.launching import INTERPRETER, TRITON
+from quantbench.kernels import softmax
+from quantbench.kernels.attention import host as attention
+from quantbench.kernels.attention.backward import attention_backward_kv, attention_backward_q, attention_delta
+from quantbench.kernels.attention.forward import attention_forward
+from quantbench.kernels.attention.menu import Setting
+from quantbench.kernels.attention.operands import Checked, aligned
+from quantbench.kernels.gemm import host as gemm
+from quantbench.kernels.gemm.config import Config, Operands
+from quantbench.kernels.launching import INTERPRETER, TORCH_DTYPES, TRITON
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from quantbench.errors import InputError, UnsupportedError
-from quantbench.occupancy import WARP_THREADS
+from quantbench.launch import Tile
+from quantbench.occupancy import SM_LIMITS, WARP_THREADS
+from quantbench.workload import Attention
 
-#: Shared memory that one block may ask for, bytes. Source: CUDA C++ Programming Guide 13.0, table "Technical
-#: Specifications per Compute Capability" ("Maximum amount of shared memory per thread block": 96, 64, 163, 99, 99,
-#: 227, 227, 99 KiB).
-SHARED_MEMORY_LIMIT_BYTES: dict[int, int] = {
-    70: 96 * 1024,
-    75: 64 * 1024,
-    80: 163 * 1024,
-    86: 99 * 1024,
-    89: 99 * 1024,
-    90: 227 * 1024,
-    100: 227 * 1024,
-    120: 99 * 1024,
+#: Shared memory that one block may ask for, bytes, by architecture (80 for sm_80): what the SM has, less the 1 KiB that
+#: the driver keeps from compute capability 8.0 on. Source: see `quantbench.occupancy`.
+SHARED_MEMORY_LIMIT_BYTES = {
+    10 * major + minor: limits.smem_bytes - (1024 if major >= 8 else 0) for (major, minor), limits in SM_LIMITS.items()
 }
 
 #: triton's names of the dtypes that kernels take by pointer
@@ -164,3 +166,77 @@ def _cuobjdump() -> str:
     if found is None:
         raise UnsupportedError("cuobjdump", "not found in triton's wheel or on PATH", "the CUDA binary utilities")
     return found
+
+
+def compile_gemm(operands: Operands, config: Config, arch: int) -> KernelResources:
+    """Compile the kernel of `config` for sm_`arch` as a launch with `operands` would."""
+    work, split_k = operands.gemm, config.tile.split_k
+    batch = (work.batch,) if work.batch > 1 else ()
+    a = torch.empty(*batch, work.m, work.k, dtype=TORCH_DTYPES[work.dtype], device="meta")
+    b = torch.empty(*batch, work.k, work.n, dtype=a.dtype, device="meta")
+    output = torch.float32 if split_k > 1 else TORCH_DTYPES[work.output_dtype]
+    c = torch.empty(*batch, work.m, work.n, dtype=output, device="meta")
+    return compile_kernel(gemm.KERNELS[config.schedule], gemm.kernel_arguments(a, b, c, operands, config), arch)
+
+
+def compile_softmax(
+    cols: int, *, direction: str = "forward", mask: str = "causal", dtype: str = "fp16", arch: int
+) -> KernelResources:
+    """Compile for sm_`arch` what a launch on contiguous scores with `cols` columns and as many rows would run.
+
+    mask: causal, full or none. direction: forward or backward.
+    """
+    x = torch.empty(1, 1, cols, cols, dtype=TORCH_DTYPES[dtype], device="meta")
+    tile, causal = softmax.softmax_tile(cols, x.element_size(), direction), mask == "causal"
+    if direction == "forward":
+        dropped = torch.empty(x.shape, dtype=torch.bool, device="meta") if mask == "full" else None
+        kernel, arguments = softmax.softmax_forward, softmax.forward_arguments(x, dropped, x, 1.0, causal, tile)
+    else:
+        kernel, arguments = softmax.softmax_backward, softmax.backward_arguments(x, x, x, 1.0, causal, tile)
+    # 3 is no multiple of 16: the code is that for any number of rows.
+    return compile_kernel(kernel, arguments | {"rows_in_all": 3}, arch)
+
+
+def compile_forward(
+    setting: Setting, head_dim: int, arch: int, *, dtype: str = "bf16", causal: bool = True, descriptors: bool
+) -> KernelResources:
+    """Compile for sm_`arch` what forward on contiguous tensors runs; sequences that no block divides evenly."""
+    checked, q, k, lse = _sample(head_dim, dtype, causal)
+    given = attention.forward_arguments(q, k, k, q, lse, checked, setting, descriptors, 2**20)
+    return compile_kernel(attention_forward, given, arch)
+
+
+def compile_backward_kv(
+    tile: Tile, head_dim: int, arch: int, *, dtype: str = "bf16", causal: bool = True, descriptors: bool
+) -> KernelResources:
+    """As `compile_forward`, for the kernel that keeps k and v."""
+    checked, q, k, lse = _sample(head_dim, dtype, causal)
+    given = attention.backward_arguments(q, k, k, q, lse, lse, (q, k, k), checked, tile, tile, descriptors)
+    return compile_kernel(attention_backward_kv, given[0], arch)
+
+
+def compile_backward_q(
+    tile: Tile, head_dim: int, arch: int, *, dtype: str = "bf16", causal: bool = True, descriptors: bool
+) -> KernelResources:
+    """As `compile_forward`, for the kernel that keeps q."""
+    checked, q, k, lse = _sample(head_dim, dtype, causal)
+    given = attention.backward_arguments(q, k, k, q, lse, lse, (q, k, k), checked, tile, tile, descriptors)
+    return compile_kernel(attention_backward_q, given[1], arch)
+
+
+def compile_delta(head_dim: int, arch: int, *, dtype: str = "bf16") -> KernelResources:
+    """As `compile_forward`, for the kernel that adds up o · do."""
+    checked, q, _, lse = _sample(head_dim, dtype, causal=True)
+    return compile_kernel(attention_delta, attention.delta_arguments(q, q, lse, checked), arch)
+
+
+def _sample(head_dim: int, dtype: str, causal: bool) -> tuple[Checked, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A problem without memory: q, k and the row sums on torch's meta device. Odd sizes, so that nothing but head_dim
+    decides on alignment."""
+    work = Attention(3, 9, 1001, 1001, head_dim, kv_heads=3, dtype=dtype, causal=causal)
+    q, k = (
+        torch.empty(3, heads, 1001, head_dim, dtype=TORCH_DTYPES[dtype], device="meta")
+        for heads in (work.heads, work.kv_heads)
+    )
+    lse = torch.empty(q.shape[:-1], dtype=torch.float32, device="meta")
+    return Checked(work, 1.0, aligned(dtype, head_dim), descriptors=True), q, k, lse
