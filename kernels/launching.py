@@ -1,7 +1,7 @@
-"""Launches kernels with the installed triton: `step` compiles one and describes it, a `Plan` runs one or more.
+"""Launches kernels with the installed triton: `step` compiles and describes one, a `Plan` runs one or more.
 
-`gemm`, `softmax` and `attention` build on this module. It also says what the installed triton can do, so that no
-kernel compares versions by itself. triton 3.2 (torch 2.6) to 3.7 (torch 2.13) are supported.
+`gemm`, `softmax` and `attention` build on this module. It also states what the installed triton can do: version checks
+belong here. triton 3.2 (torch 2.6) to 3.7 (torch 2.13) are supported.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
     work.run()                                            # the launch alone; may be captured into a CUDA graph
 
 y = softmax(scale · x) over rows of `cols` scores; fp16, bf16 or fp32 in and out, fp32 inside.
-`megatron_fused_available` (from `quantbench.megatron`) tells when Megatron itself uses its fused kernel.
+`megatron_fused_available` (from `quantbench.megatron`) says when Megatron itself uses its fused kernel.
 
 Nothing here multiplies matrices: the kernel is limited by memory bandwidth, one read of x and one write of y. A program
 (one thread block) holds ROWS whole rows in registers (`softmax_tile`). Short rows share a program, so that each program

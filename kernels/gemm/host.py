@@ -81,7 +81,7 @@ def matmul(
     """c = a·b for a[m, k], b[k, n], or [batch, m, k] and [batch, k, n]; summed in fp32.
 
     fp16, bf16, fp32 (products in fp32, or in tf32 on request) and fp8 (e4m3, result in bf16). Each operand may be
-    stored by rows or by columns. Arguments as for `plan`, which also tells the launch. No gradients.
+    stored by rows or by columns. Arguments as for `plan`, which also describes the launch. No gradients.
     """
     work = plan(a, b, tile=tile, schedule=schedule, out=out, tf32=tf32, autotune=autotune, operands=operands)
     work.run()
@@ -230,7 +230,7 @@ def check(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, tf32: bool
         raise InputError(WHO, f"a on {a.device} and b on {b.device}", "one device for both")
     stored_a, stored_b = _stored("a", a), _stored("b", b)
     layout = "".join("t" if x.transposed else "n" for x in (stored_a, stored_b))
-    if layout != "tt":  # which Gemm has no word for, and the kernels do not mind
+    if layout != "tt":  # `Gemm` has no such layout; the kernels take it
         gemm = replace(gemm, layout=layout)
     shape = (*a.shape[:-1], gemm.n)
     dtype = TORCH_DTYPES[gemm.output_dtype]
@@ -303,8 +303,8 @@ def missing_format(dtype: str, capability: tuple[int, int]) -> str | None:
 def _stored(name: str, x: torch.Tensor) -> Matrix:
     rows, cols = x.shape[-2:]
     row_stride, col_stride = x.stride()[-2:]
-    # The stride of a dimension of size 1 means nothing. A leading dimension of 1 is never needed, and is avoided:
-    # triton makes a constant of an argument that is 1.
+    # The stride of a dimension of size 1 is arbitrary. A leading dimension of 1 is avoided, because triton makes a
+    # constant of an argument that is 1.
     if col_stride == 1 and (rows == 1 or row_stride >= max(cols, 2)):
         return _matrix(x, False, cols, row_stride if rows > 1 else padded(cols))
     if row_stride == 1 and (cols == 1 or col_stride >= rows):

@@ -18,8 +18,8 @@ is below these bounds in a row of thousands.
 
 Softmax: every row, recomputed in chunks, in fp32 for 16-bit formats and in float64 for fp32. Deterministic.
 
-Attention: one random query row of every TILE rows of every head, recomputed in full, likewise; all rows where the
-problem is small. A wrong tile of TILE rows or more is always found; errors in a share s of the rows are missed with
+Attention: one random query row of every TILE rows of every head, recomputed in full in the same formats; all rows where
+the problem is small. A wrong tile of TILE rows or more is always found; errors in a share s of the rows are missed with
 probability (1 − s)^rows checked. Backward: the same rows of the gradient of q, and as many rows of those of k and v,
 for which the probabilities of every row are recomputed.
 """
@@ -424,7 +424,7 @@ def _attention_gradients(
 
 
 def _attend(work: Attention, q: torch.Tensor, k: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """The probabilities of q[heads, rows, head_dim] over all keys. rows: where they stand in the sequence."""
+    """The probabilities of q[heads, rows, head_dim] over all keys. rows: their positions in the sequence."""
     dropped = None
     if work.causal:
         dropped = torch.arange(work.seq_k, device=q.device) > rows[:, None]

@@ -127,7 +127,7 @@ class Inputs:
         flat[whole * _PIECE_ELEMENTS :] = pieces[starts[whole], :rest]
 
     def _draw(self, out: torch.Tensor) -> None:
-        """Each number by itself."""
+        """Draw each number independently."""
         if out.dtype == torch.bool:
             out.random_(generator=self.generator)
         elif out.dtype == TORCH_DTYPES["fp8"]:

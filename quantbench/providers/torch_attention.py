@@ -1,8 +1,8 @@
-"""Attention and softmax by torch.
+"""Providers of attention and softmax by torch.
 
-Attention is `scaled_dot_product_attention` with one backend pinned. Left to itself torch prefers FlashAttention-2 where
-cuDNN's kernel is up to twice as fast; pinning tells them apart. Softmax is what Megatron-LM computes where its fused
-kernel refuses: one torch operation after another.
+Attention is `scaled_dot_product_attention` with one backend pinned, so that backends are measured separately: without
+that, torch prefers FlashAttention-2 where cuDNN's kernel is up to twice as fast. Softmax is what Megatron-LM computes
+without its fused kernel: one torch operation after another.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def choose_heads(
 ) -> tuple[bool, str | None]:
     """Whether grouped heads must be repeated for each query head, and why nothing runs, or None.
 
-    Asks torch about the workload as it is, then, for grouped heads, with them repeated.
+    Asks torch about the workload unchanged, then, for grouped heads, with the heads repeated.
     """
     if can_use is None:
         return False, None

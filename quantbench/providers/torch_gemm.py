@@ -1,4 +1,4 @@
-"""Matrix products by torch, which hands them to cuBLAS or cuBLASLt (oneDNN or MKL on a CPU)."""
+"""Providers of matrix products by torch, which calls cuBLAS or cuBLASLt (oneDNN or MKL on a CPU)."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def with_tf32(call: Callable[[], object], allowed: bool | None) -> Callable[[], 
 
 
 def _tf32(gemm: Gemm, c: torch.Tensor) -> bool | None:
-    """Whether the product allows tf32; None where the switch has no say."""
+    """Whether the product allows tf32; None where torch's switch does not matter."""
     if gemm.dtype not in ("fp32", "tf32") or not c.is_cuda:
         return None
     # The old switch rather than `fp32_precision`: torch 2.6 has no other, and 2.9 and later keep both in step only
