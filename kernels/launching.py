@@ -1,18 +1,103 @@
-"""From a kernel and its arguments to something that can be run any number of times, and that tells what it takes."""
+"""Launches kernels with the installed triton: `step` compiles and describes one, a `Plan` runs one or more.
+
+`gemm`, `softmax` and `attention` build on this module. It also states what the installed triton can do: version checks
+belong here. triton 3.2 (torch 2.6) to 3.7 (torch 2.13) are supported.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib.util
+import os
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from quantbench.kernels.features import INTERPRETER
+import triton
 from triton.runtime import OutOfResources
 
-from quantbench.errors import InputError
+from quantbench.errors import InputError, UnsupportedError
 from quantbench.launch import Launch, Tile
-from quantbench.quantization import resident_blocks
+from quantbench.quantization import WARP_THREADS, resident_blocks
+
+#: major and minor version
+TRITON = tuple(int(number) for number in triton.__version__.split(".")[:2])
+
+#: whether kernels take tensor descriptors as arguments (loads and stores by the TMA unit)
+HAS_TENSOR_DESCRIPTOR = importlib.util.find_spec("triton.tools.tensor_descriptor") is not None
+
+#: torch's dtypes by our names; tf32 is fp32 storage with another product
+TORCH_DTYPES = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "tf32": torch.float32,
+    "fp32": torch.float32,
+    "fp8": torch.float8_e4m3fn,
+}
+
+#: kernels run in Python on CPU tensors. Fixed when triton is imported; changing it later breaks triton.
+INTERPRETER = os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+#: Bytes. A TMA descriptor needs the first element and every stride but the last at a multiple of it. Source:
+#: cuTensorMapEncodeTiled, CUDA driver API.
+TMA_ALIGN_BYTES = 16
+
+_VOLTA_NAMES = {(7, 0): "V100 (sm_70)", (7, 5): "T4 (sm_75)"}
+_AUTOTUNE_WARMUP_MS, _AUTOTUNE_MS = 20, 80
+
+
+def _missing(capability: tuple[int, int], version: tuple[int, ...]) -> tuple[str, str] | None:
+    """(what is wrong, what it needs) where triton makes no tensor-core code for a compute capability.
+
+    Found by compiling: triton 3.3.1 fails on sm_70 and sm_75, 3.4 and later compile `tl.dot` there to scalar
+    multiplications with thousands of spills; 3.1 and 3.2 give HMMA. 3.2 does not know sm_100.
+    """
+    architecture = f"sm_{capability[0]}{capability[1]}"
+    triton_version = f"triton {version[0]}.{version[1]}"
+    if capability < (7, 0):
+        return f"{architecture} has no tensor cores", "a GPU of compute capability 7.0 or newer"
+    if capability < (8, 0) and version >= (3, 3):
+        name = _VOLTA_NAMES.get(capability, architecture)
+        return f"{triton_version} makes no tensor-core code for {name}", "torch 2.6 with triton 3.2 installed"
+    if capability >= (10, 0) and version < (3, 3):
+        return f"{triton_version} does not know {architecture}", "torch 2.7 with triton 3.3 installed, or newer"
+    return None
+
+
+def unsupported_architecture(capability: tuple[int, int], version: tuple[int, ...] = TRITON) -> str | None:
+    """None when triton `version` makes tensor-core code for a compute capability, otherwise why not, in one sentence.
+
+    >>> print(unsupported_architecture((7, 0), (3, 6)))
+    triton 3.6 makes no tensor-core code for V100 (sm_70); it needs torch 2.6 with triton 3.2 installed
+    """
+    missing = _missing(capability, version)
+    return None if missing is None else f"{missing[0]}; it needs {missing[1]}"
+
+
+def require_architecture(operation: str, capability: tuple[int, int], version: tuple[int, ...] = TRITON) -> None:
+    """Raise UnsupportedError where `unsupported_architecture` has a reason."""
+    missing = _missing(capability, version)
+    if missing is not None:
+        raise UnsupportedError(operation, *missing)
+
+
+def wrong_in_interpreter(dtype: str) -> str | None:
+    """Why triton's interpreter must not be asked for a matrix product in this dtype, or None."""
+    return "triton's interpreter multiplies the bit patterns of bf16" if dtype == "bf16" else None
+
+
+def require_cuda(who: str, name: str, x: torch.Tensor) -> tuple[int, int]:
+    """The compute capability of the GPU that x is on; UnsupportedError for a tensor elsewhere."""
+    if not x.is_cuda:
+        raise UnsupportedError(
+            who, f"{name} on {x.device}", "CUDA tensors, or TRITON_INTERPRET=1 set before triton is imported"
+        )
+    return torch.cuda.get_device_capability(x.device)
+
+
+def short(dtype: torch.dtype) -> str:
+    """torch's name of a dtype without `torch.`, for error messages."""
+    return str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True)
@@ -23,17 +108,43 @@ class Step:
     call: Callable[[], object]
 
 
+@dataclass(frozen=True)
+class Plan:
+    """Checked, compiled and allocated work, which can be run any number of times.
+
+    outputs: the tensors that `run` writes. steps: every kernel of one run, in order.
+    """
+
+    outputs: tuple[torch.Tensor, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def out(self) -> torch.Tensor:
+        """The first output."""
+        return self.outputs[0]
+
+    @property
+    def launch(self) -> Launch:
+        """The kernel that does most of the work. Registers and what follows from them are None in the interpreter."""
+        return self.steps[0].launch
+
+    def run(self) -> None:
+        """Enqueue all kernels once on the current stream: launches only, no allocation, no synchronisation."""
+        if not self.out.is_cuda:
+            for each in self.steps:
+                each.call()
+            return
+        with torch.cuda.device(self.out.device):
+            for each in self.steps:
+                each.call()
+
+
 def step(
-    who: str,
-    kernel: Any,
-    grid: int,
-    arguments: Mapping[str, Any],
-    device: torch.device,
-    tile: Tile | None = None,
+    who: str, kernel: Any, grid: int, arguments: Mapping[str, Any], device: torch.device, tile: Tile | None = None
 ) -> Step:
     """Compile `kernel` for these arguments (num_warps and the like among them) and a grid of `grid` blocks.
 
-    Raises InputError when a block does not fit on one SM; who: the operation that the message names.
+    who: the operation that error messages name. Raises InputError when a block does not fit on one SM.
     """
     return enqueue(kernel, (grid, 1, 1), arguments, describe(who, kernel, arguments, device, tile))
 
@@ -41,7 +152,7 @@ def step(
 def describe(
     who: str, kernel: Any, arguments: Mapping[str, Any], device: torch.device, tile: Tile | None = None
 ) -> Launch:
-    """Compile `kernel` for these arguments and tell what a block of it takes; the grid is left open.
+    """Compile `kernel` for these arguments and return its Launch without a grid.
 
     Registers and what follows from them are None in the interpreter.
     """
@@ -53,7 +164,7 @@ def describe(
             compiled._init_handles()  # loads the binary, which is when triton learns its registers
         except OutOfResources as error:
             raise InputError(who, f"tile {tile}: {error}", "a tile that fits on one SM") from None
-    threads = 32 * compiled.metadata.num_warps
+    threads = WARP_THREADS * compiled.metadata.num_warps
     return Launch(
         kernel=compiled.metadata.name,
         block=(threads, 1, 1),
@@ -70,17 +181,26 @@ def describe(
 
 
 def enqueue(kernel: Any, grid: tuple[int, int, int], arguments: Mapping[str, Any], described: Launch) -> Step:
-    """A kernel that was described, with the grid that it is to run on."""
+    """The step that launches a described kernel on a grid."""
     launcher = kernel[grid]
     return Step(replace(described, grid=grid), lambda: launcher(**arguments))
 
 
-def run(steps: tuple[Step, ...], device: torch.device) -> None:
-    """Enqueue the steps on the device's current stream, in order: launches only."""
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            for each in steps:
-                each.call()
-    else:
-        for each in steps:
-            each.call()
+_Choice = TypeVar("_Choice")
+_FASTEST: dict[tuple[Any, ...], Any] = {}
+
+
+def fastest(who: str, build: Callable[[_Choice], Plan], choices: Iterable[_Choice], key: tuple[Any, ...]) -> _Choice:
+    """The choice whose plan has the shortest median time on this device; timed once per key and process."""
+    if INTERPRETER:
+        raise UnsupportedError(who, "autotune in the interpreter", "a GPU to time on")
+    if (who, *key) not in _FASTEST:
+        from triton.testing import do_bench
+
+        def time_ms(choice: _Choice) -> float:
+            run = build(choice).run
+            return float(do_bench(run, warmup=_AUTOTUNE_WARMUP_MS, rep=_AUTOTUNE_MS, return_mode="median"))
+
+        _FASTEST[who, *key] = min(choices, key=time_ms)
+    chosen: _Choice = _FASTEST[who, *key]
+    return chosen

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 import torch
+from references import results
 
 from quantbench.device.spec import DeviceSpec
-from quantbench.providers import references
 from quantbench.providers.inputs import TORCH_DTYPES, Inputs
-from quantbench.workload import Attention, Gemm, Softmax, Workload
+from quantbench.workload import Attention, Gemm, Workload
 
 
 class Honest:
@@ -359,19 +359,11 @@ class HonestReference(Honest):
     """Softmax and attention from their definitions; `damage` spoils the results."""
 
     def allocate(self, inputs: Inputs) -> None:
-        work = self.work
-        if isinstance(work, Softmax):
-            x = inputs.scores(work)
-            mask = (inputs.padding_mask(work),) if work.mask == "full" else ()
-            self.given = (x, *mask) if work.direction == "forward" else (x, *mask, torch.empty_like(x))
-        else:
-            assert isinstance(work, Attention)
-            q, k, v = inputs.attention_operands(work)
-            self.given = (q, k, v) if work.direction == "forward" else (q, k, v, torch.empty_like(q))
+        self.given = inputs.operands(self.work)
         self.results: tuple[torch.Tensor, ...] = ()
 
     def compute(self) -> None:
-        self.results = tuple(r.to(self.given[0].dtype) for r in references.results(self.work, self.given))
+        self.results = tuple(r.to(self.given[0].dtype) for r in results(self.work, self.given))
         self.damage()
 
     def damage(self) -> None:

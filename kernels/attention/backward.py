@@ -178,7 +178,7 @@ def attention_backward_q(
     dq_main = tl.zeros((BLOCK_M, MAIN), tl.float32)
     dq_rest = tl.zeros((BLOCK_M, TAIL if TAIL > 0 else 16), tl.float32)
 
-    # As in forward: [0, edge) is seen whole by every row, [edge, end) is cut by the diagonal or the end of the keys.
+    # As in forward: every row attends to all of [0, edge); the diagonal or the end of the keys cuts [edge, end).
     if CAUSAL:
         edge, end = first_row // BLOCK_N * BLOCK_N, tl.minimum(first_row + BLOCK_M, seq_k)
     else:

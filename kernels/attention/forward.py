@@ -68,7 +68,7 @@ def attention_forward(
     acc = tl.zeros((BLOCK_M, MAIN), tl.float32)
     acc_rest = tl.zeros((BLOCK_M, TAIL if TAIL > 0 else 16), tl.float32)
 
-    # [0, edge) is seen whole by every row, [edge, end) is cut by the diagonal or by the end of the keys.
+    # Every row attends to all of [0, edge); the diagonal or the end of the keys cuts [edge, end).
     if CAUSAL:
         edge, end = first_row // BLOCK_N * BLOCK_N, min(first_row + BLOCK_M, seq_k)
     else:

@@ -1,4 +1,4 @@
-"""Flash attention, forward and backward, with a user-defined tile and a launch that is known exactly.
+"""Flash attention, forward and backward, with a user-defined tile and a launch that is known exactly: `attention`.
 
     from quantbench.kernels.attention import attention, plan_forward
     from quantbench.launch import Tile
@@ -11,20 +11,17 @@
 
 q: [batch, heads, seq_q, head_dim]; k, v: [batch, kv_heads, seq_k, head_dim], kv_heads a divisor of heads (grouped-query
 attention). fp16 and bf16 by tensor cores, fp32 without; sums in fp32. head_dim up to 256, any. What a program does is
-described in `forward.py` and `backward.py`; `menu.py` lists the blocks there are.
+described in `forward.py` and `backward.py`; `menu.py` lists the blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import e, log2
 from typing import Any
 
 import torch
-from quantbench.kernels import launching
 from quantbench.kernels.attention.backward import attention_backward_kv, attention_backward_q, attention_delta
-from quantbench.kernels.attention.compile import DELTA_TILE, backend_options, precision
 from quantbench.kernels.attention.forward import attention_forward
 from quantbench.kernels.attention.menu import (
     SCHEDULES,
@@ -33,32 +30,38 @@ from quantbench.kernels.attention.menu import (
     architecture,
     backward_tiles,
     forward_menu,
-    split_head_dim,
 )
-from quantbench.kernels.attention.operands import WHO, Checked, check, contiguous_like, sources, strides
-from quantbench.kernels.features import INTERPRETER
+from quantbench.kernels.attention.operands import (
+    WHO,
+    Checked,
+    arguments,
+    backend_options,
+    check,
+    contiguous_like,
+    parts,
+    strides,
+)
+from quantbench.kernels.launching import Plan, fastest, step
 
-from quantbench.errors import InputError, UnsupportedError, require_choice
+from quantbench.errors import InputError, require_choice
 from quantbench.launch import Launch, Tile
 from quantbench.quantization import cdiv
 from quantbench.workload.dtypes import DTYPES
 
-#: Device that the interpreter plays: Hopper, so that descriptors and the overlapped schedule are interpreted too.
+#: The device that the interpreter simulates: Hopper, so that descriptors and the overlapped schedule are interpreted.
 _INTERPRETED_CAPABILITY, _INTERPRETED_L2_BYTES = (9, 0), 2**20
 _SMALLEST_BLOCK = 16  # what a matrix instruction takes
-_AUTOTUNE_WARMUP_MS, _AUTOTUNE_MS = 20, 80
+_DELTA_TILE = Tile(64, 16, num_warps=4, stages=1)
 
 
 @dataclass(frozen=True)
-class AttentionPlan:
+class AttentionPlan(Plan):
     """Forward or backward, ready to run any number of times.
 
-    outputs: what `run` writes: (o, lse), lse being log₂ of the row sums in fp32; or (dq, dk, dv). steps: its launches
-    in order. setting: how forward is run; None for backward.
+    outputs: (o, lse), lse being log₂ of the row sums in fp32; or (dq, dk, dv). setting: how forward is run; None for
+    backward.
     """
 
-    outputs: tuple[torch.Tensor, ...]
-    steps: tuple[launching.Step, ...]
     setting: Setting | None = None
 
     @property
@@ -68,12 +71,8 @@ class AttentionPlan:
 
     @property
     def launch(self) -> Launch:
-        """The kernel that does most: forward's only one, or backward's that keeps k and v."""
+        """The kernel that does most of the work: forward's only one, or backward's that keeps k and v."""
         return self.launches[0] if self.setting is not None else self.launches[1]
-
-    def run(self) -> None:
-        """Enqueue all launches once on the current stream: no allocation, no synchronisation."""
-        launching.run(self.steps, self.outputs[0].device)
 
 
 def attention(
@@ -102,21 +101,20 @@ def plan_forward(
     work = checked.work
     capability, l2_bytes = _device(q)
     descriptors = _by_descriptors(checked, capability, operands)
-    out = contiguous_like("out", out, q)
-    if lse is None:
-        lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
-    else:
-        lse = contiguous_like("lse", lse, torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device))
+    out = contiguous_like("out", out, q.shape, q.dtype, q.device)
+    lse = contiguous_like("lse", lse, q.shape[:-1], torch.float32, q.device)
     menu = forward_menu(architecture(capability), work.head_dim, checked.loads(descriptors), fp32=work.dtype == "fp32")
 
     def build(setting: Setting) -> AttentionPlan:
-        return _forward(q, k, v, out, lse, checked, setting, descriptors, l2_bytes)
+        given = forward_arguments(q, k, v, out, lse, checked, setting, descriptors, l2_bytes)
+        grid = cdiv(work.seq_q, setting.tile.block_m) * work.batch * work.heads
+        return AttentionPlan((out, lse), (step(WHO, attention_forward, grid, given, q.device, setting.tile),), setting)
 
     if tile is not None or schedule is not None:
         return build(_completed(tile, schedule, menu, descriptors, work.dtype))
     if not autotune:
         return build(menu[0])
-    return build(_fastest(build, menu, (work, descriptors, q.device)))
+    return build(fastest(WHO, build, menu, (work, descriptors, q.device)))
 
 
 def plan_backward(
@@ -142,14 +140,15 @@ def plan_backward(
     kv_tile, q_tile = kv_tile or defaults[0], q_tile or defaults[1]
     delta = torch.empty_like(lse)
     gradients = tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    return AttentionPlan(
-        gradients,
-        (
-            _delta(o, grad, delta, checked),
-            _backward_kv(q, k, v, grad, lse, delta, gradients, checked, kv_tile, descriptors),
-            _backward_q(q, k, v, grad, lse, delta, gradients, checked, q_tile, descriptors),
-        ),
-    )
+    given = backward_arguments(q, k, v, grad, lse, delta, gradients, checked, kv_tile, q_tile, descriptors)
+    row_heads, col_heads = work.batch * work.heads, work.batch * work.kv_heads
+    launches = (
+        (attention_delta, cdiv(work.seq_q, _DELTA_TILE.block_m) * row_heads, delta_arguments(o, grad, delta, checked),
+         _DELTA_TILE),
+        (attention_backward_kv, cdiv(work.seq_k, kv_tile.block_n) * col_heads, given[0], kv_tile),
+        (attention_backward_q, cdiv(work.seq_q, q_tile.block_m) * row_heads, given[1], q_tile),
+    )  # fmt: skip
+    return AttentionPlan(gradients, tuple(step(WHO, kernel, n, args, q.device, t) for kernel, n, args, t in launches))
 
 
 class _Attention(torch.autograd.Function):
@@ -174,23 +173,6 @@ class _Attention(torch.autograd.Function):
         return *work.outputs, None, None, None, None, None
 
 
-def _forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, checked: Checked,
-    setting: Setting, descriptors: bool, l2_bytes: int,
-) -> AttentionPlan:  # fmt: skip
-    work, tile = checked.work, setting.tile
-    all_heads = work.batch * work.heads
-    arguments = _arguments({"q": q, "k": k, "v": v}, checked, tile, descriptors) | strides("o", out, descriptors=False)
-    arguments |= {
-        "o": out, "lse": lse, "all_heads": all_heads, "heads": work.heads, "kv_group": work.heads // work.kv_heads,
-        "side_by_side": heads_side_by_side(checked, l2_bytes), "scale_log2e": checked.scale * log2(e),
-        "EVEN_K": work.seq_k % tile.block_n == 0, "OVERLAP": setting.schedule == "overlapped",
-    }  # fmt: skip
-    grid = cdiv(work.seq_q, tile.block_m) * all_heads
-    step = launching.step(WHO, attention_forward, grid, arguments, q.device, tile)
-    return AttentionPlan((out, lse), (step,), setting)
-
-
 def heads_side_by_side(checked: Checked, l2_bytes: int) -> int:
     """Query heads whose programs run together: as many as have their k and v in half of the L2 cache, at least one kv
     head's. (The other half is for q, o and what else passes through.)"""
@@ -199,66 +181,43 @@ def heads_side_by_side(checked: Checked, l2_bytes: int) -> int:
     return min(work.batch * work.heads, max(1, l2_bytes // 2 // kv_bytes) * (work.heads // work.kv_heads))
 
 
-def _delta(o: torch.Tensor, grad: torch.Tensor, delta: torch.Tensor, checked: Checked) -> launching.Step:
-    work = checked.work
-    main, tail = split_head_dim(work.head_dim)
-    arguments = {
-        "o": o, "do": grad, "delta": delta, "heads": work.heads, "seq_q": work.seq_q, "HEAD_DIM": work.head_dim,
-        "MAIN": main, "TAIL": tail, "ALIGN": checked.align, "BLOCK_M": DELTA_TILE.block_m,
+def forward_arguments(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, checked: Checked,
+    setting: Setting, descriptors: bool, l2_bytes: int,
+) -> dict[str, Any]:  # fmt: skip
+    work, tile = checked.work, setting.tile
+    return arguments({"q": q, "k": k, "v": v}, checked, tile, descriptors) | strides("o", out, False) | {
+        "o": out, "lse": lse, "all_heads": work.batch * work.heads, "heads": work.heads,
+        "kv_group": work.heads // work.kv_heads, "side_by_side": heads_side_by_side(checked, l2_bytes),
+        "scale_log2e": checked.scale * log2(e), "EVEN_K": work.seq_k % tile.block_n == 0,
+        "OVERLAP": setting.schedule == "overlapped",
     }  # fmt: skip
-    arguments |= strides("o", o, descriptors=False) | strides("do", grad, descriptors=False)
-    arguments |= backend_options(DELTA_TILE)
-    grid = cdiv(work.seq_q, DELTA_TILE.block_m) * work.batch * work.heads
-    return launching.step(WHO, attention_delta, grid, arguments, o.device, DELTA_TILE)
 
 
-def _backward_kv(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, lse: torch.Tensor, delta: torch.Tensor,
-    gradients: tuple[torch.Tensor, ...], checked: Checked, tile: Tile, descriptors: bool,
-) -> launching.Step:  # fmt: skip
-    work = checked.work
-    arguments = _arguments({"q": q, "k": k, "v": v, "do": grad}, checked, tile, descriptors)
-    arguments |= _backward_arguments(checked, lse, delta) | {
-        "dk": gradients[1], "dv": gradients[2], "kv_heads": work.kv_heads, "EVEN_Q": work.seq_q % tile.block_m == 0,
-    }  # fmt: skip
-    grid = cdiv(work.seq_k, tile.block_n) * work.batch * work.kv_heads
-    return launching.step(WHO, attention_backward_kv, grid, arguments, q.device, tile)
-
-
-def _backward_q(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, lse: torch.Tensor, delta: torch.Tensor,
-    gradients: tuple[torch.Tensor, ...], checked: Checked, tile: Tile, descriptors: bool,
-) -> launching.Step:  # fmt: skip
-    work = checked.work
-    arguments = _arguments({"q": q, "k": k, "v": v, "do": grad}, checked, tile, descriptors)
-    arguments |= _backward_arguments(checked, lse, delta) | {
-        "dq": gradients[0], "heads": work.heads, "EVEN_K": work.seq_k % tile.block_n == 0,
-    }  # fmt: skip
-    grid = cdiv(work.seq_q, tile.block_m) * work.batch * work.heads
-    return launching.step(WHO, attention_backward_q, grid, arguments, q.device, tile)
-
-
-def _backward_arguments(checked: Checked, lse: torch.Tensor, delta: torch.Tensor) -> dict[str, Any]:
+def delta_arguments(o: torch.Tensor, grad: torch.Tensor, delta: torch.Tensor, checked: Checked) -> dict[str, Any]:
     work = checked.work
     return {
+        "o": o, "do": grad, "delta": delta, "heads": work.heads, "seq_q": work.seq_q, "BLOCK_M": _DELTA_TILE.block_m,
+    } | strides("o", o, False) | strides("do", grad, False) | parts(checked) | backend_options(_DELTA_TILE)  # fmt: skip
+
+
+def backward_arguments(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, lse: torch.Tensor, delta: torch.Tensor,
+    gradients: tuple[torch.Tensor, ...], checked: Checked, kv_tile: Tile, q_tile: Tile, descriptors: bool,
+) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
+    """Arguments of the kernel that keeps k and v and of the one that keeps q."""
+    work, tensors = checked.work, {"q": q, "k": k, "v": v, "do": grad}
+    shared = {
         "lse": lse, "delta": delta, "kv_group": work.heads // work.kv_heads, "scale": checked.scale,
         "scale_log2e": checked.scale * log2(e),
     }  # fmt: skip
-
-
-def _arguments(tensors: dict[str, torch.Tensor], checked: Checked, tile: Tile, descriptors: bool) -> dict[str, Any]:
-    """What the kernels share: inputs and their strides, sizes, the parts of head_dim, the tile."""
-    work = checked.work
-    main, tail = split_head_dim(work.head_dim)
-    rows = {name: tile.block_n if name in ("k", "v") else tile.block_m for name in tensors}
-    arguments = sources(tensors, rows, descriptors)
-    for name, x in tensors.items():
-        arguments |= strides(name, x, descriptors)
-    return arguments | {
-        "seq_q": work.seq_q, "seq_k": work.seq_k, "HEAD_DIM": work.head_dim, "MAIN": main, "TAIL": tail,
-        "ALIGN": checked.align, "CAUSAL": work.causal, "DESCRIPTORS": descriptors, "PRECISION": precision(work.dtype),
-        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
-    } | backend_options(tile, work.dtype, checked.align, work.causal)  # fmt: skip
+    keeping_kv = arguments(tensors, checked, kv_tile, descriptors) | shared | {
+        "dk": gradients[1], "dv": gradients[2], "kv_heads": work.kv_heads, "EVEN_Q": work.seq_q % kv_tile.block_m == 0,
+    }  # fmt: skip
+    keeping_q = arguments(tensors, checked, q_tile, descriptors) | shared | {
+        "dq": gradients[0], "heads": work.heads, "EVEN_K": work.seq_k % q_tile.block_n == 0,
+    }  # fmt: skip
+    return keeping_kv, keeping_q
 
 
 def _completed(
@@ -302,21 +261,3 @@ def _device(q: torch.Tensor) -> tuple[tuple[int, int], int]:
         return _INTERPRETED_CAPABILITY, _INTERPRETED_L2_BYTES
     properties = torch.cuda.get_device_properties(q.device)
     return (properties.major, properties.minor), properties.L2_cache_size
-
-
-_FASTEST: dict[tuple[Any, ...], Setting] = {}
-
-
-def _fastest(build: Callable[[Setting], AttentionPlan], menu: tuple[Setting, ...], key: tuple[Any, ...]) -> Setting:
-    """The entry of the menu with the shortest median time on this device."""
-    if INTERPRETER:
-        raise UnsupportedError(WHO, "autotune in the interpreter", "a GPU to time on")
-    if key not in _FASTEST:
-        from triton.testing import do_bench
-
-        def time_ms(setting: Setting) -> float:
-            run = build(setting).run
-            return float(do_bench(run, warmup=_AUTOTUNE_WARMUP_MS, rep=_AUTOTUNE_MS, return_mode="median"))
-
-        _FASTEST[key] = min(menu, key=time_ms)
-    return _FASTEST[key]

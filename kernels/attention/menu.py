@@ -1,7 +1,7 @@
-"""Which blocks attention is offered in on which GPU, and which are taken when nobody says. Pure: no tensors, no triton.
+"""The tiles offered for attention on each GPU architecture: `forward_menu`, `backward_tiles`.
 
 Every entry compiles for its architecture without spills and within the shared memory of one block (the tests compile
-all of them). The first of each menu is the default. The sets follow what is known to be fast: on Hopper 128 × 128 with
+all of them). The first of each menu is the default. The sets follow published settings: on Hopper 128 × 128 with
 8 warps for head_dim 128 and blocks half as long for smaller ones, softmax beside the next product (FlashAttention-3's
 schedule; triton's own tutorial is the plain one with the same blocks); on Ampere FlashAttention-2's 128 rows with
 blocks of k and v short enough to be held in registers, since its matrix instructions read both operands from there.
@@ -61,18 +61,17 @@ def _tile(block_m: int, block_n: int, num_warps: int, stages: int) -> Tile:
     return Tile(block_m, block_n, stages=stages, num_warps=num_warps)
 
 
-def _plain(*blocks: tuple[int, int, int, int]) -> tuple[Setting, ...]:
-    return tuple(Setting(_tile(*block)) for block in blocks)
+def _plain(*blocks: tuple[int, int, int, int], schedule: str = "plain") -> tuple[Setting, ...]:
+    return tuple(Setting(_tile(*block), schedule) for block in blocks)
 
 
 def _overlapped(*blocks: tuple[int, int, int, int]) -> tuple[Setting, ...]:
-    return tuple(Setting(_tile(*block), "overlapped") for block in blocks)
+    return _plain(*blocks, schedule="overlapped")
 
 
 # By held columns up to …: (block_m, block_n, warps, stages).
 _AMPERE = {
     64: _plain((128, 64, 8, 3), (128, 32, 8, 3), (64, 64, 4, 3)),
-    96: _plain((128, 64, 8, 3), (128, 32, 8, 3)),
     128: _plain((128, 64, 8, 3), (128, 32, 8, 3)),
     192: _plain((128, 16, 8, 3), (64, 16, 8, 3)),
     256: _plain((64, 64, 8, 2), (64, 32, 8, 3)),
@@ -172,26 +171,15 @@ _BACKWARD_ODD = {
 _BACKWARD_SCALAR = {64: (_tile(32, 16, 8, 1), _tile(32, 16, 8, 1)), 256: (_tile(16, 16, 4, 1), _tile(16, 16, 4, 1))}
 
 
-@dataclass(frozen=True)
-class _Menus:
-    """Of one architecture, for 16-bit rows that begin at multiples of 16 bytes, and for others by pointers."""
-
-    forward: Mapping[int, tuple[Setting, ...]]
-    forward_narrow: Mapping[int, tuple[Setting, ...]]
-    backward: Mapping[int, tuple[Tile, Tile]]
-    backward_narrow: Mapping[int, tuple[Tile, Tile]]
-
-
-_AMPERE_MENUS = _Menus(_AMPERE, _AMPERE_NARROW, _BACKWARD_AMPERE, _BACKWARD_AMPERE_NARROW)
-_ADA_MENUS = _Menus(_ADA, _AMPERE_NARROW, _BACKWARD_ADA, _BACKWARD_AMPERE_NARROW)
-_HOPPER_MENUS = _Menus(_HOPPER, _HOPPER_BY_POINTERS, _BACKWARD_HOPPER, _BACKWARD_HOPPER_BY_POINTERS)
-_BLACKWELL_MENUS = _Menus(_BLACKWELL, _BLACKWELL_BY_POINTERS, _BACKWARD_BLACKWELL, _BACKWARD_BLACKWELL_BY_POINTERS)
+# By architecture: forward and backward, each for 16-bit rows that begin at multiples of 16 bytes, and for others by
+# pointers.
+_ADA_MENUS = (_ADA, _AMPERE_NARROW), (_BACKWARD_ADA, _BACKWARD_AMPERE_NARROW)
 _MENUS = {
-    80: _AMPERE_MENUS,
+    80: ((_AMPERE, _AMPERE_NARROW), (_BACKWARD_AMPERE, _BACKWARD_AMPERE_NARROW)),
     86: _ADA_MENUS,
     89: _ADA_MENUS,
-    90: _HOPPER_MENUS,
-    100: _BLACKWELL_MENUS,
+    90: ((_HOPPER, _HOPPER_BY_POINTERS), (_BACKWARD_HOPPER, _BACKWARD_HOPPER_BY_POINTERS)),
+    100: ((_BLACKWELL, _BLACKWELL_BY_POINTERS), (_BACKWARD_BLACKWELL, _BACKWARD_BLACKWELL_BY_POINTERS)),
     120: _ADA_MENUS,
 }
 #: architectures whose menus are for loads by descriptors
@@ -219,28 +207,28 @@ def architecture(capability: tuple[int, int]) -> int:
 
 
 def forward_menu(arch: int, head_dim: int, loads: Loads, *, fp32: bool = False) -> tuple[Setting, ...]:
-    """What forward is offered in, the default first."""
-    menus = _MENUS[arch]
-    return _entry(_SCALAR if fp32 else _choose(arch, loads, menus.forward, menus.forward_narrow, _ODD), head_dim)
+    """The settings for forward, the default first."""
+    return _entry(_MENUS[arch][0], _ODD, _SCALAR, arch, head_dim, loads, fp32)
 
 
 def backward_tiles(arch: int, head_dim: int, loads: Loads, *, fp32: bool = False) -> tuple[Tile, Tile]:
     """The tiles of the kernel that keeps k and v and of the one that keeps q."""
-    menus = _MENUS[arch]
-    table = _BACKWARD_SCALAR if fp32 else _choose(arch, loads, menus.backward, menus.backward_narrow, _BACKWARD_ODD)
-    return _entry(table, head_dim)
+    return _entry(_MENUS[arch][1], _BACKWARD_ODD, _BACKWARD_SCALAR, arch, head_dim, loads, fp32)
 
 
 _T = TypeVar("_T")
 
 
-def _choose(
-    arch: int, loads: Loads, usual: Mapping[int, _T], narrow: Mapping[int, _T], odd: Mapping[int, _T]
-) -> Mapping[int, _T]:
-    if loads.descriptors or (loads.bytes == _VECTOR_BYTES and arch not in WITH_DESCRIPTORS):
-        return usual
-    return narrow if loads.bytes > _ELEMENT_BYTES else odd
-
-
-def _entry(menu: Mapping[int, _T], head_dim: int) -> _T:
+def _entry(
+    tables: tuple[Mapping[int, _T], Mapping[int, _T]], odd: Mapping[int, _T], scalar: Mapping[int, _T], arch: int,
+    head_dim: int, loads: Loads, fp32: bool,
+) -> _T:  # fmt: skip
+    """The entry for the smallest number of held columns that head_dim fits in, from the table for these loads."""
+    usual, narrow = tables
+    if fp32:
+        menu = scalar
+    elif loads.descriptors or (loads.bytes == _VECTOR_BYTES and arch not in WITH_DESCRIPTORS):
+        menu = usual
+    else:
+        menu = narrow if loads.bytes > _ELEMENT_BYTES else odd
     return menu[min(limit for limit in menu if held_columns(head_dim) <= limit)]

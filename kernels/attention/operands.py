@@ -1,8 +1,8 @@
-"""What attention takes: checked before anything is launched, and described in the words of the kernels.
+"""The operands of attention: `check` validates them, `arguments` turns them into arguments of the kernels.
 
-Any strides are taken as long as the elements of a row (head_dim) lie side by side: [batch, heads, seq, head_dim] and
-[batch, seq, heads, head_dim] seen as the former alike. Anything else is refused: reading it fast needs a copy, and a
-copy that nobody asked for would be timed.
+Any strides are taken as long as the elements of a row (head_dim) lie side by side: [batch, heads, seq, head_dim], or
+[batch, seq, heads, head_dim] transposed to it. Other storage is refused: reading it fast needs a copy, and an implicit
+copy would be timed.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from math import isfinite
 from typing import Any
 
 import torch
-from quantbench.kernels.attention.compile import aligned, box
+from quantbench.kernels import launching
 from quantbench.kernels.attention.menu import MAX_HEAD_DIM, MIN_HEAD_DIM, Loads, split_head_dim
-from quantbench.kernels.features import HAS_TENSOR_DESCRIPTOR, INTERPRETER
+from quantbench.kernels.launching import short
 
 from quantbench.errors import InputError, UnsupportedError
-from quantbench.workload.dtypes import DTYPES
+from quantbench.launch import Tile
+from quantbench.workload.dtypes import DTYPES, dtype_name
 from quantbench.workload.ops import Attention
 
 WHO = "attention"
-DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 _SMALLEST_CAPABILITY = (8, 0)
-_TMA_ALIGN_BYTES = 16  # of the first element and of every stride but the last. Source: cuTensorMapEncodeTiled
+_VECTOR_BYTES = 16
+_MAX_REGISTERS = 255  # per thread, every compute capability. Source: CUDA C++ Programming Guide 13.0
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def check(
     tensors = {"q": q, "k": k, "v": v} | others
     for name, x in tensors.items():
         if x.dtype != q.dtype:
-            raise InputError(WHO, f"{name} in {_short(x.dtype)} and q in {_short(q.dtype)}", "one format for all")
+            raise InputError(WHO, f"{name} in {short(x.dtype)} and q in {short(q.dtype)}", "one format for all")
         if x.device != q.device:
             raise InputError(WHO, f"{name} on {x.device} and q on {q.device}", "one device for all")
         if x.stride(-1) != 1 and x.shape[-1] > 1:
@@ -75,7 +76,9 @@ def check(
         work=work,
         scale=float(scale),
         align=aligned(work.dtype, work.head_dim, *strides),
-        descriptors=HAS_TENSOR_DESCRIPTOR and work.dtype != "fp32" and all(map(_describable, tensors.values())),
+        descriptors=launching.HAS_TENSOR_DESCRIPTOR
+        and work.dtype != "fp32"
+        and all(map(_describable, tensors.values())),
     )
 
 
@@ -87,27 +90,63 @@ def strides(name: str, x: torch.Tensor, descriptors: bool) -> dict[str, int]:
     return {f"{name}_batch_stride": batch, f"{name}_head_stride": head, f"{name.upper()}_ROW_STRIDE": row_stride}
 
 
-def sources(tensors: dict[str, torch.Tensor], rows: dict[str, int], descriptors: bool) -> dict[str, Any]:
-    """The kernels' arguments `q`, `q_tail`, …: tensors, or descriptors of boxes of so many rows each."""
-    arguments: dict[str, Any] = {}
+def arguments(tensors: dict[str, torch.Tensor], checked: Checked, tile: Tile, descriptors: bool) -> dict[str, Any]:
+    """The arguments that the kernels share: inputs and their strides, sizes, the parts of head_dim, the tile.
+
+    tensors: by the kernels' names; they go in as pointers, or as descriptors of boxes of as many rows as the tile has.
+    """
+    work = checked.work
+    given = {
+        "seq_q": work.seq_q, "seq_k": work.seq_k, "CAUSAL": work.causal, "DESCRIPTORS": descriptors,
+        "PRECISION": "ieee" if work.dtype == "fp32" else "tf32",  # fp32 products without tensor cores
+        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
+    } | parts(checked) | backend_options(tile, work.dtype, checked.align, work.causal)  # fmt: skip
     for name, x in tensors.items():
-        main, tail = split_head_dim(x.shape[-1])
-        arguments[name] = _descriptor(x, rows[name], main) if descriptors else x
-        arguments[f"{name}_tail"] = _descriptor(x, rows[name], tail) if descriptors and tail else None
-    return arguments
+        rows = tile.block_n if name in ("k", "v") else tile.block_m
+        given |= strides(name, x, descriptors)
+        given[name] = _descriptor(x, rows, given["MAIN"]) if descriptors else x
+        given[f"{name}_tail"] = _descriptor(x, rows, given["TAIL"]) if descriptors and given["TAIL"] else None
+    return given
 
 
-def contiguous_like(who: str, out: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
-    """`out` if it can hold a result of `like`'s shape and format, or a new tensor."""
+def parts(checked: Checked) -> dict[str, int]:
+    """How the kernels hold a row of head_dim elements."""
+    main, tail = split_head_dim(checked.work.head_dim)
+    return {"HEAD_DIM": checked.work.head_dim, "MAIN": main, "TAIL": tail, "ALIGN": checked.align}
+
+
+def aligned(dtype: str, *sizes: int) -> int:
+    """Elements that a thread can move at a time where rows begin at multiples of all `sizes`.
+
+    >>> aligned("bf16", 96), aligned("bf16", 100, 1600), aligned("fp32", 96)
+    (8, 4, 4)
+    """
+    widest = _VECTOR_BYTES // DTYPES[dtype].element_bytes
+    return min([widest, *(size & -size for size in sizes if size)])
+
+
+def backend_options(tile: Tile, dtype: str = "bf16", align: int = 8, causal: bool = True) -> dict[str, int]:
+    """num_warps and num_stages. For rows that are loaded in less than 16 bytes at a time under a full mask also the
+    register limit that up to 8 warps have anyway: without it ptxas halves it, and spills, for the sake of a second
+    block. (Where it does not, stating the limit makes its code worse, so it is not stated.)"""
+    options = {"num_warps": tile.num_warps or 4, "num_stages": tile.stages or 2}
+    narrow = align * DTYPES[dtype].element_bytes < _VECTOR_BYTES
+    return options | ({"maxnreg": _MAX_REGISTERS} if narrow and not causal and options["num_warps"] <= 8 else {})
+
+
+def contiguous_like(
+    name: str, out: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """`out` if it can hold a result of this shape and dtype, or a new tensor."""
     if out is None:
-        return torch.empty(like.shape, dtype=like.dtype, device=like.device)
-    if out.shape != like.shape or out.dtype != like.dtype or out.device != like.device:
+        return torch.empty(shape, dtype=dtype, device=device)
+    if out.shape != shape or out.dtype != dtype or out.device != device:
         raise InputError(
-            WHO, f"{who} of shape {tuple(out.shape)} in {_short(out.dtype)} on {out.device}",
-            f"{tuple(like.shape)} in {_short(like.dtype)} on {like.device}",
+            WHO, f"{name} of shape {tuple(out.shape)} in {short(out.dtype)} on {out.device}",
+            f"{tuple(shape)} in {short(dtype)} on {device}",
         )  # fmt: skip
     if not out.is_contiguous():
-        raise InputError(WHO, f"{who} with strides {tuple(out.stride())}", "a contiguous tensor")
+        raise InputError(WHO, f"{name} with strides {tuple(out.stride())}", "a contiguous tensor")
     return out
 
 
@@ -123,32 +162,23 @@ def _work(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> At
         raise InputError(WHO, shapes, "the same batch and head_dim")
     if not MIN_HEAD_DIM <= q.shape[3] <= MAX_HEAD_DIM:
         raise InputError(WHO, f"head_dim = {q.shape[3]}", f"from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}")
-    if q.dtype not in DTYPE_NAMES:
-        raise InputError(WHO, f"q in {_short(q.dtype)}", "float16, bfloat16 or float32")
+    if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        raise InputError(WHO, f"q in {short(q.dtype)}", "float16, bfloat16 or float32")
     return Attention(  # which also checks that kv_heads divides heads, and causal's seq_q == seq_k
         batch=q.shape[0], heads=q.shape[1], kv_heads=k.shape[1], seq_q=q.shape[2], seq_k=k.shape[2],
-        head_dim=q.shape[3], dtype=DTYPE_NAMES[q.dtype], causal=causal,
+        head_dim=q.shape[3], dtype=dtype_name(q.dtype), causal=causal,
     )  # fmt: skip
 
 
 def _check_device(q: torch.Tensor, work: Attention) -> None:
-    if INTERPRETER:
-        reason = wrong_in_interpreter(work.dtype)
+    if launching.INTERPRETER:
+        reason = launching.wrong_in_interpreter(work.dtype)
         if reason is not None:
             raise UnsupportedError(WHO, reason, "fp16 or fp32 there")
         return
-    if not q.is_cuda:
-        raise UnsupportedError(
-            WHO, f"q on {q.device}", "CUDA tensors, or TRITON_INTERPRET=1 set before triton is imported"
-        )
-    reason = too_old(torch.cuda.get_device_capability(q.device))
+    reason = too_old(launching.require_cuda(WHO, "q", q))
     if reason is not None:
         raise UnsupportedError(WHO, reason, "a GPU of compute capability 8.0 or newer")
-
-
-def wrong_in_interpreter(dtype: str) -> str | None:
-    """Why triton's interpreter must not be asked for attention in this format, or None."""
-    return "triton's interpreter multiplies the bit patterns of bf16" if dtype == "bf16" else None
 
 
 def too_old(capability: tuple[int, int]) -> str | None:
@@ -172,14 +202,12 @@ def _strides(x: torch.Tensor) -> list[int]:
 
 def _describable(x: torch.Tensor) -> bool:
     steps = [stride * x.element_size() for stride in _strides(x)]
-    return x.data_ptr() % _TMA_ALIGN_BYTES == 0 and all(step > 0 and step % _TMA_ALIGN_BYTES == 0 for step in steps)
+    return x.data_ptr() % launching.TMA_ALIGN_BYTES == 0 and all(
+        step > 0 and step % launching.TMA_ALIGN_BYTES == 0 for step in steps
+    )
 
 
 def _descriptor(x: torch.Tensor, rows: int, columns: int) -> Any:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    return TensorDescriptor(x, list(x.shape), [*_strides(x), 1], box(rows, columns))
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return TensorDescriptor(x, list(x.shape), [*_strides(x), 1], [1, 1, rows, columns])

@@ -1,4 +1,4 @@
-"""How a block of rows of q, k, v reaches an attention kernel, whatever its head_dim.
+"""Loads and stores blocks of rows of q, k and v of any head_dim, for the attention kernels (`load_rows`, `store_rows`).
 
 Triton's tensors have power-of-two sizes, head_dim need not. A row of head_dim elements is held in two parts, MAIN and
 TAIL columns, the first a power of two and the second a power of two or 0: 96 = 64 + 32, 72 = 64 + 8 (held in 16, which

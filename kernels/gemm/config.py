@@ -1,8 +1,7 @@
-"""How operands of a product are stored, and how the kernel for them is built: everything fixed at compile time.
+"""The compile-time configuration of a GEMM kernel: how operands are stored (`Operands`) and what follows (`configure`).
 
-Pure: needs neither a GPU nor tensors, so that the same code serves a launch and an ahead-of-time compilation. A matrix
-is stored row-major or transposed (column-major), with a leading dimension in elements, as in BLAS. Entry points:
-`Operands` (checked sizes and storage), `configure` (the kernel's compile-time arguments).
+Needs neither a GPU nor tensors, so that the same code serves a launch and an ahead-of-time compilation. A matrix is
+stored row-major or transposed (column-major), with a leading dimension in elements, as in BLAS. `host.py` uses it.
 """
 
 from __future__ import annotations
@@ -11,26 +10,23 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from quantbench.kernels.gemm.menu import SCHEDULES, architecture, tiles
+from quantbench.kernels.launching import TMA_ALIGN_BYTES
 
 from quantbench.errors import InputError, require_choice
 from quantbench.launch import Tile
-from quantbench.quantization import cdiv
 from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.ops import Gemm
 
-#: who speaks in error messages
+#: the operation that error messages name
 WHO = "matmul"
 
 _MAX_ALIGN = 16  # elements; more does not make loads wider, whatever the format
-#: Of the first element and of every stride but the last. Source: cuTensorMapEncodeTiled, CUDA driver API.
-TMA_ALIGN_BYTES = 16
-OPERAND_PATHS = ("auto", "pointers", "descriptors")
 
 #: Rows of tiles that are taken together for the L2 cache's sake. Source: triton's matmul tutorials, which use 8.
 GROUP_M = 8
 #: From this size on, a tile's pipeline needs the shared memory that a whole output tile would take.
 _SUBTILE_ELEMENTS = 128 * 256
-_SMALLEST_BLOCK = {"block_m": 16, "block_n": 16, "block_k": 16}  # what a matrix instruction takes
+_SMALLEST_BLOCK = 16  # what a matrix instruction takes
 _FP8_SMALLEST_BLOCK_K = 32
 _LARGEST_BLOCK = 256  # as of a TMA box. Source: cuTensorMapEncodeTiled, CUDA driver API
 _MAX_REGISTERS = 255  # per thread, since sm_35
@@ -79,27 +75,30 @@ def largest_alignment(*sizes: int) -> int:
 
 
 def padded(size: int) -> int:
-    """The next multiple of 16: a leading dimension where none is ever used, in a form that kernels like."""
+    """The next multiple of 16: a leading dimension for operands whose leading dimension is never used."""
     return -(-size // _MAX_ALIGN) * _MAX_ALIGN
+
+
+def matrix(
+    transposed: bool, length: int, leading: int, batch_stride: int, element_bytes: int, *, addressable: bool = True
+) -> Matrix:
+    """How an operand is stored. length: of a stored row. addressable: whether its first element suits a descriptor."""
+    aligned = all(size * element_bytes % TMA_ALIGN_BYTES == 0 for size in (leading, batch_stride))
+    align = largest_alignment(length, leading, batch_stride)
+    return Matrix(transposed, leading, batch_stride, align, aligned and addressable)
 
 
 def contiguous(gemm: Gemm) -> Operands:
     """Operands of a product whose tensors are contiguous and begin at multiples of 16 bytes, as fresh ones do."""
-    a_transposed, b_transposed = (letter == "t" for letter in gemm.layout)
-    return Operands(
-        gemm,
-        _contiguous(gemm.m, gemm.k, a_transposed, gemm.batch, gemm.dtype),
-        _contiguous(gemm.k, gemm.n, b_transposed, gemm.batch, gemm.dtype),
-        _contiguous(gemm.m, gemm.n, False, gemm.batch, gemm.output_dtype),
-    )
 
+    def stored(rows: int, cols: int, transposed: bool, dtype: str) -> Matrix:
+        length = rows if transposed else cols
+        batch_stride = rows * cols if gemm.batch > 1 else 0
+        return matrix(transposed, length, length, batch_stride, DTYPES[dtype].element_bytes)
 
-def _contiguous(rows: int, cols: int, transposed: bool, batch: int, dtype: str) -> Matrix:
-    leading = rows if transposed else cols
-    batch_stride = rows * cols if batch > 1 else 0
-    sizes = (leading, batch_stride)
-    descriptor = all(size * DTYPES[dtype].element_bytes % TMA_ALIGN_BYTES == 0 for size in sizes)
-    return Matrix(transposed, leading, batch_stride, largest_alignment(*sizes), descriptor)
+    a = stored(gemm.m, gemm.k, gemm.layout[0] == "t", gemm.dtype)
+    b = stored(gemm.k, gemm.n, gemm.layout[1] == "t", gemm.dtype)
+    return Operands(gemm, a, b, stored(gemm.m, gemm.n, False, gemm.output_dtype))
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ class Config:
     load_descriptors, store_descriptors: operands by TMA descriptors, the result by one. subtiles: in how many parts a
     tile is written (1 or 2). flatten: one loop over tiles and steps (persistent only). warp_specialize: warps of their
     own for loading, multiplying and writing (persistent on Blackwell; on Hopper triton 3.6 and 3.7 fail or ignore it).
-    max_registers: per thread, where the compiler must be told. group_m: see `GROUP_M`.
+    max_registers: limit per thread that the compiler is given, None for none.
     """
 
     schedule: str
@@ -120,7 +119,6 @@ class Config:
     flatten: bool
     warp_specialize: bool
     max_registers: int | None
-    group_m: int = GROUP_M
 
 
 def configure(
@@ -132,16 +130,21 @@ def configure(
     path: `auto` takes descriptors on Hopper and newer where they can address the operands, and pointers elsewhere.
     """
     require_choice(WHO, "schedule", schedule, SCHEDULES)
-    require_choice(WHO, "operands", path, OPERAND_PATHS)
+    require_choice(WHO, "operands", path, ("auto", "pointers", "descriptors"))
     tile = complete(tile, operands.gemm.dtype, schedule, capability, align_bytes(operands))
     _check_tile(tile, operands.gemm.dtype, schedule)
     load = _load_by_descriptors(operands, capability, path, descriptors_available)
-    _check_leading(operands, load)
+    longest = max(operands.a.leading, operands.b.leading)
+    if not load and longest > _LARGEST_LEADING:  # by pointers, offsets inside a tile are 32 bits wide
+        raise InputError(WHO, f"a leading dimension of {longest} elements", f"at most {_LARGEST_LEADING}")
     in_parts = schedule == "split_k" and tile.split_k > 1  # the parts are fp32 and go by pointers
     store = load and operands.c.descriptor and not in_parts
     large = tile.elements >= _SUBTILE_ELEMENTS
     narrow = operands.gemm.dtype != "tf32"  # its copies for transposing take the shared memory
     specialize = schedule == "persistent" and load and capability[0] == 10 and (tile.num_warps or 0) >= 4 and narrow
+    # Where sums and fragments, or two partial tiles, lie in registers, ptxas would rather spill two of them than lose a
+    # block per SM, unless it is given a limit. Elsewhere (fragments in shared memory) none is needed.
+    crowded = capability < (9, 0) or operands.gemm.dtype == "fp32" or schedule == "stream_k"
     return Config(
         schedule=schedule,
         tile=tile,
@@ -150,14 +153,15 @@ def configure(
         subtiles=2 if schedule == "stream_k" or (store and large) else 1,
         flatten=schedule == "persistent" and load and (large or specialize),
         warp_specialize=specialize,
-        max_registers=_max_registers(operands.gemm.dtype, schedule, tile, capability),
+        max_registers=_MAX_REGISTERS if crowded and (tile.num_warps or 0) <= 8 else None,
     )
 
 
 def complete(tile: Tile, dtype: str, schedule: str, capability: tuple[int, int], aligned: int) -> Tile:
     """The tile with every field filled in: from the menu's tile of the same output size, or the one nearest to it."""
     menu = tiles(architecture(capability), dtype, schedule, aligned)
-    nearest = min(menu, key=lambda t: (abs(t.elements - tile.elements), (t.block_m, t.block_n) != _sides(tile)))
+    sides = (tile.block_m, tile.block_n)
+    nearest = min(menu, key=lambda t: (abs(t.elements - tile.elements), (t.block_m, t.block_n) != sides))
     missing = {f.name: getattr(nearest, f.name) for f in fields(tile) if getattr(tile, f.name) is None}
     return replace(tile, **missing)
 
@@ -179,7 +183,7 @@ def constexprs(operands: Operands, config: Config) -> dict[str, Any]:
         "BLOCK_M": tile.block_m,
         "BLOCK_N": tile.block_n,
         "BLOCK_K": tile.block_k,
-        "GROUP_M": config.group_m,
+        "GROUP_M": GROUP_M,
         "SUBTILES": config.subtiles,
     }
     if config.schedule in ("data_parallel", "split_k"):
@@ -190,17 +194,26 @@ def constexprs(operands: Operands, config: Config) -> dict[str, Any]:
 
 
 def backend_options(config: Config) -> dict[str, Any]:
-    """What the compiler is told beside the arguments."""
+    """num_warps, num_stages and the register limit."""
     options = {"num_warps": config.tile.num_warps, "num_stages": config.tile.stages}
     if config.max_registers is not None:
         options["maxnreg"] = config.max_registers
     return options
 
 
-def num_tiles(operands: Operands, tile: Tile) -> int:
-    """Output tiles of all products, parts of a split reduction not counted."""
-    gemm = operands.gemm
-    return gemm.batch * cdiv(gemm.m, tile.block_m) * cdiv(gemm.n, tile.block_n)
+def box_shapes(operands: Operands, config: Config) -> dict[str, list[int]]:
+    """What one descriptor load or store moves, in stored order, with a leading 1 for batched products."""
+    tile = config.tile
+    assert tile.block_k is not None
+    boxes = {
+        "a": [tile.block_m, tile.block_k],
+        "b": [tile.block_k, tile.block_n],
+        "c": [tile.block_m, tile.block_n // config.subtiles],
+    }
+    for name, matrix in (("a", operands.a), ("b", operands.b)):
+        if matrix.transposed:
+            boxes[name].reverse()
+    return {name: [1, *box] if operands.gemm.batch > 1 else box for name, box in boxes.items()}
 
 
 def streamed_tiles(tiles_in_all: int, programs: int) -> int:
@@ -216,21 +229,10 @@ def streamed_tiles(tiles_in_all: int, programs: int) -> int:
     return rest + (programs if tiles_in_all > programs else 0)
 
 
-def _max_registers(dtype: str, schedule: str, tile: Tile, capability: tuple[int, int]) -> int | None:
-    """Where sums and fragments, or two partial tiles, lie in registers, ptxas would rather spill two of them than lose
-    a block per SM, unless it is given a limit. Elsewhere (fragments in shared memory) it is left alone."""
-    crowded = capability < (9, 0) or dtype == "fp32" or schedule == "stream_k"
-    return _MAX_REGISTERS if crowded and (tile.num_warps or 0) <= 8 else None
-
-
-def _sides(tile: Tile) -> tuple[int, int]:
-    return tile.block_m, tile.block_n
-
-
 def _check_tile(tile: Tile, dtype: str, schedule: str) -> None:
-    for name, smallest in _SMALLEST_BLOCK.items():
+    for name in ("block_m", "block_n", "block_k"):
         value = getattr(tile, name)
-        low = _FP8_SMALLEST_BLOCK_K if name == "block_k" and dtype == "fp8" else smallest
+        low = _FP8_SMALLEST_BLOCK_K if name == "block_k" and dtype == "fp8" else _SMALLEST_BLOCK
         if value < low or value & (value - 1):
             raise InputError(WHO, f"tile {tile} with {name} = {value}", f"a power of two of at least {low}")
         if value > _LARGEST_BLOCK:
@@ -240,13 +242,6 @@ def _check_tile(tile: Tile, dtype: str, schedule: str) -> None:
         raise InputError(WHO, f"tile {tile} with num_warps = {warps}", "a power of two up to 32")
     if tile.split_k > 1 and schedule != "split_k":
         raise InputError(WHO, f"tile {tile} with schedule = {schedule!r}", "schedule split_k")
-
-
-def _check_leading(operands: Operands, descriptors: bool) -> None:
-    """By pointers, offsets inside a tile are 32 bits wide."""
-    longest = max(operands.a.leading, operands.b.leading)
-    if not descriptors and longest > _LARGEST_LEADING:
-        raise InputError(WHO, f"a leading dimension of {longest} elements", f"at most {_LARGEST_LEADING}")
 
 
 def _load_by_descriptors(operands: Operands, capability: tuple[int, int], path: str, available: bool) -> bool:

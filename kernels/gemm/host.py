@@ -1,4 +1,4 @@
-"""Matrix products with a user-defined tile and schedule, and a launch that is known exactly.
+"""Matrix products with a user-defined tile and schedule, and a launch that is known exactly: `matmul`, `plan`.
 
     from quantbench.kernels.gemm import matmul, plan
     from quantbench.launch import Tile
@@ -9,20 +9,20 @@
     work.launch                                # Launch: tile, grid, block, registers, shared memory, blocks per SM
     work.run()                                 # the launch alone; may be captured into a CUDA graph
 
-`kernels.py` describes what each program computes, `menu.py` lists the tiles there are.
+Operands are stored by rows or by columns, with any leading dimension. Other storage (a step of 2 between neighbours,
+rows that overlap) is refused: reading it fast needs a copy, and an implicit copy would be timed.
+
+`kernels.py` describes what each program computes, `menu.py` lists the tiles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from quantbench.kernels import launching
-from quantbench.kernels.features import HAS_TENSOR_DESCRIPTOR, INTERPRETER
 from quantbench.kernels.gemm import kernels as gemm_kernels
-from quantbench.kernels.gemm.compile import KERNELS, box_shapes
 from quantbench.kernels.gemm.config import (
     WHO,
     Config,
@@ -30,47 +30,48 @@ from quantbench.kernels.gemm.config import (
     Operands,
     align_bytes,
     backend_options,
+    box_shapes,
     configure,
     constexprs,
-    num_tiles,
+    matrix,
+    padded,
     streamed_tiles,
 )
 from quantbench.kernels.gemm.menu import architecture, pick, tiles
-from quantbench.kernels.gemm.operands import check
+from quantbench.kernels.launching import TORCH_DTYPES, Plan, short
 
 from quantbench.errors import InputError, UnsupportedError, require_int
-from quantbench.launch import Launch, Tile
-from quantbench.quantization import cdiv
+from quantbench.launch import Tile
+from quantbench.quantization import cdiv, quantize
+from quantbench.workload.dtypes import dtype_name
+from quantbench.workload.ops import Gemm
 
-#: Device that the interpreter plays: a tile menu must come from somewhere, and few programs make short tests.
+#: Compute capability from which on the tensor cores have a format. Sources: NVIDIA A100 whitepaper 2020 (bf16, tf32),
+#: Ada whitepaper 2022 (fp8).
+FIRST_CAPABILITY = {"bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9)}
+KERNELS = {
+    "data_parallel": gemm_kernels.gemm_data_parallel,
+    "split_k": gemm_kernels.gemm_data_parallel,
+    "persistent": gemm_kernels.gemm_persistent,
+    "stream_k": gemm_kernels.gemm_stream_k,
+}
+
+#: The device that the interpreter simulates: the menu needs an architecture, and few programs make short tests.
 _INTERPRETED_CAPABILITY = (8, 0)
 _INTERPRETED_SM_COUNT = 4
 _ADD_BLOCK = (32, 128)  # rows and columns per program of the kernel that adds up split-k parts
-_AUTOTUNE_WARMUP_MS, _AUTOTUNE_MS = 20, 80
 
 
 @dataclass(frozen=True)
-class GemmPlan:
+class GemmPlan(Plan):
     """One product, ready to run any number of times.
 
-    out: what `run` writes. config: how the kernel was built. steps: every kernel of one run in order; the first does
-    the multiplying (split-k adds its parts up in a second one). One plan must not run on two streams at the same time:
-    partial sums have one place.
+    config: how the kernel was built. steps: the first one multiplies; split-k adds up its parts in a second one. A plan
+    must not run on two streams at the same time, because its partial sums have one buffer.
     """
 
-    out: torch.Tensor
     operands: Operands
     config: Config
-    steps: tuple[launching.Step, ...]
-
-    @property
-    def launch(self) -> Launch:
-        """The kernel that multiplies. Registers and what follows from them are None in the interpreter."""
-        return self.steps[0].launch
-
-    def run(self) -> None:
-        """Enqueue the product once on the current stream: launches only, no allocation, no synchronisation."""
-        launching.run(self.steps, self.out.device)
 
 
 def matmul(
@@ -80,7 +81,7 @@ def matmul(
     """c = a·b for a[m, k], b[k, n], or [batch, m, k] and [batch, k, n]; summed in fp32.
 
     fp16, bf16, fp32 (products in fp32, or in tf32 on request) and fp8 (e4m3, result in bf16). Each operand may be
-    stored by rows or by columns. Arguments as for `plan`, which also tells the launch. No gradients.
+    stored by rows or by columns. Arguments as for `plan`, which also describes the launch. No gradients.
     """
     work = plan(a, b, tile=tile, schedule=schedule, out=out, tf32=tf32, autotune=autotune, operands=operands)
     work.run()
@@ -95,7 +96,7 @@ def plan(
     """Check the operands, choose and compile the kernel, allocate what it needs.
 
     tile: fields left None come from the menu; None altogether picks the tile that should be fastest (`menu.pick`),
-    and with autotune=True the one that was (every tile of the menu is timed once per kind of product and process).
+    and with autotune=True the one that is (every tile of the menu is timed once per kind of product and process).
     schedule: data_parallel, split_k (tile.split_k parts), stream_k or persistent. operands: `pointers`, `descriptors`
     (TMA) or `auto`. programs: grid of stream_k and persistent, by default as many as the device holds at a time;
     for stream_k never more than that, since its programs wait for each other.
@@ -109,7 +110,7 @@ def plan(
 
     def build(tile: Tile) -> GemmPlan:
         config = configure(
-            checked, schedule, tile, capability, path=operands, descriptors_available=HAS_TENSOR_DESCRIPTOR
+            checked, schedule, tile, capability, path=operands, descriptors_available=launching.HAS_TENSOR_DESCRIPTOR
         )
         return _build(a, b, out, checked, config, sm_count, programs)
 
@@ -120,25 +121,7 @@ def plan(
         return build(picked)
     menu = tiles(architecture(capability), checked.gemm.dtype, schedule, align_bytes(checked))
     choices = [replace(choice, split_k=picked.split_k) for choice in menu]
-    return build(_fastest(build, choices, (checked, schedule, operands, a.device)))
-
-
-_FASTEST: dict[tuple[Any, ...], Tile] = {}
-
-
-def _fastest(build: Callable[[Tile], GemmPlan], choices: list[Tile], key: tuple[Any, ...]) -> Tile:
-    """The tile with the shortest median time on this device."""
-    if INTERPRETER:
-        raise UnsupportedError(WHO, "autotune in the interpreter", "a GPU to time on")
-    if key not in _FASTEST:
-        from triton.testing import do_bench
-
-        def time_ms(tile: Tile) -> float:
-            run = build(tile).run
-            return float(do_bench(run, warmup=_AUTOTUNE_WARMUP_MS, rep=_AUTOTUNE_MS, return_mode="median"))
-
-        _FASTEST[key] = min(choices, key=time_ms)
-    return _FASTEST[key]
+    return build(launching.fastest(WHO, build, choices, (checked, schedule, operands, a.device)))
 
 
 def _device(a: torch.Tensor) -> tuple[tuple[int, int], int]:
@@ -159,19 +142,16 @@ def _build(
     if split:  # the parts: fp32, one after the other, rows without gaps
         c = out.new_empty((tile.split_k * gemm.batch, gemm.m, gemm.n), dtype=torch.float32)
         stored = replace(operands, c=Matrix(False, gemm.n, gemm.m * gemm.n, operands.c.align, False))
-    arguments: dict[str, Any] = dict(zip("abc", _tensors(a, b, c, stored, config), strict=True))
-    arguments |= _sizes(stored) | constexprs(stored, config) | backend_options(config)
-    if config.schedule == "stream_k":
-        arguments |= _stream_k_arguments(out, tile, 0, 0)
-
+    arguments = kernel_arguments(a, b, c, stored, config)
     kernel = KERNELS[config.schedule]
     described = launching.describe(WHO, kernel, arguments, a.device, tile)
-    in_all, resident = num_tiles(operands, tile), sm_count * (described.blocks_per_sm or 1)
+    in_all = quantize(gemm, tile, sm_count).num_tiles // tile.split_k
+    resident = sm_count * (described.blocks_per_sm or 1)
     if config.schedule == "persistent":
         grid = (min(in_all, programs or resident), 1, 1)
     elif config.schedule == "stream_k":
         grid = (programs or resident, 1, 1)
-        if grid[0] > resident and not INTERPRETER:
+        if grid[0] > resident and not launching.INTERPRETER:
             raise InputError(WHO, f"programs = {programs}", f"at most {resident}, which the device holds at a time")
         arguments |= _stream_k_arguments(out, tile, grid[0], streamed_tiles(in_all, grid[0]))
     else:
@@ -179,7 +159,23 @@ def _build(
     steps = [launching.enqueue(kernel, grid, arguments, described)]
     if split:
         steps.append(_add_parts(c, out, operands, tile.split_k))
-    return GemmPlan(out, operands, config, tuple(steps))
+    return GemmPlan((out,), tuple(steps), operands, config)
+
+
+def kernel_arguments(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, operands: Operands, config: Config
+) -> dict[str, Any]:
+    """All arguments of the kernel that multiplies; stream-k's own are those of an empty grid.
+
+    a, b and c go in as tensors (pointers) or as descriptors, which are made here once.
+    """
+    tensors: dict[str, Any] = {"a": a, "b": b, "c": c}
+    boxes = box_shapes(operands, config)
+    for name in "abc":
+        if config.store_descriptors if name == "c" else config.load_descriptors:
+            tensors[name] = _descriptor(tensors[name], getattr(operands, name), boxes[name])
+    streamed = _stream_k_arguments(c, config.tile, 0, 0) if config.schedule == "stream_k" else {}
+    return tensors | streamed | _sizes(operands) | constexprs(operands, config) | backend_options(config)
 
 
 def _stream_k_arguments(out: torch.Tensor, tile: Tile, programs: int, streamed: int) -> dict[str, Any]:
@@ -199,17 +195,6 @@ def _sizes(operands: Operands) -> dict[str, int]:
         "batch_stride_a": operands.a.batch_stride, "batch_stride_b": operands.b.batch_stride,
         "batch_stride_c": operands.c.batch_stride,
     }  # fmt: skip
-
-
-def _tensors(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, operands: Operands, config: Config) -> list[Any]:
-    """a, b and c as the kernel takes them: tensors (pointers), or descriptors, which are made here once."""
-    if not config.load_descriptors:
-        return [a, b, c]
-    boxes = box_shapes(operands, config)
-    described = [
-        _descriptor(x, matrix, boxes[name]) for name, x, matrix in (("a", a, operands.a), ("b", b, operands.b))
-    ]
-    return [*described, _descriptor(c, operands.c, boxes["c"]) if config.store_descriptors else c]
 
 
 def _descriptor(x: torch.Tensor, matrix: Matrix, box: list[int]) -> Any:
@@ -232,3 +217,119 @@ def _add_parts(parts: torch.Tensor, out: torch.Tensor, operands: Operands, split
     }  # fmt: skip
     blocks = cdiv(gemm.m, rows) * cdiv(gemm.n, cols) * gemm.batch
     return launching.step(WHO, gemm_kernels.gemm_add_parts, blocks, arguments, out.device)
+
+
+def check(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, tf32: bool) -> tuple[Operands, torch.Tensor]:
+    """The operands of a·b and the tensor that the result goes to (`out`, or a new one).
+
+    a: [m, k] or [batch, m, k], b: [k, n] or [batch, k, n], same format and device. Raises InputError for what does
+    not fit together and UnsupportedError for what this device cannot do.
+    """
+    gemm = _gemm(a, b, tf32)
+    if a.device != b.device:
+        raise InputError(WHO, f"a on {a.device} and b on {b.device}", "one device for both")
+    stored_a, stored_b = _stored("a", a), _stored("b", b)
+    layout = "".join("t" if x.transposed else "n" for x in (stored_a, stored_b))
+    if layout != "tt":  # `Gemm` has no such layout; the kernels take it
+        gemm = replace(gemm, layout=layout)
+    shape = (*a.shape[:-1], gemm.n)
+    dtype = TORCH_DTYPES[gemm.output_dtype]
+    if out is not None:
+        _check_out(out, shape, dtype, a.device)
+    _check_device(a, gemm.dtype)
+    if out is None:
+        out = torch.empty(shape, dtype=dtype, device=a.device)
+    return Operands(gemm, stored_a, stored_b, _stored_in_rows(out)), out
+
+
+def _check_out(out: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    if tuple(out.shape) != shape:
+        raise InputError(WHO, f"out of shape {tuple(out.shape)}", f"{shape}")
+    if out.dtype != dtype:
+        raise InputError(WHO, f"out in {short(out.dtype)}", f"{short(dtype)}, the format of this product")
+    if out.device != device:
+        raise InputError(WHO, f"out on {out.device}", f"{device}, where a and b are")
+    _stored_in_rows(out)
+
+
+def _gemm(a: torch.Tensor, b: torch.Tensor, tf32: bool) -> Gemm:
+    shapes = f"a of shape {tuple(a.shape)} and b of shape {tuple(b.shape)}"
+    if a.dim() != b.dim() or a.dim() not in (2, 3):
+        raise InputError(WHO, shapes, "[m, k] and [k, n], or [batch, m, k] and [batch, k, n]")
+    if a.shape[-1] != b.shape[-2]:
+        raise InputError(WHO, shapes, f"b with k = {a.shape[-1]} rows")
+    if a.dim() == 3 and a.shape[0] != b.shape[0]:
+        raise InputError(WHO, shapes, "the same batch")
+    if 0 in a.shape or 0 in b.shape:
+        raise InputError(WHO, shapes, "sizes of at least 1")
+    if a.dtype != b.dtype:
+        raise InputError(WHO, f"a in {short(a.dtype)} and b in {short(b.dtype)}", "one format for both")
+    if a.dtype not in TORCH_DTYPES.values():
+        expected = ", ".join(map(short, dict.fromkeys(TORCH_DTYPES.values())))
+        raise InputError(WHO, f"operands in {short(a.dtype)}", expected)
+    dtype = dtype_name(a.dtype)
+    if tf32:
+        if dtype != "fp32":
+            raise InputError(WHO, f"tf32 = True with operands in {short(a.dtype)}", "operands in float32")
+        dtype = "tf32"
+    batch = a.shape[0] if a.dim() == 3 else 1
+    return Gemm(m=a.shape[-2], n=b.shape[-1], k=a.shape[-1], batch=batch, dtype=dtype)
+
+
+def _check_device(a: torch.Tensor, dtype: str) -> None:
+    if launching.INTERPRETER:
+        reason = launching.wrong_in_interpreter(dtype)
+        if reason is not None:
+            raise UnsupportedError(WHO, reason, "fp16 or fp32 there")
+        return
+    capability = launching.require_cuda(WHO, "operands", a)
+    launching.require_architecture(WHO, capability)
+    missing = missing_format(dtype, capability)
+    if missing is not None:
+        raise UnsupportedError(WHO, missing, "a format that it has, or a newer GPU")
+
+
+def missing_format(dtype: str, capability: tuple[int, int]) -> str | None:
+    """Why tensor cores of this compute capability do not multiply in a format, or None.
+
+    >>> missing_format("fp8", (8, 0))
+    'sm_80 has no fp8 products'
+    """
+    if capability >= FIRST_CAPABILITY.get(dtype, (0, 0)):
+        return None
+    return f"sm_{capability[0]}{capability[1]} has no {dtype} products"
+
+
+def _stored(name: str, x: torch.Tensor) -> Matrix:
+    rows, cols = x.shape[-2:]
+    row_stride, col_stride = x.stride()[-2:]
+    # The stride of a dimension of size 1 is arbitrary. A leading dimension of 1 is avoided, because triton makes a
+    # constant of an argument that is 1.
+    if col_stride == 1 and (rows == 1 or row_stride >= max(cols, 2)):
+        return _matrix(x, False, cols, row_stride if rows > 1 else padded(cols))
+    if row_stride == 1 and (cols == 1 or col_stride >= rows):
+        return _matrix(x, True, rows, col_stride if cols > 1 else padded(rows))
+    if cols == 1 and row_stride > 1:
+        return _matrix(x, False, 1, row_stride)
+    if rows == 1 and col_stride > 1:
+        return _matrix(x, True, 1, col_stride)
+    raise InputError(WHO, f"{name} with strides {tuple(x.stride())}", "row- or column-major storage")
+
+
+def _stored_in_rows(x: torch.Tensor) -> Matrix:
+    rows, cols = x.shape[-2:]
+    row_stride, col_stride = x.stride()[-2:]
+    in_rows = (cols == 1 or col_stride == 1) and (rows == 1 or row_stride >= cols)
+    batches, batch_stride = (x.shape[0], x.stride(0)) if x.dim() == 3 else (1, 0)
+    one_after_another = batch_stride >= (rows - 1) * row_stride + cols
+    interleaved = batch_stride >= cols and row_stride >= (batches - 1) * batch_stride + cols
+    if not in_rows or not (batches == 1 or one_after_another or interleaved):
+        raise InputError(WHO, f"out with strides {tuple(x.stride())}", "row-major storage without overlaps")
+    return _matrix(x, False, cols, row_stride if rows > 1 else padded(cols))
+
+
+def _matrix(x: torch.Tensor, transposed: bool, length: int, leading: int) -> Matrix:
+    batched = x.dim() == 3 and x.shape[0] > 1
+    batch_stride = x.stride(0) if batched else 0
+    addressable = x.data_ptr() % launching.TMA_ALIGN_BYTES == 0 and (batch_stride > 0 or not batched)
+    return matrix(transposed, length, leading, batch_stride, x.element_size(), addressable=addressable)

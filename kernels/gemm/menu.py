@@ -1,13 +1,13 @@
-"""Which tiles are offered on which GPU, and which of them is taken when nobody says.
+"""The GEMM tiles offered for each GPU architecture (`tiles`), and the choice among them (`pick`).
 
 Each tile of a menu compiles for its architecture with every schedule and layout without spills and within the shared
-memory of one block (the tests compile all of them). Sizes are for 16-bit operands; for others `scaled` keeps the bytes
-of a step the same. The sets follow what is known to be fast: on Ampere 128×256×32 and 128×128×32 (triton's matmul
-tutorial), on Hopper and Blackwell 128×256×64 with 8 warps and 3 to 4 stages (its persistent matmul tutorial), and
-smaller tiles for products that would not fill the device.
+memory of one block (the tests compile all of them). Sizes in the tables are for 16-bit operands. The sets follow
+published settings: on Ampere 128×256×32 and 128×128×32 (triton's matmul tutorial), on Hopper and Blackwell 128×256×64
+with 8 warps and 3 to 4 stages (its persistent matmul tutorial), and smaller tiles for products that would not fill the
+device.
 
-No tile is best everywhere, and that is the trade this project is about: a large tile reads less per multiplication, a
-small one wastes less at the edges and in the last wave.
+No tile is best everywhere: a large tile reads less per multiplication, a small one wastes less at the edges and in the
+last wave.
 """
 
 from __future__ import annotations
@@ -35,65 +35,49 @@ _REGISTERS_BESIDE_SUMS = 40  # as compiled: addresses and fragments, beside the 
 class Architecture:
     """What the choice of a tile depends on, per SM and clock.
 
-    tiles, unaligned, scalar: the menus for operands whose rows begin at multiples of at least 16 bytes, for others,
-    and for fp32, which no tensor core multiplies. flops_per_clock: of 16-bit tensor cores. l2_bytes_per_clock: what
-    the L2 cache delivers to one SM when all of them read. Sources: rates from the whitepapers of V100 2017, Turing
-    2018, A100 2020 (L2: 2048 bytes a clock on V100, 5120 on A100), GA102 2020 and H100 2022; no figure is published for
-    the L2 of Hopper and later, and the A100's is assumed there, spread over their SMs.
+    tiles: the menu for 16-bit operands whose rows begin at multiples of at least 16 bytes. flops_per_clock: of 16-bit
+    tensor cores. l2_bytes_per_clock: what the L2 cache delivers to one SM when all of them read. Sources: rates
+    from the whitepapers of V100 2017, Turing 2018, A100 2020 (L2: 2048 bytes a clock on V100, 5120 on A100), GA102
+    2020 and H100 2022; no figure is published for the L2 of Hopper and later, and the A100's is assumed there,
+    spread over their SMs.
     """
 
     tiles: tuple[Tile, ...]
-    unaligned: tuple[Tile, ...]
-    scalar: tuple[Tile, ...]
     flops_per_clock: int
     l2_bytes_per_clock: float
 
 
-def _tile(block_m: int, block_n: int, block_k: int, stages: int, num_warps: int) -> Tile:
-    return Tile(block_m, block_n, block_k, stages=stages, num_warps=num_warps)
+def _tiles(*sizes: tuple[int, int, int, int, int]) -> tuple[Tile, ...]:
+    """Tiles from (block_m, block_n, block_k, stages, num_warps)."""
+    return tuple(Tile(m, n, k, stages=stages, num_warps=warps) for m, n, k, stages, warps in sizes)
 
 
-# Elements that are loaded one by one go through registers, not straight to shared memory: less fits, in any format.
-_UNALIGNED = (_tile(128, 64, 32, 2, 8), _tile(64, 64, 32, 2, 4))
-_SCALAR = (_tile(128, 128, 16, 3, 8), _tile(128, 64, 16, 3, 4))
+# Rows that do not begin at multiples of 16 bytes. Elements that are loaded one by one go through registers, not
+# straight to shared memory: less fits, in any format.
+_UNALIGNED = _tiles((128, 64, 32, 2, 8), (64, 64, 32, 2, 4))
+# fp32, which no tensor core multiplies
+_SCALAR = _tiles((128, 128, 16, 3, 8), (128, 64, 16, 3, 4))
 
-_VOLTA = (_tile(128, 128, 32, 2, 8), _tile(128, 64, 32, 2, 4), _tile(64, 128, 32, 2, 4))
-_AMPERE = (
-    _tile(128, 256, 32, 3, 8),
-    _tile(256, 128, 32, 3, 8),
-    _tile(128, 128, 32, 4, 8),
-    _tile(128, 64, 32, 4, 4),
-    _tile(64, 128, 32, 4, 4),
-    _tile(64, 64, 32, 4, 4),
-)
-_ADA = (
-    _tile(128, 128, 32, 3, 8),
-    _tile(128, 64, 32, 4, 4),
-    _tile(64, 128, 32, 4, 4),
-    _tile(64, 64, 32, 4, 4),
-)
-_HOPPER = (
-    _tile(128, 256, 64, 4, 8),
-    _tile(256, 128, 64, 4, 8),
-    _tile(128, 128, 64, 4, 8),
-    _tile(128, 128, 64, 3, 4),
-    _tile(64, 256, 64, 3, 4),
-    _tile(128, 64, 64, 4, 4),
-    _tile(64, 128, 64, 4, 4),
-    _tile(64, 64, 64, 4, 4),
-)
+_VOLTA = _tiles((128, 128, 32, 2, 8), (128, 64, 32, 2, 4), (64, 128, 32, 2, 4))
+_SMALL = _tiles((128, 64, 32, 4, 4), (64, 128, 32, 4, 4), (64, 64, 32, 4, 4))
+_AMPERE = _tiles((128, 256, 32, 3, 8), (256, 128, 32, 3, 8), (128, 128, 32, 4, 8)) + _SMALL
+_ADA = _tiles((128, 128, 32, 3, 8)) + _SMALL
+_HOPPER = _tiles(
+    (128, 256, 64, 4, 8), (256, 128, 64, 4, 8), (128, 128, 64, 4, 8), (128, 128, 64, 3, 4),
+    (64, 256, 64, 3, 4), (128, 64, 64, 4, 4), (64, 128, 64, 4, 4), (64, 64, 64, 4, 4),
+)  # fmt: skip
 # tcgen05 multiplies 128 rows at a time; 64 use half of it.
 _BLACKWELL = tuple(tile for tile in _HOPPER if (tile.block_m, tile.block_n) != (64, 256))
 
 ARCHITECTURES: dict[int, Architecture] = {
-    70: Architecture(_VOLTA, _UNALIGNED, _SCALAR, 1024, 2048 / 80),
-    75: Architecture(_VOLTA, _UNALIGNED, _SCALAR, 1024, 1280 / 40),
-    80: Architecture(_AMPERE, _UNALIGNED, _SCALAR, 2048, 5120 / 108),
-    86: Architecture(_ADA, _UNALIGNED, _SCALAR, 1024, 5120 / 108),
-    89: Architecture(_ADA, _UNALIGNED, _SCALAR, 1024, 5120 / 142),
-    90: Architecture(_HOPPER, _UNALIGNED, _SCALAR, 4096, 5120 / 132),
-    100: Architecture(_BLACKWELL, _UNALIGNED, _SCALAR, 8192, 5120 / 148),
-    120: Architecture(_ADA, _UNALIGNED, _SCALAR, 1024, 5120 / 188),
+    70: Architecture(_VOLTA, 1024, 2048 / 80),
+    75: Architecture(_VOLTA, 1024, 1280 / 40),
+    80: Architecture(_AMPERE, 2048, 5120 / 108),
+    86: Architecture(_ADA, 1024, 5120 / 108),
+    89: Architecture(_ADA, 1024, 5120 / 142),
+    90: Architecture(_HOPPER, 4096, 5120 / 132),
+    100: Architecture(_BLACKWELL, 8192, 5120 / 148),
+    120: Architecture(_ADA, 1024, 5120 / 188),
 }
 
 
@@ -107,34 +91,34 @@ def architecture(capability: tuple[int, int]) -> int:
     return max((arch for arch in ARCHITECTURES if arch <= number), default=min(ARCHITECTURES))
 
 
-def scaled(tile: Tile, dtype: str) -> Tile:
-    """A tile for 16-bit operands in another format: as many bytes of the reduction in a step. tf32 has a stage less,
-    since its result is twice as wide and takes its place in shared memory."""
-    assert tile.block_k is not None
-    assert tile.stages is not None
-    fewer = 1 if dtype == "tf32" and tile.stages > 2 else 0
-    return replace(tile, block_k=2 * tile.block_k // DTYPES[dtype].element_bytes, stages=tile.stages - fewer)
-
-
 def tiles(arch: int, dtype: str, schedule: str = "data_parallel", align_bytes: int = 16) -> tuple[Tile, ...]:
     """The menu for an architecture, a format, a schedule and the alignment of the operands' rows.
 
     >>> [str(tile) for tile in tiles(80, "fp32")]
     ['128x128x16', '128x64x16']
     """
-    menu = ARCHITECTURES[arch]
     if dtype == "fp32":
-        return menu.scalar
+        return _SCALAR
     if align_bytes < 16:
-        return menu.unaligned
-    fitting = menu.tiles
+        return _UNALIGNED
+    fitting = ARCHITECTURES[arch].tiles
     if schedule == "stream_k" and arch < 90:
         # Where fragments lie in registers, 256 rows leave none for adding up partial tiles.
         fitting = tuple(tile for tile in fitting if tile.block_m <= 128)
     if dtype == "tf32" and arch >= 100:
         # Blackwell transposes tf32 by way of copies in shared memory, and large tiles leave no room for them.
         fitting = tuple(tile for tile in fitting if tile.elements <= 128 * 128)
-    return tuple(scaled(tile, dtype) for tile in fitting)
+    # As many bytes of the reduction in a step as for 16-bit operands. tf32 has a stage less, since its result is twice
+    # as wide and takes its place in shared memory.
+    element_bytes = DTYPES[dtype].element_bytes
+    return tuple(
+        replace(
+            tile,
+            block_k=2 * (tile.block_k or 0) // element_bytes,
+            stages=(tile.stages or 0) - (dtype == "tf32" and (tile.stages or 0) > 2),
+        )
+        for tile in fitting
+    )
 
 
 def pick(gemm: Gemm, schedule: str, capability: tuple[int, int], sm_count: int, align_bytes: int = 16) -> Tile:
@@ -191,13 +175,10 @@ def estimated_blocks_per_sm(tile: Tile, dtype: str, capability: tuple[int, int])
     """Blocks of a menu tile that one SM holds, from its sums and its pipeline; at least 1."""
     threads = 32 * (tile.num_warps or 4)
     stage_bytes = (tile.block_m + tile.block_n) * (tile.block_k or 1) * DTYPES[dtype].element_bytes
-    return max(
-        1,
-        resident_blocks(
-            capability,
-            threads=threads,
-            registers=min(255, tile.elements // threads + _REGISTERS_BESIDE_SUMS),
-            shared_memory_bytes=(tile.stages or 2) * stage_bytes,
-        )
-        or 1,
+    resident = resident_blocks(
+        capability,
+        threads=threads,
+        registers=min(255, tile.elements // threads + _REGISTERS_BESIDE_SUMS),
+        shared_memory_bytes=(tile.stages or 2) * stage_bytes,
     )
+    return resident or 1  # 0: the estimate does not fit; None: unknown device

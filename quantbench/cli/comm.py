@@ -100,7 +100,7 @@ def _lead(
 ) -> None:  # fmt: skip
     from quantbench import device
     from quantbench.device.here import warnings_for
-    from quantbench.providers.software import versions
+    from quantbench.providers.identity import versions
 
     spec = device.current()
     state = device.monitor(spec)

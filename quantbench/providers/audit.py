@@ -1,6 +1,6 @@
-"""Watches one task while it is measured, so that its time is the time of right results.
+"""Checks a task while it is measured, so that only the time of right results is recorded (`Audit`).
 
-The harness writes the inputs. In this order:
+`quantbench.sweep.worker` calls it around each timed point. The harness writes the inputs. In this order:
 
 1. Before timing: new random inputs, outputs poisoned, one run, check. On CUDA the stream is held first, so that work
    queued on another stream without waiting for this one is overwritten by the poison.
@@ -11,8 +11,8 @@ The harness writes the inputs. In this order:
 4. Then new random inputs and poisoned outputs again, one more sample taken as the timed ones were (the same captured
    graph), and the same checks.
 
-The seeds come from the operating system. What a provider can do in its own process to the harness itself is beyond
-this; `require_unchanged` finds the plain ways.
+The seeds come from the operating system. A provider runs in the harness's process and can change the harness itself;
+`require_unchanged` finds replaced functions, not every such change.
 """
 
 from __future__ import annotations
@@ -72,10 +72,9 @@ class Audit:
         self._watched: list[_Watched] = []
 
     def add(self, task: Task) -> Callable[[], None]:
-        """Take charge of a task or a copy of it; what to time. Asking for the outputs is timed too, so that none are
-        computed on demand."""
-        inputs = getattr(task, "inputs", None)
-        if callable(inputs):
+        """Watch a task or a copy of it; returns the callable to time. It asks for the outputs too, so that computing
+        them on demand is timed."""
+        if callable(getattr(task, "inputs", None)):
             watched = _Watched(self._who, self.workload, task)
             self._watched.append(watched)
             if len(self._watched) > 1:  # a copy: it is warmed up and timed like the first
@@ -89,28 +88,29 @@ class Audit:
 
     @property
     def checked(self) -> Check | None:
-        """What was found; None where the task has no inputs() and nothing could be checked."""
+        """The worst error so far and its bound; None where the task has no inputs() and nothing could be checked."""
         if not self._watched:
             return None
         return Check(self._worst, correctness.tolerance(self.workload).relative_norm)
 
     def before_timing(self) -> None:
         """The first check, on inputs of the distribution that is timed (normal ones instead of zeros)."""
+        if not self._watched:
+            return
         with self._spend():
-            for watched in self._watched[:1]:
-                zeros = self._distribution == "zeros"
-                watched.fill(self._inputs("normal" if zeros else self._distribution))
-                if watched.on_cuda or not watched.task.outputs():
-                    watched.task.run()  # what it loads and allocates, it keeps
-                self.before_sample()  # loads what it launches, which must not happen behind a held stream
-                if watched.on_cuda:
-                    torch.cuda.synchronize()
-                    torch.cuda._sleep(_HOLD_CYCLES)
-                watched.poison()
-                watched.task.run()
-                self._verify(watched, "before timing")
-                if zeros:
-                    watched.refill(self._inputs("zeros"))
+            watched, zeros = self._watched[0], self._distribution == "zeros"
+            watched.fill(self._inputs("normal" if zeros else self._distribution))
+            if watched.on_cuda or not watched.task.outputs():
+                watched.task.run()  # what it loads and allocates, it keeps
+            self.before_sample()  # loads what it launches, which must not happen behind a held stream
+            if watched.on_cuda:
+                torch.cuda.synchronize()
+                torch.cuda._sleep(_HOLD_CYCLES)
+            watched.poison()
+            watched.task.run()
+            self._verify(watched, "before timing")
+            if zeros:
+                watched.refill(self._inputs("zeros"))
 
     def before_sample(self) -> None:
         """Change a random row of the operands of the task; called before each timed sample, on the same stream."""
@@ -121,18 +121,19 @@ class Audit:
 
     def after_sampling(self, sample: Callable[[], object]) -> None:
         """The checks after the last sample. sample: takes one more, as the timed ones were taken."""
+        if not self._watched:
+            return
         with self._spend():
-            for watched in self._watched[:1]:
-                copies = self._watched[1:]
-                picked = self._random.sample(copies, min(_COPIES_CHECKED, len(copies)))
-                for each in [watched, *picked]:
-                    self._verify(each, "after timing")
-                for each in [watched, *picked]:
-                    each.refill(self._inputs("normal"))
-                    each.poison()
-                sample()
-                for each in [watched, *picked]:
-                    self._verify(each, "after timing, on new inputs")
+            first, *copies = self._watched
+            picked = [first, *self._random.sample(copies, min(_COPIES_CHECKED, len(copies)))]
+            for each in picked:
+                self._verify(each, "after timing")
+            for each in picked:
+                each.refill(self._inputs("normal"))
+                each.poison()
+            sample()
+            for each in picked:
+                self._verify(each, "after timing, on new inputs")
 
     def _verify(self, watched: _Watched, when: str) -> None:
         self._worst = max(self._worst, watched.verify(when, self._inputs("normal").generator))
@@ -162,9 +163,15 @@ class _Watched:
         self._who = who
         self._workload = workload
         self._inputs = task.inputs()
-        _require_alike(who, "input", self._inputs, _expected_inputs(workload, self._inputs), strides=True)
+        expected = input_templates(workload)
+        if isinstance(workload, Gemm) and len(self._inputs) == 3:  # a bias
+            expected = (*expected, expected[0].new_empty(workload.n))
+        _require_alike(who, "input", self._inputs, expected, strides=True)
         self.on_cuda = self._inputs[0].is_cuda
-        self._changing = _changing_inputs(workload)
+        # Which inputs change between samples: both factors, the scores, the queries; for backward the gradient alone.
+        backward = getattr(workload, "direction", "forward") == "backward"
+        self._changing = (0, 1) if isinstance(workload, Gemm) else (len(self._inputs) - 1,) if backward else (0,)
+        self._refilled = range(len(self._inputs) - 1 if backward else 0, len(self._inputs))
         self._flipped: dict[int, set[tuple[int, ...]]] = {}
         self._vectors: list[torch.Tensor] = []
         self._prints: list[torch.Tensor] = []
@@ -178,12 +185,9 @@ class _Watched:
 
     def refill(self, inputs: Inputs) -> None:
         """Write what may change once the task has run: everything, and for backward the gradient alone."""
-        numbers = range(len(self._inputs))
-        if getattr(self._workload, "direction", "forward") == "backward":
-            numbers = range(len(self._inputs) - 1, len(self._inputs))
-        for number in numbers:
+        for number in self._refilled:
             inputs.fill(self._inputs[number])
-        self._remember(numbers)
+        self._remember(self._refilled)
 
     def flip_rows(self, chance: random.Random) -> None:
         """Change the sign of one random row of every input that may change."""
@@ -256,25 +260,10 @@ class _Watched:
         return tensor.mT if isinstance(self._workload, Gemm) and number == 1 else tensor
 
 
-def _changing_inputs(workload: Workload) -> tuple[int, ...]:
-    """Which inputs change between samples: both factors, the scores, the queries; for backward the gradient alone."""
-    if isinstance(workload, Gemm):
-        return (0, 1)
-    forward = getattr(workload, "direction", "forward") == "forward"
-    return (0,) if forward else (len(input_templates(workload)) - 1,)
-
-
-def _expected_inputs(workload: Workload, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    expected = input_templates(workload)
-    if isinstance(workload, Gemm) and len(inputs) == 3:  # a bias
-        expected = (*expected, expected[0].new_empty(workload.n))
-    return expected
-
-
 def _require_alike(
     who: str, what: str, tensors: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], *, strides: bool
 ) -> None:
-    """Raise unless the tensors have the shapes and formats expected; and the strides, or at least no element twice."""
+    """Raise unless the tensors have the expected shapes and dtypes, and the strides, or at least no overlap."""
     if len(tensors) != len(expected):
         raise MeasurementError(who, f"{len(tensors)} {what}s", f"{len(expected)}")
     for number, (tensor, wanted) in enumerate(zip(tensors, expected, strict=True)):
@@ -327,7 +316,7 @@ Functions = dict[tuple[str, str], object]
 
 
 def harness_functions() -> Functions:
-    """The functions that timing and checking rest on, by where they stand; taken before a provider is imported."""
+    """The functions that timing and checking use, by module and name; taken before a provider is imported."""
     found: Functions = {}
     for name, module in list(sys.modules.items()):
         if module is None or not (name in ("time", "secrets", "random") or name.startswith("quantbench.")):
@@ -343,7 +332,7 @@ def harness_functions() -> Functions:
 
 
 def require_unchanged(before: Functions, provider_id: str) -> None:
-    """Raise MeasurementError when a function of the harness, or a clock, is no longer the one it was."""
+    """Raise MeasurementError when a function of the harness, or a clock, was replaced."""
     now = harness_functions()
     changed = [".".join(where) for where, function in before.items() if now.get(where) is not function]
     if changed:

@@ -1,9 +1,9 @@
-"""The seam between what is measured and who runs it.
+"""The interface of a provider, which runs workloads: `Provider` prepares a `Task`, the harness times it.
 
-A provider is stateless and cheap to make. Its id is `library.variant` (`torch.mm`, `torch.flash`, `triton.stream_k`);
-that id stands in every record. `quantbench.providers.catalog` lists the ids without importing torch.
+A provider is stateless and cheap to make. Its id is `library.variant` (`torch.mm`, `torch.flash`, `triton.stream_k`),
+and each record holds it. `quantbench.providers.catalog` lists the ids without importing torch.
 
-A provider is not trusted: the harness writes the inputs, and checks the results against references of its own
+A provider is not trusted: the harness writes the inputs and checks the results against its own references
 (`quantbench.providers.correctness`).
 """
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a right result may be from its reference.
+    """The largest error of a right result.
 
-    relative_norm: bound on ‖out − ref‖ / ‖ref‖ over each output tensor. source: why this bound, in words.
+    relative_norm: bound on ‖out − ref‖ / ‖ref‖ over each output tensor. source: the reason for this bound.
     """
 
     relative_norm: float
@@ -34,16 +34,15 @@ class Tolerance:
 class Task(Protocol):
     """One workload with inputs and outputs allocated, ready to run any number of times.
 
-    Allocating happens when the task is made, so that `run` is nothing but the launch: no allocation, no
-    synchronisation, no Python beyond the call. A task may be captured into a CUDA graph, on a stream that `run` has
-    been called on before.
+    Memory is allocated when the task is made, so that `run` only launches: no allocation, no synchronisation, no Python
+    beyond the call. A task may be captured into a CUDA graph, on a stream that `run` has been called on before.
 
-    The harness writes new numbers into `inputs` at any time between two runs, without notice. So nothing may be
-    computed from them before the run that uses it. One exception: the forward pass of a backward task may be kept from
-    the first run on; after that only the gradient, the last input, changes.
+    The harness may write new numbers into `inputs` between any two runs. So nothing may be computed from them before
+    the run that uses it. One exception: the forward pass of a backward task may be kept from the first run on; after
+    that only the gradient, the last input, changes.
 
-    Where a library's operation cannot write into given tensors, `run` drops the last results and takes new ones, which
-    the caching allocator puts into the same memory; `outputs` is empty before the first run then.
+    If a library's operation cannot write into given tensors, `run` drops the last results and takes new ones, which the
+    caching allocator puts into the same memory; then `outputs` is empty before the first run.
     """
 
     def run(self) -> None:
@@ -62,11 +61,11 @@ class Task(Protocol):
         """The tensors that `run` writes, live (what the last run left, once the device has been synchronised)."""
 
     def launch(self) -> Launch | None:
-        """The launch, where the provider itself knows it (our kernels); None lets the profiler find out."""
+        """The launch if the provider knows it, as our own kernels do; None if the profiler must find it."""
 
 
 class Provider(Protocol):
-    """Somebody who can run some workloads on some devices."""
+    """Runs some kinds of workload on some devices."""
 
     id: str
 

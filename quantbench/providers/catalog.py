@@ -1,7 +1,7 @@
-"""Which providers there are, by workload kind, without importing torch or triton.
+"""The catalog of providers: `expand` turns names into ids, `make` turns an id into a provider.
 
-A library's name alone stands for the variants that a sweep measures by default. Anybody's own kernel is named
-`package.module:Class`; the class keeps to `quantbench.providers.base.Provider` and states its `kind`.
+Only `make` imports torch or triton. A library's name alone stands for the variants that a sweep measures by default. A
+user's own provider is named `package.module:Class`; the class implements `quantbench.providers.base.Provider`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 _CATALOG: dict[str, tuple[str, str, str]] = {
     "torch.mm": ("gemm", "torch_gemm", "TorchMm"),
     "torch.addmm": ("gemm", "torch_gemm", "TorchAddmm"),
-    "torch.eager": ("softmax", "torch_softmax", "TorchEagerSoftmax"),
+    "torch.eager": ("softmax", "torch_attention", "TorchEagerSoftmax"),
     "torch.flash": ("attention", "torch_attention", "TorchFlash"),
     "torch.cudnn": ("attention", "torch_attention", "TorchCudnn"),
     "torch.efficient": ("attention", "torch_attention", "TorchEfficient"),
     "torch.math": ("attention", "torch_attention", "TorchMath"),
-    "triton.data_parallel": ("gemm", "triton_gemm", "TritonDataParallel"),
-    "triton.split_k": ("gemm", "triton_gemm", "TritonSplitK"),
-    "triton.stream_k": ("gemm", "triton_gemm", "TritonStreamK"),
-    "triton.persistent": ("gemm", "triton_gemm", "TritonPersistent"),
-    "triton.fused": ("softmax", "triton_softmax", "TritonFusedSoftmax"),
-    "triton.flash": ("attention", "triton_attention", "TritonFlash"),
+    "triton.data_parallel": ("gemm", "triton_kernels", "TritonDataParallel"),
+    "triton.split_k": ("gemm", "triton_kernels", "TritonSplitK"),
+    "triton.stream_k": ("gemm", "triton_kernels", "TritonStreamK"),
+    "triton.persistent": ("gemm", "triton_kernels", "TritonPersistent"),
+    "triton.fused": ("softmax", "triton_kernels", "TritonFusedSoftmax"),
+    "triton.flash": ("attention", "triton_kernels", "TritonFlash"),
 }
 
 #: what a library's name alone means
@@ -40,7 +40,7 @@ _DEFAULTS: dict[str, tuple[str, ...]] = {
     "torch": ("torch.mm", "torch.eager", "torch.flash", "torch.cudnn", "torch.efficient", "torch.math"),
     "triton": ("triton.data_parallel", "triton.fused", "triton.flash"),
 }
-#: what a Provider must have, to be told from anything else that a name may mean
+#: methods that a class must have to be a Provider
 _METHODS = ("unsupported", "prepare")
 
 
@@ -60,8 +60,8 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def runs_kind(provider_id: str, kind: str) -> bool:
-    """Whether a provider runs workloads of this kind. A foreign one (`package.module:Class`) says so itself, when it
-    is made: here, without importing it, it may run any."""
+    """Whether a provider runs workloads of this kind. Always true of a user's own (`package.module:Class`), which is
+    not imported here; it refuses other kinds later."""
     return ":" in provider_id or _CATALOG[provider_id][0] == kind
 
 
@@ -78,7 +78,7 @@ def require_found(names: Sequence[str]) -> None:
 
 
 def make(provider_id: str) -> Provider:
-    """The provider itself; this is where torch or triton is first imported."""
+    """The provider with this id; imports its module, and with it torch or triton."""
     if ":" in provider_id:
         module, name = provider_id.split(":", 1)
     else:

@@ -1,15 +1,17 @@
-"""Collectives by torch.distributed: NCCL between GPUs, gloo between processes without.
+"""Runs collectives by torch.distributed for `quantbench comm`: NCCL between GPUs, gloo between CPU processes.
 
-One process is one rank, started by torchrun. Commands and results go over a gloo group of their own, so that nothing
-but the collective itself runs on the links while it is timed.
+`TorchRanks` is the group of processes that torchrun started, one per rank; `TorchWork` is one rank's part of a
+collective. Commands and results go over a gloo group of their own, so that only the collective itself runs on the links
+while it is timed.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from functools import reduce
 
 import torch
 import torch.distributed as dist
@@ -92,24 +94,26 @@ class TorchWork:
 
     def __init__(self, ranks: TorchRanks) -> None:
         self._ranks = ranks
-        self._run: Callable[[], None] = _nothing
-        self._expected: Callable[[], torch.Tensor] = lambda: torch.zeros(0)
-        self._fill: Callable[[], None] = _nothing
+        self._release()
+
+    def _release(self) -> None:
+        """Free the buffers of the last point."""
         self._output = torch.zeros(0)
+        self._run: Callable[[], object] = _nothing
+        self._fill: Callable[[], object] = _nothing
+        self._expected: Callable[[], torch.Tensor] = lambda: torch.zeros(0)
 
     def allocate(self, collective: Collective) -> str:
         """Make buffers. An empty text, or why it cannot be done here."""
-        self._output = torch.zeros(0)  # the last point's buffers go before new ones come
-        self._run, self._fill = _nothing, _nothing
+        self._release()
         dtype = _DTYPES.get(collective.dtype)
         if dtype is None:
             return f"torch.distributed reduces no {collective.dtype}: not supported"
         try:
             self._make(collective, dtype)
-        except torch.OutOfMemoryError as error:
-            return OUT_OF_MEMORY + str(error).splitlines()[0]
         except RuntimeError as error:
-            if "can't allocate memory" in str(error):
+            # torch.OutOfMemoryError is CUDA's alone: its CPU allocator raises a plain RuntimeError with this text.
+            if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
                 return OUT_OF_MEMORY + str(error).splitlines()[0]
             raise
         return ""
@@ -124,52 +128,51 @@ class TorchWork:
         def values(of: int, size: int) -> torch.Tensor:
             return ((torch.arange(size, device=device) + of) % _PATTERN).to(dtype)
 
-        if op in ("all_reduce", "broadcast"):
-            data = torch.zeros(count, dtype=dtype, device=device)
-            self._output = data
-            self._fill = lambda: _copy(data, values(rank, count))
-            if op == "all_reduce":
-                self._run = lambda: _wait(dist.all_reduce(data))
-                self._expected = lambda: _sum(values(r, count) for r in range(world))
-            else:
-                self._run = lambda: _wait(dist.broadcast(data, src=0))
-                self._expected = lambda: values(0, count).double()
-            return
-        if op == "all_gather":
-            part = values(rank, share)
-            whole = torch.zeros(count, dtype=dtype, device=device)
-            self._run = lambda: _wait(_all_gather(whole, part))
+        def part(of: int) -> torch.Tensor:
+            """What rank `of` holds of this rank's share."""
+            return values(of, count)[rank * share : (rank + 1) * share]
+
+        out = torch.zeros(share if op == "reduce_scatter" else count, dtype=dtype, device=device)
+        self._output = out
+        if op == "all_reduce":
+            self._fill = lambda: out.copy_(values(rank, count))
+            self._run = lambda: dist.all_reduce(out)
+            self._expected = lambda: _sum(values(r, count) for r in range(world))
+        elif op == "broadcast":
+            self._fill = lambda: out.copy_(values(rank, count))
+            self._run = lambda: dist.broadcast(out, src=0)
+            self._expected = lambda: values(0, count).double()
+        elif op == "all_gather":
+            mine = values(rank, share)
+            self._run = lambda: _all_gather(out, mine)
             self._expected = lambda: torch.cat([values(r, share) for r in range(world)]).double()
-        elif op == "reduce_scatter":
-            mine = values(rank, count)
-            whole = torch.zeros(share, dtype=dtype, device=device)
-            self._run = lambda: _wait(_reduce_scatter(whole, mine))
-            self._expected = lambda: _sum(values(r, count)[rank * share : (rank + 1) * share] for r in range(world))
-        elif op == "all_to_all":
-            mine = values(rank, count)
-            whole = torch.zeros(count, dtype=dtype, device=device)
-            self._run = lambda: _wait(dist.all_to_all_single(whole, mine))
-            self._expected = lambda: torch.cat(
-                [values(r, count)[rank * share : (rank + 1) * share] for r in range(world)]
-            ).double()
         else:
             mine = values(rank, count)
-            whole = torch.zeros(count, dtype=dtype, device=device)
-            ahead, behind = (rank + 1) % world, (rank - 1) % world
-            self._run = lambda: _exchange(mine, whole, ahead, behind)
-            self._expected = lambda: values(behind, count).double()
-        self._output = whole
+            if op == "reduce_scatter":
+                self._run = lambda: _reduce_scatter(out, mine)
+                self._expected = lambda: _sum(part(r) for r in range(world))
+            elif op == "all_to_all":
+                self._run = lambda: dist.all_to_all_single(out, mine)
+                self._expected = lambda: torch.cat([part(r) for r in range(world)]).double()
+            else:
+                ahead, behind = (rank + 1) % world, (rank - 1) % world
+                self._run = lambda: _exchange(mine, out, ahead, behind)
+                self._expected = lambda: values(behind, count).double()
 
     def check(self) -> str:
-        """Run once and hold the result against what it must be."""
+        """Run once and compare the result with the expected one. An empty text, or what is wrong."""
         self._fill()
         try:
             self._run()
             self._synchronize()
-        except (RuntimeError, ValueError) as error:  # NotImplementedError is a RuntimeError
+        except (RuntimeError, ValueError) as error:
+            # torch has no type for an op or dtype that a backend lacks: c10d (Backend.hpp) raises a plain RuntimeError
+            # that says "does not support". gloo raises the same type for a lost connection, so only the text tells the
+            # two apart. A lost connection ends the run, and so does what has a type: DistError is a failure of NCCL,
+            # the network or the store.
             text = str(error).strip()
-            # A lost connection is no lack of the library's: it ends the run.
-            if not isinstance(error, NotImplementedError) and "support" not in text.lower():
+            lacking = isinstance(error, NotImplementedError) or "support" in text.lower()
+            if isinstance(error, dist.DistError) or not lacking:
                 raise
             return (
                 f"not supported by {self._ranks.backend}: {text.splitlines()[0][:200] if text else 'it says no more'}"
@@ -226,27 +229,15 @@ def topology(ranks: TorchRanks) -> dict[str, object]:
     return found
 
 
-def _wait(work: object) -> None:
-    """Collectives called without async_op return None when they are done (queued, on a GPU)."""
-    assert work is None
-
-
 def _exchange(sent: torch.Tensor, received: torch.Tensor, ahead: int, behind: int) -> None:
     works = dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, ahead), dist.P2POp(dist.irecv, received, behind)])
     for work in works:
         work.wait()
 
 
-def _sum(parts: object) -> torch.Tensor:
-    total: torch.Tensor | None = None
-    for part in parts:  # type: ignore[attr-defined]
-        total = part.double() if total is None else total + part.double()
-    assert total is not None
-    return total
-
-
-def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    target.copy_(source)
+def _sum(parts: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The sum in float64."""
+    return reduce(torch.add, (part.double() for part in parts))
 
 
 def _nothing() -> None:

@@ -1,4 +1,6 @@
-"""How wrong a result is, from the inputs and outputs alone, at any size and at a small share of the work's own cost.
+"""Computes the error of a result from the inputs and outputs alone, at a small share of the work's own cost (`check`).
+
+`quantbench.providers.audit` calls it for every measured point; nothing here is shared with what is measured.
 
 Errors are compared with a tolerance twice: over a whole output (‖out − ref‖ / ‖ref‖) and row by row, with
 ROW_FACTOR times the tolerance.
@@ -16,8 +18,8 @@ is below these bounds in a row of thousands.
 
 Softmax: every row, recomputed in chunks, in fp32 for 16-bit formats and in float64 for fp32. Deterministic.
 
-Attention: one random query row of every TILE rows of every head, recomputed in full, likewise; all rows where the
-problem is small. A wrong tile of TILE rows or more is always found; errors in a share s of the rows are missed with
+Attention: one random query row of every TILE rows of every head, recomputed in full in the same formats; all rows where
+the problem is small. A wrong tile of TILE rows or more is always found; errors in a share s of the rows are missed with
 probability (1 − s)^rows checked. Backward: the same rows of the gradient of q, and as many rows of those of k and v,
 for which the probabilities of every row are recomputed.
 """
@@ -31,7 +33,6 @@ from math import isfinite, sqrt
 import torch
 
 from quantbench.errors import InputError, MeasurementError
-from quantbench.providers import references
 from quantbench.providers.base import Tolerance
 from quantbench.workload import Attention, Gemm, Softmax, Workload
 
@@ -71,7 +72,7 @@ _ATTENTION_BACKWARD = {
 
 
 def tolerance(workload: Workload) -> Tolerance:
-    """The bound on the relative error of a whole output: three to four times what right results show.
+    """The bound on the relative error of a whole output: three to four times the error of right results.
 
     >>> tolerance(Gemm(4096, 4096, 16384)).relative_norm
     0.005
@@ -93,7 +94,7 @@ def tolerance(workload: Workload) -> Tolerance:
 class Rows:
     """Squared errors of some rows of one output, and the squared norms that they are relative to.
 
-    what: "rows of output 0". The norm is that of the reference, or what it would be if no terms cancelled.
+    what: "rows of o", for messages. The norm is that of the reference, or what it would be if no terms cancelled.
     """
 
     what: str
@@ -101,40 +102,38 @@ class Rows:
     norm: torch.Tensor
 
 
+def _joined(parts: Sequence[Sequence[Rows]]) -> list[Rows]:
+    """The rows of all parts, by name."""
+    return [
+        Rows(same[0].what, torch.cat([rows.error for rows in same]), torch.cat([rows.norm for rows in same]))
+        for same in zip(*parts, strict=True)
+    ]
+
+
 def check(
-    who: str,
-    workload: Workload,
-    inputs: Sequence[torch.Tensor],
-    outputs: Sequence[torch.Tensor],
-    generator: torch.Generator,
-    *,
-    must_see: tuple[int, ...] | None = None,
-) -> float:
+    who: str, workload: Workload, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor],
+    generator: torch.Generator, *, must_see: tuple[int, ...] | None = None,
+) -> float:  # fmt: skip
     """The relative error of the worst output. Raises MeasurementError that names the error and the bound.
 
     inputs, outputs: as `Task.inputs` and `Task.outputs` return them, of the right shapes. generator: of the random
     vectors and rows, with a seed that the provider cannot know. must_see: (sample, head, row) of a query of attention
     that is among those recomputed.
     """
-    inputs = [tensor.detach() for tensor in inputs]
-    outputs = [tensor.detach() for tensor in outputs]
+    inputs, outputs = ([tensor.detach() for tensor in tensors] for tensors in (inputs, outputs))
     bound = tolerance(workload)
-    worst = 0.0
     if isinstance(workload, Gemm):
         found = _product(workload, inputs, outputs[0], generator)
     elif isinstance(workload, Softmax):
         found = [_softmax(workload, inputs, outputs[0], bound.relative_norm)]
-    elif isinstance(workload, Attention):
-        found = _attention(workload, inputs, outputs, generator, must_see)
     else:
-        raise InputError("check", f"a workload of kind {workload.kind}", "gemm, softmax or attention")
-    for rows in found:
-        worst = max(worst, _judge(who, rows, bound, outputs))
-    return worst
+        assert isinstance(workload, Attention)  # `tolerance` knows no other
+        found = _attention(workload, inputs, outputs, generator, must_see)
+    return max(_judge(who, rows, bound, outputs) for rows in found)
 
 
 def _judge(who: str, rows: Rows, bound: Tolerance, outputs: Sequence[torch.Tensor]) -> float:
-    """The relative error over all rows, which must hold the bound; and so must each row, ROW_FACTOR times."""
+    """The relative error over all rows. It must hold the bound, and each row must hold ROW_FACTOR times the bound."""
     whole = _relative(rows.error.sum(), rows.norm.sum())
     worst = _relative(rows.error, rows.norm).max()
     if bool(whole <= bound.relative_norm) and bool(worst <= ROW_FACTOR * bound.relative_norm):
@@ -233,25 +232,19 @@ def _product(work: Gemm, inputs: Sequence[torch.Tensor], c: torch.Tensor, genera
     batch, m, k = a.shape
     # So many that a chunk holds 64 rows of each.
     together = max(1, _CHUNK_ELEMENTS[a.device.type] // (64 * max(m, k, c.shape[-1])))
-    parts = [
-        _freivalds(a[i : i + together], b[i : i + together], c[i : i + together], bias, generator, compute)
-        for i in range(0, batch, together)
-    ]
-    return [
-        Rows(
-            what,
-            torch.cat([part[i][0].flatten() for part in parts]),
-            torch.cat([part[i][1].flatten() for part in parts]),
-        )
-        for i, what in enumerate(("rows", "columns"))
-    ]
+    return _joined(
+        [
+            _freivalds(a[i : i + together], b[i : i + together], c[i : i + together], bias, generator, compute)
+            for i in range(0, batch, together)
+        ]
+    )
 
 
 def _freivalds(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None, generator: torch.Generator,
     compute: torch.dtype,
-) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:  # fmt: skip
-    """(squared error, squared norm) of each row and of each column of c − a·b − bias for a[group, m, k].
+) -> list[Rows]:  # fmt: skip
+    """Each row and each column of c − a·b − bias for a[group, m, k].
 
     The norms are those that a·b has on average, since a and b are random; or c's own where it is larger, as seen
     through the same vectors.
@@ -269,16 +262,39 @@ def _freivalds(
         expected_x = expected_x + bias @ x
         expected_y = expected_y + y.sum(-1, keepdim=True) * bias
         element = element + bias.double().square().mean()
-    rows, seen = (_mean_square(of, -1) for of in (of_c.right - expected_x, of_c.right))
-    columns, column_seen = (_mean_square(of, -2) for of in (of_c.left - expected_y, of_c.left))
-    return (rows, torch.maximum(seen, n * element)), (columns, torch.maximum(column_seen, m * element))
 
+    def mean_square(values: torch.Tensor, dim: int) -> torch.Tensor:
+        return values.double().square_().mean(dim).flatten()
 
-def _mean_square(values: torch.Tensor, dim: int) -> torch.Tensor:
-    return values.double().square_().mean(dim)
+    return [
+        Rows("rows", mean_square(of_c.right - expected_x, -1), torch.maximum(mean_square(of_c.right, -1), n * element)),
+        Rows(
+            "columns", mean_square(of_c.left - expected_y, -2), torch.maximum(mean_square(of_c.left, -2), m * element)
+        ),
+    ]
 
 
 # --- softmax --------------------------------------------------------------------------------------------------------
+
+
+def causal_mask(rows: int, cols: int, device: torch.device, first_row: int = 0) -> torch.Tensor:
+    """A boolean mask[rows, cols], True above the diagonal: what a causal softmax drops. first_row: where the rows
+    begin in the whole matrix."""
+    return torch.ones(rows, cols, dtype=torch.bool, device=device).triu(diagonal=1 + first_row)
+
+
+def softmax(x: torch.Tensor, scale: float, dropped: torch.Tensor | None) -> torch.Tensor:
+    """softmax(scale · x) over the last dimension in x's format, without what `dropped` marks."""
+    scores = x * scale
+    if dropped is not None:
+        scores = scores.masked_fill(dropped, -torch.inf)
+    scores = (scores - scores.amax(-1, keepdim=True)).exp()
+    return scores / scores.sum(-1, keepdim=True)
+
+
+def softmax_backward(y: torch.Tensor, gradient: torch.Tensor, scale: float) -> torch.Tensor:
+    """The gradient of x for y = softmax(scale · x) and the gradient of y."""
+    return scale * y * (gradient - (gradient * y).sum(-1, keepdim=True))
 
 
 def _softmax(work: Softmax, inputs: Sequence[torch.Tensor], output: torch.Tensor, bound: float) -> Rows:
@@ -299,16 +315,16 @@ def _softmax(work: Softmax, inputs: Sequence[torch.Tensor], output: torch.Tensor
                 scores = x[at].to(compute)
                 dropped = None
                 if work.mask == "causal":
-                    dropped = references.causal_mask(scores.shape[1], cols, x.device, row)
+                    dropped = causal_mask(scores.shape[1], cols, x.device, row)
                 elif work.mask == "full":
                     dropped = inputs[1][sample, :, at[2]]
-                expected = references.softmax(scores, work.scale, dropped)
+                expected = softmax(scores, work.scale, dropped)
                 size = expected
                 if work.direction == "backward":
                     gradient = inputs[-1][at].to(compute)
                     # Without the cancellation between the two terms, which right results lose digits to.
                     size = work.scale * expected * (gradient.abs() + (gradient * expected).abs_().sum(-1, keepdim=True))
-                    expected = references.softmax_backward(expected, gradient, work.scale)
+                    expected = softmax_backward(expected, gradient, work.scale)
                 norms.append(_square(size) + floor)
                 errors.append(_square(output[at].to(compute).sub_(expected)))
     return Rows("rows", torch.cat(errors), torch.cat(norms))
@@ -340,14 +356,7 @@ def _attention(
             gradient = inputs[3][sample, heads] if len(inputs) == 4 else q
             results = [output[sample, heads if i == 0 else head] for i, output in enumerate(outputs)]
             parts.append(one(work, q, k, v, gradient, results, queries, keys))
-    names = ("rows of o",) if work.direction == "forward" else tuple(f"rows of the gradient of {x}" for x in "qkv")
-    return [
-        Rows(name, torch.cat([part[i][0] for part in parts]), torch.cat([part[i][1] for part in parts]))
-        for i, name in enumerate(names)
-    ]
-
-
-_Errors = list[tuple[torch.Tensor, torch.Tensor]]
+    return _joined(parts)
 
 
 def _one_of_each(size: int, tile: int, generator: torch.Generator) -> torch.Tensor:
@@ -360,8 +369,8 @@ def _one_of_each(size: int, tile: int, generator: torch.Generator) -> torch.Tens
 def _attention_rows(
     work: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gradient: torch.Tensor,
     results: Sequence[torch.Tensor], queries: torch.Tensor, keys: torch.Tensor,
-) -> _Errors:  # fmt: skip
-    """Squared errors and norms of rows `queries` of o[heads, seq_q, head_dim]."""
+) -> list[Rows]:  # fmt: skip
+    """Rows `queries` of o[heads, seq_q, head_dim]."""
     compute = _precision(work)
     k, v = k.to(compute), v.to(compute)
     v_norm = v.square().sum(-1)
@@ -372,14 +381,14 @@ def _attention_rows(
         expected = p @ v
         errors.append(_square(results[0][:, picked].to(compute) - expected))
         norms.append(torch.maximum(p.square() @ v_norm, expected.square().sum(-1)).double().flatten())
-    return [(torch.cat(errors), torch.cat(norms))]
+    return [Rows("rows of o", torch.cat(errors), torch.cat(norms))]
 
 
 def _attention_gradients(
     work: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gradient: torch.Tensor,
     results: Sequence[torch.Tensor], queries: torch.Tensor, keys: torch.Tensor,
-) -> _Errors:  # fmt: skip
-    """Squared errors and norms of rows `queries` of dq and rows `keys` of dk and dv.
+) -> list[Rows]:  # fmt: skip
+    """Rows `queries` of dq and rows `keys` of dk and dv.
 
     ds = p·(dp − δ), where δ is the mean of dp under p. Norms are those of the terms before they cancel.
     """
@@ -407,18 +416,19 @@ def _attention_gradients(
         dk += torch.einsum("hij,hid->jd", ds[..., keys], q_part).double()
         dv_norm += torch.einsum("hij,hi->j", columns.square(), do.square().sum(-1)).double()
         dk_norm += torch.einsum("hij,hi->j", size[..., keys], q_part.square().sum(-1)).double()
-    found = [(torch.cat(errors), torch.cat(norms))]
-    for result, expected, norm in ((results[1], dk, dk_norm), (results[2], dv, dv_norm)):
-        found.append((_square(result[keys].double() - expected), norm))
-    return found
+    return [
+        Rows("rows of the gradient of q", torch.cat(errors), torch.cat(norms)),
+        Rows("rows of the gradient of k", _square(results[1][keys].double() - dk), dk_norm),
+        Rows("rows of the gradient of v", _square(results[2][keys].double() - dv), dv_norm),
+    ]
 
 
 def _attend(work: Attention, q: torch.Tensor, k: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """The probabilities of q[heads, rows, head_dim] over all keys. rows: where they stand in the sequence."""
+    """The probabilities of q[heads, rows, head_dim] over all keys. rows: their positions in the sequence."""
     dropped = None
     if work.causal:
         dropped = torch.arange(work.seq_k, device=q.device) > rows[:, None]
-    return references.softmax(q @ k.T, work.head_dim**-0.5, dropped)
+    return softmax(q @ k.T, work.head_dim**-0.5, dropped)
 
 
 def _square(difference: torch.Tensor) -> torch.Tensor:

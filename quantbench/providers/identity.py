@@ -1,19 +1,24 @@
-"""Which kernel really ran: its name, grid, block, registers, shared memory and blocks per SM, from torch.profiler.
+"""What really ran: the kernel of a workload, from torch.profiler (`identify`), and the software versions (`versions`).
 
-One profiled run per point, in a process that times nothing (`quantbench.sweep.naming`). The trace's events become
-`KernelEvent`s, and those a `Launch`, in pure functions that know nothing of torch.
+A kernel's name, grid, block, registers, shared memory and blocks per SM come from one profiled run per point, in a
+process that times nothing (`quantbench.sweep.naming`). The trace's events become `KernelEvent`s, and those a
+`Launch`, in pure functions that do not use torch.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quantbench import __version__
 from quantbench.launch import Launch, Tile
 from quantbench.providers.kernel_names import KernelName, parse
 from quantbench.quantization import WARP_THREADS, cdiv, resident_blocks
@@ -29,8 +34,11 @@ TraceEvent = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class KernelEvent:
-    """One kernel of a trace. shared_memory_bytes: static and dynamic together. active_blocks: blocks per SM as the
-    profiler computed them, None where it did not or could not."""
+    """One kernel of a trace.
+
+    shared_memory_bytes: static and dynamic together. active_blocks: blocks per SM by the profiler's own computation,
+    None where it has none.
+    """
 
     name: str
     duration_us: float
@@ -88,17 +96,16 @@ def trace_events(run: Callable[[], None]) -> list[TraceEvent]:
 
 
 def read_trace(path: Path) -> list[TraceEvent]:
-    """The events of a Chrome trace. Kernel names come from foreign binaries: odd bytes in them are let pass."""
-    events: list[TraceEvent] = json.loads(path.read_text(encoding="utf-8", errors="replace"), strict=False)[
-        "traceEvents"
-    ]
+    """The events of a Chrome trace. Kernel names come from other binaries: invalid bytes in them are replaced."""
+    trace = json.loads(path.read_text(encoding="utf-8", errors="replace"), strict=False)
+    events: list[TraceEvent] = trace["traceEvents"]
     return events
 
 
 def kernel_events(events: Sequence[TraceEvent]) -> tuple[KernelEvent, ...]:
-    """The kernels among a trace's events, in the order that they began. Copies and fills are none."""
+    """The kernels among a trace's events, by start time, without copies and fills."""
     kernels = [event for event in events if str(event.get("cat", "")).lower() == "kernel"]
-    # A trace is written as CUPTI's buffers come back, which is no promise of order.
+    # A trace is written as CUPTI's buffers come back, in no fixed order.
     return tuple(_kernel_event(event) for event in sorted(kernels, key=lambda event: float(event.get("ts", 0.0))))
 
 
@@ -126,8 +133,10 @@ def _three(value: Any) -> tuple[int, int, int] | None:
 
 
 def launch_of(kernels: Sequence[KernelEvent], workload: Workload, device: DeviceSpec) -> Launch | None:
-    """The launch of the kernel that does the work: the longest of those whose name says that they compute `workload`,
-    or the longest of all where no name says so. A split-k reduction beside a product is never the kernel."""
+    """The launch of the kernel that does the work: the longest of those whose name says that they compute `workload`.
+
+    If no name says so, the longest of all. The reduction kernel of a split-k product is never chosen.
+    """
     if not kernels:
         return None
     named = [(kernel, parse(kernel.name)) for kernel in kernels]
@@ -180,7 +189,7 @@ def _tile(kernel: KernelEvent, name: KernelName, workload: Workload, *, splittin
 
 
 def split_k_of(grid: tuple[int, int, int], name: KernelName, gemm: Gemm, *, splitting: bool) -> int | None:
-    """Blocks that share one output tile along the reduction, from the grid; None where it cannot be told.
+    """Blocks that share one output tile along the reduction, from the grid; None where the grid does not determine it.
 
     splitting: a reduction kernel ran beside this one. Kernels that launch a block per tile count batch · split_k in
     grid z, beside an x·y that may be padded by the rasterisation. A persistent kernel's whole grid is
@@ -205,3 +214,24 @@ def split_k_of(grid: tuple[int, int, int], name: KernelName, gemm: Gemm, *, spli
     if rest == 0 and parts >= 1 and (parts > 1 or not split):
         return parts
     return None if split else 1
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything that a measured time may depend on, by name; what is not installed is left out."""
+    import torch
+
+    found = {
+        "quantbench": __version__,
+        "python": platform.python_version(),
+        "os": platform.platform(),
+        "torch": torch.__version__,
+    }
+    if torch.version.cuda is not None:
+        found["cuda"] = torch.version.cuda
+    if torch.cuda.is_available() and torch.backends.cudnn.is_available():
+        found["cudnn"] = str(torch.backends.cudnn.version())
+    # triton compiles our kernels; cuBLAS stands behind mm, and its choice of kernels moves cliffs.
+    for name, package in (("triton", "triton"), ("cublas", "nvidia-cublas"), ("cublas", "nvidia-cublas-cu12")):
+        with suppress(PackageNotFoundError):
+            found[name] = version(package)
+    return found

@@ -1,12 +1,12 @@
-"""Random inputs, made on the device: the same seed gives the same tensors on the same kind of device.
+"""Makes random inputs of workloads on the device (`Inputs`). A seed gives the same tensors on each kind of device.
 
 Distributions (recorded with every run, because the power a GPU draws depends on the data):
   normal    mean 0, standard deviation 1
   uniform   between −1 and 1, as CUTLASS advises for measuring
   integers  whole numbers from −4 to 4, CUTLASS' profiler's default
-  zeros     all zero: what nobody computes, and a GPU does fastest
-fp8 and int8 hold them spread over the format's range, as quantised tensors do; `quantum` is the factor of that.
-Operands count as they are stored: no product applies a scale.
+  zeros     all zero: unrealistic, and fastest on a GPU
+fp8 and int8 hold them spread over the format's range, as quantised tensors do; `quantum` is the factor. Operands count
+as they are stored: no product applies a scale.
 
 Numbers of 16 and 32 bits are drawn in place. fp8 and some int8 are drawn in fp32 and converted, a chunk at a time, so
 that making a tensor never needs a second one of its size.
@@ -46,7 +46,8 @@ _PIECE_ELEMENTS = 64
 _INTEGER_LIMIT = 4
 # Largest numbers of the narrow formats: OCP FP8 1.0 (e4m3), and int8 without −128, so that it stays symmetric.
 _LARGEST = {"fp8": 448.0, "int8": 127.0}
-# Where a distribution is cut off before it is spread over a narrow format: of 10¹¹ normal numbers one passes 6.7.
+# The value of a distribution that maps to the largest number of a narrow format; larger ones are cut off. One of 10¹¹
+# normal numbers exceeds 6.7.
 _RANGE = {"normal": 6.0, "uniform": 1.0}
 
 
@@ -56,7 +57,7 @@ def torch_device(device: DeviceSpec) -> torch.device:
 
 
 def quantum(dtype: str, distribution: str) -> float:
-    """What one unit of a stored number stands for: 1 but for fp8 and int8, where real = quantum · stored.
+    """The real value of one stored unit (real = quantum · stored); 1 for all dtypes but fp8 and int8.
 
     >>> quantum("int8", "uniform") == 1 / 127
     True
@@ -83,32 +84,21 @@ class Inputs:
         self.fill(out)
         return out
 
+    def operands(self, workload: Workload) -> tuple[torch.Tensor, ...]:
+        """All inputs of a workload, filled, in the order and storage of `input_templates`.
+
+        Half of a padding mask is True (drops), never a whole row.
+        """
+        found = []
+        for like in input_templates(workload):
+            found.append(torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=self.device))
+            self.fill(found[-1])
+        return tuple(found)
+
     def gemm_operands(self, gemm: Gemm) -> tuple[torch.Tensor, torch.Tensor]:
         """a[m, k] and b[k, n], with a leading batch dimension when batch > 1, stored as the layout's letters say."""
-        batch = (gemm.batch,) if gemm.batch > 1 else ()
-        a = self._stored(*batch, gemm.m, gemm.k, dtype=gemm.dtype, transposed=gemm.layout[0] == "t")
-        b = self._stored(*batch, gemm.k, gemm.n, dtype=gemm.dtype, transposed=gemm.layout[1] == "t")
+        a, b = self.operands(gemm)
         return a, b
-
-    def scores(self, softmax: Softmax) -> torch.Tensor:
-        """x[mask_batch, batch / mask_batch, rows, cols]: samples, heads, queries, keys."""
-        heads = softmax.batch // softmax.mask_batch
-        return self.tensor(softmax.mask_batch, heads, softmax.rows, softmax.cols, dtype=softmax.dtype)
-
-    def padding_mask(self, softmax: Softmax) -> torch.Tensor:
-        """A boolean mask[mask_batch, 1, rows, cols]; True drops. Half of it is True, never a whole row."""
-        shape = (softmax.mask_batch, 1, softmax.rows, softmax.cols)
-        mask = torch.empty(shape, dtype=torch.bool, device=self.device)
-        self.fill(mask)
-        return mask
-
-    def attention_operands(self, attention: Attention) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q[batch, heads, seq_q, head_dim], k and v[batch, kv_heads, seq_k, head_dim]."""
-        q_shape = (attention.batch, attention.heads, attention.seq_q, attention.head_dim)
-        kv_shape = (attention.batch, attention.kv_heads, attention.seq_k, attention.head_dim)
-        q = self.tensor(*q_shape, dtype=attention.dtype)
-        k = self.tensor(*kv_shape, dtype=attention.dtype)
-        return q, k, self.tensor(*kv_shape, dtype=attention.dtype)
 
     def fill(self, tensor: torch.Tensor) -> None:
         """Write new numbers into a tensor made here or stored alike; a boolean one is a padding mask."""
@@ -137,7 +127,7 @@ class Inputs:
         flat[whole * _PIECE_ELEMENTS :] = pieces[starts[whole], :rest]
 
     def _draw(self, out: torch.Tensor) -> None:
-        """Each number by itself."""
+        """Draw each number independently."""
         if out.dtype == torch.bool:
             out.random_(generator=self.generator)
         elif out.dtype == TORCH_DTYPES["fp8"]:
@@ -146,12 +136,6 @@ class Inputs:
             self._quantised(out, "int8")
         else:
             self._fill(out)
-
-    def _stored(self, *shape: int, dtype: str, transposed: bool) -> torch.Tensor:
-        if not transposed:
-            return self.tensor(*shape, dtype=dtype)
-        *batch, rows, cols = shape
-        return self.tensor(*batch, cols, rows, dtype=dtype).transpose(-1, -2)
 
     def _fill(self, out: torch.Tensor) -> torch.Tensor:
         """Floating point and small integers, in place."""
@@ -173,7 +157,12 @@ class Inputs:
 
 
 def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
-    """What `Task.inputs` must return, without memory (on torch's meta device): shapes, formats and strides."""
+    """What `Task.inputs` must return, without memory (on torch's meta device): shapes, formats and strides.
+
+    gemm: a[m, k] and b[k, n], with a leading batch dimension when batch > 1. softmax: x[mask_batch, batch / mask_batch,
+    rows, cols], for a full mask a boolean mask[mask_batch, 1, rows, cols]. attention: q[batch, heads, seq_q, head_dim],
+    k and v[batch, kv_heads, seq_k, head_dim]. backward: the gradient of the result last.
+    """
     if isinstance(workload, Gemm):
         batch = (workload.batch,) if workload.batch > 1 else ()
         a_transposed, b_transposed = (letter == "t" for letter in workload.layout)
@@ -193,8 +182,8 @@ def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
 
 
 def output_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
-    """What `Task.outputs` must return, likewise. Strides bind products alone: attention kernels order heads as they
-    like."""
+    """What `Task.outputs` must return, likewise. Only products must have these strides: attention kernels may order
+    heads differently."""
     if isinstance(workload, Gemm):
         batch = (workload.batch,) if workload.batch > 1 else ()
         return (_template(*batch, workload.m, workload.n, dtype=workload.output_dtype),)

@@ -1,10 +1,10 @@
-"""What a CUDA kernel's name tells: which library it is from, what it computes, and its tile.
+"""Reads a CUDA kernel's name: which library it is from, what it computes, and its tile (`parse`).
 
-Names of library kernels are not documented; the grammars here were read off names seen in the wild and checked
-against the grids that were launched with them (tests/providers/test_kernel_names.py holds both, with their sources). A name
-that no grammar fits is kept whole and marked as not understood; nothing is guessed from it.
+Names of library kernels are not documented. The grammars here were derived from names seen in practice and checked
+against the grids that were launched with them; tests/providers/test_kernel_names.py holds both, with their sources. A
+name that no grammar fits is kept whole and marked as not understood; nothing is guessed from it.
 
-Which number is whose. The libraries are column-major. torch hands them row-major tensors as the transposed problem
+Orientation of the tile. The libraries are column-major. torch hands them row-major tensors as the transposed problem
 cᵀ = bᵀ·aᵀ, so the library's m is our n and its n is our m. Names print the tile as the library's m × n, whatever
 layout letters follow: `block_n` is the first number and `block_m` the second. The launches that show it:
   - nvjet, H100, 128 rows of x·Wᵀ with W 12352×2560: `nvjet_sm90_tst_96x128_64x7_2x1_v_bz_TNN` ran 130 blocks. That is

@@ -1,13 +1,15 @@
-"""Fused attention by torch: `scaled_dot_product_attention` with one backend pinned.
+"""Providers of attention and softmax by torch.
 
-Left to itself torch prefers FlashAttention-2 where cuDNN's kernel is up to twice as fast; pinning tells them apart.
+Attention is `scaled_dot_product_attention` with one backend pinned, so that backends are measured separately: without
+that, torch prefers FlashAttention-2 where cuDNN's kernel is up to twice as fast. Softmax is what Megatron-LM computes
+without its fused kernel: one torch operation after another.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,16 +17,19 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from quantbench.providers.base import Task
+from quantbench.providers.correctness import causal_mask
 from quantbench.providers.inputs import TORCH_DTYPES, Inputs, torch_device
-from quantbench.providers.torch_tasks import BackwardTask, ForwardTask
-from quantbench.workload import Attention
+from quantbench.providers.tasks import BackwardTask, BuiltInProvider, ForwardTask
+from quantbench.workload import Attention, Softmax
 
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
-    from quantbench.workload import Workload
+
+# What Megatron-LM fills in for masked scores (attention_mask_func).
+_MASKED = -10_000.0
 
 
-class TorchAttention:
+class TorchAttention(BuiltInProvider[Attention]):
     """One backend. Forward keeps nothing for a backward pass; backward computes the gradients of q, k and v through
     a kept graph, its forward not timed.
 
@@ -32,26 +37,20 @@ class TorchAttention:
     repeated for each query head in every run, which is timed: that is what using this backend costs.
     """
 
-    id: str
     kind = "attention"
     backend: SDPBackend
     cpu = False
 
-    def unsupported(self, workload: Workload, device: DeviceSpec) -> str | None:
+    def refusal(self, work: Attention, device: DeviceSpec) -> str | None:
         """What torch itself says of a workload like this one, asked without launching anything."""
-        if not isinstance(workload, Attention):
-            return f"{self.id} runs attention, not {workload.kind}"
         if device.kind != "cuda":
             return None if self.cpu else f"{self.id} needs a CUDA device"
-        return self._heads(workload, device).refusal
+        return self._heads(work, device)[1]
 
-    def prepare(self, workload: Workload, device: DeviceSpec, *, distribution: str = "normal", seed: int = 0) -> Task:
-        """q, k and v, and for backward a gradient of the result."""
-        assert isinstance(workload, Attention)
-        work = workload
-        inputs = Inputs(device, distribution, seed)
-        q, k, v = inputs.attention_operands(work)
-        repeats = work.heads // work.kv_heads if self._heads(work, device).repeated else 1
+    def task(self, work: Attention, device: DeviceSpec, inputs: Inputs) -> Task:
+        """Forward, or the gradients of q, k and v."""
+        q, k, v, *gradient = inputs.operands(work)
+        repeats = work.heads // work.kv_heads if self._heads(work, device)[0] else 1
         grouped = work.kv_heads < work.heads and repeats == 1
         backend = self.backend
 
@@ -64,11 +63,12 @@ class TorchAttention:
 
         if work.direction == "forward":
             return ForwardTask(forward, (q, k, v))
-        return BackwardTask(forward, (q, k, v), inputs.tensor(*q.shape, dtype=work.dtype))
+        return BackwardTask(forward, (q, k, v), gradient[0])
 
-    def _heads(self, work: Attention, device: DeviceSpec) -> _Heads:
+    def _heads(self, work: Attention, device: DeviceSpec) -> tuple[bool, str | None]:
+        """As `choose_heads`."""
         if device.kind != "cuda":
-            return _Heads(repeated=False)
+            return False, None
         with sdpa_kernel(self.backend):  # torch also refuses what is switched off
             return choose_heads(self.id, CAN_USE[self.backend], work, torch_device(device))
 
@@ -103,14 +103,6 @@ class TorchMath(TorchAttention):
     cpu = True
 
 
-@dataclass(frozen=True)
-class _Heads:
-    """How grouped heads are run: `repeated` for each query head or as they are; or why nothing runs."""
-
-    repeated: bool
-    refusal: str | None = None
-
-
 #: torch's own test of a backend; None for the one that takes everything
 CAN_USE: dict[SDPBackend, Callable[..., bool] | None] = {
     SDPBackend.FLASH_ATTENTION: torch.backends.cuda.can_use_flash_attention,
@@ -122,15 +114,17 @@ CAN_USE: dict[SDPBackend, Callable[..., bool] | None] = {
 
 def choose_heads(
     provider_id: str, can_use: Callable[..., bool] | None, work: Attention, device: torch.device
-) -> _Heads:
-    """Ask torch about the workload as it is, then, for grouped heads, with them repeated."""
+) -> tuple[bool, str | None]:
+    """Whether grouped heads must be repeated for each query head, and why nothing runs, or None.
+
+    Asks torch about the workload unchanged, then, for grouped heads, with the heads repeated.
+    """
     if can_use is None:
-        return _Heads(repeated=False)
+        return False, None
     refusal = _refusal(provider_id, can_use, work, device)
     if refusal is None or work.kv_heads == work.heads:
-        return _Heads(repeated=False, refusal=refusal)
-    refusal = _refusal(provider_id, can_use, replace(work, kv_heads=work.heads), device)
-    return _Heads(repeated=True, refusal=refusal)
+        return False, refusal
+    return True, _refusal(provider_id, can_use, replace(work, kv_heads=work.heads), device)
 
 
 def _refusal(provider_id: str, can_use: Callable[..., bool], work: Attention, device: torch.device) -> str | None:
@@ -149,3 +143,45 @@ def _refusal(provider_id: str, can_use: Callable[..., bool], work: Attention, de
             return None
     said = [" ".join(str(warning.message).split("(Triggered")[0].split()).rstrip(" .") for warning in caught]
     return f"{provider_id} does not take {work}: {'; '.join(said) or 'torch does not say why'}"
+
+
+class TorchEagerSoftmax(BuiltInProvider[Softmax]):
+    """`torch.eager`: to fp32 (fp16 and bf16 inputs), times scale, masked scores to −10000, softmax, cast back.
+
+    Source: Megatron-LM, megatron/core/fusions/fused_softmax.py, `forward_torch_softmax` with softmax_in_fp32. The
+    causal mask is made once and kept, as there. Backward is autograd's through the same operations.
+    """
+
+    id = "torch.eager"
+    kind = "softmax"
+
+    def refusal(self, work: Softmax, device: DeviceSpec) -> str | None:
+        """Runs every softmax everywhere."""
+        return None
+
+    def task(self, work: Softmax, device: DeviceSpec, inputs: Inputs) -> Task:
+        """Forward, or the gradient of the scores."""
+        given = inputs.operands(work)
+        x, mask = given[0], given[1] if work.mask == "full" else None
+        dropped = causal_mask(work.rows, work.cols, x.device) if work.mask == "causal" else mask
+
+        def forward() -> torch.Tensor:
+            return megatron_fallback(x, work.scale, dropped)
+
+        if work.direction == "forward":
+            return ForwardTask(forward, given)
+        return BackwardTask(forward, (x,), given[-1], mask)
+
+
+def megatron_fallback(x: torch.Tensor, scale: float, dropped: torch.Tensor | None) -> torch.Tensor:
+    """softmax(scale · x) in fp32 over the last dimension, scores that `dropped` marks set to −10000; x's dtype.
+
+    >>> megatron_fallback(torch.zeros(1, 2), 1.0, torch.tensor([[False, True]]))
+    tensor([[1., 0.]])
+    """
+    half = x.dtype in (TORCH_DTYPES["fp16"], TORCH_DTYPES["bf16"])
+    scores = (x.float() if half else x) * scale
+    if dropped is not None:
+        scores.masked_fill_(dropped, _MASKED)
+    probabilities = torch.softmax(scores, dim=-1)
+    return probabilities.to(x.dtype) if half else probabilities

@@ -1,70 +1,27 @@
-"""Matrix products by torch, which hands them to cuBLAS or cuBLASLt (oneDNN or MKL on a CPU)."""
+"""Providers of matrix products by torch, which calls cuBLAS or cuBLASLt (oneDNN or MKL on a CPU)."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from quantbench.providers.base import Task
-from quantbench.providers.inputs import TORCH_DTYPES, Inputs
+from quantbench.providers.inputs import Inputs, output_templates
+from quantbench.providers.tasks import BuiltInProvider, LaunchTask
 from quantbench.workload import Gemm
 
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
-    from quantbench.launch import Launch
-    from quantbench.workload import Workload
 
 # Compute capability from which on the tensor cores have a format. bf16 would run on older devices, converted.
 # Sources: NVIDIA A100 whitepaper 2020 (bf16, tf32), Turing whitepaper 2018 (int8), Ada whitepaper 2022 (fp8).
 _FIRST_CAPABILITY = {"bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9), "int8": (7, 5)}
 
 
-class GemmTask:
-    """One product into an output that is allocated once."""
-
-    def __init__(
-        self,
-        call: Callable[[], object],
-        inputs: tuple[torch.Tensor, ...],
-        output: torch.Tensor,
-        tf32: bool | None = None,
-    ) -> None:
-        self._call = call
-        self._inputs = inputs
-        self._output = output
-        self._tf32 = tf32
-
-    def run(self) -> None:
-        """Enqueue the product. tf32 is a switch of the whole process, read while the product is enqueued (or captured
-        into a graph): it is set for the call alone."""
-        if self._tf32 is None:
-            self._call()
-            return
-        matmul = torch.backends.cuda.matmul
-        before = matmul.allow_tf32
-        matmul.allow_tf32 = self._tf32
-        try:
-            self._call()
-        finally:
-            matmul.allow_tf32 = before
-
-    def inputs(self) -> tuple[torch.Tensor, ...]:
-        """a, b and where there is one the bias."""
-        return self._inputs
-
-    def outputs(self) -> tuple[torch.Tensor, ...]:
-        """c[m, n], or c[batch, m, n]."""
-        return (self._output,)
-
-    def launch(self) -> Launch | None:
-        """Not known; the profiler tells."""
-        return None
-
-
-class TorchMm:
+class TorchMm(BuiltInProvider[Gemm]):
     """`torch.mm`: mm and bmm in fp16, bf16, fp32 and tf32, `_scaled_mm` in fp8, `_int_mm` in int8, with `out=`.
 
     torch's switches are left as they are by default: products in fp16 and bf16 may add up split-k parts in that
@@ -75,82 +32,71 @@ class TorchMm:
     id = "torch.mm"
     kind = "gemm"
 
-    def unsupported(self, workload: Workload, device: DeviceSpec) -> str | None:
+    def refusal(self, work: Gemm, device: DeviceSpec) -> str | None:
         """From the format, the device and the limits that torch states for its narrow products."""
-        if not isinstance(workload, Gemm):
-            return f"{self.id} runs matrix products, not {workload.kind}"
-        return _no_format(workload, device) or _no_narrow(workload, device)
+        return _no_format(work, device) or _no_narrow(work, device)
 
-    def prepare(self, workload: Workload, device: DeviceSpec, *, distribution: str = "normal", seed: int = 0) -> Task:
+    def task(self, work: Gemm, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
         """Operands as the layout stores them, and a contiguous c."""
-        assert isinstance(workload, Gemm)
-        gemm = workload
-        a, b = Inputs(device, distribution, seed).gemm_operands(gemm)
-        c = _output(gemm, a)
+        a, b = inputs.gemm_operands(work)
+        c = torch.empty_like(output_templates(work)[0], device=a.device)
         call: Callable[[], object]
-        if gemm.dtype == "fp8":
+        if work.dtype == "fp8":
             one = torch.ones((), dtype=torch.float32, device=a.device)
-
-            def call() -> object:
-                return torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=c.dtype, out=c)
-
-        elif gemm.dtype == "int8":
-
-            def call() -> object:
-                return torch._int_mm(a, b, out=c)
-
-        elif gemm.batch > 1:
-
-            def call() -> object:
-                return torch.bmm(a, b, out=c)
-
+            call = partial(torch._scaled_mm, a, b, scale_a=one, scale_b=one, out_dtype=c.dtype, out=c)
         else:
-
-            def call() -> object:
-                return torch.mm(a, b, out=c)
-
-        return GemmTask(call, (a, b), c, _tf32(gemm, a))
+            multiply = torch._int_mm if work.dtype == "int8" else torch.bmm if work.batch > 1 else torch.mm
+            call = partial(multiply, a, b, out=c)
+        return LaunchTask(with_tf32(call, _tf32(work, c)), (a, b), (c,))
 
 
-class TorchAddmm:
+class TorchAddmm(BuiltInProvider[Gemm]):
     """`torch.addmm`: one product plus a bias of n numbers, as a linear layer with bias runs it; the bias is not
     counted in FLOPs and bytes."""
 
     id = "torch.addmm"
     kind = "gemm"
 
-    def unsupported(self, workload: Workload, device: DeviceSpec) -> str | None:
+    def refusal(self, work: Gemm, device: DeviceSpec) -> str | None:
         """As `torch.mm`, and single products in floating point alone."""
-        if not isinstance(workload, Gemm):
-            return f"{self.id} runs matrix products, not {workload.kind}"
-        if workload.batch > 1:
-            return f"torch.addmm takes single products, and this is a batch of {workload.batch}"
-        if workload.dtype in ("fp8", "int8"):
-            return f"torch.addmm does not take {workload.dtype}"
-        return _no_format(workload, device)
+        if work.batch > 1:
+            return f"torch.addmm takes single products, and this is a batch of {work.batch}"
+        if work.dtype in ("fp8", "int8"):
+            return f"torch.addmm does not take {work.dtype}"
+        return _no_format(work, device)
 
-    def prepare(self, workload: Workload, device: DeviceSpec, *, distribution: str = "normal", seed: int = 0) -> Task:
+    def task(self, work: Gemm, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
         """Operands as the layout stores them, a bias, and a contiguous c."""
-        assert isinstance(workload, Gemm)
-        inputs = Inputs(device, distribution, seed)
-        a, b = inputs.gemm_operands(workload)
-        bias = inputs.tensor(workload.n, dtype=workload.dtype)
-        c = _output(workload, a)
-
-        def call() -> object:
-            return torch.addmm(bias, a, b, out=c)
-
-        return GemmTask(call, (a, b, bias), c, _tf32(workload, a))
+        a, b = inputs.gemm_operands(work)
+        bias = inputs.tensor(work.n, dtype=work.dtype)
+        c = torch.empty_like(output_templates(work)[0], device=a.device)
+        return LaunchTask(with_tf32(partial(torch.addmm, bias, a, b, out=c), _tf32(work, c)), (a, b, bias), (c,))
 
 
-def _output(gemm: Gemm, a: torch.Tensor) -> torch.Tensor:
-    shape = (gemm.batch, gemm.m, gemm.n) if gemm.batch > 1 else (gemm.m, gemm.n)
-    return torch.empty(shape, dtype=TORCH_DTYPES[gemm.output_dtype], device=a.device)
+def with_tf32(call: Callable[[], object], allowed: bool | None) -> Callable[[], object]:
+    """`call` with tf32 allowed or not; `call` itself where `allowed` is None.
+
+    tf32 is a switch of the whole process, read while the product is enqueued (or captured into a graph): it is set for
+    the call alone.
+    """
+    if allowed is None:
+        return call
+    matmul = torch.backends.cuda.matmul
+
+    def switched() -> None:
+        before = matmul.allow_tf32
+        matmul.allow_tf32 = allowed
+        try:
+            call()
+        finally:
+            matmul.allow_tf32 = before
+
+    return switched
 
 
-def _tf32(gemm: Gemm, a: torch.Tensor) -> bool | None:
-    """Whether the product allows tf32; None where the switch has no say."""
-    if gemm.dtype not in ("fp32", "tf32") or not a.is_cuda:
+def _tf32(gemm: Gemm, c: torch.Tensor) -> bool | None:
+    """Whether the product allows tf32; None where torch's switch does not matter."""
+    if gemm.dtype not in ("fp32", "tf32") or not c.is_cuda:
         return None
     # The old switch rather than `fp32_precision`: torch 2.6 has no other, and 2.9 and later keep both in step only
     # when the old one is set. Some of those warn once about it; that one warning is spent here.

@@ -162,7 +162,7 @@ def main() -> None:
     """Send the device, receive the timing options, answer requests until the pipe closes."""
     from quantbench import device
     from quantbench.providers import catalog
-    from quantbench.providers.software import versions
+    from quantbench.providers.identity import versions
     from quantbench.timing import make_timer
 
     with parent_pipes() as (messages, send):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from quantbench.kernels.attention.compile import (
-    aligned,
+from ahead_of_time import (
+    SHARED_MEMORY_LIMIT_BYTES,
+    KernelResources,
     compile_backward_kv,
     compile_backward_q,
     compile_delta,
     compile_forward,
 )
 from quantbench.kernels.attention.menu import WITH_DESCRIPTORS, Loads, Setting, backward_tiles, forward_menu
-from quantbench.kernels.compile import SHARED_MEMORY_LIMIT_BYTES, KernelResources
-from quantbench.kernels.features import HAS_TENSOR_DESCRIPTOR
+from quantbench.kernels.attention.operands import aligned
+from quantbench.kernels.launching import HAS_TENSOR_DESCRIPTOR
 
 #: Opcodes of 16-bit matrix products by architecture.
 TENSOR_CORES = {80: "HMMA", 86: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}

@@ -12,13 +12,13 @@ import os
 from dataclasses import dataclass, replace
 
 import pytest
+import torch
+from ahead_of_time import SHARED_MEMORY_LIMIT_BYTES, KernelResources, compile_gemm, compile_kernel
 from interpreter import ACTIVE
-from quantbench.kernels.compile import SHARED_MEMORY_LIMIT_BYTES, KernelResources, compile_kernel
-from quantbench.kernels.features import HAS_TENSOR_DESCRIPTOR
 from quantbench.kernels.gemm import kernels as gemm_kernels
-from quantbench.kernels.gemm.compile import compile_gemm
 from quantbench.kernels.gemm.config import align_bytes, configure, contiguous
 from quantbench.kernels.gemm.menu import tiles
+from quantbench.kernels.launching import HAS_TENSOR_DESCRIPTOR
 
 from quantbench.errors import InputError
 from quantbench.launch import Tile
@@ -120,13 +120,10 @@ def test_split_k_and_its_addition(arch: int) -> None:
     built = compiled(Case(arch, Gemm(ALIGNED, ALIGNED, ALIGNED, layout="nt"), "split_k", tile))
     check_fits(built)
     assert built.count(OPCODES[arch]["bf16"]) > 0
-    adding = compile_kernel(
-        gemm_kernels.gemm_add_parts,
-        {"parts": "*fp32:16", "c": "*bf16:16", "batches": "i32:1", "batch_stride_c": "i32:16"}
-        | dict.fromkeys(("m", "n", "ldc"), "i32:16"),
-        {"ALIGN_C": 16, "SPLIT_K": 4, "BLOCK_M": 32, "BLOCK_N": 128},
-        arch, 4, 3,
-    )  # fmt: skip
+    sizes = {"batches": 1, "batch_stride_c": 0} | dict.fromkeys(("m", "n", "ldc"), ALIGNED)
+    parts, c = (torch.empty(ALIGNED, ALIGNED, dtype=d, device="meta") for d in (torch.float32, torch.bfloat16))
+    constants = {"ALIGN_C": 16, "SPLIT_K": 4, "BLOCK_M": 32, "BLOCK_N": 128, "num_warps": 4, "num_stages": 3}
+    adding = compile_kernel(gemm_kernels.gemm_add_parts, {"parts": parts, "c": c} | sizes | constants, arch)
     check_fits(adding)
     assert any(opcode.startswith("LDG.") and ".128" in opcode for opcode in adding.opcodes)
 
@@ -161,6 +158,6 @@ def test_a_persistent_kernel_prefetches_the_next_tile() -> None:
     assert persistent.count("UTMASTG") == 2 * single.count("UTMASTG")
 
 
-def test_a_missing_or_unknown_parameter_is_named() -> None:
-    with pytest.raises(InputError, match="compile gemm_add_parts: no type for 'c'; expected exactly the parameters pa"):
-        compile_kernel(gemm_kernels.gemm_add_parts, {"parts": "*fp32"}, {}, 80, 4, 3)
+def test_a_missing_parameter_is_named() -> None:
+    with pytest.raises(InputError, match="compile gemm_add_parts: no value for 'c'; expected the parameters parts, c"):
+        compile_kernel(gemm_kernels.gemm_add_parts, {"parts": None}, 80)

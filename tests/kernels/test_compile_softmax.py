@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from quantbench.kernels.compile import KernelResources
-from quantbench.kernels.softmax.kernels import MAX_COLS, compile_softmax, softmax_tile, vector_elements
+from ahead_of_time import KernelResources, compile_softmax
+from quantbench.kernels.softmax import MAX_COLS, softmax_tile, vector_elements
 
 from quantbench.errors import InputError
 

@@ -11,6 +11,7 @@ from math import e, log2
 from typing import Any
 
 import pytest
+import references
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,12 +28,12 @@ from quantbench.kernels.attention.menu import (
     split_head_dim,
 )
 from quantbench.kernels.attention.operands import Checked, too_old
+from references import relative_error
 
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.launch import Tile
-from quantbench.providers import references
+from quantbench.providers import correctness
 from quantbench.providers.correctness import tolerance
-from quantbench.providers.references import relative_error
 from quantbench.workload import Attention
 from quantbench.workload.dtypes import DTYPES
 
@@ -87,7 +88,7 @@ def check_both_ways(work: Attention, tensors: Operands, **options: Any) -> None:
 def exact_lse(work: Attention, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     scores = q.double() @ k.double().repeat_interleave(work.heads // work.kv_heads, dim=1).mT * work.head_dim**-0.5
     if work.causal:
-        scores = scores.masked_fill(references.causal_mask(work.seq_q, work.seq_k, q.device), -torch.inf)
+        scores = scores.masked_fill(correctness.causal_mask(work.seq_q, work.seq_k, q.device), -torch.inf)
     return scores.logsumexp(-1) * log2(e)
 
 
@@ -166,7 +167,7 @@ def test_a_scale_of_ones_own() -> None:
     work = Attention(1, 1, 30, 30, 16, dtype="fp32", causal=False)
     q, k, v, _ = operands_of(work)
     out = attention(q, k, v, causal=False, scale=0.5)
-    expected = references.softmax(q.double() @ k.double().mT, 0.5, None) @ v.double()
+    expected = correctness.softmax(q.double() @ k.double().mT, 0.5, None) @ v.double()
     assert relative_error(out, expected) < 1e-4
 
 

@@ -7,8 +7,8 @@ import doctest
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from quantbench.kernels import features
-from quantbench.kernels.gemm import config, menu, operands
+from quantbench.kernels import launching
+from quantbench.kernels.gemm import config, host, menu
 from quantbench.kernels.gemm.config import (
     Matrix,
     Operands,
@@ -16,20 +16,18 @@ from quantbench.kernels.gemm.config import (
     complete,
     configure,
     contiguous,
-    num_tiles,
     streamed_tiles,
 )
 from quantbench.kernels.gemm.menu import ARCHITECTURES, SCHEDULES, estimated_clocks, pick, tiles
 
 from quantbench.errors import InputError
 from quantbench.launch import Tile
-from quantbench.quantization import quantize
 from quantbench.workload import Gemm
 
 H200, A100 = ((9, 0), 132), ((8, 0), 108)
 
 
-@pytest.mark.parametrize("module", [features, config, menu, operands])
+@pytest.mark.parametrize("module", [launching, config, menu, host])
 def test_examples_in_docstrings(module: object) -> None:
     done = doctest.testmod(module)  # type: ignore[arg-type]
     assert done.failed == 0
@@ -158,9 +156,3 @@ def test_stream_k_leaves_whole_waves(tiles_in_all: int, programs: int) -> None:
     assert whole % programs == 0
     assert 0 <= streamed <= min(tiles_in_all, 2 * programs - 1)
     assert streamed == 0 or streamed > programs or whole == 0  # more than one tile each, unless that is all there is
-
-
-@given(m=st.integers(1, 3000), n=st.integers(1, 3000), batch=st.integers(1, 9))
-def test_tiles_are_those_of_the_arithmetic(m: int, n: int, batch: int) -> None:
-    gemm = Gemm(m, n, 64, batch=batch)
-    assert num_tiles(contiguous(gemm), Tile(128, 64)) == quantize(gemm, Tile(128, 64), sm_count=108).num_tiles

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from ahead_of_time import compile_gemm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quantbench.kernels.features import HAS_TENSOR_DESCRIPTOR
 from quantbench.kernels.gemm import matmul, plan
-from quantbench.kernels.gemm.compile import compile_gemm
+from quantbench.kernels.gemm.host import missing_format
 from quantbench.kernels.gemm.menu import SCHEDULES, architecture, tiles
-from quantbench.kernels.gemm.operands import missing_format
+from quantbench.kernels.launching import HAS_TENSOR_DESCRIPTOR
 
 from quantbench.errors import InputError
 from quantbench.launch import Tile

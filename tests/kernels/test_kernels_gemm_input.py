@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from interpreter import ACTIVE
-from quantbench.kernels.features import require_architecture, unsupported_architecture
 from quantbench.kernels.gemm import matmul
-from quantbench.kernels.gemm.operands import missing_format
+from quantbench.kernels.gemm.host import missing_format
+from quantbench.kernels.launching import require_architecture, unsupported_architecture
 
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.launch import Tile

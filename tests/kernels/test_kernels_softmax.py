@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreter import in_interpreter
-from quantbench.kernels.softmax import host as kernels
+from quantbench.kernels import softmax as kernels
 from quantbench.kernels.softmax import (
     plan_backward,
     plan_forward,
@@ -23,12 +23,12 @@ from quantbench.kernels.softmax import (
     scaled_masked_softmax_backward,
     scaled_softmax,
 )
+from references import relative_error
 
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.launch import Tile
 from quantbench.megatron import megatron_fused_available
-from quantbench.providers import references
-from quantbench.providers.references import relative_error
+from quantbench.providers import correctness
 
 TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 5e-3, torch.float32: 1e-5}
 FORMATS = st.sampled_from([torch.float16, torch.float32])  # the interpreter truncates to bf16
@@ -49,7 +49,7 @@ def mask_of(samples: int, sq: int, sk: int, seed: int = 0, device: str = "cpu") 
 
 
 def upper(size: int, device: str = "cpu") -> torch.Tensor:
-    return references.causal_mask(size, size, torch.device(device))
+    return correctness.causal_mask(size, size, torch.device(device))
 
 
 def check_causal(shape: tuple[int, int, int], dtype: torch.dtype, scale: float, device: str = "cpu") -> None:
@@ -60,13 +60,13 @@ def check_causal(shape: tuple[int, int, int], dtype: torch.dtype, scale: float, 
     poisoned = scores.masked_fill(dropped, NAN)  # above the diagonal nothing may be used
     y = torch.full_like(scores, NAN)
     plan_forward(poisoned, scale, causal=True, out=y).run()
-    expected = references.softmax(scores.double(), scale, dropped)
+    expected = correctness.softmax(scores.double(), scale, dropped)
     assert torch.equal(y[..., dropped], torch.zeros_like(y[..., dropped]))
     assert relative_error(y, expected) < TOLERANCE[dtype]
     dx = torch.full_like(scores, NAN)
     plan_backward(grad.masked_fill(dropped, NAN), y, scale, causal=True, out=dx).run()
     assert torch.equal(dx[..., dropped], torch.zeros_like(dx[..., dropped]))
-    assert relative_error(dx, references.softmax_backward(y.double(), grad.double(), scale)) < TOLERANCE[dtype]
+    assert relative_error(dx, correctness.softmax_backward(y.double(), grad.double(), scale)) < TOLERANCE[dtype]
 
 
 def check_masked(
@@ -78,9 +78,9 @@ def check_masked(
     grad = scores_of(shape, dtype, seed=sk + 1, device=device)
     y, dx = torch.full_like(scores, NAN), torch.full_like(scores, NAN)
     plan_forward(scores, scale, mask=mask, out=y).run()
-    assert relative_error(y, references.softmax(scores.double(), scale, mask)) < TOLERANCE[dtype]
+    assert relative_error(y, correctness.softmax(scores.double(), scale, mask)) < TOLERANCE[dtype]
     plan_backward(grad, y, scale, out=dx).run()
-    assert relative_error(dx, references.softmax_backward(y.double(), grad.double(), scale)) < TOLERANCE[dtype]
+    assert relative_error(dx, correctness.softmax_backward(y.double(), grad.double(), scale)) < TOLERANCE[dtype]
 
 
 @in_interpreter
@@ -130,7 +130,7 @@ def test_masked_scores_count_as_minus_10000() -> None:
 def test_large_scores_neither_overflow_nor_vanish() -> None:
     scores = torch.tensor([[[[60_000.0, 59_999.0, -60_000.0]]]]).expand(1, 1, 3, 3).contiguous()
     y = scaled_softmax(scores, 1.0)
-    assert relative_error(y, references.softmax(scores.double(), 1.0, None)) < 1e-5
+    assert relative_error(y, correctness.softmax(scores.double(), 1.0, None)) < 1e-5
 
 
 @in_interpreter
@@ -143,7 +143,7 @@ def test_gradients_through_autograd(causal: bool) -> None:
     (y * weights).sum().backward()
     exact = scores.detach().double().requires_grad_()
     dropped = upper(20) if causal else mask
-    (references.softmax(exact, 0.3, dropped) * weights.double()).sum().backward()
+    (correctness.softmax(exact, 0.3, dropped) * weights.double()).sum().backward()
     assert scores.grad is not None
     assert exact.grad is not None
     assert relative_error(scores.grad, exact.grad) < 1e-5
@@ -161,7 +161,7 @@ def test_expanded_gradients_are_taken() -> None:
 def test_backward_by_itself() -> None:
     y = scaled_causal_softmax(scores_of((1, 2, 16, 16), torch.float32), 0.5)
     grad = scores_of((1, 2, 16, 16), torch.float32, seed=3)
-    expected = references.softmax_backward(y.double(), grad.double(), 0.5)
+    expected = correctness.softmax_backward(y.double(), grad.double(), 0.5)
     assert relative_error(scaled_causal_softmax_backward(grad, y, 0.5), expected) < 1e-5
     assert relative_error(scaled_masked_softmax_backward(grad, y, 0.5), expected) < 1e-5
 
@@ -282,7 +282,7 @@ def test_offsets_past_two_to_the_31() -> None:
     scores = torch.zeros((1, 9, 16384, 16384), dtype=torch.float16, device="cuda")  # 2.4e9 scores
     scores[:, -1, -1, 5] = 4.0
     y = scaled_causal_softmax(scores, 1.0)
-    expected = references.softmax(scores[:, -1:, -1:].double(), 1.0, None)
+    expected = correctness.softmax(scores[:, -1:, -1:].double(), 1.0, None)
     assert relative_error(y[:, -1:, -1:], expected) < TOLERANCE[torch.float16]
 
 

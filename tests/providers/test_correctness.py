@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_devices import CPU
+from references import relative_error, results
 
 from quantbench.errors import InputError, MeasurementError
 from quantbench.providers import catalog, correctness
 from quantbench.providers.audit import Audit, check
 from quantbench.providers.inputs import TORCH_DTYPES, Inputs
-from quantbench.providers.references import relative_error, results
 from quantbench.workload import Attention, Collective, Gemm, Softmax, Workload
 
 Tensors = tuple[torch.Tensor, ...]
@@ -25,18 +25,8 @@ Damage = Callable[[Tensors], object]
 def case(work: Workload, *, distribution: str = "normal", bias: bool = False) -> tuple[Tensors, Tensors]:
     """Inputs, and right results in the output's format."""
     made = Inputs(CPU, distribution, seed=4)
-    given: Tensors
-    if isinstance(work, Gemm):
-        given = made.gemm_operands(work)
-        given = (*given, made.tensor(work.n, dtype=work.dtype)) if bias else given
-    elif isinstance(work, Softmax):
-        x = made.scores(work)
-        masks = (made.padding_mask(work),) if work.mask == "full" else ()
-        given = (x, *masks) if work.direction == "forward" else (x, *masks, made.scores(work))
-    else:
-        assert isinstance(work, Attention)
-        q, k, v = made.attention_operands(work)
-        given = (q, k, v) if work.direction == "forward" else (q, k, v, torch.randn(q.shape).to(q.dtype))
+    given = made.operands(work)
+    given = (*given, made.tensor(work.n, dtype=work.dtype)) if bias and isinstance(work, Gemm) else given
     dtype = TORCH_DTYPES[work.output_dtype if isinstance(work, Gemm) else work.dtype]
     return given, tuple(result.to(dtype) for result in results(work, given))
 

@@ -100,7 +100,7 @@ def test_a_large_tensor_is_made_of_pieces(dtype: str, distribution: str, monkeyp
 
 
 def test_a_large_mask_is_half_true_and_drops_no_whole_row() -> None:
-    mask = Inputs(CPU).padding_mask(Softmax(batch=1, rows=300, cols=700, mask="full"))
+    _, mask = Inputs(CPU).operands(Softmax(batch=1, rows=300, cols=700, mask="full"))
     assert mask.float().mean().item() == pytest.approx(0.5, abs=0.02)
     assert not mask[..., 0].any()
 
@@ -118,16 +118,15 @@ def test_operands_are_stored_as_the_layout_says(layout: str, batch: int) -> None
 
 def test_scores_and_masks_by_sample_and_head() -> None:
     work = Softmax(batch=6, rows=9, cols=17, mask="full", mask_batch=2)
-    inputs = Inputs(CPU)
-    assert inputs.scores(work).shape == (2, 3, 9, 17)
-    mask = inputs.padding_mask(work)
+    x, mask = Inputs(CPU).operands(work)
+    assert x.shape == (2, 3, 9, 17)
     assert (mask.shape, mask.dtype) == ((2, 1, 9, 17), torch.bool)
     assert not mask.all(-1).any()
     assert 0.3 < mask.float().mean().item() < 0.7
 
 
 def test_grouped_heads() -> None:
-    q, k, v = Inputs(CPU).attention_operands(Attention(2, 8, 10, 12, 16, kv_heads=2, causal=False))
+    q, k, v = Inputs(CPU).operands(Attention(2, 8, 10, 12, 16, kv_heads=2, causal=False))
     assert (q.shape, k.shape, v.shape) == ((2, 8, 10, 16), (2, 2, 12, 16), (2, 2, 12, 16))
     assert not torch.equal(k, v)
 

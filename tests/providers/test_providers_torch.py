@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from made_devices import CPU
+from references import relative_error, results
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -16,11 +17,9 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import MeasurementError
 from quantbench.providers import catalog, torch_attention
 from quantbench.providers.correctness import tolerance
-from quantbench.providers.references import relative_error, results
-from quantbench.providers.torch_attention import choose_heads
-from quantbench.providers.torch_gemm import GemmTask
-from quantbench.providers.torch_softmax import megatron_fallback
-from quantbench.providers.torch_tasks import BackwardTask, ForwardTask
+from quantbench.providers.tasks import BackwardTask, ForwardTask
+from quantbench.providers.torch_attention import choose_heads, megatron_fallback
+from quantbench.providers.torch_gemm import with_tf32
 from quantbench.workload import Attention, Gemm, Softmax, Workload
 
 
@@ -166,7 +165,7 @@ def test_tf32_is_set_for_the_call_alone(wanted: bool, set_before: bool) -> None:
     matmul.allow_tf32 = set_before
     try:
         with pytest.raises(KeyboardInterrupt):
-            GemmTask(call, torch.empty(1), lambda: torch.empty(1), tf32=wanted).run()
+            with_tf32(call, wanted)()
         assert (seen, matmul.allow_tf32) == ([wanted], set_before)
     finally:
         matmul.allow_tf32 = initial
@@ -259,7 +258,7 @@ GROUPED = Attention(4, 32, 128, 128, 64, kv_heads=8)
 def test_a_backend_is_asked_about_one_group_of_one_sample() -> None:
     answers = Answers(lambda params: True)
     heads = choose_heads("torch.flash", answers, GROUPED, torch.device("cpu"))
-    assert (heads.repeated, heads.refusal) == (False, None)
+    assert heads == (False, None)
     assert answers.asked == [((1, 4, 128, 64), (1, 1, 128, 64), True, False)]
 
 
@@ -267,7 +266,7 @@ def test_grouped_heads_are_repeated_for_a_backend_that_needs_equal_ones() -> Non
     answers = Answers(lambda params: not params.enable_gqa, "key and value heads must equal query heads")
     work = Attention(4, 32, 128, 128, 64, kv_heads=8, direction="backward")
     heads = choose_heads("torch.efficient", answers, work, torch.device("cpu"))
-    assert (heads.repeated, heads.refusal) == (True, None)
+    assert heads == (True, None)
     assert answers.asked == [
         ((1, 4, 128, 64), (1, 1, 128, 64), True, True),
         ((1, 1, 128, 64), (1, 1, 128, 64), False, True),
@@ -279,33 +278,31 @@ def test_a_refusal_is_one_sentence_in_torchs_words() -> None:
         lambda params: False, "Head dim\n must be <= 256. (Triggered internally at sdp.cpp:1)", "Not fp32."
     )
     heads = choose_heads("torch.flash", answers, Attention(2, 8, 16, 16, 512), torch.device("cpu"))
-    assert heads.refusal == (
+    assert heads[1] == (
         "torch.flash does not take attention 2×8×16×16×512 bf16 causal forward: Head dim must be <= 256; Not fp32"
     )
 
 
 def test_a_refusal_without_words() -> None:
     heads = choose_heads("torch.flash", Answers(lambda params: False), Attention(2, 8, 16, 16, 64), torch.device("cpu"))
-    assert heads.refusal == (
-        "torch.flash does not take attention 2×8×16×16×64 bf16 causal forward: torch does not say why"
-    )
+    assert heads[1] == ("torch.flash does not take attention 2×8×16×16×64 bf16 causal forward: torch does not say why")
 
 
 @pytest.mark.parametrize("backend", [b for b, can_use in torch_attention.CAN_USE.items() if can_use is not None])
 def test_torchs_own_tests_are_called_as_they_want(backend: SDPBackend) -> None:
     # On CPU tensors every CUDA backend says no, whatever its version; what counts is that the call is understood.
     heads = choose_heads("x", torch_attention.CAN_USE[backend], GROUPED, torch.device("cpu"))
-    assert heads.refusal is not None
+    assert heads[1] is not None
 
 
 def test_the_math_backend_takes_everything() -> None:
-    assert choose_heads("torch.math", None, GROUPED, torch.device("cpu")).refusal is None
+    assert choose_heads("torch.math", None, GROUPED, torch.device("cpu"))[1] is None
 
 
 def test_grouped_heads_repeated_in_every_run_give_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     provider = catalog.make("torch.math")
     work = Attention(2, 4, 33, 33, 16, kv_heads=2, dtype="fp32", direction="backward")
-    monkeypatch.setattr(type(provider), "_heads", lambda self, work, device: torch_attention._Heads(repeated=True))
+    monkeypatch.setattr(type(provider), "_heads", lambda self, work, device: (True, None))
     task = provider.prepare(work, CPU, seed=2)
     task.run()
     for output, reference in zip(task.outputs(), results(work, task.inputs()), strict=True):

@@ -38,7 +38,7 @@ def test_impossible(device_benchmark):
     device_benchmark(lambda: None, flops=10**18, dtype="fp32")
 
 def test_plain():
-    assert True
+    assert torch.ones(2).sum() == 2
 """
 
 

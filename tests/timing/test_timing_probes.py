@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("compiling needs a process without TRITON_INTERPRET", allow_module_level=True)
 
-from quantbench.kernels.compile import compile_kernel
+from ahead_of_time import compile_kernel
 
 from quantbench.timing import probes
 
@@ -19,8 +20,11 @@ ARCHITECTURES = [80, 90]
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_hold_reads_the_flag_anew_each_time_round(arch: int) -> None:
+    flag = torch.empty(1, dtype=torch.int32, device="meta")
     made = compile_kernel(
-        probes.hold, {"release_ptr": "*i32", "timed_out_ptr": "*i32", "timeout_ns": "i32"}, {}, arch, 1, 1
+        probes.hold,
+        {"release_ptr": flag, "timed_out_ptr": flag, "timeout_ns": 10**9 + 1, "num_warps": 1, "num_stages": 1},
+        arch,
     )
     # One load before the loop and one in it, both seen by the host: a cached or hoisted load would spin for ever.
     loads = [op for op in made.opcodes if op.startswith("LDG")]
@@ -33,7 +37,8 @@ def test_hold_reads_the_flag_anew_each_time_round(arch: int) -> None:
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_stamp_reads_clock_and_timer_and_writes_both(arch: int) -> None:
-    made = compile_kernel(probes.stamp, {"stamps_ptr": "*i64", "max_sms": "i32"}, {}, arch, 1, 1)
+    stamps = torch.empty(400, dtype=torch.int64, device="meta")
+    made = compile_kernel(probes.stamp, {"stamps_ptr": stamps, "max_sms": 200, "num_warps": 1, "num_stages": 1}, arch)
     stores = sum(n for op, n in made.opcodes.items() if op.startswith("STG"))
     assert stores == 2
     assert made.count("CS2R") >= 1  # clock64

@@ -7,11 +7,10 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from quantbench.kernels.compile import SHARED_MEMORY_LIMIT_BYTES
-from quantbench.kernels.features import TRITON, unsupported_architecture
-from quantbench.kernels.gemm.compile import compile_gemm
+from ahead_of_time import SHARED_MEMORY_LIMIT_BYTES, compile_gemm
 from quantbench.kernels.gemm.config import align_bytes, configure, contiguous
 from quantbench.kernels.gemm.menu import tiles
+from quantbench.kernels.launching import TRITON, unsupported_architecture
 
 from quantbench.launch import Tile
 from quantbench.workload import Gemm

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from quantbench.kernels.compile import SHARED_MEMORY_LIMIT_BYTES
-from quantbench.kernels.features import TRITON
-from quantbench.kernels.softmax.kernels import compile_softmax
+from ahead_of_time import SHARED_MEMORY_LIMIT_BYTES, compile_softmax
+from quantbench.kernels.launching import TRITON
 
 pytestmark = pytest.mark.skipif(TRITON >= (3, 3), reason="needs triton 3.2: make test-volta")
 

@@ -1,7 +1,4 @@
-"""What the results should be, from the definition of each operation, on the device that the inputs are on.
-
-Nothing here is shared with what is measured. `quantbench.providers.correctness` uses these definitions in chunks.
-"""
+"""Results in float64 from the definition of each operation, at once: for small workloads. The oracle of the tests."""
 
 from __future__ import annotations
 
@@ -10,17 +7,15 @@ from collections.abc import Sequence
 import torch
 
 from quantbench.errors import InputError
+from quantbench.providers.correctness import causal_mask, softmax, softmax_backward
 from quantbench.workload import Attention, Gemm, Softmax, Workload
 
 
 def results(workload: Workload, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """All results of a workload in float64, at once: for small workloads, since memory and time are not bounded.
-
-    inputs: as `Task.inputs` returns them.
-    """
+    """All results of a workload in float64. inputs: as `Task.inputs` returns them."""
     tensors = [tensor.detach() for tensor in inputs]
     if isinstance(workload, Gemm):
-        product = matmul(tensors[0], tensors[1])
+        product = tensors[0].double() @ tensors[1].double()
         return (product + tensors[2].double() if len(tensors) == 3 else product,)
     if isinstance(workload, Softmax):
         x = tensors[0].double()
@@ -46,31 +41,6 @@ def relative_error(output: torch.Tensor, reference: torch.Tensor) -> float:
     difference = float(torch.linalg.vector_norm(output.double() - reference.double()))
     size = float(torch.linalg.vector_norm(reference.double()))
     return difference / size if size != 0 else difference
-
-
-def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a·b in float64 for a[…, m, k] and b[…, k, n]."""
-    return a.double() @ b.double()
-
-
-def causal_mask(rows: int, cols: int, device: torch.device, first_row: int = 0) -> torch.Tensor:
-    """A boolean mask[rows, cols], True above the diagonal: what a causal softmax drops. first_row: where the rows
-    begin in the whole matrix."""
-    return torch.ones(rows, cols, dtype=torch.bool, device=device).triu(diagonal=1 + first_row)
-
-
-def softmax(x: torch.Tensor, scale: float, dropped: torch.Tensor | None) -> torch.Tensor:
-    """softmax(scale · x) over the last dimension in x's format, without what `dropped` marks."""
-    scores = x * scale
-    if dropped is not None:
-        scores = scores.masked_fill(dropped, -torch.inf)
-    scores = (scores - scores.amax(-1, keepdim=True)).exp()
-    return scores / scores.sum(-1, keepdim=True)
-
-
-def softmax_backward(y: torch.Tensor, gradient: torch.Tensor, scale: float) -> torch.Tensor:
-    """The gradient of x for y = softmax(scale · x) and the gradient of y."""
-    return scale * y * (gradient - (gradient * y).sum(-1, keepdim=True))
 
 
 def attention(work: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

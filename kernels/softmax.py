@@ -1,0 +1,360 @@
+"""Megatron-LM's fused scale + mask + softmax in Triton, with gradients: `scaled_causal_softmax`, `plan_forward`.
+
+    from quantbench.kernels.softmax import scaled_causal_softmax, scaled_masked_softmax, plan_forward
+
+    y = scaled_causal_softmax(scores, 0.125)              # scores, y: [batch, heads, sq, sk]
+    y = scaled_masked_softmax(scores, mask, 0.125)        # mask: [batch, 1, sq, sk], True drops
+
+    work = plan_forward(scores, 0.125, causal=True)       # checked, compiled, allocated
+    work.launch                                           # Launch: tile, grid, block, registers, blocks per SM
+    work.run()                                            # the launch alone; may be captured into a CUDA graph
+
+y = softmax(scale · x) over rows of `cols` scores; fp16, bf16 or fp32 in and out, fp32 inside.
+`megatron_fused_available` (from `quantbench.megatron`) says when Megatron itself uses its fused kernel.
+
+Nothing here multiplies matrices: the kernel is limited by memory bandwidth, one read of x and one write of y. A program
+(one thread block) holds ROWS whole rows in registers (`softmax_tile`). Short rows share a program, so that each program
+loads about 4096 scores at a time; a long row has a program of its own.
+
+The cliffs:
+- cols % ALIGN. A thread reads 16 bytes at a time only if every row starts at a multiple of 16 bytes: 8 scores of 16
+  bits. With an odd number of columns it reads 2 bytes at a time, and the same bytes take several times the
+  instructions.
+- A row takes the next power of two of registers: with 2049 columns the program holds, exponentiates and adds up 4096.
+  The padding is not read, so this shows only where the arithmetic no longer hides behind the memory.
+- Under a causal mask row q reads q + 1 scores, rounded up to 16 bytes, and writes all of them: half the reads, and
+  programs of one launch that differ in length.
+
+The exponential is of base 2 (one instruction) with log₂e folded into the scale.
+"""
+
+# ruff: noqa: N803  (compile-time parameters are written in capitals, as in triton's own kernels)
+
+from math import e, isfinite, log2
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from quantbench.kernels.launching import (
+    INTERPRETER,
+    Plan,
+    require_architecture,
+    require_cuda,
+    short,
+    step,
+)
+
+from quantbench.errors import InputError, UnsupportedError, require_int
+from quantbench.launch import Tile
+from quantbench.megatron import megatron_fused_available as megatron_fused_available  # offered from here too
+from quantbench.quantization import WARP_THREADS, cdiv
+
+_MAX_ROWS = 2**31 - 1
+
+#: Longest row: its 64 bytes of loads per thread fill the largest block of 1024 threads.
+MAX_COLS = 16_384
+
+_MAX_WARPS = 32
+_MIN_BLOCK_COLS = 16
+_VECTOR_BYTES = 16
+# Four 16-byte loads under way per thread. What keeps HBM busy is bytes in flight (Little's law: 4.8 TB/s times some
+# 0.7 µs is 25 KB for each of an H200's 132 SMs), and more of them per thread costs the registers of another block.
+_BYTES_PER_THREAD = 4 * _VECTOR_BYTES
+# Scores per program, at least: blocks that move less than 16 KB come and go faster than they are handed out.
+_MIN_SCORES = 4096
+
+#: What Megatron-LM puts in place of masked scores, times log₂e. A row that is masked whole comes out as 1 / cols
+#: (Megatron-LM's and apex' kernels; apex issue 1390): it is not dropped.
+MASKED_LOG2E = tl.constexpr(-10_000.0 * 1.4426950408889634)
+
+
+@triton.jit
+def softmax_forward(
+    x, mask, y, rows_in_all, rows_per_head, rows_per_sample, mask_rows_per_sample, cols, scale_log2e,
+    MASK: tl.constexpr, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+):  # fmt: skip
+    """y = softmax(scale · x): grid (ceil(rows_in_all / ROWS)).
+
+    x, y: contiguous [rows_in_all, cols], rows_in_all = batch · heads · rows_per_head. MASK: "causal" (row q of a head
+    drops columns past q), "full" (mask: bytes [samples, rows_per_head, cols], other than 0 drops; one for all samples
+    when mask_rows_per_sample is 0) or "none". ALIGN: scores per vector, divides cols. BLOCK_COLS: power of two, at
+    least cols. scale_log2e: above 0.
+    """
+    first_row, rows, col, length = _tile(cols, ALIGN, ROWS, BLOCK_COLS)
+    position = rows % rows_per_head
+    readable, counts = _columns(position, col, length, MASK, ALIGN)
+    inside = rows < rows_in_all
+    at = first_row.to(tl.int64) * length + (rows - first_row) * length + col
+    scores = tl.load(x + at, mask=inside & readable, other=0.0).to(tl.float32)
+    if MASK == "full":
+        mask_row = rows // rows_per_sample * mask_rows_per_sample + position
+        masked = tl.load(mask + mask_row.to(tl.int64) * length + col, mask=inside & readable, other=0)
+        scores = tl.where(masked != 0, MASKED_LOG2E, scores * scale_log2e)
+        scores = tl.where(counts, scores, float("-inf"))
+        p = tl.exp2(scores - tl.max(scores, 1)[:, None])
+    else:
+        scores = tl.where(counts, scores, float("-inf"))
+        # The difference first, which is exact for 16-bit scores: large scores cost no accuracy.
+        p = tl.exp2((scores - tl.max(scores, 1)[:, None]) * scale_log2e)
+    p *= (1.0 / tl.sum(p, 1))[:, None]
+    tl.store(y + at, p.to(y.dtype.element_ty), mask=inside & (col < length))
+
+
+@triton.jit
+def softmax_backward(
+    dy, y, dx, rows_in_all, rows_per_head, cols, scale,
+    MASK: tl.constexpr, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+):  # fmt: skip
+    """dx = scale · y · (dy - Σ dy · y): grid and arguments as in `softmax_forward`; the sum is in fp32.
+
+    What the mask dropped has y = 0 and gets 0; under a causal mask it is not even read.
+    """
+    first_row, rows, col, length = _tile(cols, ALIGN, ROWS, BLOCK_COLS)
+    readable, counts = _columns(rows % rows_per_head, col, length, MASK, ALIGN)
+    inside = rows < rows_in_all
+    at = first_row.to(tl.int64) * length + (rows - first_row) * length + col
+    g = tl.load(dy + at, mask=inside & readable, other=0.0).to(tl.float32)
+    p = tl.load(y + at, mask=inside & readable, other=0.0).to(tl.float32)
+    if MASK == "causal":
+        g = tl.where(counts, g, 0.0)
+        p = tl.where(counts, p, 0.0)
+    total = tl.sum(g * p, 1)
+    out = scale * p * (g - total[:, None])
+    tl.store(dx + at, out.to(dx.dtype.element_ty), mask=inside & (col < length))
+
+
+@triton.jit
+def _tile(cols, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr):
+    """This program's first row, its rows (ROWS × 1), the columns (1 × BLOCK_COLS), and the length of a row."""
+    first_row = tl.program_id(0) * ROWS
+    rows = first_row + tl.arange(0, ROWS)[:, None]
+    return first_row, rows, tl.arange(0, BLOCK_COLS)[None, :], cols // ALIGN * ALIGN
+
+
+@triton.jit
+def _columns(position, col, length, MASK: tl.constexpr, ALIGN: tl.constexpr):
+    """Which columns are read, whole vectors of ALIGN, and which of these count."""
+    if MASK == "causal":
+        readable = col < (position // ALIGN + 1) * ALIGN
+        counts = col <= position
+    else:
+        readable = col < length
+        counts = readable
+    return readable, counts
+
+
+class SoftmaxPlan(Plan):
+    """One softmax or its gradient, ready to run any number of times."""
+
+
+def scaled_causal_softmax(scores: torch.Tensor, scale: float) -> torch.Tensor:
+    """softmax(scale · scores) over columns 0 … row of scores[batch, heads, sq, sk], sq = sk; zeros above the diagonal.
+
+    What stands above the diagonal is not used, whatever it is. Differentiable.
+    """
+    return _Softmax.apply(scores, None, scale, True)
+
+
+def scaled_masked_softmax(scores: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    """softmax(scale · scores, masked ones set to -10000) for scores[batch, heads, sq, sk]; differentiable.
+
+    mask: boolean [batch, 1, sq, sk] or [1, 1, sq, sk], True drops. A row that is masked whole is 1 / sk everywhere.
+    """
+    return _Softmax.apply(scores, mask, scale, False)
+
+
+def scaled_softmax(scores: torch.Tensor, scale: float) -> torch.Tensor:
+    """softmax(scale · scores) over the last dimension of scores[batch, heads, sq, sk]; differentiable."""
+    return _Softmax.apply(scores, None, scale, False)
+
+
+def scaled_causal_softmax_backward(grad: torch.Tensor, y: torch.Tensor, scale: float) -> torch.Tensor:
+    """The gradient of the scores from that of y = scaled_causal_softmax(scores, scale); zeros above the diagonal."""
+    return _ran(plan_backward(grad, y, scale, causal=True))
+
+
+def scaled_masked_softmax_backward(grad: torch.Tensor, y: torch.Tensor, scale: float) -> torch.Tensor:
+    """The gradient of the scores from that of y = scaled_masked_softmax(scores, mask, scale), or scaled_softmax."""
+    return _ran(plan_backward(grad, y, scale))
+
+
+def plan_forward(
+    scores: torch.Tensor, scale: float, *, causal: bool = False, mask: torch.Tensor | None = None,
+    out: torch.Tensor | None = None, tile: Tile | None = None,
+) -> SoftmaxPlan:  # fmt: skip
+    """Check, compile and allocate. tile: rows, row length and warps of a program; None takes `softmax_tile`'s.
+
+    Raises InputError for tensors that do not fit, UnsupportedError for what the device cannot do.
+    """
+    who = "softmax"
+    _check(who, "scores", scores, scale, causal)
+    if causal and mask is not None:
+        raise InputError(who, "causal = True with a mask", "one of the two")
+    if mask is not None:
+        _check_mask(who, mask, scores)
+    out = _output(who, out, scores)
+    tile = tile or softmax_tile(scores.shape[-1], scores.element_size())
+    return _plan(who, softmax_forward, forward_arguments(scores, mask, out, scale, causal, tile), out, tile)
+
+
+def plan_backward(
+    grad: torch.Tensor, y: torch.Tensor, scale: float, *, causal: bool = False,
+    out: torch.Tensor | None = None, tile: Tile | None = None,
+) -> SoftmaxPlan:  # fmt: skip
+    """As `plan_forward`, for scale · y · (grad - Σ grad · y). grad, y: [batch, heads, sq, sk]."""
+    who = "softmax backward"
+    _check(who, "y", y, scale, causal)
+    _same(who, "grad", grad, "y", y)
+    out = _output(who, out, y)
+    tile = tile or softmax_tile(y.shape[-1], y.element_size(), "backward")
+    return _plan(who, softmax_backward, backward_arguments(grad, y, out, scale, causal, tile), out, tile)
+
+
+class _Softmax(torch.autograd.Function):
+    """Keeps y, from which alone the gradient follows."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: torch.Tensor, mask: torch.Tensor | None, scale: float, causal: bool) -> torch.Tensor:
+        y = _ran(plan_forward(scores, scale, causal=causal, mask=mask))
+        ctx.save_for_backward(y)
+        ctx.scale, ctx.causal = scale, causal
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (y,) = ctx.saved_tensors
+        # autograd hands on expanded gradients (of a sum, say); those alone are copied.
+        return _ran(plan_backward(grad.contiguous(), y, ctx.scale, causal=ctx.causal)), None, None, None
+
+
+def _ran(work: SoftmaxPlan) -> torch.Tensor:
+    work.run()
+    return work.out
+
+
+def _plan(who: str, kernel: Any, arguments: dict[str, Any], out: torch.Tensor, tile: Tile) -> SoftmaxPlan:
+    cols = out.shape[-1]
+    if tile.block_n < cols or tile.block_n & (tile.block_n - 1) or tile.block_m & (tile.block_m - 1):
+        raise InputError(who, f"tile {tile}", f"powers of two, and a block_n of at least {cols} columns")
+    grid = cdiv(arguments["rows_in_all"], tile.block_m)
+    return SoftmaxPlan((out,), (step(who, kernel, grid, arguments, out.device, tile),))
+
+
+def forward_arguments(
+    x: torch.Tensor, mask: torch.Tensor | None, out: torch.Tensor, scale: float, causal: bool, tile: Tile
+) -> dict[str, Any]:
+    _, heads, sq, _ = x.shape
+    return {
+        "x": x, "mask": None if mask is None else mask.view(torch.uint8), "y": out,
+        "rows_per_sample": heads * sq, "mask_rows_per_sample": 0 if mask is None or mask.shape[0] == 1 else sq,
+        "scale_log2e": scale * log2(e),
+    } | _shared_arguments(x, "causal" if causal else "none" if mask is None else "full", tile)  # fmt: skip
+
+
+def backward_arguments(
+    grad: torch.Tensor, y: torch.Tensor, out: torch.Tensor, scale: float, causal: bool, tile: Tile
+) -> dict[str, Any]:
+    shared = _shared_arguments(y, "causal" if causal else "none", tile)
+    return {"dy": grad, "y": y, "dx": out, "scale": float(scale)} | shared
+
+
+def _shared_arguments(x: torch.Tensor, mask: str, tile: Tile) -> dict[str, Any]:
+    rows, cols = x.numel() // x.shape[-1], x.shape[-1]
+    return {
+        "rows_in_all": rows, "rows_per_head": x.shape[-2], "cols": cols, "MASK": mask,
+        "ALIGN": vector_elements(cols, x.element_size()), "ROWS": tile.block_m, "BLOCK_COLS": tile.block_n,
+        "num_warps": tile.num_warps or 4, "num_stages": 1,
+    }  # fmt: skip
+
+
+def _check(who: str, name: str, x: torch.Tensor, scale: float, causal: bool) -> None:
+    shape = f"{name} of shape {tuple(x.shape)}"
+    if x.dim() != 4 or 0 in x.shape:
+        raise InputError(who, shape, "[batch, heads, sq, sk], each at least 1")
+    if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        raise InputError(who, f"{name} in {short(x.dtype)}", "float16, bfloat16 or float32")
+    if not x.is_contiguous():
+        raise InputError(who, f"{name} with strides {tuple(x.stride())}", "a contiguous tensor")
+    if x.shape[-1] > MAX_COLS:
+        raise InputError(who, shape, f"at most {MAX_COLS} columns, which a program holds at a time")
+    if x.numel() // x.shape[-1] > _MAX_ROWS:
+        raise InputError(who, shape, f"at most {_MAX_ROWS} rows in all")
+    if causal and x.shape[-1] != x.shape[-2]:
+        raise InputError(who, f"causal with {shape}", "sq equal to sk")
+    if not isfinite(scale) or scale <= 0:
+        raise InputError(who, f"scale = {scale!r}", "a finite number above 0")
+    if INTERPRETER:
+        return
+    capability = require_cuda(who, name, x)
+    require_architecture(who, capability)
+    reason = missing_bf16(short(x.dtype), capability)
+    if reason is not None:
+        raise UnsupportedError(who, reason, "float16 or float32 there")
+
+
+def missing_bf16(dtype: str, capability: tuple[int, int]) -> str | None:
+    """Why a GPU of this compute capability cannot take a format, or None. Source: NVIDIA A100 whitepaper 2020.
+
+    >>> missing_bf16("bfloat16", (7, 0))
+    'sm_70 has no bfloat16'
+    """
+    if dtype in ("bf16", "bfloat16") and capability < (8, 0):
+        return f"sm_{capability[0]}{capability[1]} has no bfloat16"
+    return None
+
+
+def _check_mask(who: str, mask: torch.Tensor, scores: torch.Tensor) -> None:
+    samples, _, sq, sk = scores.shape
+    if tuple(mask.shape) not in ((samples, 1, sq, sk), (1, 1, sq, sk)):
+        raise InputError(who, f"mask of shape {tuple(mask.shape)}", f"{(samples, 1, sq, sk)} or {(1, 1, sq, sk)}")
+    if mask.dtype != torch.bool:
+        raise InputError(who, f"mask in {short(mask.dtype)}", "bool, True where a score is dropped")
+    if not mask.is_contiguous():
+        raise InputError(who, f"mask with strides {tuple(mask.stride())}", "a contiguous tensor")
+    if mask.device != scores.device:
+        raise InputError(who, f"mask on {mask.device}", f"{scores.device}, where the scores are")
+
+
+def _output(who: str, out: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    if out is None:
+        return torch.empty_like(like)
+    _same(who, "out", out, "the scores", like)
+    return out
+
+
+def _same(who: str, name: str, x: torch.Tensor, other: str, like: torch.Tensor) -> None:
+    if x.shape != like.shape:
+        raise InputError(who, f"{name} of shape {tuple(x.shape)}", f"{tuple(like.shape)}, that of {other}")
+    if x.dtype != like.dtype:
+        raise InputError(who, f"{name} in {short(x.dtype)}", f"{short(like.dtype)}, the format of {other}")
+    if not x.is_contiguous():
+        raise InputError(who, f"{name} with strides {tuple(x.stride())}", "a contiguous tensor")
+    if x.device != like.device:
+        raise InputError(who, f"{name} on {x.device}", f"{like.device}, where {other} is")
+
+
+def softmax_tile(cols: int, element_bytes: int, direction: str = "forward") -> Tile:
+    """Rows (block_m), row length rounded up to a power of two (block_n) and warps of a softmax program.
+
+    Backward loads two scores where forward loads one.
+
+    >>> softmax_tile(2048, 2)
+    Tile(block_m=2, block_n=2048, block_k=None, split_k=1, stages=None, num_warps=4)
+    """
+    require_int("softmax", "cols", cols, high=MAX_COLS)
+    block_cols = max(_MIN_BLOCK_COLS, 1 << (cols - 1).bit_length())
+    loaded_bytes = element_bytes * (1 if direction == "forward" else 2)
+    rows = max(1, _MIN_SCORES // block_cols)
+    threads = rows * block_cols * loaded_bytes // _BYTES_PER_THREAD
+    return Tile(rows, block_cols, num_warps=min(_MAX_WARPS, threads // WARP_THREADS))
+
+
+def vector_elements(cols: int, element_bytes: int) -> int:
+    """Scores that a thread can move at a time in rows of `cols`: the largest power of two that divides it, 16 bytes at
+    most.
+
+    >>> vector_elements(2048, 2), vector_elements(2052, 2), vector_elements(2049, 2)
+    (8, 4, 1)
+    """
+    return min(_VECTOR_BYTES // element_bytes, cols & -cols)

@@ -1,0 +1,153 @@
+"""What quantbench's own providers share: `BuiltInProvider`, the base that declares one, and the tasks they make.
+
+`LaunchTask` runs kernels that write into given tensors. `ForwardTask` and `BackwardTask` run torch operations that
+return new tensors. Each of their runs first releases the previous results, so that torch's caching allocator hands out
+the same memory again: no cudaMalloc after the first run, and the addresses stay. In a CUDA graph the results live in
+the graph's own pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
+
+import torch
+
+from quantbench.errors import MeasurementError
+from quantbench.launch import Launch
+from quantbench.providers.base import Task
+from quantbench.providers.inputs import Inputs
+
+if TYPE_CHECKING:
+    from quantbench.device.spec import DeviceSpec
+    from quantbench.workload import Workload
+
+_W = TypeVar("_W")
+
+
+class BuiltInProvider(Generic[_W]):
+    """A provider of one kind of workload. A subclass states `id` and `kind` and defines `refusal` and `task`."""
+
+    id: str
+    kind: str
+
+    def unsupported(self, workload: Workload, device: DeviceSpec) -> str | None:
+        """None when this provider can run the workload there, otherwise the reason in one sentence."""
+        if workload.kind != self.kind:
+            runs = "matrix products" if self.kind == "gemm" else self.kind
+            return f"{self.id} runs {runs}, not {workload.kind}"
+        return self.refusal(cast("_W", workload), device)
+
+    def prepare(self, workload: Workload, device: DeviceSpec, *, distribution: str = "normal", seed: int = 0) -> Task:
+        """Allocate inputs, as `Inputs.operands` makes them, and outputs; compile what is compiled."""
+        assert workload.kind == self.kind
+        return self.task(cast("_W", workload), device, Inputs(device, distribution, seed))
+
+    def refusal(self, work: _W, device: DeviceSpec) -> str | None:
+        """As `unsupported`, for a workload of the right kind."""
+        raise NotImplementedError
+
+    def task(self, work: _W, device: DeviceSpec, inputs: Inputs) -> Task:
+        """As `prepare`, for a workload of the right kind."""
+        raise NotImplementedError
+
+
+class _Task:
+    """The tensors of a task. Its launch is not known: the profiler finds it."""
+
+    def __init__(self, inputs: tuple[torch.Tensor, ...], outputs: tuple[torch.Tensor, ...] = ()) -> None:
+        self._inputs = inputs
+        self._outputs = outputs
+
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """As `quantbench.providers.base.Task.inputs`."""
+        return self._inputs
+
+    def outputs(self) -> tuple[torch.Tensor, ...]:
+        """The last run's results; of torch operations, empty before the first run."""
+        return self._outputs
+
+    def launch(self) -> Launch | None:
+        """The launch, if the provider knows it."""
+        return None
+
+
+class LaunchTask(_Task):
+    """Runs `call`, which writes into `outputs`. launch: what it launches, if known.
+
+    before: called once ahead of the first run, for the forward pass that a backward pass needs.
+    """
+
+    def __init__(
+        self, call: Callable[[], object], inputs: tuple[torch.Tensor, ...], outputs: tuple[torch.Tensor, ...], *,
+        launch: Launch | None = None, before: Callable[[], object] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(inputs, outputs)
+        self._call, self._before, self._launch = call, before, launch
+
+    def run(self) -> None:
+        """Enqueue the work."""
+        if self._before is not None:
+            self._before()
+            self._before = None
+        self._call()
+
+    def launch(self) -> Launch | None:
+        """The launch, if the provider knows it."""
+        return self._launch
+
+
+class ForwardTask(_Task):
+    """Runs `forward`, which reads `inputs`."""
+
+    def __init__(self, forward: Callable[[], torch.Tensor], inputs: tuple[torch.Tensor, ...]) -> None:
+        super().__init__(inputs)
+        self._forward = forward
+
+    def run(self) -> None:
+        """Run forward, without recording for autograd."""
+        self._outputs = ()
+        with torch.no_grad():
+            self._outputs = (self._forward(),)
+
+
+class BackwardTask(_Task):
+    """Runs only the backward pass of `forward`: the gradients of `inputs`, through a graph that is kept.
+
+    inputs: those that get a gradient; gradient: that of the result; mask: read by forward, without a gradient.
+
+    autograd runs each operation's backward on the stream that its forward ran on and makes the two streams wait for
+    each other where that is not the current one, which would be timed and cannot be captured. So the forward is run by
+    the first `run` on each stream, and what it saved is kept: a CUDA graph captured there reads it. A graph must be
+    captured on a stream that `run` was called on before.
+    """
+
+    def __init__(
+        self, forward: Callable[[], torch.Tensor], inputs: tuple[torch.Tensor, ...], gradient: torch.Tensor,
+        mask: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        self._forward = forward
+        self._leaves = tuple(tensor.requires_grad_() for tensor in inputs)
+        self._gradient = gradient
+        self._results: dict[int, torch.Tensor] = {}  # by stream
+        super().__init__((*self._leaves, *(() if mask is None else (mask,)), gradient))
+
+    def run(self) -> None:
+        """Compute the gradients once."""
+        result = self._result()
+        self._outputs = ()
+        self._outputs = torch.autograd.grad(result, self._leaves, self._gradient, retain_graph=True)
+
+    def _result(self) -> torch.Tensor:
+        """The forward's result on the current stream."""
+        cuda = self._gradient.is_cuda
+        stream = torch.cuda.current_stream().cuda_stream if cuda else 0
+        result = self._results.get(stream)
+        if result is None:
+            if cuda and torch.cuda.is_current_stream_capturing():
+                raise MeasurementError(
+                    "backward", "captured on a stream that it has not run on", "one run on that stream before"
+                )
+            with torch.enable_grad():
+                result = self._results[stream] = self._forward()
+        return result

@@ -1,0 +1,171 @@
+"""Providers of our own Triton kernels (`quantbench.kernels`): tile and grid are known, so no profiler is needed.
+
+V100 and T4 are refused under triton 3.3 and newer, which make no tensor-core code for them. In triton's interpreter
+nothing is launched, and no task knows a launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from quantbench.kernels import attention, gemm, softmax
+from quantbench.kernels.attention.menu import MAX_HEAD_DIM, MIN_HEAD_DIM
+from quantbench.kernels.attention.operands import too_old
+from quantbench.kernels.gemm.host import missing_format
+from quantbench.kernels.launching import INTERPRETER, Plan, unsupported_architecture, wrong_in_interpreter
+from quantbench.providers.inputs import Inputs
+from quantbench.providers.tasks import BuiltInProvider, LaunchTask
+from quantbench.workload import Attention, Gemm, Softmax
+
+if TYPE_CHECKING:
+    import torch
+
+    from quantbench.device.spec import DeviceSpec
+    from quantbench.launch import Tile
+
+_W = TypeVar("_W", Attention, Gemm, Softmax)
+Reason = Callable[[tuple[int, int]], str | None]
+
+
+class _TritonProvider(BuiltInProvider[_W]):
+    """What these providers share.
+
+    tile: for every workload; None takes what the kernel's menu has for each. autotune: None's tile is timed instead of
+    estimated.
+    """
+
+    def __init__(self, tile: Tile | None = None, *, autotune: bool = False) -> None:
+        self._tile = tile
+        self._autotune = autotune
+
+    def _no_gpu(self, device: DeviceSpec, interpreter: str | None, *reasons: Reason) -> str | None:
+        """Why the device does not do, or None. interpreter: the reason in triton's interpreter; reasons: by compute
+        capability, on a GPU."""
+        if INTERPRETER:
+            return interpreter
+        capability = device.compute_capability
+        if capability is None:
+            return f"{self.id} needs a CUDA GPU, or TRITON_INTERPRET=1 set to run in triton's interpreter"
+        return next(filter(None, (reason(capability) for reason in reasons)), None)
+
+
+def _task(work: Plan, inputs: tuple[torch.Tensor, ...], forward: Plan | None = None, outputs: int = 3) -> LaunchTask:
+    """forward: the plan whose result a backward plan needs. outputs: how many of the plan's are results, at most."""
+    return LaunchTask(
+        work.run,
+        inputs,
+        work.outputs[:outputs],
+        launch=None if INTERPRETER else work.launch,
+        before=None if forward is None else forward.run,
+    )
+
+
+class _TritonGemm(_TritonProvider[Gemm]):
+    """What the four schedules share. fp8 operands count as they are stored."""
+
+    schedule: str
+    kind = "gemm"
+
+    def refusal(self, work: Gemm, device: DeviceSpec) -> str | None:
+        """From the format and the device."""
+        if work.dtype == "int8":
+            return f"{self.id} does not take int8"
+        interpreter = wrong_in_interpreter(work.dtype)
+        return self._no_gpu(device, interpreter, unsupported_architecture, lambda c: missing_format(work.dtype, c))
+
+    def task(self, work: Gemm, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
+        """Operands as the layout stores them, a contiguous c, the kernel compiled."""
+        a, b = inputs.gemm_operands(work)
+        tf32 = work.dtype == "tf32"
+        return _task(
+            gemm.plan(a, b, tile=self._tile, schedule=self.schedule, tf32=tf32, autotune=self._autotune), (a, b)
+        )
+
+
+class TritonDataParallel(_TritonGemm):
+    """One block per tile: the schedule whose waves are the cliff."""
+
+    id = "triton.data_parallel"
+    schedule = "data_parallel"
+
+
+class TritonSplitK(_TritonGemm):
+    """Several blocks per tile, along the reduction, and a second kernel that adds up their parts."""
+
+    id = "triton.split_k"
+    schedule = "split_k"
+
+
+class TritonStreamK(_TritonGemm):
+    """One wave of blocks that share the last tiles evenly by reduction steps: the cliff flattened."""
+
+    id = "triton.stream_k"
+    schedule = "stream_k"
+
+
+class TritonPersistent(_TritonGemm):
+    """One wave of blocks that compute tile after tile."""
+
+    id = "triton.persistent"
+    schedule = "persistent"
+
+
+class TritonFusedSoftmax(_TritonProvider[Softmax]):
+    """Scale, mask and softmax in one pass, with Megatron-LM's semantics and none of its conditions on shapes."""
+
+    id = "triton.fused"
+    kind = "softmax"
+
+    def refusal(self, work: Softmax, device: DeviceSpec) -> str | None:
+        """From the row's length, the format and the device."""
+        if work.cols > softmax.MAX_COLS:
+            return f"{self.id} takes rows of up to {softmax.MAX_COLS} columns, not {work.cols}"
+        interpreter = "triton's interpreter truncates to bf16" if work.dtype == "bf16" else None
+        return self._no_gpu(
+            device, interpreter, unsupported_architecture, lambda c: softmax.missing_bf16(work.dtype, c)
+        )
+
+    def task(self, work: Softmax, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
+        """Forward, or the gradient through the softmax of the scores."""
+        given = inputs.operands(work)
+        causal, backward = work.mask == "causal", work.direction == "backward"
+        forward = softmax.plan_forward(
+            given[0], work.scale, causal=causal, mask=given[1] if work.mask == "full" else None,
+            tile=None if backward else self._tile,
+        )  # fmt: skip
+        if not backward:
+            return _task(forward, given)
+        plan = softmax.plan_backward(given[-1], forward.out, work.scale, causal=causal, tile=self._tile)
+        return _task(plan, given, forward)
+
+
+class TritonFlash(_TritonProvider[Attention]):
+    """Flash attention; head_dim is free, gradients are the same each run.
+
+    tile, schedule, autotune: of forward. Of backward, the launch is that of the kernel that keeps k and v.
+    """
+
+    id = "triton.flash"
+    kind = "attention"
+
+    def __init__(self, tile: Tile | None = None, *, schedule: str | None = None, autotune: bool = False) -> None:
+        super().__init__(tile, autotune=autotune)
+        self._schedule = schedule
+
+    def refusal(self, work: Attention, device: DeviceSpec) -> str | None:
+        """From head_dim, the format and the device."""
+        if not MIN_HEAD_DIM <= work.head_dim <= MAX_HEAD_DIM:
+            return f"{self.id} takes head_dim from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {work.head_dim}"
+        return self._no_gpu(device, wrong_in_interpreter(work.dtype), too_old, unsupported_architecture)
+
+    def task(self, work: Attention, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
+        """Forward, or the gradients of q, k and v."""
+        given = inputs.operands(work)
+        q, k, v = given[:3]
+        forward = attention.plan_forward(
+            q, k, v, causal=work.causal, tile=self._tile, schedule=self._schedule, autotune=self._autotune
+        )
+        if work.direction == "forward":
+            return _task(forward, given, outputs=1)
+        return _task(attention.plan_backward(q, k, v, *forward.outputs, given[3], causal=work.causal), given, forward)
