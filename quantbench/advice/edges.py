@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quantbench.advice.dims import side_names
 from quantbench.analysis.blocks import padded, tile_in_use
 from quantbench.device.spec import DeviceSpec
 from quantbench.launch import Launch
@@ -35,6 +34,20 @@ KINDS = ("alignment", "fused softmax", "wave edge", "tile edge")
 NEAR = 0.10
 #: what kernels load at a time
 VECTOR_BYTES = 16
+
+
+# Sides (m, n, k) of the forward products, as TransformerShape.ops makes them.
+_FORWARD = {
+    "qkv": ("tokens", "qkv width / tp", "hidden"),
+    "scores": ("seq", "seq", "head_dim"),
+    "context": ("seq", "head_dim", "seq"),
+    "proj": ("tokens", "hidden", "heads · head_dim / tp"),
+    "mlp_up": ("tokens", "ffn / tp", "hidden"),
+    "mlp_gate": ("tokens", "ffn / tp", "hidden"),
+    "mlp_up_gate": ("tokens", "2 · ffn / tp", "hidden"),
+    "mlp_down": ("tokens", "hidden", "ffn / tp"),
+    "logits": ("tokens", "vocab / tp", "hidden"),
+}
 
 
 @dataclass(frozen=True)
@@ -77,6 +90,25 @@ def _unaligned(gemm: Gemm, names: dict[str, str]) -> Iterator[Edge]:
     )
     words = f"{', '.join(said)}: {alignment_words(gemm_alignment_bytes(gemm), VECTOR_BYTES)}"
     yield Edge("alignment", words, replace(gemm, **changes))
+
+
+def side_names(op: Op) -> dict[str, str]:
+    """`m`, `n` and `k` of the op's product by name; empty for softmax and attention.
+
+    >>> from quantbench.workload import TransformerShape
+    >>> ops = TransformerShape(hidden=1024, heads=16, seq=512).ops()
+    >>> side_names(next(op for op in ops if op.label == "mlp_up.wgrad"))
+    {'m': 'ffn / tp', 'n': 'hidden', 'k': 'tokens'}
+    """
+    if op.name not in _FORWARD or op.workload.kind != "gemm":
+        return {}
+    m, n, k = _FORWARD[op.name]
+    if op.phase == "dgrad":
+        n, k = k, n
+    elif op.phase == "wgrad":
+        # The gradient of a weight stored n×k is n×k; that of context's values, stored k×n, is k×n.
+        m, n, k = (k, n, m) if op.name == "context" else (n, k, m)
+    return {"m": m, "n": n, "k": k}
 
 
 def misaligned_sides(gemm: Gemm) -> dict[str, int]:

@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from quantbench.advice.cost import Parts, ratio_factor
 from quantbench.advice.space import Space, alone, together
-from quantbench.advice.spread import Parts, ratio_factor
 from quantbench.latency.op_times import RememberedTimes
 from quantbench.planner.formulas import useful_parameters
 from quantbench.units import signed_percent

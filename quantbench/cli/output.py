@@ -1,6 +1,7 @@
 """What commands print, and where: the console, lines, tables, JSON, progress, and whether a file can be written.
 
-Text is never markup here, and control characters in it are shown as escapes. All commands use this module.
+Used by all commands; most of them make an iterable of lines and tables and pass it to `show`. Text is never markup
+here, and control characters in it are shown as escapes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from math import isfinite
 from pathlib import Path
@@ -24,6 +25,11 @@ from rich.table import Table
 from rich.text import Text
 
 from quantbench.errors import StoreError, one_line
+
+#: a text, or a text and its style
+Part = str | tuple[str, str]
+#: one line: a text, or parts
+Line = str | tuple[Part, ...]
 
 # A pipe has no width of its own, and folded lines are no use to a program that reads them.
 _PIPE_WIDTH = 180
@@ -93,12 +99,21 @@ def output(*, stderr: bool = False) -> Console:
     return SafeConsole(stderr=stderr, width=None if stream.isatty() else _PIPE_WIDTH)
 
 
-def say_warning(console: Console, text: str) -> None:
-    """Print a warning as one line."""
-    say(console, ("warning:", "yellow"), f" {text}")
+def show(console: Console, items: Iterable[Line | Table | None]) -> None:
+    """Print lines and tables in their order; None is skipped."""
+    for item in items:
+        if isinstance(item, Table):
+            console.print(item)
+        elif item is not None:
+            say(console, *((item,) if isinstance(item, str) else item))
 
 
-def say(console: Console, *parts: str | tuple[str, str]) -> None:
+def warning(text: str) -> Line:
+    """A warning as one line."""
+    return ("warning:", "yellow"), f" {text}"
+
+
+def say(console: Console, *parts: Part) -> None:
     """Print one line of plain words: folded by the terminal, not by us, and with numbers and paths left uncoloured.
 
     parts: texts, and (text, style) where one stands out. A line break at the very beginning leaves a line free.
@@ -125,14 +140,29 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def plain_table(*columns: str, right: Collection[str] = (), title: str = "") -> Table:
-    """An empty table without a frame. right: columns aligned to the right. Only the last column may be folded."""
+def plain_table(
+    columns: Iterable[str],
+    rows: Iterable[Sequence[str | Text]] = (),
+    *,
+    title: str = "",
+    caption: str = "",
+    fold: Collection[str] = (),
+) -> Table:
+    """A table without a frame.
+
+    columns: their names; one that begins with `>` is aligned to the right.
+    fold: names of the columns whose text may be folded, besides the last one.
+    """
+    *_, last = names = list(columns)
     table = Table(title=title or None, title_justify="left", header_style="bold", box=None, pad_edge=False)
-    for name in columns:
-        if name in right:
-            table.add_column(name, justify="right", no_wrap=True)
+    table.caption = caption or None
+    for name in names:
+        if name.startswith(">"):
+            table.add_column(name[1:], justify="right", no_wrap=True)
         else:
-            table.add_column(name, no_wrap=name != columns[-1], overflow="fold")
+            table.add_column(name, no_wrap=name != last and name not in fold, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
