@@ -1,4 +1,4 @@
-"""What a shape costs on a GPU, what of that is wasted past edges, and which shapes near it are better.
+"""What a shape costs on a GPU, what it wastes past edges, and which shapes near it are better and why: `advise`.
 
 >>> from quantbench.device import lookup
 >>> from quantbench.latency.op_times import RooflineTimes
@@ -51,7 +51,7 @@ class Advised:
 
 @dataclass(frozen=True)
 class Unmeasured:
-    """A reason why times rest on no measurement. ops: of which; share: of the shape's time."""
+    """A reason why times rest on no measurement, with the ops and their share of the shape's time."""
 
     reason: str
     ops: tuple[str, ...]
@@ -140,18 +140,16 @@ def advise(
     if repair is not None:
         shape, *others = fastest_first(repair.shapes, known)
     cost = cost_of(shape, known)
-    unmeasured = _unmeasured(cost)
-    if not top and not others:
-        return Advice(times.device, known.note, cost, unmeasured, (), (), 0, within, repair)
     search = Neighbours(shape, known, within if top else None, others)
     return Advice(
-        times.device, known.note, cost, unmeasured, _advised(search.best(top), cost, known),
+        times.device, known.note, cost, _unmeasured(cost), _advised(search.best(top), cost, known),
         _advised(search.single(), cost, known), search.tried, within, repair,
         _advised(search.against(others), cost, known),
     )  # fmt: skip
 
 
 def _unmeasured(cost: ShapeCost) -> tuple[Unmeasured, ...]:
+    """Why times rest on no measurement, the largest share first."""
     ops: dict[str, list[OpCost]] = defaultdict(list)
     for op in cost.ops:
         if op.latency.unmeasured:

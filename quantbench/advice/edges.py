@@ -1,6 +1,6 @@
-"""Which edges an operation has just passed: alignment, a tile, a wave, or what Megatron's fused softmax asks for.
+"""Finds the edges that an op has just passed: alignment, a tile, a wave, or the conditions of Megatron's fused softmax.
 
-Arithmetic names the edges; what one costs is asked of the times, see `cost`.
+`edges` finds them by arithmetic; `cost` calls it and adds the time that each edge costs.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.transformer import Compute
 
 KINDS = ("alignment", "fused softmax", "wave edge", "tile edge")
-#: how far somebody who has chosen a size is ready to move it: `analysis.neighbours.NEAR`, which comes with scipy
+#: largest relative change of a size that is considered; equal to `analysis.neighbours.NEAR`, which imports scipy
 NEAR = 0.10
 #: what kernels load at a time
 VECTOR_BYTES = 16
-
 
 # Sides (m, n, k) of the forward products, as TransformerShape.ops makes them.
 _FORWARD = {
@@ -52,11 +51,12 @@ _FORWARD = {
 
 @dataclass(frozen=True)
 class Edge:
-    """An edge that an operation is past. kind: one of KINDS. words: the reason, for people.
+    """An edge that an op is past.
 
-    before: the operation just before the edge; the same operation for the fused softmax, which the edge switches off.
-    most: the share of the operation's time that it can have lost by this edge: what tiles and waves are empty, 1 where
-    no arithmetic bounds it.
+    kind: one of KINDS.
+    words: the reason, for people.
+    before: the op just before the edge; the same op for the fused softmax, which the edge switches off.
+    most: the largest share of the op's time that this edge can cost: the empty share of tiles and waves, else 1.
     """
 
     kind: str
@@ -68,10 +68,10 @@ class Edge:
 def edges(
     op: Op, device: DeviceSpec, launch: Launch | None = None, peak_share: float | None = None
 ) -> tuple[Edge, ...]:
-    """Every edge that the op is past. launch: the kernel that runs it; the device's assumed tile where none is known.
+    """Every edge that the op is past; wave edges are looked for at sizes smaller by up to NEAR.
 
-    peak_share: the op's rate as a share of peak; no edge of a tile or wave is named that contradicts it. Waves are
-    looked for as far back as NEAR, the way that somebody is ready to move a size.
+    launch: the kernel that runs it; the device's assumed tile is used where none is known.
+    peak_share: the op's rate as a share of peak; tile and wave edges that contradict it are left out.
     """
     work = op.workload
     if isinstance(work, Gemm):

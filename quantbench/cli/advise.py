@@ -17,7 +17,7 @@ from rich.text import Text
 from quantbench.cli.devices import device_line
 from quantbench.cli.model_options import ShapeOptions, chosen_model, size_option
 from quantbench.cli.options import command, gpu_option, integers, json_option, option, percentage
-from quantbench.cli.output import Line, check_file, output, plain_table, print_json, show
+from quantbench.cli.output import Line, check_file, output, plain_table, print_result
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
@@ -98,11 +98,9 @@ def advise(arguments: AdviseOptions, as_json: bool = json_option()) -> None:
         write_junit(advice.cost, most, junit)
     if out is not None:
         write_shape_file(out, named_shapes(advice))
-    if as_json:
-        print_json({**advice_to_json(advice), "assumed": assumed, "fail_over": most, "failed": failed})
-    else:
-        console = output()
-        show(console, _lines(advice, assumed, most, junit, out, wide=console.width >= _WIDE, every=bool(arguments.top)))
+    lines = _lines(advice, assumed, most, junit, out, wide=output().width >= _WIDE, every=bool(arguments.top))
+    told = {"assumed": assumed, "fail_over": most, "failed": failed}
+    print_result(as_json, lambda: {**advice_to_json(advice), **told}, lines)
     if failed:
         raise typer.Exit(1)
 

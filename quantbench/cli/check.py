@@ -14,7 +14,7 @@ from rich.text import Text
 
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, json_option, option
-from quantbench.cli.output import Line, check_folder, output, plain_table, print_json, say, show
+from quantbench.cli.output import Line, check_folder, output, plain_table, print_result, say
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, printable
 from quantbench.units import parse_duration_s, percent
@@ -70,10 +70,7 @@ def check(
         check_folder("--results", results)
     folder = run if run is not None else _measure(rules[0], results, budget, as_json=as_json)
     found = check_run(read_one_run(folder), rules=rules, blind=blind)
-    if as_json:
-        print_json(check_to_json(found))
-    else:
-        show(output(), _lines(found))
+    print_result(as_json, lambda: check_to_json(found), _lines(found))
     if fail_above is not None and any(cliff.low > fail_above for cliff in found.cliffs):
         raise typer.Exit(1)
 

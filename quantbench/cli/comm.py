@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quantbench.cli.options import command, json_option, option, results_option
-from quantbench.cli.output import output, plain_table, print_json, say, show, warning
+from quantbench.cli.output import output, plain_table, print_result, say, show, warning
 from quantbench.comm.points import DEFAULT_OPS, DEFAULT_SIZES, parse_sizes, points
 from quantbench.errors import QuantbenchError, require_choice
 from quantbench.timing.options import TimingOptions
@@ -132,7 +132,7 @@ def _lead(
         def keep(record: Record) -> None:
             writer.append(record)
             records.append(record)
-            say(console, _progress(record, len(records)))
+            say(console, _progress(row_to_json(record), len(records)))
 
         session = CommSession(
             leader, backend=ranks.backend, run_id=info.run_id, spec=spec, state=state, options=options, on_record=keep
@@ -150,30 +150,22 @@ def _lead(
         if isinstance(r.outcome, Measured) and isinstance(r.workload, Collective)
     ]
     doubts = spread_warnings(samples, session.reference_us)
-    if as_json:
-        answer = {"folder": writer.folder, "points": rows, "reference_us": session.reference_us, "warnings": doubts}
-        print_json(answer)
-        return
+    answer = {"folder": writer.folder, "points": rows, "reference_us": session.reference_us, "warnings": doubts}
     repeated = f"repeated point: {repeat_line('all_reduce', session.reference_us)}"
-    show(console, (_table(rows), repeated, *map(warning, doubts), str(writer.folder)))
+    print_result(as_json, lambda: answer, (_table(rows), repeated, *map(warning, doubts), str(writer.folder)))
 
 
-def _progress(record: Record, number: int) -> str:
-    from quantbench.comm.session import figures
-    from quantbench.stats import median
-    from quantbench.store.record import Failed, Measured, Skipped
-
-    work = record.workload
-    assert isinstance(work, Collective)
-    match record.outcome:
-        case Measured(measurement, graded):
-            us = median(measurement.samples_us)
-            text = f"{latency(us)}, {figures(work, us).bus_gb_per_s:.3g} GB/s, trust {graded.letter}"
-        case Skipped(reason):
-            text = f"skipped: {reason}"
-        case Failed(kind, message):
-            text = f"failed ({kind}): {message}"
-    return f"  {number:3} {work.op} {size(work.message_bytes)}: {text}"
+def _progress(row: dict[str, Any], number: int) -> str:
+    """One line for a record, as `row_to_json` makes it."""
+    if "latency_us" in row:
+        rate = f"{latency(row['latency_us'])}, {row['bus_gb_per_s']:.3g} GB/s"
+        text = f"{rate}, trust {row['grade']['letter']}"
+    elif "skipped" in row:
+        text = f"skipped: {row['skipped']}"
+    else:
+        kind, _, message = row["failed"].partition(": ")
+        text = f"failed ({kind}): {message}"
+    return f"  {number:3} {row['op']} {size(row['message_bytes'])}: {text}"
 
 
 def row_to_json(record: Record) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, json_option, option
-from quantbench.cli.output import Line, check_file, check_folder, output, print_json, show
+from quantbench.cli.output import Line, check_file, check_folder, print_result
 from quantbench.errors import InputError, printable
 
 if TYPE_CHECKING:
@@ -52,10 +52,8 @@ def compare(
         draw_comparison(comparison, picture)
     if junit is not None:
         write_junit(comparison, junit)
-    if as_json:
-        print_json({**comparison_to_json(comparison), "picture": picture})
-    else:
-        show(output(), _lines(comparison, picture, junit))
+    lines = _lines(comparison, picture, junit)
+    print_result(as_json, lambda: {**comparison_to_json(comparison), "picture": picture}, lines)
     if comparison.regressions:
         raise typer.Exit(1)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import Any
 
 from rich import box
 from rich.table import Table
 
 from quantbench import device
 from quantbench.cli.options import command, json_option
-from quantbench.cli.output import Line, output, print_json, show, warning
+from quantbench.cli.output import Line, print_result, warning
 from quantbench.device.nvml import Absent, Limits
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.device.warnings import warnings_for
@@ -26,8 +27,9 @@ def devices(as_json: bool = json_option()) -> None:
     nvml = device.open_nvml() if spec.kind == "cuda" else Absent("no GPU is used")
     limits = None if isinstance(nvml, Absent) else nvml.limits()
     dtype = device.default_dtype(spec)
-    if as_json:
-        found = {
+
+    def answer() -> dict[str, Any]:
+        return {
             "device": asdict(spec),
             "default_dtype": dtype,
             "state": asdict(state),
@@ -35,10 +37,10 @@ def devices(as_json: bool = json_option()) -> None:
             "warnings": warnings_for(spec, state, limits),
             "known": [asdict(known) for known in device.known()],
         }
-        print_json(found)
-        return
+
     lines = (*device_lines(spec, state, limits), f"{dtype} is measured by default", "", _known_table(spec.name))
-    show(output(), (*lines, "From sm_80 on, bf16 is as fp16, tf32 half. Sources: quantbench devices --json"))
+    sources = "From sm_80 on, bf16 is as fp16, tf32 half. Sources: quantbench devices --json"
+    print_result(as_json, answer, (*lines, sources))
 
 
 def device_lines(spec: DeviceSpec, state: DeviceState, limits: Limits | None = None) -> Iterator[Line]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from quantbench.cli.options import argument, command, gpu_option, json_option, option, results_option
-from quantbench.cli.output import check_file, output, print_json, show
+from quantbench.cli.output import check_file, output, print_json, print_result, show
 from quantbench.device import lookup
 from quantbench.errors import InputError
 
@@ -159,9 +159,6 @@ def import_megatron_log(
         folders.append(write_training(results, spec.name, name, path, found, summary))
     if plot is not None:
         draw_throughput(summaries, plot)
-    if as_json:
-        print_json([{**asdict(s), "folder": f} for s, f in zip(summaries, folders, strict=True)])
-        return
     lines = []
     for summary, folder in zip(summaries, folders, strict=True):
         lines += [f"{summary.name}: {count} lines left out: {reason}" for reason, count in summary.left_out.items()]
@@ -169,4 +166,5 @@ def import_megatron_log(
     if plot is not None:
         lines.append(f"picture: {plot}")
     lines.append(f"Next: quantbench report {' '.join(map(str, folders))}")
-    show(output(), (training_table(summaries), *lines))
+    answer = [{**asdict(summary), "folder": folder} for summary, folder in zip(summaries, folders, strict=True)]
+    print_result(as_json, lambda: answer, (training_table(summaries), *lines))

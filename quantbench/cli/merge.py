@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from quantbench.cli.options import argument, command, json_option, option
-from quantbench.cli.output import output, print_json, show
+from quantbench.cli.output import print_result
 
 
 @command
@@ -25,14 +25,12 @@ def merge(
     folder = write_merged(results, merged)
     points = sum(record.role == "point" for record in merged.records)
     cards = card_lines(compare_cards(merged.records))
-    if as_json:
-        answer = {
-            "run": folder, "runs": len(runs), "points": points, "repeated": merged.repeated,
-            "how_ended": merged.info.how_ended, "notes": merged.notes, "cards": cards,
-        }  # fmt: skip
-        print_json(answer)
-        return
+    answer = {
+        "run": folder, "runs": len(runs), "points": points, "repeated": merged.repeated,
+        "how_ended": merged.info.how_ended, "notes": merged.notes, "cards": cards,
+    }  # fmt: skip
     twice = f"; {merged.repeated} were there twice, and the better trusted measurement stands"
     said = f"{len(runs)} runs of {merged.info.device.name}, {points} points{twice if merged.repeated else ''}"
     notes = [(("note:", "yellow"), f" {note}") for note in merged.notes]
-    show(output(), (said, *notes, *cards, f"kept in {folder}/", f"Next: quantbench check {folder}"))
+    where = (f"kept in {folder}/", f"Next: quantbench check {folder}")
+    print_result(as_json, lambda: answer, (said, *notes, *cards, *where))

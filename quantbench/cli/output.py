@@ -125,6 +125,14 @@ def say(console: Console, *parts: Part) -> None:
     console.print(Text.assemble(*((one_line(text), style) for text, style in pairs)), soft_wrap=True, highlight=False)
 
 
+def print_result(as_json: bool, answer: Callable[[], Any], items: Iterable[Line | Table | None]) -> None:
+    """Print the result of a command on the standard output: as JSON, or as lines and tables."""
+    if as_json:
+        print_json(answer())
+    else:
+        show(output(), items)
+
+
 def print_json(value: Any) -> None:
     """Print one JSON value on the standard output. NaN and infinities become null, paths become text."""
     print(json.dumps(_plain(value), indent=1, allow_nan=False))

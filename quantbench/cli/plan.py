@@ -16,7 +16,7 @@ import typer
 
 from quantbench.cli.model_options import ShapeOptions, chosen_model
 from quantbench.cli.options import command, gpu_option, integers, json_option, option
-from quantbench.cli.output import output, print_json, show
+from quantbench.cli.output import print_result
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
@@ -267,10 +267,7 @@ def plan(
     else:
         search = plan_run.search_shapes if shape_search else plan_run.search_layouts
         found, answer, lines = search(arguments, top)
-    if as_json:
-        print_json({**provenance(sys.argv[1:]), **answer})
-    else:
-        show(output(), lines)
+    print_result(as_json, lambda: {**provenance(sys.argv[1:]), **answer()}, lines)
     if found:
         raise typer.Exit(1)
 

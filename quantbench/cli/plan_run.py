@@ -1,13 +1,13 @@
 """The modes of `quantbench plan`, a function each: `search_layouts`, `search_shapes`, `check_layout`, `predict_table`
 and `check_table`.
 
-Each returns whether the exit code is 1, the answer as JSON objects, and the answer as lines and tables.
+Each returns whether the exit code is 1, what makes the answer as JSON objects, and the answer as lines and tables.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from quantbench.planner.table import read_table
 from quantbench.store.environment import installed_versions, relevant_environment
 from quantbench.units import percent
 
-Outcome = tuple[bool, dict[str, Any], Iterable[Line | Table]]
+Outcome = tuple[bool, Callable[[], dict[str, Any]], Iterable[Line | Table]]
 
 _RECOMPUTE = {"full": "full", "selective": "select", "none": "no"}
 _VERDICTS = {"holds": "green", "costs time": "yellow", "fails": "red", "note": "cyan"}
@@ -60,12 +60,14 @@ def search_layouts(arguments: PlanOptions, top: int) -> Outcome:
     found = search(job, times, calibration, space)
     elapsed_s = time.perf_counter() - begun
     judged, assumed = judge(job, found), arguments.assumed()
-    answer = {
-        "job": report.job_to_json(job, calibration, times.note, assumed),
-        "space": asdict(space), "looked_at": found.looked_at, "too_large": found.too_large, "search_s": elapsed_s,
-        "layouts": [report.prediction_to_json(p) for p in found.ranked],
-        "rules_of_thumb": [report.judged_to_json(j) for j in judged],
-    }  # fmt: skip
+
+    def answer() -> dict[str, Any]:
+        return {
+            "job": report.job_to_json(job, calibration, times.note, assumed),
+            "space": asdict(space), "looked_at": found.looked_at, "too_large": found.too_large, "search_s": elapsed_s,
+            "layouts": [report.prediction_to_json(p) for p in found.ranked],
+            "rules_of_thumb": [report.judged_to_json(j) for j in judged],
+        }  # fmt: skip
 
     def lines() -> Iterator[Line | Table]:
         yield from _header_lines(job, calibration, times.note, assumed)
@@ -128,10 +130,12 @@ def search_shapes(arguments: PlanOptions, top: int) -> Outcome:
     found = shape_search(job, times, calibration, space, arguments.space())
     elapsed_s = time.perf_counter() - begun
     assumed = arguments.assumed()
-    answer = {
-        "job": report.job_to_json(job, calibration, times.note, assumed),
-        "space": asdict(space), "search_s": elapsed_s, "shapes": [report.shape_to_json(s) for s in found],
-    }  # fmt: skip
+
+    def answer() -> dict[str, Any]:
+        return {
+            "job": report.job_to_json(job, calibration, times.note, assumed),
+            "space": asdict(space), "search_s": elapsed_s, "shapes": [report.shape_to_json(s) for s in found],
+        }  # fmt: skip
 
     def lines() -> Iterator[Line | Table]:
         yield from _header_lines(job, calibration, times.note, assumed)
@@ -210,15 +214,23 @@ def check_layout(arguments: PlanOptions) -> Outcome:
     times, calibration = arguments.times(job.cluster.device), shipped().of(job.cluster)
     prediction = None if strict else Planner(job, times, calibration).predict(layout)
     assumed = arguments.assumed(one_layout=True)
-    answer = {
-        "job": report.job_to_json(job, calibration, times.note, assumed),
-        "violations": [
-            {"rule": v.constraint.rule, "name": v.constraint.name, "strict": v.constraint.strict, "message": v.message}
-            for v in broken
-        ],
-        "layout": asdict(layout),
-        "prediction": None if prediction is None else report.prediction_to_json(prediction),
-    }
+
+    def answer() -> dict[str, Any]:
+        return {
+            "job": report.job_to_json(job, calibration, times.note, assumed),
+            "violations": [
+                {
+                    "rule": v.constraint.rule,
+                    "name": v.constraint.name,
+                    "strict": v.constraint.strict,
+                    "message": v.message,
+                }
+                for v in broken
+            ],
+            "layout": asdict(layout),
+            "prediction": None if prediction is None else report.prediction_to_json(prediction),
+        }
+
     header = _header_lines(job, calibration, times.note, assumed)
     lines = (*header, *_layout_lines(layout, broken, prediction, limit_bytes(job)))
     return strict or (prediction is not None and not prediction.fits), answer, lines
@@ -250,11 +262,13 @@ def predict_table(arguments: PlanOptions, path: Path) -> Outcome:
     """Predict every row of a table and hold it against what was measured."""
     results = predict_rows(read_table(path), arguments.times, shipped(), arguments.given())
     summary, missed = summarize(results), misses(results)
-    answer = {
-        "file": str(path), "calibrations": shipped().to_json(), "rows": [r.to_json() for r in results],
-        "summary": asdict(summary),
-        "missed_by_more_than_8_percent": [{**r.to_json(), "known": known} for r, known in missed],
-    }  # fmt: skip
+
+    def answer() -> dict[str, Any]:
+        return {
+            "file": str(path), "calibrations": shipped().to_json(), "rows": [r.to_json() for r in results],
+            "summary": asdict(summary),
+            "missed_by_more_than_8_percent": [{**r.to_json(), "known": known} for r, known in missed],
+        }  # fmt: skip
 
     def lines() -> Iterator[Line | Table]:
         yield _rows_table(results)
@@ -312,4 +326,4 @@ def check_table(arguments: PlanOptions, path: Path) -> Outcome:
     findings = [{"row_id": f.row.row_id, "line": f.row.line, "kind": f.kind, "message": f.message} for f in found]
     wrong = len({f.row.row_id for f in found})
     said = f"{wrong} rows of {path.name} have something wrong" if found else f"nothing is wrong in {path.name}"
-    return bool(found), {"file": str(path), "findings": findings}, (*map(str, found), said)
+    return bool(found), lambda: {"file": str(path), "findings": findings}, (*map(str, found), said)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from quantbench.cli.model_options import GridOptions, assumed_words, held_and_dims, sweep_words
 from quantbench.cli.options import command, gpu_option, json_option, option
-from quantbench.cli.output import check_file, output, print_json, show
+from quantbench.cli.output import check_file, print_result
 from quantbench.device import default_attention, default_dtype, lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
@@ -47,13 +47,12 @@ def predict(
         dtypes = ", ".join(dict.fromkeys(op.op.workload.dtype for row in found.rows for op in row.estimate.ops))
         title = f"{spec.name} · {dtypes} · predicted, with 90 % intervals"
         draw_forecast(found.rows, axes[0].field, spec, plot, title=title, caption="; ".join(found.notes))
-    if as_json:
-        answer = {
+
+    def answer() -> dict[str, Any]:
+        return {
             "device": spec.name, "dtype": dtype, "assumed": assumed, "notes": found.notes,
             "rows": forecast_to_json(found.rows, spec, odds), "impossible": found.impossible, "plot": plot,
         }  # fmt: skip
-        print_json(answer)
-        return
 
     def lines() -> Iterator[str | Table]:
         yield f"{spec.name}: predicted, nothing is run"
@@ -69,7 +68,7 @@ def predict(
             yield f"\npicture: {plot}"
         yield f"\nOn such a card, measure it: quantbench sweep {sweep_words(arguments)}"
 
-    show(output(), lines())
+    print_result(as_json, answer, lines())
 
 
 def predict_sweep(arguments: GridOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Forecast, tuple[str, ...]]:

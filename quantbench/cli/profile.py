@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+from rich.table import Table
 
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, integers, json_option, option, percentage
-from quantbench.cli.output import check_file, check_folder, output, plain_table, print_json, say, show
+from quantbench.cli.output import Line, check_file, check_folder, output, plain_table, print_result, say
 from quantbench.errors import InputError, StoreError, printable, require_choice, require_int
 from quantbench.files import folders_with, read_text
 from quantbench.units import percent
@@ -129,14 +130,12 @@ def _export_profile(paths: list[Path], target_file: Path | None, fit: bool, as_j
     made = Profile.from_runs(runs, fit=fit)
     target.parent.mkdir(parents=True, exist_ok=True)
     made.save(target)
-    if as_json:
-        print_json({"profile": target, **view.profile_to_json(made)})
-        return
     tables = json.loads(read_text(target))["tables"].values()
     beside = "".join(f", {table['file']}" for table in tables if "file" in table)
     about = map(printable, (*view.origin_lines(made), view.rows_line(made), *view.model_lines(made)))
     written = (f"\nwritten: {target}{beside}", f"next: quantbench profile show {target}")
-    show(output(), (device_line(made.device), *about, *written))
+    lines = (device_line(made.device), *about, *written)
+    print_result(as_json, lambda: {"profile": target, **view.profile_to_json(made)}, lines)
 
 
 def _export_format(
@@ -149,17 +148,14 @@ def _export_format(
     require_choice(WHO, "--format", name, FORMATS)
     check_folder(WHO, folder)
     made = export_profile(profile_of(paths, fit=fit), name, folder, options)
-    if as_json:
-        answer = {
-            "format": name, "folder": folder, "paths": made.paths, "rows": made.rows, "left_out": made.left_out,
-            "notes": made.notes, "use": made.use,
-        }  # fmt: skip
-        print_json(answer)
-        return
+    answer = {
+        "format": name, "folder": folder, "paths": made.paths, "rows": made.rows, "left_out": made.left_out,
+        "notes": made.notes, "use": made.use,
+    }  # fmt: skip
     counts = ", ".join(f"{count:,} {kind}" for kind, count in made.rows.items())
     left_out = [f"  {count:,} rows left out: {reason}" for reason, count in made.left_out.most_common()]
     notes, use = (f"  {note}" for note in made.notes), (f"use: {line}" for line in made.use)
-    show(output(), (f"{folder}: {counts}", *left_out, *notes, *use))
+    print_result(as_json, lambda: answer, (f"{folder}: {counts}", *left_out, *notes, *use))
 
 
 def runs_below(path: Path) -> list[Path]:
@@ -205,10 +201,8 @@ def show_profile(file: Path = _FILE, as_json: bool = json_option()) -> None:
     from quantbench.profile import Profile
 
     found = Profile.load(file)
-    if as_json:
-        print_json(view.profile_to_json(found))
-        return
-    show(output(), (*view.profile_lines(found), f"\nnext: quantbench profile query {file} --gemm 4096,4096,4096"))
+    lines = (*view.profile_lines(found), f"\nnext: quantbench profile query {file} --gemm 4096,4096,4096")
+    print_result(as_json, lambda: view.profile_to_json(found), lines)
 
 
 @profile.command(short_help="Check that a profile is complete and unchanged.")
@@ -219,11 +213,10 @@ def validate(file: Path = _FILE, as_json: bool = json_option()) -> None:
 
     found = Profile.load(file)
     rows = {kind: len(table) for kind, table in found.tables.items()}
-    if as_json:
-        print_json({"profile": file, "valid": True, "device": found.device.name, "rows": rows})
-        return
+    answer = {"profile": file, "valid": True, "device": found.device.name, "rows": rows}
     listed = ", ".join(f"{count:,} {kind}" for kind, count in rows.items() if count) or "no"
-    say(output(), f"{file}: a whole, unchanged profile of {found.device.name} with {listed} rows")
+    said = f"{file}: a whole, unchanged profile of {found.device.name} with {listed} rows"
+    print_result(as_json, lambda: answer, [said])
 
 
 # --- query -----------------------------------------------------------------------------------------------------------
@@ -256,18 +249,16 @@ def query(
     for kind, texts in asked.items():
         for text in texts or ():
             op, sizes = _typed(kind, text)
-            answer = _ask(found, kind, op, sizes, dtype or None, layout or None, direction)
-            answers.append((kind, text, [op, *sizes] if op else sizes, answer))
-    if as_json:
-        fields = ("latency_us", "low_us", "high_us", "source", "bound", "outside", "note")
-        listed = [
-            {"kind": kind, "shape": shape, **{name: getattr(one, name) for name in fields}}
-            for kind, _, shape, one in answers
-        ]
-        print_json({"device": found.device.name, "answers": listed})
-        return
+            one = _ask(found, kind, op, sizes, dtype or None, layout or None, direction)
+            answers.append((kind, text, [op, *sizes] if op else sizes, one))
+    fields = ("latency_us", "low_us", "high_us", "source", "bound", "outside", "note")
+    listed = [
+        {"kind": kind, "shape": shape, **{name: getattr(one, name) for name in fields}}
+        for kind, _, shape, one in answers
+    ]
     table = answers_table((f"{kind} {text}", one) for kind, text, _, one in answers)
-    show(output(), (device_line(found.device), "", table))
+    answer = {"device": found.device.name, "answers": listed}
+    print_result(as_json, lambda: answer, (device_line(found.device), "", table))
 
 
 def _ask(
@@ -378,9 +369,6 @@ def _find(run: Path, profile: Profile, asked: BlindspotOptions, as_json: bool) -
     found = find(profile, asked.consumer, bound, target, asked.rows, own_model=os.path.isfile(run))
     if shapes is not None:
         _write_shapes(shapes, found)
-    if as_json:
-        print_json(found_to_json(found, bound, target, _SHOWN))
-        return
     fitted = f"fitted to {found.model_rows:,} rows" if found.model_rows else "of other GPUs"
     places, count = len(found.choice.before), len(found.choice.rows)
     lines = [
@@ -394,7 +382,7 @@ def _find(run: Path, profile: Profile, asked: BlindspotOptions, as_json: bool) -
         lines.append("expected is not measured: run it again on the rows once they were measured")
         again = f"profile blindspots {run} --for {asked.consumer} --shapes extra.csv"
         lines.append(f"next: quantbench {again if shapes is None else f'sweep --shapes {shapes}'}")
-    show(console, lines)
+    print_result(as_json, lambda: found_to_json(found, bound, target, _SHOWN), lines)
 
 
 def _write_shapes(path: Path, found: Blindspots) -> None:
@@ -409,30 +397,19 @@ def _write_shapes(path: Path, found: Blindspots) -> None:
 
 
 def _held_out(profile: Profile, asked: BlindspotOptions, as_json: bool) -> None:
+    from quantbench.profile import blindspots_report as report
     from quantbench.profile.blindspots import replay
-    from quantbench.profile.blindspots_report import (
-        consumer_of,
-        measured_products,
-        replay_cells,
-        replay_columns,
-        replay_markdown,
-        replay_to_json,
-        thin_model,
-        write_between,
-    )
 
-    table, dtype = measured_products(profile, asked.consumer)
-    ask, who = consumer_of(profile.device.name, dtype)
-    found = replay(table, thin_model(profile, table, dtype, asked.rows), ask, asked.share, asked.target)
+    table, dtype = report.measured_products(profile, asked.consumer)
+    ask, who = report.consumer_of(profile.device.name, dtype)
+    found = replay(table, report.thin_model(profile, table, dtype, asked.rows), ask, asked.share, asked.target)
     sources = [run.source or run.run_id for run in profile.provenance.runs]
     origins = [f"{profile.device.name}: {found.total_rows:,} products of {dtype} from {'; '.join(sources)}"]
     if asked.docs is not None:
-        write_between(asked.docs, SECTION, replay_markdown(found, who, origins))
-    if as_json:
-        print_json(replay_to_json(found, who))
-        return
-    first, *others = replay_columns(found.lines[0])
-    shown = plain_table((first, *(f">{name}" for name in others)), map(replay_cells, found.lines))
+        report.write_between(asked.docs, SECTION, report.replay_markdown(found, who, origins))
+    first, *others = report.replay_columns(found.lines[0])
+    shown = plain_table((first, *(f">{name}" for name in others)), map(report.replay_cells, found.lines))
     errors = "errors: median / p95 of |interpolated / measured - 1|, in %"
     written = [] if asked.docs is None else [f"written into {asked.docs}"]
-    show(output(), (f"{origins[0]}, interpolated by {who}", errors, shown, *written))
+    lines: list[Line | Table] = [f"{origins[0]}, interpolated by {who}", errors, shown, *written]
+    print_result(as_json, lambda: report.replay_to_json(found, who), lines)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, json_option, option
-from quantbench.cli.output import Line, output, print_json, show, warning
+from quantbench.cli.output import Line, print_result, warning
 from quantbench.errors import InputError, printable
 
 if TYPE_CHECKING:
@@ -42,25 +42,22 @@ def report(
         made = write_training_report(logs, target or shared)
         summaries = [read_training(folder) for folder in logs]
         answer = fastest(summaries)
-        if as_json:
-            print_json({"page": made.page, "pictures": made.pictures, "answer": answer or None})
-            return
         untold = (
             "the logs do not give GPUs and tokens, so there is no picture: import them with --gpus, --seq and the "
             "layout (quantbench import megatron-log --help)"
         )
-        show(output(), (training_table(summaries), answer or untold, _page_line(made.page, made.pictures)))
+        told = {"page": made.page, "pictures": made.pictures, "answer": answer or None}
+        lines = (training_table(summaries), answer or untold, _page_line(made.page, made.pictures))
+        print_result(as_json, lambda: told, lines)
         return
     if len(runs) > 1:
         raise InputError("report", f"{len(runs)} runs", "one run, or training logs (quantbench import megatron-log)")
     asked = parse_where(where or ())
     found = read_one_run(runs[0])
     written = write_report(found, target or runs[0], asked)
-    if as_json:
-        lead = None if written.lead is None else written.lead.sentence
-        print_json({"page": written.page, "pictures": written.pictures, "answer": lead})
-        return
-    show(output(), _lines(found, written, runs[0]))
+    lead = None if written.lead is None else written.lead.sentence
+    told = {"page": written.page, "pictures": written.pictures, "answer": lead}
+    print_result(as_json, lambda: told, _lines(found, written, runs[0]))
 
 
 def _lines(found: Run, written: Written, folder: Path) -> Iterator[Line]:

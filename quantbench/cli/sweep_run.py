@@ -18,7 +18,7 @@ from rich.console import Console
 from quantbench import device
 from quantbench.analysis.check import refine_of
 from quantbench.cli.devices import device_lines
-from quantbench.cli.output import Line, check_folder, output, print_json, progress_bar, say, show
+from quantbench.cli.output import Line, check_folder, output, print_json, print_result, progress_bar, say, show
 from quantbench.cli.sweep import SweepArguments, assumed_of, budget_of, sweep_options
 from quantbench.cli.sweep_print import measuring_s, plan_lines, result, show_progress
 from quantbench.cluster.cards import card_lines, compare_cards
@@ -48,9 +48,6 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
     options = sweep_options(arguments, spec.kind)
     axes, plan = plan_sweep(options, spec)
     assumed = assumed_of(arguments, options, plan, spec)
-    if not as_json:
-        show(output(), _dry_run_lines(plan, spec, assumed, here=not gpu))
-        return
     points = [
         {
             "key": p.key, "provider": p.provider, "workload": str(p.workload), "estimate_s": p.estimate_s,
@@ -62,7 +59,7 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
         "device": spec.name, "assumed": assumed, "axes": {axis.dim: axis.values for axis in axes},
         "estimate_s": plan.estimate_s, "points": points,
     }  # fmt: skip
-    print_json(answer)
+    print_result(as_json, lambda: answer, _dry_run_lines(plan, spec, assumed, here=not gpu))
 
 
 def _dry_run_lines(plan: Plan, spec: DeviceSpec, assumed: Sequence[str], *, here: bool) -> Iterator[Line]:
@@ -109,10 +106,7 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, *, as_jso
         raise MeasurementError("sweep", "the budget ended before the first point did", "a longer --budget")
     measured = read_run(session.folder)
     lines, answer = result(measured, finished, time.monotonic() - start_s, earlier_s=earlier_s)
-    if as_json:
-        print_json({**answer, "assumed": assumed})
-    else:
-        show(console, lines)
+    print_result(as_json, lambda: {**answer, "assumed": assumed}, lines)
     if not any(isinstance(record.outcome, Measured) for record in measured.records if record.role == "point"):
         raise typer.Exit(1)  # the records say why, and a script must notice
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from quantbench.cli.options import command, gpu_option, json_option, option
-from quantbench.cli.output import output, plain_table, print_json, progress_bar, say, show
+from quantbench.cli.output import output, plain_table, print_result, progress_bar, say
 from quantbench.device import lookup
 from quantbench.errors import InputError
 from quantbench.units import duration
@@ -43,9 +43,8 @@ def validate(
         say(console, f"{count} contestants on {table.name} of {spec.name}; learning from {rows} rows")
         found = list(run_contests(plan, tuple(map(int, drawn)), show_step))
     lines = [one for one in found if isinstance(one, Line)]
-    if as_json:
-        print_json(lines_to_json(lines, [one for one in found if isinstance(one, Absent)]))
-        return
     columns = (name if name in ("gpu", "protocol", "model") else f">{name}" for name in COLUMNS)
     shown = plain_table(("gpu", "protocol", *columns), [(line.gpu, line.protocol, *cells(line)) for line in lines])
-    show(console, ("errors: median / mean / p95 of |predicted / measured - 1|, in %", shown))
+    errors = "errors: median / mean / p95 of |predicted / measured - 1|, in %"
+    absent = [one for one in found if isinstance(one, Absent)]
+    print_result(as_json, lambda: lines_to_json(lines, absent), (errors, shown))
