@@ -158,7 +158,8 @@ def _findings(op: Op, past: Iterable[Edge], times: RememberedTimes) -> tuple[Edg
     now = times.estimate(op.workload)
     found = []
     for edge in past:
-        ideal = _at_the_rate_before(op.workload, edge, times)
+        # The time at the rate that is reached just before the edge.
+        ideal = times.fused(edge.before).times(op.workload.flops / edge.before.flops)
         share = min(edge.most, 1 - ideal.latency_us / now.latency_us)
         if share < _WORTH_SAYING:
             continue
@@ -168,11 +169,6 @@ def _findings(op: Op, past: Iterable[Edge], times: RememberedTimes) -> tuple[Edg
         low, high = (min(edge.most, max(0.0, 1 - (1 - share) * by)) for by in (factor, 1 / factor))
         found.append(EdgeWaste(edge, share * now.latency_us, low * now.latency_us, high * now.latency_us))
     return tuple(sorted(found, key=lambda f: -f.waste_us))
-
-
-def _at_the_rate_before(work: Compute, edge: Edge, times: RememberedTimes) -> Estimate:
-    """The time of `work` at the rate that is reached just before the edge."""
-    return times.fused(edge.before).times(work.flops / edge.before.flops)
 
 
 def _waste_interval(

@@ -77,7 +77,11 @@ def edges(
     if isinstance(work, Gemm):
         names = side_names(op)
         return (*_unaligned(work, names), *_tiles_and_waves(work, names, device, launch, peak_share))
-    return tuple(_of_attention(work) if isinstance(work, Attention) else _of_softmax(work))
+    if isinstance(work, Attention):
+        return tuple(_of_attention(work))
+    reasons = softmax_objections(work) if isinstance(work, Softmax) else ()
+    words = f"Megatron's fused softmax does not run: {'; '.join(reasons)}"
+    return (Edge("fused softmax", words, work),) if reasons else ()
 
 
 def _unaligned(gemm: Gemm, names: dict[str, str]) -> Iterator[Edge]:
@@ -175,9 +179,3 @@ def _of_attention(work: Attention) -> Iterator[Edge]:
 def _padded(work: Attention) -> int:
     found = padded(work)
     return work.head_dim if found is None else found[2]
-
-
-def _of_softmax(work: Compute) -> Iterator[Edge]:
-    reasons = softmax_objections(work) if isinstance(work, Softmax) else ()
-    if reasons:
-        yield Edge("fused softmax", f"Megatron's fused softmax does not run: {'; '.join(reasons)}", work)

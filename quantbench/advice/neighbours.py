@@ -161,8 +161,8 @@ def _time(shape: TransformerShape, ops: Sequence[Op], times: RememberedTimes, ba
     return _Timed(shape, total_us / shape.tokens / count, count, parts, move)
 
 
-# What decides among changes of one dimension that are as fast as the fastest: alignment of the heads' rows, the smallest
-# micro-batch, since larger ones take memory; else the time.
+# What decides among changes of one dimension that are as fast as the fastest: alignment of the heads' rows, or the
+# smallest micro-batch, since larger ones take memory; else the time.
 _PREFERENCES: dict[str, Callable[[_Timed], tuple[float, ...]]] = {
     "heads": lambda t: (-min(_LINE_ELEMENTS, t.shape.head_dim & -t.shape.head_dim), t.us),
     "mbs": lambda t: (t.shape.mbs,),

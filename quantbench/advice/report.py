@@ -28,7 +28,13 @@ def advice_to_json(advice: Advice) -> dict[str, Any]:
         "device": advice.device.name,
         "unmeasured": [asdict(one) for one in advice.unmeasured],
         "op_times": advice.note,
-        "repaired": None if advice.repair is None else _repair_to_json(advice),
+        "repaired": None
+        if advice.repair is None
+        else {
+            "words": advice.repair.words,
+            "shape": asdict(advice.shape),
+            "others": _advised_to_json(advice.repaired),
+        },
         "keep": advice.keep,
         "shape": asdict(advice.shape),
         **_totals(advice.cost),
@@ -40,25 +46,14 @@ def advice_to_json(advice: Advice) -> dict[str, Any]:
     }
 
 
-def _repair_to_json(advice: Advice) -> dict[str, Any]:
-    """What tp could not split, the shape that is advised on instead, and the others, with their gains over it."""
-    words = "" if advice.repair is None else advice.repair.words
-    return {"words": words, "shape": asdict(advice.shape), "others": _advised_to_json(advice.repaired)}
-
-
 def named_shapes(advice: Advice) -> tuple[NamedShape, ...]:
     """The shape and every other that the advice names, with what each is predicted to gain, for `sweep --shapes`."""
-    others = [
-        NamedShape(_name(one), one.found.shape, Gain(one.found.gain, one.found.low, one.found.high))
-        for one in advice.compared
-    ]
+    others = []
+    for one in advice.compared:
+        name = f"{one.changes}, head_dim {one.found.shape.head_dim}"  # what tells the shapes apart
+        others.append(NamedShape(name, one.found.shape, Gain(one.found.gain, one.found.low, one.found.high)))
     first = "the fastest repaired shape" if advice.repair is not None else "the shape as it is"
     return (NamedShape(first, advice.shape), *others)
-
-
-def _name(one: Advised) -> str:
-    """What differs, which tells the shapes apart."""
-    return f"{one.changes}, head_dim {one.found.shape.head_dim}"
 
 
 def _totals(cost: ShapeCost) -> dict[str, Any]:

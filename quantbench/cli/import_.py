@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,9 @@ from quantbench.device import lookup
 from quantbench.errors import InputError
 
 if TYPE_CHECKING:
-    from quantbench.importers.runs import ImportSummary
+    from quantbench.device.spec import DeviceSpec
+    from quantbench.importers.rows import Rows
+    from quantbench.importers.runs import Origin
 
 import_ = typer.Typer(no_args_is_help=True, add_completion=False, help="Import other tools' tables and logs as runs.")
 
@@ -44,7 +46,6 @@ def import_aiconfigurator(
 ) -> None:
     """Import measured tables of aiconfigurator-core: products, context attention, NCCL collectives."""
     from quantbench.importers import aiconfigurator
-    from quantbench.importers.runs import write_run
     from quantbench.latency.tables import slug_of, system_of
 
     slug = gpu or slug_of(system_of(system))
@@ -58,13 +59,11 @@ def import_aiconfigurator(
         given = f"--run-id {to.run_id} for {len(tables)} tables"
         raise InputError("import aiconfigurator", given, "one --table with it")
 
-    def imported() -> Iterator[ImportSummary]:
-        for found in tables:
-            rows = aiconfigurator.read_rows(found, dtypes=dtype or ())
-            origin = aiconfigurator.origin_of(found, run_id=to.run_id)
-            yield write_run(to.results, spec, origin, rows, units_are_right=to.units_are_right)
-
-    _report(imported(), to.as_json, missing)
+    read = (
+        (aiconfigurator.read_rows(found, dtypes=dtype or ()), aiconfigurator.origin_of(found, run_id=to.run_id))
+        for found in tables
+    )
+    _write(to, spec, read, missing)
 
 
 @import_.command("vidur")
@@ -77,12 +76,10 @@ def import_vidur(
 ) -> None:
     """Import a Vidur profile."""
     from quantbench.importers import vidur
-    from quantbench.importers.runs import write_run
 
     spec = lookup(gpu)
     kind, rows = vidur.read_rows(file, dtype=dtype)
-    origin = vidur.origin_of(file, kind, run_id=to.run_id)
-    _report([write_run(to.results, spec, origin, rows, units_are_right=to.units_are_right)], to.as_json)
+    _write(to, spec, [(rows, vidur.origin_of(file, kind, run_id=to.run_id))])
 
 
 @import_.command("csv")
@@ -97,27 +94,28 @@ def import_csv(
 ) -> None:
     """Import a CSV table of measured times."""
     from quantbench.importers import csv_table
-    from quantbench.importers.runs import write_run
 
     spec = lookup(gpu)
     mapped = csv_table.parse_map(columns)
     rows = csv_table.read_rows(file, mapped, dtype=dtype, provider=provider)
-    origin = csv_table.origin_of(file, mapped, run_id=to.run_id)
-    _report([write_run(to.results, spec, origin, rows, units_are_right=to.units_are_right)], to.as_json)
+    _write(to, spec, [(rows, csv_table.origin_of(file, mapped, run_id=to.run_id))])
 
 
-def _report(summaries: Iterable[ImportSummary], as_json: bool, missing: Sequence[str] = ()) -> None:
-    """Print each imported table when it is done. missing: what to say of tables that are not there."""
-    from quantbench.importers.runs import summary_lines
+def _write(
+    to: ImportOptions, spec: DeviceSpec, tables: Iterable[tuple[Rows, Origin]], missing: Sequence[str] = ()
+) -> None:
+    """Write each table as a run, and print it when it is done. missing: what to say of tables that are not there."""
+    from quantbench.importers.runs import summary_lines, write_run
 
-    if as_json:
+    console, summaries = output(), []
+    for rows, origin in tables:
+        summaries.append(write_run(to.results, spec, origin, rows, units_are_right=to.units_are_right))
+        if not to.as_json:
+            show(console, summary_lines(summaries[-1]))
+    if to.as_json:
         print_json([asdict(summary) for summary in summaries])
-        return
-    console, folders = output(), []
-    for summary in summaries:
-        show(console, summary_lines(summary))
-        folders.append(summary.folder)
-    show(console, (*missing, f"\nNext: quantbench check {folders[0]}"))
+    else:
+        show(console, (*missing, f"\nNext: quantbench check {summaries[0].folder}"))
 
 
 @import_.command("megatron-log")

@@ -99,12 +99,12 @@ def output(*, stderr: bool = False) -> Console:
     return SafeConsole(stderr=stderr, width=None if stream.isatty() else _PIPE_WIDTH)
 
 
-def show(console: Console, items: Iterable[Line | Table | None]) -> None:
-    """Print lines and tables in their order; None is skipped."""
+def show(console: Console, items: Iterable[Line | Table]) -> None:
+    """Print lines and tables in their order."""
     for item in items:
         if isinstance(item, Table):
             console.print(item)
-        elif item is not None:
+        else:
             say(console, *((item,) if isinstance(item, str) else item))
 
 
@@ -125,7 +125,7 @@ def say(console: Console, *parts: Part) -> None:
     console.print(Text.assemble(*((one_line(text), style) for text, style in pairs)), soft_wrap=True, highlight=False)
 
 
-def print_result(as_json: bool, answer: Callable[[], Any], items: Iterable[Line | Table | None]) -> None:
+def print_result(as_json: bool, answer: Callable[[], Any], items: Iterable[Line | Table]) -> None:
     """Print the result of a command on the standard output: as JSON, or as lines and tables."""
     if as_json:
         print_json(answer())
