@@ -106,7 +106,7 @@ def advise(arguments: AdviseOptions, as_json: bool = json_option()) -> None:
 
 
 def _times(arguments: AdviseOptions) -> tuple[OpTimes, OpTimes]:
-    """Where times come from, the profile or the models of the GPU; and where launches do, always the models."""
+    """What answers times (the profile, or the models of the GPU) and launches (always the models)."""
     from quantbench.latency.model_times import ModelTimes
 
     gpu, file = arguments.gpu, arguments.profile
@@ -131,8 +131,7 @@ def _times(arguments: AdviseOptions) -> tuple[OpTimes, OpTimes]:
 def _shape(
     arguments: AdviseOptions, device: DeviceSpec, space: Space
 ) -> tuple[TransformerShape, Repair | None, tuple[str, ...]]:
-    """The shape, from a preset or a config or from sizes alone; the shapes that stand in for it where tp cannot split
-    it (its own tp is 1 then); and what had to be assumed, in words."""
+    """The shape; the shapes to use instead if tp cannot split it (its tp is 1 then); the assumptions in words."""
     from quantbench.advice import repaired
 
     repair = None
@@ -210,7 +209,7 @@ def _lines(
 
 
 def _header_lines(advice: Advice, assumed: Sequence[str]) -> Iterator[str]:
-    """What is asked about, on what, and what the times rest on; first of all what was never measured."""
+    """The device, the shape and the assumptions; first of all the share of the time that was never measured."""
     from quantbench.planner.formulas import parameters
 
     if advice.unmeasured:
@@ -236,7 +235,7 @@ def _header_lines(advice: Advice, assumed: Sequence[str]) -> Iterator[str]:
 
 
 def _cost_lines(cost: ShapeCost, *, reasons: bool) -> Iterator[str | Table]:
-    """A table with a row per op that wastes enough, the worst first; then the other ops, and what the figures are.
+    """A table with a row per op that wastes enough, the worst first; then the other ops and the table's legend.
 
     reasons: whether the table has a column for the reasons; they follow it otherwise.
     """
@@ -296,7 +295,7 @@ def _why(ops: Sequence[OpCost]) -> str:
 
 
 def _waste_lines(cost: ShapeCost) -> Iterator[str]:
-    """The sums: time, rate, waste."""
+    """The totals: time, rate, waste."""
     from quantbench.advice.cost import LOWER_BOUND
 
     whole, hours = cost.latency, cost.gpu_hours_per_trillion_tokens
@@ -346,7 +345,7 @@ def _advised_lines(title: str, advised: Sequence[Advised], wide: bool, *, marks:
 
 
 def _next_lines(advice: Advice, out: Path | None) -> Iterator[str]:
-    """How to measure exactly what was compared. out: the file that holds it; None where none was written."""
+    """How to measure the shapes that were compared. out: the file of these shapes, if one was written."""
     others = len(advice.compared)
     rivals = f" and its {others} nearest rivals" if others > 1 else " and its nearest rival" if others else ""
     what = f"measures every op of this shape{rivals}"

@@ -76,7 +76,7 @@ def check(
 
 
 def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) -> Path:
-    """Run a rule's experiment on the device at hand; the folder of its run."""
+    """Run a rule's experiment on the device at hand. Returns the folder of its run."""
     from quantbench.cli.sweep import SweepArguments, sweep_options
     from quantbench.cli.sweep_run import measure, stop_on_sigterm
     from quantbench.sweep.child import WorkerProcess
@@ -188,7 +188,7 @@ def _axis(name: str) -> str:
 
 
 def _period_words(period: Period) -> str:
-    """The tile that explains the steps of a family of curves, if any."""
+    """The tile that explains the steps of a family of curves, if one does."""
     from quantbench.analysis.periods import explanation_words
 
     r = period.recovered

@@ -42,13 +42,13 @@ class CommOptions:
     max_time: str = option("1s", "Longest sampling time per point.")
 
     def options(self) -> TimingOptions:
-        """How each point is timed. Message buffers stay where they are: a cache of cold links does not exist."""
+        """How each point is timed. The cache is hot: the buffers of a message are used again for every sample."""
         return TimingOptions(
             cache="hot", half_width=self.half_width, max_time_s=parse_duration_s("--max-time", self.max_time)
         )
 
     def plan(self, backend: str, num_gpus: int, num_nodes: int) -> tuple[Collective, ...]:
-        """The points."""
+        """The points to measure."""
         ops = tuple(word.strip().replace("-", "_") for word in self.op.split(",")) if self.op else DEFAULT_OPS
         dtype = self.dtype or ("bf16" if backend == "nccl" else "fp32")
         wanted = parse_sizes(self.sizes or DEFAULT_SIZES[backend])
@@ -169,7 +169,7 @@ def _progress(row: dict[str, Any], number: int) -> str:
 
 
 def row_to_json(record: Record) -> dict[str, Any]:
-    """One point as plain numbers."""
+    """One record as a JSON object."""
     from quantbench.comm.session import figures
     from quantbench.stats import median, relative_half_width, spread
     from quantbench.store.record import Failed, Measured, Skipped

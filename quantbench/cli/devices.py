@@ -1,4 +1,7 @@
-"""`quantbench devices`: what is here, in what state, what will spoil timings, and which GPUs are known."""
+"""`quantbench devices`: this machine's device, its state, what disturbs timings, and the known GPUs.
+
+Commands that measure print `device_lines` first, commands about stored results `device_line`.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def devices(as_json: bool = json_option()) -> None:
 
 
 def device_lines(spec: DeviceSpec, state: DeviceState, limits: Limits | None = None) -> Iterator[Line]:
-    """The first lines of every command that measures: what device, in what state, what will spoil its timings."""
+    """The device, its state, and warnings about what disturbs its timings."""
     yield device_line(spec)
     yield f"dense peak: {peaks_line(spec)}"
     yield f"state: {state_line(state, limits)}"
@@ -57,7 +60,7 @@ def device_lines(spec: DeviceSpec, state: DeviceState, limits: Limits | None = N
 
 
 def device_line(spec: DeviceSpec) -> str:
-    """What the device is: `h200-sxm-141gb: 132 SMs (sm_90), 141 GiB at 4800 GB/s, 60 MiB of L2`."""
+    """The device in one line: `h200-sxm-141gb: 132 SMs (sm_90), 141 GiB at 4800 GB/s, 60 MiB of L2`."""
     memory = f"{spec.memory_bytes / 2**30:.0f} GiB"
     if spec.kind == "cpu":
         return (
@@ -78,7 +81,7 @@ def peaks_line(spec: DeviceSpec) -> str:
 
 
 def state_line(state: DeviceState, limits: Limits | None) -> str:
-    """What the device is doing, as far as it tells, and why where it does not."""
+    """Clocks, temperature, power and other processes, as far as the device reports them."""
     parts = []
     if state.sm_clock_mhz is not None:
         highest = f" of {limits.max_sm_clock_mhz:.0f}" if limits and limits.max_sm_clock_mhz else ""

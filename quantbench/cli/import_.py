@@ -24,7 +24,7 @@ import_ = typer.Typer(no_args_is_help=True, add_completion=False, help="Import o
 
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions:
-    """How a table becomes a run."""
+    """The options of every table's import."""
 
     results: Path = results_option()
     run_id: str | None = option(None, "Name of the run (default: made from the table's name).")
@@ -104,7 +104,7 @@ def import_csv(
 def _write(
     to: ImportOptions, spec: DeviceSpec, tables: Iterable[tuple[Rows, Origin]], missing: Sequence[str] = ()
 ) -> None:
-    """Write each table as a run, and print it when it is done. missing: what to say of tables that are not there."""
+    """Write each table as a run, and print it when it is done. missing: a line for each table not found."""
     from quantbench.importers.runs import summary_lines, write_run
 
     console, summaries = output(), []

@@ -1,4 +1,4 @@
-"""The options that describe a model and a grid of its sizes, and what they stand for.
+"""Options that describe a model or a grid of its sizes, and the shapes and axes made of them.
 
 `advise` and `plan` take ShapeOptions, one size of each kind: `chosen_model` makes the shape. `predict` and `sweep` take
 GridOptions, where a size may be a range: `held_and_dims` makes what is held and the axes. Both fall back to the preset
@@ -41,7 +41,7 @@ _range_option = partial(option, "", panel="Sizes: a number, or with --dim of the
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """The options that every command about a model has; "", 0 and None leave a thing open."""
+    """The options of every command about a model; "", 0 and None stand for the default."""
 
     model: str = _model_option("", "Preset, such as llama-3-8b (list: quantbench models).")
     config: Path | None = _model_option(None, "A Hugging Face config.json.")
@@ -82,7 +82,7 @@ class ShapeOptions(ModelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class GridOptions(ModelOptions):
-    """What varies and what is held still, as typed. A size is a range where it is an axis."""
+    """A grid of sizes, as typed. A size is a range where it is an axis."""
 
     dim: list[str] | None = option(
         None,
@@ -122,7 +122,7 @@ class GridOptions(ModelOptions):
 
 @dataclass(frozen=True)
 class NamedModel:
-    """The model that --model or --config names. name: what to call it. assumed: by field, in words."""
+    """The model that --model or --config names. assumed: by field, the assumptions about it in words."""
 
     name: str
     shape: TransformerShape
@@ -149,7 +149,7 @@ def named_model(who: str, options: ModelOptions) -> NamedModel | None:
 def attention_of(
     who: str, options: ModelOptions, named: NamedModel | None, device: DeviceSpec
 ) -> tuple[dict[str, Any], list[str]]:
-    """The fields attention, softmax and dropout of a shape, and in words what of them was not typed."""
+    """The fields attention, softmax and dropout of a shape, and what was assumed for them, in words."""
     base = None if named is None else named.shape
     as_named = "" if named is None else f" (of {named.name})"
     attention, softmax, dropout = options.attention, options.softmax, options.dropout
@@ -179,14 +179,14 @@ def attention_of(
 
 
 def window_ignored(window: int, seq: int) -> list[str]:
-    """What to say of a sliding window, which no predicted or measured attention has."""
+    """A note on a sliding window, which predictions and measurements ignore; empty if it has no effect."""
     return [f"sliding window of {window} ignored: attention over all {seq} tokens"] if 0 < window < seq else []
 
 
 def chosen_model(
     who: str, options: ShapeOptions, device: DeviceSpec, *, needed: tuple[str, ...] = ("hidden", "heads")
 ) -> tuple[TransformerShape, tuple[str, ...]]:
-    """The shape that the options describe on `device`, and everything that was assumed of it, in words.
+    """The shape that the options describe on `device`, and all assumptions about it, in words.
 
     who: the command, named in errors.
     needed: the sizes that must be given where no model is named; layers and vocab among the others are guessed.
@@ -241,7 +241,7 @@ def chosen_model(
 
 
 def held_and_dims(arguments: GridOptions, who: str = "sweep", *, listed: bool = False) -> tuple[Held, tuple[str, ...]]:
-    """What is held, and the axes as texts. A size given for a dimension that `--dim` names alone is its range.
+    """The held sizes, and the axes as texts. A size given for a dimension that `--dim` names alone is its range.
 
     who: the command, named in errors.
     listed: whether a file lists the shapes, so that no axis is needed.
@@ -290,7 +290,7 @@ def assumed_words(
     arguments: GridOptions, held: Held, ops: Collection[str], spec: DeviceSpec, who: str = "sweep", *,
     listed: bool = False,
 ) -> tuple[str, ...]:  # fmt: skip
-    """What moves the result and was not given, in words.
+    """The assumptions that change the result, in words.
 
     held: its defaults filled in.
     ops: names of those that run.
@@ -324,7 +324,7 @@ def assumed_words(
 
 
 def _no_dim(arguments: GridOptions, who: str) -> InputError:
-    """What to say where sizes are all that was typed: the dimensions that go with them."""
+    """The error for sizes without --dim; it lists the dimensions that go with them."""
     given = [dim for dim, size in arguments.sizes.items() if size]
     beside = " beside --" + ", --".join(given) if given else ""
     fitting = [dims for dims in (MODEL_DIMS, GEMM_DIMS) if set(given) <= set(dims)]
@@ -333,7 +333,7 @@ def _no_dim(arguments: GridOptions, who: str) -> InputError:
 
 
 def _require_used(arguments: GridOptions, as_axis: set[str], who: str) -> None:
-    """Raise InputError for a size that plays no part: one of a model beside a plain product's axes, or the reverse."""
+    """Raise InputError for a size that has no effect: one of a model beside a product's axes, or the reverse."""
     if not as_axis:
         return
     plain = as_axis <= set(GEMM_DIMS)

@@ -1,7 +1,7 @@
-"""What commands print, and where: the console, lines, tables, JSON, progress, and whether a file can be written.
+"""Prints lines, tables, JSON and progress, and checks that files can be written.
 
-Used by all commands; most of them make an iterable of lines and tables and pass it to `show`. Text is never markup
-here, and control characters in it are shown as escapes.
+All commands end with `print_result`; `say` and `show` print what comes before. Text is never read as markup, and its
+control characters are shown as escapes.
 """
 
 from __future__ import annotations
@@ -201,14 +201,14 @@ def progress_bar(console: Console) -> Iterator[Callable[..., None]]:
 
 
 def check_file(operation: str, path: Path) -> None:
-    """Raise StoreError where the file `path` cannot be made, its folders included. Nothing is left behind."""
+    """Raise StoreError if the file `path` or a folder above it cannot be made. Leaves nothing behind."""
     if os.path.isdir(path):
         raise StoreError(operation, f"{path} (Is a directory)", "a file that can be written")
     _try(operation, path.parent, str(path), "a file that can be written")
 
 
 def check_folder(operation: str, folder: Path) -> None:
-    """Raise StoreError where a folder, or a file in it, cannot be made. Nothing is left behind."""
+    """Raise StoreError if a folder, or a file in it, cannot be made. Leaves nothing behind."""
     _try(operation, folder, str(folder), "a folder that can be written")
 
 

@@ -1,4 +1,4 @@
-"""`quantbench plan`: the fastest layout of a training job over GPUs, or what a table of layouts should have taken.
+"""`quantbench plan`: rank the layouts of a training job over GPUs, or predict the rows of a table of layouts.
 
 This module has the options and makes the planner's types of them; `plan_run` has a function for each mode.
 """
@@ -43,7 +43,7 @@ _layout_option = partial(option, panel="Layout (comma separated lists)")
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(ShapeOptions):
-    """A model, machines, the layouts to try and the shapes to search, as typed. 0, "" and None leave a thing open."""
+    """A model, machines, the layouts and the shapes to search, as typed. 0, "" and None stand for the default."""
 
     optimizer: str = option("", "Optimizer: fused_adam, adam or adam_8bit (default: fused_adam).", panel="Model")
     gpus: int | None = _machine_option(None, "Number of GPUs.", min=1)
@@ -86,11 +86,11 @@ class PlanOptions(ShapeOptions):
         return chosen_model(_WHO, self, self.where().device, needed=("hidden", "heads", "layers", "vocab"))
 
     def shape(self) -> TransformerShape:
-        """The model, from a preset or a config, changed by what else was typed."""
+        """The model: a preset or a config, with the sizes that were given."""
         return self._model[0]
 
     def assumed(self, *, one_layout: bool = False) -> tuple[str, ...]:
-        """What moves the result and was not typed, in words. one_layout: that of the checked layout as well."""
+        """The assumptions that change the result, in words. one_layout: include those about the checked layout."""
         shape, words = self._model
         per_tp = integers("--tp", self.tp) or (self.where().gpus_per_node,)
         padded = any(padded_vocab(shape.vocab, tp) != shape.vocab for tp in per_tp)
@@ -104,7 +104,7 @@ class PlanOptions(ShapeOptions):
 
     @cached_property
     def times(self) -> TimesOf:
-        """Where times of operations come from: the profile that was named, else the best known of each GPU."""
+        """What answers times of ops: the profile that was named, else the best model of each GPU."""
         from quantbench.latency.model_times import BestTimes
         from quantbench.latency.op_times import RememberedTimes
 
@@ -150,7 +150,7 @@ class PlanOptions(ShapeOptions):
         )  # fmt: skip
 
     def job(self, gpus: int = 0) -> Job:
-        """What is planned for."""
+        """The training job. gpus: number of GPUs; 0: as typed."""
         for name, value in (("gpus", gpus or self.gpus), ("gbs", self.gbs)):
             if not value:
                 raise InputError(_WHO, f"no --{name}", f"--{name}, {_WHAT_IT_IS[name]}")
@@ -160,7 +160,7 @@ class PlanOptions(ShapeOptions):
         )  # fmt: skip
 
     def space(self) -> Space:
-        """What may vary in a search."""
+        """The layouts to search."""
         from quantbench.planner.search import Space
 
         kinds = tuple(self.recompute.split(",")) if self.recompute else RECOMPUTATIONS
@@ -172,7 +172,7 @@ class PlanOptions(ShapeOptions):
         )  # fmt: skip
 
     def layout(self) -> Layout:
-        """The one layout that is to be checked."""
+        """The one layout to check."""
         tp, pp = self._one("tp"), self._one("pp")
         dp = self._one("dp", default=max(1, self.gpus // (tp * pp)) if self.gpus else 0)
         found = Layout(
@@ -197,7 +197,7 @@ class PlanOptions(ShapeOptions):
         return values[0]
 
     def given(self) -> Given:
-        """What the options say about rows that do not say it themselves."""
+        """Values for the rows of a table that do not give their own."""
         from quantbench.planner.context import Given
 
         for name in ("model", "config"):
@@ -233,7 +233,7 @@ class PlanOptions(ShapeOptions):
         )  # fmt: skip
 
     def shape_space(self) -> ShapeSpace:
-        """What shapes are tried."""
+        """The shapes to search."""
         from quantbench.planner.shape_search import ShapeSpace
 
         low, high = _range("--aspect", self.aspect)

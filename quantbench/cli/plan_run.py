@@ -1,7 +1,8 @@
 """The modes of `quantbench plan`, a function each: `search_layouts`, `search_shapes`, `check_layout`, `predict_table`
 and `check_table`.
 
-Each returns whether the exit code is 1, what makes the answer as JSON objects, and the answer as lines and tables.
+Called by `plan`. Each returns whether the exit code is 1, a function that makes the JSON object, and the lines and
+tables for people.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ def _shapes_table(found: Sequence[ShapeFound], budget: float) -> Table:
 
 
 def _header_lines(job: Job, calibration: Calibration, note: str, assumed: Sequence[str]) -> list[str]:
-    """What is planned for, on what, what was assumed, and what the times rest on."""
+    """The model, the machines, the assumptions, and where constants and times come from."""
     shape, where = job.shape, job.cluster
     heads = f"{shape.heads} heads of {shape.head_dim}"
     dropout = "dropout" if shape.dropout else "no dropout"
@@ -188,7 +189,7 @@ def _header_lines(job: Job, calibration: Calibration, note: str, assumed: Sequen
 
 
 def _bound_lines(p: Prediction) -> list[str]:
-    """What the rate comes to over a training run, and what it leaves out."""
+    """Time and cost of a training run at this rate, and what is not counted."""
     hours = float(f"{p.gpu_hours_per_trillion_tokens:.3g}")
     return [
         f"10^12 tokens: {p.days_per_trillion_tokens:.3g} days, {hours:,.0f} GPU-hours, MFU {percent(p.mfu)}",
@@ -197,7 +198,7 @@ def _bound_lines(p: Prediction) -> list[str]:
 
 
 def _seconds(sec: Span, between: str) -> str:
-    """With its interval, and the same decimals in every row of a table."""
+    """A time with its interval: `12.34 (11.9–12.8)`."""
     decimals = 1 if sec.mid >= 10 else 2
     return f"{sec.mid:.2f} ({sec.low:.{decimals}f}{between}{sec.high:.{decimals}f})"
 
@@ -206,7 +207,7 @@ def _seconds(sec: Span, between: str) -> str:
 
 
 def check_layout(arguments: PlanOptions) -> Outcome:
-    """Hold one layout against every rule, and say what it would take."""
+    """Check one layout against every rule, and predict its time and memory."""
     layout = arguments.layout()
     job = arguments.job(gpus=arguments.gpus or layout.dp * layout.tp * layout.pp)
     broken = violations(job, layout)
@@ -259,7 +260,7 @@ def _layout_lines(
 
 
 def predict_table(arguments: PlanOptions, path: Path) -> Outcome:
-    """Predict every row of a table and hold it against what was measured."""
+    """Predict every row of a table and compare with what was measured."""
     results = predict_rows(read_table(path), arguments.times, shipped(), arguments.given())
     summary, missed = summarize(results), misses(results)
 
@@ -321,7 +322,7 @@ def _or_dash(value: float | None) -> str:
 
 
 def check_table(arguments: PlanOptions, path: Path) -> Outcome:
-    """Look for rows that cannot be and cells that contradict each other."""
+    """Find impossible rows and contradictory cells of a table."""
     found = check_rows(read_table(path), arguments.times, shipped())
     findings = [{"row_id": f.row.row_id, "line": f.row.line, "kind": f.kind, "message": f.message} for f in found]
     wrong = len({f.row.row_id for f in found})

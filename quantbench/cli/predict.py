@@ -1,4 +1,4 @@
-"""`quantbench predict`: what a sweep would show on a GPU that is not here."""
+"""`quantbench predict`: predict the result of a sweep on a GPU that is not at hand."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def predict(
 
 
 def predict_sweep(arguments: GridOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Forecast, tuple[str, ...]]:
-    """The axes with their values, the forecast for a device, and what was assumed, in words."""
+    """The axes with their values, the forecast for a device, and the assumptions in words."""
     from quantbench.analysis.forecast import forecast
     from quantbench.latency.model_times import ModelTimes
     from quantbench.sweep.grid import parse_grid

@@ -77,7 +77,7 @@ class PlannerOptions:
     bound: str = _bound_option()
 
     def options(self) -> ExportOptions:
-        """As the exporters take them."""
+        """The options for the exporters."""
         from quantbench.profile.exporters.options import ExportOptions
 
         return ExportOptions(
@@ -113,7 +113,7 @@ def export(
 
 
 def _export_profile(paths: list[Path], target_file: Path | None, fit: bool, as_json: bool) -> None:
-    """Make a profile of runs and write it: without a name, as profile.json beside a device's runs, or here."""
+    """Make a profile of runs and write it; the default is profile.json in the device's folder, else in this folder."""
     from quantbench.cli import profile_print as view
     from quantbench.profile import Profile
     from quantbench.report.source import read_one_run
@@ -141,7 +141,7 @@ def _export_profile(paths: list[Path], target_file: Path | None, fit: bool, as_j
 def _export_format(
     paths: list[Path], name: str, folder: Path, options: ExportOptions, fit: bool, as_json: bool
 ) -> None:
-    """Write a profile, or what runs make one, in a planner's format, and say what is in it."""
+    """Write a profile, or the profile of runs, in a planner's format."""
     from quantbench.profile.exporters.catalog import FORMATS, export_profile
     from quantbench.profile.exporters.options import WHO
 
@@ -159,7 +159,7 @@ def _export_format(
 
 
 def runs_below(path: Path) -> list[Path]:
-    """A run's folder itself, or the runs in a device's folder. Raises InputError where there is none."""
+    """A run's folder itself, or the runs in a device's folder. Raises InputError if there is none."""
     if os.path.isfile(path):
         raise InputError("read run", f"{path} is a file", "folders of runs, or --format with a profile's file")
     itself = os.path.lexists(path / "run.json")
@@ -170,7 +170,7 @@ def runs_below(path: Path) -> list[Path]:
 
 
 def profile_of(paths: list[Path], *, fit: bool) -> Profile:
-    """The profile in a file, or the one that runs make (fit: with models fitted to them)."""
+    """The profile in a file, or one made of runs. fit: whether to fit models to their rows."""
     from quantbench.profile import Profile
     from quantbench.report.source import read_one_run
 

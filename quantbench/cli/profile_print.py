@@ -1,4 +1,4 @@
-"""A profile as lines and tables, and as JSON objects. Called by `profile`, mostly `profile_lines`."""
+"""A profile as lines and tables (`profile_lines`) and as JSON objects (`profile_to_json`), for `quantbench profile`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def profile_lines(profile: Profile) -> Iterator[str | RichTable]:
 
 
 def origin_lines(profile: Profile) -> list[str]:
-    """Whose figures these are, in a line for each run."""
+    """The runs that the profile was made from, a line each."""
     found = [profile.provenance.note] if profile.provenance.note else []
     for run in profile.provenance.runs:
         source = f": {run.source}" if run.source else ""
@@ -55,7 +55,7 @@ def origin_lines(profile: Profile) -> list[str]:
 
 
 def rows_line(profile: Profile) -> str:
-    """How many rows of what there are."""
+    """Number of rows of each kind."""
     counts = [f"{len(table):,} of {kind}" for kind, table in profile.tables.items() if len(table)]
     return "rows: " + (", ".join(counts) or "none; all times come from the models")
 
@@ -94,7 +94,7 @@ def _ranges(rows: Table) -> str:
 
 
 def model_lines(profile: Profile) -> list[str]:
-    """What predicts where nothing was measured, and how well."""
+    """The models that predict unmeasured shapes, and their errors."""
     models = profile.models
     found = []
     for model in models.gemm:

@@ -1,4 +1,4 @@
-"""`quantbench sweep`: time real work over hidden sizes, heads, sequence lengths, … on the device at hand.
+"""`quantbench sweep`: time real work over hidden sizes, heads, sequence lengths and more on the device at hand.
 
 This module has the options and makes `SweepOptions` of them; `sweep_run` measures.
 """
@@ -91,7 +91,7 @@ def sweep(
 
 
 def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
-    """Everything that was asked for, with the defaults of a kind of device."""
+    """The options of a sweep, with the defaults of a kind of device (cuda or cpu)."""
     from quantbench.sweep.options import SweepOptions
     from quantbench.sweep.shape_file import SUFFIX, read_shape_file
     from quantbench.sweep.shape_list import read_shapes
@@ -131,7 +131,7 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
 
 
 def assumed_of(arguments: SweepArguments, options: SweepOptions, plan: Plan, spec: DeviceSpec) -> tuple[str, ...]:
-    """What of a plan was not typed, in words."""
+    """The assumptions of a plan, in words."""
     from quantbench.sweep.shapes import with_defaults
 
     held = with_defaults(options.held, spec.kind, default_dtype(spec), default_attention(spec))
@@ -167,7 +167,7 @@ def check_words(arguments: SweepArguments, on: str, resume: Path | None, gpu: st
 
 
 def budget_of(arguments: SweepArguments) -> float | None:
-    """The budget of a resumed run in seconds: what was typed, else none."""
+    """The budget of a resumed run in seconds; None for no limit."""
     return None if arguments.budget in ("", "none") else parse_duration_s("--budget", arguments.budget)
 
 
