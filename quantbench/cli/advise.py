@@ -36,7 +36,7 @@ _WIDE = 140
 _WORTH_A_ROW = 0.005
 # A waste of more than this share of the whole time stands out in red, a smaller one in yellow.
 _STANDS_OUT = 0.01
-_search_option, _gate_option = (
+_search, _gate = (
     partial(option, panel=panel) for panel in ("Search for better shapes", "Check in continuous integration")
 )
 
@@ -52,23 +52,23 @@ class AdviseOptions(ShapeOptions):
     tp: int | None = size_option("Tensor-parallel degree (default: 1).")
     gpu: str = gpu_option("")
     profile: Path | None = option(None, "Measured profile (JSON file), instead of the models of --gpu.")
-    tolerance: str = _search_option("5%", "Largest deviation from the shape's number of parameters.")
-    top: str = _search_option(
+    tolerance: str = _search("5%", "Largest deviation from the shape's number of parameters.")
+    top: str = _search(
         "",
         "Number of shapes to show, including those not surely faster; 0: no search (default: up to 8 that are surely "
         "faster).",
     )
-    head_dims: str = _search_option("64,128,256", "Head widths to try beside the shape's own, comma separated.")
-    replicate_kv: bool = _search_option(False, "Also try fewer key/value heads than tp, replicated.")
-    keep: str = _search_option(
+    head_dims: str = _search("64,128,256", "Head widths to try beside the shape's own, comma separated.")
+    replicate_kv: bool = _search(False, "Also try fewer key/value heads than tp, replicated.")
+    keep: str = _search(
         "", "Dimensions to keep, comma separated: hidden, heads, kv_heads, head_dim, ffn, vocab, layers, mbs."
     )
-    keep_layers: bool = _search_option(False, "Same as --keep layers.")
-    shapes_out: Path | None = _search_option(
+    keep_layers: bool = _search(False, "Same as --keep layers.")
+    shapes_out: Path | None = _search(
         None, "JSON file for all shapes that were compared, for `sweep --shapes`.", "--shapes-out", "-o"
     )
-    fail_over: str = _gate_option("", "Largest share of time wasted past edges, such as 3%; else exit code 1.")
-    junit: Path | None = _gate_option(None, "File for the result as JUnit XML.")
+    fail_over: str = _gate("", "Largest share of time wasted past edges, such as 3%; else exit code 1.")
+    junit: Path | None = _gate(None, "File for the result as JUnit XML.")
 
 
 @command

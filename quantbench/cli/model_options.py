@@ -33,30 +33,28 @@ _SAID_AGAIN = (
     "skip_impossible", "dropout", "causal",
 )  # fmt: skip
 
-_model_option = partial(option, panel="Model")
+_model = partial(option, panel="Model")
 #: the option of one size of a transformer
-size_option = partial(_model_option, None, min=1, max=2**31 - 1)
-_range_option = partial(option, "", panel="Sizes: a number, or with --dim of the same name a range", show_default=False)
+size_option = partial(_model, None, min=1, max=2**31 - 1)
+_range = partial(option, "", panel="Sizes: a number, or with --dim of the same name a range", show_default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """The options of every command about a model; "", 0 and None stand for the default."""
 
-    model: str = _model_option("", "Preset, such as llama-3-8b (list: quantbench models).")
-    config: Path | None = _model_option(None, "A Hugging Face config.json.")
-    kv_heads: int = _model_option(0, "Key/value heads (0: the model's, else as many as heads).", min=0)
-    gated: bool = _model_option(False, "Gated MLP: a gate projection beside the up projection.")
-    dtype: str = _model_option(
-        "", "Number format: fp16, bf16, fp32, tf32, fp8 or int8 (default: the device's usual one)."
-    )
-    attention: str = _model_option(
+    model: str = _model("", "Preset, such as llama-3-8b (list: quantbench models).")
+    config: Path | None = _model(None, "A Hugging Face config.json.")
+    kv_heads: int = _model(0, "Key/value heads (0: the model's, else as many as heads).", min=0)
+    gated: bool = _model(False, "Gated MLP: a gate projection beside the up projection.")
+    dtype: str = _model("", "Number format: fp16, bf16, fp32, tf32, fp8 or int8 (default: the device's usual one).")
+    attention: str = _model(
         "", "flash (one kernel) or unfused (scores, softmax, context); default: the model's, else flash."
     )
-    dropout: bool | None = _model_option(
+    dropout: bool | None = _model(
         None, "Dropout of hidden states and attention (default: the model's, else none).", "--dropout/--no-dropout"
     )
-    softmax: str = _model_option(
+    softmax: str = _model(
         "", "Softmax of unfused attention: megatron (fused kernel where it runs) or torch (separate kernels)."
     )
 
@@ -89,23 +87,23 @@ class GridOptions(ModelOptions):
         "Dimension to vary: hidden, heads, head-dim, ffn, seq, mbs, tp, vocab, m, n, k or batch; with values: "
         "hidden=1024:4096:64, tp=1,2,4, n=3072:8192@edges. Several make a grid.",
     )
-    hidden: str = _range_option("Hidden size.")
-    heads: str = _range_option("Attention heads.")
-    head_dim: str = _range_option("Width of a head.")
-    ffn: str = _range_option("Width of the MLP (default: 4 × hidden).")
-    seq: str = _range_option("Sequence length, tokens.")
-    mbs: str = _range_option("Micro-batch size, sequences.")
-    tp: str = _range_option("Tensor-parallel degree.")
-    vocab: str = _range_option("Vocabulary size.")
-    m: str = _range_option("Rows of a plain product.", "--m", "-m")
-    n: str = _range_option("Columns of a plain product.", "--n", "-n")
-    k: str = _range_option("Inner dimension of a plain product.", "--k", "-k")
-    batch: str = _range_option("Number of plain products in one batch.")
-    layout: str = _model_option("nn", "Layout of plain products: nn, nt or tn.")
-    ops: str = _model_option("", "Ops of a layer, comma separated: qkv,attention (default: all).")
-    direction: str = _model_option("forward", "forward, backward or both.")
-    causal: bool = _model_option(True, "Causal attention.")
-    skip_impossible: bool = _model_option(
+    hidden: str = _range("Hidden size.")
+    heads: str = _range("Attention heads.")
+    head_dim: str = _range("Width of a head.")
+    ffn: str = _range("Width of the MLP (default: 4 × hidden).")
+    seq: str = _range("Sequence length, tokens.")
+    mbs: str = _range("Micro-batch size, sequences.")
+    tp: str = _range("Tensor-parallel degree.")
+    vocab: str = _range("Vocabulary size.")
+    m: str = _range("Rows of a plain product.", "--m", "-m")
+    n: str = _range("Columns of a plain product.", "--n", "-n")
+    k: str = _range("Inner dimension of a plain product.", "--k", "-k")
+    batch: str = _range("Number of plain products in one batch.")
+    layout: str = _model("nn", "Layout of plain products: nn, nt or tn.")
+    ops: str = _model("", "Ops of a layer, comma separated: qkv,attention (default: all).")
+    direction: str = _model("forward", "forward, backward or both.")
+    causal: bool = _model(True, "Causal attention.")
+    skip_impossible: bool = _model(
         False, "Leave out impossible sizes instead of refusing them.", "--skip-impossible/--no-skip-impossible"
     )
 

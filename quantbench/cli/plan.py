@@ -37,8 +37,8 @@ _WHO = "plan"
 _BITS_PER_BYTE = 8
 _WHAT_IT_IS = {"gpus": "how many there are", "gbs": "the global batch size in sequences, such as 2048"}
 _MACHINES, _SEARCH = "Machines", "Shape search"
-_machine_option, _search_option = partial(option, panel=_MACHINES), partial(option, panel=_SEARCH)
-_layout_option = partial(option, panel="Layout (comma separated lists)")
+_machines, _search = partial(option, panel=_MACHINES), partial(option, panel=_SEARCH)
+_layout = partial(option, panel="Layout (comma separated lists)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,39 +46,33 @@ class PlanOptions(ShapeOptions):
     """A model, machines, the layouts and the shapes to search, as typed. 0, "" and None stand for the default."""
 
     optimizer: str = option("", "Optimizer: fused_adam, adam or adam_8bit (default: fused_adam).", panel="Model")
-    gpus: int | None = _machine_option(None, "Number of GPUs.", min=1)
+    gpus: int | None = _machines(None, "Number of GPUs.", min=1)
     gpu: str = gpu_option("", _MACHINES)
-    profile: Path | None = _machine_option(None, "Profile of the GPU (JSON file); its times replace the models'.")
-    cluster: str = _machine_option(
-        "", "Known system: jean-zay-a100, dgx-a100, … (default: the GPU's reference system)."
-    )
-    gpus_per_node: int = _machine_option(0, "GPUs per node (0: the system's).", min=0)
-    node_gbit_per_s: float = _machine_option(
+    profile: Path | None = _machines(None, "Profile of the GPU (JSON file); its times replace the models'.")
+    cluster: str = _machines("", "Known system: jean-zay-a100, dgx-a100, … (default: the GPU's reference system).")
+    gpus_per_node: int = _machines(0, "GPUs per node (0: the system's).", min=0)
+    node_gbit_per_s: float = _machines(
         0, "Bandwidth of a node's network, Gbit/s, all adapters together (0: the system's).", min=0
     )
-    link_gb_per_s: float = _machine_option(
-        0, "Bus bandwidth of all-reduce inside a node, GB/s (0: the system's).", min=0
-    )
-    gbs: int | None = _machine_option(None, "Global batch size, sequences.", min=1)
-    rampup_step: int = _machine_option(0, "Increment of the batch-size ramp-up, sequences (0: no ramp-up).", min=0)
-    dp_overlap: float = _machine_option(
-        0.0, "Share of data-parallel traffic that overlaps with computation.", min=0, max=1
-    )
-    dp: str = _layout_option("", "Data-parallel degrees (default: all).")
-    tp: str = _layout_option("", "Tensor-parallel degrees (default: all).")
-    pp: str = _layout_option("", "Pipeline-parallel degrees (default: all).")
-    mbs: str = _layout_option("", "Micro-batch sizes, sequences (default: all).")
-    interleave: str = _layout_option("", "Model chunks per pipeline stage (default: all).")
-    zero: str = _layout_option("", "ZeRO stages, 0 to 3 (default: all).")
-    recompute: str = _layout_option("", "Activation recomputation: full, selective, none (default: all).")
-    sequence_parallel: bool | None = _layout_option(
+    link_gb_per_s: float = _machines(0, "Bus bandwidth of all-reduce inside a node, GB/s (0: the system's).", min=0)
+    gbs: int | None = _machines(None, "Global batch size, sequences.", min=1)
+    rampup_step: int = _machines(0, "Increment of the batch-size ramp-up, sequences (0: no ramp-up).", min=0)
+    dp_overlap: float = _machines(0.0, "Share of data-parallel traffic that overlaps with computation.", min=0, max=1)
+    dp: str = _layout("", "Data-parallel degrees (default: all).")
+    tp: str = _layout("", "Tensor-parallel degrees (default: all).")
+    pp: str = _layout("", "Pipeline-parallel degrees (default: all).")
+    mbs: str = _layout("", "Micro-batch sizes, sequences (default: all).")
+    interleave: str = _layout("", "Model chunks per pipeline stage (default: all).")
+    zero: str = _layout("", "ZeRO stages, 0 to 3 (default: all).")
+    recompute: str = _layout("", "Activation recomputation: full, selective, none (default: all).")
+    sequence_parallel: bool | None = _layout(
         None, "Only layouts with sequence parallelism, or only without (default: both)."
     )
-    allow_uneven: bool = _layout_option(False, "Also try pipeline stages with different numbers of layers.")
-    params: float = _search_option(0, "Target number of parameters (0: the model's).", min=0)
-    tolerance: float = _search_option(0.03, "Largest relative deviation from --params.", min=0, max=0.5)
-    aspect: str = _search_option("125:205", "Range of hidden / layers, from:to.")
-    head_dim: str = _search_option("64:256", "Range of head_dim, from:to.")
+    allow_uneven: bool = _layout(False, "Also try pipeline stages with different numbers of layers.")
+    params: float = _search(0, "Target number of parameters (0: the model's).", min=0)
+    tolerance: float = _search(0.03, "Largest relative deviation from --params.", min=0, max=0.5)
+    aspect: str = _search("125:205", "Range of hidden / layers, from:to.")
+    head_dim: str = _search("64:256", "Range of head_dim, from:to.")
     as_typed: bool = option(False, "With --rows: leave known typing errors uncorrected.")
 
     @cached_property
@@ -249,7 +243,7 @@ class PlanOptions(ShapeOptions):
 @command
 def plan(
     arguments: PlanOptions,
-    shape_search: bool = _search_option(False, "Also vary hidden size, heads and layers."),
+    shape_search: bool = _search(False, "Also vary hidden size, heads and layers."),
     rows: Path | None = option(None, "CSV table of layouts to predict row by row (columns as in bloom_tables.csv)."),
     check: bool = option(False, "Check one layout, or with --rows a table; exit code 1 if anything is wrong."),
     top: int = option(20, "Number of results to print.", min=1),

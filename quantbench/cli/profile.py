@@ -49,7 +49,7 @@ _QUERIES = {
     "attention": ("batch,heads,seq,head_dim or batch,heads,seq,head_dim,kv_heads", (4, 5)),
     "collective": ("op,bytes,gpus or op,bytes,gpus,nodes, such as all_reduce,67108864,8", (2, 3)),
 }
-_bound_option = partial(option, "5%", "Largest error of linear interpolation between the rows.")
+_bound = partial(option, "5%", "Largest error of linear interpolation between the rows.")
 _FILE = argument("A profile's JSON file.", metavar="FILE")
 
 profile = typer.Typer(
@@ -74,7 +74,7 @@ class PlannerOptions:
     model: str = option("", "vidur: model whose shapes are exported (llama-3-8b, …).")
     tp: str = option("1", "vidur: tensor-parallel degrees, comma separated.")
     fill: bool = option(False, "aiconfigurator: add modelled rows at edges between measured ones.")
-    bound: str = _bound_option()
+    bound: str = _bound()
 
     def options(self) -> ExportOptions:
         """The options for the exporters."""
@@ -302,7 +302,7 @@ class BlindspotOptions:
     """The options of `blindspots`."""
 
     consumer: str = option(..., "Planner whose interpolation is tested: aiconfigurator.", "--for")
-    bound: str = _bound_option()
+    bound: str = _bound()
     target: str = option("p95", "Error that --bound applies to: p95 or max.", "--of")
     held_out: bool = option(
         False, "Test on held-out rows: keep powers of two of m, select rows to add, compare with the others."

@@ -33,7 +33,7 @@ _BESIDE_MODELS = (
     "point-limit", "points", "shard",
 )  # fmt: skip
 _RUN = "Run"
-_timing_option, _run_option = partial(option, panel="Timing"), partial(option, panel=_RUN)
+_timing, _run = partial(option, panel="Timing"), partial(option, panel=_RUN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,32 +51,28 @@ class SweepArguments(GridOptions):
     provider: str = option(
         "torch", "Libraries to measure, comma separated: torch, triton, torch.flash, my.module:Class."
     )
-    cache: str = _timing_option("cold", "State of the last-level cache before a sample: cold or hot.")
-    mode: str = _timing_option("auto", "Timing method: auto, events or graph.")
-    half_width: float | None = _timing_option(
+    cache: str = _timing("cold", "State of the last-level cache before a sample: cold or hot.")
+    mode: str = _timing("auto", "Timing method: auto, events or graph.")
+    half_width: float | None = _timing(
         None, "Target precision: relative half-width of the median's interval (default: 0.005; CPU: 0.01)."
     )
-    min_samples: int = _timing_option(10, "Least number of samples per point.")
-    max_time: str = _timing_option("", "Longest sampling time per point (default: 2s; CPU: 500ms).")
-    distribution: str = _timing_option("normal", "Input values: normal, uniform, integers or zeros.")
-    seed: int = _timing_option(0, "Random seed of the order of points.")
-    budget: str = _run_option(
-        "", "Time limit of the whole run: 8m, 90s or none (default: 4m; CPU: 75s; with --resume: none)."
-    )
-    point_limit: str = _run_option("", "Time after which a point is stopped as hanging, such as 60s.")
-    shard: str = _run_option("", "Part I/N of the points, for N jobs whose runs are merged later.")
+    min_samples: int = _timing(10, "Least number of samples per point.")
+    max_time: str = _timing("", "Longest sampling time per point (default: 2s; CPU: 500ms).")
+    distribution: str = _timing("normal", "Input values: normal, uniform, integers or zeros.")
+    seed: int = _timing(0, "Random seed of the order of points.")
+    budget: str = _run("", "Time limit of the whole run: 8m, 90s or none (default: 4m; CPU: 75s; with --resume: none).")
+    point_limit: str = _run("", "Time after which a point is stopped as hanging, such as 60s.")
+    shard: str = _run("", "Part I/N of the points, for N jobs whose runs are merged later.")
 
 
 @command
 def sweep(
     arguments: SweepArguments,
-    on: str = _run_option("", "ray: measure on every GPU of a Ray cluster, one run per kind."),
+    on: str = _run("", "ray: measure on every GPU of a Ray cluster, one run per kind."),
     results: Path = results_option(_RUN),
-    resume: Path | None = _run_option(None, "Folder of an unfinished run to finish."),
-    dry_run: bool = _run_option(
-        False, "Print the points and the estimated time; measure nothing.", "--dry-run/--no-dry-run"
-    ),
-    gpu: str = _run_option("", "GPU to plan for, with --dry-run."),
+    resume: Path | None = _run(None, "Folder of an unfinished run to finish."),
+    dry_run: bool = _run(False, "Print the points and the estimated time; measure nothing.", "--dry-run/--no-dry-run"),
+    gpu: str = _run("", "GPU to plan for, with --dry-run."),
     as_json: bool = json_option(),
 ) -> None:
     """Time real matmuls, softmax and attention on the device at hand, and keep every sample."""
