@@ -18,7 +18,7 @@ from rich.console import Console
 from quantbench import device
 from quantbench.analysis.check import refine_of
 from quantbench.cli.devices import device_lines
-from quantbench.cli.output import Line, check_folder, output, print_json, print_result, progress_bar, say, show
+from quantbench.cli.output import Line, check_folder, output, print_result, progress_bar, say, show
 from quantbench.cli.sweep import SweepArguments, assumed_of, budget_of, sweep_options
 from quantbench.cli.sweep_print import measuring_s, plan_lines, result, show_progress
 from quantbench.cluster.cards import card_lines, compare_cards
@@ -166,17 +166,15 @@ def run_on_ray(arguments: SweepArguments, results: Path, resume: Path | None, *,
         stop_on_sigterm()  # Ray has set a handler of its own
         lanes = _measure_lanes(console, pool, options, assumed)
     wall_s = time.monotonic() - start_s
-    told = []
+    told, said = [], []
     for lane in lanes:
         measured, devices = read_run(lane.writer.folder), len(lane.members)
         lines, answer = result(measured, lane.finished, wall_s, devices=devices, earlier_s=earlier_s)
         cards = compare_cards(measured.records)
         of_cards = [{**asdict(card), "slow": card.slow} for card in cards]
         told.append({**answer, "assumed": assumed(lane), "devices": devices, "cards": of_cards})
-        if not as_json:
-            show(console, (*lines, *card_lines(cards)))
-    if as_json:
-        print_json({"runs": told})
+        said += [*lines, *card_lines(cards)]
+    print_result(as_json, lambda: {"runs": told}, said)
 
 
 def _measure_lanes(
