@@ -210,10 +210,10 @@ def _waste_interval(
 WIDER = 1.3
 
 #: an operation's part of a sum, 0 to 1, and its own time
-Parts = Mapping[Compute, tuple[float, Estimate]]
+Shares = Mapping[Compute, tuple[float, Estimate]]
 
 
-def ratio_factor(above: Parts, below: Parts, common: float = 0.0) -> float:
+def ratio_factor(above: Shares, below: Shares, common: float = 0.0) -> float:
     """The factor of the 90 % interval of the ratio of two sums of times, to either side.
 
     above, below: the two sums by op, as shares of their own wholes.

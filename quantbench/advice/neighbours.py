@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from quantbench.advice.cost import Parts, ratio_factor
+from quantbench.advice.cost import Shares, ratio_factor
 from quantbench.advice.space import Space, alone, together
 from quantbench.latency.op_times import RememberedTimes
 from quantbench.planner.formulas import useful_parameters
@@ -66,7 +66,7 @@ class _Timed:
     shape: TransformerShape
     us: float
     parameters: int
-    parts: Parts
+    parts: Shares
     move: float
 
 

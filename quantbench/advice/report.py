@@ -22,19 +22,17 @@ ADVICE_VERSION = 1
 
 def advice_to_json(advice: Advice) -> dict[str, Any]:
     """Everything: the shape's ops worst first, the neighbours in their order."""
+    repaired = None
+    if advice.repair is not None:
+        others = _advised_to_json(advice.repaired)
+        repaired = {"words": advice.repair.words, "shape": asdict(advice.shape), "others": others}
     return {
         "format": ADVICE_FORMAT,
         "version": ADVICE_VERSION,
         "device": advice.device.name,
         "unmeasured": [asdict(one) for one in advice.unmeasured],
         "op_times": advice.note,
-        "repaired": None
-        if advice.repair is None
-        else {
-            "words": advice.repair.words,
-            "shape": asdict(advice.shape),
-            "others": _advised_to_json(advice.repaired),
-        },
+        "repaired": repaired,
         "keep": advice.keep,
         "shape": asdict(advice.shape),
         **_totals(advice.cost),

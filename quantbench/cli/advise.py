@@ -17,7 +17,7 @@ from rich.text import Text
 from quantbench.cli.devices import device_line
 from quantbench.cli.model_options import ShapeOptions, chosen_model, size_option
 from quantbench.cli.options import command, gpu_option, integers, json_option, option, percentage
-from quantbench.cli.output import Line, check_file, output, plain_table, print_result
+from quantbench.cli.output import StyledLine, check_file, output, plain_table, print_result
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
@@ -169,7 +169,7 @@ def _space(arguments: AdviseOptions) -> Space:
 def _lines(
     advice: Advice, assumed: Sequence[str], most: float | None, junit: Path | None, out: Path | None, *, wide: bool,
     every: bool,
-) -> Iterator[Line | Table]:  # fmt: skip
+) -> Iterator[StyledLine | Table]:  # fmt: skip
     """wide: whether tables have a column for their reasons. every: whether to list shapes not surely faster as well."""
     cost = advice.cost
     yield from _header_lines(advice, assumed)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, json_option, option
-from quantbench.cli.output import Line, check_folder, output, plain_table, print_result, say
+from quantbench.cli.output import StyledLine, check_folder, output, plain_table, print_result, say
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, printable
 from quantbench.units import parse_duration_s, percent
@@ -95,7 +95,7 @@ def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) ->
         return session.folder
 
 
-def _lines(found: Check) -> Iterator[Line | Table]:
+def _lines(found: Check) -> Iterator[StyledLine | Table]:
     from quantbench.analysis.rules import untested_lines
 
     info = found.run.info

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, json_option, option
-from quantbench.cli.output import Line, check_file, check_folder, print_result
+from quantbench.cli.output import StyledLine, check_file, check_folder, print_result
 from quantbench.errors import InputError, printable
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def compare(
         raise typer.Exit(1)
 
 
-def _lines(comparison: Comparison, picture: Path | None, junit: Path | None) -> Iterator[Line | Table]:
+def _lines(comparison: Comparison, picture: Path | None, junit: Path | None) -> Iterator[StyledLine | Table]:
     from quantbench.report.comparison import comparison_table, differences_lines, method_lines, result_lines
 
     yield device_line(comparison.b.info.device)

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from quantbench import device
 from quantbench.cli.options import command, json_option
-from quantbench.cli.output import Line, print_result, warning
+from quantbench.cli.output import StyledLine, print_result, warning
 from quantbench.device.nvml import Absent, Limits
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.device.warnings import warnings_for
@@ -46,7 +46,7 @@ def devices(as_json: bool = json_option()) -> None:
     print_result(as_json, answer, (*lines, sources))
 
 
-def device_lines(spec: DeviceSpec, state: DeviceState, limits: Limits | None = None) -> Iterator[Line]:
+def device_lines(spec: DeviceSpec, state: DeviceState, limits: Limits | None = None) -> Iterator[StyledLine]:
     """The device, its state, and warnings about what disturbs its timings."""
     yield device_line(spec)
     yield f"dense peak: {peaks_line(spec)}"

@@ -27,9 +27,9 @@ from rich.text import Text
 from quantbench.errors import StoreError, one_line
 
 #: a text, or a text and its style
-Part = str | tuple[str, str]
+StyledText = str | tuple[str, str]
 #: one line: a text, or parts
-Line = str | tuple[Part, ...]
+StyledLine = str | tuple[StyledText, ...]
 
 # A pipe has no width of its own, and folded lines are no use to a program that reads them.
 _PIPE_WIDTH = 180
@@ -99,7 +99,7 @@ def output(*, stderr: bool = False) -> Console:
     return SafeConsole(stderr=stderr, width=None if stream.isatty() else _PIPE_WIDTH)
 
 
-def show(console: Console, items: Iterable[Line | Table]) -> None:
+def show(console: Console, items: Iterable[StyledLine | Table]) -> None:
     """Print lines and tables in their order."""
     for item in items:
         if isinstance(item, Table):
@@ -108,12 +108,12 @@ def show(console: Console, items: Iterable[Line | Table]) -> None:
             say(console, *((item,) if isinstance(item, str) else item))
 
 
-def warning(text: str) -> Line:
+def warning(text: str) -> StyledLine:
     """A warning as one line."""
     return ("warning:", "yellow"), f" {text}"
 
 
-def say(console: Console, *parts: Part) -> None:
+def say(console: Console, *parts: StyledText) -> None:
     """Print one line of plain words: folded by the terminal, not by us, and with numbers and paths left uncoloured.
 
     parts: texts, and (text, style) where one stands out. A line break at the very beginning leaves a line free.
@@ -125,7 +125,7 @@ def say(console: Console, *parts: Part) -> None:
     console.print(Text.assemble(*((one_line(text), style) for text, style in pairs)), soft_wrap=True, highlight=False)
 
 
-def print_result(as_json: bool, answer: Callable[[], Any], items: Iterable[Line | Table]) -> None:
+def print_result(as_json: bool, answer: Callable[[], Any], items: Iterable[StyledLine | Table]) -> None:
     """Print the result of a command on the standard output: as JSON, or as lines and tables."""
     if as_json:
         print_json(answer())

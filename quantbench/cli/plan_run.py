@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quantbench.cli.options import typed_words
-from quantbench.cli.output import Line, plain_table
+from quantbench.cli.output import StyledLine, plain_table
 from quantbench.cli.plan import PlanOptions
 from quantbench.planner import report
 from quantbench.planner.calibration import Calibration, shipped
@@ -36,7 +36,7 @@ from quantbench.planner.table import read_table
 from quantbench.store.environment import installed_versions, relevant_environment
 from quantbench.units import percent
 
-Outcome = tuple[bool, Callable[[], dict[str, Any]], Iterable[Line | Table]]
+ModeResult = tuple[bool, Callable[[], dict[str, Any]], Iterable[StyledLine | Table]]
 
 _RECOMPUTE = {"full": "full", "selective": "select", "none": "no"}
 _VERDICTS = {"holds": "green", "costs time": "yellow", "fails": "red", "note": "cyan"}
@@ -53,7 +53,7 @@ _NEARLY_FULL = 0.95
 # --- search ----------------------------------------------------------------------------------------------------------
 
 
-def search_layouts(arguments: PlanOptions, top: int) -> Outcome:
+def search_layouts(arguments: PlanOptions, top: int) -> ModeResult:
     """Rank every layout of a job."""
     job, space = arguments.job(), arguments.space()
     begun = time.perf_counter()
@@ -70,7 +70,7 @@ def search_layouts(arguments: PlanOptions, top: int) -> Outcome:
             "rules_of_thumb": [report.judged_to_json(j) for j in judged],
         }  # fmt: skip
 
-    def lines() -> Iterator[Line | Table]:
+    def lines() -> Iterator[StyledLine | Table]:
         yield from _header_lines(job, calibration, times.note, assumed)
         said = f"{found.looked_at} layouts keep every rule, {len(found.ranked)} of them fit; {elapsed_s:.2f} s"
         if not found.ranked and found.smallest is not None:
@@ -85,7 +85,7 @@ def search_layouts(arguments: PlanOptions, top: int) -> Outcome:
 
 def _ranking_lines(
     arguments: PlanOptions, job: Job, found: Found, judged: Sequence[Judged], top: int
-) -> Iterator[Line | Table]:
+) -> Iterator[StyledLine | Table]:
     fastest = found.ranked[0]
     yield _layouts_table(found.ranked[:top], limit_bytes(job))
     yield "\nThe fastest layout's iteration, by what takes the time:"
@@ -123,7 +123,7 @@ def _layouts_table(ranked: Sequence[Prediction], limit: float) -> Table:
     return table
 
 
-def search_shapes(arguments: PlanOptions, top: int) -> Outcome:
+def search_shapes(arguments: PlanOptions, top: int) -> ModeResult:
     """Rank shapes of about the same number of parameters."""
     job, space = arguments.job(), arguments.shape_space()
     begun = time.perf_counter()
@@ -138,7 +138,7 @@ def search_shapes(arguments: PlanOptions, top: int) -> Outcome:
             "space": asdict(space), "search_s": elapsed_s, "shapes": [report.shape_to_json(s) for s in found],
         }  # fmt: skip
 
-    def lines() -> Iterator[Line | Table]:
+    def lines() -> Iterator[StyledLine | Table]:
         yield from _header_lines(job, calibration, times.note, assumed)
         best: dict[int, ShapeFound] = {}
         for one in found:
@@ -206,7 +206,7 @@ def _seconds(sec: Span, between: str) -> str:
 # --- one layout ------------------------------------------------------------------------------------------------------
 
 
-def check_layout(arguments: PlanOptions) -> Outcome:
+def check_layout(arguments: PlanOptions) -> ModeResult:
     """Check one layout against every rule, and predict its time and memory."""
     layout = arguments.layout()
     job = arguments.job(gpus=arguments.gpus or layout.dp * layout.tp * layout.pp)
@@ -239,7 +239,7 @@ def check_layout(arguments: PlanOptions) -> Outcome:
 
 def _layout_lines(
     layout: Layout, broken: Sequence[Violation], prediction: Prediction | None, limit: float
-) -> Iterator[Line]:
+) -> Iterator[StyledLine]:
     strict = sum(v.constraint.strict for v in broken)
     counts = f"{strict} rules make it impossible, {len(broken) - strict} cost time"
     yield f"{layout}: {counts if broken else 'keeps every rule'}"
@@ -259,7 +259,7 @@ def _layout_lines(
 # --- tables of layouts -----------------------------------------------------------------------------------------------
 
 
-def predict_table(arguments: PlanOptions, path: Path) -> Outcome:
+def predict_table(arguments: PlanOptions, path: Path) -> ModeResult:
     """Predict every row of a table and compare with what was measured."""
     results = predict_rows(read_table(path), arguments.times, shipped(), arguments.given())
     summary, missed = summarize(results), misses(results)
@@ -271,7 +271,7 @@ def predict_table(arguments: PlanOptions, path: Path) -> Outcome:
             "missed_by_more_than_8_percent": [{**r.to_json(), "known": known} for r, known in missed],
         }  # fmt: skip
 
-    def lines() -> Iterator[Line | Table]:
+    def lines() -> Iterator[StyledLine | Table]:
         yield _rows_table(results)
         yield from _summary_lines(summary)
         if missed:
@@ -321,7 +321,7 @@ def _or_dash(value: float | None) -> str:
     return "–" if value is None else f"{value:g}"
 
 
-def check_table(arguments: PlanOptions, path: Path) -> Outcome:
+def check_table(arguments: PlanOptions, path: Path) -> ModeResult:
     """Find impossible rows and contradictory cells of a table."""
     found = check_rows(read_table(path), arguments.times, shipped())
     findings = [{"row_id": f.row.row_id, "line": f.row.line, "kind": f.kind, "message": f.message} for f in found]

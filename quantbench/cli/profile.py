@@ -19,7 +19,7 @@ from rich.table import Table
 
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, integers, json_option, option, percentage
-from quantbench.cli.output import Line, check_file, check_folder, output, plain_table, print_result, say
+from quantbench.cli.output import StyledLine, check_file, check_folder, output, plain_table, print_result, say
 from quantbench.errors import InputError, StoreError, printable, require_choice, require_int
 from quantbench.files import folders_with, read_text
 from quantbench.units import percent
@@ -97,9 +97,7 @@ def export(
     planner: PlannerOptions,
     target: Path | None = option(None, "File (of other formats: folder) to write.", "--output", "-o"),
     to: str = option(
-        "profile",
-        "profile; or for a planner: aiconfigurator, vidur, llm-analysis, calculon, csv, parquet.",
-        "--format",
+        "profile", "profile; or for a planner: aiconfigurator, vidur, llm-analysis, calculon, csv, parquet.", "--format"
     ),
     fit: bool = option(True, "Fit models to the rows (otherwise use shipped models)."),
     as_json: bool = json_option(),
@@ -411,5 +409,5 @@ def _held_out(profile: Profile, asked: BlindspotOptions, as_json: bool) -> None:
     shown = plain_table((first, *(f">{name}" for name in others)), map(report.replay_cells, found.lines))
     errors = "errors: median / p95 of |interpolated / measured - 1|, in %"
     written = [] if asked.docs is None else [f"written into {asked.docs}"]
-    lines: list[Line | Table] = [f"{origins[0]}, interpolated by {who}", errors, shown, *written]
+    lines: list[StyledLine | Table] = [f"{origins[0]}, interpolated by {who}", errors, shown, *written]
     print_result(as_json, lambda: report.replay_to_json(found, who), lines)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, json_option, option
-from quantbench.cli.output import Line, print_result, warning
+from quantbench.cli.output import StyledLine, print_result, warning
 from quantbench.errors import InputError, printable
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def report(
     print_result(as_json, lambda: told, _lines(found, written, runs[0]))
 
 
-def _lines(found: Run, written: Written, folder: Path) -> Iterator[Line]:
+def _lines(found: Run, written: Written, folder: Path) -> Iterator[StyledLine]:
     yield device_line(found.info.device)
     if found.info.origin != "measured":
         yield (f"{found.info.origin.upper()} DATA", "bold"), ": not measured on this machine"

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from quantbench.analysis.check import check_run, refine_of
 from quantbench.analysis.summary import Point, points_of, rows_of
-from quantbench.cli.output import Line, warning
+from quantbench.cli.output import StyledLine, warning
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import StoreError
 from quantbench.report.shape_comparison import (
@@ -61,7 +61,7 @@ def show_progress(show: Callable[..., None], progress: Progress) -> None:
 
 def result(
     run: Run, finished: Finished, wall_s: float, *, devices: int = 1, earlier_s: float = 0.0
-) -> tuple[list[Line | Table], dict[str, Any]]:
+) -> tuple[list[StyledLine | Table], dict[str, Any]]:
     """The result of a run as lines and tables, and as a JSON object. Draws the run's picture.
 
     wall_s: how long this sitting took.
@@ -77,7 +77,7 @@ def result(
     refine = refine_of(options, spec) if options.refine and not listed else None
     edges = () if refine is None else refine.edges(run.records)
 
-    lines: list[Line | Table] = [""]
+    lines: list[StyledLine | Table] = [""]
     if comparison is not None:
         lines += [comparison_table(comparison), comparison_sentence(comparison), *comparison_lines(comparison)]
     elif rows:

@@ -18,7 +18,7 @@ from rich.console import Console
 from quantbench import device
 from quantbench.analysis.check import refine_of
 from quantbench.cli.devices import device_lines
-from quantbench.cli.output import Line, check_folder, output, print_result, progress_bar, say, show
+from quantbench.cli.output import StyledLine, check_folder, output, print_result, progress_bar, say, show
 from quantbench.cli.sweep import SweepArguments, assumed_of, budget_of, sweep_options
 from quantbench.cli.sweep_print import measuring_s, plan_lines, result, show_progress
 from quantbench.cluster.cards import card_lines, compare_cards
@@ -62,7 +62,7 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
     print_result(as_json, lambda: answer, _dry_run_lines(plan, spec, assumed, here=not gpu))
 
 
-def _dry_run_lines(plan: Plan, spec: DeviceSpec, assumed: Sequence[str], *, here: bool) -> Iterator[Line]:
+def _dry_run_lines(plan: Plan, spec: DeviceSpec, assumed: Sequence[str], *, here: bool) -> Iterator[StyledLine]:
     """here: whether the plan is for the device at hand, whose providers can say what they do not support."""
     yield f"plan for {spec.name}"
     if assumed:
