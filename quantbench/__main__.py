@@ -25,8 +25,8 @@ _COLLECT_AFTER = 100_000
 
 
 def main() -> None:
-    """Run the command line. Exit codes: 0 fine, 1 something was found, 2 wrong use or bad input, 130 Ctrl-C, 141 when
-    the reader of the output went away: whatever was found then, nobody saw it, and a gate must not pass."""
+    """Run the command line. Exit codes: 0 fine, 1 something was found, 2 wrong use or bad input, 130 Ctrl-C, 141 if the
+    reader of the output closed it, because a gate must not pass on output that nobody read."""
     _prepare_streams()
     gc.set_threshold(_COLLECT_AFTER, 50, 100)
     try:
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def _run() -> int:
-    """Parse the words and run the command; its exit code."""
+    """Parse the arguments and run the command. Returns its exit code."""
     from quantbench.cli.app import app
 
     wrong = next((word for word in sys.argv[1:] if "\0" in word), None)
@@ -69,7 +69,7 @@ def _run() -> int:
 
 
 def _wrong_words(error: Exception) -> InputError:
-    """One line of what typer says in several, framed."""
+    """Typer's error about the arguments as an error of one line."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "quantbench"
     said = error.format_message().rstrip(".")  # type: ignore[attr-defined]
@@ -78,7 +78,7 @@ def _wrong_words(error: Exception) -> InputError:
 
 
 def _system_error(error: OSError) -> StoreError:
-    """What the system refused and nobody else explained. No file name: it was the output."""
+    """An error of the system that no command handled. Without a file name, it was about the output."""
     if error.filename is None:
         _abandon_output()
         return StoreError("write output", f"standard output ({error.strerror})", "an output with room in it")
@@ -98,7 +98,7 @@ def _no_reader() -> int:
 
 
 def _abandon_output() -> None:
-    """Send what is still buffered for the output to nowhere: at its end, Python would fail to write it once more."""
+    """Discard what is still buffered for the output: Python would try to write it again at exit, and fail."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -106,7 +106,7 @@ def _abandon_output() -> None:
 
 
 def _prepare_streams() -> None:
-    """Print what an output's encoding cannot hold as something near to it, and print nowhere where there is none."""
+    """Replace characters that the output's encoding cannot hold, and discard the output where there is none."""
     codecs.register_error("quantbench", _nearest)
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
@@ -118,7 +118,7 @@ def _prepare_streams() -> None:
 
 
 def _nearest(error: UnicodeError) -> tuple[str, int]:
-    """For codecs: characters that cannot be encoded in ASCII, or as an escape such as \\u0431."""
+    """Error handler for codecs: the closest ASCII text, or an escape such as \\u0431."""
     assert isinstance(error, UnicodeEncodeError)
     found = error.object[error.start : error.end]
     return "".join(_IN_ASCII.get(c) or c.encode("unicode_escape").decode("ascii") for c in found), error.end

@@ -1,6 +1,6 @@
 """Writes JUnit XML files, which continuous integration reads.
 
-Called by `report.comparison` (of a comparison) and `advice.junit` (of a shape's waste).
+Called by `report.comparison` (of a comparison) and `advice.report` (of a shape's waste).
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Advice for whoever chooses a shape: what it costs on a GPU, what it wastes past edges, and better shapes near it."""
 
 from quantbench.advice.advise import Advice, Advised, Unmeasured, advise
-from quantbench.advice.cost import Finding, OpCost, ShapeCost
+from quantbench.advice.cost import EdgeWaste, OpCost, ShapeCost
 from quantbench.advice.neighbours import Neighbour
 from quantbench.advice.space import Repair, Space, repaired
 
 __all__ = [
     "Advice",
     "Advised",
-    "Finding",
+    "EdgeWaste",
     "Neighbour",
     "OpCost",
     "Repair",

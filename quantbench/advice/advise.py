@@ -1,4 +1,4 @@
-"""What a shape costs on a GPU, what of that is wasted past edges, and which shapes near it are better.
+"""What a shape costs on a GPU, what it wastes past edges, and which shapes near it are better and why: `advise`.
 
 >>> from quantbench.device import lookup
 >>> from quantbench.latency.op_times import RooflineTimes
@@ -12,19 +12,30 @@ True
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from quantbench.advice.cost import OpCost, ShapeCost, cost_of
+from quantbench.advice.edges import misaligned_sides, side_names
 from quantbench.advice.neighbours import Neighbour, Neighbours, fastest_first
-from quantbench.advice.reasons import changes, reasons
 from quantbench.advice.space import Repair, Space
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_int
 from quantbench.latency.op_times import OpTimes, RememberedTimes
 from quantbench.planner.calibration import shipped
-from quantbench.workload import TransformerShape
+from quantbench.units import percent
+from quantbench.workload import Attention, Gemm, Softmax, TransformerShape
 
+# A saving of less than this share of the whole time is not worth a reason; more than so many are too many for a line.
+_WORTH_SAYING, _MOST = 0.004, 3
+# Sizes that are multiples of this fill the tiles of every kernel in common use.
+_ROUND = 128
+# Rates that differ by less are one rate.
+_SAME_RATE = 0.01
+# Edges that are not a matter of degree.
+_HARD = {"alignment", "fused softmax"}
+# How much fuller the waves must be to be the reason.
+_FULLER = 0.02
 #: how many neighbours are named unless asked otherwise
 TOP = 8
 
@@ -40,7 +51,7 @@ class Advised:
 
 @dataclass(frozen=True)
 class Unmeasured:
-    """A reason why times rest on no measurement. ops: of which; share: of the shape's time."""
+    """A reason why times rest on no measurement, with the ops and their share of the shape's time."""
 
     reason: str
     ops: tuple[str, ...]
@@ -49,11 +60,16 @@ class Unmeasured:
 
 @dataclass(frozen=True)
 class Advice:
-    """device, note: what the times are of, and what they rest on. cost: of the shape, op by op. unmeasured: what of its
-    time rests on no measurement, the largest share first. neighbours: shapes near it that are predicted to be faster,
-    those first that are surely so, then those that no nearer shape equals; singles: the best change of one thing alone.
-    tried: how many shapes were looked at; space: among which. repair: where tp could not split the shape that was asked
-    about; `cost` is then of the fastest repaired shape, and repaired are the others, held against it."""
+    """What a shape costs and which shapes are better.
+
+    note: what the times rest on.
+    unmeasured: which of its time rests on no measurement, the largest share first.
+    neighbours: shapes that are predicted to be faster, the surely faster ones first.
+    singles: the best change of each one thing alone.
+    tried: number of shapes that were compared, all of them within `space`.
+    repair: set where tp cannot split the shape; `cost` is then of the fastest repaired shape.
+    repaired: the other repaired shapes, compared with it.
+    """
 
     device: DeviceSpec
     note: str
@@ -104,12 +120,12 @@ def advise(
 ) -> Advice:
     """Advice on `shape` on the GPU of `times`.
 
-    times: latency models (`ModelTimes`), a profile, or anything else that answers `OpTimes`.
+    times: latency models (`ModelTimes`), a profile, or any other `OpTimes`.
     space: which neighbours are tried.
-    top: how many neighbours to name, 0 to look at none.
-    repair: from `repaired`, shapes that stand in for `shape` (its tp is 1 then) where tp cannot split it; the fastest
-        per token and parameter is advised on.
-    kernels: where launches are asked for that `times` does not name; without it the device's assumed tile stands in.
+    top: number of neighbours to return; 0 tries none.
+    repair: from `repaired`, for a shape (with tp = 1) that its tp cannot split; the advice is on the fastest of the
+        repaired shapes per token and parameter.
+    kernels: asked for the launches that `times` does not know; without it the device's assumed tile is used.
 
     Raises InputError for a number format that the device has no peak for.
     """
@@ -120,23 +136,20 @@ def advise(
     share = shipped().elsewhere.unaligned_share
     known = RememberedTimes(times, softmax=shape.softmax, unaligned_share=share, kernels=kernels)
     within = space or Space()
-    others: tuple[TransformerShape, ...] = ()
+    others: list[TransformerShape] = []
     if repair is not None:
-        shape, *rest = fastest_first(repair.shapes, known)
-        others = tuple(rest)
+        shape, *others = fastest_first(repair.shapes, known)
     cost = cost_of(shape, known)
-    unmeasured = _unmeasured(cost)
-    if not top and not others:
-        return Advice(times.device, known.note, cost, unmeasured, (), (), 0, within, repair)
     search = Neighbours(shape, known, within if top else None, others)
     return Advice(
-        times.device, known.note, cost, unmeasured, _advised(search.best(top), cost, known),
+        times.device, known.note, cost, _unmeasured(cost), _advised(search.best(top), cost, known),
         _advised(search.single(), cost, known), search.tried, within, repair,
         _advised(search.against(others), cost, known),
     )  # fmt: skip
 
 
 def _unmeasured(cost: ShapeCost) -> tuple[Unmeasured, ...]:
+    """Why times rest on no measurement, the largest share first."""
     ops: dict[str, list[OpCost]] = defaultdict(list)
     for op in cost.ops:
         if op.latency.unmeasured:
@@ -154,6 +167,98 @@ def _advised(found: Iterable[Neighbour], cost: ShapeCost, times: RememberedTimes
         own = cost_of(neighbour.shape, times)
         # Per token and parameter, as the gain is.
         weight = cost.latency.latency_us / own.latency.latency_us / (1 + neighbour.gain)
-        why = reasons(cost, own, weight)
-        advised.append(Advised(replace(neighbour, reasons=why), changes(cost, own), own))
+        why = _reasons(cost, own, weight)
+        advised.append(Advised(replace(neighbour, reasons=why), _changes(cost, own), own))
     return tuple(advised)
+
+
+def _changes(old: ShapeCost, new: ShapeCost) -> str:
+    """What differs: `hidden 14400 → 13824, heads 96 → 72, layers 80 → 87`."""
+    names = ["hidden", "heads", "kv_heads", "ffn", "vocab", "layers", "mbs"]
+    if old.shape.kv_heads == old.shape.heads and new.shape.kv_heads == new.shape.heads:
+        names.remove("kv_heads")
+    if new.shape.ffn * old.shape.hidden == old.shape.ffn * new.shape.hidden:
+        names.remove("ffn")
+    pairs = ((name, getattr(old.shape, name), getattr(new.shape, name)) for name in names)
+    return ", ".join(f"{name} {was} → {now}" for name, was, now in pairs if was != now)
+
+
+def _reasons(old: ShapeCost, new: ShapeCost, weight: float) -> tuple[str, ...]:
+    """The one to three ops that save the most time, each with its reason; equal reasons are merged.
+
+    weight: factor on the new times, which makes them comparable per token and parameter.
+    """
+    savings = []
+    for name, costs in old.by_name.items():
+        was, now = _time(costs), _time(new.by_name.get(name, ())) * weight
+        savings.append(((was - now) / old.latency.latency_us, name))
+    found: dict[str, list[str]] = {}
+    for saved, name in sorted(savings, reverse=True)[:_MOST]:
+        if (saved >= _WORTH_SAYING or not found) and name in new.by_name:
+            subject, said = _reason(name, old, new)
+            found.setdefault(said, []).append(subject)
+    said_of = [", ".join(filter(None, subjects)) + said for said, subjects in found.items()]
+    # Hard edges that only the new shape is past: what one would change next.
+    kinds = {finding.edge.kind for cost in old.ops for finding in cost.findings}
+    past = dict.fromkeys(f.edge.words for cost in new.ops for f in cost.findings if f.edge.kind in _HARD - kinds)
+    return (*said_of, *(f"but {words}" for words in past))
+
+
+def _time(costs: Sequence[OpCost]) -> float:
+    return sum(cost.total_us for cost in costs)
+
+
+def _reason(name: str, old: ShapeCost, new: ShapeCost) -> tuple[str, str]:
+    """The most telling difference of one name's ops: of what, and what is said of it."""
+    pairs = list(zip(old.by_name[name], new.by_name[name], strict=True))
+    was, now = max(pairs, key=lambda pair: pair[0].waste_us - pair[1].waste_us)
+    lost = {f.edge.kind for f in was.findings} - {f.edge.kind for f in now.findings}
+    if "alignment" in lost:
+        return "", _regained(was, now)
+    if "fused softmax" in lost:
+        return "", "Megatron's fused softmax runs"
+    said = _rounder(pairs) or _fuller(was, now)
+    if said is None:
+        rates = _tflops(old.by_name[name]), _tflops(new.by_name[name])
+        slow = isinstance(was.op.workload, Softmax) or rates[1] < rates[0] * (1 + _SAME_RATE)
+        less = ": a smaller part of the model"
+        said = less if slow else f": {rates[1]:.0f} instead of {rates[0]:.0f} TFLOP/s"
+    return name, said
+
+
+def _regained(was: OpCost, now: OpCost) -> str:
+    """Which side has whole vectors again."""
+    first, second = was.op.workload, now.op.workload
+    if isinstance(first, Gemm) and isinstance(second, Gemm):
+        off = misaligned_sides(first)
+        for side, name in side_names(was.op).items():
+            if side in off:
+                return f"{name} {getattr(first, side)} → {getattr(second, side)}: 16-byte aligned"
+    if isinstance(first, Attention) and isinstance(second, Attention):
+        return f"head_dim {first.head_dim} → {second.head_dim}: 16-byte aligned"
+    raise AssertionError(f"{was.op.label} has no rows")
+
+
+def _rounder(pairs: Sequence[tuple[OpCost, OpCost]]) -> str | None:
+    first, second = pairs[0][0].op.workload, pairs[0][1].op.workload
+    if not isinstance(first, Gemm) or not isinstance(second, Gemm):
+        return None
+    for side in ("n", "k", "m"):
+        was, now = getattr(first, side), getattr(second, side)
+        if was % _ROUND and now % _ROUND == 0:
+            return f" {side} {was} → {now} = {now // _ROUND} × {_ROUND}"
+    return None
+
+
+def _fuller(was: OpCost, now: OpCost) -> str | None:
+    before, after = was.quantization, now.quantization
+    if before is None or after is None or after.efficiency - before.efficiency < _FULLER:
+        return None
+    full = f"tiles and waves {percent(before.efficiency)} → {percent(after.efficiency)} used"
+    same = before.num_waves == after.num_waves
+    waves = f"{before.num_waves} waves" if same else f"{before.num_waves} → {after.num_waves} waves"
+    return f": {waves}, {full}"
+
+
+def _tflops(costs: Sequence[OpCost]) -> float:
+    return sum(c.op.workload.flops * c.op.count for c in costs) / _time(costs) / 1e6

@@ -1,6 +1,6 @@
-"""Which edges an operation has just passed: alignment, a tile, a wave, or what Megatron's fused softmax asks for.
+"""Finds the edges that an op has just passed: alignment, a tile, a wave, or the conditions of Megatron's fused softmax.
 
-Arithmetic names the edges; what one costs is asked of the times, see `cost`.
+`edges` finds them by arithmetic; `cost` calls it and adds the time that each edge costs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quantbench.advice.dims import side_names
 from quantbench.analysis.blocks import padded, tile_in_use
 from quantbench.device.spec import DeviceSpec
 from quantbench.launch import Launch
@@ -31,19 +30,33 @@ from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.ops import Compute
 
 KINDS = ("alignment", "fused softmax", "wave edge", "tile edge")
-#: how far somebody who has chosen a size is ready to move it: `analysis.neighbours.NEAR`, which comes with scipy
+#: largest relative change of a size that is considered; equal to `analysis.neighbours.NEAR`, which imports scipy
 NEAR = 0.10
 #: what kernels load at a time
 VECTOR_BYTES = 16
 
+# Sides (m, n, k) of the forward products, as TransformerShape.ops makes them.
+_FORWARD = {
+    "qkv": ("tokens", "qkv width / tp", "hidden"),
+    "scores": ("seq", "seq", "head_dim"),
+    "context": ("seq", "head_dim", "seq"),
+    "proj": ("tokens", "hidden", "heads · head_dim / tp"),
+    "mlp_up": ("tokens", "ffn / tp", "hidden"),
+    "mlp_gate": ("tokens", "ffn / tp", "hidden"),
+    "mlp_up_gate": ("tokens", "2 · ffn / tp", "hidden"),
+    "mlp_down": ("tokens", "hidden", "ffn / tp"),
+    "logits": ("tokens", "vocab / tp", "hidden"),
+}
+
 
 @dataclass(frozen=True)
 class Edge:
-    """An edge that an operation is past. kind: one of KINDS. words: the reason, for people.
+    """An edge that an op is past.
 
-    before: the operation just before the edge; the same operation for the fused softmax, which the edge switches off.
-    most: the share of the operation's time that it can have lost by this edge: what tiles and waves are empty, 1 where
-    no arithmetic bounds it.
+    kind: one of KINDS.
+    words: the reason, for people.
+    before: the op just before the edge; the same op for the fused softmax, which the edge switches off.
+    most: the largest share of the op's time that this edge can cost: the empty share of tiles and waves, else 1.
     """
 
     kind: str
@@ -55,16 +68,20 @@ class Edge:
 def edges(
     op: Op, device: DeviceSpec, launch: Launch | None = None, peak_share: float | None = None
 ) -> tuple[Edge, ...]:
-    """Every edge that the op is past. launch: the kernel that runs it; the device's assumed tile where none is known.
+    """Every edge that the op is past; wave edges are looked for at sizes smaller by up to NEAR.
 
-    peak_share: the op's rate as a share of peak; no edge of a tile or wave is named that contradicts it. Waves are
-    looked for as far back as NEAR, the way that somebody is ready to move a size.
+    launch: the kernel that runs it; the device's assumed tile is used where none is known.
+    peak_share: the op's rate as a share of peak; tile and wave edges that contradict it are left out.
     """
     work = op.workload
     if isinstance(work, Gemm):
         names = side_names(op)
         return (*_unaligned(work, names), *_tiles_and_waves(work, names, device, launch, peak_share))
-    return tuple(_of_attention(work) if isinstance(work, Attention) else _of_softmax(work))
+    if isinstance(work, Attention):
+        return tuple(_of_attention(work))
+    reasons = softmax_objections(work) if isinstance(work, Softmax) else ()
+    words = f"Megatron's fused softmax does not run: {'; '.join(reasons)}"
+    return (Edge("fused softmax", words, work),) if reasons else ()
 
 
 def _unaligned(gemm: Gemm, names: dict[str, str]) -> Iterator[Edge]:
@@ -77,6 +94,25 @@ def _unaligned(gemm: Gemm, names: dict[str, str]) -> Iterator[Edge]:
     )
     words = f"{', '.join(said)}: {alignment_words(gemm_alignment_bytes(gemm), VECTOR_BYTES)}"
     yield Edge("alignment", words, replace(gemm, **changes))
+
+
+def side_names(op: Op) -> dict[str, str]:
+    """`m`, `n` and `k` of the op's product by name; empty for softmax and attention.
+
+    >>> from quantbench.workload import TransformerShape
+    >>> ops = TransformerShape(hidden=1024, heads=16, seq=512).ops()
+    >>> side_names(next(op for op in ops if op.label == "mlp_up.wgrad"))
+    {'m': 'ffn / tp', 'n': 'hidden', 'k': 'tokens'}
+    """
+    if op.name not in _FORWARD or op.workload.kind != "gemm":
+        return {}
+    m, n, k = _FORWARD[op.name]
+    if op.phase == "dgrad":
+        n, k = k, n
+    elif op.phase == "wgrad":
+        # The gradient of a weight stored n×k is n×k; that of context's values, stored k×n, is k×n.
+        m, n, k = (k, n, m) if op.name == "context" else (n, k, m)
+    return {"m": m, "n": n, "k": k}
 
 
 def misaligned_sides(gemm: Gemm) -> dict[str, int]:
@@ -143,9 +179,3 @@ def _of_attention(work: Attention) -> Iterator[Edge]:
 def _padded(work: Attention) -> int:
     found = padded(work)
     return work.head_dim if found is None else found[2]
-
-
-def _of_softmax(work: Compute) -> Iterator[Edge]:
-    reasons = softmax_objections(work) if isinstance(work, Softmax) else ()
-    if reasons:
-        yield Edge("fused softmax", f"Megatron's fused softmax does not run: {'; '.join(reasons)}", work)

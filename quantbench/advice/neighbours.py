@@ -1,18 +1,18 @@
-"""The best shapes near one: by predicted time per token at equal parameters, and by how far one must move for it.
+"""Finds the best shapes near one, by predicted time per token at equal parameters: `Neighbours`, used by `advise`.
 
-A smaller model is faster for being small, so times are held against each other per token and parameter: `gain` is how
-many more tokens a second the neighbour's ops would take at the shape's own number of parameters. Arithmetic that
-parameters do not pay for (attention between all pairs of tokens) counts as time and as nothing else.
+A smaller model is faster for being small, so times are compared per token and parameter. `gain` is how many more tokens
+per second the ops of a neighbour would process at the shape's own number of parameters. Arithmetic that no parameters
+go with (attention between all pairs of tokens) counts as time only.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from quantbench.advice.cost import Shares, ratio_factor
 from quantbench.advice.space import Space, alone, together
-from quantbench.advice.spread import Parts, ratio_factor
 from quantbench.latency.op_times import RememberedTimes
 from quantbench.planner.formulas import useful_parameters
 from quantbench.units import signed_percent
@@ -29,10 +29,14 @@ _LINE_ELEMENTS = 64
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A shape near the one asked about. gain: tokens per second at equal parameters, as a share more; low, high: nine
-    times out of ten. parameters: of it, a padded vocabulary left out; more: the change in them, as a share. move: the
-    largest relative change among hidden, ffn and layers. nearest: whether no shape that is nearer gains as much.
-    reasons: why, the largest saving first."""
+    """A shape near the one asked about.
+
+    gain: tokens per second at equal parameters, relative to the shape: 0.03 is 3 % more; low, high: its 90 % interval.
+    parameters: of it, without padding of the vocabulary; more: their relative difference to the shape's.
+    move: the largest relative change among hidden, ffn and layers.
+    nearest: whether no shape that is nearer gains as much.
+    reasons: why it is faster, the largest saving first.
+    """
 
     shape: TransformerShape
     gain: float
@@ -57,24 +61,20 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class _Timed:
-    """us: per token and parameter, in proportion. parts: each op's share of it."""
+    """A shape's time. us: per token and parameter, in proportion. parts: each op's share of it. move: see Neighbour."""
 
     shape: TransformerShape
     us: float
     parameters: int
-    parts: Parts
+    parts: Shares
     move: float
 
 
 class Neighbours:
-    """The search around one shape. space: None looks for none. others: shapes besides to be held against it."""
+    """The shapes near `base`, timed. space: which are tried; None for none. others: shapes to compare besides."""
 
     def __init__(
-        self,
-        base: TransformerShape,
-        times: RememberedTimes,
-        space: Space | None,
-        others: Sequence[TransformerShape] = (),
+        self, base: TransformerShape, times: RememberedTimes, space: Space | None, others: Iterable[TransformerShape]
     ) -> None:
         self._source = times
         self._base = base
@@ -85,8 +85,8 @@ class Neighbours:
         self._timed = _times({*found, *others}, times, base)
 
     def best(self, count: int) -> tuple[Neighbour, ...]:
-        """At most `count` shapes, of each hidden size one: first those that are surely faster, then the others; in both
-        first those that no nearer shape of theirs equals, fastest first."""
+        """At most `count` shapes, one of each hidden size: the surely faster ones first, and those first that no nearer
+        shape equals."""
         per_size: dict[int, list[_Timed]] = defaultdict(list)
         for shape in self._joint:
             per_size[shape.hidden].append(self._timed[shape])
@@ -94,7 +94,7 @@ class Neighbours:
         unsure: list[_Timed] = []
         for timed in per_size.values():
             surely = [one for one in timed if self._against_base(one).sure]
-            (sure if surely else unsure).append(_best_aligned(surely or timed))
+            (sure if surely else unsure).append(_choose(surely or timed, "heads"))
         return (*self._ranked(sure), *self._ranked(unsure))[:count]
 
     def _ranked(self, chosen: Sequence[_Timed]) -> tuple[Neighbour, ...]:
@@ -112,12 +112,12 @@ class Neighbours:
         found: list[Neighbour] = []
         for name, shapes in self._singles.items():
             if shapes:
-                best = _PREFERRED[name]([self._timed[shape] for shape in shapes])
+                best = _choose([self._timed[shape] for shape in shapes], name)
                 found += self._worth_it([best], {best.shape})
         return tuple(sorted(found, key=lambda n: -n.gain))
 
     def against(self, shapes: Iterable[TransformerShape]) -> tuple[Neighbour, ...]:
-        """Given shapes, whatever their gain."""
+        """Shapes of `others`, whatever their gain."""
         return tuple(self._against_base(self._timed[shape]) for shape in shapes)
 
     def _worth_it(self, ranked: Iterable[_Timed], nearest: set[TransformerShape]) -> tuple[Neighbour, ...]:
@@ -135,7 +135,7 @@ class Neighbours:
 
 
 def fastest_first(shapes: Iterable[TransformerShape], times: RememberedTimes) -> list[TransformerShape]:
-    """Shapes by their predicted time per token and parameter. Vocabulary padded beyond the smallest is no gain."""
+    """Shapes by predicted time per token and parameter. Padding of the vocabulary does not count as parameters."""
     asked = list(shapes)
     timed = _times(asked, times, min(asked, key=lambda shape: shape.vocab))
     return sorted(asked, key=lambda shape: timed[shape].us)
@@ -161,25 +161,15 @@ def _time(shape: TransformerShape, ops: Sequence[Op], times: RememberedTimes, ba
     return _Timed(shape, total_us / shape.tokens / count, count, parts, move)
 
 
-def _fastest(timed: Sequence[_Timed]) -> _Timed:
-    return min(timed, key=lambda t: t.us)
+# What decides among changes of one dimension that are as fast as the fastest: alignment of the heads' rows, or the
+# smallest micro-batch, since larger ones take memory; else the time.
+_PREFERENCES: dict[str, Callable[[_Timed], tuple[float, ...]]] = {
+    "heads": lambda t: (-min(_LINE_ELEMENTS, t.shape.head_dim & -t.shape.head_dim), t.us),
+    "mbs": lambda t: (t.shape.mbs,),
+}
 
 
-def _equals(timed: Sequence[_Timed]) -> list[_Timed]:
-    """Those as fast as the fastest, as far as a model can tell."""
-    least = _fastest(timed).us
-    return [t for t in timed if t.us <= least * (1 + _AS_GOOD)]
-
-
-def _best_aligned(timed: Sequence[_Timed]) -> _Timed:
-    """Of those as fast as the fastest, the one whose heads' rows are aligned best."""
-    return max(_equals(timed), key=lambda t: (min(_LINE_ELEMENTS, t.shape.head_dim & -t.shape.head_dim), -t.us))
-
-
-def _smallest_batch(timed: Sequence[_Timed]) -> _Timed:
-    """Of those as fast as the fastest, the smallest micro-batch: larger ones take memory."""
-    return min(_equals(timed), key=lambda t: t.shape.mbs)
-
-
-#: which change of one thing alone is shown, by its name
-_PREFERRED = {"heads": _best_aligned, "ffn": _fastest, "vocab": _fastest, "mbs": _smallest_batch}
+def _choose(timed: Sequence[_Timed], name: str) -> _Timed:
+    """The preferred one of those that are as fast as the fastest, as far as a model can tell."""
+    least = min(t.us for t in timed)
+    return min((t for t in timed if t.us <= least * (1 + _AS_GOOD)), key=_PREFERENCES.get(name, lambda t: (t.us,)))

@@ -1,15 +1,19 @@
-"""Advice as plain objects for programs; names carry their units."""
+"""Advice as JSON objects (`advice_to_json`), as shapes for `sweep --shapes` (`named_shapes`) and as JUnit XML."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from quantbench.advice.advise import Advice, Advised
-from quantbench.advice.cost import LOWER_BOUND, Finding, OpCost, ShapeCost
+from quantbench.advice.cost import LOWER_BOUND, EdgeWaste, OpCost, ShapeCost
+from quantbench.junit import clean, write_suite
 from quantbench.latency.estimate import Estimate
 from quantbench.sweep.shape_file import Gain, NamedShape
+from quantbench.units import percent
 from quantbench.workload import workload_to_json
 
 ADVICE_FORMAT = "quantbench-advice"
@@ -18,13 +22,17 @@ ADVICE_VERSION = 1
 
 def advice_to_json(advice: Advice) -> dict[str, Any]:
     """Everything: the shape's ops worst first, the neighbours in their order."""
+    repaired = None
+    if advice.repair is not None:
+        others = _advised_to_json(advice.repaired)
+        repaired = {"words": advice.repair.words, "shape": asdict(advice.shape), "others": others}
     return {
         "format": ADVICE_FORMAT,
         "version": ADVICE_VERSION,
         "device": advice.device.name,
         "unmeasured": [asdict(one) for one in advice.unmeasured],
         "op_times": advice.note,
-        "repaired": None if advice.repair is None else _repair_to_json(advice),
+        "repaired": repaired,
         "keep": advice.keep,
         "shape": asdict(advice.shape),
         **_totals(advice.cost),
@@ -36,25 +44,14 @@ def advice_to_json(advice: Advice) -> dict[str, Any]:
     }
 
 
-def _repair_to_json(advice: Advice) -> dict[str, Any]:
-    """What tp could not split, the shape that is advised on instead, and the others, with their gains over it."""
-    words = "" if advice.repair is None else advice.repair.words
-    return {"words": words, "shape": asdict(advice.shape), "others": _advised_to_json(advice.repaired)}
-
-
 def named_shapes(advice: Advice) -> tuple[NamedShape, ...]:
     """The shape and every other that the advice names, with what each is predicted to gain, for `sweep --shapes`."""
-    others = [
-        NamedShape(_name(one), one.found.shape, Gain(one.found.gain, one.found.low, one.found.high))
-        for one in advice.compared
-    ]
+    others = []
+    for one in advice.compared:
+        name = f"{one.changes}, head_dim {one.found.shape.head_dim}"  # what tells the shapes apart
+        others.append(NamedShape(name, one.found.shape, Gain(one.found.gain, one.found.low, one.found.high)))
     first = "the fastest repaired shape" if advice.repair is not None else "the shape as it is"
     return (NamedShape(first, advice.shape), *others)
-
-
-def _name(one: Advised) -> str:
-    """What differs, which tells the shapes apart."""
-    return f"{one.changes}, head_dim {one.found.shape.head_dim}"
 
 
 def _totals(cost: ShapeCost) -> dict[str, Any]:
@@ -93,7 +90,7 @@ def _op_to_json(cost: OpCost, whole: ShapeCost) -> dict[str, Any]:
     }
 
 
-def _finding_to_json(finding: Finding) -> dict[str, Any]:
+def _finding_to_json(finding: EdgeWaste) -> dict[str, Any]:
     """Per run of the op."""
     return {
         "kind": finding.edge.kind,
@@ -123,3 +120,32 @@ def _advised_to_json(advised: Sequence[Advised]) -> list[dict[str, Any]]:
         }
         for a in advised
     ]
+
+
+def write_junit(cost: ShapeCost, most: float | None, path: Path) -> None:
+    """Write a shape's waste as JUnit XML: a case per op, and one of the whole for the gate.
+
+    most: the share of the time that may be wasted; None allows any.
+
+    Raises StoreError where the file cannot be written.
+    """
+    share = cost.waste_share
+    failed = most is not None and share > most
+    suite = ElementTree.Element(
+        "testsuite", name="quantbench advise", tests=str(len(cost.ops) + 1), failures=str(int(failed)), errors="0",
+        skipped="0", time="0",
+    )  # fmt: skip
+    whole = ElementTree.SubElement(suite, "testcase", classname="quantbench.advise", name="waste past edges", time="0")
+    said = f"{percent(share)} of the time is wasted past edges"
+    if failed and most is not None:
+        message = f"{said}, {percent(most)} allowed"
+        ElementTree.SubElement(whole, "failure", message=message, type="waste").text = message
+    else:
+        ElementTree.SubElement(whole, "system-out").text = said
+    for op in cost.ops:
+        seconds = f"{op.latency.latency_us / 1e6:.9f}"
+        case = ElementTree.SubElement(suite, "testcase", classname="quantbench.advise", name=op.op.label, time=seconds)
+        lines = [f"{op.op.workload}: {percent(op.waste_us / cost.latency.latency_us)} of the whole time wasted"]
+        lines += [f"{finding.edge.kind}: {finding.edge.words}" for finding in op.findings]
+        ElementTree.SubElement(case, "system-out").text = clean("\n".join(lines))
+    write_suite(suite, path)

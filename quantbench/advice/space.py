@@ -1,6 +1,7 @@
-"""Which shapes are tried near a given one: hidden, heads, MLP width, vocabulary and layers together, or one alone.
+"""Lists the shapes near a given one: `together` varies hidden, heads, MLP width and layers, `alone` one dimension.
 
-A shape that tensor parallelism cannot split has no cost there; `repaired` gives the nearest ones that it can.
+`repaired` lists the nearest shapes that tensor parallelism can split, for a shape that it cannot. Used by `neighbours`
+and `quantbench advise`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from quantbench.planner.search import layers_within
 from quantbench.units import percent
 from quantbench.workload import TransformerShape
 
-#: what may be told to stay as it is
+#: dimensions that `keep` may name
 DIMENSIONS = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "layers", "mbs")
 #: widths that attention kernels are tuned for
 USUAL_HEAD_DIMS = (64, 128, 256)
@@ -27,13 +28,17 @@ _WIDEST = 1024
 
 @dataclass(frozen=True)
 class Space:
-    """What neighbours are tried.
+    """Which neighbours are tried.
 
-    tolerance: how far the parameters may be from those of the shape, as a share. near: how far hidden, or the MLP's
-    width alone, may be from its own. hidden_step: hidden sizes are multiples of it, MLP widths per GPU too.
-    head_dims: the widths of a head that are tried beside the shape's own. heads: how many times as many or as few heads
-    there may be. replicate_kv: whether key/value heads may be fewer than tp, copied to several GPUs; the shape's own
-    number always may. keep: dimensions, of DIMENSIONS, that stay as they are. most_mbs: the largest micro-batch tried.
+    tolerance: largest relative difference of the parameters.
+    near: largest relative change of hidden, or of the MLP's width alone.
+    hidden_step: hidden sizes, and MLP widths per GPU, are multiples of it.
+    head_dims: widths of a head that are tried beside the shape's own.
+    heads: largest factor between the numbers of heads.
+    replicate_kv: whether there may be fewer key/value heads than tp, copied to several GPUs; the shape's own number
+        of them is always allowed.
+    keep: dimensions, of DIMENSIONS, that stay as they are.
+    most_mbs: the largest micro-batch tried.
     """
 
     tolerance: float = 0.05
@@ -67,9 +72,11 @@ class Space:
 
 
 def together(base: TransformerShape, space: Space) -> Iterator[TransformerShape]:
-    """Shapes within the budget whose hidden size, heads and MLP may all differ; the micro-batch stays, and the
-    vocabulary unless its rows are no whole vectors. The layers stay where that keeps the budget at the same hidden
-    size, else they are those that come nearest to it."""
+    """Shapes within the budget of parameters whose hidden size, heads and MLP may all differ.
+
+    The micro-batch stays, and so does the vocabulary if its rows are whole vectors. The layers stay if hidden does and
+    the budget allows it; otherwise their number is the one that comes nearest to the budget.
+    """
     step, whole = space.hidden_step, base.vocab % (ALIGNED_ELEMENTS * base.tp) == 0
     vocab = base.vocab if whole else padded_vocab(base.vocab, base.tp)
     low, high = (int((1 + part) * base.hidden) for part in (-space.near, space.near))
@@ -152,19 +159,21 @@ def _kv_heads(base: TransformerShape, heads: int, space: Space) -> int | None:
 
 @dataclass(frozen=True)
 class Repair:
-    """What tp cannot split and the shapes that it can, nearest first. words: both, in a line."""
+    """Shapes that tp can split, nearest first. words: what tp cannot split, and these shapes, in a line."""
 
     words: str
     shapes: tuple[TransformerShape, ...]
 
 
 def repaired(asked: TransformerShape, tp: int, space: Space) -> Repair | None:
-    """The shapes nearest to `asked` (its own tp is 1) that tp can split; None where it can split the shape itself.
+    """The shapes nearest to `asked` (its own tp is 1) that tp can split; None if it can split the shape itself.
 
-    Heads and key/value heads become the next multiples below and above; where heads make up the hidden size, it follows
+    Heads and key/value heads become the next multiples below and above. Where heads make up the hidden size, it follows
     at the same head_dim, and so do the MLP and, to keep the parameters, the layers. The MLP's width becomes a multiple
-    of `hidden_step` per GPU, the vocabulary is padded as Megatron pads it. Raises InputError where `space.keep` forbids
-    what would have to change, or the heads would be more than `space.heads` times as many or as few.
+    of `hidden_step` per GPU. The vocabulary is padded as Megatron pads it.
+
+    Raises InputError if `space.keep` forbids the change, or the number of heads would change by more than a factor of
+    `space.heads`.
     """
     names = {"heads": "{} heads", "kv_heads": "{} kv_heads", "ffn": "ffn {}", "vocab": "vocab {}"}
     if asked.kv_heads == asked.heads:

@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar
+from shlex import quote
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
-from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from quantbench.advice import Advice, Advised, Repair, Space, repaired
-from quantbench.advice import advise as advice_on
-from quantbench.advice.advise import TOP
-from quantbench.advice.report import advice_to_json, named_shapes
-from quantbench.advice.space import DIMENSIONS
-from quantbench.cli import advise_print as show
+from quantbench.cli.devices import device_line
 from quantbench.cli.model_options import ShapeOptions, chosen_model, size_option
-from quantbench.cli.options import AsJson, grouped, integers, percentage
-from quantbench.cli.output import check_file, output, print_json, say
+from quantbench.cli.options import command, gpu_option, integers, json_option, option, percentage
+from quantbench.cli.output import StyledLine, check_file, output, plain_table, print_result
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
-from quantbench.latency.model_times import ModelTimes
-from quantbench.latency.op_times import OpTimes
-from quantbench.sweep.shape_file import SUFFIX, write_shape_file
-from quantbench.workload import TransformerShape
+from quantbench.units import latency, percent, signed_percent
+
+if TYPE_CHECKING:
+    from quantbench.advice import Advice, Advised, OpCost, Repair, ShapeCost, Space
+    from quantbench.latency.estimate import Estimate
+    from quantbench.latency.op_times import OpTimes
+    from quantbench.workload import TransformerShape
 
 _WHO = "advise"
-_LARGEST = 2**31 - 1
-_SEARCH, _GATE = "Search for better shapes", "Check in continuous integration"
+# Tables with their reasons beside them need so many columns; narrower, the reasons follow in lines of their own.
+_WIDE = 140
+# Ops that waste less of the whole time share a line.
+_WORTH_A_ROW = 0.005
+# A waste of more than this share of the whole time stands out in red, a smaller one in yellow.
+_STANDS_OUT = 0.01
+_search, _gate = (
+    partial(option, panel=panel) for panel in ("Search for better shapes", "Check in continuous integration")
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,211 +47,317 @@ class AdviseOptions(ShapeOptions):
 
     size_names: ClassVar[tuple[str, ...]] = (*ShapeOptions.size_names, "head_dim", "mbs", "tp")
 
-    head_dim: Annotated[int | None, size_option("Width of a head (default: hidden / heads).")] = None
-    mbs: Annotated[int | None, size_option("Micro-batch size, sequences (default: 1).")] = None
-    tp: Annotated[int | None, size_option("Tensor-parallel degree (default: 1).")] = None
-    gpu: Annotated[
-        str, typer.Option(help="GPU: a name such as h100 or a100-40gb, or a slug of `quantbench devices`.")
-    ] = ""
-    profile: Annotated[
-        Path | None, typer.Option(help="Measured profile (JSON file), instead of the models of --gpu.")
-    ] = None
-    tolerance: Annotated[
-        str, typer.Option(help="Largest deviation from the shape's number of parameters.", rich_help_panel=_SEARCH)
-    ] = "5%"
-    top: Annotated[
-        str,
-        typer.Option(
-            help="Number of shapes to show, including those not surely faster; 0: no search (default: up to 8 that "
-            "are surely faster).",
-            rich_help_panel=_SEARCH,
-        ),
-    ] = ""
-    head_dims: Annotated[
-        str, typer.Option(help="Head widths to try beside the shape's own, comma separated.", rich_help_panel=_SEARCH)
-    ] = "64,128,256"
-    replicate_kv: Annotated[
-        bool,
-        typer.Option(
-            "--replicate-kv", help="Also try fewer key/value heads than tp, replicated.", rich_help_panel=_SEARCH
-        ),
-    ] = False
-    keep: Annotated[
-        str,
-        typer.Option(
-            help="Dimensions to keep, comma separated: hidden, heads, kv_heads, head_dim, ffn, vocab, layers, mbs.",
-            rich_help_panel=_SEARCH,
-        ),
-    ] = ""
-    keep_layers: Annotated[
-        bool, typer.Option("--keep-layers", help="Same as --keep layers.", rich_help_panel=_SEARCH)
-    ] = False
-    shapes_out: Annotated[
-        Path | None,
-        typer.Option(
-            "--shapes-out",
-            "-o",
-            help="JSON file for all shapes that were compared, for `sweep --shapes`.",
-            rich_help_panel=_SEARCH,
-        ),
-    ] = None
-    fail_over: Annotated[
-        str,
-        typer.Option(
-            help="Largest share of time wasted past edges, such as 3%; else exit code 1.", rich_help_panel=_GATE
-        ),
-    ] = ""
-
-    def device(self) -> DeviceSpec:
-        """The GPU that is asked about by name."""
-        if not self.gpu:
-            raise InputError(_WHO, "no GPU", "--gpu (quantbench devices lists them) or --profile")
-        spec = lookup(self.gpu)
-        if spec.kind != "cuda":
-            raise InputError(_WHO, f"--gpu {self.gpu}", "a GPU: on processors waves are not modelled")
-        return spec
-
-    def times(self) -> tuple[OpTimes, OpTimes]:
-        """Where times come from, the profile or the models of the GPU; and where launches do, always the models."""
-        if self.profile is None:
-            models = ModelTimes(self.device())
-            return models, models
-        from quantbench.profile import Profile
-
-        if self.gpu:
-            raise InputError(_WHO, f"--gpu {self.gpu} and --profile {self.profile}", "one of them")
-        profile = Profile.load(self.profile)
-        if profile.device.kind != "cuda":
-            raise InputError(_WHO, f"--profile {self.profile} of {profile.device.name}", "the profile of a GPU")
-        return profile, ModelTimes(profile.device)
-
-    def shape(self, device: DeviceSpec, space: Space) -> tuple[TransformerShape, Repair | None, tuple[str, ...]]:
-        """The shape, from a preset or a config or from sizes alone; the shapes that stand in for it where tp cannot
-        split it (its own tp is 1 then); and what had to be assumed, in words."""
-        try:
-            shape, assumed = chosen_model(_WHO, self, device)
-            repair = None
-        except InputError:
-            if not self.tp or self.tp == 1:
-                raise
-            shape, assumed = chosen_model(_WHO, replace(self, tp=1), device)
-            repair = repaired(shape, self.tp, space)
-            if repair is None:
-                raise
-        of_one = (f"{name} = 1" for name in ("mbs", "tp") if not getattr(self, name))
-        untimed = ["dropout is not timed"] if shape.dropout else []
-        return shape, repair, (*assumed, *of_one, *untimed)
-
-    def space(self) -> Space:
-        """What neighbours are tried."""
-        kept = [word.strip().replace("-", "_") for word in self.keep.split(",")] if self.keep else []
-        for name in kept:
-            require_choice(_WHO, "--keep", name, DIMENSIONS)
-        if self.keep_layers:
-            kept.append("layers")
-        return Space(
-            tolerance=percentage("--tolerance", self.tolerance, most=50),
-            head_dims=tuple(sorted(set(integers("--head-dims", self.head_dims)))),
-            replicate_kv=self.replicate_kv,
-            keep=tuple(dict.fromkeys(kept)),
-        )
-
-    def count(self) -> int:
-        """How many neighbours are looked for."""
-        if not self.top:
-            return TOP
-        if not re.fullmatch("[0-9]{1,10}", self.top) or int(self.top) > _LARGEST:
-            raise InputError("--top", repr(self.top), "an integer of at least 0")
-        return int(self.top)
-
-    def most_waste(self) -> float | None:
-        """The share of the time that may be wasted; None where there is no gate."""
-        return percentage("--fail-over", self.fail_over) if self.fail_over else None
+    head_dim: int | None = size_option("Width of a head (default: hidden / heads).")
+    mbs: int | None = size_option("Micro-batch size, sequences (default: 1).")
+    tp: int | None = size_option("Tensor-parallel degree (default: 1).")
+    gpu: str = gpu_option("")
+    profile: Path | None = option(None, "Measured profile (JSON file), instead of the models of --gpu.")
+    tolerance: str = _search("5%", "Largest deviation from the shape's number of parameters.")
+    top: str = _search(
+        "",
+        "Number of shapes to show, including those not surely faster; 0: no search (default: up to 8 that are surely "
+        "faster).",
+    )
+    head_dims: str = _search("64,128,256", "Head widths to try beside the shape's own, comma separated.")
+    replicate_kv: bool = _search(False, "Also try fewer key/value heads than tp, replicated.")
+    keep: str = _search(
+        "", "Dimensions to keep, comma separated: hidden, heads, kv_heads, head_dim, ffn, vocab, layers, mbs."
+    )
+    keep_layers: bool = _search(False, "Same as --keep layers.")
+    shapes_out: Path | None = _search(
+        None, "JSON file for all shapes that were compared, for `sweep --shapes`.", "--shapes-out", "-o"
+    )
+    fail_over: str = _gate("", "Largest share of time wasted past edges, such as 3%; else exit code 1.")
+    junit: Path | None = _gate(None, "File for the result as JUnit XML.")
 
 
-@grouped
-def advise(
-    arguments: AdviseOptions,
-    junit: Annotated[Path | None, typer.Option(help="File for the result as JUnit XML.", rich_help_panel=_GATE)] = None,
-    as_json: AsJson = False,
-) -> None:
+@command
+def advise(arguments: AdviseOptions, as_json: bool = json_option()) -> None:
     """Say what each product, softmax and attention of a shape costs, what is wasted past edges, and what is better."""
-    most, top, space = arguments.most_waste(), arguments.count(), arguments.space()
-    out = arguments.shapes_out
+    from quantbench.advice import advise as advice_on
+    from quantbench.advice.advise import TOP
+    from quantbench.advice.report import advice_to_json, named_shapes, write_junit
+    from quantbench.sweep.shape_file import SUFFIX, write_shape_file
+
+    top, out, junit = arguments.top or str(TOP), arguments.shapes_out, arguments.junit
+    most = percentage("--fail-over", arguments.fail_over) if arguments.fail_over else None
+    if not re.fullmatch("[0-9]{1,10}", top) or int(top) >= 2**31:
+        raise InputError("--top", repr(top), "an integer of at least 0")
+    space = _space(arguments)
     if junit is not None:
         check_file("write JUnit", junit)
     if out is not None:
         if out.suffix != SUFFIX:
             raise InputError("--shapes-out", str(out), f"a name that ends in {SUFFIX}, by which sweep knows it")
         check_file("write shapes", out)
-    times, kernels = arguments.times()
-    shape, repair, assumed = arguments.shape(times.device, space)
-    advice = advice_on(shape, times, space=space, top=top, repair=repair, kernels=kernels)
+    times, kernels = _times(arguments)
+    shape, repair, assumed = _shape(arguments, times.device, space)
+    advice = advice_on(shape, times, space=space, top=int(top), repair=repair, kernels=kernels)
     failed = most is not None and advice.cost.waste_share > most
     if junit is not None:
-        from quantbench.advice.junit import write_junit  # comes with scipy, which few runs need
-
         write_junit(advice.cost, most, junit)
     if out is not None:
         write_shape_file(out, named_shapes(advice))
-    if as_json:
-        answer = {**advice_to_json(advice), "assumed": list(assumed), "fail_over": most, "failed": failed}
-        print_json(answer)
-        _exit_if(failed)
-        return
-    console = output()
-    _say(console, advice, assumed, every=bool(arguments.top))
-    if most is not None:
-        console.print()
-        say(console, *show.gate_line(advice.cost, most))
-    if junit is not None:
-        say(console, f"JUnit: {junit!s}")
-    console.print()
-    for line in show.next_lines(advice, out):
-        say(console, line)
-    _exit_if(failed)
-
-
-def _exit_if(failed: bool) -> None:
+    lines = _lines(advice, assumed, most, junit, out, wide=output().width >= _WIDE, every=bool(arguments.top))
+    told = {"assumed": assumed, "fail_over": most, "failed": failed}
+    print_result(as_json, lambda: {**advice_to_json(advice), **told}, lines)
     if failed:
         raise typer.Exit(1)
 
 
-def _say(console: Console, advice: Advice, assumed: Sequence[str], *, every: bool) -> None:
-    """What it costs and what is better. every: shapes that are not surely faster are shown as well."""
-    wide = console.width >= show.WIDE
-    for line in (*show.unmeasured_lines(advice), *show.header_lines(advice, assumed)):
-        say(console, line)
+def _times(arguments: AdviseOptions) -> tuple[OpTimes, OpTimes]:
+    """What answers times (the profile, or the models of the GPU) and launches (always the models)."""
+    from quantbench.latency.model_times import ModelTimes
+
+    gpu, file = arguments.gpu, arguments.profile
+    if file is None:
+        if not gpu:
+            raise InputError(_WHO, "no GPU", "--gpu (quantbench devices lists them) or --profile")
+        spec = lookup(gpu)
+        if spec.kind != "cuda":
+            raise InputError(_WHO, f"--gpu {gpu}", "a GPU: on processors waves are not modelled")
+        models = ModelTimes(spec)
+        return models, models
+    from quantbench.profile import Profile
+
+    if gpu:
+        raise InputError(_WHO, f"--gpu {gpu} and --profile {file}", "one of them")
+    profile = Profile.load(file)
+    if profile.device.kind != "cuda":
+        raise InputError(_WHO, f"--profile {file} of {profile.device.name}", "the profile of a GPU")
+    return profile, ModelTimes(profile.device)
+
+
+def _shape(
+    arguments: AdviseOptions, device: DeviceSpec, space: Space
+) -> tuple[TransformerShape, Repair | None, tuple[str, ...]]:
+    """The shape; the shapes to use instead if tp cannot split it (its tp is 1 then); the assumptions in words."""
+    from quantbench.advice import repaired
+
+    repair = None
+    try:
+        shape, assumed = chosen_model(_WHO, arguments, device)
+    except InputError:
+        if not arguments.tp or arguments.tp == 1:
+            raise
+        shape, assumed = chosen_model(_WHO, replace(arguments, tp=1), device)
+        repair = repaired(shape, arguments.tp, space)
+        if repair is None:
+            raise
+    of_one = (f"{name} = 1" for name in ("mbs", "tp") if not getattr(arguments, name))
+    return shape, repair, (*assumed, *of_one, *(["dropout is not timed"] if shape.dropout else []))
+
+
+def _space(arguments: AdviseOptions) -> Space:
+    """Which neighbours are tried."""
+    from quantbench.advice.space import DIMENSIONS, Space
+
+    kept = [word.strip().replace("-", "_") for word in arguments.keep.split(",")] if arguments.keep else []
+    for name in kept:
+        require_choice(_WHO, "--keep", name, DIMENSIONS)
+    return Space(
+        tolerance=percentage("--tolerance", arguments.tolerance, most=50),
+        head_dims=tuple(sorted(set(integers("--head-dims", arguments.head_dims)))),
+        replicate_kv=arguments.replicate_kv,
+        keep=tuple(dict.fromkeys([*kept, *(["layers"] if arguments.keep_layers else [])])),
+    )
+
+
+# --- output ----------------------------------------------------------------------------------------------------------
+
+
+def _lines(
+    advice: Advice, assumed: Sequence[str], most: float | None, junit: Path | None, out: Path | None, *, wide: bool,
+    every: bool,
+) -> Iterator[StyledLine | Table]:  # fmt: skip
+    """wide: whether tables have a column for their reasons. every: whether to list shapes not surely faster as well."""
+    cost = advice.cost
+    yield from _header_lines(advice, assumed)
     if advice.repair is not None:
-        console.print()
-        say(console, f"repaired: {advice.repair.words}")
-        say(console, show.repaired_line(advice))
-        _say_advised(console, "the others, against it", advice.repaired, wide)
-    console.print()
-    if any(show.stands_out(advice.cost, ops) for ops in advice.cost.by_name.values()):
-        console.print(show.cost_table(advice.cost, reasons=wide))
-    for line in (*show.cost_lines(advice.cost, reasons=not wide), "", *show.waste_lines(advice.cost)):
-        say(console, line)
-    if not advice.tried:
-        return
-    say(console, f"\n{show.verdict_line(advice)}")
-    named = {one.found.shape for one in advice.better}
-    alone = [one for one in advice.better_alone if one.found.shape not in named]
-    _say_advised(console, "better shapes (● best gain for the smallest change)", advice.better, wide, marks=True)
-    _say_advised(console, "better with one change alone", alone, wide)
-    if every:
-        unsure = dict.fromkeys((*advice.neighbours, *advice.singles))
-        rest = [one for one in unsure if not one.found.sure and one.found.shape not in named]
-        _say_advised(console, "candidates, none of them surely faster: measure before you move", rest, wide)
-    if advice.better or alone or every or advice.repaired:
-        say(console, show.GAIN_LINE)
+        yield f"\nrepaired: {advice.repair.words}"
+        yield (
+            "all that follows is of the one predicted to be the fastest per token and parameter: "
+            f"{advice.shape.heads} heads, hidden {advice.shape.hidden}, {advice.shape.layers} layers"
+        )
+        yield from _advised_lines("the others, against it", advice.repaired, wide)
+    yield ""
+    yield from _cost_lines(cost, reasons=wide)
+    yield ""
+    yield from _waste_lines(cost)
+    if advice.tried:
+        yield f"\n{_verdict(advice)}"
+        named = {one.found.shape for one in advice.better}
+        alone = [one for one in advice.better_alone if one.found.shape not in named]
+        yield from _advised_lines(
+            "better shapes (● best gain for the smallest change)", advice.better, wide, marks=True
+        )
+        yield from _advised_lines("better with one change alone", alone, wide)
+        if every:
+            unsure = dict.fromkeys((*advice.neighbours, *advice.singles))
+            rest = [one for one in unsure if not one.found.sure and one.found.shape not in named]
+            yield from _advised_lines("candidates, none of them surely faster: measure before you move", rest, wide)
+        if advice.better or alone or every or advice.repaired:
+            yield "gain: more tokens per second at equal parameters, with the 90 % interval of the ratio"
+    if most is not None:
+        yield ""
+        verdict = ("FAIL", "bold red") if cost.waste_share > most else ("ok", "green")
+        yield verdict, f": {percent(cost.waste_share)} wasted past edges, {percent(most)} allowed"
+    if junit is not None:
+        yield f"JUnit: {junit}"
+    yield ""
+    yield from _next_lines(advice, out)
 
 
-def _say_advised(console: Console, title: str, advised: Sequence[Advised], wide: bool, *, marks: bool = False) -> None:
+def _header_lines(advice: Advice, assumed: Sequence[str]) -> Iterator[str]:
+    """The device, the shape and the assumptions; first of all the share of the time that was never measured."""
+    from quantbench.planner.formulas import parameters
+
+    if advice.unmeasured:
+        whole = sum(one.share for one in advice.unmeasured)
+        said = "; ".join(f"{one.reason} ({percent(one.share)})" for one in advice.unmeasured)
+        yield f"not measured, only estimated: {percent(whole)} of the time: {said}"
+    shape = advice.shape
+    heads = f"{shape.heads} head{'' if shape.heads == 1 else 's'} of {shape.head_dim}"
+    if shape.kv_heads != shape.heads:
+        heads += f" ({shape.kv_heads} of keys and values)"
+    mlp = f"{'gated ' if shape.gated else ''}ffn {shape.ffn}"
+    batch = f"micro-batches of {shape.mbs} × {shape.seq} tokens on tp = {shape.tp}"
+    yield device_line(advice.device)
+    yield f"times: {advice.note}"
+    yield (
+        f"shape: {parameters(shape) / 1e9:.3g} B parameters: {shape.layers} layers of {shape.hidden}, {heads}, {mlp}, "
+        f"vocab {shape.vocab}; {batch}, {shape.dtype}, {shape.attention} attention"
+    )
+    if assumed:
+        yield f"assumed: {', '.join(assumed)}"
+    if advice.tried:
+        yield f"tried: {advice.space.words}"
+
+
+def _cost_lines(cost: ShapeCost, *, reasons: bool) -> Iterator[str | Table]:
+    """A table with a row per op that wastes enough, the worst first; then the other ops and the table's legend.
+
+    reasons: whether the table has a column for the reasons; they follow it otherwise.
+    """
+    from quantbench.advice.cost import latency_per_run
+
+    whole_us = cost.latency.latency_us
+    waste_us = {name: sum(op.waste_us for op in ops) for name, ops in cost.by_name.items()}
+    bad = {name: ops for name, ops in cost.by_name.items() if waste_us[name] >= _WORTH_A_ROW * whole_us}
+    rest = {name: ops for name, ops in cost.by_name.items() if name not in bad}
+    more = (">GPU-h per 1T", "why") if reasons else ()
+    table = plain_table(("op", ">forward", ">backward", ">of time", ">wasted", *more))
+    for name, ops in bad.items():
+        style = "bold red" if waste_us[name] / whole_us >= _STANDS_OUT else "yellow"
+        hours = f"{_two_digits(cost.gpu_hours_per_trillion_tokens(waste_us[name])):,}"
+        table.add_row(
+            Text(name, style=style), _time([op for op in ops if op.op.phase == "forward"]),
+            _time([op for op in ops if op.op.phase != "forward"]), percent(sum(op.total_us for op in ops) / whole_us),
+            Text(percent(waste_us[name] / whole_us), style=style), *((hours, Text(_why(ops))) if reasons else ()),
+        )  # fmt: skip
+    if bad:
+        yield table
+    if not reasons:
+        yield from (f"  {name}: {_why(ops)}" for name, ops in bad.items())
+    if rest:
+        times = ", ".join(f"{name} {latency(latency_per_run(ops).latency_us)}" for name, ops in rest.items())
+        together = percent(sum(waste_us[name] for name in rest) / whole_us)
+        others = "the others" if bad else "all ops"
+        yield f"{others}, each wasting less than {percent(_WORTH_A_ROW)} ({together} together): {times}"
+    hours = " GPU-h per 1T: that in GPU-hours over 10^12 tokens, of all tp GPUs." if reasons and bad else ""
+    yield (
+        "times: one layer forward and backward (logits: of the model). wasted: extra time against a size just below "
+        f"the edge.{hours} Norms, activations, communication, the optimizer and recomputation are not counted."
+    )
+
+
+def _time(ops: Sequence[OpCost]) -> str:
+    from quantbench.advice.cost import latency_per_run
+
+    us = latency_per_run(ops)
+    return f"{latency(us.latency_us)} ({_interval(us)})"
+
+
+def _interval(us: Estimate) -> str:
+    """`1.76–1.97`, in the unit that the middle is shown in."""
+    scale = 1.0 if us.latency_us < 999.5 else 1e3 if us.latency_us < 999.5e3 else 1e6
+    low, high = (f"{x / scale:.3g}" if x / scale < 999.5 else f"{x / scale:.0f}" for x in (us.low_us, us.high_us))
+    return f"{low}–{high}"
+
+
+def _why(ops: Sequence[OpCost]) -> str:
+    worst = max(ops, key=lambda op: op.waste_us)
+    if not worst.findings:
+        return ""
+    edge = worst.findings[0].edge
+    same = sum(bool(op.findings) and op.findings[0].edge.kind == edge.kind for op in ops)
+    return f"{'' if same == len(ops) else f'{worst.op.phase}: '}{edge.kind}: {edge.words}"
+
+
+def _waste_lines(cost: ShapeCost) -> Iterator[str]:
+    """The totals: time, rate, waste."""
+    from quantbench.advice.cost import LOWER_BOUND
+
+    whole, hours = cost.latency, cost.gpu_hours_per_trillion_tokens
+    yield (
+        f"all of it: {latency(whole.latency_us)} ({_interval(whole)}) per micro-batch on each GPU, "
+        f"{cost.tflops:.0f} TFLOP/s, {_two_digits(hours(whole.latency_us)):,} GPU-hours per trillion tokens "
+        f"({LOWER_BOUND})"
+    )
+    low, high = cost.waste_low_us / whole.latency_us, cost.waste_high_us / whole.latency_us
+    wasted = f"{percent(cost.waste_share)} ({percent(low)} to {percent(high)})"
+    bad = f"wasted past edges: {wasted}, {_two_digits(hours(cost.waste_us)):,} GPU-hours"
+    yield bad if cost.waste_us else "nothing sits past an edge"
+
+
+def _verdict(advice: Advice) -> str:
+    """Whether to keep the shape, and why."""
+    mbs = advice.shape.mbs
+    larger = [one for one in advice.better_alone if one.found.shape.mbs > mbs]
+    batch = max(larger, default=None, key=lambda one: one.found.low)
+    more = f". A larger micro-batch is faster: {batch.changes}, by {batch.found.gain_words}" if batch else ""
+    changes = [one for one in (*advice.better, *advice.better_alone) if one.found.shape.mbs == mbs]
+    if not changes:
+        why = "every gain is within the error of the times" if advice.compared else "none is predicted to be"
+        return f"Keep it: of {advice.tried} shapes tried none is surely faster ({why}){more}"
+    best = max(changes, key=lambda one: one.found.low)
+    gain = best.found.gain_words
+    return f"Worth a change: of {advice.tried} shapes tried, {best.changes} is surely faster, by {gain}{more}"
+
+
+def _advised_lines(title: str, advised: Sequence[Advised], wide: bool, *, marks: bool = False) -> Iterator[str | Table]:
+    """Shapes compared with the one asked about. marks: whether to mark those that no nearer shape equals."""
     if not advised:
         return
-    console.print()
-    console.print(show.advised_table(title, advised, marks=marks, reasons=wide))
+    names = ("change", ">head_dim", ">gain", ">low to high", ">params", *((">wasted", "why") if wide else ()))
+    table = plain_table(("", *names) if marks else names, title=title, fold=("change",))
+    for a in advised:
+        table.add_row(
+            *(["●" if a.found.nearest else ""] if marks else []), a.changes, str(a.found.shape.head_dim),
+            Text(signed_percent(a.found.gain), style="bold green" if a.found.sure else ""),
+            f"{signed_percent(a.found.low)} to {signed_percent(a.found.high)}", signed_percent(a.found.more),
+            *((percent(a.cost.waste_share), Text("; ".join(a.found.reasons))) if wide else ()),
+        )  # fmt: skip
+    yield ""
+    yield table
     if not wide:
-        for line in show.reason_lines(advised):
-            say(console, line)
+        yield from (f"  {a.changes}: {'; '.join(a.found.reasons)}" for a in advised)
+
+
+def _next_lines(advice: Advice, out: Path | None) -> Iterator[str]:
+    """How to measure the shapes that were compared. out: the file of these shapes, if one was written."""
+    others = len(advice.compared)
+    rivals = f" and its {others} nearest rivals" if others > 1 else " and its nearest rival" if others else ""
+    what = f"measures every op of this shape{rivals}"
+    if advice.shape.attention != "flash":
+        yield "Where one kernel runs attention: ask with --attention flash"
+    if out is None:
+        yield f"Next: repeat this with -o shapes.json; on such a card, quantbench sweep --shapes shapes.json {what}"
+    else:
+        yield f"shapes: {out}"
+        yield f"Next, on such a card ({what}): quantbench sweep --shapes {quote(str(out))}"
+
+
+def _two_digits(value: float) -> int:
+    """Rounded to the two digits that a prediction deserves."""
+    return int(float(f"{value:.2g}"))

@@ -6,30 +6,23 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from quantbench.cli.options import AsJson, Results, grouped
-from quantbench.cli.output import output, plain_table, print_json, say, say_warning
-from quantbench.comm.isolation import idle_traffic_mb_per_s, repeat_line, spread_warnings, traffic_warnings
-from quantbench.comm.session import DEFAULT_OPS, DEFAULT_SIZES, CommSession, figures, parse_sizes, points
+from quantbench.cli.options import command, json_option, option, results_option
+from quantbench.cli.output import output, plain_table, print_result, say, show, warning
+from quantbench.comm.session import DEFAULT_OPS, DEFAULT_SIZES, parse_sizes, points
 from quantbench.errors import QuantbenchError, require_choice
-from quantbench.stats import median, relative_half_width, spread
-from quantbench.store.environment import relevant_environment
-from quantbench.store.folder import RunWriter
-from quantbench.store.record import Failed, Measured, Record, Skipped
-from quantbench.store.run import RunInfo, now_text
-from quantbench.timing.lockstep import Leader, follow
 from quantbench.timing.options import TimingOptions
 from quantbench.units import latency, parse_duration_s, percent, size
 from quantbench.workload import Collective
 
 if TYPE_CHECKING:
     from quantbench.providers.collectives import TorchRanks
+    from quantbench.store.record import Record
+    from quantbench.timing.lockstep import Leader
 
 _BACKENDS = ("nccl", "gloo")
 
@@ -38,38 +31,35 @@ _BACKENDS = ("nccl", "gloo")
 class CommOptions:
     """What to measure, as typed; "" leaves a thing open."""
 
-    op: Annotated[
-        str,
-        typer.Option(
-            help="Collectives, comma separated: all_reduce, all_gather, reduce_scatter, all_to_all, send_recv, "
-            "broadcast."
-        ),
-    ] = ""
-    sizes: Annotated[str, typer.Option(help="Message sizes: 4KiB:1GiB, 4KiB:1GiB:x2 or a list.")] = ""
-    dtype: Annotated[str, typer.Option(help="Number format: bf16, fp16, fp32 or int8.")] = ""
-    backend: Annotated[str, typer.Option(help="nccl or gloo (default: nccl where every rank has a GPU).")] = ""
-    half_width: Annotated[
-        float, typer.Option(help="Target precision: relative half-width of the median's interval.")
-    ] = 0.02
-    max_time: Annotated[str, typer.Option(help="Longest sampling time per point.")] = "1s"
+    op: str = option(
+        "", "Collectives, comma separated: all_reduce, all_gather, reduce_scatter, all_to_all, send_recv, broadcast."
+    )
+    sizes: str = option("", "Message sizes: 4KiB:1GiB, 4KiB:1GiB:x2 or a list.")
+    dtype: str = option("", "Number format: bf16, fp16, fp32 or int8.")
+    backend: str = option("", "nccl or gloo (default: nccl where every rank has a GPU).")
+    half_width: float = option(0.02, "Target precision: relative half-width of the median's interval.")
+    max_time: str = option("1s", "Longest sampling time per point.")
 
     def options(self) -> TimingOptions:
-        """How each point is timed. Message buffers stay where they are: a cache of cold links does not exist."""
+        """How each point is timed. The cache is hot: the buffers of a message are used again for every sample."""
         return TimingOptions(
             cache="hot", half_width=self.half_width, max_time_s=parse_duration_s("--max-time", self.max_time)
         )
 
     def plan(self, backend: str, num_gpus: int, num_nodes: int) -> tuple[Collective, ...]:
-        """The points."""
+        """The points to measure."""
         ops = tuple(word.strip().replace("-", "_") for word in self.op.split(",")) if self.op else DEFAULT_OPS
         dtype = self.dtype or ("bf16" if backend == "nccl" else "fp32")
         wanted = parse_sizes(self.sizes or DEFAULT_SIZES[backend])
         return points(ops, wanted, num_gpus=num_gpus, num_nodes=num_nodes, dtype=dtype)
 
 
-@grouped
-def comm(arguments: CommOptions, results: Results = Path("results"), as_json: AsJson = False) -> None:
+@command
+def comm(arguments: CommOptions, results: Path = results_option(), as_json: bool = json_option()) -> None:
     """Measure collectives over message sizes: torchrun --nproc-per-node=8 -m quantbench comm."""
+    from quantbench.comm.isolation import idle_traffic_mb_per_s
+    from quantbench.timing.lockstep import Leader, follow
+
     options = arguments.options()
     if arguments.backend:
         require_choice("comm", "backend", arguments.backend, _BACKENDS)
@@ -99,8 +89,14 @@ def _lead(
     idle: Sequence[Any], results: Path, as_json: bool,
 ) -> None:  # fmt: skip
     from quantbench import device
+    from quantbench.comm.isolation import repeat_line, spread_warnings, traffic_warnings
+    from quantbench.comm.session import CommSession
     from quantbench.device.here import warnings_for
     from quantbench.providers.identity import versions
+    from quantbench.store.environment import relevant_environment
+    from quantbench.store.folder import RunWriter
+    from quantbench.store.record import Measured
+    from quantbench.store.run import RunInfo, now_text
 
     spec = device.current()
     state = device.monitor(spec)
@@ -127,8 +123,7 @@ def _lead(
     )  # fmt: skip
     console = output(stderr=as_json)
     say(console, f"{ranks.world_size} ranks on {ranks.num_nodes} nodes over {ranks.backend}; rank 0 on {spec.name}")
-    for warning in warnings:
-        say_warning(console, warning)
+    show(console, map(warning, warnings))
     say(console, f"{len(plan)} points, {options.max_time_s:g} s of sampling each at most")
     records: list[Record] = []
     with RunWriter.create(results, info) as writer:
@@ -136,7 +131,7 @@ def _lead(
         def keep(record: Record) -> None:
             writer.append(record)
             records.append(record)
-            say(console, _progress(record, len(records)))
+            say(console, _progress(row_to_json(record), len(records)))
 
         session = CommSession(
             leader, backend=ranks.backend, run_id=info.run_id, spec=spec, state=state, options=options, on_record=keep
@@ -147,47 +142,37 @@ def _lead(
             how = "complete"
         finally:
             writer.update(replace(info, ended=now_text(), how_ended=how))
-        folder = writer.folder
-    _tell(console, records, session, folder, as_json)
-
-
-def _progress(record: Record, number: int) -> str:
-    work = record.workload
-    assert isinstance(work, Collective)
-    match record.outcome:
-        case Measured(measurement, graded):
-            us = median(measurement.samples_us)
-            text = f"{latency(us)}, {figures(work, us).bus_gb_per_s:.3g} GB/s, trust {graded.letter}"
-        case Skipped(reason):
-            text = f"skipped: {reason}"
-        case Failed(kind, message):
-            text = f"failed ({kind}): {message}"
-    return f"  {number:3} {work.op} {size(work.message_bytes)}: {text}"
-
-
-def _tell(console: Console, records: Sequence[Record], session: CommSession, folder: Path, as_json: bool) -> None:
     rows = [row for row in map(row_to_json, records) if row["role"] == "point"]
     samples = [
         (f"{r.workload.op} {size(r.workload.message_bytes)}", r.outcome.measurement.samples_us)
         for r in records
         if isinstance(r.outcome, Measured) and isinstance(r.workload, Collective)
     ]
-    warnings = spread_warnings(samples, session.reference_us)
-    if as_json:
-        answer = {
-            "folder": str(folder), "points": rows, "reference_us": list(session.reference_us), "warnings": warnings,
-        }  # fmt: skip
-        print_json(answer)
-        return
-    console.print(_table(rows))
-    say(console, f"repeated point: {repeat_line('all_reduce', session.reference_us)}")
-    for warning in warnings:
-        say_warning(console, warning)
-    say(console, f"{folder}")
+    doubts = spread_warnings(samples, session.reference_us)
+    answer = {"folder": writer.folder, "points": rows, "reference_us": session.reference_us, "warnings": doubts}
+    repeated = f"repeated point: {repeat_line('all_reduce', session.reference_us)}"
+    print_result(as_json, lambda: answer, (_table(rows), repeated, *map(warning, doubts), str(writer.folder)))
+
+
+def _progress(row: dict[str, Any], number: int) -> str:
+    """One line for a record, as `row_to_json` makes it."""
+    if "latency_us" in row:
+        rate = f"{latency(row['latency_us'])}, {row['bus_gb_per_s']:.3g} GB/s"
+        text = f"{rate}, trust {row['grade']['letter']}"
+    elif "skipped" in row:
+        text = f"skipped: {row['skipped']}"
+    else:
+        kind, _, message = row["failed"].partition(": ")
+        text = f"failed ({kind}): {message}"
+    return f"  {number:3} {row['op']} {size(row['message_bytes'])}: {text}"
 
 
 def row_to_json(record: Record) -> dict[str, Any]:
-    """One point as plain numbers."""
+    """One record as a JSON object."""
+    from quantbench.comm.session import figures
+    from quantbench.stats import median, relative_half_width, spread
+    from quantbench.store.record import Failed, Measured, Skipped
+
     work = record.workload
     assert isinstance(work, Collective)
     row: dict[str, Any] = {
@@ -209,16 +194,14 @@ def row_to_json(record: Record) -> dict[str, Any]:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    numbers = ("message", "time", "algorithm GB/s", "bus GB/s", "spread")
-    table = plain_table("op", *numbers, "trust", "", right=numbers)
+    table = plain_table(("op", ">message", ">time", ">algorithm GB/s", ">bus GB/s", ">spread", "trust", ""))
     for row in rows:
+        what = row["op"], size(row["message_bytes"])
         if "latency_us" not in row:
-            why = str(row.get("skipped", row.get("failed")))
-            table.add_row(row["op"], size(row["message_bytes"]), "–", "–", "–", "–", "", Text(why))
+            table.add_row(*what, "–", "–", "–", "–", "", Text(str(row.get("skipped", row.get("failed")))))
             continue
         table.add_row(
-            row["op"], size(row["message_bytes"]), latency(row["latency_us"]), f"{row['algorithm_gb_per_s']:.3g}",
-            f"{row['bus_gb_per_s']:.3g}", percent(row["spread"]), row["grade"]["letter"],
-            Text("; ".join(row["grade"]["reasons"][:1])),
+            *what, latency(row["latency_us"]), f"{row['algorithm_gb_per_s']:.3g}", f"{row['bus_gb_per_s']:.3g}",
+            percent(row["spread"]), row["grade"]["letter"], Text("; ".join(row["grade"]["reasons"][:1])),
         )  # fmt: skip
     return table

@@ -2,52 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
 import typer
+from rich.table import Table
 
-from quantbench.analysis.compare import CompareOptions, Comparison, compare_runs
 from quantbench.cli.devices import device_line
-from quantbench.cli.options import AsJson
-from quantbench.cli.output import check_file, check_folder, output, print_json, say
+from quantbench.cli.options import argument, command, json_option, option
+from quantbench.cli.output import StyledLine, check_file, check_folder, print_result
 from quantbench.errors import InputError, printable
-from quantbench.report.comparison import (
-    comparison_table,
-    comparison_to_json,
-    differences_lines,
-    draw_comparison,
-    method_lines,
-    result_lines,
-    write_junit,
-)
-from quantbench.report.source import read_one_run
+
+if TYPE_CHECKING:
+    from quantbench.analysis.compare import Comparison
 
 
+@command
 def compare(
-    run_a: Annotated[Path, typer.Argument(metavar="A", help="Folder of the baseline run.")],
-    run_b: Annotated[Path, typer.Argument(metavar="B", help="Folder of the run to compare with it.")],
-    margin: Annotated[str, typer.Option(help="Differences below this are ignored.")] = "1%",
-    by: Annotated[
-        str, typer.Option(help="Match points by key (workload, provider and timing) or by workload.")
-    ] = "key",
-    provider_a: Annotated[str, typer.Option(help="Use only this provider's points of A.")] = "",
-    provider_b: Annotated[str, typer.Option(help="Use only this provider's points of B.")] = "",
-    noise: Annotated[str, typer.Option(help="Standard deviation of single figures in imported tables: 3%.")] = "",
-    force: Annotated[
-        bool, typer.Option("--force", help="Compare even if devices differ, or measured with simulated runs.")
-    ] = False,
-    folder: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder for the picture (default: run B's).")
-    ] = None,
-    junit: Annotated[Path | None, typer.Option(help="Also write JUnit XML here.")] = None,
-    as_json: AsJson = False,
+    run_a: Path = argument("Folder of the baseline run.", metavar="A"),
+    run_b: Path = argument("Folder of the run to compare with it.", metavar="B"),
+    margin: str = option("1%", "Differences below this are ignored."),
+    by: str = option("key", "Match points by key (workload, provider and timing) or by workload."),
+    provider_a: str = option("", "Use only this provider's points of A."),
+    provider_b: str = option("", "Use only this provider's points of B."),
+    noise: str = option("", "Standard deviation of single figures in imported tables: 3%."),
+    force: bool = option(False, "Compare even if devices differ, or measured with simulated runs."),
+    folder: Path | None = option(None, "Folder for the picture (default: run B's).", "-o", "--output"),
+    junit: Path | None = option(None, "Also write JUnit XML here."),
+    as_json: bool = json_option(),
 ) -> None:
     """Compare two runs point by point; exit code 1 on a regression."""
+    from quantbench.analysis.compare import CompareOptions, compare_runs
+    from quantbench.report.comparison import comparison_to_json, draw_comparison, write_junit
+    from quantbench.report.source import read_one_run
 
     options = CompareOptions(
-        margin=share("--margin", margin), by=by, provider_a=provider_a, provider_b=provider_b,
-        noise=share("--noise", noise) if noise else None, force=force,
+        margin=_share("--margin", margin), by=by, provider_a=provider_a, provider_b=provider_b,
+        noise=_share("--noise", noise) if noise else None, force=force,
     )  # fmt: skip
     a, b = read_one_run(run_a), read_one_run(run_b)
     check_folder("write picture", folder or run_b)
@@ -60,41 +52,35 @@ def compare(
         draw_comparison(comparison, picture)
     if junit is not None:
         write_junit(comparison, junit)
-    if as_json:
-        print_json({**comparison_to_json(comparison), "picture": picture})
-    else:
-        _say(comparison, picture, junit)
+    lines = _lines(comparison, picture, junit)
+    print_result(as_json, lambda: {**comparison_to_json(comparison), "picture": picture}, lines)
     if comparison.regressions:
         raise typer.Exit(1)
 
 
-def _say(comparison: Comparison, picture: Path | None, junit: Path | None) -> None:
+def _lines(comparison: Comparison, picture: Path | None, junit: Path | None) -> Iterator[StyledLine | Table]:
+    from quantbench.report.comparison import comparison_table, differences_lines, method_lines, result_lines
 
-    console = output()
-    say(console, device_line(comparison.b.info.device))
+    yield device_line(comparison.b.info.device)
     for name, run in (("A", comparison.a), ("B", comparison.b)):
         origin = ("",) if run.info.origin == "measured" else (", ", (run.info.origin.upper(), "bold"))
-        say(console, f"{name}: {run.folder} (started {run.info.started}", *origin, ")")
-    for line in (*differences_lines(comparison), *method_lines(comparison)):
-        say(console, printable(line))
+        yield (f"{name}: {run.folder} (started {run.info.started}", *origin, ")")
+    yield from map(printable, (*differences_lines(comparison), *method_lines(comparison)))
     table = comparison_table(comparison)
-    if table is not None:
-        console.print()
-        console.print(table)
-    console.print()
-    for line in result_lines(comparison):
-        say(console, line)
+    yield from ("", table) if table is not None else ()
+    yield ""
+    yield from result_lines(comparison)
     if picture is not None:
-        say(console, f"picture: {picture}")
+        yield f"picture: {picture}"
     if junit is not None:
-        say(console, f"JUnit: {junit}")
-    say(console, f"Next: quantbench report {comparison.b.folder}")
+        yield f"JUnit: {junit}"
+    yield f"Next: quantbench report {comparison.b.folder}"
 
 
-def share(option: str, text: str) -> float:
+def _share(option: str, text: str) -> float:
     """`1%`, `0.5 %` or `0.01` as a share.
 
-    >>> share("--margin", "1%"), share("--margin", "0.02")
+    >>> _share("--margin", "1%"), _share("--margin", "0.02")
     (0.01, 0.02)
     """
     number = text.strip().removesuffix("%")

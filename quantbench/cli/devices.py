@@ -1,66 +1,66 @@
-"""`quantbench devices`: what is here, in what state, what will spoil timings, and which GPUs are known."""
+"""`quantbench devices`: this machine's device, its state, what disturbs timings, and the known GPUs.
+
+Commands that measure print `device_lines` first, commands about stored results `device_line`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
+from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from quantbench import device
-from quantbench.cli.options import AsJson
-from quantbench.cli.output import output, print_json, say, say_warning
+from quantbench.cli.options import command, json_option
+from quantbench.cli.output import StyledLine, print_result, warning
 from quantbench.device.here import warnings_for
 from quantbench.device.nvml import Absent, Limits
 from quantbench.device.spec import DeviceSpec, DeviceState
 
-CPU_SENTENCE = (
-    "This is a CPU: its own steps can be measured here. GPU cliffs need a GPU, `quantbench import` or "
-    "`quantbench predict`."
-)
 _DTYPES = ("fp16", "bf16", "tf32", "fp32", "fp8", "int8")
 
 
-def devices(as_json: AsJson = False) -> None:
+@command
+def devices(as_json: bool = json_option()) -> None:
     """Show the device of this machine, its state, what may disturb timings, and the known GPUs."""
     spec = device.current()
     state = device.monitor(spec)()
     nvml = device.open_nvml() if spec.kind == "cuda" else Absent("no GPU is used")
     limits = None if isinstance(nvml, Absent) else nvml.limits()
-    warnings = warnings_for(spec, state, limits)
     dtype = device.default_dtype(spec)
-    if as_json:
-        found = {
+
+    def answer() -> dict[str, Any]:
+        return {
             "device": asdict(spec),
             "default_dtype": dtype,
             "state": asdict(state),
             "limits": None if limits is None else asdict(limits),
-            "warnings": list(warnings),
+            "warnings": warnings_for(spec, state, limits),
             "known": [asdict(known) for known in device.known()],
         }
-        print_json(found)
-        return
-    console = output()
-    say_device(console, spec, state, limits)
-    say(console, f"{dtype} is measured by default")
-    console.print()
-    _print_known(console, device.known(), spec.name)
+
+    lines = (*device_lines(spec, state, limits), f"{dtype} is measured by default", "", _known_table(spec.name))
+    sources = "From sm_80 on, bf16 is as fp16, tf32 half. Sources: quantbench devices --json"
+    print_result(as_json, answer, (*lines, sources))
 
 
-def say_device(console: Console, spec: DeviceSpec, state: DeviceState, limits: Limits | None = None) -> None:
-    """The first lines of every command that measures: what device, in what state, what will spoil its timings."""
-    say(console, device_line(spec))
-    say(console, f"dense peak: {peaks_line(spec)}")
-    say(console, f"state: {state_line(state, limits)}")
-    for warning in warnings_for(spec, state, limits):
-        say_warning(console, warning)
+def device_lines(spec: DeviceSpec, state: DeviceState, limits: Limits | None = None) -> Iterator[StyledLine]:
+    """The device, its state, and warnings about what disturbs its timings."""
+    yield device_line(spec)
+    yield f"dense peak: {peaks_line(spec)}"
+    yield f"state: {state_line(state, limits)}"
+    yield from map(warning, warnings_for(spec, state, limits))
     if spec.kind == "cpu":
-        say(console, CPU_SENTENCE)
+        yield (
+            "This is a CPU: its own steps can be measured here. GPU cliffs need a GPU, `quantbench import` or "
+            "`quantbench predict`."
+        )
 
 
 def device_line(spec: DeviceSpec) -> str:
-    """What the device is: `h200-sxm-141gb: 132 SMs (sm_90), 141 GiB at 4800 GB/s, 60 MiB of L2`."""
+    """The device in one line: `h200-sxm-141gb: 132 SMs (sm_90), 141 GiB at 4800 GB/s, 60 MiB of L2`."""
     memory = f"{spec.memory_bytes / 2**30:.0f} GiB"
     if spec.kind == "cpu":
         return (
@@ -81,7 +81,7 @@ def peaks_line(spec: DeviceSpec) -> str:
 
 
 def state_line(state: DeviceState, limits: Limits | None) -> str:
-    """What the device is doing, as far as it tells, and why where it does not."""
+    """Clocks, temperature, power and other processes, as far as the device reports them."""
     parts = []
     if state.sm_clock_mhz is not None:
         highest = f" of {limits.max_sm_clock_mhz:.0f}" if limits and limits.max_sm_clock_mhz else ""
@@ -105,37 +105,26 @@ def state_line(state: DeviceState, limits: Limits | None) -> str:
     return ", ".join(parts) or "nothing is known"
 
 
-def _print_known(console: Console, known: tuple[DeviceSpec, ...], here: str) -> None:
+def _known_table(here: str) -> Table:
     """A table that fits 80 columns."""
     table = Table(
-        title="Known GPUs: clock in MHz, memory in GB/s, L2 in MiB, dense peaks in TFLOP/s",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        show_edge=False,
-    )
+        title="Known GPUs: clock in MHz, memory in GB/s, L2 in MiB, dense peaks in TFLOP/s", title_justify="left",
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
+    )  # fmt: skip
     table.add_column("slug", no_wrap=True)
     for name in ("sm_", "SMs", "clock", "memory", "L2", "fp16", "fp32", "fp8", "int8"):
         table.add_column(name, justify="right", no_wrap=True)
-    for spec in known:
+    for spec in device.known():
         peaks = [spec.peak(dtype) for dtype in ("fp16", "fp32", "fp8", "int8")]
         table.add_row(
-            spec.name,
-            spec.architecture.removeprefix("sm_"),
-            str(spec.sm_count),
-            f"{spec.sm_clock_mhz:.0f}",
-            f"{spec.memory_gb_per_s:.0f}",
-            f"{spec.l2_bytes / 2**20:g}",
+            spec.name, spec.architecture.removeprefix("sm_"), str(spec.sm_count), f"{spec.sm_clock_mhz:.0f}",
+            f"{spec.memory_gb_per_s:.0f}", f"{spec.l2_bytes / 2**20:g}",
             *("–" if peak is None else _three_digits(peak) for peak in peaks),
             style="bold" if spec.name == here else None,
-        )
-    console.print(table, soft_wrap=False)
-    console.print("From sm_80 on, bf16 is as fp16, tf32 half. Sources: quantbench devices --json")
+        )  # fmt: skip
+    return table
 
 
 def _three_digits(value: float) -> str:
     """Three significant digits without an exponent: 989, 62.5, 0.32."""
-    if value >= 100:
-        return f"{value:.0f}"
-    return f"{value:.3g}"
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -2,55 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from quantbench.cli.options import AsJson, Gpu, Results, grouped
-from quantbench.cli.output import check_file, output, print_json, say
+from quantbench.cli.options import argument, command, gpu_option, json_option, option, results_option
+from quantbench.cli.output import check_file, output, print_json, print_result, show
 from quantbench.device import lookup
 from quantbench.errors import InputError
-from quantbench.importers import aiconfigurator, csv_table, vidur
-from quantbench.importers.megatron_log import read_log
-from quantbench.importers.runs import ImportSummary, summary_lines, write_run
-from quantbench.importers.training_run import default_run_id, summarize, write_training
-from quantbench.latency.tables import slug_of, system_of
-from quantbench.report.training import draw_throughput, training_table
+
+if TYPE_CHECKING:
+    from quantbench.device.spec import DeviceSpec
+    from quantbench.importers.runs import Origin, Rows
 
 import_ = typer.Typer(no_args_is_help=True, add_completion=False, help="Import other tools' tables and logs as runs.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions:
-    """How a table becomes a run."""
+    """The options of every table's import."""
 
-    results: Results = Path("results")
-    run_id: Annotated[str | None, typer.Option(help="Name of the run (default: made from the table's name).")] = None
-    units_are_right: Annotated[
-        bool, typer.Option("--units-are-right", help="Keep times that are far from what the GPU should take.")
-    ] = False
-    as_json: AsJson = False
+    results: Path = results_option()
+    run_id: str | None = option(None, "Name of the run (default: made from the table's name).")
+    units_are_right: bool = option(False, "Keep times that are far from what the GPU should take.")
+    as_json: bool = json_option()
 
 
 @import_.command("aiconfigurator")
-@grouped
+@command
 def import_aiconfigurator(
     to: ImportOptions,
-    system: Annotated[str, typer.Option("--system", help="a100_sxm and so on, or a device slug.")],
-    backend: Annotated[str | None, typer.Option("--backend", help="vllm, sglang or trtllm.")] = None,
-    version: Annotated[str | None, typer.Option("--version", help="The backend's version.")] = None,
-    root: Annotated[Path | None, typer.Option("--root", help="A systems folder instead of the package's.")] = None,
-    table: Annotated[
-        list[str] | None,
-        typer.Option("--table", help="gemm, context_attention, nccl (these by default), encoder_attention, …"),
-    ] = None,
-    dtype: Annotated[list[str] | None, typer.Option("--dtype", help="Only rows of these dtypes.")] = None,
-    gpu: Annotated[str | None, typer.Option("--gpu", help="The GPU, for a system that is not known here.")] = None,
+    system: str = option(..., "a100_sxm and so on, or a device slug."),
+    backend: str | None = option(None, "vllm, sglang or trtllm."),
+    version: str | None = option(None, "The backend's version."),
+    root: Path | None = option(None, "A systems folder instead of the package's."),
+    table: list[str] | None = option(None, "gemm, context_attention, nccl (these by default), encoder_attention, …"),
+    dtype: list[str] | None = option(None, "Only rows of these dtypes."),
+    gpu: str | None = option(None, "The GPU, for a system that is not known here."),
 ) -> None:
     """Import measured tables of aiconfigurator-core: products, context attention, NCCL collectives."""
+    from quantbench.importers import aiconfigurator
+    from quantbench.latency.tables import slug_of, system_of
+
     slug = gpu or slug_of(system_of(system))
     if slug is None:
         raise InputError("import aiconfigurator", f"--system {system} without --gpu", "a slug of `quantbench devices`")
@@ -59,83 +55,94 @@ def import_aiconfigurator(
         system, backend=backend, version=version, kinds=table or aiconfigurator.DEFAULT_KINDS, root=root
     )
     if to.run_id is not None and len(tables) > 1:
-        raise InputError(
-            "import aiconfigurator", f"--run-id {to.run_id} for {len(tables)} tables", "one --table with it"
-        )
-    summaries: list[ImportSummary] = []
-    for found in tables:
-        rows = aiconfigurator.read_rows(found, dtypes=dtype or ())
-        origin = aiconfigurator.origin_of(found, run_id=to.run_id)
-        summaries.append(write_run(to.results, spec, origin, rows, units_are_right=to.units_are_right))
-        if not to.as_json:
-            _print(summaries[-1:])
-    if to.as_json:
-        _print_json(summaries)
-        return
-    for text in missing:
-        say(output(), text)
-    _print_next(summaries)
+        given = f"--run-id {to.run_id} for {len(tables)} tables"
+        raise InputError("import aiconfigurator", given, "one --table with it")
+
+    read = (
+        (aiconfigurator.read_rows(found, dtypes=dtype or ()), aiconfigurator.origin_of(found, run_id=to.run_id))
+        for found in tables
+    )
+    _write(to, spec, read, missing)
 
 
 @import_.command("vidur")
-@grouped
+@command
 def import_vidur(
     to: ImportOptions,
-    file: Annotated[Path, typer.Argument(help="mlp.csv, attention.csv, all_reduce.csv or send_recv.csv.")],
-    gpu: Gpu,
-    dtype: Annotated[str, typer.Option("--dtype", help="Number format that was profiled (not in the file).")] = "fp16",
+    file: Path = argument("mlp.csv, attention.csv, all_reduce.csv or send_recv.csv."),
+    gpu: str = gpu_option(),
+    dtype: str = option("fp16", "Number format that was profiled (not in the file)."),
 ) -> None:
     """Import a Vidur profile."""
+    from quantbench.importers import vidur
+
     spec = lookup(gpu)
     kind, rows = vidur.read_rows(file, dtype=dtype)
-    origin = vidur.origin_of(file, kind, run_id=to.run_id)
-    _report([write_run(to.results, spec, origin, rows, units_are_right=to.units_are_right)], to.as_json)
+    _write(to, spec, [(rows, vidur.origin_of(file, kind, run_id=to.run_id))])
 
 
 @import_.command("csv")
-@grouped
+@command
 def import_csv(
     to: ImportOptions,
-    file: Annotated[Path, typer.Argument(help="A CSV file with a header line; .gz and .xz are read too.")],
-    columns: Annotated[
-        str,
-        typer.Option("--map", help="Columns of sizes and time: m=M,n=N,k=K,latency=time:ms."),
-    ],
-    gpu: Gpu,
-    dtype: Annotated[
-        str | None, typer.Option("--dtype", help="Number format (bf16, …) without a dtype column.")
-    ] = None,
-    provider: Annotated[str, typer.Option("--provider", help="Library measured, without such a column.")] = "imported",
+    file: Path = argument("A CSV file with a header line; .gz and .xz are read too."),
+    columns: str = option(..., "Columns of sizes and time: m=M,n=N,k=K,latency=time:ms.", "--map"),
+    gpu: str = gpu_option(),
+    dtype: str | None = option(None, "Number format (bf16, …) without a dtype column."),
+    provider: str = option("imported", "Library measured, without such a column."),
 ) -> None:
     """Import a CSV table of measured times."""
+    from quantbench.importers import csv_table
+
     spec = lookup(gpu)
     mapped = csv_table.parse_map(columns)
     rows = csv_table.read_rows(file, mapped, dtype=dtype, provider=provider)
-    origin = csv_table.origin_of(file, mapped, run_id=to.run_id)
-    _report([write_run(to.results, spec, origin, rows, units_are_right=to.units_are_right)], to.as_json)
+    _write(to, spec, [(rows, csv_table.origin_of(file, mapped, run_id=to.run_id))])
+
+
+def _write(
+    to: ImportOptions, spec: DeviceSpec, tables: Iterable[tuple[Rows, Origin]], missing: Sequence[str] = ()
+) -> None:
+    """Write each table as a run, and print it when it is done. missing: a line for each table not found."""
+    from quantbench.importers.runs import summary_lines, write_run
+
+    console, summaries = output(), []
+    for rows, origin in tables:
+        summaries.append(write_run(to.results, spec, origin, rows, units_are_right=to.units_are_right))
+        if not to.as_json:
+            show(console, summary_lines(summaries[-1]))
+    if to.as_json:
+        print_json([asdict(summary) for summary in summaries])
+    else:
+        show(console, (*missing, f"\nNext: quantbench check {summaries[0].folder}"))
 
 
 @import_.command("megatron-log")
+@command
 def import_megatron_log(
-    files: Annotated[list[Path], typer.Argument(help="Logs of Megatron-LM or Megatron-DeepSpeed (.gz and .xz too).")],
-    gpu: Gpu,
-    gpus: Annotated[int, typer.Option(min=0, help="Number of GPUs, if not in the log.")] = 0,
-    tp: Annotated[int, typer.Option(min=0, help="Tensor-parallel degree, if not in the log.")] = 0,
-    pp: Annotated[int, typer.Option(min=0, help="Pipeline stages, if not in the log.")] = 0,
-    mbs: Annotated[int, typer.Option(min=0, help="Micro-batch size, if not in the log.")] = 0,
-    seq: Annotated[int, typer.Option(min=0, help="Sequence length, if not in the log.")] = 0,
-    plot: Annotated[Path | None, typer.Option(help="Draw tokens per second by layout over GPUs here (PNG).")] = None,
-    results: Results = Path("results"),
-    run_id: Annotated[str | None, typer.Option("--run-id", help="Name of the run, for one file.")] = None,
-    as_json: AsJson = False,
+    files: list[Path] = argument("Logs of Megatron-LM or Megatron-DeepSpeed (.gz and .xz too)."),
+    gpu: str = gpu_option(),
+    gpus: int = option(0, "Number of GPUs, if not in the log.", min=0),
+    tp: int = option(0, "Tensor-parallel degree, if not in the log.", min=0),
+    pp: int = option(0, "Pipeline stages, if not in the log.", min=0),
+    mbs: int = option(0, "Micro-batch size, if not in the log.", min=0),
+    seq: int = option(0, "Sequence length, if not in the log.", min=0),
+    plot: Path | None = option(None, "Draw tokens per second by layout over GPUs here (PNG)."),
+    results: Path = results_option(),
+    run_id: str | None = option(None, "Name of the run, for one file."),
+    as_json: bool = json_option(),
 ) -> None:
     """Import training logs, also with line prefixes, restarts, several ranks and truncated lines."""
+    from quantbench.importers.megatron_log import read_log
+    from quantbench.importers.training_run import default_run_id, summarize, write_training
+    from quantbench.report.training import draw_throughput, training_table
+
     spec = lookup(gpu)
     if run_id is not None and len(files) > 1:
         raise InputError("import megatron-log", f"--run-id {run_id} for {len(files)} files", "one file with it")
-    if plot is not None and plot.suffix != ".png":
-        raise InputError("import megatron-log", f"--plot {plot}", "a name that ends in .png")
     if plot is not None:
+        if plot.suffix != ".png":
+            raise InputError("import megatron-log", f"--plot {plot}", "a name that ends in .png")
         check_file("import megatron-log --plot", plot)
     given = {name: value for name, value in {"gpus": gpus, "tp": tp, "pp": pp, "mbs": mbs}.items() if value}
     summaries, folders = [], []
@@ -149,38 +156,12 @@ def import_megatron_log(
         folders.append(write_training(results, spec.name, name, path, found, summary))
     if plot is not None:
         draw_throughput(summaries, plot)
-    if as_json:
-        print_json([{**asdict(s), "folder": f} for s, f in zip(summaries, folders, strict=True)])
-        return
-    console = output()
-    console.print(training_table(summaries))
+    lines = []
     for summary, folder in zip(summaries, folders, strict=True):
-        for reason, count in summary.left_out.items():
-            say(console, f"{summary.name}: {count} lines left out: {reason}")
-        say(console, f"{folder}")
+        lines += [f"{summary.name}: {count} lines left out: {reason}" for reason, count in summary.left_out.items()]
+        lines.append(str(folder))
     if plot is not None:
-        say(console, f"picture: {plot}")
-    say(console, f"Next: quantbench report {' '.join(str(folder) for folder in folders)}")
-
-
-def _report(summaries: Sequence[ImportSummary], as_json: bool) -> None:
-    if as_json:
-        _print_json(summaries)
-    else:
-        _print(summaries)
-        _print_next(summaries)
-
-
-def _print(summaries: Sequence[ImportSummary]) -> None:
-    console = output()
-    for summary in summaries:
-        for line in summary_lines(summary):
-            say(console, line)
-
-
-def _print_next(summaries: Sequence[ImportSummary]) -> None:
-    say(output(), f"\nNext: quantbench check {summaries[0].folder}")
-
-
-def _print_json(summaries: Sequence[ImportSummary]) -> None:
-    print_json([asdict(summary) for summary in summaries])
+        lines.append(f"picture: {plot}")
+    lines.append(f"Next: quantbench report {' '.join(map(str, folders))}")
+    answer = [{**asdict(summary), "folder": folder} for summary, folder in zip(summaries, folders, strict=True)]
+    print_result(as_json, lambda: answer, (training_table(summaries), *lines))

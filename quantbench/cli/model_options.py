@@ -1,86 +1,61 @@
-"""The options that describe a model, the transformer shape they give, and what was assumed for it.
+"""Options that describe a model or a grid of its sizes, and the shapes and axes made of them.
 
-`advise`, `plan`, `predict` and `sweep` share these options and their defaults: the option's value, else the preset's or
-configuration's, else what is usual on the device.
+`advise` and `plan` take ShapeOptions, one size of each kind: `chosen_model` makes the shape. `predict` and `sweep` take
+GridOptions, where a size may be a range: `held_and_dims` makes what is held and the axes. Both fall back to the preset
+or configuration, then to what is usual on the device; `chosen_model` and `assumed_words` list such assumptions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import sqrt
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-import typer
-
+from quantbench.cli.options import option, typed_words
 from quantbench.device import default_attention, default_dtype
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
-from quantbench.planner.layout import padded_vocab
-from quantbench.planner.search import ShapeSpace
+from quantbench.sweep.axes import DIMS, GEMM_DIMS, MODEL_DIMS, UNFUSED_OPS, Held
 from quantbench.workload import TransformerShape
 from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 
-# hidden / layers of a usual model: the middle of what the planner's search allows.
-_USUAL_ASPECT = round(sqrt(ShapeSpace.aspect[0] * ShapeSpace.aspect[1]))
+# What a point takes of a model. Layers are not among it: a point is one layer.
+_OF_A_MODEL = (
+    "hidden", "heads", "kv_heads", "head_dim", "ffn", "gated", "gate_fused", "seq", "vocab", "softmax",
+)  # fmt: skip
+# What `sweep_words` repeats after the axes and the sizes.
+_SAID_AGAIN = (
+    "model", "config", "kv_heads", "gated", "layout", "dtype", "ops", "direction", "attention", "softmax",
+    "skip_impossible", "dropout", "causal",
+)  # fmt: skip
 
-
-_PANEL = "Model"
-_LARGEST = 2**31 - 1
+_model = partial(option, panel="Model")
+#: the option of one size of a transformer
+size_option = partial(_model, None, min=1, max=2**31 - 1)
+_range = partial(option, "", panel="Sizes: a number, or with --dim of the same name a range", show_default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """The options that every command about a model has; "", 0 and None leave a thing open."""
+    """The options of every command about a model; "", 0 and None stand for the default."""
 
-    model: Annotated[
-        str, typer.Option(help="Preset, such as llama-3-8b (list: quantbench models).", rich_help_panel=_PANEL)
-    ] = ""
-    config: Annotated[Path | None, typer.Option(help="A Hugging Face config.json.", rich_help_panel=_PANEL)] = None
-    kv_heads: Annotated[
-        int,
-        typer.Option(min=0, help="Key/value heads (0: the model's, else as many as heads).", rich_help_panel=_PANEL),
-    ] = 0
-    gated: Annotated[
-        bool,
-        typer.Option("--gated", help="Gated MLP: a gate projection beside the up projection.", rich_help_panel=_PANEL),
-    ] = False
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="Number format: fp16, bf16, fp32, tf32, fp8 or int8 (default: the device's usual one).",
-            rich_help_panel=_PANEL,
-        ),
-    ] = ""
-    attention: Annotated[
-        str,
-        typer.Option(
-            help="flash (one kernel) or unfused (scores, softmax, context); default: the model's, else flash.",
-            rich_help_panel=_PANEL,
-        ),
-    ] = ""
-    dropout: Annotated[
-        bool | None,
-        typer.Option(
-            "--dropout/--no-dropout",
-            help="Dropout of hidden states and attention (default: the model's, else none).",
-            rich_help_panel=_PANEL,
-            show_default=False,
-        ),
-    ] = None
-    softmax: Annotated[
-        str,
-        typer.Option(
-            help="Softmax of unfused attention: megatron (fused kernel where it runs) or torch (separate kernels).",
-            rich_help_panel=_PANEL,
-        ),
-    ] = ""
-
-
-def size_option(help_text: str) -> Any:
-    """The option of one size of a model."""
-    return typer.Option(min=1, max=_LARGEST, help=help_text, rich_help_panel=_PANEL, show_default=False)
+    model: str = _model("", "Preset, such as llama-3-8b (list: quantbench models).")
+    config: Path | None = _model(None, "A Hugging Face config.json.")
+    kv_heads: int = _model(0, "Key/value heads (0: the model's, else as many as heads).", min=0)
+    gated: bool = _model(False, "Gated MLP: a gate projection beside the up projection.")
+    dtype: str = _model("", "Number format: fp16, bf16, fp32, tf32, fp8 or int8 (default: the device's usual one).")
+    attention: str = _model(
+        "", "flash (one kernel) or unfused (scores, softmax, context); default: the model's, else flash."
+    )
+    dropout: bool | None = _model(
+        None, "Dropout of hidden states and attention (default: the model's, else none).", "--dropout/--no-dropout"
+    )
+    softmax: str = _model(
+        "", "Softmax of unfused attention: megatron (fused kernel where it runs) or torch (separate kernels)."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,12 +64,12 @@ class ShapeOptions(ModelOptions):
 
     size_names: ClassVar[tuple[str, ...]] = ("hidden", "heads", "kv_heads", "ffn", "layers", "seq", "vocab")
 
-    hidden: Annotated[int | None, size_option("Hidden size.")] = None
-    heads: Annotated[int | None, size_option("Attention heads.")] = None
-    ffn: Annotated[int | None, size_option("Width of the MLP (default: 4 × hidden).")] = None
-    layers: Annotated[int | None, size_option("Layers (default: a usual depth for the hidden size).")] = None
-    seq: Annotated[int | None, size_option("Sequence length, tokens.")] = None
-    vocab: Annotated[int | None, size_option("Vocabulary size.")] = None
+    hidden: int | None = size_option("Hidden size.")
+    heads: int | None = size_option("Attention heads.")
+    ffn: int | None = size_option("Width of the MLP (default: 4 × hidden).")
+    layers: int | None = size_option("Layers (default: a usual depth for the hidden size).")
+    seq: int | None = size_option("Sequence length, tokens.")
+    vocab: int | None = size_option("Vocabulary size.")
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -102,9 +77,49 @@ class ShapeOptions(ModelOptions):
         return {name: getattr(self, name) for name in self.size_names if getattr(self, name)}
 
 
+@dataclass(frozen=True, kw_only=True)
+class GridOptions(ModelOptions):
+    """A grid of sizes, as typed. A size is a range where it is an axis."""
+
+    dim: list[str] | None = option(
+        None,
+        "Dimension to vary: hidden, heads, head-dim, ffn, seq, mbs, tp, vocab, m, n, k or batch; with values: "
+        "hidden=1024:4096:64, tp=1,2,4, n=3072:8192@edges. Several make a grid.",
+    )
+    hidden: str = _range("Hidden size.")
+    heads: str = _range("Attention heads.")
+    head_dim: str = _range("Width of a head.")
+    ffn: str = _range("Width of the MLP (default: 4 × hidden).")
+    seq: str = _range("Sequence length, tokens.")
+    mbs: str = _range("Micro-batch size, sequences.")
+    tp: str = _range("Tensor-parallel degree.")
+    vocab: str = _range("Vocabulary size.")
+    m: str = _range("Rows of a plain product.", "--m", "-m")
+    n: str = _range("Columns of a plain product.", "--n", "-n")
+    k: str = _range("Inner dimension of a plain product.", "--k", "-k")
+    batch: str = _range("Number of plain products in one batch.")
+    layout: str = _model("nn", "Layout of plain products: nn, nt or tn.")
+    ops: str = _model("", "Ops of a layer, comma separated: qkv,attention (default: all).")
+    direction: str = _model("forward", "forward, backward or both.")
+    causal: bool = _model(True, "Causal attention.")
+    skip_impossible: bool = _model(
+        False, "Leave out impossible sizes instead of refusing them.", "--skip-impossible/--no-skip-impossible"
+    )
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """The axes, as typed."""
+        return tuple(self.dim or ())
+
+    @property
+    def sizes(self) -> dict[str, str]:
+        """All sizes by dimension, as typed; "" where none was."""
+        return {dim: getattr(self, dim.replace("-", "_")) for dim in DIMS}
+
+
 @dataclass(frozen=True)
 class NamedModel:
-    """The model that --model or --config names. name: what to call it. assumed: by field, in words."""
+    """The model that --model or --config names. assumed: by field, the assumptions about it in words."""
 
     name: str
     shape: TransformerShape
@@ -131,7 +146,7 @@ def named_model(who: str, options: ModelOptions) -> NamedModel | None:
 def attention_of(
     who: str, options: ModelOptions, named: NamedModel | None, device: DeviceSpec
 ) -> tuple[dict[str, Any], list[str]]:
-    """The fields attention, softmax and dropout of a shape, and in words what of them was not typed."""
+    """The fields attention, softmax and dropout of a shape, and what was assumed for them, in words."""
     base = None if named is None else named.shape
     as_named = "" if named is None else f" (of {named.name})"
     attention, softmax, dropout = options.attention, options.softmax, options.dropout
@@ -160,26 +175,24 @@ def attention_of(
     return {"attention": attention, "softmax": softmax, "dropout": dropout}, assumed
 
 
-def window_ignored(window: int, seq: int) -> tuple[str, ...]:
-    """What is to be said of a sliding window, which no predicted or measured attention has."""
-    return (f"sliding window of {window} ignored: attention over all {seq} tokens",) if 0 < window < seq else ()
-
-
-def number_format(who: str, typed: str, device: DeviceSpec) -> tuple[str, tuple[str, ...]]:
-    """The dtype that was typed, or the device's usual one, and in words what of it was assumed."""
-    if typed and device.peak(typed) is None:
-        raise InputError(who, f"--dtype {typed} on {device.name}", "one of " + ", ".join(sorted(device.peak_tflops)))
-    return (typed, ()) if typed else (default_dtype(device), (f"dtype = {default_dtype(device)}",))
+def window_ignored(window: int, seq: int) -> list[str]:
+    """A note on a sliding window, which predictions and measurements ignore; empty if it has no effect."""
+    return [f"sliding window of {window} ignored: attention over all {seq} tokens"] if 0 < window < seq else []
 
 
 def chosen_model(
     who: str, options: ShapeOptions, device: DeviceSpec, *, needed: tuple[str, ...] = ("hidden", "heads")
 ) -> tuple[TransformerShape, tuple[str, ...]]:
-    """The shape that the options describe on `device`, and everything that was assumed of it, in words.
+    """The shape that the options describe on `device`, and all assumptions about it, in words.
 
-    needed: the sizes that must be typed where no model is named; layers and vocab among the others are guessed. Raises
-    InputError, in the name of the command `who`, for what is missing or cannot be.
+    who: the command, named in errors.
+    needed: the sizes that must be given where no model is named; layers and vocab among the others are guessed.
+
+    Raises InputError for a missing or impossible size.
     """
+    from quantbench.planner.layout import padded_vocab
+    from quantbench.planner.search import ShapeSpace
+
     named, typed = named_model(who, options), options.sizes
     missing = [f"--{name}" for name in needed if named is None and name not in typed]
     if missing:
@@ -187,14 +200,19 @@ def chosen_model(
         raise InputError(who, f"no {' and no '.join(missing)}", f"--model, --config, or all of {sizes}")
     # One head always divides; the typed heads come with everything else.
     base = TransformerShape(hidden=typed["hidden"], heads=1) if named is None else named.shape
-    changes = with_what_follows(base, typed)
+    changes: dict[str, Any] = dict(typed)
+    if {"hidden", "heads"} & typed.keys():  # what follows from them must not stay at the base's value
+        changes = {"kv_heads": 0, "head_dim": 0, **changes}
+        if "hidden" in typed:
+            changes.setdefault("ffn", round(base.ffn / base.hidden * typed["hidden"]))
     how, assumed = attention_of(who, options, named, device)
     if named is not None:
         follows = (name for name in ("kv_heads", "ffn") if name in changes and name not in typed)
         assumed += [f"{name} = {changes[name] or 'heads'}" for name in follows]
     elif "layers" not in typed:
-        changes["layers"] = max(1, round(typed["hidden"] / _USUAL_ASPECT))
-        assumed.append(f"layers = {changes['layers']} (hidden / {_USUAL_ASPECT})")
+        aspect = round(sqrt(ShapeSpace.aspect[0] * ShapeSpace.aspect[1]))  # the middle of the planner's usual range
+        changes["layers"] = max(1, round(typed["hidden"] / aspect))
+        assumed.append(f"layers = {changes['layers']} (hidden / {aspect})")
     tp, vocab = typed.get("tp", 1), typed.get("vocab", base.vocab)
     if named is None and "vocab" not in typed:
         changes["vocab"] = padded_vocab(vocab, tp)
@@ -207,21 +225,142 @@ def chosen_model(
         assumed += [] if said is None else [said]
     if options.gated:
         changes["gated"] = True
-    changes["dtype"], of_dtype = number_format(who, options.dtype, device)
+    if options.dtype and device.peak(options.dtype) is None:
+        known = ", ".join(sorted(device.peak_tflops))
+        raise InputError(who, f"--dtype {options.dtype} on {device.name}", f"one of {known}")
+    changes["dtype"] = options.dtype or default_dtype(device)
+    assumed += [] if options.dtype else [f"dtype = {changes['dtype']}"]
     try:
         shape = replace(base, **changes, **how)
     except InputError as error:
         raise InputError(who, error.value, error.expected) from None
-    return shape, (*assumed, *of_dtype, *window_ignored(shape.sliding_window, shape.seq))
+    return shape, (*assumed, *window_ignored(shape.sliding_window, shape.seq))
 
 
-def with_what_follows(base: TransformerShape, typed: Mapping[str, int]) -> dict[str, Any]:
-    """Sizes that were typed over those of `base`, and what must not stay at the base's value then: key/value heads and
-    head_dim when hidden or heads were, and the MLP's width, which follows hidden."""
-    changes: dict[str, Any] = dict(typed)
-    if {"hidden", "heads"} & typed.keys():
-        changes.setdefault("kv_heads", 0)
-        changes.setdefault("head_dim", 0)
-        if "hidden" in typed:
-            changes.setdefault("ffn", round(base.ffn / base.hidden * typed["hidden"]))
-    return changes
+def held_and_dims(arguments: GridOptions, who: str = "sweep", *, listed: bool = False) -> tuple[Held, tuple[str, ...]]:
+    """The held sizes, and the axes as texts. A size given for a dimension that `--dim` names alone is its range.
+
+    who: the command, named in errors.
+    listed: whether a file lists the shapes, so that no axis is needed.
+
+    Raises InputError for a size that is no integer, for a size given twice, and for no `--dim`.
+    """
+    if not arguments.dims and not listed:
+        raise _no_dim(arguments, who)
+    dims = []
+    as_axis = set()
+    for text in arguments.dims:
+        dim, given, _ = text.partition("=")
+        size = arguments.sizes.get(dim, "")
+        if given and size:
+            raise InputError(who, f"--dim {text} and --{dim} {size}", f"the values of {dim} once")
+        as_axis.add(dim)
+        dims.append(f"{dim}={size}" if size else text)
+    values: dict[str, Any] = {}
+    for dim, text in arguments.sizes.items():
+        if text and dim not in as_axis:
+            if not (text.isascii() and text.isdigit() and len(text) <= 10 and 1 <= int(text) < 2**31):
+                expected = f"an integer of at least 1, or a range together with --dim {dim}"
+                raise InputError(f"--{dim}", repr(text), expected)
+            values[dim.replace("-", "_")] = int(text)
+    _require_used(arguments, as_axis, who)
+    ops = tuple(op.strip() for op in arguments.ops.split(",") if op.strip())
+    if arguments.ops and not ops:
+        raise InputError("--ops", repr(arguments.ops), "names of ops, comma separated: qkv,attention")
+    held = Held(layout=arguments.layout, causal=arguments.causal, ops=ops, direction=arguments.direction)
+    named = named_model(who, arguments)
+    if named is not None:
+        held = replace(held, **{name: getattr(named.shape, name) for name in _OF_A_MODEL})
+        # Any other model runs attention as is usual on the device, which is filled in when it is known.
+        values["attention"] = "unfused" if named.shape.attention == "unfused" else ""
+    for name, choices in (("attention", ATTENTIONS), ("softmax", SOFTMAXES)):
+        if getattr(arguments, name):
+            values[name] = require_choice(who, f"--{name}", getattr(arguments, name), choices)
+    if arguments.kv_heads:
+        values["kv_heads"] = arguments.kv_heads
+    held = _free_what_follows(held, as_axis | set(values))
+    held = replace(held, **values, gated=held.gated or arguments.gated, dtype=arguments.dtype)
+    return held, tuple(dims)
+
+
+def assumed_words(
+    arguments: GridOptions, held: Held, ops: Collection[str], spec: DeviceSpec, who: str = "sweep", *,
+    listed: bool = False,
+) -> tuple[str, ...]:  # fmt: skip
+    """The assumptions that change the result, in words.
+
+    held: its defaults filled in.
+    ops: names of those that run.
+    listed: whether a file lists the shapes.
+    """
+    named = named_model(who, arguments)
+    typed = {dim.replace("-", "_") for dim, size in arguments.sizes.items() if size}
+    axes = {text.partition("=")[0].replace("-", "_") for text in arguments.dims}
+    words: list[str] = []
+    if "gemm" in ops:
+        sizes = () if listed else ("m", "n", "k")
+    else:
+        sizes = ("hidden", "seq", "mbs", "tp", *(("vocab",) if "logits" in ops else ()))
+        if {*UNFUSED_OPS, "attention"} & set(ops):
+            how, of_attention = attention_of(who, arguments, named, spec)
+            # Ops that are named run whatever is usual.
+            words += [] if held.ops else [word for word in of_attention if "dropout" not in word]
+            words += ["dropout is not timed"] if how["dropout"] else []
+            if not held.heads and not {"heads", "head_dim"} & axes:
+                words.append("heads of a width near 128")
+            if named is not None and "seq" not in axes:
+                words += window_ignored(named.shape.sliding_window, held.seq)
+        if named is not None and not held.kv_heads and named.shape.kv_heads != named.shape.heads:
+            words.append("kv_heads = heads")
+    for name in (name for name in sizes if name not in typed | axes):
+        if named is None or name in ("mbs", "tp"):
+            words.append(f"{name} = {getattr(held, name)}")
+        elif name in named.assumed:
+            words.append(named.assumed[name])
+    return (*words, *([] if arguments.dtype else [f"dtype = {held.dtype}"]))
+
+
+def _no_dim(arguments: GridOptions, who: str) -> InputError:
+    """The error for sizes without --dim; it lists the dimensions that go with them."""
+    given = [dim for dim, size in arguments.sizes.items() if size]
+    beside = " beside --" + ", --".join(given) if given else ""
+    fitting = [dims for dims in (MODEL_DIMS, GEMM_DIMS) if set(given) <= set(dims)]
+    choices = fitting[0] if len(fitting) == 1 else DIMS
+    return InputError(who, f"no --dim{beside}", "at least one of --dim " + ", --dim ".join(choices))
+
+
+def _require_used(arguments: GridOptions, as_axis: set[str], who: str) -> None:
+    """Raise InputError for a size that has no effect: one of a model beside a product's axes, or the reverse."""
+    if not as_axis:
+        return
+    plain = as_axis <= set(GEMM_DIMS)
+    unused = MODEL_DIMS if plain else GEMM_DIMS
+    found = [f"--{dim} {size}" for dim, size in arguments.sizes.items() if size and dim in unused]
+    if plain:
+        names = ("model", "config", "attention", "softmax")
+        found += [f"--{name} {getattr(arguments, name)}" for name in names if getattr(arguments, name)]
+    if found:
+        what = f"sizes of a plain product: {', '.join(GEMM_DIMS)}" if plain else "sizes of a model"
+        raise InputError(who, f"{found[0]} with --dim {sorted(as_axis)[0]}", what)
+
+
+def sweep_words(arguments: GridOptions) -> str:
+    """The options with which `quantbench sweep` measures what was predicted."""
+    sizes = (dim.replace("-", "_") for dim in DIMS)
+    return " ".join(typed_words(arguments, ("dim", *sizes, *_SAID_AGAIN)))
+
+
+def _free_what_follows(held: Held, given: set[str]) -> Held:
+    """Free the sizes of a preset that follow from a size that was given: heads and head_dim when hidden was, head_dim
+    when heads were, and ffn where the preset's is 4·hidden. A size that was given itself stays."""
+    given = {name.replace("-", "_") for name in given}
+    free = set()
+    if "hidden" in given:
+        free |= {"head_dim"} if "heads" in given else {"heads", "kv_heads", "head_dim"}
+        free |= {"ffn"} if held.ffn == 4 * held.hidden else set()
+    if "heads" in given:
+        free |= {"head_dim", "kv_heads"}
+    if "head_dim" in given and "heads" not in given:
+        free |= {"heads", "kv_heads"}
+    freed: dict[str, Any] = dict.fromkeys(free - given, 0)
+    return replace(held, **freed)

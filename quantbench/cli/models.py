@@ -4,26 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from quantbench.cli.options import AsJson
-from quantbench.cli.output import output, plain_table, print_json, say
+from quantbench.cli.options import command, json_option
+from quantbench.cli.output import plain_table, print_result
 from quantbench.workload.presets import preset, preset_names, preset_source, published_parameters
 
 
-def models(as_json: AsJson = False) -> None:
+@command
+def models(as_json: bool = json_option()) -> None:
     """The presets that --model knows: dimensions, parameters, and where they come from."""
-    if as_json:
-        found = [
-            {
-                "name": name, "published_parameters": published_parameters(name), "source": preset_source(name),
-                **asdict(preset(name)),
-            }
-            for name in preset_names()
-        ]  # fmt: skip
-        print_json(found)
-        return
-    console = output()
-    numbers = ("parameters", "layers", "hidden", "heads", "kv heads", "head_dim", "ffn", "vocab", "seq")
-    table = plain_table("model", *numbers, "not as usual", right=numbers)
+    sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "seq")
+    rows, answer = [], []
     for name in preset_names():
         shape = preset(name)
         unusual = [
@@ -31,12 +21,14 @@ def models(as_json: AsJson = False) -> None:
             *(["dropout"] if shape.dropout else []),
             *([f"sliding window {shape.sliding_window}"] if shape.sliding_window else []),
         ]
-        sizes = (
-            shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.ffn, shape.vocab, shape.seq,
-        )  # fmt: skip
-        table.add_row(
-            name, f"{published_parameters(name) / 1e9:.3g} B", *(str(size) for size in sizes), ", ".join(unusual)
+        parameters = published_parameters(name)
+        source = preset_source(name)
+        answer.append({"name": name, "published_parameters": parameters, "source": source, **asdict(shape)})
+        rows.append(
+            (name, f"{parameters / 1e9:.3g} B", *(str(getattr(shape, size)) for size in sizes), ", ".join(unusual))
         )
-    console.print(table)
-    say(console, "seq: as pre-trained. --json also has where each model's dimensions come from.")
-    say(console, "\nNext: quantbench advise --model llama-3-8b --gpu h100-sxm5-80gb")
+    titles = (f">{size}".replace("kv_", "kv ") for size in sizes)
+    table = plain_table(("model", ">parameters", *titles, "not as usual"), rows)
+    notes = "seq: as pre-trained. --json also has where each model's dimensions come from."
+    next_command = "\nNext: quantbench advise --model llama-3-8b --gpu h100-sxm5-80gb"
+    print_result(as_json, lambda: answer, (table, notes, next_command))

@@ -1,71 +1,114 @@
-"""Options of commands: how a dataclass of options becomes a command's options, and options that most commands share.
+"""Declares options of commands and turns their texts into numbers.
 
-A command takes a group of options as one parameter whose type is a dataclass. `grouped` shows typer the fields of that
-dataclass in its place, and calls the command with the filled dataclass. A field is declared as a typer parameter is:
+A command is a function decorated with `command`. Each of its parameters is declared by `option` or `argument`, or its
+type is a dataclass whose fields are declared so; the function then receives the filled dataclass:
 
     @dataclass(frozen=True)
     class Where:
-        node: Annotated[str, typer.Option(help="Name of the node.")] = ""
+        node: str = option("", "Name of the node.")
 
-    @grouped
-    def show(where: Where, as_json: AsJson = False) -> None: ...
+    @command
+    def show(where: Where, as_json: bool = json_option()) -> None: ...
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, Field, field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from math import isfinite
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from quantbench.errors import InputError
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Results = Annotated[Path, typer.Option("--results", help="Folder that holds the runs.")]
-Gpu = Annotated[
-    str, typer.Option("--gpu", help="GPU: a name such as h100 or a100-40gb, or a slug of `quantbench devices`.")
-]
+
+def option(default: Any, help_text: str, *names: str, panel: str | None = None, **more: Any) -> Any:
+    """Declare one option of a command.
+
+    default: `...` for an option that must be given; a flag whose default is False has no `--no-` form.
+    names: by default `--` and the parameter's name.
+    more: passed to `typer.Option`.
+    """
+    metadata = {"names": names, "help": help_text, "rich_help_panel": panel, **more}
+    return field(metadata=metadata) if default is ... else field(default=default, metadata=metadata)
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with its dataclass parameters expanded into their fields; it is called by keyword."""
-    parameters = signature(command, eval_str=True).parameters.values()
+def argument(help_text: str, *, metavar: str | None = None, default: Any = ...) -> Any:
+    """Declare one positional argument of a command; see `option`."""
+    metadata = {"argument": True, "help": help_text, "metavar": metavar}
+    return field(metadata=metadata) if default is ... else field(default=default, metadata=metadata)
+
+
+def json_option() -> Any:
+    """`--json`, which every command has."""
+    return option(False, "Print the result as JSON.", "--json")
+
+
+def results_option(panel: str | None = None) -> Any:
+    """`--results`, of the commands that create runs."""
+    return option(Path("results"), "Folder that holds the runs.", panel=panel)
+
+
+def gpu_option(default: Any = ..., panel: str | None = None) -> Any:
+    """`--gpu`, of the commands that work without a device at hand."""
+    return option(default, "GPU: a name such as h100 or a100-40gb, or a slug of `quantbench devices`.", panel=panel)
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Make a function a command for typer. The result is called by keyword; what is left out takes its default."""
+    parameters = signature(function, eval_str=True).parameters.values()
     groups: dict[str, Any] = {one.name: one.annotation for one in parameters if is_dataclass(one.annotation)}
-    expanded: list[Parameter] = []
-    for parameter in parameters:
-        if parameter.name in groups:
-            expanded += _options(groups[parameter.name])
+    declared: list[Parameter] = []
+    for one in parameters:
+        if one.name in groups:
+            hints = get_type_hints(groups[one.name], include_extras=True)
+            declared += [_parameter(each.name, hints[each.name], each) for each in fields(groups[one.name])]
         else:
-            expanded.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+            declared.append(_parameter(one.name, one.annotation, one.default))
+    defaults = {one.name: one.default for one in declared}
 
-    @wraps(command)
-    def call(**values: Any) -> None:
+    @wraps(function)
+    def call(**given: Any) -> None:
+        values = {**defaults, **given}
         for name, group in groups.items():
-            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
-        command(**values)
+            values[name] = group(**{one.name: values.pop(one.name) for one in fields(group)})
+        function(**values)
 
-    call.__signature__ = Signature(expanded)  # type: ignore[attr-defined]
-    call.__annotations__ = {one.name: one.annotation for one in expanded}
+    call.__signature__ = Signature(declared)  # type: ignore[attr-defined]
+    call.__annotations__ = {one.name: one.annotation for one in declared}
     return call
 
 
-def _options(group: Any) -> list[Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    return [
-        Parameter(
-            field.name,
-            Parameter.KEYWORD_ONLY,
-            default=Parameter.empty if field.default is MISSING else field.default,
-            annotation=hints[field.name],
-        )
-        for field in fields(group)
-    ]
+def _parameter(name: str, hint: Any, declared: Field[Any]) -> Parameter:
+    default = Parameter.empty if declared.default is MISSING else declared.default
+    settings = dict(declared.metadata)
+    if settings.pop("argument", False):
+        shown = typer.Argument(**settings)
+    else:
+        names = settings.pop("names") or ((f"--{name.replace('_', '-')}",) if default is False else ())
+        shown = typer.Option(*names, **settings)
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, shown])
+
+
+def typed_words(options: Any, names: Iterable[str]) -> list[str]:
+    """The options of a filled dataclass that differ from their defaults, as typed; names: of its fields, in order."""
+    usual = {one.name: one.default for one in fields(options)}
+    words = []
+    for name in names:
+        value, typed = getattr(options, name), f"--{name.replace('_', '-')}"
+        if value == usual[name]:
+            continue
+        if isinstance(value, bool):
+            words.append(typed if value else typed.replace("--", "--no-", 1))
+        else:
+            words += [f"{typed} {quote(str(one))}" for one in (value if isinstance(value, list) else [value])]
+    return words
 
 
 def percentage(option: str, text: str, *, above: bool = False, most: int = 100) -> float:

@@ -1,6 +1,7 @@
-"""What commands print, and where: the console, lines, tables, JSON, progress, and whether a file can be written.
+"""Prints lines, tables, JSON and progress, and checks that files can be written.
 
-Text is never markup here, and control characters in it are shown as escapes. All commands use this module.
+All commands end with `print_result`; `say` and `show` print what comes before. Text is never read as markup, and its
+control characters are shown as escapes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from math import isfinite
 from pathlib import Path
@@ -24,6 +25,11 @@ from rich.table import Table
 from rich.text import Text
 
 from quantbench.errors import StoreError, one_line
+
+#: a text, or a text and its style
+StyledText = str | tuple[str, str]
+#: one line: a text, or parts
+StyledLine = str | tuple[StyledText, ...]
 
 # A pipe has no width of its own, and folded lines are no use to a program that reads them.
 _PIPE_WIDTH = 180
@@ -93,12 +99,21 @@ def output(*, stderr: bool = False) -> Console:
     return SafeConsole(stderr=stderr, width=None if stream.isatty() else _PIPE_WIDTH)
 
 
-def say_warning(console: Console, text: str) -> None:
-    """Print a warning as one line."""
-    say(console, ("warning:", "yellow"), f" {text}")
+def show(console: Console, items: Iterable[StyledLine | Table]) -> None:
+    """Print lines and tables in their order."""
+    for item in items:
+        if isinstance(item, Table):
+            console.print(item)
+        else:
+            say(console, *((item,) if isinstance(item, str) else item))
 
 
-def say(console: Console, *parts: str | tuple[str, str]) -> None:
+def warning(text: str) -> StyledLine:
+    """A warning as one line."""
+    return ("warning:", "yellow"), f" {text}"
+
+
+def say(console: Console, *parts: StyledText) -> None:
     """Print one line of plain words: folded by the terminal, not by us, and with numbers and paths left uncoloured.
 
     parts: texts, and (text, style) where one stands out. A line break at the very beginning leaves a line free.
@@ -108,6 +123,14 @@ def say(console: Console, *parts: str | tuple[str, str]) -> None:
         console.print()
         pairs[0] = (pairs[0][0][1:], pairs[0][1])
     console.print(Text.assemble(*((one_line(text), style) for text, style in pairs)), soft_wrap=True, highlight=False)
+
+
+def print_result(as_json: bool, answer: Callable[[], Any], items: Iterable[StyledLine | Table]) -> None:
+    """Print the result of a command on the standard output: as JSON, or as lines and tables."""
+    if as_json:
+        print_json(answer())
+    else:
+        show(output(), items)
 
 
 def print_json(value: Any) -> None:
@@ -125,14 +148,29 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def plain_table(*columns: str, right: Collection[str] = (), title: str = "") -> Table:
-    """An empty table without a frame. right: columns aligned to the right. Only the last column may be folded."""
+def plain_table(
+    columns: Iterable[str],
+    rows: Iterable[Sequence[str | Text]] = (),
+    *,
+    title: str = "",
+    caption: str = "",
+    fold: Collection[str] = (),
+) -> Table:
+    """A table without a frame.
+
+    columns: their names; one that begins with `>` is aligned to the right.
+    fold: names of the columns whose text may be folded, besides the last one.
+    """
+    *_, last = names = list(columns)
     table = Table(title=title or None, title_justify="left", header_style="bold", box=None, pad_edge=False)
-    for name in columns:
-        if name in right:
-            table.add_column(name, justify="right", no_wrap=True)
+    table.caption = caption or None
+    for name in names:
+        if name.startswith(">"):
+            table.add_column(name[1:], justify="right", no_wrap=True)
         else:
-            table.add_column(name, no_wrap=name != columns[-1], overflow="fold")
+            table.add_column(name, no_wrap=name != last and name not in fold, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -163,14 +201,14 @@ def progress_bar(console: Console) -> Iterator[Callable[..., None]]:
 
 
 def check_file(operation: str, path: Path) -> None:
-    """Raise StoreError where the file `path` cannot be made, its folders included. Nothing is left behind."""
+    """Raise StoreError if the file `path` or a folder above it cannot be made. Leaves nothing behind."""
     if os.path.isdir(path):
         raise StoreError(operation, f"{path} (Is a directory)", "a file that can be written")
     _try(operation, path.parent, str(path), "a file that can be written")
 
 
 def check_folder(operation: str, folder: Path) -> None:
-    """Raise StoreError where a folder, or a file in it, cannot be made. Nothing is left behind."""
+    """Raise StoreError if a folder, or a file in it, cannot be made. Leaves nothing behind."""
     _try(operation, folder, str(folder), "a folder that can be written")
 
 

@@ -1,212 +1,270 @@
-"""`quantbench plan`: the fastest layout of a training job over GPUs, or what a table of layouts should have taken.
+"""`quantbench plan`: rank the layouts of a training job over GPUs, or predict the rows of a table of layouts.
 
-Each mode of the command is a function here; it returns whether something was found that makes the exit code 1.
+This module has the options and makes the planner's types of them; `plan_run` has a function for each mode.
 """
 
 from __future__ import annotations
 
 import sys
-import time
-from dataclasses import asdict
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from math import inf, isfinite, isinf
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING
 
 import typer
 
-from quantbench.cli import plan_print as show
-from quantbench.cli.options import AsJson, grouped
-from quantbench.cli.output import output, print_json, say
-from quantbench.cli.plan_options import PlanOptions
-from quantbench.planner.calibration import shipped
-from quantbench.planner.constraints import violations
-from quantbench.planner.folklore import judge_folklore
-from quantbench.planner.memory import GIB, limit_bytes
-from quantbench.planner.predict import Planner, job_to_json, provenance
-from quantbench.planner.row_checks import check_rows
-from quantbench.planner.row_results import misses, predict_rows, summarize
-from quantbench.planner.rows import read_table
-from quantbench.planner.search import search, shape_search
+from quantbench.cli.model_options import ShapeOptions, chosen_model
+from quantbench.cli.options import command, gpu_option, integers, json_option, option
+from quantbench.cli.output import print_result
+from quantbench.device import lookup
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import InputError, require_choice
+from quantbench.latency.interconnect import Cluster, cluster, reference_cluster
+from quantbench.planner.formulas import parameters
+from quantbench.planner.layout import RECOMPUTATIONS, Job, Layout, padded_vocab, partition_of
+from quantbench.workload import TransformerShape
+from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
+
+if TYPE_CHECKING:
+    from quantbench.latency.op_times import OpTimes, TimesOf
+    from quantbench.planner.rows import Given
+    from quantbench.planner.search import ShapeSpace, Space
+    from quantbench.profile import Profile
+
+_WHO = "plan"
+_BITS_PER_BYTE = 8
+_WHAT_IT_IS = {"gpus": "how many there are", "gbs": "the global batch size in sequences, such as 2048"}
+_MACHINES, _SEARCH = "Machines", "Shape search"
+_machines, _search = partial(option, panel=_MACHINES), partial(option, panel=_SEARCH)
+_layout = partial(option, panel="Layout (comma separated lists)")
 
 
-@grouped
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(ShapeOptions):
+    """A model, machines, the layouts and the shapes to search, as typed. 0, "" and None stand for the default."""
+
+    optimizer: str = option("", "Optimizer: fused_adam, adam or adam_8bit (default: fused_adam).", panel="Model")
+    gpus: int | None = _machines(None, "Number of GPUs.", min=1)
+    gpu: str = gpu_option("", _MACHINES)
+    profile: Path | None = _machines(None, "Profile of the GPU (JSON file); its times replace the models'.")
+    cluster: str = _machines("", "Known system: jean-zay-a100, dgx-a100, … (default: the GPU's reference system).")
+    gpus_per_node: int = _machines(0, "GPUs per node (0: the system's).", min=0)
+    node_gbit_per_s: float = _machines(
+        0, "Bandwidth of a node's network, Gbit/s, all adapters together (0: the system's).", min=0
+    )
+    link_gb_per_s: float = _machines(0, "Bus bandwidth of all-reduce inside a node, GB/s (0: the system's).", min=0)
+    gbs: int | None = _machines(None, "Global batch size, sequences.", min=1)
+    rampup_step: int = _machines(0, "Increment of the batch-size ramp-up, sequences (0: no ramp-up).", min=0)
+    dp_overlap: float = _machines(0.0, "Share of data-parallel traffic that overlaps with computation.", min=0, max=1)
+    dp: str = _layout("", "Data-parallel degrees (default: all).")
+    tp: str = _layout("", "Tensor-parallel degrees (default: all).")
+    pp: str = _layout("", "Pipeline-parallel degrees (default: all).")
+    mbs: str = _layout("", "Micro-batch sizes, sequences (default: all).")
+    interleave: str = _layout("", "Model chunks per pipeline stage (default: all).")
+    zero: str = _layout("", "ZeRO stages, 0 to 3 (default: all).")
+    recompute: str = _layout("", "Activation recomputation: full, selective, none (default: all).")
+    sequence_parallel: bool | None = _layout(
+        None, "Only layouts with sequence parallelism, or only without (default: both)."
+    )
+    allow_uneven: bool = _layout(False, "Also try pipeline stages with different numbers of layers.")
+    params: float = _search(0, "Target number of parameters (0: the model's).", min=0)
+    tolerance: float = _search(0.03, "Largest relative deviation from --params.", min=0, max=0.5)
+    aspect: str = _search("125:205", "Range of hidden / layers, from:to.")
+    head_dim: str = _search("64:256", "Range of head_dim, from:to.")
+    as_typed: bool = option(False, "With --rows: leave known typing errors uncorrected.")
+
+    @cached_property
+    def _model(self) -> tuple[TransformerShape, tuple[str, ...]]:
+        return chosen_model(_WHO, self, self.where().device, needed=("hidden", "heads", "layers", "vocab"))
+
+    def shape(self) -> TransformerShape:
+        """The model: a preset or a config, with the sizes that were given."""
+        return self._model[0]
+
+    def assumed(self, *, one_layout: bool = False) -> tuple[str, ...]:
+        """The assumptions that change the result, in words. one_layout: include those about the checked layout."""
+        shape, words = self._model
+        per_tp = integers("--tp", self.tp) or (self.where().gpus_per_node,)
+        padded = any(padded_vocab(shape.vocab, tp) != shape.vocab for tp in per_tp)
+        usual = (("mbs", "mbs = 1"), ("zero", "ZeRO-1"), ("recompute", "full recomputation")) if one_layout else ()
+        after = (
+            ("optimizer", "fused Adam"), ("dp_overlap", "no overlap of data-parallel traffic with computation"),
+            ("cluster", f"{self.where().name} as its system"),
+        )  # fmt: skip
+        vocab = [f"vocab {shape.vocab} padded to multiples of 128 · tp"] if padded else []
+        return (*words, *vocab, *(word for name, word in (*usual, *after) if not getattr(self, name)))
+
+    @cached_property
+    def times(self) -> TimesOf:
+        """What answers times of ops: the profile that was named, else the best model of each GPU."""
+        from quantbench.latency.model_times import BestTimes
+        from quantbench.latency.op_times import RememberedTimes
+
+        profile = self._profile
+        if profile is None:
+            return BestTimes()
+        measured = RememberedTimes(profile)
+
+        def times(device: DeviceSpec) -> OpTimes:
+            if device.name != profile.device.name:
+                raise InputError("--profile", f"{self.profile} is of {profile.device.name}", f"one of {device.name}")
+            return measured
+
+        return times
+
+    @cached_property
+    def _profile(self) -> Profile | None:
+        from quantbench.profile import Profile
+
+        return None if self.profile is None else Profile.load(self.profile)
+
+    def where(self) -> Cluster:
+        """The cluster: by name, or the reference system of the GPU."""
+        if not self.gpu and not self.cluster and self._profile is None:
+            raise InputError(_WHO, "no GPU", "--gpu (quantbench devices lists them) or --cluster")
+        gpu = self.gpu or (self._profile.device.name if self._profile is not None and not self.cluster else "")
+        device = lookup(gpu) if gpu else None
+        found = cluster(self.cluster, device) if self.cluster or device is None else reference_cluster(device)
+        if self._profile is not None:
+            from quantbench.planner.calibration import shipped, with_measured_links
+
+            collectives = self._profile.tables["collective"]
+            measured = zip(collectives.workloads(), collectives["latency_us"].tolist(), strict=True)
+            fitted = shipped().of(found).fitted
+            found = with_measured_links(found, measured, str(self.profile), between_nodes=not fitted)
+        for name, rate in (("--node-gbit-per-s", self.node_gbit_per_s), ("--link-gb-per-s", self.link_gb_per_s)):
+            if isinf(rate):
+                raise InputError(_WHO, f"{name} {rate}", "a rate that is finite")
+        return found.changed(
+            gpus_per_node=self.gpus_per_node or None, node_gb_per_s=self.node_gbit_per_s / _BITS_PER_BYTE or None,
+            link_gb_per_s=self.link_gb_per_s or None,
+        )  # fmt: skip
+
+    def job(self, gpus: int = 0) -> Job:
+        """The training job. gpus: number of GPUs; 0: as typed."""
+        for name, value in (("gpus", gpus or self.gpus), ("gbs", self.gbs)):
+            if not value:
+                raise InputError(_WHO, f"no --{name}", f"--{name}, {_WHAT_IT_IS[name]}")
+        return Job(
+            self.shape(), self.where(), gpus or self.gpus or 0, self.gbs or 0, optimizer=self.optimizer or "fused_adam",
+            dp_overlap=self.dp_overlap, rampup_step=self.rampup_step,
+        )  # fmt: skip
+
+    def space(self) -> Space:
+        """The layouts to search."""
+        from quantbench.planner.search import Space
+
+        kinds = tuple(self.recompute.split(",")) if self.recompute else RECOMPUTATIONS
+        return Space(
+            dp=integers("--dp", self.dp), tp=integers("--tp", self.tp), pp=integers("--pp", self.pp),
+            mbs=integers("--mbs", self.mbs), interleave=integers("--interleave", self.interleave),
+            zero=integers("--zero", self.zero, low=0, high=3) or (0, 1, 2, 3), recompute=kinds,
+            sequence_parallel=self.sequence_parallel, uneven=self.allow_uneven,
+        )  # fmt: skip
+
+    def layout(self) -> Layout:
+        """The one layout to check."""
+        tp, pp = self._one("tp"), self._one("pp")
+        dp = self._one("dp", default=max(1, self.gpus // (tp * pp)) if self.gpus else 0)
+        found = Layout(
+            dp=dp, tp=tp, pp=pp, mbs=self._one("mbs", default=1), interleave=self._one("interleave", default=1),
+            zero=self._one("zero", default=1, low=0), recompute=self.recompute or "full",
+            sequence_parallel=bool(self.sequence_parallel),
+        )  # fmt: skip
+        return replace(found, partition=partition_of(self.shape().layers, pp, uneven=self.allow_uneven))
+
+    def _one(self, name: str, *, default: int = 0, low: int = 1) -> int:
+        values = integers(f"--{name}", getattr(self, name), low=low)
+        if not values and default >= low:
+            return default
+        if len(values) != 1:
+            typed = f"--{name} {getattr(self, name)}" if values else f"no --{name}"
+            raise InputError(f"{_WHO} --check", typed, f"one value of --{name}")
+        return values[0]
+
+    def given(self) -> Given:
+        """Values for the rows of a table that do not give their own."""
+        from quantbench.planner.rows import Given
+
+        for name in ("model", "config"):
+            if getattr(self, name):
+                raise InputError(f"{_WHO} --rows", f"--{name} {getattr(self, name)}", "models as the rows name them")
+        cells = {
+            name: getattr(self, name)
+            for name in (
+                "hidden", "heads", "kv_heads", "layers", "seq", "vocab", "gpus", "gbs", "optimizer", "recompute", "ffn",
+                "gated", "sequence_parallel",
+            )
+            if getattr(self, name)
+        }  # fmt: skip
+        for name in ("dp", "tp", "pp", "mbs", "interleave", "zero"):
+            values = integers(f"--{name}", getattr(self, name), low=0)
+            if len(values) > 1:
+                raise InputError(f"{_WHO} --rows", f"--{name} {getattr(self, name)}", "one value for rows without it")
+            if values:
+                cells[name] = values[0]
+        if self.dtype:
+            cells["precision"] = self.dtype
+        if self.dropout is not None:
+            cells["dropout"] = self.dropout
+        for name, choices in (("attention", ATTENTIONS), ("softmax", SOFTMAXES)):
+            if getattr(self, name):
+                cells[name] = require_choice(_WHO, f"--{name}", getattr(self, name), choices)
+        if "recompute" in cells:
+            require_choice(_WHO, "recompute", cells["recompute"], RECOMPUTATIONS)
+        return Given(
+            cells=cells, cluster=self.cluster, gpu=self.gpu, gpus_per_node=self.gpus_per_node or None,
+            node_gb_per_s=self.node_gbit_per_s / _BITS_PER_BYTE or None, link_gb_per_s=self.link_gb_per_s or None,
+            dp_overlap=self.dp_overlap, as_typed=self.as_typed,
+        )  # fmt: skip
+
+    def shape_space(self) -> ShapeSpace:
+        """The shapes to search."""
+        from quantbench.planner.search import ShapeSpace
+
+        low, high = _range("--aspect", self.aspect)
+        narrow, wide = _range("--head-dim", self.head_dim)
+        if not isfinite(self.params):
+            raise InputError(f"{_WHO} --shape-search", f"--params {self.params}", "a finite number of parameters")
+        return ShapeSpace(
+            parameters=self.params or parameters(self.shape()), tolerance=self.tolerance, aspect=(low, high),
+            head_dim=(int(narrow), int(wide)),
+        )  # fmt: skip
+
+
+@command
 def plan(
     arguments: PlanOptions,
-    shape_search_too: Annotated[
-        bool,
-        typer.Option("--shape-search", help="Also vary hidden size, heads and layers.", rich_help_panel="Shape search"),
-    ] = False,
-    rows: Annotated[
-        Path | None, typer.Option(help="CSV table of layouts to predict row by row (columns as in bloom_tables.csv).")
-    ] = None,
-    check: Annotated[
-        bool,
-        typer.Option("--check", help="Check one layout, or with --rows a table; exit code 1 if anything is wrong."),
-    ] = False,
-    top: Annotated[int, typer.Option(min=1, help="Number of results to print.")] = 20,
-    as_json: AsJson = False,
+    shape_search: bool = _search(False, "Also vary hidden size, heads and layers."),
+    rows: Path | None = option(None, "CSV table of layouts to predict row by row (columns as in bloom_tables.csv)."),
+    check: bool = option(False, "Check one layout, or with --rows a table; exit code 1 if anything is wrong."),
+    top: int = option(20, "Number of results to print.", min=1),
+    as_json: bool = json_option(),
 ) -> None:
     """Rank all layouts (DP, TP, PP, MBS, interleaving, ZeRO, recomputation) of a job by predicted time."""
+    from quantbench.cli import plan_run
+    from quantbench.planner.predict import provenance
+
     if rows is not None:
-        found = _check_table(rows, arguments, as_json) if check else _rows(rows, arguments, as_json)
+        mode = plan_run.check_table if check else plan_run.predict_table
+        found, answer, lines = mode(arguments, rows)
     elif check:
-        found = _check_layout(arguments, as_json)
-    elif shape_search_too:
-        found = _shapes(arguments, top, as_json)
+        found, answer, lines = plan_run.check_layout(arguments)
     else:
-        found = _search_layouts(arguments, top, as_json)
+        search = plan_run.search_shapes if shape_search else plan_run.search_layouts
+        found, answer, lines = search(arguments, top)
+    print_result(as_json, lambda: {**provenance(sys.argv[1:]), **answer()}, lines)
     if found:
         raise typer.Exit(1)
 
 
-def _search_layouts(arguments: PlanOptions, top: int, as_json: bool) -> bool:
-    """Rank every layout of a job."""
-    job, space = arguments.job(), arguments.space()
-    begun = time.perf_counter()
-    times = arguments.times(job.cluster.device)
-    calibration = shipped().of(job.cluster)
-    found = search(job, times, calibration, space)
-    elapsed_s = time.perf_counter() - begun
-    judged = judge_folklore(job, found)
-    if as_json:
-        answer = {
-            **provenance(sys.argv[1:]),
-            "job": job_to_json(job, calibration, times.note, arguments.assumed()),
-            "space": asdict(space), "looked_at": found.looked_at, "too_large": found.too_large, "search_s": elapsed_s,
-            "layouts": [p.to_json() for p in found.ranked],
-            "rules_of_thumb": [j.to_json() for j in judged],
-        }  # fmt: skip
-        print_json(answer)
-        return not found.ranked
-    console = output()
-    for line in show.header_lines(job, calibration, times.note, arguments.assumed()):
-        say(console, line)
-    say(console, show.search_line(job, found, elapsed_s))
-    if not found.ranked:
-        return True
-    console.print(show.layouts_table(found.ranked[:top], limit_bytes(job)))
-    say(console, "\nThe fastest layout's iteration, by what takes the time:")
-    for line in show.parts_lines(found.ranked[0]):
-        say(console, f"  {line}")
-    for line in show.bound_lines(found.ranked[0]):
-        say(console, f"  {line}")
-    say(console, "\nRules of thumb, held against this search:")
-    for parts in show.rules_lines(judged):
-        say(console, "  ", *parts)
-    say(console, f"\nNext: {show.next_command(arguments, found.ranked[0].layout)}")
-    return False
-
-
-def _check_layout(arguments: PlanOptions, as_json: bool) -> bool:
-    """Hold one layout against every rule, and say what it would take."""
-    layout = arguments.layout()
-    job = arguments.job(gpus=arguments.gpus or layout.dp * layout.tp * layout.pp)
-    broken = violations(job, layout)
-    strict = [v for v in broken if v.constraint.strict]
-    calibration = shipped().of(job.cluster)
-    times = arguments.times(job.cluster.device)
-    prediction = None if strict else Planner(job, times, calibration).predict(layout)
-    wrong = bool(strict) or (prediction is not None and not prediction.fits)
-    if as_json:
-        answer: dict[str, Any] = {**provenance(sys.argv[1:])}
-        answer["job"] = job_to_json(job, calibration, times.note, arguments.assumed(one_layout=True))
-        answer["violations"] = [
-            {"rule": v.constraint.rule, "name": v.constraint.name, "strict": v.constraint.strict, "message": v.message}
-            for v in broken
-        ]
-        answer["layout"] = asdict(layout)
-        answer["prediction"] = None if prediction is None else prediction.to_json()
-        print_json(answer)
-        return wrong
-    console = output()
-    for line in show.header_lines(job, calibration, times.note, arguments.assumed(one_layout=True)):
-        say(console, line)
-    say(console, f"{layout}: {show.check_line(broken)}")
-    for violation in broken:
-        style = "red" if violation.constraint.strict else "yellow"
-        word = "impossible" if violation.constraint.strict else "costs time"
-        say(console, "  ", (word, style), f" {violation}")
-    if prediction is not None:
-        limit = limit_bytes(job) / GIB
-        fits = ("fits", "") if prediction.fits else ("does not fit", "red")
-        say(console, f"  memory {prediction.memory.total_gib:.1f} of {limit:.1f} GiB: ", fits)
-        for line in (show.prediction_line(prediction), *show.bound_lines(prediction)):
-            say(console, f"  {line}")
-    return wrong
-
-
-def _shapes(arguments: PlanOptions, top: int, as_json: bool) -> bool:
-    """Rank shapes of about the same number of parameters."""
-    job, space = arguments.job(), arguments.shape_space()
-    begun = time.perf_counter()
-    times = arguments.times(job.cluster.device)
-    calibration = shipped().of(job.cluster)
-    found = shape_search(job, times, calibration, space, arguments.space())
-    elapsed_s = time.perf_counter() - begun
-    if as_json:
-        answer = {
-            **provenance(sys.argv[1:]),
-            "job": job_to_json(job, calibration, times.note, arguments.assumed()),
-            "space": asdict(space), "search_s": elapsed_s, "shapes": [s.to_json() for s in found],
-        }  # fmt: skip
-        print_json(answer)
-        return not found
-    console = output()
-    for line in show.header_lines(job, calibration, times.note, arguments.assumed()):
-        say(console, line)
-    hiddens = len({s.shape.hidden for s in found})
-    budget = f"{space.parameters / 1e9:.1f} B parameters ±{space.tolerance:.0%}"
-    say(console, f"{len(found)} shapes of {hiddens} hidden sizes, {budget}, in {elapsed_s:.1f} s")
-    console.print(show.shapes_table(found[:top], space.parameters))
-    say(console, "\nThe best of each hidden size:")
-    console.print(show.shapes_table(show.best_by_hidden(found), space.parameters))
-    return not found
-
-
-def _rows(path: Path, arguments: PlanOptions, as_json: bool) -> bool:
-    """Predict every row of a table and hold it against what was measured."""
-    results = predict_rows(read_table(path), arguments.times, shipped(), arguments.given())
-    summary = summarize(results)
-    if as_json:
-        missed = [{**r.to_json(), "known": known} for r, known in misses(results)]
-        answer = {
-            **provenance(sys.argv[1:]), "file": str(path), "calibrations": shipped().to_json(),
-            "rows": [r.to_json() for r in results], "summary": asdict(summary), "missed_by_more_than_8_percent": missed,
-        }  # fmt: skip
-        print_json(answer)
-        return False
-    console = output()
-    console.print(show.rows_table(results))
-    for line in show.summary_lines(summary):
-        say(console, line)
-    missed_rows = misses(results)
-    if missed_rows:
-        say(console, "\nMissed by more than 8 %, and what is known:")
-        for result, known in missed_rows:
-            say(console, f"  {result.row.place}: {100 * (result.error or 0):+.1f} %: {known}")
-    unpredicted = [r for r in results if r.prediction is None]
-    if unpredicted:
-        say(console, f"\n{len(unpredicted)} rows are not predicted, the first: {unpredicted[0].problem}")
-    return False
-
-
-def _check_table(path: Path, arguments: PlanOptions, as_json: bool) -> bool:
-    """Look for rows that cannot be and cells that contradict each other."""
-    found = check_rows(read_table(path), arguments.times, shipped())
-    if as_json:
-        answer = {
-            **provenance(sys.argv[1:]), "file": str(path),
-            "findings": [
-                {"row_id": f.row.row_id, "line": f.row.line, "kind": f.kind, "message": f.message} for f in found
-            ],
-        }  # fmt: skip
-        print_json(answer)
-        return bool(found)
-    console = output()
-    for finding in found:
-        say(console, str(finding))
-    count = len({f.row.row_id for f in found})
-    say(
-        console,
-        f"{count} rows of {path.name} have something wrong" if found else f"nothing is wrong in {path.name}",
-    )
-    return bool(found)
+def _range(option: str, text: str) -> tuple[float, float]:
+    low, colon, high = text.partition(":")
+    try:
+        values = float(low), float(high)
+    except ValueError:
+        values = (0.0, 0.0)
+    if not colon or not 0 < values[0] <= values[1] < inf:
+        raise InputError(option, repr(text), "from:to, both above 0 and finite")
+    return values

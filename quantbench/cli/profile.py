@@ -1,6 +1,6 @@
 """`quantbench profile`: make, read, query and export the profile of a GPU, the file that planners load.
 
-Its commands in order: export, show, validate, query, blindspots. What a profile prints as is in `profile_print`.
+Its commands in order: export, show, validate, query, blindspots. `profile_print` makes the lines and tables.
 """
 
 from __future__ import annotations
@@ -10,45 +10,26 @@ import json
 import os
 import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
 import typer
-from threadpoolctl import threadpool_limits  # comes with scikit-learn, which needs it
+from rich.table import Table
 
-from quantbench.cli import profile_print as view
 from quantbench.cli.devices import device_line
-from quantbench.cli.options import AsJson, grouped, integers, percentage
-from quantbench.cli.output import check_file, check_folder, output, plain_table, print_json, say
+from quantbench.cli.options import argument, command, integers, json_option, option, percentage
+from quantbench.cli.output import StyledLine, check_file, check_folder, output, plain_table, print_result, say
 from quantbench.errors import InputError, StoreError, printable, require_choice, require_int
 from quantbench.files import folders_with, read_text
-from quantbench.profile import Estimate, Estimates, Profile
-from quantbench.profile.blindspots import TARGETS, FloatArray, replay
-from quantbench.profile.blindspots_report import (
-    CONSUMERS,
-    Blindspots,
-    around_markers,
-    consumer_of,
-    find,
-    found_to_json,
-    measured_products,
-    replay_cells,
-    replay_columns,
-    replay_markdown,
-    replay_to_json,
-    spot_line,
-    summary,
-    thin_model,
-    write_between,
-)
-from quantbench.profile.exporters import FORMATS
-from quantbench.profile.exporters import export_profile as write_format
-from quantbench.profile.exporters.options import WHO, ExportOptions
-from quantbench.report.source import read_one_run
 from quantbench.units import percent
 
-#: the format of a profile itself; the others are in `profile.exporters`
-PROFILE = "profile"
+if TYPE_CHECKING:
+    from quantbench.profile import Estimate, Estimates, Profile
+    from quantbench.profile.blindspots import FloatArray
+    from quantbench.profile.blindspots_report import Blindspots
+    from quantbench.profile.exporters.options import ExportOptions
+
 #: who is named by errors of `blindspots`, and the markers in docs that its table stands between
 BLINDSPOTS, SECTION = "profile blindspots", "blindspots"
 
@@ -68,6 +49,8 @@ _QUERIES = {
     "attention": ("batch,heads,seq,head_dim or batch,heads,seq,head_dim,kv_heads", (4, 5)),
     "collective": ("op,bytes,gpus or op,bytes,gpus,nodes, such as all_reduce,67108864,8", (2, 3)),
 }
+_bound = partial(option, "5%", "Largest error of linear interpolation between the rows.")
+_FILE = argument("A profile's JSON file.", metavar="FILE")
 
 profile = typer.Typer(
     no_args_is_help=True,
@@ -75,32 +58,28 @@ profile = typer.Typer(
     help="Make, read and export a GPU's tables, models and cliffs as one file.",
 )
 
-File = Annotated[Path, typer.Argument(help="A profile's JSON file.", metavar="FILE")]
-Bound = Annotated[str, typer.Option("--bound", help="Largest error of linear interpolation between the rows.")]
+
+# --- export ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannerOptions:
     """The options of planners' formats."""
 
-    provider: Annotated[str, typer.Option(help="Export only this provider's rows (planner formats).")] = ""
-    dtype: Annotated[str, typer.Option(help="Export only this number format (planner formats).")] = ""
-    layout: Annotated[
-        str, typer.Option(help="Export only products of this layout: nt, nn or tn (planner formats).")
-    ] = ""
-    backend: Annotated[str, typer.Option(help="aiconfigurator: vllm, sglang or trtllm.")] = "vllm"
-    version: Annotated[
-        str, typer.Option("--as-version", help="aiconfigurator: version under which it finds the table.")
-    ] = "quantbench"
-    model: Annotated[str, typer.Option(help="vidur: model whose shapes are exported (llama-3-8b, …).")] = ""
-    tp: Annotated[str, typer.Option(help="vidur: tensor-parallel degrees, comma separated.")] = "1"
-    fill: Annotated[
-        bool, typer.Option("--fill", help="aiconfigurator: add modelled rows at edges between measured ones.")
-    ] = False
-    bound: Bound = "5%"
+    provider: str = option("", "Export only this provider's rows (planner formats).")
+    dtype: str = option("", "Export only this number format (planner formats).")
+    layout: str = option("", "Export only products of this layout: nt, nn or tn (planner formats).")
+    backend: str = option("vllm", "aiconfigurator: vllm, sglang or trtllm.")
+    version: str = option("quantbench", "aiconfigurator: version under which it finds the table.", "--as-version")
+    model: str = option("", "vidur: model whose shapes are exported (llama-3-8b, …).")
+    tp: str = option("1", "vidur: tensor-parallel degrees, comma separated.")
+    fill: bool = option(False, "aiconfigurator: add modelled rows at edges between measured ones.")
+    bound: str = _bound()
 
     def options(self) -> ExportOptions:
-        """As the exporters take them."""
+        """The options for the exporters."""
+        from quantbench.profile.exporters.options import ExportOptions
+
         return ExportOptions(
             provider=self.provider, dtype=self.dtype, layout=self.layout, backend=self.backend, version=self.version,
             model=self.model, tensor_parallel=degrees(self.tp), fill=self.fill,
@@ -108,119 +87,77 @@ class PlannerOptions:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class BlindspotOptions:
-    """The options of `blindspots`."""
-
-    consumer: Annotated[str, typer.Option("--for", help="Planner whose interpolation is tested: aiconfigurator.")]
-    bound: Bound = "5%"
-    target: Annotated[str, typer.Option("--of", help="Error that --bound applies to: p95 or max.")] = "p95"
-    held_out: Annotated[
-        bool,
-        typer.Option(
-            "--held-out",
-            help="Test on held-out rows: keep powers of two of m, select rows to add, compare with the others.",
-        ),
-    ] = False
-    rows: Annotated[int, typer.Option(help="Most rows of a run that its model is fitted to.")] = 1000
-    shapes: Annotated[Path | None, typer.Option(help="CSV file for the rows to add, for `sweep --shapes`.")] = None
-    docs: Annotated[
-        Path | None, typer.Option(help="With --held-out: write the table between the markers of this file.")
-    ] = None
-
-    @property
-    def share(self) -> float:
-        """--bound as a share."""
-        return percentage("--bound", self.bound, above=True)
-
-
-# --- export ----------------------------------------------------------------------------------------------------------
-
-
 @profile.command(short_help="Make a profile or a planner's files from runs.")
-@grouped
+@command
 def export(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Folders of runs of one device, or the device's own folder with all of them.", metavar="RUN…"
-        ),
-    ],
+    *,
+    runs: list[Path] = argument(
+        "Folders of runs of one device, or the device's own folder with all of them.", metavar="RUN…"
+    ),
     planner: PlannerOptions,
-    target: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File (of other formats: folder) to write.")
-    ] = None,
-    to: Annotated[
-        str,
-        typer.Option(
-            "--format", help="profile; or for a planner: aiconfigurator, vidur, llm-analysis, calculon, csv, parquet."
-        ),
-    ] = PROFILE,
-    fit: Annotated[bool, typer.Option(help="Fit models to the rows (otherwise use shipped models).")] = True,
-    as_json: AsJson = False,
+    target: Path | None = option(None, "File (of other formats: folder) to write.", "--output", "-o"),
+    to: str = option(
+        "profile", "profile; or for a planner: aiconfigurator, vidur, llm-analysis, calculon, csv, parquet.", "--format"
+    ),
+    fit: bool = option(True, "Fit models to the rows (otherwise use shipped models)."),
+    as_json: bool = json_option(),
 ) -> None:
     """Write the tables, fitted models, cliffs and rule verdicts of a device's runs to one file, or convert runs or a
     profile to a planner's format."""
-    if to == PROFILE:
+    if to == "profile":
         _export_profile(runs, target, fit, as_json)
     else:
-        _export_format(runs, to, target, planner.options(), fit, as_json)
+        _export_format(runs, to, target or Path(to), planner.options(), fit, as_json)
 
 
 def _export_profile(paths: list[Path], target_file: Path | None, fit: bool, as_json: bool) -> None:
-    """Make a profile of runs and write it: without a name, as profile.json beside a device's runs, or here."""
+    """Make a profile of runs and write it; the default is profile.json in the device's folder, else in this folder."""
+    from quantbench.cli import profile_print as view
+    from quantbench.profile import Profile
+    from quantbench.report.source import read_one_run
+
     runs = [read_one_run(run) for path in paths for run in runs_below(path)]
     a_device = len(paths) == 1 and runs_below(paths[0]) != paths
     target = target_file or (paths[0] / "profile.json" if a_device else Path("profile.json"))
     check_file("profile export", target)
     records = sum(len(run.records) for run in runs)
     fits = fit and runs[0].info.device.kind == "cuda"  # processors have no model
-    seconds = _FIXED_S[fits] + records * _PER_RECORD_S
-    say(
-        output(stderr=True),
-        f"{records:,} record{'' if records == 1 else 's'}: cliffs, rules and models take about {seconds:.0f} s",
-    )
+    duration = f"{_FIXED_S[fits] + records * _PER_RECORD_S:.0f} s"
+    counted = f"{records:,} record{'' if records == 1 else 's'}"
+    say(output(stderr=True), f"{counted}: cliffs, rules and models take about {duration}")
     made = Profile.from_runs(runs, fit=fit)
     target.parent.mkdir(parents=True, exist_ok=True)
     made.save(target)
-    if as_json:
-        print_json({"profile": target, **view.profile_to_json(made)})
-        return
-    console = output()
-    say(console, device_line(made.device))
-    for line in (*view.origin_lines(made), *view.rows_lines(made), *view.model_lines(made)):
-        say(console, printable(line))
-    say(console, f"\nwritten: {target}" + "".join(f", {beside.name}" for beside in files_beside(target)))
-    say(console, f"next: quantbench profile show {target}")
+    tables = json.loads(read_text(target))["tables"].values()
+    beside = "".join(f", {table['file']}" for table in tables if "file" in table)
+    about = map(printable, (*view.origin_lines(made), view.rows_line(made), *view.model_lines(made)))
+    written = (f"\nwritten: {target}{beside}", f"next: quantbench profile show {target}")
+    lines = (device_line(made.device), *about, *written)
+    print_result(as_json, lambda: {"profile": target, **view.profile_to_json(made)}, lines)
 
 
 def _export_format(
-    paths: list[Path], name: str, target: Path | None, options: ExportOptions, fit: bool, as_json: bool
+    paths: list[Path], name: str, folder: Path, options: ExportOptions, fit: bool, as_json: bool
 ) -> None:
-    """Write a profile, or what runs make one, in a planner's format, and say what is in it."""
-    folder = target or Path(name)
+    """Write a profile, or the profile of runs, in a planner's format."""
+    from quantbench.profile.exporters import FORMATS, export_profile
+    from quantbench.profile.exporters.options import WHO
+
     require_choice(WHO, "--format", name, FORMATS)
     check_folder(WHO, folder)
-    made = write_format(profile_of(paths, fit=fit), name, folder, options)
-    if as_json:
-        answer = {
-            "format": name, "folder": folder, "paths": made.paths, "rows": made.rows, "left_out": made.left_out,
-            "notes": made.notes, "use": made.use,
-        }  # fmt: skip
-        print_json(answer)
-        return
-    console = output()
-    say(console, f"{folder}: " + ", ".join(f"{count:,} {kind}" for kind, count in made.rows.items()))
-    for reason, count in made.left_out.most_common():
-        say(console, f"  {count:,} rows left out: {reason}")
-    for note in made.notes:
-        say(console, f"  {note}")
-    for line in made.use:
-        say(console, f"use: {line}")
+    made = export_profile(profile_of(paths, fit=fit), name, folder, options)
+    answer = {
+        "format": name, "folder": folder, "paths": made.paths, "rows": made.rows, "left_out": made.left_out,
+        "notes": made.notes, "use": made.use,
+    }  # fmt: skip
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in made.rows.items())
+    left_out = [f"  {count:,} rows left out: {reason}" for reason, count in made.left_out.most_common()]
+    notes, use = (f"  {note}" for note in made.notes), (f"use: {line}" for line in made.use)
+    print_result(as_json, lambda: answer, (f"{folder}: {counts}", *left_out, *notes, *use))
 
 
 def runs_below(path: Path) -> list[Path]:
-    """A run's folder itself, or the runs in a device's folder. Raises InputError where there is none."""
+    """A run's folder itself, or the runs in a device's folder. Raises InputError if there is none."""
     if os.path.isfile(path):
         raise InputError("read run", f"{path} is a file", "folders of runs, or --format with a profile's file")
     itself = os.path.lexists(path / "run.json")
@@ -230,14 +167,11 @@ def runs_below(path: Path) -> list[Path]:
     return below or [path]
 
 
-def files_beside(target: Path) -> list[Path]:
-    """The Parquet files of a profile."""
-    tables = json.loads(read_text(target))["tables"]
-    return [target.with_name(table["file"]) for table in tables.values() if "file" in table]
-
-
 def profile_of(paths: list[Path], *, fit: bool) -> Profile:
-    """The profile in a file, or the one that runs make (fit: with models fitted to them)."""
+    """The profile in a file, or one made of runs. fit: whether to fit models to their rows."""
+    from quantbench.profile import Profile
+    from quantbench.report.source import read_one_run
+
     files = [path for path in paths if os.path.lexists(path) and not os.path.isdir(path)]
     if not files:
         return Profile.from_runs([read_one_run(run) for path in paths for run in runs_below(path)], fit=fit)
@@ -257,93 +191,79 @@ def degrees(text: str) -> tuple[int, ...]:
 # --- show and validate -----------------------------------------------------------------------------------------------
 
 
-@profile.command(short_help="Show a profile's contents and accuracy.")
-def show(file: File, as_json: AsJson = False) -> None:
+@profile.command("show", short_help="Show a profile's contents and accuracy.")
+@command
+def show_profile(file: Path = _FILE, as_json: bool = json_option()) -> None:
     """Show the device, the measured rows, the accuracy of the models, and the largest cliffs."""
+    from quantbench.cli import profile_print as view
+    from quantbench.profile import Profile
+
     found = Profile.load(file)
-    if as_json:
-        print_json(view.profile_to_json(found))
-        return
-    console = output()
-    say(console, device_line(found.device))
-    for line in view.origin_lines(found):
-        say(console, printable(line))
-    table = view.rows_table(found)
-    if table is not None:
-        console.print()
-        console.print(table)
-    console.print()
-    for line in view.model_lines(found):
-        say(console, printable(line))
-    cliffs = view.cliffs_table(found)
-    if cliffs is not None:
-        console.print()
-        console.print(cliffs)
-    for line in view.finding_lines(found):
-        say(console, printable(line))
-    say(console, f"\nnext: quantbench profile query {file} --gemm 4096,4096,4096")
+    lines = (*view.profile_lines(found), f"\nnext: quantbench profile query {file} --gemm 4096,4096,4096")
+    print_result(as_json, lambda: view.profile_to_json(found), lines)
 
 
 @profile.command(short_help="Check that a profile is complete and unchanged.")
-def validate(file: File, as_json: AsJson = False) -> None:
+@command
+def validate(file: Path = _FILE, as_json: bool = json_option()) -> None:
     """Check a profile's digest, version, types, and every figure against the hardware's peak."""
+    from quantbench.profile import Profile
+
     found = Profile.load(file)
     rows = {kind: len(table) for kind, table in found.tables.items()}
-    if as_json:
-        print_json({"profile": file, "valid": True, "device": found.device.name, "rows": rows})
-        return
+    answer = {"profile": file, "valid": True, "device": found.device.name, "rows": rows}
     listed = ", ".join(f"{count:,} {kind}" for kind, count in rows.items() if count) or "no"
-    say(output(), f"{file}: a whole, unchanged profile of {found.device.name} with {listed} rows")
+    said = f"{file}: a whole, unchanged profile of {found.device.name} with {listed} rows"
+    print_result(as_json, lambda: answer, [said])
 
 
 # --- query -----------------------------------------------------------------------------------------------------------
 
 
 @profile.command(short_help="Look up the time of an operation.")
+@command
 def query(
-    file: File,
-    gemm: Annotated[list[str] | None, typer.Option("--gemm", help="m,n,k or m,n,k,batch; may be given often.")] = None,
-    softmax: Annotated[list[str] | None, typer.Option("--softmax", help="batch,rows,cols.")] = None,
-    attention: Annotated[
-        list[str] | None, typer.Option("--attention", help="batch,heads,seq,head_dim or with kv_heads at the end.")
-    ] = None,
-    collective: Annotated[
-        list[str] | None, typer.Option("--collective", help="op,bytes,gpus or op,bytes,gpus,nodes.")
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="Number format (default: the profile's own).")] = "",
-    layout: Annotated[str, typer.Option(help="nn, nt or tn (default: the profile's own).")] = "",
-    direction: Annotated[str, typer.Option(help="forward or backward.")] = "forward",
-    as_json: AsJson = False,
+    file: Path = _FILE,
+    gemm: list[str] | None = option(None, "m,n,k or m,n,k,batch; may be given often."),
+    softmax: list[str] | None = option(None, "batch,rows,cols."),
+    attention: list[str] | None = option(None, "batch,heads,seq,head_dim or with kv_heads at the end."),
+    collective: list[str] | None = option(None, "op,bytes,gpus or op,bytes,gpus,nodes."),
+    dtype: str = option("", "Number format (default: the profile's own)."),
+    layout: str = option("", "nn, nt or tn (default: the profile's own)."),
+    direction: str = option("forward", "forward or backward."),
+    as_json: bool = json_option(),
 ) -> None:
     """The time of a shape with its interval: measured, interpolated between measured shapes, or modelled."""
+    from quantbench.cli.profile_print import answers_table
+    from quantbench.profile import Profile
+
     asked = {"gemm": gemm, "softmax": softmax, "attention": attention, "collective": collective}
     if not any(asked.values()):
         *others, last = (f"--{kind}" for kind in _QUERIES)
         raise InputError("profile query", "no shape", f"{', '.join(others)} or {last}")
     require_choice("profile query", "--direction", direction, ("forward", "backward"))
     found = Profile.load(file)
-    answers = [
-        (kind, text, _ask(found, kind, text, dtype or None, layout or None, direction))
-        for kind, texts in asked.items()
-        for text in texts or ()
+    answers = []
+    for kind, texts in asked.items():
+        for text in texts or ():
+            op, sizes = _typed(kind, text)
+            one = _ask(found, kind, op, sizes, dtype or None, layout or None, direction)
+            answers.append((kind, text, [op, *sizes] if op else sizes, one))
+    fields = ("latency_us", "low_us", "high_us", "source", "bound", "outside", "note")
+    listed = [
+        {"kind": kind, "shape": shape, **{name: getattr(one, name) for name in fields}}
+        for kind, _, shape, one in answers
     ]
-    if as_json:
-        fields = ("latency_us", "low_us", "high_us", "source", "bound", "outside", "note")
-        listed = [
-            {"kind": kind, "shape": _shape(kind, text), **{name: getattr(one, name) for name in fields}}
-            for kind, text, one in answers
-        ]
-        print_json({"device": found.device.name, "answers": listed})
-        return
-    console = output()
-    say(console, device_line(found.device))
-    console.print()
-    console.print(view.answers_table(answers))
+    table = answers_table((f"{kind} {text}", one) for kind, text, _, one in answers)
+    answer = {"device": found.device.name, "answers": listed}
+    print_result(as_json, lambda: answer, (device_line(found.device), "", table))
 
 
-def _ask(profile: Profile, kind: str, text: str, dtype: str | None, layout: str | None, direction: str) -> Estimate:
+def _ask(
+    profile: Profile, kind: str, op: str, sizes: list[int], dtype: str | None, layout: str | None, direction: str
+) -> Estimate:
+    """The answer for one shape; sizes as in _QUERIES, op: of a collective."""
     one: Estimate | Estimates
-    op, sizes = _typed(kind, text)
     if kind == "gemm":
         m, n, k, *batch = sizes
         one = profile.gemm(m, n, k, dtype=dtype, layout=layout, batch=batch[0] if batch else 1)
@@ -357,17 +277,10 @@ def _ask(profile: Profile, kind: str, text: str, dtype: str | None, layout: str 
     else:
         message_bytes, num_gpus, *nodes = sizes
         one = profile.collective(op, message_bytes, num_gpus, num_nodes=nodes[0] if nodes else 1, dtype=dtype)
-    assert isinstance(one, Estimate)
-    return one
+    return one  # type: ignore[return-value]  # one shape was asked about, not arrays of them
 
 
-def _shape(kind: str, text: str) -> list[str | int]:
-    """What was asked for, as JSON has it."""
-    op, sizes = _typed(kind, text)
-    return [op, *sizes] if op else [*sizes]
-
-
-def _typed(kind: str, text: str) -> tuple[str, tuple[int, ...]]:
+def _typed(kind: str, text: str) -> tuple[str, list[int]]:
     """(the op of a collective, else "", the sizes)."""
     words, counts = _QUERIES[kind]
     op, parts = "", [part.strip() for part in text.split(",")]
@@ -376,20 +289,43 @@ def _typed(kind: str, text: str) -> tuple[str, tuple[int, ...]]:
     named = bool(_OP.fullmatch(op)) == (kind == "collective")
     if not named or len(parts) not in counts or not all(_DIGITS.fullmatch(part) for part in parts):
         raise InputError(f"--{kind}", repr(text)[:100], words)
-    return op, tuple(int(part) for part in parts)
+    return op, [int(part) for part in parts]
 
 
 # --- blindspots ------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, kw_only=True)
+class BlindspotOptions:
+    """The options of `blindspots`."""
+
+    consumer: str = option(..., "Planner whose interpolation is tested: aiconfigurator.", "--for")
+    bound: str = _bound()
+    target: str = option("p95", "Error that --bound applies to: p95 or max.", "--of")
+    held_out: bool = option(
+        False, "Test on held-out rows: keep powers of two of m, select rows to add, compare with the others."
+    )
+    rows: int = option(1000, "Most rows of a run that its model is fitted to.")
+    shapes: Path | None = option(None, "CSV file for the rows to add, for `sweep --shapes`.")
+    docs: Path | None = option(None, "With --held-out: write the table between the markers of this file.")
+
+    @property
+    def share(self) -> float:
+        """--bound as a share."""
+        return percentage("--bound", self.bound, above=True)
+
+
 @profile.command(short_help="Interpolation error of a planner's table.")
-@grouped
+@command
 def blindspots(
-    run: Annotated[Path, typer.Argument(help="A run's folder, or a profile's JSON file.", metavar="RUN")],
+    *,
+    run: Path = argument("A run's folder, or a profile's JSON file.", metavar="RUN"),
     asked: BlindspotOptions,
-    as_json: AsJson = False,
+    as_json: bool = json_option(),
 ) -> None:
     """Interpolation error of a planner between the rows of its table, and the fewest extra measurements that fix it."""
+    from threadpoolctl import threadpool_limits  # comes with scikit-learn, which needs it
+
     _require_consistent(asked)
     profile = profile_of([run], fit=False)
     with threadpool_limits(1):
@@ -400,6 +336,9 @@ def blindspots(
 
 
 def _require_consistent(asked: BlindspotOptions) -> None:
+    from quantbench.profile.blindspots import TARGETS
+    from quantbench.profile.blindspots_report import CONSUMERS, around_markers
+
     _ = asked.share  # refuses what is no percentage
     require_int(BLINDSPOTS, "--rows", asked.rows, low=_FEWEST_MODEL_ROWS, high=_MOST_MODEL_ROWS)
     if asked.docs is not None and not asked.held_out:
@@ -415,38 +354,33 @@ def _require_consistent(asked: BlindspotOptions) -> None:
 
 
 def _find(run: Path, profile: Profile, asked: BlindspotOptions, as_json: bool) -> None:
-    consumer, bound, target, shapes = asked.consumer, asked.share, asked.target, asked.shapes
+    from quantbench.profile.blindspots_report import find, found_to_json, spot_line, summary
+
+    def expected(what: str, errors: FloatArray) -> str:
+        parts = ", ".join(f"{name} {percent(value)}" for name, value in summary(errors).items())
+        return f"expected error {what}: {parts}"
+
+    bound, target, shapes = asked.share, asked.target, asked.shapes
     console = output(stderr=as_json)
-    say(console, f"{profile.device.name} as {consumer}'s table; making a model, asking it between the rows")
+    say(console, f"{profile.device.name} as {asked.consumer}'s table; making a model, asking it between the rows")
     # A profile's file carries a model of its rows; of a run one must be made.
-    found = find(profile, consumer, bound, target, asked.rows, own_model=os.path.isfile(run))
+    found = find(profile, asked.consumer, bound, target, asked.rows, own_model=os.path.isfile(run))
     if shapes is not None:
         _write_shapes(shapes, found)
-    if as_json:
-        print_json(found_to_json(found, bound, target, _SHOWN))
-        return
     fitted = f"fitted to {found.model_rows:,} rows" if found.model_rows else "of other GPUs"
-    places = len(found.choice.before)
-    say(console, f"{found.num_rows:,} products of {found.dtype}, {places:,} places between, a model {fitted}")
-    say(console, _expected("as it is", found.choice.before))
-    for spot in found.spots[:_SHOWN]:
-        say(console, f"  {spot_line(spot)}")
-    count = len(found.choice.rows)
+    places, count = len(found.choice.before), len(found.choice.rows)
+    lines = [
+        f"{found.num_rows:,} products of {found.dtype}, {places:,} places between, a model {fitted}",
+        expected("as it is", found.choice.before), *(f"  {spot_line(spot)}" for spot in found.spots[:_SHOWN]),
+    ]  # fmt: skip
     if not count:
-        say(console, f"nothing to add: the {target} is within {percent(bound)}")
-        return
-    say(console, _expected(f"with {count:,} more rows", found.choice.after))
-    say(console, "expected is not measured: run it again on the rows once they were measured")
-    where = shapes or Path("extra.csv")
-    if shapes is None:
-        say(console, f"next: quantbench profile blindspots {run} --for {consumer} --shapes {where}")
+        lines.append(f"nothing to add: the {target} is within {percent(bound)}")
     else:
-        say(console, f"next: quantbench sweep --shapes {where}")
-
-
-def _expected(what: str, errors: FloatArray) -> str:
-    parts = ", ".join(f"{name} {percent(value)}" for name, value in summary(errors).items())
-    return f"expected error {what}: {parts}"
+        lines.append(expected(f"with {count:,} more rows", found.choice.after))
+        lines.append("expected is not measured: run it again on the rows once they were measured")
+        again = f"profile blindspots {run} --for {asked.consumer} --shapes extra.csv"
+        lines.append(f"next: quantbench {again if shapes is None else f'sweep --shapes {shapes}'}")
+    print_result(as_json, lambda: found_to_json(found, bound, target, _SHOWN), lines)
 
 
 def _write_shapes(path: Path, found: Blindspots) -> None:
@@ -461,23 +395,19 @@ def _write_shapes(path: Path, found: Blindspots) -> None:
 
 
 def _held_out(profile: Profile, asked: BlindspotOptions, as_json: bool) -> None:
-    console = output(stderr=as_json)
-    table, dtype = measured_products(profile, asked.consumer)
-    ask, who = consumer_of(profile.device.name, dtype)
-    found = replay(table, thin_model(profile, table, dtype, asked.rows), ask, asked.share, asked.target)
+    from quantbench.profile import blindspots_report as report
+    from quantbench.profile.blindspots import replay
+
+    table, dtype = report.measured_products(profile, asked.consumer)
+    ask, who = report.consumer_of(profile.device.name, dtype)
+    found = replay(table, report.thin_model(profile, table, dtype, asked.rows), ask, asked.share, asked.target)
     sources = [run.source or run.run_id for run in profile.provenance.runs]
     origins = [f"{profile.device.name}: {found.total_rows:,} products of {dtype} from {'; '.join(sources)}"]
     if asked.docs is not None:
-        write_between(asked.docs, SECTION, replay_markdown(found, who, origins))
-    if as_json:
-        print_json(replay_to_json(found, who))
-        return
-    say(console, f"{origins[0]}, interpolated by {who}")
-    say(console, "errors: median / p95 of |interpolated / measured - 1|, in %")
-    columns = replay_columns(found.lines[0])
-    shown = plain_table(*columns, right=columns[1:])
-    for line in found.lines:
-        shown.add_row(*replay_cells(line))
-    console.print(shown)
-    if asked.docs is not None:
-        say(console, f"written into {asked.docs}")
+        report.write_between(asked.docs, SECTION, report.replay_markdown(found, who, origins))
+    first, *others = report.replay_columns(found.lines[0])
+    shown = plain_table((first, *(f">{name}" for name in others)), map(report.replay_cells, found.lines))
+    errors = "errors: median / p95 of |interpolated / measured - 1|, in %"
+    written = [] if asked.docs is None else [f"written into {asked.docs}"]
+    lines: list[StyledLine | Table] = [f"{origins[0]}, interpolated by {who}", errors, shown, *written]
+    print_result(as_json, lambda: report.replay_to_json(found, who), lines)

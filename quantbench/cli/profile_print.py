@@ -1,9 +1,9 @@
-"""A profile as tables and lines for people, and as plain objects for programs."""
+"""A profile as lines and tables (`profile_lines`) and as JSON objects (`profile_to_json`), for `quantbench profile`."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from math import exp
 from typing import Any
 
@@ -11,8 +11,11 @@ import numpy as np
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from quantbench.cli.devices import device_line
 from quantbench.cli.output import plain_table
+from quantbench.errors import printable
 from quantbench.profile import Estimate, Profile, Table
+from quantbench.profile.parts import cliff_to_json, finding_to_json, provenance_to_json
 from quantbench.profile.table import INTEGER, LAYOUTS
 from quantbench.units import latency, percent
 
@@ -21,8 +24,28 @@ _MOST_CLIFFS = 10
 _STYLES = {"measured": "green", "interpolated": "", "modelled": "yellow"}
 
 
+def profile_lines(profile: Profile) -> Iterator[str | RichTable]:
+    """The device, the measured rows, the accuracy of the models, the largest cliffs and the verdicts."""
+    yield device_line(profile.device)
+    yield from map(printable, origin_lines(profile))
+    parts = [part for table in profile.tables.values() for part in _parts(table)]
+    if parts:
+        yield ""
+        yield _rows_table(parts)
+    yield ""
+    yield from map(printable, model_lines(profile))
+    if profile.cliffs:
+        yield ""
+        yield _cliffs_table(profile)
+    by_verdict: dict[str, list[str]] = {}
+    for finding in profile.findings:
+        effect = "" if finding.effect is None else f" ({finding.effect:.3f}x)"
+        by_verdict.setdefault(finding.verdict, []).append(finding.rule + effect)
+    yield from (printable(f"{verdict}: {', '.join(rules)}") for verdict, rules in sorted(by_verdict.items()))
+
+
 def origin_lines(profile: Profile) -> list[str]:
-    """Whose figures these are, in a line for each run."""
+    """The runs that the profile was made from, a line each."""
     found = [profile.provenance.note] if profile.provenance.note else []
     for run in profile.provenance.runs:
         source = f": {run.source}" if run.source else ""
@@ -31,18 +54,15 @@ def origin_lines(profile: Profile) -> list[str]:
     return found
 
 
-def rows_lines(profile: Profile) -> list[str]:
-    """How many rows of what there are."""
+def rows_line(profile: Profile) -> str:
+    """Number of rows of each kind."""
     counts = [f"{len(table):,} of {kind}" for kind, table in profile.tables.items() if len(table)]
-    return ["rows: " + (", ".join(counts) or "none; all times come from the models")]
+    return "rows: " + (", ".join(counts) or "none; all times come from the models")
 
 
-def rows_table(profile: Profile) -> RichTable | None:
-    """A line for each kind, format and provider; None without rows."""
-    parts = [part for table in profile.tables.values() for part in _parts(table)]
-    if not parts:
-        return None
-    found = plain_table("what", "provider", "rows", "grades", "sizes", title="measured")
+def _rows_table(parts: Iterable[tuple[str, str, str, Table]]) -> RichTable:
+    """A line for each kind, format and provider."""
+    found = plain_table(("what", "provider", "rows", "grades", "sizes"), title="measured")
     for kind, words, provider, rows in parts:
         grades = Counter(rows["grade"].tolist())
         found.add_row(
@@ -74,7 +94,7 @@ def _ranges(rows: Table) -> str:
 
 
 def model_lines(profile: Profile) -> list[str]:
-    """What predicts where nothing was measured, and how well."""
+    """The models that predict unmeasured shapes, and their errors."""
     models = profile.models
     found = []
     for model in models.gemm:
@@ -94,14 +114,12 @@ def model_lines(profile: Profile) -> list[str]:
     return found or ["no models: times are known for measured shapes only"]
 
 
-def cliffs_table(profile: Profile) -> RichTable | None:
-    """The largest cliffs, those of many curves first; None where there is none."""
-    if not profile.cliffs:
-        return None
+def _cliffs_table(profile: Profile) -> RichTable:
+    """The largest cliffs, those of many curves first."""
     ordered = sorted(profile.cliffs, key=lambda cliff: (cliff.num_curves == 1, -cliff.ratio))
     more = profile.provenance.num_cliffs - min(len(ordered), _MOST_CLIFFS)
     title = "cliffs" if more <= 0 else f"the worst cliffs ({more:,} more)"
-    found = plain_table("size", "time", "op", "why", title=title)
+    found = plain_table(("size", "time", "op", "why"), title=title)
     for cliff in ordered[:_MOST_CLIFFS]:
         held = "".join(f", {name} = {value}" for name, value in cliff.held.items())
         found.add_row(
@@ -112,36 +130,20 @@ def cliffs_table(profile: Profile) -> RichTable | None:
     return found
 
 
-def finding_lines(profile: Profile) -> list[str]:
-    """The verdicts in a few lines."""
-    by_verdict: dict[str, list[str]] = {}
-    for finding in profile.findings:
-        effect = "" if finding.effect is None else f" ({finding.effect:.3f}x)"
-        by_verdict.setdefault(finding.verdict, []).append(finding.rule + effect)
-    return [f"{verdict}: {', '.join(rules)}" for verdict, rules in sorted(by_verdict.items())]
-
-
-def answers_table(answers: Sequence[tuple[str, str, Estimate]]) -> RichTable:
-    """One line an answer."""
-    found = plain_table("shape", "time", "90 % interval", "source", "bound by", "note")
-    for kind, text, one in answers:
+def answers_table(answers: Iterable[tuple[str, Estimate]]) -> RichTable:
+    """One line for each shape and its time."""
+    found = plain_table(("shape", "time", "90 % interval", "source", "bound by", "note"))
+    for shape, one in answers:
+        interval = f"{latency(one.low_us)} to {latency(one.high_us)}"
         found.add_row(
-            f"{kind} {text}", latency(one.latency_us), _interval(one),
+            shape, latency(one.latency_us), "a single figure" if one.low_us == one.high_us else interval,
             Text(one.source, style=_STYLES[one.source]), one.bound, one.note,
         )  # fmt: skip
     return found
 
 
-def _interval(one: Estimate) -> str:
-    if one.low_us == one.high_us:
-        return "a single figure"
-    return f"{latency(one.low_us)} to {latency(one.high_us)}"
-
-
 def profile_to_json(profile: Profile) -> dict[str, Any]:
-    """What `show` shows, as JSON objects."""
-    from quantbench.profile.parts import cliff_to_json, finding_to_json, provenance_to_json
-
+    """What `profile show` shows, as JSON objects."""
     return {
         "device": profile.device.name,
         "software": dict(profile.software),

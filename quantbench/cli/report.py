@@ -3,90 +3,76 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from quantbench.cli.devices import device_line
-from quantbench.cli.options import AsJson
-from quantbench.cli.output import output, print_json, say, say_warning
+from quantbench.cli.options import argument, command, json_option, option
+from quantbench.cli.output import StyledLine, print_result, warning
 from quantbench.errors import InputError, printable
-from quantbench.importers.training_run import read_training, training_folders
-from quantbench.report.page import write_report
-from quantbench.report.source import parse_where, read_one_run
-from quantbench.report.training import fastest, training_table, write_training_report
 
-_UNTOLD = (
-    "the logs do not give GPUs and tokens, so there is no picture: import them with --gpus, --seq and the layout "
-    "(quantbench import megatron-log --help)"
-)
+if TYPE_CHECKING:
+    from quantbench.report.page import Written
+    from quantbench.store.folder import Run
 
 
+@command
 def report(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="Folder of a run, or one or more of imported training logs.")
-    ],
-    target: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            help="Folder for the page and its PNGs (default: the run's), or NAME.html for the page alone.",
-        ),
-    ] = None,
-    where: Annotated[
-        list[str] | None, typer.Option(metavar="AXIS=VALUE", help="Show only points with these sizes: n=5120,k=5120.")
-    ] = None,
-    as_json: AsJson = False,
+    runs: list[Path] = argument("Folder of a run, or one or more of imported training logs.", metavar="RUN"),
+    target: Path | None = option(
+        None,
+        "Folder for the page and its PNGs (default: the run's), or NAME.html for the page alone.",
+        "-o",
+        "--output",
+    ),
+    where: list[str] | None = option(None, "Show only points with these sizes: n=5120,k=5120.", metavar="AXIS=VALUE"),
+    as_json: bool = json_option(),
 ) -> None:
     """Write an HTML page that shows which sizes are slow, by how much and why."""
+    from quantbench.importers.training_run import read_training, training_folders
+    from quantbench.report.page import write_report
+    from quantbench.report.source import parse_where, read_one_run
+    from quantbench.report.training import fastest, training_table, write_training_report
+
     logs = training_folders(runs)
     if logs:
         mixed = len({run.is_absolute() for run in runs}) > 1
         shared = Path(os.path.commonpath([run.absolute() for run in runs] if mixed else runs))
-        _training(logs, target or shared, as_json)
+        made = write_training_report(logs, target or shared)
+        summaries = [read_training(folder) for folder in logs]
+        answer = fastest(summaries)
+        untold = (
+            "the logs do not give GPUs and tokens, so there is no picture: import them with --gpus, --seq and the "
+            "layout (quantbench import megatron-log --help)"
+        )
+        told = {"page": made.page, "pictures": made.pictures, "answer": answer or None}
+        lines = (training_table(summaries), answer or untold, _page_line(made.page, made.pictures))
+        print_result(as_json, lambda: told, lines)
         return
     if len(runs) > 1:
         raise InputError("report", f"{len(runs)} runs", "one run, or training logs (quantbench import megatron-log)")
     asked = parse_where(where or ())
     found = read_one_run(runs[0])
     written = write_report(found, target or runs[0], asked)
-    if as_json:
-        answer = None if written.lead is None else written.lead.sentence
-        print_json({"page": written.page, "pictures": written.pictures, "answer": answer})
-        return
-    console = output()
-    say(console, device_line(found.info.device))
+    lead = None if written.lead is None else written.lead.sentence
+    told = {"page": written.page, "pictures": written.pictures, "answer": lead}
+    print_result(as_json, lambda: told, _lines(found, written, runs[0]))
+
+
+def _lines(found: Run, written: Written, folder: Path) -> Iterator[StyledLine]:
+    yield device_line(found.info.device)
     if found.info.origin != "measured":
-        say(console, (f"{found.info.origin.upper()} DATA", "bold"), ": not measured on this machine")
-    for warning in found.warnings:
-        say_warning(console, printable(warning))
-    say(console, "this run has no measured point" if written.lead is None else written.lead.sentence)
-    say(console, f"page: {written.page!s}{_beside(written.pictures)}")
+        yield (f"{found.info.origin.upper()} DATA", "bold"), ": not measured on this machine"
+    yield from (warning(printable(text)) for text in found.warnings)
+    yield "this run has no measured point" if written.lead is None else written.lead.sentence
+    yield _page_line(written.page, written.pictures)
     if written.lead is not None and written.lead.several:
-        shape = written.lead.bad[0].row.axes
-        held = ",".join(
-            f"{name.replace('_', '-')}={value}" for name, value in shape.items() if name != written.lead.axis
-        )
-        say(console, f"to see one shape: quantbench report {runs[0]} --where {held}")
+        shape = written.lead.bad[0].row.axes.items()
+        held = ",".join(f"{name.replace('_', '-')}={value}" for name, value in shape if name != written.lead.axis)
+        yield f"to see one shape: quantbench report {folder} --where {held}"
 
 
-def _beside(pictures: Sequence[Path]) -> str:
+def _page_line(page: Path, pictures: Sequence[Path]) -> str:
     many = len(pictures)
-    return f" (and {many} picture{'' if many == 1 else 's'} beside it)" if many else ""
-
-
-def _training(logs: list[Path], folder: Path, as_json: bool) -> None:
-    """Throughput by layout, of imported training logs."""
-    written = write_training_report(logs, folder)
-    summaries = [read_training(folder) for folder in logs]
-    answer = fastest(summaries)
-    if as_json:
-        print_json({"page": written.page, "pictures": written.pictures, "answer": answer or None})
-        return
-    console = output()
-    console.print(training_table(summaries))
-    say(console, answer or _UNTOLD)
-    say(console, f"page: {written.page!s}{_beside(written.pictures)}")
+    return f"page: {page}" + (f" (and {many} picture{'' if many == 1 else 's'} beside it)" if many else "")

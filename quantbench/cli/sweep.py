@@ -1,170 +1,183 @@
-"""`quantbench sweep`: time real work over hidden sizes, heads, sequence lengths, … on the device at hand."""
+"""`quantbench sweep`: time real work over hidden sizes, heads, sequence lengths and more on the device at hand.
+
+This module has the options and makes `SweepOptions` of them; `sweep_run` measures.
+"""
 
 from __future__ import annotations
 
-import signal
-import time
-from collections.abc import Sequence
+import re
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import typer
-from rich.console import Console
-
-from quantbench import device
-from quantbench.cli import sweep_on
-from quantbench.cli.devices import say_device
-from quantbench.cli.options import AsJson, grouped
-from quantbench.cli.output import check_folder, output, print_json, progress_bar, say
-from quantbench.cli.sweep_options import SweepArguments, assumed_of, budget_of, check_words, sweep_options
-from quantbench.cli.sweep_print import measuring_s, refinement, say_plan, say_result, show_progress
+from quantbench.cli.model_options import GridOptions, assumed_words, held_and_dims
+from quantbench.cli.options import command, json_option, option, results_option
 from quantbench.device.spec import DeviceSpec
-from quantbench.errors import MeasurementError, StoreError
-from quantbench.latency.op_times import roofline_us
-from quantbench.providers import catalog
-from quantbench.store.folder import read_run
-from quantbench.store.record import Measured
-from quantbench.store.run import read_run_info
-from quantbench.sweep.child import WorkerProcess
-from quantbench.sweep.options import plan_sweep
-from quantbench.sweep.plan import Plan
-from quantbench.sweep.runner import Finished
-from quantbench.sweep.session import SweepSession
-from quantbench.units import latency
+from quantbench.errors import InputError, require_choice
+from quantbench.units import parse_duration_s
 
+if TYPE_CHECKING:
+    from quantbench.sweep.options import SweepOptions
+    from quantbench.sweep.plan import Plan
+
+# With the installation before it, `make sweep` so stays under three minutes on two cores and under five on a GPU.
+_BUDGET = {"cuda": "4m", "cpu": "75s"}
+# One thread of a shared processor repeats within 1 to 2 %; asking more of it only takes time.
+_HALF_WIDTH = {"cuda": 0.005, "cpu": 0.01}
+_MAX_TIME = {"cuda": "2s", "cpu": "500ms"}
+# Options that go with a file of transformer shapes: how to measure them, not what they are.
+_BESIDE_MODELS = (
+    "shapes", "provider", "cache", "mode", "half-width", "min-samples", "max-time", "distribution", "seed", "budget",
+    "point-limit", "points", "shard",
+)  # fmt: skip
 _RUN = "Run"
-_MOST_PLANNED_LINES = 40
+_timing, _run = partial(option, panel="Timing"), partial(option, panel=_RUN)
 
 
-@grouped
+@dataclass(frozen=True, kw_only=True)
+class SweepArguments(GridOptions):
+    """The options as typed. half_width None, max_time "" and budget "" stand for the default of the device."""
+
+    shapes: Path | None = option(
+        None,
+        "File of shapes, instead of --dim: CSV with columns m, n, k (single products), or JSON as written by "
+        "advise --shapes-out (transformer shapes).",
+    )
+    points: int = option(0, "Number of points to measure of the grid (0: all).", min=0)
+    adaptive: bool = option(False, "Choose --points where a fitted model is least certain.")
+    refine: bool = option(False, "After the points, bisect to the exact size of every step in the time.")
+    provider: str = option(
+        "torch", "Libraries to measure, comma separated: torch, triton, torch.flash, my.module:Class."
+    )
+    cache: str = _timing("cold", "State of the last-level cache before a sample: cold or hot.")
+    mode: str = _timing("auto", "Timing method: auto, events or graph.")
+    half_width: float | None = _timing(
+        None, "Target precision: relative half-width of the median's interval (default: 0.005; CPU: 0.01)."
+    )
+    min_samples: int = _timing(10, "Least number of samples per point.")
+    max_time: str = _timing("", "Longest sampling time per point (default: 2s; CPU: 500ms).")
+    distribution: str = _timing("normal", "Input values: normal, uniform, integers or zeros.")
+    seed: int = _timing(0, "Random seed of the order of points.")
+    budget: str = _run("", "Time limit of the whole run: 8m, 90s or none (default: 4m; CPU: 75s; with --resume: none).")
+    point_limit: str = _run("", "Time after which a point is stopped as hanging, such as 60s.")
+    shard: str = _run("", "Part I/N of the points, for N jobs whose runs are merged later.")
+
+
+@command
 def sweep(
     arguments: SweepArguments,
-    on: Annotated[
-        str, typer.Option(help="ray: measure on every GPU of a Ray cluster, one run per kind.", rich_help_panel=_RUN)
-    ] = "",
-    results: Annotated[Path, typer.Option(help="Folder that holds the runs.", rich_help_panel=_RUN)] = Path("results"),
-    resume: Annotated[
-        Path | None, typer.Option(help="Folder of an unfinished run to finish.", rich_help_panel=_RUN)
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option(help="Print the points and the estimated time; measure nothing.", rich_help_panel=_RUN)
-    ] = False,
-    gpu: Annotated[str, typer.Option(help="GPU to plan for, with --dry-run.", rich_help_panel=_RUN)] = "",
-    as_json: AsJson = False,
+    on: str = _run("", "ray: measure on every GPU of a Ray cluster, one run per kind."),
+    results: Path = results_option(_RUN),
+    resume: Path | None = _run(None, "Folder of an unfinished run to finish."),
+    dry_run: bool = _run(False, "Print the points and the estimated time; measure nothing.", "--dry-run/--no-dry-run"),
+    gpu: str = _run("", "GPU to plan for, with --dry-run."),
+    as_json: bool = json_option(),
 ) -> None:
     """Time real matmuls, softmax and attention on the device at hand, and keep every sample."""
+    from quantbench.cli import sweep_run
+
     if dry_run:
-        _dry_run(arguments, gpu, as_json=as_json)
-    elif on:
-        sweep_on.run(arguments, on, results, resume, gpu, as_json=as_json)
-    else:
-        _run(arguments, results, resume, gpu, as_json=as_json)
-
-
-def _dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
-    """Print what would be measured, in order, and how long it would take."""
-    spec = device.lookup(gpu) if gpu else device.current()
-    options = sweep_options(arguments, spec.kind)
-    axes, plan = plan_sweep(options, spec)
-    assumed = assumed_of(arguments, options, plan, spec)
-    if as_json:
-        points = [
-            {
-                "key": p.key, "provider": p.provider, "workload": str(p.workload), "estimate_s": p.estimate_s,
-                "places": [{"axes": place.axes, "op": place.op, "count": place.count} for place in p.places],
-            }
-            for p in plan.points
-        ]  # fmt: skip
-        axis_values = {axis.dim: list(axis.values) for axis in axes}
-        print_json(
-            {
-                "device": spec.name, "assumed": list(assumed), "axes": axis_values, "estimate_s": plan.estimate_s,
-                "points": points,
-            }
-        )  # fmt: skip
+        sweep_run.dry_run(arguments, gpu, as_json=as_json)
         return
-    console = output()
-    say(console, f"plan for {spec.name}")
-    if assumed:
-        say(console, f"assumed: {', '.join(assumed)}")
-    say_plan(console, plan)
-    if not gpu:
-        _say_refused(console, plan, spec)
-    shown = plan.points[:_MOST_PLANNED_LINES]
-    widest = max((len(point.provider) for point in shown), default=0)
-    for point in shown:
-        estimate = latency(roofline_us(point.workload, spec))
-        say(console, f"  {point.provider:<{widest}}  {point.workload}  about {estimate}")
-    if len(plan.points) > _MOST_PLANNED_LINES:
-        console.print(f"  … and {len(plan.points) - _MOST_PLANNED_LINES} more (--json prints all)")
+    check_words(arguments, on, resume, gpu)
+    run = sweep_run.run_on_ray if on else sweep_run.run
+    run(arguments, results, resume, as_json=as_json)
 
 
-def _say_refused(console: Console, plan: Plan, spec: DeviceSpec) -> None:
-    """How many points of a plan would be skipped here, and why the first one; nothing where all would run."""
-    makers = {name: catalog.make(name) for name in {point.provider for point in plan.points}}
-    reasons = [makers[point.provider].unsupported(point.workload, spec) for point in plan.points]
-    refused = [reason for reason in reasons if reason is not None]
-    if refused:
-        some = f"{len(refused)} of {len(reasons)}" if len(refused) < len(reasons) else "all"
-        say(console, f"{some} would be skipped here, the first because {refused[0]}")
+def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
+    """The options of a sweep, with the defaults of a kind of device (cuda or cpu)."""
+    from quantbench.sweep.options import SweepOptions
+    from quantbench.sweep.shape_file import SUFFIX, read_shape_file, read_shapes
+    from quantbench.timing.options import TimingOptions
+
+    held, dims = held_and_dims(arguments, listed=arguments.shapes is not None)
+    of_models = arguments.shapes is not None and arguments.shapes.suffix == SUFFIX
+    about = [word for word in _given(arguments) if word.removeprefix("--") not in _BESIDE_MODELS]
+    if of_models and about:  # a shape states its own sizes, ops and number formats
+        raise InputError("sweep", f"--shapes {arguments.shapes} with {about[0]}", "shapes as the file describes them")
+    budget = arguments.budget or _BUDGET[device_kind]
+    timing = TimingOptions(
+        cache=arguments.cache,
+        mode=arguments.mode,
+        half_width=_HALF_WIDTH[device_kind] if arguments.half_width is None else arguments.half_width,
+        min_samples=arguments.min_samples,
+        max_samples=max(2000, arguments.min_samples),
+        max_time_s=parse_duration_s("--max-time", arguments.max_time or _MAX_TIME[device_kind]),
+        distribution=arguments.distribution,
+        seed=arguments.seed,
+    )
+    return SweepOptions(
+        dims=dims,
+        held=held,
+        providers=tuple(name.strip() for name in arguments.provider.split(",")),
+        timing=timing,
+        skip_impossible=arguments.skip_impossible,
+        points=arguments.points,
+        adaptive=arguments.adaptive,
+        refine=arguments.refine,
+        shard=_shard(arguments.shard),
+        shapes=() if arguments.shapes is None or of_models else read_shapes(arguments.shapes),
+        models=read_shape_file(arguments.shapes) if arguments.shapes is not None and of_models else (),
+        budget_s=None if budget == "none" else parse_duration_s("--budget", budget),
+        limit_s=parse_duration_s("--point-limit", arguments.point_limit) if arguments.point_limit else None,
+    )
 
 
-def _run(arguments: SweepArguments, results: Path, resume: Path | None, gpu: str, *, as_json: bool) -> None:
-    """Run a new sweep, or finish the one in the folder `resume`."""
-    start_s = time.monotonic()
-    check_words(arguments, resume, gpu)
-    providers = [name.strip() for name in arguments.provider.split(",")]
+def assumed_of(arguments: SweepArguments, options: SweepOptions, plan: Plan, spec: DeviceSpec) -> tuple[str, ...]:
+    """The assumptions of a plan, in words."""
+    from quantbench.sweep.axes import with_defaults
+
+    held = with_defaults(options.held, spec)
+    ops = {place.op.partition(".")[0] for point in plan.points for place in point.places}
+    return assumed_words(arguments, held, ops, spec, listed=arguments.shapes is not None)
+
+
+def check_words(arguments: SweepArguments, on: str, resume: Path | None, gpu: str) -> None:
+    """Raise InputError for options that contradict each other or are impossible, before a worker is started."""
+    from quantbench.providers.catalog import expand
+    from quantbench.sweep.axes import check_axes, parse_axis
+    from quantbench.sweep.session import resumed_options
+
+    if on:
+        require_choice("sweep", "--on", on, ("ray",))
+    if gpu:
+        raise InputError("sweep", f"--gpu {gpu} without --dry-run", "a sweep of the device at hand, or --dry-run")
     if resume is None:
-        catalog.require_found(providers)
-        check_folder("--results", results)
-    console = output(stderr=as_json)
-    # A scheduler that ends a job sends SIGTERM: the same clean stop as Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    earlier_s = 0.0 if resume is None else measuring_s(read_run_info(resume))
-    if resume is None:
-        connect = partial(WorkerProcess, [name for name in providers if ":" in name])
-        session = SweepSession.new(lambda spec: sweep_options(arguments, spec.kind), results, connect, start_s)
-    else:
-        session = SweepSession.resume(resume, WorkerProcess, budget_of(arguments), start_s)
-    with session:
-        assumed = () if resume else assumed_of(arguments, session.options, session.plan, session.hello.device)
-        finished = measure(console, session, assumed)
-    if not session.num_records:
-        raise MeasurementError("sweep", "the budget ended before the first point did", "a longer --budget")
-    measured = read_run(session.folder)
-    told = say_result(console, measured, finished, time.monotonic() - start_s, as_json=as_json, earlier_s=earlier_s)
-    if as_json:
-        print_json({**told, "assumed": list(assumed)})
-    if not any(isinstance(record.outcome, Measured) for record in measured.records if record.role == "point"):
-        raise typer.Exit(1)  # the records say why, and a script must notice
+        options = sweep_options(arguments, "cuda")
+        expand(options.providers)
+        if options.dims:
+            check_axes(tuple(parse_axis(dim if "=" in dim else f"{dim}=1") for dim in options.dims))
+        return
+    given = [word for word in _given(arguments) if word != "--budget"]
+    if arguments.dims or arguments.shapes:
+        expected = "the run's own points: --resume, with --budget at most"
+        raise InputError("sweep", f"--resume {resume} with --dim or --shapes", expected)
+    if given:
+        expected = "the run's own options: --resume, with --budget at most"
+        raise InputError("sweep", f"--resume {resume} with {given[0]}", expected)
+    resumed_options(resume, budget_of(arguments))
 
 
-def measure(console: Console, session: SweepSession, assumed: Sequence[str] = ()) -> Finished:
-    """Say what was assumed and what will be measured, measure it, and say what to do when stopped."""
-    say_device(console, session.hello.device, session.hello.state)
-    if assumed:
-        say(console, f"assumed: {', '.join(assumed)}")
-    say_plan(console, session.plan, already=len(session.done))
-    if session.interpreted:
-        console.print("TRITON_INTERPRET is set: triton's interpreter checks results; its times are those of no kernel.")
-    try:
-        with progress_bar(console) as show:
-            more = refinement(session.options, session.hello.device)
-            return session.run(partial(show_progress, show), more=more)
-    except KeyboardInterrupt:
-        say(console, f"\nstopped; {_kept(session)}")
-        raise
-    except StoreError:  # a full disk: its own line names the file, this one the run
-        say(console, _kept(session))
-        raise
+def budget_of(arguments: SweepArguments) -> float | None:
+    """The budget of a resumed run in seconds; None for no limit."""
+    return None if arguments.budget in ("", "none") else parse_duration_s("--budget", arguments.budget)
 
 
-def _kept(session: SweepSession) -> str:
-    """Where what was measured lies, and how to go on."""
-    if not session.num_records:
-        return "nothing was measured"
-    missing = session.plan.without(session.done).total
-    if not missing:
-        return f"every point is measured and kept in {session.folder}/; report it: quantbench report {session.folder}"
-    return f"everything measured is kept. Go on with: quantbench sweep --resume {session.folder}"
+def _given(arguments: SweepArguments) -> list[str]:
+    """The options that differ from their defaults, such as `--budget`."""
+    return [
+        f"--{field.name.replace('_', '-')}"
+        for field in fields(SweepArguments)
+        if field.name != "dim" and getattr(arguments, field.name) != field.default
+    ]
+
+
+def _shard(text: str) -> tuple[int, ...]:
+    """`2/8` as (2, 8); () where none was given."""
+    if not text:
+        return ()
+    part, _, parts = text.partition("/")
+    if not all(re.fullmatch("[0-9]{1,9}", number) for number in (part, parts)) or not 1 <= int(part) <= int(parts):
+        raise InputError("--shard", repr(text), "PART/PARTS from 1/PARTS to PARTS/PARTS, such as 2/8")
+    return int(part), int(parts)

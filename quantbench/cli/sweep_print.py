@@ -1,16 +1,19 @@
-"""What `quantbench sweep` prints: the plan, the progress, and the result with its edges, causes and warnings."""
+"""What `quantbench sweep` prints: the plan, the progress, and the result with its edges, causes and warnings.
+
+Called by `sweep_run` for one device and for every run of a Ray cluster.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.table import Table
 
-from quantbench.analysis.check import check_run
+from quantbench.analysis.check import check_run, refine_of
 from quantbench.analysis.summary import Point, points_of, rows_of
-from quantbench.cli.output import say, say_warning
+from quantbench.cli.output import StyledLine, warning
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import StoreError
 from quantbench.report.shape_comparison import (
@@ -20,43 +23,34 @@ from quantbench.report.shape_comparison import (
     comparison_table,
     comparison_to_json,
 )
-from quantbench.report.sweep_result import cliff_to_json, ops_line, rows_to_json, sweep_table, trust_lines
+from quantbench.report.sweep_result import cliff_to_json, draw_run, ops_line, rows_to_json, sweep_table, trust_lines
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Skipped
 from quantbench.store.run import RunInfo
-from quantbench.sweep.options import SweepOptions, options_from_json
+from quantbench.sweep.options import options_from_json
 from quantbench.sweep.plan import Plan
-from quantbench.sweep.refine import Edge, PlacedGap, Refine
+from quantbench.sweep.refine import Edge, PlacedGap
 from quantbench.sweep.runner import Finished, Progress
 from quantbench.units import duration, percent
-
-Edges = Sequence[tuple[PlacedGap, Edge]]
 
 # Phases that are the measurement itself; everything else is the harness.
 _MEASUREMENT_PHASES = ("inputs", "warm-up", "measuring")
 _KERNEL_NAMES = "QUANTBENCH_KERNEL_NAMES"
 
 
-def say_plan(console: Console, plan: Plan, *, already: int = 0, devices: int = 1) -> None:
+def plan_lines(plan: Plan, *, already: int = 0, devices: int = 1) -> Iterator[str]:
     """How much there is to measure, how long it takes, and what is left out. plan: without what is measured already."""
-    selected, total = len(plan.points), plan.total
-    chosen = f"{selected} of {total} points selected" if plan.left_out else _counted(selected)
-    text = f"{chosen}, about {duration(plan.estimate_s / devices)}"
+    selected = len(plan.points)
+    counted = f"{selected} point{'' if selected == 1 else 's'}"
+    text = f"{selected} of {plan.total} points selected" if plan.left_out else counted
+    text += f", about {duration(plan.estimate_s / devices)}"
     if devices > 1:
         text += f" on {devices} devices"
     if already:
         text += f"; {already} more {'is' if already == 1 else 'are'} measured already"
-    if plan.left_out:
-        text += "; `--budget none` runs all"
-    console.print(text, highlight=False)
+    yield text + ("; `--budget none` runs all" if plan.left_out else "")
     if plan.impossible:
-        console.print(
-            f"{len(plan.impossible)} sizes are left out, the first because {plan.impossible[0]}", highlight=False
-        )
-
-
-def _counted(number: int) -> str:
-    return f"{number} point{'' if number == 1 else 's'}"
+        yield f"{len(plan.impossible)} sizes are left out, the first because {plan.impossible[0]}"
 
 
 def show_progress(show: Callable[..., None], progress: Progress) -> None:
@@ -65,80 +59,65 @@ def show_progress(show: Callable[..., None], progress: Progress) -> None:
     show(progress.done, progress.total, f"{progress.done} of {progress.total} points{left}", progress.current)
 
 
-def say_result(
-    console: Console,
-    run: Run,
-    finished: Finished,
-    wall_s: float,
-    *,
-    as_json: bool,
-    devices: int = 1,
-    earlier_s: float = 0.0,
-) -> dict[str, Any]:
-    """Say what came of a run, unless it is asked for as JSON, which is returned. devices: that measured it together.
-    earlier_s: of measuring before this sitting, of which `wall_s` is."""
-    spec = run.info.device
+def result(
+    run: Run, finished: Finished, wall_s: float, *, devices: int = 1, earlier_s: float = 0.0
+) -> tuple[list[StyledLine | Table], dict[str, Any]]:
+    """The result of a run as lines and tables, and as a JSON object. Draws the run's picture.
+
+    wall_s: how long this sitting took.
+    devices: number of devices that measured the run together.
+    earlier_s: time spent measuring in earlier sittings.
+    """
+    spec, listed = run.info.device, bool(run.info.options.get("shapes") or run.info.options.get("models"))
     points = points_of(run.records, spec)
-    axis = _widest_axis(run)
     rows = rows_of(points, spec)
     check = check_run(run, rules=())
-    models = options_from_json(run.info.options).models if run.info.options.get("models") else ()
-    comparison = compare_shapes(points, models) if models and points else None
-    if not as_json:
-        console.print()
-        if comparison is not None:
-            console.print(comparison_table(comparison))
-            for line in (comparison_sentence(comparison), *comparison_lines(comparison)):
-                say(console, line)
-        elif rows:
-            say(console, ops_line(rows))
-            console.print(sweep_table(rows, check, spec))
-        else:
-            console.print("nothing was measured")
-        for line in trust_lines(rows):
-            say(console, line)
-        _say_not_measured(console, run)
-        unnamed = unnamed_line(points, spec, run.info.environment) if run.info.origin == "measured" else None
-        if unnamed is not None:
-            say(console, unnamed)
-    listed = run.info.options.get("shapes") or run.info.options.get("models")
-    refine = None if listed else refinement(options_from_json(run.info.options), spec)
+    options = options_from_json(run.info.options)
+    comparison = compare_shapes(points, options.models) if options.models and points else None
+    refine = refine_of(options, spec) if options.refine and not listed else None
     edges = () if refine is None else refine.edges(run.records)
-    if not as_json and refine is not None:
-        for line in edge_lines(edges):
-            say(console, line)
+
+    lines: list[StyledLine | Table] = [""]
+    if comparison is not None:
+        lines += [comparison_table(comparison), comparison_sentence(comparison), *comparison_lines(comparison)]
+    elif rows:
+        lines += [ops_line(rows), sweep_table(rows, check, spec)]
+    else:
+        lines.append("nothing was measured")
+    lines += [*trust_lines(rows), *_not_measured_lines(run)]
+    if run.info.origin == "measured" and (unnamed := unnamed_line(points, spec, run.info.environment)):
+        lines.append(unnamed)
+    if refine is not None:
+        lines += [_edge_line(*edge) for edge in edges] or ["no step of 5 % or more was found to bisect to"]
     picture = None
     if points and not listed:  # a list of shapes has no axis to draw along
-        from quantbench.report.sweep_result import draw_run
-
+        axis = max(run.info.axes, key=lambda dim: len(run.info.axes[dim]))
         try:
-            picture = draw_run(run, check, axis)
-        except StoreError as error:  # a full disk: the run itself is whole, and where it lies must still be said
-            say_warning(console, f"no picture: {error}")
+            picture = draw_run(run, check, axis.replace("-", "_"))
+        except StoreError as error:  # a full disk: the run itself is whole, and its folder must still be printed
+            lines.append(warning(f"no picture: {error}"))
     overhead_share = 1 - (measuring_s(run.info) - earlier_s) / (wall_s * devices)
-    if as_json:
-        return {
-            "run": str(run.folder), "device": spec.name, "how_ended": finished.how,
-            "rows": rows_to_json(rows, check, spec), "cliffs": [cliff_to_json(cliff) for cliff in check.cliffs],
-            "edges": edges_to_json(edges), "picture": None if picture is None else str(picture),
-            "wall_s": wall_s, "overhead_share": overhead_share,
-            **({} if comparison is None else {"shapes": comparison_to_json(comparison)}),
-        }  # fmt: skip
-    for warning in run.warnings:
-        say_warning(console, warning)
-    console.print(
-        f"{finished.how} in {duration(wall_s)}; the harness itself took {percent(overhead_share)} of it"
-        + (f" ({finished.reason})" if finished.reason else "")
+    lines += [warning(text) for text in run.warnings]
+    reason = f" ({finished.reason})" if finished.reason else ""
+    lines.append(
+        f"{finished.how} in {duration(wall_s)}; the harness itself took {percent(overhead_share)} of it{reason}"
     )
-    say(console, f"kept in {run.folder}/ (run.json, records.jsonl)")
+    lines.append(f"kept in {run.folder}/ (run.json, records.jsonl)")
     if picture is not None:
-        say(console, f"picture: {picture}")
+        lines.append(f"picture: {picture}")
     if finished.how == "budget":
-        say(console, f"the rest: quantbench sweep --resume {run.folder}")
-    return {}
+        lines.append(f"the rest: quantbench sweep --resume {run.folder}")
+    answer = {
+        "run": str(run.folder), "device": spec.name, "how_ended": finished.how,
+        "rows": rows_to_json(rows, check, spec), "cliffs": [cliff_to_json(cliff) for cliff in check.cliffs],
+        "edges": [_edge_to_json(*edge) for edge in edges], "picture": None if picture is None else str(picture),
+        "wall_s": wall_s, "overhead_share": overhead_share,
+        **({} if comparison is None else {"shapes": comparison_to_json(comparison)}),
+    }  # fmt: skip
+    return lines, answer
 
 
-def _say_not_measured(console: Console, run: Run) -> None:
+def _not_measured_lines(run: Run) -> list[str]:
     """Skips and failures, grouped by reason: they are results as well."""
     reasons: Counter[str] = Counter()
     for record in run.records:
@@ -151,43 +130,27 @@ def _say_not_measured(console: Console, run: Run) -> None:
                 reasons[f"failed, {record.provider}: {kind}: {message}"] += 1
             case Measured(_, grade) if grade.letter == "rejected":
                 reasons[f"rejected, {record.provider}: {grade.reasons[0]}"] += 1
-    for reason, number in reasons.most_common():
-        say(console, f"{number} × {reason}")
+    return [f"{number} × {reason}" for reason, number in reasons.most_common()]
 
 
-def _widest_axis(run: Run) -> str:
-    """The axis with the most values: the one to draw along."""
-    return max(run.info.axes, key=lambda dim: len(run.info.axes[dim])).replace("-", "_")
+def _edge_line(placed: PlacedGap, edge: Edge) -> str:
+    """`edge in gemm (torch.mm): n = 3328 to 3336, 1.34 times the time`."""
+    held = "".join(f", {name.replace('_', '-')} = {value}" for name, value in placed.held.items())
+    return (
+        f"edge in {placed.op} ({placed.provider}): {placed.axis.replace('_', '-')} = {edge.low} to {edge.high}"
+        f"{held}, {edge.ratio:.2f} times the time{'' if edge.exact else ' (not bisected to the end)'}"
+    )
 
 
-def edge_lines(edges: Edges) -> list[str]:
-    """One line an edge: `edge in gemm (torch.mm): n = 3328 to 3336, 1.34 times the time`."""
-    if not edges:
-        return ["no step of 5 % or more was found to bisect to"]
-    lines = []
-    for placed, edge in edges:
-        held = "".join(f", {name.replace('_', '-')} = {value}" for name, value in placed.held.items())
-        open_end = "" if edge.exact else " (not bisected to the end)"
-        lines.append(
-            f"edge in {placed.op} ({placed.provider}): {placed.axis.replace('_', '-')} = {edge.low} to {edge.high}"
-            f"{held}, {edge.ratio:.2f} times the time{open_end}"
-        )
-    return lines
-
-
-def edges_to_json(edges: Edges) -> list[dict[str, Any]]:
-    """The edges as JSON objects."""
-    return [
-        {
-            "axis": placed.axis, "op": placed.op, "provider": placed.provider, "held": dict(placed.held),
-            "low": edge.low, "high": edge.high, "ratio": edge.ratio, "exact": edge.exact,
-        }
-        for placed, edge in edges
-    ]  # fmt: skip
+def _edge_to_json(placed: PlacedGap, edge: Edge) -> dict[str, Any]:
+    return {
+        "axis": placed.axis, "op": placed.op, "provider": placed.provider, "held": dict(placed.held),
+        "low": edge.low, "high": edge.high, "ratio": edge.ratio, "exact": edge.exact,
+    }  # fmt: skip
 
 
 def unnamed_line(points: Sequence[Point], spec: DeviceSpec, environment: dict[str, str]) -> str | None:
-    """A sentence where points measured on a GPU have no kernel's name that was wanted, with what may help; else None.
+    """How many points measured on a GPU have no kernel name, and what may help; None where all have, or none should.
 
     environment: the variables of the run.
     """
@@ -195,21 +158,10 @@ def unnamed_line(points: Sequence[Point], spec: DeviceSpec, environment: dict[st
     missing = sum(point.launch is None for point in points)
     if spec.kind != "cuda" or way == "off" or not missing:
         return None
-    line = f"{missing} of {len(points)} points have no kernel's name, so that causes which rest on it are not told"
-    if way == "here":
-        return line
-    return f"{line}; where one process alone may use the GPU, set {_KERNEL_NAMES}=here"
+    line = f"{missing} of {len(points)} points have no kernel name, so their causes cannot be determined"
+    return line if way == "here" else f"{line}; where one process alone may use the GPU, set {_KERNEL_NAMES}=here"
 
 
 def measuring_s(info: RunInfo) -> float:
     """Seconds that the measurement itself took, over all sittings of a run."""
     return sum(info.phases_s.get(name, 0.0) for name in _MEASUREMENT_PHASES)
-
-
-def refinement(options: SweepOptions, spec: DeviceSpec) -> Refine | None:
-    """What bisects to every edge, where that was asked for."""
-    if not options.refine:
-        return None
-    from quantbench.analysis.check import refine_of
-
-    return refine_of(options, spec)

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantbench.advice import Advice, Space, advise, repaired
-from quantbench.advice.cost import ShapeCost, cost_of, latency_per_run
+from quantbench.advice.cost import WIDER, ShapeCost, cost_of, latency_per_run, ratio_factor
 from quantbench.advice.space import DIMENSIONS, alone, together
-from quantbench.advice.spread import WIDER, ratio_factor
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from quantbench.advice.dims import side_names
-from quantbench.advice.edges import KINDS, NEAR, edges, misaligned_sides
+from quantbench.advice.edges import KINDS, NEAR, edges, misaligned_sides, side_names
 from quantbench.analysis import neighbours
 from quantbench.device import lookup
 from quantbench.launch import Launch, Tile

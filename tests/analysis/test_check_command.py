@@ -156,7 +156,7 @@ def test_an_experiment_measures_what_its_rule_needs_and_judges_it(
         workers.append(SimulatedWorker(replace(GPU, misaligned=1.4), noise=0.01, seed=3))
         return workers[-1]
 
-    monkeypatch.setattr("quantbench.cli.check.WorkerProcess", start)
+    monkeypatch.setattr("quantbench.sweep.child.WorkerProcess", start)
     data = call_json("--experiment", "k-8", "--results", tmp_path, "--budget", "none")
     (rule,) = data["rules"]
     assert (rule["id"], rule["verdict"]) == ("k-8", "CONFIRMED")

@@ -18,11 +18,11 @@ def points(*named: bool) -> Any:
 
 def test_missing_names_are_counted_with_what_may_help() -> None:
     assert unnamed_line(points(True, False, False), GPU, {}) == (
-        "2 of 3 points have no kernel's name, so that causes which rest on it are not told; where one process alone "
+        "2 of 3 points have no kernel name, so their causes cannot be determined; where one process alone "
         "may use the GPU, set QUANTBENCH_KERNEL_NAMES=here"
     )
     said = unnamed_line(points(False), GPU, {"QUANTBENCH_KERNEL_NAMES": "here"})
-    assert said == "1 of 1 points have no kernel's name, so that causes which rest on it are not told"
+    assert said == "1 of 1 points have no kernel name, so their causes cannot be determined"
 
 
 def test_nothing_is_said_where_names_are_there_or_unwanted() -> None:

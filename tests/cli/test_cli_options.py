@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from quantbench.cli.options import grouped, integers, percentage
+from quantbench.cli.options import argument, command, integers, option, percentage, typed_words
 from quantbench.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    node: Annotated[str, typer.Option(help="Name of the node.")] = "here"
+    node: str = option("here", "Name of the node.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size(Place):
-    rows: Annotated[int, typer.Option(min=1, help="Rows.")]
-    exact: Annotated[bool, typer.Option("--exact", help="No rounding.")] = False
+    rows: int = option(..., "Rows.", min=1)
+    exact: bool = option(False, "No rounding.")
 
 
 app = typer.Typer()
 
 
 @app.command()
-@grouped
-def show(file: Annotated[str, typer.Argument()], size: Size, count: Annotated[int, typer.Option()] = 3) -> None:
+@command
+def show(*, file: str = argument("File."), size: Size, count: int = option(3, "Count.")) -> None:
     """Print what arrived."""
     print(file, size, count)
 
@@ -49,6 +48,17 @@ def test_limits_and_required_fields_are_kept() -> None:
 def test_the_help_lists_every_field() -> None:
     said = CliRunner().invoke(app, ["--help"]).output
     assert all(words in said for words in ("--node", "--rows", "--exact", "--count", "Name of the node.", "Print what"))
+
+
+def test_a_flag_has_no_negative_form() -> None:
+    assert CliRunner().invoke(app, ["a.csv", "--rows", "1", "--no-exact"]).exit_code == 2
+
+
+def test_given_options_are_repeated_in_the_order_asked_for() -> None:
+    assert typed_words(Size(rows=4, node="a b", exact=True), ("node", "exact", "rows")) == [
+        "--node 'a b'", "--exact", "--rows 4",
+    ]  # fmt: skip
+    assert typed_words(Size(rows=4), ("node", "exact")) == []
 
 
 def test_texts_as_numbers() -> None:

@@ -48,3 +48,15 @@ def test_help_loads_nothing_that_computes() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stderr.strip() == "[]"
     assert "sweep" in done.stdout
+
+
+def test_no_command_computes_before_it_is_called() -> None:
+    code = (
+        "import sys\n"
+        "from quantbench.cli.app import COMMANDS, load\n"
+        "for name in COMMANDS: load(name)\n"
+        "heavy = ('torch', 'triton', 'numpy', 'scipy', 'pandas', 'matplotlib', 'seaborn', 'sklearn', 'pyarrow')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from quantbench.advice.advise import advise
-from quantbench.cli.grid_options import GridOptions
+from quantbench.cli.model_options import GridOptions
 from quantbench.cli.predict import predict, predict_sweep
 from quantbench.device import default_dtype, lookup
 from quantbench.device.registry import known
@@ -278,8 +278,8 @@ def test_a_layer_grows_with_its_hidden_size() -> None:
 
 def test_it_runs_without_torch() -> None:
     code = (
-        "import sys; from quantbench.cli.predict import predict; from quantbench.cli.grid_options import GridOptions;"
-        "predict.__wrapped__('a100-sxm4-80gb', GridOptions(dim=['hidden=2048']), as_json=True);"
+        "import sys; from quantbench.cli.predict import predict;"
+        "predict(gpu='a100-sxm4-80gb', dim=['hidden=2048'], as_json=True);"
         "assert not {'torch', 'triton', 'sklearn', 'pandas', 'pyarrow'} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

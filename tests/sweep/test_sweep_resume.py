@@ -16,8 +16,9 @@ from made_runs import write
 from rich.console import Console
 from sweep_doubles import A100, OPTIONS, Bench, QuietWorker, measured
 
-from quantbench.cli.sweep import measure
-from quantbench.cli.sweep_print import say_plan, say_result
+from quantbench.cli.output import show
+from quantbench.cli.sweep_print import plan_lines, result
+from quantbench.cli.sweep_run import measure
 from quantbench.errors import StoreError, UnsupportedError
 from quantbench.store.folder import RunWriter, read_run
 from quantbench.store.record import Record
@@ -258,7 +259,7 @@ def test_a_picture_that_finds_no_room_takes_nothing_of_the_run_away(
     with SweepSession.new(lambda spec: OPTIONS, tmp_path, connect_with(bench)) as session:  # type: ignore[arg-type]
         finished = session.run(lambda progress: None, clock=bench.clock)
     console = Console(width=300, record=True, file=StringIO())
-    say_result(console, read_run(session.folder), finished, 1.0, as_json=False)
+    show(console, result(read_run(session.folder), finished, 1.0)[0])
     said = console.export_text()
     assert "no picture: picture: efficiency-n.png (No space left on device)" in said
     assert f"kept in {session.folder}/" in said
@@ -267,8 +268,8 @@ def test_a_picture_that_finds_no_room_takes_nothing_of_the_run_away(
 def test_the_plan_line_says_what_a_budget_leaves_out() -> None:
     _, plan = plan_sweep(LAYERS, A100)
     console = Console(width=300, record=True, file=StringIO())
-    say_plan(console, plan)
-    say_plan(console, whole_plan(LAYERS, A100)[1])
+    show(console, plan_lines(plan))
+    show(console, plan_lines(whole_plan(LAYERS, A100)[1]))
     said = console.export_text().splitlines()
     assert re.fullmatch(
         rf"{len(plan.points)} of {plan.total} points selected, about .*; `--budget none` runs all", said[0]

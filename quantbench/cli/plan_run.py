@@ -1,0 +1,328 @@
+"""The modes of `quantbench plan`, a function each: `search_layouts`, `search_shapes`, `check_layout`, `predict_table`
+and `check_table`.
+
+Called by `plan`. Each returns whether the exit code is 1, a function that makes the JSON object, and the lines and
+tables for people.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from quantbench.cli.options import typed_words
+from quantbench.cli.output import StyledLine, plain_table
+from quantbench.cli.plan import PlanOptions
+from quantbench.planner.calibration import Calibration, shipped
+from quantbench.planner.constraints import Violation, violations
+from quantbench.planner.folklore import Judged, judge_folklore
+from quantbench.planner.formulas import parameters
+from quantbench.planner.layer_time import Span
+from quantbench.planner.layout import Job, Layout
+from quantbench.planner.memory import GIB, limit_bytes
+from quantbench.planner.predict import Planner, Prediction, job_to_json
+from quantbench.planner.row_checks import check_rows
+from quantbench.planner.row_results import WORTH_A_WORD, RowResult, Summary, misses, predict_rows, summarize
+from quantbench.planner.rows import read_table
+from quantbench.planner.search import Found, ShapeFound, search, shape_search
+from quantbench.store.environment import installed_versions, relevant_environment
+from quantbench.units import percent
+
+ModeResult = tuple[bool, Callable[[], dict[str, Any]], Iterable[StyledLine | Table]]
+
+_RECOMPUTE = {"full": "full", "selective": "select", "none": "no"}
+_VERDICTS = {"holds": "green", "costs time": "yellow", "fails": "red", "note": "cyan"}
+# What the next command repeats of the options that were given, in this order.
+_SAID_AGAIN = (
+    "model", "config", "hidden", "heads", "kv_heads", "ffn", "layers", "seq", "vocab", "dtype", "gpus", "gpu",
+    "profile", "cluster", "gpus_per_node", "node_gbit_per_s", "link_gb_per_s", "gbs", "optimizer",
+    "attention", "softmax", "rampup_step", "dp_overlap", "gated", "dropout",
+)  # fmt: skip
+# A layout within this of the limit may fail on a day when another allocation order fragments more.
+_NEARLY_FULL = 0.95
+
+
+# --- search ----------------------------------------------------------------------------------------------------------
+
+
+def search_layouts(arguments: PlanOptions, top: int) -> ModeResult:
+    """Rank every layout of a job."""
+    job, space = arguments.job(), arguments.space()
+    begun = time.perf_counter()
+    times, calibration = arguments.times(job.cluster.device), shipped().of(job.cluster)
+    found = search(job, times, calibration, space)
+    elapsed_s = time.perf_counter() - begun
+    judged, assumed = judge_folklore(job, found), arguments.assumed()
+
+    def answer() -> dict[str, Any]:
+        return {
+            "job": job_to_json(job, calibration, times.note, assumed),
+            "space": asdict(space), "looked_at": found.looked_at, "too_large": found.too_large, "search_s": elapsed_s,
+            "layouts": [p.to_json() for p in found.ranked],
+            "rules_of_thumb": [j.to_json() for j in judged],
+        }  # fmt: skip
+
+    def lines() -> Iterator[StyledLine | Table]:
+        yield from _header_lines(job, calibration, times.note, assumed)
+        said = f"{found.looked_at} layouts keep every rule, {len(found.ranked)} of them fit; {elapsed_s:.2f} s"
+        if not found.ranked and found.smallest is not None:
+            layout, needed = found.smallest
+            said += f". The smallest is {layout} with {needed.total_gib:.0f} GiB: more GPUs, or a smaller model"
+        yield said
+        if found.ranked:
+            yield from _ranking_lines(arguments, job, found, judged, top)
+
+    return not found.ranked, answer, lines()
+
+
+def _ranking_lines(
+    arguments: PlanOptions, job: Job, found: Found, judged: Sequence[Judged], top: int
+) -> Iterator[StyledLine | Table]:
+    fastest = found.ranked[0]
+    yield _layouts_table(found.ranked[:top], limit_bytes(job))
+    yield "\nThe fastest layout's iteration, by what takes the time:"
+    for name, s in sorted(fastest.iteration.parts.items(), key=lambda part: -part[1]):
+        if s >= 0.001 * fastest.sec_per_it:
+            yield f"  {name.replace('_', ' '):15} {s:8.2f} s  {percent(s / fastest.sec_per_it):>6}"
+    yield from (f"  {line}" for line in _bound_lines(fastest))
+    yield "\nRules of thumb, held against this search:"
+    for j in judged:
+        yield "  ", (j.verdict, _VERDICTS[j.verdict]), f" {j.rule.text} ({j.rule.source}): {j.finding}"
+        if j.verdict != "holds":
+            yield f"      {j.rule.weakness}"
+    layout = fastest.layout
+    degrees = f"--dp {layout.dp} --tp {layout.tp} --pp {layout.pp} --mbs {layout.mbs} --zero {layout.zero}"
+    degrees += f" --interleave {layout.interleave}" if layout.interleave > 1 else ""
+    degrees += " --sequence-parallel" if layout.sequence_parallel else ""
+    degrees += " --allow-uneven" if arguments.allow_uneven else ""
+    typed = " ".join(typed_words(arguments, _SAID_AGAIN))
+    yield f"\nNext: quantbench plan --check {typed} {degrees} --recompute {layout.recompute}"
+
+
+def _layouts_table(ranked: Sequence[Prediction], limit: float) -> Table:
+    """One line per layout, the fastest first. limit: memory of a GPU in bytes."""
+    numbers = ("DP", "TP", "PP", "MBS", "intlv", "ZeRO", "recomp", "SP", "sec/it", "TFLOPs", "MFU", "GiB", "bubble")
+    table = plain_table((*(f">{name}" for name in numbers), "look at first"))
+    for p in ranked:
+        layout, full = p.layout, p.memory.total > _NEARLY_FULL * limit
+        table.add_row(
+            str(layout.dp), str(layout.tp), str(layout.pp), str(layout.mbs), str(layout.interleave), str(layout.zero),
+            _RECOMPUTE[layout.recompute], "yes" if layout.sequence_parallel else "",
+            _seconds(p.iteration.sec, "–"), f"{p.tflops:.0f}", percent(p.mfu),
+            Text(f"{p.memory.total / GIB:.0f}", style="yellow" if full else ""), percent(p.iteration.bubble_share),
+            p.iteration.bound, style="bold" if p.sec_per_it == ranked[0].sec_per_it else "",
+        )  # fmt: skip
+    return table
+
+
+def search_shapes(arguments: PlanOptions, top: int) -> ModeResult:
+    """Rank shapes of about the same number of parameters."""
+    job, space = arguments.job(), arguments.shape_space()
+    begun = time.perf_counter()
+    times, calibration = arguments.times(job.cluster.device), shipped().of(job.cluster)
+    found = shape_search(job, times, calibration, space, arguments.space())
+    elapsed_s = time.perf_counter() - begun
+    assumed = arguments.assumed()
+
+    def answer() -> dict[str, Any]:
+        return {
+            "job": job_to_json(job, calibration, times.note, assumed),
+            "space": asdict(space), "search_s": elapsed_s, "shapes": [s.to_json() for s in found],
+        }  # fmt: skip
+
+    def lines() -> Iterator[StyledLine | Table]:
+        yield from _header_lines(job, calibration, times.note, assumed)
+        best: dict[int, ShapeFound] = {}
+        for one in found:
+            best.setdefault(one.shape.hidden, one)
+        budget = f"{space.parameters / 1e9:.1f} B parameters ±{space.tolerance:.0%}"
+        yield f"{len(found)} shapes of {len(best)} hidden sizes, {budget}, in {elapsed_s:.1f} s"
+        yield _shapes_table(found[:top], space.parameters)
+        yield "\nThe best of each hidden size:"
+        yield _shapes_table([best[hidden] for hidden in sorted(best)], space.parameters)
+
+    return not found, answer, lines()
+
+
+def _shapes_table(found: Sequence[ShapeFound], budget: float) -> Table:
+    numbers = ("hidden", "heads", "head_dim", "layers", "B params", "sec/it", "scaled", "of best", "TFLOPs", "GiB")
+    caption = f"scaled: time at {budget / 1e9:.1f} B parameters"
+    table = plain_table((*(f">{name}" for name in numbers), "layout"), caption=caption)
+    best = min((f.scaled_s for f in found), default=1.0)
+    for f in found:
+        table.add_row(
+            str(f.shape.hidden), str(f.shape.heads), str(f.shape.head_dim), str(f.shape.layers),
+            f"{f.parameters / 1e9:.1f}", f"{f.best.sec_per_it:.2f}", f"{f.scaled_s:.2f}",
+            f"+{100 * (f.scaled_s / best - 1):.1f} %", f"{f.best.tflops:.0f}", f"{f.best.memory.total_gib:.0f}",
+            str(f.best.layout),
+        )  # fmt: skip
+    return table
+
+
+def _header_lines(job: Job, calibration: Calibration, note: str, assumed: Sequence[str]) -> list[str]:
+    """The model, the machines, the assumptions, and where constants and times come from."""
+    shape, where = job.shape, job.cluster
+    heads = f"{shape.heads} heads of {shape.head_dim}"
+    dropout = "dropout" if shape.dropout else "no dropout"
+    rests = "fitted there" if calibration.fitted else calibration.provenance.get("rule", "")
+    versions = ", ".join(f"{name} {version}" for name, version in installed_versions().items() if name != "os")
+    variables = " ".join(f"{name}={value}" for name, value in relevant_environment().items())
+    return [
+        f"model: {parameters(shape) / 1e9:.1f} B parameters: {shape.layers} layers of {shape.hidden}, {heads}, "
+        f"seq {shape.seq}, vocab {shape.vocab}, {shape.dtype}, {shape.attention} attention, {dropout}; "
+        f"gbs {job.gbs}, {job.optimizer}",
+        f"machines: {job.gpus} × {where.device.name}, {where.gpus_per_node} per node, {where.node_gb_per_s:g} GB/s "
+        f"between nodes ({where.name})",
+        f"assumed: {', '.join(assumed)}",
+        f"constants: {calibration} ({rests})",
+        f"times: {note}",
+        f"made with: {versions}; {variables or 'no variable set that matters'}",
+    ]
+
+
+def _bound_lines(p: Prediction) -> list[str]:
+    """Time and cost of a training run at this rate, and what is not counted."""
+    hours = float(f"{p.gpu_hours_per_trillion_tokens:.3g}")
+    return [
+        f"10^12 tokens: {p.days_per_trillion_tokens:.3g} days, {hours:,.0f} GPU-hours, MFU {percent(p.mfu)}",
+        f"a lower bound on time (MFU: an upper bound), not counted: {', '.join(p.not_counted)}",
+    ]
+
+
+def _seconds(sec: Span, between: str) -> str:
+    """A time with its interval: `12.34 (11.9–12.8)`."""
+    decimals = 1 if sec.mid >= 10 else 2
+    return f"{sec.mid:.2f} ({sec.low:.{decimals}f}{between}{sec.high:.{decimals}f})"
+
+
+# --- one layout ------------------------------------------------------------------------------------------------------
+
+
+def check_layout(arguments: PlanOptions) -> ModeResult:
+    """Check one layout against every rule, and predict its time and memory."""
+    layout = arguments.layout()
+    job = arguments.job(gpus=arguments.gpus or layout.dp * layout.tp * layout.pp)
+    broken = violations(job, layout)
+    strict = any(v.constraint.strict for v in broken)
+    times, calibration = arguments.times(job.cluster.device), shipped().of(job.cluster)
+    prediction = None if strict else Planner(job, times, calibration).predict(layout)
+    assumed = arguments.assumed(one_layout=True)
+
+    def answer() -> dict[str, Any]:
+        return {
+            "job": job_to_json(job, calibration, times.note, assumed),
+            "violations": [
+                {
+                    "rule": v.constraint.rule,
+                    "name": v.constraint.name,
+                    "strict": v.constraint.strict,
+                    "message": v.message,
+                }
+                for v in broken
+            ],
+            "layout": asdict(layout),
+            "prediction": None if prediction is None else prediction.to_json(),
+        }
+
+    header = _header_lines(job, calibration, times.note, assumed)
+    lines = (*header, *_layout_lines(layout, broken, prediction, limit_bytes(job)))
+    return strict or (prediction is not None and not prediction.fits), answer, lines
+
+
+def _layout_lines(
+    layout: Layout, broken: Sequence[Violation], prediction: Prediction | None, limit: float
+) -> Iterator[StyledLine]:
+    strict = sum(v.constraint.strict for v in broken)
+    counts = f"{strict} rules make it impossible, {len(broken) - strict} cost time"
+    yield f"{layout}: {counts if broken else 'keeps every rule'}"
+    for v in broken:
+        yield "  ", ("impossible", "red") if v.constraint.strict else ("costs time", "yellow"), f" {v}"
+    if prediction is not None:
+        p, fits = prediction, ("fits", "") if prediction.fits else ("does not fit", "red")
+        yield f"  memory {p.memory.total_gib:.1f} of {limit / GIB:.1f} GiB: ", fits
+        yield (
+            f"  {_seconds(p.iteration.sec, ' to ')} s per iteration, {p.tflops:.0f} TFLOPs per GPU, "
+            f"{p.tokens_per_s:,.0f} tokens/s, {percent(p.iteration.bubble_share)} bubble, "
+            f"look first at: {p.iteration.bound}"
+        )
+        yield from (f"  {line}" for line in _bound_lines(p))
+
+
+# --- tables of layouts -----------------------------------------------------------------------------------------------
+
+
+def predict_table(arguments: PlanOptions, path: Path) -> ModeResult:
+    """Predict every row of a table and compare with what was measured."""
+    results = predict_rows(read_table(path), arguments.times, shipped(), arguments.given())
+    summary, missed = summarize(results), misses(results)
+
+    def answer() -> dict[str, Any]:
+        return {
+            "file": str(path), "calibrations": shipped().to_json(), "rows": [r.to_json() for r in results],
+            "summary": asdict(summary),
+            "missed_by_more_than_8_percent": [{**r.to_json(), "known": known} for r, known in missed],
+        }  # fmt: skip
+
+    def lines() -> Iterator[StyledLine | Table]:
+        yield _rows_table(results)
+        yield from _summary_lines(summary)
+        if missed:
+            yield "\nMissed by more than 8 %, and what is known:"
+        yield from (f"  {r.row.place}: {100 * (r.error or 0):+.1f} %: {known}" for r, known in missed)
+        unpredicted = [r for r in results if r.prediction is None]
+        if unpredicted:
+            yield f"\n{len(unpredicted)} rows are not predicted, the first: {unpredicted[0].problem}"
+
+    return False, answer, lines()
+
+
+def _rows_table(results: Sequence[RowResult]) -> Table:
+    """One line per predicted row: predicted beside measured."""
+    numbers = ("row", "line", "sec/it", "measured", "error", "TFLOPs", "reported", "GiB", "stated")
+    table = plain_table((*(f">{name}" for name in numbers), "layout"))
+    for r in results:
+        p, row = r.prediction, r.row
+        if p is None:
+            continue
+        missed = r.error is not None and abs(r.error) > WORTH_A_WORD
+        table.add_row(
+            row.row_id, _or_dash(row.line), f"{p.sec_per_it:.2f}", _or_dash(row.sec_per_it),
+            "" if r.error is None else Text(f"{100 * r.error:+.1f} %", style="bold red" if missed else ""),
+            f"{r.tflops:.1f}", _or_dash(row.tflops),
+            Text(f"{p.memory.total_gib:.0f}", style="" if p.fits else "red"),
+            "OOM" if row.status == "oom" else _or_dash(row.mem_gb), str(p.layout),
+        )  # fmt: skip
+    return table
+
+
+def _summary_lines(summary: Summary) -> Iterator[str]:
+    if summary.rows:
+        yield (
+            f"time, {summary.rows} rows: mean error {summary.mape:.2f} %, median {summary.median:.2f} %, bias "
+            f"{summary.bias:+.2f} %, rank correlation {summary.spearman:.3f}"
+        )
+    if summary.memory_rows:
+        yield (
+            f"memory, {summary.memory_rows} rows: mean error {summary.memory_mape:.1f} %; {summary.oom_seen} of "
+            f"{summary.oom_rows} rows that ran out of it were predicted to; a row that ran is predicted at most "
+            f"{100 * summary.worst_overrun:+.1f} % over the limit"
+        )
+
+
+def _or_dash(value: float | None) -> str:
+    return "–" if value is None else f"{value:g}"
+
+
+def check_table(arguments: PlanOptions, path: Path) -> ModeResult:
+    """Find impossible rows and contradictory cells of a table."""
+    found = check_rows(read_table(path), arguments.times, shipped())
+    findings = [{"row_id": f.row.row_id, "line": f.row.line, "kind": f.kind, "message": f.message} for f in found]
+    wrong = len({f.row.row_id for f in found})
+    said = f"{wrong} rows of {path.name} have something wrong" if found else f"nothing is wrong in {path.name}"
+    return bool(found), lambda: {"file": str(path), "findings": findings}, (*map(str, found), said)

@@ -1,0 +1,228 @@
+"""Runs a sweep: `run` on the device at hand, `run_on_ray` on every GPU of a cluster; `dry_run` only prints the plan.
+
+Called by `sweep`; `check` measures its experiments with `measure`.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from quantbench import device
+from quantbench.analysis.check import refine_of
+from quantbench.cli.devices import device_lines
+from quantbench.cli.output import StyledLine, check_folder, output, print_result, progress_bar, say, show
+from quantbench.cli.sweep import SweepArguments, assumed_of, budget_of, sweep_options
+from quantbench.cli.sweep_print import measuring_s, plan_lines, result, show_progress
+from quantbench.cluster.cards import card_lines, compare_cards
+from quantbench.cluster.lane import Lane
+from quantbench.cluster.ray_pool import RayPool
+from quantbench.cluster.session import ClusterSweep
+from quantbench.device.spec import DeviceSpec
+from quantbench.errors import MeasurementError, StoreError
+from quantbench.latency.op_times import roofline_us
+from quantbench.providers import catalog
+from quantbench.store.folder import read_run
+from quantbench.store.record import Measured
+from quantbench.store.run import read_run_info
+from quantbench.sweep.child import WorkerProcess
+from quantbench.sweep.options import SweepOptions, plan_sweep
+from quantbench.sweep.plan import Plan
+from quantbench.sweep.runner import Finished, More, Progress
+from quantbench.sweep.session import SweepSession, adaptive_more
+from quantbench.units import latency
+
+_MOST_PLANNED_LINES = 40
+
+
+def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
+    """Print what would be measured, in order, and how long it would take."""
+    spec = device.lookup(gpu) if gpu else device.current()
+    options = sweep_options(arguments, spec.kind)
+    axes, plan = plan_sweep(options, spec)
+    assumed = assumed_of(arguments, options, plan, spec)
+    points = [
+        {
+            "key": p.key, "provider": p.provider, "workload": str(p.workload), "estimate_s": p.estimate_s,
+            "places": [{"axes": place.axes, "op": place.op, "count": place.count} for place in p.places],
+        }
+        for p in plan.points
+    ]  # fmt: skip
+    answer = {
+        "device": spec.name, "assumed": assumed, "axes": {axis.dim: axis.values for axis in axes},
+        "estimate_s": plan.estimate_s, "points": points,
+    }  # fmt: skip
+    print_result(as_json, lambda: answer, _dry_run_lines(plan, spec, assumed, here=not gpu))
+
+
+def _dry_run_lines(plan: Plan, spec: DeviceSpec, assumed: Sequence[str], *, here: bool) -> Iterator[StyledLine]:
+    """here: whether the plan is for the device at hand, whose providers can say what they do not support."""
+    yield f"plan for {spec.name}"
+    if assumed:
+        yield f"assumed: {', '.join(assumed)}"
+    yield from plan_lines(plan)
+    if here:
+        makers = {name: catalog.make(name) for name in {point.provider for point in plan.points}}
+        reasons = [makers[point.provider].unsupported(point.workload, spec) for point in plan.points]
+        refused = [reason for reason in reasons if reason is not None]
+        if refused:
+            some = f"{len(refused)} of {len(reasons)}" if len(refused) < len(reasons) else "all"
+            yield f"{some} would be skipped here, the first because {refused[0]}"
+    shown = plan.points[:_MOST_PLANNED_LINES]
+    widest = max((len(point.provider) for point in shown), default=0)
+    for point in shown:
+        yield f"  {point.provider:<{widest}}  {point.workload}  about {latency(roofline_us(point.workload, spec))}"
+    if len(plan.points) > _MOST_PLANNED_LINES:
+        yield f"  … and {len(plan.points) - _MOST_PLANNED_LINES} more (--json prints all)"
+
+
+def run(arguments: SweepArguments, results: Path, resume: Path | None, *, as_json: bool) -> None:
+    """Run a new sweep, or finish the one in the folder `resume`."""
+    start_s = time.monotonic()
+    if resume is None:
+        providers = [name.strip() for name in arguments.provider.split(",")]
+        catalog.require_found(providers)
+        check_folder("--results", results)
+    console = output(stderr=as_json)
+    stop_on_sigterm()
+    if resume is None:
+        connect = partial(WorkerProcess, [name for name in providers if ":" in name])
+        session = SweepSession.new(lambda spec: sweep_options(arguments, spec.kind), results, connect, start_s)
+        earlier_s = 0.0
+    else:
+        earlier_s = measuring_s(read_run_info(resume))
+        session = SweepSession.resume(resume, WorkerProcess, budget_of(arguments), start_s)
+    with session:
+        assumed = () if resume else assumed_of(arguments, session.options, session.plan, session.hello.device)
+        finished = measure(console, session, assumed)
+    if not session.num_records:
+        raise MeasurementError("sweep", "the budget ended before the first point did", "a longer --budget")
+    measured = read_run(session.folder)
+    lines, answer = result(measured, finished, time.monotonic() - start_s, earlier_s=earlier_s)
+    print_result(as_json, lambda: {**answer, "assumed": assumed}, lines)
+    if not any(isinstance(record.outcome, Measured) for record in measured.records if record.role == "point"):
+        raise typer.Exit(1)  # the records say why, and a script must notice
+
+
+def stop_on_sigterm() -> None:
+    """Make SIGTERM, which a scheduler sends to end a job, the same clean stop as Ctrl-C."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def measure(console: Console, session: SweepSession, assumed: Sequence[str] = ()) -> Finished:
+    """Say what was assumed and what will be measured, measure it, and say what to do when stopped."""
+    show(console, device_lines(session.hello.device, session.hello.state))
+    if assumed:
+        say(console, f"assumed: {', '.join(assumed)}")
+    show(console, plan_lines(session.plan, already=len(session.done)))
+    if session.interpreted:
+        say(console, "TRITON_INTERPRET is set: triton's interpreter checks results; its times are those of no kernel.")
+    try:
+        with progress_bar(console) as bar:
+            more = refine_of(session.options, session.hello.device) if session.options.refine else None
+            return session.run(partial(show_progress, bar), more=more)
+    except KeyboardInterrupt:
+        say(console, f"\nstopped; {_kept(session)}")
+        raise
+    except StoreError:  # a full disk: its own line names the file, this one the run
+        say(console, _kept(session))
+        raise
+
+
+def _kept(session: SweepSession) -> str:
+    """Where what was measured lies, and how to go on."""
+    if not session.num_records:
+        return "nothing was measured"
+    missing = session.plan.without(session.done).total
+    if not missing:
+        return f"every point is measured and kept in {session.folder}/; report it: quantbench report {session.folder}"
+    return f"everything measured is kept. Go on with: quantbench sweep --resume {session.folder}"
+
+
+# --- a cluster -------------------------------------------------------------------------------------------------------
+
+
+def run_on_ray(arguments: SweepArguments, results: Path, resume: Path | None, *, as_json: bool) -> None:
+    """Run a new sweep over the cluster, one run per kind of device, or finish the one in the folder `resume` there."""
+    start_s = time.monotonic()
+    console = output(stderr=as_json)
+    budget_s = budget_of(arguments)
+    earlier_s = 0.0 if resume is None else measuring_s(read_run_info(resume))
+
+    def assumed(lane: Lane) -> tuple[str, ...]:
+        """Nothing is assumed anew where a run is resumed."""
+        return () if resume else assumed_of(arguments, sweep_options(arguments, lane.spec.kind), lane.plan, lane.spec)
+
+    with RayPool() as pool:
+        stop_on_sigterm()  # Ray has set a handler of its own
+        sweep = ClusterSweep(
+            pool.hosts(), lambda spec: sweep_options(arguments, spec.kind), results, _more, resume, budget_s,
+            on_note=lambda text: say(console, text),
+        )  # fmt: skip
+        lanes = _measure_lanes(console, sweep, assumed)
+    wall_s = time.monotonic() - start_s
+    told, said = [], []
+    for lane in lanes:
+        measured, devices = read_run(lane.writer.folder), len(lane.members)
+        lines, answer = result(measured, lane.finished, wall_s, devices=devices, earlier_s=earlier_s)
+        cards = compare_cards(measured.records)
+        of_cards = [{**asdict(card), "slow": card.slow} for card in cards]
+        told.append({**answer, "assumed": assumed(lane), "devices": devices, "cards": of_cards})
+        said += [*lines, *card_lines(cards)]
+    print_result(as_json, lambda: {"runs": told}, said)
+
+
+def _measure_lanes(console: Console, sweep: ClusterSweep, assumed: Callable[[Lane], Sequence[str]]) -> tuple[Lane, ...]:
+    machines = {host.name.partition(" on ")[2] for host in sweep.hosts}
+    count = len(sweep.hosts)
+    say(console, f"Ray: {count} device{'s' if count > 1 else ''} on {', '.join(sorted(machines))}")
+    shown: set[str] = set()
+    with progress_bar(console) as bar:
+
+        def show_lanes(lanes: Sequence[Lane]) -> None:
+            """Each run's plan once, and how far all of them are together."""
+            for lane in lanes:
+                if lane.writer.info.run_id not in shown:
+                    shown.add(lane.writer.info.run_id)
+                    show(console, _lane_lines(lane, assumed(lane)))
+            if lanes:
+                show_progress(bar, _together([lane.progress() for lane in lanes]))
+
+        sweep.on_progress = show_lanes
+        try:
+            return sweep.run()
+        except KeyboardInterrupt:
+            say(console, "stopped; everything measured is kept. Go on with:")
+            for lane in sweep.lanes.values():
+                if lane.writer.count:
+                    say(console, f"  quantbench sweep --on ray --resume {lane.writer.folder}")
+            raise
+
+
+def _lane_lines(lane: Lane, assumed: Sequence[str]) -> Iterator[str]:
+    yield f"{lane.spec.name}: kept in {lane.writer.folder}/"
+    if assumed:
+        yield f"  assumed: {', '.join(assumed)}"
+    done = {record.key for record in lane.records if record.role == "point"}
+    yield from plan_lines(lane.plan.without(done), already=len(done), devices=lane.expected_members)
+
+
+def _together(parts: Sequence[Progress]) -> Progress:
+    return Progress(
+        total=sum(part.total for part in parts),
+        done=sum(part.done for part in parts),
+        current=" and ".join(part.current for part in parts),
+        elapsed_s=max(part.elapsed_s for part in parts),
+        left_s=max((part.left_s for part in parts if part.left_s is not None), default=None),
+    )
+
+
+def _more(options: SweepOptions, spec: DeviceSpec) -> More | None:
+    return refine_of(options, spec) if options.refine else adaptive_more(options, spec)
