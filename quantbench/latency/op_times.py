@@ -59,7 +59,7 @@ class OpTimes(Protocol):
 
     @property
     def common_error(self) -> float:
-        """The part of the errors that ops of one kind have in common, 0 to 1 (`advice.spread`)."""
+        """The part of the errors that ops of one kind have in common, 0 to 1 (`advice.cost`)."""
 
     def estimates(self, workloads: Sequence[Compute]) -> Sequence[Estimate]:
         """One estimate per workload, in their order. Of a softmax: as if one fused kernel runs it."""

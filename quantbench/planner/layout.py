@@ -18,7 +18,7 @@ RECOMPUTATIONS = ("full", "selective", "none")
 #: how layers fall onto stages: equal counts; embedding and logits counted as a layer each (BLOOM's
 #: `--pp-partition-method 'type:transformer|embedding'`); or as equal as possible
 PARTITIONS = ("layers", "embedding", "uneven")
-# What elementwise kernels reach of the memory bandwidth, as in quantbench.latency.roofline.
+# What elementwise kernels reach of the memory bandwidth, as in quantbench.latency.op_times.
 _BANDWIDTH_SHARE = 0.8
 
 
