@@ -64,7 +64,7 @@ def in_interpreter(test: Callable[..., None]) -> Callable[..., None]:
             pytest.fail(f"in the interpreter: {kind}\n{text}", pytrace=False)
 
     parameters = inspect.signature(test).parameters.values()
-    marks = getattr(test, "pytestmark", [])
+    marks = [*getattr(test, "pytestmark", []), pytest.mark.slow.mark]
     by_mark = {name for mark in marks if mark.name == "parametrize" for name in _names(mark.args[0])}
     names = ["request", *(p.name for p in parameters if p.name in by_mark)]
     replay.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

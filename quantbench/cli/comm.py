@@ -13,7 +13,6 @@ from rich.text import Text
 
 from quantbench.cli.options import command, json_option, option, results_option
 from quantbench.cli.output import output, plain_table, print_result, say, show, warning
-from quantbench.comm.session import DEFAULT_OPS, DEFAULT_SIZES, parse_sizes, points
 from quantbench.errors import QuantbenchError, require_choice
 from quantbench.timing.options import TimingOptions
 from quantbench.units import latency, parse_duration_s, percent, size
@@ -48,6 +47,8 @@ class CommOptions:
 
     def plan(self, backend: str, num_gpus: int, num_nodes: int) -> tuple[Collective, ...]:
         """The points to measure."""
+        from quantbench.comm.session import DEFAULT_OPS, DEFAULT_SIZES, parse_sizes, points
+
         ops = tuple(word.strip().replace("-", "_") for word in self.op.split(",")) if self.op else DEFAULT_OPS
         dtype = self.dtype or ("bf16" if backend == "nccl" else "fp32")
         wanted = parse_sizes(self.sizes or DEFAULT_SIZES[backend])

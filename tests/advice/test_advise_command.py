@@ -331,6 +331,7 @@ def test_what_cannot_be_is_refused_in_one_line(words: tuple[str, ...], message: 
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", COMMANDS)
 def test_the_commands_of_the_page_run(line: str, tmp_path: Path) -> None:
     words = shlex.split(line.replace("/tmp/", f"{tmp_path}/"))
@@ -366,6 +367,7 @@ def test_an_unreadable_config_is_refused(tmp_path: Path) -> None:
         run(*A100, "--config", str(broken))
 
 
+@pytest.mark.slow
 def test_it_runs_from_the_shell_without_torch_or_pandas(tmp_path: Path) -> None:
     code = (
         "import sys\n"

@@ -75,6 +75,7 @@ def test_a_page_for_programs(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_number_of_sms_need_not_be_known(tmp_path: Path) -> None:
     period = call_json(write_simulated(tmp_path, GPU, staircase()), "--blind")["period"]
     assert (period["verdict"], period["tile"], period["sm_count"]) == ("clear", "128x256", 108)
@@ -173,6 +174,7 @@ def imported(results: Path, system: str) -> Path:
     return Path(json.loads(result.stdout)[0]["folder"])
 
 
+@pytest.mark.slow
 @NEEDS_TABLES
 def test_the_wave_cliffs_of_the_a100_table(tmp_path: Path) -> None:
     data = call_json(imported(tmp_path, "a100_sxm"))
@@ -202,6 +204,7 @@ def test_the_wave_cliffs_of_the_a100_table(tmp_path: Path) -> None:
     assert verdicts["whole-waves"] == "CONFIRMED"
 
 
+@pytest.mark.slow
 @NEEDS_TABLES
 @pytest.mark.parametrize("system", ["h100_sxm", "h200_sxm"])
 def test_no_single_tile_explains_the_steps_of_hopper(tmp_path: Path, system: str) -> None:

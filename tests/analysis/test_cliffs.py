@@ -24,6 +24,8 @@ from quantbench.launch import Tile
 from quantbench.store.record import Record
 from quantbench.workload import Gemm
 
+pytestmark = pytest.mark.slow  # most of its tests share simulated sweeps of many devices
+
 CASES = 100
 
 

@@ -79,6 +79,7 @@ def test_thousands_of_samples_are_thinned_without_moving_the_interval() -> None:
     assert (test.high - test.low) / 2 == pytest.approx(0.00147, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_rank_interval_covers_the_truth_as_often_as_it_says() -> None:
     covered = 0
     for seed in range(400):
@@ -111,6 +112,7 @@ def test_known_shifts_are_found_and_nothing_else() -> None:
     assert faster == {64 * 21}
 
 
+@pytest.mark.slow
 def test_false_regressions_stay_below_the_stated_rate() -> None:
     # Margin 0 is the hardest case: 200 pairs of runs of 20 points without any change. 5 % of the pairs may show one
     # false claim of either kind; binomially at most 17 of 200 with 97.5 %.

@@ -46,6 +46,7 @@ def compare(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_no_regression_is_exit_code_0(runs: Path) -> None:
     done = compare(runs, "a", "same")
     assert done.returncode == 0, done.stderr
@@ -58,6 +59,7 @@ def test_no_regression_is_exit_code_0(runs: Path) -> None:
     assert (runs / "same" / "compare-with-a.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_regression_is_exit_code_1_and_stands_first(runs: Path) -> None:
     done = compare(runs, "a", "slower", "--junit", "out/junit.xml", "-o", "out")
     assert done.returncode == 1, done.stderr
@@ -75,6 +77,7 @@ def test_a_regression_is_exit_code_1_and_stands_first(runs: Path) -> None:
     assert "k<script>&?" in (failure.text or "")
 
 
+@pytest.mark.slow
 def test_a_point_that_fails_now_is_exit_code_1(runs: Path) -> None:
     done = compare(runs, "a", "fails", "--junit", "junit.xml")
     assert done.returncode == 1
@@ -83,6 +86,7 @@ def test_a_point_that_fails_now_is_exit_code_1(runs: Path) -> None:
     assert (suite.get("tests"), suite.get("failures")) == ("6", "1")
 
 
+@pytest.mark.slow
 def test_json_has_every_point(runs: Path) -> None:
     done = compare(runs, "a", "slower", "--json")
     assert done.returncode == 1
@@ -96,6 +100,7 @@ def test_json_has_every_point(runs: Path) -> None:
     assert len(found["points"]) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -115,6 +120,7 @@ def test_wrong_use_is_one_line_and_exit_code_2(runs: Path, words: tuple[str, ...
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_records_of_another_run_are_refused(runs: Path) -> None:
     lines = (runs / "same" / "records.jsonl").read_text() + (runs / "a" / "records.jsonl").read_text()
     (runs / "same" / "records.jsonl").write_text(lines)

@@ -91,6 +91,7 @@ def test_the_way_is_apart_unless_it_is_said(monkeypatch: pytest.MonkeyPatch) -> 
         naming.chosen_way()
 
 
+@pytest.mark.slow
 def test_the_process_answers_and_says_what_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

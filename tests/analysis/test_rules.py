@@ -221,6 +221,7 @@ def test_every_rule_is_judged_even_on_nothing() -> None:
     assert all(v.reason for v in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [rule.id for rule in RULES])
 @pytest.mark.parametrize("slug", ["a100-sxm4-80gb", "h200-sxm-141gb"])
 def test_the_planned_points_hold_the_pairs_that_the_rule_needs(rule: str, slug: str) -> None:
@@ -254,6 +255,7 @@ def test_rules_of_gpus_have_no_experiment_on_a_cpu(rule: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_rules_of_gpus_are_not_judged_on_a_cpu() -> None:
     """The same records, with pairs for hidden % 128, as those of a GPU and as those of a CPU."""
     records = hidden_sweep(lambda h: h**2 * (1.0 if h % 128 == 0 else 1.1), list(range(1024, 4096, 64)))

@@ -96,6 +96,7 @@ def test_checking_a_layout_that_does_not_fit_ends_with_1() -> None:
     assert "does not fit" in said
 
 
+@pytest.mark.slow
 def test_rows_of_a_table() -> None:
     said = run("--rows", str(TABLE))
     assert "rank correlation" in said
@@ -131,6 +132,7 @@ def test_mistakes_of_a_table_end_with_1(tmp_path: Path) -> None:
     assert len(run_json("--rows", str(TABLE), "--check", code=1)["findings"]) >= 17
 
 
+@pytest.mark.slow
 def test_a_shape_search() -> None:
     said = run(*BLOOM, "--shape-search", "--recompute", "full", "--no-sequence-parallel", "--aspect", "195:205")
     assert "176.2 B parameters ±3%" in said

@@ -39,6 +39,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_table_of_the_users(table: Path) -> None:
     said = run("--table", str(table), "--gpu", "a100-sxm4-80gb", "--rows", "30", "--seeds", "0")
     assert "learning from 30 rows" in said
@@ -47,6 +48,7 @@ def test_a_table_of_the_users(table: Path) -> None:
     assert "random" in said
 
 
+@pytest.mark.slow
 def test_json(table: Path) -> None:
     answer = json.loads(run("--table", str(table), "--gpu", "a100-sxm4-80gb", "--rows", "30", "--seeds", "0", "--json"))
     by_model = {entry["model"]: entry for entry in answer["lines"] if entry["protocol"] == "sites"}

@@ -26,6 +26,7 @@ PLAN = ("plan", "--model", "bloom-176b", "--gpus", "384", "--gpu", "a100-sxm4-80
 CSV = ("--gpu", "a100-sxm4-80gb", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype", "bf16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -212,6 +213,7 @@ def test_an_answer_is_in_the_unit_that_reads_best() -> None:
     assert "e+0" not in said
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_finding() -> None:
     """Exit code 1 says that something was found; `| head -1` must not. Nor may a gate that nobody read have passed."""
     words = ["advise", "--hidden", "14400", "--heads", "96", "--tp", "8", "--gpu", "a100-sxm4-80gb", "--top", "0"]
@@ -270,6 +272,7 @@ def quantbench(*words: str, stdout: object = subprocess.PIPE, **environment: str
     )  # type: ignore[call-overload,no-any-return]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_output_without_room_is_one_line() -> None:
     with open("/dev/full", "wb") as full:
         done = quantbench("predict", "--gpu", "a100", "--dim", "n=64", stdout=full)
@@ -279,6 +282,7 @@ def test_an_output_without_room_is_one_line() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_an_output_without_unicode_gets_what_is_nearest(encoding: str) -> None:
     words = ("predict", "--gpu", "a100", "--dim", "n=64,128", "--plot", "/proc/\u0431.png")
@@ -290,6 +294,7 @@ def test_an_output_without_unicode_gets_what_is_nearest(encoding: str) -> None:
     assert b"/proc/\\u0431.png" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -324,6 +329,7 @@ def test_a_search_over_too_many_shapes_is_refused() -> None:
         CliRunner().invoke(app, [*PLAN, "--shape-search", "--aspect", "1:1000000000"], catch_exceptions=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "quantbench"
 # Layers that run work on a device; every other one must import without torch and triton.
@@ -23,6 +25,7 @@ def light_modules() -> list[str]:
     return names
 
 
+@pytest.mark.slow
 def test_everything_but_providers_and_timing_imports_without_torch() -> None:
     code = (
         "import sys, importlib\n"

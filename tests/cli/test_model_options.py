@@ -45,6 +45,7 @@ def assumed(command: str, *words: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ASK)
 def test_todays_models_run_flash_attention_and_drop_nothing_out(command: str) -> None:
     words = assumed(command, "--model", "llama-3-8b")

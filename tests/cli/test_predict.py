@@ -156,6 +156,7 @@ def test_a_window_that_is_ignored_is_said() -> None:
     assert not any("window" in word for word in assumed)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_picture(tmp_path: Path) -> None:
     plot = tmp_path / "pictures" / "saw.png"
     said = run("--gpu", "a100-sxm4-80gb", "--dim", "hidden=2048:2560:64", "--plot", str(plot))
@@ -225,6 +226,7 @@ def test_waves_agree_with_the_reasons() -> None:
     assert row.reasons[0].startswith("wave 4 of 4 is 11 % full: 22 % idle")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [spec for spec in known() if spec.kind == "cuda"], ids=lambda spec: spec.name)
 def test_no_product_is_idle_where_it_is_predicted_to_compute(spec: DeviceSpec) -> None:
     sites = dict.fromkeys(spec.peak_tflops, ((4096, 4096),))
@@ -276,6 +278,7 @@ def test_a_layer_grows_with_its_hidden_size() -> None:
     assert all(a < b for a, b in pairwise(times))
 
 
+@pytest.mark.slow
 def test_it_runs_without_torch() -> None:
     code = (
         "import sys; from quantbench.cli.predict import predict;"

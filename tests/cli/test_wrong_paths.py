@@ -144,6 +144,7 @@ def huge_file(folder: Path) -> str:
 KINDS = (missing, directory, pipe, device, long_name, nul_byte, empty_file, junk, escapes, huge_file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_wrong_path_is_one_line(
@@ -207,6 +208,7 @@ def without_rights(folder: Path) -> Iterator[None]:
         os.seteuid(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_folder_that_may_not_be_entered_is_one_line(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -246,6 +248,7 @@ OWN_FILES = (
 UNGUARDED = ("read_text", "read_bytes", "exists", "is_file", "is_dir", "read_table")
 
 
+@pytest.mark.slow
 def test_files_that_somebody_names_are_opened_in_one_place() -> None:
     package = ROOT / "quantbench"
     found = [

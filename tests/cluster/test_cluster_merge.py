@@ -193,6 +193,7 @@ def test_other_variables_are_told() -> None:
     assert merge_runs(runs).notes == ("part-2 ran with other variables than part-1: CUDA_LAUNCH_BLOCKING",)
 
 
+@pytest.mark.slow
 def test_the_command_writes_one_run_and_names_slow_cards(tmp_path: Path) -> None:
     folders = []
     for number, us in enumerate((50.0, 50.1, 56.0)):

@@ -135,6 +135,7 @@ def test_a_slow_card_is_named_and_its_points_are_trusted_less(bench: Bench) -> N
     assert {grade.letter for source, grade in graded if source != "GPU 2 on node1"} == {"A"}
 
 
+@pytest.mark.slow
 def test_a_lost_device_costs_the_point_in_flight_which_is_run_again(bench: Bench) -> None:
     lost: list[Request] = []
 

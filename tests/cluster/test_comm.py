@@ -288,6 +288,7 @@ def torchrun(ranks: int, results: Path, *words: str, before: Sequence[str] = ())
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_real_ranks_over_gloo(ranks: int, tmp_path: Path) -> None:
     ops = "all_reduce,all_gather,reduce_scatter,all_to_all,send_recv,broadcast"
@@ -316,6 +317,7 @@ def test_real_ranks_over_gloo(ranks: int, tmp_path: Path) -> None:
     jsonschema.validate(json.loads((run.folder / "run.json").read_text()), schema("run"))
 
 
+@pytest.mark.slow
 def test_a_narrow_network_is_measured_as_narrow(tmp_path: Path) -> None:
     """Two ranks in a network namespace of their own whose loopback carries 100 Mbit/s."""
     if shutil.which("unshare") is None or shutil.which("tc") is None:
@@ -337,6 +339,7 @@ def test_a_narrow_network_is_measured_as_narrow(tmp_path: Path) -> None:
     assert point["bus_gb_per_s"] < 0.0126
 
 
+@pytest.mark.slow
 def test_without_torchrun_it_says_how(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     done = subprocess.run(

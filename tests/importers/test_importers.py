@@ -370,6 +370,7 @@ def test_aiconfigurator_errors(tmp_path: Path) -> None:
         aiconfigurator.read_rows(table)
 
 
+@pytest.mark.slow
 @needs_package
 def test_packaged_a100_tables(tmp_path: Path) -> None:
     tables, missing = aiconfigurator.find_tables("a100-sxm4-80gb")

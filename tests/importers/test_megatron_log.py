@@ -288,6 +288,7 @@ def test_logs_that_say_little_can_be_drawn_and_tabled(tmp_path: Path) -> None:
     assert (tmp_path / "empty.png").exists()
 
 
+@pytest.mark.slow
 def test_the_report_draws_throughput_by_layout(tmp_path: Path) -> None:
     from quantbench.cli.report import report
 

@@ -45,6 +45,7 @@ def entries(*places: tuple[int, int]) -> list[tuple[int, int, Setting]]:
     ]
 
 
+@pytest.mark.slow
 @needs_descriptors
 @pytest.mark.parametrize(
     ("arch", "head_dim", "setting"),
@@ -60,6 +61,7 @@ def test_the_menu_of_forward(arch: int, head_dim: int, setting: Setting) -> None
     is_well_compiled(compile_forward(setting, head_dim, arch, descriptors=loads.descriptors))
 
 
+@pytest.mark.slow
 @needs_descriptors
 @pytest.mark.parametrize("arch", [80, 90, 100])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
@@ -72,6 +74,7 @@ def test_backward(arch: int, head_dim: int) -> None:
     is_well_compiled(compile_backward_q(q_tile, head_dim, arch, descriptors=loads.descriptors))
 
 
+@pytest.mark.slow
 def test_delta_and_rows_that_no_descriptor_can_address() -> None:
     assert compile_delta(100, 90).spills == 0
     kv_tile, q_tile = backward_tiles(90, 150, Loads(4))
@@ -79,11 +82,13 @@ def test_delta_and_rows_that_no_descriptor_can_address() -> None:
     is_well_compiled(compile_backward_q(q_tile, 150, 90, descriptors=False))
 
 
+@pytest.mark.slow
 def test_a_full_mask() -> None:
     setting = forward_menu(80, 128, Loads())[0]
     is_well_compiled(compile_forward(setting, 128, 80, causal=False, descriptors=False))
 
 
+@pytest.mark.slow
 @needs_descriptors
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_overlapped_schedule_computes_beside_the_products(causal: bool) -> None:
@@ -97,6 +102,7 @@ def test_the_overlapped_schedule_computes_beside_the_products(causal: bool) -> N
 
 
 # Rule 7 in machine code: what head_dim is a multiple of decides how many bytes a thread copies at a time.
+@pytest.mark.slow
 @pytest.mark.parametrize(("head_dim", "width"), [(128, "128"), (100, "64"), (150, None)])
 def test_copies_narrow_with_the_alignment_of_head_dim(head_dim: int, width: str | None) -> None:
     setting = forward_menu(80, head_dim, loads_of(80, head_dim))[0]
@@ -106,6 +112,7 @@ def test_copies_narrow_with_the_alignment_of_head_dim(head_dim: int, width: str 
     assert all((width in name.split(".")) if width else not {"64", "128"} & set(name.split(".")) for name in copies)
 
 
+@pytest.mark.slow
 def test_fp32_goes_without_tensor_cores() -> None:
     setting = forward_menu(80, 64, Loads(), fp32=True)[0]
     code = compile_forward(setting, 64, 80, dtype="fp32", descriptors=False)

@@ -86,6 +86,7 @@ UNALIGNED = [case for arch in ARCHS for size in (ODD,) for case in menu_cases(ar
 SCALAR = [case for arch in ARCHS for case in menu_cases(arch, ("fp32",), ALIGNED)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", TENSOR_CORE, ids=str)
 def test_menu_tiles_run_on_tensor_cores_without_spills(case: Case) -> None:
     built = compiled(case)
@@ -99,6 +100,7 @@ def test_menu_tiles_run_on_tensor_cores_without_spills(case: Case) -> None:
         assert built.count("LDGSTS") > 0  # straight into shared memory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", UNALIGNED, ids=str)
 def test_odd_sizes_still_run_on_tensor_cores(case: Case) -> None:
     built = compiled(case)
@@ -106,6 +108,7 @@ def test_odd_sizes_still_run_on_tensor_cores(case: Case) -> None:
     assert built.count(OPCODES[case.arch][case.gemm.dtype]) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SCALAR, ids=str)
 def test_fp32_products_are_not_rounded_to_tf32(case: Case) -> None:
     built = compiled(case)
@@ -114,6 +117,7 @@ def test_fp32_products_are_not_rounded_to_tf32(case: Case) -> None:
     assert sum(built.count(opcode) for opcode in ("HMMA", "HGMMA", "UTCHMMA")) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHS)
 def test_split_k_and_its_addition(arch: int) -> None:
     tile = replace(tiles(arch, "bf16")[0], split_k=4)
@@ -128,6 +132,7 @@ def test_split_k_and_its_addition(arch: int) -> None:
     assert any(opcode.startswith("LDG.") and ".128" in opcode for opcode in adding.opcodes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_batched_products(arch: int, schedule: str) -> None:
@@ -137,6 +142,7 @@ def test_batched_products(arch: int, schedule: str) -> None:
     assert built.count(OPCODES[arch]["bf16"]) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rows_of_half_a_line_are_still_loaded_16_bytes_at_a_time(layout: str) -> None:
     """triton itself knows of multiples of 16 elements only and would load 2 bytes at a time: see `known_multiple`."""
@@ -147,6 +153,7 @@ def test_rows_of_half_a_line_are_still_loaded_16_bytes_at_a_time(layout: str) ->
     assert all(".128" in opcode for opcode in loads)
 
 
+@pytest.mark.slow
 def test_a_persistent_kernel_prefetches_the_next_tile() -> None:
     """Flattened, one loop loads and multiplies: as many load instructions as for a single tile, two epilogues."""
     persistent, single = (

@@ -16,6 +16,7 @@ def loads(code: KernelResources, kind: str) -> int:
     return sum(n for name, n in code.opcodes.items() if name.startswith("LDG.E") and kind in name.split("."))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize(
     ("direction", "mask"),
@@ -32,6 +33,7 @@ def test_rows_in_eights_move_16_bytes_at_a_time(cols: int, mask: str, direction:
     assert code.threads == 32 * (softmax_tile(cols, 2, direction).num_warps or 0)
 
 
+@pytest.mark.slow
 def test_loads_under_way_per_thread() -> None:
     forward = compile_softmax(2048, dtype="bf16", arch=90)
     backward = compile_softmax(2048, direction="backward", dtype="bf16", arch=90)
@@ -40,6 +42,7 @@ def test_loads_under_way_per_thread() -> None:
 
 
 # What a row's length is a multiple of decides the width of its loads: the cliff of this kernel.
+@pytest.mark.slow
 @pytest.mark.parametrize(("cols", "kind"), [(2056, "128"), (2052, "64"), (2049, "U16")])
 def test_loads_narrow_with_the_alignment_of_a_row(cols: int, kind: str) -> None:
     code = compile_softmax(cols, dtype="bf16", arch=90)
@@ -47,6 +50,7 @@ def test_loads_narrow_with_the_alignment_of_a_row(cols: int, kind: str) -> None:
     assert code.spills == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize(("cols", "dtype"), [(MAX_COLS, "fp32"), (MAX_COLS - 1, "bf16"), (1, "fp16")])
 def test_extremes_do_not_spill(cols: int, dtype: str, direction: str) -> None:

@@ -105,6 +105,7 @@ def workloads(draw: st.DrawFn) -> Attention:
 
 
 @in_interpreter
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(workloads())
 def test_any_shape(work: Attention) -> None:

@@ -49,6 +49,7 @@ def tile_for(schedule: str, tile: Tile = SMALL, split_k: int = 3) -> Tile:
 
 
 @in_interpreter
+@pytest.mark.slow
 @pytest.mark.parametrize("operands", ["pointers", "descriptors"])
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("schedule", SCHEDULES)

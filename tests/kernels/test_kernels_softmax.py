@@ -84,6 +84,7 @@ def check_masked(
 
 
 @in_interpreter
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 70)), FORMATS, st.sampled_from([0.125, 1.0]))
 def test_causal_on_any_shape(shape: tuple[int, int, int], dtype: torch.dtype, scale: float) -> None:

@@ -81,6 +81,7 @@ def truth(family: str, rows: int, seed: int) -> tuple[AttentionShapes, np.ndarra
     return shapes[:rows], times[:rows], shapes[rows:], times[rows:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["fa3_sm80", "fa2_paged"])
 def test_fit_recovers_the_kernel_family_and_the_times(family: str) -> None:
     shapes, times, unseen, unseen_times = truth(family, 150, seed=1)
@@ -196,6 +197,7 @@ def test_heads_that_must_be_padded_pay_for_the_copies_in_full() -> None:
     assert model.predict([padded])[0].latency_us > model.predict([aligned])[0].latency_us + 0.9 * copied_us
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slug", ["a100-sxm4-80gb", "h200-sxm-141gb", "l40s-48gb"])
 def test_quick_answers_have_the_same_times_and_are_never_surer(slug: str) -> None:
     model = AttentionModel.best(lookup(slug))

@@ -139,6 +139,7 @@ def test_misaligned_rows_cost_more_and_aligned_ones_nothing() -> None:
     assert time_us(4088.0) == pytest.approx(time_us(4096.0), rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_fit_recovers_what_made_the_data() -> None:
     prior = pooled(())
     rng = np.random.default_rng(5)

@@ -50,6 +50,7 @@ def equal(a: GemmEstimates, b: GemmEstimates) -> bool:
     return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in ("latency_us", "low_us", "block_m"))
 
 
+@pytest.mark.slow
 def test_a_fit_predicts_other_shapes_and_its_interval_covers_them() -> None:
     m, n, k, measured = invented(800, seed=2)
     found = fitted().predict(m, n, k)
@@ -59,11 +60,13 @@ def test_a_fit_predicts_other_shapes_and_its_interval_covers_them() -> None:
     assert summarize(blind.latency_us, measured).median_pct > 2 * summarize(found.latency_us, measured).median_pct
 
 
+@pytest.mark.slow
 def test_the_same_rows_and_seed_give_the_same_model() -> None:
     again = GemmModel.fit(A100, *invented(200, seed=1), prior="none", effort=QUICK)
     assert again.to_json() == fitted().to_json()
 
 
+@pytest.mark.slow
 def test_doubling_k_is_never_faster() -> None:
     m, n, k, _ = invented(300, seed=3)
     k = np.concatenate([k[:280], np.floor(np.linspace(1, 31, 20))])
@@ -107,6 +110,7 @@ def test_what_is_said_of_a_shape_does_not_depend_on_its_place() -> None:
         assert np.array_equal(model.predict(m[part], n[part], k[part]).latency_us, whole[part])
 
 
+@pytest.mark.slow
 def test_nothing_is_faster_than_the_peak() -> None:
     """Rows that claim ten times the peak do not make the model believe it."""
     m = n = k = np.full(40, 8192.0) + 64 * np.arange(40)
@@ -166,6 +170,7 @@ def test_files_that_are_no_models_are_refused(tmp_path: Path) -> None:
         GemmModel.load(tmp_path / "text.json")
 
 
+@pytest.mark.slow
 def test_few_rows_fall_back_to_the_prior_and_say_so() -> None:
     model = GemmModel.fit(A100, [64, 128, 256], [512] * 3, [512] * 3, [5.0, 6.0, 7.0], prior="family-out")
     bare = GemmModel.prior(A100, family_out=True)
@@ -210,6 +215,7 @@ def test_a_dtype_that_the_gpu_lacks_and_a_processor_are_refused() -> None:
         GemmModel.prior(A100).predict(0, 1, 1)
 
 
+@pytest.mark.slow
 def test_family_out_knows_nothing_of_the_family() -> None:
     for slug in SHIPPED_GPUS:
         device = lookup(slug)
@@ -222,6 +228,7 @@ def test_family_out_knows_nothing_of_the_family() -> None:
     assert GemmModel.fit(A100, *invented(60, seed=6), prior="family-out", effort=QUICK).ensemble.reference is None
 
 
+@pytest.mark.slow
 def test_auto_starts_from_the_same_gpu() -> None:
     rows = invented(60, seed=7)
     model = GemmModel.fit(A100, *rows, prior="auto", effort=QUICK)
@@ -262,6 +269,7 @@ def table_of(gpu: str, rows: tuple[np.ndarray, ...]) -> GemmTable:
     return GemmTable(m, n, k, rows[3], "bf16", gpu)
 
 
+@pytest.mark.slow
 def test_a_siblings_table_helps_where_it_was_measured() -> None:
     """H100 and H200 share a quirk that no feature shows: every other n is slow."""
 
@@ -286,6 +294,7 @@ def test_a_siblings_table_helps_where_it_was_measured() -> None:
     assert errors[1] < 0.5 * errors[0]
 
 
+@pytest.mark.slow
 def test_recorded_launches_are_used_and_never_required() -> None:
     m, n, k, measured = invented(80, seed=13)
     launch = Launch("ampere_bf16_gemm_96x96", tile=Tile(96, 96))

@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from quantbench.device import lookup
 from quantbench.latency.gemm.cost_model import Machine, Menu, Shapes, Values, hand_prior, log_latency
@@ -86,6 +87,7 @@ def test_the_measured_grids_are_what_names_and_shapes_say() -> None:
         assert split_k_of(launch.grid, parse(launch.kernel), gemm, splitting=False) == launch.tile.split_k
 
 
+@pytest.mark.slow
 def test_names_help_on_measured_products() -> None:
     errors = {
         named: np.concatenate([errors_pct(measured(), seed, named=named, dtype="fp32") for seed in range(2)])
@@ -96,6 +98,7 @@ def test_names_help_on_measured_products() -> None:
     assert np.quantile(errors[True], 0.95) < np.quantile(errors[False], 0.95)
 
 
+@pytest.mark.slow
 def test_parts_that_take_turns_are_waited_for() -> None:
     """sgemm with 162 parts of k on four tiles runs ten times as long as its arithmetic and traffic take."""
     m, n, k, latency_us, launches = measured()
@@ -112,6 +115,7 @@ def test_parts_that_take_turns_are_waited_for() -> None:
     assert np.all(np.abs(np.log(found / latency_us[rows])) < np.log(4.0))
 
 
+@pytest.mark.slow
 def test_names_tell_what_no_shape_does() -> None:
     """A library that takes one of three kernels at random: simulated, to know what there is to gain."""
     rng = np.random.default_rng(0)

@@ -75,6 +75,7 @@ def test_packaged_a100_table() -> None:
     assert table.latency_us.min() > 1.0
 
 
+@pytest.mark.slow
 @needs_package
 @pytest.mark.parametrize("system", sorted(DEFAULT_TABLES))
 def test_what_was_measured_stays_below_what_the_registry_says_a_card_can(system: str) -> None:

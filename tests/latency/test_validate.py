@@ -203,6 +203,7 @@ def test_the_docs_have_every_marker_that_is_written(tmp_path: Path) -> None:
         assert text.index(f"<!-- {name}:begin -->") < text.index(f"<!-- {name}:end -->")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda c: heuristics(c), lambda c: engine(c, 40)])
 def test_foreign_contestants_answer(make: Callable[[Contest], Contestant | Absent]) -> None:
     real = Contest(A100, table("a100-sxm4-80gb"), "sites")

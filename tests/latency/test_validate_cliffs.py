@@ -44,6 +44,7 @@ def test_the_table_has_a_row_for_each_gpu() -> None:
     assert rows[1].startswith("| two | – |")
 
 
+@pytest.mark.slow
 def test_calibration_finds_the_numbers_that_made_the_rises() -> None:
     rng = np.random.default_rng(0)
 

@@ -264,6 +264,7 @@ def test_exactly_the_rows_with_noted_mistakes_are_found() -> None:
                      483: {"impossible"}}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "text"),
     [
@@ -286,6 +287,7 @@ def test_a_mended_table_has_nothing_wrong() -> None:
     assert check_rows(good, TIMES, shipped()) == []
 
 
+@pytest.mark.slow
 def test_the_shipped_constants_are_those_of_the_script() -> None:
     fresh = fit(TABLE, PUBLISHED, "02-25", "A100-80GB", TIMES)
     assert fresh.elsewhere.scatter == pytest.approx(shipped().elsewhere.scatter, rel=0.1)
@@ -308,6 +310,7 @@ def test_a_fit_needs_rows_of_one_cluster(tmp_path: Path) -> None:
         fit(few, PUBLISHED, "02-25", "A100-80GB", lambda device: EvenTimes())
 
 
+@pytest.mark.slow
 def test_days_are_predicted_from_the_others() -> None:
     rows = [row for row in ROWS if row.date in ("02-17", "02-24")]
     cases = timed_cases(rows, gpu="A100-80GB")

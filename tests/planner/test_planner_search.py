@@ -156,6 +156,7 @@ def test_candidates_keep_the_bounds() -> None:
     assert all(s.heads == 8 * s.kv_heads for s in some)
 
 
+@pytest.mark.slow
 def test_the_shape_search_finds_what_a_week_of_hand_search_found() -> None:
     base = replace(preset("bloom-176b"), attention="unfused", dropout=True)
     of = Job(base, cluster("jean-zay-a100"), 384, 2048)
@@ -180,6 +181,7 @@ def test_shape_searches_that_cannot_be() -> None:
         shape_search(job(), EvenTimes(), LIKE_JEAN_ZAY, ShapeSpace(parameters=1e3), AS_THEN)
 
 
+@pytest.mark.slow
 def test_plans_carry_what_is_needed_to_make_them_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     monkeypatch.setenv("NCCL_ALGO", "Ring")

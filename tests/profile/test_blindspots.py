@@ -48,6 +48,7 @@ def site_of(places: np.ndarray, rows: np.ndarray, n: int = 4096, k: int = 4096) 
 POWERS = 2 ** np.arange(15)
 
 
+@pytest.mark.slow
 def test_lines_are_the_engine_s_own() -> None:
     missing = engine_missing()
     if missing is not None:
@@ -298,6 +299,7 @@ def test_a_profile_without_products_is_one_clear_line(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_fitted_model_finds_the_cliffs_of_a_made_table() -> None:
     """The whole way once, with a real fit: no figure of the model is given."""
     found = blindspots_table.find(stair_profile(), "aiconfigurator", 0.05, "p95", 200)

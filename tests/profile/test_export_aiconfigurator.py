@@ -129,6 +129,7 @@ def test_both_sides_of_every_known_cliff_are_rows(tmp_path: Path) -> None:
     assert not any(m in (1024, 1025) for m, n, k in rows if (n, k) != (4096, 4096))
 
 
+@pytest.mark.slow
 def test_filled_tables_keep_straight_lines_near_the_model(tmp_path: Path) -> None:
     rows = [gemm_row(m, 4096, 4096, us) for m, us in ((64, 28.0), (1024, 207.5), (2048, 328.0), (4096, 549.0))]
     profile = known_profile({"gemm": table("gemm", rows)})
@@ -152,6 +153,7 @@ def few_sites(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quantbench.profile.exporters.aiconfigurator.SITE_SIZES", (512, 4096, 10240))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_sites")
 def test_without_measured_products_the_model_fills_the_table(tmp_path: Path) -> None:
     made = export_profile(known_profile({}), "aiconfigurator", tmp_path)
@@ -177,6 +179,7 @@ def test_without_measured_products_the_model_fills_the_table(tmp_path: Path) -> 
     assert len(rows_m) < 60
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_sites")
 def test_the_model_s_table_is_loaded_too(tmp_path: Path) -> None:
     export_profile(known_profile({}, "v100-sxm2-32gb"), "aiconfigurator", tmp_path, ExportOptions(dtype="fp16"))

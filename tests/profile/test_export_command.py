@@ -58,6 +58,7 @@ def skip_without_its_packages(words: list[str]) -> None:
             pytest.skip(f"{name} needs {package}, which comes with quantbench[tables]")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("quantbench profile ")])
 def test_each_command_of_the_page_runs(line: str, folder: Path) -> None:
     words = shlex.split(line.replace(_MADE_RUN, "profile.json"))[2:]
@@ -69,6 +70,7 @@ def test_each_command_of_the_page_runs(line: str, folder: Path) -> None:
         assert written.count("<!-- blindspots:begin -->") == 1
 
 
+@pytest.mark.slow
 def test_the_import_on_the_page_makes_the_run_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if find_spec("aiconfigurator_core") is None:
         pytest.skip("needs quantbench[tables]")
@@ -137,6 +139,7 @@ def test_people_are_told_what_is_left_out_and_what_is_modelled(folder: Path) -> 
     assert "use: " in said
 
 
+@pytest.mark.slow
 def test_folders_of_runs_are_taken_as_they_are(tmp_path: Path) -> None:
     times = {128: 36.9, 129: 63.3, 256: 65.5}
     made = run([record(Gemm(m, 4096, 4096, layout="nt"), [us], {"m": m}) for m, us in times.items()])

@@ -284,6 +284,7 @@ print([name for name in ("torch", "triton", "pandas", "sklearn") if name in sys.
 """
 
 
+@pytest.mark.slow
 def test_loading_and_asking_import_neither_torch_nor_pandas(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     Profile.from_runs([made.run(made.rows_beyond(2100))], fit=False).save(path)

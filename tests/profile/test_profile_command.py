@@ -57,6 +57,7 @@ def test_show(file: Path) -> None:
     assert answer["tables"][0] == {"kind": "gemm", "format": "bf16 nt", "provider": "torch.linear", "rows": 22}
 
 
+@pytest.mark.slow
 def test_validate(file: Path, tmp_path: Path) -> None:
     rows = "22 gemm, 3 softmax, 3 attention, 3 collective rows"
     said = typed("validate", str(file)).stdout

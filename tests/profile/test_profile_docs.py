@@ -27,6 +27,7 @@ TEXT = (ROOT / "docs" / "profiles.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", TEXT, re.S | re.M)
 
 
+@pytest.mark.slow
 def test_its_commands_and_its_python_run(tmp_path: Path) -> None:
     made_runs.write(tmp_path / "results", made.run(made.gemm_records() + made.other_records()))
     file = tmp_path / "results" / "a100-sxm4-80gb" / "profile.json"
@@ -71,6 +72,7 @@ def test_a_shelf_profile_is_made_of_runs_and_holds_none_of_their_rows() -> None:
     assert answer.note == "the profile has no measured row of this kind"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slug", SHIPPED_GPUS)
 def test_the_shelf_holds_models_and_findings_and_no_rows(slug: str, tmp_path: Path) -> None:
     folder = ROOT / "results" / slug

@@ -64,6 +64,7 @@ def test_the_same_runs_give_the_same_bytes_in_any_order(tmp_path: Path) -> None:
     assert len(texts) == 1
 
 
+@pytest.mark.slow
 def test_large_tables_stand_beside_it_and_their_bytes_are_the_same(tmp_path: Path) -> None:
     profile = large()
     path = saved(tmp_path, profile)
@@ -77,6 +78,7 @@ def test_large_tables_stand_beside_it_and_their_bytes_are_the_same(tmp_path: Pat
     jsonschema.validate(json.loads(path.read_text()), schema())
 
 
+@pytest.mark.slow
 def test_parquet_files_are_what_others_read(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
@@ -87,6 +89,7 @@ def test_parquet_files_are_what_others_read(tmp_path: Path) -> None:
     assert set(table.column("provider").to_pylist()) == {"torch.linear"}
 
 
+@pytest.mark.slow
 def test_it_holds_to_its_published_schema(tmp_path: Path) -> None:
     jsonschema.Draft202012Validator.check_schema(schema())
     data = json.loads(saved(tmp_path).read_text())
@@ -112,6 +115,7 @@ def test_older_versions_are_brought_up_step_by_step() -> None:
         upgrade({"version": -1}, "profile", migrations=steps, current=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "message"),
     [
@@ -189,6 +193,7 @@ def set_row(kind: str, column: str, value: object) -> Any:
     return how
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "message"),
     [

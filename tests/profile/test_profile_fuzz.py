@@ -117,6 +117,7 @@ def by_depth(data: Any, rng: np.random.Generator) -> Callable[[], tuple[Any, ...
     return draw
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_damaged_bytes(tmp_path: Path, seed: int) -> None:
     """150 files with changed bytes, and 75 cut short, for each seed."""
@@ -133,6 +134,7 @@ def test_damaged_bytes(tmp_path: Path, seed: int) -> None:
     assert seen["refused"] > 215
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_edited_documents(tmp_path: Path, seed: int) -> None:
     """125 for each seed, of which the digest is not mended."""
@@ -149,6 +151,7 @@ def test_edited_documents(tmp_path: Path, seed: int) -> None:
         assert found is None or same_numbers(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_forged_documents(tmp_path: Path, seed: int) -> None:
     """125 for each seed, whose digest was made to fit: what loads answers with finite times or a clear error."""
@@ -187,6 +190,7 @@ def asked(profile: Profile) -> str:
     return "answered"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_damaged_parquet(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """120 for each seed."""
@@ -202,6 +206,7 @@ def test_damaged_parquet(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPa
         assert what == "refused" or (found is not None and same_numbers(found))
 
 
+@pytest.mark.slow
 def test_forged_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns of other types, names and figures, whole files with a digest that fits."""
     import hashlib

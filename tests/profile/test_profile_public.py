@@ -51,6 +51,7 @@ def profile() -> Profile:
     )
 
 
+@pytest.mark.slow
 def test_between_powers_of_two_it_is_closer_than_straight_lines_and_its_interval_holds() -> None:
     table, rows, held = public()
     found = profile().gemm(table.m[held], table.n[held], table.k[held])
@@ -71,6 +72,7 @@ def test_between_powers_of_two_it_is_closer_than_straight_lines_and_its_interval
     assert 0.8 < inside[between].mean() < 0.97
 
 
+@pytest.mark.slow
 def test_across_the_cliff_at_256_the_estimate_steps() -> None:
     """One wave of 128x256 tiles ends at m = 256 for n = 12288: the table's time doubles to m = 257."""
     table, _, _ = public()

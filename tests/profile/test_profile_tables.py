@@ -196,6 +196,7 @@ def test_provenance_names_runs_and_digests_their_records() -> None:
     assert len(asdict(one)["keys_sha256"]) == 64
 
 
+@pytest.mark.slow
 def test_models_are_fitted_to_the_rows() -> None:
     """A device twice as slow as any A100: only a fit can know."""
     rng = np.random.default_rng(3)

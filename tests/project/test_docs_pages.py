@@ -103,6 +103,7 @@ def test_the_sample_workflow_is_one_and_its_commands_exist() -> None:
             require_understood(line)
 
 
+@pytest.mark.slow
 def test_the_options_of_pytest_that_are_named_exist() -> None:
     named = set()
     for text in (*(page.read_text(encoding="utf-8") for page in PAGES), WORKFLOW.read_text(encoding="utf-8")):
@@ -114,6 +115,7 @@ def test_the_options_of_pytest_that_are_named_exist() -> None:
     assert named <= set(re.findall(r"--[a-z-]+", done.stdout))
 
 
+@pytest.mark.slow
 def test_a_kernel_of_ones_own_is_timed_as_the_page_says(tmp_path: Path) -> None:
     first, second, _ = blocks(DOCS / "own-kernels.md", "python")
     assert len([line for line in first.splitlines() if line.strip()]) <= 5
@@ -129,6 +131,7 @@ def test_a_kernel_of_ones_own_is_timed_as_the_page_says(tmp_path: Path) -> None:
     assert all(each["extra_info"]["device"].startswith("cpu-") for each in found)
 
 
+@pytest.mark.slow
 def test_a_provider_of_ones_own_is_swept_as_the_page_says(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(blocks(DOCS / "own-kernels.md", "python")[2])
     words = ("--dim", "n=64,96", "-m", "64", "-k", "64", "--dtype", "fp32", "--provider", "mine:MyGemm,torch")

@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SWEEPS = [sweep for step in STEPS.values() for sweep in step]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sweep", SWEEPS, ids=lambda sweep: sweep.name)
 def test_each_sweep_can_be_planned_for_an_h200(sweep: PlannedSweep) -> None:
     words = ["sweep", *sweep.words, "--dry-run", "--gpu", "h200-sxm-141gb", "--budget", "none", "--json"]
@@ -58,6 +59,7 @@ def test_random_shapes_are_the_same_each_time_and_within_their_ranges() -> None:
     assert all(n % 8 == 0 and k % 8 == 0 for _, n, k in shapes)
 
 
+@pytest.mark.slow
 def test_a_step_is_taken_up_where_it_was_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -121,6 +123,7 @@ def test_the_profiler_joins_after_all_rows_and_once(tmp_path: Path, monkeypatch:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_late_table_takes_what_it_started_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "late.py").write_text(
         "import subprocess, sys, time\n"
@@ -205,6 +208,7 @@ def test_softmax_is_held_against_a_copy() -> None:
     assert "- triton.fused: 0.80 to 0.80, median 0.80 of 1 shapes" in lines
 
 
+@pytest.mark.slow
 def test_prediction_is_tested_on_rows_that_were_not_fitted_and_names_help_where_kernels_differ() -> None:
     quick = Effort(members=1, rows_first=100, rows_other=100, growth=Growth(trees=10))
     device = lookup("h200-sxm-141gb")
@@ -224,6 +228,7 @@ def test_prediction_is_tested_on_rows_that_were_not_fitted_and_names_help_where_
     assert "needs more" in prediction_section(points[:250], device)[0]
 
 
+@pytest.mark.slow
 def test_the_page_tells_what_is_missing_and_what_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -39,6 +39,7 @@ def damaged(draw: st.DrawFn, target: Target) -> bytes:
     return draw(bytes_damaged(seed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_a_hostile_file_ends_in_an_object_or_in_our_error(target: Target, tmp_path: Path) -> None:
     if target.name in NEEDS:
@@ -56,6 +57,7 @@ def test_a_hostile_file_ends_in_an_object_or_in_our_error(target: Target, tmp_pa
     load()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_a_whole_file_is_loaded(target: Target, tmp_path: Path) -> None:
     """What the fuzzer starts from is a file that the loader takes; otherwise it would only try to begin."""

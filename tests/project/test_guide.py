@@ -71,6 +71,7 @@ def test_the_commands_that_write_the_pages_can_be_imported() -> None:
         assert callable(import_module(name).main)
 
 
+@pytest.mark.slow
 @needs_tables
 def test_the_page_says_what_the_tables_say(tmp_path: Path) -> None:
     from tools.guide.evidence import evidence, find

@@ -47,6 +47,7 @@ def test_a_plain_checkout_runs_where_the_dependencies_are(checkout: Path) -> Non
     assert '"quantbench-run-2", 14336' in done.stdout
 
 
+@pytest.mark.slow
 def test_it_installs_without_network_and_imports_from_elsewhere(checkout: Path, tmp_path: Path) -> None:
     pytest.importorskip("setuptools", reason="--no-build-isolation needs setuptools where quantbench is installed")
     site = tmp_path / "site"

@@ -26,6 +26,7 @@ def found() -> list[Group]:
     return list(groups(ROOT / "tests" / "data", BestTimes(), shipped()))
 
 
+@pytest.mark.slow
 def test_the_page_has_the_figures_of_today(found: list[Group]) -> None:
     fresh = [line for line in accuracy_table(found).splitlines() if line.startswith("| ") and "---" not in line]
     page = DOCS.read_text().splitlines()
@@ -50,6 +51,7 @@ def test_what_is_asked_of_the_planner(found: list[Group]) -> None:
     assert by_name["documents, V100"].inside == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_commands_of_the_page_run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)

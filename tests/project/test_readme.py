@@ -20,6 +20,7 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.S | re.M)
 COMMANDS = [line for language, block in BLOCKS if not language for line in block.splitlines() if line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("quantbench ") and "--experiment" not in c])
 def test_each_command_is_understood(line: str, tmp_path: Path) -> None:
     """A sweep is planned, for a GPU that need not be here; anything else is run as it stands. An experiment measures
@@ -52,7 +53,7 @@ def test_each_link_and_picture_leads_somewhere(path: str) -> None:
 
 def test_ci_runs_nothing_that_readme_does_not_name() -> None:
     commands = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("make ")]
-    assert commands == ["make check", "make test"]
+    assert commands == ["make check", "make test", "make test-extras"]
     assert all(f"`{command}`" in README for command in commands)
 
 
@@ -65,12 +66,14 @@ def place(page: Path, name: str) -> str:
     return str(found)
 
 
+@pytest.mark.slow
 def test_the_sample_of_advice_is_what_the_command_prints() -> None:
     printed = advise_text()
     for page in PAGES:
         assert place(ROOT / page, "advise") == printed, "run: python -m tools.guide.front"
 
 
+@pytest.mark.slow
 def test_a_command_that_fails_is_no_sample() -> None:
     with pytest.raises(
         StoreError, match=r"front page: quantbench advise --gpu nosuch: .*; expected a run without error"
@@ -78,6 +81,7 @@ def test_a_command_that_fails_is_no_sample() -> None:
         advise_text(("advise", "--gpu", "nosuch"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("aiconfigurator_core") is None, reason="the extra quantbench[tables] is not installed")
 def test_the_staircase_is_what_the_table_says(tmp_path: Path) -> None:
     found = read_staircase()

@@ -95,6 +95,7 @@ def sources() -> set[str]:
     return {name for name in found if "__pycache__" not in name} | {"quantbench/py.typed"}
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_file_and_its_types(built: tuple[Path, Path]) -> None:
     with zipfile.ZipFile(built[0]) as wheel:
         names = set(wheel.namelist())
@@ -131,6 +132,7 @@ PYTHONS = [sys.executable, *filter(None, os.environ.get("QUANTBENCH_PYTHONS", ""
 OFFLINE = ("-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interpreter", PYTHONS)
 def test_the_wheel_installs_without_network_and_works_from_elsewhere(
     built: tuple[Path, Path], tmp_path: Path, interpreter: str
@@ -143,6 +145,7 @@ def test_the_wheel_installs_without_network_and_works_from_elsewhere(
     assert said.startswith("works ")
 
 
+@pytest.mark.slow
 def test_the_source_distribution_installs_without_network(built: tuple[Path, Path], tmp_path: Path) -> None:
     python(*OFFLINE, str(tmp_path / "site"), str(built[1]), cwd=tmp_path)
     assert (tmp_path / "site" / "quantbench" / "py.typed").exists()

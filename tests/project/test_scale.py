@@ -61,6 +61,7 @@ def test_curves_fitted_together_are_fitted_as_if_alone() -> None:
         assert together.cost[i] == pytest.approx(alone.cost[0])
 
 
+@pytest.mark.slow
 def test_a_curve_of_thousands_of_sizes_is_fitted_in_parts() -> None:
     sizes = range(32, 32 * 1601, 32)
     records = records_of(GPU, along("m", sizes, Gemm(m=1, n=4096, k=4096)), noise=0.002, seed=0)

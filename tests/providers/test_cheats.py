@@ -131,6 +131,7 @@ CHEATS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cheat", "work", "reason"), CHEATS, ids=[f"{c}-{w.kind}" for c, w, _ in CHEATS])
 def test_a_cheat_is_refused_with_the_reason(cheat: str, work: Workload, reason: str, spec: DeviceSpec) -> None:
     outcome = record_of(spec, cheat, work).outcome
@@ -158,6 +159,7 @@ def test_a_task_without_inputs_is_graded_d(spec: DeviceSpec) -> None:
     assert record.check is None
 
 
+@pytest.mark.slow
 def test_work_on_other_cores_is_graded_d(spec: DeviceSpec) -> None:
     outcome = record_of(spec, "OnAllCores", Gemm(512, 512, 512, dtype="fp32")).outcome
     assert isinstance(outcome, Measured)
@@ -165,6 +167,7 @@ def test_work_on_other_cores_is_graded_d(spec: DeviceSpec) -> None:
     assert any("helped by other threads" in reason for reason in outcome.grade.reasons)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("honest", "work"),
     [

@@ -59,6 +59,7 @@ WORKLOADS: list[Workload] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work", WORKLOADS, ids=str)
 def test_right_results_pass_whole_and_in_chunks(work: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     given, found = case(work)
@@ -192,6 +193,7 @@ def one_infinity(found: Tensors) -> None:
     found[0].view(-1)[77] = torch.inf
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage", [zero_tile, zero_last_row, wrong_column, one_large_element, scaled, one_nan, one_infinity]
 )

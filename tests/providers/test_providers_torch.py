@@ -62,6 +62,7 @@ CASES: list[tuple[str, Workload]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("provider_id", "work"), CASES, ids=[f"{provider}-{work}" for provider, work in CASES])
 def test_results_are_within_half_the_tolerance(provider_id: str, work: Workload) -> None:
     provider = catalog.make(provider_id)
@@ -183,6 +184,7 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "masked", "operations"),
     [

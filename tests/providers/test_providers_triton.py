@@ -83,6 +83,7 @@ def passes(provider_id: str, work: Workload) -> None:
 
 
 @in_interpreter
+@pytest.mark.slow
 @pytest.mark.parametrize("provider_id", SCHEDULES)
 @pytest.mark.parametrize("gemm", [Gemm(70, 40, 50, dtype="fp16"), Gemm(33, 40, 48, 2, "fp32", "nt")], ids=str)
 def test_products_pass_the_check_before_timing(provider_id: str, gemm: Gemm) -> None:

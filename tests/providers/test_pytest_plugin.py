@@ -57,6 +57,7 @@ def _installed() -> bool:
     return any(e.value == "quantbench.pytest_plugin" for e in entry_points(group="pytest11"))
 
 
+@pytest.mark.slow
 def test_the_table_and_the_json_hold_device_time(tmp_path: Path) -> None:
     done = pytest_run(tmp_path, "--benchmark-only", "--benchmark-json=out.json", "-k", "my_kernel")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -73,6 +74,7 @@ def test_the_table_and_the_json_hold_device_time(tmp_path: Path) -> None:
     assert found[128]["stats"]["median"] > 2 * found[32]["stats"]["median"]
 
 
+@pytest.mark.slow
 def test_a_comparison_fails_on_a_regression(tmp_path: Path) -> None:
     only = ("--benchmark-only", "-k", "my_kernel")
     assert pytest_run(tmp_path, *only, "--benchmark-save=base").returncode == 0
@@ -86,12 +88,14 @@ def test_a_comparison_fails_on_a_regression(tmp_path: Path) -> None:
     assert "Performance has regressed" in again.stdout + again.stderr
 
 
+@pytest.mark.slow
 def test_a_figure_above_the_peak_fails(tmp_path: Path) -> None:
     done = pytest_run(tmp_path, "-k", "impossible")
     assert done.returncode == 1
     assert "faster than the hardware's peak" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "outcome"),
     [(("--benchmark-skip",), "1 passed, 3 skipped"), (("--benchmark-disable", "-k", "not impossible"), "3 passed")],

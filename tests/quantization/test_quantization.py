@@ -150,6 +150,7 @@ def test_alignment_in_words() -> None:
     assert alignment_words(64, 128, verb="were") == "rows were aligned to 64 bytes, not 128"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [" pads to ", "the library changed", "aligned to ", " blocks for "])
 def test_the_words_for_an_edge_are_in_one_module(words: str) -> None:
     package = Path(__file__).resolve().parents[2] / "quantbench"

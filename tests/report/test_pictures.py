@@ -95,6 +95,7 @@ def page_pictures(made: Run, tmp_path: Path) -> None:
     build_page(made, points_of(made.records, made.info.device), Gallery(tmp_path), {})
 
 
+@pytest.mark.slow
 def test_every_picture_of_a_page_names_device_format_and_library(tmp_path: Path, drawn: list[Any]) -> None:
     grid = [
         record(Gemm(m, n, 4096), samples(m * n / 1e4, noise=0.004, count=12, seed=m + n), {"m": m, "n": n})

@@ -76,6 +76,7 @@ def report(made: Run, folder: Path) -> Checker:
     return checked(write_report(made, folder).page)
 
 
+@pytest.mark.slow
 def test_a_name_that_ends_in_html_is_the_page_itself(tmp_path: Path) -> None:
     made = run(stairs(range(2048, 6144, 64)))
     alone = write_report(made, tmp_path / "pages" / "x.html")
@@ -115,6 +116,7 @@ def test_noise_alone_makes_no_bad_size() -> None:
     assert bad_sizes(rows, "n") == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how_ended", "said"),
     [
@@ -252,6 +254,7 @@ def test_axes_that_stand_far_apart_are_held_against_half_and_twice(tmp_path: Pat
     assert "tp: 4 is the worst of 3 sizes: it loses 21 % against 2 (no two sizes are within 10 %" in text
 
 
+@pytest.mark.slow
 def test_ops_of_several_providers_are_one_layer(tmp_path: Path) -> None:
     # The unfused three are slower than attention in one kernel, and of the two who compute it only the faster counts.
     times = {
@@ -286,6 +289,7 @@ def test_a_product_that_an_axis_does_not_change_is_named_and_not_drawn(tmp_path:
     assert not [path for path in page.pictures if "proj" in path.name]
 
 
+@pytest.mark.slow
 def test_two_axes_have_a_map_and_many_curves_are_told_together(tmp_path: Path) -> None:
     made = [
         record(Gemm(m, n, 1024), (us, us * 1.001, us * 0.999), {"m": m, "n": n})
@@ -299,6 +303,7 @@ def test_two_axes_have_a_map_and_many_curves_are_told_together(tmp_path: Path) -
     assert {"report-jumps-m.png", "report-map-n-m.png"} <= names
 
 
+@pytest.mark.slow
 def test_the_check_speaks_on_the_page(tmp_path: Path) -> None:
     launch = Launch("ampere_gemm_128x256", tile=Tile(128, 256), blocks_per_sm=1)
     text = report(run(stairs(range(1024, 8192, 64), launch=launch)), tmp_path).text
@@ -334,6 +339,7 @@ def test_kernels_and_changes_of_kernel_are_named(tmp_path: Path) -> None:
     assert "ampere_gemm_128x256" in text
 
 
+@pytest.mark.slow
 def test_the_device_through_the_run(tmp_path: Path) -> None:
     made = [reference(50.0 * (1 + 0.01 * i), elapsed_s=60.0 * i) for i in range(4)]
     for i, n in enumerate((1024, 1088, 1152)):
@@ -363,6 +369,7 @@ def command(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_command_writes_into_the_run_or_elsewhere(tmp_path: Path) -> None:
     folder = write(tmp_path, run(stairs(range(2048, 6144, 64)), "one"))
     done = command(str(folder), cwd=tmp_path)
@@ -377,6 +384,7 @@ def test_the_command_writes_into_the_run_or_elsewhere(tmp_path: Path) -> None:
     assert "loses 32 %" in written["answer"]
 
 
+@pytest.mark.slow
 def test_wrong_use_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     write(tmp_path, run(stairs((1024,)), "one"))
     write(tmp_path, run(stairs((1024,)), "two", device=replace(SPEC, name="h100-test")))
@@ -399,6 +407,7 @@ def test_wrong_use_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert "a100-test/one has records of two; expected records of one alone" in done.stderr
 
 
+@pytest.mark.slow
 def test_one_shape_of_a_table_is_shown_with_what_the_whole_table_tells(tmp_path: Path) -> None:
     made = [
         record(Gemm(m, n, 1024), (us, us * 1.001, us * 0.999), {"m": m, "n": n})

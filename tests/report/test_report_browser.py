@@ -44,6 +44,7 @@ def grid() -> Run:
     return run(made, software={"torch": "2.11.0+cu130", "os": "Linux-" + "x" * 120}, source=HOSTILE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["stairs", "grid", "empty"])
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, False), (400, True)])
 def test_the_page_fits_loads_nothing_and_complains_of_nothing(
@@ -64,6 +65,7 @@ def test_the_page_fits_loads_nothing_and_complains_of_nothing(
     assert "SIMULATED" in shown.layout["text"]
 
 
+@pytest.mark.slow
 def test_the_answer_is_on_the_first_screen(opened: Browser, tmp_path: Path) -> None:
     page = write_report(run(stairs(range(2048, 6144, 64))), tmp_path).page
     for width, height in ((1280, 800), (400, 800)):

@@ -125,6 +125,7 @@ def test_each_record_is_on_disk_before_the_next(tmp_path: Path) -> None:
             assert len(read_run(writer.folder).records) == number
 
 
+@pytest.mark.slow
 def test_a_last_line_torn_at_any_byte_costs_that_record_alone(tmp_path: Path) -> None:
     with RunWriter.create(tmp_path, INFO) as writer:
         writer.append(record(8))

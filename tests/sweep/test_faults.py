@@ -71,6 +71,7 @@ def killed_over_a_point(worker: WorkerProcess) -> Reply:
     return worker.ask(request("Hangs", odd), 60.0, lambda: os.kill(worker._process.pid, signal.SIGKILL))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [killed_after_hello, killed_after_begin, killed_between_points, killed_over_a_point],
@@ -82,6 +83,7 @@ def test_a_killed_worker_is_told_as_that(fault: Callable[[WorkerProcess], Reply]
     assert caught.value.kind == "crash"
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_is_ended_at_its_limit() -> None:
     with WorkerProcess() as worker:
         worker.begin(QUICK)
@@ -124,6 +126,7 @@ def worker(_cpu_and_providers: None) -> Iterator[WorkerProcess]:
         yield process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [b"[1, 2]\n", b"{}\n", b'{"measurement": 5}\n', b'"text"\n', b"null\n", b"1e999\n"])
 def test_an_answer_that_is_none_is_the_points_failure(
     worker: WorkerProcess, line: bytes, monkeypatch: pytest.MonkeyPatch
@@ -135,6 +138,7 @@ def test_an_answer_that_is_none_is_the_points_failure(
     assert reply.failed[0] == "error"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [b"not json\n", b"\xff\xfe\n", b"\n", b'{"measurement": \n'])
 def test_an_answer_that_is_no_json_ends_the_worker(
     worker: WorkerProcess, line: bytes, monkeypatch: pytest.MonkeyPatch
@@ -195,6 +199,7 @@ def test_a_sweeps_clock_that_goes_back_loses_no_point() -> None:
 # --- fifty interruptions -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_stopped_fifty_times_ends_with_the_same_points(tmp_path: Path) -> None:
     def sweep(answer: Callable[[Request], Reply], folder: Path) -> tuple[SweepSession, Bench]:
         bench = Bench(None, answer)  # type: ignore[arg-type]

@@ -145,6 +145,7 @@ def unsafe(tree: ast.AST) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_is_unpickled_or_evaluated(path: Path) -> None:
     found = unsafe(ast.parse(path.read_text(encoding="utf-8")))

@@ -64,6 +64,7 @@ def sizes(session: SweepSession) -> list[tuple[int, int]]:
     return found
 
 
+@pytest.mark.slow
 def test_it_measures_as_many_as_asked_for_none_twice(tmp_path: Path) -> None:
     found = sizes(sweep(tmp_path))
     assert len(found) == len(set(found)) == 40
@@ -73,6 +74,7 @@ def test_it_measures_as_many_as_asked_for_none_twice(tmp_path: Path) -> None:
     assert set(found) != set(at_random)
 
 
+@pytest.mark.slow
 def test_it_is_taken_up_where_it_was_left(tmp_path: Path) -> None:
     stopped = sweep(tmp_path, stop_after=25)
     before = sizes(stopped)

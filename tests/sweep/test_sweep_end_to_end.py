@@ -65,6 +65,7 @@ def keys(folder: Path) -> list[str]:
     return [record.key for record in read_run(folder).records if record.role == "point"]
 
 
+@pytest.mark.slow
 def test_a_sweep_measures_keeps_and_shows(tmp_path: Path) -> None:
     done = run("sweep", "--dim", "n=64:192:64", *QUICK, "--dtype", "fp32", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -85,6 +86,7 @@ def test_a_sweep_measures_keeps_and_shows(tmp_path: Path) -> None:
     assert "GPU cliffs need a GPU" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_table_names_the_device_the_rows_and_the_folder(tmp_path: Path) -> None:
     done = run("sweep", "--dim", "hidden=64,128", "--seq", "64", *QUICK[4:], "--ops", "proj,attention", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -102,6 +104,7 @@ def test_the_table_names_the_device_the_rows_and_the_folder(tmp_path: Path) -> N
         assert expected in done.stdout
 
 
+@pytest.mark.slow
 def test_a_list_of_shapes_is_measured_as_it_stands(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("name,m,n,k\na,64,96,64\nb,8,8,8\n")
     done = run("sweep", "--shapes", "mine.csv", *QUICK[4:], "--layout", "nt", "--json", cwd=tmp_path)
@@ -112,6 +115,7 @@ def test_a_list_of_shapes_is_measured_as_it_stands(tmp_path: Path) -> None:
     assert len(keys(tmp_path / result["run"])) == 2
 
 
+@pytest.mark.slow
 def test_kill_9_costs_at_most_the_point_in_flight_and_resume_measures_the_rest(tmp_path: Path) -> None:
     process, folder = start_and_wait_for_records(tmp_path, count=8)
     process.kill()
@@ -135,6 +139,7 @@ def test_kill_9_costs_at_most_the_point_in_flight_and_resume_measures_the_rest(t
     assert json.loads(nothing_left.stdout)["overhead_share"] == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_cleanly(tmp_path: Path) -> None:
     process, folder = start_and_wait_for_records(tmp_path, count=4)
     process.send_signal(signal.SIGINT)
@@ -148,6 +153,7 @@ def test_ctrl_c_stops_cleanly(tmp_path: Path) -> None:
     assert len(keys(folder)) >= 3
 
 
+@pytest.mark.slow
 def test_a_provider_that_crashes_and_hangs_costs_its_points_alone(tmp_path: Path) -> None:
     providers = "tests.fake_providers:Segfault,tests.fake_providers:Hangs,tests.fake_providers:Good"
     done = run(
@@ -166,6 +172,7 @@ def test_a_provider_that_crashes_and_hangs_costs_its_points_alone(tmp_path: Path
     assert kinds == {("Segfault", 63, "crash"), ("Hangs", 63, "timeout")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -194,6 +201,7 @@ def test_wrong_use_is_one_line_and_exit_code_2(tmp_path: Path, words: tuple[str,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_existing_corrupt_run_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     folder = tmp_path / "results" / "cpu-x" / "broken"
     folder.mkdir(parents=True)
@@ -205,6 +213,7 @@ def test_an_existing_corrupt_run_is_refused_and_left_as_it_is(tmp_path: Path) ->
     assert (folder / "run.json").read_text() == "{not json"
 
 
+@pytest.mark.slow
 def test_a_plan_can_be_printed_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
     done = run("sweep", "--dim", "hidden", "--dry-run", "--gpu", "a100-sxm4-80gb", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -215,6 +224,7 @@ def test_a_plan_can_be_printed_for_a_gpu_that_is_not_here(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_would_be_skipped_here(tmp_path: Path) -> None:
     words = ("--dim", "n=64,96", "-m", "64", "-k", "64", "--dtype", "fp32", "--dry-run", "--provider")
     done = run("sweep", *words, "torch,tests.fake_providers:Picky", cwd=tmp_path)
@@ -227,6 +237,7 @@ def test_a_plan_says_what_would_be_skipped_here(tmp_path: Path) -> None:
     assert "1 of 2 would be skipped here, the first because" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_sweep_that_measured_nothing_says_so_to_scripts(tmp_path: Path) -> None:
     words = ("--dim", "n=64,96", *QUICK, "--dtype", "fp32", "--provider", "tests.fake_providers:Wrong")
     done = run("sweep", *words, cwd=tmp_path)

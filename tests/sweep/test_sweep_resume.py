@@ -50,6 +50,7 @@ def connect_with(bench: Bench) -> object:
     return connect
 
 
+@pytest.mark.slow
 def test_fifty_interruptions_change_nothing(tmp_path: Path) -> None:
     whole = Bench(None, lambda request: measured(100.0))  # type: ignore[arg-type]
     with SweepSession.new(lambda spec: OPTIONS, tmp_path / "whole", connect_with(whole)) as session:  # type: ignore[arg-type]
@@ -107,6 +108,7 @@ def measured_in(folder: Path) -> set[str]:
     return {r.key for r in read_run(folder).records if r.role == "point"}
 
 
+@pytest.mark.slow
 def test_resuming_finishes_all_of_the_plan_or_takes_a_budget(tmp_path: Path) -> None:
     bench = Bench(None, lambda request: measured(100.0))  # type: ignore[arg-type]
     connect = connect_with(bench)

@@ -199,6 +199,7 @@ def layers_of(providers: tuple[str, ...] = ("torch.mm", "triton.stream_k")) -> P
     return build_plan((parse_axis("hidden=1024:4096:64"),), held, providers, TimingOptions(), A100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget_s", [15.0, 40.0, 100.0])
 @pytest.mark.parametrize("takes_s", [0.1, 1.0, 1.5])
 def test_a_budget_is_kept_at_any_pace_and_rows_are_whole(budget_s: float, takes_s: float) -> None:

@@ -225,6 +225,7 @@ def sweep(*words: str, cwd: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_sweep_of_shapes_measures_compares_and_resumes(file: Path, tmp_path: Path) -> None:
     words = ("--shapes", str(file), *QUICK, "--budget", "none", "--provider", "torch.mm,torch.math")
     data = json.loads(sweep(*words, "--json", cwd=tmp_path))

@@ -48,6 +48,7 @@ def ask(worker: WorkerProcess, provider: str, n: int, *, limit_s: float = 60.0) 
     return worker.ask(request, limit_s, lambda: None)
 
 
+@pytest.mark.slow
 def test_it_says_on_what_it_runs(worker: WorkerProcess) -> None:
     assert worker.hello.device.kind == "cpu"
     assert worker.hello.device.name.startswith("cpu-")
@@ -92,6 +93,7 @@ def test_out_of_memory_is_the_points_outcome(worker: WorkerProcess) -> None:
     assert ask(worker, "Good", 64).measurement is not None
 
 
+@pytest.mark.slow
 def test_a_lost_context_says_that_the_worker_is_of_no_more_use(doomed: WorkerProcess) -> None:
     reply = ask(doomed, "IllegalAccess", 63)
     assert reply.broken
@@ -100,6 +102,7 @@ def test_a_lost_context_says_that_the_worker_is_of_no_more_use(doomed: WorkerPro
         ask(doomed, "Good", 64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("provider", "message"),
     [
@@ -115,6 +118,7 @@ def test_a_crash_is_told_by_its_last_words(doomed: WorkerProcess, provider: str,
     assert caught.value.message.startswith(message)
 
 
+@pytest.mark.slow
 def test_a_hang_ends_at_its_limit(doomed: WorkerProcess) -> None:
     with pytest.raises(WorkerLostError, match="no answer within 1 s") as caught:
         ask(doomed, "Hangs", 63, limit_s=1.0)

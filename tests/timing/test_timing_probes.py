@@ -18,6 +18,7 @@ from quantbench.timing import probes
 ARCHITECTURES = [80, 90]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_hold_reads_the_flag_anew_each_time_round(arch: int) -> None:
     flag = torch.empty(1, dtype=torch.int32, device="meta")
@@ -35,6 +36,7 @@ def test_hold_reads_the_flag_anew_each_time_round(arch: int) -> None:
     assert (made.spills, made.stack_bytes, made.threads) == (0, 0, 32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_stamp_reads_clock_and_timer_and_writes_both(arch: int) -> None:
     stamps = torch.empty(400, dtype=torch.int64, device="meta")
