@@ -80,7 +80,7 @@ class Curve:
         return np.log([point.latency_us for point in self.points])
 
 
-def variant_of(workload: Workload) -> str:
+def _variant_of(workload: Workload) -> str:
     """Kind and everything beside sizes: `gemm bf16 nt`."""
     kind: Any = type(workload)
     return _variant(_variant_getter(kind)(workload))
@@ -97,6 +97,11 @@ def _variant(values: tuple[object, ...]) -> str:
     return " ".join(map(str, values))
 
 
+def family_of(point: Point) -> Family:
+    """Returns op, provider and variant of a point."""
+    return (point.op, point.provider, _variant_of(point.workload))
+
+
 def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[Curve, ...]:
     """All curves along `axis` that have at least `fewest` points, in the order they are first met.
 
@@ -108,7 +113,7 @@ def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[C
         if size is None:
             continue
         held = tuple([item for item in point.axes.items() if item[0] != axis])
-        key = (point.op, point.provider, variant_of(point.workload), held)
+        key = (*family_of(point), held)
         group = groups.get(key)
         if group is None:
             groups[key] = {size: point}

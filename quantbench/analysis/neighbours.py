@@ -14,7 +14,6 @@ from itertools import groupby, pairwise
 import numpy as np
 
 from quantbench.analysis.summary import Point, Row, rows_of
-from quantbench.device.spec import DeviceSpec
 
 #: how far somebody who has chosen a size is ready to move it
 NEAR = 0.10
@@ -35,7 +34,6 @@ class BadSize:
     low, high: bounds of the loss from both intervals; None for figures without samples.
     up_to: the largest value within NEAR above that takes no longer; None where growing costs time.
     culprit: the op that loses most; culprit_at_better: the same op at the better size.
-    culprit_share: the culprit's share of what is lost.
     """
 
     axis: str
@@ -47,19 +45,18 @@ class BadSize:
     up_to: int | None
     culprit: Point
     culprit_at_better: Point
-    culprit_share: float
 
     @property
     def size(self) -> int:
         return self.row.axes[self.axis]
 
 
-def rows_by_dtype(points: Sequence[Point], spec: DeviceSpec) -> tuple[Row, ...]:
+def rows_by_dtype(points: Sequence[Point]) -> tuple[Row, ...]:
     """Rows as `rows_of` makes them, each of one dtype: a table may hold the same shapes in several."""
     found: list[Row] = []
     by_dtype = sorted(points, key=lambda p: p.workload.dtype)
     for _, group in groupby(by_dtype, key=lambda p: p.workload.dtype):
-        found += rows_of(list(group), spec)
+        found += rows_of(list(group))
     return tuple(found)
 
 
@@ -126,10 +123,10 @@ def _against(row: Row, better: Row, axis: str, up_to: int | None) -> BadSize | N
     smallest = loss - ratio * width
     if (smallest if measured else loss) < (_SMALLEST_LOSS if measured else _SMALLEST_LOSS_OF_FIGURES):
         return None
-    culprit, counterpart, share = _culprit(row, better)
+    culprit, counterpart = _culprit(row, better)
     return BadSize(
         axis, row, better, loss, smallest if measured else None, loss + ratio * width if measured else None, up_to,
-        culprit, counterpart, share,
+        culprit, counterpart,
     )  # fmt: skip
 
 
@@ -155,7 +152,7 @@ def has_spread(row: Row) -> bool:
     return all(point.num_samples > 1 for point in row.points)
 
 
-def _culprit(row: Row, better: Row) -> tuple[Point, Point, float]:
+def _culprit(row: Row, better: Row) -> tuple[Point, Point]:
     """The op that takes most time beyond what it would take at the better size's rate, its counterpart and share."""
     there = {point.op: point for point in better.points}
     excess: list[tuple[float, Point]] = []
@@ -163,6 +160,5 @@ def _culprit(row: Row, better: Row) -> tuple[Point, Point, float]:
         other = there[point.op]
         growth = (point.workload.flops or point.workload.min_bytes) / (other.workload.flops or other.workload.min_bytes)
         excess.append((point.count * (point.latency_us - other.latency_us * growth), point))
-    lost = sum(us for us, _ in excess if us > 0)
-    most, culprit = max(excess, key=lambda pair: pair[0])
-    return culprit, there[culprit.op], most / lost if lost > 0 else 1.0
+    _, culprit = max(excess, key=lambda pair: pair[0])
+    return culprit, there[culprit.op]

@@ -145,7 +145,7 @@ def _points(record: Record, outcome: Measured, spec: DeviceSpec) -> Iterable[Poi
         )  # fmt: skip
 
 
-def rows_of(points: Sequence[Point], spec: DeviceSpec) -> tuple[Row, ...]:
+def rows_of(points: Sequence[Point]) -> tuple[Row, ...]:
     """The points of each place and provider taken together, logits apart, in order of places."""
     groups: dict[tuple[tuple[int, ...], str], list[Point]] = {}
     # Places with the same axes have the same ops of one provider.
@@ -206,7 +206,7 @@ def are_parts(points: Sequence[Point]) -> bool:
     return len({frozenset(own) for own in ops.values()}) > 1
 
 
-def layer_rows(points: Sequence[Point], spec: DeviceSpec) -> tuple[Row, ...]:
+def layer_rows(points: Sequence[Point]) -> tuple[Row, ...]:
     """One row for each place and dtype, with each op by its fastest provider, in order of places."""
     places: dict[tuple[str, tuple[int, ...]], dict[str, Point]] = {}
     for point in points:
