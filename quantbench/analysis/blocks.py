@@ -84,7 +84,7 @@ def num_blocks(workload: Workload, tile: Tile) -> int | None:
             tiles = cdiv(workload.m, tile.block_m) * cdiv(workload.n, tile.block_n)
             return workload.batch * tiles * tile.split_k
         case Attention():
-            # Each block keeps block_m queries and loops over the keys; in the backward pass, queries and keys swap.
+            # Forward, a block keeps block_m queries and loops over the keys; backward, the other way round.
             rows = workload.seq_q if workload.direction == "forward" else workload.seq_k
             return workload.batch * workload.heads * cdiv(rows, tile.block_m)
         case _:

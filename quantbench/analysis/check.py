@@ -32,7 +32,7 @@ from quantbench.sweep.refine import Gap, PlacedGap, Refine
 
 @dataclass(frozen=True)
 class Check:
-    """The result of `check_run`.
+    """Result of `check_run` (`measurement.Check` is the check of a kernel's output).
 
     num_points: number of measured points.
     curves: all curves, by axis.

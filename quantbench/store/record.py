@@ -4,8 +4,7 @@ Entry points: `Record`, `record_key`, `record_to_json`, `record_from_json`. Used
 `comm` and everything that reads runs.
 
 History of the format:
-1  first version. Later, without a change for readers: `check`, absent where a result was not checked or an older
-   version wrote the record.
+1  first version. `check` was added later; it is absent if the result was not checked or an older version wrote it.
 """
 
 import hashlib
