@@ -16,7 +16,7 @@ import numpy as np
 
 from quantbench.analysis.blocks import TileInUse
 from quantbench.analysis.cliffs import Cliff, CommonCliff, common_cliffs, find_cliffs, useful_work
-from quantbench.analysis.curves import Curve, FittedCurve, axes_of, curves_of, family_of, fit_curves, repeatability
+from quantbench.analysis.curves import Curve, FittedCurve, axes_of, curve_family, curves_of, fit_curves, repeatability
 from quantbench.analysis.periods import Period, find_periods, tile_finder
 from quantbench.analysis.rule_pairs import Material
 from quantbench.analysis.rules import RULES, RuleOfThumb, Verdict, judge_all
@@ -58,7 +58,7 @@ class Check:
 
     def tile_of(self, point: Point) -> TileInUse | None:
         """Returns the tile that computes a point of the run; None if the steps contradict the assumed tile."""
-        return tile_finder(self.run.info.device, self.periods)(family_of(point))(point)
+        return tile_finder(self.run.info.device, self.periods)(curve_family(point))(point)
 
     @property
     def period(self) -> Period | None:

@@ -289,6 +289,7 @@ class Cliff:
 
     @property
     def family(self) -> Family:
+        """Curve family: op, provider and variant."""
         return (self.op, self.provider, self.variant)
 
 

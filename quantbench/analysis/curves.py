@@ -98,7 +98,7 @@ def _variant(values: tuple[object, ...]) -> str:
     return " ".join(map(str, values))
 
 
-def family_of(point: Point) -> Family:
+def curve_family(point: Point) -> Family:
     """Returns op, provider and variant of a point."""
     return (point.op, point.provider, _variant_of(point.workload))
 
@@ -114,7 +114,7 @@ def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[C
         if size is None:
             continue
         held = tuple([item for item in point.axes.items() if item[0] != axis])
-        key = (*family_of(point), held)
+        key = (*curve_family(point), held)
         group = groups.get(key)
         if group is None:
             groups[key] = {size: point}

@@ -49,6 +49,7 @@ class BadSize:
 
     @property
     def size(self) -> int:
+        """Axis value of the slow row."""
         return self.row.axes[self.axis]
 
 

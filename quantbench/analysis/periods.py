@@ -69,6 +69,7 @@ class Period:
 
     @property
     def family(self) -> Family:
+        """Curve family: op, provider and variant."""
         return (self.op, self.provider, self.variant)
 
     @property

@@ -27,7 +27,7 @@ _OP_NAMES = (
 
 @dataclass(frozen=True)
 class Point:
-    """One measured workload at one place on the axes.
+    """One measured workload at one place on the axes (`sweep.worker.Point` is the worker's result for it).
 
     latency_us: median of the samples.
     low_us, high_us: 95 % confidence interval of the median.
@@ -61,7 +61,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Row:
-    """Sum over the ops of one layer at one place, by one provider: a line of the sweep's table.
+    """Sum over the ops of one layer at one place, by one provider (`importers.runs.Row` is one imported time).
 
     points: the ops summed.
     latency_us: sum of latency × count over the ops.
@@ -97,6 +97,7 @@ class Row:
 
     @property
     def worst(self) -> Point:
+        """Op with the smallest share of peak."""
         return min(self.points, key=lambda p: (p.peak_share is None, p.peak_share, p.op))
 
 

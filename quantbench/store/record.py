@@ -49,7 +49,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Measured:
-    """Outcome of a point that was timed."""
+    """Outcome of a point that was timed (`latency.gemm.trees.Measured` holds training data)."""
 
     measurement: Measurement
     grade: Grade

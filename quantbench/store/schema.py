@@ -44,7 +44,8 @@ _TEXT: Json = {"type": "string"}
 def schema(name: str) -> Json:
     """Returns a JSON Schema. name: `run` (run.json) or `record` (a line of records.jsonl).
 
-    Accepts everything that the loader accepts, and some values that the dataclasses reject as out of range.
+    Accepts everything that the loader accepts, and some values that the dataclasses reject as out of range. The schema
+    of a profile is `profile.file.schema`.
     """
     return {"run": _run, "record": _record}[name]()
 
