@@ -1,1 +1,1 @@
-"""Cliffs, their causes, rules of thumb and comparisons: what measured runs say, computed from records."""
+"""Analyses measured runs: cliffs and their causes, tiles and waves, rules of thumb, comparisons of runs."""

@@ -1,7 +1,7 @@
-"""Exact counts for a workload and a tile: blocks, waves, padding, alignment, and the reasons why SMs stay idle.
+"""Counts blocks, padding and row alignment of a workload, and gives the reasons why it runs below peak.
 
-`tile_in_use` names the tile that computes a workload; `num_blocks`, `padded` and `row_alignment_bytes` count with it;
-`idle_reasons` says what runs below peak and why. Used by `cliffs`, `periods`, `forecast`, the report and `advice`.
+Entry points: `tile_in_use`, `num_blocks`, `padded`, `row_alignment_bytes`, `idle_reasons`. Used by the other modules of
+`analysis`, by `report` and by `advice`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from quantbench.workload import Attention, Gemm, Softmax, Workload
 
 @dataclass(frozen=True)
 class TileInUse:
-    """The tile a workload is computed with, and how many blocks of it run at a time.
+    """The tile that computes a workload, and the number of resident blocks.
 
-    tile: its sides.
-    resident_blocks: blocks that run at a time on the whole device.
-    source: `launch` (read from the recorded launch), `steps` (recovered from the run's staircase) or `assumed` (for the
-        device).
-    words: for people (`128x256 tile on 108 SMs`).
-    waves: False where blocks do not run in waves (one core; persistent kernels that share out the work).
-    blocks_per_sm: from the launch, the steps or the device's family; None where unknown or where there are no waves.
+    tile: output tile of one block.
+    resident_blocks: blocks that run concurrently on the whole device.
+    source: `launch` (recorded launch), `steps` (recovered from the steps of the run's curves) or `assumed` (default of
+        the device).
+    words: description (`128x256 tile on 108 SMs`).
+    waves: False if blocks do not run in waves (a CPU core; persistent kernels that divide the work evenly).
+    blocks_per_sm: resident blocks per SM, from the same source; None if unknown or without waves.
     """
 
     tile: Tile
@@ -39,14 +39,14 @@ class TileInUse:
 
     @property
     def identified(self) -> bool:
-        """Whether the tile was read from the recorded launch."""
+        """Whether the tile comes from the recorded launch."""
         return self.source == "launch"
 
 
 def tile_in_use(spec: DeviceSpec, dtype: str, launch: Launch | None) -> TileInUse:
-    """The tile of a launch where it is known, else the one assumed for the device.
+    """Returns the tile of a launch if it is known, else the tile assumed for the device.
 
-    dtype: of the product. The assumed tile runs in waves only where measurements of the device's family say so.
+    dtype: data type of the GEMM. The assumed tile runs in waves only if measurements of this GPU or its family show it.
     """
     one_core = spec.kind == "cpu"
     if launch is None or launch.tile is None:
@@ -74,7 +74,7 @@ def _launch_words(tile: Tile, per_sm: int, spec: DeviceSpec) -> str:
 
 
 def num_blocks(workload: Workload, tile: Tile) -> int | None:
-    """Blocks that compute the workload; None where the tile does not determine them.
+    """Returns the number of blocks that compute a GEMM or attention; None for other workloads.
 
     >>> num_blocks(Gemm(m=257, n=512, k=64), Tile(128, 256))
     6
@@ -84,7 +84,7 @@ def num_blocks(workload: Workload, tile: Tile) -> int | None:
             tiles = cdiv(workload.m, tile.block_m) * cdiv(workload.n, tile.block_n)
             return workload.batch * tiles * tile.split_k
         case Attention():
-            # Each block keeps block_m queries and walks over the keys; the backward pass may do it the other way.
+            # Forward, a block keeps block_m queries and loops over the keys; backward, the other way round.
             rows = workload.seq_q if workload.direction == "forward" else workload.seq_k
             return workload.batch * workload.heads * cdiv(rows, tile.block_m)
         case _:
@@ -92,9 +92,9 @@ def num_blocks(workload: Workload, tile: Tile) -> int | None:
 
 
 def parts_to_fill(blocks: int, resident_blocks: int) -> int:
-    """Parts that a library can cut each block into to keep more SMs busy: the largest power of two that still fits.
+    """Returns the largest power of two by which a library can split each block without exceeding one wave.
 
-    Libraries do so (narrower tiles, split-k) when there are fewer blocks than half a wave.
+    Libraries split blocks (narrower tiles, split-k) when there are at most half as many as fit in a wave.
 
     >>> parts_to_fill(24, 108), parts_to_fill(60, 108)
     (4, 1)
@@ -103,7 +103,7 @@ def parts_to_fill(blocks: int, resident_blocks: int) -> int:
 
 
 def row_alignment_bytes(workload: Workload) -> int | None:
-    """The largest power of two up to 128 that divides the rows in memory, in bytes; None for a collective."""
+    """Returns the alignment of the rows in memory, bytes: a power of two up to 128; None for collectives."""
     match workload:
         case Gemm():
             return gemm_alignment_bytes(workload)
@@ -115,12 +115,12 @@ def row_alignment_bytes(workload: Workload) -> int | None:
             return None
 
 
-# Rows of head_dim go through the tensor cores in such steps; FlashAttention 2 compiles for multiples of 32.
+# Attention kernels pad head_dim to such steps; FlashAttention 2 compiles for multiples of 32.
 _HEAD_DIM_STEP = 32
 
 
 def padded(workload: Workload) -> tuple[str, int, int] | None:
-    """What is padded besides the tile's own sides: (dimension, its size, the size it pads to); None where nothing is.
+    """Returns the dimension that the kernel pads, as (name, size, padded size); None for GEMMs and collectives.
 
     >>> padded(Softmax(batch=8, rows=96, cols=96))
     ('columns', 96, 128)
@@ -135,20 +135,20 @@ def padded(workload: Workload) -> tuple[str, int, int] | None:
 
 
 def compute_bound(workload: Workload, spec: DeviceSpec) -> bool:
-    """Whether arithmetic takes longer than memory traffic by the data sheet; True where the peak is not known."""
+    """Returns whether arithmetic takes longer than memory traffic at the spec rates; True if the peak is unknown."""
     peak = spec.peak(workload.dtype)
     return peak is None or workload.flops / (peak * 1e3) > workload.min_bytes / spec.memory_gb_per_s
 
 
-# Less than this share lost is not worth a sentence.
+# Smaller idle shares are not reported.
 _WORTH_SAYING = 0.01
 
 
 @dataclass(frozen=True)
 class IdleReason:
-    """A reason why a workload runs below the peak. kind: as of `quantization.IdleShare`, or `alignment`.
+    """A reason why a workload runs below peak.
 
-    words: for people, with the share of time that is idle where it is known.
+    kind: a kind of `quantization.IdleShare`, or `alignment`. words: description, with the idle share if known.
     """
 
     kind: str
@@ -158,14 +158,14 @@ class IdleReason:
 def idle_reasons(
     workload: Workload, spec: DeviceSpec, used: TileInUse | None, peak_share: float | None
 ) -> tuple[IdleReason, ...]:
-    """Padding, the last wave and misaligned rows, the largest share first. Empty when nothing is lost.
+    """Returns padding and partial waves that idle 1 % or more, then misaligned rows.
 
-    used: the tile that computes the workload; without one, tiles and waves give no reason.
-    peak_share: the measured or predicted rate as a share of peak, None where it is not known. Shares that contradict
-    it are left out.
+    used: tile that computes the workload; if None, only alignment is checked.
+    peak_share: measured or predicted rate as a share of peak, None if unknown. Idle shares that contradict it are left
+        out.
     """
     if isinstance(workload, Attention):
-        if workload.head_dim % 8 == 0:  # loads of 16 bytes in fp16 and bf16
+        if workload.head_dim % 8 == 0:  # 16-byte loads in fp16 and bf16
             return ()
         return (IdleReason("alignment", f"head_dim = {workload.head_dim} is not a multiple of 8"),)
     if not isinstance(workload, Gemm):

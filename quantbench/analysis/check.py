@@ -1,7 +1,7 @@
-"""Everything that `quantbench check` computes for a run, and which gaps of a coarse sweep are worth refining.
+"""Analyses a run: cliffs, their causes, tiles and rules of thumb; and selects gaps of a sweep to refine.
 
-`check_run` finds cliffs, explains them and judges the rules; `check`, `report`, `sweep` and `profile` call it.
-`refine_of` is what `sweep --refine` calls after its coarse pass.
+Entry points: `check_run`, used by the commands `check` and `sweep`, by `report`, `profile` and `tools`; `refine_of`,
+used by `sweep --refine`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from quantbench.analysis.blocks import TileInUse
 from quantbench.analysis.cliffs import Cliff, CommonCliff, common_cliffs, find_cliffs, useful_work
-from quantbench.analysis.curves import Curve, FittedCurve, axes_of, curves_of, fit_curves, repeatability, variant_of
+from quantbench.analysis.curves import Curve, FittedCurve, axes_of, curve_family, curves_of, fit_curves, repeatability
 from quantbench.analysis.periods import Period, find_periods, tile_finder
 from quantbench.analysis.rule_pairs import Material
 from quantbench.analysis.rules import RULES, RuleOfThumb, Verdict, judge_all
@@ -32,17 +32,17 @@ from quantbench.sweep.refine import Gap, PlacedGap, Refine
 
 @dataclass(frozen=True)
 class Check:
-    """The result of `check_run`.
+    """Result of `check_run` (`measurement.Check` is the check of a kernel's output).
 
-    num_points: measured points.
-    curves: all curves, by the axis along which they run.
-    num_curves: curves with neighbours close enough to show a step.
-    noise: median standard error of a point on them, as a share of its time; None without curves.
-    cliffs: places where the time rises, the largest first.
-    falls: places where the time drops.
-    common: sizes after which many curves rise.
-    periods: what explains the steps of each family of curves.
-    rules: verdicts on the rules of thumb.
+    num_points: number of measured points.
+    curves: all curves, by axis.
+    num_curves: number of curves with neighbours close enough to show a step.
+    noise: median relative standard error of the points on these curves; None if there are none.
+    cliffs: significant rises of the time, largest first.
+    falls: significant drops of the time, largest first.
+    common: sizes after which the median over many curves rises.
+    periods: tile and waves recovered from the steps of each curve family.
+    rules: one verdict per rule of thumb.
     """
 
     run: Run
@@ -57,13 +57,12 @@ class Check:
     rules: tuple[Verdict, ...]
 
     def tile_of(self, point: Point) -> TileInUse | None:
-        """The tile that computes a point of the run; None where no tile is credible."""
-        family = (point.op, point.provider, variant_of(point.workload))
-        return tile_finder(self.run.info.device, self.periods)(family)(point)
+        """Returns the tile that computes a point of the run; None if the steps contradict the assumed tile."""
+        return tile_finder(self.run.info.device, self.periods)(curve_family(point))(point)
 
     @property
     def period(self) -> Period | None:
-        """The most informative period: a clear one first, then the one that explains most."""
+        """The period that explains most of the variation, a clear one if there is any; None without periods."""
         order = sorted(self.periods, key=lambda p: (not p.clear, -p.recovered.explained))
         return order[0] if order else None
 
@@ -71,10 +70,10 @@ class Check:
 def check_run(
     run: Run, *, rules: Sequence[RuleOfThumb] = RULES, blind: bool = False, points: Sequence[Point] | None = None
 ) -> Check:
-    """Analyse every curve of a run and judge the rules.
+    """Analyses all curves of a run and tests the rules.
 
-    points: `points_of` the run, where the caller has them.
-    blind: ignore the device's number of SMs, as a test of the tile recovery.
+    points: result of `points_of` for the run, if already computed.
+    blind: whether to ignore the device's SM count, to test the recovery of tiles.
     """
     spec = run.info.device
     points = points_of(run.records, spec) if points is None else points
@@ -100,25 +99,25 @@ def check_run(
 
 
 def fit_all(points: Sequence[Point], between: float) -> tuple[FittedCurve, ...]:
-    """Fits every curve along every axis. between: see `curves.fit_curves`."""
+    """Fits every curve along every axis. between: scatter between points, log time (see `curves.fit_curves`)."""
     return fit_curves([curve for axis in axes_of(points) for curve in curves_of(points, axis)], between)
 
 
-# Jumps below this are left where the coarse pass saw them, and so are those beyond this many, the largest first.
+# Smallest jump (log time) that is refined, and the largest number of gaps.
 _SMALLEST = log(1.05)
 _MOST_GAPS = 32
-# Between sizes far apart a fall of the rate is taken for a step when it is this many standard errors.
+# A drop of the rate over a wide gap counts as a step from this many standard errors.
 _SURE = 4.0
 
 
 def refine_of(options: SweepOptions, spec: DeviceSpec) -> Refine:
-    """The refinement step of a sweep with --refine."""
+    """Builds the refinement step of a sweep with --refine."""
     axes, _ = plan_sweep(options, spec)
     return Refine(options, axes, spec, partial(find_gaps, spec=spec))
 
 
 def find_gaps(records: Sequence[Record], spec: DeviceSpec) -> tuple[PlacedGap, ...]:
-    """Gaps with a step up of 5 % or more: cliffs between close sizes, falls of the rate between distant ones."""
+    """Finds up to 32 gaps with a step of 5 % or more: cliffs between close sizes, rate drops between distant ones."""
     fitted = fit_all(points_of(records, spec), repeatability(records))
     cliffs = {(id(cliff.before), cliff.axis): log(cliff.ratio) for cliff in find_cliffs(fitted, spec, ())}
     found: list[tuple[float, PlacedGap]] = []
@@ -133,7 +132,7 @@ def find_gaps(records: Sequence[Record], spec: DeviceSpec) -> tuple[PlacedGap, .
 
 
 def _loss(one: FittedCurve, i: int) -> float:
-    """Fall of the rate over a wide gap, as a logarithm; 0 where it is not significant."""
+    """Returns the log drop of the rate over a wide gap; 0 if not significant."""
     before, after = one.curve.points[i], one.curve.points[i + 1]
     loss = log(after.latency_us / before.latency_us * useful_work(before.workload) / useful_work(after.workload))
     return loss if loss > _SURE * sqrt(one.sigma[i] ** 2 + one.sigma[i + 1] ** 2) else 0.0

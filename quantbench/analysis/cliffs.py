@@ -1,11 +1,12 @@
-"""Cliffs: sizes after which the time jumps, on one curve (`find_cliffs`) or on many (`common_cliffs`), with causes.
+"""Finds cliffs, sizes after which the time jumps, and determines their causes.
 
-A single figure per shape is too noisy for all but the largest steps of one curve; the median over a hundred curves is
-not. `common_cliffs` therefore counts every compute-bound curve that has both sizes, whether or not it shows a cliff of
-its own there. `cause_of` asks in this order: did the clock fall? did the library change kernel? did rows lose their
-alignment? does the number of waves, or of tiles, rise? does the working set outgrow the cache? The first effect that is
-large enough to make up the step is its cause. Recorded kernels are used where there are any, arithmetic otherwise.
-Called by `check`.
+Entry points: `find_cliffs` (single curves), `common_cliffs` (medians over many curves), `cause_of`. Used by
+`analysis.check`; the latency models have cliffs of their own in `latency.gemm.cliffs`.
+
+One time per shape is too noisy to show small steps on one curve, but the median over many curves does. `common_cliffs`
+therefore includes every compute-bound curve that has both sizes, with or without a cliff of its own there. `cause_of`
+checks, in this order: lower clock, changed kernel, lost alignment, more waves or tiles, padding, working set beyond the
+cache. The first that applies is the cause; clock, waves, tiles and padding must explain at least half of the step.
 """
 
 from __future__ import annotations
@@ -40,25 +41,23 @@ from quantbench.workload import Workload
 KINDS = ("throttling", "kernel change", "alignment", "wave edge", "tile edge", "memory boundary", "unexplained")
 EVIDENCE = ("identity", "arithmetic", "clock")
 
-# An effect must be able to make up this share of a step's height to be called its cause.
+# An effect must explain this share of the log jump to be its cause.
 _ENOUGH = 0.5
-# The clock must account for more: products draw the clock down a little wherever they do more work at a time.
-_ENOUGH_CLOCK = 0.5
-# Where the working set passes the cache, the loss begins a little before and ends a little after.
+# The slowdown begins a little before the working set exceeds the cache and ends a little after.
 _CACHE_EDGE = 1.15
-# How many points further on are asked whether the time came back with the alignment, and how much more work they may
-# be.
+# Number of later points checked for a return of the time once the alignment is restored, and the most work they may
+# do relative to the point before the step.
 _LOOK_AHEAD, _LITTLE_MORE_WORK = 8, 1.1
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Why the time steps.
+    """Cause of a step in the time.
 
     kind: one of KINDS.
-    words: for people.
-    evidence: `identity` (the recorded kernels show it), `arithmetic` (computed from sizes and a tile) or `clock` (the
-        recorded SM clock shows it).
+    words: description.
+    evidence: `identity` (recorded kernels), `arithmetic` (computed from sizes and a tile) or `clock` (recorded SM
+        clock).
     """
 
     kind: str
@@ -74,8 +73,8 @@ class Cause:
 class CurveStep:
     """A step between points `index` and `index + 1` of a curve.
 
-    points: the curve's points, ascending.
-    log_jump: rise of the log time there, beyond the trend.
+    points: points of the curve, by ascending size.
+    log_jump: rise of the log time over the gap, beyond the trend.
     """
 
     points: Sequence[Point]
@@ -92,7 +91,7 @@ class CurveStep:
 
 
 def cause_of(step: CurveStep, spec: DeviceSpec, tile_of: TileOf) -> Cause:
-    """The cause of one step up or down. tile_of: the tile that computes a point (`periods.tile_finder`)."""
+    """Determines the cause of one step up or down. tile_of: maps a point to its tile (see `periods.tile_finder`)."""
     old, new = tile_of(step.before), tile_of(step.after)
     evidence = "identity" if old and new and old.identified and new.identified else "arithmetic"
     found = (
@@ -108,7 +107,7 @@ def cause_of(step: CurveStep, spec: DeviceSpec, tile_of: TileOf) -> Cause:
 
 def _throttling(step: CurveStep) -> Cause | None:
     old, new = step.before.clock_mhz, step.after.clock_mhz
-    if not old or not new or log(old / new) / step.log_jump < _ENOUGH_CLOCK:
+    if not old or not new or log(old / new) / step.log_jump < _ENOUGH:
         return None
     return Cause("throttling", f"the SM clock went from {old:.0f} to {new:.0f} MHz", "clock")
 
@@ -118,7 +117,7 @@ def _kernel_change(step: CurveStep) -> Cause | None:
     if old is None or new is None or (old.kernel, _work_of(old)) == (new.kernel, _work_of(new)):
         return None
     words = kernel_change_words(old, new)
-    misaligned = _misaligned(step, (16,))  # what forces a library's hand; whole cache lines do not
+    misaligned = _misaligned(step, (16,))  # below 16 bytes libraries must change kernel; below 128 they need not
     return Cause("kernel change", f"{words}, as {misaligned.words}" if misaligned else words, "identity")
 
 
@@ -129,14 +128,14 @@ def _work_of(launch: Launch) -> tuple[int, int, int] | None:
 
 @dataclass(frozen=True)
 class _Misaligned:
-    """Rows lose their alignment to needed_bytes across a step. words: for people."""
+    """Loss of the alignment to needed_bytes across a step. words: description."""
 
     needed_bytes: int
     words: str
 
 
 def _misaligned(step: CurveStep, limits: Sequence[int] = (16, 128)) -> _Misaligned | None:
-    """How rows fall below one of `limits` bytes across a step up (or regain it across a step down)."""
+    """Returns how row alignment falls below one of `limits` (bytes) at a step up, or rises at a step down."""
     aligned, other = (step.before, step.after) if step.log_jump > 0 else (step.after, step.before)
     whole, broken = row_alignment_bytes(aligned.workload), row_alignment_bytes(other.workload)
     if whole is None or broken is None or broken >= whole:
@@ -153,16 +152,15 @@ def _alignment(step: CurveStep, tile_of: TileOf) -> Cause | None:
     if misaligned is None:
         return None
     back = _came_back(step, tile_of)
-    if back is None:  # nothing further on tells: rows below 16 bytes cannot be loaded whole, 128 are a nicety
+    if back is None:  # no later point to compare: 16 bytes matter to every kernel, 128 to few
         back = misaligned.needed_bytes == 16
     return Cause("alignment", misaligned.words, "arithmetic") if back else None
 
 
 def _came_back(step: CurveStep, tile_of: TileOf) -> bool | None:
-    """Whether the time returns to its level before the step once the alignment is restored, at no more waves than after
-    it.
+    """Returns whether the time drops back at a later point with restored alignment and as many waves.
 
-    None where no such point is near.
+    None if there is no such point nearby.
     """
     if step.log_jump < 0:
         return None
@@ -194,7 +192,7 @@ def _more_blocks(step: CurveStep, old: TileInUse, new: TileInUse, evidence: str)
     found = _cut_to_fill(step, before, after, new) if waves == (1, 1) else None
     if found is not None:
         return found
-    # More tiles in as many whole waves cost nothing. Below one wave they do: all of them share the memory.
+    # More tiles in the same number of waves cost nothing, except within one wave, where they share the memory.
     if (not new.waves or waves[0] == waves[1] == 1) and log(after / before) / step.log_jump >= _ENOUGH:
         where = " within one wave" if new.waves else ""
         return Cause("tile edge", f"{new.words}: {before} to {after} tiles{where}", evidence)
@@ -202,10 +200,9 @@ def _more_blocks(step: CurveStep, old: TileInUse, new: TileInUse, evidence: str)
 
 
 def _cut_to_fill(step: CurveStep, before: int, after: int, used: TileInUse) -> Cause | None:
-    """A wave edge of the parts that a library cuts tiles into when there are fewer than fill the SMs.
+    """Returns the wave edge of split tiles: below half a wave libraries split tiles to use more SMs.
 
-    Below one wave the recovered tile is not what ran: the parts begin a second wave where whole tiles would not.
-    docs/choosing-shapes.md has the measured steps with and without.
+    The parts may need a second wave where whole tiles would not. docs/choosing-shapes.md shows measured steps.
     """
     parts = parts_to_fill(min(before, after), used.resident_blocks)
     if used.source != "steps" or not used.waves or parts == 1:
@@ -245,23 +242,24 @@ def _nothing_fits(old: TileInUse | None, new: TileInUse | None) -> str:
     return f"no edge of a {new.words} is large enough to explain it"
 
 
-# A jump of the time below this is not called a cliff, however quiet the measurement.
+# Smallest jump (log time) that is called a cliff, at any noise.
 SMALLEST_CLIFF = log(1.03)
-# Standard errors that a jump must have, for the largest of about a hundred places was looked for: noise alone then
-# shows one false step in about seven curves of a hundred points (measured on simulated curves without steps).
+# Standard errors that a jump must exceed. High, because each curve has many gaps: on simulated curves of a hundred
+# points without steps, about one curve in seven then shows a false step.
 _SURE = 4.0
 _95_PERCENT = 1.96
 
 
 @dataclass(frozen=True)
 class Cliff:
-    """Between `before` and `after`, neighbours on a curve, the time jumps beyond the trend around it.
+    """A jump of the time between two neighbours of a curve, beyond the trend.
 
     axis, op, provider, variant, held: the curve (see `curves.Curve`).
-    ratio, low, high: time after over time before, with its 95 % interval; below 1 the time falls.
-    first, last: axis values; the jump may lie after any size from `first` to `last`.
-    rate_ratio: useful work per second after over before, trend included.
-    cause: why the time jumps.
+    before, after: points on both sides of the jump.
+    ratio, low, high: time after / before without the trend, with 95 % interval; below 1 the time falls.
+    first, last: range of axis values after which the jump may lie, with 95 % confidence.
+    rate_ratio: useful work per second, after / before, trend included.
+    cause: cause of the jump.
     """
 
     axis: str
@@ -291,13 +289,14 @@ class Cliff:
 
     @property
     def family(self) -> Family:
+        """Curve family: op, provider and variant."""
         return (self.op, self.provider, self.variant)
 
 
 def find_cliffs(fitted: Iterable[FittedCurve], spec: DeviceSpec, periods: Sequence[Period]) -> tuple[Cliff, ...]:
-    """Every significant jump, the largest first: rises after which the device does less work per second, and falls.
+    """Finds the significant jumps, largest first: rises that lower the rate of useful work, and falls.
 
-    periods: what explains the steps of each family, for points whose kernel was not recorded.
+    periods: tile and waves recovered per curve family, for points without a recorded kernel.
     """
     tile_of_family = tile_finder(spec, periods)
     found = []
@@ -308,10 +307,7 @@ def find_cliffs(fitted: Iterable[FittedCurve], spec: DeviceSpec, periods: Sequen
 
 
 def _counts(one: FittedCurve, found: Break) -> bool:
-    """Whether a break is a cliff: high enough, significant, between close neighbours, and steeper than the work grows.
-
-    A rise that is less steep than the work cannot be told from growth.
-    """
+    """Returns whether a break is a cliff: large, significant, between close sizes, and steeper than the work grows."""
     i, jump = found.index, found.log_jump
     if abs(jump) < SMALLEST_CLIFF or abs(jump) < _SURE * found.standard_error:
         return False
@@ -325,7 +321,7 @@ def _growth(curve: Curve, i: int) -> float:
 
 
 def useful_work(workload: Workload) -> int:
-    """Arithmetic operations, or bytes where there is none to count (collectives)."""
+    """Returns the floating-point operations of a workload, or its bytes if it has none (collectives)."""
     return workload.flops or workload.min_bytes
 
 
@@ -342,11 +338,9 @@ def _cliff(one: FittedCurve, found: Break, spec: DeviceSpec, tile_of: TileOf) ->
     )  # fmt: skip
 
 
-# Fewer curves are looked at one by one.
+# Fewest curves that have a common cliff.
 _FEWEST_CURVES = 8
-
-
-# Kinds of cause that are told of one size.
+# Most kinds of cause listed for one size.
 _CAUSES_SAID = 2
 
 #: axis, op, provider, variant, and the sizes on both sides
@@ -355,14 +349,14 @@ _Key = tuple[str, str, str, str, int, int]
 
 @dataclass(frozen=True)
 class CommonCliff:
-    """After size `at` of `axis` the time jumps by `ratio`, the median over num_curves curves of one family.
+    """A jump of the median time over many curves of one family, between sizes `at` and `next` of `axis`.
 
-    next: the next size.
-    ratio, low, high: median jump with its 95 % interval.
-    num_cliffs: curves with a significant jump of their own there.
-    causes: kinds of cause of those curves with their number, the kind that costs most first.
-    stepping, level: median ratio and number of the curves that begin a new wave there, and of those that do not; None
-        where no tile explains the family's steps.
+    num_curves: number of curves with both sizes.
+    ratio, low, high: median jump (time ratio) with 95 % interval.
+    num_cliffs: number of curves with a significant jump of their own there.
+    causes: (kind, number of curves) of these cliffs, by decreasing total cost.
+    stepping, level: (median ratio, number) of the curves that begin a new wave there, and of those that do not; None
+        if there are none, or no tile explains the family's steps.
     """
 
     axis: str
@@ -382,12 +376,12 @@ class CommonCliff:
 
     @property
     def cause(self) -> str:
-        """The kind of cause that costs most."""
+        """The most costly kind of cause, or `unexplained`."""
         return self.causes[0][0] if self.causes else "unexplained"
 
     @property
     def cause_words(self) -> str:
-        """`wave edge 71, tile edge 64`: what explains the most costly cliffs, with the number of curves."""
+        """The two most costly kinds of cause with their number of curves: `wave edge 71, tile edge 64`."""
         return ", ".join(f"{kind} {number}" for kind, number in self.causes[:_CAUSES_SAID]) or "unexplained"
 
 
@@ -397,9 +391,10 @@ def common_cliffs(
     spec: DeviceSpec,
     explained_by: dict[Family, Explanation],
 ) -> tuple[CommonCliff, ...]:
-    """Sizes that many curves share and after which the median jump is 3 % or more, the largest first.
+    """Finds sizes after which the median jump over eight or more curves is significant and at least 3 %, largest first.
 
-    explained_by: the tile that explains the steps of each family, where one does.
+    cliffs: result of `find_cliffs` on the same curves.
+    explained_by: the tile that explains the steps of a family, for families that have one.
     """
     jumps: dict[_Key, list[tuple[float, bool | None]]] = {}
     counted: set[tuple[_Key, str]] = set()
@@ -423,7 +418,7 @@ def common_cliffs(
 
 
 def _steps(one: FittedCurve, i: int, explanation: Explanation) -> bool | None:
-    """Whether the explanation needs more waves for point i + 1 than for point i."""
+    """Returns whether point i + 1 needs more waves than point i."""
     blocks = [num_blocks(point.workload, explanation.tile) for point in one.curve.points[i : i + 2]]
     if None in blocks:
         return None

@@ -1,11 +1,12 @@
-"""Compares two runs point by point: which points became faster, slower, stayed the same or are unclear.
+"""Compares two runs point by point and classifies each point as slower, faster, same or unclear.
 
-`compare_runs` is the entry point; `quantbench compare` calls it and `report.comparison` shows the result. A change is
-claimed where a rank test on the raw samples exceeds the tolerance, after Holm's correction over all points: an
-unchanged run gets a false claim at most once in twenty comparisons, however many points it has. (Holm rather than a
-false discovery rate, because one false regression already fails a build.) The tolerance is the margin that does not
-matter in practice, or the drift of the reference point if that is larger. "Same" means that the 95 % interval of the
-ratio lies within the tolerance.
+Entry point: `compare_runs`. Used by `quantbench compare`; `report.comparison` shows the result.
+
+A point is slower or faster if a rank test on the raw samples rejects a change within the tolerance, after Holm's
+correction over all points: comparing unchanged runs gives any false claim at most once in twenty times. (Holm rather
+than a false discovery rate, because one false regression already fails a build.) The tolerance is the user's margin, or
+the drift of the reference point if that is larger. "Same" means that the 95 % interval of the ratio lies within the
+tolerance.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from quantbench.store.record import Failed, Measured, Place, Record, Skipped
 from quantbench.store.run import RunInfo
 from quantbench.workload import Workload
 
-# What was asked to be measured differs between any two runs and is settled by matching points.
+# Options that only select points; matching the points takes care of them.
 _NOT_OPTIONS = ("dims", "left_out", "sha256", "file")
 _CONSTANTS = ("sm_count", "sm_clock_mhz", "l2_bytes", "memory_bytes", "memory_gb_per_s", "peak_tflops")
 _STATE = ("memory_clock_mhz", "throttle_reasons", "other_processes")
@@ -32,10 +33,10 @@ _STATE = ("memory_clock_mhz", "throttle_reasons", "other_processes")
 
 @dataclass(frozen=True)
 class Difference:
-    """Something besides the times that is not the same in two runs.
+    """A difference in the metadata of two runs.
 
     kind: device, origin, software, options, environment or state.
-    a, b: the values in words, `absent` where a run has none.
+    a, b: values as text, `absent` if a run has none.
     """
 
     kind: str
@@ -48,7 +49,7 @@ class Difference:
 
 
 def differences(a: Run, b: Run) -> tuple[Difference, ...]:
-    """Everything that may explain a change, device first. Empty when only the time of day differs."""
+    """Returns all metadata differences that may explain a change, device first."""
     one, two = a.info, b.info
     found = [*_of_device(one, two), *_of("origin", {"origin": _origins(a)}, {"origin": _origins(b)})]
     found += _of("origin", {"source": one.source}, {"source": two.source})
@@ -60,7 +61,7 @@ def differences(a: Run, b: Run) -> tuple[Difference, ...]:
 
 
 def obstacles(a: Run, b: Run) -> tuple[str, ...]:
-    """Why the two must not be compared, in words; empty when they may be."""
+    """Returns the reasons why two runs must not be compared; empty if they may be."""
     found = []
     if a.info.device.name != b.info.device.name:
         found.append(f"different devices, {a.info.device.name} and {b.info.device.name}")
@@ -114,24 +115,24 @@ MATCHES = ("key", "workload")
 
 @dataclass(frozen=True)
 class Matched:
-    """Two records of the same work."""
+    """Records of the same workload in runs a and b."""
 
     a: Record
     b: Record
 
     @property
     def place(self) -> Place:
-        """Place of the work on the axes of the second run (its first place there)."""
+        """First place of the workload on the axes of run b, else of run a."""
         return next(iter((*self.b.places, *self.a.places)), Place({}, self.b.workload.kind))
 
 
 @dataclass(frozen=True)
 class Matching:
-    """The points of two runs, paired.
+    """Points of two runs, matched.
 
-    pairs: measured in both.
-    lost: measured in a, failed in b.
-    only_a, only_b: measured in one run only; the other did not try, skipped or rejected the point.
+    pairs: points measured in both runs.
+    lost: points measured in a that failed in b.
+    only_a, only_b: points measured in one run only and lacking, skipped or rejected in the other.
     """
 
     pairs: tuple[Matched, ...]
@@ -144,10 +145,10 @@ _Key = tuple[object, ...]
 
 
 def match_runs(a: Run, b: Run, by: str = "key", provider_a: str = "", provider_b: str = "") -> Matching:
-    """Pair the points of two runs.
+    """Matches the points of two runs.
 
-    by: `key` (same workload, provider and timing) or `workload` (whoever ran it). provider_a, provider_b: only this
-    provider's points; needed with `workload` where a run has several providers for one workload.
+    by: `key` (same workload, provider and timing) or `workload` (any provider and timing). provider_a, provider_b: use
+    only this provider's points of a run; needed with `workload` if a run has several providers for one workload.
     """
     require_choice("compare", "by", by, MATCHES)
     sides = [_side(run, by, provider, name) for run, provider, name in ((a, provider_a, "A"), (b, provider_b, "B"))]
@@ -186,7 +187,7 @@ def _side(run: Run, by: str, provider: str, name: str) -> dict[_Key, list[Record
 
 def _require_one_provider(found: dict[_Key, list[Record]], name: str) -> None:
     for records in found.values():
-        # A provider that cannot run a workload is no alternative.
+        # A provider that skipped the workload does not count.
         providers = sorted({r.provider for r in records if not isinstance(r.outcome, Skipped)})
         if len(providers) > 1:
             work: Workload = records[0].workload
@@ -200,7 +201,7 @@ def _require_one_provider(found: dict[_Key, list[Record]], name: str) -> None:
 def _same_kernels_apart(
     a: dict[_Key, list[Record]], b: dict[_Key, list[Record]]
 ) -> tuple[dict[_Key, Record], dict[_Key, Record]]:
-    """One record per key: where a table has several, they are told apart by their kernel."""
+    """Returns one record per key; keys with several records (imported tables) are extended by the kernel name."""
 
     def flat(side: dict[_Key, list[Record]], several: set[_Key]) -> dict[_Key, Record]:
         found: dict[_Key, Record] = {}
@@ -215,7 +216,7 @@ def _same_kernels_apart(
 
 
 def _preferred(records: Sequence[Record]) -> list[Record]:
-    """The records with a measurement, else the first of the others."""
+    """Returns the records with a usable measurement, else the first record."""
     return [r for r in records if _counts(r)] or list(records[:1])
 
 
@@ -226,7 +227,7 @@ METHOD = (
 )
 FIGURES_METHOD = "single figures: log-normal test with the noise given, Holm's correction over all points at 5 %"
 
-# Characters of a kernel's name: --json has them all.
+# Limit of a kernel name's length in `why`.
 _LONGEST_KERNEL = 10_000
 # Below these numbers of samples the rank test has no 95 % interval.
 _FEW = "{} against {} samples: too few for an interval"
@@ -235,10 +236,12 @@ _SINGLE = "single figures without a spread (--noise says how well one repeats)"
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """margin: a relative change that does not matter.
+    """Options of `compare_runs`.
+
+    margin: relative change that does not matter.
     by, provider_a, provider_b: see `match_runs`.
-    noise: relative standard deviation of figures that come without samples; None where it is not known.
-    force: compare also runs that should not be compared.
+    noise: relative standard deviation of times without samples; None if unknown.
+    force: whether to compare runs of different devices or origins.
     """
 
     margin: float = 0.01
@@ -259,10 +262,11 @@ class Compared:
     """One point measured in both runs.
 
     ratio: time in b over time in a; above 1 is slower.
-    low, high: 95 % interval of the ratio; None where there are too few samples.
-    p: after Holm's correction.
+    a_us, b_us: median times in a and b.
+    low, high: 95 % interval of the ratio; None if there are too few samples.
+    p: p-value after Holm's correction.
     verdict: one of VERDICTS.
-    why: for unclear points and changed kernels, in words.
+    why: why there is no interval, or the change of kernel; else empty.
     """
 
     place: Place
@@ -280,7 +284,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Lost:
-    """A point that was measured in a and fails in b: a regression."""
+    """A point measured in a that failed in b; counts as a regression."""
 
     place: Place
     record: Record
@@ -292,11 +296,11 @@ class Lost:
 class Comparison:
     """The result of `compare_runs`.
 
-    obstacles: why these runs should not have been compared (options.force was given).
-    wander: drift of the reference point.
-    tolerance: the change that does not count: the margin, or the drift if that is larger.
-    points: the slower ones first.
-    only_a, only_b: number of points without a partner.
+    obstacles: reasons against comparing these runs, overridden by options.force.
+    wander: drift of the reference points.
+    tolerance: relative change that is ignored: the margin, or the drift if that is larger.
+    points: compared points in the order of VERDICTS, largest change first.
+    only_a, only_b: number of points measured in one run only.
     """
 
     a: Run
@@ -313,25 +317,25 @@ class Comparison:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Points by verdict."""
+        """Number of points by verdict."""
         found = Counter(point.verdict for point in self.points)
         return {verdict: found[verdict] for verdict in VERDICTS}
 
     @property
     def regressions(self) -> int:
-        """Points that became slower or fail now."""
+        """Number of points that are slower in b or failed there."""
         return self.counts["slower"] + len(self.lost)
 
     @property
     def median_ratio(self) -> float:
-        """Median over all points; far from 1, everything moved together."""
+        """Median ratio over all points; far from 1 if the whole device became slower or faster."""
         return median([point.ratio for point in self.points])
 
 
 def compare_runs(a: Run, b: Run, options: CompareOptions | None = None) -> Comparison:
-    """Compare run `b` with run `a`.
+    """Compares run `b` with run `a`.
 
-    Raises InputError for runs that must not be compared (unless forced), and for runs without a common point.
+    Raises InputError if the runs must not be compared (unless forced) or have no point in common.
     """
     options = options or CompareOptions()
     hindrances = obstacles(a, b)

@@ -1,11 +1,12 @@
-"""Curves: the points of a run that differ in one axis and in nothing else, with their noise and piecewise fits.
+"""Groups points into curves along one axis, estimates their noise and fits them piecewise.
 
-`curves_of` makes the curves, `axes_of` names the axes, `fit_curves` fits. Cliffs, periods, rules and pictures start
-here. The standard error of a point's log time has three parts (`standard_errors`): the scatter of its own samples over
-the root of their number; the scatter from point to point beyond the samples (memory placement, clock), which the
-repeated reference point shows (`repeatability`); and, for tables with one figure per point, the scatter between sizes
-so close that the work is the same. Curves over the same sizes are fitted together, and where the fits of a family
-scatter more than expected, its standard errors are raised to match.
+Entry points: `curves_of`, `axes_of`, `fit_curves`. Used by the cliff, period and rule modules of `analysis`, and by the
+plots of `report`.
+
+The standard error of a point's log time (`standard_errors`) has three parts: the error of the median from its own
+samples; the scatter between points beyond the samples (memory placement, clock), estimated from the repeated reference
+point (`repeatability`); and, for tables with one time per point, the scatter between nearly equal sizes. If the fits of
+a family scatter more than expected, its standard errors are scaled up to match.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ from quantbench.workload import Workload
 #: op, provider and variant of the curves that are fitted and explained together
 Family = tuple[str, str, str]
 
-#: between sizes further apart than this (in log size) there may be any number of steps
+#: neighbours further apart than this (log size) are too distant to locate a step between them
 COARSE = 0.125
 
-# What of a workload is no size: points that differ in one of these are never on one curve.
+# Workload fields that are not sizes: points of one curve agree in all of them.
 _VARIANTS = ("dtype", "layout", "mask", "causal", "direction", "op")
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Points of one op and provider along `axis`, ascending, no two at the same size.
+    """Points of one op and provider along `axis`, by ascending size without duplicates.
 
-    held: values of the other axes.
-    variant: what the workloads have in common besides sizes (`gemm bf16 nt`).
+    held: (axis, value) of the other axes.
+    variant: kind of the workloads and their fields that are not sizes (`gemm bf16 nt`).
     """
 
     axis: str
@@ -61,7 +62,7 @@ class Curve:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """The axis values."""
+        """Axis values of the points."""
         return tuple(point.axes[self.axis] for point in self.points)
 
     @cached_property
@@ -71,7 +72,7 @@ class Curve:
 
     @cached_property
     def close_gaps(self) -> tuple[int, ...]:
-        """Indices of points whose next neighbour is close enough to tell a step between them."""
+        """Indices of the points whose next neighbour is within COARSE."""
         return tuple((self.log_size[1:] - self.log_size[:-1] <= COARSE).nonzero()[0].tolist())
 
     @cached_property
@@ -80,8 +81,8 @@ class Curve:
         return np.log([point.latency_us for point in self.points])
 
 
-def variant_of(workload: Workload) -> str:
-    """Kind and everything beside sizes: `gemm bf16 nt`."""
+def _variant_of(workload: Workload) -> str:
+    """Returns the kind and the fields that are not sizes: `gemm bf16 nt`."""
     kind: Any = type(workload)
     return _variant(_variant_getter(kind)(workload))
 
@@ -97,10 +98,15 @@ def _variant(values: tuple[object, ...]) -> str:
     return " ".join(map(str, values))
 
 
-def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[Curve, ...]:
-    """All curves along `axis` that have at least `fewest` points, in the order they are first met.
+def curve_family(point: Point) -> Family:
+    """Returns op, provider and variant of a point."""
+    return (point.op, point.provider, _variant_of(point.workload))
 
-    Where several records stand at one place (a table that names kernels), the fastest counts.
+
+def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[Curve, ...]:
+    """Returns all curves along `axis` with at least `fewest` points, in order of first appearance.
+
+    Of several records at one place (a table with a row per kernel) the fastest counts.
     """
     groups: dict[tuple[object, ...], dict[int, Point]] = {}
     for point in points:
@@ -108,7 +114,7 @@ def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[C
         if size is None:
             continue
         held = tuple([item for item in point.axes.items() if item[0] != axis])
-        key = (point.op, point.provider, variant_of(point.workload), held)
+        key = (*curve_family(point), held)
         group = groups.get(key)
         if group is None:
             groups[key] = {size: point}
@@ -124,9 +130,9 @@ def curves_of(points: Iterable[Point], axis: str, *, fewest: int = 2) -> tuple[C
 
 
 def axes_of(points: Sequence[Point]) -> tuple[str, ...]:
-    """The axes along which the points differ, those with the most values first.
+    """Returns the axes with more than one value, those with the most values first.
 
-    The number of a shape in a list of shapes is not a size and is left out.
+    Leaves out the index of a shape in a list of shapes, because it is not a size.
     """
     values: dict[str, set[int]] = defaultdict(set)
     for point in points:
@@ -136,46 +142,47 @@ def axes_of(points: Sequence[Point]) -> tuple[str, ...]:
     return tuple(sorted(varied, key=lambda name: -len(values[name])))
 
 
-#: the standard error of a median over that of a mean, for a normal distribution: √(π/2).
+#: ratio of the standard errors of median and mean, for a normal distribution: √(π/2)
 MEDIAN_FACTOR = sqrt(np.pi / 2)
-#: two measurements of one point agree no better than this on a quiet GPU, whatever their samples say.
+#: smallest relative scatter between two measurements of one point, even on an idle GPU
 LEAST_ERROR = 0.002
-# Of a curve's single figures nothing is known when too few of them lie close together; published tables repeat within
-# 1 to 3 % (aiconfigurator-core, row to row where the work is the same).
+# Relative error of single times if too few sizes are close together to estimate it; rows of published tables repeat
+# within 1 to 3 % (aiconfigurator-core, rows with the same work).
 _UNKNOWN_ERROR = 0.03
-# A point with fewer samples borrows the noise of its neighbours.
+# A point with fewer samples is given part of the mean noise of its curve.
 _OWN_SAMPLES = 10
 # The median absolute deviation of few samples is too small on average; factors for 2 … 9 samples, and n / (n − 0.8) for
 # more, from Croux and Rousseeuw, "Time-efficient algorithms for two highly robust estimators of scale" (COMPSTAT 1992).
 _FEW_SAMPLES = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
-# Sizes this close in log size are near enough to ask how well figures repeat.
+# Sizes within this distance (log size) are treated as repetitions; at least so many are needed.
 _CLOSE = 0.02
 _FEWEST_CLOSE = 8
-# |difference| of two normal figures over the standard deviation of one: its median, √2 · Φ⁻¹(3/4), and its lower
+# |difference| of two normal values over the standard deviation of one: its median, √2 · Φ⁻¹(3/4), and its lower
 # quartile, √2 · Φ⁻¹(5/8).
 _MEDIAN_PER_SIGMA = sqrt(2) * 0.674490
 _QUARTILE_PER_SIGMA = sqrt(2) * 0.318639
 
 
 def repeatability(records: Iterable[Record]) -> float:
-    """Relative standard deviation between repetitions of the run's reference points.
+    """Returns the relative standard deviation between repetitions of the run's reference points.
 
-    Where there are too few, the smallest known of any device. Differences between the devices of a run count.
+    At least LEAST_ERROR, also if there are too few repetitions. Includes differences between the devices of a run.
     """
     return max(LEAST_ERROR, reference_noise(reference_medians(records)) or 0.0)
 
 
 def standard_errors(curves: Sequence[Curve], between: float) -> list[Floats]:
-    """The standard error of each point's log time, for each curve (points,).
+    """Returns, for each curve, the standard errors of the log times (points,).
 
-    between: see `repeatability`. Curves of one family share what is known about single figures.
+    between: scatter between points, log time (see `repeatability`). Curves of one family share one error of points
+    that have a single sample.
     """
     figures = _errors_of_figures(curves)
     return [_errors(curve, between, figures[curve.family]) for curve in curves]
 
 
 def _errors(curve: Curve, between: float, figure_error: float) -> Floats:
-    if all(point.num_samples == 1 for point in curve.points):  # most curves of imported tables
+    if all(point.num_samples == 1 for point in curve.points):  # most imported tables
         return np.full(len(curve.points), sqrt(between**2 + figure_error**2))
     count = np.array([point.num_samples for point in curve.points], dtype=np.float64)
     own = np.array([point.noise * _small_sample_factor(point.num_samples) for point in curve.points])
@@ -192,11 +199,10 @@ def _small_sample_factor(samples: int) -> float:
 
 
 def _errors_of_figures(curves: Sequence[Curve]) -> dict[Family, float]:
-    """By family: the standard error of a single figure, from pairs of close sizes.
+    """Estimates, by family, the standard error of a single time from pairs of close sizes.
 
-    Steps go up, so where the larger of two close sizes took less time, it was noise, which is as often negative as
-    positive. Where a slope leaves too few such pairs, the lower quartile of all is used: up to half of them may hold a
-    step.
+    Steps go up, so a larger size that took less time shows noise, which is symmetric. If a slope leaves too few such
+    pairs, the lower quartile of all pairs is used, which tolerates steps in half of them.
     """
     families: dict[Family, list[Curve]] = {}
     for curve in curves:
@@ -204,7 +210,7 @@ def _errors_of_figures(curves: Sequence[Curve]) -> dict[Family, float]:
     found = {}
     for family, members in families.items():
         close = np.diff(np.concatenate([curve.log_size for curve in members])) < _CLOSE
-        close[np.cumsum([len(curve.points) for curve in members])[:-1] - 1] = False  # from one curve to the next
+        close[np.cumsum([len(curve.points) for curve in members])[:-1] - 1] = False  # pairs across two curves
         pooled = np.diff(np.concatenate([curve.log_time for curve in members]))[close]
         falls = pooled[pooled < 0]
         if len(falls) >= _FEWEST_CLOSE:
@@ -216,23 +222,23 @@ def _errors_of_figures(curves: Sequence[Curve]) -> dict[Family, float]:
     return found
 
 
-# Pieces that leave this many times the scatter expected of them say that points differ by more than their samples do.
+# Standard errors are scaled up if the fits scatter more than this many times as expected.
 _SETTLED = 1.3
-# A family's scatter is taken from its fits once they have this many degrees of freedom together.
+# Fewest degrees of freedom of a family's fits from which its scatter is estimated.
 _ENOUGH_FREEDOM = 8
-# How far single figures may be noisier or quieter than close pairs of sizes suggest; what they suggest comes first.
+# Factors on the noise of single times that are tried; 1.0, the estimate from close sizes, comes first.
 _NOISE_FACTORS = (1.0, 0.5, 0.7, 1.4)
-# A table of more curves than this has close pairs enough to tell the noise by themselves.
+# Families with more curves have enough close pairs, and no other factor is tried.
 _MANY_CURVES = 4
-# Share of the points that must be left as freedom to the scatter for it to tell the noise.
+# Fits must leave at least this many degrees of freedom per point.
 _ENOUGH_SHARE = 0.4
 
 
 @dataclass(frozen=True)
 class FittedCurve:
-    """A curve with its fit.
+    """A curve with its piecewise fit.
 
-    sigma: standard error of each log time (points,).
+    sigma: standard errors of the log times (points,).
     fit: levels, trend and breaks.
     """
 
@@ -241,7 +247,7 @@ class FittedCurve:
     fit: PiecewiseFit
 
     def part(self, start: int, stop: int) -> FittedCurve:
-        """Points start to stop − 1, with their part of the fit."""
+        """Returns points start … stop − 1 with their part of the fit."""
         breaks = tuple(
             replace(b, index=b.index - start, first=max(b.first, start) - start, last=min(b.last, stop - 2) - start)
             for b in self.fit.breaks
@@ -252,9 +258,9 @@ class FittedCurve:
 
 
 def fit_curves(curves: Sequence[Curve], between: float) -> tuple[FittedCurve, ...]:
-    """Fit every curve, in the order given.
+    """Fits every curve; returns the fits in the same order.
 
-    between: scatter from point to point beyond the samples (see `repeatability`).
+    between: scatter between points beyond their samples, log time (see `repeatability`).
     """
     sigmas = standard_errors(curves, between)
     families: dict[Family, list[int]] = {}
@@ -284,15 +290,15 @@ def _fit_family(curves: Sequence[Curve], sigmas: list[Floats], between: float) -
     return [found[i] for i in range(len(curves))]
 
 
-# Curves that are fitted together, by their places in the family, and their pieces.
+# For each batch of curves fitted together: their indices in the family, and their pieces.
 _Grids = list[tuple[list[int], Pieces]]
 
 
-# A curve of more points is fitted in parts of at most _PART points: the work for a part grows with their square.
+# A longer curve is fitted in parts of at most _PART points, because time grows with the square of the points.
 _LONGEST, _PART = 1024, 256
-# So many curves over the same sizes are a batch of their own, and so is a curve of more points than this.
+# At least _MANY_ALIKE curves over the same sizes form a batch; so do curves over the same more than _LONG sizes.
 _MANY_ALIKE, _LONG = 8, 256
-# Other curves of equal length are fitted together up to this many curves × points², which bounds the memory.
+# Other curves of equal length are batched up to this many curves × points², to bound the memory.
 _MOST_TOGETHER = 1_000_000
 
 
@@ -318,16 +324,15 @@ def _find(curves: Sequence[Curve], sigmas: Sequence[Floats]) -> _Grids:
 
 
 def _spans(points: int) -> list[tuple[int, int]]:
-    """First point and end of each part in which a curve is fitted; most curves are one part."""
+    """Returns (first point, end) of the parts in which a curve is fitted; usually one part."""
     number = 1 if points <= _LONGEST else cdiv(points, _PART)
     return list(pairwise(points * i // number for i in range(number + 1)))
 
 
 def _batches(grids: Sequence[Floats]) -> list[list[int]]:
-    """Curves that are fitted together: those over the same sizes, or where few share their sizes, those of equal
-        length.
+    """Groups the curves to fit together: by equal sizes, or if few share their sizes, by equal length.
 
-    grids: the log sizes of each curve.
+    grids: log sizes of each curve, (points,) each.
     """
     by_grid: dict[bytes, list[int]] = {}
     for i, grid in enumerate(grids):
@@ -347,9 +352,9 @@ def _batches(grids: Sequence[Floats]) -> list[list[int]]:
 
 
 def _best_of_figures(curves: Sequence[Curve], sigmas: list[Floats], between: float) -> _Grids:
-    """The fits at the noise level under which pieces and scatter together are most likely, for single figures.
+    """Fits curves of single times at several noise levels, and returns the fits with the highest likelihood.
 
-    Levels that leave the scatter little freedom are rejected: pieces of one or two points can explain anything.
+    Fits with few degrees of freedom are rejected, because pieces of one or two points can explain any noise.
     """
     best: _Grids = []
     best_cost = np.inf
@@ -365,9 +370,9 @@ def _best_of_figures(curves: Sequence[Curve], sigmas: list[Floats], between: flo
 
 
 def _scatter_factor(grids: _Grids) -> float:
-    """Scatter about the fits over the scatter expected; 1 where there is too little freedom to tell.
+    """Returns the measured over the expected scatter about the fits; 1 if there are too few degrees of freedom.
 
-    The median over the curves, so that a few curves that no pieces fit do not spoil the rest.
+    Takes the median over the curves, so that a few badly fitted curves do not affect the rest.
     """
     freedom = np.concatenate([pieces.freedom for _, pieces in grids])
     chi2 = np.concatenate([pieces.chi2 for _, pieces in grids])

@@ -1,6 +1,6 @@
-"""A sweep that is predicted instead of measured: `forecast` predicts a grid of axes. Called by `predict`.
+"""Predicts the times of a sweep's grid, and the probability of a cliff at m + 1.
 
-`cliff_odds` adds the probability that one row more costs a cliff, where that probability is calibrated.
+Entry points: `forecast`, `cliff_odds`. Used by `quantbench predict`; `report.forecast` shows the result.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from quantbench.workload import Gemm, Op
 
 @dataclass(frozen=True)
 class ForecastRow:
-    """The ops at one place on the axes: one layer, or one product.
+    """Predicted ops at one place on the axes: one layer, or a single op.
 
-    estimate: the sum of the ops, and its parts.
-    logits: logits of the whole model, apart, where the place has other ops as well.
-    peak_share: of the sum, weighted by time; None where a peak is not known.
-    worst: the op with the smallest share of peak.
-    reasons: why the worst op runs below peak, in words.
+    estimate: estimates of the ops and their sum, without the logits if there are other ops.
+    logits: estimate of the model's logits if the place has other ops as well, else None.
+    peak_share: time-weighted share of peak of the ops in `estimate`; None if a peak is unknown.
+    worst: op with the smallest share of peak.
+    reasons: why the worst op runs below peak.
     """
 
     axes: dict[str, int]
@@ -47,14 +47,16 @@ class ForecastRow:
 
     @property
     def ops(self) -> tuple[OpEstimate, ...]:
-        """The ops of the sum, then the logits."""
+        """Ops of `estimate`, then of `logits`."""
         return (*self.estimate.ops, *(() if self.logits is None else self.logits.ops))
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """rows: in the order of the axes.
-    impossible: reasons of the places that were left out because they cannot exist.
+    """Predictions over a grid of axes.
+
+    rows: predicted places, in axis order.
+    impossible: one error message per place that cannot exist and was skipped.
     """
 
     rows: tuple[ForecastRow, ...]
@@ -62,12 +64,12 @@ class Forecast:
 
     @property
     def ops(self) -> tuple[OpEstimate, ...]:
-        """Every op of every row, logits among them."""
+        """All ops of all rows, including logits."""
         return tuple(op for row in self.rows for op in row.ops)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the predictions are based on, each once."""
+        """Distinct notes on the basis of the predictions."""
         notes = dict.fromkeys(op.estimate.note for op in self.ops if op.estimate.note)
         if any(op.estimate.unmeasured == UNALIGNED_NOTE for op in self.ops):
             notes[UNALIGNED_NOTE] = None
@@ -75,12 +77,12 @@ class Forecast:
 
 
 def forecast(axes: Sequence[Axis], held: Held, times: RememberedTimes, *, skip_impossible: bool) -> Forecast:
-    """Predict every place of a grid.
+    """Predicts every place of a grid.
 
-    axes: with their edges already added.
-    held: with its defaults filled in.
-    times: of the GPU, as `plan` and `advise` ask them.
-    Raises InputError for a place that cannot exist, unless skip_impossible, and when no place is left.
+    axes: axes with `@edges` already expanded.
+    held: values of all other dimensions, defaults filled in.
+    times: source of op times for the device.
+    Raises InputError for a place that cannot exist (unless skip_impossible), or if no place is left.
     """
     places: list[tuple[dict[str, int], tuple[Op, ...]]] = []
     impossible: list[str] = []
@@ -129,16 +131,15 @@ def _row(axes: dict[str, int], found: list[OpEstimate], spec: DeviceSpec, correl
     )
 
 
-# What `latency.gemm.cliffs` is calibrated on: edges of tiles in m, of products that are no slivers.
+# Range of the calibration of `latency.gemm.cliffs`: m at tile edges, and no small sizes.
 _LEAST_M, _EDGE, _LEAST_NK = 128, 32, 1024
 
 
 def cliff_odds(rows: Sequence[ForecastRow], model: GemmModel) -> tuple[float | None, ...]:
-    """Probability, 0 to 1, that m + 1 takes over 10 % longer than m, for each row.
+    """Returns for each row the probability, 0 to 1, that m + 1 takes over 10 % longer than m.
 
-    None for rows that are not a single plain product, for sizes outside the calibration (m a multiple of 32 from 128
-    on, n
-    and k from 1024 on), and for all rows of a model without measured rows.
+    None for rows other than a single unbatched GEMM along m, for sizes outside the calibration (m a multiple of 32 and
+    at least 128, n and k at least 1024), and for all rows if the model has no training rows.
     """
     asked = [(i, work) for i, row in enumerate(rows) if model.rows and (work := _plain(row)) is not None]
     odds: list[float | None] = [None] * len(rows)
@@ -150,7 +151,7 @@ def cliff_odds(rows: Sequence[ForecastRow], model: GemmModel) -> tuple[float | N
 
 
 def _plain(row: ForecastRow) -> Gemm | None:
-    """The only product of a row, if the probability is calibrated for it."""
+    """Returns the only GEMM of a row if the probability is calibrated for it."""
     if "m" not in row.axes or len(row.estimate.ops) != 1:
         return None
     work = row.estimate.ops[0].op.workload

@@ -1,6 +1,7 @@
-"""Finds sizes that are slower than a smaller size near them: `bad_sizes`, or `against_doubles` for sizes far apart.
+"""Finds sizes with a lower rate than a nearby size.
 
-The first screen of a report rests on it (`report.lead`).
+Entry points: `bad_sizes_on` (against smaller sizes within 10 %), `against_doubles` (against sizes within a factor of
+two), `curves_of_rows`, `rows_by_dtype`. Used by `report.lead`, the first screen of a report, and `report.page`.
 """
 
 from __future__ import annotations
@@ -14,28 +15,26 @@ from itertools import groupby, pairwise
 import numpy as np
 
 from quantbench.analysis.summary import Point, Row, rows_of
-from quantbench.device.spec import DeviceSpec
 
-#: how far somebody who has chosen a size is ready to move it
+#: relative distance within which a user may change a size
 NEAR = 0.10
-#: and where sizes come in powers of two
+#: the same as a factor, for sizes in powers of two
 DOUBLE = 2
-# A loss below this is not worth moving for; of single figures without a spread, whose repeats differ by a few per cent,
-# more is asked for.
+# Smallest loss that is reported: larger for single times without samples, whose repetitions differ by a few per cent.
 _SMALLEST_LOSS, _SMALLEST_LOSS_OF_FIGURES = 0.03, 0.08
-# Growth that costs less time than this is for nothing.
+# A larger size that takes at most this much longer counts as free.
 _FOR_NOTHING = 0.01
 
 
 @dataclass(frozen=True)
 class BadSize:
-    """At `row` the device does less work per second than at `better`, a smaller value of `axis` within NEAR below.
+    """A size with a lower rate than a better one nearby: smaller within NEAR, or from `against_doubles` within DOUBLE.
 
+    row, better: rows of both sizes.
     loss: throughput lost against the better size, as a share.
-    low, high: bounds of the loss from both intervals; None for figures without samples.
-    up_to: the largest value within NEAR above that takes no longer; None where growing costs time.
-    culprit: the op that loses most; culprit_at_better: the same op at the better size.
-    culprit_share: the culprit's share of what is lost.
+    low, high: bounds of the loss from both intervals; None for times without samples.
+    up_to: largest value of `axis` within NEAR above that takes no longer; None if there is none.
+    culprit, culprit_at_better: op that loses most time, at both sizes.
     """
 
     axis: str
@@ -47,26 +46,26 @@ class BadSize:
     up_to: int | None
     culprit: Point
     culprit_at_better: Point
-    culprit_share: float
 
     @property
     def size(self) -> int:
+        """Axis value of the slow row."""
         return self.row.axes[self.axis]
 
 
-def rows_by_dtype(points: Sequence[Point], spec: DeviceSpec) -> tuple[Row, ...]:
-    """Rows as `rows_of` makes them, each of one dtype: a table may hold the same shapes in several."""
+def rows_by_dtype(points: Sequence[Point]) -> tuple[Row, ...]:
+    """Returns the rows of `rows_of` separately for each dtype, because a table may hold one shape in several."""
     found: list[Row] = []
     by_dtype = sorted(points, key=lambda p: p.workload.dtype)
     for _, group in groupby(by_dtype, key=lambda p: p.workload.dtype):
-        found += rows_of(list(group), spec)
+        found += rows_of(list(group))
     return tuple(found)
 
 
 def curves_of_rows(rows: Iterable[Row], axis: str) -> tuple[tuple[Row, ...], ...]:
-    """Rows that differ in `axis` alone, ascending: same provider, dtype and other axes.
+    """Groups rows with the same provider, dtype and other axes, by ascending `axis`.
 
-    Rows that lack an op which the others have (it failed there) cannot be compared and are left out.
+    Leaves out rows whose ops differ from those of most rows (an op failed there).
     """
     curves: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
@@ -88,12 +87,12 @@ def _of_usual_ops(curve: Sequence[Row]) -> tuple[Row, ...]:
 
 
 def bad_sizes(rows: Sequence[Row], axis: str) -> tuple[BadSize, ...]:
-    """Every bad size along `axis`, the worst first."""
+    """Finds bad sizes along `axis`, largest loss first."""
     return bad_sizes_on(curves_of_rows(rows, axis), axis)
 
 
 def bad_sizes_on(curves: Iterable[Sequence[Row]], axis: str) -> tuple[BadSize, ...]:
-    """The same for curves made by `curves_of_rows`."""
+    """Finds bad sizes on curves from `curves_of_rows`, largest loss first."""
     found = [bad for curve in curves for bad in _of_curve(curve, axis)]
     return tuple(sorted(found, key=lambda bad: -bad.loss))
 
@@ -119,25 +118,24 @@ def _of_curve(curve: Sequence[Row], axis: str) -> Iterable[BadSize]:
 
 
 def _against(row: Row, better: Row, axis: str, up_to: int | None) -> BadSize | None:
-    """The loss of one row against another; None where it is small or not significant."""
+    """Returns the loss of one row against another; None if it is small or not significant."""
     ratio = (row.work / row.latency_us) / (better.work / better.latency_us)
     loss, width = 1 - ratio, row.half_width + better.half_width
     measured = has_spread(row) and has_spread(better)
     smallest = loss - ratio * width
     if (smallest if measured else loss) < (_SMALLEST_LOSS if measured else _SMALLEST_LOSS_OF_FIGURES):
         return None
-    culprit, counterpart, share = _culprit(row, better)
+    culprit, counterpart = _culprit(row, better)
     return BadSize(
         axis, row, better, loss, smallest if measured else None, loss + ratio * width if measured else None, up_to,
-        culprit, counterpart, share,
+        culprit, counterpart,
     )  # fmt: skip
 
 
 def against_doubles(rows: Iterable[Row], axis: str) -> tuple[BadSize, ...]:
-    """For sizes that are far apart (tp = 1, 2, 4, 8): sizes that lose against one at most DOUBLE times as large or
-    small.
+    """Finds sizes with a lower rate than one within a factor of DOUBLE (tp = 1, 2, 4, 8), largest loss first.
 
-    The worst first. `up_to` is None in all of them.
+    `up_to` is None in all results.
     """
     found = []
     for curve in curves_of_rows(rows, axis):
@@ -151,18 +149,17 @@ def against_doubles(rows: Iterable[Row], axis: str) -> tuple[BadSize, ...]:
 
 
 def has_spread(row: Row) -> bool:
-    """Whether all figures of the row come with samples."""
+    """Returns whether all points of the row have several samples."""
     return all(point.num_samples > 1 for point in row.points)
 
 
-def _culprit(row: Row, better: Row) -> tuple[Point, Point, float]:
-    """The op that takes most time beyond what it would take at the better size's rate, its counterpart and share."""
+def _culprit(row: Row, better: Row) -> tuple[Point, Point]:
+    """Returns the op that loses most time against its rate at the better size, and the same op there."""
     there = {point.op: point for point in better.points}
     excess: list[tuple[float, Point]] = []
     for point in row.points:
         other = there[point.op]
         growth = (point.workload.flops or point.workload.min_bytes) / (other.workload.flops or other.workload.min_bytes)
         excess.append((point.count * (point.latency_us - other.latency_us * growth), point))
-    lost = sum(us for us, _ in excess if us > 0)
-    most, culprit = max(excess, key=lambda pair: pair[0])
-    return culprit, there[culprit.op], most / lost if lost > 0 else 1.0
+    _, culprit = max(excess, key=lambda pair: pair[0])
+    return culprit, there[culprit.op]

@@ -1,8 +1,8 @@
-"""Explains the steps of each family of curves: which tile, how many blocks at a time, and how far apart steps are.
+"""Infers the tile, the number of resident blocks and the step spacing from the steps in each curve family's latency.
 
-`find_periods` makes a `Period` per family from the fitted curves (`staircase.recover` does the search). `tile_finder`
-then says which tile computes a point: the recorded one, else the one recovered, else the one assumed for the device.
-Called by `check`; causes, pictures and rules use the result.
+Entry points: `find_periods`, which searches with `staircase.recover`; `tile_finder`, which maps a point to its tile:
+recorded, else recovered, else assumed, or None if the measured steps contradict the assumed tile. Used by
+`analysis.check`, `cliffs`, `rule_pairs` and `sawtooth`, and by `report`.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from quantbench.quantization import cdiv
 from quantbench.units import percent
 from quantbench.workload import Gemm, Workload
 
-# Curves that are compared with the candidates, and their points together (fewer where every number of blocks from a
-# range is a candidate): more only take time. Longer curves are cut, for the work grows with the square of their points.
+# Most curves compared with the candidates, and most points in total (fewer in a blind search, which has many more
+# candidates). Longer curves are cut, because the work grows with the square of their points.
 _MOST_CURVES = 48
 _MOST_POINTS, _MOST_POINTS_BLIND = 6000, 600
 _LONGEST_CURVE = 256
-# Tiles are rarely longer than this many times their width.
+# Usual limit of the ratio of a tile's sides.
 _USUAL_ASPECT = 2.0
-# Fewer points than this show no period.
+# Fewest points of a curve from which steps are explained.
 _FEWEST_POINTS = 6
 
 
 @dataclass(frozen=True)
 class Period:
-    """What explains the steps of one family of curves (op, provider, variant) along `axis`.
+    """Tile and waves inferred from the steps of one curve family (op, provider, variant) along `axis`.
 
-    recovered: the explanations found, with their confidence.
-    sm_count: of the device; None where it was not used.
-    num_curves: curves that were compared with the candidates.
-    spacing, spacing_error: axis units between steps, with standard error; None where steps are few or uneven.
-    chosen: the explanation that is named; None where none is clear.
+    recovered: explanations found, with their confidence.
+    sm_count: SM count of the device; None in a blind search.
+    num_curves: number of curves compared with the candidates.
+    spacing, spacing_error: distance between steps in axis units, with standard error; None if steps are few or uneven.
+    chosen: the reported explanation; None if none is clear.
     """
 
     axis: str
@@ -69,29 +69,30 @@ class Period:
 
     @property
     def family(self) -> Family:
+        """Curve family: op, provider and variant."""
         return (self.op, self.provider, self.variant)
 
     @property
     def sure_words(self) -> str:
-        """`97 % sure`; never certain."""
+        """Confidence as text, e.g. `97 % sure`; `over 99 % sure` above 99 %."""
         confidence = self.recovered.confidence
         return "over 99 % sure" if confidence > 0.99 else f"{percent(confidence)} sure"
 
     @property
     def clear(self) -> bool:
-        """Whether one class of explanations is clearly the best."""
+        """Whether the search has a clear result."""
         return self.recovered.verdict == "clear"
 
     @property
     def tile_words(self) -> str:
-        """`128x256 tile on 108 SMs`, of the explanation that is named; "" without one."""
+        """Description of the chosen explanation, e.g. `128x256 tile on 108 SMs`; "" without one."""
         return "" if self.chosen is None else explanation_words(self.chosen, self.sm_count)
 
 
 def explanation_words(explanation: Explanation, sm_count: int | None) -> str:
-    """`128x256 tile on 108 SMs`, `64x64 tile, 2 blocks on each of 108 SMs`, or `…, 97 blocks at a time`.
+    """Formats an explanation: `128x256 tile on 108 SMs` or `64x64 tile, 2 blocks on each of 108 SMs`.
 
-    The last form stands where the number of blocks is not a multiple of the SMs.
+    If the number of resident blocks is not a multiple of the SM count: `128x256 tile, 97 blocks at a time`.
     """
     tile = f"{explanation.block_m}x{explanation.block_n} tile"
     per_sm = explanation.per_sm(sm_count)
@@ -103,9 +104,9 @@ def explanation_words(explanation: Explanation, sm_count: int | None) -> str:
 
 
 def find_periods(fitted: Sequence[FittedCurve], spec: DeviceSpec, *, blind: bool = False) -> tuple[Period, ...]:
-    """The period of each family of products, along the axis that shows it best.
+    """Infers the period of each family of GEMM curves, along the axis with the most close points.
 
-    blind: ignore the device's number of SMs. Families without enough close points are left out.
+    blind: whether to ignore the device's SM count. Families without enough close points are left out.
     """
     families: dict[Family, dict[str, list[FittedCurve]]] = {}
     for one in fitted:
@@ -134,9 +135,9 @@ def _period(curves: Sequence[FittedCurve], spec: DeviceSpec, *, blind: bool) -> 
 
 
 def _what_to_try(spec: DeviceSpec, *, blind: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Tile sides, and numbers of blocks at a time, to try.
+    """Returns the tile sides and the numbers of resident blocks to try.
 
-    One block at a time stands for kernels without waves: on one core, and persistent kernels that share out the last
+    One resident block represents kernels without waves: on a CPU core, and persistent kernels that divide the last
     tiles.
     """
     if spec.kind == "cpu":
@@ -147,7 +148,7 @@ def _what_to_try(spec: DeviceSpec, *, blind: bool) -> tuple[tuple[int, ...], tup
 
 
 def _choose(curves: Sequence[FittedCurve], spec: DeviceSpec, most_points: int) -> list[FittedCurve]:
-    """Evenly spaced compute-bound curves (where memory is the bound, waves are hidden)."""
+    """Selects evenly spaced compute-bound curves, because a memory bound hides the waves."""
     parts = [part for one in curves for part in _parts(one)]
     bound = [one for one in parts if compute_bound(_middle(one), spec)] or parts
     number = min(len(bound), _MOST_CURVES, max(1, most_points // max(len(one.curve.points) for one in bound)))
@@ -155,7 +156,7 @@ def _choose(curves: Sequence[FittedCurve], spec: DeviceSpec, most_points: int) -
 
 
 def _parts(one: FittedCurve) -> list[FittedCurve]:
-    """A long curve in equal parts of at most _LONGEST_CURVE points; a short one as it is."""
+    """Splits a curve into equal parts of at most _LONGEST_CURVE points."""
     points = len(one.curve.points)
     number = cdiv(points, _LONGEST_CURVE)
     if number == 1:
@@ -169,10 +170,10 @@ def _middle(one: FittedCurve) -> Workload:
 
 
 def _strangeness(explanation: Explanation, sm_count: int | None, spec: DeviceSpec) -> tuple[float, ...]:
-    """Sort key that decides which of several equivalent explanations is named.
+    """Returns a sort key that selects one of several equivalent explanations.
 
-    In this order: few blocks per SM (where the SMs are not known, a number that some device has), sides that are
-    powers of two, no long strips, a size near the device's assumed tile.
+    Prefers, in this order: few blocks per SM (in a blind search, of any known device), sides that are powers of two, an
+    aspect ratio up to two, a size near the device's assumed tile.
     """
     counts = {sm_count} if sm_count else {known_spec.sm_count for known_spec in known()}
     per_sm = min((explanation.resident_blocks / c for c in counts if explanation.resident_blocks % c == 0), default=99)
@@ -184,9 +185,9 @@ def _strangeness(explanation: Explanation, sm_count: int | None, spec: DeviceSpe
 
 
 def _spacing(curves: Sequence[FittedCurve]) -> tuple[float | None, float | None]:
-    """Mean distance between steps on the curve with the most of them, and its standard error.
+    """Returns the mean distance between steps on the curve with the most steps, and its standard error.
 
-    Missed steps leave gaps of a whole number of distances.
+    Allows for missed steps, which leave gaps of a whole number of distances.
     """
     best: list[float] = []
     for one in curves:
@@ -205,21 +206,21 @@ def _spacing(curves: Sequence[FittedCurve]) -> tuple[float | None, float | None]
     return float(slope), scatter / float(np.sqrt(((number - number.mean()) ** 2).sum()))
 
 
-#: the tile of a point; None where no tile can be believed
+#: maps a point to its tile; None if no tile is credible
 TileOf = Callable[[Point], TileInUse | None]
 
 
 def tile_finder(spec: DeviceSpec, periods: Iterable[Period]) -> Callable[[Family], TileOf]:
-    """For each family of curves (op, provider, variant), a function that names the tile of a point."""
+    """Returns a function from a curve family (op, provider, variant) to a function from points to tiles."""
     finders = {period.family: _finder(spec, period) for period in periods}
     unknown = _finder(spec, None)
     return lambda family: finders.get(family, unknown)
 
 
 def _finder(spec: DeviceSpec, period: Period | None) -> TileOf:
-    """Names the tile of a point: the recorded one, else the one that explains the family's steps, else the assumed one.
+    """Returns a function from points to tiles: recorded, else recovered from the family's steps, else assumed.
 
-    Where the steps were examined and contradict the assumed tile, none is named.
+    Without a recorded or recovered tile it returns None if the measured steps contradict the assumed tile.
     """
     believed: TileInUse | None = None
     one_core = spec.kind == "cpu"
@@ -243,6 +244,6 @@ def _finder(spec: DeviceSpec, period: Period | None) -> TileOf:
 
 
 def _may_be(assumed: TileInUse, period: Period) -> bool:
-    """Whether the steps that were examined, without a clear result, are consistent with the assumed tile."""
+    """Returns whether the measured steps are consistent with the assumed tile."""
     explanation = Explanation(assumed.tile.block_m, assumed.tile.block_n, assumed.resident_blocks)
     return period.recovered.verdict == "unclear" and explanation in period.recovered.plausible

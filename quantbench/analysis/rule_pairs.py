@@ -1,8 +1,8 @@
-"""Finds pairs of measurements that differ in what a rule of thumb is about, and in as little else as possible.
+"""Finds pairs of measurements that test a rule of thumb: one keeps the rule, one breaks it, all else is similar.
 
-`rules` names a finder for each rule: `multiples`, `halves`, `whole_waves` and `fallbacks` pair single ops, `best_value`
-and `doublings` pair whole layers. A finder returns its pairs, or in words why there are none. Effects are ratios of
-time per unit of useful work, rule broken over rule kept: above 1 the rule pays.
+Entry points: `multiples`, `halves`, `whole_waves` and `fallbacks` pair single ops; `best_value` and `doublings` pair
+whole layers. Used by `analysis.rules`, which assigns a finder to each rule. A finder returns its pairs, or the reason
+why there are none. Effects are ratios of time per unit of useful work, broken / kept: above 1, the rule helps.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from quantbench.quantization import quantize
 from quantbench.sweep.axes import LINEAR_OPS
 from quantbench.workload import Gemm, Softmax
 
-# On the edge of a range a size has neighbours on one side only; they count when they are this close.
+# A size with a neighbour on one side only (end of a range) counts if they are this close, in log size.
 _VERY_NEAR = 0.02
 # A last wave at least this full counts as whole.
 _WHOLE = 0.9
 
-#: the provider that computes softmax as Megatron does where its fused kernel refuses
+#: provider of the unfused softmax, which Megatron runs if its fused kernel does not support the shape
 FALLBACK = "torch.eager"
 
 
 @dataclass(frozen=True)
 class RulePair:
-    """Two measurements, one that keeps a rule and one that breaks it.
+    """Measurements that keep a rule, compared with measurements that break it.
 
-    keys: the records behind the pair.
-    log_effect: logarithm of the time per unit of work, broken over kept.
-    standard_error: of log_effect.
-    predicted: what tiles and waves alone would make log_effect; None where the tile is not known.
+    keys: keys of the records compared.
+    log_effect: log ratio of the times per unit of work, broken / kept.
+    standard_error: standard error of log_effect.
+    predicted: log_effect computed from tiles and waves alone; None if a tile is unknown.
     """
 
     keys: tuple[str, ...]
@@ -53,9 +53,9 @@ class RulePair:
 
 @dataclass(frozen=True)
 class Material:
-    """What the finders search: the points and fitted curves of a run.
+    """Points and fitted curves of a run, as input of the finders.
 
-    tile_of: the tiles of each family (`periods.tile_finder`).
+    tile_of: maps a curve family to a function from points to tiles (see `periods.tile_finder`).
     """
 
     points: Sequence[Point]
@@ -64,7 +64,7 @@ class Material:
     tile_of: Callable[[Family], TileOf]
 
     def along(self, axis: str) -> list[FittedCurve]:
-        """Curves along one axis."""
+        """Returns the curves along one axis."""
         return [one for one in self.fitted if one.curve.axis == axis]
 
     @cached_property
@@ -76,18 +76,18 @@ class Material:
         }
 
     def sigma(self, point: Point) -> float:
-        """Standard error of a point's log time; from its own samples where it lies on no curve."""
+        """Returns the standard error of a point's log time; from its samples alone if it is on no curve."""
         own = MEDIAN_FACTOR * point.noise / float(np.sqrt(point.num_samples))
         return self._sigma.get(id(point), max(own, LEAST_ERROR))
 
 
-#: pairs, or why there are none
+#: pairs, or the reason why there are none
 PairsOrReason = list[RulePair] | str
 PairFinder = Callable[[Material], PairsOrReason]
 
 
 def log_cost(point: Point) -> float:
-    """Logarithm of the time per unit of useful work."""
+    """Returns the logarithm of the time per unit of useful work."""
     return log(point.latency_us / useful_work(point.workload))
 
 
@@ -99,13 +99,14 @@ def multiples(
     same_padding: bool = False,
     ops: Sequence[str] = (),
 ) -> PairFinder:
-    """Each size that `divisor` divides against its nearest neighbours on both sides that it does not divide.
+    """Builds a finder that compares multiples of `divisor` with the nearest other sizes on both sides.
 
-    On both sides, so that the trend along the axis cancels.
+    Using both sides cancels the trend along the axis.
 
-    alike: divisors that must divide both or neither, so that related rules do not interfere.
-    same_padding: head_dim or columns must pad to the same size.
-    ops: the ops that count; all where empty.
+    divisor: number, or function of the device.
+    alike: divisors that must divide both sizes or neither, so that related rules do not interfere.
+    same_padding: whether head_dim or columns must pad to the same size.
+    ops: names of the ops to use; empty for all.
     """
 
     def find(material: Material) -> PairsOrReason:
@@ -143,12 +144,12 @@ def _around_multiples(
 
 
 def _near(sizes: Sequence[int], order: range, size: int) -> Iterable[int]:
-    """Indices in `order` while their sizes are within COARSE of `size`."""
+    """Returns indices from `order` up to the first whose size is not within COARSE of `size`."""
     return takewhile(lambda j: abs(log(sizes[j] / size)) <= COARSE, order)
 
 
 def _pair(good: Sequence[Point], bad: Sequence[Point], material: Material, family: Family | None) -> RulePair:
-    """The points that break the rule (geometric mean) against those that keep it."""
+    """Compares the geometric mean of the points that break the rule with that of those that keep it."""
     effect = float(np.mean([log_cost(p) for p in bad]) - np.mean([log_cost(p) for p in good]))
     errors = [
         float(np.sqrt(sum(material.sigma(p) ** 2 for p in side))) / len(side)
@@ -164,9 +165,9 @@ def _pair(good: Sequence[Point], bad: Sequence[Point], material: Material, famil
 
 
 def _log_slots(point: Point, used: TileInUse | None) -> float | None:
-    """Logarithm of the block slots × tile elements that a product occupies, per element it needs.
+    """Returns the log of the tile elements in all occupied block slots per output element of a GEMM.
 
-    None where its tile is not known; an assumed tile would only predict the assumption.
+    None if its tile is unknown or only assumed.
     """
     if used is None or used.source == "assumed" or not isinstance(point.workload, Gemm):
         return None
@@ -174,7 +175,7 @@ def _log_slots(point: Point, used: TileInUse | None) -> float | None:
 
 
 def halves(axis: str) -> PairFinder:
-    """Along `axis`, each size against half of it: what a product loses when a dimension is split once more."""
+    """Builds a finder that compares compute-bound GEMMs at half a size with the full size along `axis`."""
 
     def find(material: Material) -> PairsOrReason:
         pairs = []
@@ -194,7 +195,7 @@ def halves(axis: str) -> PairFinder:
 
 
 def whole_waves(material: Material) -> PairsOrReason:
-    """Neighbours around a wave's end: the last wave full, and a new one begun. Same kernel and alignment."""
+    """Pairs neighbours with the same tile: a last wave at least 90 % full, and another wave begun."""
     pairs, known = [], False
     for one in material.fitted:
         tile_of = material.tile_of(one.curve.family)
@@ -219,7 +220,7 @@ def _ends_a_wave(before: Point, used: TileInUse | None, after: Point, used_after
         return False
     full = (blocks[0] - 1) % used.resident_blocks + 1
     crossed = (blocks[1] - 1) // used.resident_blocks > (blocks[0] - 1) // used.resident_blocks
-    # Whole cache lines are a nicety; rows below 16 bytes are another kernel.
+    # Rows aligned to less than 16 bytes use another kernel; cache lines matter less.
     alike = _whole_loads(before) == _whole_loads(after)
     return crossed and alike and full >= _WHOLE * used.resident_blocks
 
@@ -231,10 +232,11 @@ def _whole_loads(point: Point) -> bool:
 def fallbacks(
     keeps: Callable[[Softmax], bool], breaks: Callable[[Softmax], bool], *, same: Sequence[str], what: str
 ) -> PairFinder:
-    """The fused softmax where the rule is kept against the fallback at the nearest size where it is broken.
+    """Builds a finder that compares fallback softmaxes that break a rule with the nearest fused one that keeps it.
 
+    keeps, breaks: conditions on a workload.
     same: fields that must be equal.
-    what: what the sizes that break the rule are, in words.
+    what: description of the sizes that break the rule.
     """
 
     def find(material: Material) -> PairsOrReason:
@@ -259,7 +261,7 @@ def fallbacks(
 
 
 def first_of(*finders: PairFinder) -> PairFinder:
-    """The first finder's pairs, or those of the next that finds any; the first one's reason where none does."""
+    """Builds a finder that returns the pairs of the first finder with any, else the first finder's reason."""
 
     def find(material: Material) -> PairsOrReason:
         results = [finder(material) for finder in finders]
@@ -270,11 +272,7 @@ def first_of(*finders: PairFinder) -> PairFinder:
 
 @dataclass(frozen=True)
 class _Layer:
-    """All ops of one place together.
-
-    log_cost: logarithm of time per unit of work.
-    sigma: standard error of log_cost.
-    """
+    """Sum of the ops of a layer at one place. log_cost: log time per unit of work. sigma: its standard error."""
 
     keys: tuple[str, ...]
     log_cost: float
@@ -282,9 +280,9 @@ class _Layer:
 
 
 def _layers(material: Material, axis: str) -> list[dict[int, _Layer]]:
-    """For each setting of the other axes: layers by value of `axis`, each op by its fastest provider.
+    """Returns, for each setting of the other axes, layers by value of `axis`, with each op's fastest provider.
 
-    Only ops that were measured at every value count. Without a linear product among them they are not a layer.
+    Uses only ops that were measured at every value, and skips settings without a linear op among them.
     """
     groups: dict[tuple[object, ...], dict[int, dict[str, Point]]] = {}
     for point in material.points:
@@ -311,7 +309,7 @@ def _layer(points: Sequence[Point], material: Material) -> _Layer:
 
 
 def best_value(axis: str, value: int) -> PairFinder:
-    """Whole layers at `value` of `axis` against the fastest other value."""
+    """Builds a finder that compares whole layers at `value` of `axis` with the fastest other value."""
 
     def find(material: Material) -> PairsOrReason:
         groups = [layers for layers in _layers(material, axis) if value in layers and len(layers) > 1]
@@ -327,7 +325,7 @@ def best_value(axis: str, value: int) -> PairFinder:
 
 
 def doublings(axis: str) -> PairFinder:
-    """Whole layers at each value of `axis` against twice that value."""
+    """Builds a finder that compares whole layers at each value of `axis` with twice that value."""
 
     def find(material: Material) -> PairsOrReason:
         pairs = [

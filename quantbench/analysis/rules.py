@@ -1,10 +1,11 @@
-"""Rules of thumb for transformer shapes: for each, the shapes to measure and the pairs that test it.
+"""Tests rules of thumb for transformer shapes: defines each rule, the shapes to measure and the pairs that test it.
 
-`judge_all` gives a verdict per rule from the points of a run; `check` calls it. `rule_named` and `experiment` plan the
-measurements of `check --experiment`. The rules are those of BigScience's notes on sizing BLOOM and of Megatron-LM's
-code. Left out is what one GPU cannot test (data- and pipeline-parallel degrees, batch-size ramp-up, memory's rule of
-thumb, `CUDA_LAUNCH_BLOCKING` over many nodes) and what is a requirement rather than advice (`hidden % heads == 0`, `tp`
-no larger than a node).
+Entry points: `judge_all`, used by `analysis.check`, returns a verdict per rule from the points of a run; `rule_named`
+and `RuleOfThumb.experiment` plan the measurements of `check --experiment`.
+
+The rules come from BigScience's notes on sizing BLOOM and from Megatron-LM's code. Rules that one GPU cannot test are
+left out (data- and pipeline-parallel degrees, batch-size ramp-up, memory estimates, `CUDA_LAUNCH_BLOCKING` over many
+nodes), and so are requirements (`hidden % heads == 0`, `tp` no larger than a node).
 """
 
 from __future__ import annotations
@@ -37,25 +38,26 @@ from quantbench.workload import Softmax
 
 VERDICTS = ("CONFIRMED", "REFUTED", "INCONCLUSIVE", "NOT TESTED")
 
-#: a rule that buys less than this is not worth following
+#: smallest relative effect for which a rule is worth following
 MARGIN = 0.01
-# From this number of pairs on their median has a distribution-free interval.
+# Fewest pairs whose median has a distribution-free interval.
 _MANY = 6
-# Pairs that scatter by more than this many times their own errors differ among themselves.
+# Pairs that scatter by more than this many times their standard errors are inconsistent.
 _AT_ODDS = 2.0
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the pairs of a run say about one rule.
+    """Result of testing one rule on a run.
 
-    rule: its id.
+    rule: id of the rule.
     verdict: one of VERDICTS.
-    effect: time per unit of work with the rule broken over with it kept; median over num_pairs pairs.
+    effect: ratio of the times per unit of work, rule broken / kept; median over the pairs (mean if there are few).
     low, high: 95 % interval of the effect.
-    predicted: the effect that tiles and waves alone would give; None where a tile is not known.
-    evidence: keys of the records compared, pair after pair.
-    reason: why there is no verdict, or what makes it inconclusive.
+    num_pairs: number of pairs.
+    predicted: effect computed from tiles and waves alone, median; None if a tile is unknown.
+    evidence: keys of the records compared, in the order of the pairs.
+    reason: why the rule was not tested, or why the verdict is inconclusive; else empty.
     """
 
     rule: str
@@ -70,10 +72,10 @@ class Verdict:
 
 
 def verdict_on(rule: str, found: PairsOrReason) -> Verdict:
-    """The verdict on one rule.
+    """Returns the verdict on one rule.
 
-    CONFIRMED if the whole interval of the effect is above MARGIN, REFUTED if it is below, else INCONCLUSIVE; NOT TESTED
-    where `found` is a reason instead of pairs.
+    CONFIRMED if the whole interval of the effect is above 1 + MARGIN, REFUTED if it is below, else INCONCLUSIVE; NOT
+    TESTED if `found` is a reason instead of pairs.
     """
     if isinstance(found, str):
         return Verdict(rule, "NOT TESTED", reason=found)
@@ -90,11 +92,11 @@ def verdict_on(rule: str, found: PairsOrReason) -> Verdict:
 
 
 def _interval(pairs: Sequence[RulePair]) -> tuple[float, float, float]:
-    """Median and 95 % interval of the log effects.
+    """Returns center and 95 % interval of the log effects.
 
-    Many pairs: the median and order statistics. Few pairs: the mean with the pairs' own errors. Few pairs that differ
-    by more than these errors: the span of all their intervals where they agree whether the effect exceeds MARGIN, else
-    the scatter of the pairs.
+    Six or more pairs: median and order statistics. Fewer: mean and standard errors. Fewer pairs that scatter beyond
+    their errors: the span of all their intervals if they agree whether the effect exceeds MARGIN, else an interval from
+    the scatter (Student's t).
     """
     effects = np.array([pair.log_effect for pair in pairs])
     errors = np.array([pair.standard_error for pair in pairs])
@@ -102,7 +104,7 @@ def _interval(pairs: Sequence[RulePair]) -> tuple[float, float, float]:
     if len(pairs) >= _MANY:
         interval = median_interval(effects)
         middle = float(np.median(effects))
-        # Order statistics of equal effects would claim to be exact.
+        # Order statistics of equal effects would have zero width.
         reach = normal_quantile() * own
         return middle, min(interval.low, middle - reach), max(interval.high, middle + reach)
     mean = float(effects.mean())
@@ -122,18 +124,17 @@ def _interval(pairs: Sequence[RulePair]) -> tuple[float, float, float]:
 
 _ATTENTION_OPS = ("scores", "context", "attention")
 _SOFTMAX_PROVIDERS = ("torch.eager", "triton.fused")
-# Why a rule is not judged on a CPU.
 _ONLY_GPUS = "about GPUs (tensor cores, SMs, waves, CUDA kernels), not judged on a CPU"
 _LAYER_OPS = ("qkv", "attention", "proj", "mlp_up", "mlp_down")
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """The points that one rule needs, in the terms of a sweep.
+    """Sweep that measures the points for one rule.
 
-    dims: axes with their values.
-    held: everything else.
-    providers: who runs them.
+    dims: axes with their values (`hidden=1024,2048`).
+    held: values of all other dimensions.
+    providers: names of the providers.
     """
 
     dims: tuple[str, ...]
@@ -143,13 +144,14 @@ class Experiment:
 
 @dataclass(frozen=True)
 class RuleOfThumb:
-    """One rule.
+    """A rule of thumb and how to test it.
 
+    id: short name.
     predicate: the rule as a condition.
-    claim: what it promises.
-    find: finds the pairs that test it in a run.
-    plan: the points it needs on a device.
-    gpu_only: the rule is about tensor cores, SMs or CUDA kernels and is not judged on a CPU.
+    claim: promised benefit.
+    find: finds the pairs that test the rule in a run.
+    plan: returns the experiment for a device.
+    gpu_only: whether the rule is about tensor cores, SMs or CUDA kernels, so that it is not tested on a CPU.
     """
 
     id: str
@@ -160,11 +162,11 @@ class RuleOfThumb:
     gpu_only: bool = True
 
     def applies_to(self, spec: DeviceSpec) -> bool:
-        """Whether the rule can be judged on such a device."""
+        """Returns whether the rule can be tested on this kind of device."""
         return spec.kind != "cpu" or not self.gpu_only
 
     def experiment(self, spec: DeviceSpec) -> Experiment:
-        """The points that test the rule on a device. Raises UnsupportedError for a GPU rule on a CPU."""
+        """Returns the sweep that tests the rule on a device. Raises UnsupportedError for a GPU rule on a CPU."""
         if not self.applies_to(spec):
             others = ", ".join(rule.id for rule in RULES if not rule.gpu_only)
             raise UnsupportedError(
@@ -175,7 +177,7 @@ class RuleOfThumb:
 
 
 def _around(bases: Sequence[int], offsets: Sequence[int]) -> str:
-    """Values around each base: `1984,2048,2112`."""
+    """Formats all values base + offset: `1984,2048,2112`."""
     return ",".join(str(v) for v in sorted({base + offset for base in bases for offset in offsets}))
 
 
@@ -208,13 +210,13 @@ def _softmax(*dims: str, heads: int = 0, seq: int = 0) -> Experiment:
 
 
 def _layer(spec: DeviceSpec, dim: str) -> Experiment:
-    """A layer experiment: sizes that take long enough to time on a GPU, and not too long on one core."""
+    """Builds a layer experiment: large enough to time on a GPU, smaller on a CPU core."""
     hidden, seq = (4096, 2048) if spec.kind == "cuda" else (256, 128)
     return Experiment((dim,), Held(hidden=hidden, heads=32, seq=seq, ops=_LAYER_OPS))
 
 
 def _whole_waves() -> Experiment:
-    # Few rows of tiles and small steps of n: whatever the tile, some size fills the last wave to nine tenths or more.
+    # Small m and small steps of n: for any tile, some size fills the last wave to 90 % or more.
     return Experiment(("n=4096:16384:256@edges",), Held(m=512, k=4096, layout="nt"))
 
 
@@ -305,7 +307,7 @@ RULES: tuple[RuleOfThumb, ...] = (
 
 
 def rule_named(name: str) -> RuleOfThumb:
-    """The rule of that id. Raises InputError, naming them all, for any other."""
+    """Returns the rule with id `name`. Raises InputError that lists all ids if there is none."""
     for rule in RULES:
         if rule.id == name:
             return rule
@@ -313,14 +315,14 @@ def rule_named(name: str) -> RuleOfThumb:
 
 
 def judge_all(material: Material, rules: Sequence[RuleOfThumb] = RULES) -> tuple[Verdict, ...]:
-    """A verdict on each rule from the points of a run. GPU rules are not judged on a CPU's run."""
+    """Returns a verdict on each rule; rules about GPUs are NOT TESTED on a run of a CPU."""
     return tuple(
         verdict_on(rule.id, rule.find(material) if rule.applies_to(material.spec) else _ONLY_GPUS) for rule in rules
     )
 
 
 def untested_lines(verdicts: Sequence[Verdict], spec: DeviceSpec) -> list[str]:
-    """What was not judged, in at most two lines: rules that this device could test, and rules of other devices."""
+    """Formats the untested rules in up to two lines: rules that this device could test, and GPU rules on a CPU."""
     untested = [v for v in verdicts if v.verdict == "NOT TESTED"]
     own = [v for v in untested if rule_named(v.rule).applies_to(spec)]
     other = len(untested) - len(own)

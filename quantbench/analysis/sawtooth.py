@@ -1,8 +1,9 @@
-"""Tile and wave edges along a curve, and the rate that tiles and waves alone would give: for drawing.
+"""Computes tile and wave edges along a curve, and the rate predicted by tiles and waves alone, for plots.
 
-Between two measured sizes the dimensions grow in a straight line, so the place where one more tile is needed is known
-exactly, even where no size was measured. `drawn_edges` returns these places, `sawtooth` the rate between them, scaled
-to the measured points. Called by the modules of `report` that draw.
+Entry points: `drawn_edges`, `sawtooth`. Used by `report.sweep_result`, `report.op_curves` and `tools.guide`.
+
+Between two measured sizes all dimensions grow linearly, so the positions of the edges between them are exact. The rate
+is scaled to the measured points.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from quantbench.workload import Gemm
 
 @dataclass(frozen=True)
 class DrawnEdges:
-    """Axis positions after which one more tile, and one more wave, is needed."""
+    """Axis positions after which another tile, and another wave, is needed, ascending."""
 
     tile: tuple[float, ...]
     wave: tuple[float, ...]
 
 
 def drawn_edges(curve: Curve, tile_of: TileOf) -> DrawnEdges:
-    """Edges along a curve of products, between neighbours whose tile was recorded or recovered from the steps.
+    """Returns the edges along a curve of GEMMs whose tile was recorded or recovered from the steps.
 
-    An assumed tile has no edges: nothing in the run shows them. Wave edges are drawn where waves can be stated for the
-    size after the edge (`quantization.credible_waves`).
+    Assumed tiles give no edges, because nothing in the run supports them. Wave edges are included if waves are credible
+    for the size after the edge (`quantization.credible_waves`).
     """
     tile_edges: set[float] = set()
     wave_edges: set[float] = set()
@@ -57,7 +58,7 @@ def drawn_edges(curve: Curve, tile_of: TileOf) -> DrawnEdges:
 
 
 def tile_steps(a: Gemm, b: Gemm, tile: Tile) -> list[tuple[float, int, int]]:
-    """From a to b: (share of the way, tiles up to there, tiles just after) wherever the number of tiles grows."""
+    """Returns (fraction of the way from a to b, tiles up to it, tiles just after) for each increase of the tiles."""
     shares = {*_crossings(a.m, b.m, tile.block_m), *_crossings(a.n, b.n, tile.block_n)}
     steps = []
     for share in sorted(shares):
@@ -68,7 +69,7 @@ def tile_steps(a: Gemm, b: Gemm, tile: Tile) -> list[tuple[float, int, int]]:
 
 
 def _crossings(start: int, stop: int, block: int) -> list[float]:
-    """Shares of the way from start to stop where a whole number of blocks is full; the start counts."""
+    """Returns the fractions of the way from start to stop at multiples of block, without the end."""
     if stop <= start:
         return []
     first = cdiv(start, block) * block
@@ -88,19 +89,21 @@ def _tiles(a: Gemm, b: Gemm, tile: Tile, share: float, *, past: bool) -> int:
     return total
 
 
-# Where the memory is what takes the time, teeth are hidden; a good kernel reaches about this share of the bandwidth.
+# Share of the memory bandwidth that a good kernel reaches; it caps the rate of the teeth.
 _BANDWIDTH_EFFICIENCY = 0.8
-# Points that reach this share of it are left out where the curve is scaled.
+# Points that reach this share of the memory bandwidth are not used to scale the curve.
 _MEMORY_BOUND = 0.5
-# More teeth than this between two neighbours are finer than a picture shows: the curve has a gap there.
+# More teeth than this between two neighbours are too fine to plot; the curve has a gap instead.
 _MOST_TEETH = 12
 
 
 @dataclass(frozen=True)
 class Sawtooth:
-    """sizes: places on the axis, ascending, each edge twice (full, and one past it).
-    tflops: the rate there; nan in a gap.
-    tile: in words.
+    """Rate predicted by tiles and waves.
+
+    sizes: axis positions, ascending; each edge appears twice (last tile full, and one past it).
+    tflops: rate at each position, TFLOP/s; nan in a gap.
+    tile: description of the tile.
     """
 
     sizes: tuple[float, ...]
@@ -109,13 +112,13 @@ class Sawtooth:
 
 
 def sawtooth(points: Sequence[Point], axis: str, spec: DeviceSpec, known: TileOf) -> Sawtooth | None:
-    """The curve for the points of one op and provider along `axis`.
+    """Returns the predicted rate for the points of one op and provider along `axis`.
 
-    known: the tile that computes a point (`periods.tile_finder`). An assumed tile draws nothing. A tile recovered from
-        the steps is drawn from half a wave on: below that, libraries cut the work into smaller parts.
+    known: maps a point to its tile (see `periods.tile_finder`). For a tile recovered from the steps, the curve begins
+        at half a wave, because libraries split tiles below that.
 
-    None where the points are not products, are fewer than two sizes, need the same number of tiles everywhere (along
-    k), or where the tile of a point is not known.
+    None if there are fewer than two sizes of GEMMs, if all need the same number of tiles (along k), or if a tile is
+    unknown or only assumed.
     """
     used: dict[int, TileInUse] = {}
     by_size: list[tuple[int, Point]] = []
@@ -169,9 +172,9 @@ def _words(used: Sequence[TileInUse]) -> str:
 
 
 def _places(a: Gemm, b: Gemm, tile: Tile) -> list[tuple[float, int | None]]:
-    """(share of the way, tiles there): at both ends, and on both sides of each edge between them.
+    """Returns (fraction of the way, tiles) at both ends and on both sides of each edge between them.
 
-    Where there are too many edges, one place in the middle without a number of tiles.
+    With too many edges, these are replaced by the midpoint without a number of tiles.
     """
     teeth = tile_steps(a, b, tile)
     inner: list[tuple[float, int | None]] = [(share, tiles) for share, *both in teeth for tiles in both]
@@ -187,12 +190,12 @@ def _between(a: Gemm, b: Gemm, name: str, share: float) -> float:
 
 
 def _element_bytes(gemm: Gemm) -> float:
-    """Mean element size over inputs and output."""
+    """Returns the mean element size over inputs and output, bytes."""
     return gemm.min_bytes / (gemm.batch * (gemm.m * gemm.k + gemm.k * gemm.n + gemm.m * gemm.n))
 
 
 def _scale(points: Sequence[tuple[Point, TileInUse]], spec: DeviceSpec) -> float:
-    """Measured rate over the share of slots in use: median over the compute-bound points."""
+    """Returns the median of measured rate / tile and wave efficiency over the compute-bound points."""
     ratios, bound_by_compute = [], []
     for point, used in points:
         assert isinstance(point.workload, Gemm)

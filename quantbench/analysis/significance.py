@@ -1,6 +1,7 @@
-"""Statistics of a comparison: rank test on samples, test of single figures, Holm's correction, drift of the reference.
+"""Computes the statistics of a comparison: tests of a time ratio, Holm's correction, drift of the reference points.
 
-`rank_test`, `figure_test`, `holm` and `wander` are called by `compare`; the guide uses `rank_test` too.
+Entry points: `rank_test`, `figure_test`, `holm` and `wander`, used by `analysis.compare`; `tools.guide` uses
+`rank_test`, and `analysis.curves` the noise of the reference points.
 """
 
 from __future__ import annotations
@@ -18,22 +19,21 @@ from quantbench.store.record import Measured, Record
 
 FloatArray = npt.NDArray[np.float64]
 
-# The exact distribution of the rank sum is used up to this many samples in all; beyond, the normal approximation is as
-# good and on the safe side in its far tails.
+# Most samples, both sides together, for the exact distribution of the rank sum; beyond, the normal approximation is as
+# good, and conservative in its far tails.
 _EXACT_UP_TO = 60
-# All pairwise ratios of more samples than this are thinned to as many evenly spaced ranks: the interval moves by less
-# than the width of one rank.
+# Larger samples are reduced to this many quantiles before the pairwise ratios: the interval moves by less than one
+# rank.
 _MOST_RANKS = 400
 
 
 @dataclass(frozen=True)
 class RatioTest:
-    """Times of b over times of a.
+    """Test result for the ratio of the times of b to those of a.
 
     ratio: median of all pairwise ratios.
-    low, high: its 95 % interval; None where there are too few samples.
-    p: two-sided, of the larger of the claims "b is slower" and "b is faster" by more than the tolerance; 1 where
-        nothing can be claimed.
+    low, high: 95 % interval of the ratio; None if there are too few samples.
+    p: two-sided p-value for "the times differ by more than the tolerance"; 1 if there are too few samples.
     """
 
     ratio: float
@@ -43,7 +43,7 @@ class RatioTest:
 
 
 def rank_test(a_us: Sequence[float], b_us: Sequence[float], tolerance: float) -> RatioTest:
-    """Test whether b's times differ from a's by more than `tolerance` (0.01: slower than 1.01 ×, faster than 1/1.01 ×).
+    """Tests whether the times of b and a differ by more than `tolerance` (0.01: ratio over 1.01 or under 1/1.01).
 
     >>> test = rank_test([10.0, 10.1, 9.9, 10.2, 9.8, 10.05], [12.0, 12.1, 11.9, 12.2, 11.8, 12.05], 0.01)
     >>> round(test.ratio, 2), test.p < 0.01
@@ -59,9 +59,9 @@ def rank_test(a_us: Sequence[float], b_us: Sequence[float], tolerance: float) ->
 
 
 def figure_test(a_us: Sequence[float], b_us: Sequence[float], tolerance: float, noise: float) -> RatioTest:
-    """The same test for figures without samples (a table's means).
+    """Tests the same for single times without samples (means in a table).
 
-    noise: relative standard deviation of one figure, taken as log-normal.
+    noise: relative standard deviation of one time, assumed log-normal.
 
     >>> figure_test([100.0], [120.0], 0.01, noise=0.03).p < 0.001
     True
@@ -76,7 +76,7 @@ def figure_test(a_us: Sequence[float], b_us: Sequence[float], tolerance: float, 
 
 
 def holm(p_values: Sequence[float]) -> tuple[float, ...]:
-    """Holm's adjusted p-values: rejecting those below α keeps the chance of any false claim at α.
+    """Returns Holm's adjusted p-values: rejecting those below α limits the probability of any false claim to α.
 
     >>> holm([0.01, 0.04, 0.03])
     (0.03, 0.06, 0.06)
@@ -90,13 +90,13 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
 
 
 def _p_greater(large: FloatArray, small: FloatArray) -> float:
-    """One-sided p-value of "large is not greater than small"."""
+    """Returns the one-sided p-value for "large is greater than small"."""
     from scipy.stats import mannwhitneyu
 
     both = np.concatenate((large, small))
     exact = both.size <= _EXACT_UP_TO and np.unique(both).size == both.size
     result = mannwhitneyu(large, small, alternative="greater", method="exact" if exact else "asymptotic")
-    # All values equal: the test has no variance and says nan, which is no evidence.
+    # If all values are equal, the test returns nan, which is no evidence.
     return 1.0 if np.isnan(result.pvalue) else float(result.pvalue)
 
 
@@ -105,7 +105,7 @@ def _ratio_interval(a: FloatArray, b: FloatArray) -> tuple[float, float | None, 
     ratios = np.sort((_thinned(b)[:, None] / _thinned(a)[None, :]).ravel())
     ratio = float(np.median(ratios))
     z = normal_quantile()
-    # Rank of the pairwise ratio that the two-sided test just does not reject, of all pairs.
+    # Rank, among all pairwise ratios, of the lower end of the interval (inversion of the rank test).
     rank = int(pairs / 2 - z * (pairs * (a.size + b.size + 1) / 12) ** 0.5)
     if rank < 1:
         return ratio, None, None
@@ -121,18 +121,19 @@ def _thinned(samples: FloatArray) -> FloatArray:
     return thinned
 
 
-# Fewer repetitions tell nothing about a spread.
+# Fewest repetitions from which their noise is estimated.
 _FEWEST = 4
 
 
 @dataclass(frozen=True)
 class Wander:
-    """Drift of the reference point in two runs.
+    """Drift of the reference points in two runs.
 
-    repeats_a, repeats_b: measurements of the reference point in each run.
-    noise_a, noise_b: relative standard deviation of their medians; None where there are too few.
-    allowance: ratio − 1 that the largest of all compared points may show although nothing changed.
-    shift: the reference's ratio b / a; None where the runs have different references.
+    repeats_a, repeats_b: number of measurements of reference points in each run.
+    noise_a, noise_b: relative standard deviation of their medians; None if there are too few.
+    allowance: ratio − 1 that the most extreme of all compared points stays below, with 95 % probability, without a
+        real change.
+    shift: ratio b / a of the reference times; None if the runs have no common reference.
     """
 
     repeats_a: int
@@ -144,14 +145,14 @@ class Wander:
 
 
 def wander(a: Run, b: Run, points: int) -> Wander:
-    """The drift of two runs. points: number of points compared."""
+    """Computes the drift of the reference points in two runs. points: number of points compared."""
     ours, theirs = reference_medians(a.records), reference_medians(b.records)
     noise_a, noise_b = reference_noise(ours), reference_noise(theirs)
     common = ours.keys() & theirs.keys()
     shift = None
-    if common:  # several, where many devices were compared by them
+    if common:  # runs of several devices have several references
         shift = median([median(theirs[key]) / median(ours[key]) for key in common])
-    # The quantile that the largest of so many undisturbed points stays below.
+    # Bonferroni: normal quantile for the largest of all points.
     z = normal_quantile(1 - (1 - CONFIDENCE) / max(points, 1))
     allowance = exp(z * hypot(noise_a or 0.0, noise_b or 0.0)) - 1
     repeats_a, repeats_b = (sum(map(len, side.values())) for side in (ours, theirs))
@@ -159,7 +160,7 @@ def wander(a: Run, b: Run, points: int) -> Wander:
 
 
 def reference_medians(records: Iterable[Record]) -> dict[str, list[float]]:
-    """Medians of each reference point in the order measured, by key; a run of many devices has several."""
+    """Returns the median times (µs) of the reference points by key, in order; runs of many devices have several."""
     found: dict[str, list[float]] = {}
     for record in records:
         if record.role == "reference" and isinstance(record.outcome, Measured):
@@ -168,6 +169,6 @@ def reference_medians(records: Iterable[Record]) -> dict[str, list[float]]:
 
 
 def reference_noise(medians_us: dict[str, list[float]]) -> float | None:
-    """Relative standard deviation of the medians, each against its own reference; None for too few."""
+    """Returns the relative standard deviation of the medians around those of their reference; None for too few."""
     ratios = [1 + log(us / median(of_key)) for of_key in medians_us.values() if len(of_key) > 1 for us in of_key]
     return noise(ratios) if len(ratios) >= _FEWEST else None

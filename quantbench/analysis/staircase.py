@@ -1,10 +1,11 @@
-"""Recovers the tile and the number of blocks at a time from the steps of curves: `recover`, called by `periods`.
+"""Recovers the tile and the number of resident blocks from the steps of curves.
 
-`candidates` lists every explanation (tile sides and blocks at a time) and groups those that predict the same waves at
-the sizes measured. On each curve the log time is modelled as `share · log(waves + overhead)` plus a smooth trend plus
-noise; the trend is a Gaussian process too slow to make steps, so only steps can tell candidates apart. What the best
-candidate leaves unexplained says how certain it is. Kernel names are not used, and the number of SMs only narrows the
-candidates.
+Entry points: `candidates`, `recover`. Used by `analysis.periods`.
+
+`candidates` lists all explanations (tile sides and resident blocks) and groups those that predict the same steps at
+the measured sizes. `recover` models the log time of each curve as `share · log(waves + overhead)` plus a smooth trend
+plus noise; the trend is a Gaussian process too slow for steps, so only steps distinguish the candidates. The residual
+of the best candidate scales the confidence. Kernel names are not used; the SM count only restricts the candidates.
 """
 
 from __future__ import annotations
@@ -23,22 +24,21 @@ from quantbench.workload import Gemm
 Ints = npt.NDArray[np.integer]
 Floats = npt.NDArray[np.float64]
 
-#: Sides of the tiles that libraries and our kernels use, in elements (names of cuBLAS, CUTLASS and nvjet kernels).
+#: tile sides of GPU kernels, in elements (from the names of cuBLAS, CUTLASS and nvjet kernels, and our own)
 BLOCK_SIDES = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
-#: and those of a processor's kernels, whose m side is a few rows of registers
+#: tile sides of CPU kernels, whose m side is a few rows of registers
 CPU_BLOCK_SIDES = (1, 4, 6, 8, 12, 14, 16, 24, 28, 32, 48, 64, 96, 128)
-#: no kernel keeps more output elements in one block's registers than this (320×128 is the largest seen)
+#: most output elements of a tile: no kernel keeps more in registers (320×128 is the largest seen)
 _LARGEST_TILE = 256 * 192
-#: blocks of one kernel that share an SM: products need registers and shared memory for few
+#: most resident blocks per SM: GEMM kernels use too many registers and too much shared memory for more
 MOST_BLOCKS_PER_SM = 4
-#: blocks that may run at a time where the number of SMs is not known: from a small card's SMs to two blocks on each of
-#: the largest card's
+#: range of resident blocks in a blind search: from the SMs of a small GPU to two or more blocks per SM of a large one
 UNKNOWN_RESIDENT = (16, 400)
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Tiles of block_m × block_n, `resident_blocks` of which run at a time."""
+    """A tile of block_m × block_n, with `resident_blocks` blocks running concurrently on the device."""
 
     block_m: int
     block_n: int
@@ -46,10 +46,11 @@ class Explanation:
 
     @property
     def tile(self) -> Tile:
+        """Tile with these sides."""
         return Tile(self.block_m, self.block_n)
 
     def per_sm(self, sm_count: int | None) -> int | None:
-        """Blocks per SM on a device of sm_count SMs; None where that is not known or not a whole number."""
+        """Returns the resident blocks per SM; None if sm_count is None or the number is not whole."""
         if sm_count is None or self.resident_blocks % sm_count:
             return None
         return self.resident_blocks // sm_count
@@ -57,10 +58,10 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Explanations grouped into classes that predict the same staircase.
+    """Explanations grouped into classes that predict the same steps.
 
-    waves: number of waves of each class's first member at every point (classes, points).
-    members: the explanations of each class.
+    waves: number of waves of the first member of each class (classes, points).
+    members: explanations of each class.
     """
 
     waves: Ints
@@ -68,9 +69,9 @@ class Candidates:
 
 
 def candidates(products: Sequence[Sequence[Gemm]], sides: Sequence[int], resident: Sequence[int]) -> Candidates:
-    """All explanations with tile sides from `sides` and blocks at a time from `resident`, by class.
+    """Lists all explanations with tile sides from `sides` and resident blocks from `resident`, by class.
 
-    products: the products of each curve; points run through them in that order.
+    products: GEMMs of each curve; the points of `Candidates.waves` follow their order.
 
     >>> sizes = [[Gemm(m=4096, n=n, k=64) for n in range(256, 4096, 256)]]
     >>> found = candidates(sizes, (128, 256), (108, 216))
@@ -100,10 +101,8 @@ resident_blocks=108), Explanation(block_m=256, block_n=128, resident_blocks=108)
 
 
 def _shape(waves: Ints, ends: Ints) -> npt.NDArray[np.float32]:
-    """The visible part of each row of waves (rows, points): per curve, the rise since its smallest over its whole rise.
-
-    In single precision, so that equal shares have equal bits.
-    """
+    """Scales each row of waves (rows, points) to 0 … 1 on each curve, in single precision so that equal shapes have
+    equal bits."""
     shapes = np.empty(waves.shape, dtype=np.float32)
     start = 0
     for stop in ends:
@@ -117,38 +116,38 @@ def _shape(waves: Ints, ends: Ints) -> npt.NDArray[np.float32]:
 
 VERDICTS = ("clear", "unclear", "no single tile", "no waves")
 
-# Overheads in waves: what a launch costs beside its waves, from nothing to twice one wave.
+# Launch overheads that are tried, in units of one wave's time.
 _OVERHEADS = (0.0, 0.25, 0.5, 1.0, 2.0)
-# Time grows at most in proportion to the waves, a little more where clocks fall under load.
+# Upper limit of `share`: time is at most proportional to the waves, plus a margin for clocks that drop under load.
 _MOST_SHARE = 1.05
-# The trend as a Gaussian process over log size: (amplitude in log time, length in log size). Slow bends from bandwidth
-# to compute over two octaves, slight ones over half an octave; and any level and elasticity.
+# Gaussian process of the trend: (amplitude in log time, length in log size) of large slow bends (memory- to compute-
+# bound) and of slight faster ones; wide priors for level and elasticity.
 _TREND_BENDS = ((0.5, 2.0), (0.05, 0.5))
 _TREND_LEVEL, _TREND_ELASTICITY = 10.0, 1.0
-# A class must be this likely among all candidates to be named.
+# Smallest probability of the best class for a clear result.
 CONFIDENT = 0.95
-#: and its waves must account for this share of what a smooth trend leaves: below the first no tile is worth naming
+#: smallest explained share of the deviations from the trend for any tile, and for a clear result
 EXPLAINS_LITTLE, EXPLAINS_MUCH = 0.3, 0.4
-# With this many curves, confidence is also how often the class wins when the curves are drawn anew.
+# From this many curves on, confidence is at most the share of bootstrap resamples that the class wins.
 _FEWEST_TO_RESAMPLE, _RESAMPLES, _RESAMPLE_SEED = 8, 200, 0
-# Waves that improve the fit by less than this (twice log likelihood) are no waves at all.
+# Smallest improvement of the fit (twice log likelihood) that is evidence for waves.
 _LEAST_IMPROVEMENT = 12.0
-# Classes at least this likely beside the best one are rivals; at most so many are named.
+# Smallest likelihood of a rival relative to the best class, and the largest number of rivals.
 _RIVAL, _MOST_RIVALS = 0.01, 5
-# That there are none can be said when those of three in four candidates would improve it by more than this.
+# "no waves" requires that the waves of three in four candidates would improve the fit by more than this.
 _WOULD_SHOW = 100.0
 
 
 @dataclass(frozen=True)
 class Recovered:
-    """What explains the steps of some curves.
+    """Result of `recover`.
 
     verdict: one of VERDICTS.
-    best: the explanations of the most likely class; the sizes measured cannot tell them apart.
-    confidence: probability that it is this class and no other candidate.
-    explained: share of the squared deviations from a smooth trend, beyond noise, that its waves account for.
-    rivals: one explanation of each of the next classes, most likely first.
-    plausible: every explanation of these classes and of the best one.
+    best: explanations of the most likely class, which predict the same steps at the measured sizes.
+    confidence: probability of this class among all candidates.
+    explained: share of the squared deviations from a smooth trend, beyond noise, that its waves explain.
+    rivals: one explanation of each of the next likely classes, most likely first.
+    plausible: all explanations of the best class and the rivals.
     """
 
     verdict: str
@@ -160,14 +159,14 @@ class Recovered:
 
 
 def recover(curves: Sequence[FittedCurve], found: Candidates) -> Recovered:
-    """The class of `found` that explains the curves best. The columns of `found.waves` are the points of `curves`."""
+    """Finds the class that best explains the curves. The columns of `found.waves` are the points of `curves`."""
     found = _shortlist(curves, found)
     misfit, visible, null, points = _misfits(curves, found.waves, _OVERHEADS)
     total = misfit.sum(axis=0)
     order = np.argsort(total, kind="stable")
     best = int(order[0])
     freedom = max(points - 3.0 * len(curves), 1.0)
-    # Where even the best leaves more than noise, differences count for less in proportion.
+    # If the best class leaves more than noise, likelihood differences are scaled down.
     scale = max(1.0, total[best] / freedom)
     weight = np.exp(-(total - total[best]) / 2 / scale)
     confidence = float(weight[best] / weight.sum())
@@ -192,7 +191,7 @@ def recover(curves: Sequence[FittedCurve], found: Candidates) -> Recovered:
     )  # fmt: skip
 
 
-# More classes than the first number are first tried with these overheads alone, and the best so many kept.
+# Beyond _MANY_CLASSES classes, only the _SHORTLIST best with the first overheads are tried with all overheads.
 _MANY_CLASSES, _FIRST_OVERHEADS, _SHORTLIST = 4000, (0.0, 1.0), 2000
 
 
@@ -207,10 +206,10 @@ def _shortlist(curves: Sequence[FittedCurve], found: Candidates) -> Candidates:
 def _misfits(
     curves: Sequence[FittedCurve], waves: Ints, overheads: Sequence[float]
 ) -> tuple[Floats, Floats, Floats, int]:
-    """Misfit of every candidate.
+    """Computes the misfit of every class, as squared residuals over variance.
 
-    Returns the squared misfit over variance of each candidate on each curve (curves, classes); what its waves would
-    add to it if they were there and not seen (classes,); the misfit of the trend alone (curves,); the number of points.
+    Returns the misfit of each class on each curve (curves, classes); the improvement that its waves would make if
+    present, at share 1 and the first overhead (classes,); the misfit of the trend (curves,); the number of points.
     """
     misfit = np.full((len(curves), len(waves)), np.inf)
     visible = np.zeros(len(waves))
@@ -233,7 +232,7 @@ def _misfits(
 
 
 def _whitener(log_size: Floats, sigma: Floats) -> Floats:
-    """The matrix that turns a smooth trend plus noise into unit scatter (points, points)."""
+    """Returns the matrix that whitens a smooth trend plus noise (points, points)."""
     u = log_size - log_size.mean()
     apart = u[:, None] - u
     covariance = np.diag(sigma**2) + _TREND_LEVEL**2 + _TREND_ELASTICITY**2 * np.outer(u, u)
@@ -244,7 +243,7 @@ def _whitener(log_size: Floats, sigma: Floats) -> Floats:
 
 
 def _share_of_wins(misfit: Floats, best: int) -> float:
-    """Share of bootstrap resamples of the curves in which `best` has the least misfit."""
+    """Returns the share of bootstrap resamples of the curves in which `best` has the smallest misfit."""
     rng = np.random.default_rng(_RESAMPLE_SEED)
     times = rng.multinomial(len(misfit), np.full(len(misfit), 1 / len(misfit)), size=_RESAMPLES)
     totals = times @ misfit

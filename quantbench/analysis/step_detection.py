@@ -1,17 +1,16 @@
-"""Finds steps in curves with a piecewise fit and a penalty on every break: `find_pieces`. Pure arithmetic over arrays.
+"""Finds steps in curves by a piecewise linear fit with a penalty on every break.
 
-Called by `curves`; nothing here knows of tiles or waves. The log time is modelled as pieces, each a level plus a
-gentle slope against the log size: constant between the waves of a compute-bound product, rising where work or bytes
-grow with the size. Dynamic programming finds the exact optimum over all placements of breaks (Jackson et al., "An
-algorithm for optimal partitioning of data on an interval", IEEE Signal Processing Letters 12, 2005); asv's
-`step_detect` does the same for constants and absolute deviations. Each break costs `break_penalty`, so that noise does
-not buy one.
+Entry points: `find_pieces`, `describe` and `join`, used by `analysis.curves`; `fit_pieces` combines the first two.
 
-The slope of a piece is drawn towards the trend of its surroundings, and the trend is estimated from the pieces: fit and
-trend alternate from several first guesses, and the cheapest result is taken.
+The log time is modelled as pieces, each a level plus a small slope against the log size: constant between the wave
+edges of a compute-bound GEMM, rising if work or bytes grow with the size. Dynamic programming finds the exact optimum
+over all break positions (Jackson et al., "An algorithm for optimal partitioning of data on an interval", IEEE Signal
+Processing Letters 12, 2005); asv's `step_detect` does the same for constants and absolute deviations. Each break costs
+`break_penalty`, so that noise does not create breaks.
 
-Curves with the same number of points are fitted together, so that a table of many short curves costs little more than
-its points.
+The slope of a piece has a prior around the local trend, which is estimated from the pieces: fit and trend alternate
+from several initial trends, and the cheapest result is kept. Curves with the same number of points are fitted together
+for speed.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
 
-# First guesses of the trend, as elasticities (d log time / d log size): constant, proportional, quadratic (attention
-# over its sequence length), and halfway between the first two, where overheads weigh.
+# Initial trends as elasticities (d log time / d log size): constant, overhead and work mixed, proportional, quadratic
+# (attention over its sequence length).
 _FIRST_TRENDS = (0.0, 0.5, 1.0, 2.0)
 _ROUNDS = 3
-# How far the slope of one piece strays from the trend around it (a standard deviation of the elasticity).
+# Prior standard deviation of a piece's slope around the local trend (elasticity).
 _SLOPE_SPREAD = 0.15
-# The trend at a place is a mean over pieces within about this distance, in log size: half an octave.
+# Width of the window over which the trend is averaged, in log size: half an octave.
 _TREND_WIDTH = 0.35
-# The trend is held in what any workload can have.
+# Limits of the trend: elasticities that a workload can have.
 _TREND_RANGE = (-0.2, 2.2)
-# A piece of more points than this is cut (it makes a break of no height): bounds the work on very long curves.
+# Longer pieces are cut, with a break of height near 0, to bound the work on very long curves.
 _LONGEST_PIECE = 512
-# Twice the log likelihood that a place may lack and still be within 95 % confidence (χ² with one degree of freedom).
+# 95 % limit of the drop in twice the log likelihood for the position of a break (χ², one degree of freedom).
 _SAME_PLACE = 3.84
 
 
@@ -46,9 +45,9 @@ _SAME_PLACE = 3.84
 class Break:
     """A break between points `index` and `index + 1`.
 
-    log_jump: rise of the log time there, without the trend between the two points.
-    standard_error: of log_jump.
-    first, last: with 95 % confidence, the break lies after a point from `first` to `last`.
+    log_jump: rise of the log time there, beyond the trend.
+    standard_error: standard error of log_jump.
+    first, last: range of point indices after which the break lies, with 95 % confidence.
     """
 
     index: int
@@ -60,10 +59,10 @@ class Break:
 
 @dataclass(frozen=True)
 class PiecewiseFit:
-    """The fit of one curve.
+    """Piecewise fit of one curve.
 
-    breaks: in order.
-    levels: fitted log time of each point (points,).
+    breaks: breaks by ascending index.
+    levels: fitted log times (points,).
     trend: elasticity over each gap (points − 1,).
     """
 
@@ -74,15 +73,15 @@ class PiecewiseFit:
 
 @dataclass(frozen=True)
 class Pieces:
-    """The best pieces of each curve.
+    """Optimal pieces of several curves.
 
-    log_size: (points,), or (curves, points) where curves have sizes of their own.
-    log_time, sigma: (curves, points).
-    starts: per curve, the first point of each piece.
+    log_size: log sizes (points,), or (curves, points) if the sizes differ between curves.
+    log_time, sigma: log times and their standard errors (curves, points).
+    starts: for each curve, the index of the first point of each piece.
     trend: elasticity over each gap (curves, points − 1).
     cost: squared residuals over variance, plus the penalties (curves,).
     freedom: degrees of freedom of the residuals (curves,).
-    chi2: squared residuals over variance, about `freedom` where sigma is right (curves,).
+    chi2: squared residuals over variance; close to `freedom` if sigma is correct (curves,).
     """
 
     log_size: Floats
@@ -96,10 +95,10 @@ class Pieces:
 
 
 def find_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
-    """The best pieces of each curve.
+    """Finds the optimal pieces of each curve.
 
-    log_size: ascending; (points,) where all curves have the same sizes, else (curves, points), which costs
-    curves × points² of memory. log_time, sigma: (curves, points); sigma is the standard error of log_time.
+    log_size: ascending log sizes; (points,) if all curves have the same sizes, else (curves, points), which takes
+    curves × points² of memory. log_time, sigma: log times and their standard errors (curves, points).
     """
     curves, points = log_time.shape
     cost = np.full(curves, np.inf)
@@ -117,22 +116,22 @@ def find_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
     flat = _Flat.of(starts, points)
     per_piece = _Sums(log_size, log_time, sigma, trends).cost(flat.curve, flat.start, flat.stop)
     chi2 = np.bincount(flat.curve, per_piece, minlength=curves).astype(np.float64)
-    # A piece of one point has no freedom left; their prior leaves the slopes of the others about half a parameter.
+    # A piece of one point has no degree of freedom; the prior makes a slope count as half a parameter.
     spent = np.bincount(flat.curve, np.where(flat.stop - flat.start > 1, 1.5, 1.0), minlength=curves).astype(np.float64)
     return Pieces(log_size, log_time, sigma, tuple(starts), trends, cost, np.maximum(points - spent, 0.0), chi2)
 
 
 def join(parts: Sequence[tuple[Pieces, int]], log_size: Floats, log_time: Floats, sigma: Floats) -> Pieces:
-    """The pieces of one long curve from those of its consecutive parts, with a break at every cut.
+    """Joins the pieces of consecutive parts of one long curve, with a break at every cut.
 
-    parts: for each part, the Pieces that hold it and its row there.
-    log_size, log_time, sigma: of the whole curve (points,).
+    parts: for each part, its Pieces and its row in them.
+    log_size, log_time, sigma: arrays of the whole curve (points,).
     """
     starts, trends, first = [], [], 0
     for pieces, row in parts:
         starts.append(pieces.starts[row] + first)
         trend = pieces.trend[row]
-        trends += [trend[:1], trend] if first else [trend]  # the gap at the cut has the trend of the next
+        trends += [trend[:1], trend] if first else [trend]  # the gap at the cut takes the trend of the next gap
         first += pieces.log_time.shape[1]
     return Pieces(
         log_size, log_time[None], sigma[None], (np.concatenate(starts),), np.concatenate(trends)[None],
@@ -143,7 +142,7 @@ def join(parts: Sequence[tuple[Pieces, int]], log_size: Floats, log_time: Floats
 
 
 def fit_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> tuple[PiecewiseFit, ...]:
-    """The best piecewise fit of each curve; arrays as for `find_pieces`.
+    """Fits each curve piecewise; arguments as for `find_pieces`.
 
     >>> size = np.log(np.arange(1.0, 13.0))
     >>> stairs = np.log([[5.0] * 4 + [10.0] * 4 + [15.0] * 4])
@@ -154,7 +153,7 @@ def fit_pieces(log_size: Floats, log_time: Floats, sigma: Floats) -> tuple[Piece
 
 
 def describe(pieces: Pieces) -> tuple[PiecewiseFit, ...]:
-    """Breaks and levels of the pieces that were found."""
+    """Returns breaks, levels and trend of each curve."""
     sums = _Sums(pieces.log_size, pieces.log_time, pieces.sigma, pieces.trend)
     flat = _Flat.of(pieces.starts, sums.shape[1])
     weight, mean_u, mean_z, suu, suz, _ = sums.moments(flat.curve, flat.start, flat.stop)
@@ -162,7 +161,7 @@ def describe(pieces: Pieces) -> tuple[PiecewiseFit, ...]:
     piece = np.repeat(np.arange(len(flat.start)), flat.stop - flat.start).reshape(sums.shape)
     fitted = mean_z[piece] + slope[piece] * (sums.u - mean_u[piece])
     levels = fitted + sums.offset[:, None] + _integral(pieces.trend, pieces.log_size)
-    (second,) = np.nonzero(flat.start > 0)  # the pieces that a break begins; the piece before ends there
+    (second,) = np.nonzero(flat.start > 0)  # pieces that follow a break
     curve, split = flat.curve[second], flat.start[second]
     u = np.broadcast_to(sums.u, sums.shape)
     edge = (u[curve, split - 1] + u[curve, split]) / 2
@@ -183,17 +182,17 @@ def describe(pieces: Pieces) -> tuple[PiecewiseFit, ...]:
 
 
 def break_penalty(points: int) -> float:
-    """What a break must save in squared residuals over variance. It grows with the number of places that are searched;
-    half of what the Bayesian information criterion would ask for place, level and slope, for a spurious break has a
-    second hurdle to take (the size of its jump), while a missed one is lost."""
+    """Returns the penalty of a break, in squared residuals over variance. It grows like half the Bayesian information
+    criterion for position, level and slope: spurious breaks are later filtered by jump size, but missed ones are
+    lost."""
     return 0.5 + 1.5 * log(points)
 
 
 class _Sums:
-    """Running weighted sums over each curve, from which the fit of any piece follows at once.
+    """Cumulative weighted sums over each curve, which give the fit of any piece in constant time.
 
-    u: log size, centred, in the shape of log_size.
-    z: log time without the trend, centred (curves, points).
+    u: centred log sizes, in the shape of log_size.
+    offset: mean of the log times without the trend (curves,).
     """
 
     ridge = _SLOPE_SPREAD**-2.0
@@ -209,15 +208,18 @@ class _Sums:
         self.shape = z.shape
 
     def moments(self, curve: Ints | int, start: Ints, stop: Ints) -> tuple[Floats, ...]:
-        """Weight, mean u, mean z, and central Suu, Suz, Szz of the points start … stop − 1 of each piece."""
+        """Returns weight, means of u and z, and central Suu, Suz, Szz over points start … stop − 1 of each piece.
+
+        z: log time without the trend, centred.
+        """
         return _moments(self._sums[:, curve, stop] - self._sums[:, curve, start])
 
     def cost(self, curve: Ints | int, start: Ints, stop: Ints) -> Floats:
-        """Least squares over variance of each piece, slope included."""
+        """Returns the minimum of squared residuals over variance, with the prior of the slope, of each piece."""
         return _cost(self.moments(curve, start, stop))
 
     def costs_up_to(self, low: int, stop: int) -> Floats:
-        """The same for the pieces from low … stop − 1 to `stop`, in every curve (curves, stop − low)."""
+        """Returns the costs of the pieces that begin at low … stop − 1 and end at `stop` (curves, stop − low)."""
         return _cost(_moments(self._sums[:, :, stop : stop + 1] - self._sums[:, :, low:stop]))
 
 
@@ -229,13 +231,13 @@ def _moments(sums: Floats) -> tuple[Floats, ...]:
 
 def _cost(moments: tuple[Floats, ...]) -> Floats:
     _, _, _, suu, suz, szz = moments
-    cost: Floats = np.maximum(szz - suz**2 / (suu + _Sums.ridge), 0.0)  # rounding may leave less than nothing
+    cost: Floats = np.maximum(szz - suz**2 / (suu + _Sums.ridge), 0.0)  # rounding may make it negative
     return cost
 
 
 @dataclass(frozen=True)
 class _Flat:
-    """All pieces of all curves in sequence: their curve, first point, and the point after their last."""
+    """All pieces of all curves in sequence: curve index, first point, and end (exclusive)."""
 
     curve: Ints
     start: Ints
@@ -251,13 +253,13 @@ class _Flat:
 
 
 def _integral(trend: Floats, u: Floats) -> Floats:
-    """Log time that the trend alone accounts for (curves, points), 0 at the first point."""
+    """Returns the log time due to the trend (curves, points), 0 at the first point."""
     steps = np.cumsum(trend * np.diff(u), axis=-1)
     return np.concatenate([np.zeros((*steps.shape[:-1], 1)), steps], axis=-1)
 
 
 def _partition(sums: _Sums) -> tuple[Floats, list[Ints]]:
-    """Optimal partitioning of every curve: its penalised cost, and the first point of each of its pieces."""
+    """Partitions every curve optimally; returns the penalised costs and the first points of the pieces."""
     curves, points = sums.shape
     penalty = break_penalty(points)
     best = np.zeros((curves, points + 1))
@@ -269,7 +271,7 @@ def _partition(sums: _Sums) -> tuple[Floats, list[Ints]]:
         choice = np.argmin(total, axis=1)
         last[:, stop] = low + choice
         best[:, stop] = total[np.arange(curves), choice] + penalty
-    # Many short curves have the same few partitions.
+    # Many short curves share a few partitions.
     distinct, which = np.unique(last, axis=0, return_inverse=True)
     found = []
     for previous in distinct.tolist():
@@ -282,33 +284,30 @@ def _partition(sums: _Sums) -> tuple[Floats, list[Ints]]:
 
 
 def _nearness(log_size: Floats) -> Floats:
-    """How much each gap counts for the trend at each other: (gaps, gaps), or (curves, gaps, gaps)."""
+    """Returns the weight of each gap for the trend at each other gap: (gaps, gaps) or (curves, gaps, gaps)."""
     gaps = (log_size[..., 1:] + log_size[..., :-1]) / 2
     near: Floats = np.exp(-0.5 * ((gaps[..., :, None] - gaps[..., None, :]) / _TREND_WIDTH) ** 2)
     return near
 
 
 def _trend(sums: _Sums, pieces: _Flat, trend: Floats, near: Floats) -> Floats:
-    """The elasticity over each gap, from the slopes within the pieces around it (nothing steps within a piece).
-
-    near: see `_nearness`.
-    """
+    """Estimates the elasticity over each gap from the slopes of the pieces around it (curves, points − 1)."""
     _, mean_u, _, suu, suz, _ = sums.moments(pieces.curve, pieces.start, pieces.stop)
     gaps = (sums.u[..., 1:] + sums.u[..., :-1]) / 2
     shared = gaps.ndim == 1
     at = np.searchsorted(gaps, mean_u) if shared else (gaps[pieces.curve] < mean_u[:, None]).sum(axis=1)
     at = np.clip(at, 0, gaps.shape[-1] - 1)
-    # Slopes are relative to the trend they were fitted with, where their piece lies.
+    # Fitted slopes are relative to the previous trend, so it is added back.
     weight, weighted_slope = np.zeros_like(trend), np.zeros_like(trend)
     np.add.at(weight, (pieces.curve, at), suu)
     np.add.at(weighted_slope, (pieces.curve, at), suz + suu * trend[pieces.curve, at])
 
     def blur(values: Floats) -> Floats:
-        """Sums over the gaps around each gap (curves, points − 1)."""
+        """Returns weighted sums over the gaps around each gap (curves, points − 1)."""
         blurred: Floats = values @ near if shared else (values[:, None, :] @ near)[:, 0]
         return blurred
 
-    # As if a piece of middling weight lay everywhere with the mean slope: steadies places with no long piece near.
+    # A prior at the mean slope stabilises gaps without a long piece nearby.
     total = weight.sum(axis=1, keepdims=True)
     mean_slope = np.divide(weighted_slope.sum(axis=1, keepdims=True), total, out=trend.copy(), where=total > 0)
     blend = (blur(weighted_slope) + sums.ridge * mean_slope) / (blur(weight) + sums.ridge)
@@ -317,10 +316,10 @@ def _trend(sums: _Sums, pieces: _Flat, trend: Floats, near: Floats) -> Floats:
 
 
 def _places(sums: _Sums, curve: Ints, start: Ints, split: Ints, stop: Ints) -> tuple[Ints, Ints]:
-    """For each break at `split`, the range of last points before it that fit as well, between `start` and `stop`."""
+    """Returns, for each break at `split`, the first and last point after which it may lie within `start` … `stop`."""
     if not len(split):
         return split, split
-    lengths = stop - start - 1  # places tried for each break
+    lengths = stop - start - 1  # positions tried for each break
     begins = np.cumsum(lengths) - lengths
     own = np.repeat(np.arange(len(split)), lengths)
     tried = np.arange(len(own)) - begins[own] + start[own] + 1

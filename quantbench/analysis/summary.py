@@ -1,7 +1,7 @@
-"""Points and rows: the measured records of a run with medians, intervals, rates and shares of peak.
+"""Summarises the records of a run as points and rows with medians, intervals, rates and shares of peak.
 
-`points_of` turns records into points; `rows_of` adds up the ops of each place and provider; `layer_rows` takes each op
-by its fastest provider. Every table, picture and analysis of a run starts with these.
+Entry points: `points_of` (one point per record and place), `rows_of` (sums over the ops of a place and provider),
+`layer_rows` (sums with each op's fastest provider). Used by `analysis`, `report`, the command `sweep` and `tools`.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _OP_NAMES = (
 
 @dataclass(frozen=True)
 class Point:
-    """One measured workload at one place on the axes.
+    """One measured workload at one place on the axes (`sweep.worker.Point` is the worker's result for it).
 
     latency_us: median of the samples.
     low_us, high_us: 95 % confidence interval of the median.
-    count: how often the shape at this place runs the workload.
-    tflops, gb_per_s: useful work over the median.
-    peak_share: of the dense peak for products and attention, of the memory bandwidth for softmax; None where the
-        device's figure is not known.
-    num_samples: accepted samples behind the median.
-    noise: relative standard deviation of the samples (0 for a single figure).
-    clock_mhz: median SM clock during the samples; None where it was not recorded.
+    count: number of times the shape at this place runs the workload.
+    tflops, gb_per_s: useful operations and minimal memory traffic per time, at the median.
+    peak_share: share of the dense peak for GEMMs and attention, of the memory bandwidth for other workloads; None if
+        the peak is unknown.
+    num_samples: number of accepted samples.
+    noise: relative standard deviation of the samples (0 for a single sample).
+    clock_mhz: median SM clock during the samples; None if not recorded.
     """
 
     key: str
@@ -61,15 +61,15 @@ class Point:
 
 @dataclass(frozen=True)
 class Row:
-    """The ops of one layer that one provider ran at one place, added up: a line of the sweep's table.
+    """Sum over the ops of one layer at one place, by one provider (`importers.runs.Row` is one imported time).
 
-    points: the ops of the sum.
-    latency_us: their sum, each op as often as it runs.
-    half_width: relative half-width of the sum's interval.
-    grade: the worst of all ops' grades.
-    logits: logits of the model, apart, where the place has other ops as well.
-    missing: ops that the provider has at other places and that were not measured here. The figures of such a row are
-        sums over fewer ops and compare with no other row.
+    points: the ops summed.
+    latency_us: sum of latency × count over the ops.
+    half_width: relative half-width of the 95 % interval of the sum.
+    tflops, gb_per_s, peak_share: as in `Point`, for the sum.
+    grade: worst grade of all ops.
+    logits: points of the model's logits, excluded from the sum if the place has other ops; else empty.
+    missing: ops measured at other places but not here. Sums with missing ops cannot be compared with other rows.
     """
 
     axes: dict[str, int]
@@ -86,22 +86,23 @@ class Row:
 
     @cached_property
     def work(self) -> float:
-        """Useful work of the ops: arithmetic operations, or bytes where there are none (collectives)."""
+        """Floating-point operations of all ops, or bytes if there are none (collectives)."""
         flops = sum([p.workload.flops * p.count for p in self.points])
         return float(flops or sum(p.workload.min_bytes * p.count for p in self.points))
 
     @property
     def logits_us(self) -> float | None:
-        """Time of the logits that the row's time leaves out; None where there are none."""
+        """Time of `logits`, which `latency_us` excludes; None if there are none."""
         return sum(p.latency_us * p.count for p in self.logits) if self.logits else None
 
     @property
     def worst(self) -> Point:
+        """Op with the smallest share of peak."""
         return min(self.points, key=lambda p: (p.peak_share is None, p.peak_share, p.op))
 
 
 def op_order(label: str) -> tuple[int, str]:
-    """Sort key for op labels: forward ops in layer order, gradients after them, anything else last.
+    """Returns a sort key for op labels: in layer order, each forward op before its gradients, unknown ops last.
 
     >>> sorted(["mlp_down", "qkv.dgrad", "qkv"], key=op_order)
     ['qkv', 'qkv.dgrad', 'mlp_down']
@@ -111,9 +112,9 @@ def op_order(label: str) -> tuple[int, str]:
 
 
 def points_of(records: Iterable[Record], spec: DeviceSpec) -> tuple[Point, ...]:
-    """Every measured point at every place it stands for, in order of places.
+    """Returns a point for every measured record and each of its places, sorted by place, provider and op.
 
-    Repetitions of the reference point, and figures that were rejected as impossible, are left out.
+    Leaves out repetitions of the reference points, and measurements rejected as impossible.
     """
     found = []
     for record in records:
@@ -127,7 +128,7 @@ def points_of(records: Iterable[Record], spec: DeviceSpec) -> tuple[Point, ...]:
 
 def _points(record: Record, outcome: Measured, spec: DeviceSpec) -> Iterable[Point]:
     samples_us = outcome.measurement.samples_us
-    if len(samples_us) == 1:  # tables of tens of thousands of single figures
+    if len(samples_us) == 1:  # fast path for large tables of single times
         latency_us, spread = samples_us[0], 0.0
         interval = Interval(latency_us, latency_us, 0.0)
     else:
@@ -145,10 +146,10 @@ def _points(record: Record, outcome: Measured, spec: DeviceSpec) -> Iterable[Poi
         )  # fmt: skip
 
 
-def rows_of(points: Sequence[Point], spec: DeviceSpec) -> tuple[Row, ...]:
-    """The points of each place and provider taken together, logits apart, in order of places."""
+def rows_of(points: Sequence[Point]) -> tuple[Row, ...]:
+    """Returns a row for each place and provider, with logits apart, sorted by place."""
     groups: dict[tuple[tuple[int, ...], str], list[Point]] = {}
-    # Places with the same axes have the same ops of one provider.
+    # A provider has the same ops at all places with the same axes.
     ops: dict[tuple[str, frozenset[str]], set[str]] = defaultdict(set)
     names = cache(frozenset[str])
     for point in points:
@@ -170,9 +171,9 @@ def _row(points: tuple[Point, ...], ops: Collection[str]) -> Row:
 
 
 def row_of(points: tuple[Point, ...], ops: Collection[str] = ()) -> Row:
-    """Points of one place taken together; the provider is the first one's. ops: those that a whole row has."""
+    """Sums the points of one place under the provider of the first. ops: names of all ops of a complete row."""
     latency_us = sum([p.latency_us * p.count for p in points])
-    # The intervals are independent, so their widths add as squares.
+    # Independent errors: the squares of the half-widths add.
     width_us = sum([((p.high_us - p.low_us) / 2 * p.count) ** 2 for p in points]) ** 0.5
     known = [p.peak_share * (p.latency_us * p.count) for p in points if p.peak_share is not None]
     return Row(
@@ -189,25 +190,22 @@ def row_of(points: tuple[Point, ...], ops: Collection[str] = ()) -> Row:
     )
 
 
-#: stands for the provider in rows that are made of several
+#: provider name of rows with several providers
 FASTEST = "each op's fastest"
-# What attention computes in one kernel: where both were measured, only the one kernel counts.
+# Ops that fused attention replaces; if both were measured, only fused attention counts.
 _UNFUSED = ("scores", "softmax", "context")
 
 
 def are_parts(points: Sequence[Point]) -> bool:
-    """Whether the providers of a run compute different ops, so that only together they make a layer.
-
-    Providers that compute the same ops are rivals, and each makes a layer of its own.
-    """
+    """Returns whether the providers of a run compute different ops, so that only together they form a layer."""
     ops: dict[str, set[str]] = {}
     for point in points:
         ops.setdefault(point.provider, set()).add(point.op)
     return len({frozenset(own) for own in ops.values()}) > 1
 
 
-def layer_rows(points: Sequence[Point], spec: DeviceSpec) -> tuple[Row, ...]:
-    """One row for each place and dtype, with each op by its fastest provider, in order of places."""
+def layer_rows(points: Sequence[Point]) -> tuple[Row, ...]:
+    """Returns a row for each dtype and place, with the fastest provider of each op, sorted by dtype and place."""
     places: dict[tuple[str, tuple[int, ...]], dict[str, Point]] = {}
     for point in points:
         ops = places.setdefault((point.workload.dtype, tuple(point.axes.values())), {})
@@ -222,12 +220,12 @@ def layer_rows(points: Sequence[Point], spec: DeviceSpec) -> tuple[Row, ...]:
 
 
 def _needed(whole: set[str], ops: Iterable[str]) -> set[str]:
-    """The ops that make a place a whole layer: attention in one kernel, or the three that replace it."""
+    """Returns the ops of a complete layer at a place: fused attention, or the three unfused ops."""
     return whole - {"attention"} if set(_UNFUSED) <= set(ops) else whole
 
 
 def counted(ops: Iterable[str]) -> tuple[str, ...]:
-    """The ops of a layer without those that another op computes as well.
+    """Returns the ops of a layer in layer order, without the unfused ops if fused attention is present.
 
     >>> counted(["attention", "softmax", "qkv", "context", "scores"])
     ('qkv', 'attention')

@@ -70,7 +70,7 @@ def result(
     """
     spec, listed = run.info.device, bool(run.info.options.get("shapes") or run.info.options.get("models"))
     points = points_of(run.records, spec)
-    rows = rows_of(points, spec)
+    rows = rows_of(points)
     check = check_run(run, rules=())
     options = options_from_json(run.info.options)
     comparison = compare_shapes(points, options.models) if options.models and points else None

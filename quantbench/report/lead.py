@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from quantbench.analysis.blocks import IdleReason, idle_reasons, tile_in_use
 from quantbench.analysis.cliffs import Cause, Cliff
-from quantbench.analysis.curves import variant_of
+from quantbench.analysis.curves import curve_family
 from quantbench.analysis.neighbours import NEAR, BadSize, against_doubles, bad_sizes_on, curves_of_rows
 from quantbench.analysis.periods import Period
 from quantbench.analysis.summary import Point, Row
@@ -278,7 +278,7 @@ class Causes:
         """The launch with its tile: as it ran, or as recovered from the steps of the whole run."""
         if point.launch is not None and point.launch.tile is not None:
             return point.launch
-        return self._tiles.get((point.op, point.provider, variant_of(point.workload)))
+        return self._tiles.get(curve_family(point))
 
 
 _MOST_CURVES = 4

@@ -123,8 +123,8 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
     info, spec = run.info, run.info.device
     caption = partial(picture_caption, info)
     axes = list(dict.fromkeys(name for point in points for name in point.axes if name not in (*where, SHAPE_DIM)))
-    rows = rows_by_dtype(points, spec)
-    layers = layer_rows(points, spec) if are_parts(points) else rows
+    rows = rows_by_dtype(points)
+    layers = layer_rows(points) if are_parts(points) else rows
     sections: list[Section | None] = []
     models = options_from_json(info.options).models if info.options.get("models") else ()
     lead, lead_picture = None, None

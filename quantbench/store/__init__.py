@@ -1,1 +1,1 @@
-"""Where runs are kept: one folder a run, run.json and records.jsonl in it."""
+"""Stores runs on disk: one folder per run, with run.json and records.jsonl."""

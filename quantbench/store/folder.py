@@ -1,9 +1,11 @@
-"""A run's folder: made once, written by one process, read by anybody.
+"""Writes and reads the folder of a run: run.json and records.jsonl.
 
-Each record is one line, flushed to the disk before the next point starts, so that whatever kills the process costs at
-most the point in flight. A torn last line and lines that are missing or there twice are reported; resuming the run
-measures again what is missing. A broken line before the last means that the file was tampered with or the disk is
-failing, and is refused.
+Entry points: `RunWriter`, `read_run`, `find_runs`. Used by `sweep`, `cluster`, `importers`, `analysis`,
+`report` and `profile`.
+
+Each record is one line, flushed to disk before the next point starts, so a crash loses at most the point in flight.
+`read_run` tolerates and reports an incomplete last line, missing lines and repeated lines; a resumed run measures the
+missing points again. An unreadable line before the last raises an error, because it means a damaged file.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ from quantbench.store.record import Record, record_from_json, record_to_json
 from quantbench.store.run import RunInfo, read_run_info, require_name, write_run_info
 
 _MOST_NAMED = 5
-#: records.jsonl may be this large
+#: size limit of records.jsonl
 LARGEST_RECORDS_BYTES = 2**32
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run as read back. folder: where it lies. warnings: what was tolerated while reading, in words."""
+    """A run read from disk. folder: its path. warnings: messages about tolerated defects of records.jsonl."""
 
     folder: Path
     info: RunInfo
@@ -39,7 +41,7 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a whole run. Raises StoreError in one line that names the file and the line."""
+    """Reads a run. Raises StoreError that names the file, and for a broken record the line."""
     info = read_run_info(folder)
     found = _read_records(folder / "records.jsonl", origin=info.origin)
     return Run(folder, info, tuple(found.records), _warnings(folder, info, found))
@@ -47,8 +49,8 @@ def read_run(folder: Path) -> Run:
 
 @dataclass
 class _Found:
-    """What records.jsonl holds. torn: size of a torn last line. repeats: numbers of lines that repeat an earlier one.
-    absent: there is no such file."""
+    """Contents of records.jsonl. torn: bytes in an incomplete last line. repeats: numbers of the lines that repeat an
+    earlier one. absent: whether the file is missing."""
 
     records: list[Record]
     torn: int | None = None
@@ -57,7 +59,7 @@ class _Found:
 
 
 def _read_records(path: Path, *, origin: str) -> _Found:
-    """Every record once: a line that repeats another, or measures a point again, does not count."""
+    """Reads all records; skips a line that repeats another or measures a point again."""
     found = _Found([])
     lines: set[bytes] = set()
     points: set[str] = set()
@@ -90,7 +92,7 @@ def _read_records(path: Path, *, origin: str) -> _Found:
 
 
 def _warnings(folder: Path, info: RunInfo, found: _Found) -> tuple[str, ...]:
-    """What was tolerated, in words."""
+    """Formats the tolerated defects as messages."""
     path = folder / "records.jsonl"
     said = []
     if found.absent:
@@ -110,9 +112,9 @@ def _warnings(folder: Path, info: RunInfo, found: _Found) -> tuple[str, ...]:
 
 
 class RunWriter:
-    """The one process that writes into a run's folder. Use as a context manager; see `create` and `resume`.
+    """Writer of a run's folder that holds an exclusive lock on it; a context manager. See `create` and `resume`.
 
-    count: records the run holds. made: folders that were made for it, the innermost first.
+    count: number of records in the run. made: folders created for the run, innermost first.
     """
 
     def __init__(
@@ -126,7 +128,7 @@ class RunWriter:
 
     @classmethod
     def create(cls, results: Path, info: RunInfo) -> RunWriter:
-        """Make `results/<device-slug>/<run-id>/` and write run.json. An existing run is never written over."""
+        """Creates `results/<device-slug>/<run-id>/` and writes run.json. Raises StoreError if the run exists."""
         for name in (info.device.name, info.run_id):
             require_name("create run", name)
         folder = results / info.device.name / info.run_id
@@ -150,10 +152,10 @@ class RunWriter:
 
     @classmethod
     def resume(cls, folder: Path) -> tuple[RunWriter, Run]:
-        """Open a run to add what is missing. A torn last line is cut off (its point will be measured again). Of a link
-        the folder behind it is opened."""
+        """Opens an existing run to append records. Follows a symbolic link and removes an incomplete last line, whose
+        point is then measured again."""
         folder = folder.resolve() if folder.is_symlink() else folder
-        read_run_info(folder)  # says what is wrong with the folder before a file is made in it
+        read_run_info(folder)  # raises before a file is created in a folder without a run
         records = _open_alone(folder)
         try:
             run = read_run(folder)
@@ -164,12 +166,11 @@ class RunWriter:
         return cls(folder, run.info, records, count=len(run.records)), run
 
     def append(self, record: Record) -> None:
-        """Write one record and force it to the disk; where that fails, nothing of it is left in the file."""
+        """Appends one record and flushes it to disk; on failure the file is left unchanged."""
         self.extend((record,))
 
     def extend(self, records: Iterable[Record]) -> None:
-        """Write many records that cost nothing to make again (an import) and force them to the disk once, at the end;
-        where that fails, nothing of them is left in the file."""
+        """Appends many records with one flush to disk at the end (imports); on failure the file is left unchanged."""
         start = os.fstat(self._records.fileno()).st_size
         added = 0
         try:
@@ -186,23 +187,22 @@ class RunWriter:
         self.count += added
 
     def update(self, info: RunInfo) -> None:
-        """Replace run.json, for how the run ended and what it cost."""
+        """Replaces run.json with `info` and the current number of records."""
         self.info = replace(info, num_records=self.count)
         write_run_info(self.folder, self.info)
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Closes records.jsonl and releases the lock."""
         self._records.close()
 
     def remove_if_empty(self) -> None:
-        """Remove the folder of a new run that holds no record, and the folders that were made for it; call it before
-        `close`."""
+        """Removes the folder of a new run without records, and the parents created for it. Call before `close`."""
         if self.count or not self._made:
             return
         for name in ("records.jsonl", "run.json"):
             (self.folder / name).unlink(missing_ok=True)
         for path in self._made:
-            with suppress(OSError):  # not empty: somebody else has come to use it
+            with suppress(OSError):  # not empty: another process uses it
                 path.rmdir()
 
     def __enter__(self) -> RunWriter:
@@ -215,11 +215,11 @@ class RunWriter:
 
 
 def _open_alone(folder: Path) -> FileIO:
-    """Open records.jsonl for this process alone; the kernel lets go of the lock however the process ends."""
+    """Opens records.jsonl under an exclusive lock, which the kernel releases when the process ends."""
     import fcntl
 
     try:
-        # Unbuffered: what is written is with the system.
+        # Unbuffered: every write reaches the operating system.
         records = FileIO(folder / "records.jsonl", "ab", opener=_open_without_waiting)
     except OSError as error:
         raise StoreError("write run", f"{folder} ({error.strerror})", "a results folder that can be written") from None
@@ -232,12 +232,12 @@ def _open_alone(folder: Path) -> FileIO:
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    """For FileIO: a pipe in the place of a file is refused, not waited for."""
+    """Opener for FileIO that does not block on a named pipe."""
     return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 def _end_at_a_line(path: Path) -> None:
-    """Cut a torn last line off; end a whole one that lacks only its newline."""
+    """Removes an incomplete last line, or adds the newline to a complete one."""
     data = read_bytes(path, most_bytes=LARGEST_RECORDS_BYTES)
     if not data or data.endswith(b"\n"):
         return
@@ -257,5 +257,5 @@ def _end_at_a_line(path: Path) -> None:
 
 
 def find_runs(results: Path) -> Iterator[Path]:
-    """Folders below `results` that hold a run, oldest first by name."""
+    """Yields the folders below `results` that hold a run, sorted by path."""
     yield from folders_with(results, "*/*/run.json")

@@ -1,8 +1,10 @@
-"""One line of records.jsonl: one point, and what came of it.
+"""Defines `Record`, one line of records.jsonl: a workload and the outcome of measuring it.
+
+Entry points: `Record`, `record_key`, `record_to_json`, `record_from_json`. Used by `sweep`, `cluster`, `importers`,
+`comm` and everything that reads runs.
 
 History of the format:
-1  first version. Later, without a change for readers: `check`, absent where a result was not checked or an older
-   version wrote the record.
+1  first version. `check` was added later; it is absent if the result was not checked or an older version wrote it.
 """
 
 import hashlib
@@ -31,10 +33,10 @@ FAILURES = ("out_of_memory", "illegal_access", "timeout", "crash", "wrong_result
 
 @dataclass(frozen=True)
 class Place:
-    """Where on the axes a workload stands: one workload may stand in several places.
+    """Position of a workload on the sweep's axes; one workload may have several.
 
-    axes: axis values, by name. op: the op it is there (`qkv`, `mlp_up.dgrad`, `gemm`). count: how often the shape at
-    this place runs it.
+    axes: axis values by name. op: role of the workload there (`qkv`, `mlp_up.dgrad`, `gemm`). count: number of times
+    the shape runs the op.
     """
 
     axes: dict[str, int]
@@ -47,7 +49,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Measured:
-    """The point was timed."""
+    """Outcome of a point that was timed (`latency.gemm.trees.Measured` holds training data)."""
 
     measurement: Measurement
     grade: Grade
@@ -55,14 +57,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class Skipped:
-    """The point could not be run here, and why; known without running it."""
+    """Outcome of a point that was not run because it cannot run on this device. reason: why."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Failed:
-    """The point was tried and gave no figure. kind: one of FAILURES."""
+    """Outcome of a point whose run failed. kind: one of FAILURES. message: the error."""
 
     kind: str
     message: str
@@ -78,9 +80,9 @@ Outcome = Measured | Skipped | Failed
 class Record:
     """One point of a run.
 
-    key: names workload, provider and timing (see `record_key`). launch: the kernel that ran, where known. origin:
-    measured here, imported from a named source, or simulated. role: a point of the plan, or one of the repetitions of
-    the reference point that show drift. elapsed_s: since the run began. check: what the checks of the results found.
+    key: hash of workload, provider and timing (see `record_key`). launch: kernel launch, None if unknown. origin: one
+    of ORIGINS. source: origin of imported data. role: `point` (planned) or `reference` (repetition of a reference point
+    that shows drift). elapsed_s: time since the run began, s. check: error of the result against its reference.
     """
 
     run_id: str
@@ -103,13 +105,13 @@ class Record:
             raise InputError("Record", "origin = 'imported' without a source", "where it comes from")
 
 
-# An imported table repeats one device state and a few grades in all of its records: each is kept once.
+# Records of an imported table share one device state and a few grades; each is kept once to save memory.
 _MOST_SHARED = 1024
 _shared: dict[tuple[type, str], object] = {}
 
 
 def _decode_shared(kind: type[_T], data: object) -> _T:
-    """`decode`, with one object for equal data."""
+    """Decodes `data`, with one shared object for equal data."""
     key = (kind, repr(data))
     found = _shared.get(key)
     if not isinstance(found, kind):
@@ -124,7 +126,7 @@ _TILE_FIELDS = tuple(one.name for one in fields(Tile))
 
 
 def launch_to_json(launch: Launch | None) -> Json | None:
-    """A launch as one flat object: the tile's dimensions beside the grid, null where not known."""
+    """Encodes a launch as one flat JSON object: the tile's fields next to the grid, null if unknown."""
     if launch is None:
         return None
     flat = encode(replace(launch, tile=None)) | {name: getattr(launch.tile, name, None) for name in _TILE_FIELDS}
@@ -133,7 +135,7 @@ def launch_to_json(launch: Launch | None) -> Json | None:
 
 
 def launch_from_json(data: object) -> Launch | None:
-    """The launch that `launch_to_json` wrote."""
+    """Inverse of `launch_to_json`."""
     if data is None:
         return None
     if not isinstance(data, dict):
@@ -144,7 +146,7 @@ def launch_from_json(data: object) -> Launch | None:
 
 
 def measurement_to_json(measurement: Measurement, grade: Grade) -> Json:
-    """Every sample and the grade."""
+    """Encodes a measurement, with all samples and its grade, as a JSON object."""
     values = {one.name: getattr(measurement, one.name) for one in fields(measurement)}
     return {
         **values,
@@ -161,7 +163,7 @@ def _encode_once(value: DeviceState | TimingOptions) -> Json:
 
 
 def measurement_from_json(data: object) -> tuple[Measurement, Grade]:
-    """The measurement and grade that `measurement_to_json` wrote."""
+    """Inverse of `measurement_to_json`."""
     if not isinstance(data, dict):
         raise InputError("measurement", repr(data)[:80], "a JSON object")
     values = dict(data)
@@ -172,14 +174,14 @@ def measurement_from_json(data: object) -> tuple[Measurement, Grade]:
 
 
 def record_key(workload: Workload, provider: str, timing: TimingOptions) -> str:
-    """16 hex digits that name what is measured, by whom and how. The same three give the same key on any machine."""
+    """Returns 16 hex digits that identify workload, provider and timing options; the same on every machine."""
     what = {"workload": workload_to_json(workload), "provider": provider, "timing": _encode_once(timing)}
     text = json.dumps(what, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def record_to_json(record: Record) -> Json:
-    """The record as one JSON object."""
+    """Encodes a record as a JSON object."""
     data: Json = {
         "version": RECORD_VERSION,
         "run_id": record.run_id,
@@ -206,7 +208,7 @@ def record_to_json(record: Record) -> Json:
 
 
 def record_from_json(data: object) -> Record:
-    """What `record_to_json` wrote, in this version or an older one. Raises InputError for anything else."""
+    """Inverse of `record_to_json`, for format version 1. Raises InputError for any other input."""
     if not isinstance(data, dict):
         raise InputError("record", repr(data)[:80], "a JSON object")
     version = data.get("version")
@@ -219,7 +221,7 @@ def record_from_json(data: object) -> Record:
         value = data.get(name)
         if not isinstance(value, str):
             raise InputError("record", f"{name} = {value!r}", "a text")
-        texts[name] = intern(value)  # the same in most records
+        texts[name] = intern(value)  # most records share these strings
     if not _KEY.fullmatch(str(texts["key"])):
         raise InputError("record", f"key = {texts['key']!r}"[:80], "16 hex digits")
     elapsed_s = data.get("elapsed_s")

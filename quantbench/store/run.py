@@ -1,4 +1,6 @@
-"""run.json: what a run is, on what it ran and how it ended.
+"""Defines `RunInfo`, the contents of run.json: device, options, software versions and how the run ended.
+
+Entry points: `RunInfo`, `read_run_info`, `write_run_info`. Used by `store.folder`, `sweep`, `cluster` and `importers`.
 
 History of the format:
 1  first version.
@@ -25,14 +27,13 @@ RUN_VERSION = 2
 ENDINGS = ("running", "complete", "interrupted", "budget", "failed")
 
 
-# File systems take 255 bytes, and names are made longer (`-merged`).
+# File systems allow 255 bytes, and suffixes such as `-merged` are added later.
 _LONGEST_NAME = 200
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def require_name(operation: str, name: str) -> str:
-    """Return `name` if a folder may be called so; raise StoreError otherwise: names from files and options never lead
-    out of the folder that they are made in."""
+    """Returns `name` if it is safe as a folder name (no path separators). Raises StoreError otherwise."""
     if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
         expected = f"letters, digits, '.', '_' and '-', at most {_LONGEST_NAME}"
         raise StoreError(operation, f"name {name!r}"[:100], expected)
@@ -40,18 +41,18 @@ def require_name(operation: str, name: str) -> str:
 
 
 def now_text() -> str:
-    """The time as run.json keeps it."""
+    """Returns the current time in the format of run.json: ISO 8601 in UTC, whole seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What is true of a whole run.
+    """Metadata of a run.
 
-    device, state: the device and how it was found. software: versions by name. axes: axis values by name. options:
-    everything else that was asked for, enough to make the same plan again. environment: variables that change timing.
-    started, ended: ISO 8601 in UTC; ended None while it runs. how_ended: one of ENDINGS. phases_s: seconds by phase.
-    num_records: lines of records.jsonl when run.json was last written; None where that was not counted.
+    device, state: the device and its state at the start. software: versions by name. axes: axis values by name.
+    options: all other options, enough to make the same plan again. environment: variables that affect timings.
+    started, ended: ISO 8601 in UTC; ended is None during the run. how_ended: one of ENDINGS. phases_s: time per phase,
+    s. num_records: number of records when run.json was last written; None if not counted.
     """
 
     run_id: str
@@ -76,9 +77,9 @@ class RunInfo:
 
 
 def write_run_info(folder: Path, info: RunInfo) -> None:
-    """Write run.json whole or not at all: a reader never sees half of it."""
+    """Writes run.json atomically, so that readers never see a partial file."""
     data = {"format": RUN_FORMAT, "version": RUN_VERSION, **encode(info)}
-    path = (folder / "run.json").resolve()  # a link stays one
+    path = (folder / "run.json").resolve()  # keeps a symbolic link
     temporary = path.with_name("run.json.new")
     try:
         temporary.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
@@ -90,7 +91,7 @@ def write_run_info(folder: Path, info: RunInfo) -> None:
 
 
 def read_run_info(folder: Path) -> RunInfo:
-    """The run's description. Raises StoreError with one line for a missing, foreign or broken file."""
+    """Reads run.json. Raises StoreError if the file is missing, not a quantbench run, or broken."""
     path = folder / "run.json"
     try:
         data = json.loads(read_text(path))

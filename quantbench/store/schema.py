@@ -1,6 +1,6 @@
-"""JSON Schemas of run.json and of one line of records.jsonl, made from the dataclasses: `schema`.
+"""Builds the JSON Schemas of run.json and of a line of records.jsonl from the dataclasses.
 
-`python -m quantbench.store.schema run` prints one.
+Entry point: `schema`; `python -m quantbench.store.schema run` prints one. Used by users and tests only.
 """
 
 import json
@@ -18,7 +18,7 @@ from quantbench.workload.ops import DIRECTIONS, LAYOUTS, MASKS
 
 _POSITIVE: Json = {"type": "number", "exclusiveMinimum": 0}
 _GRID: Json = {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 3, "maxItems": 3}
-# What the classes check beyond the types of their fields.
+# Limits that the classes check beyond the types of their fields.
 _LIMITS: dict[tuple[type, str], Json] = {
     (DeviceSpec, "kind"): {"enum": ["cuda", "cpu"]},
     (DeviceSpec, "peak_tflops"): {"additionalProperties": _POSITIVE},
@@ -42,9 +42,10 @@ _TEXT: Json = {"type": "string"}
 
 
 def schema(name: str) -> Json:
-    """The schema called `name`: `run` (run.json) or `record` (one line of records.jsonl).
+    """Returns a JSON Schema. name: `run` (run.json) or `record` (a line of records.jsonl).
 
-    It takes what the loader takes, and values out of the ranges that the dataclasses check besides.
+    Accepts everything that the loader accepts, and some values that the dataclasses reject as out of range. The schema
+    of a profile is `profile.file.schema`.
     """
     return {"run": _run, "record": _record}[name]()
 
@@ -79,7 +80,7 @@ def _record() -> Json:
 
 
 def _document(name: str, title: str, head: Json, body: Json) -> Json:
-    """A schema of a whole file, with the fields that name its format first."""
+    """Builds the schema of a whole document; `head`: the fields that identify the format."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema", "$id": name, "title": title, **body,
         "properties": head | body["properties"], "required": [*head, *body["required"]],
@@ -91,20 +92,20 @@ def _of(kind: type) -> Json:
 
 
 def _tagged(kind: type) -> Json:
-    """A workload: its fields and its kind."""
+    """Builds the schema of a workload: its fields and `kind`."""
     body = _of(kind)
     tag = {"kind": {"const": kind.kind}}  # type: ignore[attr-defined]
     return body | {"properties": tag | body["properties"], "required": ["kind", *body["required"]]}
 
 
 def _measurement() -> Json:
-    """A measurement with its grade beside its fields."""
+    """Builds the schema of a measurement with its grade."""
     body = _of(Measurement)
     return body | {"properties": body["properties"] | {"grade": _of(Grade)}, "required": [*body["required"], "grade"]}
 
 
 def _launch() -> Json:
-    """A launch with the fields of its tile beside its own, null where not known."""
+    """Builds the schema of a launch with the fields of its tile in the same object."""
     body = _of(Launch)
     properties = {name: value for name, value in body["properties"].items() if name != "tile"}
     return body | {"properties": properties | {one.name: json_schema(int | None) for one in fields(Tile)}}

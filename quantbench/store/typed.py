@@ -1,6 +1,7 @@
-"""Dataclasses from JSON objects and back: `decode` checks names and types by the dataclass, `encode` writes.
+"""Converts dataclasses to JSON objects and back, with field names and types checked against the dataclass.
 
-`json_schema` describes what `decode` takes. Runs, profiles, worker messages, options and shape files use them.
+Entry points: `decode`, `encode`, `json_schema`. Used by `store`, `profile`, `importers.training_run` and `sweep`
+(messages, options, shape files).
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ from quantbench.errors import InputError
 
 Json = dict[str, Any]
 _T = TypeVar("_T")
-# Returns a JSON value as the field's type has it; raises _WrongTypeError.
+# Converts a JSON value to the field's type; raises _WrongTypeError.
 _Convert = Callable[[Any], Any]
 
 _WORDS = {str: "a text", int: "an integer", float: "a finite number", bool: "true or false"}
 _PLURALS = {str: "texts", int: "integers", float: "finite numbers", bool: "booleans"}
 _SCHEMA_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
-# An integer where a number is declared: beyond this, numpy would keep it as an object.
+# Limit of integers in number fields: numpy stores larger ones as objects.
 _LARGEST_INTEGER = 2**63
 
 
 class _WrongTypeError(Exception):
-    """A JSON value is not of the declared type."""
+    """A JSON value does not have the declared type."""
 
 
 @dataclass(frozen=True)
 class _Field:
-    """exact: values of this class need no conversion. is_tuple: a JSON list of it becomes a tuple. expected: its type,
-    in words."""
+    """Decoder of one field. exact: class whose values need no conversion. is_tuple: whether lists become tuples.
+    expected: the type in words, for errors."""
 
     exact: type | None
     convert: _Convert
@@ -43,18 +44,18 @@ class _Field:
 
 @dataclass(frozen=True)
 class _Fields:
-    """The fields of a dataclass by name, and the names of those that an object must hold."""
+    """Decoders of a dataclass's fields by name. needed: names of the required fields."""
 
     by_name: Mapping[str, _Field]
     needed: frozenset[str]
 
 
 def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) -> _T:
-    """A dataclass from a JSON object that holds its fields and no others, each of its declared type.
+    """Decodes a JSON object into dataclass `kind`; unknown fields are errors.
 
-    Lists become tuples, and objects become dataclasses, where these are declared. A field that holds the dataclass
-    already is taken as it is. A field with a default may be missing, unless `whole`, which holds for nested objects
-    too. Raises InputError that names `who` (the dataclass, unless given) and the field.
+    Lists become tuples and objects become dataclasses if the field declares them; a dataclass instance is kept. Fields
+    with a default may be missing unless `whole`, which applies to nested objects too. Raises InputError that names
+    `who` (default: the name of `kind`) and the field.
     """
     if not isinstance(data, dict):
         raise InputError(who or kind.__name__, repr(data)[:80], "a JSON object")
@@ -76,7 +77,7 @@ def decode(kind: type[_T], data: object, who: str = "", *, whole: bool = False) 
 
 
 def encode(value: Any) -> Any:
-    """The JSON form of a dataclass (an object of its fields), mapping or sequence; other values as they are."""
+    """Encodes a dataclass, mapping, list or tuple as JSON, recursively. Returns other values unchanged."""
     if is_dataclass(value):
         return {one.name: encode(getattr(value, one.name)) for one in fields(value)}
     if isinstance(value, Mapping):
@@ -85,7 +86,7 @@ def encode(value: Any) -> Any:
 
 
 def _wrong_names(known: _Fields, data: Json, who: str) -> InputError:
-    """The error for the first field that is unknown or missing."""
+    """Returns the error for the first field that is unknown or missing."""
     allowed = known.by_name.keys()
     name = min((data.keys() - allowed) | (known.needed - data.keys()))
     if name in data:
@@ -111,7 +112,7 @@ def _field(hint: Any, whole: bool) -> _Field:
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
-    """The types of a union; a type alone otherwise."""
+    """Returns the members of a union, or the type itself."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
@@ -137,7 +138,7 @@ def _converter(hint: Any, whole: bool) -> _Convert:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a JSON value is a finite number that a float holds (true and false are none)."""
+    """Returns whether a JSON value is a finite float, or an integer below 2⁶³ in magnitude (not a boolean)."""
     if type(value) is int:
         return abs(value) < _LARGEST_INTEGER
     return type(value) is float and isfinite(value)
@@ -159,7 +160,7 @@ def _instance(kind: type) -> _Convert:
 
 
 def _union(options: tuple[Any, ...], whole: bool) -> _Convert:
-    """Of several dataclasses only instances are taken: an object does not tell which it is."""
+    """Converts a union. Of several dataclasses only instances pass, because a JSON object is ambiguous."""
     classes = [option for option in options if is_dataclass(option)]
     others = [_converter(option, whole) for option in options if not is_dataclass(option)]
 
@@ -209,9 +210,9 @@ def _mapping(of_key: _Convert, of_value: _Convert) -> _Convert:
 
 
 def json_schema(hint: Any, limits: Mapping[tuple[type, str], Json] | None = None) -> Json:
-    """The JSON Schema of what `decode` takes for a type.
+    """Returns the JSON Schema of the values that `decode` accepts for type `hint`.
 
-    limits: by class and field, what the class checks beyond the type (`{(Grade, "letter"): {"enum": [...]}}`).
+    limits: extra schema entries by class and field (`{(Grade, "letter"): {"enum": [...]}}`).
     """
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
@@ -245,7 +246,7 @@ def _words(hint: Any) -> str:
 
 
 def _word(hint: Any) -> str:
-    """One type as a reader of JSON calls it: an integer, a list of texts, an object of finite numbers."""
+    """Returns the JSON name of a type: an integer, a list of texts, an object of finite numbers."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (tuple, list):
         count = f"{len(arguments)} " if origin is tuple and Ellipsis not in arguments else ""

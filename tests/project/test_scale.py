@@ -90,7 +90,7 @@ def test_equal_states_and_grades_of_a_file_are_kept_once(tmp_path: Path) -> None
 def test_a_heat_map_of_hundreds_of_sizes_has_few_ticks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shapes = [Gemm(m=32 * (i + 1), n=n, k=64) for i in range(300) for n in (1024, 4096)]
     records = records_of(GPU, [({"m": shape.m, "n": shape.n}, shape) for shape in shapes], noise=0.0, seed=0)
-    (heat,) = heat_maps(rows_of(points_of(records, GPU.spec()), GPU.spec()), ("m", "n"))
+    (heat,) = heat_maps(rows_of(points_of(records, GPU.spec())), ("m", "n"))
     drawn: list[Any] = []
     monkeypatch.setattr(canvas, "_save", lambda figure, path: drawn.extend(figure.axes[0].get_xticklabels()))
     draw_heat_map(heat, tmp_path / "map.png", "")

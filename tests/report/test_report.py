@@ -93,7 +93,7 @@ def test_a_name_that_ends_in_html_is_the_page_itself(tmp_path: Path) -> None:
 
 def test_a_size_past_a_wave_edge_loses_against_the_edge() -> None:
     made = run(stairs(range(2048, 6144, 64)))
-    rows = rows_by_dtype(points_of(made.records, SPEC), SPEC)
+    rows = rows_by_dtype(points_of(made.records, SPEC))
     bad = bad_sizes(rows, "n")
     worst = bad[0]
     # One wave more for 64 columns more: 3 / 2 waves times 3328 / 3392 of the work.
@@ -112,7 +112,7 @@ def test_noise_alone_makes_no_bad_size() -> None:
         record(Gemm(2048, n, 4096), samples(100.0 * n / 2048, noise=0.01, count=20, seed=n), {"n": n})
         for n in range(2048, 4096, 64)
     ]
-    rows = rows_by_dtype(points_of(run(flat).records, SPEC), SPEC)
+    rows = rows_by_dtype(points_of(run(flat).records, SPEC))
     assert bad_sizes(rows, "n") == ()
 
 
@@ -137,7 +137,7 @@ def test_a_row_that_lacks_a_failed_op_is_not_held_against_whole_ones() -> None:
         made.append(record(Gemm(512, n, 512), (100.0,) * 6 + (100.5,), {"n": n}, op="qkv"))
         if n != 1024:
             made.append(record(Gemm(512, n, 1024), (200.0,) * 6 + (200.5,), {"n": n}, op="proj"))
-    rows = rows_by_dtype(points_of(run(made).records, SPEC), SPEC)
+    rows = rows_by_dtype(points_of(run(made).records, SPEC))
     assert bad_sizes(rows, "n") == ()
 
 
@@ -147,7 +147,7 @@ def test_formats_of_one_table_are_not_mixed() -> None:
         for n in (1024, 1088)
         for dtype, us in (("bf16", 100.0), ("fp16", 50.0))
     ]
-    rows = rows_by_dtype(points_of(run(made).records, SPEC), SPEC)
+    rows = rows_by_dtype(points_of(run(made).records, SPEC))
     assert [(row.axes["n"], row.latency_us) for row in rows] == [(1024, 100), (1088, 100), (1024, 50), (1088, 50)]
 
 
@@ -268,7 +268,7 @@ def test_ops_of_several_providers_are_one_layer(tmp_path: Path) -> None:
     ]
     points = points_of(made, SPEC)
     assert are_parts(points)
-    first, second = layer_rows(points, SPEC)
+    first, second = layer_rows(points)
     assert [(p.op, p.provider) for p in first.points] == [("qkv", "mm"), ("attention", "flash")]
     assert [(p.op, p.provider) for p in second.points] == [("qkv", "mm"), ("attention", "math")]
     assert first.latency_us == pytest.approx(150, rel=0.01)
@@ -473,8 +473,8 @@ def test_a_cause_is_counted_by_its_kind(
         record(work, (1000.0 + i,), {"n": 1000 + i}, launch=launch)
         for i, (work, launch) in enumerate(zip((better, slow), launches, strict=True))
     ]
-    before, after = rows_by_dtype(points_of(run(made).records, SPEC), SPEC)
-    bad = BadSize("n", after, before, 0.3, None, None, None, after.points[0], before.points[0], 1.0)
+    before, after = rows_by_dtype(points_of(run(made).records, SPEC))
+    bad = BadSize("n", after, before, 0.3, None, None, None, after.points[0], before.points[0])
     causes = Causes(SPEC, (), ())
     assert causes.kind(bad) == kind
     assert words in causes.words(bad)

@@ -32,7 +32,7 @@ def test_rows_tell_the_cliffs_of_check(tmp_path: Path) -> None:
     run = read_run(write_simulated(tmp_path, GPU, records))
     spec = run.info.device
     check = check_run(run, rules=())
-    rows = rows_of(points_of(run.records, spec), spec)
+    rows = rows_of(points_of(run.records, spec))
     said = {row.axes["n"]: row_words(row, check, spec) for row in rows}
     # 6 columns of 32 tiles are the 192 of two waves; a seventh, from n = 1537 on, begins a third.
     cliff = next(cliff for cliff in check.cliffs if cliff.at == 1536)
@@ -52,7 +52,7 @@ def test_an_assumed_tile_is_called_so_and_dropped_where_the_steps_speak_against_
     run = read_run(write_simulated(tmp_path, GPU, records_of(GPU, gemms, noise=0.005, seed=1)))
     spec = run.info.device
     check = check_run(run, rules=())
-    (_, row) = rows_of(points_of(run.records, spec), spec)
+    (_, row) = rows_of(points_of(run.records, spec))
     assert row_words(row, check, spec) == "gemm: wave 3 of 3 is 67 % full: 11 % idle (128x256 assumed)"
     # Time that grows with n alone: whatever makes it, it is no tile of 256 columns.
     smooth = SimulatedGpu(108, Tile(128, 16))
@@ -62,7 +62,7 @@ def test_an_assumed_tile_is_called_so_and_dropped_where_the_steps_speak_against_
     check = check_run(run, rules=())
     (period,) = check.periods
     assert Explanation(128, 256, 108) not in period.recovered.plausible
-    row = rows_of(points_of(run.records, spec), spec)[1]
+    row = rows_of(points_of(run.records, spec))[1]
     assert "assumed" not in row_words(row, check, spec)
 
 
@@ -78,7 +78,7 @@ def test_measured_points_are_not_idle_where_they_compute(tmp_path: Path) -> None
         taken = measurement([peak_us / peak_share] * 10)
         record = replace(record, launch=launch, outcome=Measured(taken, Grade("A")))
         run = read_run(write_simulated(tmp_path, GPU, [record], run_id=name))
-        (row,) = rows_of(points_of(run.records, spec), spec)
+        (row,) = rows_of(points_of(run.records, spec))
         return row_words(row, check_run(run, rules=()), spec)
 
     pads = "gemm: m = 2305 pads to 2432: 5.2 % idle"
@@ -99,7 +99,7 @@ def test_a_row_that_lacks_an_op_says_so_and_has_no_sum(tmp_path: Path) -> None:
     run = read_run(write_simulated(tmp_path, GPU, [r for r in records if r is not left_out]))
     spec = run.info.device
     check = check_run(run, rules=())
-    rows = rows_of(points_of(run.records, spec), spec)
+    rows = rows_of(points_of(run.records, spec))
     assert {row.axes["n"]: row.missing for row in rows} == {1024: (), 1280: (), 1536: ("proj",), 1792: ()}
     torn = next(row for row in rows if row.missing)
     assert row_figures(torn) == ("1 of 2", "-", "-", "-", "-")
@@ -111,7 +111,7 @@ def test_a_row_that_lacks_an_op_says_so_and_has_no_sum(tmp_path: Path) -> None:
     # Nor is it held against its neighbours, in the page's first table or its maps.
     (curve,) = curves_of_rows(rows, "n")
     assert [row.axes["n"] for row in curve] == [1024, 1280, 1792]
-    assert {row.axes["n"] for row in layer_rows(points_of(run.records, spec), spec) if row.missing} == {1536}
+    assert {row.axes["n"] for row in layer_rows(points_of(run.records, spec)) if row.missing} == {1536}
     section = sizes_section(rows, check)
     assert section.table is not None
     assert [line[1:3] for line in section.table.rows if line[0] == "1536"] == [("1 of 2", "-")]
@@ -124,7 +124,7 @@ def test_attention_in_three_kernels_makes_a_layer_whole() -> None:
     fused = [replace(point, axes={"n": 1}, op=op) for op in ("qkv", "attention")]
     unfused = [replace(point, axes={"n": 2}, op=op) for op in ("qkv", "scores", "softmax", "context")]
     torn = [replace(point, axes={"n": 3}, op=op) for op in ("qkv", "scores")]
-    assert [row.missing for row in layer_rows([*fused, *unfused, *torn], spec)] == [(), (), ("attention",)]
+    assert [row.missing for row in layer_rows([*fused, *unfused, *torn])] == [(), (), ("attention",)]
 
 
 def _point(op: str, us: float, grade: str = "A", count: int = 1) -> Point:
@@ -139,7 +139,7 @@ def test_a_row_is_one_layer_with_logits_apart(tmp_path: Path) -> None:
     gemms = along("n", (1024, 2048), Gemm(4096, 1, 4096))
     check = check_run(read_run(write_simulated(tmp_path, GPU, records_of(GPU, gemms, noise=0.005, seed=1))), rules=())
     spec = GPU.spec()
-    (row,) = rows_of([_point("qkv", 10.0), _point("proj", 5.0), _point("logits", 100.0, "C")], spec)
+    (row,) = rows_of([_point("qkv", 10.0), _point("proj", 5.0), _point("logits", 100.0, "C")])
     assert (row.latency_us, row.logits_us, row.grade.letter) == (15.0, 100.0, "C")
     assert ops_line([row]) == "a row sums, of one layer, qkv + proj (torch.mm); logits, once per model, are not in it"
     console = Console(width=200, record=True, file=StringIO())
@@ -147,8 +147,8 @@ def test_a_row_is_one_layer_with_logits_apart(tmp_path: Path) -> None:
     header, line = console.export_text().splitlines()[:2]
     assert header.split()[:4] == ["tp", "ops", "time", "logits"]
     assert line.split()[2:6] == ["15.0", "µs", "100", "µs"]
-    (alone,) = rows_of([_point("logits", 100.0)], spec)
+    (alone,) = rows_of([_point("logits", 100.0)])
     assert (alone.latency_us, alone.logits_us) == (100.0, None)
     # Runs from before measured whole models.
-    (whole,) = rows_of([_point("qkv", 10.0, count=32)], spec)
+    (whole,) = rows_of([_point("qkv", 10.0, count=32)])
     assert ops_line([whole]) == "a row sums, of 32 layers, qkv (torch.mm)"
