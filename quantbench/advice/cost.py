@@ -146,9 +146,7 @@ def _cost(op: Op, past: Iterable[Edge], times: RememberedTimes) -> OpCost:
     if isinstance(op.workload, Gemm):
         used = tile_in_use(times.device, op.workload.dtype, launch)
         share = _peak_share(op.workload, times)
-        quantization = credible_waves(
-            op.workload, used.tile, times.device.sm_count, used.blocks_per_sm, share
-        )  # fmt: skip
+        quantization = credible_waves(op.workload, used.tile, times.device.sm_count, used.blocks_per_sm, share)
     return OpCost(op, times.estimate(op.workload), launch, quantization, _findings(op, past, times))
 
 

@@ -73,7 +73,7 @@ class AdviseOptions(ShapeOptions):
 
 @command
 def advise(arguments: AdviseOptions, as_json: bool = json_option()) -> None:
-    """Predict the time of every op of a shape, the part wasted past tile, wave and alignment edges, and better shapes."""
+    """Predict the time of every op of a shape, the waste past tile, wave and alignment edges, and better shapes."""
     from quantbench.advice import advise as advice_on
     from quantbench.advice.advise import TOP
     from quantbench.advice.report import advice_to_json, named_shapes, write_junit

@@ -263,7 +263,7 @@ def held_and_dims(arguments: GridOptions, who: str = "sweep", *, listed: bool = 
                 expected = f"an integer of at least 1, or a range together with --dim {dim}"
                 raise InputError(f"--{dim}", repr(text), expected)
             values[dim.replace("-", "_")] = int(text)
-    _require_used(arguments, as_axis, who)
+    _require_used(arguments, as_axis, who, listed=listed)
     ops = tuple(op.strip() for op in arguments.ops.split(",") if op.strip())
     if arguments.ops and not ops:
         raise InputError("--ops", repr(arguments.ops), "names of ops, comma separated: qkv,attention")
@@ -329,16 +329,16 @@ def _no_dim(arguments: GridOptions, who: str) -> InputError:
     return InputError(who, f"no --dim{beside}", "at least one of --dim " + ", --dim ".join(choices))
 
 
-def _require_used(arguments: GridOptions, as_axis: set[str], who: str) -> None:
-    """Raises InputError for an option without effect: one of a model with axes of a plain GEMM, or the reverse."""
-    if not as_axis:
-        return
-    plain = as_axis <= set(GEMM_DIMS)
-    unused = MODEL_DIMS if plain else GEMM_DIMS
+def _require_used(arguments: GridOptions, as_axis: set[str], who: str, *, listed: bool) -> None:
+    """Raises InputError for an option without effect: one of a model with plain GEMMs, or the reverse."""
+    plain = listed or as_axis <= set(GEMM_DIMS)
+    unused = DIMS if listed else MODEL_DIMS if plain else GEMM_DIMS
     found = [f"--{dim} {size}" for dim, size in arguments.sizes.items() if size and dim in unused]
-    only_model = ("model", "config", "kv_heads", "gated", "attention", "softmax", "direction", "causal")
+    only_model = ("model", "config", "kv_heads", "gated", "attention", "softmax", "ops", "direction")
     found += typed_words(arguments, only_model if plain else ("layout",))
     if found:
+        if listed:
+            raise InputError(who, f"{found[0]} with --shapes", "shapes as the file describes them")
         what = f"sizes of a plain product: {', '.join(GEMM_DIMS)}" if plain else "sizes of a model"
         raise InputError(who, f"{found[0]} with --dim {sorted(as_axis)[0]}", what)
 

@@ -217,13 +217,8 @@ def check_layout(arguments: PlanOptions) -> ModeResult:
         return {
             "job": job_to_json(job, calibration, times.note, assumed),
             "violations": [
-                {
-                    "rule": v.constraint.rule,
-                    "name": v.constraint.name,
-                    "strict": v.constraint.strict,
-                    "message": v.message,
-                }
-                for v in broken
+                {"rule": c.rule, "name": c.name, "strict": c.strict, "message": v.message}
+                for v, c in ((v, v.constraint) for v in broken)
             ],
             "layout": asdict(layout),
             "prediction": None if prediction is None else prediction.to_json(),

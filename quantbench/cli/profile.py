@@ -328,7 +328,7 @@ def blindspots(
     asked: BlindspotOptions,
     as_json: bool = json_option(),
 ) -> None:
-    """Estimate a planner's interpolation error between the rows of its table, and select measurements that reduce it."""
+    """Estimate a planner's interpolation error between rows of its table, and select measurements that reduce it."""
     from threadpoolctl import threadpool_limits  # comes with scikit-learn, which needs it
 
     _require_consistent(asked)

@@ -93,11 +93,11 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
     from quantbench.sweep.shape_file import SUFFIX, read_shape_file, read_shapes
     from quantbench.timing.options import TimingOptions
 
-    held, dims = held_and_dims(arguments, listed=arguments.shapes is not None)
     of_models = arguments.shapes is not None and arguments.shapes.suffix == SUFFIX
     about = [word for word in _given(arguments) if word.removeprefix("--") not in _BESIDE_MODELS]
     if of_models and about:  # a shape states its own sizes, ops and number formats
         raise InputError("sweep", f"--shapes {arguments.shapes} with {about[0]}", "shapes as the file describes them")
+    held, dims = held_and_dims(arguments, listed=arguments.shapes is not None)
     budget = arguments.budget or _BUDGET[device_kind]
     timing = TimingOptions(
         cache=arguments.cache,
