@@ -1,4 +1,4 @@
-"""The `quantbench` command; also `python -m quantbench`. The one place where errors become exit codes."""
+"""Runs the `quantbench` command, also as `python -m quantbench`, and converts errors to exit codes. Entry: `main`."""
 
 import codecs
 import gc
@@ -10,23 +10,26 @@ import typer
 
 from quantbench.errors import InputError, QuantbenchError, StoreError
 
-# As a shell reports a program that SIGPIPE ended.
+# The exit code that a shell reports for a program ended by SIGPIPE.
 _NO_READER = 128 + 13
-# Wrong words on the command line. This class is click's or typer's own, depending on typer's version.
+# The base class of errors about arguments. It is click's or typer's own, depending on typer's version.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
-# What a terminal without Unicode shows instead of the signs that are printed here.
+# ASCII replacements, for terminals without Unicode, of the characters that quantbench prints.
 _IN_ASCII = {
     "µ": "u", "×": "x", "±": "+-", "≤": "<=", "≥": ">=", "–": "-", "−": "-", "·": "-", "…": "...", "→": "->",
     "°": "deg ", "●": "*", "²": "^2", "³": "^3", "⌈": "ceil(", "⌉": ")",
 }  # fmt: skip
-# Objects made before the collector looks for cycles. A run of 100,000 records is millions of objects without any, and
-# the default of 700 spends a third of the time on them.
+# Number of new objects after which the garbage collector looks for cycles. A run of 100,000 records makes millions of
+# objects without cycles; with the default of 700 the collector takes a third of the time.
 _COLLECT_AFTER = 100_000
 
 
 def main() -> None:
-    """Run the command line. Exit codes: 0 fine, 1 something was found, 2 wrong use or bad input, 130 Ctrl-C, 141 if the
-    reader of the output closed it, because a gate must not pass on output that nobody read."""
+    """Runs the command line.
+
+    Exit codes: 0 fine, 1 a check or comparison found something, 2 wrong use or bad input, 130 Ctrl-C, 141 broken pipe
+    (not 0, because a gate must not pass on output that nobody read).
+    """
     _prepare_streams()
     gc.set_threshold(_COLLECT_AFTER, 50, 100)
     try:
@@ -36,15 +39,15 @@ def main() -> None:
         code = _refuse(error)
     except KeyboardInterrupt:
         code = 130
-    except BrokenPipeError:  # the reader of our output has gone (`quantbench … | head`)
+    except BrokenPipeError:  # the output was closed, as by `quantbench … | head`
         code = _no_reader()
     except SystemExit as end:
-        # rich and click turn the same into 1, which with us means that something was found.
+        # rich and click turn a broken pipe into exit code 1, which here means that a check found something.
         if not isinstance(end.__context__, BrokenPipeError):
             raise
         code = _no_reader()
     except OSError as error:
-        if error.errno is None:  # not from the system: a bug, whose traceback is wanted
+        if error.errno is None:  # not raised by the system: a bug, so show the traceback
             raise
         code = _refuse(_system_error(error))
     if code:
@@ -52,7 +55,7 @@ def main() -> None:
 
 
 def _run() -> int:
-    """Parse the arguments and run the command. Returns its exit code."""
+    """Parses the arguments, runs the command and returns its exit code."""
     from quantbench.cli.app import app
 
     wrong = next((word for word in sys.argv[1:] if "\0" in word), None)
@@ -69,7 +72,7 @@ def _run() -> int:
 
 
 def _wrong_words(error: Exception) -> InputError:
-    """Typer's error about the arguments as an error of one line."""
+    """Converts typer's error about the arguments to a one-line error."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "quantbench"
     said = error.format_message().rstrip(".")  # type: ignore[attr-defined]
@@ -78,7 +81,7 @@ def _wrong_words(error: Exception) -> InputError:
 
 
 def _system_error(error: OSError) -> StoreError:
-    """An error of the system that no command handled. Without a file name, it was about the output."""
+    """Converts a system error that no command handled. An error without a file name is about the output."""
     if error.filename is None:
         _abandon_output()
         return StoreError("write output", f"standard output ({error.strerror})", "an output with room in it")
@@ -86,7 +89,7 @@ def _system_error(error: OSError) -> StoreError:
 
 
 def _refuse(error: QuantbenchError) -> int:
-    with suppress(OSError):  # nobody can be told; the exit code remains
+    with suppress(OSError):  # stderr is closed; the exit code still tells
         print(f"quantbench: {error}", file=sys.stderr, flush=True)
     return error.exit_code
 
@@ -98,7 +101,7 @@ def _no_reader() -> int:
 
 
 def _abandon_output() -> None:
-    """Discard what is still buffered for the output: Python would try to write it again at exit, and fail."""
+    """Discards buffered output, which Python would otherwise try to write again at exit, and fail."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -106,7 +109,7 @@ def _abandon_output() -> None:
 
 
 def _prepare_streams() -> None:
-    """Replace characters that the output's encoding cannot hold, and discard the output where there is none."""
+    """Makes the streams replace characters that they cannot encode; opens the null device for a missing stream."""
     codecs.register_error("quantbench", _nearest)
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
@@ -118,7 +121,7 @@ def _prepare_streams() -> None:
 
 
 def _nearest(error: UnicodeError) -> tuple[str, int]:
-    """Error handler for codecs: the closest ASCII text, or an escape such as \\u0431."""
+    """Returns the closest ASCII text, or an escape such as \\u0431, as an error handler for codecs."""
     assert isinstance(error, UnicodeEncodeError)
     found = error.object[error.start : error.end]
     return "".join(_IN_ASCII.get(c) or c.encode("unicode_escape").decode("ascii") for c in found), error.end

@@ -1,4 +1,4 @@
-"""Advice for whoever chooses a shape: what it costs on a GPU, what it wastes past edges, and better shapes near it."""
+"""Predicts the cost of a transformer shape on a GPU, its waste past edges, and better shapes near it."""
 
 from quantbench.advice.advise import Advice, Advised, Unmeasured, advise
 from quantbench.advice.cost import EdgeWaste, OpCost, ShapeCost

@@ -1,4 +1,6 @@
-"""What a shape costs on a GPU, what it wastes past edges, and which shapes near it are better and why: `advise`.
+"""Combines the cost of a shape on a GPU, its waste past edges, and better shapes near it with the reasons.
+
+Entry point: `advise`, called by `quantbench advise`.
 
 >>> from quantbench.device import lookup
 >>> from quantbench.latency.op_times import RooflineTimes
@@ -26,23 +28,23 @@ from quantbench.planner.calibration import shipped
 from quantbench.units import percent
 from quantbench.workload import Attention, Gemm, Softmax, TransformerShape
 
-# A saving of less than this share of the whole time is not worth a reason; more than so many are too many for a line.
+# Least saving, as a share of the shape's time, that is given as a reason, and the most reasons for one shape.
 _WORTH_SAYING, _MOST = 0.004, 3
 # Sizes that are multiples of this fill the tiles of every kernel in common use.
 _ROUND = 128
-# Rates that differ by less are one rate.
+# Rates with a smaller relative difference count as equal.
 _SAME_RATE = 0.01
-# Edges that are not a matter of degree.
+# Kinds of edges that an op is either past or not, unlike partly filled tiles and waves.
 _HARD = {"alignment", "fused softmax"}
-# How much fuller the waves must be to be the reason.
+# Least rise of the tile and wave efficiency that is given as a reason.
 _FULLER = 0.02
-#: how many neighbours are named unless asked otherwise
+#: default number of neighbours to return
 TOP = 8
 
 
 @dataclass(frozen=True)
 class Advised:
-    """A neighbour with what it changes, in words, and its own cost."""
+    """A shape compared with the one asked about: the comparison, the changed sizes in words, and its cost."""
 
     found: Neighbour
     changes: str
@@ -51,7 +53,7 @@ class Advised:
 
 @dataclass(frozen=True)
 class Unmeasured:
-    """A reason why times rest on no measurement, with the ops and their share of the shape's time."""
+    """A reason why predicted times have no measurement behind them, with the ops and their share of the time."""
 
     reason: str
     ops: tuple[str, ...]
@@ -60,15 +62,15 @@ class Unmeasured:
 
 @dataclass(frozen=True)
 class Advice:
-    """What a shape costs and which shapes are better.
+    """The predicted cost of a shape, and better shapes near it.
 
-    note: what the times rest on.
-    unmeasured: which of its time rests on no measurement, the largest share first.
+    note: source of the predicted times.
+    unmeasured: parts of the time that have no measurement behind them, the largest share first.
     neighbours: shapes that are predicted to be faster, the surely faster ones first.
-    singles: the best change of each one thing alone.
-    tried: number of shapes that were compared, all of them within `space`.
-    repair: set where tp cannot split the shape; `cost` is then of the fastest repaired shape.
-    repaired: the other repaired shapes, compared with it.
+    singles: the best change of one dimension alone, the largest gain first.
+    tried: number of shapes within `space` that were compared with this one.
+    repair: the shapes that tp can split, if it cannot split the shape; `cost` is then that of the fastest of them.
+    repaired: the other repaired shapes, compared with the fastest.
     """
 
     device: DeviceSpec
@@ -84,27 +86,27 @@ class Advice:
 
     @property
     def shape(self) -> TransformerShape:
-        """The shape that was asked about; the fastest repaired one where tp could not split it."""
+        """The shape asked about, or the fastest repaired one if tp cannot split it."""
         return self.cost.shape
 
     @property
     def better(self) -> tuple[Advised, ...]:
-        """Neighbours that are surely faster: the whole interval of their gain is above 0."""
+        """Neighbours that are surely faster: the 90 % interval of their gain is above 0."""
         return tuple(one for one in self.neighbours if one.found.sure)
 
     @property
     def better_alone(self) -> tuple[Advised, ...]:
-        """Changes of one thing alone that are surely faster."""
+        """Changes of one dimension alone that are surely faster."""
         return tuple(one for one in self.singles if one.found.sure)
 
     @property
     def keep(self) -> bool:
-        """Whether no other shape is surely faster (a larger micro-batch is the same shape)."""
+        """Whether no shape with the same micro-batch is surely faster."""
         return not any(one.found.shape.mbs == self.shape.mbs for one in (*self.better, *self.better_alone))
 
     @property
     def compared(self) -> tuple[Advised, ...]:
-        """Every other shape that is named, each once."""
+        """All other shapes in this advice, each once."""
         found = {one.found.shape: one for one in (*self.repaired, *self.neighbours, *self.singles)}
         return tuple(found.values())
 
@@ -118,16 +120,16 @@ def advise(
     repair: Repair | None = None,
     kernels: OpTimes | None = None,
 ) -> Advice:
-    """Advice on `shape` on the GPU of `times`.
+    """Returns advice on `shape` on the device of `times`.
 
     times: latency models (`ModelTimes`), a profile, or any other `OpTimes`.
-    space: which neighbours are tried.
+    space: limits of the neighbours to try (default: `Space()`).
     top: number of neighbours to return; 0 tries none.
-    repair: from `repaired`, for a shape (with tp = 1) that its tp cannot split; the advice is on the fastest of the
-        repaired shapes per token and parameter.
-    kernels: asked for the launches that `times` does not know; without it the device's assumed tile is used.
+    repair: result of `repaired` for a shape (with tp = 1) that its tp cannot split; the advice is then on the repaired
+        shape that is fastest per token and parameter.
+    kernels: source of launches that `times` does not know (default: the device's assumed tile).
 
-    Raises InputError for a number format that the device has no peak for.
+    Raises InputError if the device has no peak for the dtype.
     """
     require_int("advise", "top", top, low=0)
     if times.device.peak(shape.dtype) is None:
@@ -149,7 +151,7 @@ def advise(
 
 
 def _unmeasured(cost: ShapeCost) -> tuple[Unmeasured, ...]:
-    """Why times rest on no measurement, the largest share first."""
+    """Groups the ops without measurement behind their times by reason, the largest share first."""
     ops: dict[str, list[OpCost]] = defaultdict(list)
     for op in cost.ops:
         if op.latency.unmeasured:
@@ -165,7 +167,7 @@ def _advised(found: Iterable[Neighbour], cost: ShapeCost, times: RememberedTimes
     advised = []
     for neighbour in found:
         own = cost_of(neighbour.shape, times)
-        # Per token and parameter, as the gain is.
+        # The gain is per token and parameter, so the times must be too.
         weight = cost.latency.latency_us / own.latency.latency_us / (1 + neighbour.gain)
         why = _reasons(cost, own, weight)
         advised.append(Advised(replace(neighbour, reasons=why), _changes(cost, own), own))
@@ -173,7 +175,7 @@ def _advised(found: Iterable[Neighbour], cost: ShapeCost, times: RememberedTimes
 
 
 def _changes(old: ShapeCost, new: ShapeCost) -> str:
-    """What differs: `hidden 14400 → 13824, heads 96 → 72, layers 80 → 87`."""
+    """Describes the differences: `hidden 14400 → 13824, heads 96 → 72, layers 80 → 87`."""
     names = ["hidden", "heads", "kv_heads", "ffn", "vocab", "layers", "mbs"]
     if old.shape.kv_heads == old.shape.heads and new.shape.kv_heads == new.shape.heads:
         names.remove("kv_heads")
@@ -184,9 +186,9 @@ def _changes(old: ShapeCost, new: ShapeCost) -> str:
 
 
 def _reasons(old: ShapeCost, new: ShapeCost, weight: float) -> tuple[str, ...]:
-    """The one to three ops that save the most time, each with its reason; equal reasons are merged.
+    """Returns reasons for the one to three ops that save the most time, equal reasons merged, and new hard edges.
 
-    weight: factor on the new times, which makes them comparable per token and parameter.
+    weight: factor on the new times that makes them comparable per token and parameter.
     """
     savings = []
     for name, costs in old.by_name.items():
@@ -198,7 +200,7 @@ def _reasons(old: ShapeCost, new: ShapeCost, weight: float) -> tuple[str, ...]:
             subject, said = _reason(name, old, new)
             found.setdefault(said, []).append(subject)
     said_of = [", ".join(filter(None, subjects)) + said for said, subjects in found.items()]
-    # Hard edges that only the new shape is past: what one would change next.
+    # Hard edges that only the new shape is past are the next thing to change.
     kinds = {finding.edge.kind for cost in old.ops for finding in cost.findings}
     past = dict.fromkeys(f.edge.words for cost in new.ops for f in cost.findings if f.edge.kind in _HARD - kinds)
     return (*said_of, *(f"but {words}" for words in past))
@@ -209,7 +211,7 @@ def _time(costs: Sequence[OpCost]) -> float:
 
 
 def _reason(name: str, old: ShapeCost, new: ShapeCost) -> tuple[str, str]:
-    """The most telling difference of one name's ops: of what, and what is said of it."""
+    """Explains the ops of one name: (the subject, "" if the text names it, and the text)."""
     pairs = list(zip(old.by_name[name], new.by_name[name], strict=True))
     was, now = max(pairs, key=lambda pair: pair[0].waste_us - pair[1].waste_us)
     lost = {f.edge.kind for f in was.findings} - {f.edge.kind for f in now.findings}
@@ -227,7 +229,7 @@ def _reason(name: str, old: ShapeCost, new: ShapeCost) -> tuple[str, str]:
 
 
 def _regained(was: OpCost, now: OpCost) -> str:
-    """Which side has whole vectors again."""
+    """Names the side whose rows are 16-byte aligned again."""
     first, second = was.op.workload, now.op.workload
     if isinstance(first, Gemm) and isinstance(second, Gemm):
         off = misaligned_sides(first)

@@ -1,4 +1,7 @@
-"""What a shape costs on one GPU, op by op, and what of that is wasted past edges."""
+"""Predicts the time of a transformer shape on one GPU, per op, and the part that is wasted past edges.
+
+Entry point: `cost_of`, called by `advise`.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +20,21 @@ from quantbench.quantization import Quantization, credible_waves
 from quantbench.workload import Gemm, Op, TransformerShape
 from quantbench.workload.ops import Compute
 
-# A loss of less than this share of an op's time is not worth a word, nor can any model tell it.
+# Least waste, as a share of an op's time, that is reported; no model resolves less.
 _WORTH_SAYING = 0.01
 _TRILLION = 1e12
-#: what the times of a shape leave out
+#: text on what the times of a shape leave out
 LOWER_BOUND = "lower bound: no communication, norms, optimizer or stalls"
 _US_PER_HOUR = 3.6e9
 
 
 @dataclass(frozen=True)
 class EdgeWaste:
-    """An edge that an op is past, and the time that one run of the op wastes by it, with its 90 % interval.
+    """An edge that an op is past, and the time wasted by it in one run of the op, with its 90 % interval.
 
     The waste is the predicted time minus the time of the same arithmetic at the rate (FLOP per µs) predicted just
-    before the edge, or of the fused kernel for the fused softmax. For tiles and waves it is at most the share of the
-    device that becomes idle at the edge.
+    before the edge; for the fused softmax, minus the time of the fused kernel. For tiles and waves, its share of the
+    time is at most the share of the device that becomes idle at the edge (`Edge.most`).
     """
 
     edge: Edge
@@ -42,12 +45,12 @@ class EdgeWaste:
 
 @dataclass(frozen=True)
 class OpCost:
-    """One op of a shape.
+    """The predicted cost of one op of a shape.
 
-    latency: of one run.
-    launch: the predicted kernel; None where it is not known.
-    quantization: tiles and waves of a product; None where `quantization.credible_waves` cannot state them.
-    findings: the edges that it is past, the worst first. They overlap, so the op's waste is that of the worst.
+    latency: time of one run.
+    launch: the predicted kernel launch; None if unknown.
+    quantization: tiles and waves of a GEMM; None for other ops, or if `credible_waves` returns None.
+    findings: edges that the op is past, the worst first. They overlap, so only the worst counts as the op's waste.
     """
 
     op: Op
@@ -58,18 +61,18 @@ class OpCost:
 
     @property
     def total_us(self) -> float:
-        """Time of all its runs in a micro-batch."""
+        """Time of all runs of this op in a micro-batch, µs."""
         return self.latency.latency_us * self.op.count
 
     @property
     def waste_us(self) -> float:
-        """What all its runs waste in a micro-batch."""
+        """Time wasted by this op over all its runs in a micro-batch, µs."""
         return self.findings[0].waste_us * self.op.count if self.findings else 0.0
 
 
 @dataclass(frozen=True)
 class ShapeCost:
-    """All products, softmax and attention of a shape, forward and backward, per micro-batch on one GPU.
+    """Cost of all GEMM, softmax and attention ops of a shape, forward and backward, per micro-batch on one GPU.
 
     Norms, activations, communication, the optimizer and recomputation are not counted.
     """
@@ -82,26 +85,26 @@ class ShapeCost:
 
     @property
     def waste_us(self) -> float:
-        """What is wasted past edges in a micro-batch."""
+        """Time wasted past edges in a micro-batch, µs."""
         return sum(op.waste_us for op in self.ops)
 
     @property
     def waste_share(self) -> float:
-        """The part of the time that is wasted past edges."""
+        """Wasted time as a fraction of the total time."""
         return self.waste_us / self.latency.latency_us
 
     @property
     def tflops(self) -> float:
-        """Useful arithmetic per second on one GPU."""
+        """Useful TFLOP/s on one GPU."""
         return sum(o.op.workload.flops * o.op.count for o in self.ops) / self.latency.latency_us / 1e6
 
     def gpu_hours_per_trillion_tokens(self, us: float) -> float:
-        """GPU-hours that `us` per micro-batch on each of the tp GPUs come to over 1e12 tokens."""
+        """Converts `us` per micro-batch on each of the tp GPUs to GPU-hours per 1e12 tokens."""
         return us * self.shape.tp / self.shape.tokens * _TRILLION / _US_PER_HOUR
 
     @cached_property
     def by_name(self) -> dict[str, tuple[OpCost, ...]]:
-        """The ops by name (qkv, proj, …), forward first; the name that wastes most first, then the longest."""
+        """Ops by name (qkv, proj, …), forward first; names by wasted time, then by total time, largest first."""
         named: dict[str, list[OpCost]] = defaultdict(list)
         for cost in self.ops:
             named[cost.op.name].append(cost)
@@ -110,14 +113,14 @@ class ShapeCost:
 
 
 def cost_of(shape: TransformerShape, times: RememberedTimes) -> ShapeCost:
-    """What every op of a shape takes, and what it wastes."""
+    """Predicts the time and the waste of every op of a shape."""
     ops = shape.ops()
     times.ask(op.workload for op in ops)
     found = {
         op: edges(op, times.device, times.launch(op.workload), _peak_share(op.workload, times))
         for op in dict.fromkeys(ops)
     }
-    if times.softmax != "megatron":  # nobody waits for the fused kernel
+    if times.softmax != "megatron":  # the fused kernel is not wanted
         found = {op: tuple(edge for edge in own if edge.kind != "fused softmax") for op, own in found.items()}
     times.ask(edge.before for own in found.values() for edge in own)
     costs = tuple(_cost(op, found[op], times) for op in ops)
@@ -128,13 +131,13 @@ def cost_of(shape: TransformerShape, times: RememberedTimes) -> ShapeCost:
 
 
 def latency_of(costs: Iterable[OpCost]) -> Estimate:
-    """The time of several ops together, with its interval; their errors are alike, see `op_times.total`."""
+    """Returns the total time of several ops, with the interval of `op_times.total` for correlated errors."""
     summed = total([OpEstimate(c.op, c.latency) for c in costs], CORRELATION)
     return Estimate(summed.latency_us, summed.low_us, summed.high_us)
 
 
 def latency_per_run(costs: Sequence[OpCost]) -> Estimate:
-    """The time of one run of each of several ops that run equally often, with its interval."""
+    """Returns the time to run each of these ops once, with its interval; all must have the same count."""
     return latency_of(costs).times(1 / costs[0].op.count)
 
 
@@ -143,9 +146,7 @@ def _cost(op: Op, past: Iterable[Edge], times: RememberedTimes) -> OpCost:
     if isinstance(op.workload, Gemm):
         used = tile_in_use(times.device, op.workload.dtype, launch)
         share = _peak_share(op.workload, times)
-        quantization = credible_waves(
-            op.workload, used.tile, times.device.sm_count, used.blocks_per_sm, share
-        )  # fmt: skip
+        quantization = credible_waves(op.workload, used.tile, times.device.sm_count, used.blocks_per_sm, share)
     return OpCost(op, times.estimate(op.workload), launch, quantization, _findings(op, past, times))
 
 
@@ -157,13 +158,13 @@ def _findings(op: Op, past: Iterable[Edge], times: RememberedTimes) -> tuple[Edg
     now = times.estimate(op.workload)
     found = []
     for edge in past:
-        # The time at the rate that is reached just before the edge.
+        # Time of the op's arithmetic at the rate just before the edge.
         ideal = times.fused(edge.before).times(op.workload.flops / edge.before.flops)
         share = min(edge.most, 1 - ideal.latency_us / now.latency_us)
         if share < _WORTH_SAYING:
             continue
         factor = ratio_factor({op.workload: (1.0, now)}, {edge.before: (1.0, ideal)}, times.common_error)
-        if edge.before == op.workload:  # the fallback's bytes are counted, its time was never measured
+        if edge.before == op.workload:  # the time of the unfused softmax is estimated from its bytes
             factor = sqrt(now.high_us / now.low_us)
         low, high = (min(edge.most, max(0.0, 1 - (1 - share) * by)) for by in (factor, 1 / factor))
         found.append(EdgeWaste(edge, share * now.latency_us, low * now.latency_us, high * now.latency_us))
@@ -173,7 +174,7 @@ def _findings(op: Op, past: Iterable[Edge], times: RememberedTimes) -> tuple[Edg
 def _waste_interval(
     costs: Iterable[OpCost], whole_us: float, wasted_us: float, times: RememberedTimes
 ) -> tuple[float, float]:
-    """What is wasted at the least and at the most: from the ratio of what would be left to the whole."""
+    """Returns the 90 % interval of the wasted time, from that of the ratio of the remaining to the whole time."""
     if not wasted_us:
         return 0.0, 0.0
     above: dict[Compute, tuple[float, Estimate]] = {}
@@ -195,28 +196,28 @@ def _waste_interval(
 
 # --- intervals of ratios ---------------------------------------------------------------------------------------------
 #
-# Each op's log error has a half-width, from its own interval. Ops of one kind (products, softmax, attention: each has a
-# model of its own) share a part of their errors, which cancels as far as both sides have the same share of that kind.
-# The error of the same op on both sides cancels altogether. So the interval of a shape against itself is 1 ± 0, and it
-# is narrow for shapes that differ in few ops.
+# Each op's log error has a half-width, from its own interval. Ops of one kind (GEMM, softmax, attention: each kind has
+# its own model) share a part of their errors. This part cancels as far as both sums have the same share of that kind,
+# and the error of an op that is in both sums cancels completely. So the interval of a shape against itself is 1 ± 0,
+# and it is narrow for shapes that differ in few ops.
 #
 # The shared part was tested on five public tables (A100, H100, H200, B200, L40S; rows that the shipped models were not
-# fitted to, sides of at least 1024), as ratios of four products to four neighbours of theirs. The errors of a fitted
-# model, which is right on average, share nothing, and its intervals are too narrow for such products by up to WIDER.
-# For a GPU that nothing was measured on, most of the error is shared.
+# fitted to, sides of at least 1024), as ratios of four GEMMs to four neighbouring GEMMs. The errors of a fitted model
+# share nothing, because it is right on average, and its intervals are too narrow for these GEMMs by up to WIDER. On a
+# GPU without measurements, most of the error is shared.
 
-#: with it the ratios of those tables lie within their intervals 99, 93, 92, 92 and 90 % of the time
+#: factor on intervals with which 99, 93, 92, 92 and 90 % of the ratios in those tables lie within them
 WIDER = 1.3
 
-#: an operation's part of a sum, 0 to 1, and its own time
+#: by workload: its share of a sum of times, 0 to 1, and its estimated time
 Shares = Mapping[Compute, tuple[float, Estimate]]
 
 
 def ratio_factor(above: Shares, below: Shares, common: float = 0.0) -> float:
-    """The factor of the 90 % interval of the ratio of two sums of times, to either side.
+    """Returns f such that the 90 % interval of the ratio r of two sums of times is r / f to r · f.
 
-    above, below: the two sums by op, as shares of their own wholes.
-    common: the part of their errors that ops of one kind share.
+    above, below: shares of the numerator and of the denominator, by workload.
+    common: fraction of the error variance that ops of one kind share, 0 to 1.
 
     >>> from quantbench.workload import Gemm
     >>> work = Gemm(m=4096, n=4096, k=4096)

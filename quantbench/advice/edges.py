@@ -1,6 +1,6 @@
-"""Finds the edges that an op has just passed: alignment, a tile, a wave, or the conditions of Megatron's fused softmax.
+"""Finds the edges that an op is past: alignment, a tile, a wave, or the conditions of Megatron's fused softmax.
 
-`edges` finds them by arithmetic; `cost` calls it and adds the time that each edge costs.
+Entry point: `edges`, called by `cost`, which adds the time that each edge costs.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from quantbench.workload.ops import Compute
 KINDS = ("alignment", "fused softmax", "wave edge", "tile edge")
 #: largest relative change of a size that is considered; equal to `analysis.neighbours.NEAR`, which imports scipy
 NEAR = 0.10
-#: what kernels load at a time
+#: bytes of a thread's widest load
 VECTOR_BYTES = 16
 
-# Sides (m, n, k) of the forward products, as TransformerShape.ops makes them.
+# Names of the sides (m, n, k) of the forward GEMMs that TransformerShape.ops makes.
 _FORWARD = {
     "qkv": ("tokens", "qkv width / tp", "hidden"),
     "scores": ("seq", "seq", "head_dim"),
@@ -51,12 +51,12 @@ _FORWARD = {
 
 @dataclass(frozen=True)
 class Edge:
-    """An edge that an op is past.
+    """An edge that an op is past; `sweep.refine.Edge` is a measured one.
 
     kind: one of KINDS.
-    words: the reason, for people.
-    before: the op just before the edge; the same op for the fused softmax, which the edge switches off.
-    most: the largest share of the op's time that this edge can cost: the empty share of tiles and waves, else 1.
+    words: the reason as text.
+    before: the workload just before the edge; for the fused softmax, the same workload.
+    most: upper bound of the share of the op's time that this edge costs: for tiles and waves the idle share, else 1.
     """
 
     kind: str
@@ -68,10 +68,10 @@ class Edge:
 def edges(
     op: Op, device: DeviceSpec, launch: Launch | None = None, peak_share: float | None = None
 ) -> tuple[Edge, ...]:
-    """Every edge that the op is past; wave edges are looked for at sizes smaller by up to NEAR.
+    """Returns every edge that the op is past. Searches wave edges at sizes smaller by up to NEAR.
 
-    launch: the kernel that runs it; the device's assumed tile is used where none is known.
-    peak_share: the op's rate as a share of peak; tile and wave edges that contradict it are left out.
+    launch: the kernel that runs it; None for the device's assumed tile.
+    peak_share: predicted rate as a share of peak; tile and wave edges that contradict it are left out.
     """
     work = op.workload
     if isinstance(work, Gemm):
@@ -97,7 +97,7 @@ def _unaligned(gemm: Gemm, names: dict[str, str]) -> Iterator[Edge]:
 
 
 def side_names(op: Op) -> dict[str, str]:
-    """`m`, `n` and `k` of the op's product by name; empty for softmax and attention.
+    """Returns the names of the op's `m`, `n` and `k` in terms of the shape; {} for softmax and attention.
 
     >>> from quantbench.workload import TransformerShape
     >>> ops = TransformerShape(hidden=1024, heads=16, seq=512).ops()
@@ -116,7 +116,7 @@ def side_names(op: Op) -> dict[str, str]:
 
 
 def misaligned_sides(gemm: Gemm) -> dict[str, int]:
-    """The sides that are rows in memory and no whole vectors, and what each must be a multiple of.
+    """Returns the sides whose rows in memory are no multiple of 16 bytes, and the multiple that each must be.
 
     >>> misaligned_sides(Gemm(m=100, n=150, k=64))
     {'n': 8}
@@ -129,7 +129,7 @@ def misaligned_sides(gemm: Gemm) -> dict[str, int]:
 
 
 def _down(size: int, step: int) -> int:
-    """The multiple of step below size, or the first one where there is none below."""
+    """Rounds size down to a multiple of step, at least step."""
     return max(step, size // step * step)
 
 

@@ -1,8 +1,10 @@
-"""Finds the best shapes near one, by predicted time per token at equal parameters: `Neighbours`, used by `advise`.
+"""Finds the shapes near a given one with the least predicted time per token and parameter.
 
-A smaller model is faster for being small, so times are compared per token and parameter. `gain` is how many more tokens
-per second the ops of a neighbour would process at the shape's own number of parameters. Arithmetic that no parameters
-go with (attention between all pairs of tokens) counts as time only.
+Entry points: `Neighbours`, `fastest_first`. Used by `advise`. (`analysis.neighbours` compares measured points.)
+
+Times are compared per token and parameter, because a smaller model is faster only by being smaller. `gain` is the
+relative increase of tokens per second at the shape's own number of parameters. Arithmetic without parameters (attention
+between all pairs of tokens) counts as time only.
 """
 
 from __future__ import annotations
@@ -19,22 +21,22 @@ from quantbench.units import signed_percent
 from quantbench.workload import Op, TransformerShape
 from quantbench.workload.ops import Compute
 
-# Shapes whose times differ by less are as good as each other: no model here tells them apart.
+# Shapes whose times differ by a smaller share count as equally fast, because no model here resolves less.
 _AS_GOOD = 0.01
-# A neighbour must promise this much.
+# Least gain of a neighbour that is returned.
 _WORTH_MOVING = 0.005
-# Rows of heads in whole cache lines of 128 bytes; wider alignment is worth nothing more.
+# 16-bit elements in a cache line of 128 bytes; wider alignment of a head's rows brings nothing more.
 _LINE_ELEMENTS = 64
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A shape near the one asked about.
+    """A shape compared with the one asked about.
 
-    gain: tokens per second at equal parameters, relative to the shape: 0.03 is 3 % more; low, high: its 90 % interval.
-    parameters: of it, without padding of the vocabulary; more: their relative difference to the shape's.
-    move: the largest relative change among hidden, ffn and layers.
-    nearest: whether no shape that is nearer gains as much.
+    gain: relative increase of tokens per second at equal parameters (0.03: 3 % more); low, high: its 90 % interval.
+    parameters: number of parameters without padding of the vocabulary; more: relative difference from the shape's.
+    move: largest relative change among hidden, ffn and layers.
+    nearest: whether no shape with a smaller move gains as much.
     reasons: why it is faster, the largest saving first.
     """
 
@@ -50,18 +52,18 @@ class Neighbour:
 
     @property
     def sure(self) -> bool:
-        """Whether the whole interval of the gain is above 0."""
+        """Whether the 90 % interval of the gain is above 0."""
         return self.low > 0
 
     @property
     def gain_words(self) -> str:
-        """`+3.2 % (+1.5 % to +4.9 %)`."""
+        """The gain with its interval: `+3.2 % (+1.5 % to +4.9 %)`."""
         return f"{signed_percent(self.gain)} ({signed_percent(self.low)} to {signed_percent(self.high)})"
 
 
 @dataclass(frozen=True)
 class _Timed:
-    """A shape's time. us: per token and parameter, in proportion. parts: each op's share of it. move: see Neighbour."""
+    """A timed shape. us: time per token and parameter. parts: share of each workload. move: see `Neighbour`."""
 
     shape: TransformerShape
     us: float
@@ -71,7 +73,7 @@ class _Timed:
 
 
 class Neighbours:
-    """The shapes near `base`, timed. space: which are tried; None for none. others: shapes to compare besides."""
+    """The shapes near `base`, timed. space: limits of the search; None: no neighbours. others: more shapes to time."""
 
     def __init__(
         self, base: TransformerShape, times: RememberedTimes, space: Space | None, others: Iterable[TransformerShape]
@@ -85,8 +87,8 @@ class Neighbours:
         self._timed = _times({*found, *others}, times, base)
 
     def best(self, count: int) -> tuple[Neighbour, ...]:
-        """At most `count` shapes, one of each hidden size: the surely faster ones first, and those first that no nearer
-        shape equals."""
+        """Returns the best shape of each hidden size, at most `count`. Surely faster ones come first, and within them
+        those that no nearer shape equals."""
         per_size: dict[int, list[_Timed]] = defaultdict(list)
         for shape in self._joint:
             per_size[shape.hidden].append(self._timed[shape])
@@ -108,7 +110,7 @@ class Neighbours:
         return self._worth_it(ranked, nearest)
 
     def single(self) -> tuple[Neighbour, ...]:
-        """The best change of each thing alone, where one is worth it; the largest gain first."""
+        """Returns the best change of each dimension alone that gains enough, the largest gain first."""
         found: list[Neighbour] = []
         for name, shapes in self._singles.items():
             if shapes:
@@ -117,7 +119,7 @@ class Neighbours:
         return tuple(sorted(found, key=lambda n: -n.gain))
 
     def against(self, shapes: Iterable[TransformerShape]) -> tuple[Neighbour, ...]:
-        """Shapes of `others`, whatever their gain."""
+        """Compares shapes of `others` with the base, whatever their gain."""
         return tuple(self._against_base(self._timed[shape]) for shape in shapes)
 
     def _worth_it(self, ranked: Iterable[_Timed], nearest: set[TransformerShape]) -> tuple[Neighbour, ...]:
@@ -135,7 +137,7 @@ class Neighbours:
 
 
 def fastest_first(shapes: Iterable[TransformerShape], times: RememberedTimes) -> list[TransformerShape]:
-    """Shapes by predicted time per token and parameter. Padding of the vocabulary does not count as parameters."""
+    """Sorts shapes by predicted time per token and parameter, not counting padding of the vocabulary."""
     asked = list(shapes)
     timed = _times(asked, times, min(asked, key=lambda shape: shape.vocab))
     return sorted(asked, key=lambda shape: timed[shape].us)
@@ -161,8 +163,8 @@ def _time(shape: TransformerShape, ops: Sequence[Op], times: RememberedTimes, ba
     return _Timed(shape, total_us / shape.tokens / count, count, parts, move)
 
 
-# What decides among changes of one dimension that are as fast as the fastest: alignment of the heads' rows, or the
-# smallest micro-batch, since larger ones take memory; else the time.
+# Sort keys for changes of one dimension that are as fast as the fastest: the best alignment of the heads' rows; the
+# smallest micro-batch, because larger ones take memory; else the time.
 _PREFERENCES: dict[str, Callable[[_Timed], tuple[float, ...]]] = {
     "heads": lambda t: (-min(_LINE_ELEMENTS, t.shape.head_dim & -t.shape.head_dim), t.us),
     "mbs": lambda t: (t.shape.mbs,),
@@ -170,6 +172,6 @@ _PREFERENCES: dict[str, Callable[[_Timed], tuple[float, ...]]] = {
 
 
 def _choose(timed: Sequence[_Timed], name: str) -> _Timed:
-    """The preferred one of those that are as fast as the fastest, as far as a model can tell."""
+    """Returns the preferred one among those within _AS_GOOD of the fastest."""
     least = min(t.us for t in timed)
     return min((t for t in timed if t.us <= least * (1 + _AS_GOOD)), key=_PREFERENCES.get(name, lambda t: (t.us,)))

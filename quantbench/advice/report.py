@@ -1,4 +1,6 @@
-"""Advice as JSON objects (`advice_to_json`), as shapes for `sweep --shapes` (`named_shapes`) and as JUnit XML."""
+"""Writes advice as JSON objects (`advice_to_json`), as shapes for `sweep --shapes` (`named_shapes`) and as JUnit XML
+(`write_junit`). Used by `quantbench advise`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ ADVICE_VERSION = 1
 
 
 def advice_to_json(advice: Advice) -> dict[str, Any]:
-    """Everything: the shape's ops worst first, the neighbours in their order."""
+    """Converts the whole advice to JSON objects, with the most wasteful ops first."""
     repaired = None
     if advice.repair is not None:
         others = _advised_to_json(advice.repaired)
@@ -45,17 +47,17 @@ def advice_to_json(advice: Advice) -> dict[str, Any]:
 
 
 def named_shapes(advice: Advice) -> tuple[NamedShape, ...]:
-    """The shape and every other that the advice names, with what each is predicted to gain, for `sweep --shapes`."""
+    """Lists the shape and all others in the advice, with their predicted gains, for `sweep --shapes`."""
     others = []
     for one in advice.compared:
-        name = f"{one.changes}, head_dim {one.found.shape.head_dim}"  # what tells the shapes apart
+        name = f"{one.changes}, head_dim {one.found.shape.head_dim}"  # must be unique among the shapes
         others.append(NamedShape(name, one.found.shape, Gain(one.found.gain, one.found.low, one.found.high)))
     first = "the fastest repaired shape" if advice.repair is not None else "the shape as it is"
     return (NamedShape(first, advice.shape), *others)
 
 
 def _totals(cost: ShapeCost) -> dict[str, Any]:
-    """Of one micro-batch on one GPU."""
+    """Totals of one micro-batch on one GPU."""
     hours = cost.gpu_hours_per_trillion_tokens
     return {
         **_latency(cost.latency),
@@ -91,7 +93,7 @@ def _op_to_json(cost: OpCost, whole: ShapeCost) -> dict[str, Any]:
 
 
 def _finding_to_json(finding: EdgeWaste) -> dict[str, Any]:
-    """Per run of the op."""
+    """An edge with its waste in one run of the op."""
     return {
         "kind": finding.edge.kind,
         "reason": finding.edge.words,
@@ -123,11 +125,11 @@ def _advised_to_json(advised: Sequence[Advised]) -> list[dict[str, Any]]:
 
 
 def write_junit(cost: ShapeCost, most: float | None, path: Path) -> None:
-    """Write a shape's waste as JUnit XML: a case per op, and one of the whole for the gate.
+    """Writes a shape's waste as JUnit XML: one test case per op, and one for the whole shape that fails above `most`.
 
-    most: the share of the time that may be wasted; None allows any.
+    most: largest allowed waste as a share of the time; None allows any.
 
-    Raises StoreError where the file cannot be written.
+    Raises StoreError if the file cannot be written. `report.comparison.write_junit` does the same for a comparison.
     """
     share = cost.waste_share
     failed = most is not None and share > most

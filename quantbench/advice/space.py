@@ -1,7 +1,7 @@
-"""Lists the shapes near a given one: `together` varies hidden, heads, MLP width and layers, `alone` one dimension.
+"""Lists the shapes near a given one, and the nearest shapes that tensor parallelism can split.
 
-`repaired` lists the nearest shapes that tensor parallelism can split, for a shape that it cannot. Used by `neighbours`
-and `quantbench advise`.
+Entry points: `together` (varies hidden, heads, MLP width and layers) and `alone` (varies one dimension), used by
+`neighbours`; `repaired`, used by `quantbench advise`.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from quantbench.workload import TransformerShape
 
 #: dimensions that `keep` may name
 DIMENSIONS = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "layers", "mbs")
-#: widths that attention kernels are tuned for
+#: head widths that attention kernels are tuned for
 USUAL_HEAD_DIMS = (64, 128, 256)
 _WIDEST = 1024
 
 
 @dataclass(frozen=True)
 class Space:
-    """Which neighbours are tried.
+    """Limits of the neighbours to try; `planner.search.Space` limits layouts.
 
-    tolerance: largest relative difference of the parameters.
-    near: largest relative change of hidden, or of the MLP's width alone.
-    hidden_step: hidden sizes, and MLP widths per GPU, are multiples of it.
-    head_dims: widths of a head that are tried beside the shape's own.
-    heads: largest factor between the numbers of heads.
-    replicate_kv: whether there may be fewer key/value heads than tp, copied to several GPUs; the shape's own number
-        of them is always allowed.
-    keep: dimensions, of DIMENSIONS, that stay as they are.
-    most_mbs: the largest micro-batch tried.
+    tolerance: largest relative difference of the number of parameters.
+    near: largest relative change of hidden, or of the MLP width when it changes alone.
+    hidden_step: hidden sizes, and MLP widths per GPU, are multiples of this.
+    head_dims: head widths to try besides the shape's own.
+    heads: largest factor by which the number of heads may change.
+    replicate_kv: whether to try fewer key/value heads than tp, copied to several GPUs; the shape's own number is
+        always allowed.
+    keep: names from DIMENSIONS that must not change.
+    most_mbs: largest micro-batch to try.
     """
 
     tolerance: float = 0.05
@@ -61,7 +61,7 @@ class Space:
 
     @property
     def words(self) -> str:
-        """The constraints, for people."""
+        """The limits as text."""
         said = [
             f"parameters within ±{percent(self.tolerance)}",
             f"hidden within ±{percent(self.near)} in steps of {self.hidden_step}",
@@ -72,10 +72,10 @@ class Space:
 
 
 def together(base: TransformerShape, space: Space) -> Iterator[TransformerShape]:
-    """Shapes within the budget of parameters whose hidden size, heads and MLP may all differ.
+    """Lists shapes with about as many parameters whose hidden size, heads and MLP may all differ.
 
-    The micro-batch stays, and so does the vocabulary if its rows are whole vectors. The layers stay if hidden does and
-    the budget allows it; otherwise their number is the one that comes nearest to the budget.
+    The micro-batch stays, and so does the vocabulary if its rows are 16-byte aligned. The number of layers stays if
+    hidden does and the tolerance allows it; otherwise it is the one that comes nearest to the base's parameters.
     """
     step, whole = space.hidden_step, base.vocab % (ALIGNED_ELEMENTS * base.tp) == 0
     vocab = base.vocab if whole else padded_vocab(base.vocab, base.tp)
@@ -91,7 +91,7 @@ def together(base: TransformerShape, space: Space) -> Iterator[TransformerShape]
 
 
 def alone(base: TransformerShape, space: Space) -> dict[str, list[TransformerShape]]:
-    """Shapes that differ in one thing only: heads, ffn, vocab or mbs."""
+    """Lists, by dimension, the shapes that differ only in heads, ffn, vocab or mbs."""
     step = space.hidden_step * base.tp
     low, high = ((1 + part) * base.ffn for part in (-space.near, space.near))
     batches = {base.mbs // 2, *(base.mbs << i for i in range(1, space.most_mbs.bit_length()))}
@@ -125,15 +125,14 @@ def _within_budget(
 
 
 def _widths(base: TransformerShape, hidden: int, step: int) -> list[int]:
-    """Widths of the MLP that keep its ratio to hidden: exactly where tp can divide that, and the nearest round one."""
+    """Returns MLP widths in the ratio to hidden: the nearest multiple of step, and the exact one if tp divides it."""
     exact = round(base.ffn / base.hidden * hidden)
     near = max(step, round(exact / step) * step)
     return sorted({near, exact} if exact % base.tp == 0 else {near})
 
 
 def _heads(base: TransformerShape, hidden: int, space: Space) -> list[dict[str, Any]]:
-    """Heads of the widths that may be, in whole vectors. Where heads of the base make up its hidden size, those of
-    others do so too; else neither changes."""
+    """Lists heads, kv_heads and head_dim for hidden. Nothing changes if heads × head_dim is not hidden in the base."""
     if base.heads * base.head_dim != base.hidden:
         return [{}]
     found = []
@@ -148,7 +147,7 @@ def _heads(base: TransformerShape, hidden: int, space: Space) -> list[dict[str, 
 
 
 def _kv_heads(base: TransformerShape, heads: int, space: Space) -> int | None:
-    """Key/value heads: in the base's ratio, or as many as it has; None where tp allows neither."""
+    """Returns the key/value heads: in the base's ratio, else the base's number; None if tp allows neither."""
     group = base.heads // base.kv_heads
     for kv_heads in (heads // group if heads % group == 0 else 0, base.kv_heads):
         copied = base.tp % kv_heads == 0 and (space.replicate_kv or kv_heads == base.kv_heads) if kv_heads else False
@@ -159,18 +158,18 @@ def _kv_heads(base: TransformerShape, heads: int, space: Space) -> int | None:
 
 @dataclass(frozen=True)
 class Repair:
-    """Shapes that tp can split, nearest first. words: what tp cannot split, and these shapes, in a line."""
+    """Shapes that tp can split, nearest first. words: one line that names what tp cannot split, and these shapes."""
 
     words: str
     shapes: tuple[TransformerShape, ...]
 
 
 def repaired(asked: TransformerShape, tp: int, space: Space) -> Repair | None:
-    """The shapes nearest to `asked` (its own tp is 1) that tp can split; None if it can split the shape itself.
+    """Returns the shapes nearest to `asked` (with tp = 1) that tp can split; None if it can split `asked` itself.
 
-    Heads and key/value heads become the next multiples below and above. Where heads make up the hidden size, it follows
-    at the same head_dim, and so do the MLP and, to keep the parameters, the layers. The MLP's width becomes a multiple
-    of `hidden_step` per GPU. The vocabulary is padded as Megatron pads it.
+    Heads and key/value heads become the next multiples of tp below and above. If hidden is heads × head_dim, it follows
+    at the same head_dim; the MLP width follows hidden, and the layers keep the number of parameters. The MLP width
+    becomes a multiple of `hidden_step` per GPU. The vocabulary is padded as Megatron pads it.
 
     Raises InputError if `space.keep` forbids the change, or the number of heads would change by more than a factor of
     `space.heads`.
@@ -204,7 +203,7 @@ def _splits(shape: TransformerShape, name: str, tp: int) -> bool:
 
 
 def _split_heads(asked: TransformerShape, tp: int) -> Iterator[tuple[int, int]]:
-    """Heads and key/value heads that tp can split, next to those of the shape; its own wherever they can be."""
+    """Yields (heads, key/value heads) that tp can split, next to those of the shape; its own if tp divides them."""
     group = asked.heads // asked.kv_heads
     for heads in _multiples_beside(asked.heads, tp):
         if group == 1:
@@ -216,7 +215,7 @@ def _split_heads(asked: TransformerShape, tp: int) -> Iterator[tuple[int, int]]:
 
 
 def _multiples_beside(size: int, tp: int) -> list[int]:
-    """The multiples of tp next to a size, at least tp; the size alone where it is one.
+    """Returns the multiples of tp next to a size, at least tp; only the size if it is a multiple itself.
 
     >>> _multiples_beside(25, 2), _multiples_beside(8, 4)
     ([24, 26], [8])
@@ -225,7 +224,7 @@ def _multiples_beside(size: int, tp: int) -> list[int]:
 
 
 def _repaired_with(asked: TransformerShape, heads: int, kv_heads: int, tp: int, space: Space) -> TransformerShape:
-    """`asked` at tp with these heads, all else following."""
+    """Returns `asked` at tp with these heads and the sizes that follow from them."""
     hidden, ffn = asked.hidden, asked.ffn
     if asked.heads * asked.head_dim == asked.hidden:
         hidden = heads * asked.head_dim
@@ -241,7 +240,7 @@ def _repaired_with(asked: TransformerShape, heads: int, kv_heads: int, tp: int, 
 
 
 def _sizes(shape: TransformerShape, asked: TransformerShape) -> str:
-    """What of a repaired shape differs: `24 heads (hidden 24 × 64 = 1536)`."""
+    """Describes the changes of a repaired shape: `24 heads (hidden 24 × 64 = 1536)`."""
     said = []
     if shape.heads != asked.heads:
         grew = f" (hidden {shape.heads} × {shape.head_dim} = {shape.hidden})" if shape.hidden != asked.hidden else ""

@@ -1,4 +1,4 @@
-"""`quantbench advise`: what a shape costs on a GPU, what it wastes past edges, and better shapes near it."""
+"""Command `advise`: prints the cost of a shape on a GPU, its waste past edges, and better shapes near it."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from quantbench.workload import TransformerShape
 
 _WHO = "advise"
-# Tables with their reasons beside them need so many columns; narrower, the reasons follow in lines of their own.
+# Columns of a terminal that tables with reasons need; in a narrower one the reasons follow the table.
 _WIDE = 140
-# Ops that waste less of the whole time share a line.
+# Ops that waste a smaller share of the shape's time have no row of their own.
 _WORTH_A_ROW = 0.005
-# A waste of more than this share of the whole time stands out in red, a smaller one in yellow.
+# A waste of at least this share of the shape's time is shown in red, a smaller one in yellow.
 _STANDS_OUT = 0.01
 _search, _gate = (
     partial(option, panel=panel) for panel in ("Search for better shapes", "Check in continuous integration")
@@ -43,7 +43,7 @@ _search, _gate = (
 
 @dataclass(frozen=True, kw_only=True)
 class AdviseOptions(ShapeOptions):
-    """A shape, a GPU and the shapes to compare with, as typed; "" and None leave a thing open."""
+    """The options of `advise` as typed; "" and None stand for the default."""
 
     size_names: ClassVar[tuple[str, ...]] = (*ShapeOptions.size_names, "head_dim", "mbs", "tp")
 
@@ -73,7 +73,7 @@ class AdviseOptions(ShapeOptions):
 
 @command
 def advise(arguments: AdviseOptions, as_json: bool = json_option()) -> None:
-    """Say what each product, softmax and attention of a shape costs, what is wasted past edges, and what is better."""
+    """Predict the time of every op of a shape, the waste past tile, wave and alignment edges, and better shapes."""
     from quantbench.advice import advise as advice_on
     from quantbench.advice.advise import TOP
     from quantbench.advice.report import advice_to_json, named_shapes, write_junit
@@ -106,7 +106,7 @@ def advise(arguments: AdviseOptions, as_json: bool = json_option()) -> None:
 
 
 def _times(arguments: AdviseOptions) -> tuple[OpTimes, OpTimes]:
-    """What answers times (the profile, or the models of the GPU) and launches (always the models)."""
+    """Returns the source of times (the profile, or the models of the GPU) and that of launches (always the models)."""
     from quantbench.latency.model_times import ModelTimes
 
     gpu, file = arguments.gpu, arguments.profile
@@ -131,7 +131,7 @@ def _times(arguments: AdviseOptions) -> tuple[OpTimes, OpTimes]:
 def _shape(
     arguments: AdviseOptions, device: DeviceSpec, space: Space
 ) -> tuple[TransformerShape, Repair | None, tuple[str, ...]]:
-    """The shape; the shapes to use instead if tp cannot split it (its tp is 1 then); the assumptions in words."""
+    """Returns the shape, the repair if tp cannot split it (the shape then has tp = 1), and the assumptions as text."""
     from quantbench.advice import repaired
 
     repair = None
@@ -149,7 +149,7 @@ def _shape(
 
 
 def _space(arguments: AdviseOptions) -> Space:
-    """Which neighbours are tried."""
+    """Returns the limits of the neighbours to try."""
     from quantbench.advice.space import DIMENSIONS, Space
 
     kept = [word.strip().replace("-", "_") for word in arguments.keep.split(",")] if arguments.keep else []
@@ -170,7 +170,7 @@ def _lines(
     advice: Advice, assumed: Sequence[str], most: float | None, junit: Path | None, out: Path | None, *, wide: bool,
     every: bool,
 ) -> Iterator[StyledLine | Table]:  # fmt: skip
-    """wide: whether tables have a column for their reasons. every: whether to list shapes not surely faster as well."""
+    """wide: whether tables have a column for reasons. every: whether to list also shapes that are not surely faster."""
     cost = advice.cost
     yield from _header_lines(advice, assumed)
     if advice.repair is not None:
@@ -209,7 +209,7 @@ def _lines(
 
 
 def _header_lines(advice: Advice, assumed: Sequence[str]) -> Iterator[str]:
-    """The device, the shape and the assumptions; first of all the share of the time that was never measured."""
+    """Yields the share of the time without measurements, the device, the shape and the assumptions."""
     from quantbench.planner.formulas import parameters
 
     if advice.unmeasured:
@@ -235,9 +235,9 @@ def _header_lines(advice: Advice, assumed: Sequence[str]) -> Iterator[str]:
 
 
 def _cost_lines(cost: ShapeCost, *, reasons: bool) -> Iterator[str | Table]:
-    """A table with a row per op that wastes enough, the worst first; then the other ops and the table's legend.
+    """Yields a table with a row per op that wastes enough, the worst first; then the other ops and the legend.
 
-    reasons: whether the table has a column for the reasons; they follow it otherwise.
+    reasons: whether the table has a column for the reasons; if not, they follow it.
     """
     from quantbench.advice.cost import latency_per_run
 
@@ -279,7 +279,7 @@ def _time(ops: Sequence[OpCost]) -> str:
 
 
 def _interval(us: Estimate) -> str:
-    """`1.76–1.97`, in the unit that the middle is shown in."""
+    """Formats an interval as `1.76–1.97`, in the unit in which `latency` shows the estimate."""
     scale = 1.0 if us.latency_us < 999.5 else 1e3 if us.latency_us < 999.5e3 else 1e6
     low, high = (f"{x / scale:.3g}" if x / scale < 999.5 else f"{x / scale:.0f}" for x in (us.low_us, us.high_us))
     return f"{low}–{high}"
@@ -295,7 +295,7 @@ def _why(ops: Sequence[OpCost]) -> str:
 
 
 def _waste_lines(cost: ShapeCost) -> Iterator[str]:
-    """The totals: time, rate, waste."""
+    """Yields the total time, rate and waste."""
     from quantbench.advice.cost import LOWER_BOUND
 
     whole, hours = cost.latency, cost.gpu_hours_per_trillion_tokens
@@ -311,7 +311,7 @@ def _waste_lines(cost: ShapeCost) -> Iterator[str]:
 
 
 def _verdict(advice: Advice) -> str:
-    """Whether to keep the shape, and why."""
+    """Says whether to keep the shape, and why."""
     mbs = advice.shape.mbs
     larger = [one for one in advice.better_alone if one.found.shape.mbs > mbs]
     batch = max(larger, default=None, key=lambda one: one.found.low)
@@ -326,7 +326,7 @@ def _verdict(advice: Advice) -> str:
 
 
 def _advised_lines(title: str, advised: Sequence[Advised], wide: bool, *, marks: bool = False) -> Iterator[str | Table]:
-    """Shapes compared with the one asked about. marks: whether to mark those that no nearer shape equals."""
+    """Yields a table of shapes compared with the one asked about. marks: whether to mark `Neighbour.nearest`."""
     if not advised:
         return
     names = ("change", ">head_dim", ">gain", ">low to high", ">params", *((">wasted", "why") if wide else ()))
@@ -345,7 +345,7 @@ def _advised_lines(title: str, advised: Sequence[Advised], wide: bool, *, marks:
 
 
 def _next_lines(advice: Advice, out: Path | None) -> Iterator[str]:
-    """How to measure the shapes that were compared. out: the file of these shapes, if one was written."""
+    """Says how to measure the compared shapes. out: the file of these shapes, if one was written."""
     others = len(advice.compared)
     rivals = f" and its {others} nearest rivals" if others > 1 else " and its nearest rival" if others else ""
     what = f"measures every op of this shape{rivals}"
@@ -359,5 +359,5 @@ def _next_lines(advice: Advice, out: Path | None) -> Iterator[str]:
 
 
 def _two_digits(value: float) -> int:
-    """Rounded to the two digits that a prediction deserves."""
+    """Rounds to two significant digits; a prediction has no more."""
     return int(float(f"{value:.2g}"))

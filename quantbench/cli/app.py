@@ -1,6 +1,6 @@
-"""The command line: the table of commands. A command's module is imported when the command is called.
+"""Defines the commands, and imports a command's module only when the command is called.
 
-So `quantbench --help` answers at once, and a command's module imports what it needs at its top. `__main__` calls `app`.
+So `quantbench --help` answers at once. Entry point: `app`, called by `__main__`.
 """
 
 import sys
@@ -13,14 +13,14 @@ from typer.main import get_command
 
 from quantbench import __version__
 
-#: what the list of commands says of each; the function (or the group) of the same name is in the module of that name
+#: short help by command; the module of that name has the function (or typer group) of that name
 COMMANDS = {
     "devices": "This machine's device and its state; known GPUs.",
     "models": "List the models that --model knows.",
     "sweep": "Measure workloads over a range of sizes.",
     "predict": "Predict a sweep's result on any known GPU.",
-    "advise": "What a shape costs and wastes; better ones.",
-    "plan": "The fastest layout over many GPUs.",
+    "advise": "Cost and waste of a shape; better shapes.",
+    "plan": "Rank layouts of a training job over GPUs.",
     "comm": "Measure collectives under torchrun.",
     "check": "Find cliffs and causes; test rules of thumb.",
     "compare": "Compare two runs; exit 1 on a regression.",
@@ -31,13 +31,13 @@ COMMANDS = {
     "validate": "Measure the accuracy of the predictions.",
 }
 
-# Loading rich takes as long as everything else together, and the list of commands needs no panels: it should answer
-# at once. A command's own help, with its groups of options, gets them.
+# Loading rich takes as long as everything else together, so the list of commands is printed without it. A command's own
+# help uses rich's panels for its groups of options.
 _COMMAND_GIVEN = any(not word.startswith("-") for word in sys.argv[1:])
 
 
 def load(name: str) -> Any:
-    """The click command of a name in COMMANDS, with its options and subcommands."""
+    """Returns the click command for a name in COMMANDS, with its options and subcommands."""
     attribute = f"{name}_" if name == "import" else name
     found = getattr(import_module(f"quantbench.cli.{attribute}"), attribute)
     if not isinstance(found, typer.Typer):
@@ -47,7 +47,7 @@ def load(name: str) -> Any:
 
 
 class _Commands(TyperGroup):
-    """A group whose commands are only names and short helps until one is called."""
+    """A group whose commands have only a name and short help until one is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
@@ -59,7 +59,7 @@ app = typer.Typer(
     help="Measure, explain and predict tile and wave quantization of matrix products on GPUs.",
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,  # errors raised on purpose are one line; anything else should show its traceback
+    pretty_exceptions_enable=False,  # expected errors are printed as one line; others must show their traceback
     rich_markup_mode="rich" if _COMMAND_GIVEN else None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -81,7 +81,7 @@ def _main(
 
 
 def _name_only() -> None:
-    """Stands in the list of commands for one whose module is not imported yet."""
+    """Placeholder for a command whose module is not imported yet."""
 
 
 for _name, _short_help in COMMANDS.items():

@@ -1,4 +1,4 @@
-"""`quantbench check RUN`: find cliffs and their causes, and test the rules of thumb."""
+"""Command `check`: finds cliffs and their causes in a run, and tests rules of thumb; `analysis.check` does the work."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from quantbench.analysis.rules import RuleOfThumb
     from quantbench.sweep.options import SweepOptions
 
-# The largest cliffs are shown; --json has them all.
+# Number of cliffs shown; --json has all.
 _MOST_CLIFFS = 20
 _MOST_SAME = 8
-# Records of so many comparisons stand for a verdict; a table has thousands.
+# Number of comparisons in the JSON of a verdict; a run has thousands.
 _MOST_EVIDENCE = 200
 
 _VERDICT_STYLE = {"CONFIRMED": "green", "REFUTED": "red", "INCONCLUSIVE": "yellow"}
@@ -76,7 +76,7 @@ def check(
 
 
 def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) -> Path:
-    """Run a rule's experiment on the device at hand. Returns the folder of its run."""
+    """Runs a rule's experiment on the device at hand and returns the folder of its run."""
     from quantbench.cli.sweep import SweepArguments, sweep_options
     from quantbench.cli.sweep_run import measure, stop_on_sigterm
     from quantbench.sweep.child import WorkerProcess
@@ -121,7 +121,7 @@ def _lines(found: Check) -> Iterator[StyledLine | Table]:
 
 
 def _head_lines(found: Check) -> list[str]:
-    """Number of points, curves and cliffs, and the causes of the cliffs."""
+    """Counts points, curves, cliffs and the causes of the cliffs."""
     from quantbench.store.record import Measured
 
     records = [record for record in found.run.records if record.role == "point"]
@@ -143,12 +143,12 @@ def _head_lines(found: Check) -> list[str]:
 
 
 def _counted(number: int, what: str) -> str:
-    """`1 point`, `2,000 points`."""
+    """Formats a count: `1 point`, `2,000 points`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _common_table(found: Check) -> Table:
-    """The cliffs that many curves share."""
+    """Tabulates the cliffs that many curves share."""
     several = len({(c.op, c.provider, c.variant) for c in found.common}) > 1
     waves = any(c.stepping for c in found.common)
     split = (">with a new wave", ">without") if waves else ()
@@ -168,7 +168,7 @@ def _ratio_of(part: tuple[float, int] | None) -> str:
 
 
 def _single_table(found: Check) -> Table:
-    """The largest cliffs."""
+    """Tabulates the largest cliffs."""
     more = len(found.cliffs) - _MOST_CLIFFS
     title = "cliffs" if more <= 0 else f"the {_MOST_CLIFFS} largest cliffs ({more:,} more in --json)"
     table = plain_table((">size", ">time", "op", "why"), title=title)
@@ -188,7 +188,7 @@ def _axis(name: str) -> str:
 
 
 def _period_words(period: Period) -> str:
-    """The tile that explains the steps of a family of curves, if one does."""
+    """Describes the tile that explains the steps of a family of curves, or why there is none."""
     from quantbench.analysis.periods import explanation_words
 
     r = period.recovered
@@ -212,7 +212,7 @@ def _period_words(period: Period) -> str:
 
 
 def _rule_table(found: Check) -> Table:
-    """The rules that the run tests, with their verdicts."""
+    """Tabulates the verdicts of the rules that the run tests."""
     from quantbench.analysis.rules import rule_named
 
     columns = ("rule", "verdict", "effect", "pairs", "what the rule says, and why it was (not) confirmed")
@@ -233,7 +233,7 @@ def _rule_table(found: Check) -> Table:
 
 
 def check_to_json(found: Check) -> dict[str, Any]:
-    """The whole check as JSON objects."""
+    """Converts a whole check to JSON objects."""
     from quantbench.analysis.rules import rule_named
     from quantbench.report.sweep_result import cliff_to_json
 
@@ -270,7 +270,7 @@ def check_to_json(found: Check) -> dict[str, Any]:
 def _period_to_json(period: Period) -> dict[str, Any]:
     r, chosen = period.recovered, period.chosen
     per_sm = None if chosen is None else chosen.per_sm(period.sm_count)
-    # Where the SMs were not used, one block on each is as good a reading as any.
+    # If the number of SMs does not divide the resident blocks, or is unknown, report one block on each of as many SMs.
     sm_count = None if chosen is None else period.sm_count if per_sm else chosen.resident_blocks
     return {
         "axis": period.axis, "op": period.op, "provider": period.provider, "variant": period.variant,

@@ -1,4 +1,4 @@
-"""`quantbench comm`: bandwidth and latency of collectives between ranks, under torchrun. Rank 0 prints."""
+"""Command `comm`: measures bandwidth and latency of collectives between ranks under torchrun. Rank 0 prints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BACKENDS = ("nccl", "gloo")
 
 @dataclass(frozen=True, kw_only=True)
 class CommOptions:
-    """What to measure, as typed; "" leaves a thing open."""
+    """The options of `comm` as typed; "" stands for the default."""
 
     op: str = option(
         "", "Collectives, comma separated: all_reduce, all_gather, reduce_scatter, all_to_all, send_recv, broadcast."
@@ -40,13 +40,13 @@ class CommOptions:
     max_time: str = option("1s", "Longest sampling time per point.")
 
     def options(self) -> TimingOptions:
-        """How each point is timed. The cache is hot: the buffers of a message are used again for every sample."""
+        """Returns how to time each point. The cache is hot, because every sample uses the same buffers."""
         return TimingOptions(
             cache="hot", half_width=self.half_width, max_time_s=parse_duration_s("--max-time", self.max_time)
         )
 
     def plan(self, backend: str, num_gpus: int, num_nodes: int) -> tuple[Collective, ...]:
-        """The points to measure."""
+        """Lists the points to measure."""
         from quantbench.comm.session import DEFAULT_OPS, DEFAULT_SIZES, parse_sizes, points
 
         ops = tuple(word.strip().replace("-", "_") for word in self.op.split(",")) if self.op else DEFAULT_OPS
@@ -64,7 +64,7 @@ def comm(arguments: CommOptions, results: Path = results_option(), as_json: bool
     options = arguments.options()
     if arguments.backend:
         require_choice("comm", "backend", arguments.backend, _BACKENDS)
-    arguments.plan("gloo", 2, 1)  # says what is wrong with ops, sizes and dtype before anybody waits for anybody
+    arguments.plan("gloo", 2, 1)  # refuses wrong ops, sizes and dtypes before the ranks wait for each other
     from quantbench.providers.collectives import TorchRanks, TorchWork, backend_here, topology
 
     with TorchRanks(arguments.backend or backend_here()) as ranks:
@@ -75,8 +75,8 @@ def comm(arguments: CommOptions, results: Path = results_option(), as_json: bool
             follow(ranks, work)
             return
         leader = Leader(ranks, work)
-        # After Ctrl-C or a bug the others are gone or about to go with this process: only a run that ended, well or
-        # with an error of ours, has followers that wait to be let go.
+        # After Ctrl-C or a bug, torchrun ends the other ranks with this process. After a complete run or an expected
+        # error they wait for the leader's stop.
         try:
             _lead(arguments, options, ranks, leader, places or [], idle or [], results, as_json)
         except QuantbenchError:
@@ -156,7 +156,7 @@ def _lead(
 
 
 def _progress(row: dict[str, Any], number: int) -> str:
-    """One line for a record, as `row_to_json` makes it."""
+    """Formats a row of `row_to_json` as one line."""
     if "latency_us" in row:
         rate = f"{latency(row['latency_us'])}, {row['bus_gb_per_s']:.3g} GB/s"
         text = f"{rate}, trust {row['grade']['letter']}"
@@ -169,7 +169,7 @@ def _progress(row: dict[str, Any], number: int) -> str:
 
 
 def row_to_json(record: Record) -> dict[str, Any]:
-    """One record as a JSON object."""
+    """Converts one record to a JSON object."""
     from quantbench.comm.session import figures
     from quantbench.stats import median, relative_half_width, spread
     from quantbench.store.record import Failed, Measured, Skipped

@@ -1,4 +1,4 @@
-"""`quantbench compare A B`: faster, slower, same or unclear, point by point."""
+"""Command `compare`: compares two runs point by point: faster, slower, same or unclear."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def compare(
     by: str = option("key", "Match points by key (workload, provider and timing) or by workload."),
     provider_a: str = option("", "Use only this provider's points of A."),
     provider_b: str = option("", "Use only this provider's points of B."),
-    noise: str = option("", "Standard deviation of single figures in imported tables: 3%."),
-    force: bool = option(False, "Compare even if devices differ, or measured with simulated runs."),
+    noise: str = option("", "Relative standard deviation of times without samples (imported tables): 3%."),
+    force: bool = option(False, "Compare even if devices or origins (measured, imported, …) differ."),
     folder: Path | None = option(None, "Folder for the picture (default: run B's).", "-o", "--output"),
     junit: Path | None = option(None, "Also write JUnit XML here."),
     as_json: bool = json_option(),
@@ -78,7 +78,7 @@ def _lines(comparison: Comparison, picture: Path | None, junit: Path | None) -> 
 
 
 def _share(option: str, text: str) -> float:
-    """`1%`, `0.5 %` or `0.01` as a share.
+    """Converts `1%`, `0.5 %` or `0.01` to a share; `options.percentage` requires the sign.
 
     >>> _share("--margin", "1%"), _share("--margin", "0.02")
     (0.01, 0.02)

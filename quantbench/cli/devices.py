@@ -1,6 +1,6 @@
-"""`quantbench devices`: this machine's device, its state, what disturbs timings, and the known GPUs.
+"""Command `devices`: prints this machine's device, its state, what disturbs timings, and the known GPUs.
 
-Commands that measure print `device_lines` first, commands about stored results `device_line`.
+`sweep` and `check --experiment` also print `device_lines`; commands about stored results and `advise` `device_line`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def devices(as_json: bool = json_option()) -> None:
 
 
 def device_lines(spec: DeviceSpec, state: DeviceState, limits: Limits | None = None) -> Iterator[StyledLine]:
-    """The device, its state, and warnings about what disturbs its timings."""
+    """Yields lines on the device, its state, and what disturbs its timings."""
     yield device_line(spec)
     yield f"dense peak: {peaks_line(spec)}"
     yield f"state: {state_line(state, limits)}"
@@ -60,7 +60,7 @@ def device_lines(spec: DeviceSpec, state: DeviceState, limits: Limits | None = N
 
 
 def device_line(spec: DeviceSpec) -> str:
-    """The device in one line: `h200-sxm-141gb: 132 SMs (sm_90), 141 GiB at 4800 GB/s, 60 MiB of L2`."""
+    """Describes the device in one line: `h200-sxm-141gb: 132 SMs (sm_90), 141 GiB at 4800 GB/s, 60 MiB of L2`."""
     memory = f"{spec.memory_bytes / 2**30:.0f} GiB"
     if spec.kind == "cpu":
         return (
@@ -72,7 +72,7 @@ def device_line(spec: DeviceSpec) -> str:
 
 
 def peaks_line(spec: DeviceSpec) -> str:
-    """Dense peaks with their clock: `bf16 989, tf32 495, fp32 66.9 TFLOP/s at 1830 MHz` (GFLOP/s on a processor)."""
+    """Formats the dense peaks with their clock: `bf16 989, tf32 495, fp32 66.9 TFLOP/s at 1830 MHz` (CPU: GFLOP/s)."""
     unit, scale = ("GFLOP/s", 1e3) if spec.kind == "cpu" else ("TFLOP/s", 1)
     peaks = ", ".join(f"{d} {_three_digits(spec.peak_tflops[d] * scale)}" for d in _DTYPES if d in spec.peak_tflops)
     bound = " (upper bounds)" if spec.kind == "cpu" else "" if spec.registered else " (estimated)"
@@ -81,7 +81,7 @@ def peaks_line(spec: DeviceSpec) -> str:
 
 
 def state_line(state: DeviceState, limits: Limits | None) -> str:
-    """Clocks, temperature, power and other processes, as far as the device reports them."""
+    """Formats clocks, temperature, power and other processes, as far as known."""
     parts = []
     if state.sm_clock_mhz is not None:
         highest = f" of {limits.max_sm_clock_mhz:.0f}" if limits and limits.max_sm_clock_mhz else ""
@@ -106,7 +106,7 @@ def state_line(state: DeviceState, limits: Limits | None) -> str:
 
 
 def _known_table(here: str) -> Table:
-    """A table that fits 80 columns."""
+    """Tabulates the known GPUs in 80 columns."""
     table = Table(
         title="Known GPUs: clock in MHz, memory in GB/s, L2 in MiB, dense peaks in TFLOP/s", title_justify="left",
         box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
@@ -126,5 +126,5 @@ def _known_table(here: str) -> Table:
 
 
 def _three_digits(value: float) -> str:
-    """Three significant digits without an exponent: 989, 62.5, 0.32."""
+    """Formats three significant digits without an exponent: 989, 62.5, 0.32."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""`quantbench import aiconfigurator | vidur | csv | megatron-log`: import other tools' tables and logs as runs."""
+"""Command `import`: imports tables of aiconfigurator, Vidur and CSV files, and Megatron logs, as runs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ import_ = typer.Typer(no_args_is_help=True, add_completion=False, help="Import o
 
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions:
-    """The options of every table's import."""
+    """Options shared by the imports of tables."""
 
     results: Path = results_option()
     run_id: str | None = option(None, "Name of the run (default: made from the table's name).")
-    units_are_right: bool = option(False, "Keep times that are far from what the GPU should take.")
+    units_are_right: bool = option(False, "Accept a table whose times are implausible for the GPU.")
     as_json: bool = json_option()
 
 
@@ -35,7 +35,7 @@ class ImportOptions:
 @command
 def import_aiconfigurator(
     to: ImportOptions,
-    system: str = option(..., "a100_sxm and so on, or a device slug."),
+    system: str = option(..., "System, such as a100_sxm, or a device slug."),
     backend: str | None = option(None, "vllm, sglang or trtllm."),
     version: str | None = option(None, "The backend's version."),
     root: Path | None = option(None, "A systems folder instead of the package's."),
@@ -88,8 +88,8 @@ def import_csv(
     file: Path = argument("A CSV file with a header line; .gz and .xz are read too."),
     columns: str = option(..., "Columns of sizes and time: m=M,n=N,k=K,latency=time:ms.", "--map"),
     gpu: str = gpu_option(),
-    dtype: str | None = option(None, "Number format (bf16, …) without a dtype column."),
-    provider: str = option("imported", "Library measured, without such a column."),
+    dtype: str | None = option(None, "Number format (bf16, …), if there is no dtype column."),
+    provider: str = option("imported", "Library measured, if there is no provider column."),
 ) -> None:
     """Import a CSV table of measured times."""
     from quantbench.importers import csv_table
@@ -103,7 +103,7 @@ def import_csv(
 def _write(
     to: ImportOptions, spec: DeviceSpec, tables: Iterable[tuple[Rows, Origin]], missing: Sequence[str] = ()
 ) -> None:
-    """Write each table as a run, and print it when it is done. missing: a line for each table not found."""
+    """Writes each table as a run and prints its summary. missing: one line per table that was not found."""
     from quantbench.importers.runs import summary_lines, write_run
 
     console, summaries = output(), []

@@ -1,4 +1,4 @@
-"""`quantbench merge RUN…`: merge several runs of one kind of device."""
+"""Command `merge`: merges several runs of one kind of device; `cluster.merge` does the work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quantbench.cli.output import print_result
 def merge(
     runs: list[Path] = argument("Folders of the runs.", metavar="RUN…"),
     results: Path = option(..., "Results folder in which the merged run is created.", "-o", "--output"),
-    run_id: str = option("", "Name of the merged run (default: the first run's, and -merged)."),
+    run_id: str = option("", "Name of the merged run (default: the first run's name with -merged)."),
     force: bool = option(False, "Merge even if devices or software differ."),
     as_json: bool = json_option(),
 ) -> None:

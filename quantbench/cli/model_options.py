@@ -1,8 +1,8 @@
-"""Options that describe a model or a grid of its sizes, and the shapes and axes made of them.
+"""Declares options that describe a model or a grid of sizes, and converts them to shapes and axes.
 
-`advise` and `plan` take ShapeOptions, one size of each kind: `chosen_model` makes the shape. `predict` and `sweep` take
-GridOptions, where a size may be a range: `held_and_dims` makes what is held and the axes. Both fall back to the preset
-or configuration, then to what is usual on the device; `chosen_model` and `assumed_words` list such assumptions.
+`advise` and `plan` take ShapeOptions (one value per size), which `chosen_model` converts to a shape. `predict` and
+`sweep` take GridOptions (a size may be a range), which `held_and_dims` converts to fixed sizes and axes. Defaults come
+from the preset or configuration, then from the device; `chosen_model` and `assumed_words` list the assumptions.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from quantbench.sweep.axes import DIMS, GEMM_DIMS, MODEL_DIMS, UNFUSED_OPS, Held
 from quantbench.workload import TransformerShape
 from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 
-# What a point takes of a model. Layers are not among it: a point is one layer.
+# Fields of a model that a grid takes over; not layers, because a point is one layer.
 _OF_A_MODEL = (
     "hidden", "heads", "kv_heads", "head_dim", "ffn", "gated", "gate_fused", "seq", "vocab", "softmax",
 )  # fmt: skip
-# What `sweep_words` repeats after the axes and the sizes.
+# Options that `sweep_words` repeats after the axes and the sizes.
 _SAID_AGAIN = (
     "model", "config", "kv_heads", "gated", "layout", "dtype", "ops", "direction", "attention", "softmax",
     "skip_impossible", "dropout", "causal",
 )  # fmt: skip
 
 _model = partial(option, panel="Model")
-#: the option of one size of a transformer
+#: declares the option for one size of a transformer
 size_option = partial(_model, None, min=1, max=2**31 - 1)
 _range = partial(option, "", panel="Sizes: a number, or with --dim of the same name a range", show_default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """The options of every command about a model; "", 0 and None stand for the default."""
+    """Options shared by all commands about a model; "", 0 and None stand for the default."""
 
     model: str = _model("", "Preset, such as llama-3-8b (list: quantbench models).")
     config: Path | None = _model(None, "A Hugging Face config.json.")
@@ -60,7 +60,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeOptions(ModelOptions):
-    """A model and one size of each kind. `size_names` lists the fields that are sizes of a transformer."""
+    """Options for a model with one value per size. `size_names` lists the fields that are sizes of a transformer."""
 
     size_names: ClassVar[tuple[str, ...]] = ("hidden", "heads", "kv_heads", "ffn", "layers", "seq", "vocab")
 
@@ -73,13 +73,13 @@ class ShapeOptions(ModelOptions):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes that were given, by field."""
+        """The typed sizes by field."""
         return {name: getattr(self, name) for name in self.size_names if getattr(self, name)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridOptions(ModelOptions):
-    """A grid of sizes, as typed. A size is a range where it is an axis."""
+    """Options for a grid of sizes, as typed. The text of a size that is an axis is a range."""
 
     dim: list[str] | None = option(
         None,
@@ -113,13 +113,13 @@ class GridOptions(ModelOptions):
 
     @property
     def sizes(self) -> dict[str, str]:
-        """All sizes by dimension, as typed; "" where none was."""
+        """All sizes by dimension, as typed; "" if not typed."""
         return {dim: getattr(self, dim.replace("-", "_")) for dim in DIMS}
 
 
 @dataclass(frozen=True)
 class NamedModel:
-    """The model that --model or --config names. assumed: by field, the assumptions about it in words."""
+    """The model that --model or --config names. assumed: assumptions about it as text, by field."""
 
     name: str
     shape: TransformerShape
@@ -127,7 +127,7 @@ class NamedModel:
 
 
 def named_model(who: str, options: ModelOptions) -> NamedModel | None:
-    """The preset or the configuration that was typed; None for neither. Raises InputError for both."""
+    """Reads the preset or configuration; returns None if neither was typed. Raises InputError if both were."""
     if options.model and options.config is not None:
         raise InputError(who, f"--model {options.model} and --config {options.config}", "one of them")
     if options.model:
@@ -146,7 +146,7 @@ def named_model(who: str, options: ModelOptions) -> NamedModel | None:
 def attention_of(
     who: str, options: ModelOptions, named: NamedModel | None, device: DeviceSpec
 ) -> tuple[dict[str, Any], list[str]]:
-    """The fields attention, softmax and dropout of a shape, and what was assumed for them, in words."""
+    """Returns the fields attention, softmax and dropout of a shape, and the assumptions about them as text."""
     base = None if named is None else named.shape
     as_named = "" if named is None else f" (of {named.name})"
     attention, softmax, dropout = options.attention, options.softmax, options.dropout
@@ -176,17 +176,17 @@ def attention_of(
 
 
 def window_ignored(window: int, seq: int) -> list[str]:
-    """A note on a sliding window, which predictions and measurements ignore; empty if it has no effect."""
+    """Returns a note on a sliding window, which predictions and measurements ignore; [] if it has no effect."""
     return [f"sliding window of {window} ignored: attention over all {seq} tokens"] if 0 < window < seq else []
 
 
 def chosen_model(
     who: str, options: ShapeOptions, device: DeviceSpec, *, needed: tuple[str, ...] = ("hidden", "heads")
 ) -> tuple[TransformerShape, tuple[str, ...]]:
-    """The shape that the options describe on `device`, and all assumptions about it, in words.
+    """Returns the shape that the options describe on `device`, and all assumptions about it as text.
 
     who: the command, named in errors.
-    needed: the sizes that must be given where no model is named; layers and vocab among the others are guessed.
+    needed: sizes that must be typed if no model is named; if layers or vocab are not among them, they are guessed.
 
     Raises InputError for a missing or impossible size.
     """
@@ -198,10 +198,10 @@ def chosen_model(
     if missing:
         sizes = ", ".join(f"--{name}" for name in needed)
         raise InputError(who, f"no {' and no '.join(missing)}", f"--model, --config, or all of {sizes}")
-    # One head always divides; the typed heads come with everything else.
+    # A valid shape to start from, as one head always divides hidden; `changes` has the typed heads.
     base = TransformerShape(hidden=typed["hidden"], heads=1) if named is None else named.shape
     changes: dict[str, Any] = dict(typed)
-    if {"hidden", "heads"} & typed.keys():  # what follows from them must not stay at the base's value
+    if {"hidden", "heads"} & typed.keys():  # derived sizes must not keep the base's values
         changes = {"kv_heads": 0, "head_dim": 0, **changes}
         if "hidden" in typed:
             changes.setdefault("ffn", round(base.ffn / base.hidden * typed["hidden"]))
@@ -238,12 +238,12 @@ def chosen_model(
 
 
 def held_and_dims(arguments: GridOptions, who: str = "sweep", *, listed: bool = False) -> tuple[Held, tuple[str, ...]]:
-    """The held sizes, and the axes as texts. A size given for a dimension that `--dim` names alone is its range.
+    """Returns the fixed sizes, and the axes as text. If `--dim` has no values, those of its size option are used.
 
     who: the command, named in errors.
     listed: whether a file lists the shapes, so that no axis is needed.
 
-    Raises InputError for a size that is no integer, for a size given twice, and for no `--dim`.
+    Raises InputError for a size that is no integer, for a size typed twice, and for a missing `--dim`.
     """
     if not arguments.dims and not listed:
         raise _no_dim(arguments, who)
@@ -263,7 +263,7 @@ def held_and_dims(arguments: GridOptions, who: str = "sweep", *, listed: bool = 
                 expected = f"an integer of at least 1, or a range together with --dim {dim}"
                 raise InputError(f"--{dim}", repr(text), expected)
             values[dim.replace("-", "_")] = int(text)
-    _require_used(arguments, as_axis, who)
+    _require_used(arguments, as_axis, who, listed=listed)
     ops = tuple(op.strip() for op in arguments.ops.split(",") if op.strip())
     if arguments.ops and not ops:
         raise InputError("--ops", repr(arguments.ops), "names of ops, comma separated: qkv,attention")
@@ -271,7 +271,7 @@ def held_and_dims(arguments: GridOptions, who: str = "sweep", *, listed: bool = 
     named = named_model(who, arguments)
     if named is not None:
         held = replace(held, **{name: getattr(named.shape, name) for name in _OF_A_MODEL})
-        # Any other model runs attention as is usual on the device, which is filled in when it is known.
+        # "" stands for the device's usual attention, which is filled in when the device is known.
         values["attention"] = "unfused" if named.shape.attention == "unfused" else ""
     for name, choices in (("attention", ATTENTIONS), ("softmax", SOFTMAXES)):
         if getattr(arguments, name):
@@ -287,10 +287,10 @@ def assumed_words(
     arguments: GridOptions, held: Held, ops: Collection[str], spec: DeviceSpec, who: str = "sweep", *,
     listed: bool = False,
 ) -> tuple[str, ...]:  # fmt: skip
-    """The assumptions that change the result, in words.
+    """Lists the assumptions that change the result, as text.
 
-    held: its defaults filled in.
-    ops: names of those that run.
+    held: fixed sizes with the defaults filled in.
+    ops: names of the ops that run.
     listed: whether a file lists the shapes.
     """
     named = named_model(who, arguments)
@@ -303,7 +303,7 @@ def assumed_words(
         sizes = ("hidden", "seq", "mbs", "tp", *(("vocab",) if "logits" in ops else ()))
         if {*UNFUSED_OPS, "attention"} & set(ops):
             how, of_attention = attention_of(who, arguments, named, spec)
-            # Ops that are named run whatever is usual.
+            # Named ops run whatever the usual attention is.
             words += [] if held.ops else [word for word in of_attention if "dropout" not in word]
             words += ["dropout is not timed"] if how["dropout"] else []
             if not held.heads and not {"heads", "head_dim"} & axes:
@@ -321,7 +321,7 @@ def assumed_words(
 
 
 def _no_dim(arguments: GridOptions, who: str) -> InputError:
-    """The error for sizes without --dim; it lists the dimensions that go with them."""
+    """Returns the error for a missing --dim, which lists the dimensions that fit the typed sizes."""
     given = [dim for dim, size in arguments.sizes.items() if size]
     beside = " beside --" + ", --".join(given) if given else ""
     fitting = [dims for dims in (MODEL_DIMS, GEMM_DIMS) if set(given) <= set(dims)]
@@ -329,30 +329,29 @@ def _no_dim(arguments: GridOptions, who: str) -> InputError:
     return InputError(who, f"no --dim{beside}", "at least one of --dim " + ", --dim ".join(choices))
 
 
-def _require_used(arguments: GridOptions, as_axis: set[str], who: str) -> None:
-    """Raise InputError for a size that has no effect: one of a model beside a product's axes, or the reverse."""
-    if not as_axis:
-        return
-    plain = as_axis <= set(GEMM_DIMS)
-    unused = MODEL_DIMS if plain else GEMM_DIMS
+def _require_used(arguments: GridOptions, as_axis: set[str], who: str, *, listed: bool) -> None:
+    """Raises InputError for an option without effect: one of a model with plain GEMMs, or the reverse."""
+    plain = listed or as_axis <= set(GEMM_DIMS)
+    unused = DIMS if listed else MODEL_DIMS if plain else GEMM_DIMS
     found = [f"--{dim} {size}" for dim, size in arguments.sizes.items() if size and dim in unused]
-    if plain:
-        names = ("model", "config", "attention", "softmax")
-        found += [f"--{name} {getattr(arguments, name)}" for name in names if getattr(arguments, name)]
+    only_model = ("model", "config", "kv_heads", "gated", "attention", "softmax", "ops", "direction")
+    found += typed_words(arguments, only_model if plain else ("layout",))
     if found:
+        if listed:
+            raise InputError(who, f"{found[0]} with --shapes", "shapes as the file describes them")
         what = f"sizes of a plain product: {', '.join(GEMM_DIMS)}" if plain else "sizes of a model"
         raise InputError(who, f"{found[0]} with --dim {sorted(as_axis)[0]}", what)
 
 
 def sweep_words(arguments: GridOptions) -> str:
-    """The options with which `quantbench sweep` measures what was predicted."""
+    """Formats the options with which `quantbench sweep` measures what was predicted."""
     sizes = (dim.replace("-", "_") for dim in DIMS)
     return " ".join(typed_words(arguments, ("dim", *sizes, *_SAID_AGAIN)))
 
 
 def _free_what_follows(held: Held, given: set[str]) -> Held:
-    """Free the sizes of a preset that follow from a size that was given: heads and head_dim when hidden was, head_dim
-    when heads were, and ffn where the preset's is 4·hidden. A size that was given itself stays."""
+    """Sets to 0 the preset's sizes that follow from given ones: heads, kv_heads and head_dim from hidden, kv_heads and
+    head_dim from heads, heads and kv_heads from head_dim, and ffn from hidden if it is 4 · hidden. Given sizes stay."""
     given = {name.replace("-", "_") for name in given}
     free = set()
     if "hidden" in given:

@@ -1,4 +1,4 @@
-"""`quantbench models`: the presets that --model knows."""
+"""Command `models`: lists the presets that --model knows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quantbench.workload.presets import preset, preset_names, preset_source, pub
 
 @command
 def models(as_json: bool = json_option()) -> None:
-    """The presets that --model knows: dimensions, parameters, and where they come from."""
+    """List the presets that --model knows, with dimensions, parameters and their sources."""
     sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "seq")
     rows, answer = [], []
     for name in preset_names():

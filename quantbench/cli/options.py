@@ -1,7 +1,7 @@
-"""Declares options of commands and turns their texts into numbers.
+"""Declares options of commands and converts their texts to numbers. Used by every command.
 
-A command is a function decorated with `command`. Each of its parameters is declared by `option` or `argument`, or its
-type is a dataclass whose fields are declared so; the function then receives the filled dataclass:
+A command is a function decorated with `command`. Each of its parameters is declared by `option` or `argument`, or has a
+dataclass as its type whose fields are declared in the same way; the function then receives the filled dataclass:
 
     @dataclass(frozen=True)
     class Where:
@@ -29,39 +29,39 @@ from quantbench.errors import InputError
 
 
 def option(default: Any, help_text: str, *names: str, panel: str | None = None, **more: Any) -> Any:
-    """Declare one option of a command.
+    """Declares one option of a command.
 
-    default: `...` for an option that must be given; a flag whose default is False has no `--no-` form.
-    names: by default `--` and the parameter's name.
-    more: passed to `typer.Option`.
+    default: `...` for a required option. A flag whose default is False has no `--no-` form.
+    names: spellings of the option (default: `--` and the parameter's name).
+    more: arguments of `typer.Option`.
     """
     metadata = {"names": names, "help": help_text, "rich_help_panel": panel, **more}
     return field(metadata=metadata) if default is ... else field(default=default, metadata=metadata)
 
 
 def argument(help_text: str, *, metavar: str | None = None, default: Any = ...) -> Any:
-    """Declare one positional argument of a command; see `option`."""
+    """Declares one positional argument of a command; see `option`."""
     metadata = {"argument": True, "help": help_text, "metavar": metavar}
     return field(metadata=metadata) if default is ... else field(default=default, metadata=metadata)
 
 
 def json_option() -> Any:
-    """`--json`, which every command has."""
+    """Declares `--json`, which every command has."""
     return option(False, "Print the result as JSON.", "--json")
 
 
 def results_option(panel: str | None = None) -> Any:
-    """`--results`, of the commands that create runs."""
+    """Declares `--results`, for commands that create runs."""
     return option(Path("results"), "Folder that holds the runs.", panel=panel)
 
 
 def gpu_option(default: Any = ..., panel: str | None = None) -> Any:
-    """`--gpu`, of the commands that work without a device at hand."""
+    """Declares `--gpu`, for commands that need no GPU at hand."""
     return option(default, "GPU: a name such as h100 or a100-40gb, or a slug of `quantbench devices`.", panel=panel)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Make a function a command for typer. The result is called by keyword; what is left out takes its default."""
+    """Makes a function a typer command. The result takes keyword arguments with their declared defaults."""
     parameters = signature(function, eval_str=True).parameters.values()
     groups: dict[str, Any] = {one.name: one.annotation for one in parameters if is_dataclass(one.annotation)}
     declared: list[Parameter] = []
@@ -97,7 +97,7 @@ def _parameter(name: str, hint: Any, declared: Field[Any]) -> Parameter:
 
 
 def typed_words(options: Any, names: Iterable[str]) -> list[str]:
-    """The options of a filled dataclass that differ from their defaults, as typed; names: of its fields, in order."""
+    """Formats the options that differ from their defaults, as typed. names: fields in the order of the output."""
     usual = {one.name: one.default for one in fields(options)}
     words = []
     for name in names:
@@ -112,9 +112,9 @@ def typed_words(options: Any, names: Iterable[str]) -> list[str]:
 
 
 def percentage(option: str, text: str, *, above: bool = False, most: int = 100) -> float:
-    """`3%` or `0.5 %` as a share. A number without the sign is refused: 3 may mean 3 % and 0.03 as well.
+    """Converts `3%` or `0.5 %` to a share. Raises InputError without the sign: 0.03 could mean 3 % or 0.03 %.
 
-    above: whether 0 % and `most` themselves are refused. most: the largest percentage.
+    above: whether 0 % and `most` are excluded. most: largest percentage.
 
     >>> percentage("--fail-over", "3%")
     0.03
@@ -131,7 +131,7 @@ def percentage(option: str, text: str, *, above: bool = False, most: int = 100) 
 
 
 def integers(option: str, text: str, *, low: int = 1, high: int = 2**31 - 1) -> tuple[int, ...]:
-    """Integers, comma separated, in the order given; () for no text.
+    """Parses comma-separated integers in their order; () for an empty text.
 
     >>> integers("--tp", "1, 2,4")
     (1, 2, 4)

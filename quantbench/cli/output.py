@@ -1,7 +1,7 @@
-"""Prints lines, tables, JSON and progress, and checks that files can be written.
+"""Prints lines, tables, JSON and progress, and checks that files can be written. Used by every command.
 
-All commands end with `print_result`; `say` and `show` print what comes before. Text is never read as markup, and its
-control characters are shown as escapes.
+Entry points: `print_result` for the result of a command; `say` and `show` before it; `check_file`, `check_folder`. Text
+is never read as markup, and its control characters are shown as escapes.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from quantbench.errors import StoreError, one_line
 
 #: a text, or a text and its style
 StyledText = str | tuple[str, str]
-#: one line: a text, or parts
+#: one line: a text, or its parts
 StyledLine = str | tuple[StyledText, ...]
 
-# A pipe has no width of its own, and folded lines are no use to a program that reads them.
+# Width for a pipe, which has none; wide, because programs cannot use folded lines.
 _PIPE_WIDTH = 180
-# Columns of sentences may be folded down to this, or to their longest word where that is shorter.
+# Columns of sentences may be folded down to this width, or to their longest word if that is shorter.
 _NARROWEST_SENTENCE = 20
-# Where the output is no terminal, a line of progress is printed at most this often.
+# Least time between lines of progress if the output is no terminal.
 _PLAIN_PROGRESS_EVERY_S = 15.0
 
 
 class SafeConsole(Console):
-    """A console that prints text as it is, whatever is in it, and no column of a table is cut.
+    """A console that prints text without interpreting it, and tables without cutting columns.
 
-    rich would read `[/v2]` in a name as markup, pass a name's escape sequences on to the terminal, and cut a table's
-    words and columns that do not fit. Styles come as `Text` or as a table's own. Tables that are wider than the
-    terminal are folded by it, as any long line is.
+    rich would read `[/v2]` in a name as markup, pass a name's escape sequences on to the terminal, and cut words and
+    columns of a table that do not fit. Styles come from `Text` objects or the table. The terminal folds tables that are
+    too wide, like any long line.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """A table's cell or a printed text, with its lines kept."""
+        """Renders a cell or a text without control characters; keeps line breaks."""
         return super().render_str(_visible(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """As rich's, without control characters in any text."""
+        """Renders like rich, without control characters in any text."""
         for segment in super().render(renderable, options):
             if segment.control is None and not segment.text.isprintable():
                 yield Segment(_visible(segment.text), segment.style)
@@ -63,7 +63,7 @@ class SafeConsole(Console):
                 yield segment
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """As rich's, with every column of a table at least as wide as its text."""
+        """Prints like rich, with every column of a table at least as wide as its text."""
         needed = max((narrowest(self, table) for table in objects if isinstance(table, Table)), default=0)
         usual = self.width
         if needed <= usual:
@@ -81,7 +81,7 @@ def _visible(text: str) -> str:
 
 
 def narrowest(console: Console, table: Table) -> int:
-    """The least characters in a line with which no text of `table` is cut."""
+    """Returns the least width, in characters, at which no text of `table` is cut."""
     unlimited = console.options.update(width=2**16)
     total = 2 * (len(table.columns) - 1) if table.box is None else 3 * len(table.columns) + 1
     for column in table.columns:
@@ -94,13 +94,13 @@ def narrowest(console: Console, table: Table) -> int:
 
 
 def output(*, stderr: bool = False) -> Console:
-    """The console: the terminal's width and colours on a terminal, wide plain text into a pipe."""
+    """Returns a console: with the terminal's width and colours on a terminal, for wide plain text into a pipe."""
     stream = sys.stderr if stderr else sys.stdout
     return SafeConsole(stderr=stderr, width=None if stream.isatty() else _PIPE_WIDTH)
 
 
 def show(console: Console, items: Iterable[StyledLine | Table]) -> None:
-    """Print lines and tables in their order."""
+    """Prints lines and tables in their order."""
     for item in items:
         if isinstance(item, Table):
             console.print(item)
@@ -109,14 +109,14 @@ def show(console: Console, items: Iterable[StyledLine | Table]) -> None:
 
 
 def warning(text: str) -> StyledLine:
-    """A warning as one line."""
+    """Formats a warning as one line."""
     return ("warning:", "yellow"), f" {text}"
 
 
 def say(console: Console, *parts: StyledText) -> None:
-    """Print one line of plain words: folded by the terminal, not by us, and with numbers and paths left uncoloured.
+    """Prints one line without folding it, and without colouring numbers and paths.
 
-    parts: texts, and (text, style) where one stands out. A line break at the very beginning leaves a line free.
+    parts: texts, or (text, style). A line break at the beginning of the first part prints an empty line before.
     """
     pairs = [(part, "") if isinstance(part, str) else part for part in parts]
     if pairs[0][0].startswith("\n"):
@@ -126,7 +126,7 @@ def say(console: Console, *parts: StyledText) -> None:
 
 
 def print_result(as_json: bool, answer: Callable[[], Any], items: Iterable[StyledLine | Table]) -> None:
-    """Print the result of a command on the standard output: as JSON, or as lines and tables."""
+    """Prints the result of a command to stdout: `answer()` as JSON, or `items` as lines and tables."""
     if as_json:
         print_json(answer())
     else:
@@ -134,7 +134,7 @@ def print_result(as_json: bool, answer: Callable[[], Any], items: Iterable[Style
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON value on the standard output. NaN and infinities become null, paths become text."""
+    """Prints one JSON value to stdout. NaN and infinities become null, paths become text."""
     print(json.dumps(_plain(value), indent=1, allow_nan=False))
 
 
@@ -156,10 +156,10 @@ def plain_table(
     caption: str = "",
     fold: Collection[str] = (),
 ) -> Table:
-    """A table without a frame.
+    """Builds a table without a frame.
 
-    columns: their names; one that begins with `>` is aligned to the right.
-    fold: names of the columns whose text may be folded, besides the last one.
+    columns: names of the columns; `>` before a name aligns the column to the right.
+    fold: names of columns whose text may be folded; that of the last column always may, unless it is right-aligned.
     """
     *_, last = names = list(columns)
     table = Table(title=title or None, title_justify="left", header_style="bold", box=None, pad_edge=False)
@@ -178,7 +178,7 @@ def plain_table(
 def progress_bar(console: Console) -> Iterator[Callable[..., None]]:
     """Yields `show(done, total, text, now="")`: a bar on a terminal, elsewhere `text` as a line every 15 s.
 
-    now: what is being done at the moment, shown on a terminal only.
+    now: the current step, shown on a terminal only.
     """
     if not console.is_terminal:
         last_s = [time.monotonic()]
@@ -201,14 +201,14 @@ def progress_bar(console: Console) -> Iterator[Callable[..., None]]:
 
 
 def check_file(operation: str, path: Path) -> None:
-    """Raise StoreError if the file `path` or a folder above it cannot be made. Leaves nothing behind."""
+    """Raises StoreError if the file `path` or a folder above it cannot be created. Leaves nothing behind."""
     if os.path.isdir(path):
         raise StoreError(operation, f"{path} (Is a directory)", "a file that can be written")
     _try(operation, path.parent, str(path), "a file that can be written")
 
 
 def check_folder(operation: str, folder: Path) -> None:
-    """Raise StoreError if a folder, or a file in it, cannot be made. Leaves nothing behind."""
+    """Raises StoreError if a folder, or a file in it, cannot be created. Leaves nothing behind."""
     _try(operation, folder, str(folder), "a folder that can be written")
 
 
@@ -222,5 +222,5 @@ def _try(operation: str, folder: Path, wanted: str, expected: str) -> None:
         raise StoreError(operation, f"{wanted} ({error.strerror})", expected) from None
     finally:
         for path in missing:
-            with suppress(OSError):  # not empty: somebody else has come to use it
+            with suppress(OSError):  # not empty: another process uses it by now
                 path.rmdir()

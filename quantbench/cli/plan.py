@@ -1,6 +1,6 @@
-"""`quantbench plan`: rank the layouts of a training job over GPUs, or predict the rows of a table of layouts.
+"""Command `plan`: ranks the layouts of a training job over GPUs, or predicts the rows of a table of layouts.
 
-This module has the options and makes the planner's types of them; `plan_run` has a function for each mode.
+This module declares the options and converts them to the planner's types; `plan_run` runs each mode.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from quantbench.cli.model_options import ShapeOptions, chosen_model
-from quantbench.cli.options import command, gpu_option, integers, json_option, option
+from quantbench.cli.options import command, gpu_option, integers, json_option, option, typed_words
 from quantbench.cli.output import print_result
 from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec
@@ -42,7 +42,7 @@ _layout = partial(option, panel="Layout (comma separated lists)")
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(ShapeOptions):
-    """A model, machines, the layouts and the shapes to search, as typed. 0, "" and None stand for the default."""
+    """The options of `plan` as typed; 0, "" and None stand for the default."""
 
     optimizer: str = option("", "Optimizer: fused_adam, adam or adam_8bit (default: fused_adam).", panel="Model")
     gpus: int | None = _machines(None, "Number of GPUs.", min=1)
@@ -79,11 +79,11 @@ class PlanOptions(ShapeOptions):
         return chosen_model(_WHO, self, self.where().device, needed=("hidden", "heads", "layers", "vocab"))
 
     def shape(self) -> TransformerShape:
-        """The model: a preset or a config, with the sizes that were given."""
+        """Returns the model: a preset or configuration with the typed sizes, or the typed sizes alone."""
         return self._model[0]
 
     def assumed(self, *, one_layout: bool = False) -> tuple[str, ...]:
-        """The assumptions that change the result, in words. one_layout: include those about the checked layout."""
+        """Lists the assumptions that change the result, as text. one_layout: include those about the checked layout."""
         shape, words = self._model
         per_tp = integers("--tp", self.tp) or (self.where().gpus_per_node,)
         padded = any(padded_vocab(shape.vocab, tp) != shape.vocab for tp in per_tp)
@@ -97,7 +97,7 @@ class PlanOptions(ShapeOptions):
 
     @cached_property
     def times(self) -> TimesOf:
-        """What answers times of ops: the profile that was named, else the best model of each GPU."""
+        """Function from a device to the times of its ops: those of --profile, else of the best models of the device."""
         from quantbench.latency.model_times import BestTimes
         from quantbench.latency.op_times import RememberedTimes
 
@@ -120,7 +120,7 @@ class PlanOptions(ShapeOptions):
         return None if self.profile is None else Profile.load(self.profile)
 
     def where(self) -> Cluster:
-        """The cluster: by name, or the reference system of the GPU."""
+        """Returns --cluster or the GPU's reference system, with the rates of --profile and the typed ones."""
         if not self.gpu and not self.cluster and self._profile is None:
             raise InputError(_WHO, "no GPU", "--gpu (quantbench devices lists them) or --cluster")
         gpu = self.gpu or (self._profile.device.name if self._profile is not None and not self.cluster else "")
@@ -142,7 +142,7 @@ class PlanOptions(ShapeOptions):
         )  # fmt: skip
 
     def job(self, gpus: int = 0) -> Job:
-        """The training job. gpus: number of GPUs; 0: as typed."""
+        """Builds the training job. gpus: number of GPUs (0: --gpus)."""
         for name, value in (("gpus", gpus or self.gpus), ("gbs", self.gbs)):
             if not value:
                 raise InputError(_WHO, f"no --{name}", f"--{name}, {_WHAT_IT_IS[name]}")
@@ -152,7 +152,7 @@ class PlanOptions(ShapeOptions):
         )  # fmt: skip
 
     def space(self) -> Space:
-        """The layouts to search."""
+        """Returns the limits of the layouts to search."""
         from quantbench.planner.search import Space
 
         kinds = tuple(self.recompute.split(",")) if self.recompute else RECOMPUTATIONS
@@ -164,7 +164,7 @@ class PlanOptions(ShapeOptions):
         )  # fmt: skip
 
     def layout(self) -> Layout:
-        """The one layout to check."""
+        """Builds the layout to check."""
         tp, pp = self._one("tp"), self._one("pp")
         dp = self._one("dp", default=max(1, self.gpus // (tp * pp)) if self.gpus else 0)
         found = Layout(
@@ -184,7 +184,7 @@ class PlanOptions(ShapeOptions):
         return values[0]
 
     def given(self) -> Given:
-        """Values for the rows of a table that do not give their own."""
+        """Returns default values for the cells that rows of a table leave empty."""
         from quantbench.planner.rows import Given
 
         for name in ("model", "config"):
@@ -220,7 +220,7 @@ class PlanOptions(ShapeOptions):
         )  # fmt: skip
 
     def shape_space(self) -> ShapeSpace:
-        """The shapes to search."""
+        """Returns the limits of the shapes to search."""
         from quantbench.planner.search import ShapeSpace
 
         low, high = _range("--aspect", self.aspect)
@@ -246,6 +246,15 @@ def plan(
     from quantbench.cli import plan_run
     from quantbench.planner.predict import provenance
 
+    if shape_search and (rows is not None or check):
+        raise InputError(_WHO, f"--shape-search with {'--check' if check else '--rows'}", "one of them")
+    searched = ("params", "tolerance", "aspect", "head_dim")
+    for needed, used, names in (
+        ("--rows", rows is not None, ("as_typed",)),
+        ("--shape-search", shape_search, searched),
+    ):
+        if not used and (words := typed_words(arguments, names)):
+            raise InputError(_WHO, f"{words[0]} without {needed}", f"{needed} with it")
     if rows is not None:
         mode = plan_run.check_table if check else plan_run.predict_table
         found, answer, lines = mode(arguments, rows)

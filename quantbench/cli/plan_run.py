@@ -1,8 +1,7 @@
-"""The modes of `quantbench plan`, a function each: `search_layouts`, `search_shapes`, `check_layout`, `predict_table`
-and `check_table`.
+"""Runs the modes of `quantbench plan`. Called by `plan`.
 
-Called by `plan`. Each returns whether the exit code is 1, a function that makes the JSON object, and the lines and
-tables for people.
+Entry points: `search_layouts`, `search_shapes`, `check_layout`, `predict_table`, `check_table`. Each returns whether
+the exit code is 1, a function that builds the JSON object, and the lines and tables of the text output.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ ModeResult = tuple[bool, Callable[[], dict[str, Any]], Iterable[StyledLine | Tab
 
 _RECOMPUTE = {"full": "full", "selective": "select", "none": "no"}
 _VERDICTS = {"holds": "green", "costs time": "yellow", "fails": "red", "note": "cyan"}
-# What the next command repeats of the options that were given, in this order.
+# Options that the suggested next command repeats, in this order.
 _SAID_AGAIN = (
     "model", "config", "hidden", "heads", "kv_heads", "ffn", "layers", "seq", "vocab", "dtype", "gpus", "gpu",
     "profile", "cluster", "gpus_per_node", "node_gbit_per_s", "link_gb_per_s", "gbs", "optimizer",
     "attention", "softmax", "rampup_step", "dp_overlap", "gated", "dropout",
 )  # fmt: skip
-# A layout within this of the limit may fail on a day when another allocation order fragments more.
+# A layout above this share of the memory limit may fail if allocations happen in another order and fragment more.
 _NEARLY_FULL = 0.95
 
 
@@ -52,7 +51,7 @@ _NEARLY_FULL = 0.95
 
 
 def search_layouts(arguments: PlanOptions, top: int) -> ModeResult:
-    """Rank every layout of a job."""
+    """Ranks every layout of a job."""
     job, space = arguments.job(), arguments.space()
     begun = time.perf_counter()
     times, calibration = arguments.times(job.cluster.device), shipped().of(job.cluster)
@@ -106,7 +105,7 @@ def _ranking_lines(
 
 
 def _layouts_table(ranked: Sequence[Prediction], limit: float) -> Table:
-    """One line per layout, the fastest first. limit: memory of a GPU in bytes."""
+    """Tabulates layouts, the fastest first. limit: usable memory of a GPU, bytes."""
     numbers = ("DP", "TP", "PP", "MBS", "intlv", "ZeRO", "recomp", "SP", "sec/it", "TFLOPs", "MFU", "GiB", "bubble")
     table = plain_table((*(f">{name}" for name in numbers), "look at first"))
     for p in ranked:
@@ -122,7 +121,7 @@ def _layouts_table(ranked: Sequence[Prediction], limit: float) -> Table:
 
 
 def search_shapes(arguments: PlanOptions, top: int) -> ModeResult:
-    """Rank shapes of about the same number of parameters."""
+    """Ranks shapes with about the same number of parameters."""
     job, space = arguments.job(), arguments.shape_space()
     begun = time.perf_counter()
     times, calibration = arguments.times(job.cluster.device), shipped().of(job.cluster)
@@ -166,7 +165,7 @@ def _shapes_table(found: Sequence[ShapeFound], budget: float) -> Table:
 
 
 def _header_lines(job: Job, calibration: Calibration, note: str, assumed: Sequence[str]) -> list[str]:
-    """The model, the machines, the assumptions, and where constants and times come from."""
+    """Formats the model, the machines, the assumptions, and the sources of constants and times."""
     shape, where = job.shape, job.cluster
     heads = f"{shape.heads} heads of {shape.head_dim}"
     dropout = "dropout" if shape.dropout else "no dropout"
@@ -187,7 +186,7 @@ def _header_lines(job: Job, calibration: Calibration, note: str, assumed: Sequen
 
 
 def _bound_lines(p: Prediction) -> list[str]:
-    """Time and cost of a training run at this rate, and what is not counted."""
+    """Formats time and cost of a training run at this rate, and what is not counted."""
     hours = float(f"{p.gpu_hours_per_trillion_tokens:.3g}")
     return [
         f"10^12 tokens: {p.days_per_trillion_tokens:.3g} days, {hours:,.0f} GPU-hours, MFU {percent(p.mfu)}",
@@ -196,7 +195,7 @@ def _bound_lines(p: Prediction) -> list[str]:
 
 
 def _seconds(sec: Span, between: str) -> str:
-    """A time with its interval: `12.34 (11.9–12.8)`."""
+    """Formats a time with its interval: `12.34 (11.9–12.8)`."""
     decimals = 1 if sec.mid >= 10 else 2
     return f"{sec.mid:.2f} ({sec.low:.{decimals}f}{between}{sec.high:.{decimals}f})"
 
@@ -205,7 +204,7 @@ def _seconds(sec: Span, between: str) -> str:
 
 
 def check_layout(arguments: PlanOptions) -> ModeResult:
-    """Check one layout against every rule, and predict its time and memory."""
+    """Checks one layout against every rule, and predicts its time and memory."""
     layout = arguments.layout()
     job = arguments.job(gpus=arguments.gpus or layout.dp * layout.tp * layout.pp)
     broken = violations(job, layout)
@@ -218,13 +217,8 @@ def check_layout(arguments: PlanOptions) -> ModeResult:
         return {
             "job": job_to_json(job, calibration, times.note, assumed),
             "violations": [
-                {
-                    "rule": v.constraint.rule,
-                    "name": v.constraint.name,
-                    "strict": v.constraint.strict,
-                    "message": v.message,
-                }
-                for v in broken
+                {"rule": c.rule, "name": c.name, "strict": c.strict, "message": v.message}
+                for v, c in ((v, v.constraint) for v in broken)
             ],
             "layout": asdict(layout),
             "prediction": None if prediction is None else prediction.to_json(),
@@ -258,7 +252,7 @@ def _layout_lines(
 
 
 def predict_table(arguments: PlanOptions, path: Path) -> ModeResult:
-    """Predict every row of a table and compare with what was measured."""
+    """Predicts every row of a table and compares it with its measured time."""
     results = predict_rows(read_table(path), arguments.times, shipped(), arguments.given())
     summary, missed = summarize(results), misses(results)
 
@@ -283,7 +277,7 @@ def predict_table(arguments: PlanOptions, path: Path) -> ModeResult:
 
 
 def _rows_table(results: Sequence[RowResult]) -> Table:
-    """One line per predicted row: predicted beside measured."""
+    """Tabulates predicted and measured values, one line per predicted row."""
     numbers = ("row", "line", "sec/it", "measured", "error", "TFLOPs", "reported", "GiB", "stated")
     table = plain_table((*(f">{name}" for name in numbers), "layout"))
     for r in results:
@@ -320,7 +314,7 @@ def _or_dash(value: float | None) -> str:
 
 
 def check_table(arguments: PlanOptions, path: Path) -> ModeResult:
-    """Find impossible rows and contradictory cells of a table."""
+    """Finds impossible rows and contradictory cells of a table."""
     found = check_rows(read_table(path), arguments.times, shipped())
     findings = [{"row_id": f.row.row_id, "line": f.row.line, "kind": f.kind, "message": f.message} for f in found]
     wrong = len({f.row.row_id for f in found})

@@ -1,4 +1,4 @@
-"""`quantbench predict`: predict the result of a sweep on a GPU that is not at hand."""
+"""Command `predict`: predicts the result of a sweep on any known GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def predict(
     plot: Path | None = option(None, "PNG file for a plot of the predicted times."),
     as_json: bool = json_option(),
 ) -> None:
-    """Predict a sweep on any known GPU: no hardware, no extra needed."""
+    """Predict the result of a sweep on any known GPU, without that GPU or optional packages."""
     from quantbench.analysis.forecast import cliff_odds
     from quantbench.latency.model_times import best_gemm_model
     from quantbench.report.forecast import draw_forecast, forecast_table, forecast_to_json, odds_in_words, summed_line
@@ -72,7 +72,7 @@ def predict(
 
 
 def predict_sweep(arguments: GridOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Forecast, tuple[str, ...]]:
-    """The axes with their values, the forecast for a device, and the assumptions in words."""
+    """Returns the axes with their values, the forecast for a device, and the assumptions as text."""
     from quantbench.analysis.forecast import forecast
     from quantbench.latency.model_times import ModelTimes
     from quantbench.latency.op_times import RememberedTimes

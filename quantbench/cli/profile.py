@@ -1,6 +1,6 @@
-"""`quantbench profile`: make, read, query and export the profile of a GPU, the file that planners load.
+"""Command `profile`: creates, shows, validates, queries and exports profiles of GPUs, which planners load.
 
-Its commands in order: export, show, validate, query, blindspots. `profile_print` makes the lines and tables.
+Subcommands in order: export, show, validate, query, blindspots. `profile_print` formats the output.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ if TYPE_CHECKING:
     from quantbench.profile.blindspots_report import Blindspots
     from quantbench.profile.exporters.options import ExportOptions
 
-#: who is named by errors of `blindspots`, and the markers in docs that its table stands between
+#: name of the operation in errors of `blindspots`, and of the markers around its table in docs
 BLINDSPOTS, SECTION = "profile blindspots", "blindspots"
 
-# On one core of a 2024 server: fitting takes as long for 800 rows as for 8,000, cliffs as long as there are records.
+# Seconds of an export on one core of a 2024 server. Fitting takes as long for 800 rows as for 8,000; finding cliffs
+# takes time proportional to the records. By whether models are fitted:
 _FIXED_S = {True: 15.0, False: 4.0}
 _PER_RECORD_S = 3e-4
 _FEWEST_MODEL_ROWS = 20
 _MOST_MODEL_ROWS = 20_000
 _SHOWN = 10
-# Longer ones are no sizes, and int() refuses the very long.
+# Longer numbers are no sizes, and int() refuses very long ones.
 _DIGITS = re.compile("[0-9]{1,19}")
 _OP = re.compile("[a-z_]{1,20}")
-# What each kind is typed as, and how many sizes that are.
+# By kind: what to type, and the possible numbers of sizes.
 _QUERIES = {
     "gemm": ("m,n,k or m,n,k,batch", (3, 4)),
     "softmax": ("batch,rows,cols", (3,)),
@@ -64,7 +65,7 @@ profile = typer.Typer(
 
 @dataclass(frozen=True, kw_only=True)
 class PlannerOptions:
-    """The options of planners' formats."""
+    """Options of the planners' formats."""
 
     provider: str = option("", "Export only this provider's rows (planner formats).")
     dtype: str = option("", "Export only this number format (planner formats).")
@@ -77,7 +78,7 @@ class PlannerOptions:
     bound: str = _bound()
 
     def options(self) -> ExportOptions:
-        """The options for the exporters."""
+        """Converts the options to those of the exporters."""
         from quantbench.profile.exporters.options import ExportOptions
 
         return ExportOptions(
@@ -105,13 +106,17 @@ def export(
     """Write the tables, fitted models, cliffs and rule verdicts of a device's runs to one file, or convert runs or a
     profile to a planner's format."""
     if to == "profile":
+        if planner != PlannerOptions():
+            raise InputError(
+                "profile export", "a planner's option without --format", "--format with the planner's name"
+            )
         _export_profile(runs, target, fit, as_json)
     else:
         _export_format(runs, to, target or Path(to), planner.options(), fit, as_json)
 
 
 def _export_profile(paths: list[Path], target_file: Path | None, fit: bool, as_json: bool) -> None:
-    """Make a profile of runs and write it; the default is profile.json in the device's folder, else in this folder."""
+    """Makes a profile of runs and writes it, by default to profile.json in the device's folder, else here."""
     from quantbench.cli import profile_print as view
     from quantbench.profile import Profile
     from quantbench.report.source import read_one_run
@@ -139,7 +144,7 @@ def _export_profile(paths: list[Path], target_file: Path | None, fit: bool, as_j
 def _export_format(
     paths: list[Path], name: str, folder: Path, options: ExportOptions, fit: bool, as_json: bool
 ) -> None:
-    """Write a profile, or the profile of runs, in a planner's format."""
+    """Writes a profile, or the profile of runs, in a planner's format."""
     from quantbench.profile.exporters import FORMATS, export_profile
     from quantbench.profile.exporters.options import WHO
 
@@ -157,7 +162,7 @@ def _export_format(
 
 
 def runs_below(path: Path) -> list[Path]:
-    """A run's folder itself, or the runs in a device's folder. Raises InputError if there is none."""
+    """Returns a run's folder itself, or the runs in a device's folder. Raises InputError if there is none."""
     if os.path.isfile(path):
         raise InputError("read run", f"{path} is a file", "folders of runs, or --format with a profile's file")
     itself = os.path.lexists(path / "run.json")
@@ -168,7 +173,7 @@ def runs_below(path: Path) -> list[Path]:
 
 
 def profile_of(paths: list[Path], *, fit: bool) -> Profile:
-    """The profile in a file, or one made of runs. fit: whether to fit models to their rows."""
+    """Loads a profile, or makes one of runs. fit: whether to fit models to their rows."""
     from quantbench.profile import Profile
     from quantbench.report.source import read_one_run
 
@@ -181,7 +186,7 @@ def profile_of(paths: list[Path], *, fit: bool) -> Profile:
 
 
 def degrees(text: str) -> tuple[int, ...]:
-    """Tensor-parallel degrees, each once, ascending."""
+    """Parses tensor-parallel degrees; returns each once, ascending. Raises InputError for none."""
     found = integers("--tp", text, high=2**16 - 1)
     if not found:
         raise InputError("--tp", repr(text), "degrees of at least 1, comma separated: 1,2,4")
@@ -206,7 +211,7 @@ def show_profile(file: Path = _FILE, as_json: bool = json_option()) -> None:
 @profile.command(short_help="Check that a profile is complete and unchanged.")
 @command
 def validate(file: Path = _FILE, as_json: bool = json_option()) -> None:
-    """Check a profile's digest, version, types, and every figure against the hardware's peak."""
+    """Check a profile's digest, version and types, and every time against the peak of the device."""
     from quantbench.profile import Profile
 
     found = Profile.load(file)
@@ -233,7 +238,7 @@ def query(
     direction: str = option("forward", "forward or backward."),
     as_json: bool = json_option(),
 ) -> None:
-    """The time of a shape with its interval: measured, interpolated between measured shapes, or modelled."""
+    """Look up the time of a shape with its interval: measured, interpolated between measured shapes, or modelled."""
     from quantbench.cli.profile_print import answers_table
     from quantbench.profile import Profile
 
@@ -262,7 +267,7 @@ def query(
 def _ask(
     profile: Profile, kind: str, op: str, sizes: list[int], dtype: str | None, layout: str | None, direction: str
 ) -> Estimate:
-    """The answer for one shape; sizes as in _QUERIES, op: of a collective."""
+    """Queries the time of one shape. sizes: as in _QUERIES; op: name of the collective."""
     one: Estimate | Estimates
     if kind == "gemm":
         m, n, k, *batch = sizes
@@ -281,7 +286,7 @@ def _ask(
 
 
 def _typed(kind: str, text: str) -> tuple[str, list[int]]:
-    """(the op of a collective, else "", the sizes)."""
+    """Parses a shape to (the op of a collective, else ""; the sizes)."""
     words, counts = _QUERIES[kind]
     op, parts = "", [part.strip() for part in text.split(",")]
     if kind == "collective":
@@ -297,7 +302,7 @@ def _typed(kind: str, text: str) -> tuple[str, list[int]]:
 
 @dataclass(frozen=True, kw_only=True)
 class BlindspotOptions:
-    """The options of `blindspots`."""
+    """Options of `profile blindspots`."""
 
     consumer: str = option(..., "Planner whose interpolation is tested: aiconfigurator.", "--for")
     bound: str = _bound()
@@ -305,13 +310,13 @@ class BlindspotOptions:
     held_out: bool = option(
         False, "Test on held-out rows: keep powers of two of m, select rows to add, compare with the others."
     )
-    rows: int = option(1000, "Most rows of a run that its model is fitted to.")
+    rows: int = option(1000, "Largest number of rows that the model of a run is fitted to.")
     shapes: Path | None = option(None, "CSV file for the rows to add, for `sweep --shapes`.")
     docs: Path | None = option(None, "With --held-out: write the table between the markers of this file.")
 
     @property
     def share(self) -> float:
-        """--bound as a share."""
+        """The share that --bound states."""
         return percentage("--bound", self.bound, above=True)
 
 
@@ -323,7 +328,7 @@ def blindspots(
     asked: BlindspotOptions,
     as_json: bool = json_option(),
 ) -> None:
-    """Interpolation error of a planner between the rows of its table, and the fewest extra measurements that fix it."""
+    """Estimate a planner's interpolation error between rows of its table, and select measurements that reduce it."""
     from threadpoolctl import threadpool_limits  # comes with scikit-learn, which needs it
 
     _require_consistent(asked)
@@ -339,7 +344,7 @@ def _require_consistent(asked: BlindspotOptions) -> None:
     from quantbench.profile.blindspots import TARGETS
     from quantbench.profile.blindspots_report import CONSUMERS, around_markers
 
-    _ = asked.share  # refuses what is no percentage
+    _ = asked.share  # raises InputError for no percentage
     require_int(BLINDSPOTS, "--rows", asked.rows, low=_FEWEST_MODEL_ROWS, high=_MOST_MODEL_ROWS)
     if asked.docs is not None and not asked.held_out:
         raise InputError(BLINDSPOTS, "--docs without --held-out", "both: the experiment's table is what docs show")
@@ -363,7 +368,7 @@ def _find(run: Path, profile: Profile, asked: BlindspotOptions, as_json: bool) -
     bound, target, shapes = asked.share, asked.target, asked.shapes
     console = output(stderr=as_json)
     say(console, f"{profile.device.name} as {asked.consumer}'s table; making a model, asking it between the rows")
-    # A profile's file carries a model of its rows; of a run one must be made.
+    # A profile's file has a model of its rows; for a run, one must be fitted.
     found = find(profile, asked.consumer, bound, target, asked.rows, own_model=os.path.isfile(run))
     if shapes is not None:
         _write_shapes(shapes, found)

@@ -1,4 +1,4 @@
-"""A profile as lines and tables (`profile_lines`) and as JSON objects (`profile_to_json`), for `quantbench profile`."""
+"""Formats a profile as lines and tables (`profile_lines`) and as JSON (`profile_to_json`). Used by `cli.profile`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from quantbench.profile.parts import cliff_to_json, finding_to_json, provenance_
 from quantbench.profile.table import INTEGER, LAYOUTS
 from quantbench.units import latency, percent
 
-# The largest cliffs are shown; --json has all that the profile holds.
+# Number of cliffs shown; --json has all cliffs of the profile.
 _MOST_CLIFFS = 10
 _STYLES = {"measured": "green", "interpolated": "", "modelled": "yellow"}
 
 
 def profile_lines(profile: Profile) -> Iterator[str | RichTable]:
-    """The device, the measured rows, the accuracy of the models, the largest cliffs and the verdicts."""
+    """Yields the device, the measured rows, the accuracy of the models, the largest cliffs and the verdicts."""
     yield device_line(profile.device)
     yield from map(printable, origin_lines(profile))
     parts = [part for table in profile.tables.values() for part in _parts(table)]
@@ -45,7 +45,7 @@ def profile_lines(profile: Profile) -> Iterator[str | RichTable]:
 
 
 def origin_lines(profile: Profile) -> list[str]:
-    """The runs that the profile was made from, a line each."""
+    """Describes the runs that the profile was made from, one line each."""
     found = [profile.provenance.note] if profile.provenance.note else []
     for run in profile.provenance.runs:
         source = f": {run.source}" if run.source else ""
@@ -55,13 +55,13 @@ def origin_lines(profile: Profile) -> list[str]:
 
 
 def rows_line(profile: Profile) -> str:
-    """Number of rows of each kind."""
+    """Counts the rows of each kind."""
     counts = [f"{len(table):,} of {kind}" for kind, table in profile.tables.items() if len(table)]
     return "rows: " + (", ".join(counts) or "none; all times come from the models")
 
 
 def _rows_table(parts: Iterable[tuple[str, str, str, Table]]) -> RichTable:
-    """A line for each kind, format and provider."""
+    """Tabulates the parts of `_parts`, one line each."""
     found = plain_table(("what", "provider", "rows", "grades", "sizes"), title="measured")
     for kind, words, provider, rows in parts:
         grades = Counter(rows["grade"].tolist())
@@ -73,7 +73,7 @@ def _rows_table(parts: Iterable[tuple[str, str, str, Table]]) -> RichTable:
 
 
 def _parts(table: Table) -> list[tuple[str, str, str, Table]]:
-    """(kind, format, provider, rows) of the parts of a table that are alike."""
+    """Splits a table by its non-integer keys, such as dtype, into (kind, other keys, provider, rows)."""
     names = [c.name for c in LAYOUTS[table.kind].columns if c.name in LAYOUTS[table.kind].keys and c.kind != INTEGER]
     keys = list(zip(*(table[name].tolist() for name in names), strict=True))
     found = []
@@ -94,7 +94,7 @@ def _ranges(rows: Table) -> str:
 
 
 def model_lines(profile: Profile) -> list[str]:
-    """The models that predict unmeasured shapes, and their errors."""
+    """Describes the models that predict unmeasured shapes, and their errors."""
     models = profile.models
     found = []
     for model in models.gemm:
@@ -115,7 +115,7 @@ def model_lines(profile: Profile) -> list[str]:
 
 
 def _cliffs_table(profile: Profile) -> RichTable:
-    """The largest cliffs, those of many curves first."""
+    """Tabulates the largest cliffs, those common to many curves first."""
     ordered = sorted(profile.cliffs, key=lambda cliff: (cliff.num_curves == 1, -cliff.ratio))
     more = profile.provenance.num_cliffs - min(len(ordered), _MOST_CLIFFS)
     title = "cliffs" if more <= 0 else f"the worst cliffs ({more:,} more)"
@@ -131,7 +131,7 @@ def _cliffs_table(profile: Profile) -> RichTable:
 
 
 def answers_table(answers: Iterable[tuple[str, Estimate]]) -> RichTable:
-    """One line for each shape and its time."""
+    """Tabulates queried shapes and their times."""
     found = plain_table(("shape", "time", "90 % interval", "source", "bound by", "note"))
     for shape, one in answers:
         interval = f"{latency(one.low_us)} to {latency(one.high_us)}"
@@ -143,7 +143,7 @@ def answers_table(answers: Iterable[tuple[str, Estimate]]) -> RichTable:
 
 
 def profile_to_json(profile: Profile) -> dict[str, Any]:
-    """What `profile show` shows, as JSON objects."""
+    """Converts what `profile show` prints to JSON objects."""
     return {
         "device": profile.device.name,
         "software": dict(profile.software),

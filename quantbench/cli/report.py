@@ -1,4 +1,4 @@
-"""`quantbench report RUN`: one self-contained HTML page and its pictures, of a run or of imported training logs."""
+"""Command `report`: writes a self-contained HTML report, plus PNGs, for a run or for imported training logs."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ def report(
 
     logs = training_folders(runs)
     if logs:
+        if where:
+            raise InputError("report", f"--where {where[0]} with training logs", "a sweep's run with --where")
         mixed = len({run.is_absolute() for run in runs}) > 1
         shared = Path(os.path.commonpath([run.absolute() for run in runs] if mixed else runs))
         made = write_training_report(logs, target or shared)

@@ -1,6 +1,6 @@
-"""`quantbench sweep`: time real work over hidden sizes, heads, sequence lengths and more on the device at hand.
+"""Command `sweep`: measures workloads over a grid of sizes on the device at hand.
 
-This module has the options and makes `SweepOptions` of them; `sweep_run` measures.
+This module declares the options and converts them to `SweepOptions`; `sweep_run` measures. `check` uses both.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from quantbench.sweep.options import SweepOptions
     from quantbench.sweep.plan import Plan
 
-# With the installation before it, `make sweep` so stays under three minutes on two cores and under five on a GPU.
+# With these, `make sweep` including the installation takes less than three minutes on two cores, five on a GPU.
 _BUDGET = {"cuda": "4m", "cpu": "75s"}
-# One thread of a shared processor repeats within 1 to 2 %; asking more of it only takes time.
+# One thread of a shared processor repeats within 1 to 2 %; a tighter target only costs time.
 _HALF_WIDTH = {"cuda": 0.005, "cpu": 0.01}
 _MAX_TIME = {"cuda": "2s", "cpu": "500ms"}
-# Options that go with a file of transformer shapes: how to measure them, not what they are.
+# Options allowed with a file of transformer shapes: those that say how to measure, not what.
 _BESIDE_MODELS = (
     "shapes", "provider", "cache", "mode", "half-width", "min-samples", "max-time", "distribution", "seed", "budget",
     "point-limit", "points", "shard",
@@ -37,7 +37,7 @@ _timing, _run = partial(option, panel="Timing"), partial(option, panel=_RUN)
 
 @dataclass(frozen=True, kw_only=True)
 class SweepArguments(GridOptions):
-    """The options as typed. half_width None, max_time "" and budget "" stand for the default of the device."""
+    """The options of `sweep` as typed; half_width None, max_time "" and budget "" stand for the device's default."""
 
     shapes: Path | None = option(
         None,
@@ -78,6 +78,8 @@ def sweep(
     from quantbench.cli import sweep_run
 
     if dry_run:
+        if on or resume is not None:
+            raise InputError("sweep", f"--dry-run with {f'--on {on}' if on else f'--resume {resume}'}", "one of them")
         sweep_run.dry_run(arguments, gpu, as_json=as_json)
         return
     check_words(arguments, on, resume, gpu)
@@ -86,16 +88,16 @@ def sweep(
 
 
 def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
-    """The options of a sweep, with the defaults of a kind of device (cuda or cpu)."""
+    """Converts the options, with the defaults of a kind of device (cuda or cpu)."""
     from quantbench.sweep.options import SweepOptions
     from quantbench.sweep.shape_file import SUFFIX, read_shape_file, read_shapes
     from quantbench.timing.options import TimingOptions
 
-    held, dims = held_and_dims(arguments, listed=arguments.shapes is not None)
     of_models = arguments.shapes is not None and arguments.shapes.suffix == SUFFIX
     about = [word for word in _given(arguments) if word.removeprefix("--") not in _BESIDE_MODELS]
     if of_models and about:  # a shape states its own sizes, ops and number formats
         raise InputError("sweep", f"--shapes {arguments.shapes} with {about[0]}", "shapes as the file describes them")
+    held, dims = held_and_dims(arguments, listed=arguments.shapes is not None)
     budget = arguments.budget or _BUDGET[device_kind]
     timing = TimingOptions(
         cache=arguments.cache,
@@ -125,7 +127,7 @@ def sweep_options(arguments: SweepArguments, device_kind: str) -> SweepOptions:
 
 
 def assumed_of(arguments: SweepArguments, options: SweepOptions, plan: Plan, spec: DeviceSpec) -> tuple[str, ...]:
-    """The assumptions of a plan, in words."""
+    """Lists the assumptions of a plan, as text."""
     from quantbench.sweep.axes import with_defaults
 
     held = with_defaults(options.held, spec)
@@ -134,7 +136,7 @@ def assumed_of(arguments: SweepArguments, options: SweepOptions, plan: Plan, spe
 
 
 def check_words(arguments: SweepArguments, on: str, resume: Path | None, gpu: str) -> None:
-    """Raise InputError for options that contradict each other or are impossible, before a worker is started."""
+    """Raises InputError for contradictory or impossible options, before a worker is started."""
     from quantbench.providers.catalog import expand
     from quantbench.sweep.axes import check_axes, parse_axis
     from quantbench.sweep.session import resumed_options
@@ -160,12 +162,12 @@ def check_words(arguments: SweepArguments, on: str, resume: Path | None, gpu: st
 
 
 def budget_of(arguments: SweepArguments) -> float | None:
-    """The budget of a resumed run in seconds; None for no limit."""
+    """Returns the budget of a resumed run in seconds; None for no limit."""
     return None if arguments.budget in ("", "none") else parse_duration_s("--budget", arguments.budget)
 
 
 def _given(arguments: SweepArguments) -> list[str]:
-    """The options that differ from their defaults, such as `--budget`."""
+    """Lists the options that differ from their defaults, such as `--budget`."""
     return [
         f"--{field.name.replace('_', '-')}"
         for field in fields(SweepArguments)
@@ -174,7 +176,7 @@ def _given(arguments: SweepArguments) -> list[str]:
 
 
 def _shard(text: str) -> tuple[int, ...]:
-    """`2/8` as (2, 8); () where none was given."""
+    """Parses `2/8` to (2, 8), and "" to ()."""
     if not text:
         return ()
     part, _, parts = text.partition("/")

@@ -1,6 +1,6 @@
-"""What `quantbench sweep` prints: the plan, the progress, and the result with its edges, causes and warnings.
+"""Formats the plan, the progress and the result of a sweep.
 
-Called by `sweep_run` for one device and for every run of a Ray cluster.
+Entry points: `plan_lines`, `show_progress`, `result`. Called by `sweep_run` for one device and for each run on Ray.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from quantbench.sweep.refine import Edge, PlacedGap
 from quantbench.sweep.runner import Finished, Progress
 from quantbench.units import duration, percent
 
-# Phases that are the measurement itself; everything else is the harness.
+# Phases that count as measurement; all others are overhead of the harness.
 _MEASUREMENT_PHASES = ("inputs", "warm-up", "measuring")
 _KERNEL_NAMES = "QUANTBENCH_KERNEL_NAMES"
 
 
 def plan_lines(plan: Plan, *, already: int = 0, devices: int = 1) -> Iterator[str]:
-    """How much there is to measure, how long it takes, and what is left out. plan: without what is measured already."""
+    """Yields the number of points, the estimated time, and what is left out. already: points measured before `plan`."""
     selected = len(plan.points)
     counted = f"{selected} point{'' if selected == 1 else 's'}"
     text = f"{selected} of {plan.total} points selected" if plan.left_out else counted
@@ -54,7 +54,7 @@ def plan_lines(plan: Plan, *, already: int = 0, devices: int = 1) -> Iterator[st
 
 
 def show_progress(show: Callable[..., None], progress: Progress) -> None:
-    """Show how far a sweep is. show: as `progress_bar` yields it."""
+    """Shows the progress of a sweep. show: function that `progress_bar` yields."""
     left = "" if progress.left_s is None else f", {duration(progress.left_s)} left"
     show(progress.done, progress.total, f"{progress.done} of {progress.total} points{left}", progress.current)
 
@@ -62,11 +62,11 @@ def show_progress(show: Callable[..., None], progress: Progress) -> None:
 def result(
     run: Run, finished: Finished, wall_s: float, *, devices: int = 1, earlier_s: float = 0.0
 ) -> tuple[list[StyledLine | Table], dict[str, Any]]:
-    """The result of a run as lines and tables, and as a JSON object. Draws the run's picture.
+    """Formats the result of a run as lines and tables, and as a JSON object. Draws the run's plot.
 
-    wall_s: how long this sitting took.
+    wall_s: duration of this session, seconds.
     devices: number of devices that measured the run together.
-    earlier_s: time spent measuring in earlier sittings.
+    earlier_s: measuring time of earlier sessions of the run, seconds.
     """
     spec, listed = run.info.device, bool(run.info.options.get("shapes") or run.info.options.get("models"))
     points = points_of(run.records, spec)
@@ -94,7 +94,7 @@ def result(
         axis = max(run.info.axes, key=lambda dim: len(run.info.axes[dim]))
         try:
             picture = draw_run(run, check, axis.replace("-", "_"))
-        except StoreError as error:  # a full disk: the run itself is whole, and its folder must still be printed
+        except StoreError as error:  # a full disk: the run itself is complete, and its folder must still be printed
             lines.append(warning(f"no picture: {error}"))
     overhead_share = 1 - (measuring_s(run.info) - earlier_s) / (wall_s * devices)
     lines += [warning(text) for text in run.warnings]
@@ -118,7 +118,7 @@ def result(
 
 
 def _not_measured_lines(run: Run) -> list[str]:
-    """Skips and failures, grouped by reason: they are results as well."""
+    """Counts skipped, failed and rejected points by reason."""
     reasons: Counter[str] = Counter()
     for record in run.records:
         if record.role != "point":
@@ -134,7 +134,7 @@ def _not_measured_lines(run: Run) -> list[str]:
 
 
 def _edge_line(placed: PlacedGap, edge: Edge) -> str:
-    """`edge in gemm (torch.mm): n = 3328 to 3336, 1.34 times the time`."""
+    """Formats an edge: `edge in gemm (torch.mm): n = 3328 to 3336, 1.34 times the time`."""
     held = "".join(f", {name.replace('_', '-')} = {value}" for name, value in placed.held.items())
     return (
         f"edge in {placed.op} ({placed.provider}): {placed.axis.replace('_', '-')} = {edge.low} to {edge.high}"
@@ -150,9 +150,9 @@ def _edge_to_json(placed: PlacedGap, edge: Edge) -> dict[str, Any]:
 
 
 def unnamed_line(points: Sequence[Point], spec: DeviceSpec, environment: dict[str, str]) -> str | None:
-    """How many points measured on a GPU have no kernel name, and what may help; None where all have, or none should.
+    """Counts the GPU points without kernel name and names a remedy; None if there are none or names were switched off.
 
-    environment: the variables of the run.
+    environment: environment variables of the run.
     """
     way = environment.get(_KERNEL_NAMES, "apart").strip().lower()
     missing = sum(point.launch is None for point in points)
@@ -163,5 +163,5 @@ def unnamed_line(points: Sequence[Point], spec: DeviceSpec, environment: dict[st
 
 
 def measuring_s(info: RunInfo) -> float:
-    """Seconds that the measurement itself took, over all sittings of a run."""
+    """Returns the measuring time over all sessions of a run, seconds."""
     return sum(info.phases_s.get(name, 0.0) for name in _MEASUREMENT_PHASES)

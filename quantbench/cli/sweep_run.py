@@ -1,4 +1,5 @@
-"""Runs a sweep: `run` on the device at hand, `run_on_ray` on every GPU of a cluster; `dry_run` only prints the plan.
+"""Runs a sweep on the device at hand (`run`) or on every GPU of a Ray cluster (`run_on_ray`), or prints its plan
+(`dry_run`).
 
 Called by `sweep`; `check` measures its experiments with `measure`.
 """
@@ -43,7 +44,7 @@ _MOST_PLANNED_LINES = 40
 
 
 def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
-    """Print what would be measured, in order, and how long it would take."""
+    """Prints the points in the order of measurement, and the estimated time."""
     spec = device.lookup(gpu) if gpu else device.current()
     options = sweep_options(arguments, spec.kind)
     axes, plan = plan_sweep(options, spec)
@@ -59,11 +60,12 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
         "device": spec.name, "assumed": assumed, "axes": {axis.dim: axis.values for axis in axes},
         "estimate_s": plan.estimate_s, "points": points,
     }  # fmt: skip
-    print_result(as_json, lambda: answer, _dry_run_lines(plan, spec, assumed, here=not gpu))
+    # A list, so that a provider that cannot be loaded is reported before anything is printed.
+    print_result(as_json, lambda: answer, list(_dry_run_lines(plan, spec, assumed, here=not gpu)))
 
 
 def _dry_run_lines(plan: Plan, spec: DeviceSpec, assumed: Sequence[str], *, here: bool) -> Iterator[StyledLine]:
-    """here: whether the plan is for the device at hand, whose providers can say what they do not support."""
+    """here: whether the plan is for the device at hand, so that its providers can be asked what they support."""
     yield f"plan for {spec.name}"
     if assumed:
         yield f"assumed: {', '.join(assumed)}"
@@ -84,7 +86,7 @@ def _dry_run_lines(plan: Plan, spec: DeviceSpec, assumed: Sequence[str], *, here
 
 
 def run(arguments: SweepArguments, results: Path, resume: Path | None, *, as_json: bool) -> None:
-    """Run a new sweep, or finish the one in the folder `resume`."""
+    """Runs a new sweep, or finishes the one in the folder `resume`."""
     start_s = time.monotonic()
     if resume is None:
         providers = [name.strip() for name in arguments.provider.split(",")]
@@ -108,16 +110,16 @@ def run(arguments: SweepArguments, results: Path, resume: Path | None, *, as_jso
     lines, answer = result(measured, finished, time.monotonic() - start_s, earlier_s=earlier_s)
     print_result(as_json, lambda: {**answer, "assumed": assumed}, lines)
     if not any(isinstance(record.outcome, Measured) for record in measured.records if record.role == "point"):
-        raise typer.Exit(1)  # the records say why, and a script must notice
+        raise typer.Exit(1)  # nothing was measured, which a script must notice; the records have the reasons
 
 
 def stop_on_sigterm() -> None:
-    """Make SIGTERM, which a scheduler sends to end a job, the same clean stop as Ctrl-C."""
+    """Makes SIGTERM, which a scheduler sends to end a job, stop as cleanly as Ctrl-C."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def measure(console: Console, session: SweepSession, assumed: Sequence[str] = ()) -> Finished:
-    """Say what was assumed and what will be measured, measure it, and say what to do when stopped."""
+    """Prints device, assumptions and plan, and measures. When stopped, prints how to continue."""
     show(console, device_lines(session.hello.device, session.hello.state))
     if assumed:
         say(console, f"assumed: {', '.join(assumed)}")
@@ -131,13 +133,13 @@ def measure(console: Console, session: SweepSession, assumed: Sequence[str] = ()
     except KeyboardInterrupt:
         say(console, f"\nstopped; {_kept(session)}")
         raise
-    except StoreError:  # a full disk: its own line names the file, this one the run
+    except StoreError:  # a full disk: the error names the file, this line the run
         say(console, _kept(session))
         raise
 
 
 def _kept(session: SweepSession) -> str:
-    """Where what was measured lies, and how to go on."""
+    """Says where the records are, and how to continue."""
     if not session.num_records:
         return "nothing was measured"
     missing = session.plan.without(session.done).total
@@ -150,18 +152,18 @@ def _kept(session: SweepSession) -> str:
 
 
 def run_on_ray(arguments: SweepArguments, results: Path, resume: Path | None, *, as_json: bool) -> None:
-    """Run a new sweep over the cluster, one run per kind of device, or finish the one in the folder `resume` there."""
+    """Runs a new sweep on the cluster, one run per kind of device, or finishes the one in the folder `resume`."""
     start_s = time.monotonic()
     console = output(stderr=as_json)
     budget_s = budget_of(arguments)
     earlier_s = 0.0 if resume is None else measuring_s(read_run_info(resume))
 
     def assumed(lane: Lane) -> tuple[str, ...]:
-        """Nothing is assumed anew where a run is resumed."""
+        """Lists the assumptions; a resumed run has no new ones."""
         return () if resume else assumed_of(arguments, sweep_options(arguments, lane.spec.kind), lane.plan, lane.spec)
 
     with RayPool() as pool:
-        stop_on_sigterm()  # Ray has set a handler of its own
+        stop_on_sigterm()  # after Ray has set its own handler
         sweep = ClusterSweep(
             pool.hosts(), lambda spec: sweep_options(arguments, spec.kind), results, _more, resume, budget_s,
             on_note=lambda text: say(console, text),
@@ -187,7 +189,7 @@ def _measure_lanes(console: Console, sweep: ClusterSweep, assumed: Callable[[Lan
     with progress_bar(console) as bar:
 
         def show_lanes(lanes: Sequence[Lane]) -> None:
-            """Each run's plan once, and how far all of them are together."""
+            """Shows each run's plan once, and the joint progress."""
             for lane in lanes:
                 if lane.writer.info.run_id not in shown:
                     shown.add(lane.writer.info.run_id)

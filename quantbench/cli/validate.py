@@ -1,4 +1,4 @@
-"""`quantbench validate`: how good predictions are on a measured table of the user's."""
+"""Command `validate`: measures the prediction error on a table of measured GEMMs (`profile validate` checks a file)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from quantbench.units import duration
 def validate(
     table: Path = option(..., "Measured products, CSV or Parquet: m, n, k, latency (ms), gemm_dtype."),
     gpu: str = gpu_option(),
-    rows: int = option(200, "Rows to learn from.", min=20),
-    seeds: str = option("0,1,2", "Random draws of those rows, comma separated."),
+    rows: int = option(200, "Number of training rows.", min=20),
+    seeds: str = option("0,1,2", "Seeds for drawing the training rows, comma separated."),
     dtype: str = option("bf16", "Number format of the rows to use."),
     as_json: bool = json_option(),
 ) -> None:

@@ -53,6 +53,18 @@ CSV = ("--gpu", "a100-sxm4-80gb", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype"
         ((*PLAN, "--link-gb-per-s", "inf"), "plan: --link-gb-per-s inf; expected a rate that is finite"),
         ((*PLAN, "--rows", TABLE), "plan --rows: --model bloom-176b; expected models as the rows name them"),
         ((*PLAN, "--check"), "plan --check: no --tp; expected one value of --tp"),
+        ((*PLAN, "--params", "1e9"), "plan: --params 1000000000.0 without --shape-search; expected"),
+        ((*PLAN, "--as-typed"), "plan: --as-typed without --rows; expected --rows"),
+        ((*PLAN, "--check", "--shape-search"), "plan: --shape-search with --check; expected one of them"),
+        (("profile", "export", PROFILE, "--provider", "torch"), "profile export: a planner's option without --format"),
+        (
+            ("predict", "--gpu", "a100", "--dim", "m=64", "--gated"),
+            "predict: --gated with --dim m; expected sizes of a",
+        ),
+        (
+            ("sweep", "--dim", "m=64", "--dry-run", "--resume", "run"),
+            "sweep: --dry-run with --resume run; expected one",
+        ),
         (
             ("import", "csv", "empty.csv", *CSV),
             "import csv: empty.csv has no column 'M'; expected a CSV file",
