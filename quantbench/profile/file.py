@@ -17,7 +17,6 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,10 @@ import numpy.typing as npt
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.files import read_bytes, reason
 from quantbench.profile.parts import StoredFile, table_from_json, table_to_json
+from quantbench.profile.schema import PROFILE_FORMAT, PROFILE_VERSION
+from quantbench.profile.schema import schema as schema
 from quantbench.profile.table import FLAG, INTEGER, LAYOUTS, NUMBER, TEXT, Table
 from quantbench.store.typed import Json, decode, encode
-
-PROFILE_FORMAT = "quantbench-profile"
-PROFILE_VERSION = 1
 
 #: version → function that turns a document into the next version
 MIGRATIONS: Mapping[int, Callable[[Json], Json]] = {}
@@ -57,13 +55,6 @@ def upgrade(
         data = {**migrations[version](data), "version": version + 1}
         version += 1
     return data
-
-
-def schema() -> dict[str, Any]:
-    """The JSON Schema of the current version, `schemas/profile-1.json`."""
-    with files("quantbench.profile").joinpath(f"schemas/profile-{PROFILE_VERSION}.json").open(encoding="utf-8") as file:
-        loaded: dict[str, Any] = json.load(file)
-    return loaded
 
 
 #: larger tables are written to a Parquet file beside the JSON

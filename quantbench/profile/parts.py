@@ -14,6 +14,9 @@ from quantbench.profile.table import FLAG, INTEGER, LAYOUTS, NUMBER, TEXT, Table
 from quantbench.store.typed import Json, decode, encode, is_number
 from quantbench.workload import Workload, workload_from_json, workload_to_json
 
+# As `analysis.rules.VERDICTS`, whose import would slow `Profile.load` by 50 ms.
+VERDICTS = ("CONFIRMED", "REFUTED", "INCONCLUSIVE", "NOT TESTED")
+
 
 @dataclass(frozen=True)
 class RunSource:
@@ -104,9 +107,7 @@ class RuleFinding:
     reason: str = ""
 
     def __post_init__(self) -> None:
-        require_choice(
-            f"finding {self.rule}", "verdict", self.verdict, ("CONFIRMED", "REFUTED", "INCONCLUSIVE", "NOT TESTED")
-        )
+        require_choice(f"finding {self.rule}", "verdict", self.verdict, VERDICTS)
         for name in ("effect", "low", "high", "predicted"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):

@@ -22,9 +22,9 @@ from quantbench.profile import file
 from quantbench.profile import parts as codec
 from quantbench.profile.answers import Asker, ask_collective
 from quantbench.profile.estimate import Estimates, LayerEstimate, layer_of
-from quantbench.profile.file import PROFILE_VERSION
 from quantbench.profile.models import Models, models_from_json, models_to_json
 from quantbench.profile.parts import KnownCliff, Provenance, RuleFinding
+from quantbench.profile.schema import PROFILE_VERSION
 from quantbench.profile.table import LAYOUTS, Table, check_table
 from quantbench.store.typed import decode, encode
 from quantbench.workload import TransformerShape

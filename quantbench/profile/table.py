@@ -16,6 +16,7 @@ import numpy.typing as npt
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.measurement import GRADES
+from quantbench.store.record import ORIGINS
 from quantbench.workload import Attention, Collective, Gemm, Softmax, Workload
 from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES, VECTOR_DTYPES
 from quantbench.workload.ops import COLLECTIVE_DTYPES, COLLECTIVE_OPS, DIRECTIONS, LARGEST_MESSAGE_BYTES, MASKS
@@ -80,8 +81,8 @@ def layout_of(kind: str) -> TableLayout:
     return LAYOUTS[kind]
 
 
-_ORIGINS = ("measured", "imported", "simulated")
-_GRADES = tuple(letter for letter in GRADES if letter != "rejected")
+#: grades that a row may have
+ROW_GRADES = tuple(letter for letter in GRADES if letter != "rejected")
 _WORKLOADS: dict[str, type[Workload]] = {
     "gemm": Gemm, "softmax": Softmax, "attention": Attention, "collective": Collective,
 }  # fmt: skip
@@ -193,7 +194,7 @@ def _check_intervals(who: str, typed: Mapping[str, Array]) -> None:
         row = int(np.flatnonzero(bad)[0])
         shown = f"row {row}: {low[row]:g} to {high[row]:g} around {middle[row]:g} µs"
         raise InputError(who, shown, "finite times above 0 with low_us <= latency_us <= high_us")
-    for name, allowed in (("grade", _GRADES), ("origin", _ORIGINS)):
+    for name, allowed in (("grade", ROW_GRADES), ("origin", ORIGINS)):
         odd = sorted(set(np.unique(typed[name]).tolist()) - set(allowed))
         if odd:
             raise InputError(who, f"{name} {odd[0]!r}"[:100], "one of " + ", ".join(allowed))
