@@ -121,7 +121,7 @@ class Asker:
         return [known[work] for work in works]
 
     def trust(self, kind: str) -> float | None:
-        """See `Profile.trust`."""
+        """Implements `Profile.trust`."""
         surface = self._choice(kind, _MAIN_FORMAT.get(kind, (None, True, "forward", None))).surface
         return float(surface.trust.half_width) if len(surface.latency_us) else None
 
@@ -172,7 +172,7 @@ _LEAST_HALF_WIDTH = 0.01
 def ask_collective(
     table: Table, op: str, message_bytes: Any, num_gpus: int, num_nodes: int, dtype: str | None, provider: str | None
 ) -> Estimate | Estimates:
-    """See `Profile.collective`.
+    """Implements `Profile.collective`.
 
     Only message sizes are interpolated, as a power law between two measured sizes, because there is no network model.
     Smaller messages than measured take as long as the smallest one, larger ones run at the rate of the largest (as in
@@ -197,7 +197,7 @@ def ask_collective(
     same = dtype in (None, kept)
     if not same:
         half_width += ALIKE
-        notes.append(f"{dtype} was not measured: taken to take as long as as many bytes of {kept}")
+        notes.append(f"{dtype} was not measured: assumed to take as long as the same number of bytes of {kept}")
 
     latency_us = np.exp(np.interp(np.log(asked), log_bytes, log_us))
     latency_us *= np.maximum(asked / known_bytes[-1], 1.0)

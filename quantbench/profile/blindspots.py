@@ -58,7 +58,7 @@ class Site:
         if len(self.m) < 2 or not (self.in_table[0] and self.in_table[-1]) or (np.diff(self.m) < 1).any():
             raise InputError(who, f"{len(self.m)} places", "places ascending, the first and the last in the table")
         if not (np.isfinite(self.expected_us) & (self.expected_us > 0)).all():
-            raise InputError(who, "a time that is none", "finite times above 0")
+            raise InputError(who, "a time that is not finite or not above 0", "finite times above 0")
 
     def errors(self, in_table: BoolArray | None = None) -> FloatArray:
         """Returns interpolated / expected - 1, (places,). in_table: rows to interpolate from, if not the table's."""
@@ -68,7 +68,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Choice:
-    """Rows to add to a table.
+    """Rows to add to a table, the result of `choose`. (`sources.Chosen` is the selection for a query.)
 
     added: one (places,) mask per site.
     before, after: |error| at all places of all sites that have no row in the table; 0 after at added rows.

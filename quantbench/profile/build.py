@@ -31,7 +31,7 @@ _WHO = "profile export"
 
 
 #: rank (origin, grade; smaller is better), median, low, high in µs, record
-_Figure = tuple[tuple[int, int], float, float, float, Record]
+_Timing = tuple[tuple[int, int], float, float, float, Record]
 
 
 def tables_of(runs: Sequence[Run]) -> tuple[dict[str, Table], dict[str, int]]:
@@ -40,24 +40,24 @@ def tables_of(runs: Sequence[Run]) -> tuple[dict[str, Table], dict[str, int]]:
     If several records time one workload by one provider, only those with the best origin (measured, imported,
     simulated) and then the best grade are used: the median record is the row, and its interval covers all of theirs.
     """
-    groups: dict[str, dict[tuple[Any, ...], list[_Figure]]] = {kind: {} for kind in LAYOUTS}
+    groups: dict[str, dict[tuple[Any, ...], list[_Timing]]] = {kind: {} for kind in LAYOUTS}
     # The last key column is the provider, the others are fields of the workload.
     fields = {kind: attrgetter(*layout.keys[:-1]) for kind, layout in LAYOUTS.items()}
     for run in runs:
-        for figure in _figures(run.records):
-            work = figure[4].workload
-            key = (*fields[work.kind](work), figure[4].provider)
-            groups[work.kind].setdefault(key, []).append(figure)
+        for timing in _timings(run.records):
+            work = timing[4].workload
+            key = (*fields[work.kind](work), timing[4].provider)
+            groups[work.kind].setdefault(key, []).append(timing)
     num_rows = {run.info.run_id: 0 for run in runs}
     tables = {}
     for kind, layout in LAYOUTS.items():
-        rows = [(*key, *_row(kind, figures, num_rows)) for key, figures in groups[kind].items()]
+        rows = [(*key, *_row(kind, timings, num_rows)) for key, timings in groups[kind].items()]
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(layout.names)
         tables[kind] = Table.of(kind, dict(zip(layout.names, columns, strict=True)))
     return tables, num_rows
 
 
-def _figures(records: Iterable[Record]) -> Iterator[_Figure]:
+def _timings(records: Iterable[Record]) -> Iterator[_Timing]:
     for record in records:
         outcome = record.outcome
         if record.role != "point" or not isinstance(outcome, Measured) or outcome.grade.letter == "rejected":
@@ -71,10 +71,10 @@ def _figures(records: Iterable[Record]) -> Iterator[_Figure]:
             yield rank, median(samples_us), interval.low, interval.high, record
 
 
-def _row(kind: str, figures: list[_Figure], num_rows: dict[str, int]) -> tuple[Any, ...]:
+def _row(kind: str, timings: list[_Timing], num_rows: dict[str, int]) -> tuple[Any, ...]:
     """Returns the values of a row after its keys; counts the row for its run in `num_rows`."""
-    best = min(figure[0] for figure in figures)
-    alike = sorted((f for f in figures if f[0] == best), key=lambda f: (f[1], f[4].run_id))
+    best = min(timing[0] for timing in timings)
+    alike = sorted((f for f in timings if f[0] == best), key=lambda f: (f[1], f[4].run_id))
     (origin, grade), latency_us, _, _, record = alike[(len(alike) - 1) // 2]
     num_rows[record.run_id] += 1
     kernel: tuple[str | int, ...] = ()

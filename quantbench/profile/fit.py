@@ -31,7 +31,7 @@ FloatArray = npt.NDArray[np.float64]
 
 # Most rows that the GEMM model is fitted to, and most that its distilled form is trained on: more rows cost time and
 # hardly change other predictions.
-_MOST_PRODUCT_ROWS, _MOST_TAUGHT = 8000, 16_000
+_MOST_PRODUCT_ROWS, _MOST_DISTILLED = 8000, 16_000
 # Tables of more rows are fitted with fewer members and trees, because with many rows the members hardly differ.
 _MANY_PRODUCT_ROWS = 2000
 _MANY_ROWS_EFFORT = Effort(members=2, rows_first=1000, rows_other=600, growth=Growth(trees=10, leaf=3))
@@ -83,10 +83,10 @@ def _product(device: DeviceSpec, table: Table, dtype: str, fit: bool, seed: int)
         launches=launches if any(launches) else None, seed=seed,
         effort=_MANY_ROWS_EFFORT if len(kept) > _MANY_PRODUCT_ROWS else None,
     )  # fmt: skip
-    taught = np.flatnonzero(whole)
-    if len(taught) > _MOST_TAUGHT:
-        taught = np.sort(np.random.default_rng(seed).permutation(taught)[:_MOST_TAUGHT])
-    return product_model(model, every=(m[taught], table["n"][taught], table["k"][taught]), seed=seed)
+    trained = np.flatnonzero(whole)
+    if len(trained) > _MOST_DISTILLED:
+        trained = np.sort(np.random.default_rng(seed).permutation(trained)[:_MOST_DISTILLED])
+    return product_model(model, every=(m[trained], table["n"][trained], table["k"][trained]), seed=seed)
 
 
 def _launches(table: Table) -> list[Launch | None]:

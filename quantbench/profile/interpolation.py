@@ -342,10 +342,10 @@ class Surface:
         if known.sum() < _FEWEST_LEFT_OUT:
             _, below, above, _ = self.base(self.sizes)
             return Trust(1.0, max(_LEAST_HALF_WIDTH, float(np.median(np.maximum(below, above)))))
-        said, true = ratio[known] - self.bias, self._log_ratio[known] - self.bias
-        squares = float((said**2).sum())
-        share = min(1.0, max(0.0, float((said * true).sum()) / squares)) if squares > 0 else 1.0
-        error = np.abs(true - share * said)
+        predicted, true = ratio[known] - self.bias, self._log_ratio[known] - self.bias
+        squares = float((predicted**2).sum())
+        share = min(1.0, max(0.0, float((predicted * true).sum()) / squares)) if squares > 0 else 1.0
+        error = np.abs(true - share * predicted)
         # One rank higher, because the quantile of a sample is uncertain by one rank.
         rank = min(1.0, _COVERED * (len(error) + 1) / len(error))
         return Trust(share, max(_LEAST_HALF_WIDTH, _LESS_ROUND * float(np.quantile(error, rank))))

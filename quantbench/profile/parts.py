@@ -52,7 +52,7 @@ class KnownCliff:
     """Cliff in measured times: from size `at` to `next` of `axis`, the time jumps by `ratio` beyond the trend.
 
     low, high: 95 % interval of ratio.
-    cause: kind of the cause. why: explanation. evidence: basis of the cause: identity, arithmetic or clock.
+    cause: kind of the cause. why: explanation. evidence: as in `analysis.cliffs.Cause`; "" for a family.
     num_curves: 1 for a cliff of one curve; else the number of curves in the family, and ratio is their median.
     held, before, after, keys: fixed sizes, workloads on both sides and their record keys; empty for a family.
     """
@@ -154,7 +154,7 @@ def table_from_json(kind: str, data: Json, who: str) -> Table:
     if names != LAYOUTS[kind].names:
         raise InputError(who, f"columns {names!r}"[:120], ", ".join(LAYOUTS[kind].names))
     if not all(len(row) == len(names) for row in rows):
-        raise InputError(who, "rows that are no lists of one value per column", f"lists of {len(names)} values")
+        raise InputError(who, "rows of another length", f"lists of {len(names)} values")
     columns = {}
     for i, column in enumerate(LAYOUTS[kind].columns):
         values = [row[i] for row in rows]

@@ -41,6 +41,6 @@ def export_profile(profile: Profile, name: str, folder: Path, options: ExportOpt
     providers = sorted({name for table in profile.tables.values() for name in table["provider"].tolist()})
     if options.provider and options.provider not in providers:
         expected = "one of " + ", ".join(providers) if providers else "a profile with rows"
-        raise InputError(WHO, f"--provider {options.provider}: no row is its", expected)
+        raise InputError(WHO, f"--provider {options.provider}: no row has this provider", expected)
     getattr(import_module(f"{__name__}.{module}"), function)(profile, options, out)
     return out

@@ -43,7 +43,7 @@ GemmRow = tuple[int, int, int, float, str, str]
 
 
 class GemmTimes:
-    """Predictor of GEMM times of one dtype: the profile's own model, or else the best shipped model for the device.
+    """Predictor of GEMM times of one dtype: the profile's own model, or else `GemmModel.best` for the device.
 
     Without a model of its own, fp16 uses the shipped bf16 model if both have the same peak.
     """

@@ -67,7 +67,7 @@ class Exported:
     """Result of an export; `write` adds files to it.
 
     rows: number of written rows by table.
-    left_out: number of rows that the format cannot represent, by reason.
+    left_out: number of rows that were not exported, by reason.
     notes: sources and assumptions behind the numbers.
     use: instructions for loading the files in the planner.
     """
@@ -80,7 +80,7 @@ class Exported:
     use: list[str] = field(default_factory=list)
 
     def leave_out(self, reason: str, rows: int) -> None:
-        """Counts rows that the format cannot represent."""
+        """Counts rows that are not exported."""
         if rows:
             self.left_out[reason] += rows
 
@@ -113,7 +113,7 @@ def products(profile: Profile, options: ExportOptions, out: Exported) -> Table:
         return table
     if options.layout and options.layout not in table["layout"]:
         there = ", ".join(sorted(set(table["layout"].tolist())))
-        raise InputError(WHO, f"--layout {options.layout}: no product is of it", f"one of {there}")
+        raise InputError(WHO, f"--layout {options.layout}: no matrix product has this layout", f"one of {there}")
     layout = options.layout or next(name for name in _LAYOUTS if (table["layout"] == name).any())
     if layout != "nt":
         out.notes.append(f"products are of layout {layout}, where consumers mean linear layers (nt)")
