@@ -1,6 +1,6 @@
-"""The profile of one GPU: measured tables, fitted models, cliffs and findings, for planners and for people.
+"""Stores and queries the profile of one GPU: measured tables, fitted models, cliffs and rule findings.
 
-Names are imported when first used, so that importing a light module of this package stays fast.
+Entry point: `Profile`. Names are imported on first use, so that importing a light module of this package stays fast.
 """
 
 from importlib import import_module

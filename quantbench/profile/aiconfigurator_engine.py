@@ -1,8 +1,8 @@
-"""aiconfigurator's own engine, asked in a process of its own with chosen rows as its table.
+"""Runs aiconfigurator's engine in a child process, with selected rows as its only table.
 
-What the engine imports, leaks or crashes stays in that process. This module is also the child: run as
-`python -m quantbench.profile.aiconfigurator_engine`, it reads one JSON object from its standard input and writes one to
-its standard output. Entry points: `engine_missing`, `engine`; `ask_child` serves other predictors in the same way.
+The child isolates the engine's imports, memory leaks and crashes. It is this module, run as `python -m
+quantbench.profile.aiconfigurator_engine`: it reads a JSON object from standard input and writes one to standard output.
+Entry points: `engine_missing`, `engine`, and `ask_child` for other predictors. Used by `blindspots_report` and tools.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _LIMIT_S = 900.0
 class ChildAnswer:
     """Predictions of a child process.
 
-    latency_us: (rows,) µs, nan where it has none.
-    load_s, predict_s: seconds of one core.
-    version: of the package that answered.
+    latency_us: (rows,) predicted times in µs, nan if the predictor has none.
+    load_s, predict_s: CPU time of loading the table and of predicting, seconds.
+    version: version of the predictor's package.
     """
 
     latency_us: FloatArray
@@ -47,21 +47,21 @@ class ChildAnswer:
 
 
 def engine_missing() -> str | None:
-    """Why aiconfigurator's engine cannot be asked, in words; None when it can."""
+    """Returns the reason why aiconfigurator's engine is not available, None if it is."""
     return None if find_spec("aiconfigurator_core") else "the package aiconfigurator-core is not installed"
 
 
 def engine(table: Mapping[str, str], rows: Mapping[str, Any], m: IntArray, n: IntArray, k: IntArray) -> ChildAnswer:
-    """aiconfigurator's own engine, given only `rows` (lists m, n, k, latency_ms) as its bf16 table.
+    """Returns the engine's times of GEMMs, with `rows` (lists m, n, k, latency_ms) as its whole bf16 table.
 
-    table: system, backend and version under which it looks them up.
+    table: system, backend and version under which the engine stores its tables. m, n, k: (rows,) GEMM sizes.
     """
     shapes = [m.tolist(), n.tolist(), k.tolist()]
     return ask_child("quantbench.profile.aiconfigurator_engine", {**table, "rows": dict(rows), "shapes": shapes})
 
 
 def ask_child(module: str, request: Mapping[str, Any]) -> ChildAnswer:
-    """Run `python -m module` with the request as JSON on its standard input.
+    """Runs `python -m module` with the request as JSON on standard input, and parses the JSON on its last output line.
 
     Raises MeasurementError if the child fails or takes more than 900 s.
     """

@@ -1,6 +1,6 @@
-"""Answers queries of a profile: one shape or a million at once.
+"""Answers profile queries, for one shape or for arrays of shapes.
 
-Entry points, both called by `Profile`: `Asker` for products, softmax and attention, `ask_collective` for collectives.
+Entry points: `Asker` for GEMMs, softmax and attention, `ask_collective` for collectives. Used by `Profile`.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
-_REMEMBERED = 2**16  # single shapes
+_REMEMBERED = 2**16  # most cached answers for single shapes
 _CHOOSE: dict[str, Callable[..., Chosen]] = {
     "gemm": choose_gemm, "softmax": choose_softmax, "attention": choose_attention,
 }  # fmt: skip
-# What `Asker.ask` takes as the format of a workload, before the provider.
+# Workload fields that `Asker.ask` takes as `format_asked`; the provider is its last element.
 _FORMATS = {
     "gemm": ("dtype", "layout"), "softmax": ("dtype", "mask", "direction"),
     "attention": ("dtype", "causal", "direction"),
@@ -53,7 +53,7 @@ _MAIN_FORMAT = {"gemm": (None, None, None), "softmax": (None, "causal", "forward
 def broadcast_sizes(
     who: str, names: tuple[str, ...], given: tuple[Any, ...], largest: int = LARGEST
 ) -> tuple[tuple[IntArray, ...], tuple[int, ...]]:
-    """(flat int64 arrays of one length, the common shape). Raises InputError for values that are not sizes."""
+    """Returns (flat int64 arrays of equal length, broadcast shape). Raises InputError for values that are not sizes."""
     arrays = []
     for name, values in zip(names, given, strict=True):
         array = np.asarray(values)
@@ -76,9 +76,9 @@ def broadcast_sizes(
 
 @dataclass
 class Asker:
-    """Answers the queries of one profile. Keeps the rows and the model selected for each format, and single answers.
+    """Query engine of one profile. Caches the rows and model selected per format, and the answers for single shapes.
 
-    sources: how many workloads `works` answered from each source.
+    sources: number of workloads that `works` answered, by source.
     """
 
     profile: Profile
@@ -87,10 +87,10 @@ class Asker:
     sources: Counter[str] = field(default_factory=Counter)
 
     def ask(self, kind: str, format_asked: tuple[Any, ...], sizes: tuple[Any, ...]) -> Estimate | Estimates:
-        """An Estimate for plain numbers, Estimates for arrays.
+        """Returns an Estimate for plain numbers, Estimates for arrays.
 
-        kind: gemm, softmax or attention. format_asked: the arguments of its `choose_` function after the profile.
-        sizes: as in SIZES.
+        kind: gemm, softmax or attention. format_asked: arguments of the kind's `choose_` function after the profile.
+        sizes: sizes in the order of SIZES.
         """
         chosen = self._choice(kind, format_asked)
         if not all(type(size) is int for size in sizes):
@@ -106,7 +106,7 @@ class Asker:
         return known
 
     def works(self, works: Sequence[Compute]) -> list[Estimate]:
-        """An estimate of each workload, in order; one query for all workloads of a kind and format."""
+        """Estimates each workload, in order, with one query per kind and format."""
         groups: dict[tuple[Any, ...], dict[Compute, None]] = {}
         for work in works:
             key = (work.kind, *(getattr(work, name) for name in _FORMATS[work.kind]))
@@ -121,7 +121,7 @@ class Asker:
         return [known[work] for work in works]
 
     def trust(self, kind: str) -> float | None:
-        """See `Profile.trust`."""
+        """Implements `Profile.trust`."""
         surface = self._choice(kind, _MAIN_FORMAT.get(kind, (None, True, "forward", None))).surface
         return float(surface.trust.half_width) if len(surface.latency_us) else None
 
@@ -136,7 +136,7 @@ class Asker:
         asked, shape = broadcast_sizes(who, SIZES[chosen.kind], given)
         latency, low, high, code, outside = chosen.surface.many(asked)
         if chosen.kind == "gemm":
-            # Measured products have their row; no model knows longer sides.
+            # Measured GEMMs are answered from their row; models do not cover longer sides.
             m, n, k, _ = asked
             too_long = np.maximum(np.maximum(m, n), k) > LARGEST_SIDE
             for row in np.flatnonzero((code != MEASURED) & too_long)[:1]:
@@ -164,7 +164,7 @@ class Asker:
 
 
 _WHO = "profile.collective"
-# Half-width in log time beyond the measured messages, or between fewer than three.
+# Half-width in log time outside the measured message sizes, or if fewer than three were measured.
 _BLIND = log(1.3)
 _LEAST_HALF_WIDTH = 0.01
 
@@ -172,11 +172,11 @@ _LEAST_HALF_WIDTH = 0.01
 def ask_collective(
     table: Table, op: str, message_bytes: Any, num_gpus: int, num_nodes: int, dtype: str | None, provider: str | None
 ) -> Estimate | Estimates:
-    """See `Profile.collective`.
+    """Implements `Profile.collective`.
 
-    There is no model of a network: only message sizes are interpolated, as a power of the size between two measured
-    messages. A message shorter than all measured ones takes as long as the shortest, a longer one runs at the rate of
-    the longest (as in `latency.interconnect.Link`).
+    Only message sizes are interpolated, as a power law between two measured sizes, because there is no network model.
+    Smaller messages than measured take as long as the smallest one, larger ones run at the rate of the largest (as in
+    `latency.interconnect.Link`).
     """
     require_choice(_WHO, "op", op, COLLECTIVE_OPS)
     if dtype is not None:
@@ -197,7 +197,7 @@ def ask_collective(
     same = dtype in (None, kept)
     if not same:
         half_width += ALIKE
-        notes.append(f"{dtype} was not measured: taken to take as long as as many bytes of {kept}")
+        notes.append(f"{dtype} was not measured: assumed to take as long as the same number of bytes of {kept}")
 
     latency_us = np.exp(np.interp(np.log(asked), log_bytes, log_us))
     latency_us *= np.maximum(asked / known_bytes[-1], 1.0)
@@ -222,7 +222,7 @@ def ask_collective(
 
 
 def _half_width(log_bytes: FloatArray, log_us: FloatArray) -> float:
-    """The 0.9 quantile of the distance of each inner row from the line through its neighbours, log time."""
+    """Returns the 0.9 quantile of the error of interpolating each inner row from its neighbours, log time."""
     if len(log_us) < 3:
         return _BLIND
     share = (log_bytes[1:-1] - log_bytes[:-2]) / (log_bytes[2:] - log_bytes[:-2])
@@ -231,7 +231,7 @@ def _half_width(log_bytes: FloatArray, log_us: FloatArray) -> float:
 
 
 def _measured(table: Table, op: str) -> str:
-    """The measured collectives, for the error of one that was not measured."""
+    """Lists the measured collectives, for the error message."""
     if not len(table):
         return "a profile with collectives: of `quantbench comm`, or `quantbench import aiconfigurator --table nccl`"
     rows = table["op"] == op

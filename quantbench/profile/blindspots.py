@@ -1,16 +1,15 @@
-"""Interpolation error of a planner between the rows of its table, and the fewest further rows that fix it.
+"""Estimates a planner's interpolation error between the rows of its table, and selects the rows to add that fix it.
 
-aiconfigurator's engine interpolates a product m×n×k at a known (n, k) linearly between the two nearest rows in m (tests
-compare `interpolated_us` with the engine). The time jumps at a tile or wave edge, so the line is wrong on both sides of
-it. The expected time between the rows is that of a latency model moved through the measured rows.
+aiconfigurator's engine interpolates the time of a GEMM m×n×k at a known (n, k) linearly between the two nearest rows in
+m (tests compare `interpolated_us` with the engine). The time jumps at a tile or wave edge, so the line is wrong on both
+sides of it. The expected time between rows is a latency model's, scaled to match the measured rows.
 
-`choose` selects the rows to add. Between two rows, it finds the fewest that keep every place within the bound (a
-shortest path). If only the 95th percentile is bounded, it takes the gaps that fix the most places per row first.
+Entry points: `choose` and `replay`. `choose` selects rows to add: between two rows, the fewest that keep the error at
+every place within the bound (a shortest path). If only the 95th percentile is bounded, gaps are fixed in order of the
+number of places fixed per row. `replay` tests `choose` on a measured table: it keeps the rows at powers of two in m,
+adds rows, and measures the error at the other rows. `choose` then sees only the kept rows and a model fitted to them.
 
-`replay` tests the choice on a measured table: it keeps the rows at powers of two in m, adds rows, and compares with the
-others. The choice sees only the kept rows and a model fitted to them, started from other architecture families.
-
-Called by `blindspots_report` and by the exporters.
+Used by `blindspots_report`, `cli.profile` and the exporters.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ BoolArray = npt.NDArray[np.bool_]
 
 _WHO = "blindspots"
 TARGETS = ("p95", "max")
-#: most edges between two neighbouring rows; each has a place on both sides
+#: most edges considered between two neighbouring rows; each adds a place on both sides
 _EDGES_PER_GAP = 32
-#: smallest height of a tile; every edge of a wave is an edge of a tile
+#: smallest tile height; every wave edge is also a tile edge
 _SMALLEST_BLOCK_M = 16
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class Site:
-    """One (n, k) of a table.
+    """Sizes m of one (n, k) in a table, with their expected times. A "place" is one such size.
 
-    m: sizes, ascending, (places,).
-    expected_us: expected time, measured where in_table, (places,).
-    in_table: whether the table has the size, (places,).
+    m: (places,) sizes, ascending.
+    expected_us: (places,) expected times; measured if in_table, else predicted.
+    in_table: (places,) True if the table has a row of this size.
     """
 
     n: int
@@ -59,20 +58,20 @@ class Site:
         if len(self.m) < 2 or not (self.in_table[0] and self.in_table[-1]) or (np.diff(self.m) < 1).any():
             raise InputError(who, f"{len(self.m)} places", "places ascending, the first and the last in the table")
         if not (np.isfinite(self.expected_us) & (self.expected_us > 0)).all():
-            raise InputError(who, "a time that is none", "finite times above 0")
+            raise InputError(who, "a time that is not finite or not above 0", "finite times above 0")
 
     def errors(self, in_table: BoolArray | None = None) -> FloatArray:
-        """interpolated / expected - 1, (places,). in_table: another choice of rows."""
+        """Returns interpolated / expected - 1, (places,). in_table: rows to interpolate from, if not the table's."""
         rows = self.in_table if in_table is None else in_table
         return interpolated_us(self.m, self.m[rows], self.expected_us[rows]) / self.expected_us - 1.0
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Rows to add.
+    """Rows to add to a table, the result of `choose`. (`sources.Chosen` is the selection for a query.)
 
-    added: (places,) for each site.
-    before, after: |error| at the places outside the table, of all sites; 0 at added rows.
+    added: one (places,) mask per site.
+    before, after: |error| at all places of all sites that have no row in the table; 0 after at added rows.
     """
 
     sites: tuple[Site, ...]
@@ -82,12 +81,12 @@ class Choice:
 
     @property
     def rows(self) -> list[tuple[int, int, int]]:
-        """(m, n, k) to measure, by site and ascending m."""
+        """Shapes (m, n, k) to measure, by site and ascending m."""
         return [(int(m), s.n, s.k) for s, add in zip(self.sites, self.added, strict=True) for m in s.m[add]]
 
 
 def interpolated_us(m: IntArray, rows_m: IntArray, rows_us: FloatArray) -> FloatArray:
-    """The planner's time at sizes m (places,) of one (n, k), from rows ascending in m; nan outside of them.
+    """Returns the planner's times at sizes m (places,) of one (n, k), from rows ascending in m; nan outside the rows.
 
     >>> interpolated_us(np.array([3]), np.array([2, 4]), np.array([10.0, 20.0]))
     array([15.])
@@ -97,9 +96,9 @@ def interpolated_us(m: IntArray, rows_m: IntArray, rows_us: FloatArray) -> Float
 
 
 def places_between(rows_m: IntArray) -> IntArray:
-    """The sizes of one (n, k) and both sides of every tile edge between them, ascending.
+    """Returns the row sizes m of one (n, k) and both sides of every tile edge between them, ascending.
 
-    At most 32 edges between two rows: every second, fourth, … edge if there are more.
+    At most 32 edges between two rows: only every second, fourth, … edge if there are more.
     """
     found = [rows_m]
     for low, high in pairwise(rows_m):
@@ -113,8 +112,8 @@ def places_between(rows_m: IntArray) -> IntArray:
 
 
 def through_rows(m: IntArray, model_us: FloatArray, in_table: BoolArray, rows_us: FloatArray) -> FloatArray:
-    """A model's times (places,) scaled to equal the measured ones at the table's rows (rows,). Between the rows, the
-    ratio of measured to modelled is interpolated linearly over log m."""
+    """Scales a model's times (places,) to match the measured times at the table's rows (rows,). Between rows, the log
+    ratio of measured to modelled time is interpolated linearly over log m."""
     ratio = np.log(rows_us / model_us[in_table])
     moved = model_us * np.exp(np.interp(np.log(m), np.log(m[in_table]), ratio))
     moved[in_table] = rows_us
@@ -122,19 +121,19 @@ def through_rows(m: IntArray, model_us: FloatArray, in_table: BoolArray, rows_us
 
 
 def choose(sites: Sequence[Site], bound: float, target: str = "p95") -> Choice:
-    """The rows to add until the 95th percentile (or the largest) of the expected |error| is at most `bound`, a ratio
-    such as 0.05."""
+    """Selects rows to add until the 95th percentile ("p95") or the maximum ("max") of the expected |error| is at most
+    `bound`, a ratio such as 0.05."""
     require_choice(_WHO, "target", target, TARGETS)
     if not 0.0 < bound < 1.0:
         raise InputError(_WHO, f"bound = {bound!r}", "an error between 0 and 1, as in 0.05")
 
     def errors(tables: Sequence[BoolArray]) -> FloatArray:
-        """|error| at all places outside the sites' own tables, for other choices of rows."""
+        """Returns |error| at all places without a row, interpolated from the rows in `tables` (one mask per site)."""
         parts = [np.abs(site.errors(rows))[~site.in_table] for site, rows in zip(sites, tables, strict=True)]
         return np.concatenate(parts) if parts else np.zeros(0)
 
     before = errors([site.in_table for site in sites])
-    # (places outside the bound, site, places to add) of each gap between neighbouring rows
+    # For each gap between neighbouring rows: (places outside the bound, site index, places to add)
     gaps: list[tuple[int, int, list[int]]] = []
     for index, site in enumerate(sites):
         wrong = np.abs(site.errors()) > bound
@@ -160,8 +159,8 @@ def choose(sites: Sequence[Site], bound: float, target: str = "p95") -> Choice:
 
 
 def fewest_between(m: IntArray, expected_us: FloatArray, bound: float) -> list[int]:
-    """Indices, ascending, of the fewest places that, with the first and the last, keep linear interpolation within
-    `bound` of the expected time at every place.
+    """Returns ascending indices of the fewest places that, with the first and the last, keep linear interpolation
+    within `bound` of the expected time at every place.
 
     >>> fewest_between(np.array([1, 2, 3, 4]), np.array([1.0, 1.0, 2.0, 2.0]), 0.05)
     [1, 2]
@@ -171,7 +170,7 @@ def fewest_between(m: IntArray, expected_us: FloatArray, bound: float) -> list[i
     steps, came_from = np.full(places, places), np.full(places, -1)
     steps[0] = 0
     for i in range(places - 1):
-        # A line from i to j is good if its slope is in the interval that each place between them allows.
+        # A line from i to j is within the bound if its slope is in the interval that each place between them allows.
         dx = x[i + 1 :] - x[i]
         slope = (y[i + 1 :] - y[i]) / dx
         lowest = np.maximum.accumulate(((1 - bound) * y[i + 1 :] - y[i]) / dx)
@@ -189,18 +188,18 @@ def fewest_between(m: IntArray, expected_us: FloatArray, bound: float) -> list[i
     return chain[::-1]
 
 
-#: (m, n, k) of queries → µs, given rows m, n, k, latency_us
+#: the planner's interpolation: (rows m, n, k, latency_us), (queries m, n, k) → µs of the queries
 Consumer = Callable[[tuple[IntArray, IntArray, IntArray, FloatArray], tuple[IntArray, IntArray, IntArray]], FloatArray]
 
 _WHO_REPLAY = "blindspots --held-out"
 _FEWEST_MODEL_ROWS = 20
-# A cliff as docs/accuracy.md defines it: a rise of more than 10 % from m to m + 1, in products of some size.
+# Cliff as defined in docs/accuracy.md: a rise of more than 10 % from m to m + 1, in GEMMs at least this large.
 _CLIFF, _LARGE_M, _LARGE_NK = 1.10, 128, 1024
 
 
 @dataclass(frozen=True)
 class MeasuredProducts:
-    """A measured table. m, n, k, latency_us: (rows,), each shape once."""
+    """Measured GEMM times. m, n, k, latency_us: (rows,) each, sorted by n, k, m, each shape once."""
 
     m: IntArray
     n: IntArray
@@ -208,7 +207,7 @@ class MeasuredProducts:
     latency_us: FloatArray
 
     def where(self, rows: BoolArray) -> MeasuredProducts:
-        """The selected rows."""
+        """Returns the selected rows."""
         return MeasuredProducts(self.m[rows], self.n[rows], self.k[rows], self.latency_us[rows])
 
     @property
@@ -217,14 +216,14 @@ class MeasuredProducts:
         return np.asarray((self.m & (self.m - 1)) == 0, dtype=np.bool_)
 
     def sites(self) -> list[IntArray]:
-        """Indices of the rows of each (n, k); the table is sorted by n, k, m."""
+        """Returns the row indices of each (n, k)."""
         ends = np.flatnonzero((np.diff(self.n) != 0) | (np.diff(self.k) != 0)) + 1
         return [part.astype(np.int64) for part in np.split(np.arange(len(self.m)), ends)]
 
 
 @dataclass(frozen=True)
 class Errors:
-    """|interpolated / measured - 1| of some rows, in percent."""
+    """Summary of |interpolated / measured - 1| over a set of rows, in percent. rows: their number."""
 
     rows: int
     median_pct: float
@@ -234,11 +233,10 @@ class Errors:
 
 @dataclass(frozen=True)
 class ReplayLine:
-    """One of the compared tables. rows: their number.
+    """Errors of one of the compared tables. rows: number of its rows.
 
-    unseen: errors at rows that no compared table has.
-    large: at those of them with m >= 128 and n, k >= 1024.
-    at_cliffs: at all rows on both sides of measured cliffs that the thin table lacks, added ones included.
+    unseen: errors at rows that no compared table has. large: errors at unseen rows with m >= 128 and n, k >= 1024.
+    at_cliffs: errors at large rows on both sides of measured cliffs that the thin table lacks, including added rows.
     """
 
     name: str
@@ -252,8 +250,8 @@ class ReplayLine:
 class Replay:
     """Result of `replay`.
 
-    lines: the thin table; with rows at random; with chosen rows, measured; with chosen rows, modelled.
-    added: number of rows added to the thin table.
+    lines: errors of the thin table; with random rows added; with chosen rows, measured; with chosen rows, modelled.
+    added: number of rows added to the thin table. model_rows: number of rows that the model was fitted to.
     """
 
     lines: tuple[ReplayLine, ...]
@@ -264,7 +262,7 @@ class Replay:
 
 
 def sorted_table(m: IntArray, n: IntArray, k: IntArray, latency_us: FloatArray) -> MeasuredProducts:
-    """Rows sorted by n, k, m. Raises InputError for duplicate shapes."""
+    """Returns the rows sorted by n, k, m. Raises InputError for duplicate shapes."""
     order = np.lexsort((m, k, n))
     found = MeasuredProducts(m[order], n[order], k[order], latency_us[order])
     same = (np.diff(found.m) == 0) & (np.diff(found.n) == 0) & (np.diff(found.k) == 0)
@@ -281,10 +279,10 @@ def replay(
     target: str = "max",
     seeds: tuple[int, ...] = (0, 1, 2),
 ) -> Replay:
-    """Compare tables with chosen and with random rows added, on the rows that none of them has.
+    """Compares the interpolation errors of tables with chosen and with random rows added.
 
-    model_us: fits a model to the thin table; returns times of all rows of `table`, (rows,), and the rows it was fitted
-    to. consumer: the planner's interpolation. seeds: of the random rows, whose figures are means.
+    model_us: fits a model to the thin table; returns its times of all rows of `table`, (rows,), and the number of rows
+    it was fitted to. consumer: the planner's interpolation. seeds: of the random draws, whose errors are averaged.
     """
     thin = table.thin
     if thin.sum() < _FEWEST_MODEL_ROWS or thin.all():
@@ -319,7 +317,7 @@ def replay(
     at_cliffs = (np.append(False, steps) | np.append(steps, False)) & large & ~thin & inside
 
     def scores(rows: BoolArray, times_us: FloatArray = latency_us) -> list[Errors]:
-        """Errors at unseen rows, large unseen ones and cliffs, of a table with these rows and times."""
+        """Returns errors at unseen rows, large unseen rows and cliffs, for a table with these rows and times."""
         error = np.abs(consumer((m[rows], n[rows], k[rows], times_us[rows]), (m, n, k)) / latency_us - 1.0)
         return [_summary(error[part]) for part in (unseen, unseen & large, at_cliffs)]
 
@@ -349,7 +347,7 @@ def _mean(of: Sequence[Errors]) -> Errors:
 def straight_lines(
     rows: tuple[IntArray, IntArray, IntArray, FloatArray], queries: tuple[IntArray, IntArray, IntArray]
 ) -> FloatArray:
-    """`interpolated_us` for queries at many (n, k), (queries,); nan where a (n, k) is not in the rows."""
+    """Applies `interpolated_us` to queries at many (n, k), (queries,); nan if no row has the (n, k)."""
     rows_m, rows_n, rows_k, rows_us = rows
     m, n, k = queries
     out = np.full(len(m), np.nan)
@@ -366,8 +364,8 @@ Ask = Callable[[IntArray, IntArray, IntArray], FloatArray]
 
 
 def sites_between(table: MeasuredProducts, ask: Ask) -> list[Site]:
-    """Each (n, k) with two rows or more: its rows and both sides of the edges between them, with the model moved
-    through the rows. Calls `ask` once."""
+    """Builds a site for each (n, k) with two rows or more, from its rows and both sides of the edges between them.
+    ask: model whose times are scaled to match the rows; called once."""
     places = [(rows, places_between(table.m[rows])) for rows in table.sites() if len(rows) > 1]
     if not places:
         return []

@@ -1,5 +1,7 @@
-"""Blind spots of a profile's products in a planner's table: `find` them, and print them or a `replay` as JSON, text or
-Markdown. Called by `quantbench profile blindspots`."""
+"""Finds the blind spots of a planner's GEMM table, and formats them and `replay` results as JSON, text or Markdown.
+
+Entry point: `find`. Used by `quantbench profile blindspots` (`cli.profile`) and tools.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +38,17 @@ from quantbench.profile.exporters.options import Exported, ExportOptions, dtype_
 from quantbench.profile.profile import Profile
 from quantbench.units import latency, percent
 
-#: whose interpolation is known
+#: planners whose interpolation is implemented
 CONSUMERS = ("aiconfigurator",)
 _WHO = "profile blindspots"
 
 
 @dataclass(frozen=True)
 class Spot:
-    """The place with the largest error between two rows of one (n, k). low, high: m of the rows. m: of the place.
-    interpolated_us: the planner's time. expected_us: the model's time."""
+    """Size m with the largest interpolation error between two neighbouring rows of one (n, k).
+
+    low, high: m of the two rows. interpolated_us: the planner's time at m. expected_us: the model's time at m.
+    """
 
     n: int
     k: int
@@ -56,14 +60,17 @@ class Spot:
 
     @property
     def error(self) -> float:
-        """interpolated / expected - 1."""
+        """Relative error, interpolated / expected - 1."""
         return self.interpolated_us / self.expected_us - 1.0
 
 
 @dataclass(frozen=True)
 class Blindspots:
-    """choice: errors, and the rows to add. spots: one per gap, largest error first. num_rows: of the table. dtype: of
-    its products. model_rows: rows that the model was fitted to."""
+    """Result of `find`.
+
+    choice: rows to add, with the errors before and after. spots: one per gap, largest error first.
+    num_rows: number of rows in the table. dtype: dtype of its GEMMs. model_rows: rows that the model was fitted to.
+    """
 
     choice: Choice
     spots: tuple[Spot, ...]
@@ -73,7 +80,7 @@ class Blindspots:
 
 
 def measured_products(profile: Profile, consumer: str) -> tuple[MeasuredProducts, str]:
-    """The rows of the planner's table, and their number format."""
+    """Returns (rows of the planner's table, their dtype)."""
     require_choice(_WHO, "--for", consumer, CONSUMERS)
     dtype = dtype_of(profile, ExportOptions())
     table = products(profile, ExportOptions(dtype=dtype), Exported())
@@ -85,9 +92,9 @@ def measured_products(profile: Profile, consumer: str) -> tuple[MeasuredProducts
 def find(
     profile: Profile, consumer: str, bound: float, target: str, most_rows: int, *, own_model: bool = False
 ) -> Blindspots:
-    """Blind spots between the profile's rows.
+    """Finds the blind spots between the profile's rows. bound, target: see `blindspots.choose`.
 
-    most_rows: rows that the model is fitted to, at most. own_model: use the profile's model if it has one.
+    most_rows: most rows to fit the model to. own_model: use the profile's model if it has one.
     """
     table, dtype = measured_products(profile, consumer)
     own = profile.models.product(dtype) if own_model else None
@@ -106,7 +113,7 @@ def find(
 
 
 def fit(profile: Profile, table: MeasuredProducts, dtype: str, most_rows: int, *, prior: str) -> GemmModel:
-    """A model fitted to a random draw (seed 0) of at most `most_rows` of the products."""
+    """Fits a model to at most `most_rows` of the rows, drawn at random (seed 0). prior: see `GemmModel.fit`."""
     count = len(table.m)
     drawn = np.arange(count)
     if count > most_rows:
@@ -120,7 +127,7 @@ def fit(profile: Profile, table: MeasuredProducts, dtype: str, most_rows: int, *
 def thin_model(
     profile: Profile, table: MeasuredProducts, dtype: str, most_rows: int
 ) -> Callable[[MeasuredProducts], tuple[FloatArray, int]]:
-    """`model_us` of `replay`: fits a model to thin rows, with a prior that leaves out this GPU's family."""
+    """Returns the `model_us` of `replay`, which fits a model with a prior that excludes this GPU's family."""
 
     def model_us(thin: MeasuredProducts) -> tuple[FloatArray, int]:
         model = fit(profile, thin, dtype, most_rows, prior="family-out")
@@ -130,8 +137,8 @@ def thin_model(
 
 
 def consumer_of(device: str, dtype: str) -> tuple[Consumer, str]:
-    """(aiconfigurator's engine if it is installed and knows the device, else `straight_lines`; its description). The
-    engine keeps times above the roofline of the system it is asked about, so other systems cannot stand in."""
+    """Returns (aiconfigurator's engine, or `straight_lines` if it is not installed or lacks the device or dtype;
+    a description). The engine clamps times to the roofline of its system, so another system's data cannot stand in."""
     system = system_of(device)
     if engine_missing() is not None or system == device or dtype not in ("bf16", "fp16"):
         return straight_lines, "straight lines in m at each (n, k), as aiconfigurator's engine draws them"
@@ -166,7 +173,7 @@ _COLUMNS = ("rows of the table", "rows", "rows in none of the tables", "of them 
 
 
 def summary(errors: FloatArray) -> dict[str, float]:
-    """Median, 95th percentile and largest of |error|, as ratios; zeros without places."""
+    """Returns the median, 95th percentile and maximum of |error|, as ratios; zeros if there are no places."""
     if not len(errors):
         return {"median": 0.0, "p95": 0.0, "max": 0.0}
     middle, p95 = np.percentile(errors, [50, 95])
@@ -174,7 +181,7 @@ def summary(errors: FloatArray) -> dict[str, float]:
 
 
 def found_to_json(found: Blindspots, bound: float, target: str, most_spots: int) -> dict[str, Any]:
-    """As a JSON object, with the `most_spots` worst spots."""
+    """Returns the result of `find` as a JSON object, with the `most_spots` worst spots."""
     return {
         "dtype": found.dtype,
         "rows": found.num_rows,
@@ -194,14 +201,14 @@ def found_to_json(found: Blindspots, bound: float, target: str, most_spots: int)
 
 
 def spot_line(spot: Spot) -> str:
-    """One blind spot as a line of text."""
+    """Formats a blind spot as a line of text."""
     off = f"{percent(abs(spot.error))} too {'low' if spot.error < 0 else 'high'}"
     said = f"{latency(spot.interpolated_us)} between m = {spot.low} and {spot.high}"
     return f"m = {spot.m}, n = {spot.n}, k = {spot.k}: {said}, expected {latency(spot.expected_us)}: {off}"
 
 
 def replay_to_json(found: Replay, consumer: str) -> dict[str, Any]:
-    """As a JSON object, errors in percent."""
+    """Returns the result of `replay` as a JSON object, with errors in percent."""
     return {
         "consumer": consumer,
         "bound_pct": 100 * found.bound,
@@ -217,18 +224,18 @@ def replay_to_json(found: Replay, consumer: str) -> dict[str, Any]:
 
 
 def replay_cells(line: ReplayLine) -> tuple[str, ...]:
-    """A row of the printed table; errors are median / p95 in percent."""
+    """Formats a row of the printed table; errors are median / p95 in percent."""
     return (line.name, f"{line.rows:,}", _errors(line.unseen), _errors(line.large), _errors(line.at_cliffs))
 
 
 def replay_columns(line: ReplayLine) -> tuple[str, ...]:
-    """The printed table's column names, with the number of rows behind each error."""
+    """Returns the printed table's column names, with the number of rows behind each error."""
     counts = ("", "", f" ({line.unseen.rows:,})", f" ({line.large.rows:,})", f" ({line.at_cliffs.rows:,})")
     return tuple(name + count for name, count in zip(_COLUMNS, counts, strict=True))
 
 
 def replay_markdown(found: Replay, consumer: str, origins: Sequence[str]) -> str:
-    """The experiment as a Markdown table, followed by its sources."""
+    """Formats the result of `replay` as a Markdown table, followed by its sources."""
     names = replay_columns(found.lines[0])
     lines = ["| " + " | ".join(names) + " |", "|---|" + "---:|" * (len(names) - 1)]
     lines += ["| " + " | ".join(replay_cells(line)) + " |" for line in found.lines]
@@ -243,13 +250,13 @@ def _errors(errors: Errors) -> str:
 
 
 def write_between(path: Path, name: str, text: str) -> None:
-    """Replace the text of `path` between `<!-- name:begin -->` and `<!-- name:end -->`."""
+    """Replaces the text of `path` between `<!-- name:begin -->` and `<!-- name:end -->`."""
     head, tail = around_markers(path, name)
     path.write_text(f"{head}<!-- {name}:begin -->\n{text}<!-- {name}:end -->{tail}", encoding="utf-8")
 
 
 def around_markers(path: Path, name: str) -> tuple[str, str]:
-    """The text before and after the two markers. Raises StoreError for a file without them."""
+    """Returns the text before and after the two markers. Raises StoreError if the file lacks them."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     try:
         content = read_text(path)

@@ -1,6 +1,6 @@
 """Builds a profile from the records of runs: one row per workload and provider, fitted models, cliffs, findings.
 
-Entry point: `build`, called by `Profile.from_runs`.
+Entry point: `build`. Used by `Profile.from_runs`; `tools/shelf.py` uses the functions for single parts.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ _WHO = "profile export"
 
 
 #: rank (origin, grade; smaller is better), median, low, high in µs, record
-_Figure = tuple[tuple[int, int], float, float, float, Record]
+_Timing = tuple[tuple[int, int], float, float, float, Record]
 
 
 def tables_of(runs: Sequence[Run]) -> tuple[dict[str, Table], dict[str, int]]:
-    """(tables by kind, number of rows from each run by run id).
+    """Returns (tables by kind, number of rows from each run by run id).
 
-    If several records time one workload by one provider, those of the best origin (measured, imported, simulated) and
-    then the best grade count: their middle one is the row, and its interval covers all of theirs.
+    If several records time one workload by one provider, only those with the best origin (measured, imported,
+    simulated) and then the best grade are used: the median record is the row, and its interval covers all of theirs.
     """
-    groups: dict[str, dict[tuple[Any, ...], list[_Figure]]] = {kind: {} for kind in LAYOUTS}
+    groups: dict[str, dict[tuple[Any, ...], list[_Timing]]] = {kind: {} for kind in LAYOUTS}
     # The last key column is the provider, the others are fields of the workload.
     fields = {kind: attrgetter(*layout.keys[:-1]) for kind, layout in LAYOUTS.items()}
     for run in runs:
-        for figure in _figures(run.records):
-            work = figure[4].workload
-            key = (*fields[work.kind](work), figure[4].provider)
-            groups[work.kind].setdefault(key, []).append(figure)
-    given = {run.info.run_id: 0 for run in runs}
+        for timing in _timings(run.records):
+            work = timing[4].workload
+            key = (*fields[work.kind](work), timing[4].provider)
+            groups[work.kind].setdefault(key, []).append(timing)
+    num_rows = {run.info.run_id: 0 for run in runs}
     tables = {}
     for kind, layout in LAYOUTS.items():
-        rows = [(*key, *_row(kind, figures, given)) for key, figures in groups[kind].items()]
+        rows = [(*key, *_row(kind, timings, num_rows)) for key, timings in groups[kind].items()]
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(layout.names)
         tables[kind] = Table.of(kind, dict(zip(layout.names, columns, strict=True)))
-    return tables, given
+    return tables, num_rows
 
 
-def _figures(records: Iterable[Record]) -> Iterator[_Figure]:
+def _timings(records: Iterable[Record]) -> Iterator[_Timing]:
     for record in records:
         outcome = record.outcome
         if record.role != "point" or not isinstance(outcome, Measured) or outcome.grade.letter == "rejected":
@@ -71,12 +71,12 @@ def _figures(records: Iterable[Record]) -> Iterator[_Figure]:
             yield rank, median(samples_us), interval.low, interval.high, record
 
 
-def _row(kind: str, figures: list[_Figure], given: dict[str, int]) -> tuple[Any, ...]:
-    """The columns of a row after its keys; counts the row for its run in `given`."""
-    best = min(figure[0] for figure in figures)
-    alike = sorted((f for f in figures if f[0] == best), key=lambda f: (f[1], f[4].run_id))
+def _row(kind: str, timings: list[_Timing], num_rows: dict[str, int]) -> tuple[Any, ...]:
+    """Returns the values of a row after its keys; counts the row for its run in `num_rows`."""
+    best = min(timing[0] for timing in timings)
+    alike = sorted((f for f in timings if f[0] == best), key=lambda f: (f[1], f[4].run_id))
     (origin, grade), latency_us, _, _, record = alike[(len(alike) - 1) // 2]
-    given[record.run_id] += 1
+    num_rows[record.run_id] += 1
     kernel: tuple[str | int, ...] = ()
     if kind == "gemm":
         launch = record.launch
@@ -88,7 +88,7 @@ def _row(kind: str, figures: list[_Figure], given: dict[str, int]) -> tuple[Any,
 
 
 def cache_state(run: Run) -> str:
-    """The cache state of a run's points: cold, hot or unknown. Raises InputError for a run of both."""
+    """Returns the cache state of a run's points (cold, hot or unknown). Raises InputError if they differ."""
     found = {
         record.outcome.measurement.cache
         for record in run.records
@@ -100,7 +100,7 @@ def cache_state(run: Run) -> str:
 
 
 def check_alike(runs: Sequence[Run]) -> None:
-    """Raise InputError if runs cannot be combined in one profile."""
+    """Raises InputError if the runs cannot be combined in one profile."""
     if not runs:
         raise InputError(_WHO, "no runs", "at least one")
     first = runs[0].info
@@ -122,16 +122,15 @@ def check_alike(runs: Sequence[Run]) -> None:
         raise InputError(_WHO, "runs timed with cold and with hot caches", "runs timed alike (--cache)")
 
 
-# Most record keys of a finding; a table has thousands.
+# Most record keys stored per finding, of possibly thousands.
 _MOST_EVIDENCE = 50
 _MOST_CLIFFS = 300
 
 
 def cliffs_of(checks: Iterable[Check], *, most: int = _MOST_CLIFFS) -> tuple[tuple[KnownCliff, ...], int]:
-    """(cliffs, the largest first; how many were found).
+    """Keeps the `most` largest single-curve cliffs, and every cliff common to a family of curves.
 
-    Keeps the `most` largest of single curves, because a table of tens of thousands of rows has thousands, and all of
-    families of curves.
+    Returns (cliffs, largest first; total found). A table of tens of thousands of rows has thousands of cliffs.
     """
     own: list[KnownCliff] = []
     common: list[KnownCliff] = []
@@ -164,7 +163,7 @@ def _edge(cliff: Cliff | CommonCliff) -> dict[str, Any]:
 
 
 def findings_of(checks: Iterable[Check]) -> tuple[RuleFinding, ...]:
-    """The verdict on each rule, of the run with the most pairs."""
+    """Returns, for each rule, the verdict from the run with the most pairs."""
     best: dict[str, RuleFinding] = {}
     for check in checks:
         for verdict in check.rules:
@@ -181,12 +180,12 @@ def findings_of(checks: Iterable[Check]) -> tuple[RuleFinding, ...]:
 
 
 def build(made: type[Profile], runs: Sequence[Run], *, fit: bool, seed: int) -> Profile:
-    """See `Profile.from_runs`."""
+    """Implements `Profile.from_runs`."""
     check_alike(runs)
     ordered = sorted(runs, key=lambda run: run.info.run_id)
-    tables, given = tables_of(ordered)
-    sources = tuple(source_of(run, rows=given[run.info.run_id]) for run in ordered)
-    checks = [check_run(run) for run in ordered]  # each on its own, because its points come from one run
+    tables, num_rows = tables_of(ordered)
+    sources = tuple(source_of(run, rows=num_rows[run.info.run_id]) for run in ordered)
+    checks = [check_run(run) for run in ordered]  # separately: cliffs compare points of one run only
     cliffs, num_cliffs = cliffs_of(checks)
     device = ordered[0].info.device
     return made(
@@ -201,13 +200,13 @@ def build(made: type[Profile], runs: Sequence[Run], *, fit: bool, seed: int) -> 
 
 
 def source_of(run: Run, *, rows: int) -> RunSource:
-    """The provenance of a run. rows: how many the profile has of it."""
+    """Returns the provenance of a run. rows: number of profile rows taken from it."""
     keys = hashlib.sha256("\n".join(record.key for record in run.records).encode()).hexdigest()
     return RunSource(run.info.run_id, run.info.origin, run.info.source, cache_state(run), len(run.records), rows, keys)
 
 
 def software_of(runs: Sequence[Run]) -> dict[str, str]:
-    """Versions by name; all of them if runs differ."""
+    """Returns the software versions by name; all versions if the runs differ."""
     found: dict[str, set[str]] = {}
     for run in runs:
         for name, version in run.info.software.items():

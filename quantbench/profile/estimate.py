@@ -1,4 +1,7 @@
-"""The answers of a profile: times with interval and source, of many shapes (`Estimates`) or a layer (`layer_of`)."""
+"""Result types of profile queries: times with interval and source, for many shapes or one transformer layer.
+
+Entry points: `Estimates` and `LayerEstimate`, built by `layer_of`. Used by `Profile`, `answers` and `interpolation`.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,13 @@ _BOUNDS = ("compute", "memory", "latency")
 
 @dataclass(frozen=True)
 class Estimates:
-    """Many times; arrays have the broadcast shape of the query's sizes.
+    """Times of many shapes (not `latency.estimate.Estimates`); arrays have the broadcast shape of the query's sizes.
 
-    source_code: index in SOURCES.
-    outside: whether the shape is outside the measured range.
-    compute_us, memory_us: of the arithmetic and of the bytes alone, at the peaks.
-    note: of all of them.
-    what: the estimated operation, for the reason why a time is beyond the profile's rows.
+    low_us, high_us: interval of each time. source_code: index in SOURCES.
+    outside: True if the shape is outside the measured range.
+    compute_us, memory_us: time of the arithmetic alone and of the memory traffic alone, at the device's peaks.
+    note: one note for all shapes.
+    what: the estimated operation, named in the reason why a shape has no measured row.
     """
 
     latency_us: FloatArray
@@ -46,12 +49,12 @@ class Estimates:
 
     @cached_property
     def source(self) -> npt.NDArray[np.str_]:
-        """measured, interpolated or modelled, of each."""
+        """Source of each time: measured, interpolated or modelled."""
         return np.array(SOURCES)[self.source_code]
 
     @cached_property
     def bound(self) -> npt.NDArray[np.str_]:
-        """compute, memory or latency, of each: what takes most of the time."""
+        """Bound of each time: compute, memory or latency, whichever explains most of it."""
         most = np.maximum(self.compute_us, self.memory_us)
         busy = np.where(self.compute_us >= self.memory_us, 0, 1)
         return np.array(_BOUNDS)[np.where(most < _EXPLAINED * self.latency_us, 2, busy)]
@@ -60,7 +63,7 @@ class Estimates:
         return len(self.latency_us)
 
     def reshape(self, *shape: int) -> Estimates:
-        """The same in another shape."""
+        """Returns these estimates with all arrays reshaped."""
         arrays: dict[str, Any] = {
             name: value.reshape(shape) for name, value in vars(self).items() if isinstance(value, np.ndarray)
         }
@@ -81,19 +84,22 @@ class Estimates:
 
 @dataclass(frozen=True)
 class LayerEstimate(Estimate):
-    """A layer's time. source: the least certain of its operations'. bound: that of the most time. parts: its
-    operations."""
+    """Time of one transformer layer.
+
+    source: least certain source among the operations. bound: the bound that accounts for the most time.
+    parts: estimates of the operations.
+    """
 
     parts: ShapeEstimate | None = None
 
     @property
     def ops(self) -> tuple[OpEstimate, ...]:
-        """Its operations, each with its estimate."""
+        """Operations of the layer with their estimates."""
         return () if self.parts is None else self.parts.ops
 
 
 def layer_of(ops: Sequence[Op], found: Sequence[Estimate]) -> LayerEstimate:
-    """The sum over the operations of a layer, each run once."""
+    """Sums the estimates `found` of a layer's operations, which must have count 1."""
     works = [OpEstimate(op, one) for op, one in zip(ops, found, strict=True)]
     parts = total(works, CORRELATION)
     by_bound: dict[str, float] = {}

@@ -1,13 +1,13 @@
-"""A profile on disk: one JSON file, and a Parquet file beside it for each table of more than 2000 rows.
+"""Reads and writes profile files: one JSON file, and a Parquet file beside it for each table of more than 2000 rows.
 
-`sha256` in the JSON is the digest of everything else in it, which includes the digest of each Parquet file, so that any
-change is noticed. Entry points: `write_document` and `read_document`, called by `Profile`; `schema`.
+`sha256` in the JSON covers everything else in it, including the digest of each Parquet file, so any change is detected.
+Entry points: `write_document` and `read_document`, used by `Profile`, `to_parquet`, used by `exporters.flat`; `schema`.
 
 History of the format "quantbench-profile":
 1  first version.
 
-A change that an old reader would misread gets a new number, and `upgrade` a function that turns the older document into
-the newer one.
+A change that an old reader would misread needs a new version number, and a migration from the old version in
+`MIGRATIONS`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,11 @@ import numpy.typing as npt
 
 from quantbench.errors import InputError, StoreError, UnsupportedError
 from quantbench.files import read_bytes, reason
-from quantbench.profile.parts import table_from_json, table_to_json
+from quantbench.profile.parts import StoredFile, table_from_json, table_to_json
+from quantbench.profile.schema import PROFILE_FORMAT, PROFILE_VERSION
+from quantbench.profile.schema import schema as schema
 from quantbench.profile.table import FLAG, INTEGER, LAYOUTS, NUMBER, TEXT, Table
-from quantbench.store.typed import Json
-
-PROFILE_FORMAT = "quantbench-profile"
-PROFILE_VERSION = 1
+from quantbench.store.typed import Json, decode, encode
 
 #: version → function that turns a document into the next version
 MIGRATIONS: Mapping[int, Callable[[Json], Json]] = {}
@@ -44,7 +42,7 @@ def upgrade(
     migrations: Mapping[int, Callable[[Json], Json]] = MIGRATIONS,
     current: int = PROFILE_VERSION,
 ) -> Json:
-    """The document in version `current`. Raises InputError for unknown versions."""
+    """Migrates a document to version `current`. Raises InputError for an unknown version."""
     version = data.get("version")
     if isinstance(version, bool) or not isinstance(version, int):
         raise InputError(who, f"version = {version!r}"[:80], f"an integer up to {current}")
@@ -59,14 +57,7 @@ def upgrade(
     return data
 
 
-def schema() -> dict[str, Any]:
-    """The JSON Schema of the current version, `schemas/profile-1.json`."""
-    with files("quantbench.profile").joinpath(f"schemas/profile-{PROFILE_VERSION}.json").open(encoding="utf-8") as file:
-        loaded: dict[str, Any] = json.load(file)
-    return loaded
-
-
-#: a table of more rows is written to a Parquet file beside the JSON
+#: larger tables are written to a Parquet file beside the JSON
 MOST_ROWS_INLINE = 2000
 
 _PARTS = ("device", "software", "provenance", "tables", "models", "cliffs", "findings")
@@ -75,7 +66,7 @@ _LINES = ("cliffs", "findings")
 
 
 def write_document(path: Path, parts: Json, tables: dict[str, Table]) -> None:
-    """Write the Parquet files, then the JSON, each atomically."""
+    """Writes the Parquet files, then the JSON, each atomically."""
     stored: Json = {}
     files: list[tuple[Path, bytes]] = []
     for kind, table in tables.items():
@@ -85,10 +76,9 @@ def write_document(path: Path, parts: Json, tables: dict[str, Table]) -> None:
         beside = path.with_name(f"{path.stem}.{kind}.parquet")
         content = to_parquet(table)
         files.append((beside, content))
-        stored[kind] = {
-            "columns": list(table.columns), "file": beside.name, "num_rows": len(table),
-            "sha256": hashlib.sha256(content).hexdigest(),
-        }  # fmt: skip
+        stored[kind] = encode(
+            StoredFile(tuple(table.columns), beside.name, len(table), hashlib.sha256(content).hexdigest())
+        )
     data = {"format": PROFILE_FORMAT, **parts, "tables": stored}
     data = {"format": data.pop("format"), "version": data.pop("version"), "sha256": digest(data), **data}
     data["sha256"] = digest(data)
@@ -109,13 +99,13 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def digest(data: Json) -> str:
-    """SHA-256 of a document without its own `sha256`; spaces and the order of names do not matter."""
+    """Returns the SHA-256 of a document without its `sha256` field, independent of spaces and field order."""
     rest = {name: value for name, value in data.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()).hexdigest()
 
 
 def document_text(data: Json) -> str:
-    """The JSON text, one line per part, row, model, cliff and finding."""
+    """Returns the JSON text, with one line per part, row, model, cliff and finding."""
     lines = []
     for name, value in data.items():
         if name == "tables":
@@ -147,7 +137,7 @@ def _table_text(table: Json) -> str:
 
 
 def to_parquet(table: Table) -> bytes:
-    """The table as a Parquet file; the same rows give the same bytes."""
+    """Returns the table as Parquet bytes, which are the same for the same rows."""
     pa, pq = _arrow("write a large profile")
     columns = {
         name: pa.array(values.tolist(), pa.string()) if values.dtype.kind == "U" else pa.array(values)
@@ -160,8 +150,8 @@ def to_parquet(table: Table) -> bytes:
 
 
 def read_document(path: Path) -> tuple[Json, dict[str, Table]]:
-    """(parts in the current version, tables). Raises StoreError if a file cannot be read or was changed, InputError if
-    its content is invalid."""
+    """Returns (parts in the current version, tables). Raises StoreError if a file cannot be read or was changed,
+    InputError if its content is invalid."""
     try:
         raw = read_bytes(path)
     except OSError as error:
@@ -178,7 +168,7 @@ def read_document(path: Path) -> tuple[Json, dict[str, Table]]:
 
 
 def parse(raw: bytes, shown: str) -> Json:
-    """The document in a file's bytes. Raises StoreError if its digest is wrong."""
+    """Parses a profile document. Raises StoreError if it is not one, or if its digest is wrong."""
     try:
         data = json.loads(raw, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -191,7 +181,7 @@ def parse(raw: bytes, shown: str) -> Json:
     except (ValueError, RecursionError):
         raise InputError(f"profile {shown}", "a number that is not finite", "finite numbers") from None
     if data.get("sha256") != right:
-        # A newer version may be digested in another way, which is not damage.
+        # A newer version may compute its digest differently: report the version, not damage.
         upgrade({"version": data.get("version")}, f"profile {shown}", migrations={})
         raise StoreError("read profile", f"{shown} was changed or damaged: its sha256 is not that of its content",
                          "the file as it was exported")  # fmt: skip
@@ -204,16 +194,11 @@ def _no_constant(name: str) -> float:
 
 def _table(path: Path, kind: str, data: Any) -> Table:
     who = f"profile table {kind}"
-    if not isinstance(data, dict):
-        raise InputError(who, repr(data)[:80], "columns with rows, or a file")
-    if set(data) == {"columns", "rows"}:
+    if isinstance(data, dict) and "rows" in data:
         return table_from_json(kind, data, who)
-    if set(data) != {"columns", "file", "num_rows", "sha256"}:
-        raise InputError(
-            who, "fields " + ", ".join(map(str, data))[:100], "columns and rows, or file, num_rows, sha256"
-        )
-    name = data["file"]
-    if not isinstance(name, str) or not name or Path(name).name != name:
+    stored = decode(StoredFile, data, who)
+    name = stored.file
+    if not name or Path(name).name != name:
         raise InputError(who, f"file {name!r}"[:100], "the name of a file beside the profile")
     beside = path.with_name(name)
     try:
@@ -221,24 +206,24 @@ def _table(path: Path, kind: str, data: Any) -> Table:
     except OSError as error:
         what = f"{beside} ({reason(error)})"
         raise StoreError("read profile", what, f"the Parquet file beside {path.name}") from None
-    if hashlib.sha256(content).hexdigest() != data["sha256"]:
+    if hashlib.sha256(content).hexdigest() != stored.sha256:
         raise StoreError("read profile", f"{beside} was changed or damaged: its sha256 is not what {path.name} says",
                          "the file as it was exported")  # fmt: skip
     table = from_parquet(kind, content, str(beside))
-    if data["num_rows"] != len(table) or data["columns"] != list(table.columns):
-        raise InputError(who, f"{len(table)} rows in {name}", f"{data['num_rows']!r} rows of {data['columns']!r}"[:200])
+    if stored.num_rows != len(table) or stored.columns != tuple(table.columns):
+        raise InputError(who, f"{len(table)} rows in {name}", f"{stored.num_rows} rows of {stored.columns}"[:200])
     return table
 
 
 def from_parquet(kind: str, content: bytes, shown: str) -> Table:
-    """The table that `to_parquet` wrote."""
+    """Inverse of `to_parquet`. Raises StoreError if it is no Parquet file, InputError for other columns or nulls."""
     pa, pq = _arrow(f"read {shown}")
     who = f"profile table {kind}"
     names = list(LAYOUTS[kind].names)
     texts = [column.name for column in LAYOUTS[kind].columns if column.kind == TEXT]
     try:
         found = pq.ParquetFile(pa.BufferReader(content), read_dictionary=texts).read(use_threads=False)
-    except (pa.ArrowException, OSError, KeyError) as error:  # KeyError: a text column is not there
+    except (pa.ArrowException, OSError, KeyError) as error:  # KeyError: a text column is missing
         raise StoreError("read profile", f"{shown} ({error})"[:200].replace("\n", " "), "a Parquet file") from None
     if found.column_names != names:
         raise InputError(who, "columns " + ", ".join(found.column_names)[:150], ", ".join(names))
@@ -257,7 +242,7 @@ def from_parquet(kind: str, content: bytes, shown: str) -> Table:
 
 
 def _numpy(values: Any, kind: str) -> npt.NDArray[Any]:
-    """An Arrow array without nulls as a numpy array, from its buffers: `to_numpy` would import pandas if installed."""
+    """Converts an Arrow array without nulls from its buffers, because `to_numpy` would import pandas if installed."""
     if kind == TEXT:
         words = np.array(values.dictionary.to_pylist() or [""], dtype=np.str_)
         return np.asarray(words[_plain(values.indices, np.dtype(np.int32))])

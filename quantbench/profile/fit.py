@@ -1,6 +1,6 @@
-"""Fits the models of a profile to its rows, or takes shipped models if there are too few rows.
+"""Fits the models of a profile to its rows, or selects shipped models if there are too few rows.
 
-Entry points: `models_of`, called by `build`; `known_model`, also called by tools.
+Entry points: `models_of`, used by `build`; `product_model` and `known_model`, also used by `tools/shelf.py` and tests.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from quantbench.workload import Softmax
 
 FloatArray = npt.NDArray[np.float64]
 
-# Most products that the model is fitted to, and most that its distilled form is taught: more hardly change predictions
-# of other products, and cost time.
-_MOST_PRODUCT_ROWS, _MOST_TAUGHT = 8000, 16_000
+# Most rows that the GEMM model is fitted to, and most that its distilled form is trained on: more rows cost time and
+# hardly change other predictions.
+_MOST_PRODUCT_ROWS, _MOST_DISTILLED = 8000, 16_000
 # Tables of more rows are fitted with fewer members and trees, because with many rows the members hardly differ.
 _MANY_PRODUCT_ROWS = 2000
 _MANY_ROWS_EFFORT = Effort(members=2, rows_first=1000, rows_other=600, growth=Growth(trees=10, leaf=3))
-# The learner beside attention's physics takes the cube of the rows.
+# Fitting attention's Gaussian process takes time cubic in the rows.
 _MOST_ATTENTION_ROWS = 600
 # Half-widths are stored at the median times of this many groups of equally many probed shapes.
 _POINTS = 8
@@ -44,8 +44,8 @@ _UNFUSED_PROVIDERS = ("torch.eager",)
 
 
 def models_of(device: DeviceSpec, tables: dict[str, Table], *, fit: bool, seed: int) -> Models:
-    """Models of every number format with rows, at least of bf16 (fp16 if the device has no bf16). A processor has none,
-    because the models are of blocks and waves."""
+    """Returns a GEMM model for each dtype with rows (if none: for bf16, or fp16 if the device has no bf16), and models
+    of softmax and attention. A CPU gets none, because the models describe thread blocks and waves."""
     if device.kind != "cuda":
         return Models()
     usual = "fp16" if device.peak("bf16") is None else "bf16"
@@ -59,7 +59,7 @@ def models_of(device: DeviceSpec, tables: dict[str, Table], *, fit: bool, seed: 
 
 
 def _most_of(table: Table, *columns: str) -> Table:
-    """The rows of the most frequent value of each column in turn."""
+    """Keeps the rows with the most frequent value of each column in turn."""
     for name in columns:
         if len(table):
             table = table.where(table[name] == table.most(name))
@@ -71,7 +71,7 @@ def _product(device: DeviceSpec, table: Table, dtype: str, fit: bool, seed: int)
     m = table["m"] * table["batch"]
     whole = (m <= LARGEST_SIDE) & (table["n"] <= LARGEST_SIDE) & (table["k"] <= LARGEST_SIDE)
     plain = whole & (table["batch"] == 1)
-    # A batch is not quite the rows of one product: batched rows are used only if there are too few others.
+    # A batched GEMM runs a little differently from one with batch × m rows: used only if there are too few others.
     kept = np.flatnonzero(plain if plain.sum() >= FEWEST_PRODUCT_ROWS else whole)
     if not fit or len(kept) < FEWEST_PRODUCT_ROWS:
         return _unfitted(device, dtype, seed)
@@ -83,10 +83,10 @@ def _product(device: DeviceSpec, table: Table, dtype: str, fit: bool, seed: int)
         launches=launches if any(launches) else None, seed=seed,
         effort=_MANY_ROWS_EFFORT if len(kept) > _MANY_PRODUCT_ROWS else None,
     )  # fmt: skip
-    taught = np.flatnonzero(whole)
-    if len(taught) > _MOST_TAUGHT:
-        taught = np.sort(np.random.default_rng(seed).permutation(taught)[:_MOST_TAUGHT])
-    return product_model(model, every=(m[taught], table["n"][taught], table["k"][taught]), seed=seed)
+    trained = np.flatnonzero(whole)
+    if len(trained) > _MOST_DISTILLED:
+        trained = np.sort(np.random.default_rng(seed).permutation(trained)[:_MOST_DISTILLED])
+    return product_model(model, every=(m[trained], table["n"][trained], table["k"][trained]), seed=seed)
 
 
 def _launches(table: Table) -> list[Launch | None]:
@@ -99,7 +99,7 @@ def _launches(table: Table) -> list[Launch | None]:
 
 @cache
 def known_model(slug: str, dtype: str, seed: int) -> ProductModel:
-    """The shipped model of a known GPU. Cached, because distilling takes seconds."""
+    """Returns the shipped model of a known GPU. Cached, because distilling takes seconds."""
     return product_model(GemmModel.best(slug, dtype=dtype), seed=seed)
 
 
@@ -112,10 +112,10 @@ def _unfitted(device: DeviceSpec, dtype: str, seed: int) -> ProductModel:
 def product_model(
     model: GemmModel, *, every: tuple[npt.NDArray[np.int64], ...] | None = None, seed: int = 0
 ) -> ProductModel:
-    """The distilled form of a model, with the interval of the whole model widened by what distilling adds.
+    """Returns the distilled form of a model, with the model's interval widened by the distillation error.
 
-    every: m, n and k of shapes to distil a lean form for, beside random ones; it answers single shapes in half the
-    time. Without them, a shipped model keeps its own form, which is closer to the whole model without rows.
+    every: (shapes,) arrays m, n, k on which to train a lean distilled form, in addition to random shapes; it answers
+    single shapes in half the time. If None, a shipped model keeps its own, more accurate distilled form.
     """
     if every is None and model.fast is not None:
         fast = model.fast

@@ -1,9 +1,9 @@
-"""Interpolates times between measured shapes, along the edges that a model knows.
+"""Interpolates times between measured shapes with a model that knows the tile and wave edges.
 
-A measured shape answers with its own row (`RowIndex` finds it). Elsewhere a model answers, multiplied by measured over
-modelled time at the two measured shapes on both sides, where two lie near enough on a line through the shape (`Lines`):
-the model has the edges of tiles and waves, and the ratio is smooth across them. How much of that ratio to use, and the
-interval, are found by leaving each measured row out in turn (`Surface.trust`). Entry point: `Surface.many`.
+A measured shape returns its own row (found by `RowIndex`). Otherwise the model predicts, and its time is multiplied by
+the ratio of measured to modelled time, interpolated between the two nearest measured shapes on a line through the shape
+(`Lines`): the ratio is smooth across edges. Leave-one-out errors determine how much of the ratio is applied, and the
+interval (`Surface.trust`). Entry point: `Surface.many`. Used by `sources` (which builds surfaces) and `answers`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 IntpArray = npt.NDArray[np.intp]
 
-# Odd constants with well-mixed bits: of the golden ratio, and of the finaliser of MurmurHash3 (64 bit).
+# Odd multipliers of well-mixed bits: the golden ratio, and a constant of MurmurHash3's 64-bit finaliser.
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xFF51AFD7ED558CCD)
 _SHIFT = np.uint64(32)
@@ -34,7 +34,7 @@ _SPARE_BITS = 1
 
 
 def hashed(sizes: Sizes) -> npt.NDArray[np.uint64]:
-    """A 64-bit hash of each row of several integers, (rows,)."""
+    """Returns a 64-bit hash of each row of sizes, (rows,)."""
     total = np.zeros(sizes[0].shape, dtype=np.uint64)
     for size in sizes:
         total += size.astype(np.uint64)
@@ -46,7 +46,7 @@ def hashed(sizes: Sizes) -> npt.NDArray[np.uint64]:
 
 @dataclass(frozen=True)
 class RowIndex:
-    """Finds rows by their sizes. sizes: (rows,) each, no two rows equal.
+    """Hash index of rows by their sizes. sizes: one (rows,) array per size, all rows different.
 
     >>> index = RowIndex((np.array([1, 2, 2]), np.array([5, 5, 6])))
     >>> index.find((np.array([2, 2]), np.array([6, 7])))
@@ -56,7 +56,7 @@ class RowIndex:
     sizes: Sizes
 
     def find(self, asked: Sizes) -> IntpArray:
-        """The index of the row with exactly these sizes, -1 if there is none, (shapes,)."""
+        """Returns the index of the row with exactly these sizes, or -1, (shapes,)."""
         out = np.full(asked[0].shape, -1, dtype=np.intp)
         if not len(self.sizes[0]):
             return out
@@ -79,7 +79,7 @@ class RowIndex:
 
     @cached_property
     def _slots(self) -> tuple[npt.NDArray[np.int32], np.uint64]:
-        """Open-addressed hash table: the row in each slot, -1 if empty, and the mask of its length."""
+        """Open-addressed hash table: (row in each slot or -1, bit mask of the table length)."""
         rows = len(self.sizes[0])
         length = 1 << (max(rows, 2).bit_length() + _SPARE_BITS)
         mask = np.uint64(length - 1)
@@ -88,7 +88,7 @@ class RowIndex:
         waiting = np.arange(rows, dtype=np.int32)
         while waiting.size:
             free = slots[place] < 0
-            slots[place[free]] = waiting[free]  # of several rows with one slot, the last one written stays
+            slots[place[free]] = waiting[free]  # if several rows share a slot, the last one written stays
             lost = slots[place] != waiting
             waiting, place = waiting[lost], (place[lost] + np.uint64(1)) & mask
         return slots, mask
@@ -100,9 +100,9 @@ WIDEST_GAP = 2.0
 
 @dataclass(frozen=True)
 class _Family:
-    """Lines along which the sizes at `moving` grow in proportion and the others are held.
+    """Lines along which the sizes at `moving` grow in proportion while the others stay fixed.
 
-    lines: finds a line by its identifier.
+    lines: index of lines by identifier.
     first: (lines + 1,) row offsets.
     scale: (rows,) position on the line, ascending.
     value: (rows,) interpolated quantity.
@@ -115,7 +115,7 @@ class _Family:
     value: FloatArray
 
     def bracket(self, sizes: Sizes) -> tuple[BoolArray, FloatArray]:
-        """(whether a shape lies between two rows, the interpolated value), (shapes,) each."""
+        """Returns (True if a shape lies between two rows, interpolated value), (shapes,) each."""
         names, scale = line_of(sizes, self.moving)
         line = self.lines.find(names)
         value = np.zeros(len(line))
@@ -123,7 +123,7 @@ class _Family:
         if not found.size:
             return line >= 0, value
         line, at = line[found], scale[found].astype(np.float64)
-        # Scales restart on each line; shifted by the line's index they ascend over all lines.
+        # Scales restart on each line; adding a multiple of the line's index makes them ascend over all lines.
         above = np.searchsorted(self._shifted, line * self._span + at)
         inside = (above > self.first[line]) & (above < self.first[line + 1])
         found, above, at = found[inside], above[inside], at[inside]
@@ -147,7 +147,7 @@ class _Family:
 
 
 def line_of(sizes: Sizes, moving: tuple[int, ...]) -> tuple[Sizes, IntArray]:
-    """(identifier of each shape's line, position on it): moving sizes over their common divisor."""
+    """Returns (identifier of each shape's line, position on it); the position is the moving sizes' common divisor."""
     if len(moving) == 1:
         (at,) = moving
         return tuple(size for i, size in enumerate(sizes) if i != at), sizes[at]
@@ -159,15 +159,18 @@ def line_of(sizes: Sizes, moving: tuple[int, ...]) -> tuple[Sizes, IntArray]:
 
 @dataclass(frozen=True)
 class Lines:
-    """Interpolation along lines. sizes: of the measured rows, (rows,) each. value: (rows,) quantity to interpolate.
-    families: indices of the sizes that grow together, tried in order."""
+    """Interpolation along lines of measured rows.
+
+    sizes: one (rows,) array per size. value: (rows,) quantity to interpolate.
+    families: indices of the sizes that grow together, tried in order.
+    """
 
     sizes: Sizes
     value: FloatArray
     families: tuple[tuple[int, ...], ...]
 
     def between(self, asked: Sizes) -> tuple[BoolArray, FloatArray]:
-        """(whether a shape lies between two measured ones, the interpolated value there), (shapes,) each."""
+        """Returns (True if a shape lies between two measured ones, interpolated value), (shapes,) each."""
         known = np.zeros(len(asked[0]), dtype=bool)
         value = np.zeros(len(known))
         left = np.arange(len(known))
@@ -181,7 +184,7 @@ class Lines:
         return known, value
 
     def left_out(self) -> tuple[BoolArray, FloatArray]:
-        """As `between`, for each row from its neighbours without itself."""
+        """Interpolates each row from its neighbours, without itself; returns arrays like `between`, (rows,) each."""
         known, value = np.zeros(len(self.value), dtype=bool), np.zeros(len(self.value))
         for moving in self.families:
             order, first, scale = _sorted(self.sizes, moving)
@@ -213,7 +216,7 @@ class Lines:
 
 
 def _sorted(sizes: Sizes, moving: tuple[int, ...]) -> tuple[IntpArray, IntpArray, FloatArray]:
-    """(rows sorted by line and position, (lines + 1,) row offsets, position of each row)."""
+    """Returns (row order by line and position, (lines + 1,) row offsets, position of each sorted row)."""
     names, scale = line_of(sizes, moving)
     order = np.lexsort([scale, *reversed(names)])
     new = np.ones(len(order), dtype=bool)
@@ -224,14 +227,14 @@ def _sorted(sizes: Sizes, moving: tuple[int, ...]) -> tuple[IntpArray, IntpArray
 
 
 _COVERED = 0.9
-# Fewest left-out rows to estimate the share from.
+# Fewest left-out rows needed to estimate `Trust.share`.
 _FEWEST_LEFT_OUT = 8
-# Least half-width of an interpolation: drift between runs.
+# Smallest half-width of an interpolated time, log time: drift between runs.
 _LEAST_HALF_WIDTH = 0.01
-# Measured rows are rounder numbers than queries, and easier for the model: errors past an edge are this much larger
-# (held-out rows of the public A100 table at other m than its powers of two).
+# Measured sizes are rounder than queried ones and easier for the model, so leave-one-out errors are too small by this
+# factor (from rows of the public A100 table at m other than powers of two).
 _LESS_ROUND = 1.15
-# Fewest rows whose median ratio to the model counts as the model's bias.
+# Fewest rows needed to estimate the model's bias.
 _FEWEST_FOR_BIAS = 5
 #: intervals outside the measured range are this much wider (log time)
 OUTSIDE_WIDER = 1.5
@@ -245,7 +248,8 @@ Base = Callable[[Sizes], Predicted]
 
 @dataclass(frozen=True)
 class Trust:
-    """share: of the interpolated ratio that is used. half_width: of the 90 % interval then, in log time."""
+    """Calibration of an interpolation. share: fraction of the interpolated log ratio that is applied. half_width:
+    half-width of the resulting 90 % interval, log time."""
 
     share: float
     half_width: float
@@ -253,8 +257,11 @@ class Trust:
 
 @dataclass(frozen=True)
 class Surface:
-    """Times of all shapes. sizes, latency_us, low_us, high_us: of the measured rows, (rows,) each. base: a model.
-    families: see `Lines`."""
+    """Times of all shapes, from measured rows and a model.
+
+    sizes, latency_us, low_us, high_us: (rows,) arrays of the measured rows. base: model of all sizes.
+    families: see `Lines`.
+    """
 
     sizes: Sizes
     latency_us: FloatArray
@@ -264,7 +271,7 @@ class Surface:
     families: tuple[tuple[int, ...], ...]
 
     def many(self, asked: Sizes) -> tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.int8], BoolArray]:
-        """(latency, low, high, source code, outside) of each shape, (shapes,) each; asked: int64, one-dimensional."""
+        """Returns (latency_us, low_us, high_us, source code, outside), (shapes,) each. asked: int64 (shapes,) sizes."""
         row = self.index.find(asked)
         rest = np.flatnonzero(row < 0)
         if not rest.size:
@@ -293,12 +300,12 @@ class Surface:
 
     @cached_property
     def index(self) -> RowIndex:
-        """Finds measured rows."""
+        """Index of the measured rows by size."""
         return RowIndex(self.sizes)
 
     @cached_property
     def range(self) -> tuple[tuple[int, int], ...]:
-        """Smallest and largest measured value of each size; (1, 0), which contains nothing, without rows."""
+        """Smallest and largest measured value of each size; the empty range (1, 0) if nothing was measured."""
         if not len(self.latency_us):
             return tuple((1, 0) for _ in self.sizes)
         return tuple((int(size.min()), int(size.max())) for size in self.sizes)
@@ -311,34 +318,34 @@ class Surface:
 
     @cached_property
     def _log_ratio(self) -> FloatArray:
-        """Log of measured over modelled, by row."""
+        """Log of measured over modelled time, (rows,)."""
         return np.asarray(np.log(self.latency_us / self.base(self.sizes)[0]))
 
     @cached_property
     def lines(self) -> Lines:
-        """Measured over modelled along lines between measured shapes."""
+        """Interpolator of the log of measured over modelled time."""
         return Lines(self.sizes, self._log_ratio, self.families)
 
     @cached_property
     def bias(self) -> float:
-        """The model's median error over all rows, log time."""
+        """Median log ratio of measured to modelled time over all rows; 0 with fewer than five rows."""
         if len(self.latency_us) < _FEWEST_FOR_BIAS:
             return 0.0
         return float(np.median(self._log_ratio))
 
     @cached_property
     def trust(self) -> Trust:
-        """From leaving each row out in turn."""
+        """Calibration from leave-one-out errors of the rows."""
         if not len(self.latency_us):
             return Trust(1.0, log(2.0))
         known, ratio = self.lines.left_out()
         if known.sum() < _FEWEST_LEFT_OUT:
             _, below, above, _ = self.base(self.sizes)
             return Trust(1.0, max(_LEAST_HALF_WIDTH, float(np.median(np.maximum(below, above)))))
-        said, true = ratio[known] - self.bias, self._log_ratio[known] - self.bias
-        squares = float((said**2).sum())
-        share = min(1.0, max(0.0, float((said * true).sum()) / squares)) if squares > 0 else 1.0
-        error = np.abs(true - share * said)
-        # One row more, because the quantile of a sample is uncertain by a row.
+        predicted, true = ratio[known] - self.bias, self._log_ratio[known] - self.bias
+        squares = float((predicted**2).sum())
+        share = min(1.0, max(0.0, float((predicted * true).sum()) / squares)) if squares > 0 else 1.0
+        error = np.abs(true - share * predicted)
+        # One rank higher, because the quantile of a sample is uncertain by one rank.
         rank = min(1.0, _COVERED * (len(error) + 1) / len(error))
         return Trust(share, max(_LEAST_HALF_WIDTH, _LESS_ROUND * float(np.quantile(error, rank))))

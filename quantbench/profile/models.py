@@ -1,4 +1,7 @@
-"""The fitted models of a profile, and their JSON: products (distilled), softmax, attention. Entry point: `Models`."""
+"""Holds the fitted models of a profile (distilled GEMM, softmax, attention) and converts them to JSON and back.
+
+Entry points: `Models`, `ProductModel`, `models_to_json`, `models_from_json`. Used by `Profile`, `fit` and `sources`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ FloatArray = npt.NDArray[np.float64]
 
 _WHO = "profile model of products"
 _NUM_FEATURES = 4 + len(WATCHED) + 2
-# m, n and k of shapes that every model must give a time for.
+# m, n, k of probe shapes: a loaded model must predict a finite time for each.
 _PRODUCT_PROBES = tuple(
     np.array(sizes, dtype=np.float64)
     for sizes in (
@@ -40,11 +43,10 @@ _PRODUCT_PROBES = tuple(
 
 @dataclass(frozen=True)
 class ProductModel:
-    """Products of one number format.
+    """Distilled GEMM model of one dtype, with its interval.
 
-    fast: the distilled model.
-    rows: measured rows that the model was fitted to.
-    log_us, half: half-width of the 90 % interval (log time) over the logarithm of the predicted time, as points.
+    fast: the distilled model. rows: number of measured rows that the model was fitted to.
+    log_us, half: (points,) log of predicted µs, ascending, and half-width of the 90 % interval there, log time.
     """
 
     dtype: str
@@ -56,11 +58,11 @@ class ProductModel:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def half_width(self, latency_us: FloatArray) -> FloatArray:
-        """Half-width of the 90 % interval, log time, (shapes,)."""
+        """Returns the half-width of the 90 % interval at predicted times, log time, (shapes,)."""
         return np.interp(np.log(latency_us), self.log_us, self.half)
 
     def to_json(self) -> Json:
-        """As a JSON object."""
+        """Returns the model as a JSON object."""
         return {
             "dtype": self.dtype, "rows": self.rows, "note": self.note, "provenance": dict(self.provenance),
             "log_us": list(self.log_us), "half_width": list(self.half), "distilled": fast_to_json(self.fast),
@@ -68,7 +70,7 @@ class ProductModel:
 
     @classmethod
     def from_json(cls, data: Any, device: DeviceSpec) -> ProductModel:
-        """The model that `to_json` wrote for this device. Raises InputError for anything else."""
+        """Inverse of `to_json`. Raises InputError if the data is invalid or for another device."""
         with _sound(_WHO):
             dtype = require_choice(_WHO, "dtype", data["dtype"], GEMM_DTYPES)
             fast = fast_from_json(data["distilled"])
@@ -80,7 +82,7 @@ class ProductModel:
 
 @contextmanager
 def _sound(who: str) -> Iterator[None]:
-    """Raise InputError for whatever a malformed part raises; numpy's warnings are off."""
+    """Turns any error from malformed data into an InputError; mutes numpy's warnings."""
     try:
         with np.errstate(all="ignore"):
             yield
@@ -122,9 +124,11 @@ _ATTENTION_PROBES = (Attention(1, 32, 2048, 2048, 128), Attention(8, 8, 64, 64, 
 
 @dataclass(frozen=True)
 class Models:
-    """Models for shapes that were not measured. gemm: one per number format. softmax, attention: None if the device has
-    no such model. softmax_fused: True if the softmax model describes one fused kernel, False for the three-kernel
-    fallback."""
+    """Models for shapes that were not measured.
+
+    gemm: one model per dtype. softmax, attention: None if the device has no such model.
+    softmax_fused: True if the softmax model describes one fused kernel, False for the three-kernel fallback.
+    """
 
     gemm: tuple[ProductModel, ...] = ()
     softmax: SoftmaxModel | None = None
@@ -132,12 +136,12 @@ class Models:
     attention: AttentionModel | None = None
 
     def product(self, dtype: str) -> ProductModel | None:
-        """The model of a format."""
+        """Returns the GEMM model of a dtype, None if there is none."""
         return next((model for model in self.gemm if model.dtype == dtype), None)
 
 
 def models_to_json(models: Models) -> Json:
-    """As a JSON object: a list by kind."""
+    """Returns the models as a JSON object with one list per kind."""
     softmax = None if models.softmax is None else {**models.softmax.to_json(), "fused": models.softmax_fused}
     return {
         "gemm": [model.to_json() for model in models.gemm],
@@ -147,7 +151,7 @@ def models_to_json(models: Models) -> Json:
 
 
 def models_from_json(data: object, device: DeviceSpec) -> Models:
-    """The models that `models_to_json` wrote for this device. Raises InputError for anything else."""
+    """Inverse of `models_to_json`. Raises InputError if the data is invalid or for another device."""
     if not isinstance(data, dict) or set(data) != set(_KINDS) or not all(isinstance(v, list) for v in data.values()):
         raise InputError("profile models", repr(data)[:80], "lists of " + ", ".join(_KINDS))
     for kind in ("softmax", "attention"):
@@ -183,7 +187,7 @@ def _attention(data: Any, device: DeviceSpec) -> AttentionModel:
         if model.dtype not in ("fp16", "bf16", "fp32") or not isinstance(model.note, str):
             raise InputError(who, f"dtype = {model.dtype!r}"[:100], "fp16, bf16 or fp32")
         _check_learner(who, model.learner)
-        # Without the learner, whose matrices are only worth their time in a query.
+        # Without the Gaussian process, whose matrices are too slow to build for a check.
         found = replace(model, learner=None).predict(_ATTENTION_PROBES)
         _require_times(who, found.low_us, found.latency_us, found.high_us)
         return model

@@ -1,25 +1,29 @@
-"""The parts of a profile beside tables and models: provenance, cliffs, rule findings. Converts every part but the
-models to JSON and back, for `Profile.save` and `Profile.load`."""
+"""Defines provenance, cliffs and rule findings of a profile, and converts them and the tables to JSON and back.
+
+Used by `Profile`, `build`, `file`, `exporters.modelled`, `cli.profile_print` and `tools/shelf.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.profile.table import FLAG, INTEGER, LAYOUTS, NUMBER, TEXT, Table
-from quantbench.store.typed import Json, decode
+from quantbench.store.typed import Json, decode, encode, is_number
 from quantbench.workload import Workload, workload_from_json, workload_to_json
+
+# As `analysis.rules.VERDICTS`, whose import would slow `Profile.load` by 50 ms.
+VERDICTS = ("CONFIRMED", "REFUTED", "INCONCLUSIVE", "NOT TESTED")
 
 
 @dataclass(frozen=True)
 class RunSource:
-    """A run that a profile was made of.
+    """Run from which a profile was built.
 
-    origin: measured, imported or simulated. source: of imported figures. cache: cold, hot or unknown.
-    records: number of records. rows: how many of them are in the tables.
+    origin: measured, imported or simulated. source: source of imported times. cache: cold, hot or unknown.
+    records: number of records in the run. rows: number of profile rows taken from it.
     keys_sha256: digest of all record keys in order.
     """
 
@@ -34,8 +38,8 @@ class RunSource:
 
 @dataclass(frozen=True)
 class Provenance:
-    """quantbench: the version that made the profile. runs: sorted by id. num_cliffs: found; the profile has the largest
-    of them."""
+    """Origin of a profile. quantbench: version that built it. runs: source runs, sorted by id. num_cliffs: number of
+    cliffs found, of which the profile keeps the largest."""
 
     quantbench: str
     runs: tuple[RunSource, ...] = ()
@@ -45,12 +49,12 @@ class Provenance:
 
 @dataclass(frozen=True)
 class KnownCliff:
-    """Between sizes `at` and `next` of `axis`, the time jumps by `ratio` beyond the trend around it.
+    """Cliff in measured times: from size `at` to `next` of `axis`, the time jumps by `ratio` beyond the trend.
 
     low, high: 95 % interval of ratio.
-    cause: its kind. why: in words. evidence: identity, arithmetic or clock.
-    num_curves: 1 for a cliff of one curve; otherwise the number of curves of a family whose median this is.
-    held, before, after, keys: of one curve: the fixed sizes, the workloads on both sides, and their record keys.
+    cause: kind of the cause. why: explanation. evidence: as in `analysis.cliffs.Cause`; "" for a family.
+    num_curves: 1 for a cliff of one curve; else the number of curves in the family, and ratio is their median.
+    held, before, after, keys: fixed sizes, workloads on both sides and their record keys; empty for a family.
     """
 
     axis: str
@@ -81,12 +85,12 @@ class KnownCliff:
 
 @dataclass(frozen=True)
 class RuleFinding:
-    """The verdict of the runs on a rule of thumb.
+    """Verdict on a rule of thumb.
 
-    effect, low, high: time per work with the rule broken over the rule kept, with its 95 % interval.
-    predicted: the effect of tiles and waves alone.
-    evidence: the first keys of `evidence_total` records.
-    reason: why there is no verdict.
+    effect, low, high: time per unit of work, rule broken over rule kept, with its 95 % interval.
+    predicted: effect predicted from tiles and waves alone.
+    evidence: first record keys of the `evidence_total` records behind the verdict.
+    reason: reason for a missing verdict.
     """
 
     rule: str
@@ -103,67 +107,84 @@ class RuleFinding:
     reason: str = ""
 
     def __post_init__(self) -> None:
-        require_choice(
-            f"finding {self.rule}", "verdict", self.verdict, ("CONFIRMED", "REFUTED", "INCONCLUSIVE", "NOT TESTED")
-        )
+        require_choice(f"finding {self.rule}", "verdict", self.verdict, VERDICTS)
         for name in ("effect", "low", "high", "predicted"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise InputError(f"finding {self.rule}", f"{name} = {value!r}", "a finite ratio above 0, or null")
 
 
+@dataclass(frozen=True)
+class StoredTable:
+    """Table in a profile's JSON; `StoredFile` is its counterpart in a Parquet file."""
+
+    columns: tuple[str, ...]
+    rows: tuple[list[Any], ...]
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """Reference from a profile's JSON to the Parquet file of a table. sha256: digest of that file."""
+
+    columns: tuple[str, ...]
+    file: str
+    num_rows: int
+    sha256: str
+
+
 def table_to_json(table: Table) -> Json:
-    """Column names, and the rows."""
+    """Returns a table as a JSON object of column names and rows."""
     lists = [values.tolist() for values in table.columns.values()]
     return {"columns": list(table.columns), "rows": [list(row) for row in zip(*lists, strict=True)]}
 
 
+# Column kind → (check of a value, expected values)
+_VALID: dict[str, tuple[Callable[[Any], bool], str]] = {
+    INTEGER: (lambda value: type(value) is int and abs(value) < 2**62, "integer values below 2**62"),
+    NUMBER: (is_number, "number values"),
+    FLAG: (lambda value: type(value) is bool, "flag values"),
+    TEXT: (lambda value: type(value) is str, "text values"),
+}
+
+
 def table_from_json(kind: str, data: Json, who: str) -> Table:
-    """The table that `table_to_json` wrote. Raises InputError for anything else."""
-    names, rows = data.get("columns"), data.get("rows")
-    types: dict[str, tuple[type, ...]] = {INTEGER: (int,), NUMBER: (int, float), FLAG: (bool,), TEXT: (str,)}
-    if names != list(LAYOUTS[kind].names):
+    """Inverse of `table_to_json`. Raises InputError if the data is invalid."""
+    stored = decode(StoredTable, data, who)
+    names, rows = stored.columns, stored.rows
+    if names != LAYOUTS[kind].names:
         raise InputError(who, f"columns {names!r}"[:120], ", ".join(LAYOUTS[kind].names))
-    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == len(names) for row in rows):
-        raise InputError(who, "rows that are no lists of one value per column", f"lists of {len(names)} values")
+    if not all(len(row) == len(names) for row in rows):
+        raise InputError(who, "rows of another length", f"lists of {len(names)} values")
     columns = {}
     for i, column in enumerate(LAYOUTS[kind].columns):
         values = [row[i] for row in rows]
-        wanted = types[column.kind]
-        odd = next((v for v in values if type(v) not in wanted), None)
-        if odd is not None or None in values:
-            raise InputError(who, f"{column.name} = {odd!r}"[:100], f"{column.kind} values")
-        if column.kind == INTEGER and any(abs(v) >= 2**62 for v in values):
-            raise InputError(who, f"{column.name} of {max(map(abs, values))}"[:100], "integers below 2**62")
-        if column.kind == NUMBER and any(isinstance(v, int) and abs(v) >= 2**62 for v in values):
-            raise InputError(who, f"{column.name} above 2**62", "finite numbers")
+        valid, expected = _VALID[column.kind]
+        for value in values:
+            if not valid(value):
+                raise InputError(who, f"{column.name} = {value!r}"[:100], expected)
         columns[column.name] = values
     return Table(kind, columns)  # type: ignore[arg-type]
 
 
 def provenance_to_json(provenance: Provenance) -> Json:
-    """As a JSON object."""
-    return asdict(provenance)
+    """Returns provenance as a JSON object."""
+    return encode(provenance)  # type: ignore[no-any-return]
 
 
 def provenance_from_json(data: object) -> Provenance:
-    """The provenance that `provenance_to_json` wrote."""
-    who = "profile provenance"
-    if not isinstance(data, dict):
-        raise InputError(who, repr(data)[:80], "a JSON object")
-    runs = tuple(decode(RunSource, run, f"{who}, run", whole=True) for run in _list(data.get("runs"), f"{who}, runs"))
-    return decode(Provenance, {**data, "runs": runs}, who, whole=True)
+    """Inverse of `provenance_to_json`."""
+    return decode(Provenance, data, "profile provenance", whole=True)
 
 
 def cliff_to_json(cliff: KnownCliff) -> Json:
-    """As a JSON object."""
+    """Returns a cliff as a JSON object."""
     sides = {name: None if (work := getattr(cliff, name)) is None else workload_to_json(work)
              for name in ("before", "after")}  # fmt: skip
-    return {**vars(cliff), "held": dict(cliff.held), "keys": list(cliff.keys), **sides}
+    return {**encode(cliff), **sides}
 
 
 def cliffs_from_json(data: object) -> tuple[KnownCliff, ...]:
-    """Cliffs that `cliff_to_json` wrote."""
+    """Inverse of `cliff_to_json`, for a list."""
     return tuple(_cliff(one) for one in _list(data, "profile cliffs"))
 
 
@@ -175,22 +196,17 @@ def _cliff(data: object) -> KnownCliff:
 
 
 def finding_to_json(finding: RuleFinding) -> Json:
-    """As a JSON object."""
-    return {**vars(finding), "evidence": list(finding.evidence)}
+    """Returns a finding as a JSON object."""
+    return encode(finding)  # type: ignore[no-any-return]
 
 
 def findings_from_json(data: object) -> tuple[RuleFinding, ...]:
-    """Findings that `finding_to_json` wrote."""
+    """Inverse of `finding_to_json`, for a list."""
     return tuple(decode(RuleFinding, one, "profile finding", whole=True) for one in _list(data, "profile findings"))
 
 
-def device_from_json(data: object) -> DeviceSpec:
-    """The device that `encode` wrote."""
-    return decode(DeviceSpec, data, "profile device", whole=True)
-
-
 def software_from_json(data: object) -> Mapping[str, str]:
-    """Versions by name."""
+    """Reads software versions by name."""
     if not isinstance(data, dict) or not all(isinstance(value, str) for value in data.values()):
         raise InputError("profile software", repr(data)[:80], "versions by name")
     return data

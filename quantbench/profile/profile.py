@@ -1,4 +1,7 @@
-"""The profile of one GPU: measured tables, fitted models, cliffs and rule findings. Entry point: `Profile`."""
+"""Builds, saves, loads and queries the profile of one GPU: measured tables, fitted models, cliffs and rule findings.
+
+Entry point: `Profile`. Used by the CLI, the exporters and tools; it implements `latency.op_times.OpTimes`.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ from quantbench.profile import file
 from quantbench.profile import parts as codec
 from quantbench.profile.answers import Asker, ask_collective
 from quantbench.profile.estimate import Estimates, LayerEstimate, layer_of
-from quantbench.profile.file import PROFILE_VERSION
 from quantbench.profile.models import Models, models_from_json, models_to_json
 from quantbench.profile.parts import KnownCliff, Provenance, RuleFinding
+from quantbench.profile.schema import PROFILE_VERSION
 from quantbench.profile.table import LAYOUTS, Table, check_table
-from quantbench.store.typed import encode
+from quantbench.store.typed import decode, encode
 from quantbench.workload import TransformerShape
 from quantbench.workload.ops import Compute
 
@@ -33,12 +36,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Profile:
-    """A profile, checked when it is made: no row has an impossible time.
+    """Profile of one device. Construction checks that no row has an invalid workload or an impossible time.
 
-    tables: by kind (gemm, softmax, attention, collective); empty if nothing was measured.
-    models: fitted to the tables.
-    cliffs: largest first.
-    findings: verdicts on the rules.
+    software: versions by name.
+    tables: measured tables by kind (gemm, softmax, attention, collective), each possibly empty.
+    models: models fitted to the tables, or shipped ones.
+    cliffs: known cliffs, largest first. findings: verdicts on the rules of thumb.
     """
 
     device: DeviceSpec
@@ -59,9 +62,9 @@ class Profile:
 
     @classmethod
     def from_runs(cls, runs: Sequence[Run], *, fit: bool = True, seed: int = 0) -> Profile:
-        """The profile of runs of one device. The order of the runs does not matter.
+        """Builds the profile of runs of one device. The order of the runs does not matter.
 
-        fit: fit models to the rows; otherwise use shipped models. Raises InputError for runs of different devices, for
+        fit: fit models to the rows; if False, use shipped models. Raises InputError for runs of different devices, for
         simulated and measured runs together, and for runs with cold and with hot caches.
         """
         from quantbench.profile.build import build
@@ -69,7 +72,7 @@ class Profile:
         return build(cls, runs, fit=fit, seed=seed)
 
     def save(self, path: str | Path) -> None:
-        """Write a JSON file, and a Parquet file beside it for each large table."""
+        """Writes a JSON file, and a Parquet file beside it for each large table."""
         parts = {
             "version": PROFILE_VERSION,
             "device": encode(self.device),
@@ -83,13 +86,13 @@ class Profile:
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
-        """Read a profile from its JSON file, or from profile.json in a folder.
+        """Reads a profile from its JSON file, or from profile.json in a folder.
 
         Raises StoreError if the file cannot be read or was changed, InputError if its content is invalid.
         """
         where = Path(path)
         parts, tables = file.read_document(where / "profile.json" if os.path.isdir(where) else where)
-        device = codec.device_from_json(parts["device"])
+        device = decode(DeviceSpec, parts["device"], "profile device", whole=True)
         return cls(
             device,
             codec.software_from_json(parts["software"]),
@@ -115,11 +118,11 @@ class Profile:
         batch: npt.ArrayLike = 1,
         provider: str | None = None,
     ) -> Estimate | Estimates:
-        """The time of products m×k times k×n: an Estimate for plain numbers, Estimates for arrays, which broadcast.
+        """Returns the time of m×k times k×n: an Estimate for plain numbers, Estimates for arrays, which broadcast.
 
-        dtype, layout, provider: None selects the one with the most rows. If a format or layout was not measured, the
-        closest one answers, with a note. Raises InputError for invalid sizes, UnsupportedError for a format that the
-        device does not have.
+        dtype, layout, provider: None selects the one with the most rows. If a dtype or layout was not measured, the
+        closest one is used, with a note. Raises InputError for invalid sizes, UnsupportedError for a dtype that the
+        device does not support.
         """
         return self._asker.ask("gemm", (dtype, layout, provider), (m, n, k, batch))
 
@@ -134,7 +137,7 @@ class Profile:
         direction: str = "forward",
         provider: str | None = None,
     ) -> Estimate | Estimates:
-        """The time of softmax over the last dimension of (batch, rows, cols); batch: heads / TP × MBS."""
+        """Returns the time of softmax over the last dimension of (batch, rows, cols); batch: heads / TP × MBS."""
         if mask == "causal" and np.any(np.asarray(rows) != np.asarray(cols)):
             raise InputError("profile.softmax", "mask = 'causal' with rows unlike cols", "rows equal to cols")
         return self._asker.ask("softmax", (dtype, mask, direction, provider), (batch, rows, cols))
@@ -153,10 +156,10 @@ class Profile:
         direction: str = "forward",
         provider: str | None = None,
     ) -> Estimate | Estimates:
-        """The time of fused attention; kv_heads 0 stands for heads."""
+        """Returns the time of fused attention. kv_heads: 0 means as many as heads."""
         if causal and np.any(np.asarray(seq_q) != np.asarray(seq_k)):
             raise InputError("profile.attention", "causal with seq_q unlike seq_k", "seq_q equal to seq_k")
-        # A plain number stays one, so that a single answer is remembered.
+        # A plain number stays one, so that the answer is cached.
         plain = type(kv_heads) is int
         kv: Any = (kv_heads or heads) if plain else np.where(np.asarray(kv_heads) == 0, heads, kv_heads)
         if np.any(np.asarray(heads) % np.maximum(kv, 1) != 0):
@@ -174,7 +177,7 @@ class Profile:
         dtype: str | None = None,
         provider: str | None = None,
     ) -> Estimate | Estimates:
-        """The time of a collective between num_gpus GPUs, spread evenly over num_nodes machines.
+        """Returns the time of a collective between num_gpus GPUs, spread evenly over num_nodes nodes.
 
         message_bytes: as in `workload.Collective` (nccl-tests' `size`). Only message sizes are interpolated. Raises
         UnsupportedError for an op or a number of GPUs or nodes that was not measured, InputError for invalid sizes.
@@ -182,23 +185,23 @@ class Profile:
         return ask_collective(self.tables["collective"], op, message_bytes, num_gpus, num_nodes, dtype, provider)
 
     def layer(self, shape: TransformerShape, *, backward: bool = True) -> LayerEstimate:
-        """The time of one layer for one micro-batch on one GPU: products, softmax and attention, without the logits,
+        """Returns the time of one layer for one micro-batch on one GPU: GEMMs, softmax and attention, excluding logits,
         norms, activations and communication."""
         ops = [replace(op, count=1) for op in shape.ops(backward=backward) if op.name != "logits"]
         return layer_of(ops, self.estimates([op.workload for op in ops]))
 
     def trust(self, kind: str) -> float | None:
-        """Half-width, in log time, of the 90 % interval between measured shapes of the main format of `kind`, from
-        leaving each row out; None without rows."""
+        """Returns the half-width, log time, of the 90 % interval of interpolated times of `kind`, from leave-one-out
+        errors; None if nothing was measured. Uses the most frequent dtype (softmax, attention: causal, forward)."""
         return self._asker.trust(kind)
 
     def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
-        """An estimate of each workload, in their order (`latency.op_times.OpTimes`)."""
+        """Estimates each workload, in order (implements `latency.op_times.OpTimes`)."""
         return self._asker.works(workloads)
 
     @property
     def note(self) -> str:
-        """The profile's rows, and how many of the estimates so far came from each source."""
+        """Number of rows in the profile, and number of estimates so far from each source."""
         counted = ", ".join(f"{count} {source}" for source, count in self._asker.sources.most_common())
         rows = ", ".join(f"{len(table):,} {kind}" for kind, table in self.tables.items() if len(table))
         held = f"profile of {self.device.name}: {rows or 'no'} rows"
@@ -207,5 +210,5 @@ class Profile:
 
     @property
     def common_error(self) -> float:
-        """0: measured times have no common error (`latency.op_times.OpTimes`)."""
+        """0: errors of measured times are not shared (implements `latency.op_times.OpTimes`)."""
         return 0.0

@@ -1,9 +1,9 @@
 """Selects the rows and the model of a profile that answer a query.
 
-`choose_gemm`, `choose_softmax` and `choose_attention` return a `Chosen`. If there is no exact match, they use the
-closest format or layout, widen the interval and add a note. Called by `answers.Asker`.
+Entry points: `choose_gemm`, `choose_softmax` and `choose_attention`, which return a `Chosen`. Used by `answers`. If
+there is no exact match, they use the closest dtype or layout, widen the interval and add a note.
 
-A `Base` predicts all sizes: the fitted model of the format, the model of another format scaled by the roofline, or the
+A `Base` predicts all sizes: the fitted model of the dtype, the model of another dtype scaled by the roofline, or the
 roofline alone.
 """
 
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 
 BoolArray = npt.NDArray[np.bool_]
-#: columns of a query that are not sizes, with their values
+#: the query's values of table columns that are not sizes, as (column, value)
 Fixed = tuple[tuple[str, str | bool], ...]
 
-#: sizes of a workload, as tables name them
+#: table columns that hold the sizes of a workload, by kind
 SIZES = {
     "gemm": ("m", "n", "k", "batch"),
     "softmax": ("batch", "rows", "cols"),
@@ -52,18 +52,18 @@ _FAMILIES: dict[str, tuple[tuple[int, ...], ...]] = {
     "softmax": ((0,), (1, 2), (1,), (2,)),
     "attention": ((3, 4), (0,), (1, 2), (5,), (4,), (3,), (1,), (2,)),
 }
-# bf16 and fp16 move the same bytes at the same peak, with kernels of the same tiles.
+# bf16 and fp16 move the same bytes, have the same peak on most GPUs, and run kernels with the same tiles.
 _TWIN = {"bf16": "fp16", "fp16": "bf16"}
-# Differences in log time: of a layout or twin format that was not measured (cuBLAS's layouts differ by up to 15 % if
-# operands exceed L2), of a format of other bytes and another peak, and of an estimate from the spec sheet.
+# Extra half-widths in log time: for a layout or twin dtype that was not measured (cuBLAS's layouts differ by up to 15 %
+# if operands exceed L2), for a dtype of another width and peak, and for an estimate from the spec sheet.
 ALIKE, _TRANSFERRED, _ROOFLINE = log(1.15), log(1.3), log(2.0)
 _SMALL_KERNEL_US = {"cuda": 3.0, "cpu": 2.0}
-_REACHED = 0.75  # of the peaks
+_REACHED = 0.75  # assumed share of the peaks
 
 
 def roofline_parts(device: DeviceSpec, kind: str, sizes: Sizes, fixed: Fixed) -> tuple[FloatArray, FloatArray]:
-    """(µs of the fewest bytes, µs of the arithmetic) at the device's peaks, (shapes,) each. No arithmetic if the peak
-    is unknown, and for softmax."""
+    """Returns (µs of the least memory traffic, µs of the arithmetic) at the device's peaks, (shapes,) each. The latter
+    is 0 for softmax and if the peak is unknown."""
     rows = len(sizes[0])
     columns: dict[str, npt.NDArray[Any]] = dict(zip(SIZES[kind], sizes, strict=True))
     columns |= {name: np.broadcast_to(np.array(value), (rows,)) for name, value in fixed}
@@ -73,7 +73,7 @@ def roofline_parts(device: DeviceSpec, kind: str, sizes: Sizes, fixed: Fixed) ->
 
 
 def _product(sizes: Sizes, *, model: ProductModel, wider: float = 0.0) -> Predicted:
-    """Products from a distilled model; a batch counts as batch times the rows. wider: added half-width (log time)."""
+    """Predicts GEMMs with a distilled model, a batch as batch × m rows. wider: extra half-width, log time."""
     m, n, k, batch = sizes
     found = model.fast.predict_us(m * batch, n, k, rising=False)
     half = model.half_width(found) + wider
@@ -82,7 +82,7 @@ def _product(sizes: Sizes, *, model: ProductModel, wider: float = 0.0) -> Predic
 
 
 def _transferred(sizes: Sizes, *, model: ProductModel, device: DeviceSpec, dtype: str) -> Predicted:
-    """Products of a format that was not measured: another format's model times the ratio of the rooflines."""
+    """Predicts GEMMs of a dtype without a model: another dtype's model times the ratio of their rooflines."""
     found, below, above, _ = _product(sizes, model=model)
     small_us = _SMALL_KERNEL_US[device.kind]
     own, other = (roofline_parts(device, "gemm", sizes, (("dtype", name),)) for name in (dtype, model.dtype))
@@ -91,7 +91,7 @@ def _transferred(sizes: Sizes, *, model: ProductModel, device: DeviceSpec, dtype
 
 
 def _roofline(sizes: Sizes, *, device: DeviceSpec, kind: str, fixed: Fixed) -> Predicted:
-    """Any kind, from the spec sheet alone."""
+    """Predicts any kind from the device's spec sheet alone."""
     memory_us, compute_us = roofline_parts(device, kind, sizes, fixed)
     half = np.full(len(memory_us), _ROOFLINE)
     return np.maximum(memory_us, compute_us) / _REACHED + _SMALL_KERNEL_US[device.kind], half, half, compute_us
@@ -122,12 +122,11 @@ def _with_halves(found: Estimates, floor_us: FloatArray) -> Predicted:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Rows and model that answer the queries of one format.
+    """Rows and model selected to answer queries of one dtype, layout, mask and direction.
 
-    surface: answers the query. fixed: the query's columns that are not sizes.
-    note: says if a similar format or layout answers.
-    wider: extra half-width of the interval in log time; above 0, no answer is reported as measured.
-    model_note: note of the model.
+    surface: interpolator over the rows and the model. fixed: values of columns that are not sizes.
+    note: set if a similar dtype or layout is used instead; then no answer is reported as measured.
+    wider: extra half-width of the interval, log time, if `note` is set. model_note: note on the model's source.
     """
 
     kind: str
@@ -138,7 +137,7 @@ class Chosen:
     model_note: str = ""
 
     def outside_words(self, count: str = "") -> str:
-        """The note that a shape, or `count` of them, is outside the measured range."""
+        """Returns the note that a shape, or `count` of them, is outside the measured range."""
         if not len(self.surface.latency_us):
             return "the profile has no measured row of this kind"
         spans = zip(SIZES[self.kind], self.surface.range, strict=True)
@@ -146,7 +145,7 @@ class Chosen:
 
 
 def choose_gemm(profile: Profile, dtype: str | None, layout: str | None, provider: str | None) -> Chosen:
-    """For products of a format and layout; None: the one with the most rows."""
+    """Selects rows and model for GEMMs of a dtype and layout; None selects the one with the most rows."""
     table = profile.tables["gemm"]
     modelled = profile.models.gemm[0].dtype if profile.models.gemm else "bf16"
     asked = table.most("dtype") or modelled if dtype is None else dtype
@@ -171,7 +170,7 @@ def choose_gemm(profile: Profile, dtype: str | None, layout: str | None, provide
 
 
 def _product_base(profile: Profile, dtype: str) -> tuple[Base, str]:
-    """(a model of products of `dtype`, its note)."""
+    """Returns (a model of GEMMs of `dtype`, its note)."""
     device, models = profile.device, profile.models
     own = models.product(dtype)
     if own is not None:
@@ -191,7 +190,7 @@ def _product_base(profile: Profile, dtype: str) -> tuple[Base, str]:
 
 
 def choose_softmax(profile: Profile, dtype: str | None, mask: str, direction: str, provider: str | None) -> Chosen:
-    """For softmax of a format, mask and direction; None: the one with the most rows."""
+    """Selects rows and model for softmax; None selects the dtype or provider with the most rows."""
     who = "profile.softmax"
     table, model, device = profile.tables["softmax"], profile.models.softmax, profile.device
     asked = table.most("dtype") or "bf16" if dtype is None else dtype
@@ -213,7 +212,7 @@ def choose_softmax(profile: Profile, dtype: str | None, mask: str, direction: st
 
 
 def choose_attention(profile: Profile, dtype: str | None, causal: bool, direction: str, provider: str | None) -> Chosen:
-    """For attention of a format, mask and direction; None: the one with the most rows."""
+    """Selects rows and model for attention; None selects the dtype or provider with the most rows."""
     who = "profile.attention"
     table, model, device = profile.tables["attention"], profile.models.attention, profile.device
     asked = dtype
@@ -235,7 +234,7 @@ def choose_attention(profile: Profile, dtype: str | None, causal: bool, directio
 
 
 def _of_format(table: Table, asked: str, rows: BoolArray) -> tuple[BoolArray, str, str, float]:
-    """(rows of the format or of its twin, their format, a note, extra half-width in log time)."""
+    """Returns (rows of the dtype or else of its twin, their dtype, note, extra half-width in log time)."""
     for of in (asked, _TWIN.get(asked, asked)):
         found = rows & (table["dtype"] == of)
         if found.any():
@@ -246,7 +245,7 @@ def _of_format(table: Table, asked: str, rows: BoolArray) -> tuple[BoolArray, st
 
 
 def by_provider(table: Table, rows: BoolArray, provider: str | None) -> tuple[BoolArray, str]:
-    """The rows of the provider asked for, or of the one with the most rows."""
+    """Returns (rows of `provider`, or of the one with the most rows if None; that provider)."""
     if provider is None:
         usual = table.most("provider", rows)
         return (rows, "") if usual is None else (rows & (table["provider"] == usual), usual)

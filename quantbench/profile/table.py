@@ -1,7 +1,7 @@
-"""The tables of a profile: their columns, their rows sorted by unique keys, and the checks of their rows.
+"""Defines the tables of a profile (columns, rows sorted by unique keys) and checks their rows.
 
-Entry points: `Table`, and `check_table`, which refuses impossible workloads and times for a device (called by
-`Profile`). All checks are array arithmetic, so that they take milliseconds for tens of thousands of rows.
+Entry points: `Table`, and `check_table`, which rejects invalid workloads and impossible times. Used by `Profile` and
+throughout this package. Checks are vectorised: tens of thousands of rows take milliseconds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError
 from quantbench.measurement import GRADES
+from quantbench.store.record import ORIGINS
 from quantbench.workload import Attention, Collective, Gemm, Softmax, Workload
 from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES, VECTOR_DTYPES
 from quantbench.workload.ops import COLLECTIVE_DTYPES, COLLECTIVE_OPS, DIRECTIONS, LARGEST_MESSAGE_BYTES, MASKS
@@ -25,33 +26,33 @@ Array = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.float64]
 Columns = Mapping[str, Array]
 
-#: the largest size of a workload
+#: largest size in a workload
 LARGEST = 2**31 - 1
 
 INTEGER, TEXT, NUMBER, FLAG = "integer", "text", "number", "flag"
 
 
 class Column(NamedTuple):
-    """name: with its unit. kind: integer, text, number or flag."""
+    """Column of a table. name: ends in the unit, if any. kind: integer, text, number or flag."""
 
     name: str
     kind: str
 
 
 class TableLayout(NamedTuple):
-    """The columns of one kind of table, in order. keys: those that identify a row, by which rows are sorted."""
+    """Ordered columns of one kind of table. keys: the columns that identify a row, in sort order."""
 
     columns: tuple[Column, ...]
     keys: tuple[str, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns' names."""
+        """Column names in order."""
         return tuple(column.name for column in self.columns)
 
 
-# Columns that are not integers. low_us, high_us: 95 % interval of the median, both equal to latency_us if a table gives
-# a single figure. grade: A to D. origin: measured, imported or simulated. kernel: "" if unknown.
+# Columns that are not integers. low_us, high_us: 95 % interval of the median, both equal to latency_us for a single
+# sample. grade: A to D. origin: measured, imported or simulated. kernel: "" if unknown.
 _KINDS = {
     **dict.fromkeys(("latency_us", "low_us", "high_us"), NUMBER),
     **dict.fromkeys(("dtype", "layout", "provider", "mask", "direction", "op", "kernel", "grade", "origin"), TEXT),
@@ -74,14 +75,14 @@ LAYOUTS: dict[str, TableLayout] = {
 
 
 def layout_of(kind: str) -> TableLayout:
-    """The columns of a kind of table. Raises InputError for another kind."""
+    """Returns the layout of a kind of table. Raises InputError for an unknown kind."""
     if kind not in LAYOUTS:
         raise InputError("profile table", repr(kind)[:80], "one of " + ", ".join(LAYOUTS))
     return LAYOUTS[kind]
 
 
-_ORIGINS = ("measured", "imported", "simulated")
-_GRADES = tuple(letter for letter in GRADES if letter != "rejected")
+#: grades that a row may have
+ROW_GRADES = tuple(letter for letter in GRADES if letter != "rejected")
 _WORKLOADS: dict[str, type[Workload]] = {
     "gemm": Gemm, "softmax": Softmax, "attention": Attention, "collective": Collective,
 }  # fmt: skip
@@ -89,7 +90,7 @@ _WORKLOADS: dict[str, type[Workload]] = {
 
 @dataclass(frozen=True)
 class Table:
-    """Measured times of one kind of workload, sorted by the key columns, each key once.
+    """Measured times of one kind of workload, sorted by the key columns, with unique keys.
 
     kind: gemm, softmax, attention or collective.
     columns: (rows,) arrays by name, in the order of `LAYOUTS`: int64, float64, bool or text.
@@ -117,12 +118,12 @@ class Table:
 
     @classmethod
     def empty(cls, kind: str) -> Table:
-        """A table without rows."""
+        """Returns a table without rows."""
         return cls.of(kind, {column.name: [] for column in layout_of(kind).columns})
 
     @classmethod
     def of(cls, kind: str, columns: Mapping[str, Sequence[Any] | Array]) -> Table:
-        """A table from columns with rows in any order."""
+        """Builds a table from columns, with rows in any order."""
         layout = layout_of(kind)
         who = f"profile table {kind}"
         missing = [name for name in layout.names if name not in columns]
@@ -139,11 +140,11 @@ class Table:
         return self.columns[name]
 
     def where(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Table:
-        """The selected rows, in the table's order."""
+        """Returns the selected rows (mask or ascending indices)."""
         return Table(self.kind, {name: values[rows] for name, values in self.columns.items()})
 
     def most(self, column: str, rows: npt.NDArray[np.bool_] | None = None) -> str | None:
-        """The most frequent text of a column (of some rows), the first in order among equals; None without rows."""
+        """Returns the most frequent text in a column, the alphabetically first in a tie; None if there are no rows."""
         values = self.columns[column] if rows is None else self.columns[column][rows]
         if not len(values):
             return None
@@ -151,13 +152,13 @@ class Table:
         return str(names[int(np.argmax(counts))])
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Every row as Python values by column."""
+        """Iterates over the rows as dictionaries of Python values."""
         names = list(self.columns)
         lists = [values.tolist() for values in self.columns.values()]
         return (dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True))
 
     def workloads(self) -> list[Workload]:
-        """The workload of every row. Raises InputError for an invalid one."""
+        """Returns the workload of every row. Raises InputError for an invalid one."""
         made = _WORKLOADS[self.kind]
         keys = [name for name in LAYOUTS[self.kind].keys if name != "provider"]
         lists = [self.columns[name].tolist() for name in keys]
@@ -165,7 +166,7 @@ class Table:
 
 
 def _typed(who: str, layout: TableLayout, columns: Mapping[str, Sequence[Any] | Array]) -> dict[str, Array]:
-    """Copies of the layout's columns as arrays of their types. Raises InputError for values of other types."""
+    """Copies the columns to arrays of their declared types. Raises InputError for values of other types."""
     typed = {column.name: _column(who, column, columns[column.name]) for column in layout.columns}
     if len({len(values) for values in typed.values()}) > 1:
         raise InputError(who, "columns of different lengths", "one value per row in each")
@@ -193,14 +194,14 @@ def _check_intervals(who: str, typed: Mapping[str, Array]) -> None:
         row = int(np.flatnonzero(bad)[0])
         shown = f"row {row}: {low[row]:g} to {high[row]:g} around {middle[row]:g} µs"
         raise InputError(who, shown, "finite times above 0 with low_us <= latency_us <= high_us")
-    for name, allowed in (("grade", _GRADES), ("origin", _ORIGINS)):
+    for name, allowed in (("grade", ROW_GRADES), ("origin", ORIGINS)):
         odd = sorted(set(np.unique(typed[name]).tolist()) - set(allowed))
         if odd:
             raise InputError(who, f"{name} {odd[0]!r}"[:100], "one of " + ", ".join(allowed))
 
 
 def _check_order(who: str, layout: TableLayout, typed: Mapping[str, Array]) -> None:
-    """Raise InputError unless rows ascend strictly by their keys."""
+    """Raises InputError unless rows ascend strictly by their keys."""
     rows = len(typed["latency_us"])
     if rows < 2:
         return
@@ -216,18 +217,18 @@ def _check_order(who: str, layout: TableLayout, typed: Mapping[str, Array]) -> N
 
 
 def _element_bytes(dtype: Array) -> npt.NDArray[np.int64]:
-    """Bytes of an element of each row's number format, (rows,)."""
+    """Returns the bytes per element of each row's dtype, (rows,)."""
     return _by_name(dtype, lambda name: DTYPES[name].element_bytes).astype(np.int64)
 
 
 def _by_name(names: Array, value: Callable[[str], float]) -> FloatArray:
-    """value(name) of each row, (rows,)."""
+    """Returns value(name) for each row, (rows,)."""
     found, inverse = np.unique(names, return_inverse=True)
     return np.array([value(str(name)) for name in found], dtype=np.float64)[inverse.reshape(-1)]
 
 
 def flops(kind: str, columns: Columns) -> FloatArray:
-    """`Workload.flops` of each row, (rows,)."""
+    """Returns `Workload.flops` for each row, (rows,)."""
     c = _numbers(columns)
     if kind == "gemm":
         return 2.0 * c["m"] * c["n"] * c["k"] * c["batch"]
@@ -242,7 +243,7 @@ def flops(kind: str, columns: Columns) -> FloatArray:
 
 
 def min_bytes(kind: str, columns: Columns) -> FloatArray:
-    """`Workload.min_bytes` of each row, (rows,), without a full mask and without a collective's other ranks."""
+    """Returns `Workload.min_bytes` for each row, (rows,), without softmax masks; for a collective, its message."""
     c = _numbers(columns)
     if kind == "collective":
         return c["message_bytes"]
@@ -270,11 +271,11 @@ def _live_elements(columns: Columns, c: dict[str, FloatArray]) -> FloatArray:
 
 # An empty kernel takes about a microsecond.
 _SHORTEST_US = 0.05
-# Caches are up to ten times as fast as memory; a hundred times means another unit.
+# Caches are up to ten times as fast as memory; a rate a hundred times the memory's means a wrong unit.
 _BEYOND_MEMORY = 100.0
-# If every row is slower than the roofline by this factor, the times are in another unit.
+# If every row is slower than the roofline by this factor, the times are in a wrong unit.
 _FAR_TOO_SLOW = 300.0
-# Rounding of a rate at the peak.
+# Tolerance for a rate at the peak.
 _ROUNDING = 1.0 + 1e-9
 
 _CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
@@ -286,7 +287,7 @@ _CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def check_table(table: Table, device: DeviceSpec) -> None:
-    """Raise InputError for the first row with an invalid workload or an impossible time."""
+    """Raises InputError for the first row with an invalid workload or an impossible time."""
     if not len(table):
         return
     _check_workloads(table)
@@ -356,14 +357,14 @@ def _refuse(table: Table, bad: npt.NDArray[np.bool_], expected: str, column: str
 
 
 def _shown(table: Table, row: int) -> str:
-    """The number and the key of a row, for errors."""
+    """Formats the number and key of a row for errors."""
     keys = ", ".join(f"{name} {table[name][row]}" for name in LAYOUTS[table.kind].keys if name != "provider")
     return f"row {row} ({keys})"[:160]
 
 
 def _peak_tflops(table: Table, device: DeviceSpec) -> FloatArray:
-    """The peak at the device's highest clock, (rows,); infinite if unknown, and for softmax, which does not run on
-    tensor cores."""
+    """Returns peak TFLOP/s at the device's highest clock, (rows,); infinite if unknown, and for softmax, which does not
+    use tensor cores."""
     if table.kind == "softmax":
         return np.full(len(table), np.inf)
     return _by_name(table["dtype"], lambda name: device.ceiling(name) or np.inf)

@@ -41,7 +41,7 @@ CSV = ("--gpu", "a100-sxm4-80gb", "--map", "m=M,n=N,k=K,latency=t:ms", "--dtype"
         ),
         (
             ("profile", "export", PROFILE, "--format", "csv", "--provider", "me"),
-            "profile export: --provider me: no row is its; expected a profile with rows",
+            "profile export: --provider me: no row has this provider; expected a profile with rows",
         ),
         (
             ("advise", "--hidden", "64", "--heads", "1", "--gpu", "a100", "--top", "²"),

@@ -219,7 +219,9 @@ def test_one_provider_and_layout_is_taken_and_the_rest_counted(tmp_path: Path) -
     assert made.left_out["fp32: no such matrix product there"] == 1
     other = export_profile(profile, "aiconfigurator", tmp_path / "b", ExportOptions(provider="torch.matmul"))
     assert other.rows == made.rows
-    with pytest.raises(InputError, match=r"--provider cublas: no row is its; expected one of nccl, torch.matmul, "):
+    with pytest.raises(
+        InputError, match=r"--provider cublas: no row has this provider; expected one of nccl, torch.matmul, "
+    ):
         export_profile(profile, "aiconfigurator", tmp_path / "c", ExportOptions(provider="cublas"))
 
 

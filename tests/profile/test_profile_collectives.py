@@ -102,7 +102,7 @@ def test_another_format_is_as_many_bytes_and_says_so() -> None:
     assert other.source == "interpolated"
     assert other.latency_us == pytest.approx(time_us(2**20))
     assert log(other.high_us / other.latency_us) > log(1.15)
-    assert other.note == "bf16 was not measured: taken to take as long as as many bytes of fp16"
+    assert other.note == "bf16 was not measured: assumed to take as long as the same number of bytes of fp16"
 
 
 def test_what_was_not_measured_has_no_answer() -> None:

@@ -1,4 +1,7 @@
-"""Export a profile to the formats of planners and simulators. Entry point: `export_profile`, called by the CLI."""
+"""Exports a profile to the formats of planners and simulators.
+
+Entry point: `export_profile`. Used by `cli.profile`.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,10 @@ FORMATS = tuple(_FORMATS)
 
 
 def export_profile(profile: Profile, name: str, folder: Path, options: ExportOptions | None = None) -> Exported:
-    """Write `profile` into `folder` in the format `name`, replacing files of an earlier export.
+    """Writes `profile` to `folder` in the format `name`, replacing files of an earlier export.
 
-    Raises InputError or UnsupportedError if the format or the profile does not allow it, StoreError if the folder
-    cannot be written.
+    Raises InputError or UnsupportedError if the format cannot represent the profile or an option is invalid,
+    StoreError if the folder cannot be written.
     """
     module, function = _FORMATS[require_choice(WHO, "--format", name, FORMATS)]
     if os.path.exists(folder) and not os.path.isdir(folder):
@@ -38,6 +41,6 @@ def export_profile(profile: Profile, name: str, folder: Path, options: ExportOpt
     providers = sorted({name for table in profile.tables.values() for name in table["provider"].tolist()})
     if options.provider and options.provider not in providers:
         expected = "one of " + ", ".join(providers) if providers else "a profile with rows"
-        raise InputError(WHO, f"--provider {options.provider}: no row is its", expected)
+        raise InputError(WHO, f"--provider {options.provider}: no row has this provider", expected)
     getattr(import_module(f"{__name__}.{module}"), function)(profile, options, out)
     return out

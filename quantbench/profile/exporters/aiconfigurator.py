@@ -1,8 +1,8 @@
-"""aiconfigurator's systems folder: one YAML file, and Parquet tables of products, attention and NCCL.
+"""Exports an aiconfigurator systems folder: one YAML file, and Parquet tables of GEMMs, attention and NCCL.
 
-Layout and columns are those that aiconfigurator-core 0.12.0 loads (`perf_database.get_database` with `systems_paths`);
-times are in milliseconds. Its engine interpolates linearly in m, so the tables have rows on both sides of every known
-cliff. Rows are measured, or modelled if nothing was measured.
+Entry point: `export`. Layout and columns are those of aiconfigurator-core 0.12.0 (`perf_database.get_database` with
+`systems_paths`); times are in milliseconds. A GEMM or attention table is modelled if nothing was measured for it.
+aiconfigurator interpolates linearly in m, so modelled GEMM rows are added on both sides of every known cliff.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ _INSTALL = "pip install 'quantbench[tables]'"
 #: the version under which the NCCL table is stored; not a release of NCCL
 _NCCL_VERSION = "quantbench"
 _NCCL_DTYPES = {"bf16": "half", "fp16": "half", "int8": "int8", "fp8": "fp8"}
-#: its names of number formats: common.GEMMQuantMode and common.FMHAQuantMode of aiconfigurator-core 0.12.0
+#: aiconfigurator's names of dtypes: common.GEMMQuantMode and common.FMHAQuantMode of aiconfigurator-core 0.12.0
 _GEMM_DTYPES = {"bf16": "bfloat16", "fp8": "fp8"}
 _ATTENTION_DTYPES = {"bf16": "bfloat16"}
-#: dtype → the YAML's name of its peak
+#: dtype → name of its peak in the YAML file
 _PEAKS = {"bf16": "bfloat16_tc_flops", "int8": "int8_tc_flops", "fp8": "fp8_tc_flops"}
-#: seconds of a small operation, and bytes beside weights and caches: not measured, as its own YAML files state them
-#: (aiconfigurator-core 0.12.0, a100_sxm.yaml)
+#: latency of a small operation, and memory not used for weights and caches: not measured, copied from aiconfigurator's
+#: own YAML files (aiconfigurator-core 0.12.0, a100_sxm.yaml)
 _CONSTANT_LATENCY_S = 3e-6
 _OTHER_MEMORY_BYTES = 3_758_096_384
 
 _MODEL_HEADS = ((8, 1), (8, 8), (16, 2), (16, 16), (32, 4), (32, 8), (32, 32), (64, 8), (64, 64))
 _MODEL_BATCHES = tuple(2**power for power in range(9))
 _MODEL_HEAD_DIMS = (64, 128)
-#: modelled prompts and contexts: powers of two and one more, because attention is cut into tiles
+#: modelled prompt and context lengths: powers of two and one more, because attention is tiled
 _MODEL_SEQS = tuple(seq for power in range(4, 18) for seq in (2**power, 2**power + 1))
 _MOST_MODEL_TOKENS = 2**17
 _MOST_CACHED_TOKENS = 2**21
 
 
 def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
-    """Write `<system>.yaml` and the tables below `data/<system>/`."""
+    """Writes `<system>.yaml` and the tables below `data/<system>/`."""
     require_gpu(profile, "aiconfigurator")
     require_choice(WHO, "--backend", options.backend, _BACKENDS)
     system = system_of(profile.device.name).replace("-", "_")
@@ -91,8 +91,8 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
         content = _parquet({**{name: [value] * count for name, value in common.items()}, **columns})
         out.write(content, "data", system, *folder, f"{TABLES[kind].stem}.parquet")
     for folder, names in stems.items():
-        # The loader warns without this file, and refuses to load in strict mode. "legacy" is its word for tables that
-        # its own collector did not make.
+        # Without this file the loader warns, or fails in strict mode. "legacy" marks tables that aiconfigurator's own
+        # collector did not make.
         data = {
             "schema_version": 1,
             "provenance": "legacy",
@@ -107,7 +107,7 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
 
 
 def _gemm_rows(profile: Profile, options: ExportOptions, out: Exported) -> Columns:
-    """Linear layers. fp16 rows are exported only with --dtype fp16, labelled bfloat16 (aiconfigurator has no fp16)."""
+    """Returns the GEMM table. fp16 is exported only with --dtype fp16, as bfloat16 (aiconfigurator has no fp16)."""
     table = products(profile, options, out)
     names = dict(_GEMM_DTYPES)
     if options.dtype == "fp16":
@@ -144,10 +144,10 @@ def _gemm_rows(profile: Profile, options: ExportOptions, out: Exported) -> Colum
 
 
 def _attention_rows(profile: Profile, options: ExportOptions, out: Exported, op: str) -> Columns:
-    """context_attention: causal prompts with as many queries as keys. generation_attention: decoding, one query
-    (seq_q = 1) attends to seq_k keys, of which seq_k - 1 were cached."""
+    """Returns an attention table. context_attention: causal prompts with as many queries as keys. generation_attention:
+    decoding; one query (seq_q = 1) attends to seq_k keys, of which seq_k - 1 were cached."""
     prompts = op == "context_attention"
-    # Left-out rows are the same for both and are counted once.
+    # Both tables omit the same rows: count them only once.
     table = attentions(profile, options, selected := out if prompts else Exported())
     names = {**_ATTENTION_DTYPES, **({"fp16": "bfloat16"} if options.dtype == "fp16" else {})}
     decodes = (table["seq_q"] == 1) & ~table["causal"]
@@ -196,7 +196,7 @@ def _model_attention(dtype: str, *, prompts: bool) -> list[Attention]:
 
 
 def _nccl_rows(profile: Profile, out: Exported) -> Columns:
-    """Collectives inside a node, with message sizes in elements: the NCCL table has no nodes."""
+    """Returns the NCCL table: collectives within a node, with message sizes in elements."""
     table = collectives(profile, out)
     names = {ours: theirs for theirs, ours in COLLECTIVES.items()}
     inside = np.array(table["num_nodes"] == 1, dtype=np.bool_)
@@ -207,7 +207,7 @@ def _nccl_rows(profile: Profile, out: Exported) -> Columns:
     for row in table.where(inside & known).rows():
         elements = row["message_bytes"] // DTYPES[row["dtype"]].element_bytes
         key = (names[row["op"]], _NCCL_DTYPES[row["dtype"]], row["num_gpus"], elements)
-        if key in found:  # bf16 and fp16 are both "half" there, and both move the same bytes
+        if key in found:  # aiconfigurator calls both bf16 and fp16 "half"
             out.leave_out("the same bytes in another dtype of the same width", 1)
         else:
             found[key] = row["latency_us"] / 1e3
@@ -219,13 +219,13 @@ def _nccl_rows(profile: Profile, out: Exported) -> Columns:
 
 
 def _description(profile: Profile, options: ExportOptions, system: str, out: Exported, *, nccl: bool) -> dict[str, Any]:
-    """The content of `<system>.yaml`."""
+    """Returns the content of `<system>.yaml`."""
     device, links = profile.device, link_rates(profile, out)
     reached = achieved(profile, options, Exported())
     major, minor = device.compute_capability or (0, 0)
     peaks = {key: int(peak * 1e12) for dtype, key in _PEAKS.items() if (peak := device.peak(dtype)) is not None}
     if "bfloat16_tc_flops" not in peaks and (half := device.peak("fp16")) is not None:
-        peaks["bfloat16_tc_flops"] = int(half * 1e12)  # its only name for 16 bits
+        peaks["bfloat16_tc_flops"] = int(half * 1e12)  # aiconfigurator's only 16-bit peak
     return {
         "data_dir": f"data/{system}",
         "gpu": {

@@ -1,7 +1,8 @@
-"""Calculon's system JSON: peaks, and efficiency by the size of the work, from measured rows.
+"""Exports a Calculon system file (JSON): peaks, and efficiency by work size, from measured rows.
 
-Form: calculon/{processor,memory,network,system}.py of https://github.com/calculon-ai/calculon (commits f50f3a4,
-b2fe815, 71f6435, 345f893). It looks up an efficiency by the first size that is not larger than the work's, in
+Entry point: `export`. Format:
+calculon/{processor,memory,network,system}.py of https://github.com/calculon-ai/calculon (commits f50f3a4,
+b2fe815, 71f6435, 345f893). Calculon uses the efficiency of the first listed size that is not larger than the work's, in
 GFLOP for arithmetic and 1e6 bytes for memory. (PyPI's `calculon` is another project.)
 """
 
@@ -18,18 +19,18 @@ from quantbench.profile.profile import Profile
 
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp8": "float8"}
 _GIB = 2**30
-#: (scale, offset in shares of a rank) of the bytes that a rank sends in a ring, as `Collective.bus_bytes` counts them
+#: (scale, offset in 1/ranks) of the bytes that a rank sends in a ring, as in `Collective.bus_bytes`
 _RING = {"p2p": [1.0, None], "reduce_scatter": [1.0, -1], "all_gather": [1.0, -1], "all_reduce": [2.0, -1]}
-#: the most GPUs of a network; not a measured limit
+#: assumed largest number of GPUs in a network
 _FABRIC_GPUS = 65536
 
 
 def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
-    """Write `<device>.json`.
+    """Writes `<device>.json`.
 
-    matrix: efficiency of products that their bytes do not explain, short ones included. vector: fp32 arithmetic at its
-    peak, because memory bounds softmax and similar operations. Both are combined as a roofline, because the measured
-    time of a product includes its memory traffic.
+    matrix: efficiency of GEMMs that are not memory-bound, including short ones. vector: fp32 arithmetic at its peak,
+    because softmax and similar operations are memory-bound. The processing mode is roofline, because the measured time
+    of a GEMM includes its memory traffic.
     """
     device = profile.device
     require_gpu(profile, "calculon")
@@ -70,8 +71,8 @@ def _networks(links: LinkRates) -> list[dict[str, Any]]:
 
 
 def check(system: dict[str, Any]) -> None:
-    """Raise InputError unless sizes descend strictly and efficiencies are in (0, 1], as calculon asserts, and each
-    curve ends at 0, so that small work has an efficiency."""
+    """Raises InputError unless sizes descend strictly and efficiencies are in (0, 1], as calculon asserts, and each
+    curve ends at size 0, so that small work has an efficiency."""
     curves = [(part, system[part]["MB_efficiency"]) for part in ("mem1", "mem2")]
     for part in ("matrix", "vector"):
         curves += [(f"{part} {dtype}", one["gflops_efficiency"]) for dtype, one in system[part].items()]

@@ -1,4 +1,7 @@
-"""The profile's tables as CSV or Parquet files, one per kind, with its columns and units."""
+"""Exports the profile's tables as CSV or Parquet files, one per kind, with unchanged columns and units.
+
+Entry points: `export_csv` and `export_parquet`.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from quantbench.profile.file import to_parquet
 from quantbench.profile.profile import Profile
 from quantbench.profile.table import Table
 
-#: columns that `quantbench import csv` has another name for, and columns that it does not read
+#: columns that `quantbench import csv` names differently, and columns that it does not read
 _MAPPED = {"latency_us": "latency=latency_us:us"}
 _UNMAPPED = ("low_us", "high_us", "grade", "origin", "block_m", "block_n", "split_k")
 
 
 def export_csv(profile: Profile, options: ExportOptions, out: Exported) -> None:
-    """Write `<kind>.csv` for every kind with rows; numbers are read back exactly."""
+    """Writes `<kind>.csv` for every kind with rows. Numbers round-trip exactly."""
     _export(profile, out, "csv", _csv)
     for kind in out.rows:
         names = [name for name in profile.tables[kind].columns if name not in _UNMAPPED]
@@ -27,7 +30,7 @@ def export_csv(profile: Profile, options: ExportOptions, out: Exported) -> None:
 
 
 def export_parquet(profile: Profile, options: ExportOptions, out: Exported) -> None:
-    """Write `<kind>.parquet` for every kind with rows."""
+    """Writes `<kind>.parquet` for every kind with rows."""
     _export(profile, out, "parquet", to_parquet)
     out.use.append(f"pandas.read_parquet('{out.paths[0]}')")
 

@@ -1,4 +1,7 @@
-"""llm-analysis 0.2.2: a GPUConfig as JSON, and the measured figures that `LLMAnalysis` takes as arguments."""
+"""Exports to llm-analysis 0.2.2: a GPUConfig as JSON, and measured rates as arguments of `LLMAnalysis`.
+
+Entry point: `export`.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ _HALF = ("bf16", "fp16")
 
 
 def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
-    """Write `<device>.json` (GPUConfig) and `<device>-achieved.json` (keyword arguments of LLMAnalysis).
+    """Writes `<device>.json` (GPUConfig) and `<device>-achieved.json` (keyword arguments of LLMAnalysis).
 
-    Peaks are the device's, so that its efficiencies (achieved over peak) equal the measured ones. Its GB are 1024³
-    bytes for memory and 1e9 bytes for rates.
+    Peaks are the device's, so that llm-analysis' efficiencies (achieved over peak) equal the measured ones. Its GB are
+    1024³ bytes for memory and 1e9 bytes for rates.
     """
     device = profile.device
     require_gpu(profile, "llm-analysis")
@@ -34,7 +37,7 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
         "peak_fp16_TFLOPS": reached.peak_tflops,
         "inter_node_bandwidth_in_GB_per_sec": links.between_gb_per_s,
     }
-    # Without this field it would assume twice the peak of fp16.
+    # Without this field llm-analysis would assume twice the fp16 peak.
     config["peak_i8_TFLOPS"] = device.peak("int8") or reached.peak_tflops
     arguments = {
         "achieved_tflops": reached.tflops,

@@ -1,7 +1,7 @@
-"""Modelled rows for a planner's table: shapes that were not measured, and both sides of known cliffs.
+"""Predicts rows of a planner's table: shapes that were not measured, and both sides of known cliffs.
 
-A planner that interpolates linearly needs a row on each side of a cliff (`known_cliff_rows`) and further rows between
-the measured ones (`rows_between`).
+Entry points: `GemmTimes`, `attention_us`, `model_sites`, `known_cliff_rows` and `rows_between`; the last two because a
+planner that interpolates linearly needs rows at cliffs. Used by the exporters for aiconfigurator and Vidur and `rates`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from quantbench.profile.profile import Profile
 from quantbench.profile.table import Table
 from quantbench.workload import Attention, Gemm
 
-#: (n, k) of a table made by a model: the sizes that aiconfigurator's own tables cover
+#: n and k of a modelled table: the sizes in aiconfigurator's own tables
 SITE_SIZES = (32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192, 10240,
               12288, 16384, 51200, 65536)  # fmt: skip
-#: m of such a table, before the rows at edges are added
+#: m of a modelled table, before rows at edges are added
 M_GRID = tuple(2**power for power in range(16))
 #: kernel_source of modelled rows
 MARK, BETWEEN = "quantbench_model_at_cliff", "quantbench_model_between"
@@ -43,9 +43,9 @@ GemmRow = tuple[int, int, int, float, str, str]
 
 
 class GemmTimes:
-    """Predicts products of one dtype with the profile's own model, or else with the best model of its device.
+    """Predictor of GEMM times of one dtype: the profile's own model, or else `GemmModel.best` for the device.
 
-    If only bf16 has a model and fp16 runs at the same peak, bf16 answers for fp16.
+    Without a model of its own, fp16 uses the shipped bf16 model if both have the same peak.
     """
 
     def __init__(self, profile: Profile, dtype: str) -> None:
@@ -62,12 +62,12 @@ class GemmTimes:
         self.note = f"products that were not measured are modelled ({fitted})"
 
     def latency_us(self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike) -> FloatArray:
-        """µs of products, (rows,)."""
+        """Returns predicted times, µs, (rows,)."""
         return np.asarray(self._ask(m, n, k), dtype=np.float64)
 
     def through(self, m: IntArray, n: int, k: int, rows: Table) -> FloatArray:
-        """µs at sizes m (places,) of one (n, k): measured if `rows`, those of this (n, k), have it, elsewhere the model
-        moved through the rows."""
+        """Returns µs at sizes m (places,) of one (n, k): measured if in `rows` (the table's rows of this (n, k)), else
+        predicted and scaled to match the rows (`blindspots.through_rows`)."""
         if not len(rows):
             return self.latency_us(m, n, k)
         every = np.union1d(m, rows["m"]).astype(np.int64)
@@ -76,7 +76,7 @@ class GemmTimes:
 
 
 def model_sites(times: GemmTimes, pairs: Sequence[tuple[int, int]], bound: float) -> list[tuple[int, int, int, float]]:
-    """(m, n, k, µs) at every (n, k): M_GRID, and rows at edges until linear interpolation stays within `bound`."""
+    """Returns rows (m, n, k, µs) for each (n, k): M_GRID, and edges until linear interpolation is within `bound`."""
     m = places_between(np.array(M_GRID, dtype=np.int64))
     n, k = np.array(pairs).T
     expected = times.latency_us(*(part.ravel() for part in np.broadcast_arrays(m[None, :], n[:, None], k[:, None])))
@@ -92,13 +92,13 @@ def model_sites(times: GemmTimes, pairs: Sequence[tuple[int, int]], bound: float
 
 
 def attention_us(profile: Profile, works: Sequence[Attention]) -> FloatArray:
-    """µs of attention of one dtype by the profile's model or the best of its device, (works,)."""
+    """Returns predicted attention times, µs, (works,), from the profile's model or the best one for its device."""
     model = profile.models.attention or AttentionModel.best(profile.device)
     return np.asarray(model.predict(works).latency_us, dtype=np.float64)
 
 
 def known_cliff_rows(profile: Profile, table: Table, out: Exported) -> list[GemmRow]:
-    """Modelled rows on both sides of known cliffs that `table` (products of one provider and layout) lacks."""
+    """Predicts the rows on both sides of known cliffs that `table` (GEMMs of one provider and layout) lacks."""
     wanted = _cliff_sides(profile.cliffs, table)
     found: list[GemmRow] = []
     for dtype in sorted({key[3] for key in wanted}):
@@ -118,13 +118,13 @@ def known_cliff_rows(profile: Profile, table: Table, out: Exported) -> list[Gemm
 
 
 def _cliff_sides(cliffs: Sequence[KnownCliff], table: Table) -> set[tuple[int, int, int, str]]:
-    """(m, n, k, dtype) on both sides of the cliffs of the table's provider, layout and dtypes, without its own rows.
+    """Returns (m, n, k, dtype) on both sides of the cliffs of the table's provider, layout and dtypes, if not in it.
 
-    A cliff of one curve has its two measured workloads. A cliff of many curves along m is at every (n, k) with rows on
-    both sides of it.
+    A single-curve cliff contributes its two measured workloads. A family's cliff along m contributes both sides at
+    every (n, k) with rows on both sides.
     """
     have: set[tuple[int, int, int, str]] = set()
-    # (provider, variant as cliffs name it) → (n, k, dtype) → smallest and largest m
+    # (provider, variant of a cliff) → (n, k, dtype) → smallest and largest m
     reach: dict[tuple[str, str], dict[tuple[int, int, str], tuple[int, int]]] = {}
     for row in table.rows():
         m, site = row["m"], (row["n"], row["k"], row["dtype"])
@@ -152,8 +152,9 @@ def _cliff_sides(cliffs: Sequence[KnownCliff], table: Table) -> set[tuple[int, i
 def rows_between(
     profile: Profile, table: Table, bound: float, have: set[tuple[int, int, int, str]], out: Exported
 ) -> list[GemmRow]:
-    """Modelled rows between the table's, until linear interpolation stays within `bound` of the model moved through
-    the rows. have: (m, n, k, dtype) of rows that exist already."""
+    """Predicts rows between the table's, until linear interpolation is within `bound` of the scaled model.
+
+    have: (m, n, k, dtype) of rows that exist already."""
     found: list[GemmRow] = []
     for dtype in sorted(set(table["dtype"].tolist())):
         own = table.where(table["dtype"] == dtype)

@@ -1,7 +1,7 @@
-"""Options and result of an export, and the rows it takes: one time per shape, of one provider and one layout.
+"""Defines the options and result of an export, and selects the rows to export: one time per shape.
 
-`ExportOptions` and `Exported` are what the CLI passes and prints. `products`, `attentions` and `collectives` select
-the rows for the format modules.
+Entry points: `ExportOptions` and `Exported`, used by `cli.profile`; `products`, `attentions` and `collectives`, which
+select rows of one provider, used by the format modules and `blindspots_report`.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ if TYPE_CHECKING:
     from quantbench.profile.table import Table
 
 WHO = "profile export"
-# Planners ask for linear layers, which are nt; the other layouts are used only if there are no nt rows.
+# Planners expect linear layers, which have layout nt; other layouts are exported only if there are no nt rows.
 _LAYOUTS = ("nt", "nn", "tn")
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What to export.
+    """Options of an export.
 
-    provider, layout, dtype: of the rows; "" selects the most frequent.
+    provider: provider of the rows; "" selects the most frequent. dtype: "" exports all (single-dtype formats: the most
+    frequent). layout: "" selects nt if measured, else nn or tn.
     backend, version: names under which aiconfigurator finds the tables.
-    model, tensor_parallel: the model and the degrees that Vidur's files are for.
+    model, tensor_parallel: model and tensor-parallel degrees of Vidur's files.
     fill: add modelled rows between measured ones.
-    bound: largest error of linear interpolation between modelled rows, a ratio.
+    bound: largest allowed error of linear interpolation between rows, a ratio.
     """
 
     provider: str = ""
@@ -63,12 +64,12 @@ class ExportOptions:
 
 @dataclass
 class Exported:
-    """What an export wrote.
+    """Result of an export; `write` adds files to it.
 
-    rows: written rows by table.
-    left_out: rows that the format cannot represent, by reason.
-    notes: what the figures rest on, for people.
-    use: how the planner loads the files, a line or two.
+    rows: number of written rows by table.
+    left_out: number of rows that were not exported, by reason.
+    notes: sources and assumptions behind the numbers.
+    use: instructions for loading the files in the planner.
     """
 
     folder: Path = field(default_factory=Path)
@@ -79,12 +80,12 @@ class Exported:
     use: list[str] = field(default_factory=list)
 
     def leave_out(self, reason: str, rows: int) -> None:
-        """Count `rows` rows that cannot be represented."""
+        """Counts rows that are not exported."""
         if rows:
             self.left_out[reason] += rows
 
     def write(self, content: str | bytes, *parts: str) -> None:
-        """Write a file of the folder. Raises StoreError if that fails."""
+        """Writes a file below the folder. Raises StoreError if that fails."""
         path = self.folder.joinpath(*parts)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,21 +99,21 @@ class Exported:
 
 
 def require_gpu(profile: Profile, planner: str) -> None:
-    """Raise UnsupportedError for a profile of a processor."""
+    """Raises UnsupportedError for a profile of a CPU."""
     device = profile.device
     if device.kind != "cuda":
         raise UnsupportedError(WHO, f"{device.name} is a {device.kind}", f"a GPU, for {planner}")
 
 
 def products(profile: Profile, options: ExportOptions, out: Exported) -> Table:
-    """Unbatched products of one provider and layout, and of options.dtype if given. Counts the other rows."""
+    """Returns unbatched GEMMs of one provider and layout, and of options.dtype if set. Counts the omitted rows."""
     table = _keep(profile.tables["gemm"], "batch", 1, "a batched product: no place for it there", out)
     table = _of_dtype(table, options, out)
     if not len(table):
         return table
     if options.layout and options.layout not in table["layout"]:
         there = ", ".join(sorted(set(table["layout"].tolist())))
-        raise InputError(WHO, f"--layout {options.layout}: no product is of it", f"one of {there}")
+        raise InputError(WHO, f"--layout {options.layout}: no matrix product has this layout", f"one of {there}")
     layout = options.layout or next(name for name in _LAYOUTS if (table["layout"] == name).any())
     if layout != "nt":
         out.notes.append(f"products are of layout {layout}, where consumers mean linear layers (nt)")
@@ -121,19 +122,19 @@ def products(profile: Profile, options: ExportOptions, out: Exported) -> Table:
 
 
 def attentions(profile: Profile, options: ExportOptions, out: Exported) -> Table:
-    """Forward attention of one provider, and of options.dtype if given. Counts the other rows."""
+    """Returns forward attention of one provider, and of options.dtype if set. Counts the omitted rows."""
     table = _keep(profile.tables["attention"], "direction", "forward", "a backward pass: no place for it there", out)
     return _of_provider(_of_dtype(table, options, out), options.provider, out)
 
 
 def collectives(profile: Profile, out: Exported) -> Table:
-    """Collectives of the provider with the most rows."""
+    """Returns the collectives of the provider with the most rows. Counts the omitted rows."""
     return _of_provider(profile.tables["collective"], "", out)
 
 
 def dtype_of(profile: Profile, options: ExportOptions) -> str:
-    """The number format to export: options.dtype, else the most frequent of products, attention or softmax, else
-    bf16 (fp16 if the device has no bf16)."""
+    """Returns the dtype to export: options.dtype, else the most frequent one of GEMMs, else of attention, else of
+    softmax, else bf16 (fp16 if the device has no bf16)."""
     if options.dtype:
         return options.dtype
     for kind in ("gemm", "attention", "softmax"):
@@ -153,7 +154,7 @@ def _of_provider(table: Table, provider: str, out: Exported) -> Table:
     if not len(table):
         return table
     names = sorted(set(table["provider"].tolist()))
-    # A provider of products need not be one of attention.
+    # The provider option may name a provider of GEMMs that has no attention rows.
     wanted = provider if provider in names else table.most("provider")
     others = ", ".join(name for name in names if name != wanted)
     if others:

@@ -1,5 +1,7 @@
-"""Measured rates of a GPU, as simple planners take them: `achieved` (TFLOP/s and GB/s, in total and by size) and
-`link_rates` (links between GPUs)."""
+"""Derives a GPU's achieved TFLOP/s, memory GB/s and link rates, which simple planners take as input.
+
+Entry points: `achieved` and `link_rates`. Used by the exporters for aiconfigurator, calculon, llm-analysis and Vidur.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,19 @@ from quantbench.profile.exporters.options import WHO, Exported, ExportOptions, c
 from quantbench.profile.profile import Profile
 from quantbench.workload import Collective, Gemm, Workload
 
-#: shorter runs are dominated by the launch
+#: shorter runs are dominated by the launch and do not count as compute-bound
 _LEAST_US = 50.0
 #: width of a curve's bins, as a power of two
 _LOG2_BIN = 2
-#: work counts for one curve if the other resource explains less than this share of its time
+#: work counts for the curve of one resource if the other explains less than this share of its time
 _EXPLAINED = 0.5
-#: modelled products if none was measured: squares, and short and wide ones
+#: sides of modelled GEMMs if none was measured: squares, and rows of short and wide ones
 _MODEL_SQUARES = tuple(2**power for power in range(6, 15))
 _MODEL_ROWS = (1, 8, 16)
 
 
 class Works:
-    """Workloads with their times. flops, moved_bytes, latency_us: (rows,) each; tflops, gb_per_s: their rates."""
+    """Workloads with their times. flops, moved_bytes, latency_us: (rows,) each. tflops, gb_per_s: (rows,) rates."""
 
     def __init__(self, flops: FloatArray, moved_bytes: FloatArray, latency_us: FloatArray) -> None:
         self.flops, self.moved_bytes, self.latency_us = flops, moved_bytes, latency_us
@@ -37,12 +39,12 @@ class Works:
 
     @classmethod
     def of(cls, works: Iterable[Workload], latency_us: npt.ArrayLike) -> Works:
-        """Workloads and their times in µs."""
+        """Builds it from workloads and their times in µs."""
         counts = np.array([(work.flops, work.min_bytes) for work in works], dtype=np.float64).reshape(-1, 2)
         return cls(counts[:, 0], counts[:, 1], np.asarray(latency_us, dtype=np.float64))
 
     def where(self, rows: npt.NDArray[np.bool_]) -> Works:
-        """A subset."""
+        """Returns the selected rows."""
         return Works(self.flops[rows], self.moved_bytes[rows], self.latency_us[rows])
 
     def __len__(self) -> int:
@@ -51,12 +53,12 @@ class Works:
 
 @dataclass(frozen=True)
 class Achieved:
-    """Achieved rates of the products of one number format, and of memory.
+    """Achieved rates of the GEMMs of one dtype, and of memory.
 
-    tflops: median over `compute`, the products that arithmetic bounds.
-    gb_per_s: median over `memory`, the work that memory bounds.
-    compute_by_size, memory_by_size: for curves, short runs included.
-    peak_tflops: the device's.
+    tflops: median over `compute`, the compute-bound GEMMs.
+    gb_per_s: median over `memory`, the memory-bound work.
+    compute_by_size, memory_by_size: work for efficiency curves, including short runs.
+    peak_tflops: peak of the device.
     """
 
     dtype: str
@@ -70,24 +72,24 @@ class Achieved:
 
 
 def achieved(profile: Profile, options: ExportOptions, out: Exported) -> Achieved:
-    """Rates of the profile's products and softmax, or of the model if nothing was measured."""
+    """Returns the achieved rates, from measured GEMMs and softmax, or from modelled GEMMs if there are none."""
     device = profile.device
     dtype = dtype_of(profile, options)
     peak = device.peak(dtype)
     if peak is None:
         raise UnsupportedError(WHO, f"{device.name} has no peak for {dtype}", "another --dtype")
-    ridge = peak * 1e3 / device.memory_gb_per_s  # FLOPs per byte at which arithmetic takes as long as memory
+    ridge = peak * 1e3 / device.memory_gb_per_s  # FLOP per byte at which arithmetic and memory take equally long
 
     def bound_by_arithmetic(works: Works) -> Works:
         return works.where((works.flops > ridge * works.moved_bytes) & (works.latency_us >= _LEAST_US))
 
     def bound_by_memory(works: Works) -> Works:
-        large = works.moved_bytes > 4 * device.l2_bytes  # smaller work may have come from the cache
+        large = works.moved_bytes > 4 * device.l2_bytes  # smaller work may be served from the cache
         return works.where((works.flops < 0.5 * ridge * works.moved_bytes) & large)
 
     table = products(profile, ExportOptions(options.provider, options.layout, dtype), out)
     softmax = profile.tables["softmax"]
-    # Grade D: the inputs were in a cache, so the rate is not the memory's.
+    # Grade D: the inputs were in a cache, so the rate is not that of memory.
     softmax = softmax.where((softmax["direction"] == "forward") & (softmax["grade"] != "D"))
     from_memory = table.where(table["grade"] != "D")
     measured = Works.of(table.workloads(), table["latency_us"])
@@ -109,7 +111,7 @@ def achieved(profile: Profile, options: ExportOptions, out: Exported) -> Achieve
     tflops = float(np.median(np.minimum(compute.tflops, peak)))
     gb_per_s = float(np.median(np.minimum(memory.gb_per_s, device.memory_gb_per_s)))
     by_size = measured.where(measured.gb_per_s < _EXPLAINED * device.memory_gb_per_s)
-    # Work faster than the memory came from the cache.
+    # Work faster than memory was served from the cache.
     streamed = streams.where((streams.tflops < _EXPLAINED * peak) & (streams.gb_per_s <= device.memory_gb_per_s))
     return Achieved(dtype, tflops, gb_per_s, compute, memory, by_size, streamed, peak)
 
@@ -121,9 +123,10 @@ def _modelled(profile: Profile, dtype: str) -> Works:
 
 
 def curve(size: FloatArray, share: FloatArray) -> list[list[float]]:
-    """[[size, share], …] with sizes descending strictly in steps of four to 0; share: the bin's median, at most 1.
+    """Returns [[size, share], …], with sizes descending by factors of four or more, down to 0.
 
-    Consumers look up the first size that is not larger than theirs.
+    size, share: (rows,) work sizes and efficiencies; the share of a bin is its median, at most 1. Consumers look up the
+    first size that is not larger than theirs.
     """
     # frexp, because a rounded logarithm may put a power of two into the bin below it
     bins = (np.frexp(size)[1] - 1) // _LOG2_BIN
@@ -134,11 +137,11 @@ def curve(size: FloatArray, share: FloatArray) -> list[list[float]]:
 
 @dataclass(frozen=True)
 class LinkRates:
-    """Links of a GPU, one direction, 1e9 bytes per second.
+    """Links of a GPU; rates are for one direction, in 1e9 bytes per second.
 
-    inside, between: inside a node and between nodes, with the latency of a small message.
-    share: what a large all-reduce reaches of `inside_gb_per_s`, at most 1.
-    host_gb_per_s: of the GPU's slot.
+    inside, between: within a node and between nodes; latency_s is that of a small message.
+    share: fraction of `inside_gb_per_s` that a large all-reduce achieves, at most 1.
+    host_gb_per_s: rate of the GPU's link to the host.
     """
 
     gpus_per_node: int
@@ -151,7 +154,7 @@ class LinkRates:
 
 
 def link_rates(profile: Profile, out: Exported) -> LinkRates:
-    """Rates of the profile's GPU in its maker's reference system, with what the profile measured of them."""
+    """Returns the GPU's links in its vendor's reference system; measured all-reduces set `share` and the latency."""
     cluster = reference_cluster(profile.device)
     stated, source = stated_link(profile.device)
     measured = _measured_inside(profile, out)
@@ -172,7 +175,7 @@ def link_rates(profile: Profile, out: Exported) -> LinkRates:
 
 
 def _measured_inside(profile: Profile, out: Exported) -> tuple[float, float] | None:
-    """(bus bandwidth of the largest all-reduce inside a node in GB/s, latency of the smallest message in µs)."""
+    """Returns (bus GB/s of the largest measured all-reduce within a node, latency of the smallest message in µs)."""
     table = collectives(profile, Exported())
     table = table.where((table["op"] == "all_reduce") & (table["num_nodes"] == 1))
     if not len(table):

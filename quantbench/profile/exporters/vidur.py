@@ -1,12 +1,12 @@
-"""Vidur's profiling files: as its source tree has them (CSV), and as its PyPI release 0.0.26 downloads them (.csv.xz
-with a config.json). Times are in milliseconds.
+"""Exports Vidur's profiling files: CSV as in its source tree, and .csv.xz with a config.json as its PyPI release 0.0.26
+downloads them. Times are in milliseconds.
 
-Vidur's random forests learn a model's operations over num_tokens, so each operation needs a time in every row: measured
-if the profile has the shape, else the profile's model moved through its rows. Rows are at powers of two, at every
-measured size, and on both sides of the edges that linear interpolation would miss.
+Entry point: `export`. Vidur's random forests predict a model's operations from num_tokens, so each operation needs a
+time in every row: measured if the profile has the shape, else predicted by the profile's model, scaled to match its
+rows. Rows are at powers of two, at every measured size, and on both sides of edges that linear interpolation misses.
 
 Source of names: vidur/config/{model,device_sku,node_sku}_config.py of Vidur 0.0.26, and data/profiling/ of its source
-tree. Vocabulary sizes are Vidur's own, because its loader only takes rows that state them.
+tree. Vocabulary sizes are Vidur's own, because its loader only accepts rows with them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ MODELS = {
     "llama-3-8b": ("meta-llama/Llama-3-8B", "meta-llama/Meta-Llama-3-8B", 128256, 4096),
     "llama-3-70b": ("meta-llama/Llama-3-70B", "meta-llama/Meta-Llama-3-70B", 128256, 8192),
 }
-#: device slug → (device_sku, node sku). Other devices get their slug, which Vidur must be taught first.
+#: device slug → (device_sku, node sku). Other devices get their slug, which must be added to Vidur first.
 _SKUS = {
     "a100-sxm4-80gb": ("a100", "a100_dgx"), "h100-sxm5-80gb": ("h100", "h100_dgx"), "l40-48gb": ("l40", "l40_pcie"),
     "a40-48gb": ("a40", "a40_pairwise_nvlink"),
@@ -65,7 +65,7 @@ _MODEL_SEQS = tuple(2**power for power in range(4, 13))
 
 
 def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
-    """Write `data/profiling/…` (source tree), `compute/` and `network/` (PyPI release)."""
+    """Writes `data/profiling/…` (source tree), `compute/` and `network/` (PyPI release)."""
     require_gpu(profile, "Vidur")
     slug = profile.device.name
     model = VidurModel.of(options.model)
@@ -89,9 +89,9 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
 
 
 def _mlp_rows(profile: Profile, table: Table, model: VidurModel, options: ExportOptions, out: Exported) -> Rows:
-    """Rows of mlp.csv: every product and every pass over memory of the model, by tokens and tensor parallelism."""
+    """Returns mlp.csv's rows: times of the model's GEMMs and memory-bound ops, by tokens and tensor-parallel degree."""
     times = GemmTimes(profile, options.dtype)
-    # A pass over memory takes the launch of a small kernel, and its bytes at the achieved bandwidth.
+    # A memory-bound op takes the launch time of a small kernel, plus its bytes at the achieved bandwidth.
     bytes_per_us = achieved(profile, options, Exported()).gb_per_s * 1e3
     launch_us = float(np.exp(SoftmaxModel.prior(profile.device).parameters[0]))
     rows: Rows = []
@@ -120,8 +120,8 @@ def _mlp_rows(profile: Profile, table: Table, model: VidurModel, options: Export
 
 
 def _attention_rows(profile: Profile, table: Table, model: VidurModel, options: ExportOptions, out: Exported) -> Rows:
-    """Rows of attention.csv: prompts of one sequence, and decoding (one query, seq_q = 1) of many. Measured rows of the
-    model's heads on one GPU, or modelled ones if a phase has none."""
+    """Returns attention.csv's rows: prompts of one sequence, and batched decoding (one query, seq_q = 1). Uses rows
+    measured with the model's heads per GPU, or modelled ones if a phase has none."""
     rows: Rows = []
     taken = 0
     for tp in options.tensor_parallel:
@@ -167,7 +167,7 @@ def _model_attention(model: VidurModel, tp: int, dtype: str, *, prefill: bool) -
 
 
 def _write_network(profile: Profile, sku: str, out: Exported) -> None:
-    """all_reduce and send_recv, if they were measured."""
+    """Writes all_reduce and send_recv, if measured."""
     table = collectives(profile, out)
     per_node = table["num_gpus"] // table["num_nodes"]
     written = False
@@ -194,7 +194,7 @@ def _write_network(profile: Profile, sku: str, out: Exported) -> None:
 
 
 def _statistics(latency_us: dict[str, float]) -> dict[str, float]:
-    """The columns `time_stats.<op>.<name>` in milliseconds. There is one figure: std is 0, and all others are equal."""
+    """Returns the columns `time_stats.<op>.<name>` in ms. There is one time per op, so std is 0."""
     return {
         f"time_stats.{op}.{name}": 0.0 if name == "std" else us / 1e3
         for op, us in latency_us.items()
@@ -203,7 +203,7 @@ def _statistics(latency_us: dict[str, float]) -> dict[str, float]:
 
 
 def _write_csv(rows: Rows, name: str, folder: tuple[str, ...], release_folder: str, out: Exported) -> None:
-    """Write rows as the source tree's CSV in `folder`, and compressed in the release's folder."""
+    """Writes rows as the source tree's CSV in `folder`, and compressed in the release's folder."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(
         text, list(dict.fromkeys(key for row in rows for key in row)), restval="", lineterminator="\n"
@@ -217,8 +217,8 @@ def _write_csv(rows: Rows, name: str, folder: tuple[str, ...], release_folder: s
 
 @dataclass(frozen=True)
 class VidurModel:
-    """A model as Vidur keys its rows. name: in the release. source_name: in the source tree. vocab, max_model_len:
-    Vidur's own."""
+    """Model under the names that Vidur uses. name: name in the release. source_name: folder in the source tree.
+    vocab, max_model_len: vocabulary size and longest sequence in Vidur's configuration."""
 
     name: str
     source_name: str
@@ -228,7 +228,7 @@ class VidurModel:
 
     @classmethod
     def of(cls, text: str) -> VidurModel:
-        """The model of a preset. Raises InputError if Vidur has no such model."""
+        """Returns the model of a preset. Raises InputError if Vidur has no such model."""
         if text not in MODELS:
             given = f"--model {text}" if text else "no --model (a row is of one model there)"
             raise InputError(WHO, given, "one of " + ", ".join(MODELS))
@@ -237,7 +237,7 @@ class VidurModel:
         return cls(name, source_name, replace(shape, gate_fused=shape.gated), vocab, max_model_len)
 
     def keys(self, tp: int) -> dict[str, int | bool]:
-        """The columns by which mlp.csv's rows are found."""
+        """Returns the columns that identify the model in mlp.csv."""
         shape = self.shape
         return {
             "n_head": shape.heads, "n_kv_head": shape.kv_heads, "n_embd": shape.hidden, "n_expanded_embd": shape.ffn,
@@ -245,7 +245,7 @@ class VidurModel:
         }  # fmt: skip
 
     def products(self, tokens: int, tp: int) -> dict[str, Gemm]:
-        """Vidur's op → the product that one GPU runs for it."""
+        """Returns, for each of Vidur's ops, the GEMM that one GPU runs for it."""
         names = {ours: theirs for theirs, ours in GEMM_OPS.items()} | {"mlp_up_gate": "mlp_up_proj"}
         shape = replace(self.shape, seq=tokens, mbs=1, tp=tp)
         return {
@@ -255,11 +255,11 @@ class VidurModel:
         }
 
     def heads(self, tp: int) -> tuple[int, int]:
-        """(query heads, key/value heads) of one GPU."""
+        """Returns (query heads, key/value heads) per GPU."""
         return self.shape.heads // tp, replace(self.shape, tp=tp).kv_heads_per_gpu
 
     def passes_bytes(self, tokens: int, tp: int) -> dict[str, int]:
-        """Vidur's op → bytes that it reads and writes in 16-bit elements, for ops that memory alone bounds. Norms,
+        """Returns the bytes that each of Vidur's memory-bound ops reads and writes, with 16-bit elements. Norms,
         residuals and the embedding are not split over GPUs."""
         shape, width = self.shape, 2
         rotated = sum(self.heads(tp)) * shape.head_dim

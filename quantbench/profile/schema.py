@@ -1,0 +1,128 @@
+"""Builds the JSON Schema of a profile file from the dataclasses and table layouts.
+
+Entry point: `schema`, also available as `profile.file.schema`. `python -m quantbench.profile.schema` prints it.
+"""
+
+import json
+
+from quantbench.device.spec import DeviceSpec
+from quantbench.profile.parts import VERDICTS, KnownCliff, Provenance, RuleFinding, RunSource, StoredFile
+from quantbench.profile.table import FLAG, INTEGER, LAYOUTS, NUMBER, ROW_GRADES, TEXT, TableLayout
+from quantbench.store.record import ORIGINS
+from quantbench.store.typed import Json, json_schema
+
+PROFILE_FORMAT = "quantbench-profile"
+PROFILE_VERSION = 1
+
+_TEXT: Json = {"type": "string"}
+_INTEGER: Json = {"type": "integer"}
+_COUNT: Json = {"type": "integer", "minimum": 0}
+_POSITIVE: Json = {"type": "number", "exclusiveMinimum": 0}
+_SHA256: Json = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
+_OBJECT: Json = {"type": "object"}
+_OPTIONAL_RATIO: Json = {"anyOf": [_POSITIVE, {"type": "null"}]}
+_OPTIONAL_WORKLOAD: Json = {"anyOf": [_OBJECT, {"type": "null"}]}
+# Checks of the classes beyond the types of their fields.
+_LIMITS: dict[tuple[type, str], Json] = {
+    (DeviceSpec, "kind"): {"enum": ["cuda", "cpu"]},
+    (DeviceSpec, "peak_tflops"): {"additionalProperties": _POSITIVE},
+    (RunSource, "keys_sha256"): _SHA256 | {"description": "Of all record keys of the run, one a line."},
+    (KnownCliff, "before"): _OPTIONAL_WORKLOAD,
+    (KnownCliff, "after"): _OPTIONAL_WORKLOAD,
+    **{(KnownCliff, name): _POSITIVE for name in ("ratio", "low", "high")},
+    (RuleFinding, "verdict"): {"enum": list(VERDICTS)},
+    **{(RuleFinding, name): _OPTIONAL_RATIO for name in ("effect", "low", "high", "predicted")},
+    (StoredFile, "file"): {"pattern": r"^[^/\\]+\.parquet$", "description": "Name of a file beside this one."},
+    (StoredFile, "num_rows"): _COUNT,
+    (StoredFile, "sha256"): _SHA256 | {"description": "Of that file."},
+}  # fmt: skip
+_COLUMNS: dict[str, Json] = {INTEGER: _COUNT, NUMBER: _POSITIVE, FLAG: {"type": "boolean"}, TEXT: _TEXT}
+_NAMED_COLUMNS: dict[str, Json] = {"grade": {"enum": list(ROW_GRADES)}, "origin": {"enum": list(ORIGINS)}}
+
+
+def schema() -> Json:
+    """Returns the JSON Schema of the current version."""
+    body = _object({
+        "format": {"const": PROFILE_FORMAT},
+        "version": {"const": PROFILE_VERSION},
+        "sha256": _SHA256 | {
+            "description": "Of this object without this field, as JSON with sorted names, no spaces and ASCII escapes."
+        },
+        "device": _whole(DeviceSpec),
+        "software": {"type": "object", "description": "Versions by name.", "additionalProperties": _TEXT},
+        "provenance": _whole(Provenance),
+        "models": _models(),
+        "cliffs": _list(_whole(KnownCliff)),
+        "findings": _list(_whole(RuleFinding)),
+        "tables": _object({kind: _table(layout) for kind, layout in LAYOUTS.items()}),
+    })  # fmt: skip
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"{PROFILE_FORMAT}-{PROFILE_VERSION}",
+        "title": f"A profile of one GPU, version {PROFILE_VERSION}",
+        "description": "Times in microseconds. A table of more rows stands in a Parquet file beside this one.",
+    }
+    return head | body
+
+
+def _object(properties: Json) -> Json:
+    return {"type": "object", "additionalProperties": False, "required": list(properties), "properties": properties}
+
+
+def _list(items: Json) -> Json:
+    return {"type": "array", "items": items}
+
+
+def _whole(kind: type) -> Json:
+    """Returns the schema of a dataclass of which every field must be present."""
+    return _object(json_schema(kind, _LIMITS)["properties"])
+
+
+def _table(layout: TableLayout) -> Json:
+    columns: Json = {"const": list(layout.names)}
+    values = [_NAMED_COLUMNS.get(column.name, _COLUMNS[column.kind]) for column in layout.columns]
+    row = {"type": "array", "prefixItems": values, "minItems": len(values), "maxItems": len(values)}
+    beside = _whole(StoredFile)
+    return {
+        "oneOf": [
+            _object({"columns": columns, "rows": _list(row)}),
+            _object(beside["properties"] | {"columns": columns}),
+        ]
+    }
+
+
+def _gemm_model() -> Json:
+    """Returns the schema of `ProductModel.to_json`."""
+    deflated = {"type": "string", "description": "The little-endian bytes, deflated, in base64."}
+    array = _object({"dtype": _TEXT, "shape": _list(_INTEGER), "zlib": deflated})
+    forest = ("feature", "threshold", "right_offset", "value", "roots")
+    times = {"description": "Logarithms of predicted times, ascending."}
+    half_widths = {"description": "Half-width of the 90 % interval at those, in log time."}
+    return _object({
+        "dtype": _TEXT,
+        "rows": _INTEGER | {"description": "Measured rows that it was fitted to."},
+        "note": _TEXT,
+        "provenance": _OBJECT,
+        "log_us": _list({"type": "number"}) | times,
+        "half_width": _list(_POSITIVE) | half_widths,
+        "distilled": _object({
+            "machine": _OBJECT, "tiles": {"type": "array"}, "kernels": {"type": "array"},
+            "parameters": _list({"type": "number"}), "most": {"type": "number"},
+            "forest": _object({"depth": _INTEGER, **dict.fromkeys(forest, array)}),
+        }),
+    })  # fmt: skip
+
+
+def _models() -> Json:
+    """Returns the schema of `models_to_json`."""
+    softmax = "format version device parameters half_width rows note fused"
+    attention = "format version device dtype masks family parameters interval below above learner note provenance"
+    one = {
+        kind: _list(_OBJECT | {"required": names.split()}) | {"maxItems": 1}
+        for kind, names in (("softmax", softmax), ("attention", attention))
+    }
+    return _object({"gemm": _list(_gemm_model()) | {"description": "One for each number format."}, **one})
+
+
+if __name__ == "__main__":
+    print(json.dumps(schema(), indent=1))
