@@ -211,18 +211,22 @@ def draw_panels(
 
 
 def typical(curves: Sequence[Curve], most: int) -> list[Curve]:
-    """At most `most` of the curves.
+    """Selects at most `most` curves, evenly spread from smaller to larger work.
 
-    Where there are more, as many evenly spaced ones from smaller to larger work, out of those with most points.
+    If there are more, only curves with at least 90 % of the most points are considered, and the smallest third of them
+    by work is dropped as far as `most` curves remain.
     """
     if len(curves) <= most:
         return list(curves)
     longest = max(len(curve.points) for curve in curves)
     full = [curve for curve in curves if len(curve.points) >= 0.9 * longest]
     full.sort(key=lambda curve: curve.points[-1].workload.flops or curve.points[-1].workload.min_bytes)
+    if len(full) <= most:
+        return full
     last = len(full) - 1
-    # Small products are bound by launches and memory and show no steps: the lower third is left out.
-    return [full[round(last * (1 / 3 + 2 / 3 * i / (most - 1)))] for i in range(most)]
+    # Small GEMMs are bound by launches and memory and show no steps. The step is at least 1, so that none repeats.
+    first = min(last / 3, last - (most - 1))
+    return [full[round(first + (last - first) * i / max(1, most - 1))] for i in range(most)]
 
 
 def curve_names(curves: Sequence[Curve]) -> list[str]:
