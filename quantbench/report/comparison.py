@@ -10,17 +10,16 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from rich.table import Table
 from rich.text import Text
 
 from quantbench.analysis.compare import FIGURES_METHOD, METHOD, VERDICTS, Compared, Comparison
 from quantbench.errors import printable
-from quantbench.junit import clean, write_suite
+from quantbench.junit import Case, write_suite
 from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, figure
-from quantbench.report.content import terminal_table
 from quantbench.report.source import dashed, picture_caption
+from quantbench.report.terminal import terminal_table
 from quantbench.store.record import Place
 from quantbench.units import latency, percent
 
@@ -232,45 +231,23 @@ def _ratio_ticks(panel: Any) -> None:
 
 
 def write_junit(comparison: Comparison, path: Path) -> None:
-    """Write the comparison as JUnit XML for continuous integration.
+    """Writes the comparison as JUnit XML, one case per point.
 
-    Slower and lost points are failures, unclear ones are skipped with their reason. Raises StoreError where the file
-    cannot be written.
+    Slower points and points that now fail are failures; unclear points are skipped, with the reason.
+    Raises StoreError if the file cannot be written.
     """
-    total = len(comparison.points) + len(comparison.lost)
-    suite = ElementTree.Element(
-        "testsuite",
-        name=clean(f"quantbench compare {comparison.b.info.device.name}"),
-        tests=str(total),
-        failures=str(comparison.regressions),
-        errors="0",
-        skipped=str(comparison.counts["unclear"]),
-        time="0",
-    )
-    properties = ElementTree.SubElement(suite, "properties")
-    told = [("a", comparison.a.folder), ("b", comparison.b.folder), ("tolerance", comparison.tolerance)]
-    for name, value in [*told, *(("difference", difference) for difference in comparison.differences)]:
-        ElementTree.SubElement(properties, "property", name=name, value=clean(str(value)))
+    cases = []
     for point in comparison.points:
         interval = "no interval" if point.low is None else f"95 % interval {point.low:.4f} to {point.high:.4f}"
         text = f"{point.verdict}: {latency(point.a_us)} → {latency(point.b_us)}, ratio {point.ratio:.4f}, {interval}"
-        text = clean(f"{text}; {point.why}" if point.why else text)
-        case = _add_case(suite, point.place, point.b.provider, point.b_us / 1e6)
-        if point.verdict == "slower":
-            ElementTree.SubElement(case, "failure", message=text, type="slower").text = text
-        elif point.verdict == "unclear":
-            ElementTree.SubElement(case, "skipped", message=text)
-        else:
-            ElementTree.SubElement(case, "system-out").text = text
+        text = f"{text}; {point.why}" if point.why else text
+        failure, skipped = "slower" if point.verdict == "slower" else "", point.verdict == "unclear"
+        provider, name = f"quantbench.{point.b.provider}", place_words(point.place)
+        cases.append(Case(provider, name, text, point.b_us / 1e6, failure, skipped))
     for lost in comparison.lost:
-        text = clean(f"measured before, fails now: {lost.kind}: {lost.message}")
-        case = _add_case(suite, lost.place, lost.record.provider, 0.0)
-        ElementTree.SubElement(case, "failure", message=text, type="lost").text = text
-    write_suite(suite, path)
-
-
-def _add_case(suite: ElementTree.Element, place: Place, provider: str, time_s: float) -> ElementTree.Element:
-    name = clean(place_words(place))
-    return ElementTree.SubElement(
-        suite, "testcase", classname=clean(f"quantbench.{provider}"), name=name, time=f"{time_s:.9f}"
-    )
+        text = f"measured before, fails now: {lost.kind}: {lost.message}"
+        provider, name = f"quantbench.{lost.record.provider}", place_words(lost.place)
+        cases.append(Case(provider, name, text, failure="lost"))
+    properties = [("a", comparison.a.folder), ("b", comparison.b.folder), ("tolerance", comparison.tolerance)]
+    differences = [("difference", difference) for difference in comparison.differences]
+    write_suite(path, f"quantbench compare {comparison.b.info.device.name}", cases, [*properties, *differences])

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import rich.table
-from rich.text import Text
-
 from quantbench.analysis.summary import Point
-from quantbench.units import percent
 
 
 @dataclass(frozen=True)
@@ -82,8 +78,6 @@ class Section:
     folded: bool = False
 
 
-# Shares of peak this far below the best one of a table stand out.
-_STANDS_OUT = 0.8
 #: the caption of a picture of these points: see `source.picture_caption`
 Caption = Callable[[Sequence[Point]], str]
 
@@ -114,32 +108,3 @@ class Gallery:
 def file_name(text: str) -> str:
     """The text with everything but letters, digits, dots, underscores and dashes replaced by dashes."""
     return re.sub("[^A-Za-z0-9._-]+", "-", text)
-
-
-def terminal_table(
-    columns: Mapping[str, Sequence[str] | Sequence[Text] | Sequence[str | Text]],
-    *,
-    left: Collection[str] = (),
-    folded: Collection[str] = (),
-    narrowest: int | None = None,
-) -> rich.table.Table:
-    """A table for the terminal, without a frame. columns: the cells below each heading.
-
-    left: columns aligned to the left; the others are numbers, aligned to the right.
-    folded: columns aligned to the left and folded where the terminal is narrow, down to `narrowest` characters.
-    """
-    table = rich.table.Table(header_style="bold", box=None, pad_edge=False)
-    for name in columns:
-        if name in folded:
-            table.add_column(name, overflow="fold", min_width=narrowest)
-        else:
-            table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
-    for row in zip(*columns.values(), strict=True):
-        table.add_row(*row)
-    return table
-
-
-def share_cell(share: float | None, best: float) -> Text:
-    """A share of peak as a cell; in red far below `best`, the best of the table."""
-    low = share is not None and share < _STANDS_OUT * best
-    return Text("?" if share is None else percent(share), style="bold red" if low else "")

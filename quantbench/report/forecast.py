@@ -18,8 +18,8 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.latency.gemm.cliffs import LIKELY
 from quantbench.latency.op_times import OpEstimate, peak_share
 from quantbench.report.canvas import MARKERS, PALETTE, WAVE_COLOUR, draw_panels
-from quantbench.report.content import share_cell, terminal_table
 from quantbench.report.source import dashed
+from quantbench.report.terminal import share_cell, terminal_table
 from quantbench.units import latency, percent
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from rich.text import Text
 
 from quantbench.analysis.summary import Point, op_order
 from quantbench.planner.formulas import useful_parameters
-from quantbench.report.content import Section, Table, terminal_table
+from quantbench.report.content import Section, Table
+from quantbench.report.terminal import terminal_table
 from quantbench.sweep.axes import SHAPE_DIM
 from quantbench.sweep.shape_file import Gain, NamedShape
 from quantbench.units import latency

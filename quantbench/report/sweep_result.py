@@ -25,8 +25,8 @@ from quantbench.analysis.summary import Point, Row, points_of
 from quantbench.device.spec import DeviceSpec
 from quantbench.measurement import Grade
 from quantbench.report.canvas import PALETTE, curve_names, draw_curve, draw_panels, plain, rate_unit
-from quantbench.report.content import share_cell, terminal_table
 from quantbench.report.source import dashed, picture_caption
+from quantbench.report.terminal import share_cell, terminal_table
 from quantbench.store.folder import Run
 from quantbench.units import latency, percent, with_interval
 

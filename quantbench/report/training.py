@@ -13,8 +13,9 @@ from rich.table import Table as RichTable
 from quantbench.errors import printable
 from quantbench.importers.training_run import TrainingSummary, read_training
 from quantbench.report.canvas import figure, plain
-from quantbench.report.content import Gallery, PictureCard, Section, Table, terminal_table
+from quantbench.report.content import Gallery, PictureCard, Section, Table
 from quantbench.report.page import Page, Written, write_page
+from quantbench.report.terminal import terminal_table
 from quantbench.units import with_interval
 
 _WIDTH_OF_A_GROUP = 0.8
