@@ -61,6 +61,6 @@ def terminal_table(
 
 
 def share_cell(share: float | None, best: float) -> Text:
-    """A share of peak as a cell; in red far below `best`, the best of the table."""
+    """Formats a share of peak (0 to 1) as a cell, in red if below 80 % of `best`, the best share in the table."""
     low = share is not None and share < _STANDS_OUT * best
     return Text("?" if share is None else percent(share), style="bold red" if low else "")
