@@ -25,10 +25,7 @@ _INFINIBAND_WORD_BYTES = 4  # port_rcv_data and port_xmit_data count words of fo
 
 
 def traffic_counters(root: Path = Path("/sys/class")) -> dict[str, int]:
-    """Reads the bytes sent and received so far per interface: network devices except loopback, InfiniBand ports.
-
-    root: folder with `net` and `infiniband` (Linux's /sys/class). Omni-Path ports are listed as InfiniBand.
-    """
+    """Reads the bytes so far per interface: network devices except loopback, and InfiniBand or Omni-Path ports."""
     counters = {}
     for device in sorted((root / "net").glob("*/statistics")):
         name = device.parent.name

@@ -41,8 +41,6 @@ _UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 1
 def parse_sizes(text: str) -> tuple[int, ...]:
     """Parses `4KiB:1GiB` (factor 4 per step), `4KiB:1GiB:x2` or a list `1MiB,64MiB` to bytes, ascending.
 
-    Raises InputError for anything else.
-
     >>> parse_sizes("1KiB:16KiB")
     (1024, 4096, 16384)
     >>> parse_sizes("1MB,512KiB")

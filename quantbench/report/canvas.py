@@ -91,7 +91,7 @@ def figure(
 def _save(figure: Figure, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Without matplotlib's version in it, the same figures give the same file.
+        # Without matplotlib's version in the file, equal data gives equal files.
         figure.savefig(path, dpi=_DPI, metadata={"Software": None})
     except OSError as error:
         raise StoreError("write picture", f"{path} ({error.strerror})", "a folder that can be written") from None
@@ -110,10 +110,7 @@ def _legend_below(figure: Figure, panels: Iterable[Axes]) -> None:
 
 
 def plain(text: str, longest: int = 90) -> str:
-    """Returns the text on one line, with `?` for dollar signs (formulas) and characters that the font may lack.
-
-    longest: maximum number of characters.
-    """
+    """Returns the text on one line of at most `longest` characters, with `?` for `$` and signs that fonts may lack."""
     return "".join(c if (ord(c) < 0x250 or c in _MORE_SIGNS) and c != "$" else "?" for c in printable(text, longest))
 
 
@@ -216,8 +213,8 @@ def draw_panels(
 def typical(curves: Sequence[Curve], most: int) -> list[Curve]:
     """Selects at most `most` curves, evenly spread from smaller to larger work.
 
-    If there are more, only curves with at least 90 % of the most points are considered, and the smallest third of them
-    by work is dropped as far as `most` curves remain.
+    Curves with less than 90 % of the most points are dropped, and of the rest the smallest third by work, as far as
+    `most` remain.
     """
     if len(curves) <= most:
         return list(curves)

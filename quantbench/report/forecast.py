@@ -80,10 +80,7 @@ def _rate(tflops: float) -> str:
 
 
 def odds_in_words(rows: Sequence[ForecastRow], odds: Sequence[float | None]) -> str:
-    """Returns a message listing the places at which one more row (m + 1) probably costs over 10 % more time.
-
-    odds: probability of that for each row, 0 to 1, or None. The message is empty if all are None.
-    """
+    """Formats the places at which m + 1 probably costs over 10 %. odds: its probability per row, 0 to 1, or None."""
     if all(probability is None for probability in odds):
         return ""
     likely = [

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _MOST_ROWS = 12
 # From this many curves on, each row summarizes one size over all curves.
 _MANY_CURVES = 13
-# Share of the shapes above which the cause of a size over many shapes is given alone, without the next most frequent.
+# Share of the shapes above which the cause of a size over many shapes is given alone.
 _COMMON_CAUSE = 0.5
 
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 # Evidence for a cause, as shown in the table.
 _TOLD_BY = {"identity": "by the kernel that ran", "arithmetic": "by arithmetic", "clock": "by the clock"}
-
-
 # Maximum numbers of curves in one plot, of plots per axis (the ops that take most time), and of kernels in a legend.
 _MOST_CURVES = 4
 _MOST_OPS = 12

@@ -32,10 +32,7 @@ _MOST_LABELLED = 130
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Heat map of the share of peak over two axes.
-
-    provider, held: provider and values of the other axes, common to all `rows`.
-    """
+    """Share of peak of `rows` over two axes; all rows have the same provider and the `held` values of other axes."""
 
     x_axis: str
     y_axis: str
@@ -238,10 +235,7 @@ def _draw_state(tracks: dict[tuple[str, str], list[_Sample]], path: Path, captio
 
 
 def state_section(records: Sequence[Record], gallery: Gallery, origin: str, caption: str) -> Section:
-    """Builds the section on the device's state, with a plot if anything was recorded at several times.
-
-    origin: origin of the run (measured, imported, simulated).
-    """
+    """Builds the section on the device's state, with a plot if anything was recorded at several times."""
     title = "The device during the run"
     tracks = _tracks(records)
     if not tracks:

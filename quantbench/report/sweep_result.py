@@ -96,7 +96,7 @@ def ops_line(rows: Sequence[Row]) -> str:
 
 def trust_lines(rows: Sequence[Row]) -> list[str]:
     """Lists the reasons why rows are graded below B, one line per kind of reason, the most frequent first."""
-    # Numbers differ from row to row: the text before the first number tells the kind.
+    # Numbers differ from row to row: the text before the first number identifies the kind.
     kinds: dict[str, list[Grade]] = {}
     for row in rows:
         if row.grade.letter not in ("A", "B"):
