@@ -1,11 +1,13 @@
-"""Writes JUnit XML files, which continuous integration reads.
+"""Writes JUnit XML files for continuous integration.
 
-Called by `report.comparison` (of a comparison) and `advice.report` (of a shape's waste).
+Entry point: `write_suite`. Used by `report.comparison` (one case per point) and `advice.report` (one case per op).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -15,10 +17,49 @@ from quantbench.errors import StoreError
 _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def write_suite(suite: ElementTree.Element, path: Path) -> None:
-    """Write a file of one suite. Raises StoreError where it cannot be written."""
+@dataclass(frozen=True)
+class Case:
+    """One test case of a JUnit file.
+
+    text: message of a failed or skipped case, output of a passed one.
+    failure: type of the failure; "" if the case did not fail.
+    """
+
+    class_name: str
+    name: str
+    text: str
+    time_s: float = 0.0
+    failure: str = ""
+    skipped: bool = False
+
+
+def write_suite(path: Path, name: str, cases: Sequence[Case], properties: Iterable[tuple[str, object]] = ()) -> None:
+    """Writes one suite to `path`; characters that XML 1.0 cannot hold become `?`.
+
+    properties: (name, value) pairs of the suite.
+    Raises StoreError if the file cannot be written.
+    """
+    failures, skipped = sum(bool(case.failure) for case in cases), sum(case.skipped for case in cases)
     root = ElementTree.Element("testsuites")
-    root.append(suite)
+    suite = ElementTree.SubElement(
+        root, "testsuite", name=_clean(name), tests=str(len(cases)), failures=str(failures), errors="0",
+        skipped=str(skipped), time="0",
+    )  # fmt: skip
+    pairs = list(properties)
+    if pairs:
+        listed = ElementTree.SubElement(suite, "properties")
+        for key, value in pairs:
+            ElementTree.SubElement(listed, "property", name=_clean(key), value=_clean(str(value)))
+    for case in cases:
+        text = _clean(case.text)
+        names = {"classname": _clean(case.class_name), "name": _clean(case.name), "time": f"{case.time_s:.9f}"}
+        element = ElementTree.SubElement(suite, "testcase", names)
+        if case.failure:
+            ElementTree.SubElement(element, "failure", message=text, type=case.failure).text = text
+        elif case.skipped:
+            ElementTree.SubElement(element, "skipped", message=text)
+        else:
+            ElementTree.SubElement(element, "system-out").text = text
     ElementTree.indent(root)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -27,6 +68,5 @@ def write_suite(suite: ElementTree.Element, path: Path) -> None:
         raise StoreError("write JUnit", f"{path} ({error.strerror})", "a file that can be written") from None
 
 
-def clean(text: str) -> str:
-    """Text without what XML 1.0 cannot hold."""
+def _clean(text: str) -> str:
     return _NO_XML.sub("?", text)

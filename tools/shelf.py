@@ -1,7 +1,6 @@
-"""Writes the profiles of the GPUs that public tables cover: `python -m tools.shelf` (extra `tables`).
+"""Writes profiles of the GPUs that public tables cover, with models, cliffs and verdicts but without measured rows.
 
-Each holds the shipped models and what the tables show: cliffs and verdicts. The measured rows stay in their package;
-`provenance` says in which, and how to read them.
+Entry point: `main`, or `python -m tools.shelf` (extra `tables`). The `provenance` of a profile names the rows' package.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from quantbench.store.folder import Run, read_run
 from tools.accuracy.tables import SHIPPED_GPUS
 
 _KINDS = ("gemm", "context_attention")
-# Most cliffs per table, besides those that many curves have in common.
+# Maximum number of cliffs in a profile, besides those that many curves have in common.
 _MOST_CLIFFS = 50
 
 
 def public_runs(slug: str, folder: Path) -> tuple[list[Run], list[TableFile]]:
-    """The public tables of a GPU as runs below `folder`. Raises UnsupportedError without their package."""
+    """Imports the public tables of a GPU as runs below `folder`. Raises UnsupportedError without their package."""
     tables, _ = find_tables(slug, kinds=_KINDS)
     runs = [
         read_run(write_run(folder, lookup(slug), origin_of(table), read_rows(table, dtypes=("bf16",))).folder)
@@ -41,7 +40,7 @@ def public_runs(slug: str, folder: Path) -> tuple[list[Run], list[TableFile]]:
 
 
 def shelf_profile(slug: str, runs: list[Run], tables: list[TableFile]) -> Profile:
-    """A GPU's profile without rows: models, cliffs and findings."""
+    """Builds a GPU's profile without rows: models, cliffs and findings."""
     device = lookup(slug)
     checks = [check_run(run) for run in runs]
     cliffs, num_cliffs = cliffs_of(checks, most=_MOST_CLIFFS)
@@ -64,7 +63,7 @@ def shelf_profile(slug: str, runs: list[Run], tables: list[TableFile]) -> Profil
 
 
 def main(results: Path = Path("results")) -> None:
-    """Write results/<slug>/profile.json for every GPU with public tables; about a minute."""
+    """Writes results/<slug>/profile.json for every GPU with public tables; takes about a minute."""
     for slug in SHIPPED_GPUS:
         with TemporaryDirectory() as folder:
             made = shelf_profile(slug, *public_runs(slug, Path(folder)))

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from quantbench.advice.advise import Advice, Advised
 from quantbench.advice.cost import LOWER_BOUND, EdgeWaste, OpCost, ShapeCost
-from quantbench.junit import clean, write_suite
+from quantbench.junit import Case, write_suite
 from quantbench.latency.estimate import Estimate
 from quantbench.sweep.shape_file import Gain, NamedShape
 from quantbench.units import percent
@@ -131,23 +130,12 @@ def write_junit(cost: ShapeCost, most: float | None, path: Path) -> None:
 
     Raises StoreError if the file cannot be written. `report.comparison.write_junit` does the same for a comparison.
     """
-    share = cost.waste_share
-    failed = most is not None and share > most
-    suite = ElementTree.Element(
-        "testsuite", name="quantbench advise", tests=str(len(cost.ops) + 1), failures=str(int(failed)), errors="0",
-        skipped="0", time="0",
-    )  # fmt: skip
-    whole = ElementTree.SubElement(suite, "testcase", classname="quantbench.advise", name="waste past edges", time="0")
-    said = f"{percent(share)} of the time is wasted past edges"
-    if failed and most is not None:
-        message = f"{said}, {percent(most)} allowed"
-        ElementTree.SubElement(whole, "failure", message=message, type="waste").text = message
-    else:
-        ElementTree.SubElement(whole, "system-out").text = said
+    text, failure = f"{percent(cost.waste_share)} of the time is wasted past edges", ""
+    if most is not None and cost.waste_share > most:
+        text, failure = f"{text}, {percent(most)} allowed", "waste"
+    cases = [Case("quantbench.advise", "waste past edges", text, failure=failure)]
     for op in cost.ops:
-        seconds = f"{op.latency.latency_us / 1e6:.9f}"
-        case = ElementTree.SubElement(suite, "testcase", classname="quantbench.advise", name=op.op.label, time=seconds)
         lines = [f"{op.op.workload}: {percent(op.waste_us / cost.latency.latency_us)} of the whole time wasted"]
         lines += [f"{finding.edge.kind}: {finding.edge.words}" for finding in op.findings]
-        ElementTree.SubElement(case, "system-out").text = clean("\n".join(lines))
-    write_suite(suite, path)
+        cases.append(Case("quantbench.advise", op.op.label, "\n".join(lines), op.latency.latency_us / 1e6))
+    write_suite(path, "quantbench advise", cases)

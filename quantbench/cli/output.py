@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from math import isfinite
 from pathlib import Path
@@ -25,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quantbench.errors import StoreError, one_line
+from quantbench.report.terminal import plain_table as plain_table
 
 #: a text, or a text and its style
 StyledText = str | tuple[str, str]
@@ -146,32 +147,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     return str(value) if isinstance(value, Path) else value
-
-
-def plain_table(
-    columns: Iterable[str],
-    rows: Iterable[Sequence[str | Text]] = (),
-    *,
-    title: str = "",
-    caption: str = "",
-    fold: Collection[str] = (),
-) -> Table:
-    """Builds a table without a frame.
-
-    columns: names of the columns; `>` before a name aligns the column to the right.
-    fold: names of columns whose text may be folded; that of the last column always may, unless it is right-aligned.
-    """
-    *_, last = names = list(columns)
-    table = Table(title=title or None, title_justify="left", header_style="bold", box=None, pad_edge=False)
-    table.caption = caption or None
-    for name in names:
-        if name.startswith(">"):
-            table.add_column(name[1:], justify="right", no_wrap=True)
-        else:
-            table.add_column(name, no_wrap=name != last and name not in fold, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 @contextmanager

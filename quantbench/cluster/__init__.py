@@ -1,1 +1,1 @@
-"""One sweep over many devices: points shared by the devices, slow devices found, and runs merged."""
+"""Runs one sweep over many devices, compares the devices, and merges runs."""

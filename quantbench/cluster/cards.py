@@ -1,7 +1,7 @@
-"""Compares the devices of a run: each measures the same reference workloads, and the times show which are slow.
+"""Compares the devices of a run by the reference workloads that every device measures, and finds slow ones.
 
-`reference_set` selects the references, `compare_cards` compares the devices and `card_lines` says the result. Works on
-records alone, of which `source` names the device; called by `sweep --on ray` and `merge`.
+Entry points: `reference_set` (selects the references; used by `lane`), `compare_cards` and `card_lines` (used by
+`sweep --on ray` and `merge`). The `source` of a record names its device.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from quantbench.workload import Gemm
 
 # Devices of one kind differ by 1 to 2 % in clock at the same power; one that differs by more is named.
 _SLOW = 0.03
-# Standard errors that the difference must exceed as well; that of a median is √(π/2) of a mean's, and the usual
-# device's figure has one too.
+# Number of standard errors that the difference must exceed as well. A median's is √(π/2) times a mean's; √2 because the
+# median device's time has an error too.
 _SURE = 3.0
 _ERROR_FACTOR = sqrt(pi / 2) * sqrt(2)
 
 
 @dataclass(frozen=True)
 class Card:
-    """One device of a run.
+    """Comparison of one device with the median device of its run.
 
-    slowdown: its time over the usual device's, minus 1, over the references that both measured.
+    slowdown: median over the references of time / median device's time, minus 1.
     error: standard error of the slowdown.
-    clock_mhz, usual_clock_mhz: medians at the references, its own and the usual device's; None where unknown.
-    throttled: reasons that it reported.
+    repeats: number of reference measurements on this device.
+    clock_mhz, usual_clock_mhz: median clocks during the references, of this and the median device; None if unknown.
+    throttled: throttle reasons that the device reported.
     """
 
     label: str
@@ -45,7 +46,7 @@ class Card:
 
     @property
     def slow(self) -> bool:
-        """Slower than devices of one kind usually are, and than its own scatter explains."""
+        """Whether the slowdown exceeds both 3 % and three standard errors."""
         return self.slowdown > max(_SLOW, _SURE * self.error)
 
     def __str__(self) -> str:
@@ -56,9 +57,9 @@ class Card:
 
 
 def reference_set(plan: Plan) -> tuple[PlanPoint, ...]:
-    """What every device measures besides the plan's reference.
+    """Selects the workloads that every device measures besides the plan's reference.
 
-    These are the largest product (heat, power limit) and the one with the fewest operations per byte (memory).
+    These are the largest GEMM (heat, power limit) and the one with the fewest operations per byte (memory).
     """
     if plan.reference is None:
         return ()
@@ -70,7 +71,7 @@ def reference_set(plan: Plan) -> tuple[PlanPoint, ...]:
 
 
 def compare_cards(records: Iterable[Record]) -> tuple[Card, ...]:
-    """Every device of a run against the usual one, slowest first; empty where only one device measured."""
+    """Compares every device of a run with the median one, slowest first; empty if only one device measured."""
     times: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     clocks: dict[str, list[float]] = defaultdict(list)
     reasons: dict[str, set[str]] = defaultdict(set)
@@ -82,7 +83,7 @@ def compare_cards(records: Iterable[Record]) -> tuple[Card, ...]:
             reasons[record.source].update(measurement.state_after.throttle_reasons)
     if len(times) < 2:
         return ()
-    # The usual device is the middle one; of two, the faster one.
+    # The usual device is the median one; of two, the faster one.
     keys = {key for of_card in times.values() for key in of_card}
     usual_us = {key: median_low([median(of[key]) for of in times.values() if key in of]) for key in keys}
     own_clock = {label: median(values) for label, values in clocks.items() if values}
@@ -99,15 +100,15 @@ def compare_cards(records: Iterable[Record]) -> tuple[Card, ...]:
 
 
 def _scatter(times: dict[str, dict[str, list[float]]]) -> float:
-    """Relative standard deviation of one repetition against the others of its reference on its device, over all."""
+    """Returns the relative standard deviation of repeated references on one device, pooled over all."""
     groups = [repeats for of_card in times.values() for repeats in of_card.values() if len(repeats) > 1]
     ratios = [us / median(repeats) for repeats in groups for us in repeats]
-    # Each group's own median takes one of its repetitions.
+    # Each group's median uses up one degree of freedom.
     return noise(ratios) * sqrt(len(ratios) / (len(ratios) - len(groups))) if ratios else 0.0
 
 
 def card_lines(cards: Sequence[Card]) -> tuple[str, ...]:
-    """The slow devices by name, or one line that there are none."""
+    """Formats one line per slow device, or one line that the devices agree; empty without `cards`."""
     if not cards:
         return ()
     slow = tuple(str(card) for card in cards if card.slow)

@@ -1,7 +1,8 @@
-"""One run of a cluster sweep: all devices of one kind measure one plan into one folder.
+"""Runs one plan on all devices of one kind of a cluster, into one folder.
 
-`Lane` runs each device's part in that device's thread; its `PointQueue` gives out every point once, and again after
-its device or worker was lost. `Host` and `ClusterWorker` are what a cluster must provide (`ray_pool` does, and tests).
+Entry points: `Lane.measure`, called in each device's thread, and `PointQueue`, which hands out every point once, and
+again if its device or worker was lost. Used by `session`; `ray_pool` implements the protocols `Host` and
+`ClusterWorker`.
 """
 
 from __future__ import annotations
@@ -25,18 +26,21 @@ from quantbench.sweep.options import SweepOptions
 from quantbench.sweep.plan import Plan, PlanPoint
 from quantbench.sweep.runner import Finished, More, Progress, Sweep
 
-# Failures after which a point is tried once more, on another device: the device may be their cause.
+# Failures after which a point is tried on the other devices: the device may be the cause.
 _TRIED_ELSEWHERE = ("crash", "timeout")
-# A point whose device was lost this often is the likelier cause of it.
+# After losing its device this often, a point is recorded as failed: it is the likelier cause.
 _MOST_DEVICES_LOST = 3
-# How often a device that has nothing to do looks again whether another one was lost.
+# Polling interval of an idle device, which takes over points of lost devices.
 _IDLE_S = 0.2
 
 Tick = Callable[[], None]
 
 
 class DeviceLostError(QuantbenchError):
-    """A device no longer answers: its node, its process or its driver is gone. Its current point is not to blame."""
+    """Error of a device that no longer answers because its node, process or driver is gone.
+
+    who: name or label of the device.
+    """
 
     def __init__(self, who: str, reason: str) -> None:
         super().__init__("cluster", f"{who} was lost ({reason})", "a device that answers")
@@ -45,23 +49,23 @@ class DeviceLostError(QuantbenchError):
 
 
 class ClusterWorker(Asked, Protocol):
-    """The worker process of one device. label: `GPU 5 on node3`, shown and stored in the records it makes."""
+    """Interface of one device's worker. label: `GPU 5 on node3`, shown and stored in its records."""
 
     label: str
 
 
 class Host(Protocol):
-    """One device of the cluster. name: which it is, before it has answered."""
+    """Interface of one device of the cluster. name: provisional name, used until the worker has sent its label."""
 
     name: str
 
     def connect(self, tick: Tick) -> ClusterWorker:
-        """Start its worker, again after it was lost. `tick` is called while waiting. Raises DeviceLostError."""
+        """Starts or restarts the worker. `tick` is called while waiting. Raises DeviceLostError."""
 
 
 @dataclass
 class _Waiting:
-    """A point without a final record. tried: devices whose worker it ended. failed: its last record."""
+    """A point without a final record. tried: devices on which it failed. failed: record of the last failure."""
 
     point: PlanPoint
     tried: set[str] = field(default_factory=set)
@@ -70,11 +74,11 @@ class _Waiting:
 
 
 class PointQueue:
-    """The points of a plan that are still to be measured, shared by the threads of the devices that have joined.
+    """Thread-safe queue of the points of a plan that are still to be measured.
 
     keep: stores a final record.
-    records: what was measured before.
-    more: asks for points beyond the plan when all of it is measured.
+    records: records of an earlier part of the run.
+    more: returns points beyond the plan when all of it is measured.
     """
 
     def __init__(
@@ -98,17 +102,17 @@ class PointQueue:
 
     @property
     def left(self) -> int:
-        """Points without a final record."""
+        """Number of points without a final record."""
         with self._lock:
             return len(self._waiting) + len(self._in_flight)
 
     def join(self, member: str) -> None:
-        """A device that will take points."""
+        """Registers a device that will take points."""
         with self._lock:
             self._members.add(member)
 
     def take(self, member: str) -> PlanPoint | None:
-        """A point for this device, one that its worker has not been lost to; None where there is none for it now."""
+        """Takes a point that has not failed on this device; None if there is none at the moment."""
         with self._lock:
             if not self._waiting and not self._in_flight and self._more is not None:
                 fresh = [point for point in self._more(self.records) if point.key not in self._seen]
@@ -123,9 +127,10 @@ class PointQueue:
             return found.point
 
     def settle(self, member: str, record: Record, *, elsewhere: bool = False) -> None:
-        """Take the record of the device's current point.
+        """Stores the record of the device's current point.
 
-        elsewhere: its worker was lost over it, so the record is not final while another device has not tried it.
+        elsewhere: if true, the point failed in a way that the device may have caused; the record is final only if no
+            other device is left to try it.
         """
         with self._lock:
             point = self._in_flight.pop(member)
@@ -137,9 +142,9 @@ class PointQueue:
                 self._settle(record)
 
     def lost(self, member: str, failed: Callable[[PlanPoint], Record]) -> None:
-        """The device is gone; its current point goes back to the others.
+        """Removes a lost device and puts its current point back.
 
-        failed: makes the record of a point over which too many devices were lost.
+        failed: makes the record of a point during which three devices were lost.
         """
         with self._lock:
             point = self._in_flight.pop(member, None)
@@ -152,7 +157,7 @@ class PointQueue:
             self.leave(member)
 
     def leave(self, member: str) -> None:
-        """The device takes no more points. Points that no other device may try keep their last record."""
+        """Removes a device. Points that have failed on all remaining devices keep their last record."""
         with self._lock:
             self._members.discard(member)
             for point in list(self._waiting):
@@ -161,7 +166,7 @@ class PointQueue:
                     self._settle(point.failed)
 
     def note(self, record: Record) -> None:
-        """Keep a record that is no point of the plan, such as a repetition of the reference."""
+        """Stores a record that is not a point of the plan, such as a repetition of the reference."""
         with self._lock:
             self._keep(record)
             self.records.append(record)
@@ -174,11 +179,14 @@ class PointQueue:
 
 @dataclass
 class Lane:
-    """A run, the points that are left of it, and what its devices have in common.
+    """One run of a cluster sweep, with its queue of points, shared by the threads of its devices.
 
-    clock: seconds, of any origin.
-    budget_s: wall seconds for all; None for no bound.
-    expected_members: devices there were when the plan was laid out; members: those that measured.
+    clock: monotonic time, seconds.
+    pause: sleeps for a number of seconds.
+    budget_s: wall seconds for the run; None for no limit.
+    more: see `PointQueue`.
+    records: records of an earlier part of the run.
+    expected_members: number of devices when the plan was made. members: labels of the devices that measured.
     """
 
     spec: DeviceSpec
@@ -207,7 +215,7 @@ class Lane:
 
     @property
     def finished(self) -> Finished:
-        """How it ended, once no device works on it any more."""
+        """Result of the run; call it when no device works on it any more."""
         if not self.queue.left:
             return Finished("budget" if self.plan.left_out else "complete")
         if any(ending.how == "budget" for ending in self.endings):
@@ -215,21 +223,21 @@ class Lane:
         return Finished("failed", f"{self.queue.left} points are left, and no device to measure them")
 
     def measure(self, worker: ClusterWorker, tick: Tick) -> Finished:
-        """Measure on this device until nothing is left for it.
+        """Measures points on this device until none is left for it.
 
-        tick: called a few times a second; what it raises ends the device's part.
-        Raises DeviceLostError; the device's current point is then given to another one.
+        tick: called a few times a second; an exception that it raises ends this call.
+        Raises DeviceLostError after returning the device's current point to the queue.
         """
         label = worker.label
         self.members.add(label)
         self.queue.join(label)
-        # A worker that died is replaced beside the device; asking it again is all that is needed here.
+        # The host replaces a worker that died, so the sweep only has to ask again.
         connected = _Kept(worker)
 
         def following(records: object) -> tuple[PlanPoint, ...]:
-            """The next point for this device. Waits while others are measuring points: one of them may be lost."""
+            """Returns the next point. Waits while other devices are measuring, because one of them may be lost."""
             with self._lock:
-                # Drift is taken against the usual device, so that a slow device's points are trusted less.
+                # Drift is relative to the median device, so that a slow device's points get a lower grade.
                 first_us = self._first_reference_us.values()
                 sweep.first_reference_us = median_low(first_us) if first_us else None
             while (point := self.queue.take(label)) is None:
@@ -276,7 +284,7 @@ class Lane:
         return ending
 
     def progress(self) -> Progress:
-        """How far the run is, over all of its devices."""
+        """Returns the progress of the run over all of its devices."""
         queue = self.queue
         elapsed_s = self.clock() - self._start_s
         counts = Counter(type(r.outcome).__name__ for r in queue.records[len(self.records) :] if r.role == "point")
@@ -289,7 +297,7 @@ class Lane:
         )  # fmt: skip
 
     def keep(self, record: Record, label: str) -> None:
-        """Keep a record, with the device that made it and the time by the run's clock."""
+        """Stores a record with the label of its device and the time since the start of the run."""
         record = replace(record, source=label, elapsed_s=self.clock() - self._start_s)
         if record.role == "reference":
             self.queue.note(record)
@@ -309,13 +317,13 @@ class Lane:
 
 @dataclass
 class _Part:
-    """Where one device's sweep writes."""
+    """Writer that one device's sweep appends its records to."""
 
     append: Callable[[Record], None]
 
 
 class _Kept:
-    """A worker that its host begins and ends, not the sweep that asks it."""
+    """Wrapper of a worker whose `begin` and `close` do nothing: its host starts and ends it, not the sweep."""
 
     def __init__(self, worker: Asked) -> None:
         self.hello = worker.hello

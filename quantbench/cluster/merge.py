@@ -1,6 +1,6 @@
 """Merges runs of one device into one run: every point once, every repetition of a reference kept.
 
-`merge_runs` merges, `write_merged` writes the result; `quantbench merge` calls both.
+Entry points: `merge_runs` and `write_merged`. Used by `quantbench merge`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from quantbench.store.run import RunInfo
 
 @dataclass(frozen=True)
 class Merged:
-    """The merged run.
+    """A merged run.
 
-    repeated: number of points that several of the runs had; the better trusted one is kept.
-    notes: what was tolerated or is missing, in words.
+    repeated: number of point records dropped because another record of the same point was kept.
+    notes: messages on copies, tolerated differences and missing parts.
     """
 
     info: RunInfo
@@ -33,14 +33,14 @@ class Merged:
 
 
 def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) -> Merged:
-    """Merge runs. A copy of another run (same run id and start) counts once, however much was added to either since.
+    """Merges runs. Records that two copies of a run share (same run id and start) count once.
 
-    Of a point that several runs have, the measurement of the best grade is kept, the earlier one of two as good; a
-    measurement before a failure, a failure before a skip.
+    If several runs have a point, the measurement with the best grade is kept, and the earlier one if grades are equal.
+    A measurement is preferred to a failure, a failure to a skip.
 
-    run_id: of the result; made from the first run's where it is empty.
+    run_id: id of the merged run; by default `<first run's id>-merged`.
     force: merge runs of different devices, software or origin; the notes name the differences.
-    Raises InputError for fewer than two runs, a run given twice, and differences unless `force`.
+    Raises InputError for fewer than two different runs, a folder passed twice, and differences unless `force`.
     """
     if len(runs) < 2:
         raise InputError("merge", f"{len(runs)} run{'s' * (len(runs) != 1)}", "two or more")
@@ -93,9 +93,9 @@ def merge_runs(runs: Sequence[Run], run_id: str = "", *, force: bool = False) ->
 
 
 def _without_copies(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
-    """The runs in order of their start, each without the records that a fuller copy of it has, and notes on copies.
+    """Removes from each run the records that a longer copy of it has; drops runs without records left.
 
-    A run whose records are all in another one is left out.
+    Returns the runs in order of their start, and notes on the copies.
     """
     kept: list[Run] = []
     notes = []
@@ -115,14 +115,14 @@ def _without_copies(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
 
 
 def write_merged(results: Path, merged: Merged) -> Path:
-    """Write `results/<device>/<run-id>/`. Returns the folder. Raises StoreError where it exists."""
+    """Writes `results/<device>/<run-id>/`. Returns the folder. Raises StoreError if it exists."""
     with RunWriter.create(results, merged.info) as writer:
         writer.extend(merged.records)
     return writer.folder
 
 
 def _differences(first: RunInfo, other: RunInfo) -> list[str]:
-    """Why two runs must not be merged, in words."""
+    """Lists the reasons why two runs must not be merged."""
     found = []
     if first.device.name != other.device.name:
         found.append(f"{other.run_id} is of {other.device.name}, {first.run_id} of {first.device.name}")
@@ -130,7 +130,7 @@ def _differences(first: RunInfo, other: RunInfo) -> list[str]:
         found.append(f"{other.run_id} has other constants of {first.device.name} than {first.run_id}")
     if first.origin != other.origin:
         found.append(f"{other.run_id} is {other.origin}, {first.run_id} {first.origin}")
-    for name in sorted((first.software.keys() | other.software.keys()) - {"os"}):  # changes no figure
+    for name in sorted((first.software.keys() | other.software.keys()) - {"os"}):  # does not affect times
         ours, theirs = first.software.get(name, "none"), other.software.get(name, "none")
         if ours != theirs:
             found.append(f"{other.run_id} has {name} {theirs}, {first.run_id} {ours}")
@@ -138,7 +138,7 @@ def _differences(first: RunInfo, other: RunInfo) -> list[str]:
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """Name of each run as the source of its records; its folder where names repeat (tasks started in one second)."""
+    """Names each run as the source of its records; by folder if names repeat (tasks started in the same second)."""
     labels = []
     for run in runs:
         shard = _shard(run.info)
@@ -147,7 +147,7 @@ def _labels(runs: Sequence[Run]) -> list[str]:
 
 
 def _shard(info: RunInfo) -> tuple[int, int] | None:
-    """Which part of a plan a run is, and of how many parts; None for a run of a whole plan."""
+    """Returns (part, number of parts) if the run measured one part of a plan, else None."""
     match info.options.get("shard"):
         case [int(part), int(parts)] if 1 <= part <= parts:
             return part, parts
@@ -155,7 +155,7 @@ def _shard(info: RunInfo) -> tuple[int, int] | None:
 
 
 def _better(one: Record, two: Record) -> Record:
-    """The record to keep, with the places of both."""
+    """Returns the better record, with the places of both."""
     best = min((one, two), key=_rank)
     places = {(p.op, *sorted(p.axes.items())): p for p in (*one.places, *two.places)}
     return replace(best, places=tuple(places.values()))
@@ -172,10 +172,10 @@ def _rank(record: Record) -> tuple[int, int]:
 
 
 def _options(infos: Sequence[RunInfo]) -> tuple[dict[str, Any], list[str]]:
-    """The options of the merged run, and notes on missing parts.
+    """Returns the options of the merged run, and notes on missing parts.
 
-    Parts of one plan have the options of the whole plan. Runs with different options leave none but their names: there
-    is no plan to resume.
+    Parts of one plan get the options of the whole plan. For runs with different options only their ids are stored,
+    because there is no plan to resume.
     """
     bare = [{name: value for name, value in info.options.items() if name != "shard"} for info in infos]
     if any(options != bare[0] for options in bare):

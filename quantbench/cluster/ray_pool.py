@@ -1,7 +1,7 @@
-"""The devices of a Ray cluster: an actor with a worker process beside each. The only module that knows of Ray.
+"""Ray backend of `sweep --on ray`: one actor and one worker process per device.
 
-`RayPool` connects to the cluster and lists its devices for `sweep --on ray`. The actor is a `DeviceAgent`: it starts
-the worker process, forwards requests and replaces a worker that died. Only text (JSON) crosses the network.
+Entry point: `RayPool`, which connects to the cluster and lists its devices. Each actor is a `DeviceAgent`, which starts
+the worker process, forwards requests and replaces a worker that died. Only JSON text crosses the network.
 """
 
 from __future__ import annotations
@@ -35,20 +35,19 @@ from quantbench.sweep.messages import (
 from quantbench.timing.options import TimingOptions
 
 _VARIABLE = "QUANTBENCH_DEVICE"
-# Importing torch from a cold network disk takes a minute, starting an actor a few seconds; a GPU that another job
-# holds is not given out at all.
+# Importing torch from a cold network disk takes a minute, starting an actor a few seconds. The limit also ends the wait
+# for a GPU that another job holds.
 _START_LIMIT_S = 300.0
-# Beyond the limit of a point: its worker may have to be started first.
+# Added to the limit of a point, with _START_LIMIT_S, because its worker may have to be started first.
 _ANSWER_MARGIN_S = 60.0
 _POLL_S = 0.25
 _PROBE_S = 3.0
 
 
 class DeviceAgent:
-    """Runs beside one device. Requests and answers are JSON texts; `introduction_from_text` and `reply_from_text` read
-    the answers.
+    """Actor of one device. Requests and answers are JSON; `introduction_from_text` and `reply_from_text` parse answers.
 
-    core: for a processor, the index from the end of the allowed core that the worker is bound to; None on a GPU.
+    core: index of the CPU core to bind to, counted from the last allowed core; None on a GPU.
     """
 
     def __init__(self, core: int | None = None) -> None:
@@ -60,7 +59,7 @@ class DeviceAgent:
             os.sched_setaffinity(0, {allowed[-1 - core % len(allowed)]})
 
     def introduce(self) -> str:
-        """Start the worker. {label, hello}, or {refused} where there is no device that can be measured."""
+        """Starts the worker. Returns JSON {label, hello}, or {refused: reason} if no device can be measured."""
         try:
             worker = self._running()
         except (MeasurementError, InputError) as error:
@@ -70,7 +69,10 @@ class DeviceAgent:
         return json.dumps({"label": f"{device} on {socket.gethostname()}", "hello": hello_to_json(worker.hello)})
 
     def ask(self, timing: str, request: str, limit_s: float) -> str:
-        """Run one point: {reply}, {lost: [kind, message]} when the worker died over it, {refused} when none starts."""
+        """Runs one point. Returns JSON {reply}, {lost: [kind, message]} if the worker died, or {refused: reason}.
+
+        timing, request: JSON of `TimingOptions` and `Request`.
+        """
         try:
             worker = self._running()
             if not self._begun:
@@ -87,7 +89,7 @@ class DeviceAgent:
         return json.dumps({"reply": reply_to_json(reply)})
 
     def gpu_number(self) -> str | None:
-        """Which of the machine's GPUs this is; None on a processor."""
+        """Returns the index of the GPU on its node; None on a CPU."""
         return None
 
     def _running(self) -> Asked:
@@ -103,7 +105,7 @@ class DeviceAgent:
 
 
 def introduction_from_text(text: str) -> tuple[str, Hello]:
-    """Label (`GPU 5 on node3`) and device of `introduce`. Raises MeasurementError with the reason where it refused."""
+    """Parses the answer of `introduce` to (label, hello). Raises MeasurementError with the reason if it refused."""
     data = json.loads(text)
     if "refused" in data:
         raise refusal("device", data["refused"])
@@ -111,7 +113,7 @@ def introduction_from_text(text: str) -> tuple[str, Hello]:
 
 
 def reply_from_text(text: str) -> Reply:
-    """What `ask` said. Raises WorkerLostError where the worker was lost, MeasurementError where none starts."""
+    """Parses the answer of `ask`. Raises WorkerLostError if the worker died, MeasurementError if none could start."""
     data = json.loads(text)
     if "lost" in data:
         raise WorkerLostError(*data["lost"])
@@ -124,9 +126,9 @@ def reply_from_text(text: str) -> Reply:
 
 
 class RayPool:
-    """A connection to the cluster that RAY_ADDRESS or `ray start` names, or else a Ray of this machine alone.
+    """Connection to the Ray cluster of RAY_ADDRESS or `ray start`, or else to a new Ray instance on this machine.
 
-    Use as a context manager. Raises InputError where ray is not installed, MeasurementError where it does not answer.
+    Use as a context manager. Raises InputError if ray is not installed, MeasurementError if it does not answer.
     """
 
     def __init__(self) -> None:
@@ -145,9 +147,10 @@ class RayPool:
         self._hosts: list[_RayDevice] = []
 
     def hosts(self) -> tuple[Host, ...]:
-        """Every device: each GPU of each node or, with QUANTBENCH_DEVICE=cpu, one core of each node.
+        """Lists every device: each GPU of each node or, with QUANTBENCH_DEVICE=cpu, one core of each node.
 
-        Raises UnsupportedError where nothing can be measured: that is looked up, never waited for.
+        Raises UnsupportedError if there is no device or all are in use (checked immediately, without waiting for a
+        device to become free), InputError for another value of QUANTBENCH_DEVICE.
         """
         wanted = os.environ.get(_VARIABLE, "")
         if wanted not in ("", "cpu", "cuda"):
@@ -177,7 +180,7 @@ class RayPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End every actor, and Ray itself where it was started here."""
+        """Ends every actor, and Ray itself if it was started here."""
         for host in self._hosts:
             host.close()
         if self._started:
@@ -185,7 +188,7 @@ class RayPool:
 
 
 class _RayDevice:
-    """One device of one node, and the worker process behind its actor, which answers as one on this machine would."""
+    """One device of one node; implements `Host`, and `ClusterWorker` by forwarding requests to the actor."""
 
     label: str
     hello: Hello
@@ -199,7 +202,7 @@ class _RayDevice:
         self._timing = ""
 
     def connect(self, tick: Tick) -> _RayDevice:
-        """Start a fresh actor on the same node, and in it a fresh worker. Raises DeviceLostError."""
+        """Starts a new actor on the same node, and in it a new worker. Raises DeviceLostError."""
         self.close()
         if not any(node["NodeID"] == self._node_id and node["Alive"] for node in self._ray.nodes()):
             raise DeviceLostError(self.name, "its node has left the cluster")
@@ -212,11 +215,11 @@ class _RayDevice:
         return self
 
     def begin(self, timing: TimingOptions) -> None:
-        """Timing is sent with each request: a worker that the agent replaced must be told again."""
+        """Stores the timing options, which are sent with each request because the agent may replace the worker."""
         self._timing = json.dumps(timing_to_json(timing))
 
     def ask(self, request: Request, limit_s: float, tick: Tick) -> Reply:
-        """Run one point. Raises WorkerLostError when its worker process died, DeviceLostError when its actor did."""
+        """Runs one point. Raises WorkerLostError if the worker process died, DeviceLostError if the actor died."""
         asked = self._actor.ask.remote(self._timing, json.dumps(request_to_json(request)), limit_s)
         text = _answer(self._ray, asked, limit_s + _START_LIMIT_S + _ANSWER_MARGIN_S, tick, self.label)
         try:
@@ -255,7 +258,7 @@ def _remote_agent(ray: Any, node_id: str, core: int | None) -> Any:
 
 
 def _answer(ray: Any, asked: Any, limit_s: float, tick: Tick, who: str) -> str:
-    """Wait for an actor's answer; `tick` is called meanwhile. Raises DeviceLostError."""
+    """Waits for an actor's answer, calling `tick` meanwhile. Raises DeviceLostError."""
     deadline_s = time.monotonic() + limit_s
     while not ray.wait([asked], timeout=_POLL_S)[0]:
         tick()
@@ -268,7 +271,7 @@ def _answer(ray: Any, asked: Any, limit_s: float, tick: Tick, who: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    r"""The cause in a few words, from an error that Ray explains over many lines.
+    r"""Extracts the cause from one of Ray's long error messages.
 
     >>> _reason(RuntimeError("The actor died.\n  The actor died because its node has died. Node Id: 93f5"))
     'its node has died'
@@ -279,12 +282,12 @@ def _reason(error: Exception) -> str:
 
 
 def cluster_address(wanted: str, recorded: str, answers: Callable[[str], bool]) -> str:
-    """The address of the Ray cluster. Ray itself would wait for minutes for a cluster that is gone.
+    """Returns the address of the Ray cluster. Checks it first, because Ray waits minutes for a cluster that is gone.
 
-    wanted: RAY_ADDRESS, if set.
-    recorded: what `ray start` noted on this machine; used if it still answers, else the address is `local`.
-    answers: tells whether an address answers.
-    Raises MeasurementError for a RAY_ADDRESS that does not answer.
+    wanted: value of RAY_ADDRESS, or "".
+    recorded: address written by `ray start` on this machine; used if it still answers, else the result is `local`.
+    answers: returns whether a server listens at an address.
+    Raises MeasurementError if RAY_ADDRESS does not answer.
     """
     if wanted in ("", "auto"):
         if recorded and answers(recorded):
@@ -298,7 +301,7 @@ def cluster_address(wanted: str, recorded: str, answers: Callable[[str], bool]) 
 
 
 def answers(address: str) -> bool:
-    """Whether somebody listens at `host:port`."""
+    """Returns whether a server listens at `host:port`."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=_PROBE_S):
@@ -308,7 +311,7 @@ def answers(address: str) -> bool:
 
 
 def _recorded_address() -> str:
-    """What the last `ray start` on this machine noted, running or not; "" where there was none."""
+    """Returns the address written by the last `ray start` on this machine, running or not; "" if there is none."""
     file = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
     try:
         return file.read_text(encoding="utf-8").strip()

@@ -1,6 +1,6 @@
-"""A sweep over every device of a cluster: one run per kind of device, and one thread per device.
+"""Runs a sweep over every device of a cluster: one run (`Lane`) per kind of device, one thread per device.
 
-`ClusterSweep.run` is the entry point, called by `quantbench sweep --on ray`. `Lane` is one of its runs.
+Entry point: `ClusterSweep.run`. Used by `quantbench sweep --on ray`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from quantbench.sweep.options import SweepOptions, plan_sweep
 from quantbench.sweep.runner import More
 from quantbench.sweep.session import begun, resumed_options
 
-# Devices of one cluster start within seconds of each other; a node that takes longer joins when it is ready.
+# How long to wait for all devices after the first one; a node that takes longer joins when it is ready.
 _STRAGGLERS_S = 60.0
-# A device that was lost so often is left alone.
+# A device that was lost this often is not connected again.
 _MOST_LOSSES = 3
 _RECONNECT_PAUSE_S = 1.0
 _WATCH_S = 0.2
@@ -35,20 +35,20 @@ Kind = tuple[str, tuple[tuple[str, str], ...]]
 
 
 class _StoppedError(Exception):
-    """Ends a device's thread when the whole sweep is stopped."""
+    """Signal that ends a device's thread when the whole sweep is stopped."""
 
 
 @dataclass
 class ClusterSweep:
     """One sweep over `hosts`. After `run`, `lanes` has the runs.
 
-    make_options: the options for a kind of device; the budget is wall time for the whole cluster.
+    make_options: returns the options for a kind of device; their budget is wall time for the whole cluster.
     results: folder for new runs.
-    make_more: makes what asks for points beyond a run's plan.
-    resume: a run to finish, instead of a new one.
-    resume_budget_s: wall seconds for that, None for all of its plan.
-    on_note: receives a sentence when a device is lost or does not take part.
-    on_progress: called a few times a second while it runs.
+    make_more: returns the function that adds points when a run's plan is measured, or None.
+    resume: folder of a run to finish, or None for a new run.
+    resume_budget_s: wall seconds for the resumed run; None to finish its plan.
+    on_note: called with a message when a device is lost or does not take part.
+    on_progress: called a few times a second during the sweep.
     clock, pause: injected for tests.
     """
 
@@ -73,9 +73,9 @@ class ClusterSweep:
         self._first_s: float | None = None
 
     def run(self) -> tuple[Lane, ...]:
-        """Measure until every run is complete, out of time, or without a device. Keeps everything measured.
+        """Measures until every run is complete, out of time, or without a device. Keeps everything measured.
 
-        Raises MeasurementError when no device answered, and what any device's part raised.
+        Raises MeasurementError if no device answered, and re-raises any exception of a device's thread.
         """
         with ThreadPoolExecutor(max_workers=max(1, len(self.hosts)), thread_name_prefix="device") as threads:
             parts = [threads.submit(self._serve, host) for host in self.hosts]
@@ -98,7 +98,7 @@ class ClusterSweep:
         return tuple(self.lanes.values())
 
     def _serve(self, host: Host) -> None:
-        """One device's thread: connect, work, and again after a loss."""
+        """Runs one device's thread: connects, works, and reconnects after a loss, three attempts in all."""
         for loss in range(_MOST_LOSSES):
             with suppress(_StoppedError):
                 try:
@@ -137,7 +137,7 @@ class ClusterSweep:
             self._changed.notify_all()
 
     def _lane_of(self, worker: ClusterWorker) -> Lane | None:
-        """The run of this device, once all devices have answered or been waited for; None if it takes no part."""
+        """Waits for the other devices, then returns this device's run; None if the device takes no part."""
         with self._changed:
             while not self._all_here():
                 self._tick()
@@ -156,14 +156,14 @@ class ClusterSweep:
         return len(self._heard) >= len(self.hosts) or waited_s > _STRAGGLERS_S
 
     def _open(self, worker: ClusterWorker, members: int, folder: Path | None) -> Lane | None:
-        """A new run, or the one in `folder`; None if that is of another device."""
+        """Opens a new run, or the one in `folder`; returns None if that is of another kind of device."""
         device = worker.hello.device
         records: tuple[Record, ...] = ()
         if folder is None:
             options = self.make_options(device)
             budget_s = options.budget_s
             if budget_s is not None:
-                # A plan is made for one device; several measure more of it in the same time.
+                # Plans are budgeted for one device; several devices measure more points in the same time.
                 options = replace(options, budget_s=budget_s * members)
             axes, plan = plan_sweep(options, device)
             more = self.make_more(options, device)
@@ -182,7 +182,7 @@ class ClusterSweep:
         return Lane(device, options, plan, writer, self.clock, self.pause, budget_s, more, records, members)
 
     def _note_ends(self, how: str = "") -> None:
-        """Write into each run.json how it ended. how: of all, "" for each run's own ending."""
+        """Writes into each run.json how it ended, and closes it. how: ending of all runs; "" for each run's own."""
         for lane in self.lanes.values():
             before = lane.writer.info.phases_s
             phases_s = {name: before.get(name, 0.0) + lane.phases_s[name] for name in before.keys() | lane.phases_s}
@@ -200,5 +200,5 @@ class ClusterSweep:
 
 
 def kind_of(hello: Hello) -> Kind:
-    """What must be the same for figures to stand in one run: the device and all versions but the machine's own."""
+    """Returns what all devices of a run must share: device name, and all software versions except the OS."""
     return hello.device.name, tuple(sorted((k, v) for k, v in hello.software.items() if k != "os"))

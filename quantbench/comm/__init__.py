@@ -1,1 +1,1 @@
-"""Measures collectives between ranks and keeps them like any sweep: `quantbench comm` under torchrun."""
+"""Measures collectives between ranks and stores them as a run: `quantbench comm` under torchrun."""

@@ -1,6 +1,7 @@
-"""Checks that nobody else uses the network: traffic while this job sends nothing, and the spread of repetitions.
+"""Detects other traffic on the network, from idle traffic and run-to-run spread.
 
-`idle_traffic_mb_per_s` measures the traffic; the other functions make the sentences that `quantbench comm` prints.
+Entry points: `idle_traffic_mb_per_s` measures (`traffic_counters` reads its counters); `traffic_warnings`,
+`repeat_line` and `spread_warnings` format messages. Used by `quantbench comm`.
 
 "We were on a shared internode network and the exact same setup would yield different throughput depending on how many
 other users used the network. It was not working." (How to Maximize Throughput, ml-engineering.)
@@ -15,7 +16,7 @@ from pathlib import Path
 from quantbench.stats import median, spread
 from quantbench.units import percent
 
-# A quiet interface of a cluster carries heartbeats and logins: kilobytes per second.
+# An idle interface of a cluster carries heartbeats and logins: kilobytes per second.
 _TRAFFIC_MB_PER_S = 1.0
 _SPREAD = 0.10
 _DRIFT = 0.05
@@ -24,7 +25,7 @@ _INFINIBAND_WORD_BYTES = 4  # port_rcv_data and port_xmit_data count words of fo
 
 
 def traffic_counters(root: Path = Path("/sys/class")) -> dict[str, int]:
-    """Bytes so far by interface: network devices except the loopback, and InfiniBand or Omni-Path ports."""
+    """Reads the bytes so far per interface: network devices except loopback, and InfiniBand or Omni-Path ports."""
     counters = {}
     for device in sorted((root / "net").glob("*/statistics")):
         name = device.parent.name
@@ -50,7 +51,7 @@ def idle_traffic_mb_per_s(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, float]:
-    """Traffic over each interface while this job sends nothing, in 1e6 bytes per second."""
+    """Measures the traffic over each interface for half a second while this job is idle, in 1e6 bytes per second."""
     before, start_s = counters(), now()
     sleep(_QUIET_S)
     after, stop_s = counters(), now()
@@ -59,7 +60,7 @@ def idle_traffic_mb_per_s(
 
 
 def traffic_warnings(idle: Sequence[dict[str, float]]) -> list[str]:
-    """Sentences for interfaces that are not quiet; one dictionary per node."""
+    """Formats a message per interface with over 1 MB/s. idle: MB/s by interface, one dictionary per node."""
     found = []
     for node, interfaces in enumerate(idle):
         for name, mb_per_s in interfaces.items():
@@ -72,7 +73,7 @@ def traffic_warnings(idle: Sequence[dict[str, float]]) -> list[str]:
 
 
 def repeat_line(name: str, medians_us: Sequence[float]) -> str:
-    """A sentence on how much the repetitions of the reference differ."""
+    """Formats how much the repetitions of the reference differ. medians_us: median of each repetition."""
     if len(medians_us) < 2:
         return f"{name}: measured once, nothing to compare"
     apart = max(medians_us) / min(medians_us) - 1
@@ -80,10 +81,10 @@ def repeat_line(name: str, medians_us: Sequence[float]) -> str:
 
 
 def spread_warnings(points: Sequence[tuple[str, Sequence[float]]], medians_us: Sequence[float]) -> list[str]:
-    """Sentences where samples of a point scatter, or repetitions of the reference differ.
+    """Formats messages if samples of a point scatter by over 10 %, or repetitions of the reference differ by over 5 %.
 
-    points: a name and its samples, each.
-    medians_us: of the repetitions of the reference.
+    points: (name, samples) pairs; any unit of time.
+    medians_us: median of each repetition of the reference, µs.
     """
     wide = [(name, spread(samples)) for name, samples in points if len(samples) > 5 and spread(samples) > _SPREAD]
     found = []

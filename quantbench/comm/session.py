@@ -1,7 +1,7 @@
-"""Measures collectives between ranks: which points, and rank 0's run over them. Used by `quantbench comm`.
+"""Plans and measures collectives between ranks, and computes their bandwidths.
 
-`parse_sizes` and `points` make the plan, `CommSession.run` measures it in lockstep with the other ranks, and `figures`
-turns times into bandwidths.
+Entry points: `parse_sizes` and `points` (the plan), `CommSession.run` (rank 0's measurement, in lockstep with the other
+ranks) and `figures` (bandwidths). Used by `quantbench comm`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from quantbench.workload.dtypes import element_bytes
 from quantbench.workload.ops import COLLECTIVE_DTYPES, COLLECTIVE_OPS
 
 DEFAULT_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
-#: message sizes by default, by backend: a GPU's links saturate near a gigabyte, gloo over Ethernet long before
+#: default message sizes by backend: a GPU's links saturate near 1 GB, gloo over Ethernet much earlier
 DEFAULT_SIZES = {"nccl": "4KiB:1GiB", "gloo": "4KiB:16MiB"}
-# Repeated between the operations: if its time changes, the network has changed.
+# Point that is repeated between the operations: if its time changes, the network has changed.
 _REFERENCE = {"nccl": ("all_reduce", 2**24), "gloo": ("all_reduce", 2**18)}
 _STEP = 4
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(B|KiB|MiB|GiB|KB|MB|GB)?", re.IGNORECASE)
@@ -39,7 +39,7 @@ _UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 1
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """`4KiB:1GiB` (from, to, times four each step), `4KiB:1GiB:x2`, or a list `1MiB,64MiB`; in bytes, ascending.
+    """Parses `4KiB:1GiB` (factor 4 per step), `4KiB:1GiB:x2` or a list `1MiB,64MiB` to bytes, ascending.
 
     >>> parse_sizes("1KiB:16KiB")
     (1024, 4096, 16384)
@@ -75,9 +75,9 @@ def _bytes(word: str, text: str) -> int:
 def points(
     ops: Sequence[str], sizes: Sequence[int], *, num_gpus: int, num_nodes: int, dtype: str
 ) -> tuple[Collective, ...]:
-    """Every operation at every size, in bytes.
+    """Returns every operation at every size, in bytes.
 
-    A size is rounded up to whole elements for each rank, as nccl-tests does; sizes that become equal are measured once.
+    A size is rounded up to whole elements per rank; sizes that become equal are measured once.
     Raises InputError for an unknown operation or dtype.
     """
     require_choice("comm", "dtype", dtype, COLLECTIVE_DTYPES)
@@ -89,7 +89,7 @@ def points(
 
 
 def reference_point(backend: str, like: Collective) -> Collective:
-    """The point that is repeated, for the ranks and the dtype of `like`."""
+    """Returns the point that is repeated, with the ranks and the dtype of `like`."""
     op, size = _REFERENCE[backend]
     unit = like.num_gpus * element_bytes(like.dtype)
     return replace(like, op=op, message_bytes=cdiv(size, unit) * unit)
@@ -98,8 +98,8 @@ def reference_point(backend: str, like: Collective) -> Collective:
 _WARM_UP_WINDOW_S = 0.05
 _WARM_UP_LIMIT_S = 1.0
 _BATCH_LIMIT = 64
-# Runs are repeated until a sample takes this long: events tick at half a microsecond, and the ranks' clocks differ by
-# some microseconds.
+# Runs per sample are chosen so that a sample takes this long: events have a resolution of 0.5 µs, and the ranks' clocks
+# differ by some microseconds.
 _SAMPLE_US = {"nccl": 200.0, "gloo": 0.0}
 _MOST_RUNS = 100
 _TICK_US = {"nccl": 0.5, "gloo": 0.05}
@@ -107,10 +107,10 @@ _TICK_US = {"nccl": 0.5, "gloo": 0.05}
 
 @dataclass(frozen=True)
 class Figures:
-    """Time and bandwidths of one point, in 1e9 bytes per second.
+    """Time and bandwidths of one collective.
 
-    algorithm_gb_per_s: message over time.
-    bus_gb_per_s: what each rank's links carried, by the factors of nccl-tests.
+    algorithm_gb_per_s: message size over time, 1e9 bytes per second.
+    bus_gb_per_s: traffic on each rank's links over time, with the factors of nccl-tests, 1e9 bytes per second.
     """
 
     latency_us: float
@@ -119,7 +119,7 @@ class Figures:
 
 
 def figures(collective: Collective, latency_us: float) -> Figures:
-    """Bandwidths of one point.
+    """Computes the bandwidths of one collective.
 
     >>> figures(Collective("all_reduce", 10**9, 8), 1e6).bus_gb_per_s
     1.75
@@ -128,12 +128,13 @@ def figures(collective: Collective, latency_us: float) -> Figures:
 
 
 class CommSession:
-    """Rank 0's run over a plan.
+    """Rank 0's side of a measurement of collectives.
 
+    leader: connection to the other ranks.
     backend: nccl or gloo.
-    spec, state: of rank 0's device.
+    spec, state: constants of rank 0's device, and a function that reads its state.
     on_record: called with every record as soon as it is made.
-    reference_us: medians of the repeated point, in order.
+    reference_us: median of each repetition of the reference point, in order.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class CommSession:
         self.reference_us: list[float] = []
 
     def run(self, plan: Sequence[Collective]) -> None:
-        """Measure every point; the reference before the first operation and after each."""
+        """Measures every point, and the reference point before the first operation and after each operation."""
         reference = reference_point(self._backend, plan[0])
         self._measure(reference, role="reference")
         for _, of_op in groupby(plan, key=attrgetter("op")):
@@ -193,7 +194,7 @@ class CommSession:
         except MeasurementError as error:
             return Failed("error", str(error))
         drift = self.reference_us[-1] / self.reference_us[0] if self.reference_us else None
-        # Nothing is compared with a peak: the speed of links is not registered.
+        # No check against a peak: link speeds are not registered.
         graded = grade(
             measurement, flops=0, min_bytes=0, spec=self._spec, dtype=collective.dtype, drift_ratio=drift,
             options=self._options,

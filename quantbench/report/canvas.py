@@ -1,8 +1,8 @@
-"""What all pictures share: style, labels, saving, panels side by side, and which of many curves are drawn.
+"""Shared plotting helpers for the report's figures: style, labels, saving, multi-panel layout, and choosing which
+curves to plot.
 
-`figure` opens a figure, labels it and writes the PNG; `draw_panels` draws one panel per op. `draw_curve` and
-`label_sizes` draw a curve and its x axis, `typical` selects curves and `curve_names` names them. Used by every module
-here that draws, and by `tools.guide`.
+Entry points: `figure` (one PNG), `draw_panels` (one panel per op), `draw_curve`, `label_sizes`, `typical` and
+`curve_names`. Used by every module of this package that plots, and by `tools.guide`.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 _DPI = 130
 # Seaborn's "whitegrid" with a paler grid: intervals and edges are thin lines and must stand out from it.
 _STYLE = {"grid.color": "#ebebeb", "axes.edgecolor": "#999999"}
-#: colours of a predicted wave edge and of a cliff, in every picture
+#: colours of a predicted wave edge and of a cliff, in every plot
 WAVE_COLOUR, CLIFF_COLOUR = "tab:purple", "#c1272d"
-#: curves, in an order that people with any colour vision can tell apart (Okabe and Ito, "Color Universal Design",
-#: https://jfly.uni-koeln.de/color/), without its vermilion, which is too near to what marks a loss; and their markers
+#: colours of curves that people with any colour vision can tell apart (Okabe and Ito, "Color Universal Design",
+#: https://jfly.uni-koeln.de/color/), without its vermilion, which is too close to CLIFF_COLOUR; and their markers
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#666666")
 MARKERS = ("o", "s", "^", "D", "v", "P")
-# Characters of a heading and of a legend that fit into an inch; most legend entries side by side.
+# Characters per inch of a heading and of a legend; maximum number of legend entries side by side.
 _LETTERS_PER_IN, _LEGEND_LETTERS_PER_IN, _MOST_BESIDE = 14, 16, 4
 _MOST_TICKS = 10
-# Room above the highest point. The y axis need not start at 0 if all points are above the second share of the highest;
-# it then spans at least the third.
+# As shares of the highest point: room above it; the lowest point from which the y axis need not start at 0; and the
+# smallest span of such an axis.
 _ROOM_ABOVE, _IN_THE_UPPER_PART, _LEAST_REACH = 0.14, 0.6, 0.08
-# Characters that every font of matplotlib has besides Latin letters.
+# Non-Latin characters that all of matplotlib's fonts have.
 _MORE_SIGNS = "–…×·µμ→≥≤±°▼"
 # Sizes that span more than this factor are drawn on a logarithmic axis.
 _WIDE = 24.0
@@ -58,13 +58,13 @@ def figure(
     legend: bool = True,
     **options: Any,
 ) -> Iterator[Any]:
-    """Yields the (lines, columns) array of panels of a new figure and writes it to `path`, a PNG, at the end.
+    """Yields the (lines, columns) array of panels of a new figure and writes it to `path`, a PNG, on exit.
 
-    size_in: width and height in inches.
-    caption: the line below the title: GPU, dtype, library and source of the figures (`source.picture_caption`).
-    legend: put one legend for all panels below the picture, where it covers no curve. Equal labels appear once.
-    options: as of pyplot.subplots.
-    Raises StoreError where the file cannot be written.
+    size_in: width and height, inches.
+    caption: line below the title: GPU, dtype, library and source of the data (`source.picture_caption`).
+    legend: if true, one legend for all panels is put below them. Equal labels appear once.
+    options: passed to pyplot.subplots.
+    Raises StoreError if the file cannot be written.
     """
     import matplotlib
 
@@ -91,7 +91,7 @@ def figure(
 def _save(figure: Figure, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Without matplotlib's version in it, the same figures give the same file.
+        # Without matplotlib's version in the file, equal data gives equal files.
         figure.savefig(path, dpi=_DPI, metadata={"Software": None})
     except OSError as error:
         raise StoreError("write picture", f"{path} ({error.strerror})", "a folder that can be written") from None
@@ -110,19 +110,19 @@ def _legend_below(figure: Figure, panels: Iterable[Axes]) -> None:
 
 
 def plain(text: str, longest: int = 90) -> str:
-    """Text for a picture: on one line, without dollar signs (formulas) and without signs that the font may lack."""
+    """Returns the text on one line of at most `longest` characters, with `?` for `$` and signs that fonts may lack."""
     return "".join(c if (ord(c) < 0x250 or c in _MORE_SIGNS) and c != "$" else "?" for c in printable(text, longest))
 
 
 def rate(measured: Point | Row) -> float:
-    """Height of a point: per cent of peak, else TFLOP/s, else GB/s where there is no arithmetic."""
+    """Returns the y value of a point: percent of peak if known, else TFLOP/s, else GB/s if it has no arithmetic."""
     if measured.peak_share is not None:
         return 100 * measured.peak_share
     return measured.tflops or measured.gb_per_s
 
 
 def rate_unit(measured: Point | Row) -> str:
-    """Unit of `rate`."""
+    """Returns the unit of `rate`, as a y label."""
     if measured.peak_share is not None:
         return "share of peak, %"
     return "TFLOP/s" if measured.tflops else "GB/s"
@@ -131,10 +131,10 @@ def rate_unit(measured: Point | Row) -> str:
 def draw_curve(
     panel: Axes, curve: Curve, number: int, name: str, line: dict[str, Any], interval: dict[str, Any]
 ) -> list[float]:
-    """Draw the points of a curve with their 95 % intervals. Returns the heights of the points.
+    """Draws the points of a curve with their 95 % intervals. Returns the y values of the points.
 
-    number: of the curve in its panel; selects colour and marker.
-    line, interval: further options of matplotlib for the curve and for its intervals.
+    number: index of the curve in its panel; selects colour and marker.
+    line, interval: further matplotlib options for the curve and for its intervals.
     """
     heights = [rate(point) for point in curve.points]
     colour, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
@@ -146,9 +146,9 @@ def draw_curve(
 
 
 def limit_heights(panel: Axes, heights: Sequence[float]) -> None:
-    """Limits of the y axis: from 0 up, with room above.
+    """Sets the limits of the y axis: from 0 up, with room above.
 
-    Where all points are in the upper part, the axis starts a little below the lowest, so that steps of a few per cent
+    If the lowest point is above 60 % of the highest, the axis starts a little below it, so that steps of a few percent
     are visible.
     """
     low, high = min(heights), max(heights)
@@ -160,12 +160,12 @@ def limit_heights(panel: Axes, heights: Sequence[float]) -> None:
 
 
 def is_wide(sizes: Sequence[int]) -> bool:
-    """Whether the sizes need a logarithmic axis."""
+    """Returns whether the sizes need a logarithmic axis: all above 0, and spanning more than a factor of 24."""
     return min(sizes) > 0 and max(sizes) / min(sizes) > _WIDE
 
 
 def label_sizes(panel: Axes, axis: str, sizes: Sequence[int]) -> None:
-    """Name and scale of the x axis, with a tick at each size where there are few."""
+    """Sets name and scale of the x axis, with a tick at each size if there are at most ten."""
     if is_wide(sizes):
         panel.set_xscale("log", base=2)
         panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -176,7 +176,7 @@ def label_sizes(panel: Axes, axis: str, sizes: Sequence[int]) -> None:
 
 
 def position(size: int, sizes: Sequence[int]) -> float:
-    """Where a size is on the x axis, from 0 (the first of `sizes`, ascending) to 1 (the last)."""
+    """Returns the normalized x position of `size`, 0 to 1, log-scaled if the axis is. sizes: ascending."""
     scale = log if is_wide(sizes) else float
     return (scale(size) - scale(sizes[0])) / (scale(sizes[-1]) - scale(sizes[0]) or 1.0)
 
@@ -188,12 +188,12 @@ _WIDTH_IN, _HEIGHT_IN, _TITLE_IN = 6.4, 3.4, 0.9
 def draw_panels(
     ops: Iterable[str], draw: Callable[[Axes, str], None], axis: str, path: Path, *, title: str, caption: str
 ) -> None:
-    """Write a PNG with a panel per op, in the usual order of ops.
+    """Writes a PNG with one panel per op, in the usual order of ops.
 
-    draw: fills the panel of an op.
+    draw: function that fills the panel of an op.
     axis: name of the x axis of all panels.
     title, caption: see `figure`.
-    Raises StoreError where the file cannot be written.
+    Raises StoreError if the file cannot be written.
     """
     names = sorted(set(ops), key=op_order)
     columns = min(_COLUMNS, len(names))
@@ -205,28 +205,32 @@ def draw_panels(
         for panel, name in zip(panels.flat, names, strict=False):
             draw(panel, name)
             panel.set_title(name, loc="left", fontweight="bold")
-        for panel in panels.flat[len(names) - columns : len(names)]:  # the lowest of each column
+        for panel in panels.flat[len(names) - columns : len(names)]:  # the lowest panel of each column
             panel.set_xlabel(dashed(axis))
             panel.tick_params(labelbottom=True)
 
 
 def typical(curves: Sequence[Curve], most: int) -> list[Curve]:
-    """At most `most` of the curves.
+    """Selects at most `most` curves, evenly spread from smaller to larger work.
 
-    Where there are more, as many evenly spaced ones from smaller to larger work, out of those with most points.
+    Curves with less than 90 % of the most points are dropped, and of the rest the smallest third by work, as far as
+    `most` remain.
     """
     if len(curves) <= most:
         return list(curves)
     longest = max(len(curve.points) for curve in curves)
     full = [curve for curve in curves if len(curve.points) >= 0.9 * longest]
     full.sort(key=lambda curve: curve.points[-1].workload.flops or curve.points[-1].workload.min_bytes)
+    if len(full) <= most:
+        return full
     last = len(full) - 1
-    # Small products are bound by launches and memory and show no steps: the lower third is left out.
-    return [full[round(last * (1 / 3 + 2 / 3 * i / (most - 1)))] for i in range(most)]
+    # Small GEMMs are bound by launches and memory and show no steps. The step is at least 1, so that none repeats.
+    first = min(last / 3, last - (most - 1))
+    return [full[round(first + (last - first) * i / max(1, most - 1))] for i in range(most)]
 
 
 def curve_names(curves: Sequence[Curve]) -> list[str]:
-    """A label for each curve: what differs between the curves; the provider where there is only one curve."""
+    """Returns a label per curve: its other axes, with variant and provider if they differ; else the provider."""
     names = []
     for curve in curves:
         parts = [f"{dashed(name)}={value}" for name, value in curve.held]

@@ -1,7 +1,7 @@
-"""Shows a comparison of two runs: as sentences and a table, as JSON, as a picture, and as JUnit XML.
+"""Shows a comparison of two runs (`analysis.compare`): as text and a table, as JSON, as a plot, and as JUnit XML.
 
 Entry points: `differences_lines`, `method_lines`, `result_lines`, `comparison_table`, `comparison_to_json`,
-`draw_comparison` and `write_junit`, all called by `quantbench compare`. `analysis.compare` makes the comparison.
+`draw_comparison` and `write_junit`. Used by `quantbench compare`. `shape_comparison` compares the shapes of one run.
 """
 
 from __future__ import annotations
@@ -10,28 +10,27 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from rich.table import Table
 from rich.text import Text
 
 from quantbench.analysis.compare import FIGURES_METHOD, METHOD, VERDICTS, Compared, Comparison
 from quantbench.errors import printable
-from quantbench.junit import clean, write_suite
+from quantbench.junit import Case, write_suite
 from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, figure
-from quantbench.report.content import terminal_table
 from quantbench.report.source import dashed, picture_caption
+from quantbench.report.terminal import terminal_table
 from quantbench.store.record import Place
 from quantbench.units import latency, percent
 
 _STYLE = {"slower": "bold red", "faster": "green", "same": "", "unclear": "yellow"}
-# Rows shown of each verdict; --json has them all.
+# Maximum number of rows per verdict; --json has them all.
 _MOST_SHOWN = {"slower": 30, "faster": 15, "unclear": 8, "same": 0}
 _MOST_LOST_SHOWN = 5
 
 
 def differences_lines(comparison: Comparison) -> list[str]:
-    """What differs between the two runs besides the times, obstacles first."""
+    """Lists the differences between the two runs besides the times, obstacles to a comparison first."""
     origins = {run.info.origin for run in (comparison.a, comparison.b)} - {"measured"}
     lines = [f"{origin.upper()} DATA: nothing here was measured on this machine" for origin in sorted(origins)]
     lines += [f"compared although they should not be: {text}" for text in comparison.obstacles]
@@ -41,7 +40,7 @@ def differences_lines(comparison: Comparison) -> list[str]:
 
 
 def method_lines(comparison: Comparison) -> list[str]:
-    """How the verdicts were reached, and what limits them."""
+    """Describes the statistical method, the margin and the noise of the reference point."""
     moved = comparison.wander
     lines = [_method(comparison)]
     margin = f"changes within {percent(comparison.tolerance)} do not count"
@@ -64,7 +63,7 @@ def _method(comparison: Comparison) -> str:
 
 
 def result_lines(comparison: Comparison) -> list[str]:
-    """Counts, the median ratio, and what could not be compared."""
+    """Formats the counts, the median ratio, and the points that could not be compared."""
     lines = []
     if comparison.points:
         counted = ", ".join(f"{number} {verdict}" for verdict, number in comparison.counts.items())
@@ -91,12 +90,12 @@ def _ratio_words(ratio: float) -> str:
 
 
 def place_words(place: Place) -> str:
-    """`qkv hidden=4096 tp=8`."""
+    """Formats a place: `qkv hidden=4096 tp=8`."""
     return " ".join([place.op, *(f"{dashed(name)}={value}" for name, value in place.axes.items())])
 
 
 def comparison_table(comparison: Comparison) -> Table | None:
-    """The points that changed, the worst first; None when there is nothing to show."""
+    """Builds the terminal table of the points that changed, worst first; None if there is nothing to show."""
     by_verdict = {verdict: [p for p in comparison.points if p.verdict == verdict] for verdict in VERDICTS}
     shown = [point for verdict, own in by_verdict.items() for point in own[: _MOST_SHOWN[verdict]]]
     if not shown:
@@ -123,7 +122,7 @@ def comparison_table(comparison: Comparison) -> Table | None:
 
 
 def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
-    """The whole comparison as JSON objects; names carry their units."""
+    """Converts the comparison to a JSON object, with units in the names."""
     return {
         "a": str(comparison.a.folder),
         "b": str(comparison.b.folder),
@@ -160,7 +159,7 @@ def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
 
 _COLOURS = {"slower": CLIFF_COLOUR, "faster": PALETTE[0], "same": "#7a7a7a", "unclear": PALETTE[1]}
 _MARKERS = {"slower": "^", "faster": "v", "same": "o", "unclear": "D"}
-# Ratios beyond this are drawn at the rim: one point that is 40 times slower would flatten all others.
+# Ratios beyond this factor are drawn at the rim: one point that is 40 times slower would flatten all others.
 _RIM = 3.0
 _TICK_STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _MOST_TICKS = 9
@@ -169,7 +168,7 @@ _MANY = 300
 
 
 def draw_comparison(comparison: Comparison, path: Path) -> None:
-    """Write a PNG of all ratios; above 1 is slower.
+    """Writes a PNG of all ratios B / A; above 1 is slower.
 
     If the points differ in one axis, it runs along x; otherwise the points are sorted by ratio.
     """
@@ -192,7 +191,7 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
 
 
 def _axis(points: Sequence[Compared]) -> str:
-    """The axis that runs along x; none where points of several axes or places lie above each other."""
+    """Returns the axis to draw along x: the only one that varies; "" if there is no such axis."""
     names = {tuple(point.place.axes) for point in points}
     if len(names) != 1:
         return ""
@@ -220,7 +219,7 @@ def _draw_points(panel: Any, points: Sequence[Compared], axis: str) -> None:
 
 
 def _ratio_ticks(panel: Any) -> None:
-    """Plain numbers on the logarithmic axis, 1 always among them, at steps that suit its span."""
+    """Sets plain-number ticks on the logarithmic axis, at steps that suit its span."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     low, high = panel.get_ylim()
@@ -232,45 +231,23 @@ def _ratio_ticks(panel: Any) -> None:
 
 
 def write_junit(comparison: Comparison, path: Path) -> None:
-    """Write the comparison as JUnit XML for continuous integration.
+    """Writes the comparison as JUnit XML, one case per point.
 
-    Slower and lost points are failures, unclear ones are skipped with their reason. Raises StoreError where the file
-    cannot be written.
+    Slower points and points that now fail are failures; unclear points are skipped, with the reason.
+    Raises StoreError if the file cannot be written.
     """
-    total = len(comparison.points) + len(comparison.lost)
-    suite = ElementTree.Element(
-        "testsuite",
-        name=clean(f"quantbench compare {comparison.b.info.device.name}"),
-        tests=str(total),
-        failures=str(comparison.regressions),
-        errors="0",
-        skipped=str(comparison.counts["unclear"]),
-        time="0",
-    )
-    properties = ElementTree.SubElement(suite, "properties")
-    told = [("a", comparison.a.folder), ("b", comparison.b.folder), ("tolerance", comparison.tolerance)]
-    for name, value in [*told, *(("difference", difference) for difference in comparison.differences)]:
-        ElementTree.SubElement(properties, "property", name=name, value=clean(str(value)))
+    cases = []
     for point in comparison.points:
         interval = "no interval" if point.low is None else f"95 % interval {point.low:.4f} to {point.high:.4f}"
         text = f"{point.verdict}: {latency(point.a_us)} → {latency(point.b_us)}, ratio {point.ratio:.4f}, {interval}"
-        text = clean(f"{text}; {point.why}" if point.why else text)
-        case = _add_case(suite, point.place, point.b.provider, point.b_us / 1e6)
-        if point.verdict == "slower":
-            ElementTree.SubElement(case, "failure", message=text, type="slower").text = text
-        elif point.verdict == "unclear":
-            ElementTree.SubElement(case, "skipped", message=text)
-        else:
-            ElementTree.SubElement(case, "system-out").text = text
+        text = f"{text}; {point.why}" if point.why else text
+        failure, skipped = "slower" if point.verdict == "slower" else "", point.verdict == "unclear"
+        provider, name = f"quantbench.{point.b.provider}", place_words(point.place)
+        cases.append(Case(provider, name, text, point.b_us / 1e6, failure, skipped))
     for lost in comparison.lost:
-        text = clean(f"measured before, fails now: {lost.kind}: {lost.message}")
-        case = _add_case(suite, lost.place, lost.record.provider, 0.0)
-        ElementTree.SubElement(case, "failure", message=text, type="lost").text = text
-    write_suite(suite, path)
-
-
-def _add_case(suite: ElementTree.Element, place: Place, provider: str, time_s: float) -> ElementTree.Element:
-    name = clean(place_words(place))
-    return ElementTree.SubElement(
-        suite, "testcase", classname=clean(f"quantbench.{provider}"), name=name, time=f"{time_s:.9f}"
-    )
+        text = f"measured before, fails now: {lost.kind}: {lost.message}"
+        provider, name = f"quantbench.{lost.record.provider}", place_words(lost.place)
+        cases.append(Case(provider, name, text, failure="lost"))
+    properties = [("a", comparison.a.folder), ("b", comparison.b.folder), ("tolerance", comparison.tolerance)]
+    differences = [("difference", difference) for difference in comparison.differences]
+    write_suite(path, f"quantbench compare {comparison.b.info.device.name}", cases, [*properties, *differences])

@@ -1,31 +1,27 @@
-"""The parts of a report's page (tables, pictures, sections), the `Gallery` that names and embeds its pictures, and
-`terminal_table`.
+"""Defines the parts of a report's page (tables, plots, sections) and the `Gallery` that names and embeds its plots.
 
-The other modules of `report` make these and `page` renders them. Texts may come from files: the page escapes them.
+Entry points: `Section`, `PictureCard`, `Table` and `Gallery`. The other modules of this package build them and `page`
+renders them. Texts need no escaping: `page` does it.
 """
 
 from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import rich.table
-from rich.text import Text
-
 from quantbench.analysis.summary import Point
-from quantbench.units import percent
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG in the page.
+    """A PNG embedded in the page.
 
-    file: its name beside the page.
-    data: its content as a `data:` address.
-    alt: what it shows, in words.
+    file: name of the PNG in the page's folder.
+    data: content as a `data:` URL.
+    alt: alternative text.
     """
 
     file: str
@@ -35,10 +31,10 @@ class Picture:
 
 @dataclass(frozen=True)
 class Table:
-    """A plain table.
+    """A plain table of the page.
 
-    numeric: columns that are aligned to the right.
-    whole: columns that are never folded.
+    numeric: indices of right-aligned columns.
+    whole: indices of columns that are never folded.
     """
 
     head: tuple[str, ...]
@@ -49,11 +45,11 @@ class Table:
 
 @dataclass(frozen=True)
 class PictureCard:
-    """A picture with its explanations.
+    """A plot with its explanations.
 
-    note: a sentence on what was left out.
-    cliffs: number, place, cost and cause of each numbered cliff.
-    kernels: (colour, label, full name) of each kernel in the bands below the curves.
+    note: message about what was left out, or "".
+    cliffs: table with number, place, cost and cause of each numbered cliff.
+    kernels: (colour, label, full name) for each kernel in the bands below the curves.
     """
 
     title: str
@@ -65,12 +61,12 @@ class PictureCard:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page.
+    """A section of the page.
 
-    id: anchor of the section.
-    note: a sentence under its heading.
-    lines: sentences that need no picture.
-    folded: closed until the reader opens it.
+    id: HTML anchor.
+    note: text below the heading.
+    lines: paragraphs of plain text.
+    folded: whether it is closed until the reader opens it.
     """
 
     id: str
@@ -82,21 +78,19 @@ class Section:
     folded: bool = False
 
 
-# Shares of peak this far below the best one of a table stand out.
-_STANDS_OUT = 0.8
-#: the caption of a picture of these points: see `source.picture_caption`
+#: returns the caption for a plot of these points: see `source.picture_caption`
 Caption = Callable[[Sequence[Point]], str]
 
 
 class Gallery:
-    """The pictures of one report: `path` reserves a file, `picture` embeds it once it is drawn."""
+    """The plots of one report: `path` reserves a file name, `picture` embeds the file once it is written."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.files: list[Path] = []
 
     def path(self, *parts: str) -> Path:
-        """A new file name for a picture. parts: any texts."""
+        """Reserves a new file name for a plot, built from `parts`."""
         name = "report-" + "-".join(filter(None, (file_name(part).strip("-.")[:40] for part in parts)))
         path, number = self.folder / f"{name}.png", 1
         while path in self.files:
@@ -106,40 +100,11 @@ class Gallery:
         return path
 
     def picture(self, path: Path, alt: str) -> Picture:
-        """The drawn file as part of the page."""
+        """Reads a written PNG for embedding. alt: alternative text."""
         data = base64.b64encode(path.read_bytes()).decode("ascii")
         return Picture(path.name, f"data:image/png;base64,{data}", alt)
 
 
 def file_name(text: str) -> str:
-    """The text with everything but letters, digits, dots, underscores and dashes replaced by dashes."""
+    """Replaces everything but ASCII letters, digits, dots, underscores and dashes by dashes."""
     return re.sub("[^A-Za-z0-9._-]+", "-", text)
-
-
-def terminal_table(
-    columns: Mapping[str, Sequence[str] | Sequence[Text] | Sequence[str | Text]],
-    *,
-    left: Collection[str] = (),
-    folded: Collection[str] = (),
-    narrowest: int | None = None,
-) -> rich.table.Table:
-    """A table for the terminal, without a frame. columns: the cells below each heading.
-
-    left: columns aligned to the left; the others are numbers, aligned to the right.
-    folded: columns aligned to the left and folded where the terminal is narrow, down to `narrowest` characters.
-    """
-    table = rich.table.Table(header_style="bold", box=None, pad_edge=False)
-    for name in columns:
-        if name in folded:
-            table.add_column(name, overflow="fold", min_width=narrowest)
-        else:
-            table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
-    for row in zip(*columns.values(), strict=True):
-        table.add_row(*row)
-    return table
-
-
-def share_cell(share: float | None, best: float) -> Text:
-    """A share of peak as a cell; in red far below `best`, the best of the table."""
-    low = share is not None and share < _STANDS_OUT * best
-    return Text("?" if share is None else percent(share), style="bold red" if low else "")

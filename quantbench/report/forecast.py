@@ -1,6 +1,7 @@
-"""Shows a prediction of `quantbench predict`: as a table, as JSON, and as a picture per axis.
+"""Shows a prediction of `quantbench predict`: as a table, as JSON, and as one plot per axis.
 
-Entry points: `forecast_table`, `summed_line`, `odds_in_words`, `forecast_to_json` and `draw_forecast`.
+Entry points: `forecast_table`, `summed_line`, `odds_in_words`, `forecast_to_json` and `draw_forecast`. The prediction
+itself is made by `analysis.forecast`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.latency.gemm.cliffs import LIKELY
 from quantbench.latency.op_times import OpEstimate, peak_share
 from quantbench.report.canvas import MARKERS, PALETTE, WAVE_COLOUR, draw_panels
-from quantbench.report.content import share_cell, terminal_table
 from quantbench.report.source import dashed
+from quantbench.report.terminal import share_cell, terminal_table
 from quantbench.units import latency, percent
 
 if TYPE_CHECKING:
@@ -28,16 +29,16 @@ if TYPE_CHECKING:
 # TFLOP/s below which only "<0.001" is shown.
 _LEAST_RATE = 0.001
 _LOSES = "what it loses"
-# Wave edges drawn in a panel.
+# Maximum number of wave edges in a panel.
 _MOST_WAVE_EDGES = 40
-# More places than this are counted, not named.
+# Maximum number of places named; the rest is counted.
 _MOST_LIKELY = 8
 # The largest probability shown: a prediction is never certain.
 _SURE = 0.99
 
 
 def forecast_table(rows: Sequence[ForecastRow]) -> Table:
-    """One line per place: time and interval, rate, share of peak, and tile, waves, bound and loss of its worst op.
+    """Builds the terminal table, one line per place: time, rate, share of peak, and details of its worst op.
 
     Needs about 120 columns; on narrower terminals the last column folds.
     """
@@ -63,7 +64,7 @@ def forecast_table(rows: Sequence[ForecastRow]) -> Table:
 
 
 def summed_line(rows: Sequence[ForecastRow]) -> str:
-    """A sentence on what a row of the table sums; empty for single products."""
+    """Returns a message listing the ops that a row of the table sums; empty for single GEMMs."""
     labels = list(dict.fromkeys(o.op.label for row in rows for o in row.estimate.ops))
     if labels == ["gemm"]:
         return ""
@@ -79,7 +80,7 @@ def _rate(tflops: float) -> str:
 
 
 def odds_in_words(rows: Sequence[ForecastRow], odds: Sequence[float | None]) -> str:
-    """Where one row more probably costs over 10 %, in a sentence; empty where no probability is known."""
+    """Formats the places at which m + 1 probably costs over 10 %. odds: its probability per row, 0 to 1, or None."""
     if all(probability is None for probability in odds):
         return ""
     likely = [
@@ -101,7 +102,7 @@ def _odds(probability: float) -> str:
 def forecast_to_json(
     rows: Sequence[ForecastRow], spec: DeviceSpec, odds: Sequence[float | None]
 ) -> list[dict[str, Any]]:
-    """The table and its ops as JSON objects; names carry their units. odds: see `cliff_odds`."""
+    """Converts the table and its ops to JSON objects, with units in the names. odds: see `odds_in_words`."""
     return [
         {
             "axes": row.axes,
@@ -142,7 +143,7 @@ def _op_to_json(op: OpEstimate, spec: DeviceSpec) -> dict[str, Any]:
 def draw_forecast(
     rows: Sequence[ForecastRow], axis: str, spec: DeviceSpec, path: Path, *, title: str, caption: str
 ) -> None:
-    """Write a PNG: a panel per op with its predicted share of peak over `axis` and the 90 % interval as a band.
+    """Writes a PNG: a panel per op with its predicted share of peak over `axis` and the 90 % interval as a band.
 
     Dashed lines mark where one more wave begins, if waves can be stated.
     """

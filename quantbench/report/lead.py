@@ -1,7 +1,7 @@
-"""The first screen of a report: which sizes are slower than their neighbours, by how much, why, and the better sizes.
+"""Builds the first screen of a report: sizes slower than their neighbours, by how much, why, and the better sizes.
 
-`lead_of` makes the sentence and the table, with causes looked up by `Causes`; `draw_lead` draws the curve with the slow
-sizes in red. `page` calls all three. No cause is derived from a tile that is only assumed.
+Entry points: `lead_of` (message and table), `Causes` (finds causes; never from an assumed tile) and `draw_lead` (curve
+with the slow sizes in red). Used by `page`.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from quantbench.units import latency, percent
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Sizes in the table of the first screen; the rest follows in the table of all sizes.
+# Maximum number of rows in the table of the first screen; the table of all sizes has the rest.
 _MOST_ROWS = 12
-# From this many curves on, each line of the table is about a size over all of them.
+# From this many curves on, each row summarizes one size over all curves.
 _MANY_CURVES = 13
-# A cause is told for a size over many shapes if it explains more than this share of them.
+# Share of the shapes above which the cause of a size over many shapes is given alone.
 _COMMON_CAUSE = 0.5
 
 
 @dataclass(frozen=True)
 class LeadRow:
-    """A line of the first table, in words.
+    """A formatted row of the first table.
 
-    size, loses, instead, why, trust: its cells.
-    interval: of the loss, or "".
-    bar: the loss over the worst loss of the table, for the bar behind it.
-    details: the other axes and the provider, or how many of the shapes.
+    size, loses, instead, why, trust: cells of the row.
+    interval: interval of the loss, or "".
+    bar: loss over the largest loss in the table, 0 to 1, for the bar behind the cell.
+    details: provider and other axes, or the number of shapes that lose.
     """
 
     size: str
@@ -61,14 +61,14 @@ class LeadRow:
 
 @dataclass(frozen=True)
 class Lead:
-    """The first screen.
+    """Content of the first screen.
 
-    axis: the axis that the table is about.
-    sentence: the answer in one line.
+    axis: name of the axis of the table.
+    sentence: result in one line.
     rows: the worst sizes, ascending.
-    more: number of bad sizes that are not in the table.
-    several: whether each row is about many shapes.
-    bad: the sizes that the rows were made of.
+    more: number of further rows that are not shown.
+    several: whether each row summarizes many shapes.
+    bad: the bad sizes behind the rows.
     """
 
     axis: str
@@ -80,11 +80,11 @@ class Lead:
 
 
 def lead_of(rows: Sequence[Row], axes: Sequence[str], why: Causes) -> Lead:
-    """The first screen of a run. Sizes without close neighbours are compared with half and twice the size.
+    """Builds the first screen of a run. If no two sizes are close, sizes are compared with half and twice the size.
 
-    rows: at least one.
-    axes: the run's axes; the one with the largest losses is shown.
-    why: finds causes.
+    rows: one or more rows.
+    axes: axes of the run; the one with the largest total loss is shown.
+    why: finds the causes.
     """
     curves_by_axis = {axis: curves_of_rows(rows, axis) for axis in axes if any(axis in row.axes for row in rows)}
     by_axis = {axis: bad_sizes_on(curves, axis) for axis, curves in curves_by_axis.items()}
@@ -126,12 +126,12 @@ def lead_of(rows: Sequence[Row], axes: Sequence[str], why: Causes) -> Lead:
 
 
 def _close(a: Row, b: Row) -> bool:
-    """Whether the two differ by at most NEAR in the axis that they differ in."""
+    """Returns whether `a` is at most NEAR below `b` on every axis."""
     return all(b.axes[name] * (1 - NEAR) <= value for name, value in a.axes.items())
 
 
 def _stretches(bad: Sequence[BadSize], curves: Sequence[tuple[Row, ...]]) -> list[list[BadSize]]:
-    """Bad sizes that follow each other on a curve and lose against the same better one, taken together."""
+    """Groups adjacent bad sizes of a curve that lose against the same better one."""
     of_row = {id(one.row): one for one in bad}
     found: list[list[BadSize]] = []
     for curve in curves:
@@ -142,9 +142,9 @@ def _stretches(bad: Sequence[BadSize], curves: Sequence[tuple[Row, ...]]) -> lis
 
 
 def _row(stretch: Sequence[BadSize], why: Causes, varied: set[str], several_providers: bool, most: float) -> LeadRow:
-    """A line about one size, or about sizes that follow each other.
+    """Formats one bad size, or adjacent ones, as a row.
 
-    varied: axes whose values are told.
+    varied: axes whose values are shown in the details.
     most: the largest loss of the table.
     """
     worst = max(stretch, key=lambda b: b.loss)
@@ -171,7 +171,7 @@ def _row(stretch: Sequence[BadSize], why: Causes, varied: set[str], several_prov
 
 
 def _over_shapes(axis: str, bad: Sequence[BadSize], curves: int, why: Causes) -> Lead:
-    """One line per size over all shapes that have it: number of shapes that lose, median and largest loss."""
+    """Builds one row per size over all shapes: number of shapes that lose, median and largest loss."""
     by_size: dict[int, list[BadSize]] = {}
     for one in bad:
         by_size.setdefault(one.size, []).append(one)
@@ -207,10 +207,10 @@ def _over_shapes(axis: str, bad: Sequence[BadSize], curves: int, why: Causes) ->
 
 
 class Causes:
-    """Finds the cause of a bad size: that of the cliff between it and the better one, else the arithmetic of its tile.
+    """Finder of a bad size's cause: that of the cliff between it and the better size, else its tile's idle blocks.
 
-    spec: the device.
-    cliffs, periods: of the run (`analysis.check`).
+    spec: device of the run.
+    cliffs, periods: results of `analysis.check` for the run.
     """
 
     def __init__(self, spec: DeviceSpec, cliffs: Sequence[Cliff], periods: Sequence[Period]) -> None:
@@ -228,12 +228,12 @@ class Causes:
             self._cliffs.setdefault(curve, []).append(cliff)
 
     def words(self, bad: BadSize) -> str:
-        """The cause in words, with the op where there are several."""
+        """Formats the cause, with the op if the row has several."""
         cause = self._cause(bad)
         return f"{bad.culprit.op}: {cause.words}" if len(bad.row.points) > 1 else cause.words
 
     def kind(self, bad: BadSize) -> str:
-        """The kind of the cause, so that shapes can be counted together."""
+        """Returns the kind of the cause, for counting shapes by it."""
         return self._cause(bad).kind
 
     def _cause(self, bad: BadSize) -> Cause | IdleReason:
@@ -241,12 +241,12 @@ class Causes:
         if cliff is None:
             return self._arithmetic(bad)
         if cliff.cause.kind in ("tile edge", "wave edge") and cliff.cause.evidence == "arithmetic":
-            # The edge was computed from a tile; of a tile that is only assumed nothing is concluded.
+            # The edge was computed from a tile; an assumed tile supports no conclusion.
             return cliff.cause if self._known(cliff.after) is not None else self._arithmetic(bad)
         return cliff.cause
 
     def _between(self, bad: BadSize) -> Cliff | None:
-        """The largest cliff of the op that loses most, between the two sizes."""
+        """Returns the largest cliff between the two sizes of the op that loses most."""
         culprit = bad.culprit
         held = frozenset((name, value) for name, value in culprit.axes.items() if name != bad.axis)
         there = self._cliffs.get((bad.axis, culprit.op, culprit.provider, held), ())
@@ -255,7 +255,7 @@ class Causes:
         return max(between, key=lambda c: c.ratio, default=None)
 
     def _arithmetic(self, bad: BadSize) -> Cause | IdleReason:
-        """From the kernels that ran at both sizes, else from what the tile leaves idle at the slow size alone."""
+        """Returns a kernel change between the two sizes, else what the tile leaves idle only at the slow size."""
         old, new = bad.culprit_at_better.launch, bad.culprit.launch
         if old is not None and new is not None and old.kernel != new.kernel:
             return Cause("kernel change", kernel_change_words(old, new), "identity")
@@ -267,7 +267,7 @@ class Causes:
         return Cause("unexplained", "unexplained", "arithmetic")
 
     def _idle(self, point: Point) -> tuple[IdleReason, ...] | None:
-        """What the point's tile leaves idle; None where the tile is not known."""
+        """Returns what the point's tile leaves idle; None if the tile is unknown."""
         launch = self._known(point)
         if launch is None:
             return None
@@ -275,23 +275,23 @@ class Causes:
         return idle_reasons(point.workload, self._spec, used, point.peak_share)
 
     def _known(self, point: Point) -> Launch | None:
-        """The launch with its tile: as it ran, or as recovered from the steps of the whole run."""
+        """Returns the point's launch if its tile is recorded, else one recovered from the run's steps."""
         if point.launch is not None and point.launch.tile is not None:
             return point.launch
         return self._tiles.get(curve_family(point))
 
 
 _MOST_CURVES = 4
-# Labels further apart than this share of the axis do not touch.
+# Minimum distance of two labels, as a share of the x axis.
 _LABEL_GAP = 0.1
-# Points below this share of the y axis have their label above them.
+# Points below this share of the y axis are labelled above, not below.
 _NEAR_THE_FOOT = 0.1
 
 
 def draw_lead(rows: Sequence[Row], bad: Sequence[BadSize], axis: str, path: Path, caption: str) -> None:
-    """Write a PNG: share of peak over `axis`, all ops of a place together, bad sizes in red.
+    """Writes a PNG: share of peak over `axis`, all ops of a place together, bad sizes in red.
 
-    Of many curves those that lose most are drawn. caption: see `canvas.figure`.
+    Draws at most four curves, those with the largest total loss. caption: see `canvas.figure`.
     """
     losses: dict[int, float] = {}
     for one in bad:
@@ -324,13 +324,13 @@ def draw_lead(rows: Sequence[Row], bad: Sequence[BadSize], axis: str, path: Path
 
 
 def _label_worst(panel: Axes, bad: Sequence[BadSize], sizes: Sequence[int]) -> None:
-    """The loss beside the worst places, as many as have room."""
+    """Labels the worst points with their loss, as many as have room."""
     from matplotlib.patheffects import withStroke
 
     placed: list[float] = []
     bottom, top = panel.get_ylim()
     floor = bottom + _NEAR_THE_FOOT * (top - bottom)
-    better: set[int] = set()  # of the sizes that lose against one, the worst is labelled
+    better: set[int] = set()  # only the worst of the sizes that lose against the same one is labelled
     for one in sorted(bad, key=lambda b: -b.loss):
         if id(one.better) in better:
             continue

@@ -1,6 +1,6 @@
-"""The report's section "Efficiency over <axis>": for each op a picture of its curves, numbered cliffs and kernel bands.
+"""Builds the report's sections "Efficiency over <axis>": per op a plot of curves, numbered cliffs and kernel bands.
 
-`axis_section` makes the section of one axis; `page` calls it for every axis of the run.
+Entry points: `axis_section` (used by `page` for every axis of the run) and `cost_words` (also used by `sections`).
 """
 
 from __future__ import annotations
@@ -27,29 +27,27 @@ from quantbench.units import percent
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# What a cause rests on, in words.
+# Evidence for a cause, as shown in the table.
 _TOLD_BY = {"identity": "by the kernel that ran", "arithmetic": "by arithmetic", "clock": "by the clock"}
-
-
-# Curves in one picture, and pictures for one axis (the ops that take most time).
+# Maximum numbers of curves in one plot, of plots per axis (the ops that take most time), and of kernels in a legend.
 _MOST_CURVES = 4
 _MOST_OPS = 12
 _MOST_KERNELS = 10
-# Sawteeth behind more curves than this cannot be told apart.
+# Maximum number of curves drawn with their sawtooth: more cannot be told apart.
 _MOST_SAWTEETH = 2
-# Cliffs that are numbered in one picture.
+# Maximum number of numbered cliffs in one plot.
 _MOST_NUMBERED = 6
-# Numbers nearer to each other than this share of the axis are put at different depths, so many of them.
+# Numbers closer than this share of the axis are placed at different depths; number of depths.
 _NUMBER_WIDTH, _MOST_STACKED = 0.045, 3
 # A piece of the kernel band narrower than this share of the axis has no room for its name.
 _NAMED_BAND = 0.09
 
 
 def axis_section(axis: str, every: Sequence[Curve], check: Check, gallery: Gallery, caption: Caption) -> Section | None:
-    """The section of one axis: a card per op, those that take most time; None where nothing varies along it.
+    """Builds the section of one axis: a card per op, for the ops that take most time; None without curves.
 
     every: all curves along the axis.
-    check: of the whole run; its cliffs are numbered.
+    check: results of the whole run; its cliffs are numbered.
     """
     if not every:
         return None
@@ -68,8 +66,7 @@ def axis_section(axis: str, every: Sequence[Curve], check: Check, gallery: Galle
 
 
 def _that_vary(curves: Sequence[Curve]) -> tuple[list[Curve], list[str]]:
-    """Curves of several products, each once if another axis makes no difference to it; and ops with one product for
-    all sizes of the axis."""
+    """Returns the curves along which the workload changes, without duplicates, and the ops that have none."""
     found: dict[tuple[str, ...], Curve] = {}
     for curve in curves:
         keys = tuple(point.key for point in curve.points)
@@ -80,10 +77,9 @@ def _that_vary(curves: Sequence[Curve]) -> tuple[list[Curve], list[str]]:
 
 
 def _op_card(op: str, curves: Sequence[Curve], check: Check, gallery: Gallery, caption: Caption) -> PictureCard:
-    """The picture of one op along one axis: points with intervals, sawtooth, numbered cliffs, and a band per curve with
-    the kernels that ran.
+    """Plots one op along one axis: points with intervals, sawtooth, numbered cliffs, and kernels as a band per curve.
 
-    curves: of one op along one axis.
+    curves: curves of one op along one axis.
     """
     axis = curves[0].axis
     drawn = canvas.typical(curves, _MOST_CURVES)
@@ -126,7 +122,7 @@ def _op_card(op: str, curves: Sequence[Curve], check: Check, gallery: Gallery, c
 
 
 def _place_key(point: Point) -> tuple[object, ...]:
-    """A key of the point, the same whenever the run is read."""
+    """Returns a key of the point that is the same whenever the run is read."""
     return (point.key, point.op, *point.axes.items())
 
 
@@ -140,12 +136,12 @@ def _kernel_palette(kernels: int) -> Sequence[str]:
 
 
 def _kernel_label(launch: Launch) -> str:
-    """The kernel's tile where it is known, else its name."""
+    """Returns the kernel's tile if known, else its name."""
     return str(launch.tile) if launch.tile is not None else launch.kernel
 
 
 def _cliffs_table(numbered: Sequence[Cliff], axis: str) -> Table | None:
-    """The table that explains the numbers in a picture."""
+    """Builds the table that explains the numbers in a plot."""
     rows = []
     for number, cliff in enumerate(numbered, start=1):
         place = " ".join([f"{cliff.at} → {cliff.next}", *(f"{name}={value}" for name, value in cliff.held.items())])
@@ -155,12 +151,12 @@ def _cliffs_table(numbered: Sequence[Cliff], axis: str) -> Table | None:
 
 
 def cost_words(cliff: Cliff | CommonCliff) -> str:
-    """`+31 % (30 % to 32 %)`."""
+    """Formats the extra time of a cliff with its interval: `+31 % (30 % to 32 %)`."""
     return f"+{percent(cliff.ratio - 1)} ({percent(cliff.low - 1)} to {percent(cliff.high - 1)})"
 
 
 def _draw_curves(panel: Axes, curves: Sequence[Curve], check: Check) -> list[float]:
-    """Draw the curves and their sawteeth. Returns the heights that must be inside the panel."""
+    """Draws the curves and their sawteeth. Returns the y values that must be inside the panel."""
     heights = []
     spec = check.run.info.device
     tile_of = tile_finder(spec, check.periods)
@@ -168,7 +164,7 @@ def _draw_curves(panel: Axes, curves: Sequence[Curve], check: Check) -> list[flo
     for i, (curve, name) in enumerate(zip(curves, canvas.curve_names(curves), strict=True)):
         y = canvas.draw_curve(panel, curve, i, name, line, interval)
         heights += y
-        # Of several curves the largest: small products run other tiles than the one recovered from the steps.
+        # Only for the last curves: small GEMMs run other tiles than the one recovered from the steps.
         teeth = None
         if len(curves) - i <= _MOST_SAWTEETH:
             teeth = sawtooth(curve.points, curve.axis, spec, tile_of(curve.family))
@@ -184,7 +180,7 @@ def _draw_curves(panel: Axes, curves: Sequence[Curve], check: Check) -> list[flo
 
 
 def _draw_numbers(panel: Axes, numbered: Sequence[Cliff], sizes: Sequence[int]) -> None:
-    """The number of each cliff below the point after it."""
+    """Draws the number of each cliff below the point after it."""
     last, depth = -1.0, 0
     for number, cliff in enumerate(numbered, start=1):
         x, y = cliff.next, canvas.rate(cliff.after)
@@ -201,7 +197,7 @@ def _draw_numbers(panel: Axes, numbered: Sequence[Cliff], sizes: Sequence[int]) 
 
 
 def _draw_bands(strip: Any, curves: Sequence[Curve], names: Sequence[str], colours: dict[str, str]) -> None:
-    """A line in the strip for each curve whose kernels are known: one colour per kernel, its tile written in it."""
+    """Draws a line in the strip for each curve: one colour per kernel, labelled with its tile or name."""
     strip.set_ylim(len(curves), 0)
     labels = [canvas.plain(name, 12) for name in names] if len(curves) == len(names) > 1 else ["kernel"] * len(curves)
     strip.set_yticks([line + 0.5 for line in range(len(curves))], labels, fontsize=7)
@@ -220,7 +216,7 @@ def _draw_bands(strip: Any, curves: Sequence[Curve], names: Sequence[str], colou
 
 
 def _pieces(curve: Curve, limits: tuple[float, float]) -> list[tuple[float, float, Launch]]:
-    """Stretches of the axis with one kernel each, from halfway to halfway between sizes."""
+    """Returns (start, stop, launch) per stretch of the axis with one kernel; borders are halfway between sizes."""
     sizes = [float(size) for size in curve.sizes]
     borders = [limits[0], *((a * b) ** 0.5 if a > 0 else (a + b) / 2 for a, b in pairwise(sizes)), limits[1]]
     pieces = []

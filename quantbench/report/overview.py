@@ -1,6 +1,6 @@
-"""Pictures over a whole run: heat maps over two axes, jumps between neighbouring sizes, and the device over time.
+"""Plots a whole run: heat maps over two axes, jumps between neighbouring sizes, and the device's state over time.
 
-`maps_section`, `spread_picture` and `state_section` make the parts of the report's page; `page` calls all three.
+Entry points: `maps_section`, `spread_picture` and `state_section`. Used by `page`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from quantbench.report.source import dashed
 from quantbench.stats import median
 from quantbench.store.record import Measured, Record
 
-# Pairs that a report shows first where the run has them.
+# Pairs of axes (x, y) that are shown first if the run has them.
 _FIRST = (("hidden", "mbs"), ("heads", "tp"), ("n", "m"), ("k", "n"))
 _MOST_MAPS = 4
-# Cells are labelled up to this many; beyond, the colours speak alone.
+# Maximum number of cells that are labelled with their value.
 _MOST_LABELLED = 130
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """The rows of a map of share of peak over two axes, and what all of them have in common."""
+    """Share of peak of `rows` over two axes; all rows have the same provider and the `held` values of other axes."""
 
     x_axis: str
     y_axis: str
@@ -42,7 +42,7 @@ class HeatMap:
 
 
 def heat_maps(rows: Sequence[Row], axes: Sequence[str]) -> tuple[HeatMap, ...]:
-    """Maps for pairs of axes that both vary, the usual pairs first, at most four."""
+    """Selects up to four heat maps over pairs of axes that both vary, the usual pairs first."""
     values = {axis: len({row.axes.get(axis) for row in rows}) for axis in axes}
     varied = [axis for axis in axes if values[axis] > 1]
     pairs = [pair for pair in _FIRST if set(pair) <= set(varied)]
@@ -58,7 +58,7 @@ def heat_maps(rows: Sequence[Row], axes: Sequence[str]) -> tuple[HeatMap, ...]:
                 slices[row.provider, held].append(row)
         if not slices:
             continue
-        # Of the fullest slices those of the provider that takes most time, and of them the middle one.
+        # Among the fullest slices, take the provider with the largest total time, and its middle slice.
         fullest = max(len(own) for own in slices.values())
         full = {key: own for key, own in slices.items() if len(own) >= 0.9 * fullest}
         spent: dict[str, float] = defaultdict(float)
@@ -74,7 +74,7 @@ def heat_maps(rows: Sequence[Row], axes: Sequence[str]) -> tuple[HeatMap, ...]:
 
 
 def draw_heat_map(heat: HeatMap, path: Path, caption: str) -> None:
-    """Write a PNG: per cent of peak, one cell per place; places that were not measured stay empty.
+    """Writes a PNG: percent of peak, one cell per place; places that were not measured stay empty.
 
     caption: see `canvas.figure`.
     """
@@ -105,13 +105,13 @@ def draw_heat_map(heat: HeatMap, path: Path, caption: str) -> None:
 
 
 def _ticks(values: Sequence[int], most: int) -> tuple[list[float], list[str]]:
-    """The middles of at most `most` cells, evenly spaced, and their labels."""
+    """Returns the centres of at most `most` evenly spaced cells, and their labels."""
     every = -(-len(values) // most)
     return [i + 0.5 for i in range(0, len(values), every)], [str(value) for value in values[::every]]
 
 
 def maps_section(rows: Sequence[Row], axes: Sequence[str], gallery: Gallery, caption: Caption) -> Section | None:
-    """The section with all heat maps; None for a run of one axis."""
+    """Builds the section with all heat maps; None if there is none, as for a run of one axis."""
     cards = []
     for heat in heat_maps(rows, axes):
         path = gallery.path("map", heat.x_axis, heat.y_axis)
@@ -121,19 +121,19 @@ def maps_section(rows: Sequence[Row], axes: Sequence[str], gallery: Gallery, cap
     return Section("maps", "Heat maps over two sizes", cards=tuple(cards)) if cards else None
 
 
-# Sizes further apart than this factor are no neighbours: between them the work itself grows.
+# Sizes further apart than this factor are not compared.
 _NEIGHBOURS = 1.1
 # Pairs of sizes on fewer curves than this are left out.
 _FEWEST_CURVES = 8
-# Of more pairs than this, those that jump most are drawn.
+# Maximum number of pairs; those with the largest median jump are plotted.
 _MOST_PAIRS = 28
 
 
 def spread_picture(curves: Sequence[Curve], axis: str, gallery: Gallery, caption: str) -> Picture | None:
-    """The change of the time per unit of work between neighbouring sizes: median and 10 % to 90 % of all shapes.
+    """Plots the change in time per unit of work between neighbouring sizes: median and 10 to 90 % range over shapes.
 
-    curves: of all shapes along the axis.
-    Returns None where there are too few shapes or no close sizes.
+    curves: curves of all shapes along the axis.
+    Returns None if no pair of close sizes is on at least eight curves.
     """
     ratios: dict[tuple[int, int], list[float]] = defaultdict(list)
     for curve in curves:
@@ -169,7 +169,7 @@ _REFERENCE = "reference point"
 
 
 class _Sample(NamedTuple):
-    """One quantity at one time of the run. low, high: range of single samples."""
+    """Median of one quantity at one time of the run. low, high: range of its samples."""
 
     minute: float
     value: float
@@ -178,12 +178,12 @@ class _Sample(NamedTuple):
 
 
 def _state(field: str) -> Callable[[Measurement], Sequence[float]]:
-    """Reads a field of the device's state after a measurement; empty where it is not known."""
+    """Returns a reader of a field of the device's state after a measurement; it returns () if unknown."""
     return lambda measurement: [v] if (v := getattr(measurement.state_after, field)) is not None else []
 
 
 def _tracks(records: Sequence[Record]) -> dict[tuple[str, str], list[_Sample]]:
-    """What was recorded of the device over time, by name and unit; empty for an imported run."""
+    """Returns the recorded device quantities over time, by (name, unit); those without samples are omitted."""
     timed = sorted((r for r in records if isinstance(r.outcome, Measured)), key=lambda r: r.elapsed_s)
 
     def track(read: Callable[[Measurement], Sequence[float]]) -> list[_Sample]:
@@ -200,9 +200,9 @@ def _tracks(records: Sequence[Record]) -> dict[tuple[str, str], list[_Sample]]:
 
 
 def _drift(records: Sequence[Record]) -> list[_Sample]:
-    """The reference point's time against its first, in percent; empty where it was measured once."""
+    """Returns the change of each reference's time against its first, in percent; empty for fewer than two samples."""
     found = []
-    first_us: dict[str, float] = {}  # of each reference: a run of many devices has several
+    first_us: dict[str, float] = {}  # by key: a run over many devices has several references
     for record in records:
         if record.role == "reference" and isinstance(record.outcome, Measured):
             us = median(record.outcome.measurement.samples_us)
@@ -212,14 +212,14 @@ def _drift(records: Sequence[Record]) -> list[_Sample]:
 
 
 def _range_words(name: str, unit: str, samples: Sequence[_Sample]) -> str:
-    """`SM clock 1410 to 1980 MHz`."""
+    """Formats `SM clock 1410 to 1980 MHz`."""
     extremes = (min(sample.low for sample in samples), max(sample.high for sample in samples))
     least, most = (f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}" for value in extremes)
     return f"{name} {most} {unit}" if least == most else f"{name} {least} to {most} {unit}"
 
 
 def _draw_state(tracks: dict[tuple[str, str], list[_Sample]], path: Path, caption: str) -> None:
-    """Write a PNG: one panel per quantity over the minutes of the run. caption: see `canvas.figure`."""
+    """Writes a PNG: one panel per quantity over the minutes of the run."""
     size_in, title = (6.8, 1.0 + 1.15 * len(tracks)), "the device during the run"
     with figure(path, size_in, len(tracks), title=title, caption=caption, sharex=True) as panels:
         for (panel,), ((name, unit), samples) in zip(panels, tracks.items(), strict=True):
@@ -235,7 +235,7 @@ def _draw_state(tracks: dict[tuple[str, str], list[_Sample]], path: Path, captio
 
 
 def state_section(records: Sequence[Record], gallery: Gallery, origin: str, caption: str) -> Section:
-    """The section of the page, with a picture where anything was recorded at several times."""
+    """Builds the section on the device's state, with a plot if anything was recorded at several times."""
     title = "The device during the run"
     tracks = _tracks(records)
     if not tracks:

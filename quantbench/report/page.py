@@ -1,7 +1,7 @@
-"""Writes `quantbench report`: one HTML page of a run that needs nothing beside it, and its pictures as files.
+"""Writes the report of a run: one self-contained HTML page, and its plots as PNG files.
 
-`write_report` is the entry point; `build_page` collects the sections that the other modules of `report` make, and
-`write_page` writes any `Page` (`report.training` has its own).
+Entry points: `write_report` (used by `quantbench report` and `tools.evidence.write`) and `write_page`, which writes
+any `Page` (used by `report.training`).
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ _MOST_EXPLAINED = 2
 
 @dataclass(frozen=True)
 class Page:
-    """The whole page.
+    """The content of a report page.
 
-    banners: (kind, title, text) of the warnings above everything else; kind: imported, simulated or warning.
-    facts: name and value, for the foot.
-    lead: the first screen, with its picture; None where nothing was measured.
-    explanation: what makes the steps, in a sentence, or "".
-    origin: words after "Made by quantbench" in the last line.
+    banners: (kind, title, text) of each warning at the top; kind is imported, simulated or warning.
+    facts: (name, value) pairs for the foot of the page.
+    lead: the first screen; None if nothing was measured.
+    lead_picture: plot of the first screen, or None.
+    explanation: causes of the steps, or "".
+    origin: text after "Made by quantbench" in the last line.
     """
 
     title: str
@@ -68,7 +69,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Written:
-    """What was written: the HTML file, the PNGs beside it, and the first screen (see `Page`)."""
+    """Paths of the written HTML file and its PNGs, and the first screen (see `Page`)."""
 
     page: Path
     pictures: tuple[Path, ...]
@@ -76,23 +77,23 @@ class Written:
 
 
 def write_report(run: Run, output: Path, where: Mapping[str, int] | None = None) -> Written:
-    """Write the page of a run.
+    """Writes the page of a run.
 
     output: see `write_page`.
-    where: show only points at these axis values. Causes and rules still use the whole run.
-    Raises StoreError where the page cannot be written, InputError where the run has no such point.
+    where: axis values; only points at these values are shown. Causes and rules still use the whole run.
+    Raises StoreError if the page cannot be written, InputError if the run has no such point.
     """
     shown = points_where(points_of(run.records, run.info.device), where or {})
     return write_page(output, lambda gallery: build_page(run, shown, gallery, where or {}))
 
 
 def write_page(output: Path, make: Callable[[Gallery], Page]) -> Written:
-    """Write a page completely or not at all.
+    """Writes a page completely or not at all.
 
-    output: a folder for the page and its pictures, created if needed; or a name that ends in .html, for the page alone
-        with its pictures inside.
-    make: draws the pictures and makes the page.
-    Raises StoreError where the page cannot be written.
+    output: folder for the page and its PNGs, created if needed; or a file name that ends in .html or .htm, for a page
+        without separate PNGs.
+    make: function that draws the plots and builds the page.
+    Raises StoreError if the page cannot be written.
     """
     alone = output.suffix.lower() in (".html", ".htm") and not os.path.isdir(output)
     path = output if alone else output / PAGE
@@ -115,10 +116,10 @@ def write_page(output: Path, make: Callable[[Gallery], Page]) -> Written:
 
 
 def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mapping[str, int]) -> Page:
-    """The page of some points of a run, with its pictures drawn.
+    """Builds the page for some points of a run and draws its plots.
 
-    points: those to show.
-    where: the axis values that selected them.
+    points: points to show.
+    where: axis values that selected them.
     """
     info, spec = run.info, run.info.device
     caption = partial(picture_caption, info)
@@ -167,7 +168,7 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
 def _lead_picture(
     lead: Lead, rows: Sequence[Row], curves: Sequence[Curve], gallery: Gallery, caption: str
 ) -> Picture | None:
-    """Over many shapes their jumps; otherwise the curve of all ops together with the bad sizes in red."""
+    """Draws the jumps if the table is over many shapes, else the curve of all ops with the bad sizes in red."""
     picture = spread_picture(curves, lead.axis, gallery, caption) if lead.several else None
     if picture is not None or all(len(curve) == 1 for curve in curves_of_rows(rows, lead.axis)):
         return picture
@@ -186,7 +187,7 @@ def _subtitle(run: Run, rows: Sequence[Row]) -> str:
 
 
 def _banners(run: Run, points: Sequence[Point]) -> list[tuple[str, str, str]]:
-    """What must be known before any figure is read: kind, title and text."""
+    """Returns the warnings for the top of the page, as (kind, title, text)."""
     info = run.info
     origins = {info.origin, *(record.origin for record in run.records)}
     found = []
@@ -206,7 +207,7 @@ def _banners(run: Run, points: Sequence[Point]) -> list[tuple[str, str, str]]:
 
 
 def render(page: Page) -> str:
-    """The page as HTML. Every text is escaped; a name that the template lacks is an error."""
+    """Renders the page as HTML. Escapes every text; an undefined name in the template raises an error."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -217,7 +218,7 @@ def render(page: Page) -> str:
 
 
 def _fit_to_show(value: object) -> object:
-    """Texts without control characters and without marks that turn the direction of reading; markup as it is."""
+    """Removes control and bidirectional characters from a text; leaves markup unchanged."""
     if type(value) is not str:
         return value
     return printable(value, longest=len(value))

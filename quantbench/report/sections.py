@@ -1,6 +1,6 @@
-"""The report's sections of text and tables: causes of the steps, rules of thumb, trust, all sizes, how it was measured.
+"""Builds the report's text and table sections: causes of steps, rules of thumb, trust, all sizes, and method.
 
-Each `*_section` function makes one section for `page`; `facts_of` makes the list of facts at the page's foot.
+Entry points: the `*_section` functions, `period_words` and `facts_of` (the foot of the page). Used by `page`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Skipped
 from quantbench.units import duration, percent, signed_percent, size
 
-# Explanations that make the same staircase, named in one line.
+# Maximum number of equivalent explanations named in one line, and of rows in the table of common steps.
 _MOST_ALIKE = 3
 _MOST_COMMON = 24
 
 
 def steps_section(check: Check) -> Section | None:
-    """What makes the steps, and the steps that many shapes share; None where there are neither."""
+    """Builds the section on the causes of the steps and the steps that many shapes share; None without either."""
     lines = [period_words(period) for period in check.periods]
     if check.falls:
         places = f"at {len(check.falls)} places the time falls where the size grows"
@@ -45,7 +45,7 @@ def steps_section(check: Check) -> Section | None:
 
 
 def period_words(period: Period) -> str:
-    """`m, gemm bf16 nt by torch.mm: 128x256 tile on 108 SMs explains the steps (…)`."""
+    """Formats `m, gemm bf16 nt by torch.mm: 128x256 tile on 108 SMs explains the steps (…)`."""
     recovered = period.recovered
     what = period.variant if period.variant.startswith(f"{period.op} ") else f"{period.op} ({period.variant})"
     where = printable(f"{dashed(period.axis)}, {what} by {period.provider}")
@@ -67,7 +67,7 @@ def period_words(period: Period) -> str:
 
 
 def _common_table(common: Sequence[CommonCliff]) -> Table | None:
-    """The steps that many shapes share, the largest first; None without any."""
+    """Builds the table of the steps that many shapes share, largest first; None without any."""
     several = len({(one.op, one.provider, one.variant) for one in common}) > 1
     rows = []
     for one in common[:_MOST_COMMON]:
@@ -84,7 +84,7 @@ def _common_table(common: Sequence[CommonCliff]) -> Table | None:
 
 
 def rules_section(verdicts: Sequence[Verdict], spec: DeviceSpec) -> Section | None:
-    """Verdicts on the rules of thumb, the rules that the run does not test named below; None without any."""
+    """Builds the section of verdicts on the rules of thumb, with the untested rules listed; None without any."""
     if not verdicts:
         return None
     rules = {rule.id: rule for rule in RULES}
@@ -112,7 +112,7 @@ def _change(ratio: float) -> str:
     return "0.0 %" if text == "−0.0 %" else text
 
 
-# Lines of the table of all sizes; records.jsonl has all of them.
+# Maximum number of rows in the table of all sizes; records.jsonl has all of them.
 _MOST_ROWS = 400
 _MOST_REASONS = 14
 _MOST_KINDS = 3
@@ -129,7 +129,7 @@ _GRADE_WORDS = {
 
 
 def trust_section(run: Run) -> Section:
-    """Grades of the points with their usual reasons, and why points have no measurement."""
+    """Builds the section of trust grades with their most frequent reasons, and of skipped and failed points."""
     grades: dict[str, list[Grade]] = {letter: [] for letter in GRADES}
     examples: dict[str, str] = {}
     other: Counter[str] = Counter()
@@ -159,7 +159,7 @@ def trust_section(run: Run) -> Section:
 
 
 def sizes_section(rows: Sequence[Row], check: Check) -> Section:
-    """The table of every place with its figures (folded)."""
+    """Builds the folded section with one row per place and provider (at most 400)."""
     axes = list(dict.fromkeys(name for row in rows for name in row.axes))
     several = len({row.provider for row in rows}) > 1
     head = [*map(dashed, axes), *(["provider"] if several else [])]
@@ -175,7 +175,7 @@ def sizes_section(rows: Sequence[Row], check: Check) -> Section:
 
 
 def how_section(run: Run) -> Section:
-    """Options, versions and constants of the run, so that it can be repeated (folded)."""
+    """Builds the folded section with options, versions and device constants, so that the run can be repeated."""
     info, device = run.info, run.info.device
     rows: list[tuple[str, Any]] = [("folder", run.folder), ("run", info.run_id), ("started", info.started)]
     rows.append(("ended", f"{info.ended or 'not yet'} ({info.how_ended})"))
@@ -197,7 +197,7 @@ def how_section(run: Run) -> Section:
 
 
 def facts_of(run: Run) -> tuple[tuple[str, str], ...]:
-    """The facts at the foot of the page, as (name, value): points, duration, device, versions."""
+    """Returns (name, value) pairs for the foot of the page: points, duration, device, ending, start, versions."""
     info = run.info
     points = [r for r in run.records if r.role == "point"]
     kinds = Counter(type(r.outcome).__name__.lower() for r in points)

@@ -1,7 +1,7 @@
-"""A run of named transformer shapes side by side: time per layer, and each shape's gain over the first.
+"""Compares the named transformer shapes of a run: time per layer, and each shape's gain over the first.
 
-`compare_shapes` computes the comparison; `comparison_section` is its part of the report, `comparison_table` its table
-in the terminal. Called by `page` and by `quantbench sweep --shapes`.
+Entry points: `compare_shapes`, `comparison_section` (report page) and `comparison_table` (terminal; its namesake in
+`comparison` compares two runs). Used by `page` and by `quantbench sweep --shapes`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from rich.text import Text
 
 from quantbench.analysis.summary import Point, op_order
 from quantbench.planner.formulas import useful_parameters
-from quantbench.report.content import Section, Table, terminal_table
+from quantbench.report.content import Section, Table
+from quantbench.report.terminal import terminal_table
 from quantbench.sweep.axes import SHAPE_DIM
 from quantbench.sweep.shape_file import Gain, NamedShape
 from quantbench.units import latency
@@ -28,15 +29,15 @@ _LOGITS = "logits"
 
 @dataclass(frozen=True)
 class MeasuredShape:
-    """One shape as one library ran it.
+    """Times of one shape with one library.
 
-    number, name: of the shape in the list.
-    layer_us: all ops of one layer, forward and backward; None if an op is missing.
-    logits_us: logits of the model; None if an op is missing.
-    missing: ops that the first shape has and this one lacks.
-    gain: over the first shape; None if an op is missing.
-    predicted: the gain that was predicted.
-    verdict: whether the measured gain is as predicted; "" where one of the two is not known.
+    number, name: 1-based position and name of the shape in the list.
+    layer_us: time of all ops of one layer, forward and backward; None if an op is missing.
+    logits_us: time of the logits ops; None if an op is missing.
+    missing: ops that were measured for the first shape but not for this one.
+    gain: measured gain over the first shape; None if an op is missing.
+    predicted: predicted gain over the first shape, if any.
+    verdict: whether the measured gain agrees with the prediction; "" if either is unknown.
     """
 
     number: int
@@ -52,9 +53,9 @@ class MeasuredShape:
 
 @dataclass(frozen=True)
 class ShapeComparison:
-    """All shapes of a run, by library.
+    """All shapes of a run, one entry per shape and library.
 
-    left_out: by library, planned ops that were not measured for the first shape. They are in no figure.
+    left_out: by library, planned ops that were not measured for the first shape and are excluded from all times.
     """
 
     shapes: tuple[MeasuredShape, ...]
@@ -62,9 +63,9 @@ class ShapeComparison:
 
 
 def compare_shapes(points: Sequence[Point], models: Sequence[NamedShape]) -> ShapeComparison:
-    """Each shape against the first, per library (torch, triton, …).
+    """Compares each shape with the first, per library (torch, triton, …).
 
-    Where several kernels of a library ran an op, the fastest counts. An op with the same workload in both shapes was
+    If several kernels of a library ran an op, the fastest counts. An op with the same workload in both shapes was
     measured once, so its error cancels in the ratio.
     """
     found: dict[str, dict[int, dict[str, Point]]] = defaultdict(lambda: defaultdict(dict))
@@ -91,7 +92,7 @@ def compare_shapes(points: Sequence[Point], models: Sequence[NamedShape]) -> Sha
                 layer_us = sum(point.latency_us for point in own if not point.op.startswith(_LOGITS))
                 logits_us = sum(point.latency_us for point in own if point.op.startswith(_LOGITS))
                 gain = _gain(list(first.values()), own, models[0].shape, model.shape)
-                # A prediction is of all ops, so it is not compared with a part of them.
+                # A prediction covers all ops, so it is not compared with a subset of them.
                 if model.predicted is not None and number > 1 and not unmeasured:
                     apart = gain.high < model.predicted.low or gain.low > model.predicted.high
                     verdict = "outside the predicted interval" if apart else "as predicted"
@@ -102,7 +103,7 @@ def compare_shapes(points: Sequence[Point], models: Sequence[NamedShape]) -> Sha
 
 
 def _gain(first: Sequence[Point], own: Sequence[Point], asked: TransformerShape, shape: TransformerShape) -> Gain:
-    """The gain of a shape, from the sum of its ops and of the first shape's, each op as often as it runs."""
+    """Computes the gain from the summed times of both shapes' ops, each weighted by its count."""
     shares: dict[str, float] = defaultdict(float)
     width: dict[str, float] = {}
     sums = []
@@ -119,7 +120,7 @@ def _gain(first: Sequence[Point], own: Sequence[Point], asked: TransformerShape,
 
 
 def _columns(comparison: ShapeComparison) -> dict[str, list[str]]:
-    """The cells below each heading of the table: one line per shape and library."""
+    """Returns the cells below each heading: one line per shape and library."""
     shapes = comparison.shapes
     several = len({one.library for one in shapes}) > 1
     predicted = any(one.predicted is not None for one in shapes)
@@ -135,7 +136,7 @@ def _columns(comparison: ShapeComparison) -> dict[str, list[str]]:
 
 
 def comparison_table(comparison: ShapeComparison) -> RichTable:
-    """The table for a terminal; significant gains and losses are coloured."""
+    """Builds the table for the terminal; significant gains are green, significant losses red."""
     columns = {name: [Text(cell) for cell in cells] for name, cells in _columns(comparison).items()}
     for cell, one in zip(columns["gain"], comparison.shapes, strict=True):
         if one.gain is not None and (one.gain.low > 0 or one.gain.high < 0):
@@ -144,7 +145,7 @@ def comparison_table(comparison: ShapeComparison) -> RichTable:
 
 
 def comparison_section(comparison: ShapeComparison) -> Section:
-    """The section of the report's page."""
+    """Builds the section of the report's page."""
     columns = _columns(comparison)
     rows = tuple(zip(*columns.values(), strict=True))
     table = Table(tuple(columns), rows, numeric=frozenset(range(1, len(columns) - 1)))
@@ -152,7 +153,7 @@ def comparison_section(comparison: ShapeComparison) -> Section:
 
 
 def comparison_sentence(comparison: ShapeComparison) -> str:
-    """One sentence: the shape that is significantly faster than the first, if there is one."""
+    """Returns a message naming the shape that is most significantly faster than the first, if there is one."""
     gains = [(one.gain, one.name) for one in comparison.shapes if one.number > 1 and one.gain is not None]
     first = comparison.shapes[0].name
     if not gains:
@@ -164,7 +165,7 @@ def comparison_sentence(comparison: ShapeComparison) -> str:
 
 
 def comparison_lines(comparison: ShapeComparison) -> list[str]:
-    """Legend of the table, and the ops that are left out."""
+    """Returns the legend of the table and the ops that are left out."""
     said = [
         "one layer: its ops forward and backward; logits: of the model. gain: measured tokens per second at equal "
         "parameters against the first shape, with the 95 % interval."
@@ -177,5 +178,5 @@ def comparison_lines(comparison: ShapeComparison) -> list[str]:
 
 
 def comparison_to_json(comparison: ShapeComparison) -> list[dict[str, Any]]:
-    """One object per shape and library."""
+    """Converts the comparison to one JSON object per shape and library."""
     return [{**asdict(one), "left_out": list(comparison.left_out.get(one.library, ()))} for one in comparison.shapes]

@@ -1,7 +1,7 @@
-"""The run that a report or a comparison is about: reading it, selecting its points, and naming its source.
+"""Reads a run for a report or comparison, selects its points, and formats its source.
 
-`read_one_run` reads a folder; `parse_where` and `points_where` apply `--where n=5120`; `picture_caption` is the line
-below every picture's title. Used by the commands that take a run.
+Entry points: `read_one_run`, `parse_where` and `points_where` (`--where n=5120`), and `picture_caption`, the line below
+every plot's title. Used by this package, `tools.guide` and the commands that read a run.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from quantbench.store.record import Record
 from quantbench.store.run import RunInfo
 
 _MOST_NAMED = 3
-# Software of a run that has no kernels.
+# Recorded software that contains no kernels.
 _NO_LIBRARIES = ("quantbench", "python", "os", "numpy", "aiconfigurator")
 
 
 def read_one_run(folder: Path) -> Run:
-    """Read the run in `folder`.
+    """Reads the run in `folder`.
 
-    Raises StoreError for a folder of several runs (results/ itself, or a device's), and for records that belong to
-    another run: figures of two runs must not be mixed.
+    Raises StoreError if it is a folder of runs (results/ itself, or a device's), or holds records of another run, which
+    must not be mixed.
     """
     if not os.path.exists(folder / "run.json"):
         below = [*find_runs(folder), *folders_with(folder, "*/run.json")]
@@ -45,9 +45,9 @@ def read_one_run(folder: Path) -> Run:
 
 
 def picture_caption(info: RunInfo, points: Iterable[Point | Record]) -> str:
-    """The caption of a run's pictures: `a100-sxm4-80gb · bf16 · sglang 0.5.10 · imported from aiconfigurator-core`.
+    """Formats the caption of a plot: `a100-sxm4-80gb · bf16 · sglang 0.5.10 · imported from aiconfigurator-core`.
 
-    points: those in the picture.
+    points: points in the plot.
     """
     shown = list(points)
     dtypes = ", ".join(dict.fromkeys(point.workload.dtype for point in shown))
@@ -59,7 +59,7 @@ def picture_caption(info: RunInfo, points: Iterable[Point | Record]) -> str:
 
 
 def _libraries(info: RunInfo, providers: set[str]) -> str:
-    """Names and versions of the libraries whose kernels ran; the providers' names where none is recorded."""
+    """Returns name and version of each library whose kernels ran, and the names of other providers."""
     found = []
     for name, version in info.software.items():
         needed = (
@@ -76,7 +76,7 @@ _MOST_VALUES_NAMED = 4
 
 
 def parse_where(words: Iterable[str]) -> dict[str, int]:
-    """Axis values from `n=5120,k=5120` or several such words. Raises InputError for anything else.
+    """Parses axis values from words such as `n=5120,k=5120`. Raises InputError for anything else.
 
     >>> parse_where(["head-dim=128", "n=5120,k=4096"])
     {'head_dim': 128, 'n': 5120, 'k': 4096}
@@ -91,7 +91,7 @@ def parse_where(words: Iterable[str]) -> dict[str, int]:
 
 
 def points_where(points: Sequence[Point], where: Mapping[str, int]) -> tuple[Point, ...]:
-    """Points at these axis values. Raises InputError, with the nearest values of the run, where there are none."""
+    """Returns the points at these axis values. Raises InputError, with the nearest values, if there are none."""
     left = tuple(points)
     for name, wanted in where.items():
         values = {point.axes[name] for point in left if name in point.axes}
@@ -105,5 +105,5 @@ def points_where(points: Sequence[Point], where: Mapping[str, int]) -> tuple[Poi
 
 
 def dashed(axis: str) -> str:
-    """Name of an axis as the command line spells it: `head-dim`."""
+    """Returns the name of an axis as the command line spells it: `head-dim` for `head_dim`."""
     return axis.replace("_", "-")

@@ -1,7 +1,7 @@
-"""What `quantbench sweep` shows at its end: the table of its rows, the same as JSON, and the picture of each axis.
+"""Shows the result of `quantbench sweep`: a table of its rows, the same as JSON, and one plot per axis.
 
-Entry points: `sweep_table`, `ops_line`, `trust_lines`, `rows_to_json` and `draw_run`. `sections` uses `row_figures`
-and `row_words` for the report's table of all sizes.
+Entry points: `sweep_table`, `ops_line`, `trust_lines`, `rows_to_json`, `cliff_to_json` (also `quantbench check`) and
+`draw_run`. `sections` uses `row_figures` and `row_words` for the report's table of all sizes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from quantbench.analysis.summary import Point, Row, points_of
 from quantbench.device.spec import DeviceSpec
 from quantbench.measurement import Grade
 from quantbench.report.canvas import PALETTE, curve_names, draw_curve, draw_panels, plain, rate_unit
-from quantbench.report.content import share_cell, terminal_table
 from quantbench.report.source import dashed, picture_caption
+from quantbench.report.terminal import share_cell, terminal_table
 from quantbench.store.folder import Run
 from quantbench.units import latency, percent, with_interval
 
@@ -43,7 +43,7 @@ _TIGHT_PERCENT = re.compile(r"(?<=[0-9])%")
 
 
 def sweep_table(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> Table:
-    """One line per place and provider: rate, bandwidth, share of peak, trust, and what is lost and why.
+    """Builds the terminal table, one line per place and provider: rates, share of peak, trust, and causes of losses.
 
     Needs about 100 columns; on narrower terminals the last column folds.
     """
@@ -67,7 +67,7 @@ def sweep_table(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> Table:
 
 
 def row_figures(row: Row) -> tuple[str, str, str, str, str]:
-    """Cells of a row: ops, time, TFLOP/s, GB/s and share of peak. A row that lacks ops has no sum."""
+    """Formats ops, time, TFLOP/s, GB/s and share of peak of a row; only ops if the row lacks some of them."""
     if row.missing:
         return (f"{len(row.points)} of {len(row.points) + len(row.missing)}", *("-",) * 4)
     return (
@@ -80,7 +80,7 @@ def row_figures(row: Row) -> tuple[str, str, str, str, str]:
 
 
 def ops_line(rows: Sequence[Row]) -> str:
-    """What a row of the table sums: the ops of each provider, by name."""
+    """Returns a message listing the ops that a row of the table sums, by provider."""
     found: dict[str, dict[str, None]] = {}
     for row in rows:
         found.setdefault(row.provider, {}).update(dict.fromkeys(point.op for point in row.points))
@@ -95,8 +95,8 @@ def ops_line(rows: Sequence[Row]) -> str:
 
 
 def trust_lines(rows: Sequence[Row]) -> list[str]:
-    """Why rows are graded below B, one line per kind of reason, the most frequent first."""
-    # Numbers differ from row to row: the text before the first number tells the kind.
+    """Lists the reasons why rows are graded below B, one line per kind of reason, the most frequent first."""
+    # Numbers differ from row to row: the text before the first number identifies the kind.
     kinds: dict[str, list[Grade]] = {}
     for row in rows:
         if row.grade.letter not in ("A", "B"):
@@ -109,9 +109,9 @@ def trust_lines(rows: Sequence[Row]) -> list[str]:
 
 
 def row_words(row: Row, check: Check, spec: DeviceSpec) -> str:
-    """The last cell of a row: the ops it lacks, then the cliffs that end at it, the largest first.
+    """Formats the last cell of a row: its missing ops, then the cliffs that end at it, largest first.
 
-    Without a cliff, why its worst op runs below peak.
+    Without a cliff, it gives the main reason why the worst op runs below peak.
     """
     said = [
         f"▼ +{percent(cliff.ratio - 1)} time in {cliff.op}: {cliff.cause.words}"
@@ -130,7 +130,7 @@ def row_words(row: Row, check: Check, spec: DeviceSpec) -> str:
 
 
 def rows_to_json(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> list[dict[str, Any]]:
-    """The table as JSON objects; names carry their units. A row that lacks ops (missing_ops) has no figures."""
+    """Converts the table to JSON objects, with units in the names. A row with missing_ops has null times and rates."""
     return [
         {
             "axes": row.axes,
@@ -151,7 +151,7 @@ def rows_to_json(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> list[di
 
 
 def cliff_to_json(cliff: Cliff) -> dict[str, Any]:
-    """One jump of the time; `ratio` without the trend, `rate_ratio` with it."""
+    """Converts a cliff to a JSON object."""
     return {
         "axis": cliff.axis, "at": cliff.at, "next": cliff.next, "ratio": cliff.ratio, "low": cliff.low,
         "high": cliff.high, "cause": cliff.cause.kind, "why": cliff.cause.words, "evidence": cliff.cause.evidence,
@@ -161,12 +161,13 @@ def cliff_to_json(cliff: Cliff) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# Wave edges drawn per curve: the first ones, which are the large steps. Edges of more curves cannot be told apart.
+# Maximum number of wave edges per curve (the first ones are the large steps), and of curves drawn with edges, because
+# the edges of more curves cannot be told apart.
 _MOST_WAVE_EDGES, _MOST_WITH_EDGES = 40, 2
 
 
 def draw_run(run: Run, check: Check, axis: str) -> Path:
-    """Draw all points of a run over `axis` into the run's folder. Returns the file."""
+    """Plots all points of a run over `axis`. Returns the PNG's path, in the run's folder."""
     points = points_of(run.records, run.info.device)
     path = run.folder / f"efficiency-{dashed(axis)}.png"
     title = f"efficiency over {dashed(axis)}: {run.info.run_id}"
@@ -177,12 +178,12 @@ def draw_run(run: Run, check: Check, axis: str) -> Path:
 def draw_efficiency(
     points: Sequence[Point], axis: str, tile_of: TileOf, path: Path, *, title: str, caption: str
 ) -> None:
-    """Write a PNG with a panel per op: medians with 95 % intervals, a line per provider and value of the other axes.
+    """Writes a PNG with a panel per op: medians with 95 % intervals, a line per provider and value of the other axes.
 
-    points: of any ops and providers.
-    axis: the field along x.
-    tile_of: the tile that computes a point (`Check.tile_of`). Where it was recorded or recovered from the steps, tile
-        edges are ticks at the foot and wave edges dashed lines in the colour of their curve.
+    points: points of any ops and providers.
+    axis: name of the axis along x.
+    tile_of: function that returns the tile of a point (`Check.tile_of`). If that was recorded or recovered from the
+        steps, tile edges are ticks at the foot and wave edges dashed lines in the colour of their curve.
     title, caption: see `canvas.figure`.
     """
 

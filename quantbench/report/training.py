@@ -1,6 +1,7 @@
-"""Imported training logs as a table, a picture and a page: throughput by layout over the number of GPUs.
+"""Shows imported training logs as a table, a plot and a page: throughput by layout over the number of GPUs.
 
-`write_training_report` writes the page for `quantbench report`; `training_table` is what `import megatron` prints.
+Entry points: `write_training_report` and `fastest` (`quantbench report`), `training_table` (also `quantbench import
+megatron`) and `draw_throughput`.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from rich.table import Table as RichTable
 from quantbench.errors import printable
 from quantbench.importers.training_run import TrainingSummary, read_training
 from quantbench.report.canvas import figure, plain
-from quantbench.report.content import Gallery, PictureCard, Section, Table, terminal_table
+from quantbench.report.content import Gallery, PictureCard, Section, Table
 from quantbench.report.page import Page, Written, write_page
+from quantbench.report.terminal import terminal_table
 from quantbench.units import with_interval
 
 _WIDTH_OF_A_GROUP = 0.8
 
 
 def _columns(summaries: Sequence[TrainingSummary]) -> dict[str, list[str]]:
-    """The cells below each heading of the table: one line per log."""
+    """Returns the cells below each heading: one line per log."""
     rows = []
     for s in summaries:
         tokens = "–"
@@ -39,14 +41,14 @@ def _columns(summaries: Sequence[TrainingSummary]) -> dict[str, list[str]]:
 
 
 def training_table(summaries: Sequence[TrainingSummary]) -> RichTable:
-    """One line per log."""
+    """Builds the table for the terminal, one line per log."""
     return terminal_table(_columns(summaries), left=("log",))
 
 
 def draw_throughput(summaries: Sequence[TrainingSummary], path: Path) -> None:
-    """Write a PNG: tokens per second over the number of GPUs, a bar per layout, a panel per global batch size.
+    """Writes a PNG: tokens per second over the number of GPUs, a bar per layout, a panel per global batch size.
 
-    Bars are medians with 95 % intervals. Logs without a number of GPUs or without tokens are left out.
+    Bars are medians with 95 % intervals. Logs without number of GPUs or tokens per second are left out.
     """
     drawn = [s for s in summaries if s.gpus is not None and s.tokens_per_s is not None]
     batches = sorted({s.gbs for s in drawn}) or [0]
@@ -73,11 +75,11 @@ def draw_throughput(summaries: Sequence[TrainingSummary], path: Path) -> None:
 
 
 def write_training_report(folders: Sequence[Path], output: Path) -> Written:
-    """Write the page of imported training logs.
+    """Writes the page of imported training logs.
 
-    folders: of the logs.
+    folders: one folder per imported log.
     output: see `page.write_page`.
-    Raises StoreError where a log cannot be read or the page cannot be written.
+    Raises StoreError if a log cannot be read or the page cannot be written.
     """
     summaries = [read_training(folder) for folder in folders]
     summaries.sort(key=lambda s: (s.gbs, s.gpus or 0, s.layout, s.name))
@@ -85,7 +87,7 @@ def write_training_report(folders: Sequence[Path], output: Path) -> Written:
 
 
 def fastest(summaries: Sequence[TrainingSummary]) -> str:
-    """A sentence on the layout with most tokens per second and GPU; empty where none is known."""
+    """Returns a message on the layout with most tokens per second and GPU; empty if none is known."""
     known = [(s.tokens_per_s / s.gpus, s) for s in summaries if s.tokens_per_s is not None and s.gpus]
     if not known:
         return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from quantbench.analysis.summary import points_of
 from quantbench.device import lookup
 from quantbench.errors import StoreError
 from quantbench.launch import Launch, Tile
-from quantbench.report.canvas import draw_panels
+from quantbench.report.canvas import draw_panels, typical
 from quantbench.workload import Gemm
 
 if TYPE_CHECKING:
@@ -69,3 +70,25 @@ def test_wave_edges_are_drawn_only_where_waves_are_known() -> None:
 
     assert drawn(1) > 5
     assert drawn(2) == drawn(None) == 0
+
+
+@pytest.mark.parametrize("num_curves", range(1, 14))
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_typical_curves_are_different_and_evenly_spread(num_curves: int, most: int) -> None:
+    gpu = SimulatedGpu(108, Tile(128, 256), tile_ns_per_k=30)
+    sizes = [(n, m) for n in range(1024, 1024 * (num_curves + 1), 1024) for m in range(512, 3072, 512)]
+    places = [({"m": m, "n": n}, Gemm(m, n, 4096)) for n, m in sizes]
+    short = [({"m": 512, "n": 8}, Gemm(512, 8, 4096))]  # a curve of one point is left out of longer ones
+    records = records_of(gpu, [*places, *short], noise=0.0, seed=1)
+    curves = curves_of(points_of(records, lookup("a100-sxm4-80gb")), "m", fewest=1)
+    chosen = [dict(curve.held)["n"] // 1024 for curve in typical(curves, most)]
+    if num_curves < most:
+        assert set(chosen) - {0} == set(range(1, num_curves + 1))
+        return
+    steps = [after - before for before, after in pairwise(chosen)]
+    assert len(chosen) == most
+    assert min(steps, default=1) >= 1
+    assert max(steps, default=1) - min(steps, default=1) <= 1
+    assert most == 1 or chosen[-1] == num_curves
+    # The smallest third by work shows no steps; it is drawn only if too few curves remain without it.
+    assert chosen[0] - 1 in (round((num_curves - 1) / 3), num_curves - most)

@@ -1,6 +1,6 @@
 """Measures copy bandwidth: the limit for kernels that read once and write once, such as softmax.
 
-Run as `python -m tools.evidence.copy_bandwidth FILE.json`, in a process of its own.
+Entry point: `python -m tools.evidence.copy_bandwidth FILE.json`. Run by `steps` in a separate process.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from quantbench.stats import median, relative_half_width
 from quantbench.timing import make_timer
 from quantbench.timing.options import TimingOptions
 
-#: bytes read, and as many written; many times the size of any last-level cache
+#: bytes read (as many are written), by kind of device; many times the size of any last-level cache
 COPIED_BYTES = {"cuda": 2**31, "cpu": 2**27}
 
 
 def main() -> None:
-    """Time one copy and write it down."""
+    """Times one copy and writes the result to FILE.json."""
     from quantbench.providers.inputs import Inputs
 
     out = Path(sys.argv[1])

@@ -1,6 +1,6 @@
-"""Compares the cost of a point: our timer, a fixed number of runs and a short graph, on the same random shapes.
+"""Compares the cost of measuring a point by our timer, a fixed number of runs and a short graph, on random shapes.
 
-Run as `python -m tools.evidence.cost FILE.json`, in a process of its own.
+Entry point: `python -m tools.evidence.cost FILE.json`. Run by `steps` in a separate process.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _METHODS = ("mamf", "graph6", "loop")
 
 
 def main() -> None:
-    """Measure what is missing of the table and write it."""
+    """Measures the missing rows of the table and writes it."""
     out = Path(sys.argv[1])
     spec = device.current()
     options = TimingOptions() if spec.kind == "cuda" else TimingOptions(half_width=0.01, max_time_s=0.2)
     timers = {"quantbench": make_timer(spec, options)}
     methods = {name: method for name, method in METHODS[spec.kind].items() if name in _METHODS}
     dtype = device.default_dtype(spec)
-    # Another seed than for the shapes that the model is tested on.
+    # A different seed than for the shapes that the model is tested on.
     shapes = random_shapes(spec.kind, seed=1)[: COST_SHAPES[spec.kind]]
     measure_rows(out, spec, [Gemm(m, n, k, dtype=dtype, layout="nt") for m, n, k in shapes], timers, methods)
 

@@ -1,11 +1,11 @@
-"""Compares the pytest fixture with `quantbench sweep` on the same products:
-`python -m tools.evidence.fixture_truth FILE.json [PAGE.md]`.
+"""Compares times by the pytest fixture with times by `quantbench sweep` on the same GEMMs.
 
-A FILE that exists is not measured again; PAGE gets the table between its marks.
+Entry point: `python -m tools.evidence.fixture_truth FILE.json [PAGE.md]`. An existing FILE is not measured again; the
+table is written between the markers of PAGE. Tests use `measure`.
 
-Both use one timer with the same options, each in its own process. Short times differ by per cents from process to
-process and with the load of the machine. So the two take turns, each first in half of them, until the ratio of every
-size is known precisely enough or the turns are used up.
+Both use the same timer and options, each in its own process. Short times differ by a few percent between processes and
+with the load of the machine. So the two alternate, each starting half of the turns, until every ratio is precise enough
+or the maximum number of turns is reached.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from quantbench.stats import median, median_interval
 from quantbench.store.folder import find_runs, read_run
 from quantbench.store.record import Measured
 
-#: half-width of the 95 % interval at which a ratio is precise enough
+#: half-width of the 95 % interval below which a ratio is precise enough
 KNOWN = 0.02
-# Fewest turns (a 95 % interval needs six) and most turns: on shared cores, times differ by per cents between processes.
+# Minimum turns (a 95 % interval needs six) and maximum: on shared cores, times differ by percents between processes.
 TURNS = {"cuda": (6, 9), "cpu": (7, 90)}
 _SIZES = {"cuda": (256, 512, 1024, 2048, 3072, 4096, 8192), "cpu": (128, 256, 384, 512, 640, 768)}
 _MAX_TIME = {"cuda": "2s", "cpu": "500ms"}
@@ -41,10 +41,10 @@ def test_product(device_benchmark, n):
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Run both in turn, in `folder`.
+    """Runs both alternately, in `folder`.
 
-    Returns, by size: each turn's median of both, in µs, and the median of the ratios, fixture over sweep, with its
-    95 % interval.
+    Returns the device, the dtype and one row per size: medians of each turn, µs, and the median ratio, fixture over
+    sweep, with its 95 % interval.
     """
     spec = device.current()
     dtype, sizes = device.default_dtype(spec), _SIZES[spec.kind]
@@ -59,7 +59,7 @@ def measure(folder: Path) -> dict[str, Any]:
         once.mkdir()
         order = sorted(ways, reverse=turn % 2 == 1)
         times_us = {way: ways[way](once, dtype, spec.kind, left) for way in order}
-        # A product that one of them did not measure has no ratio in this turn.
+        # A GEMM that one of them did not measure has no ratio in this turn.
         for n in (n for n in left if all(n in times_us[way] for way in ways)):
             for way in ways:
                 found[n][way].append(times_us[way][n])
@@ -79,7 +79,7 @@ def _known(times_us: dict[str, list[float]]) -> bool:
 
 
 def _by_fixture(folder: Path, dtype: str, kind: str, sizes: Sequence[int]) -> dict[int, float]:
-    """Median µs by size, from pytest-benchmark's JSON."""
+    """Runs the fixture; returns median µs by size, from pytest-benchmark's JSON."""
     (folder / "test_products.py").write_text(_SUITE.format(sizes=tuple(sizes), dtype=dtype))
     words = ("-q", "--benchmark-only", "--benchmark-json=fixture.json", "--device-max-time", _MAX_TIME[kind])
     _run(folder, "pytest", *words)
@@ -88,7 +88,7 @@ def _by_fixture(folder: Path, dtype: str, kind: str, sizes: Sequence[int]) -> di
 
 
 def _by_sweep(folder: Path, dtype: str, kind: str, sizes: Sequence[int]) -> dict[int, float]:
-    """Median µs by size, from the run that a sweep leaves."""
+    """Runs a sweep; returns median µs by size, from its records."""
     (folder / "shapes.csv").write_text("m,n,k\n" + "".join(f"{n},{n},{n}\n" for n in sizes))
     words = ("--shapes", "shapes.csv", "--dtype", dtype, "--provider", "torch.mm", "--max-time", _MAX_TIME[kind])
     _run(folder, "quantbench", "sweep", *words, "--budget", "none")
@@ -107,7 +107,7 @@ def _run(folder: Path, *words: str) -> None:
 
 
 def markdown(found: dict[str, Any]) -> str:
-    """`measure`'s table for a page, with what it is of."""
+    """Formats the result of `measure` as a Markdown table with its conditions."""
     lines = [
         f"{found['device']}, {found['dtype']}, cold cache, `torch.mm` of n × n × n; medians over the turns, with the "
         "95 % interval of their ratio's median.",
@@ -125,7 +125,7 @@ def markdown(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure where there is no file yet, print the table and put it into a page."""
+    """Measures if the file does not exist, prints the table and writes it into the pages."""
     file, pages = Path(sys.argv[1]), [Path(word) for word in sys.argv[2:]]
     if not file.exists():
         with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,8 @@
-"""The same products timed by NVBench's Python bindings (`cuda-bench`), for comparison with our timer.
+"""Times square GEMMs with NVBench's Python bindings (`cuda-bench`), for comparison with our timer.
 
-Run as `python -m tools.evidence.nvbench FILE.json SIZE…`: square products of these sizes, one state each, in a
-process of its own, since NVBench keeps its benchmarks for the whole process. Each sample is one cold run, as ours are.
+Entry points: `python -m tools.evidence.nvbench FILE.json SIZE…`, one state per size, and `merge_nvbench`. Run by
+`timer_truth` in a separate process, because NVBench keeps its benchmarks for the whole process. Each sample is one cold
+run, as with our timer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _MIN_TIME_S, _TIMEOUT_S = "0.1", "4"
 
 
 def main() -> None:
-    """Time every size and write `{size: [samples in µs]}`."""
+    """Times every size and writes `{size: [samples in µs]}`."""
     from cuda import bench
     from cuda.bench.results import BenchmarkResult
 
@@ -42,7 +43,7 @@ def main() -> None:
 
 
 def _product(state: Any) -> None:
-    """One state: the product that our provider runs, launched on NVBench's stream."""
+    """Runs one state: the GEMM of our provider, launched on NVBench's stream."""
     import torch
 
     from quantbench import device
@@ -62,7 +63,7 @@ def _product(state: Any) -> None:
 
 
 def merge_nvbench(rows: list[dict[str, Any]], file: Path) -> None:
-    """Add one repeat's medians to the rows of the same sizes."""
+    """Adds the medians in `file`, one repeat, to the rows of the same sizes."""
     samples_us = json.loads(file.read_text(encoding="utf-8"))
     for row in rows:
         found = samples_us.get(str(row["sizes"][0]))

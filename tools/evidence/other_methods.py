@@ -1,11 +1,13 @@
-"""Other ways to time a kernel, to compare with our timer on the same work. Each returns samples in microseconds.
+"""Times a kernel by other methods, for comparison with our timer. Each returns samples in microseconds.
 
-- do_bench: `triton.testing.do_bench`, events around launches after clearing a cache buffer by writing it.
-- profiler: kernel times as CUPTI reports them through torch.profiler, after the flush that our timer uses.
-- mamf: as mamf-finder does (stas00/ml-engineering): 50 runs to warm up, then 100, the cache cleared by zeroing 256 MiB
-  between two events each.
-- graph6: a CUDA graph of 6 runs, replayed once: the mean of each replay; nothing is flushed.
-- loop: on a processor: 30 runs, each between two readings of the clock.
+Entry point: `METHODS`, by kind of device. Used by `cost` and `timer_truth`.
+
+- do_bench: `triton.testing.do_bench`, events around launches; the cache is cleared by writing a buffer.
+- profiler: kernel times from CUPTI through torch.profiler, after the same flush as in our timer.
+- mamf: as in mamf-finder (stas00/ml-engineering): 50 runs to warm up, then 100 runs between two events each, the cache
+  cleared by zeroing 256 MiB before each.
+- graph6: a CUDA graph of 6 runs, replayed once untimed and once timed, without a flush; one sample.
+- loop: on a CPU, 30 runs, each between two clock readings.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ _LOOP_RUNS = 30
 
 
 def do_bench(run: Run, spec: DeviceSpec) -> list[float]:
-    """Triton's benchmark with its default times: 25 ms of warm-up, 100 ms of runs."""
+    """Runs Triton's benchmark with its default times: 25 ms of warm-up, 100 ms of runs."""
     from triton.testing import do_bench as bench
 
     return [float(ms) * 1e3 for ms in bench(run, return_mode="all")]
 
 
 def profiler(run: Run, spec: DeviceSpec) -> list[float]:
-    """Sum of the kernel times of each run, the flush's own kernels left out."""
+    """Returns the sum of the kernel times of each run, without the flush's kernels; empty if runs are not separable."""
     import torch
 
     from quantbench.providers.identity import kernel_events, trace_events
@@ -51,12 +53,12 @@ def profiler(run: Run, spec: DeviceSpec) -> list[float]:
     times_us = [event.duration_us for event in kernel_events(trace_events(flushed_runs))]
     each = flush_kernels + run_kernels
     if len(times_us) != each * _PROFILED_RUNS:
-        return []  # the run launches another number of kernels from time to time: which are its own cannot be told
+        return []  # the number of kernels per run varies, so they cannot be assigned to runs
     return [sum(times_us[i + flush_kernels : i + each]) for i in range(0, len(times_us), each)]
 
 
 def mamf(run: Run, spec: DeviceSpec) -> list[float]:
-    """A fixed 50 + 100 runs with the cache cleared by writing zeros."""
+    """Times 100 runs after 50 of warm-up, with the cache cleared by writing zeros."""
     import torch
 
     clear = torch.empty(_MAMF_CLEAR_BYTES // 4, dtype=torch.int32, device="cuda")
@@ -73,7 +75,7 @@ def mamf(run: Run, spec: DeviceSpec) -> list[float]:
 
 
 def graph6(run: Run, spec: DeviceSpec) -> list[float]:
-    """One figure: the mean of six runs in a graph."""
+    """Returns one sample: the mean of six runs in a graph."""
     import torch
 
     stream = torch.cuda.Stream()
@@ -94,7 +96,7 @@ def graph6(run: Run, spec: DeviceSpec) -> list[float]:
 
 
 def loop(run: Run, spec: DeviceSpec) -> list[float]:
-    """On a processor, where a run returns when its work is done."""
+    """Times 30 runs on a CPU, on which a run returns when its work is done."""
     run()
     times_us = []
     for _ in range(_LOOP_RUNS):
@@ -104,7 +106,7 @@ def loop(run: Run, spec: DeviceSpec) -> list[float]:
     return times_us
 
 
-#: by kind of device: what to compare with
+#: methods to compare with, by kind of device
 METHODS: dict[str, dict[str, Callable[[Run, DeviceSpec], list[float]]]] = {
     "cuda": {"do_bench": do_bench, "profiler": profiler, "mamf": mamf, "graph6": graph6},
     "cpu": {"loop": loop},

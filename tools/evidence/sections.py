@@ -1,4 +1,7 @@
-"""The sections of the evidence page as Markdown: timer, cost, kernels, predictions and rules."""
+"""Formats the sections of the evidence page as Markdown: timer, cost, kernels, predictions and rules.
+
+Entry points: the `*_section` functions. Used by `write`.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,15 @@ from quantbench.units import latency
 from quantbench.workload import Gemm, Softmax, Workload
 
 Table = dict[str, Any]
-# Agreement of timers is judged in percent above this time and in microseconds below it.
+# Differences between timers are given in percent from this time on and in microseconds below it.
 _SHORT_US = 20.0
 _OURS = "quantbench"
-#: mamf-finder heats the card up before its first shape (stas00/ml-engineering, mamf-finder.py: `warmup` of 30 s)
+#: warm-up of the GPU by mamf-finder before its first shape (stas00/ml-engineering, mamf-finder.py: `warmup` of 30 s)
 MAMF_START_S = 30.0
 
 
 def timer_section(table: Table) -> list[str]:
-    """Medians of each method per kernel, then how far ours are from the profiler's kernel times and from themselves."""
+    """Formats medians per kernel and method, then our difference from each other method and our spread over repeats."""
     rows = table["rows"]
     methods = list(dict.fromkeys(name for row in rows for name in row["medians_us"]))
     lines = ["| kernel | " + " | ".join(methods) + " |", "|---|" + "---:|" * len(methods)]
@@ -71,7 +74,7 @@ def _agreement(rows: Sequence[Table], ours: str, methods: Sequence[str]) -> list
 
 
 def cost_section(table: Table) -> list[str]:
-    """Seconds on the device and in all per point, and the spread over the repeats, for each method."""
+    """Formats seconds on the device and in total per point, and the spread over the repeats, for each method."""
     rows = table["rows"]
     methods = list(dict.fromkeys(name for row in rows for name in row["wall_s"]))
     lines = [
@@ -95,12 +98,12 @@ def cost_section(table: Table) -> list[str]:
 
 
 def _percent(share: float) -> str:
-    """With two decimals: half a percent is what is asked for here."""
+    """Formats a share with two decimals, because the target is half a percent."""
     return f"{100 * share:.2f} %"
 
 
 def _spread(medians_us: Sequence[float]) -> float:
-    """Largest over smallest of the repeats, less one."""
+    """Returns the largest over the smallest repeat, minus 1."""
     return max(medians_us) / min(medians_us) - 1
 
 
@@ -112,8 +115,7 @@ _OUR_PROVIDER = "triton."
 
 
 def kernel_section(points: Sequence[Point], copy_gb_per_s: float | None) -> list[str]:
-    """For each kind and direction and each of our providers: its speed against each library provider's on the shapes
-    that both ran, as the library's time over ours (above 1: ours is faster)."""
+    """Formats the library's time over ours (above 1: ours is faster) for each kind of work, provider and library."""
     by_work: dict[Workload, dict[str, float]] = {}
     for point in points:
         by_work.setdefault(point.workload, {})[point.provider] = point.latency_us
@@ -168,7 +170,7 @@ def _title(work: Workload) -> str:
 
 FITTED_ROWS = 200
 SEEDS = (0, 1, 2)
-# Fewer test rows than this say nothing about a 95th percentile.
+# Minimum number of test rows for a 95th percentile.
 _FEWEST_TESTED = 100
 
 FloatArray = npt.NDArray[np.float64]
@@ -177,9 +179,10 @@ FloatArray = npt.NDArray[np.float64]
 def prediction_section(
     points: Sequence[Point], device: DeviceSpec, seeds: Sequence[int] = SEEDS, effort: Effort | None = None
 ) -> list[str]:
-    """Median and 95th percentile of |predicted / measured − 1| over the rows that were not fitted.
+    """Formats median and 95th percentile of |predicted / measured − 1| over the test rows.
 
-    effort: how much is spent on each fit; None for what a user gets.
+    seeds: seeds of the random splits into training and test rows.
+    effort: effort of each fit; None for the default.
     """
     rows = [point for point in points if isinstance(point.workload, Gemm) and point.workload.batch == 1]
     if len(rows) < FITTED_ROWS + _FEWEST_TESTED:
@@ -193,7 +196,7 @@ def prediction_section(
     launches = [point.launch for point in rows]
     dtype = work[0].dtype
     named = sum(launch is not None and bool(launch.kernel) for launch in launches)
-    # title: names of the fitted rows are known, and those of the tested ones
+    # title: (kernel names of the training rows are used, kernel names of the test rows are used)
     ways = {
         "without kernel names": (False, False),
         "kernel names of the fitted rows": (True, False),
@@ -236,7 +239,7 @@ _MOST_CLIFFS = 12
 
 
 def rule_section(found: Check) -> list[str]:
-    """A table of verdicts, then the largest cliffs."""
+    """Formats a table of verdicts, then the largest cliffs."""
     lines = [
         "Time per unit of work where a rule is broken over where it is kept, with its 95 % interval.",
         "",

@@ -1,4 +1,7 @@
-"""The same product by several ways of timing it, repeated in turn: medians, and the seconds that each cost."""
+"""Times the same GEMMs by several methods, repeated in turn, and stores medians and the seconds spent.
+
+Entry points: `measure_rows`, `add_method` and `write_table`. Used by `cost` and `timer_truth`.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,10 @@ Method = Callable[[Run, DeviceSpec], list[float]]
 
 
 def measure_row(gemm: Gemm, spec: DeviceSpec, timers: dict[str, Timer], methods: dict[str, Method]) -> dict[str, Any]:
-    """Times one product with each method.
+    """Times one GEMM with each method.
 
-    Returns medians of each method in microseconds and seconds spent in it, one per repeat, and the seconds for making
-    the inputs, which every method needs.
+    Returns, per method and repeat, the median in microseconds and the seconds spent; and the seconds for making the
+    inputs, which every method needs.
     """
     start_s = time.perf_counter()
     provider = catalog.make("torch.mm")
@@ -50,7 +53,7 @@ def measure_row(gemm: Gemm, spec: DeviceSpec, timers: dict[str, Timer], methods:
 
 
 def _once(method: Method, run: Run, spec: DeviceSpec, medians_us: list[float], wall_s: list[float]) -> None:
-    """Add one repeat's median, where there is one, and what it cost."""
+    """Runs one repeat and appends its median, if there is one, and the seconds spent."""
     start_s = time.perf_counter()
     samples = method(run, spec)
     if samples:
@@ -61,7 +64,7 @@ def _once(method: Method, run: Run, spec: DeviceSpec, medians_us: list[float], w
 def measure_rows(
     out: Path, spec: DeviceSpec, gemms: Sequence[Gemm], timers: dict[str, Timer], methods: dict[str, Method]
 ) -> list[dict[str, Any]]:
-    """All rows; each is on disk before the next is begun, and what the file holds already is not measured again."""
+    """Measures the rows that `out` does not hold yet; writes the table after each row. Returns all rows."""
     known: dict[str, dict[str, Any]] = {}
     if out.exists():
         known = {row["workload"]: row for row in json.loads(out.read_text(encoding="utf-8"))["rows"]}
@@ -75,7 +78,7 @@ def measure_rows(
 def add_method(
     out: Path, spec: DeviceSpec, gemms: Sequence[Gemm], rows: list[dict[str, Any]], name: str, method: Method
 ) -> None:
-    """Add a method to the rows of `gemms` that do not have it yet, after all others are done."""
+    """Measures another method for the rows that do not have it yet, and writes the table to `out` after each."""
     for gemm, row in zip(gemms, rows, strict=True):
         if len(row["wall_s"].get(name, ())) >= REPEATS:
             continue
@@ -87,6 +90,6 @@ def add_method(
 
 
 def write_table(out: Path, spec: DeviceSpec, rows: list[dict[str, Any]]) -> None:
-    """The rows as a file that `tools.evidence.write` reads."""
+    """Writes the rows as a JSON file that `write` reads."""
     table = {"device": spec.name, "kind": spec.kind, "repeats": REPEATS, "rows": rows}
     out.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")

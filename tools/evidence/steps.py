@@ -1,6 +1,7 @@
-"""What each step measures: `quantbench sweep` commands, most valuable first, each with a share of the step's time.
+"""Runs one step of the evidence: `quantbench sweep` commands, most valuable first, each with a share of the time.
 
-On a CPU the same steps run over small sizes, so that no GPU minute is spent on finding a mistake in them.
+Entry point: `python -m tools.evidence.steps --step N`. Run by `make evidence`; `write` uses `STEPS`. On a CPU the same
+steps run over small sizes, to find mistakes without a GPU.
 """
 
 from __future__ import annotations
@@ -19,14 +20,18 @@ from typing import Annotated, Any
 
 import typer
 
-# Ten minutes a step, less the start of the processes and the packing.
+# Ten minutes per step on a GPU, less the start of the processes and the packing.
 STEP_SECONDS = {"cuda": 530.0, "cpu": 60.0}
 
 
 @dataclass(frozen=True)
 class PlannedSweep:
-    """One sweep. name: of its folder in the state. words: arguments of `quantbench sweep`. share: of the step's time.
-    cpu_words: the rehearsal's sizes."""
+    """One `quantbench sweep`.
+
+    name: key of the sweep in state.json.
+    words, cpu_words: arguments on a GPU and on a CPU.
+    share: share of the step's time, 0 to 1.
+    """
 
     name: str
     words: tuple[str, ...]
@@ -40,7 +45,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 _BOTH = "torch,triton"
 
-# Step 1: our kernels against the libraries' (figures of the kernels' page), then the fused-softmax rule.
+# Step 1: our kernels against the libraries' (for the page on the kernels), then the fused-softmax rule.
 _KERNELS = (
     PlannedSweep(
         "gemm-8192",
@@ -129,7 +134,7 @@ _SHAPE_RANGES = {
 
 
 def random_shapes(kind: str, seed: int = 0) -> list[tuple[int, int, int]]:
-    """(m, n, k), spread evenly over the logarithm of each range; n and k are multiples of 8, three in four of 64."""
+    """Draws (m, n, k), log-uniform in each range; n and k are multiples of 8, three in four of 64."""
     import numpy as np
 
     random = np.random.default_rng(seed)
@@ -145,13 +150,13 @@ def random_shapes(kind: str, seed: int = 0) -> list[tuple[int, int, int]]:
     return shapes
 
 
-# With less time than this a sweep measures little more than its reference point.
+# With less time than this, a sweep measures little more than its reference point.
 _LEAST_BUDGET_S = 8.0
-# Tables that are not sweeps, by step: name of the file and of the module, and its share of the step's time.
+# Tables that are not sweeps, by step: name of file and module, and share of the step's time.
 TABLES: dict[int, dict[str, float]] = {1: {"timer-truth": 0.20, "copy-bandwidth": 0.02}, 2: {}, 3: {"cost": 0.20}}
-# Loading torch and making a context.
+# Time to load torch and create a context.
 _TABLE_START_S = 30.0
-# Time of a sweep besides its budget: loading torch, making a context, drawing the picture.
+# Time of a sweep besides its budget: loading torch, creating a context, drawing the plot.
 _SWEEP_OVERHEAD_S = {"cuda": 12.0, "cpu": 6.0}
 
 
@@ -160,7 +165,7 @@ def main(
     results: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("results"),
     seconds: Annotated[float, typer.Option(min=0, help="Time for the step; 0 for the device's.")] = 0,
 ) -> None:
-    """Run what is missing of a step within its time, then pack it."""
+    """Runs the missing parts of a step within its time, then packs the results."""
     from quantbench import device
 
     start_s = time.monotonic()
@@ -198,7 +203,7 @@ def main(
 
 
 def _shapes_sweep(folder: Path, kind: str) -> PlannedSweep:
-    """Random products, as a file that `quantbench sweep --shapes` reads."""
+    """Writes random GEMMs as a file for `quantbench sweep --shapes`; returns its sweep."""
     path = folder / "random-shapes.csv"
     if not path.exists():
         with path.open("w", newline="") as file:
@@ -210,7 +215,7 @@ def _shapes_sweep(folder: Path, kind: str) -> PlannedSweep:
 
 
 def _sweep(sweep: PlannedSweep, kind: str, run: str | None, results: Path, budget_s: float) -> dict[str, Any]:
-    """Start a sweep, or go on with the one that was cut short; what it says of itself."""
+    """Starts a sweep, or resumes run `run`. Returns its entry in state.json."""
     words = sweep.words if kind == "cuda" else sweep.cpu_words
     quick = () if kind == "cuda" else ("--max-time", "20ms", "--half-width", "0.2")
     started = ["--resume", run] if run else [*words, *quick, "--results", str(results)]
@@ -233,9 +238,9 @@ def _sweep(sweep: PlannedSweep, kind: str, run: str | None, results: Path, budge
 
 
 def _run(module: list[str], limit_s: float) -> bool:
-    """Run a module. Returns whether it finished in time.
+    """Runs a module in a new process. Returns whether it succeeded within `limit_s` seconds.
 
-    After the limit it is ended with all processes that it started, so that none uses the device during the next step.
+    After the limit, the process and its children are killed, so that none uses the device during the next sweep.
     """
     with subprocess.Popen([sys.executable, "-m", *module], start_new_session=True) as process:
         try:
@@ -253,7 +258,7 @@ def _keep(path: Path, state: dict[str, Any]) -> None:
 
 
 def pack(folder: Path, runs: list[Path], step: int) -> list[Path]:
-    """One compressed archive with the runs and what lies in the evidence folder, for carrying to another machine."""
+    """Writes the runs and the files of the evidence folder to one compressed archive, to copy to another machine."""
     path = folder / f"evidence-step{step}.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
         for run in dict.fromkeys(runs):

@@ -1,9 +1,8 @@
-"""Times the same kernels with our timer and with other methods: one table of medians, and the spread of repeats.
+"""Times the same GEMMs with our timer and with other methods, and writes one table of medians.
 
-Run as `python -m tools.evidence.timer_truth FILE.json`, in a process of its own. The profiler comes after all
-others, for all kernels: it stays attached to the process, and launches are slower from then on.
-Where `cuda-bench` is installed (`pip install 'cuda-bench[cu13]'`, or `[cu12]`), NVBench times the same products in a
-process of its own.
+Entry point: `python -m tools.evidence.timer_truth FILE.json`. Run by `steps` in a separate process. The profiler comes
+last, because it stays attached to the process and slows down later launches. If `cuda-bench` is installed (`pip install
+'cuda-bench[cu13]'`, or `[cu12]`), NVBench times the same GEMMs in a separate process.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tools.evidence.nvbench import merge_nvbench
 from tools.evidence.other_methods import METHODS
 from tools.evidence.side_by_side import REPEATS, add_method, measure_rows, write_table
 
-# Twelve products from a few microseconds to some twenty milliseconds on an H200 (half the sizes on a CPU core).
+# Sizes of square GEMMs: from a few microseconds to about 20 ms on an H200; smaller ones for a CPU core.
 _SIZES = {
     "cuda": (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384),
     "cpu": (64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768),
@@ -33,7 +32,7 @@ _LAST = "profiler"
 
 
 def main() -> None:
-    """Measure what is missing of the table and write it."""
+    """Measures the missing rows of the table and writes it."""
     out = Path(sys.argv[1])
     spec = device.current()
     options = TimingOptions(max_time_s=1.0 if spec.kind == "cuda" else 0.2)
@@ -53,9 +52,9 @@ def main() -> None:
 
 
 def _add_nvbench(rows: list[dict[str, Any]], out: Path, sizes: tuple[int, ...]) -> None:
-    """NVBench's medians, a process for each repeat. One that fails costs its column alone, and says why."""
+    """Adds NVBench's medians, one process per repeat. A failure is printed and ends only this column."""
     for row in rows:
-        row["medians_us"].pop("nvbench", None)  # of a table that was cut short
+        row["medians_us"].pop("nvbench", None)  # left by an interrupted run
     for repeat in range(REPEATS):
         file = out.with_name(f"nvbench-{repeat}.json")
         words = [sys.executable, "-m", "tools.evidence.nvbench", str(file), *map(str, sizes)]

@@ -1,8 +1,7 @@
-"""Writes the evidence page from the measured files: `python -m tools.evidence.write`.
+"""Writes the evidence of each device: README.md, the profile of all runs, and the report of the sweep over hidden.
 
-Into `<device>/evidence`: README.md, the profile of all runs, and the report of the sweep over hidden. Nothing in the
-page is typed: every figure comes from a run, a table or a fit beside it, and what was not measured is said to be
-missing.
+Entry point: `python -m tools.evidence.write`. Run by `make evidence`. All numbers are computed from the runs and tables
+in the device's folder; missing ones are marked as not measured.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from quantbench.units import duration
 from tools.evidence.sections import cost_section, kernel_section, prediction_section, rule_section, timer_section
 from tools.evidence.steps import RANDOM_SWEEP, STEPS, TABLES
 
-#: the sweep whose report is written beside the page
+#: name of the sweep whose report is written
 REPORTED = "hidden"
 _MISSING = "Not measured yet: `make evidence STEPS={step}`."
 
 
 def main(results: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("results")) -> None:
-    """Write the page, the profile and the report of every device that has evidence."""
+    """Writes the page, the profile and the report of every device that has evidence."""
     folders = sorted(results.glob("*/evidence"))
     if not folders:
         raise InputError("evidence", str(results), "a folder with <device>/evidence in it (make evidence)")
@@ -49,7 +48,10 @@ def main(results: Annotated[Path, typer.Option(help="Where runs are kept.")] = P
 
 
 def page_lines(folder: Path, state: dict[str, Any], runs: dict[str, Run]) -> list[str]:
-    """The whole page for one device. folder: with its tables. state: what was done, by name; runs: its sweeps."""
+    """Returns the lines of one device's page.
+
+    folder: folder with its tables. state: content of state.json. runs: sweeps by name.
+    """
     if not runs:
         return ["# Evidence", "", "Nothing was measured yet."]
     info = next(iter(runs.values())).info
@@ -96,7 +98,7 @@ def _points(runs: dict[str, Run], names: list[str]) -> list[Point]:
 
 
 def _rules(runs: dict[str, Run]) -> list[str]:
-    """Verdicts on all axes together: a rule's pairs may lie in different runs."""
+    """Formats verdicts over all runs together, because a rule's pairs may be in different runs."""
     swept = [runs[sweep.name] for step in (1, 2) for sweep in STEPS[step] if sweep.name in runs]
     if not swept:
         return [_MISSING.format(step=2)]
@@ -105,7 +107,7 @@ def _rules(runs: dict[str, Run]) -> list[str]:
 
 
 def _software(runs: dict[str, Run]) -> list[str]:
-    """Versions, each set once: runs of different software are no one body of evidence, and that shows here."""
+    """Lists each distinct set of software versions; more than one line means that the runs are not comparable."""
     sets = dict.fromkeys(", ".join(f"{k} {v}" for k, v in sorted(run.info.software.items())) for run in runs.values())
     return [f"Software: {text}." for text in sets]
 

@@ -1,5 +1,5 @@
-"""Writes what the documentation shows of measured tables: numbers, tables and figures between markers in the pages.
+"""Fills marked places of the documentation with numbers and tables from public measured tables, and draws its figures.
 
-`python -m tools.guide docs` fills docs/choosing-shapes.md, `python -m tools.guide.front` fills README.md and
-docs/index.md; `tools.advice_examples` fills docs/advising.md with the same markers. `make docs` runs all three.
+Entry points: `python -m tools.guide docs` (docs/choosing-shapes.md) and `python -m tools.guide.front` (README.md and
+docs/index.md). Run by `make docs`; `tools.advice_examples` and `tools.planner_accuracy` use the same markers.
 """

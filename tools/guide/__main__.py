@@ -1,6 +1,6 @@
-"""Writes docs/choosing-shapes.md and its figures: `python -m tools.guide [docs]`, run by `make docs`.
+"""Writes docs/choosing-shapes.md and its figures from the packaged public tables.
 
-`write_guide` computes everything from the packaged public tables, fills the page's markers and draws the figures.
+Entry point: `write_guide`, or `python -m tools.guide [docs]`. Run by `make docs`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _STEPS_DRAWN = (64, 128, 192, 256, 512, 768, 1024, 1280, 1536, 2048, 2560, 3072,
 
 
 def write_guide(docs: Path) -> list[Path]:
-    """Fill docs/choosing-shapes.md and draw docs/figures/choosing-*.png. Returns what was written."""
+    """Fills docs/choosing-shapes.md and draws docs/figures/choosing-*.png. Returns the written paths."""
     page = docs / PAGE
     try:
         before = page.read_text(encoding="utf-8")
@@ -35,7 +35,7 @@ def write_guide(docs: Path) -> list[Path]:
 
 
 def draw_figures(found: GuideResults, folder: Path) -> list[Path]:
-    """Draw every figure of the page. Returns the files."""
+    """Draws every figure of the page. Returns their paths."""
     gpus = found.gpus
     paths = {
         name: folder / f"choosing-{name}.png"
@@ -61,7 +61,7 @@ def draw_figures(found: GuideResults, folder: Path) -> list[Path]:
 
 
 def main() -> None:
-    """Write the page and print the files written."""
+    """Writes the page and prints the written paths."""
     docs = Path(sys.argv[1] if len(sys.argv) > 1 else "docs")
     try:
         for path in write_guide(docs):

@@ -1,7 +1,7 @@
-"""Imports the public tables of four GPUs and computes everything docs/choosing-shapes.md says about them.
+"""Imports the public tables of four GPUs and computes the results in docs/choosing-shapes.md.
 
-`evidence` yields the imported tables, one GPU at a time; `find` turns them into the results that `page`, `rules` and
-`figures` show.
+Entry points: `evidence` (imported tables, one GPU at a time) and `find` (results for `page`, `rules` and `figures`).
+Used by `tools.guide.__main__`; `front` uses `gemm_table`.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from quantbench.workload import Gemm
 from tools.guide.products import Edges, Price, edges_of, prices, rates, token_ratios
 from tools.guide.shapes import Fours, Iteration, Width, fours, head_counts, iterations, widths
 
-#: the GPUs of the guide, with their names in its tables
+#: names of the guide's GPUs, by slug
 GPUS = {
     "a100-sxm4-80gb": "A100",
     "h100-sxm5-80gb": "H100",
     "h200-sxm-141gb": "H200",
     "b200-sxm-180gb": "B200",
 }
-#: of every figure of the guide
+#: dtype of all results in the guide
 DTYPE = "bf16"
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The imported tables of one GPU.
+    """Imported tables of one GPU.
 
-    gemm_run: the run of its products.
-    gemm, attention: its points.
-    sources: package, table and version of each.
+    gemm_run: run with the GEMM table.
+    gemm, attention: points of the two tables.
+    sources: package, table and version of the GEMM and the attention table.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Evidence:
 
 
 def evidence() -> Iterator[Evidence]:
-    """The tables, one GPU at a time (36,000 rows each, so that only one is in memory). Needs the extra `tables`."""
+    """Yields the tables of one GPU at a time, to keep only one in memory. Needs the extra `tables`."""
     for slug, name in GPUS.items():
         spec = lookup(slug)
         with TemporaryDirectory() as folder:
@@ -66,7 +66,7 @@ def evidence() -> Iterator[Evidence]:
 
 
 def gemm_table(slug: str, folder: Path) -> Run:
-    """The table of products of one GPU, imported into `folder`. Raises UnsupportedError without the extra `tables`."""
+    """Imports the GEMM table of one GPU into `folder`. Raises UnsupportedError without the extra `tables`."""
     return _import(slug, lookup(slug), "gemm", folder)
 
 
@@ -77,9 +77,9 @@ def _import(slug: str, spec: DeviceSpec, kind: str, folder: Path) -> Run:
 
 
 def sources_caption(sources: Mapping[str, str], dtype: str) -> str:
-    """The caption of a picture of several GPUs: `bf16 · A100, H100: sglang 0.5.10 · imported from aiconfigurator-core`.
+    """Formats the caption of a plot of several GPUs: `bf16 · A100: sglang 0.5.10 · imported from aiconfigurator-core`.
 
-    sources: by GPU, each as `package: table (library)`.
+    sources: source by GPU, each in the form `package: table (library)`.
 
     >>> sources_caption({"A100": "pack 1: a/b (sglang 0.5)", "H100": "pack 1: c/d (sglang 0.5)"}, "bf16")
     'bf16 · A100, H100: sglang 0.5 · imported from pack 1'
@@ -92,28 +92,28 @@ def sources_caption(sources: Mapping[str, str], dtype: str) -> str:
     return f"{dtype} · {ran} · imported from {packages}"
 
 
-#: the product whose curve is drawn: a square layer of hidden 4096
+#: n and k of the GEMM whose curve is drawn: a square layer of hidden 4096
 SHOWN_N, SHOWN_K = 4096, 4096
 _SHOWN_M = range(64, 4353 + 1)
-#: sequence lengths that heads are judged at
+#: sequence lengths for the rules on head counts
 HEADS_SEQ, FOURS_SEQ = 2048, 2048
-#: one sample of 2048 tokens against four of them
+#: tokens of one sample, and of four samples
 FEW_TOKENS, MANY_TOKENS = 2048, 8192
 
 
 @dataclass(frozen=True)
 class GpuResults:
-    """What the tables of one GPU say.
+    """Results for one GPU.
 
-    spec: the device.
+    spec: device constants.
     edges: cost of one more row.
-    curve: (m, TFLOP/s) of the product that is drawn.
-    teeth: rates that the waves of the explaining tile would give; None where no tile explains the table.
+    curve: (m, TFLOP/s) of the GEMM that is drawn.
+    teeth: rates computed from the waves of the explaining tile; None if no tile explains the table.
     prices, rates: see `products`.
-    few_tokens: ratios of time per token, FEW_TOKENS over MANY_TOKENS.
+    few_tokens: ratios of time per token at FEW_TOKENS to that at MANY_TOKENS, one per GEMM.
     widths, head_counts, fours: see `shapes`.
-    rows: rows of both tables.
-    sources: where the tables come from.
+    rows: number of rows in both tables.
+    sources: see `Evidence`.
     """
 
     spec: DeviceSpec
@@ -132,10 +132,10 @@ class GpuResults:
 
 @dataclass(frozen=True)
 class GuideResults:
-    """Everything that the page shows.
+    """All results on the page.
 
-    gpus: results by GPU.
-    searches: end-to-end times of the published hand searches.
+    gpus: results by GPU name.
+    searches: end-to-end times from the published manual searches.
     """
 
     gpus: dict[str, GpuResults] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class GuideResults:
 
 
 def find(found: Iterable[Evidence], searches: Path) -> GuideResults:
-    """Compute the results, one GPU at a time. searches: the CSV file of the hand searches."""
+    """Computes the results, one GPU at a time. searches: CSV file of the published manual searches."""
     return GuideResults({one.name: _of(one) for one in found}, iterations(searches))
 
 

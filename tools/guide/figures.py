@@ -1,6 +1,7 @@
-"""The figures of docs/choosing-shapes.md. Each function draws the results of all GPUs, by name, into one PNG.
+"""Draws the figures of docs/choosing-shapes.md.
 
-Called by `tools.guide.__main__`. caption: see `quantbench.report.canvas.figure`.
+Entry points: the `draw_*` functions; each plots results by GPU name into one PNG (caption: see
+`quantbench.report.canvas.figure`). Used by `tools.guide.__main__`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, figure
 from tools.guide.products import Edges, Price, TileFit
 from tools.guide.shapes import Width
 
-#: one colour a GPU in every picture of the guide
+#: colour of each GPU in every figure
 COLOURS = dict(zip(("A100", "H100", "H200", "B200"), PALETTE, strict=False))
 _WIDE_IN = 9.0
 
@@ -22,9 +23,10 @@ _WIDE_IN = 9.0
 def draw_staircases(
     curves: Mapping[str, Sequence[tuple[int, float]]], teeth: Mapping[str, Sawtooth | None], path: Path, caption: str
 ) -> None:
-    """Measured rate over m, and the rate that the waves of the explaining tile would give.
+    """Plots the measured rate over m, and the rate computed from the waves of the explaining tile.
 
-    curves: (m, TFLOP/s) by GPU.
+    curves: (m, TFLOP/s) points by GPU.
+    teeth: computed rates by GPU; None if no tile explains the steps.
     """
     title = "rate over m, n = k = 4096"
     with figure(path, (_WIDE_IN, 5.6), 2, 2, title=title, caption=caption, sharex=True) as panels:
@@ -50,7 +52,7 @@ def draw_staircases(
 
 
 def draw_steps(edges: Mapping[str, Edges], sizes: Sequence[int], path: Path, caption: str) -> None:
-    """Cost of one more row at each edge: median and the range from 10 to 90 % of the shapes."""
+    """Plots the cost of one more row at each edge: median and 10 to 90 % range over shapes. sizes: values of m."""
     title = "what one row more costs"
     with figure(path, (_WIDE_IN, 4.0), title=title, caption=caption, legend=False) as panels:
         panel = panels[0][0]
@@ -69,7 +71,7 @@ def draw_steps(edges: Mapping[str, Edges], sizes: Sequence[int], path: Path, cap
 
 
 def draw_waves(fits: Mapping[str, TileFit], path: Path, caption: str) -> None:
-    """Cost of one more row with and without a new wave: median and quartiles."""
+    """Plots the cost of one more row with and without a new wave: median and quartiles."""
     title = "what one row more costs, with and without one wave more"
     with figure(path, (6.4, 3.4), title=title, caption=caption, legend=False) as panels:
         panel = panels[0][0]
@@ -91,7 +93,7 @@ def draw_waves(fits: Mapping[str, TileFit], path: Path, caption: str) -> None:
 
 
 def draw_widths(found: Mapping[str, Sequence[Width]], path: Path, caption: str) -> None:
-    """Speed of heads of other widths over that of heads of 128, by sequence length; a panel per width."""
+    """Plots attention speed relative to head_dim 128 over the sequence length; a panel per head_dim."""
     head_dims = sorted({width.head_dim for widths in found.values() for width in widths})
     title = "speed of heads by their width"
     with figure(
@@ -119,7 +121,7 @@ def draw_widths(found: Mapping[str, Sequence[Width]], path: Path, caption: str) 
 
 
 def draw_head_counts(found: Mapping[str, Mapping[int, float]], path: Path, caption: str) -> None:
-    """Share of each GPU's best rate over the number of heads."""
+    """Plots the share of each GPU's best rate over the number of heads. found: TFLOP/s by number of heads."""
     title = "rate over the number of heads"
     with figure(path, (6.4, 3.5), title=title, caption=caption, legend=False) as panels:
         panel = panels[0][0]
@@ -136,7 +138,7 @@ def draw_head_counts(found: Mapping[str, Mapping[int, float]], path: Path, capti
 
 
 def draw_prices(found: Mapping[str, Sequence[Price]], tokens: Sequence[int], path: Path, caption: str) -> None:
-    """GPU time lost by splitting over tp; a panel per GPU and split dimension, a line per number of tokens."""
+    """Plots the GPU time lost by splitting over tp; a panel per GPU and split dimension, a line per token count."""
     title = "GPU time lost by splitting over tp"
     with figure(
         path, (_WIDE_IN, 4.8), 2, len(found), title=title, caption=caption, legend=False, sharex=True, sharey=True
@@ -168,7 +170,7 @@ def _draw_price_panel(panel: Any, prices: Sequence[Price], tokens: Sequence[int]
 
 
 def draw_hidden_sizes(found: Mapping[int, Mapping[int, float]], divisor: int, path: Path, caption: str) -> None:
-    """Share of block slots in use over hidden sizes, by MBS; multiples of `divisor` are marked."""
+    """Plots the share of block slots in use over hidden sizes; a panel per MBS, multiples of `divisor` marked."""
     title = "share of block slots in use"
     with figure(
         path, (_WIDE_IN, 1.1 + 1.9 * len(found)), len(found), title=title, caption=caption, legend=False, sharex=True

@@ -1,6 +1,6 @@
-"""Fills README.md and docs/index.md with figures, a staircase and a sample of `advise`.
+"""Fills README.md and docs/index.md with a measured staircase, a sample of `advise` and their plots.
 
-Run as `python -m tools.guide.front` (`make docs`).
+Entry point: `write_front`, or `python -m tools.guide.front`. Run by `make docs`.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from tools.guide.markers import fill
 
 PAGES = (Path("README.md"), Path("docs/index.md"))
 PICTURE = Path("docs/figures/a100-staircase.png")
-#: the run that README shows as what `make sweep` does on a CPU
+#: run that README shows as the result of `make sweep` on a CPU
 CPU_RUN = Path("results/cpu-amd-epyc/2026-11-20T153933-hidden")
-#: the command whose output is shown
+#: arguments of the command whose output is shown
 ADVISE = ("advise", "--gpu", "a100-sxm4-80gb", "--model", "gpt2-xl", "--attention", "flash")
 
 _GPU, _N, _K = "a100-sxm4-80gb", 4096, 4096
-# From half a wave of large tiles up to where the table's sizes are close.
+# From half a wave of large tiles up to the last closely spaced size in the table.
 _SHOWN_M = range(256, 4354)
-# The columns of the terminal that the sample is printed on.
+# Terminal width for the sample.
 _COLUMNS = 100
 
 
 @dataclass(frozen=True)
 class Staircase:
-    """One product of the A100's table over m, and the tile that explains its steps.
+    """Times of one GEMM of the A100's table over m, and the tile that explains its steps.
 
-    rows: number of products in the whole table.
+    rows: number of GEMMs in the whole table.
     """
 
     info: RunInfo
@@ -77,7 +77,7 @@ class Staircase:
 
     @property
     def columns(self) -> int:
-        """Columns of tiles of the product."""
+        """Number of tile columns of the GEMM."""
         return cdiv(_N, self.tile.block_n)
 
     def num_waves(self, m: int) -> int:
@@ -85,7 +85,7 @@ class Staircase:
 
 
 def read_staircase() -> Staircase:
-    """Import the table and find the tile that explains its steps. Raises StoreError where no tile explains them."""
+    """Imports the table and finds the tile that explains its steps. Raises StoreError if no tile explains them."""
     with TemporaryDirectory() as folder:
         run = gemm_table(_GPU, Path(folder))
     points = points_of(run.records, run.info.device)
@@ -100,7 +100,7 @@ def read_staircase() -> Staircase:
 
 
 def staircase_text(found: Staircase) -> str:
-    """What the picture shows and why, as Markdown."""
+    """Formats the description of the plot as Markdown."""
     before, after = found.edge
     m = before.axes["m"]
     tile, at_a_time, sms = found.tile, found.tile.resident_blocks, found.spec.sm_count
@@ -130,7 +130,7 @@ def _waves(number: int) -> str:
 
 
 def draw_staircase(found: Staircase, path: Path) -> None:
-    """Time and rate over m, with what tiles and waves alone give; the largest edge is marked."""
+    """Plots time and rate over m, with those computed from tiles and waves; the largest edge is marked."""
     sizes = found.curve.sizes
     before, after = found.edge
     flops_per_row = 2.0 * _N * _K
@@ -167,9 +167,9 @@ def draw_staircase(found: Staircase, path: Path) -> None:
 
 
 def advise_text(command: Sequence[str] = ADVISE) -> str:
-    """A command and its output as a block of Markdown, folded as a terminal folds it.
+    """Runs a quantbench command in a terminal of 100 columns; returns it and its output as a Markdown block.
 
-    Raises StoreError where the command fails.
+    Raises StoreError if the command fails.
     """
     terminal, inside = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(_COLUMNS), "TERM": "dumb", "NO_COLOR": "1"}
@@ -184,7 +184,7 @@ def advise_text(command: Sequence[str] = ADVISE) -> str:
         while True:
             try:
                 read = os.read(terminal, 1 << 16)
-            except OSError:  # Linux says so where the other end is closed
+            except OSError:  # Linux raises it if the other end is closed
                 break
             if not read:
                 break
@@ -200,12 +200,12 @@ def advise_text(command: Sequence[str] = ADVISE) -> str:
 
 
 def _folded(line: str) -> list[str]:
-    """Prose at spaces; a line of a table stays whole."""
+    """Folds prose at spaces; leaves table rows whole."""
     return wrap(line, _COLUMNS) if len(line) > _COLUMNS and "   " not in line else [line]
 
 
 def write_front(root: Path) -> list[Path]:
-    """Draw the pictures and fill README.md and docs/index.md of a checkout. Returns what was written."""
+    """Draws the plots and fills README.md and docs/index.md of a checkout. Returns the written paths."""
     found = read_staircase()
     values = {"staircase": staircase_text(found), "advise": advise_text()}
     draw_staircase(found, root / PICTURE)
@@ -221,7 +221,7 @@ def write_front(root: Path) -> list[Path]:
 
 
 def main() -> None:
-    """Write the pages and print the files written."""
+    """Writes the pages and prints the written paths."""
     try:
         for path in write_front(Path()):
             print(path)

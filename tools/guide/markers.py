@@ -1,8 +1,7 @@
-"""Puts generated texts between the markers of a Markdown page.
+"""Replaces the text between the markers `<!-- name:begin -->` and `<!-- name:end -->` of a Markdown page.
 
-A marker pair is `<!-- name:begin -->` and `<!-- name:end -->`, within a line or around several lines. `fill` replaces
-what stands between them; `table` makes a Markdown table. `tools.guide` and `tools.advice_examples` write their
-pages with these two.
+Entry points: `fill`, and `table`, which formats a Markdown table. Used by `tools.guide`, `tools.advice_examples` and
+`tools.planner_accuracy`. Markers may be within a line or around several lines.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ _PLACE = re.compile(r"(<!-- (?P<name>[\w.-]+):begin -->)(?P<old>.*?)(<!-- (?P=na
 
 
 def fill(text: str, found: Mapping[str, str]) -> str:
-    """The page with every marker filled. A value of several lines gets lines of its own.
+    """Returns the page with every marker filled. A value of several lines is put on its own lines.
 
+    found: value by marker name.
     Raises StoreError for a marker without a value, and for a value without a marker.
 
     >>> fill("m = <!-- m:begin -->?<!-- m:end -->.", {"m": "128"})
@@ -40,7 +40,7 @@ def fill(text: str, found: Mapping[str, str]) -> str:
 
 
 def table(head: list[str], rows: list[list[str]], *, numeric: bool = True) -> str:
-    """A Markdown table. numeric: align all columns but the first to the right."""
+    """Formats a Markdown table. numeric: align all columns but the first to the right."""
     rule = ["---"] + (["---:"] if numeric else ["---"]) * (len(head) - 1)
     lines = [head, rule, *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

@@ -1,4 +1,7 @@
-"""The texts of docs/choosing-shapes.md by marker name: `texts` formats the results of `evidence.find`."""
+"""Formats the results of `evidence.find` as the texts of docs/choosing-shapes.md.
+
+Entry point: `texts`. Used by `tools.guide.__main__`.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +32,15 @@ _STEPS_SHOWN = (64, 128, 256, 512, 768, 1024, 2048, 4096)
 _MBS_SHOWN = (1, 4)
 _PRICE_TOKENS = (1024, 2048, 4096, 8192)
 _WIDTH_SEQ = 4096
-# The sizes that the guess "864 · c" led from and to.
+# Hidden sizes before and after a published search applied the rule "hidden = 864 · c".
 _BEFORE, _AFTER = 14400, 13824
-# What the searches hold every other number of heads against.
+# Number of heads that the searches compare the others with.
 _USUAL_HEADS = 64
 _HOPPER = ("H100", "H200")
 
 
 def texts(found: GuideResults) -> dict[str, str]:
-    """The text of every marker of the page."""
+    """Returns the text of every marker of the page, by name."""
     a100 = found.gpus["A100"]
     return {
         "sources": _sources(found),
@@ -104,18 +107,18 @@ def _step_words(step: EdgeStep) -> str:
 
 
 def _range(shares: list[float], digits: int = 0) -> str:
-    """`21 to 48 %`."""
+    """Formats `21 to 48 %`."""
     return f"{100 * min(shares):.{digits}f} to {100 * max(shares):.{digits}f} %"
 
 
 def _more(ratio: float) -> str:
-    """`+30 %`, `−2 %`: whole percent are what these tables repeat within."""
+    """Formats `+30 %` or `−2 %`; these tables do not repeat more precisely than whole percent."""
     value = round(100 * (ratio - 1))
     return f"{'−' if value < 0 else '+'}{abs(value)} %" if value else "0 %"
 
 
 def _share_faster(of: GpuResults) -> float:
-    """Share of all pairs in which one row more takes over 3 % less time."""
+    """Returns the share of all pairs in which one more row takes over 3 % less time."""
     pairs = sum(step.shapes for step in of.edges.steps)
     return sum(step.share_faster * step.shapes for step in of.edges.steps) / pairs
 
@@ -159,8 +162,9 @@ def _sizes(found: GuideResults, a100: GpuResults) -> dict[str, str]:
         for mbs in (1, 4)
     ]
     places["gain-mbs-1"], places["gain-mbs-4"] = (percent(gain) for gain in gains)
-    places["bloom.before"], places["bloom.after"] = _search_words(found)
-    places["bloom.gain"] = percent(_search_gain(found))
+    before, after = (row.tflops for row in _search_rows(found))
+    places["bloom.before"], places["bloom.after"] = f"{before:g} TFLOP/s", f"{after:g} TFLOP/s"
+    places["bloom.gain"] = percent(after / before - 1)
     places["head-dim-before"] = f"{_BEFORE // 96}"
     places["alignment-before"] = str(alignment_bytes(_BEFORE // 96, "bf16"))
     low = [min(shares(a100.spec, mbs).values()) for mbs in _MBS_SHOWN]
@@ -175,21 +179,11 @@ def _with_sms(name: str, of: GpuResults) -> str:
 
 
 def _search_rows(found: GuideResults) -> tuple[Iteration, Iteration]:
-    """The first timed rows of both sizes at MBS 1 in the table where the guess was tried."""
+    """Returns the first timed rows of both hidden sizes at MBS 1, from one table of the searches."""
     tried = [row for row in found.searches if row.mbs == 1 and row.hidden in (_BEFORE, _AFTER)]
     after = next(row for row in tried if row.hidden == _AFTER)
     before = next(row for row in tried if row.hidden == _BEFORE and row.section == after.section)
     return before, after
-
-
-def _search_words(found: GuideResults) -> tuple[str, str]:
-    before, after = _search_rows(found)
-    return f"{before.tflops:g} TFLOP/s", f"{after.tflops:g} TFLOP/s"
-
-
-def _search_gain(found: GuideResults) -> float:
-    before, after = _search_rows(found)
-    return after.tflops / before.tflops - 1
 
 
 # --- heads -------------------------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
-"""What the tables of matrix products show: the cost of one more row, and the price of tensor parallelism.
+"""Analyses tables of GEMMs: the cost of one more row, and the cost of splitting by tensor parallelism.
 
-`edges_of` compares the times at m and m + 1 over all large products and tests which tile's waves explain the steps.
-`prices`, `rates` and `token_ratios` compare products that are split by tp, or have more tokens.
-`evidence.find` calls all of them.
+Entry points: `edges_of` (times at m and m + 1, and the tile whose waves explain the steps), `prices` (splits by tp),
+`rates` and `token_ratios` (numbers of tokens). Used by `evidence`; `page` uses `enough_tokens`.
 """
 
 from __future__ import annotations
@@ -21,25 +20,25 @@ from quantbench.quantization import quantize
 from quantbench.stats import median, noise
 from quantbench.workload import Gemm
 
-# Smaller products wait for launches and memory; what they show is not the tiles.
+# Smaller GEMMs are bound by launches and memory, so they show no tiles.
 SMALLEST_N_K = 1024
 SMALLEST_M = 64
-# Waves are held against steps from here on, where the products of these widths are bound by arithmetic.
+# Smallest m for fitting waves to steps: from here on GEMMs of these widths are bound by arithmetic.
 FIT_FROM_M = 256
 _QUIET_M = range(6, 15)
-# Where m + 1 is faster by more than single figures of these tables repeat within.
+# Ratio below which m + 1 counts as faster: beyond the repeatability of these tables.
 FASTER = 0.97
-# The tiles that cuBLAS ships for these formats (kernel names), with what may be resident of them on an SM.
+# Tiles that cuBLAS ships for these formats (by kernel names), each with 1 or 2 resident blocks per SM.
 _TILES = tuple((Tile(m, n), per_sm) for m in (64, 128, 192, 256) for n in (64, 128, 192, 256) for per_sm in (1, 2))
 
 
 @dataclass(frozen=True)
 class EdgeStep:
-    """The step from m to m + 1 over all pairs (n, k).
+    """Step in time from m to m + 1 over all pairs (n, k).
 
-    ratios: time at m + 1 over time at m.
-    low, median, high: their 10, 50 and 90 % quantile.
-    share_faster: share of shapes that are more than 3 % faster with the larger m.
+    ratios: time at m + 1 over time at m, one per pair.
+    low, median, high: 10, 50 and 90 % quantiles of the ratios.
+    share_faster: share of the pairs that take over 3 % less time at m + 1.
     """
 
     m: int
@@ -56,11 +55,11 @@ class EdgeStep:
 
 @dataclass(frozen=True)
 class TileFit:
-    """How well the waves of one tile explain the steps.
+    """Agreement between the waves of one tile and the measured steps.
 
-    correlation: between the logarithms of the ratios of waves and of times.
-    at_wave, elsewhere: median step where the number of waves grows, and where it does not.
-    quartiles_at_wave, quartiles_elsewhere: lower and upper quartile of each.
+    correlation: correlation between the logarithms of the wave ratios and the time ratios.
+    at_wave, elsewhere: median step at which the number of waves grows, or does not.
+    quartiles_at_wave, quartiles_elsewhere: lower and upper quartile of the same steps.
     """
 
     tile: Tile
@@ -74,10 +73,10 @@ class TileFit:
 
 @dataclass(frozen=True)
 class BelowOneWave:
-    """Median steps of products of less than one wave that need one more row of tiles.
+    """Median steps of GEMMs of at most one wave that need one more row of tiles.
 
-    begins: where those tiles, cut until all SMs are busy (`parts_to_fill`), begin a second wave.
-    fits: where they do not.
+    begins: median if the tiles, cut until all SMs are busy (`parts_to_fill`), begin a second wave.
+    fits: median if they do not.
     """
 
     begins: float
@@ -86,12 +85,12 @@ class BelowOneWave:
 
 @dataclass(frozen=True)
 class Edges:
-    """The cost of one more row in one table.
+    """Cost of one more row in one table.
 
-    steps: ascending in m.
-    fits: every candidate tile, the best first.
-    below: for the tile that is assumed for the device; None without such products.
-    repeats: relative standard deviation of one figure, from neighbours between which nothing changes.
+    steps: steps, ascending in m.
+    fits: fits of the candidate tiles, best first.
+    below: steps below one wave of the device's assumed tile; None without such GEMMs.
+    repeats: relative standard deviation of one time, estimated from neighbours that should take equal time.
     """
 
     steps: tuple[EdgeStep, ...]
@@ -100,16 +99,16 @@ class Edges:
     repeats: float
 
     def step(self, m: int) -> EdgeStep:
-        """The step after m."""
+        """Returns the step after m."""
         return next(step for step in self.steps if step.m == m)
 
     def fit(self, tile: Tile, blocks_per_sm: int = 1) -> TileFit:
-        """The fit of one tile."""
+        """Returns the fit of one tile."""
         return next(fit for fit in self.fits if (fit.tile, fit.blocks_per_sm) == (tile, blocks_per_sm))
 
 
 def edges_of(points: Sequence[Point], spec: DeviceSpec) -> Edges:
-    """Steps and fits of a table of plain products that has m and m + 1 on both sides of edges."""
+    """Computes the steps and fits of a GEMM table that has pairs m, m + 1 at edges."""
     times = {p.workload: p.latency_us for p in points if isinstance(p.workload, Gemm)}
     pairs: list[tuple[Gemm, Gemm, float]] = []
     for work, before_us in times.items():
@@ -136,8 +135,8 @@ def _below_one_wave(pairs: Sequence[tuple[Gemm, Gemm, float]], spec: DeviceSpec)
 
 
 def _repeats(times: Mapping[Gemm, float]) -> float:
-    """From m = 5 to 15 a product of these sizes reads its weights, and one row more changes nothing: each figure
-    against the mean of its neighbours, whose variance is 3/2 of that of one figure."""
+    """Returns the noise of one time, from each time over the mean of its neighbours (variance 3/2 of one time's) at m
+    from 5 to 15, at which GEMMs of these sizes are bound by reading weights."""
     off = []
     for work, us in times.items():
         if work.m in _QUIET_M and min(work.n, work.k) >= SMALLEST_N_K:
@@ -171,17 +170,17 @@ def _fit(pairs: Sequence[tuple[Gemm, Gemm, float]], tile: Tile, per_sm: int, sm_
 
 DEGREES = (2, 4, 8)
 TOKENS = (512, 1024, 2048, 4096, 8192)
-# Linear layers of models that are split: hidden sizes and widths of the MLP as the tables have them.
+# Range of n and k for linear layers that are split by tp.
 _LARGE = range(4096, 16384 + 1)
 
 
 @dataclass(frozen=True)
 class Price:
-    """The price of splitting a product by tp: tp · time of the part over time of the whole; 1.2 is 20 % more GPU time.
+    """Price of splitting a GEMM by tp: tp · time of a part / time of the whole; 1.2 is 20 % more GPU time.
 
-    column: whether n is split (qkv, up) or k (projection, down).
-    tokens: rows of the product.
-    ratios: of every product.
+    column: True if n is split (qkv, up), False if k is (projection, down).
+    tokens: rows m of the GEMM.
+    ratios: price of each GEMM.
     """
 
     column: bool
@@ -195,7 +194,7 @@ class Price:
 
 
 def prices(points: Sequence[Point]) -> tuple[Price, ...]:
-    """Prices for each split dimension, degree and number of tokens."""
+    """Computes the prices for each split dimension, tp and number of tokens."""
     times = _times(points)
     found = []
     for column in (True, False):
@@ -214,7 +213,7 @@ def prices(points: Sequence[Point]) -> tuple[Price, ...]:
 
 
 def rates(points: Sequence[Point]) -> dict[int, float]:
-    """Median TFLOP/s of the large products by number of tokens."""
+    """Returns the median TFLOP/s of the large GEMMs by number of tokens, for powers of two from 512."""
     by_tokens: dict[int, list[float]] = {}
     for (m, n, k), us in _times(points).items():
         if n in _LARGE and k in _LARGE and m >= TOKENS[0] and m & (m - 1) == 0:
@@ -223,7 +222,7 @@ def rates(points: Sequence[Point]) -> dict[int, float]:
 
 
 def token_ratios(points: Sequence[Point], few: int, many: int) -> tuple[float, ...]:
-    """Time per token at `few` tokens over that at `many`, for each large product."""
+    """Returns time per token at `few` tokens over that at `many`, one ratio per large GEMM."""
     times = _times(points)
     return tuple(
         (us / few) / (times[many, n, k] / many)
@@ -233,7 +232,7 @@ def token_ratios(points: Sequence[Point], few: int, many: int) -> tuple[float, .
 
 
 def enough_tokens(found: dict[int, float], share: float = 0.95) -> int:
-    """The fewest tokens that reach `share` of the best rate."""
+    """Returns the fewest tokens that reach `share` of the best rate. found: see `rates`."""
     best = max(found.values())
     return next(m for m, rate in found.items() if rate >= share * best)
 

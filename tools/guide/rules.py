@@ -1,7 +1,7 @@
-"""The table of rules of thumb in docs/choosing-shapes.md: a verdict and an effect per rule and GPU.
+"""Builds the table of rules of thumb in docs/choosing-shapes.md: a verdict and an effect per rule and GPU.
 
-`rules_table` writes the table from the results of `evidence.find`. `effect_of` turns ratios of times (rule broken over
-rule kept) into a median with its interval and a verdict.
+Entry points: `rules_table` (used by `page`) and `effect_of`, which computes the median effect, its interval and the
+verdict from time ratios (rule broken over rule kept). `analysis.rules` tests the rules on quantbench's own runs.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from tools.guide.evidence import FEW_TOKENS, MANY_TOKENS, GpuResults, GuideResul
 from tools.guide.markers import table
 
 CONFIRMED, REFUTED, INCONCLUSIVE, NOT_TESTED = "CONFIRMED", "REFUTED", "INCONCLUSIVE", "NOT TESTED"
-# An effect below this is not worth a rule, however sure it is. More is asked than of runs of our own, which repeat
-# better than these tables (`rule_verdicts.MARGIN`).
+# Smallest effect that is worth a rule. Larger than for quantbench's own runs, which repeat better than these tables
+# (`rule_verdicts.MARGIN`).
 WORTH = 0.02
-# Fewer pairs than this say nothing about all shapes.
+# Fewer pairs than this give no effect.
 _FEWEST = 10
 
 
 @dataclass(frozen=True)
 class Effect:
-    """The effect of breaking a rule: time broken over time kept, less 1.
+    """Effect of breaking a rule: time with the rule broken over time with it kept, minus 1.
 
-    median: over `pairs` pairs of shapes.
+    median: median over `pairs` pairs of shapes.
     low, high: 95 % interval of the median.
     """
 
@@ -39,14 +39,14 @@ class Effect:
 
     @property
     def verdict(self) -> str:
-        """CONFIRMED where breaking the rule costs more than WORTH (whole interval), REFUTED where it costs less."""
+        """CONFIRMED if the whole interval is above WORTH, REFUTED if it is below, else INCONCLUSIVE."""
         if self.low > WORTH:
             return CONFIRMED
         return REFUTED if self.high < WORTH else INCONCLUSIVE
 
 
 def effect_of(ratios: Sequence[float]) -> Effect | None:
-    """The effect from ratios of times, broken over kept; None for fewer than ten."""
+    """Computes the effect from time ratios, broken over kept; None for fewer than ten."""
     if len(ratios) < _FEWEST:
         return None
     interval = median_interval(ratios)
@@ -59,10 +59,10 @@ _TP, _TP_TOKENS = 8, 2048
 
 @dataclass(frozen=True)
 class RuleRow:
-    """One line of the table.
+    """One row of the table.
 
-    judge: the verdict and effect on one GPU, in words.
-    instead: what to do.
+    judge: returns the verdict and effect on one GPU as text.
+    instead: recommended action.
     """
 
     name: str
@@ -71,13 +71,13 @@ class RuleRow:
 
 
 def rules_table(found: GuideResults) -> str:
-    """The table: one line per rule, one column per GPU."""
+    """Builds the Markdown table: one row per rule, one column per GPU."""
     rows = [[rule.name, *(rule.judge(of) for of in found.gpus.values()), rule.instead] for rule in RULES]
     return table(["rule", *found.gpus, "what to do"], rows, numeric=False)
 
 
 def words(effect: Effect | None) -> str:
-    """`CONFIRMED: 30 % (27 % to 33 %)`."""
+    """Formats an effect: `CONFIRMED: 30 % (27 % to 33 %)`."""
     if effect is None:
         return NOT_TESTED
     return f"{effect.verdict}: {_signed(effect.median)} ({_signed(effect.low)} to {_signed(effect.high)})"
@@ -93,7 +93,7 @@ def _edge(m: int) -> Callable[[GpuResults], str]:
 
 def _one_tile(of: GpuResults) -> str:
     best = of.edges.fits[0].correlation
-    explained = best**2  # the share of the variance, held against what `check` asks of a run
+    explained = best**2  # share of the variance, compared with the limits of `check`
     verdict = CONFIRMED if explained >= EXPLAINS_MUCH else REFUTED if explained < EXPLAINS_LITTLE else INCONCLUSIVE
     return f"{verdict}: correlation {best:.2f}"
 
@@ -104,7 +104,7 @@ def _narrow_heads(of: GpuResults) -> str:
 
 
 def _fours(of: GpuResults) -> str:
-    """The two groups are different shapes, so their medians are compared by ranks."""
+    """Compares the two groups by a rank test, because their shapes differ."""
     if of.fours is None:
         return NOT_TESTED
     test = rank_test([1 / r for r in of.fours.on], [1 / r for r in of.fours.off], WORTH)
@@ -121,23 +121,19 @@ def _split(column: bool) -> Callable[[GpuResults], str]:
     return judge
 
 
-def _not_in_the_tables(of: GpuResults) -> str:
-    return NOT_TESTED
-
-
-def _by_counting(of: GpuResults) -> str:
-    return f"{REFUTED} by counting"
-
-
 _MORE_TOKENS = "more tokens, or a smaller tp"
 
 RULES = (
-    RuleRow("n, hidden, ffn, vocab % 128", _not_in_the_tables, "keep it: padding up to it is cheap"),
-    RuleRow("hidden % number of SMs", _by_counting, "drop it; count tiles and waves of each product"),
+    RuleRow("n, hidden, ffn, vocab % 128", lambda of: NOT_TESTED, "keep it: padding up to it is cheap"),
+    RuleRow(
+        "hidden % number of SMs",
+        lambda of: f"{REFUTED} by counting",
+        "drop it; count tiles and waves of each product",
+    ),
     RuleRow("tokens not one past a multiple of 128", _edge(128), "keep m on multiples of 256"),
     RuleRow("tokens not one past a multiple of 256", _edge(256), "keep m on multiples of 256"),
     RuleRow("the waves of one tile predict the cliffs", _one_tile, "where refuted: measure, do not compute"),
-    RuleRow("head_dim % 8", _not_in_the_tables, "keep it without exception: see the search on A100s below"),
+    RuleRow("head_dim % 8", lambda of: NOT_TESTED, "keep it without exception: see the search on A100s below"),
     RuleRow("heads of 128 rather than 64", _narrow_heads, "128, or 256"),
     RuleRow("(heads / tp × MBS) % 4", _fours, "drop it with fused attention; keep it with Megatron's fused softmax"),
     RuleRow(f"tp {_TP} costs what splits n (at {_TP_TOKENS} tokens)", _split(True), _MORE_TOKENS),

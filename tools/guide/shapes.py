@@ -1,7 +1,7 @@
-"""Hidden sizes and heads: exact counts of tiles and waves, measured attention, and the searches behind the folklore.
+"""Computes the guide's results on hidden sizes and heads.
 
-`shares` counts the block slots in use for each hidden size (no measurement). `widths`, `head_counts` and `fours`
-compare attention over head_dim and number of heads. `iterations` reads the published searches' end-to-end times.
+Entry points: `shares` (computed share of block slots in use), `widths`, `head_counts` and `fours` (measured attention
+over head_dim and heads), `iterations` (times of published searches). Used by `evidence`, `page` and `__main__`.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from quantbench.quantization import Quantization, cdiv, quantize
 from quantbench.workload import Attention, Gemm, Op
 from quantbench.workload.transformer import backward_of
 
-#: hidden sizes of the comparison and the layout they run in: those of the search that the folklore comes from
+#: hidden sizes and layout of the published search that the rules of thumb come from
 HIDDEN = range(8192, 16384 + 1, 8)
 TP, SEQ = 8, 2048
 
 
 @dataclass(frozen=True)
 class Slots:
-    """Share of the block slots that does useful work, over some hidden sizes.
+    """Share of the block slots that do useful work, over some hidden sizes.
 
     sizes: number of hidden sizes.
-    mean, lowest, highest: over them.
+    mean, lowest, highest: statistics of the share, 0 to 1.
     """
 
     sizes: int
@@ -44,7 +44,7 @@ class Slots:
 
 
 def linear_layers(hidden: int, mbs: int, *, backward: bool = False) -> tuple[Op, ...]:
-    """The four products of one GPT layer on one of TP GPUs, at SEQ tokens per sample."""
+    """Returns the four GEMMs of one GPT layer on one of TP GPUs, at SEQ tokens per sample."""
     tokens = SEQ * mbs
     sizes = {
         "qkv": (3 * hidden // TP, hidden), "proj": (hidden, hidden // TP), "mlp_up": (4 * hidden // TP, hidden),
@@ -55,14 +55,14 @@ def linear_layers(hidden: int, mbs: int, *, backward: bool = False) -> tuple[Op,
 
 
 def slots_of(op: Op, spec: DeviceSpec) -> Quantization:
-    """Tiles and waves of one product, with the tile assumed for the device."""
+    """Computes tiles and waves of one GEMM, with the device's assumed tile."""
     assumed = assumed_tile(spec)
     assert isinstance(op.workload, Gemm)
     return quantize(op.workload, assumed.tile, spec.sm_count, assumed.blocks_per_sm)
 
 
 def layer_share(hidden: int, mbs: int, spec: DeviceSpec, *, backward: bool = False) -> float:
-    """Useful share of the block slots over the linear layers, each weighted by the slots it takes."""
+    """Computes the useful share of the block slots over the linear layers, weighted by slots."""
     useful = taken = 0.0
     for op in linear_layers(hidden, mbs, backward=backward):
         useful += op.workload.flops
@@ -71,18 +71,18 @@ def layer_share(hidden: int, mbs: int, spec: DeviceSpec, *, backward: bool = Fal
 
 
 def shares(spec: DeviceSpec, mbs: int, sizes: Iterable[int] = HIDDEN) -> dict[int, float]:
-    """The useful share of the block slots for every hidden size."""
+    """Returns the useful share of the block slots by hidden size."""
     return {hidden: layer_share(hidden, mbs, spec) for hidden in sizes}
 
 
 def of_sizes(found: dict[int, float], divisor: int, *, divides: bool = True) -> Slots:
-    """Summary of the sizes that `divisor` divides, or of the others."""
+    """Summarizes the sizes that `divisor` divides, or the others."""
     chosen: Sequence[float] = [share for hidden, share in found.items() if (hidden % divisor == 0) == divides]
     return Slots(len(chosen), mean(chosen), min(chosen), max(chosen))
 
 
 def whole_waves_step(rows: int, block_n: int, block_m: int, sm_count: int) -> int:
-    """The step of n at which the tiles of a product with `rows` rows are whole waves.
+    """Returns the step of n at which the tiles of a GEMM with `rows` rows fill whole waves.
 
     ceil(rows / block_m) · (n / block_n) must be a multiple of sm_count.
 
@@ -92,20 +92,19 @@ def whole_waves_step(rows: int, block_n: int, block_m: int, sm_count: int) -> in
     return block_n * sm_count // gcd(sm_count, cdiv(rows, block_m))
 
 
-#: the width that others are held against
+#: head_dim that the others are compared with
 USUAL = 128
 SEQUENCES = (1024, 2048, 4096, 8192, 16384)
-# Fewer pairs than this make no statement.
+# Fewer ratios than this give no result.
 _FEWEST = 10
 
 
 @dataclass(frozen=True)
 class Width:
-    """Speed of heads of head_dim over that of heads of 128 with the same heads × head_dim, key width, batch and
-    sequence.
+    """Attention speed at head_dim relative to head_dim 128, at equal heads × head_dim, key width, batch and sequence.
 
-    ratios: of every such pair.
-    low, median, high: 10, 50 and 90 % quantile.
+    ratios: relative speed of each pair.
+    low, median, high: 10, 50 and 90 % quantiles of the ratios.
     """
 
     head_dim: int
@@ -118,10 +117,10 @@ class Width:
 
 @dataclass(frozen=True)
 class Fours:
-    """Whether batch × heads % 4 matters: speed of shapes over what their neighbours at powers of two suggest.
+    """Attention speed over the speed interpolated between the neighbouring powers of two in heads.
 
-    off: shapes where batch × heads is not a multiple of 4.
-    on: shapes where it is.
+    off: ratios of shapes whose batch × heads is not a multiple of 4.
+    on: ratios of shapes whose batch × heads is a multiple of 4.
     """
 
     off: tuple[float, ...]
@@ -129,7 +128,7 @@ class Fours:
 
 
 def widths(points: Sequence[Point]) -> tuple[Width, ...]:
-    """One result for every head_dim and sequence length with enough shapes."""
+    """Computes one result per head_dim and sequence length with at least ten pairs."""
     rate: dict[tuple[int, int, int, int, int], float] = {}
     for work, tflops in _rates(points):
         key = (work.head_dim, work.seq_q, work.batch, work.heads * work.head_dim, work.kv_heads * work.head_dim)
@@ -149,7 +148,7 @@ def widths(points: Sequence[Point]) -> tuple[Width, ...]:
 
 
 def head_counts(points: Sequence[Point], seq: int, head_dim: int = USUAL) -> dict[int, float]:
-    """TFLOP/s of one sample by number of heads, every head with its own keys."""
+    """Returns TFLOP/s of one sample by number of heads, for shapes with kv_heads equal to heads."""
     found: dict[int, float] = {}
     for work, tflops in _rates(points):
         if (work.batch, work.seq_q, work.head_dim) == (1, seq, head_dim) and work.kv_heads == work.heads:
@@ -158,7 +157,7 @@ def head_counts(points: Sequence[Point], seq: int, head_dim: int = USUAL) -> dic
 
 
 def fours(points: Sequence[Point], seq: int) -> Fours | None:
-    """Tests the rule (heads / tp × MBS) % 4 == 0. None where the table has no heads between powers of two."""
+    """Tests the rule (heads / tp × MBS) % 4 == 0 at `seq` tokens or more; None for under ten shapes in a group."""
     rate: dict[tuple[int, int, int, int], float] = {}
     for work, tflops in _rates(points):
         if work.seq_q >= seq:
@@ -191,11 +190,11 @@ _HEADS_SECTION = "NHEADs"
 
 @dataclass(frozen=True)
 class Iteration:
-    """One row of the published hand searches.
+    """One row of the published manual searches.
 
-    heads: None where the table does not say.
-    seconds, tflops: per iteration, and per GPU, as the table states them.
-    section, line: where the row stands in its document.
+    heads: number of heads; None if the table does not have it.
+    seconds: time per iteration. tflops: reported TFLOP/s per GPU.
+    section, line: position of the row in its document.
     """
 
     hidden: int
@@ -214,7 +213,7 @@ class Iteration:
 
 
 def iterations(path: Path) -> tuple[Iteration, ...]:
-    """Every timed row that names hidden size and MBS."""
+    """Reads every timed row that has a hidden size and an MBS. Raises StoreError if `path` cannot be read."""
     try:
         with open_text(path) as file:
             rows = list(csv.DictReader(file))
@@ -232,5 +231,5 @@ def iterations(path: Path) -> tuple[Iteration, ...]:
 
 
 def head_searches(found: tuple[Iteration, ...]) -> tuple[Iteration, ...]:
-    """The rows in which only the number of heads was varied."""
+    """Selects the rows in which only the number of heads was varied."""
     return tuple(row for row in found if row.section.startswith(_HEADS_SECTION))

@@ -1,0 +1,66 @@
+"""Builds frameless tables for the terminal.
+
+Entry points: `plain_table` from column names and rows (used by `cli`), `terminal_table` from columns of cells (used in
+this package). Imports nothing heavy, because `cli.output` imports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from quantbench.units import percent
+
+# Shares of peak below this fraction of the best one in their table are shown in red.
+_STANDS_OUT = 0.8
+
+
+def plain_table(
+    columns: Iterable[str],
+    rows: Iterable[Sequence[str | Text]] = (),
+    *,
+    title: str = "",
+    caption: str = "",
+    fold: Collection[str] = (),
+    narrowest: int | None = None,
+) -> Table:
+    """Returns a table without a frame.
+
+    columns: column names; one that begins with `>` is aligned to the right.
+    fold: columns whose text may be folded, besides the last one, down to `narrowest` characters.
+    """
+    *_, last = names = list(columns)
+    table = Table(title=title or None, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    table.caption = caption or None
+    for name in names:
+        if name.startswith(">"):
+            table.add_column(name[1:], justify="right", no_wrap=True)
+        else:
+            folds = name == last or name in fold
+            table.add_column(name, no_wrap=not folds, overflow="fold", min_width=narrowest if folds else None)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def terminal_table(
+    columns: Mapping[str, Sequence[str] | Sequence[Text] | Sequence[str | Text]],
+    *,
+    left: Collection[str] = (),
+    folded: Collection[str] = (),
+    narrowest: int | None = None,
+) -> Table:
+    """Returns `plain_table` of the cells below each heading; all columns but `left` and `folded` are right-aligned.
+
+    folded: columns that are folded on a narrow terminal, down to `narrowest` characters.
+    """
+    names = [name if name in left or name in folded else f">{name}" for name in columns]
+    return plain_table(names, zip(*columns.values(), strict=True), fold=folded, narrowest=narrowest)
+
+
+def share_cell(share: float | None, best: float) -> Text:
+    """Formats a share of peak (0 to 1) as a cell, in red if below 80 % of `best`, the best share in the table."""
+    low = share is not None and share < _STANDS_OUT * best
+    return Text("?" if share is None else percent(share), style="bold red" if low else "")
