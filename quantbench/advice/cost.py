@@ -135,7 +135,7 @@ def latency_of(costs: Iterable[OpCost]) -> Estimate:
 
 def latency_per_run(costs: Sequence[OpCost]) -> Estimate:
     """The time of one run of each of several ops that run equally often, with its interval."""
-    return latency_of(costs).times(1 / costs[0].op.count)
+    return latency_of(costs).scaled(1 / costs[0].op.count)
 
 
 def _cost(op: Op, past: Iterable[Edge], times: RememberedTimes) -> OpCost:
@@ -158,7 +158,7 @@ def _findings(op: Op, past: Iterable[Edge], times: RememberedTimes) -> tuple[Edg
     found = []
     for edge in past:
         # The time at the rate that is reached just before the edge.
-        ideal = times.fused(edge.before).times(op.workload.flops / edge.before.flops)
+        ideal = times.fused(edge.before).scaled(op.workload.flops / edge.before.flops)
         share = min(edge.most, 1 - ideal.latency_us / now.latency_us)
         if share < _WORTH_SAYING:
             continue
