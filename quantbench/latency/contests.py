@@ -100,9 +100,9 @@ class Contestant:
     answer: Callable[[Contest, Split, int], Answer]
     weight: float = 1.0
 
-    def times(self, seeds: Sequence[int]) -> int:
-        """Returns the number of seeds to run: 1 if it fits no row or all, since the seed then changes nothing."""
-        return 1 if self.train_rows in (0, None) else len(seeds)
+    def needed(self, seeds: Sequence[int]) -> Sequence[int]:
+        """Returns the seeds to run: only the first if no row or all rows are fitted, since all give the same result."""
+        return seeds[:1] if self.train_rows in (0, None) else seeds
 
 
 @dataclass(frozen=True)
@@ -122,12 +122,12 @@ def run_contests(contests: Plan, seeds: Sequence[int], progress: Callable[[Step]
     """Yields one line of metrics per contest and contestant, each as soon as it is done."""
     if not seeds:
         raise InputError("validate", "no seeds", "at least one")
-    total = sum(c.weight * c.times(seeds) for _, contestants in contests for c in contestants)
+    total = sum(c.weight * len(c.needed(seeds)) for _, contestants in contests for c in contestants)
     done = 0.0
     for contest, contestants in contests:
         for contestant in contestants:
             lines = []
-            for seed in seeds[: contestant.times(seeds)]:
+            for seed in contestant.needed(seeds):
                 what = f"{contest.device.name}, {contest.protocol}: {contestant.name}, seed {seed}"
                 progress(Step(what, done, total))
                 lines.append(_judge(contest, contestant, seed))

@@ -1,8 +1,8 @@
 """Defines the interface for op times of one GPU (`OpTimes`), caches it and sums ops with correlated errors.
 
 Entry points: `OpTimes`, `RememberedTimes` (cache that also models Megatron's softmax fallback and unaligned batched
-GEMMs, which the sources ignore), `RooflineTimes` (spec sheet only), `total`. Used by `plan`, `advise` and `predict`.
-Other implementations: `model_times.ModelTimes`, `profile.Profile`.
+GEMMs, which the sources ignore), `RooflineTimes` (spec sheet only), `total`. Used by `plan`, `advise`, `predict`,
+`sweep` and `analysis`. Other implementations of `OpTimes`: `model_times.ModelTimes`, `profile.Profile`.
 """
 
 from __future__ import annotations

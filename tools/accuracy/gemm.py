@@ -148,7 +148,7 @@ def few_shot(train_rows: int) -> Contestant:
     return Contestant("ours, from the other GPUs' models", train_rows, answer, weight=OUR_WEIGHT)
 
 
-#: default devices of `adaptive_contests`: one per architecture
+#: default devices of `adaptive_contests`: one each of Ampere, Hopper and Blackwell
 ADAPTIVE_GPUS = ("a100-sxm4-80gb", "h200-sxm-141gb", "b200-sxm-180gb")
 # Share of the rows for the first model; the rest is selected in rounds, each with a new model.
 _FIRST_SHARE = 0.5

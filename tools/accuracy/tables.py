@@ -12,8 +12,8 @@ from quantbench.files import read_bytes
 from quantbench.importers.aiconfigurator import find_tables
 from quantbench.latency.tables import GemmTable, read_columns, read_table, slug_of
 
-#: devices whose default tables the shipped models were fitted to and docs/accuracy.md evaluates. No other table
-#: influenced a design choice, so they are unseen test data.
+#: devices whose default tables the shipped models were fitted to and docs/accuracy.md evaluates. No other bf16 table
+#: influenced a design choice, so the others are unseen test data.
 SHIPPED_GPUS = ("a100-sxm4-80gb", "b200-sxm-180gb", "h100-sxm5-80gb", "h200-sxm-141gb", "l40s-48gb")
 # Spelling in tables → the framework's own.
 _SPELLED = {"VLLM": "vLLM"}
