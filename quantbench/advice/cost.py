@@ -138,7 +138,7 @@ def latency_of(costs: Iterable[OpCost]) -> Estimate:
 
 def latency_per_run(costs: Sequence[OpCost]) -> Estimate:
     """Returns the time to run each of these ops once, with its interval; all must have the same count."""
-    return latency_of(costs).times(1 / costs[0].op.count)
+    return latency_of(costs).scaled(1 / costs[0].op.count)
 
 
 def _cost(op: Op, past: Iterable[Edge], times: RememberedTimes) -> OpCost:
@@ -159,7 +159,7 @@ def _findings(op: Op, past: Iterable[Edge], times: RememberedTimes) -> tuple[Edg
     found = []
     for edge in past:
         # Time of the op's arithmetic at the rate just before the edge.
-        ideal = times.fused(edge.before).times(op.workload.flops / edge.before.flops)
+        ideal = times.fused(edge.before).scaled(op.workload.flops / edge.before.flops)
         share = min(edge.most, 1 - ideal.latency_us / now.latency_us)
         if share < _WORTH_SAYING:
             continue

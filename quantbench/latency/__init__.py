@@ -1,6 +1,6 @@
-"""Predicted times of products, softmax, attention and whole shapes, with their intervals.
+"""Predicts latencies of GEMMs, softmax and attention, with 90 % intervals.
 
-The models are imported on first use, so that importing this package costs nothing.
+Entry points: the names in `__all__`, imported on first use so that importing this package is cheap.
 """
 
 from importlib import import_module

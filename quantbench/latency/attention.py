@@ -1,8 +1,9 @@
-"""Predicted times of fused attention. Entry point: `AttentionModel`.
+"""Predicts fused attention latencies with a cost model and a Gaussian process for its residual.
 
-A fit selects the kernel family that explains the rows best (its tiles, whether it packs query heads) and its
-parameters, then a Gaussian process of the residual where that lowers the error on held-out sites. The prior of a device
-comes from the models of the GPUs that were measured (`knowledge`).
+Entry point: `AttentionModel`. Used by `model_times`, `profile` and tools/ship_attention.py.
+
+A fit selects the kernel family (its tiles, whether it packs query heads) and the parameters with the lowest loss, and
+keeps the Gaussian process if that lowers the cross-validated error. Priors come from the shipped models (`knowledge`).
 """
 
 from __future__ import annotations
@@ -47,35 +48,34 @@ MODEL_VERSION = 1
 PRIORS = ("auto", "family-out")
 _MODELS = Path(__file__).parent / "models"
 
-#: rows that a fit of 12 parameters with priors needs; fewer leave the prior, which says so
+#: fewest rows for fitting the 12 parameters; with fewer, `fit` returns the prior
 FEWEST_ROWS = 20
-# Fewer rows than this cannot carry a learner with a length scale for each feature.
+# Fewest rows for a Gaussian process, which has one length scale per feature.
 _FEWEST_FOR_LEARNER = 40
-# Relative errors below this are taken as noise by the loss; beyond it counts them by their size, not its square.
+# The loss is quadratic in relative errors below this size, and linear above.
 _NOISE = 0.05
 _FOLDS = 5
-# Share of the rows that an interval is to cover.
+# Target coverage of the interval.
 _COVERAGE = 0.90
-# Where nothing at all was measured: factors on the predicted time that the interval spans.
+# Interval half-widths (log time) if no shipped model can serve as prior.
 _BLIND_BELOW, _BLIND_ABOVE = float(np.log(2.0)), float(np.log(3.0))
 # A parameter that several GPUs agree on may still differ on the next one.
 _LEAST_SPREAD = 0.2
-# Shapes of a kind that the fitted rows do not hold: backward passes, other lengths of q and k, another mask, misaligned
-# or very wide heads. The physics is kept, the learner is not asked, and the interval is wider by this factor. Decoding
-# (seq_q = 1), which no fit here has seen, comes out within 1.6 on A100, H100 and H200 (5th to 95th percentile of the
-# public tables) and within 2.4 on L40S.
+# Extra half-width for kinds of shapes absent from the fitted rows: backward passes, seq_q ≠ seq_k, another mask or
+# dtype, misaligned or very wide heads. They are predicted without the Gaussian process. Decoding (seq_q = 1), absent
+# from all fits, is within a factor of 1.6 on A100, H100 and H200 (5th to 95th percentile of the public tables) and
+# within 2.4 on L40S.
 _UNSEEN_HALF_WIDTH = float(np.log(2.0))
 _WIDEST_HEAD = 256
 
 
 @dataclass(frozen=True)
 class AttentionModel:
-    """A fitted (or prior) model of one device.
+    """Latency model of fused attention on one device, fitted to its rows or a prior.
 
-    dtype, masks: of the rows it was fitted on (masks: causal, full); others are predicted from the physics with a
-    wider interval.
-    below, above: extra half-widths in log time, from how far off a prior was elsewhere (0 for a fitted model).
-    provenance: where the rows come from and the errors on those held out. note: what to know, in words.
+    dtype, masks: dtype and masks (causal, full) of the fitted rows; other shapes get a wider interval, without learner.
+    below, above: extra half-widths of a prior's interval, log time, from its errors on other GPUs; 0 after a fit.
+    provenance: origin of the rows and held-out errors. note: source and caveats of the predictions.
     """
 
     physics: Physics
@@ -90,12 +90,12 @@ class AttentionModel:
 
     @property
     def device(self) -> DeviceSpec:
-        """The device that it predicts."""
+        """Device of the predictions."""
         return self.physics.device
 
     @classmethod
     def prior(cls, device: DeviceSpec, *, prior: str = "auto") -> AttentionModel:
-        """From the spec sheet and what other GPUs taught; family-out: nothing of the same architecture."""
+        """Returns an unfitted model from the spec sheet and shipped models; family-out excludes the same generation."""
         known = knowledge(device, family_out=_check_prior(prior) == "family-out")
         physics = Physics(device, known.family, known.start)
         note = f"attention on {device.name}: {known.words}"
@@ -103,7 +103,7 @@ class AttentionModel:
 
     @classmethod
     def best(cls, device: DeviceSpec) -> AttentionModel:
-        """The model shipped for this device, or the prior where there is none (its note says which)."""
+        """Returns the model shipped for this device, or its prior if none is shipped; `note` says which."""
         data = shipped_json(device.name)
         return cls.prior(device) if data is None else cls.from_json(data, device)
 
@@ -119,8 +119,8 @@ class AttentionModel:
         seed: int = 0,
         provenance: dict[str, Any] | None = None,
     ) -> AttentionModel:
-        """Fit measured times (n,) in microseconds. cache_write: whether they include writing keys and values into a
-        serving engine's cache, for all or (n,). Fewer than FEWEST_ROWS rows leave the prior, and its note says so."""
+        """Fits measured times (n,), µs. cache_write: whether they include writing keys and values into a serving
+        engine's cache, one value or (n,). Returns the prior, with a note, for fewer than FEWEST_ROWS rows."""
         shapes = works if isinstance(works, AttentionShapes) else AttentionShapes.of(works)
         times_us = np.asarray(latency_us, dtype=float)
         if times_us.shape != (len(shapes),) or not (np.isfinite(times_us) & (times_us > 0)).all():
@@ -145,9 +145,9 @@ class AttentionModel:
     def predict(
         self, works: Iterable[Attention] | AttentionShapes, *, cache_write: npt.ArrayLike = False, quick: bool = False
     ) -> Estimates:
-        """Times of `works`, with 90 % intervals. cache_write: whether keys and values are also written away. quick: ten
-        times as fast, with the same times and intervals that are wider, never narrower (the median over random shapes
-        is up to 11 % wider with the public tables' models)."""
+        """Predicts the times of `works`. cache_write: whether keys and values are also written to a cache. quick: ten
+        times faster, with the same times and wider intervals (median over random shapes: up to 11 % wider with the
+        models of the public tables)."""
         shapes = works if isinstance(works, AttentionShapes) else AttentionShapes.of(works)
         writes = np.broadcast_to(np.asarray(cache_write, dtype=bool), (len(shapes),))
         terms = self.physics.terms(shapes, writes)
@@ -168,21 +168,21 @@ class AttentionModel:
 
     @property
     def fitted(self) -> bool:
-        """Whether it was fitted to rows of this device; a prior was not."""
+        """Whether the model was fitted to rows of this device, unlike a prior."""
         return self.below == self.above == 0.0
 
     def knows(self, work: Attention) -> bool:
-        """Whether the fitted rows are of this kind; others are predicted with a wider interval."""
+        """Returns whether the fitted rows include this kind of shape; other kinds get a wider interval."""
         return self.fitted and bool(self._seen(AttentionShapes.of([work]))[0])
 
     def _seen(self, shapes: AttentionShapes) -> BoolArray:
-        """Whether rows are of the kind that was fitted, (n,)."""
+        """Returns whether each shape is of a fitted kind, (n,)."""
         masked = np.where(shapes.causal, "causal" in self.masks, "full" in self.masks)
         usual = masked & ~shapes.backward & (shapes.seq_q == shapes.seq_k) & ~shapes.misaligned
         return np.asarray(usual & (shapes.head_dim <= _WIDEST_HEAD) & (shapes.dtype in (self.dtype, "fp16", "bf16")))
 
     def to_json(self) -> dict[str, Any]:
-        """As plain numbers; the device by its slug."""
+        """Returns the model as a JSON object; the device is stored by its slug."""
         return {
             "format": MODEL_FORMAT,
             "version": MODEL_VERSION,
@@ -201,7 +201,7 @@ class AttentionModel:
 
     @classmethod
     def from_json(cls, data: dict[str, Any], device: DeviceSpec) -> AttentionModel:
-        """The model of `to_json`. Raises InputError for another device, format or version, and for a broken model."""
+        """Inverse of `to_json`. Raises InputError for another device, format or version, and for a broken model."""
         require_format(_WHO, data, MODEL_FORMAT, MODEL_VERSION, device)
         try:
             parameters = np.array([float(data["parameters"][p.name]) for p in PARAMETERS])
@@ -227,13 +227,13 @@ def _check_prior(prior: str) -> str:
 
 @cache
 def shipped_slugs() -> tuple[str, ...]:
-    """Devices that an attention model is shipped for."""
+    """Returns the slugs of the devices with a shipped attention model."""
     return tuple(sorted(file.stem.removeprefix("attention-") for file in _MODELS.glob("attention-*.json")))
 
 
 @cache
 def shipped_json(slug: str) -> dict[str, Any] | None:
-    """The shipped model of a device as `AttentionModel.to_json` wrote it; None where there is none."""
+    """Returns the JSON of a device's shipped attention model, None if there is none."""
     if slug not in shipped_slugs():
         return None
     data: dict[str, Any] = json.loads((_MODELS / f"attention-{slug}.json").read_text(encoding="utf-8"))
@@ -242,10 +242,10 @@ def shipped_json(slug: str) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """The prior of a device, and where it comes from, in words.
+    """Prior of a device. words: its source.
 
-    start, spread: mean and standard deviation of the parameters. log_below, log_above: how far off the prior was on
-    other GPUs (90 %, in log time).
+    start, spread: mean and standard deviation of the parameters. log_below, log_above: extra half-widths of the
+    interval, log time, from the prior's errors on other GPUs.
     """
 
     family: KernelFamily
@@ -257,7 +257,7 @@ class Knowledge:
 
 
 def knowledge(device: DeviceSpec, *, family_out: bool) -> Knowledge:
-    """The prior of `device` from the shipped models. family_out: without those of its generation."""
+    """Returns the prior of `device` from the shipped models. family_out: whether to exclude its generation."""
     shipped = [model for model in map(shipped_json, shipped_slugs()) if model is not None]
     own = family(device)
     same = [model for model in shipped if _family_of(model) == own]
@@ -302,7 +302,7 @@ def _fit_physics(
     start: FloatArray,
     spread: FloatArray,
 ) -> Physics:
-    """The family and parameters that explain `latency_us` (n,) best. start, spread: the prior of the parameters."""
+    """Fits family and parameters to `latency_us` (n,). start, spread: prior mean and deviation of the parameters."""
     from scipy.optimize import least_squares
 
     target = np.log(latency_us)
@@ -326,7 +326,7 @@ def _fit_physics(
 
 
 def _features(physics: Physics, shapes: AttentionShapes, terms: Terms) -> FloatArray:
-    """Inputs of the Gaussian process, (n, 9): the shape, the physical prediction, waves and their filling."""
+    """Returns the inputs of the Gaussian process, (n, 9): shape, predicted time, waves and their fill."""
     blocks = cut(physics.family, shapes)
     per_sm = blocks.rows / physics.device.sm_count
     filling = terms.waves / per_sm
@@ -349,10 +349,10 @@ def _features(physics: Physics, shapes: AttentionShapes, terms: Terms) -> FloatA
 def _fit_learner(
     physics: Physics, shapes: AttentionShapes, latency_us: FloatArray, cache_write: BoolArray, seed: int
 ) -> tuple[GaussianProcess | None, IntervalCalibration]:
-    """A Gaussian process of log(measured / physics), None where it does not help, and the interval of the predictions.
+    """Fits a Gaussian process to log(measured / cost model), None if it does not help, and calibrates the interval.
 
-    Both are judged by cross-validation: rows that share heads, head_dim and mask are held out together, the parameters
-    are fitted anew and the learner is conditioned anew without them.
+    Both use cross-validation: rows that share heads, head_dim and mask are held out together, and the parameters and
+    the process are refitted without them.
     """
     learner = None
     if len(shapes) >= _FEWEST_FOR_LEARNER:
@@ -384,7 +384,7 @@ def _fit_learner(
 
 
 def _calibrated(error: FloatArray, deviation: FloatArray) -> IntervalCalibration:
-    """The conformal quantile of held-out errors, (n,) log time."""
+    """Calibrates the interval by the conformal quantile of held-out errors, (n,) log time."""
     floor = float(np.median(error)) + 1e-6
     score = error / np.sqrt(deviation**2 + floor**2)
     return IntervalCalibration(float(np.quantile(score, min(1.0, _COVERAGE * (1.0 + 1.0 / len(score))))), floor)

@@ -1,9 +1,10 @@
-"""The attention cost model: the blocks that each kernel family cuts its work into, and the time from those blocks.
+"""Computes attention times from the blocks that each kernel family divides its work into.
 
-latency = launch + ‖compute, memory‖₃ (stretched where a long kernel throttles) + writing keys and values, where the
-measured figure includes that. compute runs the row blocks in waves of one per SM, softened by a fluid share. Each key
-block costs the longer of its two products and its exponentials, joined by a p-norm. Entry points: `AttentionShapes`,
-`cut`, `Physics`; `attention` fits the parameters.
+Entry points: `AttentionShapes`, `cut`, `Physics`. Used by `attention`, which fits the parameters.
+
+latency = launch + ‖compute, memory‖₃ (increased if a long kernel throttles) + padding copies of misaligned heads +
+writing keys and values, if the measured time includes that. compute runs the row blocks in waves of one per SM,
+softened by a fluid share. Each key block costs the p-norm of its two matrix products and its exponentials.
 
 Sources: FlashAttention-3, hopper/tile_size.h (tile_size_fwd_sm90, tile_size_fwd_sm8x) and hopper/heuristics.h (query
 heads that share keys are packed into rows when sequence lengths vary, as serving engines pass them); FlashAttention-2,
@@ -32,18 +33,18 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-# Row blocks whose key blocks are counted one by one; beyond, the average is within 2 %.
+# Up to this many row blocks, key blocks are counted exactly; above, by an average that is within 2 %.
 _EXACT_BLOCKS = 64
 
 
 @dataclass(frozen=True)
 class KernelFamily:
-    """One way of running attention.
+    """Attention kernels that share tile sizes and scheduling.
 
-    tiles: (widest head_dim, full tile, causal tile), by ascending head_dim; a tile is (block_m, block_n), and the last
-    one also holds wider heads. packs: whether query heads that share a key head are packed into the rows of one block
-    (all families do it for a single query). splits: whether few row blocks make it split the keys over idle SMs.
-    widths: what head_dim is padded to.
+    tiles: (largest head_dim, full tile, causal tile), by ascending head_dim; a tile is (block_m, block_n), and the last
+    one also applies to wider heads. packs: whether query heads that share a key head are packed into the rows of one
+    block (all families do so for a single query). splits: whether keys are split over idle SMs if row blocks are few.
+    widths: supported head widths, to which head_dim is padded.
     """
 
     name: str
@@ -53,12 +54,12 @@ class KernelFamily:
     widths: tuple[int, ...]
 
     def tile(self, head_dim: int, causal: bool) -> tuple[int, int]:
-        """(block_m, block_n)."""
+        """Returns (block_m, block_n)."""
         _, full, masked = next((tile for tile in self.tiles if head_dim <= tile[0]), self.tiles[-1])
         return masked if causal else full
 
     def padded(self, head_dim: int) -> int:
-        """The head width that the kernel computes with."""
+        """Returns head_dim padded to a width that the kernel supports."""
         return next((w for w in self.widths if w >= head_dim), -(-head_dim // 64) * 64)
 
 
@@ -83,19 +84,19 @@ FAMILIES: dict[str, KernelFamily] = {
 
 
 def assumed_family(compute_capability: tuple[int, int] | None) -> KernelFamily:
-    """The family assumed without a measurement. GPUs without a tensor core instruction of their own (wgmma, tcgen05),
-    sm_12x among them, get the one that only needs mma.sync."""
+    """Returns the family assumed without a measurement: fa2_dense, which needs only mma.sync, except on GPUs with
+    wgmma or tcgen05 (sm_12x has neither)."""
     own = {"hopper": "fa3_sm90", "blackwell": "fmha_sm100"}
     return FAMILIES[own.get(family_of(compute_capability), "fa2_dense")]
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """How shapes fall into blocks under one family; every array is (n,).
+    """Blocks of shapes under one family; all arrays are (n,).
 
-    rows: thread blocks in the grid. keys: key blocks that all of them walk together. longest: key blocks of the
-    longest one. block_m, block_n: the tile. width: the padded head_dim. group: query heads packed into the rows of a
-    block. may_split: whether the keys of few row blocks are split over idle SMs.
+    rows: thread blocks in the grid. keys: key blocks processed by all of them. longest: key blocks of the longest one.
+    block_m, block_n: tile. width: padded head_dim. group: query heads packed into the rows of a block.
+    may_split: whether keys are split over idle SMs if row blocks are few.
     """
 
     rows: FloatArray
@@ -109,7 +110,7 @@ class Blocks:
 
 
 def cut(family: KernelFamily, shapes: AttentionShapes) -> Blocks:
-    """The blocks of shapes under a family."""
+    """Returns the blocks of shapes under a family."""
     heads, seq_q = shapes.heads, shapes.seq_q
     group = np.where(family.packs | (seq_q == 1), heads // shapes.kv_heads, 1)
     tiles = np.empty((3, len(shapes)), dtype=np.int64)
@@ -130,7 +131,7 @@ def cut(family: KernelFamily, shapes: AttentionShapes) -> Blocks:
 def _key_blocks(
     shapes: AttentionShapes, per_head: IntArray, group: IntArray, block_m: IntArray, block_n: IntArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Key blocks walked by all row blocks of one head, and by the longest of them."""
+    """Returns the key blocks processed by all row blocks of one head, and by the longest of them."""
     every = -(-shapes.seq_k // block_n)
     total, longest = (per_head * every).astype(float), every.astype(float)
     masked = np.flatnonzero(shapes.causal)
@@ -150,19 +151,19 @@ def _key_blocks(
 #: exponentials per SM and clock: 16 in the special function units from compute capability 7.0 on
 #: (CUDA C++ Programming Guide, arithmetic instructions, throughput table)
 _EXPONENTIALS_PER_CLOCK = 16
-# A backward pass computes five products where the forward has two (FlashAttention, Dao 2022).
+# A backward pass computes five matrix products, a forward pass two (FlashAttention, Dao 2022).
 _BACKWARD_FLOPS = 2.5
-# Keys are split where there are fewer row blocks than this share of the SMs (FlashAttention, hopper/heuristics.h), and
-# not below this many keys a part (as the public A100 and H200 tables show).
+# Keys are split if there are fewer row blocks than this share of the SMs (FlashAttention, hopper/heuristics.h), into
+# parts of at least this many keys (estimated from the public A100 and H200 tables).
 _SPLIT_BELOW = 0.8
 _SPLIT_KEYS = 512
-# Widths that 16-byte loads of two-byte elements need; others are padded by copies (torch's SDPA does so).
+# 16-byte loads of 2-byte elements need multiples of this width; torch's SDPA pads others by copies.
 _ALIGNED_ELEMENTS = 8
 
 
 @dataclass(frozen=True)
 class AttentionShapes:
-    """Many attention shapes: arrays of equal length (n,), fields as in `Attention`; backward instead of direction."""
+    """Columns of n attention shapes, (n,) each; fields as in `Attention`, with `backward` instead of direction."""
 
     batch: IntArray
     heads: IntArray
@@ -176,7 +177,7 @@ class AttentionShapes:
 
     @classmethod
     def of(cls, works: Iterable[Attention]) -> AttentionShapes:
-        """Shapes of workloads that share a dtype."""
+        """Builds the columns from workloads. Raises InputError unless they share one dtype."""
         found = list(works)
         dtypes = {work.dtype for work in found}
         if len(dtypes) != 1:
@@ -196,7 +197,7 @@ class AttentionShapes:
 
     @cached_property
     def flops(self) -> FloatArray:
-        """Useful matrix arithmetic of each shape, as `Attention.flops`."""
+        """Useful FLOP of each shape's matrix products, as `Attention.flops`."""
         seq_q, seq_k = self.seq_q.astype(float), self.seq_k.astype(float)
         pairs = np.where(self.causal, seq_q * (seq_q + 1) / 2, seq_q * seq_k)
         forward = 4.0 * self.batch * self.heads * pairs * self.head_dim
@@ -204,30 +205,30 @@ class AttentionShapes:
 
     @cached_property
     def query_bytes(self) -> FloatArray:
-        """Size of q (and of o)."""
+        """Bytes of q, equal to those of o."""
         return np.asarray(float(element_bytes(self.dtype)) * self.batch * self.heads * self.seq_q * self.head_dim)
 
     @cached_property
     def key_bytes(self) -> FloatArray:
-        """Size of k and v together."""
+        """Bytes of k and v together."""
         one = float(element_bytes(self.dtype)) * self.batch * self.kv_heads * self.seq_k * self.head_dim
         return np.asarray(2.0 * one)
 
     @cached_property
     def min_bytes(self) -> FloatArray:
-        """Fewest bytes through device memory of each shape, as `Attention.min_bytes`."""
+        """Minimum device memory traffic of each shape in bytes, as `Attention.min_bytes`."""
         row_stats = 4.0 * self.batch * self.heads * self.seq_q
         query, key = 2.0 * self.query_bytes, self.key_bytes
         return np.asarray(np.where(self.backward, 2.0, 1.0) * (query + key) + row_stats)
 
     @property
     def misaligned(self) -> BoolArray:
-        """Where head_dim is no multiple of 8."""
+        """Whether head_dim is not a multiple of 8."""
         return np.asarray(self.head_dim % _ALIGNED_ELEMENTS != 0)
 
     @property
     def sites(self) -> IntArray:
-        """A number for each row, the same for rows that share heads, kv_heads, head_dim and mask."""
+        """Group index of each row; rows of a group share heads, kv_heads, head_dim and mask."""
         what = np.stack([self.heads, self.kv_heads, self.head_dim, self.causal])
         return np.asarray(np.unique(what, axis=1, return_inverse=True)[1].ravel())
 
@@ -238,12 +239,12 @@ PARAMETERS = (
     Parameter("log_product_efficiency", "share of the peak that the products of a key block reach", -0.29, 0.3),
     Parameter("log_exponential_cost", "cost of an exponential over its ideal", 0.0, 0.7),
     Parameter("log_memory_efficiency", "share of the memory bandwidth that is reached", -0.22, 0.5),
-    Parameter("logit_fluid_share", "how far blocks of different length even the waves out", 0.0, 1.5),
+    Parameter("logit_fluid_share", "share of waves that blocks of different length overlap", 0.0, 1.5),
     Parameter("log_join", "p - 1 of the norm that joins products and exponentials", 1.0, 0.7),
-    Parameter("throttle", "what is added to the logarithm of times far beyond a millisecond", 0.0, 0.1),
-    Parameter("log_cache_write", "cost of writing keys and values away, over two passes at full bandwidth", 0.0, 1.0),
-    Parameter("log_token_write_us", "cost of the block that writes one token's keys and values away", -2.0, 1.0),
-    Parameter("log_masked_block", "what the masked key block of a row block costs beside a full one", -1.0, 1.0),
+    Parameter("throttle", "log slowdown of times far above a millisecond", 0.0, 0.1),
+    Parameter("log_cache_write", "cost of writing keys and values to a cache over two passes at peak", 0.0, 1.0),
+    Parameter("log_token_write_us", "cost of the block that writes one token's keys and values to a cache", -2.0, 1.0),
+    Parameter("log_masked_block", "cost of the masked key block of a row block over a full one", -1.0, 1.0),
     Parameter("log_store", "cost of loading q and storing o, not hidden, over the SM's share of bandwidth", 0.0, 1.0),
 )
 START = np.array([p.mean for p in PARAMETERS])
@@ -252,8 +253,7 @@ SPREAD = np.array([p.sd for p in PARAMETERS])
 
 @dataclass(frozen=True)
 class Terms:
-    """A prediction and its parts in microseconds, and the waves; all (n,). The parts overlap and do not sum to
-    latency_us."""
+    """Predicted times and their parts in µs, and waves; all (n,). The parts overlap and do not sum to latency_us."""
 
     latency_us: FloatArray
     launch_us: FloatArray
@@ -263,7 +263,7 @@ class Terms:
 
 
 def peak_tflops(device: DeviceSpec, dtype: str) -> float:
-    """The device's peak. Raises UnsupportedError for a dtype that it has no arithmetic for."""
+    """Returns the device's peak for a dtype. Raises UnsupportedError if it does not support the dtype."""
     peak = device.peak(dtype)
     if peak is None:
         raise UnsupportedError("attention", f"{dtype} on {device.name}", "one of " + ", ".join(device.peak_tflops))
@@ -277,8 +277,8 @@ def times(
     parameters: Sequence[float] | FloatArray,
     cache_write: BoolArray,
 ) -> Terms:
-    """Times of `shapes` on `device`. parameters: in the order of PARAMETERS; cache_write: (n,), where keys and values
-    are also written away (a serving engine's cache)."""
+    """Computes the times of `shapes` on `device`. parameters: values in the order of PARAMETERS. cache_write: (n,),
+    whether keys and values are also written to a serving engine's cache."""
     x = dict(zip((p.name for p in PARAMETERS), parameters, strict=True))
     bytes_per_us = device.memory_gb_per_s * 1e3
     per_sm = peak_tflops(device, shapes.dtype) * 1e6 / device.sm_count * np.exp(x["log_product_efficiency"])
@@ -295,7 +295,7 @@ def times(
     per_block_bytes = 2.0 * shapes.query_bytes / blocks.rows
     store_us = per_block_bytes / (bytes_per_us / device.sm_count) * np.exp(x["log_store"])
     fixed_us = np.exp(x["log_block_us"]) + masked_us + store_us
-    # Few row blocks: their keys are split over the idle SMs, and the parts are combined.
+    # With few row blocks, keys are split over idle SMs and the partial results combined.
     most = np.floor(blocks.longest * blocks.block_n / _SPLIT_KEYS)
     few = blocks.may_split & (blocks.rows < _SPLIT_BELOW * device.sm_count) & (most >= 2.0)
     splits = np.where(few, np.minimum(np.ceil(2.0 * device.sm_count / blocks.rows), most), 1.0)
@@ -318,7 +318,7 @@ def times(
     write_us = tokens / device.sm_count * np.exp(x["log_token_write_us"])
     write_us = write_us + 2.0 * shapes.key_bytes / bytes_per_us * np.exp(x["log_cache_write"])
     launch_us = np.full(len(shapes), np.exp(x["log_launch_us"]))
-    # Copies are kernels of their own: nothing hides them.
+    # Copies are separate kernels, so their time does not overlap.
     padding_us = padding_bytes / useful_bytes_per_us
     latency_us = launch_us + busy_us + padding_us + np.where(cache_write, write_us, 0.0)
     return Terms(latency_us, launch_us, compute_us, memory_us, waves)
@@ -326,12 +326,12 @@ def times(
 
 @dataclass(frozen=True)
 class Physics:
-    """A device, a kernel family and its parameters: everything that `times` needs beside the shapes."""
+    """Cost model of one device: its kernel family and parameter values."""
 
     device: DeviceSpec
     family: KernelFamily
     parameters: FloatArray
 
     def terms(self, shapes: AttentionShapes, cache_write: BoolArray) -> Terms:
-        """Times and their parts."""
+        """Computes the times of shapes and their parts; see `times`."""
         return times(self.device, shapes, cut(self.family, shapes), self.parameters, cache_write)

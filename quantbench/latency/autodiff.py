@@ -1,7 +1,9 @@
-"""Reverse-mode gradients of numpy expressions, with the operations that the GEMM cost model needs.
+"""Computes reverse-mode gradients of numpy expressions, for the operations of the GEMM cost model.
 
-Given plain arrays the operations compute plain arrays; given a `Variable` they also record how to carry a gradient
-back, and `gradient` does so. So the cost model is written once.
+Entry points: `Variable`, `gradient`. Used by `gemm.cost_model`, `gemm.training` and `gemm.trees`.
+
+With plain arrays the operations return plain arrays; with a `Variable` they also record the backward function, so that
+the cost model is written once.
 
 >>> x = Variable(np.array([2.0, 3.0]))
 >>> y = exp(x * 2.0) + x
@@ -18,14 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
-#: exponents below count as this one: a part in 10^22, and no denormal numbers, which processors multiply slowly
+#: smallest exponent: e^-50 is about 1e-22, and avoids denormal numbers, which are slow
 NEGLIGIBLE = -50.0
 
 Back = Callable[[FloatArray], FloatArray]
 
 
 class Variable:
-    """An array and its parents: pairs of (operand, function from the gradient of self to that of the operand)."""
+    """Array that records its operands. parents: (operand, function from own gradient to the operand's) pairs."""
 
     __slots__ = ("gradient", "parents", "value")
     __array_ufunc__ = None  # numpy must leave `array * variable` to __rmul__
@@ -58,7 +60,7 @@ class Variable:
         return _binary(np.divide, other, self, lambda g, a, b, o: g / b, lambda g, a, b, o: -g * o / b)
 
     def take(self, index: slice | npt.NDArray[np.intp]) -> Variable:
-        """Entries of a one-dimensional variable; an index may repeat."""
+        """Returns entries of a one-dimensional variable; indices may repeat."""
         size = len(self.value)
 
         def back(g: FloatArray) -> FloatArray:
@@ -73,7 +75,7 @@ Operand = Variable | FloatArray | float
 
 
 def value_of(operand: Any) -> Any:
-    """The plain array or number behind an operand."""
+    """Returns the plain array or number of an operand."""
     return operand.value if isinstance(operand, Variable) else operand
 
 
@@ -89,7 +91,7 @@ def _binary(function: Any, a: Operand, b: Operand, to_a: Any, to_b: Any) -> Vari
 
 
 def exp(x: Any) -> Any:
-    """e to the power of x."""
+    """Computes e to the power of x."""
     if not isinstance(x, Variable):
         return np.exp(x)
     out = np.exp(x.value)
@@ -97,7 +99,7 @@ def exp(x: Any) -> Any:
 
 
 def log(x: Any) -> Any:
-    """Natural logarithm."""
+    """Computes the natural logarithm."""
     if not isinstance(x, Variable):
         return np.log(x)
     value = x.value
@@ -105,35 +107,35 @@ def log(x: Any) -> Any:
 
 
 def sigmoid(x: Any) -> Any:
-    """1 / (1 + exp(-x)), without overflow."""
+    """Computes 1 / (1 + exp(-x)) without overflow."""
     out = 0.5 * (1.0 + np.tanh(0.5 * value_of(x)))
     return Variable(out, ((x, lambda g: g * out * (1.0 - out)),)) if isinstance(x, Variable) else out
 
 
 def soft_plus(x: Any) -> Any:
-    """log(1 + exp(x)), without overflow."""
+    """Computes log(1 + exp(x)) without overflow."""
     value = value_of(x)
     out = np.maximum(value, 0.0) + np.log(1.0 + np.exp(-np.abs(value)))
     return Variable(out, ((x, lambda g: g * sigmoid(value)),)) if isinstance(x, Variable) else out
 
 
 def maximum(a: Any, b: Any) -> Any:
-    """The larger of the two, entry by entry; the gradient goes to the larger."""
+    """Computes the elementwise maximum; the gradient flows to the larger operand."""
     if not isinstance(a, Variable) and not isinstance(b, Variable):
         return np.maximum(a, b)
     return _binary(np.maximum, a, b, lambda g, x, y, o: g * (x >= y), lambda g, x, y, o: g * (x < y))
 
 
 def minimum(a: Any, b: Any) -> Any:
-    """The smaller of the two, entry by entry; the gradient goes to the smaller."""
+    """Computes the elementwise minimum; the gradient flows to the smaller operand."""
     if not isinstance(a, Variable) and not isinstance(b, Variable):
         return np.minimum(a, b)
     return _binary(np.minimum, a, b, lambda g, x, y, o: g * (x <= y), lambda g, x, y, o: g * (x > y))
 
 
 def soft_minimum(x: Any, width: Any) -> Any:
-    """-width · log(sum(exp(-x / width))) along the first axis of (kernels, rows): below the least, by width at most
-    times the log of the kernels."""
+    """Computes -width · log(sum(exp(-x / width))) over the first axis of (kernels, rows): at most width · log(kernels)
+    below the minimum."""
     value, w = value_of(x), value_of(width)
     scaled = value * (-1.0 / w)
     top = scaled.max(axis=0)
@@ -153,7 +155,7 @@ def soft_minimum(x: Any, width: Any) -> Any:
 
 
 def _reduced(gradient: FloatArray, shape: tuple[int, ...]) -> FloatArray:
-    """Sum a gradient over the axes along which its operand was repeated."""
+    """Sums a gradient over the axes along which its operand was broadcast."""
     while gradient.ndim > len(shape):
         gradient = gradient.sum(axis=0)
     repeated = tuple(i for i, size in enumerate(shape) if size == 1 and gradient.shape[i] != 1)
@@ -161,7 +163,7 @@ def _reduced(gradient: FloatArray, shape: tuple[int, ...]) -> FloatArray:
 
 
 def gradient(output: Variable, source: Variable, seed: FloatArray) -> FloatArray:
-    """Gradient of sum(seed · output) with respect to `source`, which `output` must have been made from."""
+    """Computes the gradient of sum(seed · output) with respect to `source`; zeros if `output` does not depend on it."""
     order: list[Variable] = []
     seen: set[int] = set()
     stack: list[tuple[Variable, bool]] = [(output, False)]

@@ -1,7 +1,7 @@
-"""Compares latency models on one table: the same rows to learn from, the same rows to be judged on.
+"""Compares latency models on measured tables, with the same train and test rows for each.
 
-A `Contest` is a table and a way of splitting it; a `Contestant` predicts its test rows. `run_contests` gives one `Line`
-of figures for each. `quantbench validate` runs `table_contests`; `tools.accuracy` runs contests of its own.
+Entry points: `run_contests` (one `scoring.Line` of metrics per contestant), `table_contests` (the comparison that
+`quantbench validate` runs on a table). `tools.accuracy` defines the comparisons of docs/accuracy.md.
 """
 
 from __future__ import annotations
@@ -41,38 +41,38 @@ from quantbench.workload.dtypes import DTYPES
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-# Fewer measured cliffs than this say nothing about how well cliffs are forecast.
+# With fewer measured cliffs, recall and precision of forecasts are not reported.
 _FEWEST_CLIFFS = 20
-#: how long a fit takes, in units of a cheap contestant
+#: cost of fitting our model, relative to a cheap contestant
 OUR_WEIGHT = 10.0
 
 
 @dataclass(frozen=True)
 class Contest:
-    """One device's table and one way of splitting it. protocol: sites or random."""
+    """Table of one device and the protocol (sites or random) that splits it into train and test rows."""
 
     device: DeviceSpec
     table: GemmTable
     protocol: str
 
     def split(self, train_rows: int | None, seed: int) -> Split:
-        """The rows to learn from (None: all that may be) and those to be judged on."""
+        """Splits the table into train and test rows. train_rows: their number; None for all of the training half."""
         if self.protocol == "sites":
             return held_out_sites(self.table.n, self.table.k, train_rows, seed)
         rows = len(self.table) // 2 if train_rows is None else train_rows
         return random_split(len(self.table), rows, seed)
 
     def shapes(self, rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """(m, n, k) of some rows."""
+        """Returns m, n, k of the given rows."""
         return self.table.m[rows], self.table.n[rows], self.table.k[rows]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Predictions of one contestant for the test rows, (rows,) in µs; nan where it has none.
+    """Predictions of one contestant for the test rows, (rows,) in µs; nan for rows without a prediction.
 
-    low_us, high_us: its 90 % interval, where it gives one. fit_s, predict_s: seconds of one core, in both steps.
-    cliff_probability: of a cliff from m to m + 1 at shapes m, n, k, (rows,) each, where it gives one.
+    low_us, high_us: 90 % interval. fit_s, predict_s: CPU seconds. cliff_probability: function from m, n, k, (rows,)
+    each, to the probability of a cliff from m to m + 1. All are None if the contestant gives none.
     """
 
     latency_us: FloatArray
@@ -84,7 +84,7 @@ class Answer:
     cliff_probability: Callable[[IntArray, IntArray, IntArray], FloatArray] | None = None
 
     def covers(self, measured_us: FloatArray) -> float | None:
-        """Share of the measurements inside its interval; None without one."""
+        """Returns the share of the measurements inside the interval, None if it gives no interval."""
         if self.low_us is None or self.high_us is None:
             return None
         return coverage(measured_us, self.low_us, self.high_us)
@@ -92,23 +92,22 @@ class Answer:
 
 @dataclass(frozen=True)
 class Contestant:
-    """A predictor. name: as the table shows it. train_rows: None for all rows of the training half, 0 for what learns
-    from none. answer: predictions for a split's test rows, given the seed. weight: how long it takes, roughly, in units
-    of a cheap one."""
+    """Predictor in a comparison. name: label in the table. train_rows: None for all of the training half, 0 for none.
+    answer: predicts a split's test rows. weight: rough cost relative to a cheap contestant."""
 
     name: str
     train_rows: int | None
     answer: Callable[[Contest, Split, int], Answer]
     weight: float = 1.0
 
-    def times(self, seeds: Sequence[int]) -> int:
-        """How many seeds it runs with: what learns from no row, or from all, gives every seed the same answer."""
-        return 1 if self.train_rows in (0, None) else len(seeds)
+    def needed(self, seeds: Sequence[int]) -> Sequence[int]:
+        """Returns the seeds to run: only the first if no row or all rows are fitted, since all give the same result."""
+        return seeds[:1] if self.train_rows in (0, None) else seeds
 
 
 @dataclass(frozen=True)
 class Step:
-    """The next step, for a progress line. done, total: weights done before it, and of all steps."""
+    """Progress message before a step. done, total: weight of the finished steps and of all steps."""
 
     text: str
     done: float
@@ -120,15 +119,15 @@ Plan = Sequence[tuple[Contest, Sequence[Contestant]]]
 
 
 def run_contests(contests: Plan, seeds: Sequence[int], progress: Callable[[Step], None]) -> Iterator[Line]:
-    """A line for each contestant of each contest, as they are done."""
+    """Yields one line of metrics per contest and contestant, each as soon as it is done."""
     if not seeds:
         raise InputError("validate", "no seeds", "at least one")
-    total = sum(c.weight * c.times(seeds) for _, contestants in contests for c in contestants)
+    total = sum(c.weight * len(c.needed(seeds)) for _, contestants in contests for c in contestants)
     done = 0.0
     for contest, contestants in contests:
         for contestant in contestants:
             lines = []
-            for seed in seeds[: contestant.times(seeds)]:
+            for seed in contestant.needed(seeds):
                 what = f"{contest.device.name}, {contest.protocol}: {contestant.name}, seed {seed}"
                 progress(Step(what, done, total))
                 lines.append(_judge(contest, contestant, seed))
@@ -137,8 +136,8 @@ def run_contests(contests: Plan, seeds: Sequence[int], progress: Callable[[Step]
 
 
 def _judge(contest: Contest, contestant: Contestant, seed: int) -> Line:
-    """The figures of one seed."""
-    # A contestant that learns from no row is judged on the same rows as the others.
+    """Returns the metrics of one seed."""
+    # A contestant without train rows gets the same test rows as the others.
     split = contest.split(1 if contestant.train_rows == 0 else contestant.train_rows, seed)
     answer = contestant.answer(contest, split, seed)
     measured = contest.table.latency_us[split.test]
@@ -177,7 +176,7 @@ def _judge(contest: Contest, contestant: Contestant, seed: int) -> Line:
 
 
 def fit(contest: Contest, rows: IntArray, seed: int, *, sibling: GemmTable | None = None) -> GemmModel:
-    """A model fitted to some rows of a contest's table; its prior is `family-out`, as others know the table already."""
+    """Fits a GEMM model to rows of a contest. Its prior is `family-out`: the shipped parameters have seen the table."""
     m, n, k = contest.shapes(rows)
     return GemmModel.fit(
         contest.device, m, n, k, contest.table.latency_us[rows], dtype=contest.table.dtype, prior="family-out",
@@ -186,7 +185,7 @@ def fit(contest: Contest, rows: IntArray, seed: int, *, sibling: GemmTable | Non
 
 
 def answer_of(model: GemmModel, contest: Contest, rows: IntArray, *, fit_s: float) -> Answer:
-    """A model's predictions of some rows' shapes."""
+    """Returns a GEMM model's predictions for rows of a contest. fit_s: CPU seconds that its fit took."""
     start = time.process_time()
     predicted = model.predict(*contest.shapes(rows))
     taken_s = time.process_time() - start
@@ -197,7 +196,7 @@ def answer_of(model: GemmModel, contest: Contest, rows: IntArray, *, fit_s: floa
 
 
 def ours(train_rows: int, *, name: str = "ours", sibling: GemmTable | None = None) -> Contestant:
-    """Our model, from `train_rows` rows. sibling: the whole table of a related GPU, given beside the rows."""
+    """Returns our model as a contestant. sibling: complete table of a related GPU, used in addition to the rows."""
 
     def answer(contest: Contest, split: Split, seed: int) -> Answer:
         start = time.process_time()
@@ -208,7 +207,7 @@ def ours(train_rows: int, *, name: str = "ours", sibling: GemmTable | None = Non
 
 
 def ideal_us(device: DeviceSpec, dtype: str, m: IntArray, n: IntArray, k: IntArray) -> FloatArray:
-    """The larger of FLOPs over the peak and bytes over the bandwidth, both from the spec sheet, (rows,) µs."""
+    """Returns the roofline time, (rows,) µs: the larger of FLOP over peak and bytes over bandwidth (spec sheet)."""
     peak = device.peak(dtype)
     if peak is None:
         raise UnsupportedError("roofline", f"{dtype} on {device.name}", "one of " + ", ".join(device.peak_tflops))
@@ -219,12 +218,12 @@ def ideal_us(device: DeviceSpec, dtype: str, m: IntArray, n: IntArray, k: IntArr
     return np.asarray(np.maximum(compute_us, memory_us))
 
 
-#: (log efficiency, (rows,), at log m, n, k, (rows, 3); the seed) to a function that predicts it elsewhere
+#: function of log m, n, k, (rows, 3), log efficiency, (rows,), and a seed to a predictor of log efficiency
 Learner = Callable[[FloatArray, FloatArray, int], Callable[[FloatArray], FloatArray]]
 
 
 def baseline(name: str, train_rows: int, learn: Learner, weight: float = 1.0) -> Contestant:
-    """A predictor that knows no tiles: it learns the logarithm of efficiency, the roofline over the measured time."""
+    """Returns a contestant that learns log efficiency (roofline over measured time) and knows no tiles."""
 
     def answer(contest: Contest, split: Split, seed: int) -> Answer:
         device, dtype = contest.device, contest.table.dtype
@@ -246,7 +245,7 @@ def _full_efficiency(at: FloatArray, log_efficiency: FloatArray, seed: int) -> C
 
 
 def _interpolated(at: FloatArray, log_efficiency: FloatArray, seed: int) -> Callable[[FloatArray], FloatArray]:
-    """Linear between the rows; outside of them the nearest row's."""
+    """Interpolates linearly; outside the convex hull, takes the nearest row."""
     from scipy.interpolate import LinearNDInterpolator, NearestNDInterpolator
 
     inside, outside = LinearNDInterpolator(at, log_efficiency), NearestNDInterpolator(at, log_efficiency)
@@ -264,27 +263,27 @@ def _gaussian_process(at: FloatArray, log_efficiency: FloatArray, seed: int) -> 
 
 
 def roofline() -> Contestant:
-    """The spec sheet's roofline, fitted to nothing."""
+    """Returns the spec-sheet roofline as a contestant, without any fitting."""
     return baseline("spec-sheet roofline", 0, _full_efficiency)
 
 
 def log_interpolation(train_rows: int) -> Contestant:
-    """Linear interpolation of log efficiency."""
+    """Returns linear interpolation of log efficiency as a contestant."""
     return baseline("interpolation of log efficiency", train_rows, _interpolated)
 
 
 def gaussian_process(train_rows: int) -> Contestant:
-    """Gaussian process on log efficiency."""
+    """Returns a Gaussian process on log efficiency as a contestant."""
     return baseline("Gaussian process on log efficiency", train_rows, _gaussian_process, weight=3.0)
 
 
 def usual(rows: int) -> list[Contestant]:
-    """The baselines, and our model last."""
+    """Returns the three baselines and our model, in this order."""
     return [roofline(), log_interpolation(rows), gaussian_process(rows), ours(rows)]
 
 
 def table_contests(path: Path, gpu: str, rows: int, dtype: str) -> Plan:
-    """Both protocols on a table of the user's, measured on `gpu`."""
+    """Plans both protocols (sites, random) on a user's table measured on `gpu`, with `rows` train rows."""
     table = read_table(path, gpu, dtype=dtype)
     plan = []
     for protocol in ("sites", "random"):

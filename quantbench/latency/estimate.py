@@ -1,4 +1,8 @@
-"""The answer of every latency model and profile, a time with its interval, and what all models need to give one."""
+"""Defines result types of the latency models (a time with a 90 % interval), interval calibration and time bounds.
+
+Entry points: `Estimate`, `Estimates`. Used by the attention, softmax and GEMM models, `op_times` and `profile`.
+Other result types: `gemm.model.GemmEstimates` and `profile.estimate.Estimates`.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +24,17 @@ BOUNDS = ("compute", "memory", "latency")
 
 @dataclass(frozen=True)
 class Estimate:
-    """The time of one run of an op.
+    """Latency of one run of an op, with its 90 % interval.
 
-    latency_us: the expected time.
-    low_us, high_us: its 90 % interval; of a measured shape, the interval of its median.
+    latency_us: expected time.
+    low_us, high_us: 90 % interval of the time; for a measured shape, of its median.
     source: measured, interpolated (between two measured shapes) or modelled.
-    bound: what takes the time: compute, memory, or latency (launching and filling); "" where it is not known.
-    outside: whether the shape lies outside the range that was measured.
-    note: what to know of the model, in words.
-    launch: the kernel that the model selects, where it names one.
-    waves: waves of a product's blocks; None where they cannot be stated (`quantization.credible_waves`).
-    unmeasured: why no measurement of this kind on this GPU supports the time; "" where one does.
+    bound: dominant time: compute, memory, or latency (launch and pipeline fill); "" if unknown.
+    outside: whether the shape is outside the measured range.
+    note: source and caveats of the model's predictions.
+    launch: kernel selected by the model; None if it names none.
+    waves: waves of the GEMM's blocks; None if they cannot be determined (`quantization.credible_waves`).
+    unmeasured: reason why no measurement on this GPU supports the time; "" if one does.
     """
 
     latency_us: float
@@ -44,8 +48,8 @@ class Estimate:
     waves: int | None = None
     unmeasured: str = ""
 
-    def times(self, factor: float) -> Estimate:
-        """The same with the time and its interval multiplied."""
+    def scaled(self, factor: float) -> Estimate:
+        """Returns this estimate with the time and its interval multiplied by `factor`."""
         return replace(
             self, latency_us=factor * self.latency_us, low_us=factor * self.low_us, high_us=factor * self.high_us
         )
@@ -53,8 +57,9 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Estimates:
-    """Many estimates; arrays of (n,). waves: waves of blocks that the model believes in. note: what to know of all of
-    them, in words ("" when there is nothing)."""
+    """Estimates of n workloads; arrays are (n,). waves: modelled waves of blocks. note: caveats of all the estimates.
+
+    `profile.estimate.Estimates` is the profile's counterpart."""
 
     latency_us: FloatArray
     low_us: FloatArray
@@ -79,9 +84,9 @@ class Estimates:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A constant of a cost model, with the mean and standard deviation that are expected before other GPUs are known.
+    """Parameter of a cost model. mean, sd: hand-set prior, used before any GPU was fitted.
 
-    meaning: in words, with its scale: a logarithm, a logit or the plain number.
+    meaning: definition and scale (logarithm, logit or plain number).
     """
 
     name: str
@@ -92,18 +97,18 @@ class Parameter:
 
 @dataclass(frozen=True)
 class IntervalCalibration:
-    """Half-width of a 90 % interval in log time: factor · √(variance + floor²), with the model's own variance."""
+    """Calibration of a 90 % interval: half-width in log time = factor · √(variance + floor²)."""
 
     factor: float
     floor: float
 
     def half_width(self, variance: FloatArray) -> FloatArray:
-        """(n,) log time, for the variance of the prediction, (n,)."""
+        """Returns the interval half-width in log time for each predicted variance; both (n,)."""
         return np.asarray(self.factor * np.sqrt(variance + self.floor**2))
 
 
 def require_format(who: str, data: Mapping[str, Any], model_format: str, version: int, device: DeviceSpec) -> None:
-    """Raise InputError unless a model's JSON is of this format, version and device."""
+    """Raises InputError unless a model's JSON has this format, version and device."""
     if data.get("format") != model_format or data.get("version") != version:
         raise InputError(
             who, f"{data.get('format')} version {data.get('version')}", f"{model_format} version {version}"
@@ -115,13 +120,13 @@ def require_format(who: str, data: Mapping[str, Any], model_format: str, version
 def bounded(
     latency_us: FloatArray, half_below: FloatArray, half_above: FloatArray, fastest_us: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """(latency, low, high) from half-widths in log time, none of them faster than the hardware's peak allows."""
+    """Returns (latency, low, high) in µs from half-widths in log time, none below `fastest_us`; all (n,)."""
     latency_us = np.maximum(latency_us, fastest_us)
     low_us = np.maximum(latency_us * np.exp(-half_below), fastest_us)
     return latency_us, low_us, latency_us * np.exp(half_above)
 
 
 def name_bound(launch_us: FloatArray, compute_us: FloatArray, memory_us: FloatArray) -> npt.NDArray[np.str_]:
-    """The largest of the three parts, by name; all (n,)."""
+    """Names the dominant of launch, compute and memory time in each row: latency, compute or memory; all (n,)."""
     parts = np.stack([compute_us, memory_us, launch_us])
     return np.asarray(np.array(BOUNDS)[np.argmax(parts, axis=0)], dtype=np.str_)

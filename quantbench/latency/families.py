@@ -1,4 +1,7 @@
-"""Architecture families, whose models share a prior because libraries run the same kernels, and their generations."""
+"""Groups GPUs into architecture families, whose models share a prior because libraries run the same kernels on them.
+
+Entry points: `family`, `generation`. Used by the GEMM and attention models to select priors.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from quantbench.device.spec import DeviceSpec
 
 
 def family(device: DeviceSpec) -> str:
-    """The architecture family: GPUs whose libraries share kernels.
+    """Returns the architecture family of a device.
 
     >>> from quantbench.device import lookup
     >>> family(lookup("b200-sxm-180gb")), family(lookup("rtx-5090-32gb"))
@@ -16,7 +19,7 @@ def family(device: DeviceSpec) -> str:
 
 
 def family_of(compute_capability: tuple[int, int] | None) -> str:
-    """The family by compute capability; None is a CPU."""
+    """Returns the architecture family for a compute capability; None means a CPU."""
     if compute_capability is None:
         return "cpu"
     major, minor = compute_capability
@@ -24,12 +27,12 @@ def family_of(compute_capability: tuple[int, int] | None) -> str:
         return "turing" if minor >= 5 else "volta"
     if major == 8:
         return "ada" if minor == 9 else "ampere"
-    # sm_12x has a name in common with sm_10x and no kernels: neither tcgen05 nor tensor memory, but mma.sync as Ada.
+    # sm_12x is also called Blackwell but runs other kernels: it has mma.sync like Ada, no tcgen05 or tensor memory.
     return {9: "hopper", 10: "blackwell", 11: "blackwell", 12: "blackwell-rtx"}.get(major, f"sm_{major}{minor}")
 
 
 def generation(name: str) -> str:
-    """The generation of a family, by NVIDIA's name. A prior "family-out" leaves the whole generation out.
+    """Returns NVIDIA's generation name of a family. The prior "family-out" excludes the whole generation.
 
     >>> generation("blackwell-rtx")
     'blackwell'

@@ -1,7 +1,9 @@
-"""A Gaussian process that is fitted by scikit-learn, stored as plain numbers and evaluated with numpy.
+"""Fits Gaussian processes with scikit-learn and evaluates them with numpy.
 
-Matérn 3/2 kernel with one length scale per feature, plus noise. Hyperparameters are found on at most `subset` rows
-(their search costs the cube of the rows), then every row is conditioned on.
+Entry point: `GaussianProcess`. Used by `attention`, `contests` and `profile.models`.
+
+The kernel is a Matérn 3/2 with one length scale per feature, plus noise. Hyperparameters are fitted on at most `subset`
+rows, because their search costs the cube of the rows; the posterior then uses all rows.
 """
 
 from __future__ import annotations
@@ -20,21 +22,21 @@ FloatArray = npt.NDArray[np.float64]
 _SQRT3 = 3**0.5
 # Digits kept in JSON: rounding at 1e-6 of a standardised feature is far below any length scale.
 _DIGITS = 6
-# Rows predicted at a time, so that the kernel matrix stays within some 40 MB.
+# Rows per batch: keeps the kernel matrix below some 40 MB.
 _BATCH = 8192
-# The same for quick answers: so that it stays in a core's cache.
+# Rows per batch of `predict_quickly`: keeps the kernel matrix in a core's cache.
 _QUICK_BATCH = 256
-# Directions of the rows' kernel that quick answers take the deviation from. With 150 of 800 it comes out 1 to 17 % too
-# large in the middle of random shapes on the public tables' models, at a quarter of the time that all of them take.
+# Leading eigenvectors of the kernel matrix from which `predict_quickly` takes the deviation. With 150 of 800 the median
+# over random shapes is 1 to 17 % too large on the public tables' models, at a quarter of the time of all 800.
 _QUICK_DIRECTIONS = 150
 
 
 @dataclass(frozen=True)
 class GaussianProcess:
-    """Posterior of a function of standardised features.
+    """Gaussian process posterior over standardised features.
 
-    features: (rows, features), standardised. targets: (rows,), centred. shift, spread: (features,), what the features
-    were standardised with. length_scales: (features,). amplitude, noise: variances. centre: mean of the targets.
+    features: (rows, features), standardised. targets: (rows,), centred. shift, spread: (features,), mean and deviation
+    of the raw features. length_scales: (features,). amplitude, noise: variances. centre: mean of the targets.
     """
 
     features: FloatArray
@@ -48,7 +50,7 @@ class GaussianProcess:
 
     @classmethod
     def fit(cls, features: FloatArray, targets: FloatArray, *, seed: int = 0, subset: int = 300) -> GaussianProcess:
-        """Fit `targets` (rows,) as a function of `features` (rows, features)."""
+        """Fits `targets` (rows,) as a function of `features` (rows, features)."""
         import warnings
 
         from sklearn.exceptions import ConvergenceWarning
@@ -82,11 +84,11 @@ class GaussianProcess:
         )
 
     def condition(self, rows: npt.NDArray[np.int64]) -> GaussianProcess:
-        """The same hyperparameters conditioned on some of the rows only: what cross-validation needs."""
+        """Returns the posterior of only these rows with unchanged hyperparameters, for cross-validation."""
         return replace(self, features=self.features[rows], targets=self.targets[rows])
 
     def predict(self, features: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Mean and standard deviation (of the function, without noise) at `features` (n, features): two of (n,)."""
+        """Predicts mean and standard deviation (without noise), (n,) each, at `features` (n, features)."""
         from scipy.linalg import solve_triangular
 
         mean, deviation = np.empty(len(features)), np.empty(len(features))
@@ -99,8 +101,8 @@ class GaussianProcess:
         return mean, deviation
 
     def predict_quickly(self, features: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """As `predict`, some ten times as fast, in single precision: the same mean to about 1e-4 of its spread, and a
-        deviation that is never smaller but for rounding, since it leaves out what the weaker directions explain."""
+        """Predicts like `predict`, about ten times faster, in single precision. The mean agrees to about 1e-4 of its
+        spread; the deviation is larger (up to rounding), because it uses only the leading eigenvectors."""
         columns, outputs = self._quick
         mean, deviation = np.empty(len(features)), np.empty(len(features))
         for start in range(0, len(features), _QUICK_BATCH):
@@ -121,8 +123,8 @@ class GaussianProcess:
 
     @cached_property
     def _quick(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """(what rows are multiplied with to get squared distances, what kernels are multiplied with to get the leading
-        directions and, last, the mean)."""
+        """Returns the factors of `predict_quickly`: rows @ first gives squared distances to the fitted rows, kernel @
+        second gives projections on the leading eigenvectors and, in the last column, the mean."""
         from scipy.linalg import eigh
 
         scaled = self.features / self.length_scales * _SQRT3
@@ -154,14 +156,14 @@ class GaussianProcess:
         return np.asarray(self.amplitude * (1.0 + distance) * np.exp(-distance))
 
     def to_json(self) -> dict[str, Any]:
-        """As plain numbers."""
+        """Returns the process as a JSON object."""
         rounded = {name: np.round(getattr(self, name), _DIGITS) for name in ("features", "targets")}
         values = {f.name: rounded.get(f.name, getattr(self, f.name)) for f in fields(self)}
         return {"kernel": "matern-3/2", **{name: np.asarray(value).tolist() for name, value in values.items()}}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> GaussianProcess:
-        """The process of `to_json`."""
+        """Inverse of `to_json`."""
         names = ("features", "targets", "shift", "spread", "length_scales")
         arrays = {name: np.asarray(data[name], dtype=float) for name in names}
         return cls(**arrays, amplitude=data["amplitude"], noise=data["noise"], centre=data["centre"])

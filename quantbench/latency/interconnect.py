@@ -1,7 +1,7 @@
-"""Clusters of GPUs: the predicted time of an all-reduce inside a node, and the network between nodes.
+"""Describes GPU clusters: times of all-reduces inside a node, and network bandwidth between nodes.
 
-Entry points: `cluster` (a known system by name), `reference_cluster` (the one assumed for a GPU). Used by the planner
-and by the exporters of profiles. clusters.toml holds the systems, links.json the public NCCL tables.
+Entry points: `cluster` (known system by name), `reference_cluster` (assumed for a GPU). Used by `planner` and
+`profile.exporters.rates`. clusters.toml holds the systems, links.json the public NCCL tables.
 """
 
 from __future__ import annotations
@@ -21,31 +21,32 @@ from quantbench.errors import InputError, require_int
 from quantbench.workload import Collective
 
 _WHO = "cluster"
-#: a message between nodes: from the network card to the GPU behind it (NCCL over InfiniBand, nccl-tests' small sizes)
+#: latency of a message between GPUs of two nodes (NCCL over InfiniBand, nccl-tests' small sizes)
 NODE_LATENCY_S = 20e-6
 _BITS_PER_BYTE = 8
-#: what large messages get of a link's stated rate inside a node where no public table measures it: A100's NCCL table
-#: gives 222 of 300 GB/s
+#: assumed share of a link's stated rate inside a node for large messages, if no public table measures it: A100's NCCL
+#: table reaches 222 of 300 GB/s
 _UNMEASURED_SHARE = 0.75
 _UNMEASURED_LATENCY_US = 25.0
 
 
 @dataclass(frozen=True)
 class Link:
-    """Time of an all-reduce over what connects some GPUs, as points: bus_bytes that each GPU sends and latency_us,
-    both ascending. Between points the time is a power of the size; beyond the last it grows with the last bandwidth."""
+    """All-reduce times between GPUs of a node, as points. bus_bytes: bytes sent per GPU, ascending. latency_us: times.
+
+    Interpolates in log space; above the last point the bandwidth stays constant, below the first the time."""
 
     bus_bytes: tuple[float, ...]
     latency_us: tuple[float, ...]
 
     @classmethod
     def of_rate(cls, gb_per_s: float, latency_us: float) -> Link:
-        """A latency plus bytes at a constant rate (1e9 bytes a second)."""
+        """Builds a link from a latency and a constant rate in GB/s (1e9 bytes per second)."""
         sizes = tuple(float(4**power) for power in range(4, 17))
         return cls(sizes, tuple(latency_us + size / gb_per_s / 1e3 for size in sizes))
 
     def time_s(self, bus_bytes: float) -> float:
-        """Seconds for a collective of which each GPU sends `bus_bytes`."""
+        """Returns the seconds of a collective in which each GPU sends `bus_bytes`."""
         if bus_bytes <= self.bus_bytes[0]:
             return self.latency_us[0] * 1e-6
         if bus_bytes >= self.bus_bytes[-1]:
@@ -58,10 +59,10 @@ class Link:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes of equal GPUs.
+    """Cluster of nodes with identical GPUs.
 
-    node_gb_per_s: all network adapters of a node, one direction, 1e9 bytes a second. links: inside a node, by the
-    number of GPUs that take part; the next larger one stands for those between. source: where the figures come from.
+    node_gb_per_s: bandwidth of all network adapters of a node, one direction, 1e9 bytes per second. links: all-reduce
+    times inside a node, by number of participating GPUs (`intra_node` takes the next larger). source: data origin.
     """
 
     name: str
@@ -78,16 +79,16 @@ class Cluster:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for equal clusters."""
+        """Identity of the cluster, for comparison and caching."""
         return (self.name, self.device.name, self.gpus_per_node, self.node_gb_per_s)
 
     @property
     def gpu_gb_per_s(self) -> float:
-        """One GPU's share of its node's adapters while all of them send."""
+        """Network bandwidth per GPU while all GPUs of a node send, 1e9 bytes per second."""
         return self.node_gb_per_s / self.gpus_per_node
 
     def intra_node(self, num_gpus: int) -> Link:
-        """The link that `num_gpus` GPUs of one node share."""
+        """Returns the link between `num_gpus` GPUs of one node."""
         sizes = sorted(self.links)
         return self.links[next((size for size in sizes if size >= num_gpus), sizes[-1])]
 
@@ -98,8 +99,8 @@ class Cluster:
         node_gb_per_s: float | None = None,
         link_gb_per_s: float | None = None,
     ) -> Cluster:
-        """The same cluster with other figures. link_gb_per_s: bus bandwidth of large all-reduces inside a node. Without
-        node_gb_per_s, a node's adapters grow with its GPUs."""
+        """Returns the cluster with changed values. link_gb_per_s: bus bandwidth of large all-reduces inside a node. If
+        node_gb_per_s is None, it scales with gpus_per_node."""
         if gpus_per_node is None and node_gb_per_s is None and link_gb_per_s is None:
             return self
         count = gpus_per_node or self.gpus_per_node
@@ -113,7 +114,7 @@ class Cluster:
 
 
 def cluster(name: str, device: DeviceSpec | None = None) -> Cluster:
-    """A known cluster by name, with `device` where it is built with several.
+    """Returns a known cluster by name. device: its GPU, if the system exists with several; default the first.
 
     >>> cluster("jean-zay-a100").node_gb_per_s
     50.0
@@ -132,14 +133,14 @@ def cluster(name: str, device: DeviceSpec | None = None) -> Cluster:
 
 
 def same_site(name: str) -> tuple[str, ...]:
-    """Other clusters of the same centre."""
+    """Returns the names of other clusters of the same computing centre."""
     clusters = _data()["cluster"]
     site = clusters[name].get("site")
     return tuple(n for n, values in clusters.items() if site is not None and values.get("site") == site and n != name)
 
 
 def reference_cluster(device: DeviceSpec) -> Cluster:
-    """The cluster assumed for a GPU when none is named: its maker's own system, or a generic server."""
+    """Returns the cluster assumed for a GPU if none is named: its vendor's reference system or a generic server."""
     for name, values in _data()["cluster"].items():
         if values.get("reference") and device.name in values["gpus"]:
             return cluster(name, device)
@@ -158,7 +159,7 @@ def _measured_links() -> dict[str, Any]:
 
 
 def _links(device: DeviceSpec) -> tuple[dict[int, Link], str]:
-    """Links inside a node by number of GPUs, and where they come from."""
+    """Returns the links inside a node by number of GPUs, and their source."""
     data = _measured_links()
     measured = data["devices"].get(device.name)
     if measured is not None:
@@ -173,7 +174,7 @@ def _links(device: DeviceSpec) -> tuple[dict[int, Link], str]:
 
 
 def stated_link(device: DeviceSpec) -> tuple[float, str]:
-    """Rate of the link to the other GPUs of a node, one direction, in 1e9 bytes a second, and its source."""
+    """Returns the stated rate between GPUs of a node, one direction, 1e9 bytes per second, and its source."""
     for prefix, values in _data()["intra_node_gb_per_s"].items():
         if device.name.startswith(prefix):
             return float(values["value"]), str(values["source"])
@@ -181,7 +182,7 @@ def stated_link(device: DeviceSpec) -> tuple[float, str]:
 
 
 def host_link(device: DeviceSpec) -> tuple[float, str]:
-    """Rate of the slot between a GPU and its host, one direction, in 1e9 bytes a second, and its source."""
+    """Returns the PCIe rate between a GPU and its host, one direction, 1e9 bytes per second, and its source."""
     major = (device.compute_capability or (0, 0))[0]
     slot = "pcie-gen3" if major < 8 else "pcie-gen4" if major == 8 else "pcie-gen5"
     found = _data()["intra_node_gb_per_s"][slot]

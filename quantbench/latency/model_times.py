@@ -1,8 +1,8 @@
-"""The latency models of one GPU as a source of op times: the shipped models, else their priors.
+"""Predicts op times of one GPU with the shipped latency models, or their priors if none is shipped.
 
-Entry points: `ModelTimes`, which `advise` and `predict` ask, and `BestTimes`, which `plan` asks. `ModelTimes` selects
-the model of each number format and extends it to batches with more rows than models know. Products, softmax and
-attention have models; norms, residual additions, activations, embeddings, optimizer and communication have none.
+Entry points: `ModelTimes` (used by `advise` and `predict`), `BestTimes` (used by `plan`). `ModelTimes` selects the
+model of each dtype and extrapolates to batches larger than the models support. GEMMs, softmax and attention have
+models; norms, residual additions, activations, embeddings, optimizer and communication have none.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from quantbench.workload.ops import Compute
 
 
 class ModelTimes:
-    """Estimates of latency models, with the kernels that they select; implements `OpTimes`.
+    """Op times from latency models, with the kernels that they select; implements `OpTimes`.
 
-    device: the GPU.
-    gemm: the model of products of a number format and what to know of it; the best known unless given.
+    gemm: function from a dtype to a GEMM model and its note; default `best_gemm_model`.
 
     >>> from quantbench.device import lookup
     >>> times = ModelTimes(lookup("a100-sxm4-80gb"))
@@ -49,11 +48,11 @@ class ModelTimes:
 
     @property
     def note(self) -> str:
-        """Sources of the estimates given so far."""
+        """Sources of the estimates made so far."""
         return "; ".join(filter(None, self._notes))
 
     def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
-        """One estimate per workload, in their order; those of one kind and number format are asked for together."""
+        """Returns one estimate per workload, in order; predicts all workloads of one kind and dtype in one batch."""
         groups: dict[tuple[type[Compute], str], list[Compute]] = defaultdict(list)
         for work in dict.fromkeys(workloads):
             groups[type(work), work.dtype].append(work)
@@ -86,7 +85,7 @@ class ModelTimes:
     def _attentions(self, works: list[Attention]) -> list[Estimate]:
         found = self._attention.predict(works)
         self._notes[self._attention.note] = None
-        # The model adds to its own note how many of a batch are beyond what was measured.
+        # The model's note for a batch differs if shapes are outside the measured kinds.
         if found.note != self._attention.note:
             self._notes["backward attention and unusual heads are beyond what was measured there"] = None
         return [replace(one, unmeasured=self._unmeasured(work)) for one, work in zip(found, works, strict=True)]
@@ -108,22 +107,22 @@ class ModelTimes:
 
 
 class BestTimes:
-    """The best that is known of each GPU without measuring it, remembered; an `op_times.TimesOf`."""
+    """Cached `ModelTimes` per GPU; an `op_times.TimesOf`."""
 
     def __init__(self) -> None:
         self._known: dict[str, OpTimes] = {}
 
     def __call__(self, device: DeviceSpec) -> OpTimes:
-        """The times of a GPU."""
+        """Returns the op times of a GPU."""
         if device.name not in self._known:
             self._known[device.name] = RememberedTimes(ModelTimes(device))
         return self._known[device.name]
 
 
 def best_gemm_model(device: DeviceSpec, dtype: str) -> tuple[GemmModel, str]:
-    """The shipped model of products of a number format, else the expected one, and what to know of it."""
+    """Returns the shipped GEMM model of a dtype, or its prior if none is shipped, and a note on its source."""
     if dtype == "fp16" and device.peak("bf16") == device.peak("fp16"):
-        # The same bytes at the same peak, by kernels of the same tiles.
+        # fp16 and bf16 have the same bytes, peak and tiles.
         measured = shipped_model(device.name, "bf16")
         if measured is not None:
             addition = f"; fp16 is taken to run as the bf16 that was measured on {device.name}"
@@ -133,7 +132,7 @@ def best_gemm_model(device: DeviceSpec, dtype: str) -> tuple[GemmModel, str]:
 
 
 def _origin(model: GemmModel) -> str:
-    """Where a fitted model comes from, for people."""
+    """Describes the origin of a fitted model."""
     words = f"products on {model.device.name}: fitted on {model.rows:,} measured shapes"
     of = model.provenance
     if "held_out" in of:
@@ -143,7 +142,7 @@ def _origin(model: GemmModel) -> str:
 
 
 def require_reach(m: int, n: int, k: int) -> None:
-    """Raise InputError for a product with a side that no model of products knows."""
+    """Raises InputError for a GEMM with a side above LARGEST_SIDE."""
     beyond = [f"{name} = {size}" for name, size in (("m", m), ("n", n), ("k", k)) if size > LARGEST_SIDE]
     if beyond:
         what = f"at most {LARGEST_SIDE}: no time is predicted of larger products"
@@ -151,10 +150,10 @@ def require_reach(m: int, n: int, k: int) -> None:
 
 
 def predict_within_reach(model: GemmModel, gemms: Sequence[Gemm]) -> list[Estimate]:
-    """A model's estimates of products, in order, of any number format as if they were of the model's own.
+    """Predicts GEMMs, in order, ignoring their dtype in favour of the model's.
 
-    The time of a batch with more rows than the model knows grows in proportion from the longest batch that it knows.
-    Raises InputError for a product with a larger side.
+    The time of a batch with more than LARGEST_SIDE rows is scaled up from the largest supported batch.
+    Raises InputError for a GEMM with a side above LARGEST_SIDE.
     """
     asked, factors = [], []
     for gemm in gemms:
@@ -166,7 +165,7 @@ def predict_within_reach(model: GemmModel, gemms: Sequence[Gemm]) -> list[Estima
         asked.append(gemm if batch == gemm.batch else replace(gemm, batch=batch))
     return [
         one if factor == 1.0
-        else replace(one.times(factor), waves=None if one.waves is None else round(factor * one.waves))
+        else replace(one.scaled(factor), waves=None if one.waves is None else round(factor * one.waves))
         for one, factor in zip(model.predict_gemms(asked), factors, strict=True)
     ]  # fmt: skip
 
@@ -177,10 +176,9 @@ _resident_blocks = cache(resident_blocks)
 def _launch_and_waves(
     found: Estimate, gemm: Gemm, device: DeviceSpec, *, in_waves: bool
 ) -> tuple[Launch | None, int | None]:
-    """The launch with its blocks per SM, and the waves, both only where the model knows them.
+    """Returns the launch with its blocks per SM, and the waves (`quantization.credible_waves`), None if unknown.
 
-    in_waves: whether the model finds that the device runs in waves; otherwise it knows no blocks per SM. Waves: see
-    `quantization.credible_waves`.
+    in_waves: whether GEMMs run in waves by the model; if not, blocks per SM and waves are unknown.
     """
     launch = found.launch
     if launch is None or launch.tile is None:

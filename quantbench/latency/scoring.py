@@ -1,6 +1,7 @@
-"""Scores of predictions against measured times: splits of a table, errors, coverage, cliffs, means over seeds.
+"""Scores predictions against measured times: train/test splits, errors, interval coverage, cliffs, means over seeds.
 
-A `Line` holds the figures of one predictor. Used by `contests` and by the accuracy tables of `tools.accuracy`.
+Entry points: `held_out_sites`, `random_split`, `summarize`, `Line`, `over_seeds`. Used by `contests`, `quantbench
+validate`, `tools.accuracy` and tools/ship_*.py.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
-#: the (n, k) pairs are divided once, with this seed, whatever the seed of the training rows
+#: seed of the division of (n, k) pairs, the same for all seeds of the train rows
 _SITE_SEED = 0
-#: a cliff: the time rises by more than this share from m to m + 1
+#: smallest relative rise from m to m + 1 that counts as a cliff
 _STEP = 0.10
-#: probabilities from which on a cliff is forecast, for `CliffLevels`
+#: thresholds on the probability of a cliff, for `CliffLevels`
 LEVELS = (0.10, 0.15, 0.20, 0.25, 0.30, 0.40, 0.50)
 
 
 @dataclass(frozen=True)
 class Split:
-    """Row indices: `train` may be fitted, `test` is judged; they share no row (held-out sites: no (n, k) pair)."""
+    """Disjoint indices of train and test rows; with held-out sites they share no (n, k) pair either."""
 
     train: IntArray
     test: IntArray
 
 
 def random_split(rows: int, train: int, seed: int) -> Split:
-    """`train` rows at random out of `rows`; all the others are the test.
+    """Splits `rows` rows at random into `train` train rows and the remaining test rows.
 
     >>> random_split(5, 3, seed=0).train
     array([2, 4, 3])
@@ -48,9 +49,9 @@ def random_split(rows: int, train: int, seed: int) -> Split:
 
 
 def held_out_sites(n: IntArray, k: IntArray, train: int | None, seed: int) -> Split:
-    """Half of the (n, k) pairs are the test, with all their rows; `train` rows (None: all) come from the other half.
+    """Takes all rows of half of the (n, k) pairs as test rows, and `train` rows (None: all) of the other half.
 
-    The division of the pairs is the same for every seed; the seed chooses the training rows. n, k: (rows,).
+    n, k: (rows,). seed: selects the train rows; the division of the pairs is fixed.
     """
     pairs, site = np.unique(np.stack([n, k]), axis=1, return_inverse=True)
     order = np.random.default_rng(_SITE_SEED).permutation(pairs.shape[1])
@@ -70,7 +71,7 @@ def _require_train(train: int, rows: int) -> None:
 
 @dataclass(frozen=True)
 class ErrorSummary:
-    """|predicted / measured - 1| over `rows` rows, in percent."""
+    """Statistics of |predicted / measured - 1| over `rows` rows, in percent."""
 
     rows: int
     median_pct: float
@@ -82,7 +83,7 @@ class ErrorSummary:
 
 
 def summarize(predicted_us: FloatArray, measured_us: FloatArray, rows: BoolArray | None = None) -> ErrorSummary:
-    """Median, mean and 95th percentile of the relative error, over all rows or those marked."""
+    """Computes median, mean and 95th percentile of the relative error. rows: mask of the rows to use, default all."""
     predicted_us, measured_us = np.asarray(predicted_us, dtype=float), np.asarray(measured_us, dtype=float)
     if predicted_us.shape != measured_us.shape:
         raise InputError("summarize", f"{predicted_us.shape} predictions for {measured_us.shape} rows", "one each")
@@ -97,17 +98,17 @@ def summarize(predicted_us: FloatArray, measured_us: FloatArray, rows: BoolArray
 
 
 def compute_rows(m: IntArray, n: IntArray, k: IntArray) -> BoolArray:
-    """Large products: m >= 256 and n, k >= 512."""
+    """Returns a mask of large GEMMs: m >= 256 and n, k >= 512."""
     return np.asarray((m >= 256) & (n >= 512) & (k >= 512))
 
 
 def coverage(measured_us: FloatArray, low_us: FloatArray, high_us: FloatArray) -> float:
-    """Share of the measurements inside [low_us, high_us], 0 to 1."""
+    """Returns the share of the measurements inside [low_us, high_us], 0 to 1."""
     return float(np.mean((measured_us >= low_us) & (measured_us <= high_us)))
 
 
 def cliff_pairs(m: IntArray, n: IntArray, k: IntArray) -> tuple[IntArray, IntArray]:
-    """Indices (low, high) of rows that share n and k and whose m differ by one, with m >= 128 and n, k >= 1024."""
+    """Returns indices (low, high) of rows with equal n and k and adjacent m, for m >= 128 and n, k >= 1024."""
     rows = np.flatnonzero((m >= 128) & (n >= 1024) & (k >= 1024))
     at = {(int(m[i]), int(n[i]), int(k[i])): int(i) for i in rows}
     found = [(i, at[key]) for (a, b, c), i in at.items() if (key := (a + 1, b, c)) in at]
@@ -116,14 +117,13 @@ def cliff_pairs(m: IntArray, n: IntArray, k: IntArray) -> tuple[IntArray, IntArr
 
 
 def rises(latency_us: FloatArray, pairs: tuple[IntArray, IntArray]) -> BoolArray:
-    """Whether the time rises by more than the step, (pairs,). latency_us: of all rows that the pairs point into."""
+    """Returns whether each pair is a cliff, (pairs,). latency_us: times of all rows. pairs: from `cliff_pairs`."""
     low, high = pairs
     return np.asarray(latency_us[high] / latency_us[low] > 1 + _STEP)
 
 
 def recall_and_precision(forecast: BoolArray, measured: BoolArray) -> tuple[float, float]:
-    """Share of the measured cliffs that were forecast, and of the forecast ones that are real (nan where nothing was
-    forecast). forecast, measured: (pairs,)."""
+    """Returns recall and precision of forecast cliffs; nan without measured or forecast cliffs. Masks are (pairs,)."""
     hits = int((measured & forecast).sum())
     recall = hits / int(measured.sum()) if measured.any() else float("nan")
     return recall, hits / int(forecast.sum()) if forecast.any() else float("nan")
@@ -131,8 +131,8 @@ def recall_and_precision(forecast: BoolArray, measured: BoolArray) -> tuple[floa
 
 @dataclass(frozen=True)
 class CliffLevels:
-    """expected, measured: the share of pairs (m, m + 1) that are cliffs, by the probabilities and by measurement.
-    found, true: recall and precision of forecasts from each of LEVELS on; true is None where nothing is that likely."""
+    """Calibration of cliff forecasts. expected, measured: predicted and measured share of pairs that are cliffs.
+    found, true: recall and precision at each threshold of LEVELS; true is None if nothing is forecast."""
 
     pairs: int
     expected: float
@@ -142,7 +142,7 @@ class CliffLevels:
 
 
 def cliff_levels(probability: FloatArray, measured: BoolArray) -> CliffLevels:
-    """Judge forecasts by their probability. probability, measured: (pairs,)."""
+    """Scores forecasts at each threshold of LEVELS. probability, measured: (pairs,)."""
     scores = [recall_and_precision(probability >= level, measured) for level in LEVELS]
     return CliffLevels(
         pairs=len(measured),
@@ -155,11 +155,11 @@ def cliff_levels(probability: FloatArray, measured: BoolArray) -> CliffLevels:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of an accuracy table: the figures of one seed, or of several (`over_seeds`).
+    """Line of an accuracy table: metrics of one predictor for one seed or averaged over several (`over_seeds`).
 
-    train_rows: None for what is fitted to nothing. unanswered: share of the test rows without a prediction.
-    cliff_recall, cliff_precision: of cliffs where the prediction rises by the step. forecast_…: of cliffs that the
-    model itself finds likely. cliff_levels: the same from other probabilities on.
+    train_rows: None for a predictor without fit. unanswered: share of test rows without a prediction.
+    cliff_recall, cliff_precision: of cliffs in the predicted times. forecast_recall, forecast_precision: of cliffs by
+    predicted probability. cliff_levels: forecasts at other probability thresholds.
     """
 
     gpu: str
@@ -181,7 +181,7 @@ class Line:
     note: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers; names carry their units."""
+        """Returns the line as a JSON object."""
         return asdict(self)
 
 
@@ -191,7 +191,7 @@ _AVERAGED = (
 
 
 def over_seeds(lines: Sequence[Line]) -> Line:
-    """Several seeds' figures: means, but of times the median, which one busy moment of the machine does not move."""
+    """Averages lines of several seeds; for fit_s and shapes_per_s takes the median, which is robust to machine load."""
     means = {name: _mean_of_known([getattr(one, name) for one in lines]) for name in _AVERAGED}
     compute = [one.compute for one in lines if one.compute is not None]
     levels = [one.cliff_levels for one in lines if one.cliff_levels is not None]
@@ -239,7 +239,7 @@ COLUMNS = (
 
 
 def cells(entry: Line) -> tuple[str, ...]:
-    """One line as text, in the order of the columns. Errors are median / mean / p95 in percent."""
+    """Formats a line as table cells, in the order of COLUMNS. Errors are median / mean / p95 in percent."""
     rate = entry.shapes_per_s
     return (
         entry.model,
@@ -255,10 +255,10 @@ def cells(entry: Line) -> tuple[str, ...]:
 
 
 def row_count(count: int | None) -> str:
-    """Rows learned from, as text."""
+    """Formats a number of train rows."""
     return "–" if count is None else f"{count:,}"
 
 
 def shares(found: float | None, true: float | None) -> str:
-    """Recall and precision, as text."""
+    """Formats recall and precision."""
     return "–" if found is None else f"{found:.2f} / " + ("–" if true is None else f"{true:.2f}")

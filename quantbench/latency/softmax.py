@@ -1,10 +1,10 @@
-"""The time of the softmax between attention's two products: bytes, waves of row blocks, and the launch.
+"""Predicts the time of unfused attention's softmax from its bytes, its waves of row blocks and its launches.
 
-The fused kernel reads and writes each element once. The fallback that Megatron takes when its conditions fail runs
-scale, mask and softmax as separate kernels in fp32, which moves four to six times the bytes.
+Entry points: `SoftmaxModel`, `fallback_bytes`. Used by `latency.model_times`, `latency.op_times` and `profile`.
 
-No public table measures this operation: before `fit`, the intervals come from what fused softmax kernels are reported
-to reach of the memory bandwidth, not from held-out rows.
+The fused kernel reads and writes each element once. When its constraints are not met, Megatron falls back to separate
+kernels in fp32 (cast, mask, softmax, cast), which move 5 to 9 times the bytes forward and 3 to 4.5 times backward in
+16-bit formats. No public table measures softmax: before `fit`, intervals rest on reported bandwidths of fused kernels.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ROWS_PER_BLOCK = 4
 _BLOCKS_PER_SM = 16
 # Rows are read in whole vectors of the next power of two (log2_elements in the same file).
 _LEAST_COLUMNS = 32
-#: kernels of the fallback: scale, mask, softmax
+#: launches counted for the fallback; its passes are cast, softmax and cast, plus one for a mask (`fallback_bytes`)
 _FALLBACK_KERNELS = 3
 
 # Logarithms by name: (start, optimistic, pessimistic). Launch and drain of a small kernel 2 to 8 µs; share of the
@@ -51,10 +51,10 @@ _NOISE = 0.05
 
 @dataclass(frozen=True)
 class SoftmaxModel:
-    """Predicted times of `Softmax` on a device. parameters: logarithms, in the order of _PARAMETERS.
+    """Latency model of `Softmax` on one device. parameters: logarithms, in the order of _PARAMETERS.
 
-    half_width: of the 90 % interval in log time; None before a fit, when the interval spans what the optimistic and
-    the pessimistic parameters give. note: what to know of its predictions, in words.
+    half_width: half-width of the 90 % interval, log time; None before a fit, when the interval spans the times of the
+    optimistic and the pessimistic parameters. rows: number of fitted rows. note: source and caveats of predictions.
 
     >>> from quantbench.device import lookup
     >>> model = SoftmaxModel.prior(lookup("a100-sxm4-80gb"))
@@ -70,7 +70,7 @@ class SoftmaxModel:
 
     @classmethod
     def prior(cls, device: DeviceSpec) -> SoftmaxModel:
-        """From the spec sheet alone, with wide intervals."""
+        """Returns an unfitted model from the spec sheet, with wide intervals."""
         note = f"softmax on {device.name}: from the spec sheet, nothing measured; the interval is a guess"
         return cls(device, _START, None, 0, note)
 
@@ -78,7 +78,7 @@ class SoftmaxModel:
     def fit(
         cls, device: DeviceSpec, works: Iterable[Softmax], latency_us: Iterable[float], *, fused: bool = True
     ) -> SoftmaxModel:
-        """Fit measured fused (or fallback) softmax times. Fewer than six rows leave the prior, which says so."""
+        """Fits measured times, µs, of the fused kernel or the fallback. Returns the prior for fewer than six rows."""
         from scipy.optimize import least_squares
 
         found, times_us = list(works), np.asarray(list(latency_us), dtype=float)
@@ -97,14 +97,14 @@ class SoftmaxModel:
 
         solved = least_squares(residuals, start, loss="soft_l1")
         predicted = _times(device, found, solved.x, fused)[0]
-        # The parameters took their share of the errors' freedom.
+        # Corrects for the degrees of freedom used by the parameters.
         left = max(1.0, len(found) - len(start)) / len(found)
         half_width = float(np.quantile(np.abs(np.log(predicted / times_us)), 0.9)) / left + 0.01
         note = f"softmax on {device.name}: fitted on {len(found)} measured shapes"
         return cls(device, tuple(float(p) for p in solved.x), half_width, len(found), note)
 
     def predict(self, works: Iterable[Softmax], *, fused: bool = True) -> Estimates:
-        """Times of `works`; fused: as one kernel, or as the three of the fallback."""
+        """Predicts the times of `works`. fused: whether one fused kernel runs them, or the fallback's kernels."""
         found = list(works)
         if not found:
             raise InputError(_WHO, "no shapes", "at least one Softmax")
@@ -119,7 +119,7 @@ class SoftmaxModel:
         return Estimates(*bounded(latency_us, below, above, nothing), waves, bound, note=self.note)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain numbers; the device by its slug."""
+        """Returns the model as a JSON object; the device is stored by its slug."""
         return {
             "format": MODEL_FORMAT, "version": MODEL_VERSION, "device": self.device.name,
             "parameters": dict(zip(_PARAMETERS, self.parameters, strict=True)),
@@ -128,16 +128,16 @@ class SoftmaxModel:
 
     @classmethod
     def from_json(cls, data: dict[str, Any], device: DeviceSpec) -> SoftmaxModel:
-        """The model of `to_json`. Raises InputError for another device, format or version."""
+        """Inverse of `to_json`. Raises InputError for another device, format or version."""
         require_format(_WHO, data, MODEL_FORMAT, MODEL_VERSION, device)
         values = tuple(float(data["parameters"][name]) for name in _PARAMETERS)
         return cls(device, values, data["half_width"], int(data["rows"]), data["note"])
 
 
 def fallback_bytes(work: Softmax) -> int:
-    """Bytes that the unfused path moves: a cast to fp32 with the scale, a masked fill, a softmax, and a cast back.
+    """Returns the bytes moved by the fallback: cast to fp32 with the scale, masked fill, softmax, cast back.
 
-    Backward is one softmax gradient in fp32 and a cast.
+    Backward counts one softmax gradient in fp32 and a cast.
     """
     elements = work.batch * work.rows * work.cols
     width = element_bytes(work.dtype)
@@ -150,12 +150,12 @@ def fallback_bytes(work: Softmax) -> int:
 def _times(
     device: DeviceSpec, works: list[Softmax], parameters: Iterable[float], fused: bool
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
-    """(latency, launch, memory, waves' cost) in µs and the number of waves; all (n,)."""
+    """Returns the latency and its launch, memory and wave parts in µs, and the number of waves; all (n,)."""
     log_launch, log_efficiency, log_wave = parameters
     moved = np.array([w.min_bytes if fused else fallback_bytes(w) for w in works], dtype=float)
     rows = np.array([w.batch * w.rows for w in works], dtype=float)
     columns = np.array([max(_LEAST_COLUMNS, w.cols) for w in works], dtype=float)
-    # Rows beyond 1024 columns take the place of several.
+    # A row of more than 1024 columns counts as several.
     per_block = np.maximum(1.0, _ROWS_PER_BLOCK / np.maximum(1.0, columns / 1024.0))
     waves = np.ceil(rows / per_block / (device.sm_count * _BLOCKS_PER_SM))
     kernels = 1.0 if fused else float(_FALLBACK_KERNELS)

@@ -1,8 +1,8 @@
-"""Reads measured GEMM tables, and names the systems and default tables of aiconfigurator-core.
+"""Reads measured GEMM tables, and maps device slugs to the systems and default tables of aiconfigurator-core.
 
-Entry point: `read_table`, for a Parquet or CSV file with the columns `m`, `n`, `k`, `latency` (ms) and, where it holds
-several number formats, `gemm_dtype`. `quantbench validate` reads the user's table with it, `tools.accuracy` the tables
-inside aiconfigurator-core.
+Entry point: `read_table`, for a Parquet or CSV file with columns `m`, `n`, `k`, `latency` (ms) and, if it holds several
+dtypes, `gemm_dtype`. Used by `contests` (for `quantbench validate`) and `tools.accuracy`; the importer and exporter of
+aiconfigurator tables use the names.
 """
 
 import csv
@@ -17,7 +17,7 @@ from quantbench.errors import InputError, StoreError, UnsupportedError, require_
 from quantbench.files import open_text, read_bytes, reason
 from quantbench.workload.dtypes import GEMM_DTYPES
 
-#: a table of measured times may have so many rows
+#: most rows of a table
 MOST_ROWS = 5_000_000
 
 IntArray = npt.NDArray[np.int64]
@@ -25,7 +25,7 @@ FloatArray = npt.NDArray[np.float64]
 #: the columns of a table by name, (rows,) each
 Columns = dict[str, npt.NDArray[Any]]
 
-#: device slug → name of the system in aiconfigurator-core; not every system has a table of products
+#: device slug → name of the system in aiconfigurator-core; not every system has a GEMM table
 SYSTEMS: dict[str, str] = {
     "a100-pcie-80gb": "a100_pcie",
     "a100-sxm4-80gb": "a100_sxm",
@@ -41,7 +41,7 @@ SYSTEMS: dict[str, str] = {
     "l40s-48gb": "l40s",
     "rtx-pro-6000-server-96gb": "rtx_pro_6000_server",
 }
-#: which of a system's tables is read when none is named: (backend, version)
+#: system → (backend, version) of its default table
 DEFAULT_TABLES: dict[str, tuple[str, str]] = {
     "a100_sxm": ("sglang", "0.5.10"),
     "b200_sxm": ("vllm", "0.24.0"),
@@ -53,16 +53,16 @@ DEFAULT_TABLES: dict[str, tuple[str, str]] = {
     "l40s": ("vllm", "0.24.0"),
     "rtx_pro_6000_server": ("vllm", "0.24.0"),
 }
-#: our name of a number format → the table's
+#: dtype → its name in tables
 _GEMM_DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _NEEDED = ("m", "n", "k", "latency")
 
 
 @dataclass(frozen=True)
 class GemmTable:
-    """Measured products m×k times k×n of one number format on one GPU, sorted by (m, n, k), each shape once.
+    """Measured GEMMs m×k times k×n of one dtype on one GPU, sorted by (m, n, k), each shape once.
 
-    m, n, k: (rows,) int64. latency_us: (rows,) float64, microseconds. gpu: device slug.
+    m, n, k: (rows,) int64. latency_us: (rows,) float64. gpu: device slug.
     """
 
     m: IntArray
@@ -77,7 +77,7 @@ class GemmTable:
 
 
 def system_of(name: str) -> str:
-    """aiconfigurator's name of a system, given that or a device slug.
+    """Returns aiconfigurator's system name for a device slug; other names are returned unchanged.
 
     >>> system_of("a100-sxm4-80gb"), system_of("gb200")
     ('a100_sxm', 'gb200')
@@ -86,17 +86,17 @@ def system_of(name: str) -> str:
 
 
 def slug_of(system: str) -> str | None:
-    """The device slug of a system; None for one that we have no name for."""
+    """Returns the device slug of an aiconfigurator system, None if unknown."""
     return next((slug for slug, name in SYSTEMS.items() if name == system), None)
 
 
 def read_table(path: str | Path, gpu: str, *, dtype: str = "bf16") -> GemmTable:
-    """The measured rows of `dtype` in a file, measured on `gpu` (a device slug).
+    """Reads the rows of `dtype` from a file measured on `gpu` (device slug).
 
-    Rows whose latency is not a finite number above 0 are dropped; of rows that repeat a shape the median is kept.
+    Drops rows with a size below 1 or a latency that is not finite and positive; merges repeated shapes by the median.
 
-    Raises InputError for an unknown dtype, a missing column or no measured row, StoreError for a file that cannot be
-    read, UnsupportedError for a Parquet file without pyarrow.
+    Raises InputError for an unknown dtype, a missing column or no measured row, StoreError for an unreadable file,
+    UnsupportedError for a Parquet file without pyarrow.
     """
     columns = read_columns(path, dtype)
     shape = np.stack([columns[name].astype(np.int64) for name in ("m", "n", "k")])
@@ -109,7 +109,7 @@ def read_table(path: str | Path, gpu: str, *, dtype: str = "bf16") -> GemmTable:
 
 
 def read_columns(path: str | Path, dtype: str) -> Columns:
-    """Every column of a table, for the rows of `dtype`. Raises as `read_table` does."""
+    """Reads all columns of a table, for the rows of `dtype`. Raises the errors of `read_table`."""
     require_choice("read_table", "dtype", dtype, GEMM_DTYPES)
     file = Path(path)
     columns = _csv_columns(file) if file.suffix == ".csv" else _parquet_columns(file)
@@ -126,7 +126,7 @@ def read_columns(path: str | Path, dtype: str) -> Columns:
 
 
 def _merge(shape: IntArray, latency_us: FloatArray) -> tuple[IntArray, IntArray, IntArray, FloatArray]:
-    """(m, n, k) of the unique shapes, sorted, and the median latency of each. shape: (3, rows)."""
+    """Returns m, n, k of the distinct shapes, sorted, and the median latency of each. shape: (3, rows)."""
     (m, n, k), inverse, counts = np.unique(shape, axis=1, return_inverse=True, return_counts=True)
     order = np.argsort(inverse.ravel(), kind="stable")
     if (counts == 1).all():
@@ -136,7 +136,7 @@ def _merge(shape: IntArray, latency_us: FloatArray) -> tuple[IntArray, IntArray,
 
 
 def read_parquet(operation: str, file: Path) -> Any:
-    """A Parquet file as a pyarrow Table of at most MOST_ROWS rows. Raises StoreError in the name of `operation`."""
+    """Reads a Parquet file as a pyarrow Table. Raises StoreError, naming `operation`, if unreadable or too long."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

@@ -1,1 +1,1 @@
-"""The accuracy tables of docs/accuracy.md, computed from public measured tables (extra `tables`)."""
+"""Computes the accuracy tables of docs/accuracy.md from public measured tables (extra `tables`)."""

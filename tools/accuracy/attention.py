@@ -1,4 +1,7 @@
-"""The attention model against simple baselines, on held-out sites of the public tables."""
+"""Compares the attention model with simple baselines on held-out sites of the public tables.
+
+Entry points: `attention_lines` (used by `tools.accuracy.page`), `read_attention` (also by tools/ship_attention.py).
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,13 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 _SITE_SEED = 0
-#: tables with rows for a fit: context attention writes its keys and values into a cache, encoder attention does not
+#: kind of table → whether its times include writing keys and values into a cache
 KINDS = {"context_attention": True, "encoder_attention": False}
 
 
 @dataclass(frozen=True)
 class AttentionTable:
-    """Measured attention of one provider on one device. sources: table → its rows and sha256, for provenance."""
+    """Measured attention on one device. sources: table → provider, number of rows and sha256, for provenance."""
 
     shapes: AttentionShapes
     latency_us: FloatArray
@@ -44,7 +47,7 @@ class AttentionTable:
 
 
 def read_attention(device: str, *, dtype: str = "bf16", root: Path | None = None) -> AttentionTable:
-    """The default tables of a device (slug, or the package's system), of each the provider with the most rows."""
+    """Reads the default tables of a device (slug or aiconfigurator system): of each, the provider with most rows."""
     tables, _ = aiconfigurator.find_tables(device, kinds=["context_attention"], root=root)
     more, _ = aiconfigurator.find_tables(device, kinds=["gemm", "encoder_attention"], root=root)
     tables += [table for table in more if table.kind == "encoder_attention"]
@@ -67,8 +70,8 @@ def read_attention(device: str, *, dtype: str = "bf16", root: Path | None = None
 
 
 def held_out(shapes: AttentionShapes, train: int, seed: int) -> tuple[IntArray, IntArray]:
-    """(train, test) rows: half of the sites are the test, the same half for every seed; `train` rows come from the
-    other half, chosen by the seed."""
+    """Returns train and test rows: all rows of half of the sites as test, `train` rows of the other half. The seed
+    selects the train rows only. `scoring.held_out_sites` is the counterpart for GEMMs."""
     site = shapes.sites
     order = np.random.default_rng(_SITE_SEED).permutation(site.max() + 1)
     is_test = np.isin(site, order[: len(order) // 2])
@@ -76,7 +79,7 @@ def held_out(shapes: AttentionShapes, train: int, seed: int) -> tuple[IntArray, 
     return pool[:train], np.flatnonzero(is_test)
 
 
-#: (device, table, train rows, test rows, seed) to predictions for the test rows
+#: function of (device, table, train rows, test rows, seed) to predictions for the test rows
 Contestant = Callable[[DeviceSpec, AttentionTable, IntArray, IntArray, int], Answer]
 
 
@@ -145,7 +148,7 @@ _UNFITTED = {"ours, nothing measured", "spec-sheet roofline"}
 def attention_lines(
     gpus: Sequence[str], train_rows: int, seeds: Sequence[int], progress: Callable[[Step], None]
 ) -> Iterator[Line]:
-    """A line for each device and contestant, as they are done."""
+    """Yields one line of metrics per device and contestant, each as soon as it is done."""
     total = float(len(gpus) * len(CONTESTANTS))
     done = 0.0
     for gpu in gpus:

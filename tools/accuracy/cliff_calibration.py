@@ -1,8 +1,8 @@
-"""The calibration of cliff forecasts: `python -m tools.accuracy.cliff_calibration` (needs the extra `tables`).
+"""Calibrates cliff forecasts: `python -m tools.accuracy.cliff_calibration` (needs the extra `tables`; takes minutes).
 
-For every architecture family, the numbers that make the cliffs of the other families' tables likeliest. Models learn
-from 200 rows of half of the training sites and forecast on the other half, so that no pair of the accuracy tables is
-looked at. Minutes.
+Prints, for every architecture family, the maximum-likelihood values for the other families' tables, to be copied into
+`gemm.cliffs`. Models are fitted to 200 rows of half of the training sites and forecast on the other half, so no test
+row of the accuracy tables is used.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _START = Calibration(share=0.9, spread=1.0, noise=0.06)
 
 @dataclass(frozen=True)
 class Rises:
-    """Rises of one device, (pairs,) each: what the trees say, and whether the measured one is a cliff."""
+    """Rises of one device, (pairs,) each. rise, deviation: over the trees. is_cliff: whether measured as a cliff."""
 
     rise: FloatArray
     deviation: FloatArray
@@ -39,7 +39,7 @@ class Rises:
 
 
 def inner_rises(gpu: str, seeds: Sequence[int] = SEEDS) -> Rises:
-    """Of a device's inner sites, all seeds together."""
+    """Returns the rises of a device's inner test sites, concatenated over seeds."""
     contest = Contest(lookup(gpu), read_packaged(gpu), "sites")
     pool = np.sort(contest.split(None, 0).train)
     found = []
@@ -56,7 +56,7 @@ def inner_rises(gpu: str, seeds: Sequence[int] = SEEDS) -> Rises:
 
 
 def calibrate(families: Mapping[str, Sequence[Rises]]) -> Calibration:
-    """The likeliest calibration; every family counts alike, and so does every device of one."""
+    """Returns the maximum-likelihood calibration, with equal weight for families and for devices of a family."""
     from scipy.optimize import minimize
 
     def unlikely(logs: FloatArray) -> float:
@@ -75,7 +75,7 @@ def _cross_entropy(calibration: Calibration, rises: Rises) -> float:
 
 
 def main() -> None:
-    """Print the calibration of each family, from the others' tables, and that of all of them."""
+    """Prints the calibration without each family's tables, and that of all tables."""
     of_family: dict[str, list[Rises]] = {}
     for gpu in SHIPPED_GPUS:
         of_family.setdefault(family(lookup(gpu)), []).append(inner_rises(gpu))

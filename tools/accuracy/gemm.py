@@ -1,6 +1,7 @@
-"""The contests of docs/accuracy.md: predictions of the packaged tables, and the model's choice of rows against chance.
+"""Defines the GEMM comparisons of docs/accuracy.md.
 
-Entry points: `packaged_contests`, `adaptive_contests`.
+Entry points: `packaged_contests` (predictors on aiconfigurator's tables), `adaptive_contests` (train rows selected by
+the model against random ones). Used by `tools.accuracy.page`.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ from tools.accuracy.heuristics import heuristics as ask_heuristics
 from tools.accuracy.heuristics import heuristics_missing
 from tools.accuracy.tables import SHIPPED_GPUS, read_packaged
 
-#: devices whose tables resemble each other closely enough for one to help predict the other
+#: device → device with a similar table, which helps to predict it
 SIBLINGS = {"h100-sxm5-80gb": "h200-sxm-141gb", "h200-sxm-141gb": "h100-sxm5-80gb"}
-#: rows of the second, larger fit
+#: train rows of the larger fit
 MANY_ROWS = 1000
-#: rows of a device in few-shot transfer
+#: train rows of few-shot transfer
 FEW_ROWS = 50
 
 
 @dataclass(frozen=True)
 class Absent:
-    """A contestant that cannot take part, and why."""
+    """Contestant that cannot run, and the reason."""
 
     gpu: str
     model: str
@@ -54,7 +55,7 @@ class Absent:
 
 
 def packaged_contests(gpus: Sequence[str], rows: int, dtype: str) -> tuple[Plan, list[Absent]]:
-    """Held-out sites and the random split on each device's packaged table, and who cannot take part."""
+    """Plans both protocols on each device's packaged table; returns also the contestants that cannot run."""
     plan: list[tuple[Contest, list[Contestant]]] = []
     absent: list[Absent] = []
     for gpu in gpus:
@@ -77,7 +78,7 @@ def packaged_contests(gpus: Sequence[str], rows: int, dtype: str) -> tuple[Plan,
 
 
 def heuristics(contest: Contest) -> Contestant | Absent:
-    """nvidia-matmul-heuristics, fitted to nothing."""
+    """Returns nvidia-matmul-heuristics as a contestant, without fitting."""
     name = "nvidia-matmul-heuristics"
     missing = heuristics_missing(contest.device.name, contest.table.dtype)
     if missing is not None:
@@ -91,7 +92,7 @@ def heuristics(contest: Contest) -> Contestant | Absent:
 
 
 def engine(contest: Contest, train_rows: int | None) -> Contestant | Absent:
-    """aiconfigurator's own engine; train_rows None gives it every row that may be learned from."""
+    """Returns aiconfigurator's engine as a contestant. train_rows: None for all of the training half."""
     name, system = "aiconfigurator's engine", system_of(contest.table.gpu)
     missing = engine_missing()
     if missing is None and system not in DEFAULT_TABLES:
@@ -117,7 +118,7 @@ def engine(contest: Contest, train_rows: int | None) -> Contestant | Absent:
 
 
 def distilled(train_rows: int) -> Contestant:
-    """Ours from `train_rows` rows, distilled for planners."""
+    """Returns our distilled model as a contestant."""
 
     def answer(contest: Contest, split: Split, seed: int) -> Answer:
         start = time.process_time()
@@ -132,7 +133,7 @@ def distilled(train_rows: int) -> Contestant:
 
 
 def few_shot(train_rows: int) -> Contestant:
-    """Ours, started from the shipped models of all other GPUs, relatives of the same architecture included."""
+    """Returns our model with the shipped models of all other GPUs as prior, including the same architecture's."""
 
     def answer(contest: Contest, split: Split, seed: int) -> Answer:
         start = time.process_time()
@@ -147,17 +148,17 @@ def few_shot(train_rows: int) -> Contestant:
     return Contestant("ours, from the other GPUs' models", train_rows, answer, weight=OUR_WEIGHT)
 
 
-#: devices that the comparison is made on when none is named: one of each architecture that shipped models know well
+#: default devices of `adaptive_contests`: one each of Ampere, Hopper and Blackwell
 ADAPTIVE_GPUS = ("a100-sxm4-80gb", "h200-sxm-141gb", "b200-sxm-180gb")
-# A first model needs some rows; then a part of the rest is chosen with each model.
+# Share of the rows for the first model; the rest is selected in rounds, each with a new model.
 _FIRST_SHARE = 0.5
 _ROUNDS = 2
-# Candidates looked at in each round, drawn from all that may be measured.
+# Random candidates in each round.
 _MOST_CANDIDATES = 4000
 
 
 def adaptive_contests(gpus: Sequence[str], rows: int, dtype: str) -> Plan:
-    """Random choice against the model's, on held-out sites, at the same number of rows."""
+    """Plans the comparison of random and model-selected train rows, on held-out sites with equal numbers of rows."""
     plan: list[tuple[Contest, list[Contestant]]] = []
     for gpu in gpus:
         contest = Contest(lookup(gpu), read_packaged(gpu, dtype=dtype), "sites")
@@ -171,7 +172,7 @@ def adaptive_contests(gpus: Sequence[str], rows: int, dtype: str) -> Plan:
 
 
 def chosen_by_the_model(train_rows: int, *, edge_share: float) -> Contestant:
-    """Ours, with rows that it asked for itself. edge_share: of the rows, for both sides of suspected edges."""
+    """Returns our model with rows from `next_points`. edge_share: share of the rows at suspected edges."""
 
     def answer(contest: Contest, split: Split, seed: int) -> Answer:
         start = time.process_time()

@@ -1,7 +1,7 @@
-"""nvidia-matmul-heuristics as a contestant, asked in a process of its own.
+"""Queries nvidia-matmul-heuristics in a child process. Entry point: `heuristics`. Used by `tools.accuracy.gemm`.
 
-This module is also the child: run as `python -m tools.accuracy.heuristics`. It ends with os._exit, for the package's
-handle crashes when it is destroyed.
+The child runs this module (`python -m tools.accuracy.heuristics`) and ends with os._exit, because destroying the
+package's handle crashes.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from importlib.util import find_spec
 
 from quantbench.profile.aiconfigurator_engine import ChildAnswer, IntArray, ask_child
 
-#: device slug → the name that nvidia-matmul-heuristics has for the card
+#: device slug → name of the card in nvidia-matmul-heuristics
 HEURISTICS_GPUS = {
     "a100-sxm4-80gb": "A100_SXM_80GB", "a100-pcie-80gb": "A100_PCIE_80GB", "a30-24gb": "A30_PCIE",
     "l4-24gb": "L4", "l40s-48gb": "L40S", "h100-sxm5-80gb": "H100_SXM", "h100-pcie-80gb": "H100_PCIE",
     "h100-nvl-94gb": "H100_NVL", "h200-sxm-141gb": "H200_SXM", "b200-sxm-180gb": "B200",
     "gb200-186gb": "GB200_NVL", "gb300-279gb": "GB300_NVL", "rtx-pro-6000-96gb": "RTX_PRO_6000",
 }  # fmt: skip
-#: our dtype → its precision letters: inputs, accumulation, output
+#: dtype → precision letters of the package: inputs, accumulation, output
 _PRECISION = {"bf16": "TST", "fp16": "HSH", "fp32": "SSS"}
 
 
 def heuristics_missing(device: str, dtype: str) -> str | None:
-    """Why nvidia-matmul-heuristics cannot be asked, in words; None when it can."""
+    """Returns why nvidia-matmul-heuristics is not available for a device and dtype, None if it is."""
     if find_spec("nvMatmulHeuristics") is None:
         return "the package nvidia-matmul-heuristics is not installed"
     if device not in HEURISTICS_GPUS:
@@ -36,8 +36,9 @@ def heuristics_missing(device: str, dtype: str) -> str | None:
 
 
 def heuristics(device: str, dtype: str, m: IntArray, n: IntArray, k: IntArray) -> ChildAnswer:
-    """The estimated run time of the configuration that nvidia-matmul-heuristics ranks first, for a row-major nt
-    product. It is fitted to nothing."""
+    """Returns the estimated time of the configuration ranked first, for row-major nt GEMMs m, n, k, (rows,) each.
+
+    `tools.accuracy.gemm.heuristics` is the contestant that calls this."""
     request = {
         "gpu": HEURISTICS_GPUS[device],
         "precision": _PRECISION[dtype],

@@ -26,13 +26,13 @@ _PROTOCOLS = {
     "random": "random split: training rows at random, all others are the test",
     "heads": "held-out heads: half of the combinations of heads, key heads, head_dim and mask are the test",
 }
-#: whose probabilities of cliffs have a table of their own
+#: contestant with a table of cliff probabilities
 _JUDGED_BY_LEVEL = "ours"
 _PACKAGES = ("quantbench", "numpy", "scipy", "scikit-learn")
 
 
 def gemm_origins(tables: Iterable[PackagedTable]) -> list[str]:
-    """A line for each device's table, and one on what ran."""
+    """Describes each device's GEMM table, and the versions and CPU used."""
     lines = []
     for of in tables:
         what = f"{of.package}: {of.file} ({of.framework} {of.version}, sha256 {of.sha256[:12]})"
@@ -41,7 +41,7 @@ def gemm_origins(tables: Iterable[PackagedTable]) -> list[str]:
 
 
 def attention_origins(tables: Iterable[tuple[str, AttentionTable]]) -> list[str]:
-    """A line for each device's tables, and one on what ran."""
+    """Describes each device's attention tables, and the versions and CPU used."""
     lines = []
     for gpu, table in tables:
         parts = [
@@ -58,7 +58,7 @@ def _made_with() -> str:
 
 
 def markdown(lines: Sequence[Line], absent: Sequence[Absent], origins: Sequence[str] = ()) -> str:
-    """One section per protocol and device, then who could not take part, then `origins`: what it was made from."""
+    """Formats one section per protocol and device, then the absent contestants, then `origins` (sources)."""
     parts = []
     for protocol, meaning in _PROTOCOLS.items():
         of_protocol = [entry for entry in lines if entry.protocol == protocol]
@@ -85,7 +85,7 @@ def markdown(lines: Sequence[Line], absent: Sequence[Absent], origins: Sequence[
 
 def _section(lines: Sequence[Line]) -> str:
     rows = [cells(entry) for entry in lines]
-    # A column that nobody fills says nothing.
+    # Omit empty columns.
     kept = [i for i in range(len(COLUMNS)) if any(row[i] != "–" for row in rows)]
     header = "| " + " | ".join(COLUMNS[i] for i in kept) + " |"
     rule = "|" + "|".join("---" if COLUMNS[i] == "model" else "---:" for i in kept) + "|"
@@ -94,7 +94,7 @@ def _section(lines: Sequence[Line]) -> str:
 
 
 def levels_table(rows: Sequence[tuple[str, int | None, CliffLevels]]) -> str:
-    """Markdown of (GPU, rows learned from, levels)."""
+    """Formats (GPU, train rows, levels) as a Markdown table."""
     header = ["gpu", "rows learned from", "cliffs expected / measured", *(f"P ≥ {level:.2f}" for level in LEVELS)]
     lines = ["| " + " | ".join(header) + " |", "|---|" + "---:|" * (len(header) - 1)]
     for gpu, learned, levels in rows:
@@ -105,7 +105,7 @@ def levels_table(rows: Sequence[tuple[str, int | None, CliffLevels]]) -> str:
 
 
 def main() -> None:
-    """Run the contests and write their tables between the markers of the page."""
+    """Runs the comparisons and writes their tables between the markers of the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("page", type=Path)
     parser.add_argument("--gpu", action="append", help="only this device; may be repeated")

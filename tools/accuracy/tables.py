@@ -1,4 +1,7 @@
-"""The measured tables inside aiconfigurator-core (extra `tables`), which the shipped models were fitted on."""
+"""Reads the measured GEMM tables of aiconfigurator-core (extra `tables`), which the shipped models were fitted to.
+
+Entry point: `read_packaged`. Used by `gemm`, `cliff_calibration`, `page` and tools/ship_gemm.py.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,17 @@ from quantbench.files import read_bytes
 from quantbench.importers.aiconfigurator import find_tables
 from quantbench.latency.tables import GemmTable, read_columns, read_table, slug_of
 
-#: device slugs whose default tables the shipped models learned from and docs/accuracy.md judges. The other tables
-#: influenced no choice made here, so a model that is judged on them is judged on what is new to it.
+#: devices whose default tables the shipped models were fitted to and docs/accuracy.md evaluates. No other bf16 table
+#: influenced a design choice, so the others are unseen test data.
 SHIPPED_GPUS = ("a100-sxm4-80gb", "b200-sxm-180gb", "h100-sxm5-80gb", "h200-sxm-141gb", "l40s-48gb")
-# What tables write otherwise than the frameworks write themselves.
+# Spelling in tables → the framework's own.
 _SPELLED = {"VLLM": "vLLM"}
 
 
 @dataclass(frozen=True)
 class PackagedTable(GemmTable):
-    """A table and where it comes from. file: below the package's data folder. sha256: of the file. device: the GPU's
-    name in the table."""
+    """Table with its origin. file: path below the package's data folder. sha256: digest of the file. device: GPU name
+    in the table."""
 
     file: str
     sha256: str
@@ -31,9 +34,9 @@ class PackagedTable(GemmTable):
 
 
 def read_packaged(system: str, *, dtype: str = "bf16") -> PackagedTable:
-    """The default table of a system (aiconfigurator's name, or a device slug).
+    """Reads the default table of a system (aiconfigurator's name or device slug).
 
-    Raises UnsupportedError without the package, InputError for a system or dtype that it has no table of.
+    Raises UnsupportedError without the package, InputError for a system or dtype without a table.
     """
     (found,), _ = find_tables(system, kinds=["gemm"])
     table = read_table(found.path, slug_of(found.system) or found.system, dtype=dtype)

@@ -1,13 +1,13 @@
-"""Where a GEMM model expects cliffs, and which shapes to measure next because it is unsure of them.
+"""Predicts the probability of cliffs with a GEMM model, and selects the shapes that are most useful to measure next.
 
-`cliff_probability`: how likely the time jumps from m to m + 1. An average of models is flatter than what it averages,
-because they place the edges of tiles and waves at different m: the expected rise alone finds too few cliffs. So the
-rises that all the trees of all the members predict are read as a normal distribution, and the probability of a cliff is
-its part above the step. Trees agree more than they are right, and a large rise comes true in part only; three numbers
-correct for both (`Calibration`). They make the rises measured on other architecture families likeliest, on (n, k) pairs
-that no accuracy figure is judged on; `python -m tools.accuracy.cliff_calibration` computes them again.
+Entry points: `cliff_probability`, `forecast_cliffs` (used by `analysis.forecast`, `contests`), `next_points` (used by
+`sweep --adaptive`; docs/accuracy.md compares it with a random choice).
 
-`next_points`: the shapes that `sweep --adaptive` measures next. docs/accuracy.md compares them with a random choice.
+An ensemble's mean rise finds too few cliffs, because members place the edges of tiles and waves at different m, which
+smooths their average. So the rises of all trees of all members are treated as a normal distribution, and the
+probability of a cliff is its mass above the step. Three numbers correct for correlated trees and overestimated rises
+(`Calibration`): the maximum-likelihood values for the rises measured on other architecture families, on (n, k) pairs
+outside the accuracy tables' test rows. `python -m tools.accuracy.cliff_calibration` recomputes them.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-# A time that rises by this much from one m to the next candidate's is worth both of its sides.
+# Log rise to the next candidate's m from which both sides are measured.
 _SUSPECTED_STEP = 0.05
-# Neighbours further apart than this are two sizes, not two sides of an edge.
+# Largest ratio of m between the two sides of an edge.
 _NEIGHBOUR_RATIO = 1.02
-# A model that is sure of a shape (it may be wrong) still leaves it a small chance.
+# Smallest interval width (log time) in the odds, so that shapes with a narrow interval may be drawn too.
 _LEAST_WIDTH = 0.01
-#: a cliff is forecast from this probability on: right where a false alarm costs a third of a missed cliff
+#: probability from which a cliff is forecast; optimal if a false alarm costs a third of a missed cliff
 LIKELY = 0.25
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """share: of an expected rise, how much comes true. spread: of real rises over that of the trees. noise: what rises
-    differ by besides, log time, as one measured time does from its neighbours'."""
+    """Calibration of cliff probabilities. share: measured over predicted rise. spread: deviation of measured rises over
+    that of the trees. noise: measurement noise of a rise, log time. (`planner.calibration.Calibration` differs.)"""
 
     share: float
     spread: float
     noise: float
 
     def probability(self, rise: FloatArray, deviation: FloatArray, *, step: float = 0.10) -> FloatArray:
-        """Probability that the time rises by more than `step`, (rows,). rise, deviation: mean and standard deviation of
-        the rise over the trees, log time."""
+        """Returns the probability that the time rises by more than `step`, (rows,). rise, deviation: mean and standard
+        deviation of the rise over the trees, log time, (rows,)."""
         from scipy.special import ndtr
 
         unsure = np.sqrt((self.spread * deviation) ** 2 + self.noise**2)
         return np.asarray(ndtr((self.share * rise - np.log1p(step)) / unsure))
 
 
-#: generation → calibration, made without its own tables
+#: generation → calibration fitted on the tables of the other families
 CALIBRATIONS: Mapping[str, Calibration] = MappingProxyType(
     {
         "ampere": Calibration(0.664, 0.901, 0.063),
@@ -64,23 +64,23 @@ CALIBRATIONS: Mapping[str, Calibration] = MappingProxyType(
         "ada": Calibration(0.732, 0.931, 0.054),
     }
 )
-#: of the generations that have no table, made with all of them
+#: calibration of generations without a table, fitted on all tables
 CALIBRATION_ELSEWHERE = Calibration(0.728, 0.910, 0.055)
 
 
 def calibration_of(model: GemmModel) -> Calibration:
-    """The calibration that the forecasts of a model use."""
+    """Returns the calibration for a model's generation."""
     return CALIBRATIONS.get(generation(family(model.device)), CALIBRATION_ELSEWHERE)
 
 
 def cliff_probability(
     model: GemmModel, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike, *, step: float = 0.10
 ) -> FloatArray:
-    """How likely the time of m×k times k×n rises by more than `step` from m to m + 1, 0 to 1; sizes and result (rows,).
+    """Returns the probability that the time of m×k times k×n rises by more than `step` from m to m + 1, (rows,).
 
     Calibrated for m of 128 and more, multiples of 32, n and k of at least 1024 and a step of 10 %. Between edges it is
-    about 0.07, because measured times are noisy. A model without measured rows (`GemmModel.prior`) has one member and
-    no trees that could disagree: its probabilities are too close to 0 and 1.
+    about 0.07, because measured times are noisy. Without measured rows (`GemmModel.prior`) the model has one member and
+    no trees, so its probabilities are too close to 0 and 1.
 
     >>> at_edge, behind_it = cliff_probability(GemmModel.best("a100-sxm4-80gb"), [256, 300], 12288, 4096)
     >>> bool(at_edge > 0.9 > 0.1 > behind_it)
@@ -102,7 +102,7 @@ def forecast_cliffs(
     step: float = 0.10,
     likely: float = LIKELY,
 ) -> BoolArray:
-    """Whether the time rises by more than `step` from m to m + 1 with a probability of at least `likely`, (rows,).
+    """Returns whether the probability of a rise by more than `step` from m to m + 1 is at least `likely`, (rows,).
 
     >>> forecast_cliffs(GemmModel.best("a100-sxm4-80gb"), [256, 300], 12288, 4096).tolist()
     [True, False]
@@ -120,10 +120,10 @@ def next_points(
     edge_share: float = 0.3,
     seed: int = 0,
 ) -> IntArray:
-    """Indices of `count` of the candidates (m, n, k), each (rows,), in the order they should be measured.
+    """Selects `count` of the candidates (m, n, k), (rows,) each; returns their indices in measuring order.
 
-    A share `edge_share` goes to both sides of the steepest suspected edges. The rest is drawn with odds of the squared
-    width of the interval: always taking the widest would crowd into the few corners that no model gets right.
+    A share `edge_share` goes to both sides of the most uncertain suspected edges. The rest is drawn at random with odds
+    of the squared interval width: the widest alone would cluster in the few regions that no model predicts well.
     """
     m, n, k = candidates
     require_int("next_points", "count", count, high=len(m))
@@ -143,8 +143,7 @@ def next_points(
 
 
 def _edges(m: IntArray, n: IntArray, k: IntArray, latency_us: FloatArray, width: FloatArray) -> list[tuple[int, int]]:
-    """Pairs of neighbours in m with the same n and k between which the predicted time rises, the most doubtful
-    steps first (the rise times the width of the interval)."""
+    """Returns index pairs of neighbours in m (same n and k) with a predicted rise, sorted by rise · interval width."""
     order = np.lexsort((m, k, n))
     low, high = order[:-1], order[1:]
     near = (n[low] == n[high]) & (k[low] == k[high]) & (m[low] < m[high]) & (m[high] <= m[low] * _NEIGHBOUR_RATIO + 1)

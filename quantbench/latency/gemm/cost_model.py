@@ -1,13 +1,14 @@
-"""The GEMM cost model: the kernels of a library's menu, how long each takes for a shape, and which is taken.
+"""Computes the GEMM cost model: the time of every kernel that a library may choose, and of its choice.
+
+Entry points: `Menu`, `Machine`, `Shapes`, `log_latency`. Used by `trees`, `ensemble`, `training`, `distilled`, `model`.
 
 A kernel runs ceil(m / block_m) · ceil(n / block_n) · split_k blocks in waves. Its time is a launch, plus the p-norm of
-arithmetic (quantised by waves, softened by a fluid share), reads from memory (each operand cold or hot in L2) and
-traffic between L2 and the SMs, joined by a norm of its own with the writing of c, which kernels that do not overlap
-tiles add to the rest; plus what waves, steps of k and the reduction of split-k add. The library is taken to
-choose nearly the fastest: a soft minimum over the menu. Every term rises with k, and so does the whole.
+arithmetic (quantised by waves, softened by a fluid share), memory reads (each operand cold or hot in L2) and traffic
+between L2 and the SMs, combined by a second norm with writing c (near a sum for kernels that do not overlap tiles),
+plus costs per wave, per step of k and of the split-k reduction. The library is assumed to choose nearly the fastest
+kernel: a soft minimum over the menu. Every term rises with k, and so does the total.
 
-Entry points: `Menu`, `Machine`, `Shapes`, `log_latency`. Units: µs, bytes, FLOP. Arrays are (kernels, rows) unless
-stated otherwise: numpy is faster on long rows.
+Units: µs, bytes, FLOP. Arrays are (kernels, rows) unless stated otherwise, because numpy is faster on long rows.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ _MOST_BLOCKS_PER_SM = 6
 
 
 def resident_blocks(block_m: Any, block_n: Any) -> Any:
-    """Blocks of a tile that an SM holds at a time, as the accumulator's registers allow; for numbers and arrays."""
+    """Returns the resident blocks per SM of a tile, limited by accumulator registers; for numbers and arrays."""
     return np.clip(np.floor(_LARGEST_TILE / (block_m * block_n)), 1, _MOST_BLOCKS_PER_SM)
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """Columns of a menu: (kernels, 1), or (1, rows) where each row has one kernel."""
+    """Columns of a menu: (kernels, 1), or (1, rows) if each row has its own kernel."""
 
     tile_index: IndexArray
     split_k: FloatArray
@@ -60,9 +61,9 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Menu:
-    """The kernels that a library is assumed to choose from: every tile with every split, or a part of them.
+    """Kernels that a library is assumed to choose from: all pairs of tile and split, or a subset.
 
-    tiles: (block_m, block_n). kernels: (tile index, split_k) of each.
+    tiles: (block_m, block_n) of each tile. kernels: (tile index, split_k) of each kernel.
     """
 
     tiles: tuple[tuple[int, int], ...]
@@ -74,11 +75,11 @@ class Menu:
 
     @classmethod
     def of(cls, tiles: tuple[tuple[int, int], ...] = TILES) -> Menu:
-        """All splits of all the tiles."""
+        """Builds the menu of all splits of all tiles."""
         return cls(tiles, tuple((t, split) for t in range(len(tiles)) for split in SPLITS))
 
     def subset(self, chosen: IndexArray) -> Menu:
-        """Only the kernels at these indices; the tiles stay, so that a tile's index means the same."""
+        """Returns the menu of the kernels at these indices; all tiles stay, so tile indices do not change."""
         return Menu(self.tiles, tuple(self.kernels[int(i)] for i in chosen))
 
     def __len__(self) -> int:
@@ -86,28 +87,28 @@ class Menu:
 
     @cached_property
     def each(self) -> Kernels:
-        """Every kernel for every row."""
+        """Columns of all kernels, (kernels, 1)."""
         tile = np.array([t for t, _ in self.kernels], dtype=np.intp)[:, None]
         split = np.array([split for _, split in self.kernels], dtype=np.float64)[:, None]
         block_m, block_n = (np.array(sides, dtype=np.float64)[tile] for sides in zip(*self.tiles, strict=True))
         return Kernels(tile, split, block_m, block_n, resident_blocks(block_m, block_n))
 
     def by_row(self, kernel: IndexArray) -> Kernels:
-        """One kernel for each row, (rows,) indices."""
+        """Returns the columns of one kernel per row, (1, rows). kernel: (rows,) indices."""
         return Kernels(*(column[kernel, 0][None, :] for column in vars(self.each).values()))
 
     @cached_property
     def of_tile(self) -> tuple[tuple[int, slice | IndexArray], ...]:
-        """(tile index, its kernels) of each tile that has any."""
+        """(tile index, positions of its kernels) for each tile with kernels."""
         return _groups(self.each.tile_index[:, 0])
 
     @cached_property
     def of_split(self) -> tuple[tuple[int, slice | IndexArray], ...]:
-        """(index in SPLITS, its kernels) of each split that has any; those between count as the next larger."""
+        """(index in SPLITS, positions of its kernels) for each split with kernels; others count as the next larger."""
         return _groups(np.minimum(np.searchsorted(SPLITS, self.each.split_k[:, 0]), len(SPLITS) - 1))
 
     def nearest(self, block_m: int, block_n: int, split_k: int) -> int:
-        """Index of the kernel closest to a recorded tile and split, in factors."""
+        """Returns the index of the kernel closest to a recorded tile and split, by summed log ratios."""
         own = self.each
         distance = (
             np.abs(np.log2(own.block_m / block_m))
@@ -118,7 +119,7 @@ class Menu:
 
 
 def _groups(of: IndexArray) -> tuple[tuple[int, slice | IndexArray], ...]:
-    """(group, its positions) of each group: a slice where its members are neighbours, which copies nothing."""
+    """Returns (group, positions) for each group; positions are a slice if contiguous, which avoids copies."""
     found: list[tuple[int, slice | IndexArray]] = []
     for group in np.unique(of):
         at = np.flatnonzero(of == group)
@@ -134,35 +135,35 @@ PARAMETERS = (
     Parameter("saturation", "log blocks on an SM that saturate it", np.log(1.5), 0.4),
     Parameter("fluid", "logit of the share of waves that is softened by overlap", -0.5, 1.0),
     Parameter("dram", "log share of the memory's bandwidth that is reached", np.log(0.85), 0.2),
-    Parameter("block_flow", "log bytes per µs that one resident block of 128 + 128 draws", np.log(50e3), 0.7),
-    Parameter("block_flow_growth", "exponent of block_m + block_n in it", 0.7, 0.3),
+    Parameter("block_flow", "log bytes per µs that a resident block of 128 × 128 reads", np.log(50e3), 0.7),
+    Parameter("block_flow_growth", "exponent of block_m + block_n in block_flow", 0.7, 0.3),
     Parameter("flow_norm", "log(p - 1) of the norm that joins block flow and bandwidth", np.log(2.0), 0.5),
     Parameter("l2_speed", "log bandwidth of L2 over that of memory", np.log(2.5), 0.4),
     Parameter("hot_a", "log share of L2 that holds a between runs", np.log(0.7), 0.5),
     Parameter("hot_b", "log share of L2 that holds b between runs, six copies of it", np.log(0.7), 0.7),
     Parameter("hot_c", "log share of L2 that holds c between runs, six copies of it", np.log(0.7), 0.7),
-    Parameter("hot_width", "log width of that step, in log bytes", np.log(0.4), 0.5),
+    Parameter("hot_width", "log width of the step from hot to cold, in log bytes", np.log(0.4), 0.5),
     Parameter("write", "log cost of a written byte over a read one", 0.0, 0.15),
     Parameter("l2_to_sm", "log bandwidth between L2 and the SMs over that of memory", np.log(3.0), 0.5),
     Parameter("overlap", "log(p - 1) of the norm that joins arithmetic and traffic", np.log(2.0), 0.5),
     Parameter("write_overlap", "log(p - 1) of the norm that joins the main loop and writing c", np.log(0.7), 1.0),
     Parameter("launch", "log µs of an empty kernel", np.log(2.2), 0.4),
-    Parameter("prologue", "log µs that a block of 128 × 128 adds to it", np.log(0.3), 0.8),
+    Parameter("prologue", "log µs that a block of 128 × 128 adds to the launch", np.log(0.3), 0.8),
     Parameter("wave", "log µs between waves", np.log(0.4), 0.8),
     Parameter("epilogue", "log µs of writing 128 × 128 results of a wave", np.log(0.15), 0.8),
     Parameter("step", "log µs latency of 32 elements of k", np.log(0.015), 0.8),
-    Parameter("step_growth", "exponent of block_m + block_n in it", 0.0, 0.5),
+    Parameter("step_growth", "exponent of block_m + block_n in step", 0.0, 0.5),
     Parameter("split", "log µs of a split-k reduction", 0.0, 0.7),
     Parameter("split_steps", "log µs per doubling of split_k", np.log(0.1), 0.7),
     Parameter("split_speed", "log bandwidth of partial sums over that of L2", 0.0, 0.7),
-    # Parts that add to one output tile take turns where there is no reduction of its own (CUTLASS: "serial split-K").
+    # Without a reduction kernel, parts that add to one output tile take turns (CUTLASS: "serial split-K").
     Parameter("split_serial", "log µs that each further part of k waits for the one before it", np.log(0.01), 2.0),
     Parameter("small_tile", "log penalty of small tiles in many waves", np.log(0.03), 1.0),
     Parameter("choice", "log width of the choice among kernels, in log time", np.log(0.05), 0.5),
-    Parameter("power", "tenths of log time that a long kernel loses to its clock", 0.0, 0.5),
-    Parameter("power_after", "log of compute time over 1 ms where that sets in", 0.0, 1.0),
-    Parameter("vector_launch", "log launch of the matrix-vector kernel over that of a product", 0.0, 0.3),
-    Parameter("vector_flow", "log bandwidth of the matrix-vector kernel over that of a product", np.log(0.7), 0.3),
+    Parameter("power", "slowdown of long kernels by a lower clock, tenths of log time", 0.0, 0.5),
+    Parameter("power_after", "log compute time over 1 ms at which the slowdown sets in", 0.0, 1.0),
+    Parameter("vector_launch", "log launch of the matrix-vector kernel over that of a GEMM", 0.0, 0.3),
+    Parameter("vector_flow", "log bandwidth of the matrix-vector kernel over that of a GEMM", np.log(0.7), 0.3),
     Parameter("misaligned", "log factor of arithmetic per halving of alignment below 16 bytes", 0.25, 0.15),
 )  # fmt: skip
 INDEX = {p.name: i for i, p in enumerate(PARAMETERS)}
@@ -172,20 +173,20 @@ _TILE_SD = 0.3
 
 
 def hand_prior(tiles: tuple[tuple[int, int], ...] = TILES) -> tuple[FloatArray, FloatArray]:
-    """(mean, sd), each (parameters + tiles,), for a GPU of which only the spec sheet is known."""
+    """Returns (mean, sd), each (parameters + tiles,), of the prior for a GPU without measurements."""
     small = [-0.16 * float(np.log2(_LARGEST_TILE / (m * n))) for m, n in tiles]  # small tiles reuse each byte less
     mean = np.array([p.mean for p in PARAMETERS] + small)
     sd = np.array([p.sd for p in PARAMETERS] + [_TILE_SD] * len(tiles))
     return mean, sd
 
 
-# On the GPUs of the public tables this share is 0.1 where the waves of one tile explain the steps (A100), and from 0.4
-# to 0.9 where they do not (docs/choosing-shapes.md); 0.38 is what is assumed before any measurement.
+# On the GPUs of the public tables this share is 0.1 if the waves of one tile explain the steps (A100), and 0.4 to 0.9
+# if they do not (docs/choosing-shapes.md). The hand prior has 0.38.
 _LARGEST_FLUID_SHARE = 1 / 3
 
 
 def runs_in_waves(vectors: Sequence[FloatArray]) -> bool:
-    """Whether products run in waves by these parameters: the mean share of a wave that overlap softens is small.
+    """Returns whether GEMMs run in waves: the mean fluid share over members is below a third.
 
     vectors: (parameters,) of each member of a model.
     """
@@ -195,7 +196,7 @@ def runs_in_waves(vectors: Sequence[FloatArray]) -> bool:
 
 @dataclass(frozen=True)
 class Values:
-    """A parameter vector by name: a plain array, or an `autodiff.Variable` where a gradient is wanted."""
+    """Named access to a parameter vector: a plain array, or an `autodiff.Variable` to compute a gradient."""
 
     vector: Any
 
@@ -205,26 +206,26 @@ class Values:
         return self.vector.take(part) if isinstance(self.vector, Variable) else self.vector[part]
 
     def tiles(self, index: IndexArray) -> Any:
-        """Log efficiency of each kernel's tile, (kernels,)."""
+        """Returns the log efficiency of each kernel's tile, in the shape of `index`."""
         at = FIRST_TILE + index
         return self.vector.take(at) if isinstance(self.vector, Variable) else self.vector[at]
 
 
 _STEP_K = 32.0  # elements of k that a block loads at a time
-_COPIES = 6.0  # of b and c, through which a benchmark of layers goes before it comes back to the first
+_COPIES = 6.0  # copies of b and c that a benchmark cycles through
 _LONG_US = 1000.0
-# Doubling k halves a misalignment and at least multiplies the steps by 1.5: below log(1.5) it is never faster.
+# Doubling k halves a misalignment and multiplies the steps by at least 1.5: below log(1.5) it is never faster.
 _MOST_MISALIGNED = 0.4
 _POWER_SLOPE = 1.0 / 0.7
-#: below this k the trees are asked for this k: a step of every kernel's main loop is longer
+#: smallest k that the trees see: one step of a main loop; smaller k are corrected like this one
 LEAST_K = 32.0
-#: log time, generously: what single precision may move
+#: upper bound on the error of single precision, log time
 ROUNDING = 1e-4
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A device's figures for one number format that the cost model needs. Rates per µs."""
+    """Device constants that the cost model needs for one dtype; rates per µs."""
 
     sm_count: int
     flop_per_us: float
@@ -235,7 +236,7 @@ class Machine:
 
     @classmethod
     def of(cls, device: DeviceSpec, dtype: str) -> Machine:
-        """The machine that `device` is for products of `dtype`, which it must have."""
+        """Builds the constants for GEMMs of `dtype`, which the device must support."""
         kind = DTYPES[dtype]
         return cls(
             sm_count=device.sm_count,
@@ -248,10 +249,10 @@ class Machine:
 
 
 class Shapes:
-    """Everything about kernels × rows that does not depend on a parameter.
+    """Terms of the cost model for kernels × rows that do not depend on parameters.
 
-    dtype: what the arrays are rounded to at the end; counts of blocks and waves are exact before that. float32 is
-    faster, and moves a log time by less than ROUNDING.
+    dtype: float type of the arrays; counts of blocks and waves are rounded to it last. float32 is faster and changes a
+    log time by less than ROUNDING. (`attention_cost_model.AttentionShapes` is attention's counterpart.)
     """
 
     def __init__(
@@ -279,7 +280,7 @@ class Shapes:
         full = np.floor(fluid)
         rest = blocks - full * resident
         has_rest = (rest > 0).astype(np.float64)
-        # A part is never shorter than a step: a split beyond that only adds blocks, and time still rises with k.
+        # A part is at least one step: splitting further only adds blocks, and time still rises with k.
         k_part = np.maximum(np.ceil(k / (of.split_k * _STEP_K)) * _STEP_K, _STEP_K)
         l2_bytes = blocks * (of.block_m + of.block_n) * k_part * machine.element_bytes
 
@@ -309,7 +310,7 @@ class Shapes:
         self.is_vector = rounded(((m == 1) | (n == 1)).astype(np.float64))
         self.log_compute = rounded(np.log(2.0 * m * n * k / machine.flop_per_us / _LONG_US))
         by_n, by_k = _halvings(n * machine.output_bytes), _halvings(k * machine.element_bytes)
-        # A part of k that is shorter than a step is padded to one, however it is aligned.
+        # A part of k shorter than a step is padded to one, whatever its alignment.
         self.halvings: Array | None = None
         if by_n.any() or by_k.any():
             padded = k < of.split_k * _STEP_K
@@ -317,15 +318,14 @@ class Shapes:
 
 
 def _halvings(row_bytes: FloatArray) -> FloatArray:
-    """How many times a row's alignment falls short of 16 bytes by half, (rows,): 0 at 16 bytes, 3 at 2."""
+    """Returns how many halvings a row's alignment is below 16 bytes, (rows,): 0 at 16 bytes, 3 at 2."""
     whole = row_bytes.astype(np.int64)
     return np.asarray(4.0 - np.log2(np.minimum(whole & -whole, 16)))
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of each kernel's time, (kernels, rows) µs, and the log of the whole; Variables where a gradient is
-    wanted."""
+    """Parts of each kernel's time, (kernels, rows) µs, and the log of the total; Variables if a gradient is needed."""
 
     log_time: Any
     arithmetic: Any
@@ -337,7 +337,7 @@ class Parts:
 
 
 def _traffic(p: Values, s: Shapes) -> tuple[Any, Any, Any, Any]:
-    """Bytes read from memory, read from L2, written to memory and written to L2, (rows,) each."""
+    """Returns bytes read from memory, read from L2, written to memory and written to L2, (rows,) each."""
     narrow = exp(-1.0 * p["hot_width"])
     read = s.a_bytes * sigmoid((s.reuse_a - p["hot_a"]) * narrow) + s.b_bytes * sigmoid(
         (s.reuse_b - p["hot_b"]) * narrow
@@ -348,7 +348,7 @@ def _traffic(p: Values, s: Shapes) -> tuple[Any, Any, Any, Any]:
 
 
 def _norm(power: Any, *logs: Any) -> Any:
-    """Log of the p-norm of quantities given by their logs: between their sum (1) and the largest (infinity)."""
+    """Computes the log of the p-norm of quantities given as logs: their sum for p = 1, the largest for infinity."""
     top = value_of(logs[0])
     for x in logs[1:]:
         top = np.maximum(top, value_of(x))
@@ -359,7 +359,7 @@ def _norm(power: Any, *logs: Any) -> Any:
 
 
 def kernel_parts(p: Values, s: Shapes) -> Parts:
-    """The time of every kernel and its parts."""
+    """Computes the time of every kernel and its parts."""
     machine = s.machine
     busy = minimum(exp(p["saturation"]) / s.held, 1.0)  # share of a full wave that one block a SM takes
     stepped = s.full + maximum(s.last, busy) * s.has_rest
@@ -374,7 +374,7 @@ def kernel_parts(p: Values, s: Shapes) -> Parts:
     l2_speed = exp(log_bandwidth + p["l2_speed"])
     flow = p["block_flow"] + p["block_flow_growth"] * s.growth
     sharp = exp(p["flow_norm"]) + 1.0
-    # 1 / bandwidth, joined with what the resident blocks draw
+    # 1 / bandwidth, limited by memory or by the flow of the resident blocks
     per_byte = exp(soft_plus(sharp * ((log_bandwidth - flow) - s.log_at_once)) / sharp - log_bandwidth)
     read, read_l2, written, written_l2 = _traffic(p, s)
     memory = read * per_byte + read_l2 / l2_speed
@@ -397,7 +397,7 @@ def kernel_parts(p: Values, s: Shapes) -> Parts:
 
 
 def chosen_time(p: Values, s: Shapes, log_time: Any) -> Any:
-    """Log µs of each shape, (rows,): the soft minimum over kernels, the clock's loss, and m = 1 as matrix-vector."""
+    """Computes log µs of each shape, (rows,): soft minimum over kernels, clock loss, matrix-vector kernels."""
     least = soft_minimum(log_time, exp(p["choice"]))
     least = least + 0.1 * (maximum(p["power"], 0.0) * sigmoid((s.log_compute - p["power_after"]) * _POWER_SLOPE))
     if not s.is_vector.any():
@@ -413,7 +413,7 @@ def chosen_time(p: Values, s: Shapes, log_time: Any) -> Any:
 
 
 def log_latency(p: Values, s: Shapes) -> tuple[Any, Parts]:
-    """Log µs of each shape, (rows,), and its parts by kernel."""
+    """Computes log µs of each shape, (rows,), and the parts by kernel."""
     parts = kernel_parts(p, s)
     return chosen_time(p, s, parts.log_time), parts
 
@@ -423,8 +423,9 @@ _LARGE_BYTES = 31 << 20
 
 @cache
 def keep_freed_memory() -> None:
-    """Once per process. glibc gives arrays beyond 128 KiB back to the kernel when they are freed, and a cost model's
-    temporaries are just beyond: a fit from 200 rows took a million page faults. When one large block is freed, glibc
-    raises that limit to its size (mallopt(3), "dynamic mmap threshold"). The block is never touched, so it costs
-    nothing, and elsewhere than in glibc nothing happens."""
+    """Makes glibc keep freed arrays, once per process.
+
+    glibc returns freed blocks above 128 KiB to the kernel, and the cost model's temporaries are just above: a fit of
+    200 rows took a million page faults. Freeing one large block raises the limit to its size (mallopt(3), "dynamic
+    mmap threshold"). The block is never touched, so it costs nothing; other C libraries are unaffected."""
     np.empty(_LARGE_BYTES, dtype=np.uint8)

@@ -1,8 +1,9 @@
-"""The GEMM model distilled for planners, which ask for millions of shapes: nearly the same answers, much faster.
+"""Distils a GEMM model into a fast one for queries of millions of shapes: similar predictions, without interval.
 
-The cost model keeps six kernels, refitted to the whole model's answers. Twenty boosted trees, grown on the same
-answers, correct what that leaves. It has no interval: ask the whole model for it. Entry points:
-`distil`, `FastGemm.predict_us`.
+Entry points: `distil`, `FastGemm.predict_us`. Used by `GemmModel.compiled` and `profile`.
+
+The distilled model has a cost model of six kernels, refitted to the full model's predictions, and twenty boosted trees
+for the remaining residual (two kernels and eight trees with `LEAN`).
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from quantbench.latency.gemm.ensemble import Ensemble, hold_rising
 from quantbench.latency.gemm.training import Prior, fit_parameters
 from quantbench.latency.gemm.trees import Float32Array, Forest, Measured, chunks
 
-_TAUGHT = 20_000  # shapes at which the whole model is asked
-_TAUGHT_PHYSICS = 1500
+_TAUGHT = 20_000  # shapes at which the full model is evaluated
+_TAUGHT_PHYSICS = 1500  # shapes that the cost model is fitted to
 _CHUNK = 4096
-#: (block_m, block_n, blocks per SM) whose last wave the trees watch; padding of the first two too
+#: (block_m, block_n, blocks per SM) whose wave fill is a feature of the trees; for the first two, padding too
 WATCHED = ((128, 256, 1), (128, 128, 2), (64, 64, 6))
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much a distilled model keeps: kernels of the cost model, and their trees, with depth, rate and least leaf."""
+    """Size of a distilled model. kernels: of its cost model. trees, depth, rate (learning rate), leaf (fewest rows)."""
 
     kernels: int
     trees: int
@@ -48,13 +49,14 @@ class Size:
 
 
 FULL = Size(6, 20, 11, 0.4, leaf=4)
-#: a single shape costs half as much; errors on the public A100, H100 and B200 tables grow by a twentieth of themselves
+#: half the cost per shape; errors on the public A100, H100 and B200 tables are 5 % larger (relative)
 LEAN = Size(2, 8, 10, 0.6)
 
 
 @dataclass(frozen=True)
 class FastGemm:
-    """machine, menu, parameters: a small cost model. forest: its trees' mean corrects it, by at most `most`."""
+    """Distilled GEMM model. machine, menu, parameters: small cost model. forest: trees whose mean corrects it by at
+    most `most`, log time."""
 
     machine: Machine
     menu: Menu
@@ -65,10 +67,10 @@ class FastGemm:
     def predict_us(
         self, sizes_m: npt.ArrayLike, sizes_n: npt.ArrayLike, sizes_k: npt.ArrayLike, *, rising: bool = True
     ) -> FloatArray:
-        """Predicted µs of products, (rows,) each; whole numbers of at least 1, which are not checked.
+        """Predicts µs of GEMMs, (rows,). Sizes: integers from 1, broadcast, not checked.
 
-        rising: hold that doubling k is never faster, which doubles the time it takes; without it the trees may
-        break that order by a few percent.
+        rising: whether to ensure that doubling k is never faster, which takes twice the time; otherwise the trees may
+        violate that by a few percent.
         """
         m, n, k = np.broadcast_arrays(
             *(np.atleast_1d(np.asarray(x, dtype=np.float64)) for x in (sizes_m, sizes_n, sizes_k))
@@ -110,7 +112,7 @@ class FastGemm:
 
 
 def features(machine: Machine, m: FloatArray, n: FloatArray, k: FloatArray, log_us: Array) -> Float32Array:
-    """The inputs of the trees, (rows, 9)."""
+    """Returns the inputs of a distilled model's trees, (rows, 9); `Member.features` is the full model's counterpart."""
     out = np.empty((len(m), 4 + len(WATCHED) + 2), dtype=np.float32)
     out[:, 0], out[:, 1], out[:, 2], out[:, 3] = np.log2(m), np.log2(n), np.log2(k), log_us
     for i, (block_m, block_n, held) in enumerate(WATCHED):
@@ -129,7 +131,7 @@ def distil(
     seed: int = 0,
     size: Size = FULL,
 ) -> FastGemm:
-    """A FastGemm that repeats `ensemble`. also: (m, n, k) of shapes that matter beside random ones. Takes seconds."""
+    """Fits a FastGemm to predictions of `ensemble`, in seconds. also: (m, n, k) of shapes to add to random ones."""
     m, n, k = _teaching_shapes(_TAUGHT, np.random.default_rng(seed))
     if also is not None:
         m, n, k = (np.concatenate([own, other]) for own, other in zip((m, n, k), also, strict=True))
@@ -158,8 +160,9 @@ def distil(
 
 
 def _covering(log_time: Array, count: int) -> IndexArray:
-    """`count` kernels that leave no shape far from its best, (kernels, rows): each next one takes off the most of the
-    squared gaps. Kernels that are often best but hardly better than others would leave rare shapes without any."""
+    """Selects `count` kernels greedily to minimise the squared gaps to each shape's best, (kernels, rows).
+
+    Selecting the most frequent winners instead would leave rare shapes without a suitable kernel."""
     gap = log_time - log_time.min(axis=0)
     left = np.full(gap.shape[1], np.inf)
     chosen: list[int] = []
@@ -172,7 +175,7 @@ def _covering(log_time: Array, count: int) -> IndexArray:
 
 
 def _teaching_shapes(count: int, rng: np.random.Generator) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Shapes as planners ask for them: m of any size, both sides of tile edges often; n and k mostly round."""
+    """Draws shapes typical of planners: any m, often at both sides of tile edges; round n and k."""
 
     def rounded(x: FloatArray, steps: tuple[int, ...]) -> FloatArray:
         step = rng.choice(steps, count)

@@ -1,4 +1,7 @@
-"""Several fitted cost models and their trees as one model of GEMM times, monotone in k. Entry point: `Ensemble`."""
+"""Averages several fitted cost models and their trees into one prediction of GEMM times, monotone in doubling k.
+
+Entry point: `Ensemble`. Used by `model`, `training`, `distilled`, `files` and tools/ship_gemm.py.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,10 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Reference:
-    """The residual of another model, of this GPU or of a similar one: measured over predicted time.
+    """Residual of another model (of this GPU or of a similar one): log of measured over predicted time.
 
-    ensemble: that model. keys, residual: shapes that were measured for it, sorted, and their residuals, log time; empty
-    where only the model is known. Other shapes take the model's own correction.
+    ensemble: the other model. keys, residual: sorted keys (`shape_keys`) of its measured shapes and their residuals;
+    empty if only the model is known. Shapes that were not measured take the correction of its trees.
     """
 
     ensemble: Ensemble
@@ -37,7 +40,7 @@ class Reference:
     residual: FloatArray = field(default_factory=lambda: np.zeros(0))
 
     def at(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
-        """Residual at shapes, (rows,), log time."""
+        """Returns the residual at shapes, (rows,), log time."""
         out = np.empty(len(m))
         found = np.zeros(len(m), dtype=bool)
         if len(self.keys):
@@ -52,20 +55,20 @@ class Reference:
 
 
 def shape_keys(m: FloatArray, n: FloatArray, k: FloatArray) -> IntArray:
-    """One number per shape; sizes below 2**21."""
+    """Returns one integer per shape, unique for sizes below 2**21."""
     parts = [np.asarray(x).astype(np.int64) for x in (m, n, k)]
     return np.asarray((parts[0] << 42) | (parts[1] << 21) | parts[2])
 
 
 class _Seen:
-    """Remembers the log µs of shapes: half of one row's k is often another row's k."""
+    """Cache of log µs by shape: half of one row's k is often another row's k."""
 
     def __init__(self, keys: IntArray, log_us: FloatArray) -> None:
         self._keys, first = np.unique(keys, return_index=True)
         self._log_us = log_us[first]
 
     def or_ask(self, ensemble: Ensemble, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
-        """Log µs of shapes, (rows,), each evaluated once."""
+        """Returns log µs of shapes, (rows,), evaluating each unknown shape once."""
         wanted, first, place = np.unique(shape_keys(m, n, k), return_index=True, return_inverse=True)
         at = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
         new = self._keys[at] != wanted
@@ -84,10 +87,10 @@ def hold_rising(
     at_most: Callable[[IndexArray, FloatArray], FloatArray],
     ask: Callable[[IndexArray, FloatArray], FloatArray],
 ) -> FloatArray:
-    """The largest of log µs at k, k / 2, k / 4, … while they are whole, (rows,), so that doubling k is never faster.
+    """Returns the largest log µs at k, k / 2, k / 4, … (whole numbers), (rows,), so that doubling k is never faster.
 
-    log_us: at k. at_most, ask: functions of (row indices, halved k) to an upper bound on log µs, and to log µs.
-    The cost model alone rises with k; only the trees may not. So halving stops where the bound is below the largest.
+    log_us: prediction at k. at_most, ask: functions from (row indices, halved k) to an upper bound on log µs, and to
+    log µs. The cost model rises with k, the trees may not; so halving stops if the bound is below the largest so far.
     """
     best = log_us.copy()
     rows, half = np.flatnonzero((k > LEAST_K) & (k % 2 == 0)), k / 2
@@ -102,8 +105,8 @@ def hold_rising(
 
 @dataclass(frozen=True)
 class RawPrediction:
-    """log_us: (rows,). variance: (rows,) between members and between trees, log time. kernels: (members, rows) index of
-    the fastest kernel by each member."""
+    """Prediction in log time. log_us: (rows,). variance: (rows,), between members plus between trees. kernels:
+    (members, rows), menu index of each member's fastest kernel."""
 
     log_us: FloatArray
     variance: FloatArray
@@ -111,10 +114,10 @@ class RawPrediction:
 
 
 def _combined(log_us: list[FloatArray], within: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
-    """(prediction, variance), (rows,) each, log time, from each member's prediction and the variance over its trees.
+    """Returns (prediction, variance), (rows,) each, log time, from the members' predictions and tree variances.
 
-    The prediction with the least expected relative error, |predicted / true - 1|, of a log-normal time lies below the
-    median by the variance: predicting twice the time costs 100 %, predicting half of it 50 %.
+    For a log-normal time the expected relative error |predicted / true - 1| is least below the median by the variance:
+    predicting twice the time costs 100 %, half of it 50 %.
     """
     variance = np.var(log_us, axis=0) + (np.mean(within, axis=0) if within else 0.0)
     return np.mean(log_us, axis=0) - variance, variance
@@ -122,7 +125,7 @@ def _combined(log_us: list[FloatArray], within: list[FloatArray]) -> tuple[Float
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Members of one machine and one menu, whose log times are averaged (`_combined`)."""
+    """Members with a common machine and menu, whose log times are averaged (`_combined`)."""
 
     machine: Machine
     menu: Menu
@@ -131,11 +134,11 @@ class Ensemble:
 
     @cached_property
     def most(self) -> float:
-        """The largest correction that the members' mean can make, log time."""
+        """Largest correction of the members' mean, log time."""
         return float(np.mean([member.most for member in self.members]))
 
     def monotone(self, m: FloatArray, n: FloatArray, k: FloatArray) -> RawPrediction:
-        """The prediction at m, n, k, (rows,) each; doubling k is never faster (`hold_rising`)."""
+        """Predicts at m, n, k, (rows,) each, such that doubling k is never faster (`hold_rising`)."""
         answer = self.raw(m, n, k)
         if self.most == 0.0:
             return answer
@@ -149,7 +152,7 @@ class Ensemble:
         return replace(answer, log_us=best)
 
     def _at_most(self, kernels: IndexArray, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
-        """No less than the cost model's log time, (rows,), cheaply: that of one kernel instead of the best of all."""
+        """Returns a cheap upper bound on the cost model's log time, (rows,): that of one kernel per member."""
         total = np.zeros(len(m))
         for member, kernel in zip(self.members, kernels, strict=True):
             shapes = Shapes(self.machine, self.menu.by_row(kernel), m, n, k)
@@ -157,7 +160,7 @@ class Ensemble:
         return total / len(self.members)
 
     def raw(self, m: FloatArray, n: FloatArray, k: FloatArray) -> RawPrediction:
-        """The prediction without that."""
+        """Predicts at m, n, k, (rows,) each, without that constraint on k."""
         keep_freed_memory()
         log_us, variance = np.empty(len(m)), np.empty(len(m))
         kernels = np.empty((len(self.members), len(m)), dtype=np.intp)
@@ -192,11 +195,11 @@ class Ensemble:
         return log_time, variance, np.stack(kernels)
 
     def _shapes(self, m: FloatArray, n: FloatArray, k: FloatArray) -> Shapes:
-        """Single precision where `monotone` holds k to its order; the cost model alone must not lose it to rounding."""
+        """Builds terms in single precision if `monotone` corrects the order in k, else in double precision."""
         return Shapes(self.machine, self.menu, m, n, k, dtype=np.float32 if self.most else np.float64)
 
     def named(self, m: FloatArray, n: FloatArray, k: FloatArray, kernel: IndexArray) -> FloatArray:
-        """Log µs of shapes, (rows,), where the kernel that runs is known. kernel: (rows,) index in the menu."""
+        """Predicts log µs of shapes, (rows,), for known kernels. kernel: (rows,) index in the menu."""
         log_us = np.empty(len(m))
         for part in chunks(len(m)):
             rows = Measured(m[part], n[part], k[part], np.zeros(len(m[part])), kernel[part])
@@ -211,8 +214,8 @@ class Ensemble:
         return log_us
 
     def rise(self, m: FloatArray, n: FloatArray, k: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """(mean, standard deviation), (rows,) each, of the rise in log time from m to m + 1, over all trees of all
-        members. Most errors are the same at both ends and cancel out."""
+        """Returns mean and standard deviation, (rows,) each, of the rise in log time from m to m + 1 over all trees of
+        all members. Most errors are the same at both ends and cancel."""
         both = [
             self._by_tree(m[part] + 1.0, n[part], np.maximum(k[part], LEAST_K))
             - self._by_tree(m[part], n[part], np.maximum(k[part], LEAST_K))
@@ -222,7 +225,7 @@ class Ensemble:
         return by_tree.mean(axis=0), by_tree.std(axis=0)
 
     def _by_tree(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
-        """Log µs by tree, (members · trees, rows)."""
+        """Returns log µs by tree, (members · trees, rows)."""
         shapes = self._shapes(m, n, k)
         reference = None if self.reference is None else self.reference.at(m, n, k)
         watched = watched_columns(shapes)
@@ -234,7 +237,7 @@ class Ensemble:
         return np.concatenate(log_time)
 
     def physics(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
-        """The cost model alone, the members' mean, (rows,), log µs."""
+        """Returns the mean log µs of the members' cost models, without trees, (rows,)."""
         found = [self._physics(m[part], n[part], k[part]) for part in chunks(len(m))]
         return np.concatenate(found) if found else np.zeros(0)
 
@@ -243,5 +246,5 @@ class Ensemble:
         return np.asarray(np.mean([member.physics(shapes)[0] for member in self.members], axis=0))
 
     def correction(self, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
-        """What the trees add to the cost model, (rows,), log time."""
+        """Returns the trees' correction of the cost model, (rows,), log time."""
         return self.raw(m, n, k).log_us - self.physics(m, n, k)

@@ -1,10 +1,11 @@
-"""A GEMM model as JSON and back, checked when read: sizes that fit together, finite numbers, trees that end.
+"""Encodes the parts of a GEMM model (device, ensemble, distilled model) as JSON, decodes and validates them.
 
-No pickle: arrays are little-endian bytes, deflated, in base64.
+Validation covers array sizes, finite values and the termination of decision trees.
+Used by `GemmModel.to_json`, `GemmModel.from_json` and `profile.models`.
 
 History of the format "quantbench-gemm-model":
-1  the first.
-2  the cost model has a parameter for serial split-k.
+1: initial version.
+2: the cost model has a parameter for serial split-k.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ _ARRAY_DTYPES = ("<f2", "<f4", "<f8", "<i2", "<i4", "<i8")
 
 
 def array_to_json(array: npt.NDArray[Any]) -> dict[str, Any]:
-    """dtype, shape and the deflated bytes."""
+    """Encodes an array as {dtype, shape, zlib}: base64 of its zlib-compressed little-endian bytes."""
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     packed = base64.b64encode(zlib.compress(little.tobytes(), 9)).decode("ascii")
     return {"dtype": little.dtype.str, "shape": list(array.shape), "zlib": packed}
 
 
 def array_from_json(data: Any) -> npt.NDArray[Any]:
-    """The array of array_to_json; StoreError for anything else."""
+    """Inverse of `array_to_json`. Raises StoreError for anything else."""
     try:
         dtype, shape = data["dtype"], tuple(int(x) for x in data["shape"])
         if dtype not in _ARRAY_DTYPES:
@@ -52,12 +53,12 @@ def array_from_json(data: Any) -> npt.NDArray[Any]:
 
 
 def device_to_json(device: DeviceSpec) -> dict[str, Any]:
-    """Every field of the spec; mappings as plain objects."""
+    """Encodes all fields of a device spec."""
     return {k: dict(v) if isinstance(v, Mapping) else v for k, v in vars(device).items()}
 
 
 def device_from_json(data: Mapping[str, Any]) -> DeviceSpec:
-    """The spec of device_to_json."""
+    """Inverse of `device_to_json`. Raises StoreError for unknown or missing fields."""
     fields = dict(data)
     capability = fields.get("compute_capability")
     fields["compute_capability"] = None if capability is None else tuple(capability)
@@ -68,7 +69,7 @@ def device_from_json(data: Mapping[str, Any]) -> DeviceSpec:
 
 
 def ensemble_to_json(ensemble: Ensemble) -> dict[str, Any]:
-    """The ensemble, its reference included."""
+    """Encodes an ensemble, including its reference model."""
     reference = None
     if ensemble.reference is not None:
         reference = {
@@ -89,7 +90,7 @@ def ensemble_to_json(ensemble: Ensemble) -> dict[str, Any]:
 
 
 def ensemble_from_json(data: Mapping[str, Any]) -> Ensemble:
-    """The ensemble of ensemble_to_json."""
+    """Inverse of `ensemble_to_json`; does not validate (`require_sound`)."""
     members = tuple(
         Member(
             parameters=np.array(member["parameters"], dtype=np.float64),
@@ -148,7 +149,7 @@ def _forest_from_json(data: Mapping[str, Any]) -> Forest:
 
 
 def fast_to_json(fast: FastGemm) -> dict[str, Any]:
-    """As a part of a model's JSON."""
+    """Encodes a distilled model."""
     return {
         **_kernels_to_json(fast.machine, fast.menu),
         "parameters": [float(z) for z in fast.parameters],
@@ -158,7 +159,7 @@ def fast_to_json(fast: FastGemm) -> dict[str, Any]:
 
 
 def fast_from_json(data: Any) -> FastGemm:
-    """The FastGemm of fast_to_json."""
+    """Inverse of `fast_to_json`; does not validate (`require_sound_fast`)."""
     machine, menu = _kernels_from_json(data)
     return FastGemm(
         machine=machine,
@@ -170,7 +171,7 @@ def fast_from_json(data: Any) -> FastGemm:
 
 
 def check_format(data: Any) -> None:
-    """Raise for anything but a model of a version that is known here."""
+    """Raises InputError unless `data` is a GEMM model, and StoreError for an unsupported version."""
     if not isinstance(data, Mapping) or data.get("format") != MODEL_FORMAT:
         found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
         raise InputError("GemmModel.from_json", f"format {found!r}", repr(MODEL_FORMAT))
@@ -178,18 +179,18 @@ def check_format(data: Any) -> None:
         raise StoreError("GemmModel.from_json", f"version {data.get('version')!r}", f"version {MODEL_VERSION}")
 
 
-# Far above any GPU's: what lies beyond is a slipped unit or a damaged file.
+# Far above any GPU's rate: larger values mean a wrong unit or a damaged file.
 _LARGEST_RATE = 1e15
 _LARGEST_BLOCK = 4096
 # Parameters are logarithms and exponents; the widest fitted so far are about 10.
 _LARGEST_PARAMETER = 50.0
 _DEEPEST = 64
-# Any shape: its features are counted.
+# An arbitrary shape, used to count the features of a model.
 _PROBE = (np.full(1, 128.0), np.full(1, 4096.0), np.full(1, 1024.0))
 
 
 def require_sound(ensemble: Ensemble, fast: FastGemm | None) -> None:
-    """Raise StoreError unless everything that a prediction goes through fits together."""
+    """Raises StoreError unless all parts used in prediction are consistent and finite."""
     _machine_and_menu(ensemble.machine, ensemble.menu)
     if not ensemble.members:
         raise _broken("no members")
@@ -213,7 +214,7 @@ def require_sound(ensemble: Ensemble, fast: FastGemm | None) -> None:
 
 
 def require_sound_fast(fast: FastGemm) -> None:
-    """The same for a distilled model alone."""
+    """Raises StoreError unless a distilled model is consistent and finite."""
     _machine_and_menu(fast.machine, fast.menu)
     _parameters(fast.parameters, fast.menu)
     _finite("most", (fast.most,))
@@ -254,7 +255,7 @@ def _forest(forest: Forest, features_seen: int) -> None:
         and bool(((forest.feature >= 0) & (forest.feature < features_seen)).all())
         and bool(((forest.right >= own) & (forest.right < nodes)).all())
         and all(np.issubdtype(array.dtype, np.integer) for array in (forest.feature, forest.right, forest.roots))
-        # Only a leaf stays where it is; the left child of anything else is the next node.
+        # Only a leaf is its own child; the left child of other nodes is the next node.
         and bool(((forest.right > own) | np.isinf(forest.threshold)).all())
     )
     if not sound:

@@ -1,4 +1,7 @@
-"""The latency model of matrix products: fitted to few measured shapes, with a prior from other GPUs.
+"""Fits a GEMM latency model to a few measured shapes, starting from a prior learned on other GPUs.
+
+Entry points: `GemmModel.fit`, `.prior`, `.best`, `.predict`. Used by `model_times`, `profile.fit`, `sweep --adaptive`
+and `contests`.
 
 >>> model = GemmModel.prior("a100-sxm4-80gb")
 >>> found = model.predict(4096, 4096, [4096, 8192])
@@ -49,20 +52,20 @@ from quantbench.workload.dtypes import GEMM_DTYPES
 
 IntArray = npt.NDArray[np.int64]
 
-#: m (times the batch), n and k go up to this
+#: largest m (times the batch), n and k
 LARGEST_SIDE = 2**21 - 1
 _SIBLING_EFFORT = Effort(members=1, rows_first=600, growth=Growth(trees=20, leaf=3))
 _SIBLING_ROWS = 6000
-# A model that was read must have a time for it.
+# `from_json` checks the time of this shape.
 _PROBE = ([128], [4096], [1024])
 
 
 @dataclass(frozen=True)
 class GemmEstimates:
-    """Predicted products. Every array has the shape of the sizes that were asked for, () for plain numbers.
+    """Estimates of `GemmModel.predict`. All arrays have the broadcast shape of the queried sizes, () for scalars.
 
-    latency_us; low_us, high_us: its 90 % interval. block_m, block_n, split_k and num_waves: of the kernel that the
-    model selects. bound: compute, memory or latency. note: what to know of all of them, "" when there is nothing.
+    low_us, high_us: 90 % interval of latency_us. block_m, block_n, split_k, num_waves: tile, split and waves of the
+    kernel that the model selects. bound: compute, memory or latency. note: caveats of all the estimates.
     """
 
     latency_us: FloatArray
@@ -78,7 +81,7 @@ class GemmEstimates:
 
     @property
     def tile(self) -> IntArray:
-        """(…, 2): block_m, block_n."""
+        """Tile of each GEMM, (…, 2): block_m, block_n."""
         return np.stack([self.block_m, self.block_n], axis=-1)
 
     def __len__(self) -> int:
@@ -86,7 +89,7 @@ class GemmEstimates:
 
 
 def machine_of(device: DeviceSpec, dtype: str) -> Machine:
-    """The device's rates for a number format. Raises UnsupportedError where it has none."""
+    """Returns the device's rates for a dtype. Raises UnsupportedError if it is no GPU or lacks the dtype."""
     require_choice("GemmModel", "dtype", dtype, GEMM_DTYPES)
     if device.kind != "cuda":
         raise UnsupportedError("GemmModel", f"{device.name} is a {device.kind}", "a GPU: blocks and waves are modelled")
@@ -97,7 +100,7 @@ def machine_of(device: DeviceSpec, dtype: str) -> Machine:
 
 
 def whole_sizes(who: str, *sizes: npt.ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """m, n, k as flat float arrays. Raises InputError for anything but whole numbers from 1 to 2**21 - 1."""
+    """Returns m, n, k as float arrays, (rows,). Raises InputError unless all are integers from 1 to 2**21 - 1."""
     out = []
     for name, size in zip("mnk", sizes, strict=True):
         array = np.atleast_1d(np.asarray(size))
@@ -124,7 +127,7 @@ def _measured_times(latency_us: npt.ArrayLike, rows: int) -> FloatArray:
 
 
 def _recorded_kernels(menu: Menu, launches: Sequence[Launch | None] | None, rows: int) -> IndexArray:
-    """Index in the menu of each recorded kernel, -1 where none is known."""
+    """Returns the menu index of each recorded kernel, -1 for unknown ones."""
     kernel = np.full(rows, -1, dtype=np.intp)
     if launches is None:
         return kernel
@@ -138,11 +141,11 @@ def _recorded_kernels(menu: Menu, launches: Sequence[Launch | None] | None, rows
 
 @dataclass(frozen=True)
 class GemmModel:
-    """A device's products of one number format.
+    """Latency model for GEMMs of one dtype on one device.
 
-    ensemble: makes the predictions. interval: its calibration. rows: measured rows that it was fitted to.
-    prior_source: the prior of the fit. provenance: of the measurements, for files. note: what a reader of its
-    predictions must know. fast: its distilled form, where that was made (`compiled`).
+    ensemble: predicts log times. interval: calibration of the 90 % interval. rows: number of fitted rows.
+    prior_source: description of the prior. provenance: origin of the measurements, saved with the model.
+    note: caveats of the predictions. fast: distilled model, None if not made yet (`compiled`).
     """
 
     device: DeviceSpec
@@ -171,16 +174,15 @@ class GemmModel:
         seed: int = 0,
         effort: Effort | None = None,
     ) -> GemmModel:
-        """Fit measured shapes, (rows,) each; latency_us in µs.
+        """Fits a model to measured shapes m, n, k and times latency_us, (rows,) each.
 
-        launches: the kernel that ran, by row, None where it is not known. prior: "auto" starts from the best that is
-        shipped, the same GPU's model included; "family-out" from other architecture families alone; "none" from the
-        spec sheet; models: from theirs. sibling: another GPU's table (or model), whose residual at the same shape
-        helps where the two run the same kernels. seed: of everything random; the same rows and seed give the same
-        model.
+        launches: kernel that ran each row, None if unknown. prior: "auto" (best shipped parameters, including this
+        GPU's), "family-out" (other GPU generations only), "none" (spec sheet only) or a sequence of models.
+        sibling: table or model of another GPU, whose residual at the same shape becomes a feature; it helps if both
+        GPUs run the same kernels. seed: the same rows and seed give the same model.
 
-        Fewer than 20 rows change nothing: the prior is returned and its note says so. Raises InputError for sizes or
-        times that are no measurements, UnsupportedError for a dtype that the device lacks.
+        Returns the prior, with a note, for fewer than 20 rows. Raises InputError for invalid sizes or times,
+        UnsupportedError for a dtype that the device lacks.
         """
         spec = _device(device)
         machine = machine_of(spec, dtype)
@@ -203,9 +205,9 @@ class GemmModel:
 
     @classmethod
     def prior(cls, device: DeviceSpec | str, *, dtype: str = "bf16", family_out: bool = False) -> GemmModel:
-        """The model of a device that was never measured, with a wide interval.
+        """Returns the unfitted model of a device, with a wide interval.
 
-        family_out: as if no GPU of its architecture family had been measured either.
+        family_out: whether to exclude measured GPUs of the same generation.
         """
         spec = _device(device)
         machine = machine_of(spec, dtype)
@@ -214,7 +216,7 @@ class GemmModel:
 
     @classmethod
     def best(cls, device: DeviceSpec | str, *, dtype: str = "bf16") -> GemmModel:
-        """The model shipped for a device, or its prior where there is none."""
+        """Returns the model shipped for a device, or its prior if none is shipped."""
         spec = _device(device)
         shipped = shipped_model(spec.name, dtype)
         return cls.prior(spec, dtype=dtype) if shipped is None else shipped
@@ -227,11 +229,11 @@ class GemmModel:
         *,
         launches: Sequence[Launch | None] | None = None,
     ) -> GemmEstimates:
-        """Predict products m×k times k×n; the sizes broadcast, and the answer's arrays have their common shape.
+        """Predicts GEMMs m×k times k×n; the sizes broadcast, and the result has their common shape.
 
-        launches: the kernel that will run, by row, where that is known (one-dimensional sizes only).
+        launches: kernel that will run each row, None if unknown (one-dimensional sizes only).
 
-        Doubling k is never predicted to be faster, and nothing is predicted to be faster than the device's peak.
+        No prediction is below the time at the device's peak, and doubling k never lowers one.
         """
         wide = np.broadcast_arrays(np.asarray(m), np.asarray(n), np.asarray(k))
         sizes = whole_sizes("GemmModel.predict", *(w.ravel() for w in wide))
@@ -263,15 +265,16 @@ class GemmModel:
 
     @property
     def in_waves(self) -> bool:
-        """Whether products run in waves by its parameters, so that a partly full last wave leaves SMs idle."""
+        """Whether, by the fitted parameters, GEMMs run in waves, so that a partial last wave leaves SMs idle."""
         return runs_in_waves([member.parameters for member in self.ensemble.members])
 
     def compiled(self) -> FastGemm:
-        """The distilled form: ten times faster, without interval. Shipped models have it; others take seconds."""
+        """Returns the distilled model: ten times faster, no interval. It is stored in shipped models; else made here,
+        in seconds."""
         return self.fast or distil(self.ensemble)
 
     def predict_gemms(self, gemms: Sequence[Gemm]) -> list[Estimate]:
-        """Estimates of workloads of the model's dtype, in order; a batch counts as batch times the rows."""
+        """Predicts GEMMs of the model's dtype, in order; a batched GEMM counts as one with batch · m rows."""
         for gemm in gemms:
             if gemm.dtype != self.dtype:
                 raise InputError("predict_gemms", f"{gemm}", f"products of {self.dtype}, which the model was fitted to")
@@ -287,7 +290,7 @@ class GemmModel:
     def _waves_and_bound(
         self, sizes: tuple[FloatArray, ...], kernel: IndexArray
     ) -> tuple[IntArray, npt.NDArray[np.str_]]:
-        """Waves and bound of each row for its kernel, by the first member."""
+        """Returns waves and bound of each row for its kernel, from the first member."""
         waves, bound = np.zeros(len(kernel), dtype=np.int64), np.empty(len(kernel), dtype="<U7")
         for part in chunks(len(kernel)):
             shapes = Shapes(self.ensemble.machine, self.ensemble.menu.by_row(kernel[part]), *(x[part] for x in sizes))
@@ -299,12 +302,12 @@ class GemmModel:
         return waves, bound
 
     def known(self) -> Known:
-        """Its cost model's parameters as a prior for other GPUs."""
+        """Returns the mean cost model parameters, as input to the priors of other GPUs."""
         vector = np.mean([member.parameters for member in self.ensemble.members], axis=0)
         return Known(self.device.name, family(self.device), self.dtype, vector, self.rows, "", 0.0)
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object, for `from_json`."""
+        """Returns the model as a JSON object."""
         return {
             "format": files.MODEL_FORMAT,
             "version": files.MODEL_VERSION,
@@ -321,7 +324,7 @@ class GemmModel:
 
     @classmethod
     def from_json(cls, data: Any) -> GemmModel:
-        """The model of `to_json`. Raises InputError or StoreError for anything else."""
+        """Inverse of `to_json`. Raises InputError or StoreError for anything else."""
         files.check_format(data)
         try:
             made = cls(
@@ -352,12 +355,12 @@ class GemmModel:
         return made
 
     def save(self, path: str | Path) -> None:
-        """Write it to a JSON file."""
+        """Writes the model to a JSON file."""
         Path(path).write_text(json.dumps(self.to_json()) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> GemmModel:
-        """Read a model from a JSON file."""
+        """Reads a model from a JSON file. Raises InputError or StoreError if it holds none."""
         try:
             data = json.loads(read_text(path))
         except (OSError, ValueError, RecursionError) as error:
@@ -368,7 +371,7 @@ class GemmModel:
 
 @cache
 def shipped_model(slug: str, dtype: str) -> GemmModel | None:
-    """The model that comes with the package for a device and a format, None where there is none."""
+    """Returns the packaged model of a device and dtype, None if there is none."""
     file = Path(__file__).parent.parent / "models" / f"{slug}.json"
     if dtype != "bf16" or not file.is_file():
         return None
@@ -380,7 +383,7 @@ def _device(device: DeviceSpec | str) -> DeviceSpec:
 
 
 def _start(device: DeviceSpec, dtype: str, prior: str | Sequence[GemmModel]) -> tuple[Prior, float, Reference | None]:
-    """(prior, its blind half-width, a reference) as asked for."""
+    """Returns the requested prior, the half-width of its interval (log time) and a reference model."""
     if not isinstance(prior, str):
         if not prior or not all(isinstance(model, GemmModel) for model in prior):
             raise InputError("GemmModel.fit", f"prior = {prior!r}", "GemmModels, or auto, family-out or none")
@@ -398,7 +401,7 @@ def _start(device: DeviceSpec, dtype: str, prior: str | Sequence[GemmModel]) -> 
 
 
 def _sibling(sibling: GemmTable | GemmModel, dtype: str, seed: int) -> tuple[Reference, Prior]:
-    """The sibling's residuals, and a prior around its parameters."""
+    """Returns the sibling's residuals and a prior around its parameters."""
     if isinstance(sibling, GemmModel):
         return Reference(sibling.ensemble), near([sibling.known()], same_gpu=False)
     spec = lookup(sibling.gpu)

@@ -1,7 +1,7 @@
-"""Fits a GEMM model: from measured rows to an ensemble with its interval, starting from a prior.
+"""Fits a GEMM ensemble and its interval to measured rows, starting from a prior.
 
-Entry points: `choose` (the prior of a device, pooled from the GPUs that were measured), `fit_parameters` (the cost
-model alone: maximum a posteriori, by L-BFGS), `train` (a whole fit).
+Entry points: `choose` (prior of a device, from the shipped parameters of measured GPUs), `fit_parameters` (cost model
+only: maximum a posteriori by L-BFGS), `train` (complete fit). Used by `model`, `distilled` and tools/ship_gemm.py.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from quantbench.launch import Launch
 
 POOL_FORMAT = "quantbench-gemm-pool"
 POOL_VERSION = 2
-# Shares of the hand prior's standard deviation: what may differ between two tables of one GPU, between two GPUs of one
-# family, and at least between families. Chosen on the five public tables that `tools.accuracy` judges.
+# Prior deviations as shares of the hand prior's: between two tables of one GPU, between two GPUs of one family, and the
+# least between families. Tuned on the five public tables that `tools.accuracy` evaluates.
 _SAME_GPU, _SAME_FAMILY, _OTHER_FAMILY = 0.4, 0.5, 0.6
-# Half-width (log time) where nothing is known of any 2-byte format: a factor of e either way.
+# Half-width (log time) if no 2-byte format was measured: a factor of e in both directions.
 _UNKNOWN = 1.0
 _NARROW = ("bf16", "fp16")
-# Half-widths, in log time, that hold 90 % of the rows of public tables against `spec_sheet`, each GPU counted alike.
-# fp32: NeuSight's linear products above 200 µs on P100, V100, T4 and A100 (all PCIe). DeepBench's fp32 products on a
-# V100 SXM2 are within it too. The T4 sets the width: its power limit holds it at half its peak.
+# Half-widths (log time) that cover 90 % of the rows of public tables around `spec_sheet` predictions, GPUs weighted
+# equally. fp32: NeuSight's linear layers above 200 µs on P100, V100, T4 and A100 (all PCIe); DeepBench's fp32 GEMMs on
+# a V100 SXM2 are covered too. The T4 determines the width: its power limit keeps it at half its peak.
 _BLIND_CUDA_CORES = 0.65
 # fp8: the tables of aiconfigurator-core 0.12.0 (vLLM 0.24.0) of H100, H200, B200, L40S and RTX PRO 6000.
 _BLIND_TENSOR_CORES = 1.4
@@ -57,7 +57,7 @@ _BLIND_TENSOR_CORES = 1.4
 
 @dataclass(frozen=True)
 class Prior:
-    """Mean and standard deviation of the parameters, (parameters + tiles,) each, and their source, in words."""
+    """Gaussian prior of the parameters. mean, sd: (parameters + tiles,) each. source: description of its origin."""
 
     mean: FloatArray
     sd: FloatArray
@@ -66,9 +66,9 @@ class Prior:
 
 @dataclass(frozen=True)
 class Known:
-    """One GPU's parameters, fitted from the hand prior alone, and how far the others' pool was off on it.
+    """Parameters of one measured GPU, fitted from the hand prior. table: source table. rows: number of fitted rows.
 
-    blind_90: the 90th percentile of |log time error| of what the other families predict for it, unmeasured.
+    blind_90: 90th percentile of |log time error| on it of the prior pooled from the other families.
     """
 
     device: str
@@ -82,7 +82,7 @@ class Known:
 
 @cache
 def shipped_pool() -> tuple[Known, ...]:
-    """The GPUs whose parameters come with the package."""
+    """Reads the packaged parameters of measured GPUs."""
     text = (files("quantbench.latency") / "models" / "pool.json").read_text(encoding="utf-8")
     data = json.loads(text)
     if data.get("format") != POOL_FORMAT or data.get("version") != POOL_VERSION:
@@ -91,7 +91,7 @@ def shipped_pool() -> tuple[Known, ...]:
 
 
 def pooled(known: Sequence[Known]) -> Prior:
-    """The mean over families of each family's mean, with the spread between families."""
+    """Builds the prior from the families' mean parameters and the hand prior, with the spread between families."""
     mean, sd = hand_prior()
     if not known:
         return Prior(mean, sd, "the spec sheet")
@@ -106,7 +106,7 @@ def pooled(known: Sequence[Known]) -> Prior:
 
 
 def near(known: Sequence[Known], *, same_gpu: bool) -> Prior:
-    """The prior around the mean of entries of the target itself, or of GPUs of its family."""
+    """Builds the prior around the mean of entries of the same GPU or of GPUs of its family."""
     _, sd = hand_prior()
     mean = np.mean([k.parameters for k in known], axis=0)
     share = _SAME_GPU if same_gpu else _SAME_FAMILY
@@ -114,12 +114,11 @@ def near(known: Sequence[Known], *, same_gpu: bool) -> Prior:
 
 
 def spec_sheet(device: DeviceSpec, dtype: str) -> tuple[Prior, float]:
-    """The prior of a number format that no table teaches, and the half-width (log time) of its 90 % interval.
+    """Returns the prior of a dtype without measured tables, and the half-width (log time) of its 90 % interval.
 
-    fp32 runs on the CUDA cores, every other format on the tensor cores. The hand prior is one for tensor cores; two of
-    its parameters differ on CUDA cores. A row that is not 16-byte aligned costs nothing: the requirement is that of
-    tensor cores (cuBLAS documentation, "Tensor Core Usage"). And a block's pipeline fills in about the same time, in
-    which the slower cores do fewer elements of k.
+    fp32 runs on CUDA cores, every other dtype on tensor cores, for which the hand prior was made. Two parameters differ
+    on CUDA cores: misaligned rows cost nothing (only tensor cores need 16-byte alignment; cuBLAS documentation, "Tensor
+    Core Usage"), and a pipeline fill of about the same time is worth fewer elements of k.
     """
     mean, sd = hand_prior()
     if dtype != "fp32":
@@ -132,7 +131,7 @@ def spec_sheet(device: DeviceSpec, dtype: str) -> tuple[Prior, float]:
 
 
 def known_in_waves(device: DeviceSpec, dtype: str) -> bool:
-    """Whether measurements of this GPU, or else of its family, say that products run in waves."""
+    """Returns whether GEMMs run in waves according to the shipped parameters of this GPU, or else of its family."""
     return _known_in_waves(device.name, family(device), dtype)
 
 
@@ -144,15 +143,15 @@ def _known_in_waves(device: str, family_name: str, dtype: str) -> bool:
 
 
 def _teaches(known: Known, dtype: str) -> bool:
-    """Whether products of a format can be predicted from what is known: 2-byte formats teach each other."""
+    """Returns whether an entry applies to a dtype: bf16 and fp16 share their parameters."""
     return known.dtype == dtype or {known.dtype, dtype} <= set(_NARROW)
 
 
 def choose(device: DeviceSpec, dtype: str, known: Sequence[Known], *, family_out: bool) -> tuple[Prior, float]:
-    """The prior for a device and the half-width (log time) of a 90 % interval around its unfitted prediction.
+    """Returns the prior for a device and the half-width (log time) of a 90 % interval around its unfitted prediction.
 
-    family_out: leave out every GPU of the device's generation, itself included. Products of 2-byte formats teach each
-    other; other formats fall back to the spec sheet.
+    known: entries of measured GPUs; bf16 and fp16 share entries, and a dtype without entries uses `spec_sheet`.
+    family_out: whether to exclude all GPUs of the device's generation, itself included.
     """
     usable = [k for k in known if _teaches(k, dtype)]
     if not usable and dtype not in _NARROW:
@@ -170,26 +169,26 @@ def choose(device: DeviceSpec, dtype: str, known: Sequence[Known], *, family_out
     return pooled(others), blind if others else _UNKNOWN
 
 
-_DELTA = 0.05  # log time where the loss turns from square to straight
-_NOISE = 0.05  # log time that a row is off without the model being wrong
-# Weight of the recorded kernel's name beside its time. A larger one bends the times of kernels towards choices that the
-# cost model does not explain: with 0.5, products with a known kernel were predicted worse than without names.
+_DELTA = 0.05  # log error at which the loss turns from quadratic to linear
+_NOISE = 0.05  # standard deviation of measurement noise, log time
+# Weight of the recorded kernel's name relative to its time. A larger weight distorts kernel times to explain choices
+# that the cost model cannot: with 0.5, GEMMs with a known kernel were predicted worse than without names.
 _CHOICE_WEIGHT = 0.02
 
 
-#: with fewer rows the prior is kept
+#: fewest rows for a fit; with fewer, the prior is returned
 FEWEST_ROWS = 20
-#: with fewer rows no trees are grown
+#: fewest rows for growing trees
 FEWEST_FOR_TREES = 60
 _FOLDS = 5
-# The 0.9 quantile of some two hundred errors is a matter of twenty rows on a few sites, and coverage swings with it.
-# It is therefore taken as the geometric mean of what lower quantiles say, each times how far out 0.9 lies beyond it:
-# ratios that differ little between GPUs and numbers of rows (folds of the public tables' training sites).
+# The 0.9 quantile of some two hundred errors depends on twenty rows of a few sites, so coverage would vary. It is
+# estimated as the geometric mean of lower quantiles, each times the typical ratio of the 0.9 quantile to it. The ratios
+# (from folds of the public tables' training sites) vary little between GPUs and numbers of rows.
 _TAILS = ((0.6, 2.24), (0.7, 1.77), (0.8, 1.38))
-# A fold has one member and four fifths of the rows: its errors are this much larger than the whole ensemble's.
+# Errors of a fold (one member, four fifths of the rows) over those of the full ensemble.
 _FOLD_EXCESS = 1.04
-# Members after the first start from a prior and from rows that are shaken by this much, so that they differ where the
-# rows leave them free.
+# Noise added to the prior (share of its deviation) and the rows (log time) of members after the first, so that members
+# differ in what the rows do not determine.
 _SHAKEN_PRIOR, _SHAKEN_ROWS = 0.7, 0.08
 _MOST_EXTRA_TILES = 8
 _MOST_EXTRA_KERNELS = 24
@@ -198,8 +197,8 @@ _UNLIKELY = 0.04
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is spent. members: cost models fitted; rows_first, rows_other: rows that they see at most; growth: of
-    their trees."""
+    """Effort of a fit. members: number of cost models. rows_first, rows_other: most rows for fitting the first and the
+    other cost models. growth: settings of their trees."""
 
     members: int = 4
     rows_first: int = 800
@@ -216,9 +215,9 @@ def fit_parameters(
     start: FloatArray | None = None,
     max_iterations: int = 250,
 ) -> FloatArray:
-    """The parameter vector (parameters + tiles,) that explains the rows best without straying from the prior.
+    """Returns the parameter vector, (parameters + tiles,), with the least loss plus penalty.
 
-    The loss is pseudo-Huber in log time, so that outliers do not bend the rest. The penalty is the distance from the
+    The loss is pseudo-Huber in log time, which is robust to outliers. The penalty is half the squared distance from the
     prior in its standard deviations.
     """
     from scipy.optimize import minimize
@@ -237,7 +236,7 @@ def fit_parameters(
         loss, slope = _pseudo_huber(predicted.value - rows.log_us, weight)
         grad = gradient(predicted, source, slope)
         if len(named):
-            # The recorded kernel's own time must fit the measurement, and the choice its name.
+            # The recorded kernel's own time is fitted to the measurement, and the choice to its name.
             own = _entries(log_time, rows.kernel[named] * len(rows) + named)
             own_loss, slope = _pseudo_huber(own.value - rows.log_us[named])
             width = np.exp(value_of(values["choice"]))[0]
@@ -253,14 +252,14 @@ def fit_parameters(
 
 
 def _pseudo_huber(error: FloatArray, weight: FloatArray | float = 1.0) -> tuple[float, FloatArray]:
-    """(summed loss, its slope by row)."""
+    """Returns the summed loss and its slope by row."""
     bend = np.sqrt(1.0 + (error / _DELTA) ** 2)
     scale = np.asarray(weight) / _NOISE**2
     return float((scale * _DELTA**2 * (bend - 1.0)).sum()), scale * error / bend
 
 
 def _entries(x: Variable, flat: IndexArray) -> Variable:
-    """Entries of a (kernels, rows) variable by flat index."""
+    """Returns entries of a (kernels, rows) variable by flat index, without repeats."""
     shape = x.value.shape
 
     def back(g: FloatArray) -> FloatArray:
@@ -272,7 +271,7 @@ def _entries(x: Variable, flat: IndexArray) -> Variable:
 
 
 def menu_for(launches: Sequence[Launch | None] | None) -> Menu:
-    """The menu, with the most frequent recorded tiles, and tiles and splits, that it lacks."""
+    """Builds the default menu extended by the most frequent recorded tiles and splits that it lacks."""
     recorded = [launch.tile for launch in launches or () if launch is not None and launch.tile]
     seen = Counter((tile.block_m, tile.block_n) for tile in recorded)
     extra = [tile for tile, _ in seen.most_common() if tile not in TILES][:_MOST_EXTRA_TILES]
@@ -288,9 +287,9 @@ def menu_for(launches: Sequence[Launch | None] | None) -> Menu:
 def train(
     machine: Machine, menu: Menu, rows: Measured, prior: Prior, reference: Reference | None, effort: Effort, seed: int
 ) -> tuple[Ensemble, IntervalCalibration]:
-    """Fit the members, grow their trees, and calibrate the interval on rows that a fit has not seen."""
+    """Fits the members, grows their trees and calibrates the interval by cross-validation."""
     mean, sd = hand_prior(menu.tiles)
-    known = len(prior.mean)  # tiles beyond these were recorded here and are new to the prior
+    known = len(prior.mean)  # recorded tiles beyond these are new to the prior
     prior = replace(prior, mean=np.append(prior.mean, mean[known:]), sd=np.append(prior.sd, sd[known:]))
     rng = np.random.default_rng(seed)
     vectors = _member_parameters(machine, menu, rows, prior, effort, rng)
@@ -331,7 +330,7 @@ def _member_parameters(
 
 
 def _likely(machine: Machine, menu: Menu, rows: Measured, vectors: Sequence[FloatArray]) -> tuple[Menu, Measured]:
-    """Leave out kernels that no member would ever take: predictions cost time in proportion to the menu."""
+    """Removes kernels that no member would choose: the cost of a prediction is proportional to the menu."""
     rng = np.random.default_rng(0)
     count = 1000
     m = np.concatenate([np.floor(2 ** rng.uniform(0, 15, count)), rows.m[:count]])
@@ -352,7 +351,7 @@ def _likely(machine: Machine, menu: Menu, rows: Measured, vectors: Sequence[Floa
 def _calibrate(
     ensemble: Ensemble, rows: Measured, prior: Prior, known: FloatArray | None, effort: Effort, seed: int
 ) -> IntervalCalibration:
-    """The 0.9 quantile of |error| / scale over folds of (n, k) sites, each predicted by a fit without it."""
+    """Calibrates the interval on the errors of folds of (n, k) sites, each predicted by a fit without it."""
     machine, menu = ensemble.machine, ensemble.menu
     rng = np.random.default_rng(seed)
     sites, site = np.unique(np.stack([rows.n, rows.k]), axis=1, return_inverse=True)
@@ -370,7 +369,7 @@ def _calibrate(
         held = rows.take(inside)
         answer = Ensemble(machine, menu, members, ensemble.reference).raw(held.m, held.n, held.k)
         error[inside], variance[inside] = np.abs(answer.log_us - held.log_us), answer.variance
-    # The single member of a fold knows nothing of the spread between members.
+    # A fold has a single member, so the variance between members is added.
     between = [member.physics(Shapes(machine, menu, rows.m, rows.n, rows.k))[0] for member in ensemble.members]
     variance += np.var(between, axis=0)
     floor = float(np.median(error)) + 1e-3

@@ -1,7 +1,7 @@
-"""The residual of the cost model, learned by extremely randomised trees: one forest per ensemble member.
+"""Fits the cost model's residual with extremely randomised trees, one forest per ensemble member.
 
-`Forest` holds trees as flat arrays (grown by scikit-learn, evaluated and stored by numpy). `Member` is a cost model
-together with its forest; `train_member` fits one to `Measured` rows.
+Entry points: `Forest` (trees grown by scikit-learn, evaluated by numpy), `Member` (a cost model and its forest),
+`train_member`. Used by `ensemble`, `training`, `distilled`, `model`, `files` and `profile.fit`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,17 @@ from quantbench.latency.gemm.cost_model import (
 
 Float32Array = npt.NDArray[np.float32]
 
-#: rows at a time: enough that numpy's calls weigh little, few enough that their arrays stay in the cache
+#: rows per batch: amortises numpy's call overhead and keeps the arrays in the cache
 CHUNK = 1024
-# Levels beyond those of a balanced tree: every level costs a walk over all rows and trees.
+# Levels allowed beyond a balanced tree's: every level costs a pass over all rows and trees.
 _SPARE_DEPTH = 5
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Measured shapes, (rows,) each. kernel: index in the menu of the kernel that was recorded, -1 where none was."""
+    """Measured shapes and log times, (rows,) each. kernel: menu index of the recorded kernel, -1 if unknown.
+
+    `store.record.Measured` is a different class."""
 
     m: FloatArray
     n: FloatArray
@@ -50,21 +52,21 @@ class Measured:
         return len(self.m)
 
     def take(self, rows: IndexArray) -> Measured:
-        """Only these rows."""
+        """Returns these rows only."""
         return Measured(*(column[rows] for column in vars(self).values()))
 
 
 def chunks(rows: int, most: int = CHUNK) -> list[slice]:
-    """Slices of at most `most` rows that cover all."""
+    """Returns slices of at most `most` rows that cover all rows."""
     return [slice(start, start + most) for start in range(0, rows, most)]
 
 
 @dataclass(frozen=True)
 class Forest:
-    """Trees side by side. feature, threshold, right, value: (nodes,); roots: (trees,); depth: of the deepest tree.
+    """Decision trees as flat arrays. feature, threshold, right, value: (nodes,). roots: (trees,), node index of each
+    root. depth: largest depth.
 
-    A node's left child (feature <= threshold) is the next node; a leaf points to itself on both sides, with
-    threshold +inf.
+    A node's left child (feature <= threshold) is the next node; a leaf is its own child, with threshold +inf.
     """
 
     feature: npt.NDArray[np.int16]
@@ -76,11 +78,11 @@ class Forest:
 
     @classmethod
     def grow(cls, x: Float32Array, y: FloatArray, *, trees: int, leaf: int, seed: int) -> Forest:
-        """Trees that explain y (rows,) by x (rows, features), each leaf holding at least `leaf` rows."""
+        """Grows extremely randomised trees of y (rows,) over x (rows, features), with at least `leaf` rows per leaf."""
         from sklearn.ensemble import ExtraTreesRegressor
 
         deepest = int(np.ceil(np.log2(len(y)))) + _SPARE_DEPTH
-        # Every split looks at all the features: with a third of them A100's tail, from 1000 rows, came out longer.
+        # Every split considers all features: a third of them gave larger tail errors on A100 from 1000 rows.
         grown = ExtraTreesRegressor(trees, min_samples_leaf=leaf, max_depth=deepest, random_state=seed, n_jobs=1)
         grown.fit(x, y)
         return cls._flat([estimator.tree_ for estimator in grown.estimators_], scale=1.0)
@@ -89,8 +91,8 @@ class Forest:
     def boost(
         cls, x: Float32Array, y: FloatArray, *, trees: int, depth: int, rate: float, leaf: int, seed: int
     ) -> Forest:
-        """Trees each grown on half the rows, on what those before it left, and taken at `rate`. Their *mean* is the
-        prediction, as with `grow`: the stored values are that much larger."""
+        """Grows boosted trees, each on the residual of the previous ones for half the rows, with learning rate `rate`.
+        Leaf values are scaled so that the prediction is the trees' mean, as with `grow`."""
         from sklearn.tree import DecisionTreeRegressor
 
         rng = np.random.default_rng(seed)
@@ -119,14 +121,14 @@ class Forest:
             feature=np.concatenate(feature).astype(np.int16),
             threshold=np.concatenate(threshold).astype(np.float32),
             right=np.concatenate(right).astype(np.int32),
-            # Half precision is a thousandth of a correction, and half the size of a stored model.
+            # Half precision is accurate to a thousandth of a correction and halves the size of a stored model.
             value=value.astype(np.float16).astype(np.float32),
             roots=starts[:-1].astype(np.int32),
             depth=max(t.max_depth for t in parts),
         )
 
     def predict(self, x: Float32Array) -> tuple[FloatArray, FloatArray]:
-        """(mean, variance) over the trees, (rows,) each, for x (rows, features)."""
+        """Predicts mean and variance over the trees, (rows,) each, for x (rows, features)."""
         mean, variance = np.empty(len(x)), np.empty(len(x))
         for part in chunks(len(x)):
             values = self.by_tree(x[part])
@@ -134,13 +136,13 @@ class Forest:
         return mean, variance
 
     def by_tree(self, x: Float32Array) -> Float32Array:
-        """The prediction of each tree, (trees, rows), for x (rows, features)."""
+        """Predicts with each tree, (trees, rows), for x (rows, features)."""
         return self.value[self._leaves(np.ascontiguousarray(x.T))]
 
     # Indices are intp throughout: numpy casts others on every take.
     @cached_property
     def _children(self) -> IndexArray:
-        """(2 · nodes,) left and right child of each node; a leaf's are itself."""
+        """Left and right child of each node, (2 · nodes,); a leaf's children are itself."""
         own = np.arange(len(self.threshold))
         left = np.where(np.isinf(self.threshold), own, own + 1)
         return np.stack([left, self.right], axis=1).astype(np.intp).ravel()
@@ -150,12 +152,12 @@ class Forest:
         return self.feature.astype(np.intp)
 
     def _leaves(self, columns: Float32Array) -> IndexArray:
-        """(trees, rows) node that each row ends in; columns is (features, rows)."""
+        """Returns the leaf of each row, (trees, rows). columns: (features, rows)."""
         rows = columns.shape[1]
         flat, offset = columns.ravel(), np.arange(rows)
         node = np.repeat(self.roots.astype(np.intp)[:, None], rows, axis=1)
         row_of = self._feature * rows
-        # No index is out of range (`files.require_sound`), and numpy looks for such fastest where it would wrap them.
+        # No index is out of range (`files.require_sound`); "wrap" is numpy's fastest mode.
         for _ in range(self.depth):
             place = row_of.take(node, mode="wrap")
             place += offset
@@ -166,19 +168,19 @@ class Forest:
         return node
 
 
-_FAR = 1.5  # log time beyond which a kernel is out of the question
+_FAR = 1.5  # cap on a kernel's log time above the fastest kernel's
 _WATCHED_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 64))
 _NARROWEST_CHOICE = 0.03
-_CLIP = 5.0  # deviations beyond which a residual is taken for an outlier
+_CLIP = 5.0  # deviations at which residuals are clipped
 
 
 def _expected(weights: Array, of: Array) -> Array:
-    """The mean over kernels, (rows,). No matrix product: its rounding of a row depends on the rows beside it."""
+    """Returns the weighted mean over kernels, (rows,). Not a matrix product, whose rounding depends on other rows."""
     return np.asarray(np.einsum("kr,kr->r", weights, np.broadcast_to(of, weights.shape)))
 
 
 def watched_columns(shapes: Shapes) -> list[FloatArray]:
-    """Waves, fill of the last wave and padding for tiles that libraries like, whatever the menu; (rows,) each."""
+    """Returns log waves, fill of the waves and padding for common tiles, independent of the menu; (rows,) each."""
     columns = []
     for block_m, block_n in _WATCHED_TILES:
         tiles = np.ceil(shapes.m / block_m) * np.ceil(shapes.n / block_n)
@@ -189,7 +191,7 @@ def watched_columns(shapes: Shapes) -> list[FloatArray]:
 
 @dataclass(frozen=True)
 class Growth:
-    """How trees are grown. trees: per member; leaf: least rows in a leaf."""
+    """Settings of tree growth. trees: number per member. leaf: fewest rows in a leaf."""
 
     trees: int = 24
     leaf: int = 2
@@ -197,8 +199,8 @@ class Growth:
 
 @dataclass(frozen=True)
 class Member:
-    """parameters: (parameters + tiles,). forest: None where there were too few rows. slope: how much of a reference's
-    residual is this GPU's too. most: the correction's limit, log time."""
+    """Cost model with its forest. parameters: (parameters + tiles,). forest: None if rows were too few. slope: share of
+    a reference's residual that is added. most: limit of the correction, log time."""
 
     parameters: FloatArray
     forest: Forest | None
@@ -206,11 +208,11 @@ class Member:
     most: float = 0.0
 
     def physics(self, shapes: Shapes) -> tuple[Array, Parts]:
-        """Log µs, (rows,), and its parts."""
+        """Computes the cost model's log µs, (rows,), and its parts."""
         return log_latency(Values(self.parameters.astype(shapes.dtype)), shapes)
 
     def weights(self, parts: Parts) -> Array:
-        """How likely each kernel is taken, (kernels, rows), columns summing to 1."""
+        """Returns the probability that each kernel is chosen, (kernels, rows); columns sum to 1."""
         width = max(float(np.exp(Values(self.parameters)["choice"])[0]), _NARROWEST_CHOICE)
         weights = np.exp(np.maximum((parts.log_time.min(axis=0) - parts.log_time) / width, NEGLIGIBLE))
         return np.asarray(weights / weights.sum(axis=0))
@@ -225,10 +227,10 @@ class Member:
         reference: FloatArray | None,
         weights: Array | None = None,
     ) -> Float32Array:
-        """The inputs of the forest, (rows, features). log_us, parts: the cost model's prediction (`physics`).
+        """Returns the inputs of the forest, (rows, features). log_us, parts: result of `physics`.
 
-        watched: `watched_columns(shapes)`, which all members share. reference: a reference's residual, (rows,), the
-        last column. weights: how likely each kernel is taken, where that is not the member's own choice.
+        watched: `watched_columns(shapes)`, shared by all members. reference: residual of a reference, (rows,), the last
+        column. weights: probability of each kernel, (kernels, rows), by default `self.weights(parts)`.
         """
         if weights is None:
             weights = self.weights(parts)
@@ -245,7 +247,7 @@ class Member:
             shapes.m * shapes.n * _expected(weights / shapes.tiles, 1.0 / (16384.0 * shapes.area)),
         ]
         far = np.minimum(parts.log_time - parts.log_time.min(axis=0), _FAR)
-        nearest = np.sort(far.T, axis=1)  # faster than a partition of so few
+        nearest = np.sort(far.T, axis=1)  # faster than np.partition for few columns
         columns += [nearest[:, min(1, len(far) - 1)], nearest[:, min(4, len(far) - 1)], *watched]
         first_split = len(columns) + len(menu.tiles)
         count = first_split + len(SPLITS) + (reference is not None)
@@ -261,7 +263,7 @@ class Member:
         return out.T
 
     def correction(self, x: Float32Array, reference: FloatArray | None) -> tuple[FloatArray, FloatArray]:
-        """(log time to add, its variance over the trees), (rows,) each."""
+        """Returns the log time to add and its variance over the trees, (rows,) each."""
         if self.forest is None:
             return np.zeros(len(x)), np.zeros(len(x))
         mean, variance = self.forest.predict(x)
@@ -270,7 +272,7 @@ class Member:
         return np.clip(mean, -self.most, self.most), variance
 
     def by_tree(self, x: Float32Array, reference: FloatArray | None) -> FloatArray:
-        """What each tree adds to log time, (trees, rows), without the limit; a row of zeros without a forest."""
+        """Returns each tree's unlimited correction of log time, (trees, rows); zeros, (1, rows), if no forest."""
         if self.forest is None:
             return np.zeros((1, len(x)))
         correction = self.forest.by_tree(x).astype(np.float64)
@@ -279,7 +281,7 @@ class Member:
     def named(
         self, machine: Machine, menu: Menu, rows: Measured, reference: FloatArray | None
     ) -> tuple[Array, Float32Array]:
-        """(log µs of each row's recorded kernel, the inputs of the forest when that kernel is known to run)."""
+        """Returns log µs of each row's recorded kernel, and the forest's inputs with that kernel's probability 1."""
         own = self.physics(Shapes(machine, menu.by_row(rows.kernel), rows.m, rows.n, rows.k))[0]
         shapes = Shapes(machine, menu, rows.m, rows.n, rows.k, dtype=np.float32)
         parts = self.physics(shapes)[1]
@@ -297,13 +299,13 @@ def train_member(
     growth: Growth,
     seed: int,
 ) -> Member:
-    """Grow the trees on the residual of the cost model. reference: another model's residual, (rows,)."""
+    """Grows a member's trees on the residual of its cost model. reference: residual of another model, (rows,)."""
     bare = Member(parameters, None)
     x, residual = _residual(bare, machine, menu, rows, reference)
     slope = 0.0
     if reference is not None:
-        reference = x[:, -1].astype(np.float64)  # of rows whose kernel is known, twice
-        # Ridge regression: the reference of another library may not help at all.
+        reference = x[:, -1].astype(np.float64)  # rows with a recorded kernel occur twice
+        # Ridge regression, because the reference of another library may not help.
         slope = float((reference @ residual) / (reference @ reference + 10.0 * residual.var() + 1e-12))
         residual = residual - slope * reference
     centre = float(np.median(residual))
@@ -317,8 +319,8 @@ def train_member(
 def _residual(
     member: Member, machine: Machine, menu: Menu, rows: Measured, reference: FloatArray | None
 ) -> tuple[Float32Array, FloatArray]:
-    """(inputs of the trees, residual): every row as if its kernel were unknown, then the rows with a recorded kernel
-    again, with it."""
+    """Returns the inputs of the trees and the residual: all rows with unknown kernel, and rows with a recorded kernel
+    once more with it."""
     features, residual = [], []
     for chunk in chunks(len(rows), 1000):
         part = rows.take(np.arange(len(rows))[chunk])
