@@ -1,1 +1,1 @@
-"""Imports other tools' tables as runs with `origin: imported` and the source of each figure."""
+"""Imports other tools' tables as runs marked `origin: imported`, and training logs as summaries."""

@@ -1,7 +1,7 @@
-"""The measured tables of aiconfigurator-core, in the installed package or a systems folder: `find_tables`, `read_rows`.
+"""Reads the measured tables of aiconfigurator-core, from the installed package or a systems folder.
 
-Layout: `<root>/<system>.yaml`, whose `data_dir` has `<family>/<backend>/<version>/<table>.parquet`. Times are in
-milliseconds, one mean of a few runs per shape.
+Entry points: `find_tables`, `read_rows`, `origin_of`. Used by `cli.import_` and `tools`. A root has `<system>.yaml`,
+whose `data_dir` has `<family>/<backend>/<version>/<table>.parquet`; one time per shape, the mean of a few runs in ms.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from quantbench.workload.dtypes import DTYPES, GEMM_DTYPES, VECTOR_DTYPES
 _WHO = "import aiconfigurator"
 _INSTALL = "pip install 'quantbench[tables]'"
 
-# Values of `kernel_source` that are no kernel but an entry point of the framework or a library.
+# Values of `kernel_source` that name an entry point of a framework or library, not a kernel.
 _NOT_KERNELS = {"torch.nn.functional.linear", "sglang", "sglang_torch_linear", "vllm_default", "torch_flow", "nccl"}
-# CUDA graphs of the call, timed by events (collector/helper.py); whether the cache is cold depends on the shape.
+# CUDA graphs of the call timed by events (collector/helper.py); whether the cache is cold depends on the shape.
 _MODE = "graph"
 _CAVEATS = ("imported: one mean of a few runs, its spread, clock and cache state not recorded",)
 
-#: the package's names of collectives and ours
+#: names of collectives: the package's, and quantbench's
 COLLECTIVES = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
     "alltoall": "all_to_all",
@@ -41,7 +41,7 @@ COLLECTIVES = {
 
 @dataclass(frozen=True)
 class TableFile:
-    """One table on disk. kind: a key of TABLES."""
+    """Table on disk. kind: key of TABLES. package: name and version of the package, or the root folder."""
 
     kind: str
     path: Path
@@ -52,14 +52,14 @@ class TableFile:
 
     @property
     def shown(self) -> str:
-        """Its path below the data folder."""
+        """Returns the last five parts of its path, from the system's folder on."""
         return "/".join(self.path.parts[-5:])
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """One kind of table. family: its folder. columns: those it must have. read: from a row to its workload, or the
-    reason why it has none."""
+    """Kind of table. family: folder. stem: file name. columns: required columns. read: function from a row to its
+    workload, or to the reason that quantbench has none."""
 
     family: str
     stem: str
@@ -87,7 +87,7 @@ def _attention(row: dict[str, Any], kind: str) -> Attention | str:
         return "beam search"
     if kind == "context" and row["step"] != 0:
         return "a prefix that is cached already"
-    # One new token attends to `step` cached ones and itself, which is how the package's own loader keys these rows.
+    # One new token attends to `step` cached ones and itself, as in the package's own loader.
     seq_k = row["isl"] + row["step"] if kind == "generation" else row["isl"]
     kv_heads = 0 if kind == "encoder" else row["num_key_value_heads"]
     return Attention(
@@ -104,7 +104,7 @@ def _collective(row: dict[str, Any]) -> Collective | str:
 
 
 def _place(work: Workload) -> Place:
-    """The sizes that the workload's table varies."""
+    """Returns the sizes that the workload's table varies."""
     if isinstance(work, Attention):
         axes = {"mbs": work.batch, "seq": work.seq_k, "heads": work.heads, "kv_heads": work.kv_heads,
                 "head_dim": work.head_dim}  # fmt: skip
@@ -131,7 +131,7 @@ TABLES: dict[str, _Kind] = {
         "attention", "generation_attention_perf", _CACHED_COLUMNS, partial(_attention, kind="generation")
     ),
 }
-#: the tables that are imported by default
+#: tables that are imported by default
 DEFAULT_KINDS = ("gemm", "context_attention", "nccl")
 
 
@@ -143,10 +143,11 @@ def find_tables(
     kinds: Sequence[str] = DEFAULT_KINDS,
     root: Path | None = None,
 ) -> tuple[list[TableFile], list[str]]:
-    """The tables of `system` (the package's name, or a device slug), and a sentence for each missing one of `kinds`.
+    """Returns the tables of a system, and a message for each missing one of `kinds`.
 
-    backend, version: by default those that the shipped models were fitted on, or the only ones. Raises UnsupportedError
-    without the package, InputError if there is no such table.
+    system: the package's name of the system, or a device slug. backend, version: by default those to which the shipped
+    models were fitted, or the only ones. Raises UnsupportedError if the package is not installed, InputError if there
+    is no such table.
     """
     for kind in kinds:
         if kind not in TABLES:
@@ -184,7 +185,7 @@ def _find(data: Path, kind: _Kind, backend: str | None, version: str | None, sys
 
 
 def _system_data(system: str, root: Path | None) -> tuple[Path, str | None]:
-    """The folder of a system's tables, and the NCCL version in its YAML."""
+    """Returns the folder of a system's tables and the NCCL version in its YAML."""
     if root is None:
         spec = find_spec("aiconfigurator_core")
         if spec is None or not spec.submodule_search_locations:
@@ -211,10 +212,10 @@ def _system_data(system: str, root: Path | None) -> tuple[Path, str | None]:
 
 
 def read_rows(table: TableFile, *, dtypes: Sequence[str] = ()) -> Rows:
-    """The rows of one table.
+    """Reads the rows of one table.
 
-    dtypes: keep only products and attention of these (our names); () keeps all. Raises StoreError for a file that
-    cannot be read, InputError for a missing column or an impossible value.
+    dtypes: quantbench's names of the dtypes to keep, () for all; collectives are always kept. Raises StoreError if the
+    file cannot be read, InputError for a missing column or an impossible value.
     """
     kind = TABLES[table.kind]
     found = Rows()
@@ -236,7 +237,7 @@ def read_rows(table: TableFile, *, dtypes: Sequence[str] = ()) -> Rows:
 
 
 def _provider(table: TableFile, kernel_source: str) -> str:
-    """The framework, and its variant if the table has it: `sglang`, `vllm.flash_attn_fa3`."""
+    """Returns the framework, with its variant if the table names one: `sglang`, `vllm.flash_attn_fa3`."""
     variant = kernel_source.lower().removeprefix(f"{table.backend}_")
     return table.backend if variant in _NOT_KERNELS or not variant else f"{table.backend}.{variant}"
 
@@ -255,7 +256,7 @@ def _parquet_rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def origin_of(table: TableFile, *, run_id: str | None = None) -> Origin:
-    """The origin of a table."""
+    """Describes the origin of a table for its run."""
     package = table.package.split("/")[-1].replace(" ", "-").replace("aiconfigurator-core", "aic")
     return Origin(
         run_id=run_id or f"{package}-{table.kind}-{table.backend}-{table.version}",

@@ -1,6 +1,7 @@
-"""CSV files (plain, .gz or .xz): `CsvFile` reads one, and `read_rows` imports any table by the columns of `--map`.
+"""Reads CSV files (plain, .gz or .xz) and imports tables of times by the columns of `--map`.
 
-Errors name the file, the line, the column and the value. `vidur` and the planner's tables use `CsvFile` too.
+Entry points: `CsvFile` (also used by `vidur` and `planner.rows`); `parse_map`, `read_rows` and `origin_of` (used by
+`cli.import_`). Errors name the file, the line, the column and the value.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class CsvRow:
-    """One row of a CSV file. line: its line in the file. cells: by column name."""
+    """Row of a CSV file. operation: command named in errors. line: line number. cells: text by column name."""
 
     operation: str
     file: str
@@ -33,18 +34,18 @@ class CsvRow:
     cells: dict[str, str]
 
     def text(self, column: str) -> str:
-        """The cell, stripped."""
+        """Returns the cell's text, stripped."""
         return self.cells[column].strip()
 
     def integer(self, column: str) -> int:
-        """A whole number; `64.0` is one, as pandas writes it in a column with gaps."""
+        """Reads a whole number; accepts `64.0`, as pandas writes it in a column with gaps."""
         value = self.number(column)
         if not value.is_integer():  # nor are nan and inf
             raise self.error(column, "a whole number")
         return int(value)
 
     def number(self, column: str) -> float:
-        """A number; nan for an empty cell."""
+        """Reads a number; nan if the cell is empty."""
         text = self.text(column)
         try:
             return float(text) if text else math.nan
@@ -52,14 +53,14 @@ class CsvRow:
             raise self.error(column, "a number") from None
 
     def flag(self, column: str) -> bool:
-        """True or False, in any spelling."""
+        """Reads true, false, 1 or 0 in any case."""
         text = self.text(column).lower()
         if text not in ("true", "false", "1", "0"):
             raise self.error(column, "True or False")
         return text in ("true", "1")
 
     def made(self, make: Callable[..., _T], *args: Any, **values: Any) -> _T:
-        """`make(*args, **values)`; its InputError names the row."""
+        """Calls `make(*args, **values)` and adds the row to its InputError."""
         try:
             return make(*args, **values)
         except InputError as error:
@@ -67,13 +68,13 @@ class CsvRow:
             raise InputError(self.operation, what, error.expected) from None
 
     def error(self, column: str, expected: str) -> InputError:
-        """An error about one cell."""
+        """Builds the error for one cell."""
         where = f"{self.file}, line {self.line}, column {column}"
         return InputError(self.operation, f"{where} = {self.text(column)!r}", expected)
 
 
 class CsvFile:
-    """A CSV file with a header line. operation: the command, for errors. columns: names of the header."""
+    """CSV file with a header line. operation: command named in errors. columns: names in the header."""
 
     def __init__(self, operation: str, path: Path) -> None:
         self._operation, self.path = operation, path
@@ -85,10 +86,10 @@ class CsvFile:
             break
         repeated = next((c for c in self.columns if self.columns.count(c) > 1), None)
         if repeated is not None:
-            raise self._broken(f"column {repeated!r} stands twice")
+            raise self._broken(f"column {repeated!r} appears twice")
 
     def require(self, columns: tuple[str, ...]) -> None:
-        """Raise InputError for the first missing one of `columns`; it names those of the file."""
+        """Raises InputError for the first missing one of `columns`, naming the file's columns."""
         for column in columns:
             if column not in self.columns:
                 there = ", ".join(c for c in self.columns if c)
@@ -96,7 +97,7 @@ class CsvFile:
                 raise InputError(self._operation, f"{self.path.name} has no column {column!r}", expected)
 
     def rows(self) -> Iterator[CsvRow]:
-        """All rows after the header."""
+        """Yields all rows after the header."""
         lines = self._lines()
         next(lines, None)
         for line, cells in lines:
@@ -124,13 +125,13 @@ _WHO = "import csv"
 _EXAMPLE = "m=M,n=N,k=K,latency=time:ms"
 _TIME = "latency"
 _COMMON = ("dtype", "kernel", "provider", _TIME)
-# Fields of a workload that are words; causal is a flag, all others are sizes.
+# Text fields of a workload; causal is a flag, all others are sizes.
 _WORDS = ("layout", "mask", "direction", "op", "dtype")
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of workload, and the fields that a table must and may have."""
+    """Kind of workload with the required and optional fields of its tables."""
 
     make: type[Gemm] | type[Softmax] | type[Attention] | type[Collective]
     needed: tuple[str, ...]
@@ -149,7 +150,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Mapped:
-    """A parsed `--map`. columns: by field. unit: of the latency column."""
+    """Parsed `--map`. kind: key of _KINDS. columns: column name by field. unit: unit of the latency column."""
 
     kind: str
     columns: Mapping[str, str]
@@ -157,7 +158,7 @@ class Mapped:
 
 
 def parse_map(text: str) -> Mapped:
-    """`m=M,n=N,k=K,latency=time:ms` to a Mapped; the named fields determine the kind of workload.
+    """Parses `m=M,n=N,k=K,latency=time:ms`; the named fields determine the kind of workload.
 
     >>> parse_map("m=M,n=N,k=K,latency=time:ms").unit
     'ms'
@@ -185,7 +186,7 @@ def parse_map(text: str) -> Mapped:
 
 
 def read_rows(path: Path, mapped: Mapped, *, dtype: str | None = None, provider: str = "imported") -> Rows:
-    """The rows of `path`. dtype, provider: of all rows, without a column for it."""
+    """Reads the rows of `path`. dtype, provider: values for all rows if `mapped` has no column for them."""
     file = CsvFile(_WHO, path)
     columns = mapped.columns
     file.require(tuple(columns.values()))
@@ -218,6 +219,6 @@ def _value(row: CsvRow, name: str, column: str) -> object:
 
 
 def origin_of(path: Path, mapped: Mapped, *, run_id: str | None = None) -> Origin:
-    """The origin of a table: the file, and how its columns were read."""
+    """Describes the origin of a table: the file and the mapping of its columns."""
     text = ",".join(f"{name}={column}" for name, column in mapped.columns.items()) + f":{mapped.unit}"
     return file_origin(path, "csv", mapped.kind, run_id, map=text)

@@ -1,11 +1,12 @@
-"""Training logs of Megatron-LM and Megatron-DeepSpeed: `read_log` gives their iterations (time, loss, TFLOPs, …).
+"""Reads the iterations (time, loss, TFLOPs, …) of training logs of Megatron-LM and Megatron-DeepSpeed.
 
-An iteration is a line of fields between bars, whose order differs from release to release:
+Entry point: `read_log`, used by `cli.import_`; `training_run` summarizes the result. An iteration is a line of
+`|`-separated fields; the field order varies by release:
 
 `[default7]: iteration 2/ 250000 | consumed samples: 384 | … | elapsed time per iteration (ms): 5350.0 | … |`
 
-Lines may be cut short, or be shared by two ranks. A field counts only with its closing bar, so that half a number is
-never taken for a whole one.
+Lines may be truncated, or contain interleaved output of two ranks. A field counts only if a `|` follows it, so
+truncated numbers are discarded.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from quantbench.files import open_unpacked, reason
 from quantbench.units import size
 
 _WHO = "import megatron-log"
-#: logs are read block by block; a line is some hundred bytes
+#: logs are read block by block, so they need not fit into memory
 LARGEST_LOG_BYTES = 2**38
 _LONGEST_LINE_BYTES = 2**24
 _BLOCK_BYTES = 2**19
 _MARK = b"elapsed time per iteration"
 _START = re.compile(rb"iteration +(\d+)/ *\d+ \|")
-# Fields by their names in the log: the column, and its unit in that of the column.
+# By name in the log: the column, and the divisor that converts the value to the column's unit.
 _FIELDS = {
     b"elapsed time per iteration (ms)": ("elapsed_s", 1e3),
     b"elapsed time per iteration (s)": ("elapsed_s", 1.0),
@@ -54,7 +55,7 @@ COLUMNS = (
     "iteration", "elapsed_s", "consumed_samples", "consumed_tokens", "gbs", "loss", "seq", "skipped", "nan_iterations",
     "samples_per_s", "tflops", "tokens_per_gpu_per_s",
 )  # fmt: skip
-#: arguments that Megatron prints when it starts, `  micro_batch_size ....... 2`, and our names for them
+#: arguments that Megatron prints at its start, `  micro_batch_size ....... 2`, and quantbench's names for them
 ARGUMENTS = {
     "tensor_model_parallel_size": "tp", "pipeline_model_parallel_size": "pp", "data_parallel_size": "dp",
     "world_size": "gpus", "micro_batch_size": "mbs", "num_layers": "layers", "hidden_size": "hidden",
@@ -69,7 +70,7 @@ _WORLD = re.compile(
     rb"pipeline-model-parallel size: (\d{1,15})\b"
 )
 
-# Ranks that may print the same iteration in a row: those of a node.
+# Most consecutive lines of one iteration, one printed by each rank of a node.
 _MOST_RANKS = 17
 
 FloatArray = npt.NDArray[np.float64]
@@ -77,11 +78,11 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Iterations:
-    """The iterations of a log, in its order.
+    """Iterations of a log in the order of its lines.
 
-    values: by name of COLUMNS, (n,) numbers, nan if a line lacks the field. segment: (n,) 0 for the first start of the
-    job, one more after each restart. left_out: lines that are no iteration, counted by reason. arguments: the job's
-    degrees and dimensions, as far as the log prints them.
+    values: (n,) array for each name in COLUMNS, nan if a line lacks the field. segment: (n,) number of restarts of the
+    job before each line. left_out: number of lines left out, by reason. arguments: parallel degrees and dimensions of
+    the job, by the names in ARGUMENTS, if the log prints them.
     """
 
     values: dict[str, FloatArray]
@@ -94,7 +95,7 @@ class Iterations:
 
     @property
     def seq(self) -> FloatArray:
-        """(n,) tokens of a sample: as logged, else consumed tokens over samples, else from the job's arguments."""
+        """Returns (n,) tokens per sample: as logged, else consumed tokens / samples, else the job's seq_length."""
         logged = self.values["seq"]
         with np.errstate(invalid="ignore", divide="ignore"):
             ratio = self.values["consumed_tokens"] / self.values["consumed_samples"]
@@ -103,12 +104,12 @@ class Iterations:
 
     @property
     def tokens_per_s(self) -> FloatArray:
-        """(n,) samples per second times their length."""
+        """Returns (n,) gbs × seq / elapsed_s; the logged samples_per_s is not used."""
         return np.asarray(self.values["gbs"] * self.seq / self.values["elapsed_s"])
 
     @property
     def final(self) -> npt.NDArray[np.bool_]:
-        """(n,) whether a line is the last of its iteration; a restart repeats iterations."""
+        """Returns (n,) whether a line is the last one of its iteration, since a restart repeats iterations."""
         iteration = self.values["iteration"]
         _, last = np.unique(iteration[::-1], return_index=True)
         mask = np.zeros(len(self), dtype=bool)
@@ -117,7 +118,7 @@ class Iterations:
 
 
 def read_log(path: Path) -> Iterations:
-    """All iterations of a log (plain, .gz or .xz). Raises InputError for one without any."""
+    """Reads all iterations of a log (plain, .gz or .xz). Raises InputError if it has none."""
     try:
         with open_unpacked(path, most_bytes=LARGEST_LOG_BYTES) as stream:
             found = read_stream(stream)
@@ -131,7 +132,7 @@ def read_log(path: Path) -> Iterations:
 
 
 def read_stream(stream: BinaryIO) -> Iterations:
-    """All iterations of an open log, read block by block."""
+    """Reads all iterations of an open log, block by block."""
     chunks: list[FloatArray] = []
     left_out: Counter[str] = Counter()
     arguments: dict[str, int] = {}
@@ -151,7 +152,7 @@ def read_stream(stream: BinaryIO) -> Iterations:
     if not timed.all():
         without_gbs = int((np.isnan(values["gbs"]) & np.isfinite(elapsed_s)).sum())
         left_out["cut short before the batch size"] += without_gbs
-        left_out["with a time that is none"] += int((~timed).sum()) - without_gbs
+        left_out["with an invalid time"] += int((~timed).sum()) - without_gbs
     values = {name: column[timed] for name, column in values.items()}
     echo = _echoes(values)
     left_out["repeated by another rank"] += int(echo.sum())
@@ -163,7 +164,7 @@ def read_stream(stream: BinaryIO) -> Iterations:
 
 
 def _blocks(stream: BinaryIO) -> Iterator[bytes]:
-    """Whole lines, half a megabyte at a time."""
+    """Yields blocks of whole lines of about half a megabyte."""
     rest = b""
     while block := stream.read(_BLOCK_BYTES):
         cut = block.rfind(b"\n") + 1
@@ -180,20 +181,20 @@ def _blocks(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _rows(block: bytes, left_out: Counter[str]) -> Iterator[list[float]]:
-    """The iterations in a block as rows of COLUMNS; other lines with a time are counted in left_out."""
+    """Yields the iterations in a block as rows of COLUMNS; counts other lines with a time in left_out."""
     position = 0
     while (mark := block.find(_MARK, position)) >= 0:
         first = block.rfind(b"\n", 0, mark) + 1
         position = block.find(b"\n", mark)
         position = len(block) if position < 0 else position
-        # Two ranks that print at once may share a line, so every start begins an iteration.
+        # A line may hold interleaved output of two ranks, so every match of _START begins an iteration.
         starts = list(_START.finditer(block, first, position))
         if not starts:
             left_out["without an iteration"] += 1
         ends = [*(start.start() for start in starts[1:]), position]
         for start, end in zip(starts, ends, strict=False):
             row = {"iteration": float(start[1])}
-            for text in block[start.end() : end].split(b"|")[:-1]:  # the last has no closing bar
+            for text in block[start.end() : end].split(b"|")[:-1]:  # no bar follows the last
                 name, _, value = text.partition(b":")
                 column, unit = _FIELDS.get(name.strip(), ("", 1.0))
                 if column and column not in row:
@@ -205,7 +206,7 @@ def _rows(block: bytes, left_out: Counter[str]) -> Iterator[list[float]]:
 
 
 def _number(text: bytes) -> float:
-    """A number; nan for anything else (nothing, half a number)."""
+    """Reads a number; returns nan for any other text."""
     try:
         return float(text)
     except ValueError:
@@ -213,7 +214,7 @@ def _number(text: bytes) -> float:
 
 
 def _echoes(values: dict[str, FloatArray]) -> npt.NDArray[np.bool_]:
-    """(n,) whether a line repeats one just before: the same iteration, samples and time, printed by another rank."""
+    """Returns (n,) whether another rank printed a line with the same iteration, samples and time just before."""
     iteration, samples = values["iteration"], values["consumed_samples"]
     same = np.zeros(len(iteration), dtype=bool)
     for back in range(1, min(_MOST_RANKS, len(iteration))):

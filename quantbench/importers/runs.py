@@ -1,4 +1,7 @@
-"""Imported tables (`Rows`) and writing them as runs: `write_run` makes one record per workload, provider and kernel."""
+"""Writes imported tables as runs, with one record per workload, provider and kernel.
+
+Entry point: `write_run` for the `Rows` of a table, used by `cli.import_` and `tools`.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +30,17 @@ from quantbench.timing.options import TimingOptions
 from quantbench.units import latency
 from quantbench.workload import Collective, Workload
 
-# Bounds of the median over a table of time / roofline. The packaged tables have 0.6 to 3.7, small shapes in a cache
-# down to 0.05; with a unit that is wrong by 1,000 these tables have less than 0.004 or more than 500.
+# Bounds of a table's median of time / roofline. The packaged tables have 0.6 to 3.7, small shapes in a cache down to
+# 0.05; with a unit wrong by a factor of 1,000 they have less than 0.004 or more than 500.
 _FASTEST, _SLOWEST = 1 / 30, 100.0
-# Most rows for the median, and most rows that a note names.
+# Approximate number of rows for this median, and most rows that a note names.
 _MOST_JUDGED = 1000
 _MOST_NAMED = 3
 
 #: microseconds in each unit of time
 UNITS_US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 
-# Other tools' names of number formats and ours.
+# Other tools' names of dtypes, and quantbench's.
 _DTYPES = {
     "bfloat16": "bf16", "torch.bfloat16": "bf16", "float16": "fp16", "torch.float16": "fp16", "half": "fp16",
     "float32": "fp32", "torch.float32": "fp32", "float": "fp32", "single": "fp32", "float8_e4m3fn": "fp8",
@@ -46,7 +49,7 @@ _DTYPES = {
 
 
 def dtype_name(text: str) -> str:
-    """Our name of a number format; any other text as it is, in lower case.
+    """Returns quantbench's name of a dtype, or the text in lower case if it is unknown.
 
     >>> dtype_name("torch.bfloat16")
     'bf16'
@@ -56,11 +59,11 @@ def dtype_name(text: str) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One time of an imported table.
+    """Workload and time from one row of an imported table.
 
-    latency_us: as in the table, which may have nan, 0 or negative times. provider: who ran it (`sglang`,
-    `vllm.flash_attn_fa3`). place: the sizes that the table varies. kernel: its name, if the table has it. where: the
-    row's position in the table, for messages (`line 12`).
+    latency_us: time as in the table, which may be nan, 0 or negative. provider: library that ran it (`sglang`,
+    `vllm.flash_attn_fa3`). place: sizes that the table varies. kernel: name of the kernel, if the table has it. where:
+    position of the row for messages (`line 12`).
     """
 
     workload: Workload
@@ -72,20 +75,20 @@ class Row:
 
     @property
     def has_time(self) -> bool:
-        """Whether the time is a finite number above 0."""
+        """Returns whether the time is a finite number above 0."""
         return isfinite(self.latency_us) and self.latency_us > 0
 
 
 @dataclass
 class Rows:
-    """Rows in the table's order. left_out: rows that no workload describes, counted by reason."""
+    """Rows in the table's order. left_out: number of rows that no workload describes, by reason."""
 
     rows: list[Row] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
 
     @property
     def total(self) -> int:
-        """Number of rows read."""
+        """Returns the number of rows read, including those left out."""
         return len(self.rows) + sum(self.left_out.values())
 
 
@@ -94,11 +97,11 @@ _UNKNOWN_STATE = DeviceState(note="imported: the device's state was not recorded
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a table comes from.
+    """Provenance of an imported table.
 
-    run_id: the run's name, the same for the same table. source: package, version, table and framework, in one line.
-    software: versions by name. options: describe the table in run.json (importer, file, sha256, …). mode, cache: how it
-    was timed, as far as known. caveats: what is not known of each time, in words.
+    run_id: name of the run, the same for the same table. source: package, version, table and framework in one line.
+    software: versions by name. options: description of the table in run.json (importer, file, sha256, …). mode, cache:
+    timing mode and cache state, if known. caveats: reasons stored with the grade of every record.
     """
 
     run_id: str
@@ -111,12 +114,12 @@ class Origin:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file's content."""
+    """Returns the SHA-256 of a file's content."""
     return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
 def file_origin(path: Path, importer: str, table: str, run_id: str | None, what: str = "", **options: str) -> Origin:
-    """The origin of a table in a file of its own. what: describes the table in the source's line."""
+    """Describes the origin of a table in a file of its own. what: prefix of the digest in the source's line."""
     sha256 = digest(path)
     return Origin(
         run_id=run_id or f"{importer}-{table}-{sha256[:8]}",
@@ -130,10 +133,11 @@ def file_origin(path: Path, importer: str, table: str, run_id: str | None, what:
 class ImportSummary:
     """Result of an import.
 
-    rows: read. records: written, of which `rejected` are impossible and `cached` are faster than the memory (graded D).
-    no_time: rows without a time above 0. repeated: shapes with several different times, which become samples of one
-    record. no_tile: records whose kernel name has no tile. notes: examples of these. left_out: rows that no workload
-    describes, by reason. existed: the table had been imported before and was left unchanged.
+    rows: number of rows read. records: number written, of which `rejected` exceed the device's peak and `cached` exceed
+    its memory bandwidth (graded D). no_time: number of rows without a time above 0. repeated: number of shapes with
+    several different times, which become samples. no_tile: number of records whose kernel name has no tile. notes:
+    examples of these. left_out: rows that no workload describes, by reason. existed: whether the table was imported
+    before and left unchanged.
     """
 
     folder: Path
@@ -154,10 +158,10 @@ class ImportSummary:
 def write_run(
     results: Path, spec: DeviceSpec, origin: Origin, found: Rows, *, units_are_right: bool = False
 ) -> ImportSummary:
-    """Write `results/<device-slug>/<run-id>/`; leave it unchanged if it holds the same table.
+    """Writes `results/<device-slug>/<run-id>/`, or leaves it unchanged if it holds the same table.
 
-    units_are_right: accept times far from those that the device should take. Raises InputError for these otherwise, and
-    for a table without a usable row; StoreError if the folder holds another table or half an import.
+    units_are_right: whether to accept times far from the device's roofline. Raises InputError for such times otherwise,
+    and for a table without a usable row; StoreError if the folder holds another table or an unfinished import.
     """
     if not found.rows:
         reason = ", ".join(f"{reason} ({rows} rows)" for reason, rows in found.left_out.most_common(3))
@@ -224,7 +228,7 @@ def _existing(folder: Path, origin: Origin) -> ImportSummary:
 
 
 def _records(rows: list[Row], origin: Origin, spec: DeviceSpec) -> Iterator[Record]:
-    """One record per workload, provider and kernel; its samples are their rows in the table's order."""
+    """Yields one record per workload, provider and kernel, whose samples are the rows in the table's order."""
     timing = TimingOptions()
     groups: dict[tuple[Workload, str, str | None], list[Row]] = {}
     for row in rows:
@@ -251,7 +255,7 @@ def _records(rows: list[Row], origin: Origin, spec: DeviceSpec) -> Iterator[Reco
 
 
 def _tile(kernel: str) -> Tile | None:
-    """The tile in a kernel's name; None if it has none, or does not say into how many parts it splits k."""
+    """Returns the tile in a kernel's name; None if it has none or its split_k is unknown."""
     try:
         name = kernel_names.parse(kernel)
     except InputError:  # impossible sizes
@@ -260,7 +264,7 @@ def _tile(kernel: str) -> Tile | None:
 
 
 def _require_plausible(rows: list[Row], spec: DeviceSpec) -> None:
-    """Raise InputError if the median time is so far from the roofline that the unit must be wrong.
+    """Raises InputError if the median time is so far from the roofline that the unit must be wrong.
 
     A wrong unit is a factor of 1,000. Good libraries are within a factor of about two of the roofline, slow kernels and
     small sizes within ten. Collectives are not checked: their times depend on the links.
@@ -286,7 +290,7 @@ def _rounded(ratio: float) -> str:
 
 
 def _repeated(rows: list[Row]) -> list[list[Row]]:
-    """Groups of rows of one workload and provider with different times, those that differ most first."""
+    """Groups rows of one workload and provider with different times, those that differ most first."""
     groups: dict[tuple[Workload, str], list[Row]] = {}
     for row in rows:
         if row.has_time:
@@ -297,14 +301,14 @@ def _repeated(rows: list[Row]) -> list[list[Row]]:
 
 
 def _times(rows: Sequence[Row]) -> str:
-    """`4096×4096×4096: 600 µs (line 2), 700 µs (line 3)`."""
+    """Formats rows of one workload: `4096×4096×4096: 600 µs (line 2), 700 µs (line 3)`."""
     shown = (latency(row.latency_us) if row.has_time else f"{row.latency_us:g} µs" for row in rows)
     places = (f" ({row.where})" if row.where else "" for row in rows)
     return f"{rows[0].workload}: {', '.join(map(add, shown, places))}"
 
 
 def _notes(timeless: Sequence[Row], repeated: Sequence[list[Row]], no_tile: int) -> Iterator[str]:
-    """Remarks on the rows, one line each, with examples."""
+    """Yields one line about each kind of irregular row, with examples."""
     if timeless:
         shown = "; ".join(_times([row]) for row in timeless[:_MOST_NAMED]) + ("; …" * (len(timeless) > _MOST_NAMED))
         yield f"{_counted(len(timeless), 'row')} without a time above 0: {shown}"
@@ -313,7 +317,7 @@ def _notes(timeless: Sequence[Row], repeated: Sequence[list[Row]], no_tile: int)
         times = f"{_counted(len(repeated), 'shape')} more than once with different times, kept as samples; most apart: "
         yield times + _times([worst[0], worst[-1]])
     if no_tile:
-        yield f"{_counted(no_tile, 'record')} with a kernel name that tells no tile"
+        yield f"{_counted(no_tile, 'record')} with a kernel name that has no tile"
 
 
 def _measurement(samples_us: tuple[float, ...], origin: Origin) -> Measurement:
@@ -330,8 +334,8 @@ def _measurement(samples_us: tuple[float, ...], origin: Origin) -> Measurement:
 
 
 def _grade(workload: Workload, latency_us: float, spec: DeviceSpec, origin: Origin) -> Grade:
-    """rejected: faster than the device's arithmetic. D: faster than its memory, so the inputs were in a cache. C: all
-    others, since the spread of an imported time is not known."""
+    """Grades a time: rejected if above the device's peak; D if above its memory bandwidth, so that the inputs were in a
+    cache; else C, since the spread of an imported time is unknown."""
     if isinstance(workload, Collective):
         return Grade("C", origin.caveats)
     peak_tflops = spec.peak(workload.dtype)
@@ -350,7 +354,7 @@ def _counted(number: int, what: str) -> str:
 
 
 def summary_lines(summary: ImportSummary) -> list[str]:
-    """The summary as printed."""
+    """Formats the summary for printing."""
     if summary.existed:
         return [f"{summary.source}", f"  imported before, unchanged: {summary.folder}"]
     lines = [

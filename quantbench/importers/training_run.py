@@ -1,9 +1,7 @@
-"""Summaries of training logs (`summarize`) and their folders (`write_training`, `read_training`).
+"""Summarizes training logs and stores the summaries.
 
-A folder is `results/<device-slug>/<run-id>/` with `training.json` (format `quantbench-training`) and `iterations.csv`.
-
-History of the format:
-1  first version.
+Entry points: `summarize`, `write_training` (used by `cli.import_`) and `read_training` (used by `report`). The folder
+`results/<device-slug>/<run-id>/` has `training.json` (`quantbench-training`, version 1: initial) and `iterations.csv`.
 """
 
 from __future__ import annotations
@@ -38,12 +36,12 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """Summary of a log; None for what it does not contain.
+    """Summary of a training log; None for values that the log does not contain.
 
-    gpus, tp, pp, dp, mbs: the layout. gbs, seq: of the last iteration. iterations: without repeated ones. restarts:
-    number of restarts of the job. sec_per_it, tokens_per_s, tflops: medians without the first iteration after each
-    start. tokens_per_s_low, tokens_per_s_high: 95 % interval. first_loss, last_loss: the first and last finite ones.
-    nan_losses: number of others. left_out: lines that are no iteration, by reason.
+    gpus, tp, pp, dp, mbs: layout. gbs, seq: values of the last iteration. iterations: number of distinct iterations.
+    restarts: number of restarts of the job. sec_per_it, tokens_per_s, tflops: medians over the iterations of that gbs,
+    without the first after each start. tokens_per_s_low, tokens_per_s_high: 95 % interval of the median. first_loss,
+    last_loss: first and last finite loss. nan_losses: number of other losses. left_out: lines left out, by reason.
     """
 
     name: str
@@ -69,13 +67,13 @@ class TrainingSummary:
 
     @property
     def layout(self) -> str:
-        """`TP=2, PP=4`, as far as known."""
+        """Formats the known degrees: `TP=2, PP=4`."""
         known = [f"{name.upper()}={value}" for name in ("tp", "pp") if (value := getattr(self, name)) is not None]
         return ", ".join(known) or "layout not known"
 
 
 def summarize(name: str, found: Iterations, given: Mapping[str, int] | None = None) -> TrainingSummary:
-    """The summary of a log. given: degrees (gpus, tp, pp, dp, mbs) that replace those in the log."""
+    """Summarizes a log. given: degrees (gpus, tp, pp, dp, mbs) that replace those in the log."""
     degrees = {**found.arguments, **(given or {})}
     steady = _steady(found)
     tokens = _finite(found.tokens_per_s[steady])
@@ -109,10 +107,10 @@ def _finite(values: FloatArray) -> FloatArray:
 
 
 def _steady(found: Iterations) -> npt.NDArray[np.bool_]:
-    """(n,) iterations with the last batch size, without the first after each start unless there are no others."""
+    """Returns (n,) whether an iteration has the last batch size and is not the first after a start (if any is so)."""
     # The first iteration after a start loads, compiles and fills caches.
     first = np.diff(found.segment, prepend=-1) != 0
-    # While the batch size ramps up, it is another workload every few iterations.
+    # While the batch size ramps up, the workload changes every few iterations.
     same = found.values["gbs"] == found.values["gbs"][-1]
     steady = same & ~first
     return np.asarray(steady if steady.any() else same)
@@ -121,7 +119,7 @@ def _steady(found: Iterations) -> npt.NDArray[np.bool_]:
 def write_training(
     results: Path, device: str, run_id: str, source: Path, found: Iterations, summary: TrainingSummary
 ) -> Path:
-    """Write the folder, or leave it unchanged if it holds the same log. Raises StoreError if it holds another one."""
+    """Writes the folder, or leaves it unchanged if it holds the same log. Raises StoreError if it holds another."""
     folder = results / device / require_name("import megatron-log", run_id)
     digest = _sha256(source)
     if os.path.exists(folder):
@@ -153,7 +151,7 @@ def write_training(
 
 
 def read_training(folder: Path) -> TrainingSummary:
-    """The summary that `write_training` wrote. Raises StoreError for anything else."""
+    """Reads a summary written by `write_training`. Raises StoreError if it is malformed."""
     data = _load(folder)
     try:
         return decode(TrainingSummary, data.get("summary"))
@@ -162,7 +160,7 @@ def read_training(folder: Path) -> TrainingSummary:
 
 
 def training_folders(paths: Sequence[Path]) -> list[Path]:
-    """Those of `paths`, and of the folders directly in them, that hold an imported training log."""
+    """Returns those of `paths`, and of the folders directly in them, that hold an imported training log."""
     found = []
     for path in paths:
         own = [path] if os.path.isfile(path / "training.json") else []
@@ -194,7 +192,7 @@ def _write_iterations(path: Path, found: Iterations) -> None:
 
 
 def _cells(values: npt.NDArray[Any]) -> list[str]:
-    """Numbers as text, column by column, since that is fast for a long log."""
+    """Formats a column of numbers; whole columns are formatted at once because that is fast for a long log."""
     known = values[np.isfinite(values)]
     if len(known) == len(values) and not (values % 1).any() and np.abs(values).max(initial=0) < _EXACT:
         return list(map(str, values.astype(np.int64).tolist()))
@@ -210,7 +208,7 @@ def _sha256(path: Path) -> str:
 
 
 def default_run_id(path: Path) -> str:
-    """A run's name from its file's: `train.log` → `megatron-train`.
+    """Derives a run id from the log's file name: `train.log` → `megatron-train`.
 
     >>> default_run_id(Path("logs/tr11 176B.log.gz"))
     'megatron-tr11-176B'

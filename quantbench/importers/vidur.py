@@ -1,7 +1,8 @@
-"""Vidur's profiling files: attention.csv, mlp.csv, all_reduce.csv and send_recv.csv (plain, .gz or .xz).
+"""Reads Vidur's profiling files: attention.csv, mlp.csv, all_reduce.csv and send_recv.csv (plain, .gz or .xz).
 
-Times are in milliseconds; each cell of `time_stats.<op>.median` is one sample (Vidur itself uses only the medians). A
-row has the sizes of the whole model and the tensor-parallel degree, from which follows what one GPU computed.
+Entry points: `read_rows`, `origin_of`. Used by `cli.import_`. Times are in milliseconds; each cell of
+`time_stats.<op>.median` becomes one sample (Vidur itself uses only the medians). A row has the sizes of the whole model
+and the tensor-parallel degree, from which the sizes on one GPU are computed.
 Source: vidur/profiling of https://github.com/microsoft/vidur (mlp_impl.py, attention_wrapper.py,
 collectives_wrapper.py).
 """
@@ -20,7 +21,7 @@ from quantbench.workload import Attention, Collective, Gemm
 
 _WHO = "import vidur"
 
-#: Vidur's names of a layer's products and ours
+#: names of a layer's GEMMs: Vidur's, and quantbench's
 GEMM_OPS = {"attn_pre_proj": "qkv", "attn_post_proj": "proj", "mlp_up_proj": "mlp_up", "mlp_down_proj": "mlp_down"}
 _NOT_OURS = "op {}: no such workload here"
 _MLP_KEYS = ("n_head", "n_kv_head", "n_embd", "n_expanded_embd", "use_gated_mlp", "num_tokens",
@@ -31,9 +32,9 @@ _COLLECTIVE_KEYS = ("num_workers", "size", "collective", "devices_per_node")
 
 
 def read_rows(path: Path, *, dtype: str = "fp16") -> tuple[str, Rows]:
-    """The kind of file (`mlp`, `attention`, `collectives`), determined by its columns, and its rows.
+    """Returns the kind of file (`mlp`, `attention`, `collectives`), determined by its columns, and its rows.
 
-    dtype: not in the file; Vidur profiles in fp16 (mlp_wrapper.py).
+    dtype: dtype of all rows, which the file does not state; Vidur profiles in fp16 (mlp_wrapper.py).
     """
     file = CsvFile(_WHO, path)
     for kind, (marker, keys, read) in _KINDS.items():
@@ -49,7 +50,7 @@ def read_rows(path: Path, *, dtype: str = "fp16") -> tuple[str, Rows]:
 
 
 def _per_gpu(row: CsvRow, column: str, tp: int, *, replicate: bool = False) -> int:
-    """A size divided among the tensor-parallel workers. replicate: at least 1 (key/value heads are replicated)."""
+    """Divides a size among the tensor-parallel workers. replicate: return at least 1 (key/value heads are copied)."""
     value = row.integer(column)
     if replicate and value < tp:
         return 1
@@ -59,7 +60,7 @@ def _per_gpu(row: CsvRow, column: str, tp: int, *, replicate: bool = False) -> i
 
 
 def _medians(row: CsvRow) -> Iterator[tuple[str, float]]:
-    """(op, µs) of every operation with a time in the row."""
+    """Yields (op, µs) for every operation with a time in the row."""
     for column in row.cells:
         if column.startswith("time_stats.") and column.endswith(".median") and row.text(column):
             yield column.split(".")[1], row.number(column) * 1e3
@@ -73,7 +74,7 @@ def _read_mlp(row: CsvRow, dtype: str, found: Rows) -> None:
     shapes = {  # n, k
         "attn_pre_proj": ((heads + 2 * kv_heads) * head_dim, hidden),
         "attn_post_proj": (hidden, heads * head_dim),
-        "mlp_up_proj": (2 * ffn if gated else ffn, hidden),  # gate and up in one product
+        "mlp_up_proj": (2 * ffn if gated else ffn, hidden),  # gate and up in one GEMM
         "mlp_down_proj": (hidden, ffn),
     }
     for op, latency_us in _medians(row):
@@ -124,7 +125,7 @@ _KINDS: dict[str, tuple[str, tuple[str, ...], Callable[[CsvRow, str, Rows], None
 
 
 def origin_of(path: Path, kind: str, *, run_id: str | None = None) -> Origin:
-    """The origin of a profile: its file, by name and content."""
+    """Describes the origin of a profiling file for its run."""
     caveats = ("imported: one median per shape, its spread, clock and cache state not recorded",)
     made = file_origin(path, "vidur", kind, run_id, f"Vidur {kind} profile, ")
     return replace(made, software={"vidur": "not stated"}, caveats=caveats)

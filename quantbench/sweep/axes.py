@@ -1,7 +1,7 @@
-"""The axes of a sweep and the ops at each point on them.
+"""Parses the axes of a sweep and lists the ops at each point.
 
-`parse_axis` reads `hidden=1024:4096:64`, `tp=1,2,4,8` or `n=3072:8192@edges`; `ops_at` gives the ops of a point. `Held`
-has what the axes do not vary.
+Entry points: `parse_axis` (`hidden=1024:4096:64`, `tp=1,2,4,8`, `n=3072:8192@edges`), `ops_at`, and `Held` for the
+sizes and options that no axis varies. Used by `edges`, `plan` and `options`, `cli`, `analysis` and `report`.
 
 Grammar of an axis: items separated by commas, each an integer or `start:stop[:step]` (stop included if the step reaches
 it), and `@edges` at the end to add both sides of every predicted edge between the smallest and the largest value.
@@ -29,18 +29,17 @@ _ATTENTION_OPS = (*UNFUSED_OPS, "attention")
 MODEL_OPS = (*LINEAR_OPS, *_ATTENTION_OPS, "logits")
 DIRECTIONS = ("forward", "backward", "both")
 
-#: how a sweep runs attention; `both` is what runs before 0.2 measured
+#: kinds of attention that a sweep runs; `both` only occurs in runs from before 0.2
 SWEPT_ATTENTIONS = (*ATTENTIONS, "both")
 
 
 @dataclass(frozen=True)
 class _Dim:
-    """A dimension of a sweep.
+    """Defaults of one dimension.
 
-    step: of ranges without a step: whole heads and batches, 64 hidden or vocabulary units, … gpu, cpu: default values
-    by device kind. ops: measured by default, those that the dimension changes most. grain: edges are looked for at
-    multiples of it: 16 bytes of 16-bit numbers if the dimension is the length of a stored row, so that an edge is not
-    mistaken for a misalignment.
+    step: default step of a range. gpu, cpu: default values by device kind. ops: ops measured by default, those that the
+    dimension changes most. grain: edges are searched at its multiples; 8 (16 bytes of a 16-bit format) if the dimension
+    is the length of a stored row, so that misalignment is not taken for an edge.
     """
 
     step: int
@@ -67,24 +66,24 @@ _DIMS = {
 DIMS = tuple(_DIMS)
 GEMM_DIMS = ("m", "n", "k", "batch")
 MODEL_DIMS = tuple(dim for dim in DIMS if dim not in GEMM_DIMS)
-#: numbers the shapes of a list from 1; not a size, so no trend is fitted along it
+#: axis of a list of shapes, numbered from 1; not a size, so no trend is fitted along it
 SHAPE_DIM = "shape"
 
-#: most values of an axis, and most places of a grid
+#: most values of an axis, and most points of a grid
 MOST_VALUES = 100_000
 _LARGEST = 2**31 - 1
 
-# Values of `Held` that were not given, by device kind: a 7-billion-parameter model on a GPU, a small one on a CPU.
+# Defaults of `Held` by device kind: a 7-billion-parameter model on a GPU, a small one on a CPU.
 _DEFAULTS = {
     "cuda": {"hidden": 4096, "seq": 2048, "vocab": 50304, "layers": 1, "m": 4096, "n": 4096, "k": 4096},
     "cpu": {"hidden": 768, "seq": 256, "vocab": 1024, "layers": 1, "m": 512, "n": 512, "k": 512},
 }
-# The usual width of a head. It only selects the number of heads if that is not given.
+# Selects the number of heads if none is specified.
 _USUAL_HEAD_DIM = 128
 
 
 def grain_of(dim: str) -> int:
-    """Step in which edges along a dimension are looked for; see `_Dim.grain`.
+    """Returns the step of the search for edges along a dimension; see `_Dim.grain`.
 
     >>> grain_of("n"), grain_of("m")
     (8, 1)
@@ -94,7 +93,7 @@ def grain_of(dim: str) -> int:
 
 @dataclass(frozen=True)
 class Axis:
-    """One dimension and its values, ascending and distinct. edges: whether predicted edges are to be added."""
+    """One dimension and its distinct values in ascending order. edges: whether predicted edges are to be added."""
 
     dim: str
     values: tuple[int, ...]
@@ -108,14 +107,14 @@ class Axis:
 
     @property
     def field(self) -> str:
-        """The dimension as Python spells it."""
+        """Returns the dimension's name as a Python identifier (`head_dim`)."""
         return self.dim.replace("-", "_")
 
 
 def parse_axis(text: str, device_kind: str = "") -> Axis:
-    """`dim=values` to an Axis. device_kind: `dim` alone has the default values of this kind of device.
+    """Parses `dim=values`. device_kind: kind of device whose default values a bare `dim` takes.
 
-    Raises InputError that names the offending item.
+    Raises InputError naming the offending item.
 
     >>> parse_axis("tp=1,2,4").values
     (1, 2, 4)
@@ -158,7 +157,7 @@ def _parse_item(dim: str, item: str) -> range:
 
 
 def check_axes(axes: tuple[Axis, ...], who: str = "sweep") -> None:
-    """Raise InputError, in the name of the command `who`, for axes that make no grid, or too large a grid."""
+    """Raises InputError if the axes cannot form a grid or the grid is too large. who: command named in the error."""
     if not axes:
         raise InputError(who, "no --dim", "at least one dimension to vary")
     dims = [axis.dim for axis in axes]
@@ -174,11 +173,11 @@ def check_axes(axes: tuple[Axis, ...], who: str = "sweep") -> None:
 
 @dataclass(frozen=True)
 class Held:
-    """What the axes do not vary. 0 and "" mean "not given"; the default then depends on the device or the shape.
+    """Sizes and options that no axis varies. 0 and "" select a default that depends on the device or the shape.
 
-    attention: one of SWEPT_ATTENTIONS; named ops run in any case. softmax: one of SOFTMAXES, for predictions; a sweep
-    measures the provider's. ops: names of MODEL_OPS, or () for those that the axes change most. direction: forward,
-    backward or both.
+    attention: one of SWEPT_ATTENTIONS; `ops` overrides it. softmax: one of SOFTMAXES, used by predictions only (a sweep
+    measures the provider's). ops: names of MODEL_OPS, or () for those that the axes change most. direction: one of
+    DIRECTIONS.
     """
 
     hidden: int = 0
@@ -217,24 +216,24 @@ class Held:
 
 
 def with_defaults(held: Held, spec: DeviceSpec) -> Held:
-    """`held` with the device's defaults for everything that was not given."""
+    """Fills unset values of `held` with the device's defaults."""
     missing: Mapping[str, Any] = {name: v for name, v in _DEFAULTS[spec.kind].items() if getattr(held, name) == 0}
     dtype, attention = held.dtype or default_dtype(spec), held.attention or default_attention(spec)
     return replace(held, **missing, dtype=dtype, attention=attention)
 
 
 def ops_at(axes: tuple[Axis, ...], values: tuple[int, ...], held: Held, who: str = "sweep") -> tuple[Op, ...]:
-    """The ops of one point.
+    """Returns the ops of one point.
 
-    values: one for each of `axes`. held: everything else, defaults filled in. Raises InputError, in the name of the
-    command `who`, for an impossible point (heads that do not divide hidden, …).
+    values: one value per axis. held: all other sizes, defaults filled in. who: command named in errors. Raises
+    InputError for an impossible point (heads that do not divide hidden, …).
     """
     point = {axis.field: value for axis, value in zip(axes, values, strict=True)}
     if axes[0].dim in GEMM_DIMS:
         sizes = {name: point.get(name, getattr(held, name)) for name in GEMM_DIMS}
         return (Op("gemm", "forward", Gemm(**sizes, dtype=held.dtype, layout=held.layout), 1),)
     wanted = held.ops or _default_ops(axes, held.attention)
-    # The products are the same with either attention; they are taken from the one whose ops are wanted.
+    # The linear layers are the same with either attention; take them from the kind whose ops are wanted.
     main = "unfused" if "attention" not in wanted and set(UNFUSED_OPS) & set(wanted) else "flash"
     found = []
     for attention, core in (("flash", ("attention",)), ("unfused", UNFUSED_OPS)):
@@ -247,7 +246,7 @@ def ops_at(axes: tuple[Axis, ...], values: tuple[int, ...], held: Held, who: str
 
 
 def _default_ops(axes: tuple[Axis, ...], attention: str) -> tuple[str, ...]:
-    """The ops that the axes change most, with this attention."""
+    """Returns the ops that the axes change most, with this kind of attention."""
     other = {"flash": UNFUSED_OPS, "unfused": ("attention",)}.get(attention, ())
     changed = {op for axis in axes for op in _DIMS[axis.dim].ops}
     return tuple(op for op in MODEL_OPS if op in changed and op not in other)
@@ -262,8 +261,8 @@ def _shape(point: dict[str, int], held: Held, who: str, attention: str) -> Trans
 
 
 def _heads_for(hidden: int, head_dim: int, tp: int, who: str) -> int:
-    """The number of heads if not given: hidden / head_dim if that is given, else the divisor of hidden and multiple of
-    tp whose head_dim is nearest to the usual 128 (the linear layers do not depend on it)."""
+    """Returns hidden / head_dim if head_dim is set, else the divisor of hidden and multiple of tp whose head_dim is
+    nearest to 128 (the linear layers do not depend on it)."""
     if head_dim:
         if hidden % head_dim:
             raise InputError(who, f"hidden = {hidden} with head-dim = {head_dim}", "hidden divisible by head-dim")

@@ -1,4 +1,8 @@
-"""Processes that answer requests: `WorkerProcess` is the sweep's end, `parent_pipes` the end in the process itself."""
+"""Runs Python modules as child processes that answer requests over pipes.
+
+Entry points: `WorkerProcess` in the parent (`cli`, `quantbench.cluster`), `parent_pipes` in the child (`worker`,
+`naming`).
+"""
 
 from __future__ import annotations
 
@@ -32,12 +36,12 @@ from quantbench.timing.options import TimingOptions
 _START_LIMIT_S = 300.0
 
 
-# What CUDA says when the context is lost and the process can run nothing more.
+# CUDA's messages for a lost context, after which the process can run nothing more.
 _CONTEXT_LOST = ("illegal memory access", "device-side assert", "misaligned address", "unspecified launch failure")
 
 
 def refusal(who: str, reason: str) -> MeasurementError:
-    """The error for a reason that another process gave, which may be the text of an error."""
+    """Builds an error from the reason that another process sent, which may be the text of an error itself."""
     found, _, expected = reason.partition("; expected ")
     return MeasurementError(who, found, expected or "a device that can be measured")
 
@@ -52,25 +56,25 @@ class WorkerLostError(MeasurementError):
 
 
 class Asked(Protocol):
-    """Answers requests: a worker process, a worker on another machine, or a test's double."""
+    """Interface of a worker: a local process, a worker on another machine, or a test double."""
 
     hello: Hello
 
     def begin(self, timing: TimingOptions) -> None:
-        """Set how points are timed; once, before the first request."""
+        """Sets the timing options, once, before the first request."""
 
     def ask(self, request: Request, limit_s: float, tick: Callable[[], None]) -> Reply:
-        """The reply; `tick` is called a few times a second while waiting. Raises WorkerLostError."""
+        """Returns the reply, calling `tick` a few times a second while waiting. Raises WorkerLostError."""
 
     def close(self) -> None:
-        """End it at once."""
+        """Ends the worker at once."""
 
 
 class ChildProcess:
-    """A Python module in its own process that answers lines of JSON with lines of JSON.
+    """Python module in its own process that answers each line of JSON with a line of JSON.
 
-    module, words: run as `python -m MODULE READ_FD WRITE_FD WORDS…`. It has its own process group, so that Ctrl-C
-    reaches only the sweep, which then ends it.
+    module, words: run as `python -m MODULE READ_FD WRITE_FD WORDS…`, in a process group of its own, so that Ctrl-C
+    reaches only the sweep, which then ends the child.
     """
 
     def __init__(self, module: str, words: Sequence[str] = ()) -> None:
@@ -92,7 +96,7 @@ class ChildProcess:
         self._buffer = b""
 
     def ask(self, request: Request, limit_s: float, tick: Callable[[], None]) -> Reply:
-        """Run one point. Raises WorkerLostError if the process dies or exceeds limit_s; close it then."""
+        """Runs one point. Raises WorkerLostError if the process dies or exceeds limit_s; close it then."""
         self._send(request_to_json(request))
         data = self._receive(limit_s, tick)
         try:
@@ -101,7 +105,7 @@ class ChildProcess:
             return Reply(failed=("error", str(error)))
 
     def close(self) -> None:
-        """Kill the process and its children."""
+        """Kills the process and its children."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -154,9 +158,10 @@ class ChildProcess:
 
 
 class WorkerProcess(ChildProcess):
-    """A running `quantbench.sweep.worker`, which times points.
+    """Running `quantbench.sweep.worker` process, which times points.
 
-    providers: imported first. Raises MeasurementError if one is not a provider, or without a device.
+    providers: names of providers to import first. Raises MeasurementError if one is not a provider or there is no
+    device.
     """
 
     def __init__(self, providers: Sequence[str] = ()) -> None:
@@ -171,15 +176,15 @@ class WorkerProcess(ChildProcess):
             raise
 
     def begin(self, timing: TimingOptions) -> None:
-        """Set how points are timed."""
+        """Sends the timing options."""
         self._send(timing_to_json(timing))
 
 
 @contextmanager
 def parent_pipes() -> Iterator[tuple[Iterator[Any], Callable[[dict[str, Any]], None]]]:
-    """In a `ChildProcess`: the messages of the parent, and a function that sends one.
+    """Yields, inside a `ChildProcess`, the parent's messages and a function that sends one to it.
 
-    This process then ends soon after its parent, however that ends and whatever a kernel is doing.
+    A watchdog thread ends this process soon after its parent, however that ends and whatever a kernel is doing.
     """
     parent = os.getppid()
 
@@ -200,11 +205,11 @@ def parent_pipes() -> Iterator[tuple[Iterator[Any], Callable[[dict[str, Any]], N
 
 
 def context_lost(error: BaseException) -> bool:
-    """Whether CUDA says that this process can run nothing more."""
+    """Returns whether the error says that the CUDA context is lost, so that this process can run nothing more."""
     return any(sign in str(error) for sign in _CONTEXT_LOST)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its type if it has none."""
+    """Returns the first line of an error's text, or its type if the text is empty."""
     text = str(error).strip()
     return text.splitlines()[0][:300] if text else type(error).__name__

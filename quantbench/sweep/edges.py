@@ -1,6 +1,7 @@
-"""The grid of a sweep with points on both sides of predicted edges, and the sizes that are measured together.
+"""Adds both sides of predicted edges to a sweep's axes and groups neighbouring sizes.
 
-`parse_grid` reads the axes for `sweep` and `predict`; `neighbour_groups` groups the sizes of an axis for `plan`.
+Entry points: `parse_grid` (used by `options` and `cli.predict`); `predicted_jump` and `neighbour_groups` (used by
+`plan`).
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ _SMALLEST_STEP = 1.02
 
 @dataclass(frozen=True)
 class Grid:
-    """Axes with their edges among the values. loose: a range is a default or edges were added, so impossible sizes are
-    left out instead of refused."""
+    """Axes whose values include the predicted edges. loose: whether impossible sizes are left out instead of refused;
+    True if an axis has default values or @edges."""
 
     axes: tuple[Axis, ...]
     loose: bool
 
 
 def parse_grid(dims: tuple[str, ...], held: Held, spec: DeviceSpec, who: str = "sweep") -> Grid:
-    """The grid of `dims`, each `hidden` or `hidden=1024:4096`.
+    """Parses the axes `dims`, each `hidden` or `hidden=1024:4096`, and adds predicted edges.
 
-    held: with its defaults filled in. who: the command, for its errors.
+    held: all other sizes, defaults filled in. who: command named in errors.
     """
     axes = tuple(parse_axis(text, spec.kind) for text in dims)
     check_axes(axes, who)
@@ -42,7 +43,7 @@ def parse_grid(dims: tuple[str, ...], held: Held, spec: DeviceSpec, who: str = "
 
 
 def _with_edges(axes: tuple[Axis, ...], index: int, held: Held, spec: DeviceSpec) -> Axis:
-    """An axis with the two sides of every predicted edge among its values."""
+    """Returns an axis with both sides of every predicted edge added to its values."""
     axis = axes[index]
     edges = predicted_edges(axes, index, held, spec)
     both = {side for edge in edges for side in (edge, edge + grain_of(axis.dim))}
@@ -51,9 +52,9 @@ def _with_edges(axes: tuple[Axis, ...], index: int, held: Held, spec: DeviceSpec
 
 
 def predicted_edges(axes: tuple[Axis, ...], index: int, held: Held, spec: DeviceSpec) -> list[int]:
-    """Values of axis `index` after which some product needs at least 2 % more waves of the assumed tile.
+    """Returns the values of axis `index` after which some GEMM needs at least 2 % more waves of the assumed tile.
 
-    The other axes are at their first value. Impossible sizes (heads that do not divide, …) are skipped.
+    The other axes stay at their first value. Impossible sizes (heads that do not divide, …) are skipped.
     """
     axis = axes[index]
     step = grain_of(axis.dim)
@@ -79,7 +80,7 @@ def predicted_edges(axes: tuple[Axis, ...], index: int, held: Held, spec: Device
 
 
 def _waves(ops: Iterable[Op], spec: DeviceSpec) -> dict[str, int]:
-    """Number of waves of each product with the assumed tile, by label."""
+    """Returns the number of waves of each GEMM with the assumed tile, by op label."""
     assumed = assumed_tile(spec)
     return {
         op.label: quantize(op.workload, assumed.tile, spec.sm_count, assumed.blocks_per_sm).num_waves
@@ -89,8 +90,10 @@ def _waves(ops: Iterable[Op], spec: DeviceSpec) -> dict[str, int]:
 
 
 def predicted_jump(before: Sequence[Op], after: Sequence[Op], spec: DeviceSpec) -> float:
-    """The predicted edge between two places: log of the largest growth of a product's waves beyond that of its work; 0
-    without products."""
+    """Returns the largest growth of a GEMM's waves beyond that of its FLOPs, as a log ratio; 0 without GEMMs.
+
+    before, after: ops at two neighbouring points.
+    """
     waves_before, waves_after = _waves(before, spec), _waves(after, spec)
     work_before, work_after = ({op.label: op.workload.flops for op in ops} for ops in (before, after))
     return max(
@@ -103,12 +106,12 @@ def predicted_jump(before: Sequence[Op], after: Sequence[Op], spec: DeviceSpec) 
 
 
 def neighbour_groups(jumps: Sequence[float]) -> list[tuple[range, int]]:
-    """Groups of an axis's values that are measured together, as index ranges in ascending order, each with its rank.
+    """Groups an axis's values that are measured together; returns ascending index ranges, each with its rank.
 
-    jumps: (values - 1,) predicted jump between each value and the next. Both sides of a predicted edge make a pair, and
-    so do neighbours among the rest. The ends of the axis have rank 0, then follows the group with the largest jump near
-    the middle of each stretch between, and so on by halves. Any number of groups, taken by rank, is thus a coarse grid
-    in which nearly every size has a neighbour, most often across a predicted edge.
+    jumps: (values - 1,) predicted jump from each value to the next, log ratio. Both sides of a predicted edge form a
+    pair, and so do neighbours among the remaining values. The ends of the axis have rank 0; the group with the largest
+    jump near the middle has rank 1, and so on by halves. The groups up to any rank thus form a coarse grid in which
+    nearly every size has a neighbour, most often across a predicted edge.
 
     >>> neighbour_groups([0.0, 0.0, 0.3, 0.0, 0.0])
     [(range(0, 1), 0), (range(1, 2), 2), (range(2, 4), 1), (range(4, 5), 2), (range(5, 6), 0)]
@@ -131,8 +134,8 @@ def neighbour_groups(jumps: Sequence[float]) -> list[tuple[range, int]]:
 
 
 def _pairs(jumps: Sequence[float]) -> list[range]:
-    """All indices, ascending: the two sides of each predicted edge in pairs (of two edges at one value the larger), and
-    the others with their neighbours. The two ends stay single."""
+    """Pairs the indices: first both sides of each edge, larger jumps first, then other neighbours. The ends stay
+    single, unless an edge is next to one."""
     last = len(jumps)
     starts: set[int] = set()
     paired: set[int] = set()

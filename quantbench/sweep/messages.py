@@ -1,7 +1,7 @@
-"""The messages between a sweep and its workers, as JSON: `Hello`, then a `Reply` to each `Request`.
+"""Defines the JSON messages between a sweep and its workers: `Hello`, then a `Reply` to each `Request`.
 
-They go over the pipes of `quantbench.sweep.child`, and over the network in `quantbench.cluster`. JSON and not pickle: a
-broken worker can at worst send a line that does not parse.
+Sent over the pipes of `child` and, in `quantbench.cluster`, over the network. JSON rather than pickle: the worst that a
+broken worker can send is a line that does not parse.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quantbench.workload import Workload, workload_from_json, workload_to_json
 
 @dataclass(frozen=True)
 class Hello:
-    """A worker's first message: its device."""
+    """First message of a worker: its device, the device's state and software versions by name."""
 
     device: DeviceSpec
     state: DeviceState
@@ -35,10 +35,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """The result of a request: exactly one of measurement, skipped (why) and failed (kind, message).
+    """Result of a request: at most one of measurement, skipped (reason) and failed (kind, message).
 
-    checked: result of the checks, None if there were none. phases_s: seconds by phase. broken: the worker cannot go on
-    (its GPU context is lost).
+    launch: kernel that ran, the only content of a reply of `naming`. checked: result of the checks, None if not
+    checked. phases_s: seconds by phase. broken: whether the worker must be replaced (its GPU context is lost).
     """
 
     measurement: Measurement | None = None
@@ -71,7 +71,7 @@ def reply_to_json(reply: Reply) -> Json:
 
 
 def reply_from_json(data: object) -> Reply:
-    """The worker's reply. Raises InputError if it is malformed, such as a NaN among the samples."""
+    """Reads a worker's reply. Raises InputError if it is malformed, such as a NaN among the samples."""
     return decode(Reply, data, "worker reply", whole=True)
 
 

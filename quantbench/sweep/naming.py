@@ -1,13 +1,14 @@
-"""Which kernel a point ran: asked from a second process (`NamesApart`), from a profiler in the worker, or not at all.
+"""Identifies the kernel that a point ran, by default with torch.profiler in a second process.
 
-QUANTBENCH_KERNEL_NAMES selects the way: `apart` (default), `here` if a second process cannot have the device (compute
-mode EXCLUSIVE_PROCESS), or `off` if names are not worth their time. A point never fails for want of a name.
+Entry points: `NamesApart` and `answer`, used by `worker`; `main` of the second process,
+`python -m quantbench.sweep.naming READ_FD WRITE_FD`. QUANTBENCH_KERNEL_NAMES selects where the profiler runs: `apart`
+(default, the second process), `here` (in the worker, if only one process may use the device: compute mode
+EXCLUSIVE_PROCESS) or `off` (nowhere). A point never fails because its kernel could not be identified.
 
-The second process is this module: `python -m quantbench.sweep.naming READ_FD WRITE_FD`. torch.profiler attaches CUPTI
-to its process for good, which slowed programs by 10 to 20 % after profiling had ended (pytorch/pytorch issue 144455),
-and detaching it crashed CUDA graphs before CUDA 12.6 (pull request 112507). So the worker, which times and captures
-graphs, never profiles: it sends the request here, waits, and goes on. While the worker times, this process holds
-nothing on the device but its context.
+torch.profiler attaches CUPTI to its process for good, which slowed programs by 10 to 20 % after profiling had ended
+(pytorch/pytorch issue 144455), and detaching it crashed CUDA graphs before CUDA 12.6 (pull request 112507). So the
+worker, which times and captures graphs, does not profile but sends the request here and waits. While the worker times,
+this process holds only a context on the device.
 """
 
 from __future__ import annotations
@@ -27,25 +28,25 @@ if TYPE_CHECKING:
 VARIABLE = "QUANTBENCH_KERNEL_NAMES"
 WAYS = ("apart", "here", "off")
 
-#: Seconds to wait for a name; the first takes a context and the start of CUPTI. A point's own limit is this much longer
-#: on a GPU, so that a measurement is never lost for want of a name.
+#: Seconds to wait for a kernel's name; the first request also creates a context and starts CUPTI. A point's time limit
+#: is extended by this on a GPU, so that a measurement is never lost because of its name.
 LIMIT_S = 25.0
-# Losses of the process after which it is not started again; each costs a start.
+# After this many losses the process is not started again; each start takes time.
 _MOST_LOST = 3
 
 
 def chosen_way() -> str:
-    """One of WAYS. Raises InputError for anything else in QUANTBENCH_KERNEL_NAMES."""
+    """Returns the value of QUANTBENCH_KERNEL_NAMES, one of WAYS. Raises InputError for any other value."""
     return require_choice(VARIABLE, "value", os.environ.get(VARIABLE, "").strip().lower() or "apart", WAYS)
 
 
 def start_server() -> ChildProcess:
-    """Start the second process, which loads torch meanwhile."""
+    """Starts the second process, which loads torch in the background."""
     return ChildProcess("quantbench.sweep.naming")
 
 
 class NamesApart:
-    """Asks the second process, which is started at once and restarted after a loss, up to three times."""
+    """Client of the second process, which is started at once and restarted after its first two losses."""
 
     def __init__(self, start: Callable[[], ChildProcess] = start_server) -> None:
         self._start = start
@@ -53,7 +54,7 @@ class NamesApart:
         self._lost = 0
 
     def launch_of(self, request: Request) -> Launch | None:
-        """The launch, or None if it cannot be determined."""
+        """Returns the launch, or None if it cannot be determined."""
         if self._lost >= _MOST_LOST:
             return None
         if self._server is None:
@@ -70,9 +71,9 @@ class NamesApart:
 
 
 def launch_of(request: Request, spec: DeviceSpec) -> Launch | None:
-    """Prepare the point's work, run it under the profiler, free its memory.
+    """Runs the point's work under the profiler and returns its launch, None if unknown; frees the memory.
 
-    The inputs are zeros, which are made fastest: no library selects its kernel by the values.
+    The inputs are zeros, which are fastest to make: no library selects its kernel by the values.
     """
     import torch
 
@@ -90,7 +91,7 @@ def launch_of(request: Request, spec: DeviceSpec) -> Launch | None:
 
 
 def answer(request: Request, spec: DeviceSpec) -> Reply:
-    """The launch, or why there is none. broken: the context is lost and this process must end."""
+    """Returns a reply with the launch or an error; `broken` if the context is lost and this process must end."""
     try:
         return Reply(launch=launch_of(request, spec))
     except (QuantbenchError, MemoryError, RuntimeError) as error:
@@ -98,7 +99,7 @@ def answer(request: Request, spec: DeviceSpec) -> Reply:
 
 
 def main() -> None:
-    """Load torch while the first point is timed; make a context only for the first request."""
+    """Loads torch while the first point is timed; creates a context only at the first request."""
     import torch  # noqa: F401
 
     spec: DeviceSpec | None = None

@@ -1,4 +1,8 @@
-"""Options of a sweep (`SweepOptions`, stored in run.json) and the plan that they make on a device (`plan_sweep`)."""
+"""Defines the options of a sweep and builds its plan for a device.
+
+Entry points: `SweepOptions` (stored in run.json) and `plan_sweep`. Used by `session`, `refine`, `cli` and
+`quantbench.cluster`.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +21,21 @@ from quantbench.sweep.shape_file import NamedShape, named_shapes
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm, Op
 
-# An adaptive sweep begins with a fifth of its points at random, which show the model the range.
+# An adaptive sweep begins with a random fifth of its points, for a first fit of the model.
 _FIRST_SHARE = 0.2
 _FEWEST_FIRST = 10
 
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """Everything that was asked for. With the device it determines the plan.
+    """Options of a sweep, which determine its plan on a device.
 
-    dims: axes as typed, `hidden` or `hidden=1024:4096`. Instead of dims, either shapes: (m, n, k, batch) of single
-    products, or models: transformer shapes, of which every op is measured, forward and backward.
-    budget_s: seconds for the whole sweep; None: no limit. limit_s: seconds after which a point counts as hanging; None:
-    a limit from its estimate. points: most points to measure, 0 for all: places at random with all their ops, or with
-    adaptive those of which a model is least certain. refine: bisect to every edge that the plan's points show. shard:
-    (2, 8) for the second of eight parts of the plan, () for all of it.
+    dims: axes as typed, `hidden` or `hidden=1024:4096`; instead of dims, shapes: (m, n, k, batch) of each GEMM, or
+    models: transformer shapes, all ops of which are measured, forward and backward.
+    budget_s: seconds for the whole sweep, None for no limit. limit_s: seconds after which a point counts as hanging,
+    None for a limit from its estimate. points: most points to measure, 0 for all; selected at random in whole sizes
+    with all their ops or, if adaptive, where a model is least certain. refine: bisect to every edge that the plan's
+    points show. shard: (2, 8) for the second of eight parts of the plan, () for all of it.
     """
 
     dims: tuple[str, ...]
@@ -71,42 +75,42 @@ class SweepOptions:
 
     @property
     def first_count(self) -> int:
-        """Number of random points that an adaptive sweep begins with."""
+        """Returns the number of random points that an adaptive sweep begins with."""
         return min(self.points, max(_FEWEST_FIRST, round(self.points * _FIRST_SHARE)))
 
 
 def options_to_json(options: SweepOptions) -> dict[str, Any]:
-    """The options as stored in run.json."""
+    """Encodes the options for run.json."""
     return asdict(options)
 
 
 def options_from_json(data: object) -> SweepOptions:
-    """The options that `options_to_json` wrote. Raises InputError for anything else."""
+    """Decodes options written by `options_to_json`. Raises InputError for other content."""
     if not isinstance(data, dict):
         raise InputError("options", repr(data)[:80], "a JSON object")
     values = dict(data)
     held = values.get("held")
     if isinstance(held, dict):
-        held = {"attention": "both", **held}  # runs from before there was the option measured both kinds
+        held = {"attention": "both", **held}  # runs from before this option measured both kinds
     values["held"] = held
     values["models"] = named_shapes(values["models"]) if values.get("models") else ()
     return decode(SweepOptions, values)
 
 
 def plan_sweep(options: SweepOptions, spec: DeviceSpec, done: Collection[str] = ()) -> tuple[tuple[Axis, ...], Plan]:
-    """The axes, and the plan that the sweep begins with: within the budget, `points` and the shard.
+    """Returns the axes and the first plan of the sweep, limited to the budget, `points` and the shard.
 
-    done: keys of points that were measured before and are left out. Raises InputError for options that make no plan.
+    done: keys of points already measured, which are left out. Raises InputError if the options have no valid plan.
     """
     axes, plan = whole_plan(options, spec)
     if options.adaptive:
         if spec.kind == "cpu":
             raise InputError("--adaptive", spec.name, "a GPU: the model behind it knows blocks and waves")
-        # The plan is in random order already.
+        # The plan's points are already shuffled.
         first = tuple(Group((point,)) for point in plan.points[: options.first_count])
         return axes, replace(plan, groups=first).without(done)
     if options.points:
-        # Every place is a group of its own here, in random order.
+        # With `points` every place is its own group (`whole_plan`), in random order.
         plan = replace(plan, groups=tuple(fitting(plan.groups, options.points, lambda point: 1)))
     budget_s = options.budget_s
     if not options.shard:
@@ -114,8 +118,8 @@ def plan_sweep(options: SweepOptions, spec: DeviceSpec, done: Collection[str] = 
     part, parts = options.shard
     if part > len(plan.groups):
         raise InputError("--shard", f"{part}/{parts}", f"at most {len(plan.groups)} parts: sizes that stay together")
-    # All parts are measured at the same time, so the whole plan may take `parts` budgets. The groups of a part do not
-    # depend on the budget, so that it is the same part when it is resumed without one.
+    # All parts are measured at the same time, so the whole plan may take `parts` budgets. Parts do not depend on the
+    # budget, so that a resumed part has the same groups.
     in_budget = {id(group) for group in plan.within(budget_s and budget_s * parts).groups}
     own = _part_of(plan.groups, part, parts)
     fit = tuple(group for group in own if id(group) in in_budget)
@@ -124,7 +128,7 @@ def plan_sweep(options: SweepOptions, spec: DeviceSpec, done: Collection[str] = 
 
 
 def _part_of(groups: Sequence[Group], part: int, parts: int) -> list[Group]:
-    """One of `parts` parts of the groups, with about equally many points each."""
+    """Returns part number `part` (from 1) of `parts` parts of the groups with about equally many points."""
     sizes = [0] * parts
     own = []
     for group in groups:
@@ -136,9 +140,9 @@ def _part_of(groups: Sequence[Group], part: int, parts: int) -> list[Group]:
 
 
 def whole_plan(options: SweepOptions, spec: DeviceSpec) -> tuple[tuple[Axis, ...], Plan]:
-    """The axes with their edges, and the plan of all points.
+    """Returns the axes with their edges and the plan of all points.
 
-    The axes of a list of products are m, n, k and batch; that of transformer shapes is `shape`, numbered from 1.
+    The axes of a list of GEMMs are m, n, k and batch; that of transformer shapes is `shape`, numbered from 1.
     """
     held = with_defaults(options.held, spec)
     providers = expand(options.providers)

@@ -1,9 +1,12 @@
-"""Which points a sweep measures, in what order, and how many fit into a budget: `build_plan`, `lay_out`, `Pace`.
+"""Selects the points of a sweep, their order, and those that fit into a budget.
 
-A workload at several places is measured once. The plan consists of groups, which are measured as a whole: all ops of a
-place by all providers and, along the longest axis, both sides of a predicted edge. Groups run in seeded random order,
-so that a drift of the device does not look like a slope of the axis. One reference point is repeated every few points
-to show the drift. How long points take is estimated from the data sheet and corrected by the points measured so far.
+Entry points: `build_plan` (grid of axes), `lay_out` (list of places) and `Pace` (time estimates). Used by `options`,
+`refine`, `runner`, `cli` and `quantbench.cluster`.
+
+A place is one combination of axis values; a workload at several places is measured once. Points are planned in groups:
+all ops of a place by all providers and, along the longest axis, both sides of a predicted edge. Groups run in seeded
+random order, so that drift of the device does not look like a trend along an axis. A reference point, repeated every
+few points, shows the drift. Times are estimated from the data sheet and corrected by the points measured so far.
 """
 
 from __future__ import annotations
@@ -29,29 +32,29 @@ from quantbench.workload import Gemm, Op, Workload
 #: points between two repetitions of the reference point
 REFERENCE_EVERY = 10
 
-# Wall seconds of a point beside its samples (inputs, identification), and its usual number of samples: on a CPU as seen
-# in real sweeps, on a GPU two windows of warming up and as much again. They affect only how many points fit into a
-# budget and the estimate of the time left.
+# Wall seconds of a point apart from its samples (inputs, kernel name), and its usual number of samples: on a CPU from
+# real sweeps, on a GPU two warm-up windows and as much again. They affect only how many points fit into a budget and
+# the estimate of the time left.
 _POINT_OVERHEAD_S = {"cuda": 0.20, "cpu": 0.06}
 _USUAL_SAMPLES = 40
-# Runs beside the samples: the first one, three that are checked, and the warm-up's.
+# Runs apart from the samples: the first one, three that are checked, and the warm-up.
 _OTHER_RUNS = 5
 # Cost of the checks (`quantbench.providers.audit`). New inputs and random projections are proportional to the bytes
-# that the workload touches: 2.4 to 5.5 ns a byte for products of 0.5 to 17 GFLOP in fp32 and bf16 on one core of a
-# Xeon. On a GPU the passes of the conversions and projections over memory are counted. Softmax and attention are
-# recomputed too, in the time of this many runs (4 to 6 and 4 to 12 on that Xeon).
+# that the workload touches: 2.4 to 5.5 ns per byte for GEMMs of 0.5 to 17 GFLOP in fp32 and bf16 on one core of a Xeon.
+# On a GPU, conversions and projections count as passes over memory. Softmax and attention are also recomputed, in the
+# time of this many runs (4 to 6 and 4 to 12 on that Xeon).
 _CHECK_S_PER_BYTE_ON_CPU = 4e-9
 _CHECK_PASSES_ON_GPU = 50
 _CHECK_RUNS = {"softmax": 5, "attention": 8}
-# Bytes read before each sample to make the cache cold, over the size of the last-level cache.
+# Bytes read before each sample to make the cache cold, relative to the size of the last-level cache.
 _FLUSH_FACTOR = {"cuda": COLD_L2_MULTIPLE, "cpu": 3}
-# Weight of the estimates, in seconds of measuring, and number of points that give a kind's usual slowdown.
+# Weight of the initial estimates, in seconds of measuring. Most recent points whose median is a kind's slowdown.
 _ESTIMATE_WEIGHS_S = 0.5
 _REMEMBERED = 25
 
 
 def point_estimate_s(workload: Workload, timing: TimingOptions, spec: DeviceSpec, slowdown: float = 1.0) -> float:
-    """Expected wall seconds of a point, including its checks. slowdown: time of a run over the roofline's."""
+    """Estimates the wall seconds of a point, including its checks. slowdown: run time relative to the roofline."""
     run_s = sample_s = slowdown * roofline_us(workload, spec) / 1e6
     if timing.cache == "cold":
         sample_s += _FLUSH_FACTOR[spec.kind] * spec.l2_bytes / (spec.memory_gb_per_s * 1e9)
@@ -67,10 +70,10 @@ def point_estimate_s(workload: Workload, timing: TimingOptions, spec: DeviceSpec
 
 
 class Pace:
-    """Expected wall seconds of points on this machine.
+    """Estimator of the wall seconds of points on this machine.
 
-    It learns how much longer than the roofline's time a run takes, by kind of workload, and how much longer than its
-    estimate a point then takes.
+    Learns two ratios from measured points: run time over roofline time, by kind of workload, and the wall time of a
+    point over its estimate.
     """
 
     def __init__(self, timing: TimingOptions, spec: DeviceSpec) -> None:
@@ -81,10 +84,9 @@ class Pace:
         self._took_s = _ESTIMATE_WEIGHS_S
 
     def learn(self, workload: Workload, run_us: float, took_s: float | None) -> None:
-        """Add a measured point.
+        """Adds a measured point.
 
-        run_us: median of its samples. took_s: its wall seconds; None if they include the start of a worker, which other
-        points do not pay for.
+        run_us: median of its samples. took_s: its wall seconds, None if they include the start of a worker.
         """
         slowdown = run_us / roofline_us(workload, self._spec)
         known = self._slowdowns.setdefault(workload.kind, [])
@@ -95,7 +97,7 @@ class Pace:
             self._took_s += took_s
 
     def estimate(self) -> Callable[[Workload], float]:
-        """A function from a workload to its expected seconds, from what was learned so far."""
+        """Returns a function from a workload to its expected wall seconds, based on the points so far."""
         usual = {kind: median(values) for kind, values in self._slowdowns.items()}
         of_all = median(usual.values()) if usual else 1.0
         rate = self._took_s / self._expected_s
@@ -109,7 +111,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class PlanPoint:
-    """One measurement to make."""
+    """Planned measurement of one workload by one provider. estimate_s: expected wall seconds."""
 
     key: str
     workload: Workload
@@ -120,8 +122,8 @@ class PlanPoint:
 
 @dataclass(frozen=True)
 class Group:
-    """Points that are measured together or not at all, in the order they run. rank: 0 for the most informative groups,
-    higher for those between."""
+    """Points that are measured together or not at all, in the order they run. rank: 0 for the ends of the axes, higher
+    for groups that fill a finer grid."""
 
     points: tuple[PlanPoint, ...]
     rank: int = 0
@@ -129,10 +131,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Plan:
-    """Groups in the order they run, and the reference point (None without a product to repeat).
+    """Groups in the order they run, and the reference point (None if the plan has fewer than two GEMMs).
 
     Groups may share points; each is measured once. left_out: groups that do not fit into the budget, in the order they
-    would run. impossible: reasons for the places that were left out as impossible.
+    would run. impossible: reason for each place left out as impossible.
     """
 
     groups: tuple[Group, ...]
@@ -142,28 +144,28 @@ class Plan:
 
     @cached_property
     def points(self) -> tuple[PlanPoint, ...]:
-        """The points of `groups` in the order they run, each once."""
+        """Returns the distinct points of `groups` in the order they run."""
         return _points_in(self.groups)
 
     @property
     def total(self) -> int:
-        """Number of points of all groups, including left_out."""
+        """Returns the number of points of all groups, including left_out."""
         return len(_points_in((*self.groups, *self.left_out)))
 
     @property
     def estimate_s(self) -> float:
-        """Expected wall time of the points and the repetitions of the reference."""
+        """Returns the expected wall seconds of the points and the repetitions of the reference."""
         total = sum(point.estimate_s for point in self.points)
         if self.reference is not None:
             total += self.reference.estimate_s * (1 + len(self.points) // REFERENCE_EVERY)
         return total
 
     def without(self, done: Collection[str]) -> Plan:
-        """The plan without the points that were measured. done: their keys."""
+        """Returns the plan without the points whose keys are in `done`."""
         return replace(self, groups=_without(self.groups, done), left_out=_without(self.left_out, done))
 
     def within(self, budget_s: float | None) -> Plan:
-        """The plan with the groups that fit into a budget in seconds; the others are left_out. None: all fit."""
+        """Returns the plan with the groups that fit into the budget; others become left_out. None: all fit."""
         every = (*self.groups, *self.left_out)
         if budget_s is None:
             return replace(self, groups=every, left_out=())
@@ -186,9 +188,9 @@ def _without(groups: Iterable[Group], done: Collection[str]) -> tuple[Group, ...
 
 
 def fitting(groups: Iterable[Group], budget_s: float, seconds: Callable[[PlanPoint], float]) -> list[Group]:
-    """The groups that fit into the budget together, the most informative first. If none fits, the shortest.
+    """Returns the groups that fit into the budget together, by rank; if none fits, the shortest of the lowest rank.
 
-    seconds: cost of a point. A point that several groups share counts once.
+    seconds: function from a point to its cost. A point shared by several groups counts once.
     """
     ordered = sorted(groups, key=lambda group: group.rank)
     kept: list[Group] = []
@@ -207,9 +209,10 @@ def fitting(groups: Iterable[Group], budget_s: float, seconds: Callable[[PlanPoi
 
 @dataclass(frozen=True)
 class Placed:
-    """The ops at one place on the axes.
+    """Ops at one place on the axes.
 
-    group: places of the same group are measured together; None: a group of its own. rank: of that group.
+    axes: value of each axis. group: identifier of the places measured together, None for a group of its own. rank: rank
+    of that group.
     """
 
     axes: dict[str, int]
@@ -228,11 +231,11 @@ def build_plan(
     skip_impossible: bool = False,
     neighbours: bool = True,
 ) -> Plan:
-    """The plan of a sweep over a grid of axes.
+    """Builds the plan of a sweep over a grid of axes.
 
-    axes: with their edges. held: with its defaults. neighbours: measure both sides of predicted edges together; else
-    each place is a group of its own. Raises InputError for an impossible point, unless skip_impossible, and for a plan
-    without points.
+    axes: axes with their edges added. held: all other sizes, defaults filled in. neighbours: whether to group both
+    sides of predicted edges; otherwise each place is its own group. Raises InputError for an impossible point, unless
+    skip_impossible, and if no points remain.
     """
     check_axes(axes)
     placed: list[Placed] = []
@@ -252,7 +255,7 @@ def build_plan(
 
 
 def _in_groups(placed: Sequence[Placed], axes: tuple[Axis, ...], spec: DeviceSpec) -> list[Placed]:
-    """The places in groups of neighbours along the longest axis, with the same groups at all values of the others."""
+    """Groups neighbouring places along the longest axis, in the same way at all values of the other axes."""
     longest = max(axes, key=lambda axis: len(axis.values)).field
     # The first place at each value represents all places there.
     ops_of = {place.axes[longest]: place.ops for place in reversed(placed)}
@@ -282,8 +285,8 @@ def lay_out(
     *,
     impossible: tuple[str, ...] = (),
 ) -> Plan:
-    """The plan of places: a point for every op and provider that runs it, deduplicated, in shuffled groups, with a
-    reference. Raises InputError if there are no points."""
+    """Builds the plan of a list of places: one point per op and provider that runs it, deduplicated, in shuffled
+    groups, with a reference point. Raises InputError if there are no points."""
     points: dict[str, PlanPoint] = {}
     members: dict[Hashable, list[list[str]]] = {}
     ranks: dict[Hashable, int] = {}
@@ -325,7 +328,7 @@ def _points_of(place: Placed, providers: Sequence[str], timing: TimingOptions, s
 
 
 def _bisection_ranks(count: int) -> list[int]:
-    """The rank of each index of an axis that is filled by halving: 0 for both ends, 1 for the middle, 2 for the
+    """Returns the rank of each index of an axis filled by halving: 0 for both ends, 1 for the middle, 2 for the
     quarters, …
 
     >>> _bisection_ranks(5)
@@ -343,6 +346,6 @@ def _bisection_ranks(count: int) -> list[int]:
 
 
 def _reference(points: Sequence[PlanPoint]) -> PlanPoint | None:
-    """The product with the median expected time: long enough for little noise, short enough to repeat."""
-    products = sorted((p for p in points if isinstance(p.workload, Gemm)), key=lambda p: (p.estimate_s, p.key))
-    return products[len(products) // 2] if len(products) > 1 else None
+    """Returns the GEMM with the median expected time: long enough for little noise, short enough to repeat."""
+    gemms = sorted((p for p in points if isinstance(p.workload, Gemm)), key=lambda p: (p.estimate_s, p.key))
+    return gemms[len(gemms) // 2] if len(gemms) > 1 else None

@@ -1,8 +1,9 @@
-"""Points that a sweep measures after its plan: bisection to edges (`Refine`) and adaptive sampling (`LeastSure`).
+"""Selects the points that a sweep measures after its plan: bisection to edges and adaptive sampling.
 
-Both are the `more` of a `Sweep`: a function from all records so far to the points to measure next. `Refine` drives an
-`EdgeSearch` for each gap of the coarse pass. A gap of g sizes takes log2(g) points for one edge; if the middle shows
-that both halves hold a part of the jump, both are searched.
+Entry points: `Refine` (used by `analysis.check`) and `LeastSure` (used by `session`), each the `more` of a
+`runner.Sweep`: a function from all records so far to the points to measure next. `Refine` runs one `EdgeSearch` per gap
+of the coarse pass. A gap of g sizes takes log2(g) points for one edge; both halves of an interval are searched if each
+holds a part of the jump.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from quantbench.workload import Gemm
 # Smaller jumps are not searched, nor those below this many standard errors of the difference of two points.
 _SMALLEST_JUMP = 0.02
 _SURE = 3.0
-# The half with the smaller jump is searched if it holds at least this share of the whole jump.
+# The half with the smaller jump is searched too if it holds at least this share of the whole jump.
 _WORTH_FOLLOWING = 0.25
-# Rounds of an adaptive sweep after its first points, each with a fit of a few seconds.
+# Rounds of an adaptive sweep after its first points; each begins with a fit of a few seconds.
 _ROUNDS = 4
 
 
@@ -34,9 +35,9 @@ _ROUNDS = 4
 class Gap:
     """Two neighbouring sizes of a coarse pass between which the time jumps.
 
-    low, high: the sizes. low_us, high_us: their times. elasticity: d log time / d log size without a step. noise:
-    standard error of a log time. grain: only multiples of it are measured (misaligned rows are slow for another
-    reason).
+    low, high: sizes. low_us, high_us: median times at these sizes. elasticity: d log time / d log size without a step.
+    noise: standard error of a log time. grain: only its multiples are measured, since misaligned rows are slow for
+    another reason.
     """
 
     low: int
@@ -58,7 +59,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Edge:
-    """The time jumps by the factor `ratio` between `low` and `high`. exact: no multiple of the grain lies between."""
+    """Jump of the time by the factor `ratio` between two sizes. exact: no multiple of the grain lies between them."""
 
     low: int
     high: int
@@ -68,7 +69,7 @@ class Edge:
 
 @dataclass
 class EdgeSearch:
-    """Searches the edges in one gap. Measure the size `wanted` and `tell` the samples, or `give_up` if that failed."""
+    """Bisection of one gap. Measure the size `wanted`, then call `tell` with the samples, or `give_up` on failure."""
 
     gap: Gap
     _times_us: dict[int, float] = field(default_factory=dict)
@@ -82,11 +83,11 @@ class EdgeSearch:
 
     @property
     def wanted(self) -> int | None:
-        """The size to measure next; None if every edge is found."""
+        """Returns the size to measure next; None if every edge is found."""
         return self._middle(*self._open[0]) if self._open else None
 
     def tell(self, samples_us: Sequence[float]) -> None:
-        """Add the samples in microseconds at the wanted size."""
+        """Adds the samples in microseconds at the wanted size."""
         size = self._expect_wanted()
         self._times_us[size] = median(samples_us)
         low, high = self._open.pop(0)
@@ -103,30 +104,30 @@ class EdgeSearch:
         self._settle()
 
     def give_up(self) -> None:
-        """The wanted size cannot be measured: the edge stays between its two neighbours."""
+        """Ends the search of the interval whose middle cannot be measured; its edge stays inexact."""
         self._expect_wanted()
         self._found.append(self._open.pop(0))
 
     def edges(self) -> tuple[Edge, ...]:
-        """The edges found so far by size; open intervals are edges that are not exact."""
+        """Returns the edges found so far in order of size; intervals still open are inexact edges."""
         intervals = sorted([*self._found, *self._open])
         return tuple(
             Edge(low, high, exp(self._jump(low, high)), self._middle(low, high) is None) for low, high in intervals
         )
 
     def _settle(self) -> None:
-        """Move intervals that cannot be halved from open to found."""
+        """Moves intervals that cannot be halved from open to found."""
         self._found += [interval for interval in self._open if self._middle(*interval) is None]
         self._open = [interval for interval in self._open if self._middle(*interval) is not None]
 
     def _middle(self, low: int, high: int) -> int | None:
-        """The multiple of the grain nearest to the middle, strictly between; None if there is none."""
+        """Returns the multiple of the grain nearest to the middle, strictly between; None if there is none."""
         grain = self.gap.grain
         first, last = low // grain + 1, -(-high // grain) - 1
         return None if first > last else grain * min(max(round((low + high) / 2 / grain), first), last)
 
     def _jump(self, low: int, high: int) -> float:
-        """Rise of the log time from low to high beyond the growth without a step."""
+        """Returns the rise of the log time from low to high beyond the growth without a step."""
         return log(self._times_us[high] / self._times_us[low]) - self.gap.elasticity * log(high / low)
 
     def _expect_wanted(self) -> int:
@@ -136,7 +137,7 @@ class EdgeSearch:
 
 
 def find_edges(gap: Gap, measure: Callable[[int], Sequence[float]]) -> tuple[Edge, ...]:
-    """Run a search to its end. measure: a function from a size to samples in microseconds.
+    """Runs a search to its end. measure: function from a size to samples in microseconds.
 
     >>> calls = []
     >>> find_edges(Gap(1024, 2048, 10.0, 20.0), lambda n: calls.append(n) or [10.0 if n <= 1536 else 20.0])
@@ -152,7 +153,7 @@ def find_edges(gap: Gap, measure: Callable[[int], Sequence[float]]) -> tuple[Edg
 
 @dataclass(frozen=True)
 class PlacedGap:
-    """A gap of one op and provider along `axis` (spelled as in `Place`). held: values of the other axes."""
+    """Gap of one op and provider along `axis` (named as in `Place`). held: values of the other axes."""
 
     gap: Gap
     axis: str
@@ -161,7 +162,7 @@ class PlacedGap:
     provider: str
 
 
-#: a function from the records of a coarse pass to the gaps with a jump, the largest first
+#: function from the records of a coarse pass to the gaps with a jump, the largest first
 FindGaps = Callable[[Sequence[Record]], Sequence[PlacedGap]]
 
 
@@ -169,8 +170,8 @@ FindGaps = Callable[[Sequence[Record]], Sequence[PlacedGap]]
 class Refine:
     """The `more` of a sweep with --refine: bisects to all edges of the coarse pass at once.
 
-    axes: the plan's, with the values of the coarse pass. find: finds the gaps (in `quantbench.analysis`, a layer up).
-    The searches are rebuilt from the records at each call, so that a stopped sweep can be resumed.
+    axes: axes with the values of the coarse pass. find: finds the gaps; injected, as `quantbench.analysis` is a layer
+    above. The searches are rebuilt from the records at each call, so that a stopped sweep can be resumed.
     """
 
     options: SweepOptions
@@ -180,15 +181,15 @@ class Refine:
     _gaps: tuple[PlacedGap, ...] | None = None
 
     def __call__(self, records: Sequence[Record]) -> Sequence[PlanPoint]:
-        """The next point of each search that has not ended."""
+        """Returns the next point of each search that has not ended."""
         return [point for placed, search in self._searches(records) if (point := self._point(placed, search))]
 
     def edges(self, records: Sequence[Record]) -> tuple[tuple[PlacedGap, Edge], ...]:
-        """Every edge, as exact as the records allow."""
+        """Returns every edge, as exact as the records allow."""
         return tuple((placed, edge) for placed, search in self._searches(records) for edge in search.edges())
 
     def _searches(self, records: Sequence[Record]) -> list[tuple[PlacedGap, EdgeSearch]]:
-        """Each search with the measured points added."""
+        """Rebuilds each search from the measured points."""
         if self._gaps is None:
             self._gaps = tuple(self.find([record for record in records if self._is_coarse(record)]))
         outcomes = {
@@ -219,7 +220,7 @@ class Refine:
         )
 
     def _point(self, placed: PlacedGap, search: EdgeSearch) -> PlanPoint | None:
-        """The point that the search wants next. Gives up impossible sizes; None if none is left."""
+        """Returns the next point of a search, giving up impossible sizes; None if none is left."""
         held = with_defaults(self.options.held, self.spec)
         providers = [name for name in expand(self.options.providers) if name == placed.provider]
         while (size := search.wanted) is not None:
@@ -235,10 +236,10 @@ class Refine:
 
 
 class LeastSure:
-    """The `more` of an adaptive sweep: in rounds, the points of which a fitted model is least certain.
+    """The `more` of an adaptive sweep: in rounds, the points for which a fitted model is least certain.
 
-    It ends when `options.points` points have been tried. Raises InputError unless the plan has products of a single
-    provider and dtype without batches, since the model describes those only.
+    Ends when `options.points` points have been tried. Raises InputError unless the plan consists of unbatched GEMMs of
+    one provider and dtype, which is all that the model describes.
     """
 
     def __init__(self, options: SweepOptions, spec: DeviceSpec) -> None:
@@ -252,7 +253,7 @@ class LeastSure:
             raise InputError("--adaptive", "batched products", "products without batches")
 
     def __call__(self, records: Sequence[Record]) -> Sequence[PlanPoint]:
-        """The points of the next round in the order to measure them; none after `options.points` points."""
+        """Returns the points of the next round in the order to measure; none after `options.points` points."""
         import numpy as np
 
         from quantbench.latency.gemm.cliffs import next_points
@@ -282,7 +283,7 @@ class LeastSure:
 
 
 def _time_us(record: Record) -> float | None:
-    """Median of a measured point in microseconds; None for records that a model must not learn from."""
+    """Returns the median time of a measured point in microseconds; None if the model must not be fitted to it."""
     outcome = record.outcome
     if record.role != "point" or not isinstance(outcome, Measured) or outcome.grade.letter == "rejected":
         return None

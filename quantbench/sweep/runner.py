@@ -1,7 +1,8 @@
-"""The loop of a sweep: `Sweep.run` asks a worker for each missing point, grades the reply and writes the record.
+"""Runs the loop of a sweep: sends each missing point to a worker, grades the reply and writes the record.
 
-It repeats the reference point to measure drift and keeps the budget. Workers, writer, clock and progress are injected,
-so tests cover resuming, drift, crashes and budgets without a device. `SweepSession` and `quantbench.cluster` use it.
+Entry point: `Sweep.run`, used by `session.SweepSession` and `quantbench.cluster`. It repeats the reference point to
+measure drift and keeps the budget. Workers, writer, clock and progress are injected, so that resuming, drift, crashes
+and budgets are tested without a device.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ from quantbench.sweep.plan import REFERENCE_EVERY, Group, Pace, Plan, PlanPoint,
 from quantbench.timing.grade import NO_CHECK, grade
 from quantbench.timing.options import TimingOptions
 
-# A worker counts as hanging after this many times the point's estimate, and at least the floor.
+# A worker counts as hanging after this many times the point's estimate, but not before the floor.
 _LIMIT_FACTOR = 20
 _LIMIT_FLOOR_S = 60.0
 # The sweep fails after this many lost workers in a row.
 _MAX_LOST_IN_A_ROW = 5
-#: The point in progress is ended after this many budgets; it is left for --resume.
+#: Multiple of the budget after which the point in progress is ended and left for --resume.
 HARD_STOP = 1.2
-# Share of the budget for the plan if other points follow (a bisection to edges).
+# Share of the budget for the plan if points of `more` follow.
 _SHARE_OF_THE_PLAN = 0.6
-# The groups that fit are selected again after this share of the budget.
+# The groups that fit are reselected after every such share of the budget.
 _CHOOSE_EVERY = 0.02
 
 
 class Writer(Protocol):
-    """Takes the records: a run's folder, or a lane of a cluster sweep."""
+    """Destination of the records: a run's folder, or a lane of a cluster sweep."""
 
     def append(self, record: Record) -> None:
-        """Store one record."""
+        """Stores one record."""
 
 
 @dataclass
@@ -58,15 +59,15 @@ class Progress:
 
 @dataclass(frozen=True)
 class Finished:
-    """How a sweep ended: `complete` (no point of the plan is missing), `budget` (time ran out) or `failed` (no worker
-    runs any more, with the reason)."""
+    """Outcome of a sweep. how: `complete` (no point of the plan is missing), `budget` (time ran out) or `failed` (no
+    worker can be started or kept, with the reason)."""
 
     how: str
     reason: str = ""
 
 
-#: A function from all records of the run so far to the points to measure next; none ends the sweep. `refine.Refine` and
-#: `refine.LeastSure` are such functions.
+#: Function from all records of the run so far to the points to measure next, such as `refine.Refine` and
+#: `refine.LeastSure`. When it returns none, the sweep continues with the rest of its plan.
 More = Callable[[Sequence[Record]], Sequence[PlanPoint]]
 
 
@@ -75,19 +76,19 @@ class _OutOfTimeError(Exception):
 
 
 class _NoWorkerError(Exception):
-    """No worker runs any more."""
+    """No worker can be started or kept."""
 
 
 @dataclass
 class Sweep:
-    """One pass over the points of a plan that are not in `done`, and then over those that `more` asks for.
+    """One pass over the points of a plan that are not in `done`, then over those of `more`.
 
-    budget_s: wall seconds from now on; None: no limit. Groups of the plan, including those left out, run while their
-    expected time by the pace so far fits into it; the shortest runs in any case. hard_s: seconds after which the point
-    in progress is ended; None: a fixed multiple of the budget. limit_s: seconds after which a point counts as hanging;
-    None: from its estimate. records: of the run so far, for `more`; this pass adds its own. interpreter: triton's
-    kernels run in its interpreter, so their times are not those of a kernel. more_references: measured with the plan's
-    reference at the beginning and at the end, to compare this device with others.
+    budget_s: wall seconds from construction, None for no limit. Groups of the plan, including those left out, run while
+    their expected time at the pace so far fits; at least one group runs. hard_s: seconds after which the point in
+    progress is ended, None for 1.2 budgets. limit_s: seconds after which a point counts as hanging, None to derive it
+    from the estimate. records: records of the run so far, passed to `more`; extended by this pass. interpreter: whether
+    Triton's kernels run in its interpreter, which spoils their times. more_references: points measured with the plan's
+    reference at the beginning and end, to compare devices.
     """
 
     plan: Plan
@@ -124,7 +125,7 @@ class Sweep:
         self._last_reference_us = self.first_reference_us
 
     def run(self) -> Finished:
-        """Measure the missing points. Ends the worker in any case, including Ctrl-C."""
+        """Measures the missing points. Ends the worker in any case, including Ctrl-C."""
         left_over = False
         try:
             for group in self._groups():
@@ -143,7 +144,7 @@ class Sweep:
         return Finished("budget" if left_over else "complete")
 
     def _groups(self) -> Iterator[Group]:
-        """The groups to measure: the plan's, then the points of `more`, then the rest of the plan if time is left."""
+        """Yields the plan's groups, then the points of `more`, then the rest of the plan if time is left."""
         share = 1.0 if self.more is None else _SHARE_OF_THE_PLAN
         yield from self._affordable(share)
         if self.more is None:
@@ -158,7 +159,7 @@ class Sweep:
         yield from self._affordable(1.0)
 
     def _affordable(self, share: float) -> Iterator[Group]:
-        """The plan's groups in its order while they fit into a share of the budget; at least one."""
+        """Yields the plan's groups in its order while they fit into a share of the budget; at least one per sweep."""
         waiting = self._missing()
         if not waiting:
             return
@@ -180,7 +181,7 @@ class Sweep:
             yield group
 
     def _choose(self, waiting: Sequence[Group], share: float) -> set[int]:
-        """The ids of the groups that fit into the rest of a share of the budget."""
+        """Returns the ids of the groups that fit into the rest of a share of the budget."""
         seconds = self._pace.estimate()
         reference = self.plan.reference
         reference_s = 0.0 if reference is None else seconds(reference.workload) / REFERENCE_EVERY
@@ -191,30 +192,30 @@ class Sweep:
         left_s = self._left_s(share)
         found = fitting(waiting, left_s, cost_s)
         nothing_fits = len(found) == 1 and sum(map(cost_s, found[0].points)) > left_s
-        if nothing_fits and self._progress.done:  # only the first group runs in any case
+        if nothing_fits and self._progress.done:  # only the first group may exceed the budget
             found = []
         self._look_ahead([point for group in found for point in group.points])
         return set(map(id, found))
 
     def _missing(self) -> list[Group]:
-        """The plan's groups with a missing point."""
+        """Returns the plan's groups with a missing point."""
         every = (*self.plan.groups, *self.plan.left_out)
         return [group for group in every if any(point.key not in self._seen for point in group.points)]
 
     def _look_ahead(self, points: Sequence[PlanPoint]) -> None:
-        """Set the points to expect, for the progress."""
+        """Sets the points that progress counts as still to come."""
         ahead = {point.key: point.estimate_s for point in points if point.key not in self._seen}
         self._ahead_s = sum(ahead.values())
         self._progress.total = self._progress.done + len(ahead)
 
     def _begin(self) -> None:
-        """Measure the references first, which give the pace by which groups are selected."""
+        """Measures the references before the first point; their times set the pace for selecting groups."""
         if not self._begun:
             self._begun = True
             self._measure_references()
 
     def _measure_references(self) -> None:
-        """Measure the plan's reference and `more_references`."""
+        """Measures the plan's reference and `more_references`."""
         if self.plan.reference is not None:
             self._repeat_reference(self.plan.reference)
         for point in self.more_references:
@@ -241,7 +242,7 @@ class Sweep:
             raise _NoWorkerError(f"{_MAX_LOST_IN_A_ROW} workers in a row were lost")
 
     def _repeat_reference(self, point: PlanPoint) -> None:
-        """Measure the reference point; its time over its first time is the drift, by which points are graded."""
+        """Measures the reference point; its time relative to its first time is the drift that grades use."""
         self._progress.current = f"reference {point.workload}"
         reply = self._ask(point)
         if reply.measurement is not None:
@@ -328,7 +329,7 @@ class Sweep:
         progress.failed += isinstance(outcome, Failed)
 
     def _tick(self) -> None:
-        """Report progress. The time left is the estimate of the rest, scaled by the error of the estimates so far."""
+        """Reports progress. The time left is the estimate of the rest, scaled by the error of the estimates so far."""
         progress = self._progress
         progress.elapsed_s = self._elapsed_s()
         left_s = self._ahead_s if progress.done < progress.total else 0.0
@@ -341,7 +342,7 @@ class Sweep:
         return self.clock() - self._start_s
 
     def _left_s(self, share: float = 1.0) -> float:
-        """Seconds left of a share of the budget."""
+        """Returns the seconds left of a share of the budget."""
         assert self.budget_s is not None
         return share * self.budget_s - self._elapsed_s()
 

@@ -1,6 +1,7 @@
-"""A sweep from start to end: `SweepSession.new` makes plan and folder, `resume` reopens a run, `run` measures.
+"""Runs a sweep on one device from start to end.
 
-`quantbench sweep` and `check` use it.
+Entry point: `SweepSession` (`new` builds the plan and the run folder, `resume` reopens a run, `run` measures). Used by
+`quantbench sweep` and `check`; `quantbench.cluster` has its own session and uses the functions below the class.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from quantbench.sweep.runner import HARD_STOP, Finished, More, Progress, Sweep
 
 Connect = Callable[[], Asked]
 
-# Seconds for the first points, however long the start took.
+# Least seconds for the first points, however long the start took.
 _LEAST_S = 5.0
 # Largest share of the budget that is reserved for the time after measuring.
 _MOST_RESERVED = 0.5
 
 
 class SweepSession:
-    """One sweep into one folder: `new` or `resume`, then `run`. Use as a context manager.
+    """Sweep into one run folder: `new` or `resume`, then `run`. Use as a context manager.
 
-    The worker that was started to identify the device also measures. plan: the missing points. spent_s: seconds of the
-    budget that the start took.
+    worker: worker that identified the device; it also measures. connect: starts another. plan: plan of the missing
+    points. spent_s: seconds of the budget that the start took.
     """
 
     def __init__(
@@ -67,10 +68,10 @@ class SweepSession:
         connect: Connect,
         start_s: float | None = None,
     ) -> SweepSession:
-        """Start a worker, make the plan for its device, make the run's folder under `results`.
+        """Starts a worker, builds the plan for its device and creates the run's folder under `results`.
 
-        make_options: the options for that device (default precision and budget differ by kind). start_s: when the
-        budget began on the monotonic clock; None: now.
+        make_options: function from the device to the options (default dtype and budget depend on it). start_s: start of
+        the budget on the monotonic clock, None for now.
         """
         start_s = time.monotonic() if start_s is None else start_s
         worker = connect()
@@ -92,9 +93,9 @@ class SweepSession:
     def resume(
         cls, folder: Path, connect: Connect, budget_s: float | None = None, start_s: float | None = None
     ) -> SweepSession:
-        """Reopen a run to measure its missing points, with its options and on the same device.
+        """Reopens a run to measure its missing points, with its options and on the same device.
 
-        budget_s: seconds for this time; None: all points of the plan. start_s: as for `new`.
+        budget_s: seconds for this session, None for all points of the plan. start_s: as for `new`.
         """
         start_s = time.monotonic() if start_s is None else start_s
         options = resumed_options(folder, budget_s)
@@ -120,18 +121,18 @@ class SweepSession:
 
     @property
     def interpreted(self) -> bool:
-        """Whether triton's interpreter runs some of the points; its times are not those of a kernel."""
+        """Returns whether Triton's interpreter runs some of the points; its times are not those of a kernel."""
         interpreter = relevant_environment().get("TRITON_INTERPRET") == "1"
         return interpreter and any(point.provider.startswith("triton.") for point in self.plan.points)
 
     @property
     def num_records(self) -> int:
-        """Number of records in the folder; a new run without any leaves no folder."""
+        """Returns the number of records in the folder; a new run without any leaves no folder."""
         return self._writer.count
 
     @property
     def done(self) -> frozenset[str]:
-        """Keys of the points in the folder."""
+        """Returns the keys of the points in the folder."""
         return frozenset(record.key for record in self._records if record.role == "point")
 
     def run(
@@ -140,13 +141,13 @@ class SweepSession:
         clock: Callable[[], float] = time.monotonic,
         more: More | None = None,
     ) -> Finished:
-        """Measure the missing points; run.json records how it ended, also after Ctrl-C (which is raised again).
+        """Measures the missing points and records in run.json how the sweep ended, also after Ctrl-C (re-raised).
 
-        more: points beyond the plan, such as a bisection to its edges.
+        more: selects points beyond the plan, such as a bisection to its edges.
         """
         budget_s = self.options.budget_s
         if budget_s is not None:
-            # The table, the checks and the picture after measuring take about as long as the start.
+            # The table, the analysis and the plot after measuring take about as long as the start.
             used_s = self.spent_s + min(self.spent_s, _MOST_RESERVED * budget_s)
             hard_s = max(HARD_STOP * budget_s - used_s, _LEAST_S)
             budget_s = max(budget_s - used_s, 0.0)
@@ -185,7 +186,7 @@ class SweepSession:
         self._writer.update(replace(self._writer.info, ended=now_text(), how_ended=how, phases_s=dict(total_s)))
 
     def close(self) -> None:
-        """Release the folder, which is removed if it is new and empty, and close an unused worker."""
+        """Releases the folder, removes it if it is new and empty, and closes an unused worker."""
         self._writer.remove_if_empty()
         self._writer.close()
         if self._worker is not None:
@@ -206,8 +207,10 @@ class SweepSession:
 
 
 def begun(hello: Hello, options: SweepOptions, axes: tuple[Axis, ...], results: Path) -> RunInfo:
-    """The run.json of a sweep that begins now. axes: with the measured values. results: the folder of all runs, among
-    which the run's id is unique."""
+    """Builds the run.json of a sweep that starts now, with a new run id.
+
+    axes: axes with the values to measure. results: folder of all runs.
+    """
     device = hello.device
     return RunInfo(
         run_id=new_run_id(_run_name(options), datetime.now(UTC), results / device.name),
@@ -223,12 +226,12 @@ def begun(hello: Hello, options: SweepOptions, axes: tuple[Axis, ...], results: 
 
 
 def _run_name(options: SweepOptions) -> str:
-    """The run's subject, for its id: the dimensions varied, or `shapes`."""
+    """Returns the last part of a run id: the dimensions varied, or `shapes`."""
     return "-".join(text.partition("=")[0] for text in options.dims) or "shapes"
 
 
 def new_run_id(name: str, now: datetime, folder: Path) -> str:
-    """`2026-11-20T134500-hidden`, with a number appended if the folder has a run of that name.
+    """Returns `2026-11-20T134500-hidden`, with a number appended if the folder has a run of that name.
 
     >>> from datetime import datetime
     >>> new_run_id("tp", datetime(2026, 11, 20, 13, 45), Path("/nonexistent"))
@@ -240,8 +243,8 @@ def new_run_id(name: str, now: datetime, folder: Path) -> str:
 
 
 def resumed_options(folder: Path, budget_s: float | None) -> SweepOptions:
-    """The options of a run to finish, with another budget. Raises StoreError for a run without a plan: imported,
-    simulated, or merged from runs of different plans."""
+    """Reads the options of a run to be resumed and replaces the budget. Raises StoreError for a run without a plan:
+    imported, simulated, or merged from runs of different plans."""
     info = read_run_info(folder)
     if info.origin != "measured":
         source = f" from {info.source}" if info.source else ""
@@ -254,14 +257,14 @@ def resumed_options(folder: Path, budget_s: float | None) -> SweepOptions:
 
 
 def _with_what_is_left(options: SweepOptions, spent_s: float) -> SweepOptions:
-    """The options with the budget left after the start."""
+    """Reduces the budget by the seconds that the start took."""
     if options.budget_s is None:
         return options
     return replace(options, budget_s=max(options.budget_s - spent_s, 0.0))
 
 
 def first_reference_us(records: tuple[Record, ...], plan: Plan) -> float | None:
-    """Median of the first measurement of the plan's reference in microseconds; None if there is none."""
+    """Returns the median of the first measurement of the plan's reference in microseconds; None if there is none."""
     for record in records:
         if plan.reference is None or (record.role, record.key) != ("reference", plan.reference.key):
             continue
@@ -271,5 +274,5 @@ def first_reference_us(records: tuple[Record, ...], plan: Plan) -> float | None:
 
 
 def adaptive_more(options: SweepOptions, device: DeviceSpec) -> More | None:
-    """The `more` of an adaptive sweep; None if it is not adaptive."""
+    """Returns the `more` of an adaptive sweep; None if the sweep is not adaptive."""
     return LeastSure(options, device) if options.adaptive else None

@@ -1,7 +1,7 @@
-"""Files of `sweep --shapes`: products in CSV (`read_shapes`), transformer shapes in JSON (`read_shape_file`).
+"""Reads and writes the files of `sweep --shapes`.
 
-`advise --shapes-out` writes the JSON (`write_shape_file`). History of its format:
-1  first version.
+Entry points: `read_shapes` (GEMM sizes in CSV), `read_shape_file` and `write_shape_file` (transformer shapes in JSON,
+written by `advise --shapes-out`). Versions of the JSON format: 1: initial.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quantbench.workload import TransformerShape
 
 SHAPES_FORMAT = "quantbench-shapes"
 SHAPES_VERSION = 1
-#: name ending of a file of transformer shapes; any other is CSV
+#: file name suffix of transformer shapes; any other file is CSV
 SUFFIX = ".json"
 
 _WHO = "--shapes"
@@ -35,8 +35,8 @@ _MOST_NAME = 200
 
 @dataclass(frozen=True)
 class Gain:
-    """Gain of a shape over the first of its file: relative increase of tokens per second at equal parameters, with its
-    interval (90 % if predicted, 95 % if measured)."""
+    """Relative increase of tokens per second at equal parameters over the first shape in the file, with its interval
+    (90 % if predicted, 95 % if measured)."""
 
     mid: float
     low: float
@@ -44,13 +44,13 @@ class Gain:
 
     @property
     def words(self) -> str:
-        """`+3.2 % (+1.5 % to +4.9 %)`."""
+        """Formats the gain: `+3.2 % (+1.5 % to +4.9 %)`."""
         return f"{signed_percent(self.mid)} ({signed_percent(self.low)} to {signed_percent(self.high)})"
 
 
 @dataclass(frozen=True)
 class NamedShape:
-    """A shape and its name. predicted: its predicted gain over the first shape, if any."""
+    """Transformer shape with a name. predicted: predicted gain over the first shape in the file, if any."""
 
     name: str
     shape: TransformerShape
@@ -62,7 +62,7 @@ class NamedShape:
 
 
 def write_shape_file(path: Path, shapes: Sequence[NamedShape]) -> None:
-    """Write a file of transformer shapes. Raises StoreError if it cannot be written."""
+    """Writes a file of transformer shapes. Raises StoreError if it cannot be written."""
     data = {"format": SHAPES_FORMAT, "version": SHAPES_VERSION, "shapes": [asdict(shape) for shape in shapes]}
     try:
         path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
@@ -71,7 +71,7 @@ def write_shape_file(path: Path, shapes: Sequence[NamedShape]) -> None:
 
 
 def read_shape_file(path: Path) -> tuple[NamedShape, ...]:
-    """The shapes of a file that `write_shape_file` wrote. Raises InputError for anything else."""
+    """Reads a JSON file of transformer shapes. Raises InputError if it is not one."""
     try:
         text = read_text(path, most_bytes=_MOST_BYTES)
     except (OSError, UnicodeDecodeError) as error:
@@ -92,7 +92,7 @@ def read_shape_file(path: Path) -> tuple[NamedShape, ...]:
 
 
 def named_shapes(data: object) -> tuple[NamedShape, ...]:
-    """Shapes from the list of JSON objects in a file or in a run's options. Raises InputError for anything else."""
+    """Decodes the list of shapes in a file or in a run's options. Raises InputError if it is malformed."""
     if not isinstance(data, list | tuple) or not 1 <= len(data) <= _MOST_SHAPES:
         raise InputError("shapes", repr(data)[:60], f"a list of 1 to {_MOST_SHAPES} shapes")
     shapes = tuple(_named_shape(one, f"shape {number}") for number, one in enumerate(data, 1))
@@ -114,10 +114,8 @@ def _named_shape(data: object, who: str) -> NamedShape:
 
 
 def read_shapes(path: Path) -> tuple[tuple[int, int, int, int], ...]:
-    """(m, n, k, batch) of each row of a CSV file with the columns m, n, k and optionally batch; others are ignored.
-
-    Raises InputError that names the file and the line.
-    """
+    """Reads (m, n, k, batch) from each row of a CSV file with the columns m, n, k and optionally batch; other columns
+    are ignored. Raises InputError naming the file and the line."""
     try:
         with open_text(path) as file:
             reader = csv.DictReader(file)

@@ -1,9 +1,9 @@
-"""The process that runs points: `python -m quantbench.sweep.worker READ_FD WRITE_FD [PROVIDER…]`.
+"""Measures points in a process of its own: `python -m quantbench.sweep.worker READ_FD WRITE_FD [PROVIDER…]`.
 
-`WorkerProcess` starts it. It answers each request, a JSON object a line, with a reply. An illegal access, exhausted
-memory or a hang stays in this process; the sweep starts a new one and goes on. Errors that torch, CUDA or a provider
-raise on purpose become the point's outcome. An unexpected one ends this process with a traceback, which the sweep
-records as the point's outcome.
+Started by `child.WorkerProcess`; `measure` is also used by the pytest fixture. Each line of input is a request in JSON,
+answered by one reply. Errors that torch, CUDA or a provider raise become the point's outcome. An unexpected error ends
+this process, and the sweep records the last line of the traceback. After a crash, a hang or a lost CUDA context the
+sweep starts a new process.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from quantbench.timing.options import TimingOptions
     from quantbench.timing.session import Timer
 
-# Work that would need more copies than this to fill the cache is timed with flushes instead.
+# Work that needs more copies than this to fill the cache is timed with flushes instead.
 _MOST_COPIES = 500
 
 
 class Worker:
-    """Runs requests one after another with one timer. name: finds out which kernel a point ran."""
+    """Runner of requests, one after another, with one timer. name: function that identifies the kernel of a point."""
 
     def __init__(
         self, spec: DeviceSpec, timer: Timer, timing: TimingOptions, name: Callable[[Request], Launch | None]
@@ -57,7 +57,7 @@ class Worker:
         self._functions: dict[tuple[str, str], object] | None = None  # before the first provider is imported
 
     def run(self, request: Request) -> Reply:
-        """Run one point; errors raised on purpose become its outcome."""
+        """Runs one point; expected errors become its outcome."""
         import torch
 
         self._phases_s = {}
@@ -111,7 +111,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Point:
-    """Result of timing one workload by one provider. checked: None if the results could not be checked."""
+    """Result of timing one workload by one provider. checked: result of the checks, None if not checkable."""
 
     measurement: Measurement
     launch: Launch | None
@@ -121,7 +121,7 @@ class Point:
 
 
 def measure(provider: Provider, workload: Workload, spec: DeviceSpec, timer: Timer, timing: TimingOptions) -> Point:
-    """Time the workload; its results are checked before, during and after (`quantbench.providers.audit`)."""
+    """Times the workload; its results are checked before and after timing (`quantbench.providers.audit`)."""
     from quantbench.providers.audit import Audit
 
     audit = Audit(provider, workload, spec, timing.distribution)
@@ -139,7 +139,7 @@ def measure(provider: Provider, workload: Workload, spec: DeviceSpec, timer: Tim
 def copies_of(
     provider: Provider, workload: Workload, spec: DeviceSpec, timing: TimingOptions, audit: Audit | None = None
 ) -> LazyRuns:
-    """Copies of the work, made only if the timer rotates over them."""
+    """Returns copies of the work with other inputs, made only if the timer rotates over them."""
     if spec.kind != "cuda" or timing.cache != "cold":
         return LazyRuns(0, lambda number: lambda: None)
     needed = cold_copies(spec.l2_bytes, workload.min_bytes) - 1
@@ -152,14 +152,14 @@ def copies_of(
 
 
 def too_large(workload: Workload, spec: DeviceSpec) -> str | None:
-    """The reason if inputs and outputs alone exceed the memory, which would only make the machine swap; else None."""
+    """Returns the reason if inputs and outputs alone exceed the device's memory, else None."""
     if workload.min_bytes <= spec.memory_bytes:
         return None
     return f"needs at least {size(workload.min_bytes)}, and {spec.name} has {size(spec.memory_bytes)}"
 
 
 def main() -> None:
-    """Send the device, receive the timing options, answer requests until the pipe closes."""
+    """Sends the device, receives the timing options and answers requests until the pipe closes."""
     from quantbench import device
     from quantbench.providers import catalog
     from quantbench.providers.identity import versions
@@ -177,7 +177,7 @@ def main() -> None:
         state = device.monitor(spec)
         send(hello_to_json(Hello(spec, state(), versions())))
         first = next(messages, None)
-        if first is None:  # only the plan was wanted
+        if first is None:  # the parent only needed the device
             return
         timing = timing_from_json(first)
         worker = Worker(spec, make_timer(spec, timing, state=state), timing, _namer(way, spec))
@@ -189,7 +189,7 @@ def main() -> None:
 
 
 def _namer(way: str, spec: DeviceSpec) -> Callable[[Request], Launch | None]:
-    """How kernels are named (`quantbench.sweep.naming`); not at all on a CPU."""
+    """Returns the function that identifies kernels (see `naming`); on a CPU it returns None."""
     if way == "off" or spec.kind != "cuda":
         return lambda request: None
     if way == "here":

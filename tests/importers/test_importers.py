@@ -125,7 +125,7 @@ def test_kernel_names_tell_tiles(tmp_path: Path) -> None:
     assert [launch and launch.kernel for launch in launches] == names
     assert [launch and launch.tile and str(launch.tile) for launch in launches] == ["256x128x64", None, None]
     assert summary.no_tile == 2
-    assert "  2 records with a kernel name that tells no tile" in summary_lines(summary)
+    assert "  2 records with a kernel name that has no tile" in summary_lines(summary)
 
 
 def test_the_same_table_twice_is_left_alone_and_another_refused(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_csv_map_errors(text: str, message: str) -> None:
         ("M,N,K,time\n1,2,3,fast\n", "t.csv, line 2, column time = 'fast'; expected a number"),
         ("M,N,K,time\n1,2,-3,4\n", "t.csv, line 2: Gemm: k = -3; expected an integer from 1"),
         ("M,N,K,time\n1,2,3\n", "t.csv: line 2 has 3 cells for 4 columns; expected a header line and one cell"),
-        ("M,M,K,time\n", "t.csv: column 'M' stands twice"),
+        ("M,M,K,time\n", "t.csv: column 'M' appears twice"),
     ],
 )
 def test_csv_file_errors(tmp_path: Path, content: str, message: str) -> None:

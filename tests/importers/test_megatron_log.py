@@ -146,7 +146,7 @@ def test_nan_and_infinite_values() -> None:
     assert column(found, "iteration") == [1, 2, 3, 5]
     assert np.isnan(found.values["loss"][1])
     assert np.isinf(found.values["loss"][2])
-    assert found.left_out == {"with a time that is none": 1}
+    assert found.left_out == {"with an invalid time": 1}
 
 
 def test_restarts_are_segments_and_repeated_work_counts_once() -> None:
