@@ -24,8 +24,8 @@ class Discarded:
 
 @dataclass(frozen=True)
 class Check:
-    """Result of the output check of a point (`quantbench.providers.correctness`): its largest relative error, and the
-    tolerance, which was not exceeded."""
+    """Result of a point's output check by `providers.correctness`: largest relative error, and the tolerance, which was
+    not exceeded. (`analysis.check.Check` is about a whole run.)"""
 
     relative_error: float
     tolerance: float

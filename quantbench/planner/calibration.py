@@ -44,7 +44,7 @@ _FEWEST_SIZES = 2
 
 @dataclass(frozen=True)
 class Calibration:
-    """Planner constants of one site.
+    """Planner constants of one site. (`latency.gemm.cliffs.Calibration` is part of a GEMM model.)
 
     tensor_factor: time of a tensor-parallel collective during training over its isolated time. It is above 1 because
         GPUs wait for the slowest of them and for the hosts.

@@ -25,7 +25,7 @@ from quantbench.planner.rows import NOT_TOLD, Assumption, Case, Given, TableRow,
 WORTH_A_WORD = 0.08
 # Micro-batch sizes to try for a row without one.
 _MICRO_BATCHES = tuple(2**power for power in range(7))
-_TUNED = "not told: the fastest that fits"
+_TUNED = "not stated: the fastest that fits"
 
 # Fields of the prediction's JSON that a row's JSON includes.
 _SHOWN = (

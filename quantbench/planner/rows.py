@@ -34,7 +34,7 @@ _USUAL_VOCAB = 51200
 _USUAL_SEQ = 2048
 _USUAL_HEAD_DIM = 128
 #: the reason of an assumed micro-batch size of 1
-NOT_TOLD = "not told: the smallest"
+NOT_TOLD = "not stated: the smallest"
 # hidden / layers of GPT-3 175B (12288 / 96), for models with only a stated size
 _USUAL_ASPECT = 128
 # column names that differ from the field's name

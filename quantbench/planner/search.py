@@ -6,7 +6,7 @@ micro-batch size, so tens of thousands of layouts need a few dozen layer times, 
 
 `shape_search` varies hidden, heads and layers together. It predicts each shape in the layouts that are best for the
 starting shape, and scales its time to the same number of parameters, so that small models gain nothing.
-Used by `plan`; `advice.space` and `folklore` use parts. (`advice` searches shapes for one GPU.)
+Used by `plan`.
 """
 
 from __future__ import annotations
