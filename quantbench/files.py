@@ -122,6 +122,5 @@ def reason(error: Exception) -> str:
 
 
 def folders_with(folder: Path, pattern: str) -> list[Path]:
-    """Returns the folders below `folder` that contain a file of this pattern, such as `*/run.json`, sorted. Skips
-    unreadable ones."""
+    """Returns the sorted folders below `folder` with a file of this pattern (`*/run.json`); skips unreadable ones."""
     return sorted(found.parent for found in folder.glob(pattern)) if os.path.isdir(folder) else []

@@ -93,7 +93,6 @@ class DeviceBenchmark:
     def _report(
         self, measurement: Measurement, flops: int, min_bytes: int, dtype: str | None, unchecked: str = ""
     ) -> Measurement:
-        """Replays the samples to pytest-benchmark and adds their grade."""
         from quantbench.timing.grade import grade
 
         samples = iter(measurement.samples_us)

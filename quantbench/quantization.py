@@ -203,7 +203,6 @@ def kernel_change_words(old: Launch, new: Launch, longest: int = 60) -> str:
 
 
 def _leaves_room(used: float, peak_share: float | None) -> bool:
-    """Checks whether tiles that use a share `used` of the SMs' time allow this share of peak."""
     return peak_share is None or peak_share <= used
 
 

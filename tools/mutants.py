@@ -31,9 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EQUIVALENT = ROOT / "tools" / "equivalent_mutants.toml"
 #: core modules and their tests
 TESTS = {
-    "quantbench/quantization.py": [
-        "tests/quantization/test_quantization.py", "tests/quantization/test_occupancy.py",
-    ],
+    "quantbench/quantization.py": ["tests/quantization/test_quantization.py", "tests/quantization/test_occupancy.py"],
     "quantbench/stats.py": ["tests/quantization/test_stats.py"],
     "quantbench/workload/transformer.py": ["tests/workload/test_workload.py"],
     "quantbench/timing/stopping.py": ["tests/timing/test_timing_stopping.py"],

@@ -112,10 +112,7 @@ def cpu_info() -> CpuInfo:
 def parse_cpuinfo(
     text: str, *, last_cache_bytes: int | None, memory_bytes: int, max_mhz: float | None, exact_clock: bool
 ) -> CpuInfo:
-    """Parses the first processor of a Linux /proc/cpuinfo, and adds the values from other files.
-
-    max_mhz, exact_clock: highest clock of cpufreq, and whether it includes turbo.
-    """
+    """Parses the first processor of /proc/cpuinfo. max_mhz, exact_clock: cpufreq's clock, whether it includes turbo."""
     lines = [line.partition(":") for line in text.split("\n\n")[0].splitlines()]
     values = {key.strip(): value.strip() for key, _, value in lines}
     mhz = [m for m in (max_mhz, _number(values.get("cpu MHz", ""))) if m]
@@ -162,7 +159,6 @@ def _number(text: str) -> float | None:
 
 
 def _darwin_info(memory_bytes: int) -> CpuInfo:
-    """Reads the processor data of macOS by sysctl."""
     names = ("machdep.cpu.brand_string", "hw.perflevel0.l2cachesize", "hw.l3cachesize", "hw.optional.arm.FEAT_BF16")
     found = {}
     for name in names:

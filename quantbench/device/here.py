@@ -42,8 +42,7 @@ _WHAT_HOLDS = {
 
 
 def current() -> DeviceSpec:
-    """Returns the spec of the device in use and makes a GPU torch's current device. Imports torch unless
-    QUANTBENCH_DEVICE is `cpu`.
+    """Returns the spec of the device in use; a GPU becomes torch's current device. Loads torch unless CPU is forced.
 
     Raises InputError if QUANTBENCH_DEVICE names no available device, UnsupportedError for ROCm or a GPU before Volta.
     """
@@ -62,10 +61,7 @@ def current() -> DeviceSpec:
 
 
 def monitor(spec: DeviceSpec) -> Callable[[], DeviceState]:
-    """Returns a function that reads the state of the device in use; without NVML, the state has only a note.
-
-    spec: spec returned by `current`.
-    """
+    """Returns a function that reads the state of the device in use (`spec`); without NVML the state is only a note."""
     if spec.kind == "cpu":
         return cpu_state
     nvml = open_nvml()

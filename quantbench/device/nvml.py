@@ -184,7 +184,6 @@ class Nvml:
             return None
 
     def _number(self, notes: list[str], what: str, function: str, *arguments: Any) -> float | None:
-        """Calls an NVML function of the card that returns a number."""
         answer = self._ask(notes, what, function, self._handle, *arguments)
         return None if answer is None else float(answer)
 

@@ -129,7 +129,6 @@ def _sides(kind: StageKind) -> int:
 
 
 def _slot(kind: StageKind, layer: Span, time: LayerTime, hop: float) -> Span:
-    """Returns the time of one micro-batch on one stage, forward and backward."""
     span = layer.times(kind.layers) + exactly(hop * _sides(kind) + (time.embedding if kind.first else 0.0))
     return span + time.logits if kind.last else span
 

@@ -124,8 +124,7 @@ def _kept_per_layer(job: Job, layout: Layout) -> float:
 
 
 def _layer_activations(job: Job, layout: Layout, *, with_core: bool) -> float:
-    """Returns the activation bytes that a layer's backward pass reads: s·b·h·(10 + 24/t) for a GPT layer, and those of
-    the attention core if `with_core`."""
+    """Returns the activation bytes that a layer's backward pass reads: s·b·h·(10 + 24/t) for a GPT layer, plus core."""
     shape, w = job.shape, element_bytes(job.shape.dtype)
     tokens = layout.mbs * shape.seq
     # Inputs of two norms, of qkv and of the MLP; two dropout masks.

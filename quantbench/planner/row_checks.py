@@ -207,5 +207,4 @@ def _contradictions(a: TableRow, b: TableRow, times: TimesOf, calibrations: Cali
 
 
 def _worse(a: TableRow, b: TableRow, error: Callable[[TableRow], float]) -> tuple[TableRow, TableRow]:
-    """Returns (row with the larger error, other row)."""
     return (a, b) if error(a) > error(b) else (b, a)

@@ -170,7 +170,7 @@ def _choices(case: Case) -> list[Case]:
 
 
 def _fastest(found: Sequence[tuple[Case, Outcome]]) -> tuple[Case, Outcome]:
-    """Returns the fastest case that fits; the first if none does."""
+    # the first case if none fits
     fitting = [(p.sec_per_it, n) for n, (_, p) in enumerate(found) if isinstance(p, Prediction) and p.fits]
     return found[min(fitting)[1] if fitting else 0]
 

@@ -226,7 +226,6 @@ class _Filling:
         return value
 
     def missing(self, what: str, expected: str) -> NoReturn:
-        """Raises InputError for this row."""
         raise InputError(f"{_WHO}, {self.row.place}", what, expected)
 
 
@@ -328,8 +327,7 @@ def _usual_hidden(size_b: float, layers: int | None, tp: int) -> int:
 
 
 def layers_for(size_b: float, hidden: int, vocab: int, pp: int) -> int:
-    """Returns the multiple of `pp` layers whose size is nearest to `size_b` 1e9 parameters, with or without the
-    embedding, as published sizes count either.
+    """Returns the layers (a multiple of pp) for `size_b` 1e9 parameters, counted with or without the embedding.
 
     >>> layers_for(194, 14400, 250880, 6), layers_for(183, 14400, 250880, 12)
     (78, 72)
@@ -358,8 +356,7 @@ def usual_heads(hidden: int, tp: int) -> int:
 
 
 def known_of(row: TableRow) -> str:
-    """Returns notes on a row from contexts.toml and the table; "" if there are none. Ignores notes that only state the
-    published rate in tokens/s."""
+    """Returns notes on a row from contexts.toml and the table, except published rates in tokens/s; "" without notes."""
     notes = "" if _RATE.fullmatch(row.notes) else row.notes
     texts = [known["text"] for known in _context_of(row).get("known", ()) if row.line in known["lines"]]
     return "; ".join(filter(None, (*texts, row.source_error, notes)))
