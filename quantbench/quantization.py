@@ -43,7 +43,7 @@ class SmLimits:
     smem_bytes: int
 
 
-#: by compute capability, from the guide's table
+#: SM limits by compute capability, from the CUDA C++ Programming Guide
 SM_LIMITS: dict[tuple[int, int], SmLimits] = {
     (7, 0): SmLimits(64, 32, 96 * _KIB),
     (7, 5): SmLimits(32, 16, 64 * _KIB),

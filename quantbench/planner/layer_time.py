@@ -169,12 +169,13 @@ def _vector_bytes(shape: TransformerShape, sequence_parallel: bool) -> tuple[flo
     width = shape.heads // shape.tp * shape.head_dim
     qkv = shape.tokens * (width + 2 * shape.kv_heads_per_gpu * shape.head_dim)
     context = shape.tokens * width
-    # Two norms: read, write. Two residual additions with bias and dropout: two reads, a write, a mask. The activation:
-    # read (with its gate), write. q, k and v get their bias and order, the context its order: read, write.
+    # Accesses per element. Two norms: read, write. Two residual additions with bias and dropout: two reads, a write, a
+    # mask. Activation: read (with its gate), write. Bias and transpose of q, k and v, transpose of the context: read,
+    # write.
     forward = whole * (2 * 2 * w + 2 * (3 * w + mask)) + mlp * gates * w + (qkv + context) * 2 * w
-    # Two norms: two reads and a write, two reads for their own gradients. Two dropouts: read, write, mask. Two
-    # residual gradients added: two reads, a write. Gradients of the biases: a read of each output. The activation: one
-    # read more than forward. q, k, v and the context: read, write.
+    # Two norms: two reads and a write, two reads for weight gradients. Two dropouts: read, write, mask. Two residual
+    # gradients added: two reads, a write. Bias gradients: a read of each output. Activation: one read more than
+    # forward. q, k, v and the context: read, write.
     backward = whole * (2 * 5 * w + 2 * (2 * w + mask) + 2 * 3 * w + 2 * w)
     backward += mlp * (gates + 2) * w + qkv * 3 * w + context * 2 * w
     # Weight gradients are accumulated over micro-batches: two reads, a write.

@@ -31,9 +31,9 @@ _TFLOPS_TOLERANCE = 0.005
 _SIZE_TOLERANCE = 0.04
 # The memory that nvidia-smi shows for one layout varies by a GB or two between days.
 _MEMORY_TOLERANCE = 0.08
-# Runs of one layout repeat within 0.5 %.
+# Repeated runs of one layout differ by up to 0.5 %.
 _TIME_TOLERANCE = 0.05
-# Micro-batches and bubble alone explain how time grows with the batch to within 2 %.
+# Micro-batches and bubble alone predict the growth of time with the batch to within 2 %.
 _BATCH_TOLERANCE = 0.10
 # Values for empty cells that do not affect the model's size.
 _ANYWHERE = Given(cells={"tp": 1, "pp": 1, "gpus": 1, "gbs": 1}, gpu="a100-sxm4-80gb", as_typed=True)

@@ -33,7 +33,7 @@ _RATE = re.compile(r"[0-9]+ tokens/s")
 _USUAL_VOCAB = 51200
 _USUAL_SEQ = 2048
 _USUAL_HEAD_DIM = 128
-#: the reason of an assumed micro-batch size of 1
+#: reason for an assumed micro-batch size of 1
 NOT_TOLD = "not stated: the smallest"
 # hidden / layers of GPT-3 175B (12288 / 96), for models with only a stated size
 _USUAL_ASPECT = 128
