@@ -1,7 +1,7 @@
-"""quantbench: measure, explain and predict the tile and wave quantization of matrix products on GPUs.
+"""Measures, explains and predicts the tile and wave quantization of matrix products on GPUs.
 
-The package itself imports nothing heavy: torch and triton are loaded by `quantbench.providers`,
-`quantbench.timing`, `quantbench.kernels` and `quantbench.device.current()` only.
+Importing the package loads nothing heavy: only `quantbench.providers`, `quantbench.timing`, `quantbench.kernels` and
+`quantbench.device` functions for the device in use import torch or triton.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""The errors that quantbench raises on purpose, and checks of values that raise them.
+"""Defines quantbench's exceptions, and checks of argument values that raise them.
 
-Each error is a single line that names the operation, the value and what was expected. The command line prints that line
-and ends with `exit_code`.
+Each message is one line that names the operation, the value and what was expected. The command line prints it and exits
+with `exit_code`. Used by all packages.
 
 >>> print(InputError("Gemm", "m = 0", "an integer of at least 1"))
 Gemm: m = 0; expected an integer of at least 1
@@ -9,14 +9,14 @@ Gemm: m = 0; expected an integer of at least 1
 
 import unicodedata
 
-# Characters of a value that an error shows; longer ones are cut in the middle.
+# Largest number of characters of a value in an error message; longer values are cut in the middle.
 _MOST_SHOWN = 600
 
 
 def one_line(text: str) -> str:
-    """The text on one line, with control and other invisible characters as escapes.
+    """Returns the text on one line, with control and other invisible characters escaped.
 
-    Names of files, kernels and providers may contain anything, also terminal escape sequences.
+    Names of files, kernels and providers may contain anything, including terminal escape sequences.
 
     >>> one_line("a\\x1b[31m\\nb")
     'a\\\\x1b[31m\\\\nb'
@@ -28,7 +28,7 @@ def one_line(text: str) -> str:
 
 
 def printable(text: str, longest: int = 200) -> str:
-    """The text on one line, with control characters as escapes, cut in the middle where it is long.
+    """Returns the text as by `one_line`, cut in the middle to at most `longest` characters.
 
     >>> printable("a\\x1b[31m\\nb"), printable("cutlass_80_tensorop_bf16_s16816gemm", 21)
     ('a\\\\x1b[31m\\\\nb', 'cutlass_80…s16816gemm')
@@ -37,7 +37,7 @@ def printable(text: str, longest: int = 200) -> str:
 
 
 def shortened(text: str, longest: int) -> str:
-    """The text with its middle cut out where it is longer than `longest` characters."""
+    """Returns the text with its middle replaced by an ellipsis if it has more than `longest` characters."""
     if len(text) <= longest:
         return text
     half = (longest - 1) // 2
@@ -45,7 +45,7 @@ def shortened(text: str, longest: int) -> str:
 
 
 class QuantbenchError(Exception):
-    """Base of all errors raised on purpose. `exit_code` is what the command line ends with."""
+    """Base class of quantbench's exceptions. exit_code: exit status of the command line."""
 
     exit_code = 2
 
@@ -59,30 +59,30 @@ class QuantbenchError(Exception):
 
 
 class InputError(QuantbenchError, ValueError):
-    """A value given by the user, or read from a file, that cannot be used."""
+    """Invalid value from the user or from a file."""
 
 
 class UnsupportedError(QuantbenchError):
-    """The device, library or kernel cannot do what was asked, whatever the values."""
+    """Operation that the device, library or kernel does not support."""
 
 
 class StoreError(QuantbenchError):
-    """A results folder that cannot be read, written or resumed."""
+    """Results folder or other stored file that cannot be read, written or resumed."""
 
 
 class MeasurementError(QuantbenchError):
-    """A measurement that failed, or whose result was wrong."""
+    """Measurement that failed, or whose result was wrong."""
 
 
 def require_int(operation: str, name: str, value: object, *, low: int = 1, high: int = 2**31 - 1) -> int:
-    """Return `value` if it is an integer in [low, high] and no bool; raise InputError otherwise."""
+    """Returns `value` if it is an integer (not a bool) in [low, high]; raises InputError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InputError(operation, f"{name} = {value!r}", f"an integer from {low} to {high}")
     return value
 
 
 def require_choice(operation: str, name: str, value: object, choices: tuple[str, ...]) -> str:
-    """Return `value` if it is one of `choices`; raise InputError otherwise."""
+    """Returns `value` if it is one of `choices`; raises InputError otherwise."""
     if not isinstance(value, str) or value not in choices:
         raise InputError(operation, f"{name} = {value!r}", "one of " + ", ".join(filter(None, choices)))
     return value

@@ -1,7 +1,8 @@
-"""Opens files named by a user: only regular files up to a stated size, also packed as .gz or .xz.
+"""Opens and reads files named by a user, if they are regular files below a size limit; unpacks .gz and .xz files.
 
-A pipe would block for ever, a device never ends, and a file of the wrong kind may be larger than the memory. Refused
-files raise OSError with the reason in `strerror`, as if the system had refused them.
+A pipe could block forever, a device never ends, and a file of the wrong kind may exceed the memory. Such files raise
+OSError with the reason in `strerror`. Entry points: `read_text`, `read_json`, `open_text`, `open_unpacked`. Used by
+`store`, `importers`, `latency`, `profile`, `sweep`, `workload` and `cli`.
 """
 
 from __future__ import annotations
@@ -9,24 +10,25 @@ from __future__ import annotations
 import errno
 import gzip
 import io
+import json
 import lzma
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from quantbench.errors import one_line
 from quantbench.units import size
 
-#: the default limit: configurations, run.json, profiles, models, tables
+#: default size limit, for configurations, run.json, profiles, models and tables
 LARGEST_BYTES = 2**29
 
 
 def open_binary(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES) -> BinaryIO:
-    """Open a regular file of at most `most_bytes` for reading, without blocking.
+    """Opens a regular file of at most `most_bytes` for reading, without blocking.
 
-    Raises OSError, with the reason in `strerror`, for anything else: a missing or unreadable file, a folder, a pipe, a
-    device, a larger file, a name with a NUL byte.
+    Raises OSError, with the reason in `strerror`, for a missing or unreadable file, a folder, a pipe, a device, a
+    larger file or a name with a NUL byte.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # O_NONBLOCK: a pipe opens at once
@@ -50,12 +52,12 @@ def open_binary(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES
 
 
 def open_text(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES, encoding: str = "utf-8") -> TextIO:
-    """As `open_unpacked`, as text with its line ends unchanged, as the csv module needs."""
+    """Opens a file as `open_unpacked` does, as text with unchanged line ends (the csv module needs them)."""
     return io.TextIOWrapper(open_unpacked(path, most_bytes=most_bytes), encoding=encoding, newline="")
 
 
 def open_unpacked(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES) -> BinaryIO:
-    """As `open_binary`; .gz and .xz files are unpacked, and reading beyond `most_bytes` of content raises OSError."""
+    """Opens a file as `open_binary` does and unpacks .gz and .xz; reading more than `most_bytes` raises OSError."""
     file = open_binary(path, most_bytes=most_bytes)
     suffix = Path(path).suffix
     if suffix not in (".gz", ".xz"):
@@ -65,7 +67,7 @@ def open_unpacked(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYT
 
 
 class _Unpacked(io.RawIOBase):
-    """The content of a packed file, up to `most_bytes`."""
+    """Stream of a packed file's content, up to `most_bytes`."""
 
     def __init__(self, packed: BinaryIO, content: gzip.GzipFile | lzma.LZMAFile, most_bytes: int) -> None:
         self._packed, self._content, self._most_bytes, self._read_bytes = packed, content, most_bytes, 0
@@ -88,7 +90,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def read_bytes(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES) -> bytes:
-    """The content of a regular file; see `open_binary`."""
+    """Returns the content of a regular file. Raises OSError as `open_binary` does."""
     with open_binary(path, most_bytes=most_bytes) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:  # it has grown, or reports no size, as files in /proc
@@ -97,12 +99,20 @@ def read_bytes(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES)
 
 
 def read_text(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES) -> str:
-    """The content of a regular file in UTF-8; see `open_binary`. Raises UnicodeDecodeError for another encoding."""
+    """Returns the content of a UTF-8 file. Raises OSError as `open_binary` does, UnicodeDecodeError if not UTF-8."""
     return read_bytes(path, most_bytes=most_bytes).decode("utf-8")
 
 
+def read_json(path: str | os.PathLike[str], *, most_bytes: int = LARGEST_BYTES) -> Any:
+    """Returns the value in a JSON file. Raises OSError as `open_binary` does, ValueError if it is not JSON in UTF-8."""
+    try:
+        return json.loads(read_text(path, most_bytes=most_bytes))
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+
+
 def reason(error: Exception) -> str:
-    """Why a file could not be read, without its name.
+    """Returns the reason why a file could not be read, without the file's name.
 
     >>> reason(FileNotFoundError(2, "No such file or directory", "a.json"))
     'No such file or directory'
@@ -112,6 +122,5 @@ def reason(error: Exception) -> str:
 
 
 def folders_with(folder: Path, pattern: str) -> list[Path]:
-    """Folders below `folder` that contain a file of this pattern, such as `*/run.json`, sorted. Unreadable ones are
-    skipped."""
+    """Returns the sorted folders below `folder` with a file of this pattern (`*/run.json`); skips unreadable ones."""
     return sorted(found.parent for found in folder.glob(pattern)) if os.path.isdir(folder) else []

@@ -1,7 +1,7 @@
-"""A kernel launch (`Launch`): its grid and resources, and the tile that each block computes (`Tile`).
+"""Describes a kernel launch (`Launch`) by its grid and resources, and the tile that each block computes (`Tile`).
 
-Our own kernels know every field; of a library kernel the name and the profiler give some. None means "not known", never
-a default.
+quantbench's own kernels fill every field; for library kernels some come from the name and the profiler. None means
+unknown, never a default. Used by `providers`, `store`, `quantization`, `analysis`, `report` and others.
 """
 
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from quantbench.errors import InputError, require_int
 
 @dataclass(frozen=True)
 class Tile:
-    """The part of the output that one thread block computes, and how it splits the reduction.
+    """Part of the output that one thread block computes, and the split of the reduction.
 
     block_m, block_n: rows and columns of the output tile, in elements.
     block_k: elements of the reduction per main-loop step.
-    split_k: how many blocks share one output tile along the reduction (1: none).
+    split_k: number of blocks that share one output tile along the reduction (1: no split).
     stages: depth of the software pipeline (buffers of block_k in flight).
     num_warps: warps per block.
 
@@ -41,7 +41,7 @@ class Tile:
 
     @property
     def elements(self) -> int:
-        """Output elements of one tile."""
+        """Number of output elements of one tile."""
         return self.block_m * self.block_n
 
     def __str__(self) -> str:
@@ -51,12 +51,12 @@ class Tile:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch, as it ran or as it is expected to run.
+    """One kernel launch, measured or predicted.
 
-    kernel: the kernel's full name. grid, block: (x, y, z) in blocks and in threads.
-    registers: per thread. shared_memory_bytes: per block, static and dynamic together.
-    blocks_per_sm: blocks of this kernel that are resident on one SM at a time (occupancy, not grid / SM count).
-    tile: None if it is not known.
+    kernel: full name of the kernel. grid, block: (x, y, z) size of the grid in blocks and of a block in threads.
+    registers: registers per thread. shared_memory_bytes: static and dynamic shared memory per block.
+    blocks_per_sm: resident blocks of this kernel per SM (occupancy, not grid / SM count).
+    tile: output tile of one block.
     """
 
     kernel: str
@@ -77,5 +77,5 @@ class Launch:
 
     @property
     def num_blocks(self) -> int | None:
-        """Blocks in the whole grid."""
+        """Number of blocks in the grid."""
         return None if self.grid is None else self.grid[0] * self.grid[1] * self.grid[2]

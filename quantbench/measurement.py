@@ -1,6 +1,7 @@
-"""The result of timing one point (`Measurement`): every raw sample, discarded ones with reasons, and a `Grade`.
+"""Defines the result of timing one point: its samples (`Measurement`), its output check (`Check`) and its `Grade`.
 
-Statistics are derived on read (`quantbench.stats`); nothing here is an average.
+Stores raw samples only; `quantbench.stats` computes statistics on read. Used by `timing`, `store`, `sweep`,
+`importers`, `analysis`, `report` and others.
 """
 
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ GRADES = ("A", "B", "C", "D", "rejected")
 
 @dataclass(frozen=True)
 class Discarded:
-    """A sample that does not count. reason: begins with `throttled`, `preempted`, `launch gap`, `other threads` or `not
-    a time` (whose sample_us is 0), and says more in words."""
+    """Discarded sample. reason: text that starts with `throttled`, `preempted`, `launch gap`, `other threads` or `not a
+    time` (which has sample_us = 0)."""
 
     sample_us: float
     reason: str
@@ -23,8 +24,8 @@ class Discarded:
 
 @dataclass(frozen=True)
 class Check:
-    """The result of checking a point's outputs (`quantbench.providers.correctness`): the largest relative error, and
-    the bound that it kept."""
+    """Result of a point's output check by `providers.correctness`: largest relative error, and the tolerance, which was
+    not exceeded. (`analysis.check.Check` is about a whole run.)"""
 
     relative_error: float
     tolerance: float
@@ -32,10 +33,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Grade:
-    """The trust in a figure. reasons: why it is not higher.
+    """Quality grade of a measured time. reasons: every problem found; may be empty only for A.
 
-    letter: A (steady, cold as asked, clock steady), B (one thing off), C (several, or one badly), D (read it only
-    beside its reasons), rejected (impossible: faster than the hardware's peak, or not a time at all).
+    letter: A (no problem), B (one minor problem), C (several, or one serious), D (use only together with its reasons),
+    rejected (impossible: faster than the hardware's peak, or not a valid time).
     """
 
     letter: str
@@ -49,15 +50,14 @@ class Grade:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The samples of one point.
+    """Timing samples of one point.
 
     samples_us: accepted device times of single runs in the order they were taken, microseconds.
     clocks_mhz: SM clock at each sample; empty if the device does not report it.
-    stopped_by: the rule that ended sampling (`precision`, `max_time`, `max_samples`, `noise_floor`; `discards` for too
-        many discarded samples; `imported` for a figure from elsewhere).
-    mode: how it was timed (`events`, `graph`, `cpu`). cache: `cold` or `hot`. `unknown` if an imported figure does not
-        say.
-    kernels_per_sample: runs per sample if a single run is too short to time (1: each run alone).
+    stopped_by: rule that ended sampling (`precision`, `max_time`, `max_samples`, `noise_floor`; `discards` for too many
+        discarded samples; `imported` for an imported time).
+    mode: timing mode (`events`, `graph`, `cpu`). cache: `cold` or `hot`. Both may be `unknown` for imported times.
+    kernels_per_sample: runs per sample; above 1 if a single run is too short to time.
     """
 
     samples_us: tuple[float, ...]

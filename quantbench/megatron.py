@@ -1,9 +1,10 @@
-"""When Megatron-LM computes scale, mask and softmax in its fused CUDA kernel (`megatron_fused_available`), and when it
-falls back to torch.
+"""Checks whether Megatron-LM computes scale, mask and softmax in its fused CUDA kernel or falls back to torch.
 
-The fallback reads and writes the scores several times in fp32, in every layer. The conditions come from how the kernels
-distribute rows: a block of 128 threads takes `batches_per_block` rows, a whole number of blocks must cover them, and
-the kernels do not check for rows beyond the last.
+The fallback reads and writes the scores several times in fp32, in every layer. The conditions follow from how the
+kernels distribute rows: a block of 128 threads takes `batches_per_block` rows, and the rows must fill whole blocks,
+because the kernels do not check for rows beyond the last. Entry points: `megatron_fused_available`,
+`softmax_objections`. Used by the softmax kernels and models, `analysis.rules`, `advice.edges` and
+`planner.constraints`.
 
 Sources, read in the repositories:
 - generation "2048": NVIDIA/apex, apex/transformer/functional/fused_softmax.py, `is_kernel_available` (sk up to 2048,
@@ -25,13 +26,13 @@ from quantbench.workload.ops import MASKS, Softmax
 _THREADS_PER_BLOCK = 128
 _WARP_THREADS = 32
 _TWO_ROWS_PER_WARP_UP_TO = 128  # columns, rounded up to a power of two
-_VECTOR = 4  # what sq, sk and the number of attention matrices must be multiples of
+_VECTOR = 4  # divisor that sq, sk and the number of attention matrices must have
 _SMALLEST_SK = 17
 
 
 @dataclass(frozen=True)
 class Generation:
-    """Conditions of one generation of the kernels. max_sk: longest row. sk must be a multiple of sk_multiple."""
+    """Conditions of one generation of the kernels: longest row, need of a mask, and required divisor of sk."""
 
     max_sk: int
     needs_mask: bool
@@ -47,20 +48,19 @@ GENERATIONS: dict[str, Generation] = {
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether the fused kernel runs. reasons: every condition that fails, in words."""
+    """Availability of the fused kernel. reasons: one text per failed condition."""
 
     reasons: tuple[str, ...] = ()
 
     @property
     def available(self) -> bool:
-        """Whether every condition holds."""
+        """True if every condition holds."""
         return not self.reasons
 
 
 def batches_per_block(sk: int) -> int:
-    """Rows of `sk` scores that one block of Megatron's softmax kernels takes: 8 up to 128 columns, 4 beyond.
-
-    (More below 17 columns, where the kernel is not used.)
+    """Returns the rows of `sk` scores that one block of Megatron's softmax kernels takes: 8 for up to 128 columns, else
+    4 (and more below 17 columns, for which the kernel is not used).
 
     >>> batches_per_block(128), batches_per_block(129)
     (8, 4)
@@ -81,12 +81,12 @@ def megatron_fused_available(
     fusion_on: bool = True,
     generation: str = "2048",
 ) -> Availability:
-    """Whether Megatron's fused softmax takes scores of [mbs, heads_per_gpu, sq, sk].
+    """Checks whether Megatron's fused softmax kernel accepts scores of shape [mbs, heads_per_gpu, sq, sk].
 
     heads_per_gpu: heads / tensor-parallel degree.
     mask: causal, full (a padding mask) or none.
-    fusion_on: Megatron's `masked_softmax_fusion`.
-    generation: 2048, 4096 or 16384, see the module.
+    fusion_on: Megatron's option `masked_softmax_fusion`.
+    generation: key of GENERATIONS (2048, 4096 or 16384).
 
     Raises InputError for a causal mask with sq other than sk.
 
@@ -106,7 +106,7 @@ def megatron_fused_available(
         raise InputError(who, f"causal with sq = {sq}, sk = {sk}", "sq equal to sk, which Megatron asserts")
     matrices = heads_per_gpu * mbs
     per_block = batches_per_block(sk)
-    # Causal blocks take rows of as many attention matrices, the others rows of one. Either is a multiple of _VECTOR.
+    # A causal block takes one row of each of `per_block` attention matrices; other blocks take rows of one matrix.
     matrices_multiple, sq_multiple = (per_block, _VECTOR) if mask == "causal" else (_VECTOR, per_block)
 
     reasons = []
@@ -130,9 +130,9 @@ def megatron_fused_available(
 
 
 def softmax_objections(work: Softmax) -> tuple[str, ...]:
-    """Why Megatron's fused softmax kernel does not take this one, in words; empty if it does.
+    """Returns the reasons why Megatron's fused kernel does not accept this softmax; empty if it does.
 
-    Rows of up to 2048 scores are assumed to run with the first generation of the kernels, longer ones with the last.
+    Assumes the first generation of the kernels for rows of up to 2048 scores, the last one for longer rows.
     """
     return megatron_fused_available(
         sq=work.rows, sk=work.cols, heads_per_gpu=work.batch // work.mask_batch, mbs=work.mask_batch, dtype=work.dtype,

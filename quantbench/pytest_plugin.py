@@ -1,14 +1,14 @@
-"""The pytest fixture `device_benchmark`: pytest-benchmark's table, JSON and comparisons, with device time in them.
+"""Provides the pytest fixture `device_benchmark`, which reports device times through pytest-benchmark.
 
     def test_my_kernel(device_benchmark):
         a, b = torch.randn(2, 4096, 4096, device="cuda", dtype=torch.bfloat16)
         device_benchmark(lambda: torch.mm(a, b), flops=2 * 4096**3, dtype="bf16")
 
-Tests that use the fixture give pytest-benchmark a clock that advances by device time only: the samples of quantbench's
-timer are replayed to it, one per round, through `benchmark.pedantic`. So `--benchmark-only`, `--benchmark-json`,
+The fixture replaces pytest-benchmark's clock by one that advances by device time only, and replays the samples of
+quantbench's timer to it, one per round, through `benchmark.pedantic`. So `--benchmark-only`, `--benchmark-json`,
 `--benchmark-compare-fail=median:5%` and histograms use device time.
 
-This module must not import torch: pytest loads it in every environment that has quantbench.
+This module must not import torch: pytest loads it in every environment with quantbench installed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _DeviceClock:
-    """A clock in seconds that advances by device time only."""
+    """Clock in seconds that advances by device time only."""
 
     now_s: float = 0.0
 
@@ -45,7 +45,7 @@ _CLOCK = _DeviceClock()
 
 
 class DeviceBenchmark:
-    """The fixture's value: call it with the function to time. spec: the device that it runs on."""
+    """Value of the fixture; call it with the function to time. spec: device in use."""
 
     def __init__(self, benchmark: Any, spec: DeviceSpec, timer: Timer, options: TimingOptions) -> None:
         self.spec = spec
@@ -61,22 +61,22 @@ class DeviceBenchmark:
         min_bytes: int | None = None,
         dtype: object = None,
     ) -> Measurement:
-        """Time `run`, which enqueues the same work each time, and pass its samples to pytest-benchmark.
+        """Times `run`, which must enqueue the same work each time, and passes its samples to pytest-benchmark.
 
-        flops, min_bytes: the work of one run, at least 1; with them a rate above the hardware's peak is refused.
-        dtype: of its arithmetic (`bf16`, `torch.bfloat16`), for the peak; by default the device's highest peak counts.
+        flops, min_bytes: operations and bytes of one run, at least 1; used to reject rates above the hardware's peak.
+        dtype: dtype of the arithmetic (`bf16`, `torch.bfloat16`), for the peak; default: the device's highest peak.
 
-        What `run` computes is not checked. Raises InputError for wrong arguments, AssertionError for such a rate.
+        Does not check the results of `run`. Raises InputError for wrong arguments, AssertionError for a rejected rate.
         """
         for name, value in (("flops", flops), ("min_bytes", min_bytes)):
             if value is not None:
                 require_int("device_benchmark", name, value, high=2**62)
         known = None if dtype is None else dtype_name(dtype, "device_benchmark")
-        timed = cast("Callable[[], None]", run)  # what it returns is of no interest
+        timed = cast("Callable[[], None]", run)  # its return value is ignored
         return self._report(self._timer.measure(timed), flops or 0, min_bytes or 0, known)
 
     def workload(self, workload: Workload, provider: str) -> Measurement:
-        """Time a workload by a provider, checked as in a sweep; skips the test if the provider does not support it."""
+        """Times a workload by a provider and checks it as a sweep does; skips the test if it is not supported."""
         from quantbench.providers import catalog
         from quantbench.sweep.worker import measure
         from quantbench.timing.grade import NO_CHECK
@@ -93,7 +93,6 @@ class DeviceBenchmark:
     def _report(
         self, measurement: Measurement, flops: int, min_bytes: int, dtype: str | None, unchecked: str = ""
     ) -> Measurement:
-        """Replay the samples to pytest-benchmark, with their grade."""
         from quantbench.timing.grade import grade
 
         samples = iter(measurement.samples_us)
@@ -122,14 +121,14 @@ class DeviceBenchmark:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of the fixture's timer."""
+    """Adds the options of the fixture's timer."""
     group = parser.getgroup("quantbench")
     group.addoption("--device-cache", default="cold", choices=("cold", "hot"), help="last-level cache before each run")
     group.addoption("--device-max-time", default="1s", help="sampling time per benchmark at most (default: 1s)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse wrong values of the options once, before any test."""
+    """Rejects invalid option values once, before any test."""
     try:
         _timing_options(config)
     except InputError as error:
@@ -142,7 +141,7 @@ def _timing_options(config: pytest.Config) -> TimingOptions:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give pytest-benchmark the device's clock in every test that uses the fixture; its other marks are kept."""
+    """Sets pytest-benchmark's timer to the device clock in each test that uses the fixture; keeps its other options."""
     for item in items:
         if "device_benchmark" in getattr(item, "fixturenames", ()):
             own = item.get_closest_marker("benchmark")
@@ -162,5 +161,5 @@ def _device_timer(request: pytest.FixtureRequest) -> tuple[DeviceSpec, Timer, Ti
 
 @pytest.fixture
 def device_benchmark(benchmark: Any, _device_timer: tuple[DeviceSpec, Timer, TimingOptions]) -> DeviceBenchmark:
-    """Times work on the device in use, inside pytest-benchmark; see `DeviceBenchmark`."""
+    """Returns the `DeviceBenchmark` for the device in use."""
     return DeviceBenchmark(benchmark, *_device_timer)

@@ -1,18 +1,18 @@
-"""Tile and wave quantization of a matrix product, and occupancy: pure, exact integer arithmetic.
+"""Computes the tile and wave quantization of a GEMM and the occupancy of its kernel.
 
-A product is cut into tiles of block_m × block_n, padded up to whole tiles (tile quantization). Tiles run in waves: the
-device holds sm_count · blocks_per_sm blocks at a time, and the last wave takes as long as a full one however few tiles
-it has (wave quantization). Split-k multiplies the blocks: each tile is computed in split_k parts.
+A GEMM is cut into tiles of block_m × block_n and padded to whole tiles (tile quantization). Tiles run in waves of
+sm_count · blocks_per_sm resident blocks, and the last wave takes as long as a full one even if it has few tiles (wave
+quantization). Split-k multiplies the blocks: split_k blocks compute each tile.
 
-Entry points: `quantize`, `idle_shares`, `resident_blocks`. The terms are those of NVIDIA's "Matrix Multiplication
-Background User's Guide" (tile and wave quantization) and of DeepGEMM (num_waves, last wave). The `*_words` functions
-are the one place where an edge is put into words: `check`, `report`, `advise`, `sweep` and `compare` all use them.
+Entry points: `quantize`, `idle_shares`, `resident_blocks`, and the `*_words` functions, which format the text of an
+edge. Used by `latency`, `analysis`, `advice`, `report`, `sweep` and the kernels. The terms are those of NVIDIA's
+"Matrix Multiplication Background User's Guide" (tile and wave quantization) and of DeepGEMM (num_waves, last wave).
 
 Sources of the occupancy rule: CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability"
-(warps, blocks, registers and shared memory per SM); `cuda_occupancy.h` of the CUDA toolkit 12.6 (registers go to whole
-warps, 256 at a time, in four partitions; shared memory goes out in 128 or 256 bytes, and from compute capability 8.0 on
-the driver keeps 1 KiB of it per block). Barriers, and clusters that need room for several blocks at once, are left out:
-a profiler does not show them.
+(warps, blocks, registers and shared memory per SM); `cuda_occupancy.h` of the CUDA toolkit 12.6 (registers are
+allocated per warp in units of 256, in four partitions; shared memory in units of 128 or 256 bytes, and from compute
+capability 8.0 on the driver reserves 1 KiB per block). Barriers and thread block clusters are ignored, because a
+profiler does not report them.
 """
 
 from collections.abc import Iterator
@@ -36,14 +36,14 @@ _RESERVED_SMEM_BYTES = 1 * _KIB  # per block, from compute capability 8.0 on
 
 @dataclass(frozen=True)
 class SmLimits:
-    """What one SM can hold at a time. smem_bytes: the largest carve-out of shared memory."""
+    """Limits of resident warps and blocks per SM. smem_bytes: largest shared-memory carve-out."""
 
     warps: int
     blocks: int
     smem_bytes: int
 
 
-#: by compute capability, from the guide's table
+#: SM limits by compute capability, from the CUDA C++ Programming Guide
 SM_LIMITS: dict[tuple[int, int], SmLimits] = {
     (7, 0): SmLimits(64, 32, 96 * _KIB),
     (7, 5): SmLimits(32, 16, 64 * _KIB),
@@ -61,12 +61,12 @@ SM_LIMITS: dict[tuple[int, int], SmLimits] = {
 
 @dataclass(frozen=True)
 class Quantization:
-    """How a product falls into tiles and waves. All counts are exact; efficiencies are in (0, 1].
+    """Tiles and waves of a GEMM. All counts are exact; efficiencies are in (0, 1].
 
-    num_tiles: blocks to run, split-k parts and batch included. tile_efficiency: useful share of the padded output.
-    num_waves: waves, the last one included. last_wave_tiles: blocks in the last wave (1 … resident_blocks).
-    wave_efficiency: num_tiles / (num_waves · resident_blocks). resident_blocks: blocks the device holds at a time.
-    alignment_bytes: the largest power of two up to 128 that divides every stored row's length in bytes.
+    num_tiles: number of blocks, including split-k parts and batch. tile_efficiency: useful share of the padded output.
+    num_waves: number of waves, including the last. last_wave_tiles: blocks in the last wave (1 … resident_blocks).
+    wave_efficiency: num_tiles / (num_waves · resident_blocks). resident_blocks: resident blocks of the whole device.
+    alignment_bytes: largest power of two up to 128 that divides the length of every stored row, bytes.
     """
 
     num_tiles: int
@@ -79,17 +79,17 @@ class Quantization:
 
     @property
     def efficiency(self) -> float:
-        """Share of the occupied block slots × elements that does useful work."""
+        """Product of tile and wave efficiency."""
         return self.tile_efficiency * self.wave_efficiency
 
 
 @dataclass(frozen=True)
 class IdleShare:
-    """A share of the SMs' time that a product's tiles leave unused.
+    """Share of the SMs' time that a GEMM's tiles leave unused, with the reason.
 
     kind: `tile edge` (padding), `wave edge` (the last wave), or `fewer blocks than SMs`.
-    share: 0 to 1.
-    words: the reason, without the share.
+    share: unused share, 0 to 1.
+    words: text of the reason, without the share.
     """
 
     kind: str
@@ -98,7 +98,7 @@ class IdleShare:
 
 
 def cdiv(value: int, divisor: int) -> int:
-    """Integers only: value / divisor, rounded up.
+    """Returns value / divisor rounded up, in integer arithmetic.
 
     >>> cdiv(3264, 128)
     26
@@ -107,7 +107,7 @@ def cdiv(value: int, divisor: int) -> int:
 
 
 def quantize(gemm: Gemm, tile: Tile, sm_count: int, blocks_per_sm: int = 1) -> Quantization:
-    """Tiles and waves of `gemm` with `tile` on sm_count SMs that hold blocks_per_sm blocks each.
+    """Returns the tiles and waves of `gemm` with `tile` on sm_count SMs with blocks_per_sm resident blocks each.
 
     >>> quantize(Gemm(m=2304, n=3072, k=4096), Tile(128, 256), sm_count=108).num_waves
     2
@@ -133,14 +133,13 @@ def quantize(gemm: Gemm, tile: Tile, sm_count: int, blocks_per_sm: int = 1) -> Q
 def credible_waves(
     gemm: Gemm, tile: Tile, sm_count: int, blocks_per_sm: int | None, peak_share: float | None
 ) -> Quantization | None:
-    """Tiles and waves of a product where they can be stated; None where they would mislead.
+    """Returns the tiles and waves of a GEMM, or None if they would mislead.
 
-    They can be stated where one block at a time is known to run on an SM, and where the rate fits in: a product at 72 %
-    of peak does not leave 52 % of the SMs idle. With several blocks on an SM, a wave that is half full takes less time
-    than a full one, so the count says nothing about idle SMs.
+    They mislead unless exactly one block is resident per SM: with several, a half-full wave takes less time than a full
+    one. They also mislead if they contradict the rate: a GEMM at 72 % of peak does not leave 52 % of the SMs idle.
 
-    blocks_per_sm: None where blocks are not known to run in waves. peak_share: the measured or predicted rate as a
-    share of the device's peak; None where it is not known.
+    blocks_per_sm: resident blocks per SM; None if unknown. peak_share: measured or predicted rate as a share of the
+    device's peak; None if unknown.
     """
     if blocks_per_sm != 1:
         return None
@@ -151,9 +150,9 @@ def credible_waves(
 def idle_shares(
     gemm: Gemm, tile: Tile, sm_count: int, blocks_per_sm: int | None, peak_share: float | None
 ) -> tuple[IdleShare, ...]:
-    """What padding and the last wave leave idle, the largest share first; empty where that contradicts the rate.
+    """Returns the shares that padding and the last wave leave idle, largest first; empty if they contradict the rate.
 
-    Together the shares never exceed 1 - peak_share. Arguments: see `credible_waves`.
+    The busy shares multiply to at least peak_share. Arguments: see `credible_waves`.
 
     >>> [idle.words for idle in idle_shares(Gemm(m=2305, n=3072, k=4096), Tile(128, 256), 108, 1, peak_share=0.6)]
     ['wave 3 of 3 is 11 % full', 'm = 2305 pads to 2432']
@@ -178,25 +177,25 @@ def idle_shares(
 
 
 def padding_words(name: str, size: int, padded_to: int) -> str:
-    """`m = 2305 pads to 2432`: a tile edge."""
+    """Formats a tile edge: `m = 2305 pads to 2432`."""
     return f"{name} = {size} pads to {padded_to}"
 
 
 def last_wave_words(found: Quantization) -> str:
-    """`wave 3 of 3 is 11 % full`: a wave edge."""
+    """Formats a wave edge: `wave 3 of 3 is 11 % full`."""
     full = percent(found.last_wave_tiles / found.resident_blocks)
     return f"wave {found.num_waves} of {found.num_waves} is {full} full"
 
 
 def alignment_words(aligned_bytes: int, needed_bytes: int = 16, *, verb: str = "") -> str:
-    """`rows aligned to 4 bytes, not 16`; with a verb, `rows are aligned to 4 bytes, not 16`."""
+    """Formats a misalignment: `rows aligned to 4 bytes, not 16`, or with verb="are" `rows are aligned to …`."""
     return f"rows {verb}{' ' if verb else ''}aligned to {aligned_bytes} bytes, not {needed_bytes}"
 
 
 def kernel_change_words(old: Launch, new: Launch, longest: int = 60) -> str:
-    """`the library changed from 128x256 to 64x64`: the tiles if they differ, else the kernels' names.
+    """Formats a kernel change: `the library changed from 128x256 to 64x64`, by kernel names if the tiles do not differ.
 
-    longest: characters of a kernel's name; what is longer is cut in its middle.
+    longest: characters of a kernel's name; longer names are cut in the middle.
     """
     if old.tile is not None and new.tile is not None and str(old.tile) != str(new.tile):
         return f"the library changed from {old.tile} to {new.tile}"
@@ -204,14 +203,13 @@ def kernel_change_words(old: Launch, new: Launch, longest: int = 60) -> str:
 
 
 def _leaves_room(used: float, peak_share: float | None) -> bool:
-    """Whether a product whose tiles keep a share `used` of the SMs' time busy can reach this share of peak."""
     return peak_share is None or peak_share <= used
 
 
 def alignment_bytes(row_length: int, dtype: str, limit: int = 128) -> int:
-    """The largest power of two up to `limit` that divides a row of row_length elements, in bytes.
+    """Returns the largest power of two up to `limit` that divides the length of a row of row_length elements, in bytes.
 
-    Kernels that load 16 bytes at a time need 16; whole cache lines need 128.
+    Loads of 16 bytes need 16; loads of whole cache lines need 128.
 
     >>> alignment_bytes(150, "bf16"), alignment_bytes(128, "bf16")
     (4, 128)
@@ -221,7 +219,7 @@ def alignment_bytes(row_length: int, dtype: str, limit: int = 128) -> int:
 
 
 def gemm_alignment_bytes(gemm: Gemm) -> int:
-    """Worst alignment among the stored rows of a, b and c."""
+    """Returns the smallest alignment in bytes among the stored rows of a, b and c."""
     row_a = gemm.k if gemm.layout[0] == "n" else gemm.m
     row_b = gemm.n if gemm.layout[1] == "n" else gemm.k
     return min(
@@ -232,8 +230,9 @@ def gemm_alignment_bytes(gemm: Gemm) -> int:
 
 
 def tile_edges(block: int, start: int, stop: int, multiple: Fraction | int = 1) -> Iterator[int]:
-    """Sizes x in [start, stop] that fill whole tiles and where x + 1 needs one more: multiple·x is the tiled
-    dimension, `block` the tile (multiple is 3 for hidden → QKV, 4/tp for hidden → ffn, and so on).
+    """Yields the sizes x in [start, stop] for which x + 1 needs one more tile of `block`.
+
+    multiple: ratio of the tiled dimension to x (3 for hidden → QKV, 4/tp for hidden → ffn, and so on).
 
     >>> list(tile_edges(128, 1, 400))
     [128, 256, 384]
@@ -251,7 +250,7 @@ def tile_edges(block: int, start: int, stop: int, multiple: Fraction | int = 1) 
 
 
 def wave_edges(gemms: list[tuple[int, Gemm]], tile: Tile, sm_count: int, blocks_per_sm: int = 1) -> list[int]:
-    """Axis values after which one more wave is needed: `gemms` pairs each axis value with its product, ascending.
+    """Returns the axis values after which one more wave is needed. gemms: (axis value, GEMM) pairs, ascending.
 
     >>> sizes = [(n, Gemm(m=1024, n=n, k=64)) for n in (3328, 3456, 3584)]
     >>> wave_edges(sizes, Tile(128, 256), sm_count=108)
@@ -264,9 +263,9 @@ def wave_edges(gemms: list[tuple[int, Gemm]], tile: Tile, sm_count: int, blocks_
 def resident_blocks(
     compute_capability: tuple[int, int], *, threads: int, registers: int, shared_memory_bytes: int
 ) -> int | None:
-    """Blocks of one kernel that one SM holds at a time; 0 where not even one fits, None for an unknown device.
+    """Returns the resident blocks of one kernel per SM; 0 if not even one fits, None for an unknown device.
 
-    threads: per block. registers: per thread. shared_memory_bytes: per block, static and dynamic together.
+    threads: threads per block. registers: registers per thread. shared_memory_bytes: static and dynamic, per block.
 
     >>> resident_blocks((8, 0), threads=256, registers=128, shared_memory_bytes=49_152)
     2

@@ -1,8 +1,8 @@
-"""Statistics of timing samples, all from order statistics: median and its interval, quantiles, noise, outliers.
+"""Computes order statistics of timing samples: median and its interval, quantiles, noise, outliers.
 
-Times of a kernel are skewed (nothing makes it faster, many things make it slower) and sometimes have two modes, so
-means and standard deviations would mislead. scipy.stats is not used: it takes 0.8 s to import. Relative figures are
-shares of the median (0.005 is 0.5 %).
+Kernel times are skewed (disturbances only make them longer) and sometimes bimodal, so means and standard deviations
+mislead. Relative results are shares of the median (0.005 is 0.5 %). scipy.stats is avoided: it takes 0.8 s to import.
+Used by `timing`, `sweep`, `analysis`, `cluster`, `profile` and `report`.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from quantbench.errors import InputError
 
 Samples = Sequence[float] | npt.NDArray[np.float64]
 
-#: the confidence of every interval in quantbench unless it says otherwise
+#: default confidence of intervals of a median
 CONFIDENCE = 0.95
 
 # Tukey (Exploratory Data Analysis, 1977, ch. 2) calls what lies beyond 3 interquartile ranges "far out".
@@ -32,8 +32,8 @@ _SAME_TIME_US = 1e-4
 
 @dataclass(frozen=True)
 class Interval:
-    """An interval for the median. low, high: in the unit of the samples. coverage: its actual confidence, below the
-    requested one if there are too few samples."""
+    """Confidence interval of a median. low, high: bounds in the unit of the samples. coverage: actual confidence, below
+    the requested one if there are too few samples."""
 
     low: float
     high: float
@@ -41,7 +41,7 @@ class Interval:
 
     @property
     def half_width(self) -> float:
-        """Half of high − low, in the unit of the samples."""
+        """Half of the interval's width, in the unit of the samples."""
         return (self.high - self.low) / 2
 
 
@@ -55,7 +55,7 @@ def _array(samples: Samples, who: str) -> npt.NDArray[np.float64]:
 
 
 def median(samples: Samples) -> float:
-    """The median (mean of the middle two for an even count).
+    """Returns the median (mean of the middle two for an even count).
 
     >>> median([3.0, 1.0, 2.0])
     2.0
@@ -65,7 +65,7 @@ def median(samples: Samples) -> float:
 
 @lru_cache(maxsize=4096)
 def median_ranks(count: int, confidence: float = CONFIDENCE) -> tuple[int, int, float]:
-    """Ranks (1-based) of the order statistics that enclose the median, and their coverage.
+    """Returns the ranks (1-based) of the order statistics that enclose the median, and their coverage.
 
     For any continuous distribution the interval from the r-th smallest to the r-th largest of n independent samples
     misses the median with probability 2·P(B ≤ r − 1), B binomial(n, ½). Takes the largest r that keeps the confidence;
@@ -93,7 +93,7 @@ def median_ranks(count: int, confidence: float = CONFIDENCE) -> tuple[int, int, 
 
 
 def normal_quantile(confidence: float = CONFIDENCE) -> float:
-    """Standard deviations to either side of a normal mean that hold `confidence` of the distribution: 1.96 for 0.95."""
+    """Returns the two-sided normal quantile: 1.96 standard deviations for a confidence of 0.95."""
     return NormalDist().inv_cdf((1 + confidence) / 2)
 
 
@@ -104,7 +104,7 @@ def _coverage(count: int, rank: int) -> float:
 
 
 def median_interval(samples: Samples, confidence: float = CONFIDENCE) -> Interval:
-    """Distribution-free confidence interval of the median, from two order statistics (see `median_ranks`).
+    """Returns a distribution-free confidence interval of the median, from two order statistics (see `median_ranks`).
 
     >>> median_interval(range(1, 11)).low, median_interval(range(1, 11)).high
     (2.0, 9.0)
@@ -116,11 +116,10 @@ def median_interval(samples: Samples, confidence: float = CONFIDENCE) -> Interva
 
 
 def relative_half_width(samples: Samples, confidence: float = CONFIDENCE, tick_us: float = 0.0) -> float:
-    """Half width of the median's confidence interval as a share of the median.
+    """Returns the half-width of the median's confidence interval as a share of the median.
 
-    tick_us: resolution of the clock. The median of quantised times is known to half a tick at best, which is the
-    smallest value returned.
-    Infinite if the samples are too few for the confidence (fewer than 6 at 95 %) or the median is not positive.
+    tick_us: resolution of the clock; the half-width is at least half a tick.
+    Returns infinity if there are too few samples for the confidence (6 for 95 %) or the median is not positive.
 
     >>> relative_half_width([10.0] * 10), relative_half_width([10.0] * 10, tick_us=0.5)
     (0.0, 0.025)
@@ -134,7 +133,7 @@ def relative_half_width(samples: Samples, confidence: float = CONFIDENCE, tick_u
 
 
 def quantiles(samples: Samples, shares: Sequence[float]) -> tuple[float, ...]:
-    """Quantiles at the given shares, linearly interpolated.
+    """Returns the linearly interpolated quantiles at these shares (0 to 1).
 
     >>> quantiles([1.0, 2.0, 3.0, 4.0, 5.0], (0.25, 0.5, 0.75))
     (2.0, 3.0, 4.0)
@@ -145,13 +144,13 @@ def quantiles(samples: Samples, shares: Sequence[float]) -> tuple[float, ...]:
 
 
 def spread(samples: Samples) -> float:
-    """(90 % quantile − 10 % quantile) / median."""
+    """Returns (90 % quantile − 10 % quantile) / median."""
     low, middle, high = quantiles(samples, (0.1, 0.5, 0.9))
     return (high - low) / middle if middle > 0 else float("inf")
 
 
 def outlier_share(samples: Samples) -> float:
-    """Share of samples more than 3 interquartile ranges outside the quartiles (Tukey's "far out").
+    """Returns the share of samples more than 3 interquartile ranges outside the quartiles (Tukey's "far out").
 
     >>> outlier_share([10.0, 10.1, 10.2, 10.1, 10.0, 10.2, 10.1, 30.0])
     0.125
@@ -163,9 +162,9 @@ def outlier_share(samples: Samples) -> float:
 
 
 def noise(samples: Samples) -> float:
-    """Robust relative standard deviation: 1.4826 · median absolute deviation / median.
+    """Returns the robust relative standard deviation, 1.4826 · median absolute deviation / median.
 
-    Disturbing up to half of the samples changes it little.
+    A few disturbed samples change it little.
 
     >>> round(noise([9.0, 10.0, 11.0, 10.0, 9.0, 11.0, 500.0]), 4)
     0.1483
@@ -178,9 +177,9 @@ def noise(samples: Samples) -> float:
 
 
 def tick(samples: Samples) -> float:
-    """The clock's resolution in the samples: the smallest step between two different values; 0 if all are equal.
+    """Returns the clock's resolution: the smallest step between two different samples; 0 if all are equal.
 
-    Quantised times show their tick after a few samples; continuous ones give a value far below the noise.
+    For a coarse clock, a few samples show its tick; for a fine one the result is far below the noise.
 
     >>> tick([10.24, 11.264, 12.288, 10.24])
     1.024

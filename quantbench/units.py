@@ -1,4 +1,4 @@
-"""Quantities as text with units, and durations parsed from text."""
+"""Formats quantities with their units, and parses durations."""
 
 import re
 from math import floor, log10
@@ -10,7 +10,7 @@ _SECONDS = {"ms": 1e-3, "s": 1, "m": 60, "h": 3600}
 
 
 def parse_duration_s(option: str, text: str) -> float:
-    """`90s`, `8m`, `1h`, `500ms` or `1m30s` in seconds.
+    """Parses `90s`, `8m`, `1h`, `500ms` or `1m30s` into seconds. Raises InputError that names `option`.
 
     >>> parse_duration_s("--budget", "1m30s")
     90.0
@@ -23,7 +23,7 @@ def parse_duration_s(option: str, text: str) -> float:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people.
+    """Formats a duration in seconds, minutes or hours.
 
     >>> duration(7.4), duration(95), duration(7320)
     ('7 s', '1 min 35 s', '2 h 2 min')
@@ -37,7 +37,7 @@ def duration(seconds: float) -> str:
 
 
 def latency(us: float) -> str:
-    """Microseconds in the unit that reads best.
+    """Formats a time in µs, ms or s, to three significant digits.
 
     >>> latency(3.456), latency(1234.5), latency(2_500_000)
     ('3.46 µs', '1.23 ms', '2.50 s')
@@ -54,7 +54,7 @@ def _three_digits(value: float) -> str:
 
 
 def with_interval(value: float, half_width: float) -> str:
-    """A value with as many digits as its half-width (in the same unit) deserves, and that half-width to one digit.
+    """Formats a value and its half-width (in the same unit), rounded to the first digit of the half-width.
 
     >>> with_interval(412.34, 2.1), with_interval(0.12345, 0.0004), with_interval(95.0, 0.0)
     ('412 ±2', '0.1235 ±0.0004', '95.0')
@@ -68,7 +68,7 @@ def with_interval(value: float, half_width: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share as percent, with a digit more below ten.
+    """Formats a share as percent, with one decimal below 10 %.
 
     >>> percent(0.0433), percent(0.62)
     ('4.3 %', '62 %')
@@ -78,7 +78,7 @@ def percent(share: float) -> str:
 
 
 def signed_percent(share: float) -> str:
-    """A share as percent with its sign.
+    """Formats a share as percent with its sign.
 
     >>> signed_percent(0.0433), signed_percent(-0.62)
     ('+4.3 %', '−62 %')
@@ -87,7 +87,7 @@ def signed_percent(share: float) -> str:
 
 
 def size(count_bytes: float) -> str:
-    """Bytes in binary units.
+    """Formats a number of bytes in binary units.
 
     >>> size(80 * 2**30)
     '80.0 GiB'

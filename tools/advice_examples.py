@@ -1,4 +1,4 @@
-"""Advice on public models, as the tables of docs/advising.md: `python -m tools.advice_examples docs`."""
+"""Writes the tables of docs/advising.md, with advice on public models: `python -m tools.advice_examples docs`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from quantbench.workload.presets import preset
 from tools.guide.markers import fill, table
 
 PAGE = "advising.md"
-#: the GPUs of the page by the name of their place in it
+#: GPUs of the page, by the name of their marker in it
 GPUS = {"a100": "a100-sxm4-80gb", "h100": "h100-sxm5-80gb"}
-#: presets and the tensor parallelism that a node of eight would run them with
+#: (preset, usual tensor parallelism on a node of eight GPUs)
 MODELS = (
     ("gpt2-xl", 1), ("gpt2-xl", 2), ("pythia-6.9b", 1), ("gpt-neox-20b", 4), ("opt-66b", 8), ("bloom-176b", 8),
     ("falcon-7b", 1), ("falcon-7b", 2), ("falcon-180b", 8), ("llama-2-7b", 1), ("llama-2-70b", 8), ("llama-3-8b", 1),
@@ -28,7 +28,7 @@ _HEAD = ["model", "attention", "tokens", "not measured", "wasted past edges", "a
 
 
 def advice_on(name: str, tp: int, times: ModelTimes) -> Advice:
-    """Advice on a preset at tp, with one sample of its own sequence length per micro-batch."""
+    """Computes the advice on a preset at tp, with one sample of its default sequence length per micro-batch."""
     space = Space()
     shape = preset(name)
     repair = repaired(shape, tp, space)
@@ -36,7 +36,7 @@ def advice_on(name: str, tp: int, times: ModelTimes) -> Advice:
 
 
 def row(name: str, tp: int, advice: Advice) -> list[str]:
-    """One line of the table."""
+    """Formats one row of the table."""
     shape, unmeasured = advice.shape, percent(sum(one.share for one in advice.unmeasured))
     return [f"{name}, tp = {tp}", shape.attention, str(shape.tokens), unmeasured, _wasted(advice), _words(advice)]
 
@@ -68,7 +68,7 @@ def _change(one: Advised) -> str:
 
 
 def tables(models: Sequence[tuple[str, int]] = MODELS) -> dict[str, str]:
-    """The table of each GPU, by the name of its marker in the page."""
+    """Returns the Markdown table for each GPU, by the name of its marker."""
     found = {}
     for place, slug in GPUS.items():
         times = ModelTimes(lookup(slug))
@@ -77,7 +77,7 @@ def tables(models: Sequence[tuple[str, int]] = MODELS) -> dict[str, str]:
 
 
 def main() -> None:
-    """Fill the page's markers."""
+    """Writes the tables into the page."""
     page = Path(sys.argv[1] if len(sys.argv) > 1 else "docs") / PAGE
     page.write_text(fill(page.read_text(encoding="utf-8"), tables()), encoding="utf-8")
     print(page)

@@ -1,8 +1,8 @@
-"""Mutation testing of the core modules: `make mutants` counts the small changes of code that their tests notice.
+"""Runs mutation tests of the core modules (`make mutants`) and reports the share of mutants that their tests detect.
 
-cosmic-ray makes the mutants. A seeded sample of them is applied, one at a time, to copies of the checkout, and the
-tests of the mutated module run against each. Survivors are printed as diffs. Mutants that change nothing a caller can
-see are listed with their reason in `tools/equivalent_mutants.toml` and are not counted.
+cosmic-ray generates the mutants. A seeded sample of them is applied, one at a time, to copies of the checkout, and the
+tests of the mutated module run against each. Surviving mutants are printed as diffs. Mutants without an effect visible
+to callers are listed with their reason in `tools/equivalent_mutants.toml` and are not counted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).resolve().parents[1]
 EQUIVALENT = ROOT / "tools" / "equivalent_mutants.toml"
-#: Core modules and the tests that guard each.
+#: core modules and their tests
 TESTS = {
     "quantbench/quantization.py": ["tests/quantization/test_quantization.py", "tests/quantization/test_occupancy.py"],
     "quantbench/stats.py": ["tests/quantization/test_stats.py"],
@@ -43,40 +43,40 @@ TESTS = {
         "tests/profile/test_profile_answers.py", "tests/profile/test_profile_tables.py",
     ],
 }  # fmt: skip
-#: Operators that only make equivalent mutants here: `|` and constants in annotations, decorators that cache.
+#: operators that only produce equivalent mutants here: `|` in annotations, decorators that cache
 LEFT_OUT = ("core/ReplaceBinaryOperator_BitOr", "core/RemoveDecorator")
 TIMEOUT_S = 300
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of one module: the `occurrence`-th place where an operator of cosmic-ray applies."""
+    """Mutant of one module: a cosmic-ray operator, and the index of the place to which it is applied."""
 
     module: str
     operator: str
     occurrence: int
 
     def code(self) -> str:
-        """The module with the change."""
+        """Returns the source of the mutated module."""
         source = (ROOT / self.module).read_text(encoding="utf-8")
         return mutate_code(source, get_operator(self.operator)(), self.occurrence) or source
 
     def diff(self) -> str:
-        """The removed and added lines."""
+        """Returns the removed and added lines."""
         source = (ROOT / self.module).read_text(encoding="utf-8")
         changed = unified_diff(source.splitlines(), self.code().splitlines(), lineterm="", n=0)
         return "\n".join(line for line in changed if line[0] in "+-" and line[:3] not in ("+++", "---"))
 
 
 def mutants_of(module: str) -> Iterator[Mutant]:
-    """Every mutant of a module's functions and classes, in the order of cosmic-ray's operators."""
+    """Yields every mutant of a module's functions and classes, in the order of cosmic-ray's operators."""
     nodes = list(_nodes(get_ast_from_path(ROOT / module)))
     for name in operator_names():
         if name.startswith(LEFT_OUT) or get_operator(name).arguments():
             continue
         positions = [node for node in nodes for _ in get_operator(name)().mutation_positions(node)]
         for occurrence, node in enumerate(positions):
-            # Constants of the module are left to the tests of their users.
+            # Module constants are tested through their users.
             if ASTQuery(node).get_definition_name():
                 yield Mutant(module, name, occurrence)
 
@@ -88,7 +88,7 @@ def _nodes(node: object) -> Iterator[object]:
 
 
 def survives(mutant: Mutant, checkout: Path) -> bool:
-    """Whether the tests of its module pass with the mutant in `checkout`, which is left as it was."""
+    """Checks whether the module's tests pass with the mutant in `checkout`; restores the checkout afterwards."""
     path = checkout / mutant.module
     original = path.read_text(encoding="utf-8")
     path.write_text(mutant.code(), encoding="utf-8")
@@ -106,7 +106,7 @@ def survives(mutant: Mutant, checkout: Path) -> bool:
 
 
 def equivalent() -> set[tuple[str, str]]:
-    """(module, diff) of the mutants that are known to change nothing."""
+    """Returns (module, diff) of the mutants known to have no visible effect."""
     listed = tomllib.loads(EQUIVALENT.read_text(encoding="utf-8"))["mutant"]
     return {(one["module"], one["diff"].strip()) for one in listed}
 

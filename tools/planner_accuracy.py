@@ -1,6 +1,7 @@
-"""Accuracy of plans, as the table of docs/planning.md: `python -m tools.planner_accuracy tests/data docs`.
+"""Writes the accuracy table of docs/planning.md: `python -m tools.planner_accuracy tests/data docs`.
 
-Rows of the documents are separated by whether the constants were fitted to them; nothing was fitted to any other row.
+Rows of the BigScience documents are split by whether the constants were fitted to them. No constant was fitted to the
+published runs. Run by maintainers after `tools.planner_fit`.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from tools.guide.markers import fill, table
 TABLES = ("bloom_tables.csv", "published_layouts.csv")
 PAGE = "planning.md"
 _HEAD = ["rows", "number", "mean error", "median", "bias", "rank correlation", "inside the interval"]
-#: the documents' rows, by how they relate to the rows that constants were fitted to
+#: groups of the BigScience rows: (name, predicate of a result and the fitted row ids)
 _DOCUMENTS: tuple[tuple[str, Callable[[RowResult, set[str]], bool]], ...] = (
     ("documents, days fitted to", lambda r, fitted: r.row.row_id in fitted),
     ("documents, 02-25 (nothing fitted)", lambda r, fitted: r.row.date >= "02-25"),
     ("documents, all A100 rows", lambda r, fitted: bool(r.row.date)),
     ("documents, V100", lambda r, fitted: r.row.section.startswith("BNB")),
 )
-#: the published runs, by how their section begins and on what they ran
+#: groups of published runs: (name, prefix of the section, GPU)
 _PUBLISHED = (
     ("Megatron-LM 22 B to 1 T, A100", "Megatron-LM", "A100-80GB"),
     ("MT-NLG 530 B, DeepSpeed, A100", "MT-NLG", "A100-80GB"),
@@ -39,7 +40,7 @@ _PUBLISHED = (
 
 @dataclass(frozen=True)
 class Group:
-    """A group of rows. inside: the share whose measured time lies in the predicted interval."""
+    """Accuracy of a group of rows. inside: share of measured times within the predicted interval."""
 
     name: str
     summary: Summary
@@ -47,7 +48,7 @@ class Group:
 
 
 def groups(data: Path, times: TimesOf, calibrations: Calibrations) -> Iterator[Group]:
-    """The groups of both tables in `data`."""
+    """Yields the groups of both tables in the folder `data`."""
     documents, published = (predict_rows(read_table(data / name), times, calibrations) for name in TABLES)
     fitted = {row_id for site in calibrations.sites.values() for row_id in site.provenance.get("rows_fitted", ())}
     for name, keep in _DOCUMENTS:
@@ -64,7 +65,7 @@ def _group(name: str, results: list[RowResult]) -> Group:
 
 
 def accuracy_table(found: list[Group]) -> str:
-    """The groups as a Markdown table."""
+    """Formats the groups as a Markdown table."""
     rows = []
     for group in found:
         s = group.summary
@@ -74,7 +75,7 @@ def accuracy_table(found: list[Group]) -> str:
 
 
 def main() -> None:
-    """Write the table into the page."""
+    """Writes the table into the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path, help=f"folder with {' and '.join(TABLES)}")
     parser.add_argument("docs", type=Path, help=f"folder with {PAGE}")

@@ -1,12 +1,12 @@
 """Fits the planner's constants to a table of layouts and writes quantbench/planner/planner.json:
 `python -m tools.planner_fit tests/data/bloom_tables.csv --elsewhere tests/data/published_layouts.csv --before 02-25`.
 
-Times: four constants, a robust (soft L1) fit of the logarithm of the error over the timed rows dated before `before`.
-Memory: two constants, likewise, over the rows of those days whose memory is stated and not noted as wrong. Rows from
-`before` on are not used.
+Times: fits four constants by robust (soft L1) least squares of log errors, over the timed rows dated before `--before`.
+Memory: fits two constants likewise, over the rows of those days with a stated memory that is not noted as wrong. Later
+rows are not used.
 
-Nothing is fitted to published runs of other sites (`--elsewhere`); the 90 % quantile of their errors is the interval of
-sites without rows of their own. docs/planning.md says why products have no factor of their own.
+Published runs of other sites (`--elsewhere`) are not fitted; the 90 % quantile of their errors is the interval of sites
+without fitted constants. docs/planning.md explains why GEMM times have no factor.
 """
 
 from __future__ import annotations
@@ -37,47 +37,47 @@ from quantbench.planner.rows import Case, TableRow, case_of, document_of, read_t
 FloatArray = npt.NDArray[np.float64]
 Rows = Sequence[tuple[TableRow, Case]]
 
-# Runs of one layout repeat within this (rows of the documents that were run twice). Larger errors count by their size
-# instead of its square: a row that nobody explains must not bend the rest.
+# Repeated runs of one layout differ by this share (rows of the documents that were run twice). Larger errors have a
+# linear instead of a squared loss, so that unexplained rows do not dominate the fit.
 _NOISE = 0.005
-# The intervals of the latency models, too, cover nine in ten.
+# Coverage of the interval, as in the latency models.
 _COVERED = 0.9
-#: where a fit starts: 5 ms are about 300 launches of 15 µs; half of the network and of the fp32 peak
+#: start of the fits: 5 ms are about 300 launches of 15 µs; half of the network and of the fp32 peak
 START = Calibration(1.5, 5.0, 0.5, 0.5, base_gib=4.0, activation_slack=0.1)
 
 
 def _possible(rows: Sequence[TableRow], gpu: str) -> Rows:
-    """Rows whose layouts can run, as cases. gpu: only rows of that GPU, as the table has it ("": all)."""
+    """Returns the rows whose layouts can run, with their cases. gpu: GPU in the table to select ("": all)."""
     cases = [(row, case_of(row)) for row in rows if not gpu or row.gpu == gpu]
     return [(row, case) for row, case in cases if is_possible(case.job, case.layout)]
 
 
 def timed_cases(rows: Sequence[TableRow], *, gpu: str = "") -> Rows:
-    """Rows with a time that counts and can be predicted, as cases."""
+    """Returns the rows with a counted time and a possible layout, with their cases. gpu: GPU to select ("": all)."""
     return _possible([row for row in rows if row.sec_per_it is not None and uncounted(row) is None], gpu)
 
 
 def _memory_cases(rows: Sequence[TableRow], gpu: str) -> Rows:
-    """Rows with a stated memory that is not noted as wrong, as cases."""
+    """Returns the rows with a stated memory that is not noted as wrong, with their cases."""
     needed = ("mem_gb", "tp", "pp", "mbs", "gbs")
     stated = [row for row in rows if all(getattr(row, name) is not None for name in needed)]
     return _possible([r for r in stated if not r.source_error.startswith("Mem") and r.duplicate_of_line is None], gpu)
 
 
 def log_errors(cases: Rows, times: TimesOf, calibration: Calibration) -> FloatArray:
-    """ln(predicted / measured) seconds per iteration of possible cases."""
+    """Returns ln(predicted / measured) of the seconds per iteration, shape (cases,)."""
     found = predict_cases([case for _, case in cases], times, Calibrations({}, calibration))
     predicted = np.array([p.sec_per_it for p in found if isinstance(p, Prediction)])
     return np.asarray(np.log(predicted) - np.log([row.sec_per_it or np.nan for row, _ in cases]))
 
 
 def fit_times(cases: Rows, times: TimesOf, start: Calibration = START) -> Calibration:
-    """`start` with the four constants of the iteration's time that suit `cases` best."""
+    """Fits the four constants of the iteration time to `cases`; the others are those of `start`."""
     return _least(lambda found: log_errors(cases, times, found), start, RANGES)
 
 
 def _fit_memory(cases: Rows, start: Calibration) -> Calibration:
-    """`start` with the two constants of the memory that suit `cases` best."""
+    """Fits the two constants of the memory to `cases`."""
 
     def errors(found: Calibration) -> FloatArray:
         predicted = [memory(case.job, case.layout, found).total_gib for _, case in cases]
@@ -89,7 +89,7 @@ def _fit_memory(cases: Rows, start: Calibration) -> Calibration:
 def _least(
     errors: Callable[[Calibration], FloatArray], start: Calibration, ranges: dict[str, tuple[float, float]]
 ) -> Calibration:
-    """`start` with the constants in `ranges` that make the errors smallest."""
+    """Minimizes the errors over the constants in `ranges`."""
     from scipy.optimize import least_squares
 
     def with_constants(x: FloatArray) -> Calibration:
@@ -103,7 +103,7 @@ def _least(
 
 
 def days_left_out(cases: Rows, times: TimesOf) -> dict[str, tuple[int, float]]:
-    """By day: its rows, and their mean error in percent with constants from the other days."""
+    """Cross-validates by day: returns (rows, mean absolute error in percent) with constants from the other days."""
     found = {}
     for day in sorted({row.date for row, _ in cases}):
         kept, left = ([c for c in cases if (c[0].date == day) == out] for out in (False, True))
@@ -113,13 +113,13 @@ def days_left_out(cases: Rows, times: TimesOf) -> dict[str, tuple[int, float]]:
 
 
 def _scatter(cases: Rows, times: TimesOf, calibration: Calibration) -> float:
-    """The 90 % quantile of |ln(predicted / measured)|."""
+    """Returns the 90 % quantile of |ln(predicted / measured)|."""
     return float(np.quantile(np.abs(log_errors(cases, times, calibration)), _COVERED))
 
 
 def fit(path: Path, elsewhere: Path, before: str, gpu: str, times: TimesOf | None = None) -> Calibrations:
-    """All constants from the rows of a table that are dated before `before`, with their provenance, and the scatter of
-    published runs of other sites (`elsewhere`) when nothing is fitted."""
+    """Fits all constants to the rows of the table `path` dated before `before`, and computes the scatter of published
+    runs of other sites (table `elsewhere`) without fitted constants. gpu: GPU to select."""
     rows = [row for row in read_table(path) if row.date and row.date < before]
     cases = timed_cases(rows, gpu=gpu)
     sites = {case.job.cluster.name for _, case in cases}
@@ -156,7 +156,7 @@ def _file(path: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    """Fit and write planner.json."""
+    """Fits the constants and writes planner.json."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", type=Path)
     parser.add_argument("--elsewhere", type=Path, help="published runs of other sites, for intervals")

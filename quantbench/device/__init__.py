@@ -1,4 +1,4 @@
-"""Devices: known GPUs (`lookup`, `known`), the device in use (`current`), its state and warnings."""
+"""Describes devices: registered GPUs (`lookup`, `known`), the device in use (`current`), its state and warnings."""
 
 from quantbench.device.here import current, default_attention, default_dtype, monitor, open_nvml, warnings_for
 from quantbench.device.matching import Properties, match

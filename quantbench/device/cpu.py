@@ -1,9 +1,9 @@
-"""The processor as a device: `cpu_spec` makes one core's spec from what the operating system reports (`cpu_info`).
+"""Derives the spec of one CPU core from the processor data that the operating system reports.
 
-A processor reports little about itself, and a virtual machine less: the clock it reports is often the base clock, while
-the core runs up to 2× faster. So the spec holds bounds that no measurement exceeds, not estimates: the widest
-multiply-add of the instruction set, at the highest issue rate of any core that has it, at the highest clock that any
-processor of the model is sold with.
+The reported data are incomplete, above all in virtual machines: the clock is often the base clock, and the core runs up
+to 2× faster. So the spec holds upper bounds, not estimates: the widest multiply-add of the instruction set, at the
+highest issue rate of any core with it, at the highest clock of any processor of the model. Entry points: `cpu_info`,
+`cpu_spec`, `cpu_state`. Used by `here`.
 """
 
 import os
@@ -17,7 +17,7 @@ from quantbench.device.spec import DeviceSpec, DeviceState
 
 _CPUINFO = Path("/proc/cpuinfo")
 _SYSFS = Path("/sys/devices/system/cpu/cpu0")
-# Linux names Arm cores by number only (arch/arm64/include/asm/cputype.h).
+# Linux reports Arm cores by number only (arch/arm64/include/asm/cputype.h).
 _ARM_CORES = {
     "0xd0c": "Neoverse N1",
     "0xd40": "Neoverse V1",
@@ -26,9 +26,9 @@ _ARM_CORES = {
     "0xac3": "Ampere-1",
 }
 _MIB = 2**20
-# Operations per cycle and core by dtype (a multiply-add is two), and why. x86: two vector units that each take a
-# multiply-add per cycle (Intel Optimization Reference Manual 248966-049; AMD Zen 5 Software Optimization Guide 58455,
-# 2024). Each row holds for every core with its flag; where some cores are slower the row is still a bound.
+# (flag, operations per cycle and core by dtype, reason); a multiply-add counts as two. x86: two vector units that each
+# issue a multiply-add per cycle (Intel Optimization Reference Manual 248966-049; AMD Zen 5 Software Optimization Guide
+# 58455, 2024). Each row is an upper bound for every core with its flag.
 _X86 = (
     ("sse2", {"fp32": 8}, "SSE: 4 multiplies and 4 adds"),
     ("avx", {"fp32": 16}, "AVX: 8 multiplies and 8 adds"),
@@ -54,7 +54,7 @@ _ARM = (
 # outer product each cycle; twice that is allowed for later generations).
 _APPLE = (("apple", {"fp32": 1024, "fp16": 4096, "bf16": 4096, "int8": 8192}, "Apple AMX: 2 outer products a cycle"),)
 
-# The highest clock that a processor of this model is sold with: (vendor, family, models) → MHz, source.
+# Highest clock of any processor of these models: (vendor, family, models, MHz, source).
 _HIGHEST_MHZ: tuple[tuple[str, int, tuple[int, ...], float, str], ...] = (
     ("AuthenticAMD", 26, (0x02, 0x11), 5000, "AMD EPYC 9005 series product table, 2024: EPYC 9575F"),
     ("AuthenticAMD", 25, (0x11, 0xA0), 4400, "AMD EPYC 9004 series product table, 2022: EPYC 9174F"),
@@ -67,8 +67,8 @@ _HIGHEST_MHZ: tuple[tuple[str, int, tuple[int, ...], float, str], ...] = (
 _HIGHEST_OF_ALL = (6200.0, "Intel ARK, 2024: Core i9-14900KS, the highest clock sold")
 _HIGHEST_OF_ARM = (4700.0, "Apple M4, 2024, the highest clock of an Arm core sold")
 
-# One core's path to memory, GB/s: AMD's core complexes read 32 and write 16 bytes per fabric clock. Intel and Neoverse
-# cores reach less, Apple's a little more.
+# Memory bandwidth of one core, GB/s: AMD's core complexes read 32 and write 16 bytes per fabric clock. Intel and
+# Neoverse cores reach less, Apple's cores more.
 _ONE_CORE_GB_PER_S = (100.0, "48 bytes per fabric clock of 2.1 GHz (AMD EPYC 9005 Architecture Overview, 2024)")
 _ONE_APPLE_CORE_GB_PER_S = (150.0, "102 GB/s were measured on an M1 Max (AnandTech, 2021), half more is allowed")
 _ASSUMED_CACHE_BYTES = 32 * _MIB
@@ -76,11 +76,11 @@ _ASSUMED_CACHE_BYTES = 32 * _MIB
 
 @dataclass(frozen=True)
 class CpuInfo:
-    """What the operating system reports about a processor.
+    """Processor data reported by the operating system.
 
-    flags: instruction sets in Linux's names.
-    reported_mhz: the highest clock that it names. exact_clock: whether that is the true maximum, turbo included
-        (cpufreq with intel_pstate or amd-pstate).
+    flags: instruction sets by their Linux names.
+    reported_mhz: highest reported clock. exact_clock: whether this is the true maximum, including turbo (cpufreq with
+        intel_pstate or amd-pstate).
     """
 
     name: str
@@ -96,7 +96,7 @@ class CpuInfo:
 
 @cache
 def cpu_info() -> CpuInfo:
-    """This machine's processor, from /proc and sysfs on Linux and sysctl on macOS."""
+    """Reads this machine's processor data, from /proc and sysfs on Linux and sysctl on macOS."""
     import psutil
 
     memory_bytes = int(psutil.virtual_memory().total)
@@ -112,7 +112,7 @@ def cpu_info() -> CpuInfo:
 def parse_cpuinfo(
     text: str, *, last_cache_bytes: int | None, memory_bytes: int, max_mhz: float | None, exact_clock: bool
 ) -> CpuInfo:
-    """The first processor of a Linux /proc/cpuinfo, with values from other files."""
+    """Parses the first processor of /proc/cpuinfo. max_mhz, exact_clock: cpufreq's clock, whether it includes turbo."""
     lines = [line.partition(":") for line in text.split("\n\n")[0].splitlines()]
     values = {key.strip(): value.strip() for key, _, value in lines}
     mhz = [m for m in (max_mhz, _number(values.get("cpu MHz", ""))) if m]
@@ -130,7 +130,7 @@ def parse_cpuinfo(
 
 
 def _last_cache(sysfs: Path) -> int | None:
-    """Size of the outermost cache of a processor, bytes."""
+    """Returns the size of the last-level cache, bytes."""
     found = []
     for index in (sysfs / "cache").glob("index*"):
         level, size = _read(index / "level"), _read(index / "size")
@@ -140,7 +140,7 @@ def _last_cache(sysfs: Path) -> int | None:
 
 
 def _cpufreq(sysfs: Path) -> tuple[float | None, bool]:
-    """Highest clock in MHz that cpufreq names, and whether its driver counts turbo in."""
+    """Returns the highest clock of cpufreq in MHz, and whether its driver includes turbo."""
     khz = _read(sysfs / "cpufreq" / "cpuinfo_max_freq")
     driver = _read(sysfs / "cpufreq" / "scaling_driver") or ""
     exact = driver.startswith(("intel_pstate", "intel_cpufreq", "amd-pstate", "amd_pstate", "apple-cpufreq"))
@@ -159,7 +159,6 @@ def _number(text: str) -> float | None:
 
 
 def _darwin_info(memory_bytes: int) -> CpuInfo:
-    """macOS, by sysctl."""
     names = ("machdep.cpu.brand_string", "hw.perflevel0.l2cachesize", "hw.l3cachesize", "hw.optional.arm.FEAT_BF16")
     found = {}
     for name in names:
@@ -177,7 +176,7 @@ def _darwin_info(memory_bytes: int) -> CpuInfo:
 
 
 def cpu_spec(info: CpuInfo) -> DeviceSpec:
-    """One core of the processor; every peak is an upper bound, and its source says so."""
+    """Builds the spec of one core. All peaks are upper bounds, as stated in their sources."""
     rates, reasons = _rates(info)
     clock_mhz, clock_source = _clock(info)
     bound = f"estimated upper bound for one core at {clock_mhz:g} MHz"
@@ -212,7 +211,7 @@ def cpu_spec(info: CpuInfo) -> DeviceSpec:
 
 
 def _rates(info: CpuInfo) -> tuple[dict[str, int], dict[str, str]]:
-    """Operations per cycle by dtype, and why. What is not native runs as fp32, which then bounds it."""
+    """Returns operations per cycle by dtype, and the reasons. fp16 and bf16 run as fp32 if they are not native."""
     rates, reasons = {"fp32": 2}, {"fp32": "one multiply-add"}
     for flag, gains, reason in (*_X86, *_ARM, *_APPLE):
         for dtype, rate in gains.items():
@@ -225,7 +224,7 @@ def _rates(info: CpuInfo) -> tuple[dict[str, int], dict[str, str]]:
 
 
 def _clock(info: CpuInfo) -> tuple[float, str]:
-    """The highest clock of the core: what the system reports where that is exact, else the model's highest."""
+    """Returns the core's highest clock and its source: the reported clock if exact, else the model's highest."""
     if info.exact_clock and info.reported_mhz:
         return info.reported_mhz, "cpufreq's maximum, turbo included"
     highest_mhz, source = _HIGHEST_OF_ARM if "asimd" in info.flags else _HIGHEST_OF_ALL
@@ -238,7 +237,7 @@ def _clock(info: CpuInfo) -> tuple[float, str]:
 
 
 def cpu_slug(name: str) -> str:
-    """`cpu-<model>` from the name that a processor reports.
+    """Builds the slug `cpu-<model>` from the reported name of a processor.
 
     >>> cpu_slug("Intel(R) Xeon(R) Platinum 8488C CPU @ 2.40GHz")
     'cpu-intel-xeon-platinum-8488c'
@@ -250,12 +249,12 @@ def cpu_slug(name: str) -> str:
 
 
 def cpu_state() -> DeviceState:
-    """The load, and the clock unless a virtual machine hides it."""
+    """Returns the load, and the clock unless a virtual machine hides it."""
     import psutil
 
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     note = f"load average {load:.2f} over {cores} logical cores"
-    if "hypervisor" in cpu_info().flags:  # what it shows is the base clock, whatever the core does
+    if "hypervisor" in cpu_info().flags:  # it would report the base clock, not the core's clock
         return DeviceState(note=f"{note}; the virtual machine hides the clock", load_per_core=load / cores)
     frequency = psutil.cpu_freq()
     clock_mhz = (frequency.current or None) if frequency else None

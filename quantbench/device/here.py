@@ -1,7 +1,8 @@
-"""The device in use, the GPU that torch would use or one core of the processor: its spec, its state and warnings.
+"""Selects the device in use, a GPU or one CPU core, and provides its spec, state and warnings.
 
-QUANTBENCH_DEVICE chooses: `cpu` forces the processor, `cuda` or `cuda:1` demands a GPU. Without it the first GPU is
-taken, or the processor where there is none.
+QUANTBENCH_DEVICE selects it: `cpu`, `cuda` or `cuda:<number>`. Without it, torch's current GPU is used, or the CPU if
+there is no GPU. Entry points: `current`, `monitor`, `open_nvml`, `warnings_for`. Used through `quantbench.device` by
+the commands, `sweep`, `timing` and the pytest plugin.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ if TYPE_CHECKING:
     import torch
 
 VARIABLE = "QUANTBENCH_DEVICE"
-# Compute capability of V100, the oldest GPU that current releases of torch run fused attention on.
+# Compute capability of V100, the oldest GPU with fused attention in current releases of torch.
 _FIRST_FLASH = (7, 0)
-# Load of other work per core above which a pinned thread is disturbed often enough to see.
+# Load per core above which other work visibly disturbs a pinned thread.
 _BUSY_LOAD_PER_CORE = 0.5
-# A sweep of minutes heats a card by more than this: closer to the slowdown temperature it gets there.
+# A sweep of minutes heats a card by more than this, so a card closer to its slowdown temperature will reach it.
 _HOT_MARGIN_C = 8.0
-# Without a known slowdown temperature. Data-centre cards slow down between 85 and 95 °C.
+# Threshold if the slowdown temperature is unknown. Data-centre cards slow down between 85 and 95 °C.
 _HOT_C = 80.0
-# A clock or power limit set this close to the highest makes no visible difference.
+# Clock and power settings above this share of the maximum have no visible effect.
 _NEARLY = 0.99
 _WHAT_HOLDS = {
     "sw_power_cap": "its power limit",
@@ -41,10 +42,9 @@ _WHAT_HOLDS = {
 
 
 def current() -> DeviceSpec:
-    """The spec of the device in use, which becomes torch's current device. Imports torch unless the CPU is forced.
+    """Returns the spec of the device in use; a GPU becomes torch's current device. Loads torch unless CPU is forced.
 
-    Raises InputError for a QUANTBENCH_DEVICE that names no device here, UnsupportedError for a GPU that is not
-    NVIDIA's or too old.
+    Raises InputError if QUANTBENCH_DEVICE names no available device, UnsupportedError for ROCm or a GPU before Volta.
     """
     index = _chosen_index()
     if index is None:
@@ -61,10 +61,7 @@ def current() -> DeviceSpec:
 
 
 def monitor(spec: DeviceSpec) -> Callable[[], DeviceState]:
-    """A function that returns the present state of the device in use; without NVML, a state with only a note.
-
-    spec: from `current`.
-    """
+    """Returns a function that reads the state of the device in use (`spec`); without NVML the state is only a note."""
     if spec.kind == "cpu":
         return cpu_state
     nvml = open_nvml()
@@ -75,7 +72,7 @@ def monitor(spec: DeviceSpec) -> Callable[[], DeviceState]:
 
 
 def open_nvml() -> Nvml | Absent:
-    """NVML for the GPU in use, matched by UUID or PCI bus id; Absent on a processor."""
+    """Opens NVML for the GPU in use, found by UUID or PCI bus id; returns Absent on a CPU."""
     index = _chosen_index()
     if index is None:
         return Absent("no GPU is used")
@@ -85,9 +82,9 @@ def open_nvml() -> Nvml | Absent:
 
 
 def default_dtype(spec: DeviceSpec) -> str:
-    """The dtype to measure by default: bf16 where it is computed natively; else fp16 on a GPU, fp32 on a CPU.
+    """Returns the dtype to measure by default: bf16 if it is native; else fp16 on a GPU, fp32 on a CPU.
 
-    A processor's spec bounds bf16 above fp32 exactly where it has instructions for it.
+    bf16 counts as native if its peak exceeds that of fp32 (`cpu_spec` sets them equal without bf16 instructions).
     """
     bf16, fp32 = spec.peak("bf16"), spec.peak("fp32")
     if bf16 is not None and (fp32 is None or bf16 > fp32):
@@ -96,17 +93,17 @@ def default_dtype(spec: DeviceSpec) -> str:
 
 
 def default_attention(spec: DeviceSpec) -> str:
-    """The default implementation of attention: flash (one kernel) where torch has such a kernel, else unfused.
+    """Returns the default implementation of attention: flash (one kernel) if torch has such a kernel, else unfused.
 
-    FlashAttention and cuDNN's kernel need sm_80; torch's memory-efficient kernel runs on V100 and T4 as well, and
-    processors have torch's own flash kernel.
+    FlashAttention and cuDNN's kernel need sm_80; torch's memory-efficient kernel also runs on V100 and T4, and torch
+    has a flash kernel for CPUs.
     """
     capability = spec.compute_capability
     return "unfused" if capability is not None and capability < _FIRST_FLASH else "flash"
 
 
 def read_properties(properties: torch._C._CudaDeviceProperties, nvml: Nvml | Absent) -> Properties:
-    """What torch and NVML report; fields that this version of torch lacks are None."""
+    """Reads a GPU's properties from torch and NVML; fields that neither reports are None."""
     limits = Limits() if isinstance(nvml, Absent) else nvml.limits()
     clock_khz, memory_clock_khz = _has(properties, "clock_rate"), _has(properties, "memory_clock_rate")
     return Properties(
@@ -124,7 +121,7 @@ def read_properties(properties: torch._C._CudaDeviceProperties, nvml: Nvml | Abs
 
 
 def _chosen_index() -> int | None:
-    """Number of the CUDA device to use; None for the processor."""
+    """Returns the index of the CUDA device to use; None for the CPU."""
     wish = os.environ.get(VARIABLE, "").strip().lower()
     if wish == "cpu":
         return None
@@ -154,14 +151,14 @@ def _open_nvml(properties: Any) -> Nvml | Absent:
 
 
 def _has(properties: Any, name: str) -> Any:
-    """A property, or None where this torch does not have it or the driver left it 0."""
+    """Returns a property, or None if this version of torch lacks it or it is 0."""
     return getattr(properties, name, None) or None
 
 
 def warnings_for(spec: DeviceSpec, state: DeviceState, limits: Limits | None = None) -> tuple[str, ...]:
-    """Sentences about everything on the device that disturbs timings; empty if nothing does.
+    """Returns a message for each condition on the device that disturbs timings; empty if there is none.
 
-    Each says what is wrong, what it does to timings and, where possible, what to do about it.
+    Each message states the condition, its effect on timings and, if possible, a remedy.
 
     >>> warnings_for(DeviceSpec("x", "cuda", 1, 1000, 2**20, 0, 2**30, 100, {}, (8, 0)), DeviceState(other_processes=2))
     ('2 other processes compute on this GPU: their work lands in the timings. End them or take another GPU.',)

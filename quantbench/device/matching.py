@@ -1,32 +1,33 @@
-"""The spec of a GPU from what it reports about itself (`match`): a known card, a part of one, or an estimate.
+"""Derives a GPU's spec from the properties it reports, also for a partition or cut-down variant of a known card.
 
-A card is the registered one only if name, compute capability, SM count and memory size all agree: a MIG slice, a vGPU
-or a card with SMs fused off must not be judged by the full card's peaks.
+A card is the registered one only if name, compute capability, SM count and memory size all agree, so that a MIG slice,
+a vGPU or a card with disabled SMs does not get the full card's peaks. Entry point: `match`. Used by `here`.
 """
 
 import re
 from dataclasses import dataclass, replace
 
 from quantbench.device.registry import Architecture, Entry, architectures, entries
-from quantbench.device.spec import DeviceSpec
+from quantbench.device.spec import DeviceSpec, sm_name
 from quantbench.errors import UnsupportedError
 
-# CUDA reports less memory than the card is sold with: ECC on GDDR6 takes 6 %, the driver up to 3 %.
+# CUDA reports less than the nominal memory: ECC on GDDR6 takes 6 %, the driver up to 3 %.
 _MEMORY_SHARE = (0.88, 1.01)
 _MIG = re.compile(r"^(?P<card>.+?) MIG (?P<profile>\S+)$")
 _OLDEST = (7, 0)
 _GIB = 2**30
 _REPORTED = "reported by the card"
-# NVIDIA's Turing, GA102, Ada and RTX Blackwell whitepapers: a GeForce accumulates these in fp32 at half the rate.
+# GeForce cards run these at half rate with fp32 accumulation (NVIDIA's Turing, GA102, Ada and RTX Blackwell
+# whitepapers).
 _GEFORCE_HALF = ("fp16", "bf16", "tf32", "fp8")
 
 
 @dataclass(frozen=True)
 class Properties:
-    """What torch and NVML report about a GPU; None where neither does.
+    """Properties of a GPU reported by torch and NVML; None if neither reports it.
 
-    name: as CUDA has it (`NVIDIA A100-SXM4-80GB`). max_sm_clock_mhz, max_memory_clock_mhz: the highest that can be
-    set. smem_per_block_bytes: by opting in.
+    name: name in CUDA (`NVIDIA A100-SXM4-80GB`). max_sm_clock_mhz, max_memory_clock_mhz: maximum settable clocks.
+    smem_per_block_bytes: opt-in maximum shared memory per block.
     """
 
     name: str
@@ -42,7 +43,7 @@ class Properties:
 
 
 def match(properties: Properties) -> DeviceSpec:
-    """The registered card, or a spec with registered=False whose sources say what was estimated and how.
+    """Returns the registered spec, or one with registered=False whose sources state the estimates.
 
     Raises UnsupportedError for GPUs before Volta: they have no tensor cores.
 
@@ -67,7 +68,7 @@ def match(properties: Properties) -> DeviceSpec:
 
 
 def _with_reported_clock(spec: DeviceSpec, properties: Properties) -> DeviceSpec:
-    """Cards of one name differ in the clock they may reach (board partners' GeForces): the higher one is the bound."""
+    """Raises the maximum clock to the reported one: cards of one name can differ (board partners' GeForces)."""
     reported = properties.max_sm_clock_mhz
     if reported is None or reported <= spec.max_sm_clock_mhz:
         return spec
@@ -75,11 +76,11 @@ def _with_reported_clock(spec: DeviceSpec, properties: Properties) -> DeviceSpec
 
 
 def _part_of(entry: Entry, properties: Properties, mig_profile: str | None) -> DeviceSpec:
-    """A slice or a smaller version of a known card: its SMs' share of the peaks, its memory's share of bandwidth."""
+    """Scales the peaks of a registered card by the share of SMs, and for MIG bandwidth and L2 by that of memory."""
     card = entry.spec
     sm_share = properties.sm_count / card.sm_count
-    # A MIG slice has its own memory channels and cache banks; any other part shares all of them.
-    # It has eighths of them (NVIDIA MIG User Guide), and reports a little less than its share of the memory.
+    # A MIG slice has its own memory channels and cache banks, in eighths of the card's (NVIDIA MIG User Guide), and
+    # reports slightly less than its share of the memory. Other variants use all channels and banks.
     eighths = max(1, round(8 * properties.memory_bytes / card.memory_bytes))
     memory_share = min(1.0, eighths / 8) if mig_profile else 1.0
     if mig_profile:
@@ -106,10 +107,10 @@ def _part_of(entry: Entry, properties: Properties, mig_profile: str | None) -> D
 
 
 def _unknown(properties: Properties) -> DeviceSpec:
-    """A GPU that is not in the registry: its own figures, its architecture's rates, and bounds for the rest."""
+    """Estimates the spec of an unregistered GPU from its properties, its architecture's rates and upper bounds."""
     architecture, remark = _nearest_architecture(properties.compute_capability)
     kin = [e.spec for e in entries() if e.spec.compute_capability == architecture.compute_capability]
-    of = _sm(architecture.compute_capability)
+    of = sm_name(architecture.compute_capability)
     unreported = f"estimated: the highest of {of}, not reported by the card"
     clock_mhz = properties.max_sm_clock_mhz or max(s.max_sm_clock_mhz for s in kin)
     clock_source = _REPORTED if properties.max_sm_clock_mhz else unreported
@@ -153,21 +154,17 @@ def _unknown(properties: Properties) -> DeviceSpec:
 
 
 def _nearest_architecture(capability: tuple[int, int]) -> tuple[Architecture, str]:
-    """The architecture itself; else the fastest of the same major version; else the fastest of all, as a bound."""
+    """Returns the architecture, else the fastest of the same major version, else the fastest of all; and a remark."""
     known = architectures()
     if capability in known:
         return known[capability], ""
     same_major = [a for a in known.values() if a.compute_capability[0] == capability[0]]
     fastest = max(same_major or known.values(), key=lambda a: a.rate["fp16"])
-    return fastest, f" (nothing is known of {_sm(capability)})"
-
-
-def _sm(capability: tuple[int, int]) -> str:
-    return f"sm_{capability[0]}{capability[1]}"
+    return fastest, f" (nothing is known of {sm_name(capability)})"
 
 
 def slug_of(name: str, memory_bytes: int) -> str:
-    """A slug for a GPU that is not in the registry.
+    """Builds the slug of an unregistered GPU from its name and memory.
 
     >>> slug_of("NVIDIA GeForce RTX 3080 Ti", 12 * 2**30)
     'rtx-3080-ti-12gb'

@@ -1,6 +1,7 @@
-"""A GPU's state and limits from NVML (`Nvml.open`). NVML may be absent or refuse a single question; measurements go on.
+"""Reads a GPU's state and limits from NVML. If NVML is absent or a query fails, the values are None with a note.
 
-Bit values and names follow nvml.h (NVIDIA Management Library API Reference, driver 580).
+Entry point: `Nvml.open`. Used by `here`, `timing.session` and the `devices` command. Bit values and names follow nvml.h
+(NVIDIA Management Library API Reference, driver 580).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from quantbench.device.spec import DeviceState
 
-# nvmlClocksEventReasons: bit → name
+# nvmlClocksEventReasons: name by bit
 _REASONS = {
     0x001: "gpu_idle",
     0x002: "applications_clocks_setting",
@@ -26,7 +27,7 @@ _REASONS = {
     0x080: "hw_power_brake",
     0x100: "display_clock_setting",
 }
-#: reasons that hold the clock below what the card would run at by itself, for heat or power: timings suffer
+#: reasons that lower the clock for heat or power, and so disturb timings
 HARMFUL_REASONS = frozenset({"sw_power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"})
 
 _CLOCK_SM = 1
@@ -37,19 +38,19 @@ _THRESHOLD_SLOWDOWN = 1
 
 @dataclass(frozen=True)
 class Absent:
-    """NVML cannot be used; note says why."""
+    """Result of `Nvml.open` if NVML cannot be used. note: reason."""
 
     note: str
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The card's limits as they are set now; None where NVML does not report it.
+    """Current limits of a card; None if NVML does not report a value.
 
-    max_sm_clock_mhz, max_memory_clock_mhz: the highest clocks. application_sm_mhz: the clock set for applications.
-    power_limit_w: enforced now. default_power_limit_w: the factory setting.
-    slowdown_c: the temperature at which the hardware slows down.
-    persistence: whether the driver stays loaded between programs. note: what is missing, and why.
+    max_sm_clock_mhz, max_memory_clock_mhz: maximum clocks. application_sm_mhz: SM clock set for applications.
+    power_limit_w: enforced power limit. default_power_limit_w: factory setting.
+    slowdown_c: temperature at which the hardware slows down.
+    persistence: whether the driver stays loaded between programs. note: missing values with reasons.
     """
 
     driver_version: str | None = None
@@ -65,11 +66,11 @@ class Limits:
 
 
 class Nvml:
-    """NVML's view of one GPU; made by `Nvml.open`.
+    """NVML connection to one GPU; created by `Nvml.open`.
 
-    library: the module pynvml (nvidia-ml-py), or a stand-in. handle: NVML's handle of the GPU or MIG slice.
-    own_pids: returns the ids of our own processes (a function, since workers come and go).
-    pid_exists: whether a process id is valid here (in a container NVML counts the host's processes).
+    library: module pynvml (nvidia-ml-py), or a stand-in. handle: NVML handle of the GPU or MIG slice.
+    own_pids: function that returns the ids of quantbench's own processes, which change as workers start and end.
+    pid_exists: function that tests a process id (in a container NVML may report ids of the host).
     """
 
     def __init__(
@@ -81,9 +82,9 @@ class Nvml:
         pid_exists: Callable[[int], bool],
     ) -> None:
         self._nvml, self._own_pids, self._pid_exists = library, own_pids, pid_exists
-        # The processes last asked about, how many belong to others, and a note.
+        # Cache: process ids last judged, number of those of others, and a note.
         self._judged: tuple[set[int], int | None, str] = (set(), 0, "")
-        # A MIG slice has its own processes; clocks and temperature are those of its card.
+        # A MIG slice reports its own processes, but clocks and temperature are those of its card.
         self._processes_handle = self._handle = handle
         if self._number([], "MIG mode", "nvmlDeviceIsMigDeviceHandle"):
             card = self._ask([], "card", "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle)
@@ -99,9 +100,9 @@ class Nvml:
         own_pids: Callable[[], frozenset[int]] | None = None,
         pid_exists: Callable[[int], bool] | None = None,
     ) -> Nvml | Absent:
-        """The GPU with this UUID (with or without NVML's `GPU-` or `MIG-` before it) or PCI bus id.
+        """Opens the GPU with this UUID (with or without NVML's prefix `GPU-` or `MIG-`) or PCI bus id.
 
-        Never by index: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER renumber the GPUs for CUDA and not for NVML.
+        An index would be wrong: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER renumber GPUs for CUDA but not for NVML.
         """
         if library is None:
             try:
@@ -116,7 +117,7 @@ class Nvml:
         ways = [(library.nvmlDeviceGetHandleByUUID, name) for name in names]
         if pci_bus_id:
             ways.append((library.nvmlDeviceGetHandleByPciBusId, pci_bus_id))
-        why = "CUDA tells neither its UUID nor its PCI bus id"
+        why = "CUDA reports neither its UUID nor its PCI bus id"
         for find, name in ways:
             try:
                 handle = find(name)
@@ -127,7 +128,7 @@ class Nvml:
         return Absent(f"NVML does not know this GPU ({why})")
 
     def state(self, *, processes: bool = True) -> DeviceState:
-        """The card's state now. processes=False leaves out other processes, which take longest to ask for."""
+        """Reads the card's state. processes=False omits other processes, the slowest query."""
         notes: list[str] = []
         number = partial(self._number, notes)
         return DeviceState(
@@ -141,15 +142,15 @@ class Nvml:
         )
 
     def sm_clock_mhz(self) -> float | None:
-        """The SM clock alone, fast enough to ask around every sample."""
+        """Reads only the SM clock in MHz, fast enough for every sample."""
         return self._number([], "SM clock", "nvmlDeviceGetClockInfo", _CLOCK_SM)
 
     def throttle_reasons(self) -> tuple[str, ...]:
-        """Names of what holds the clock down now; empty if nothing does or NVML does not report it."""
+        """Reads the active clock event reasons; empty if there are none or NVML does not report them."""
         return self._reasons([])
 
     def limits(self) -> Limits:
-        """Clocks, power and temperature that the card is limited to."""
+        """Reads the card's limits of clocks, power and temperature."""
         notes: list[str] = []
         number = partial(self._number, notes)
         power_w = self._watts(notes, "power limit", "nvmlDeviceGetEnforcedPowerLimit")
@@ -175,7 +176,7 @@ class Nvml:
         )
 
     def _ask(self, notes: list[str], what: str, function: str, *arguments: Any) -> Any:
-        """A function's answer. None, with the reason in `notes`, if NVML refuses or this nvidia-ml-py lacks it."""
+        """Calls an NVML function. Returns None and adds the reason to `notes` if it fails or does not exist."""
         try:
             return getattr(self._nvml, function)(*arguments)
         except (self._nvml.NVMLError, AttributeError) as error:
@@ -183,7 +184,6 @@ class Nvml:
             return None
 
     def _number(self, notes: list[str], what: str, function: str, *arguments: Any) -> float | None:
-        """A number of the card, see `_ask`."""
         answer = self._ask(notes, what, function, self._handle, *arguments)
         return None if answer is None else float(answer)
 
@@ -192,7 +192,7 @@ class Nvml:
         return None if milliwatts is None else milliwatts / 1000
 
     def _reasons(self, notes: list[str]) -> tuple[str, ...]:
-        # The function was renamed in driver 535; older libraries only know the old name.
+        # The function was renamed in driver 535; older libraries have only the old name.
         mask = self._ask([], "", "nvmlDeviceGetCurrentClocksEventReasons", self._handle)
         if mask is None:
             mask = self._ask(notes, "throttle reasons", "nvmlDeviceGetCurrentClocksThrottleReasons", self._handle)
@@ -204,27 +204,27 @@ class Nvml:
         if running is None:
             return None
         pids = {int(process.pid) for process in running}
-        if pids <= {os.getpid()}:  # the usual case, and walking the process tree takes milliseconds
+        if pids <= {os.getpid()}:  # the usual case, without walking the process tree (milliseconds)
             return 0
-        if pids != self._judged[0]:  # asked some fifty times a second, beside samples
+        if pids != self._judged[0]:  # cached, because this runs about 50 times a second during sampling
             self._judged = (pids, *self._judge(pids))
         _, others, note = self._judged
         notes += [note] if note else []
         return others
 
     def _judge(self, pids: set[int]) -> tuple[int | None, str]:
-        """How many of these processes are not ours, or None and the reason."""
+        """Returns how many of these processes are not quantbench's own; None and the reason if unknown."""
         own = self._own_pids()
         strangers = {pid for pid in pids - own if not self._pid_exists(pid)}
         if strangers and not pids & own:
-            # One of them may be this very process under the host's number.
-            note = f"NVML counts {len(pids)} processes by numbers of another namespace, ours perhaps among them"
+            # One of them may be this process under its id on the host.
+            note = f"NVML reports {len(pids)} process ids of another PID namespace, perhaps including this process"
             return None, note
         return len(pids - own), ""
 
 
 def decode_reasons(mask: int) -> tuple[str, ...]:
-    """Names of the bits of NVML's clock event reasons, lowest first.
+    """Returns the names of the bits set in NVML's clock event reasons, lowest first.
 
     >>> decode_reasons(0x24)
     ('sw_power_cap', 'sw_thermal')
@@ -234,7 +234,7 @@ def decode_reasons(mask: int) -> tuple[str, ...]:
 
 
 def _own_pids() -> frozenset[int]:
-    """This process, those it started, and those that started it (a sweep's own process waits for its worker)."""
+    """Returns the ids of this process, its descendants and its ancestors (a sweep's main process starts the worker)."""
     import psutil
 
     me = psutil.Process()

@@ -1,4 +1,8 @@
-"""The registry of known GPUs, read once from registry.toml: `lookup` finds one by name, `known` lists them."""
+"""Reads the registry of known GPUs from registry.toml and looks GPUs up by name.
+
+Entry points: `lookup`, `known`, `entries`, `architectures`. Used by `matching`, and by most packages through
+`quantbench.device`.
+"""
 
 import re
 import tomllib
@@ -16,12 +20,12 @@ _KIB = 2**10
 _MIB = 2**20
 _GIB = 2**30
 
-# Words of a name that no slug has, and parts of a slug that are not its model.
+# Words of CUDA's names that slugs omit, and parts of a slug that are not the model.
 _MAKERS = ("nvidia", "tesla", "geforce")
 _MEMORY_SIZE = re.compile(r"^(\d+)g(?:i?b)?$")
 _FORM_FACTOR = re.compile(r"^(sxm\d*|pcie|nvl)$")
 
-#: fields of a spec that carry a constant, and so a source, for every registered GPU
+#: fields of a spec with a source for every registered GPU
 SOURCED = (
     "compute_capability", "sm_count", "sm_clock_mhz", "max_sm_clock_mhz", "l2_bytes", "smem_per_sm_bytes",
     "smem_per_block_bytes", "memory_bytes", "memory_gb_per_s", "peak_tflops",
@@ -30,9 +34,9 @@ SOURCED = (
 
 @dataclass(frozen=True)
 class Architecture:
-    """Constants of all GPUs of one compute capability.
+    """Constants shared by all GPUs of one compute capability.
 
-    rate: dense operations per SM and clock by dtype, at full rate. source: of the constants (`smem`, `rate`).
+    rate: dense operations per SM and clock by dtype, at full rate. source: sources, by `smem` and `rate`.
     """
 
     compute_capability: tuple[int, int]
@@ -44,10 +48,10 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Entry:
-    """One known GPU.
+    """Entry of the registry: one GPU model.
 
-    names: as CUDA reports them. memory_clock_mhz, memory_bus_bits: the bandwidth is two transfers a clock.
-    half_rate: dtypes that this product runs at half its architecture's rate.
+    names: names that CUDA reports. memory_clock_mhz, memory_bus_bits: memory clock (two transfers each) and bus width.
+    half_rate: dtypes that this model runs at half the rate of its architecture.
     """
 
     spec: DeviceSpec
@@ -58,11 +62,11 @@ class Entry:
 
 
 def lookup(name: str) -> DeviceSpec:
-    """The spec of a known GPU, by slug, by the name that CUDA reports, or by a short name: the words of a slug that
-    leave one model (`h100`, `a100-40gb`, `A100 PCIe 80G`).
+    """Returns the spec of a registered GPU by slug, by the name that CUDA reports, or by words of a slug that identify
+    one model (`h100`, `a100-40gb`, `A100 PCIe 80G`).
 
-    One rule decides between cards of one model: SXM modules before cards in slots, then the larger memory. Raises
-    InputError that lists candidates for a name that fits several models (`rtx-6000`) or none.
+    Among variants of one model, SXM modules come before PCIe cards, then larger memory first. Raises InputError with
+    candidates if the name matches several models (`rtx-6000`) or none.
 
     >>> lookup("a100").name, lookup("V100-16GB").name
     ('a100-sxm4-80gb', 'v100-sxm2-16gb')
@@ -87,7 +91,7 @@ def lookup(name: str) -> DeviceSpec:
 
 
 def _words_of(name: str) -> list[str]:
-    """The words of a name as slugs have them: `NVIDIA A100_80GiB` as a100, 80gb."""
+    """Splits a name into the words of a slug: `NVIDIA A100_80GiB` into a100, 80gb."""
     words = re.split(r"[-_\s]+", name.strip().lower())
     return [_MEMORY_SIZE.sub(r"\1gb", word) for word in words if word and word not in _MAKERS]
 
@@ -97,26 +101,26 @@ def _has_word(slug: str, word: str) -> bool:
 
 
 def _model_of(slug: str) -> str:
-    """The slug without form factor and memory: `rtx-pro-6000-96gb` as rtx-pro-6000."""
+    """Returns the slug without form factor and memory: rtx-pro-6000 for `rtx-pro-6000-96gb`."""
     parts = slug.split("-")
     return "-".join(part for part in parts if not _MEMORY_SIZE.match(part) and not _FORM_FACTOR.match(part))
 
 
 def known() -> tuple[DeviceSpec, ...]:
-    """Every GPU of the registry, by age of its architecture."""
+    """Returns the specs of all registered GPUs, in the file's order."""
     return tuple(entry.spec for entry in entries())
 
 
 @cache
 def entries() -> tuple[Entry, ...]:
-    """Every entry of the registry, in the file's order."""
+    """Returns all entries of the registry, in the file's order."""
     data = _data()
     return tuple(_entry(slug, values, data["documents"]) for slug, values in data["device"].items())
 
 
 @cache
 def architectures() -> Mapping[tuple[int, int], Architecture]:
-    """The known architectures by compute capability."""
+    """Returns the known architectures by compute capability."""
     data = _data()
     return {
         _capability(text): Architecture(
@@ -161,7 +165,7 @@ def _entry(slug: str, values: dict[str, Any], documents: dict[str, str]) -> Entr
 
 
 def _cite(text: str, documents: dict[str, str]) -> str:
-    """`key: remark` → the document's title, and the remark."""
+    """Replaces the key in `key: remark` by the document's title."""
     key, _, remark = text.partition(":")
     return documents[key] + (f":{remark}" if remark else "")
 

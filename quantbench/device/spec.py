@@ -1,4 +1,7 @@
-"""The constants of a device that arithmetic on tiles, waves and rooflines needs (`DeviceSpec`), and its state."""
+"""Defines a device's constants for the arithmetic of tiles, waves and rooflines (`DeviceSpec`), and its state.
+
+Used by nearly all packages, mostly through `quantbench.device`.
+"""
 
 import re
 from collections.abc import Mapping
@@ -6,7 +9,7 @@ from dataclasses import dataclass, field
 
 from quantbench.errors import InputError, require_choice
 
-# Wide enough for anything built between 2016 and today, narrow enough to catch a slipped decimal or a wrong unit.
+# Plausible values of devices built since 2016; they catch a misplaced decimal point or a wrong unit.
 _RANGES: dict[str, tuple[float, float]] = {
     "sm_count": (1, 1024),
     "sm_clock_mhz": (200, 7000),
@@ -17,29 +20,28 @@ _RANGES: dict[str, tuple[float, float]] = {
     "memory_bytes": (2**28, 2**44),
     "memory_gb_per_s": (1, 20_000),
 }
-# Folders and files have this name.
+# The name is used for folders and files.
 _SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PEAK_TFLOPS_RANGE = (0.001, 50_000)
 
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """One kind of device.
+    """Hardware constants of one device model.
 
-    name: its slug (`a100-sxm4-80gb`, `cpu-amd-epyc`). kind: cuda or cpu.
-    sm_count: streaming multiprocessors; on a CPU the cores in use.
-    sm_clock_mhz: the boost clock that the peaks are stated at.
-    l2_bytes: last-level cache. smem_per_sm_bytes: shared memory of one SM (0 on a CPU).
-    memory_gb_per_s: 1e9 bytes a second.
-    peak_tflops: dense peak by dtype, 1e12 operations a second, with tensor cores where the dtype has them and fp32
+    name: slug (`a100-sxm4-80gb`, `cpu-amd-epyc`). kind: cuda or cpu.
+    sm_count: streaming multiprocessors; cores in use on a CPU.
+    sm_clock_mhz: boost clock at which the peaks are stated.
+    l2_bytes: last-level cache. smem_per_sm_bytes: shared memory per SM (0 on a CPU).
+    memory_gb_per_s: memory bandwidth, 1e9 bytes/s.
+    peak_tflops: dense peak by dtype, 1e12 operations/s, with tensor cores if they support the dtype and with fp32
         accumulation.
-    source: of each constant, by field name; `peak_tflops.bf16` and the like for single peaks.
-    registered: False for a spec derived from what an unknown device reports about itself.
-    smem_per_block_bytes: the most that one block can have, by opting in (0: not known).
-    max_sm_clock_mhz: the highest clock the device can run at; 0 stands for sm_clock_mhz. It is above sm_clock_mhz on
-        many cards (H100 SXM: peaks at 1830 MHz, runs at up to 1980), and a peak is a bound only at its own clock: see
-        `ceiling`.
-    peak_clock_mhz: by dtype, the clock of peaks that are not stated at sm_clock_mhz.
+    source: source of each constant, by field name; `peak_tflops.bf16` etc. for single peaks.
+    registered: False for a spec derived from the properties that the device reports.
+    smem_per_block_bytes: opt-in maximum shared memory per block (0: unknown).
+    max_sm_clock_mhz: maximum clock; 0 means sm_clock_mhz. Many cards run above sm_clock_mhz (H100 SXM: peaks at 1830,
+        runs at up to 1980 MHz), so their rates can exceed peak_tflops: see `ceiling`.
+    peak_clock_mhz: clock of the peak by dtype, for peaks not stated at sm_clock_mhz.
     """
 
     name: str
@@ -77,13 +79,13 @@ class DeviceSpec:
             raise InputError(who, "compute_capability = None", "(major, minor) for a cuda device")
 
     def peak(self, dtype: str) -> float | None:
-        """Dense peak in TFLOP/s for `dtype`; None where the device has no such arithmetic or it is not known."""
+        """Returns the dense peak in TFLOP/s for `dtype`; None if unsupported or unknown."""
         return self.peak_tflops.get(dtype)
 
     def ceiling(self, dtype: str, clock_mhz: float | None = None) -> float | None:
-        """The TFLOP/s that cannot be exceeded at `clock_mhz` (default: the highest clock); None as for `peak`.
+        """Returns the stated peak in TFLOP/s scaled to `clock_mhz` (default: the maximum clock); None if unknown.
 
-        The stated peak scaled from the clock it is stated at. A figure above the ceiling is no measurement.
+        A rate above the ceiling cannot be a valid measurement.
         """
         peak = self.peak(dtype)
         if peak is None:
@@ -93,20 +95,23 @@ class DeviceSpec:
 
     @property
     def architecture(self) -> str:
-        """`sm_80` and the like, or `cpu`."""
-        if self.compute_capability is None:
-            return "cpu"
-        major, minor = self.compute_capability
-        return f"sm_{major}{minor}"
+        """Name of the architecture: `sm_80` etc., or `cpu`."""
+        return "cpu" if self.compute_capability is None else sm_name(self.compute_capability)
+
+
+def sm_name(compute_capability: tuple[int, int]) -> str:
+    """Formats a compute capability as NVIDIA does: `sm_80`."""
+    major, minor = compute_capability
+    return f"sm_{major}{minor}"
 
 
 @dataclass(frozen=True)
 class DeviceState:
-    """A device's state at one moment; None where it is not known.
+    """State of a device at one moment; unknown values are None.
 
-    throttle_reasons: names of what holds the clock down now. other_processes: on the card, not ours.
-    note: why something is missing ("NVML is not installed").
-    load_per_core: on a processor, the load average of the last minute over its logical cores.
+    throttle_reasons: active NVML clock event reasons. other_processes: number of compute processes of others.
+    note: reason for unknown values ("NVML is not installed").
+    load_per_core: load average of the last minute per logical core (CPU only).
     """
 
     sm_clock_mhz: float | None = None

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.errors import InputError, StoreError
-from quantbench.files import folders_with, open_binary, read_text, reason
+from quantbench.files import folders_with, open_binary, read_json, reason
 from quantbench.importers.megatron_log import COLUMNS, LARGEST_LOG_BYTES, Iterations
 from quantbench.stats import median_interval
 from quantbench.store.environment import installed_versions, relevant_environment
@@ -171,8 +171,8 @@ def training_folders(paths: Sequence[Path]) -> list[Path]:
 def _load(folder: Path) -> dict[str, Any]:
     path = folder / "training.json"
     try:
-        data = json.loads(read_text(path))
-    except (OSError, ValueError, RecursionError) as error:
+        data = read_json(path)
+    except (OSError, ValueError) as error:
         raise StoreError("read training", f"{path} ({reason(error)})", "a training.json") from None
     found = (data.get("format"), data.get("version")) if isinstance(data, dict) else (None, None)
     if found != (TRAINING_FORMAT, TRAINING_VERSION):

@@ -1,9 +1,9 @@
-"""What is known of a site: the planner's fitted constants (`shipped`, from planner.json) and measured links.
+"""Loads the planner's fitted constants of each site, and replaces a cluster's stated link speeds by measured ones.
 
-Four constants belong to the iteration's time and two to the memory. They describe a site: its machines and its
-software. At a site without fitted constants collectives take the time that they take alone, launches are hidden and the
-network runs at its rate. Everything else in the planner is counted (bytes, FLOPs, micro-batches), taken from a
-specification, or predicted by a latency model. `python -m tools.planner_fit` fits the constants.
+Four constants describe the time of an iteration and two the memory at one site (its machines and software). At a site
+without fitted constants, collectives take as long as in isolation, launches are hidden and the network runs at its
+stated rate. Entry points: `shipped` (reads planner.json, which tools/planner_fit.py writes), `with_measured_links`.
+Used by the other planner modules and by `plan`, `predict` and `advice.advise`.
 
 History of the format:
 1  first version.
@@ -29,31 +29,32 @@ from quantbench.workload import Collective, Workload
 
 _WHO = "planner.json"
 _FORMAT, _VERSION = "quantbench-planner", 2
-#: the constants of the iteration's time: name → (lowest, highest) plausible value
+#: constants of the iteration time: name → (lowest, highest) plausible value
 RANGES = {
     "tensor_factor": (1.0, 10.0),
     "layer_overhead_ms": (0.0, 50.0),
     "data_parallel_share": (0.01, 1.0),
     "unaligned_share": (0.01, 16.0),
 }
-#: those of the memory
+#: constants of the memory, likewise
 MEMORY_RANGES = {"base_gib": (0.0, 20.0), "activation_slack": (0.0, 2.0)}
-# A link is a curve: one size says nothing of the others.
+# A link is a curve of time over size; one size is not enough for it.
 _FEWEST_SIZES = 2
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The constants of one site.
+    """Planner constants of one site. (`latency.gemm.cliffs.Calibration` is part of a GEMM model.)
 
-    tensor_factor: time of a tensor-parallel collective inside training over that of NCCL's table, where all GPUs enter
-        it at once: waiting for the last of them, and the hosts.
-    layer_overhead_ms: per layer and micro-batch, forward to backward: launches, small kernels.
-    data_parallel_share: share of a node's network adapters that data-parallel traffic gets.
-    unaligned_share: rate of batched products whose rows are not 16-byte aligned, over the GPU's fp32 peak.
-    base_gib: memory of a process for context, communicators, buckets and workspaces. Fitted apart.
-    activation_slack: memory that the caching allocator holds beyond the activations, as a share of them. Fitted apart.
-    scatter: 90 % quantile of |ln(predicted / measured)|; it widens intervals and moves no prediction.
+    tensor_factor: time of a tensor-parallel collective during training over its isolated time. It is above 1 because
+        GPUs wait for the slowest of them and for the hosts.
+    layer_overhead_ms: time of launches and small kernels per layer and micro-batch, forward and backward.
+    data_parallel_share: share of the bandwidth of a node's network adapters that data-parallel traffic reaches.
+    unaligned_share: rate of batched GEMMs with rows not aligned to 16 bytes, as a share of the GPU's fp32 peak.
+    base_gib: memory of a process for context, communicators, buckets and workspaces, GiB.
+    activation_slack: memory that the caching allocator holds beyond the activations, as a share of them.
+    scatter: 90 % quantile of |ln(predicted / measured)|; widens intervals but does not change predictions.
+    provenance: origin of the constants, by topic.
     """
 
     tensor_factor: float
@@ -73,7 +74,7 @@ class Calibration:
 
     @property
     def fitted(self) -> bool:
-        """Whether it was fitted to rows of this site."""
+        """True if the constants were fitted to rows of this site."""
         return bool(self.provenance.get("rows_fitted"))
 
     def __str__(self) -> str:
@@ -86,17 +87,17 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Calibrations:
-    """Constants by site (a cluster's name), and those for everywhere else."""
+    """Planner constants by site (name of a cluster), and those for all other sites (`elsewhere`)."""
 
     sites: Mapping[str, Calibration]
     elsewhere: Calibration
 
     def of(self, cluster: Cluster) -> Calibration:
-        """The constants for a cluster."""
+        """Returns the constants for a cluster."""
         return self.sites.get(cluster.name, self.elsewhere)
 
     def to_json(self) -> dict[str, Any]:
-        """The content of planner.json."""
+        """Returns the content of planner.json."""
         return {
             "format": _FORMAT,
             "version": _VERSION,
@@ -106,7 +107,7 @@ class Calibrations:
 
     @classmethod
     def from_json(cls, data: object) -> Calibrations:
-        """What `to_json` wrote. Raises InputError for anything else."""
+        """Builds the constants from the output of `to_json`. Raises InputError for anything else."""
         if not isinstance(data, dict) or (data.get("format"), data.get("version")) != (_FORMAT, _VERSION):
             raise InputError(_WHO, repr(data)[:80], f"{_FORMAT} version {_VERSION}")
         try:
@@ -118,21 +119,21 @@ class Calibrations:
 
 @cache
 def shipped() -> Calibrations:
-    """The constants that come with the package."""
+    """Returns the constants in the package's planner.json."""
     return Calibrations.from_json(json.loads((files("quantbench.planner") / "planner.json").read_text("utf-8")))
 
 
 def with_measured_links(
     cluster: Cluster, measured: Iterable[tuple[Workload, float]], source: str, *, between_nodes: bool = True
 ) -> Cluster:
-    """`cluster` with links measured by `quantbench comm` in place of those from public tables.
+    """Returns `cluster` with links measured by `quantbench comm` in place of those from public tables.
 
-    All-reduces inside a node become its links, by number of GPUs. The best bus bandwidth of all-reduces between nodes
-    becomes the node's rate: a ring leaves a node once, so its adapters carry what each GPU sends.
+    All-reduces inside a node give its links, by number of GPUs. The highest bus bandwidth of all-reduces between nodes
+    gives the node's network rate: a ring leaves a node once, so its adapters carry the bytes that each GPU sends.
 
-    measured: collectives with their times in microseconds; other workloads are ignored.
-    source: where the times come from, for provenance.
-    between_nodes: whether to take the node's rate; not where constants were fitted against the stated one.
+    measured: (workload, time in µs) pairs; only all-reduces are used.
+    source: origin of the times, for provenance.
+    between_nodes: whether to replace the node's rate; False if constants were fitted against the stated rate.
     """
     times: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     node_gb_per_s = 0.0
@@ -157,7 +158,7 @@ def with_measured_links(
 
 
 def _link(by_size: dict[int, list[float]]) -> Link:
-    """A curve through the medians. A larger message never takes less time, so noise cannot bend it down."""
+    """Returns the curve through the median times, made non-decreasing in the message size."""
     sizes = sorted(by_size)
     times_us, longest = [], -math.inf
     for size in sizes:

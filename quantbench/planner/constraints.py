@@ -1,6 +1,7 @@
-"""The rules of layouts: `violations` lists those a layout breaks and what to change, `is_possible` tests if it can run.
+"""Checks layouts against the divisibility and framework rules of Megatron-DeepSpeed.
 
-A layout that breaks a strict rule stops with an error. Breaking one of the others costs time or wastes GPUs.
+A layout that breaks a strict rule cannot run; breaking one of the other rules costs time or GPUs. Entry points:
+`violations`, `strict_violations`, `is_possible`. Used by `search`, `row_checks`, `row_results` and `plan`.
 Sources: Megatron-LM (megatron/arguments.py, fused_softmax.py), DeepSpeed's pipeline engine, and the sanity checks in
 the BigScience documents.
 """
@@ -18,7 +19,7 @@ from quantbench.workload import Softmax
 
 @dataclass(frozen=True)
 class Constraint:
-    """A rule. name: short, for tables. rule: the predicate. strict: whether a layout that breaks it cannot run."""
+    """Rule for layouts. name: short name for tables. rule: text of the condition. strict: required to run."""
 
     name: str
     rule: str
@@ -27,7 +28,7 @@ class Constraint:
 
 @dataclass(frozen=True)
 class Violation:
-    """A rule that a layout breaks. message: what is wrong and what to change."""
+    """Rule broken by a layout. message: the conflict and the suggested change."""
 
     constraint: Constraint
     message: str
@@ -55,27 +56,27 @@ CONSTRAINTS = (
     _HEADS, _GPUS, _BATCH, _STAGES, _INTERLEAVE, *_DIVISIBLE, _KV_HEADS, _NODE, _SEQUENCE, _ZERO, _RAMPUP, _VOCAB,
     _ALIGNED, _SOFTMAX, _BUBBLE,
 )  # fmt: skip
-#: names of strict rules that belong to one framework: others run layouts that break them
+#: names of strict rules specific to one framework; other frameworks run layouts that break them
 OF_SOFTWARE = frozenset(rule.name for rule in (_BATCH, _INTERLEAVE, _NODE, _ZERO, _RAMPUP))
 
 
 def violations(job: Job, layout: Layout) -> tuple[Violation, ...]:
-    """Every rule that the layout breaks, strict ones first, in the order of CONSTRAINTS."""
+    """Returns every rule that the layout breaks, strict ones first, in the order of CONSTRAINTS."""
     return (*strict_violations(job, layout), *(Violation(*found) for found in _costly(job, layout)))
 
 
 def strict_violations(job: Job, layout: Layout) -> tuple[Violation, ...]:
-    """Every strict rule that the layout breaks, in the order of CONSTRAINTS."""
+    """Returns every strict rule that the layout breaks, in the order of CONSTRAINTS."""
     return tuple(Violation(*found) for found in _strictly_broken(job, layout))
 
 
 def is_possible(job: Job, layout: Layout) -> bool:
-    """Whether the layout keeps every strict rule."""
+    """Returns True if the layout breaks no strict rule."""
     return next(_strictly_broken(job, layout), None) is None
 
 
 def _strictly_broken(job: Job, layout: Layout) -> Iterator[tuple[Constraint, str]]:
-    """(rule, message) of every strict rule that is broken."""
+    """Yields (rule, message) for every broken strict rule."""
     shape, dp, tp, pp, mbs = job.shape, layout.dp, layout.tp, layout.pp, layout.mbs
     if shape.head_dim * shape.heads != shape.hidden and shape.hidden % shape.heads:
         choice = _multiples(shape.hidden, shape.heads)
@@ -120,7 +121,7 @@ def _strictly_broken(job: Job, layout: Layout) -> Iterator[tuple[Constraint, str
 
 
 def _stages(layers: int, layout: Layout) -> str:
-    """Why the layers do not divide into the layout's stages; "" if they do."""
+    """Returns why the layers do not divide into the layout's stages; "" if they do."""
     pp, counted = layout.pp, layers
     if layers < pp:
         return f"{layers} layers cannot fill {pp} stages; take pp = {layers} or less"
@@ -136,7 +137,7 @@ def _stages(layers: int, layout: Layout) -> str:
 
 
 def _interleave(layers: int, layout: Layout, micro_batches: int) -> str:
-    """Why the layout's stages cannot be interleaved; "" if they can."""
+    """Returns why the layout's stages cannot be interleaved; "" if they can."""
     pp, chunks = layout.pp, layout.interleave
     if pp == 1:
         return f"interleave {chunks} without pipeline stages; take interleave = 1"
@@ -154,7 +155,7 @@ def _interleave(layers: int, layout: Layout, micro_batches: int) -> str:
 
 
 def _costly(job: Job, layout: Layout) -> Iterator[tuple[Constraint, str]]:
-    """(rule, message) of every other rule that is broken."""
+    """Yields (rule, message) for every broken rule that is not strict."""
     shape, tp = job.shape, layout.tp
     padded = padded_vocab(shape.vocab, tp)
     if shape.vocab != padded:
@@ -180,7 +181,7 @@ def _costly(job: Job, layout: Layout) -> Iterator[tuple[Constraint, str]]:
 
 
 def _multiples(value: int, divisor: int) -> str:
-    """The multiples around a value, for messages.
+    """Formats the multiples of `divisor` around a value.
 
     >>> _multiples(192, 128), _multiples(70, 12)
     ('128 or 256', '60 or 72')

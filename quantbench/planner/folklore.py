@@ -1,6 +1,7 @@
-"""Rules of thumb of the BigScience documents, compared with the best layouts that a search finds (`judge_folklore`).
+"""Compares rules of thumb of the BigScience documents with the best layouts of a search.
 
-Each rule comes with the layout that it leads to, its cost against the best layout, and the reason where it fails.
+For each rule it reports the layout that follows from it, its cost against the best layout, and why the rule fails.
+Entry point: `judge_folklore`. Used by `plan`. (`analysis.rules` tests rules of thumb for shapes with measurements.)
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from quantbench.planner.predict import Prediction
 from quantbench.planner.search import Found
 from quantbench.units import percent
 
-# A cost below the accuracy of the model: the rule's choice counts as good as the best.
+# Costs below this are within the model's accuracy, so the rule's layout counts as equally good.
 _NEGLIGIBLE = 0.02
 _BYTES_PER_PARAMETER = 18
 _MEMORY_SHARE = 0.75
@@ -28,7 +29,7 @@ _PREQUEL = f"{_BIGSCIENCE}/tr11-176B-ml/chronicles-prequel.md"
 
 @dataclass(frozen=True)
 class LayoutRule:
-    """A rule of thumb. source: the public document. weakness: where it goes wrong, in general."""
+    """Rule of thumb for layouts. source: public document. weakness: cases in which the rule is wrong."""
 
     name: str
     text: str
@@ -38,10 +39,12 @@ class LayoutRule:
 
 @dataclass(frozen=True)
 class Judged:
-    """A rule and what the search says of it.
+    """Verdict on a rule of thumb for one job.
 
-    verdict: holds, costs time, fails (nothing that it asks for fits), or note.
-    cost: the rule's best layout over the best of all, minus 1; None where there is none. choice: that layout.
+    verdict: holds, costs time, fails (no layout that follows the rule fits, or its prediction is wrong), or note.
+    finding: text of the comparison.
+    cost: extra time of the rule's best layout over the best of all, as a share; None if no layout is compared.
+    choice: the rule's best layout.
     """
 
     rule: LayoutRule
@@ -51,7 +54,7 @@ class Judged:
     choice: Prediction | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Returns the verdict as a JSON object."""
         return {
             **asdict(self.rule),
             "verdict": self.verdict,
@@ -100,7 +103,7 @@ _ALIGNED_HEADS = LayoutRule(
 
 
 def judge_folklore(job: Job, found: Found) -> list[Judged]:
-    """Every rule against the layouts that fit. Empty if none does."""
+    """Compares every rule with the layouts that fit. Returns an empty list if none fits."""
     if not found.ranked:
         return []
     best, hidden, node = found.ranked[0], job.shape.hidden, job.cluster.gpus_per_node
@@ -128,7 +131,7 @@ def judge_folklore(job: Job, found: Found) -> list[Judged]:
 
 
 def _best_of(rule: LayoutRule, found: Found, keep: Callable[[Prediction], bool], which: str) -> Judged:
-    """The best of the layouts that the rule leads to. which: them, in words."""
+    """Compares the best layout that follows the rule with the best of all. which: text for these layouts."""
     choice = next(filter(keep, found.ranked), None)
     if choice is None:
         return Judged(rule, "fails", f"nothing {which} fits; the best is {found.ranked[0].layout}")
@@ -136,7 +139,7 @@ def _best_of(rule: LayoutRule, found: Found, keep: Callable[[Prediction], bool],
 
 
 def _compared(rule: LayoutRule, found: Found, choice: Prediction, which: str) -> Judged:
-    """The rule's choice against the best layout of all. which: the choice, in words."""
+    """Compares one layout with the best of all. which: text for the layout."""
     best = found.ranked[0]
     cost = choice.sec_per_it / best.sec_per_it - 1
     if cost <= _NEGLIGIBLE:

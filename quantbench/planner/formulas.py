@@ -1,8 +1,9 @@
-"""Parameters and FLOPs of a model, and TFLOPs per GPU as three calculators state them (`tflops_by_calculator`).
+"""Counts parameters and FLOPs of a model, and computes TFLOPs per GPU by the formulas of three public calculators.
 
-The calculators differ by up to 16 % for the same run, so a figure needs the name of its calculator. All count hardware
-FLOPs of training with activation recomputation: 8 FLOPs per parameter and token (2 forward, 2 for the recomputed
-forward, 4 backward). Without recomputation the work is 3/4 of that.
+The calculators differ by up to 16 % for the same run, so TFLOPs must be stated with their calculator. All count
+hardware FLOPs of training with activation recomputation: 8 FLOPs per parameter and token (2 forward, 2 for the
+recomputed forward, 4 backward). Without recomputation the work is 3/4 of that. Entry points: `parameters`,
+`model_flops`, `hardware_flops`, `tflops_by_calculator`. Used by the planner, `advice` and `report.shape_comparison`.
 
 Sources: `simple`: bigscience-workshop/bigscience, train/tr8-104B-wide and math/README.md. `old`: the estimate that
 Megatron-DeepSpeed logged before 21 February 2022. `megatron`: Narayanan et al., Efficient Large-Scale Language Model
@@ -20,16 +21,16 @@ from quantbench.workload import TransformerShape
 def tflops_by_calculator(
     shape: TransformerShape, *, gbs: int, tp: int, sec_per_it: float, gpus: int, size_b: float | None = None
 ) -> dict[str, float]:
-    """TFLOP/s per GPU with full recomputation, by the name of each calculator that holds for the shape.
+    """Returns TFLOP/s per GPU with full recomputation, by name of each calculator that applies to the shape.
 
-    simple: 8 · parameters · seq · gbs / time. Leaves out attention's share, which grows with seq / hidden.
+    simple: 8 · parameters · seq · gbs / time. Omits the attention scores, whose share grows with seq / hidden.
     old: 8 · l·(12h² + 13h + 6h·(tp − 1)) · seq · gbs / time, for GPT layers. The last term counts biases and norms of a
-        layer once per tensor-parallel rank. Leaves out embeddings and attention's s², so it understates by 4 % at 80
-        layers of 14400 and by 16 % at 8.
-    megatron: 96 · gbs · s · l · h² · (1 + s/6h + V/16lh) / time, for GPT layers, all pairs of tokens counted.
+        layer once per tensor-parallel rank. Omits embeddings and attention scores, so it is too low: by 4 % for 80
+        layers of hidden 14400 and by 16 % for 8 layers.
+    megatron: 96 · gbs · s · l · h² · (1 + s/6h + V/16lh) / time, for GPT layers. Counts all pairs of tokens.
 
-    gbs: samples of shape.seq tokens in an iteration that took `sec_per_it` on `gpus` GPUs.
-    size_b: stated parameters of the model, 1e9, for `simple`; by default those of the shape.
+    gbs: samples of shape.seq tokens per iteration. sec_per_it: seconds per iteration on `gpus` GPUs.
+    size_b: stated number of parameters, 1e9, for `simple`; default: parameters of the shape.
 
     Raises InputError for a time or number of GPUs that is not above 0.
 
@@ -51,7 +52,7 @@ def tflops_by_calculator(
 
 
 def _is_gpt(shape: TransformerShape) -> bool:
-    """Whether its layers are GPT layers of 12·hidden² weights."""
+    """Checks for GPT layers of 12·hidden² weights."""
     as_many_heads = shape.kv_heads == shape.heads and shape.heads * shape.head_dim == shape.hidden
     return as_many_heads and not shape.gated and shape.ffn == 4 * shape.hidden
 
@@ -62,14 +63,14 @@ def _megatron_flops(shape: TransformerShape, gbs: int) -> float:
 
 
 def gpt_layer_parameters(hidden: int) -> int:
-    """Weights, biases and norms of one GPT layer with an MLP of 4 · hidden: 12·h² + 13·h."""
+    """Returns the parameters of one GPT layer with an MLP of 4 · hidden: 12·h² weights, 13·h biases and norms."""
     return 12 * hidden**2 + 13 * hidden
 
 
 def parameters(shape: TransformerShape) -> int:
-    """Parameters of the model with the biases and norms of its layers and the final norm.
+    """Returns the parameters of the model, including biases and norms. (`TransformerShape.parameters` counts matrices.)
 
-    Position embeddings are left out (BLOOM has none; for the others they are below 0.05 %).
+    Omits position embeddings, which most current models do not have.
 
     >>> from quantbench.workload.presets import preset
     >>> parameters(preset("bloom-176b"))
@@ -83,16 +84,16 @@ def parameters(shape: TransformerShape) -> int:
 
 
 def useful_parameters(shape: TransformerShape, vocab: int) -> int:
-    """Parameters without those of a vocabulary padded beyond `vocab`."""
+    """Returns the parameters of the model without vocabulary entries beyond `vocab`."""
     return parameters(shape if shape.vocab <= vocab else replace(shape, vocab=vocab))
 
 
 def model_flops(shape: TransformerShape, gbs: int) -> float:
-    """FLOPs of an iteration without recomputation: the numerator of MFU.
+    """Returns the FLOPs of an iteration without recomputation: the numerator of MFU.
 
-    Counts every product of any shape (grouped heads, gated MLPs). For a GPT with ffn = 4·hidden it is 3/4 of the
-    `megatron` calculator plus a quarter of the logits' 6·V·h per token: logits are never recomputed.
-    Attention counts all pairs of tokens, masked or not, as Megatron does.
+    Counts every GEMM of any shape (grouped heads, gated MLPs), and all pairs of tokens in attention, masked or not, as
+    Megatron does. For a GPT with ffn = 4·hidden this is 3/4 of the `megatron` count plus 1/4 of the logits' 6·V·h per
+    token, since logits are never recomputed.
     """
     pairs = 4 * shape.seq * shape.heads * shape.head_dim
     per_token = shape.layers * (2 * shape.layer_weights() + pairs) + 2 * shape.vocab * shape.hidden
@@ -100,7 +101,7 @@ def model_flops(shape: TransformerShape, gbs: int) -> float:
 
 
 def hardware_flops(shape: TransformerShape, gbs: int) -> dict[str, float]:
-    """FLOPs of an iteration by kind of recomputation; of GPT layers as the `megatron` calculator counts them."""
+    """Returns the FLOPs of an iteration by kind of recomputation; for GPT layers by the `megatron` formula."""
     if _is_gpt(shape):
         full = _megatron_flops(shape, gbs)
         none = 0.75 * full

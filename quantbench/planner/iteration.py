@@ -1,12 +1,12 @@
-"""Time of one training iteration (`iteration`): pipeline slots and bubble, network traffic, the optimizer's step.
+"""Predicts the time of one training iteration from layer times, the pipeline schedule, traffic and the optimizer step.
 
-1F1B (Narayanan et al., 2019 and 2021): every micro-batch takes a slot on each stage, forward and backward together. The
+Schedule: 1F1B (Narayanan et al., 2019 and 2021). Each micro-batch takes one slot per stage, forward and backward. The
 slowest stage sets the pace. Filling and draining the pipeline costs one slot of each other stage, divided by the number
-of chunks where stages are interleaved.
+of chunks if stages are interleaved.
 
-Ranks are placed as Megatron-DeepSpeed places them: tensor-parallel neighbours first, then data-parallel ones, pipeline
-stages outermost. So a node holds gpus_per_node / tp members of a data-parallel group, their ring leaves the node once,
-and gpus_per_node / members rings share its adapters.
+Rank placement: as in Megatron-DeepSpeed, tensor-parallel ranks are adjacent, then data-parallel ones, and pipeline
+stages are outermost. So a node holds gpus_per_node / tp members of a data-parallel group (at most dp), their ring
+leaves the node once, and gpus_per_node / members rings share its adapters. Entry point: `iteration`. Used by `predict`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from quantbench.planner.layout import Job, Layout, StageKind, stage_kinds
 from quantbench.planner.memory import embedding_parameters, stage_parameters
 from quantbench.workload.dtypes import element_bytes
 
-# Adam in mixed precision reads master weight, two moments and a gradient in fp32, writes back the first three and the
-# half-precision weight.
+# Mixed-precision Adam reads the master weight, two moments and the gradient in fp32; it writes the first three in fp32
+# and the weight in half precision.
 _STEP_BYTES = 4 * 4 + 3 * 4 + 2
-# How often the weights' bytes go around the ring per iteration, for reduce-scatter and gather (Rajbhandari et al.,
-# ZeRO, 2020, section 7). ZeRO-2 reduces every micro-batch, ZeRO-3 also gathers twice.
+# Passes of the weights' bytes around the ring, per iteration and per micro-batch, by ZeRO stage (Rajbhandari et al.,
+# ZeRO, 2020, section 7). ZeRO-2 reduces once per micro-batch, ZeRO-3 also gathers twice.
 _STEP_VOLUME = {0: 2, 1: 2, 2: 1, 3: 0}
 _MICRO_BATCH_VOLUME = {0: 0, 1: 0, 2: 1, 3: 3}
-# Without pipelines of layers (ZeRO-3) parameters go in buckets of this many (DeepSpeed's reduce_bucket_size).
+# Parameters per gradient bucket, except with ZeRO-3 (default of DeepSpeed's reduce_bucket_size).
 _BUCKET_PARAMETERS = 5e8
 # DeepSpeed's overlap_comm is true for stage 3 and false otherwise (deepspeed.ai, DeepSpeed Configuration JSON).
 _ZERO3_OVERLAP = 1.0
@@ -36,12 +36,13 @@ _ZERO3_OVERLAP = 1.0
 
 @dataclass(frozen=True)
 class Iteration:
-    """Seconds per iteration, and their parts on the slowest stage. The parts add up to `sec.mid`.
+    """Seconds per iteration, and its parts on the slowest stage, which add up to `sec.mid`.
 
-    products, attention, vector, overhead: computation. recompute: computation that is repeated.
-    tensor: tensor-parallel collectives.
-    logits: what the last stage does beyond its layers, where it is the slowest.
-    point_to_point, bubble, data_parallel, optimizer: the rest.
+    products: weight GEMMs. attention: attention's GEMMs and softmax. recompute: recomputed forward passes.
+    vector: elementwise kernels. overhead: fitted overhead per layer. tensor: tensor-parallel collectives.
+    logits: embedding, logits and loss, if the slowest stage holds them.
+    point_to_point: transfers between stages. bubble: idle time while the pipeline fills and drains.
+    data_parallel: data-parallel traffic that is not overlapped. optimizer: optimizer step.
     """
 
     sec: Span
@@ -59,7 +60,7 @@ class Iteration:
 
     @property
     def bubble_share(self) -> float:
-        """The share of the iteration in which the slowest stage is idle."""
+        """Share of the iteration that the pipeline bubble takes."""
         return self.bubble / self.sec.mid
 
     @property
@@ -69,14 +70,14 @@ class Iteration:
 
     @property
     def bound(self) -> str:
-        """What to look at first: the largest loss if it is over a fifth of the computation, else computation."""
+        """Largest loss, if it exceeds a fifth of the GEMM and attention time; else `compute`."""
         losses = {
             "tensor-parallel traffic": self.tensor,
             "pipeline bubble": self.bubble,
             "network": self.data_parallel + self.point_to_point,
             "recomputation": self.recompute,
             "launches and stragglers": self.overhead,
-            # Without a pipeline the logits are part of the work; with one they delay the other stages.
+            # In a pipeline the logits delay the other stages; without one they are ordinary work.
             "logits": self.logits if self.bubble else 0.0,
             "memory bandwidth": self.vector + self.optimizer,
         }
@@ -85,7 +86,7 @@ class Iteration:
 
 
 def iteration(job: Job, layout: Layout, layer_times: LayerTimes, calibration: Calibration) -> Iteration:
-    """Predict one iteration of `job` in `layout`, which must be possible."""
+    """Predicts one iteration of `job` in `layout`, which must break no strict rule."""
     time = layer_times.at(layout.tp, layout.mbs, sequence_parallel=layout.sequence_parallel)
     count = layout.micro_batches(job.gbs)
     kinds = stage_kinds(job.shape.layers, layout.pp, layout.partition)
@@ -123,22 +124,21 @@ def iteration(job: Job, layout: Layout, layer_times: LayerTimes, calibration: Ca
 
 
 def _sides(kind: StageKind) -> int:
-    """Neighbours of a stage: a middle one receives on one side while it sends on the other, forward and backward."""
+    """Returns the number of neighbours of a stage, each of which costs one transfer per micro-batch."""
     return 2 - kind.first - kind.last
 
 
 def _slot(kind: StageKind, layer: Span, time: LayerTime, hop: float) -> Span:
-    """One micro-batch on one stage, forward and backward."""
     span = layer.times(kind.layers) + exactly(hop * _sides(kind) + (time.embedding if kind.first else 0.0))
     return span + time.logits if kind.last else span
 
 
 def point_to_point_s(job: Job, layout: Layout) -> float:
-    """Seconds of one micro-batch's activation to the next stage.
+    """Returns the seconds to send one micro-batch's activation to the next stage.
 
-    Each tensor-parallel rank sends its share, and they gather it on the other side (Narayanan et al., 2021, section
-    4.1; DeepSpeed's PartitionedTensor). A single message is assumed to run at the adapters' rate: the fitted share is
-    that of a ring with its many small pieces.
+    Each tensor-parallel rank sends its share, and the receiving ranks gather it (Narayanan et al., 2021, section 4.1;
+    DeepSpeed's PartitionedTensor). Assumes the full rate of the adapters: the fitted data_parallel_share describes
+    rings with many small messages.
     """
     if layout.pp == 1:
         return 0.0
@@ -152,7 +152,10 @@ def point_to_point_s(job: Job, layout: Layout) -> float:
 def data_parallel_s(
     job: Job, layout: Layout, calibration: Calibration, stage_parameters: int, micro_batches: int
 ) -> float:
-    """Seconds of data-parallel traffic per iteration, without overlap. stage_parameters: of a stage, per GPU."""
+    """Returns the seconds of data-parallel traffic per iteration, without overlap.
+
+    stage_parameters: parameters of a stage on one GPU. micro_batches: micro-batches per iteration.
+    """
     if layout.dp == 1:
         return 0.0
     volume = _STEP_VOLUME[layout.zero] + _MICRO_BATCH_VOLUME[layout.zero] * micro_batches
@@ -162,14 +165,14 @@ def data_parallel_s(
     if in_node == layout.dp:
         return cluster.intra_node(layout.dp).time_s(ring_bytes)
     rings = cluster.gpus_per_node / in_node
-    # A ring passes every node in turn, once for each of its collectives.
+    # Each collective of a ring passes every node in turn.
     each = job.shape.layers if layout.zero == 3 else math.ceil(stage_parameters / _BUCKET_PARAMETERS)
     hops = volume * each * (layout.dp / in_node - 1)
     return hops * NODE_LATENCY_S + rings * ring_bytes / (cluster.node_gb_per_s * 1e9 * calibration.data_parallel_share)
 
 
 def tied_embedding_s(job: Job, layout: Layout, calibration: Calibration, embedding_parameters: int) -> float:
-    """Seconds to add up the gradient of a tied embedding between the first and the last stage."""
+    """Returns the seconds to add up the gradients of a tied embedding on the first and the last stage."""
     if layout.pp == 1 or not job.shape.tied:
         return 0.0
     sent = embedding_parameters * element_bytes(job.shape.dtype)
@@ -179,6 +182,6 @@ def tied_embedding_s(job: Job, layout: Layout, calibration: Calibration, embeddi
 
 
 def exposed_s(job: Job, layout: Layout, traffic_s: float, room_s: float) -> float:
-    """Data-parallel seconds left after overlap. room_s: seconds of computation that the traffic can overlap with."""
+    """Returns the seconds of traffic left after overlap. room_s: computation that can overlap with the traffic, s."""
     share = _ZERO3_OVERLAP if layout.zero == 3 else job.dp_overlap
     return traffic_s - min(share * traffic_s, room_s)

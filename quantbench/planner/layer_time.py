@@ -1,8 +1,8 @@
-"""The time of one layer, and of embedding and logits, per micro-batch on one GPU of a tensor-parallel group.
+"""Computes the time of one layer, embedding and logits per micro-batch, on one GPU of a tensor-parallel group.
 
-Entry point: `LayerTimes`. Times of products, softmax and attention come from an `OpTimes`. What memory bandwidth
-alone decides (norms, biases, activations, dropout, residuals) is counted in bytes here. All-reduces use the cluster's
-links.
+Times of GEMMs, softmax and attention come from an `OpTimes`. Bandwidth-bound kernels (norms, biases, activations,
+dropout, residuals) are counted in bytes. All-reduces use the cluster's links. Entry point: `LayerTimes`. Used by
+`iteration`, `predict` and `plan`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from quantbench.workload import Op, TransformerShape
 from quantbench.workload.dtypes import element_bytes
 from quantbench.workload.ops import Compute
 
-# Ops of attention's core.
+# Ops between the qkv and output projections.
 _CORE = ("scores", "softmax", "context", "attention")
 
 
 @dataclass(frozen=True)
 class Span:
-    """Seconds with their 90 % interval."""
+    """Time in seconds with its 90 % interval."""
 
     low: float
     mid: float
@@ -36,28 +36,28 @@ class Span:
         return Span(self.low + other.low, self.mid + other.mid, self.high + other.high)
 
     def times(self, factor: float) -> Span:
-        """All three multiplied."""
+        """Returns the time and its bounds multiplied by `factor`."""
         return Span(self.low * factor, self.mid * factor, self.high * factor)
 
     def widened(self, scatter: float) -> Span:
-        """With an independent error whose 90 % interval is a factor of exp(scatter) to both sides."""
+        """Returns the time with an independent error added, whose 90 % interval is a factor of exp(±scatter)."""
         below, above = (math.hypot(math.log(a / b), scatter) for a, b in ((self.mid, self.low), (self.high, self.mid)))
         return Span(self.mid * math.exp(-below), self.mid, self.mid * math.exp(above))
 
 
 def exactly(seconds: float) -> Span:
-    """A time with an empty interval."""
+    """Returns a time with an interval of zero width."""
     return Span(seconds, seconds, seconds)
 
 
 @dataclass(frozen=True)
 class LayerTime:
-    """Seconds per layer and micro-batch on one GPU, forward and backward once each.
+    """Seconds per micro-batch on one GPU, one forward and one backward pass.
 
-    products: weight products. core: attention's products and softmax.
-    vector: what bandwidth decides. reduces: tensor-parallel collectives. overhead: the fitted constant.
-    by_recompute: the whole layer with what is recomputed, by kind of recomputation.
-    logits: everything after the last layer, with the loss. embedding: the lookup and its gradient.
+    products: weight GEMMs of a layer. core: its attention GEMMs and softmax.
+    vector: its bandwidth-bound kernels. reduces: its tensor-parallel collectives. overhead: fitted overhead per layer.
+    by_recompute: total of a layer including recomputation, by kind of recomputation.
+    logits: logits and loss. embedding: lookup and its gradient.
     """
 
     products: Span
@@ -71,7 +71,7 @@ class LayerTime:
 
 
 class LayerTimes:
-    """Layer times of a job, by tensor parallelism and micro-batch size; each is computed once."""
+    """Cache of the layer times of a job, by tensor parallelism, micro-batch size and sequence parallelism."""
 
     def __init__(self, job: Job, times: OpTimes, calibration: Calibration) -> None:
         self._job, self._times, self._calibration = job, times, calibration
@@ -79,14 +79,14 @@ class LayerTimes:
         self._known: dict[tuple[int, int, bool], LayerTime] = {}
 
     def at(self, tp: int, mbs: int, *, sequence_parallel: bool = False) -> LayerTime:
-        """The layer on one of `tp` GPUs for micro-batches of `mbs` samples."""
+        """Returns the times on one of `tp` GPUs for micro-batches of `mbs` samples."""
         key = (tp, mbs, sequence_parallel)
         if key not in self._known:
             self.prepare([key])
         return self._known[key]
 
     def prepare(self, keys: Iterable[tuple[int, int, bool]]) -> None:
-        """Ask for the times of many layers, (tp, mbs, sequence_parallel) each, in one batch."""
+        """Computes the times for many keys (tp, mbs, sequence_parallel) in one batched query."""
         wanted = [key for key in dict.fromkeys(keys) if key not in self._known]
         works = self.workloads((tp, mbs) for tp, mbs, _ in wanted)
         seconds = {}
@@ -100,7 +100,7 @@ class LayerTimes:
             self._known[tp, mbs, parallel] = self._layer(tp, mbs, parallel, seconds)
 
     def workloads(self, degrees: Iterable[tuple[int, int]]) -> list[Compute]:
-        """Every workload of the layers at (tp, mbs), each once."""
+        """Returns the distinct workloads of the layers at these (tp, mbs)."""
         found: dict[Compute, None] = {}
         for tp, mbs in degrees:
             if (tp, mbs) not in self._divided:
@@ -119,8 +119,8 @@ class LayerTimes:
         vector_forward, vector_backward = _vector_bytes(shape, sequence_parallel)
         dropout_s = _core_dropout_bytes(shape) / bytes_per_s
         forward_s, backward_s = vector_forward / bytes_per_s + dropout_s, vector_backward / bytes_per_s + dropout_s
-        # Megatron: two all-reduces forward, two backward (with sequence parallelism: gathers and scatters of the same
-        # volume).
+        # Megatron runs two all-reduces forward and two backward (with sequence parallelism: gathers and scatters of
+        # the same volume).
         vector, reduces = forward_s + backward_s, 4 * self._reduce_s(shape)
         overhead = self._calibration.layer_overhead_ms * 1e-3
         products_forward, core_forward = spans["products", True], spans["core", True]
@@ -138,7 +138,7 @@ class LayerTimes:
                 "none": once,
             },
             logits=spans["logits", False] + exactly(_loss_bytes(shape) / bytes_per_s),
-            # Looking rows up and adding their gradients moves each element of a row about four times.
+            # Lookup and gradient accumulation move each element of a row about four times.
             embedding=4 * shape.tokens * shape.hidden * element_bytes(shape.dtype) / bytes_per_s,
         )
 
@@ -153,14 +153,14 @@ class LayerTimes:
 
 
 def divided(shape: TransformerShape, tp: int, mbs: int) -> TransformerShape:
-    """One layer of the model as one of `tp` GPUs computes it; the vocabulary is padded as Megatron does."""
+    """Returns one layer of the model on one of `tp` GPUs, with the vocabulary padded as in Megatron."""
     return replace(shape, layers=1, tp=tp, mbs=mbs, vocab=padded_vocab(shape.vocab, tp))
 
 
 def _vector_bytes(shape: TransformerShape, sequence_parallel: bool) -> tuple[float, float]:
-    """(forward, backward) bytes of everything between the products of one layer.
+    """Returns (forward, backward) bytes moved by the elementwise kernels and norms of one layer.
 
-    As moved by the fused kernels of Megatron-LM (megatron/fused_kernels, bias_gelu, bias_dropout_add).
+    Assumes the fused kernels of Megatron-LM (megatron/fused_kernels, bias_gelu, bias_dropout_add).
     """
     w, mask = element_bytes(shape.dtype), MASK_BYTES if shape.dropout else 0
     whole = shape.tokens * shape.hidden / (shape.tp if sequence_parallel else 1)
@@ -169,20 +169,21 @@ def _vector_bytes(shape: TransformerShape, sequence_parallel: bool) -> tuple[flo
     width = shape.heads // shape.tp * shape.head_dim
     qkv = shape.tokens * (width + 2 * shape.kv_heads_per_gpu * shape.head_dim)
     context = shape.tokens * width
-    # Two norms: read, write. Two residual additions with bias and dropout: two reads, a write, a mask. The activation:
-    # read (with its gate), write. q, k and v get their bias and order, the context its order: read, write.
+    # Accesses per element. Two norms: read, write. Two residual additions with bias and dropout: two reads, a write, a
+    # mask. Activation: read (with its gate), write. Bias and transpose of q, k and v, transpose of the context: read,
+    # write.
     forward = whole * (2 * 2 * w + 2 * (3 * w + mask)) + mlp * gates * w + (qkv + context) * 2 * w
-    # Two norms: two reads and a write, two reads for their own gradients. Two dropouts: read, write, mask. Two
-    # residual gradients added: two reads, a write. Gradients of the biases: a read of each output. The activation: one
-    # read more than forward. q, k, v and the context: read, write.
+    # Two norms: two reads and a write, two reads for weight gradients. Two dropouts: read, write, mask. Two residual
+    # gradients added: two reads, a write. Bias gradients: a read of each output. Activation: one read more than
+    # forward. q, k, v and the context: read, write.
     backward = whole * (2 * 5 * w + 2 * (2 * w + mask) + 2 * 3 * w + 2 * w)
     backward += mlp * (gates + 2) * w + qkv * 3 * w + context * 2 * w
-    # Each micro-batch's weight gradients are added to those before: two reads, a write.
+    # Weight gradients are accumulated over micro-batches: two reads, a write.
     return forward, backward + 3 * w * shape.layer_weights(shape.tp)
 
 
 def _core_dropout_bytes(shape: TransformerShape) -> float:
-    """Dropping probabilities, or their gradients: read, write, a mask. Fused attention drops them without traffic."""
+    """Returns the bytes of dropout on attention probabilities (read, write, mask); 0 if attention is fused."""
     if not shape.dropout or shape.attention == "flash":
         return 0.0
     probabilities = shape.mbs * shape.heads / shape.tp * shape.seq**2
@@ -190,7 +191,7 @@ def _core_dropout_bytes(shape: TransformerShape) -> float:
 
 
 def _loss_bytes(shape: TransformerShape) -> float:
-    """The vocabulary-parallel cross entropy in fp32: logits are cast, reduced over twice, exponentiated and scaled;
-    the gradient is written once more and cast back (Megatron-LM, mpu/cross_entropy.py)."""
+    """Returns the bytes of the vocabulary-parallel cross entropy in fp32: logits are cast, reduced twice, exponentiated
+    and scaled; the gradient is written and cast back (Megatron-LM, mpu/cross_entropy.py)."""
     passes_bytes = (2 + 4) + 4 + (4 + 4) + (4 + 4) + (4 + 2)
     return shape.tokens * shape.vocab / shape.tp * passes_bytes

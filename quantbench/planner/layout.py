@@ -1,4 +1,7 @@
-"""The training job (`Job`), one way to divide it over GPUs (`Layout`), and how layers fall onto pipeline stages."""
+"""Defines the training job (`Job`), its parallel layout (`Layout`) and the split of layers into pipeline stages.
+
+Used by all planner modules, `advice.space` and the commands.
+"""
 
 from __future__ import annotations
 
@@ -9,29 +12,30 @@ from quantbench.errors import InputError, require_choice, require_int
 from quantbench.latency.interconnect import Cluster
 from quantbench.workload import TransformerShape
 
-#: head_dim must be a multiple of this for 16-byte loads of two-byte elements; without them cuBLAS uses slower kernels
-#: for the batched products
+#: head_dim must be a multiple of this for 16-byte loads of two-byte elements; otherwise cuBLAS uses slower kernels for
+#: the batched GEMMs
 ALIGNED_ELEMENTS = 8
 OPTIMIZERS = ("adam", "fused_adam", "adam_8bit")
 PRECISIONS = ("fp16", "bf16")
 RECOMPUTATIONS = ("full", "selective", "none")
-#: how layers fall onto stages: equal counts; embedding and logits counted as a layer each (BLOOM's
+#: splits of layers into stages: equal counts; embedding and logits counted as a layer each (BLOOM's
 #: `--pp-partition-method 'type:transformer|embedding'`); or as equal as possible
 PARTITIONS = ("layers", "embedding", "uneven")
-# What elementwise kernels reach of the memory bandwidth, as in quantbench.latency.op_times.
+# Share of the memory bandwidth that elementwise kernels reach, as in quantbench.latency.op_times.
 _BANDWIDTH_SHARE = 0.8
 
 
 @dataclass(frozen=True)
 class Job:
-    """What all compared layouts share.
+    """Training job: the settings that all compared layouts share.
 
-    shape: the whole model (its mbs and tp are 1).
+    shape: whole model (mbs = tp = 1).
+    gpus: number of GPUs of the job.
     gbs: samples per iteration.
-    optimizer: adam is torch.optim.Adam, fused_adam apex's, adam_8bit bitsandbytes'.
+    optimizer: adam (torch.optim.Adam), fused_adam (apex) or adam_8bit (bitsandbytes).
     dp_overlap: share of data-parallel traffic that overlaps with computation (0 in DeepSpeed's pipeline engine, which
         reduces after the flush).
-    rampup_step: samples by which the batch grows at the start of training, or 0.
+    rampup_step: samples by which the batch grows at the start of training; 0 for a constant batch.
     """
 
     shape: TransformerShape
@@ -53,28 +57,28 @@ class Job:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Hashable identity of the job."""
+        """Hashable key of the job."""
         return (
             self.shape, self.cluster.key, self.gpus, self.gbs, self.optimizer, self.dp_overlap, self.rampup_step,
         )  # fmt: skip
 
     @property
     def elementwise_bytes_per_s(self) -> float:
-        """Memory bandwidth that elementwise kernels reach on the job's GPU."""
+        """Memory bandwidth that elementwise kernels reach on the job's GPU, bytes/s."""
         return self.cluster.device.memory_gb_per_s * 1e9 * _BANDWIDTH_SHARE
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One way to divide the work.
+    """Parallel layout of a training job.
 
     dp, tp, pp: degrees of data, tensor and pipeline parallelism.
     mbs: samples per micro-batch.
     interleave: model chunks per stage (1: plain 1F1B).
-    zero: what is sharded over dp: nothing (0), optimizer states (1), gradients too (2), weights too (3).
+    zero: ZeRO stage: 0 shards nothing over dp, 1 optimizer states, 2 also gradients, 3 also weights.
     recompute: full, selective (scores, softmax and context only) or none.
-    sequence_parallel: norms and dropout are divided over tp as well.
-    partition: one of PARTITIONS.
+    sequence_parallel: whether norms and dropout are also divided over tp.
+    partition: split of layers into stages, one of PARTITIONS.
     """
 
     dp: int
@@ -95,7 +99,7 @@ class Layout:
         require_choice("layout", "partition", self.partition, PARTITIONS)
 
     def micro_batches(self, gbs: int) -> int:
-        """Micro-batches that each pipeline runs per iteration; a partial last one counts as one."""
+        """Returns the micro-batches of each pipeline per iteration, counting a partial last one."""
         return -(-gbs // (self.mbs * self.dp))
 
     def __str__(self) -> str:
@@ -110,7 +114,7 @@ class Layout:
 
 
 def padded_vocab(vocab: int, tp: int) -> int:
-    """The vocabulary as Megatron pads it: a multiple of 128 · tp.
+    """Returns the vocabulary padded to a multiple of 128 · tp, as in Megatron.
 
     >>> padded_vocab(250000, 8)
     250880
@@ -120,7 +124,7 @@ def padded_vocab(vocab: int, tp: int) -> int:
 
 
 def partition_of(layers: int, pp: int, *, uneven: bool = False) -> str:
-    """The partition that divides `layers` over `pp` stages; without one, 'uneven' if allowed, else 'layers'.
+    """Returns the partition that divides `layers` over `pp` stages; if none does, 'uneven' if allowed, else 'layers'.
 
     >>> partition_of(70, 12), partition_of(72, 12), partition_of(71, 12)
     ('embedding', 'layers', 'layers')
@@ -134,9 +138,9 @@ def partition_of(layers: int, pp: int, *, uneven: bool = False) -> str:
 
 @dataclass(frozen=True)
 class StageKind:
-    """Equal pipeline stages: `count` of them with `layers` layers each.
+    """Group of `count` equal pipeline stages with `layers` layers each.
 
-    first: holds the embedding. last: holds the logits. Without a pipeline one stage is both.
+    first: whether it holds the embedding. last: whether it holds the logits.
     """
 
     layers: int
@@ -147,7 +151,7 @@ class StageKind:
 
 @lru_cache(maxsize=65536)
 def stage_kinds(layers: int, pp: int, partition: str) -> tuple[StageKind, ...]:
-    """Layers of each stage, from the first to the last. With 'uneven', leftover layers go to the middle stages, because
+    """Returns the groups of stages from first to last. With 'uneven', leftover layers go to the middle stages, because
     the first and last also hold embedding and logits.
 
     >>> [(kind.layers, kind.count) for kind in stage_kinds(70, 12, "embedding")]

@@ -1,8 +1,9 @@
-"""Memory of the fullest GPU (`memory`): weights, gradients, optimizer states, activations in flight, logits, the rest.
+"""Predicts the memory of the fullest GPU: weights, gradients, optimizer states, activations, logits, overheads.
 
 Activations follow Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022, sections 4
-and 5, extended to any MLP width, gate and number of key heads. Sizes are in bytes and shown in GiB: a GPU of 80 GB has
-80 GiB, and tables made from nvidia-smi count in GiB too.
+and 5, extended to any MLP width, gate and number of key/value heads. Sizes are bytes and shown in GiB: a GPU sold with
+80 GB has 80 GiB, and nvidia-smi reports GiB too. Entry points: `memory`, `limit_bytes`. Used by `search`, `predict`,
+`iteration`, `row_checks`, `row_results` and `plan`.
 """
 
 from __future__ import annotations
@@ -17,19 +18,24 @@ from quantbench.workload import TransformerShape
 from quantbench.workload.dtypes import element_bytes
 
 GIB = 2**30
-# CUDA reports 79.2 of an A100's 80 GiB and 31.7 of a V100's 32 as usable.
+# CUDA reports 79.2 of 80 GiB as usable on an A100, and 31.7 of 32 GiB on a V100.
 _USABLE_SHARE = 0.99
 _FP32 = 4
 #: bytes per element of a dropout mask
 MASK_BYTES = 1
-# Per parameter in fp32: the master weight, its gradient while the optimizer steps, and two moments (one byte each with
-# 8 bits). torch.optim.Adam makes one more copy, the square root of the second moment.
+# Bytes per parameter: fp32 master weight, fp32 gradient during the optimizer step, two moments (fp32, or one byte each
+# for adam_8bit). torch.optim.Adam makes one more fp32 copy, the square root of the second moment.
 _STATE_BYTES = {"adam": 4 + 4 + 8 + 4, "fused_adam": 4 + 4 + 8, "adam_8bit": 4 + 4 + 2}
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the fullest GPU, by use. stage: the pipeline stage of that GPU (0: the first)."""
+    """Memory of the fullest GPU in bytes, by use.
+
+    activations: activations kept for the backward pass. working: recomputed activations and logits.
+    slack: extra memory of the caching allocator. base: context, communicators and buffers.
+    stage: pipeline stage of the GPU, from 0.
+    """
 
     weights: float
     gradients: float
@@ -42,37 +48,37 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """Bytes of all uses."""
+        """Sum of all uses, bytes."""
         static = self.weights + self.gradients + self.optimizer
         return static + self.activations + self.working + self.slack + self.base
 
     @property
     def total_gib(self) -> float:
-        """GiB of all uses."""
+        """Sum of all uses, GiB."""
         return self.total / GIB
 
 
 def limit_bytes(job: Job) -> float:
-    """Memory of the GPU that a process can use."""
+    """Returns the usable memory of the job's GPU in bytes."""
     return job.cluster.device.memory_bytes * _USABLE_SHARE
 
 
 def memory(job: Job, layout: Layout, calibration: Calibration) -> Memory:
-    """Memory of the fullest stage."""
+    """Predicts the memory of a GPU of the fullest stage."""
     kinds = stage_kinds(job.shape.layers, layout.pp, layout.partition)
-    # Of equal stages the first holds most micro-batches.
+    # Among equal stages, the first holds the most micro-batches.
     first_of_kind = accumulate((kind.count for kind in kinds[:-1]), initial=0)
     needed = map(partial(_stage, job, layout, calibration), kinds, first_of_kind)
     return max(needed, key=lambda found: found.total)
 
 
 def embedding_parameters(shape: TransformerShape, tp: int) -> int:
-    """Parameters of the embedding (and of the logits) on one of `tp` GPUs."""
+    """Returns the parameters of the embedding matrix (or the logits matrix) on one of `tp` GPUs."""
     return padded_vocab(shape.vocab, tp) // tp * shape.hidden
 
 
 def stage_parameters(job: Job, layout: Layout, kind: StageKind) -> int:
-    """Parameters of a stage on one GPU, with biases and norms."""
+    """Returns the parameters of a stage on one GPU, including biases and norms."""
     shape, tp = job.shape, layout.tp
     embeddings = 1 if kind.first and kind.last and shape.tied else kind.first + kind.last
     return kind.layers * (shape.layer_weights(tp) + 9 * shape.hidden) + embeddings * embedding_parameters(shape, tp)
@@ -100,8 +106,8 @@ def _stage(job: Job, layout: Layout, calibration: Calibration, kind: StageKind, 
 
 
 def in_flight(layout: Layout, stage: int, micro_batches: int) -> float:
-    """Micro-batches whose activations a stage holds at a time: with 1F1B the number of stages from it to the last;
-    interleaved, the first stage holds pp - 1 chunks more (Korthikanti et al., section 4.2.3)."""
+    """Returns the micro-batches whose activations a stage holds: with 1F1B the number of stages from it to the last; if
+    interleaved, the first stage holds pp - 1 more chunks (Korthikanti et al., section 4.2.3)."""
     depth = float(layout.pp - stage)
     if layout.interleave > 1:
         depth = layout.pp * (1 + (layout.pp - 1) / (layout.pp * layout.interleave)) - stage
@@ -109,7 +115,7 @@ def in_flight(layout: Layout, stage: int, micro_batches: int) -> float:
 
 
 def _kept_per_layer(job: Job, layout: Layout) -> float:
-    """Bytes that one layer keeps of one micro-batch until its backward pass."""
+    """Returns the bytes that one layer keeps per micro-batch until its backward pass."""
     if layout.recompute == "full":
         shape = job.shape
         kept = layout.mbs * shape.seq * shape.hidden * element_bytes(shape.dtype)
@@ -118,7 +124,7 @@ def _kept_per_layer(job: Job, layout: Layout) -> float:
 
 
 def _layer_activations(job: Job, layout: Layout, *, with_core: bool) -> float:
-    """Bytes of everything that a layer's backward pass reads: s·b·h·(10 + 24/t) for a GPT layer, and its core."""
+    """Returns the activation bytes that a layer's backward pass reads: s·b·h·(10 + 24/t) for a GPT layer, plus core."""
     shape, w = job.shape, element_bytes(job.shape.dtype)
     tokens = layout.mbs * shape.seq
     # Inputs of two norms, of qkv and of the MLP; two dropout masks.
@@ -133,7 +139,7 @@ def _layer_activations(job: Job, layout: Layout, *, with_core: bool) -> float:
 
 
 def _core_activations(job: Job, layout: Layout) -> float:
-    """Bytes of the probabilities: softmax's output, dropout's mask and output; a fused kernel keeps row statistics."""
+    """Returns the bytes of the attention core: softmax output, dropout mask and output; row statistics if fused."""
     shape, w = job.shape, element_bytes(job.shape.dtype)
     rows = layout.mbs * shape.heads / layout.tp * shape.seq
     if shape.attention == "flash":

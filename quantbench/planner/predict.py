@@ -1,4 +1,7 @@
-"""Predictions for the layouts of one job (`Planner`): time, memory, TFLOPs and MFU, also as JSON for `plan --json`."""
+"""Predicts time, memory, TFLOPs and MFU for layouts of one job, and encodes them for `plan --json`.
+
+Entry point: `Planner`. Used by `search`, `row_results`, `row_checks`, `folklore` and `plan`.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,13 @@ _RATES = ("tflops", "mfu", "tokens_per_s", "days_per_trillion_tokens", "gpu_hour
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is expected of a layout.
+    """Predicted time, memory and rates of a layout.
 
-    tflops: per GPU, hardware FLOPs with recomputation (Megatron's calculator where it holds).
-    mfu: the model's own FLOPs over the GPU's peak.
-    tokens_per_s: of the whole job.
-    fits: whether memory is below the limit.
-    not_counted: what takes further time in a real run, so that times are lower bounds.
+    tflops: TFLOP/s per GPU, including recomputation (Megatron's formula for GPT layers).
+    mfu: FLOPs without recomputation over the GPU's peak.
+    tokens_per_s: tokens per second of the whole job.
+    fits: whether the memory is within the limit.
+    not_counted: activities that take further time in a real run; the times are lower bounds.
     """
 
     layout: Layout
@@ -41,12 +44,12 @@ class Prediction:
 
     @property
     def days_per_trillion_tokens(self) -> float:
-        """Days that 1e12 tokens take at this rate."""
+        """Days to train on 1e12 tokens at this rate."""
         return 1e12 / self.tokens_per_s / 86400
 
     @property
     def gpu_hours_per_trillion_tokens(self) -> float:
-        """GPU-hours that 1e12 tokens take at this rate."""
+        """GPU-hours to train on 1e12 tokens at this rate."""
         return self.days_per_trillion_tokens * 24 * self.layout.dp * self.layout.tp * self.layout.pp
 
     @property
@@ -55,7 +58,7 @@ class Prediction:
         return self.iteration.sec.mid
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object: times in seconds, memory in GiB."""
+        """Returns the prediction as a JSON object: times in seconds, memory in GiB."""
         return {
             "layout": asdict(self.layout),
             "sec_per_it": self.sec_per_it,
@@ -74,7 +77,7 @@ class Prediction:
 
 
 class Planner:
-    """Predictions for one job; layouts share the layer times in `layers`."""
+    """Predictor for the layouts of one job, which share the layer times in `layers`."""
 
     def __init__(self, job: Job, times: OpTimes, calibration: Calibration) -> None:
         self.job, self.calibration = job, calibration
@@ -83,12 +86,12 @@ class Planner:
         self._model_flops = model_flops(job.shape, job.gbs)
         self._limit_bytes = limit_bytes(job)
         self._peak_flops = (job.cluster.device.peak(job.shape.dtype) or float("nan")) * 1e12
-        # Everything outside the iteration, and what no constant was fitted to.
+        # Activities outside the iteration, and effects inside it without a fitted constant.
         site = () if calibration.layer_overhead_ms else ("launches", "stragglers")
         self._not_counted = ("data loading", "checkpoints", "evaluation", "restarts", *site)
 
     def predict(self, layout: Layout, needed: Memory | None = None) -> Prediction:
-        """Time and memory of a possible layout. needed: its memory, if already computed."""
+        """Predicts a layout that breaks no strict rule. needed: memory of the layout, if already computed."""
         needed = needed or memory(self.job, layout, self.calibration)
         found = iteration(self.job, layout, self.layers, self.calibration)
         seconds = found.sec.mid * self.job.gpus
@@ -106,7 +109,7 @@ class Planner:
 
 
 def provenance(arguments: Sequence[str]) -> dict[str, Any]:
-    """The head of a plan in JSON: the command line, versions and environment variables."""
+    """Returns the header of a plan in JSON: format, command line, versions and environment variables."""
     return {
         "format": _FORMAT,
         "version": _VERSION,
@@ -117,7 +120,10 @@ def provenance(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def job_to_json(job: Job, calibration: Calibration, times_note: str, assumed: Sequence[str] = ()) -> dict[str, Any]:
-    """A job as a JSON object, with the constants, and where the times of operations come from (times_note)."""
+    """Returns a job as a JSON object, with the planner's constants.
+
+    times_note: source of the times of single ops. assumed: texts of assumed values.
+    """
     where = job.cluster
     return {
         "shape": asdict(job.shape),

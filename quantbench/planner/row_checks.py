@@ -1,8 +1,8 @@
-"""Mistakes in a table of layouts (`check_rows`): impossible rows, cells that contradict each other, outliers.
+"""Finds mistakes in a table of layouts: impossible rows, contradictory cells, outliers.
 
-Checks each row against the rules of layouts, its TFLOPs against its own time, batch and shape, its size against its
-layers, and rows that differ in one cell against each other. Where two rows contradict each other, the models of memory
-and time decide which is wrong. `plan --rows FILE --check` uses it.
+Checks each row against the rules of layouts, its TFLOPs against its time, batch and shape, its size against its layers,
+and rows that differ only in mbs and gbs against each other. If two rows contradict each other, the models of memory and
+time decide which is wrong. Entry point: `check_rows`. Used by `plan --rows FILE --check`.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from quantbench.planner.row_results import predict_cases
 from quantbench.planner.rows import Case, Given, TableRow, case_of
 from quantbench.workload import TransformerShape
 
-# Figures are printed with four or five digits, and sizes rounded to 1e9.
+# TFLOPs are printed with four or five digits, and sizes rounded to 1e9.
 _TFLOPS_TOLERANCE = 0.005
 _SIZE_TOLERANCE = 0.04
-# nvidia-smi's figure of one layout varies by a GB or two between days.
+# The memory that nvidia-smi shows for one layout varies by a GB or two between days.
 _MEMORY_TOLERANCE = 0.08
-# Runs of one layout repeat within 0.5 %.
+# Repeated runs of one layout differ by up to 0.5 %.
 _TIME_TOLERANCE = 0.05
-# Micro-batches and bubble alone explain how time grows with the batch to within 2 %.
+# Micro-batches and bubble alone predict the growth of time with the batch to within 2 %.
 _BATCH_TOLERANCE = 0.10
-# Cells that a size does not depend on, for rows that lack them.
+# Values for empty cells that do not affect the model's size.
 _ANYWHERE = Given(cells={"tp": 1, "pp": 1, "gpus": 1, "gbs": 1}, gpu="a100-sxm4-80gb", as_typed=True)
-# Cells besides the layout by which runs differ.
+# Cells besides the layout that change time or memory.
 _SETTINGS = (
     "date", "zero", "precision", "gpu", "cluster", "seq", "vocab", "kv_heads", "head_dim", "ffn", "gated", "tied",
     "interleave", "recompute", "sequence_parallel", "optimizer", "attention", "softmax", "dropout",
@@ -46,11 +46,11 @@ _SETTINGS = (
 
 @dataclass(frozen=True)
 class RowFault:
-    """A mistake in a row.
+    """Mistake in a row.
 
-    kind: impossible (no such run can be), typed (cells contradict each other or another row), outlier (cells agree, the
-        time does not fit its neighbours).
-    message: what is wrong, and what would agree.
+    kind: impossible (the layout cannot run), typed (cells contradict each other or another row), outlier (cells agree,
+        but the time contradicts that of a comparable row).
+    message: the contradiction, and the value expected.
     """
 
     row: TableRow
@@ -62,7 +62,7 @@ class RowFault:
 
 
 def check_rows(rows: Sequence[TableRow], times: TimesOf, calibrations: Calibrations) -> list[RowFault]:
-    """Every mistake found, in the rows' order."""
+    """Returns every mistake found, in the order of the rows."""
     found: list[RowFault] = []
     for row in rows:
         found += [RowFault(row, "impossible", text) for text in _impossible(row)]
@@ -79,7 +79,7 @@ def _as_typed(row: TableRow) -> Case:
 
 
 def _impossible(row: TableRow) -> tuple[str, ...]:
-    """Strict rules that the cells break. Empty cells are filled so that they break none."""
+    """Returns the strict rules that the cells break. Empty cells get values that break none."""
     if row.tp is None or row.pp is None or row.mbs is None or row.gpus is None:
         return ()
     dp = row.dp or max(1, row.gpus // (row.tp * row.pp))
@@ -100,7 +100,7 @@ def _impossible(row: TableRow) -> tuple[str, ...]:
 
 
 def _tflops(row: TableRow) -> str:
-    """How TFLOPs disagree with time, batch and shape as typed; "" if they agree or cannot be computed."""
+    """Returns how TFLOPs disagree with time, batch and shape; "" if they agree or cannot be computed."""
     if row.tflops is None or row.sec_per_it is None or row.gpus is None:
         return ""
     try:
@@ -125,15 +125,15 @@ def _tflops(row: TableRow) -> str:
 
 
 def _size(row: TableRow) -> str:
-    """How the size disagrees with the shape; "" if it agrees or cannot be computed.
+    """Returns how the size disagrees with the shape; "" if it agrees or cannot be computed.
 
-    It may count embeddings or not: people state both. In a row that does not say whether embedding and logits share one
-    matrix, it may count the matrix once or twice.
+    The size may include embeddings or not, as published sizes do either. If the row does not state `tied`, it may count
+    the embedding matrix once or twice.
     """
     if row.size_b is None or row.layers is None or row.hidden is None:
         return ""
     try:
-        # An MLP width that comes from the document is a guess, which contradicts nothing.
+        # An MLP width from contexts.toml is a guess, so it cannot contradict the size.
         shape = replace(case_of(row, _ANYWHERE).job.shape, ffn=row.ffn or 4 * row.hidden)
     except InputError:
         return ""
@@ -147,7 +147,7 @@ def _size(row: TableRow) -> str:
 
 
 def _swapped(rows: Sequence[TableRow]) -> Iterator[RowFault]:
-    """Rows whose time and TFLOPs are another row's TFLOPs and time."""
+    """Yields rows whose time and TFLOPs are swapped against another row of the same layout."""
     seen = {(_layout_cells(row), row.sec_per_it, row.tflops): row for row in reversed(rows)}
     for row in rows:
         if row.tflops is None or row.sec_per_it is None or row.tflops == row.sec_per_it:
@@ -163,7 +163,7 @@ def _layout_cells(row: TableRow) -> tuple[object, ...]:
 
 
 def _comparable(rows: Sequence[TableRow]) -> Iterator[tuple[TableRow, TableRow]]:
-    """Pairs of rows that differ in micro-batch and batch alone, if at all."""
+    """Yields pairs of rows that differ at most in mbs and gbs."""
     groups: dict[tuple[object, ...], list[TableRow]] = defaultdict(list)
     for row in rows:
         if row.layers and row.hidden and row.duplicate_of_line is None:
@@ -174,7 +174,7 @@ def _comparable(rows: Sequence[TableRow]) -> Iterator[tuple[TableRow, TableRow]]
 
 
 def _contradictions(a: TableRow, b: TableRow, times: TimesOf, calibrations: Calibrations) -> Iterator[RowFault]:
-    """Contradictions between two comparable rows, each for the row that the models believe less."""
+    """Yields contradictions between two comparable rows, for the row with the larger prediction error."""
 
     def memory_error(row: TableRow) -> float:
         case = _as_typed(row)
@@ -207,5 +207,4 @@ def _contradictions(a: TableRow, b: TableRow, times: TimesOf, calibrations: Cali
 
 
 def _worse(a: TableRow, b: TableRow, error: Callable[[TableRow], float]) -> tuple[TableRow, TableRow]:
-    """(the row with the larger error, the other)."""
     return (a, b) if error(a) > error(b) else (b, a)

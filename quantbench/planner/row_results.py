@@ -1,6 +1,7 @@
-"""Predictions for a table of layouts beside what its rows say was measured: `predict_rows`, `summarize`, `misses`.
+"""Predicts the rows of a table of layouts and compares the predictions with the measured values.
 
-`plan --rows`, `tools.planner_accuracy` and `tools.planner_fit` use it; `row_checks` uses `predict_cases`.
+Entry points: `predict_rows`, `predict_cases`, `summarize`, `misses`. Used by `plan --rows`, `row_checks`,
+tools/planner_accuracy.py and tools/planner_fit.py.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from quantbench.planner.memory import limit_bytes
 from quantbench.planner.predict import Planner, Prediction
 from quantbench.planner.rows import NOT_TOLD, Assumption, Case, Given, TableRow, case_of, known_of, uncounted
 
-#: larger errors are shown with what is known about the row
+#: rows with larger errors are listed with their notes
 WORTH_A_WORD = 0.08
 # Micro-batch sizes to try for a row without one.
 _MICRO_BATCHES = tuple(2**power for power in range(7))
-_TUNED = "not told: the fastest that fits"
+_TUNED = "not stated: the fastest that fits"
 
-# What a row's JSON has of its prediction's.
+# Fields of the prediction's JSON that a row's JSON includes.
 _SHOWN = (
     "sec_per_it", "sec_per_it_low", "sec_per_it_high", "tflops", "mem_gb", "fits", "bubble_share", "bound",
 )  # fmt: skip
@@ -36,10 +37,11 @@ Outcome = Prediction | tuple[Violation, ...]
 
 @dataclass(frozen=True)
 class RowResult:
-    """A row and its prediction.
+    """Row of a table and its prediction.
 
-    prediction: None where `problem` says why.
-    tflops: for the predicted time, by the row's own calculator.
+    case: job and layout of the row; None if they could not be built.
+    prediction: prediction for the case; None if `problem` has the reason.
+    tflops: predicted TFLOPs per GPU, by the row's calculator.
     """
 
     row: TableRow
@@ -50,21 +52,21 @@ class RowResult:
 
     @property
     def error(self) -> float | None:
-        """Predicted over measured time, minus 1, for rows that count."""
+        """Relative error of the predicted time; None for rows that are not counted."""
         if self.prediction is None or self.row.sec_per_it is None or uncounted(self.row) is not None:
             return None
         return self.prediction.sec_per_it / self.row.sec_per_it - 1
 
     @property
     def memory_error(self) -> float | None:
-        """Predicted over stated memory, minus 1, for rows that count and ran."""
+        """Relative error of the predicted memory; None for duplicates and rows that did not run."""
         counted = self.row.duplicate_of_line is None and self.row.status not in ("oom", "fail")
         if self.prediction is None or self.row.mem_gb is None or not counted:
             return None
         return self.prediction.memory.total_gib / self.row.mem_gb - 1
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object; times in seconds, memory in GiB, errors in percent."""
+        """Returns the result as a JSON object: times in seconds, memory in GiB, errors in percent."""
         row = self.row
         known = {} if self.prediction is None else {**self.prediction.to_json(), "tflops": self.tflops}
         errors = {"error_pct": self.error, "memory_error_pct": self.memory_error}
@@ -82,12 +84,13 @@ class RowResult:
 
 @dataclass(frozen=True)
 class Summary:
-    """Errors over the rows that count; nan where no row does.
+    """Prediction errors over the counted rows; nan if there are none.
 
-    mape, median, bias, memory_mape: in percent.
-    spearman: rank correlation of time (nan below 3 rows).
-    oom_seen: how many of the oom_rows rows that ran out of memory were predicted to.
-    worst_overrun: the largest predicted memory of a row that ran, minus the limit, as a share of the limit.
+    rows, memory_rows: number of rows with an error of time, of memory.
+    mape, median, bias: mean absolute, median absolute and mean error of time, percent. memory_mape: percent.
+    spearman: rank correlation of predicted and measured time (nan below 3 rows).
+    oom_seen: rows predicted to run out of memory, of the oom_rows rows that did.
+    worst_overrun: largest excess of predicted memory over the limit in rows that ran, as a share of the limit.
     """
 
     rows: int
@@ -105,7 +108,7 @@ class Summary:
 def predict_cases(
     cases: Sequence[Case], times: TimesOf, calibrations: Calibrations, *, forgiven: Container[str] = ()
 ) -> list[Outcome]:
-    """One prediction per case, or the strict rules that make it impossible. Equal jobs share their layer times.
+    """Predicts each case, or returns the strict rules it breaks. Equal jobs share their layer times.
 
     forgiven: names of strict rules that a case may break.
     """
@@ -126,10 +129,10 @@ def predict_cases(
 def predict_rows(
     rows: Sequence[TableRow], times: TimesOf, calibrations: Calibrations, given: Given | None = None
 ) -> list[RowResult]:
-    """Every row in order; a row that cannot be predicted says why.
+    """Predicts every row, in order. A row that cannot be predicted has the reason in `problem`.
 
-    The rows were run, so rules that belong to one framework do not exclude them (`constraints.OF_SOFTWARE`). They were
-    tuned, so an unknown micro-batch size is the fastest that fits.
+    Rows may break framework-specific rules (`constraints.OF_SOFTWARE`), because they were run. An unknown micro-batch
+    size is taken as the fastest that fits, because published runs are tuned.
     """
     cases: list[Case | str] = []
     for row in rows:
@@ -153,7 +156,7 @@ def predict_rows(
 
 
 def _choices(case: Case) -> list[Case]:
-    """The case with every micro-batch size that it may have had; only itself where the size is known."""
+    """Returns the case with every possible micro-batch size, or only itself if the size is known."""
     unknown = next((a for a in case.assumed if a.name == "mbs" and a.why == NOT_TOLD), None)
     if unknown is None:
         return [case]
@@ -167,13 +170,13 @@ def _choices(case: Case) -> list[Case]:
 
 
 def _fastest(found: Sequence[tuple[Case, Outcome]]) -> tuple[Case, Outcome]:
-    """The fastest that fits; the first if none does."""
+    # the first case if none fits
     fitting = [(p.sec_per_it, n) for n, (_, p) in enumerate(found) if isinstance(p, Prediction) and p.fits]
     return found[min(fitting)[1] if fitting else 0]
 
 
 def _tflops(row: TableRow, case: Case, prediction: Prediction) -> float:
-    """TFLOPs of the predicted time by the row's own calculator; by Megatron's where the row names none."""
+    """Returns the predicted TFLOPs by the row's calculator; as in `Prediction` if the row names none."""
     name = "old" if row.calculator == "old" else ""
     if "simple" in row.calculator and row.size_b is not None:
         name = "simple"
@@ -185,7 +188,7 @@ def _tflops(row: TableRow, case: Case, prediction: Prediction) -> float:
 
 
 def summarize(results: Sequence[RowResult]) -> Summary:
-    """Errors over all rows that count."""
+    """Summarizes the errors of all counted rows."""
     from scipy.stats import spearmanr
 
     nan = float("nan")
@@ -210,7 +213,7 @@ def summarize(results: Sequence[RowResult]) -> Summary:
 
 
 def misses(results: Sequence[RowResult]) -> list[tuple[RowResult, str]]:
-    """Rows missed by more than 8 %, the worst first, with what is known about them."""
+    """Returns the rows with errors above 8 %, largest first, each with its notes."""
     beyond = [r for r in results if r.error is not None and abs(r.error) > WORTH_A_WORD]
     beyond.sort(key=lambda r: -abs(r.error or 0.0))
     return [(r, known_of(r.row) or "nothing is known that would explain it") for r in beyond]

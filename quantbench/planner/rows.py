@@ -1,7 +1,8 @@
-"""Tables of layouts as people publish them: `read_table` reads the rows, `case_of` makes a job and a layout of one.
+"""Reads published tables of layouts from CSV, and builds a job and a layout from each row.
 
-Empty cells are filled from the document that the row comes from (contexts.toml), from options (`Given`), or with usual
-values, in that order. Each filled cell is recorded as an `Assumption`.
+Empty cells are filled from the row's source document (contexts.toml), from options (`Given`), or with usual values, in
+that order. Each filled cell is recorded as an `Assumption`. Entry points: `read_table`, `case_of`. Used by
+`row_results`, `row_checks`, `plan`, tools/planner_accuracy.py and tools/planner_fit.py.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ _RATE = re.compile(r"[0-9]+ tokens/s")
 _USUAL_VOCAB = 51200
 _USUAL_SEQ = 2048
 _USUAL_HEAD_DIM = 128
-#: the reason of an assumed micro-batch size of 1
-NOT_TOLD = "not told: the smallest"
-# hidden over layers of GPT-3 175B (12288 / 96), for a model of which only the size is known
+#: reason for an assumed micro-batch size of 1
+NOT_TOLD = "not stated: the smallest"
+# hidden / layers of GPT-3 175B (12288 / 96), for models with only a stated size
 _USUAL_ASPECT = 128
-# columns that are not called as their field
+# column names that differ from the field's name
 _COLUMNS = {
     "date": "date_note", "calculator": "tflops_calculator", "async_launch": "async", "layers": "nlayers",
     "hidden": "nhidden", "heads": "nheads", "seq": "seq_len", "zero": "zero_stage", "tflops": "tflops_reported",
@@ -45,15 +46,15 @@ _COLUMNS = {
 
 @dataclass(frozen=True)
 class TableRow:
-    """One row of a CSV file with the columns of tests/data/bloom_tables.csv; cells are kept as typed.
+    """Row of a table of layouts, with cells as typed; None and "" stand for empty cells.
 
-    A file may lack any column, and own tables may add ffn, kv_heads, head_dim, interleave, recompute, optimizer,
-    attention, softmax, cluster, gated, tied, sequence_parallel and dropout. None and "" stand for empty cells.
+    Every column is optional. tests/data/bloom_tables.csv lacks ffn, kv_heads, head_dim, interleave, recompute,
+    optimizer, attention, softmax, cluster, gated, tied, sequence_parallel and dropout.
 
-    mem_gb: GiB as nvidia-smi shows them.
+    mem_gb: memory as nvidia-smi shows it, GiB.
     status: ok, oom, fail, …
-    calculator: how `tflops` was computed.
-    async_launch: yes, no or empty (CUDA_LAUNCH_BLOCKING unset or set).
+    calculator: formula of `tflops`.
+    async_launch: yes (CUDA_LAUNCH_BLOCKING unset), no (set) or empty.
     attention: flash or unfused. softmax: megatron or torch.
     """
 
@@ -103,13 +104,13 @@ class TableRow:
 
     @property
     def place(self) -> str:
-        """The row for messages: its number, and its line in the document."""
+        """Location for messages: number of the row, and its line in the document."""
         return f"row {self.row_id}" + (f" (line {self.line})" if self.line is not None else "")
 
 
 @dataclass(frozen=True)
 class Assumption:
-    """A value that was not given, and where it comes from."""
+    """Value assumed for an empty cell, with the reason."""
 
     name: str
     value: object
@@ -118,7 +119,7 @@ class Assumption:
 
 @dataclass(frozen=True)
 class Case:
-    """A job and a layout, with the values that had to be assumed."""
+    """Job and layout of a row, with the assumed values."""
 
     job: Job
     layout: Layout
@@ -127,9 +128,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Given:
-    """Values from options for cells that rows leave empty; None and "" leave them open.
+    """Values from command-line options for empty cells; None and "" mean no value.
 
-    cells: values by field of `TableRow`. cluster, gpu: by name. as_typed: do not correct known typing mistakes.
+    cells: values by field of `TableRow`. cluster, gpu: names. as_typed: whether to keep known typing mistakes.
     """
 
     cells: dict[str, Any] = field(default_factory=dict)
@@ -143,7 +144,7 @@ class Given:
 
 
 def read_table(path: Path) -> tuple[TableRow, ...]:
-    """All rows of a CSV file. Raises InputError for a cell of the wrong type, or if there is no row."""
+    """Reads all rows of a CSV file. Raises InputError for a cell of the wrong type, or if there is no row."""
     file = CsvFile(_WHO, path)
     columns = {f.name: (_COLUMNS.get(f.name, f.name), str(f.type)) for f in fields(TableRow)}
     if not any(column in file.columns for column, kind in columns.values() if kind == "int | None"):
@@ -176,14 +177,14 @@ def _yes_or_no(row: CsvRow, column: str) -> bool:
     return said in ("yes", "true", "1")
 
 
-#: how a cell is read, by the type of its field
+#: reader of a cell, by the type of its field
 _READERS: dict[str, Callable[[CsvRow, str], object]] = {
     "str": CsvRow.text, "int | None": CsvRow.integer, "float | None": _positive, "bool | None": _yes_or_no,
 }  # fmt: skip
 
 
 class _Filling:
-    """A row, corrected unless `given` forbids it, with the assumptions made for its empty cells."""
+    """A row, corrected unless `given.as_typed`, with the assumptions made for its empty cells."""
 
     def __init__(self, row: TableRow, given: Given) -> None:
         self.row, self.given, self.context = row, given, _context_of(row)
@@ -195,12 +196,12 @@ class _Filling:
                 self.row = replace(self.row, **{name: value})
 
     def assume(self, name: str, value: Any, why: str) -> Any:
-        """Record an assumption; returns its value."""
+        """Records an assumption and returns its value."""
         self.assumed.append(Assumption(name, value, why))
         return value
 
     def known(self, name: str) -> Any | None:
-        """The row's own cell, the document's, or the options'; else None."""
+        """Returns the value from the row, its document or the options; else None."""
         value = getattr(self.row, name, None)
         if value not in (None, ""):
             return value
@@ -214,23 +215,22 @@ class _Filling:
         return None
 
     def usual(self, name: str, value: Any, why: str) -> Any:
-        """As `known`, with a usual value where nothing (or 0) is known."""
+        """Returns the known value, or assumes `value` if it is unknown or 0."""
         return self.known(name) or self.assume(name, value, why)
 
     def need(self, name: str) -> Any:
-        """As `known`; raises InputError where nothing is known."""
+        """Returns the known value; raises InputError if there is none."""
         value = self.known(name)
         if value is None:
             self.missing(f"no {name}", f"a value in the row, or --{name}")
         return value
 
     def missing(self, what: str, expected: str) -> NoReturn:
-        """Raise InputError for this row."""
         raise InputError(f"{_WHO}, {self.row.place}", what, expected)
 
 
 def case_of(row: TableRow, given: Given | None = None) -> Case:
-    """The job and the layout that a row describes. Raises InputError for a cell that is needed and not known."""
+    """Builds the job and layout of a row. Raises InputError if a required cell is unknown."""
     filling = _Filling(row, given or Given())
     where = _cluster(filling)
     tp, pp = filling.need("tp"), filling.need("pp")
@@ -319,7 +319,7 @@ def _shape(filling: _Filling, layout: Layout, device: DeviceSpec) -> Transformer
 
 
 def _usual_hidden(size_b: float, layers: int | None, tp: int) -> int:
-    """The hidden size of `size_b` 1e9 parameters: a multiple of 128 · tp."""
+    """Returns a hidden size for `size_b` 1e9 parameters: a multiple of 128 · tp."""
     count = size_b * 1e9
     guess = (count / 12 / layers) ** 0.5 if layers else (count * _USUAL_ASPECT / 12) ** (1 / 3)
     multiple = _USUAL_HEAD_DIM * tp
@@ -327,8 +327,7 @@ def _usual_hidden(size_b: float, layers: int | None, tp: int) -> int:
 
 
 def layers_for(size_b: float, hidden: int, vocab: int, pp: int) -> int:
-    """Layers that give a model of `size_b` 1e9 parameters in whole stages. Takes the number nearest to the size with or
-    without the embedding, since people state both.
+    """Returns the layers (a multiple of pp) for `size_b` 1e9 parameters, counted with or without the embedding.
 
     >>> layers_for(194, 14400, 250880, 6), layers_for(183, 14400, 250880, 12)
     (78, 72)
@@ -343,7 +342,8 @@ def layers_for(size_b: float, hidden: int, vocab: int, pp: int) -> int:
 
 
 def usual_heads(hidden: int, tp: int) -> int:
-    """Heads with a head_dim nearest to 128, among those that divide hidden, are divisible by tp and aligned.
+    """Returns the number of heads with head_dim nearest to 128, among divisors of hidden divisible by tp. Prefers an
+    aligned head_dim. Raises InputError if there is none.
 
     >>> usual_heads(12288, 8), usual_heads(1600, 1)
     (96, 10)
@@ -356,20 +356,19 @@ def usual_heads(hidden: int, tp: int) -> int:
 
 
 def known_of(row: TableRow) -> str:
-    """What is known of a row beyond its cells, from contexts.toml or the table's notes; "" for nothing. A note that
-    only states the rate that the time was published as does not count."""
+    """Returns notes on a row from contexts.toml and the table, except published rates in tokens/s; "" without notes."""
     notes = "" if _RATE.fullmatch(row.notes) else row.notes
     texts = [known["text"] for known in _context_of(row).get("known", ()) if row.line in known["lines"]]
     return "; ".join(filter(None, (*texts, row.source_error, notes)))
 
 
 def document_of(row: TableRow) -> str:
-    """The document that a row comes from; its source_file where the document is not known."""
+    """Returns the source document of a row; source_file if the document is unknown."""
     return str(_context_of(row).get("document", row.source_file))
 
 
 def uncounted(row: TableRow) -> str | None:
-    """Why a row is left out of error statistics; None if it counts."""
+    """Returns why a row is left out of error statistics; None if it is counted."""
     if row.duplicate_of_line is not None:
         return f"repeats line {row.duplicate_of_line}"
     return next((u["why"] for u in _context_of(row).get("uncounted", ()) if u["line"] == row.line), None)

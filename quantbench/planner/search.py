@@ -1,12 +1,12 @@
 """Searches over layouts of a job (`search`) and over shapes of about the same number of parameters (`shape_search`).
 
-`search` ranks layouts by predicted time per iteration. Degrees are enumerated exactly (every divisor that the strict
-rules allow). Layouts that do not fit into memory are counted and left out before their time is asked for. Layer times
-depend on tensor parallelism and micro-batch size alone, so a search over tens of thousands of layouts asks the latency
-models for a few dozen layers, in one batch.
+`search` enumerates every divisor that the strict rules allow, drops layouts that exceed the memory before predicting
+times, and ranks the others by time per iteration. Layer times depend only on tensor and sequence parallelism and
+micro-batch size, so tens of thousands of layouts need a few dozen layer times, predicted in one batch.
 
-`shape_search` varies hidden, heads and layers together. Each candidate is tried in the layouts that suit the starting
-shape, and its time is scaled to the same number of parameters, so that a small model does not count as fast.
+`shape_search` varies hidden, heads and layers together. It predicts each shape in the layouts that are best for the
+starting shape, and scales its time to the same number of parameters, so that small models gain nothing.
+Used by `plan`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _MOST_SHAPES = 5_000
 
 @dataclass(frozen=True)
 class Space:
-    """What may vary between layouts. Empty tuples leave a degree free.
+    """Allowed values in a search over layouts; an empty tuple allows all. (`advice.space.Space` is for shapes.)
 
-    mbs_limit: the largest micro-batch to try. sequence_parallel: None tries both. uneven: also try stages of different
-    length.
+    mbs_limit: largest micro-batch to try. sequence_parallel: None tries both. uneven: whether to try stages of
+    different length.
     """
 
     dp: tuple[int, ...] = ()
@@ -57,10 +57,10 @@ class Space:
 
 @dataclass(frozen=True)
 class Found:
-    """The result of a search.
+    """Result of a search over layouts.
 
-    ranked: layouts that fit, by time. looked_at: number of layouts that the rules allow.
-    too_large: how many of them do not fit into memory. smallest: the one of those that needs least.
+    ranked: predictions of layouts that fit, fastest first. looked_at: number of layouts that the rules allow.
+    too_large: number of these that exceed the memory. smallest: the one of these that needs the least memory.
     """
 
     ranked: tuple[Prediction, ...]
@@ -70,13 +70,13 @@ class Found:
 
 
 def search(job: Job, times: OpTimes, calibration: Calibration, space: Space | None = None) -> Found:
-    """Every layout of `space`, ranked. Raises InputError if the rules allow none."""
+    """Ranks every layout of `space` by predicted time. Raises InputError if the rules allow none."""
     limit = limit_bytes(job)
     fitting: list[tuple[Layout, Memory]] = []
     smallest: tuple[Layout, Memory] | None = None
     too_large = 0
     for group in layout_groups(job, space or Space()):
-        # Of layouts that differ in mbs alone memory grows with it, and interleaving only adds to it.
+        # Memory grows with mbs, and interleaving only adds to it, so larger mbs need not be computed.
         full = False
         for layout in group:
             if full:
@@ -100,7 +100,7 @@ def search(job: Job, times: OpTimes, calibration: Calibration, space: Space | No
 
 
 def layout_groups(job: Job, space: Space) -> Iterator[list[Layout]]:
-    """Possible layouts, in groups that differ in mbs (ascending) and interleave alone."""
+    """Yields groups of allowed layouts that differ only in mbs (ascending) and interleave."""
     layers = job.shape.layers
     for tp in _tensor_degrees(job, space):
         parallel = (False, True) if space.sequence_parallel is None else (space.sequence_parallel,)
@@ -138,7 +138,7 @@ def _micro_batches(job: Job, base: Layout, sizes: list[int], space: Space) -> It
 
 
 def _tensor_degrees(job: Job, space: Space) -> Iterator[int]:
-    """Degrees that stay in a node and keep every strict rule of tensor parallelism."""
+    """Yields degrees within a node that keep every strict rule of tensor parallelism."""
     for tp in _allowed(divisors(job.cluster.gpus_per_node), space.tp):
         # One micro-batch and one stage, so that only the rules of tensor parallelism count.
         alone = replace(job, gbs=max(1, job.gpus // tp), rampup_step=0)
@@ -151,7 +151,7 @@ def _allowed(values: list[int], wanted: tuple[int, ...]) -> list[int]:
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors, ascending.
+    """Returns all divisors, ascending.
 
     >>> divisors(12)
     [1, 2, 3, 4, 6, 12]
@@ -162,13 +162,14 @@ def divisors(number: int) -> list[int]:
 
 @dataclass(frozen=True)
 class ShapeSpace:
-    """Which shapes a shape search tries, each in `layouts` layouts.
+    """Allowed shapes in a search over shapes.
 
-    parameters: the budget. tolerance: largest deviation from it, as a share.
-    hidden_step: hidden sizes are multiples of it.
-    aspect: range of hidden over layers; the documents tried 128 (12288 / 96) to 205 (14336 / 70), and without bounds
-        the fastest model is the widest.
+    parameters: parameter budget. tolerance: largest deviation from the budget, as a share.
+    hidden_step: divisor of all hidden sizes.
+    aspect: range of hidden / layers. The BigScience documents tried 128 (12288 / 96) to 205 (14336 / 70); without
+        bounds the widest model is the fastest.
     head_dim: range of head_dim.
+    layouts: largest number of layouts to try per shape.
     """
 
     parameters: float
@@ -181,7 +182,7 @@ class ShapeSpace:
 
 @dataclass(frozen=True)
 class ShapeFound:
-    """A shape with its best layout. scaled_s: its time per iteration, times the budget over its parameters."""
+    """Shape with its fastest layout. scaled_s: seconds per iteration, times the budget over `parameters`."""
 
     shape: TransformerShape
     parameters: int
@@ -189,7 +190,7 @@ class ShapeFound:
     scaled_s: float
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Returns the shape and its prediction as a JSON object."""
         return {
             "shape": asdict(self.shape),
             "parameters": self.parameters,
@@ -199,8 +200,8 @@ class ShapeFound:
 
 
 def candidates(base: TransformerShape, space: ShapeSpace) -> Iterator[TransformerShape]:
-    """Shapes within the budget and the bounds, hidden ascending. They keep the base's ratio of MLP width to hidden and
-    of query to key heads."""
+    """Yields the shapes within the budget and bounds, hidden ascending, with the base's ratios of MLP width to hidden
+    and of query to key/value heads."""
     ratio, group = base.ffn / base.hidden, base.heads // base.kv_heads
     for hidden in range(space.hidden_step, 2**20, space.hidden_step):
         ffn = round(ratio * hidden)
@@ -222,7 +223,7 @@ def candidates(base: TransformerShape, space: ShapeSpace) -> Iterator[Transforme
 
 
 def layers_within(shape: TransformerShape, budget: float, tolerance: float) -> tuple[float, float, float]:
-    """Numbers of layers with which `shape` has the budget of parameters: its lower end, exactly, its upper end."""
+    """Returns the (fractional) numbers of layers for (1 − tolerance), 1 and (1 + tolerance) times the budget."""
     one = parameters(replace(shape, layers=1))
     each = parameters(replace(shape, layers=2)) - one
     rest = one - each
@@ -233,10 +234,10 @@ def layers_within(shape: TransformerShape, budget: float, tolerance: float) -> t
 def shape_search(
     job: Job, times: OpTimes, calibration: Calibration, space: ShapeSpace, within: Space
 ) -> list[ShapeFound]:
-    """Every candidate with the best of its possible layouts, fastest first.
+    """Returns the candidate shapes with their fastest layouts, fastest first.
 
-    Tries the layouts that suit the job's own shape best, whatever its layers divide by. within: the allowed layouts.
-    Raises InputError if no layout fits, or for no or too many shapes.
+    Tries the best layouts of the job's own shape, even if its layers do not divide. within: allowed layouts.
+    Raises InputError if no layout fits, or if there are no or too many shapes.
     """
     found = search(job, times, calibration, replace(within, uneven=True))
     # The best layout of each combination of degrees.
@@ -279,7 +280,7 @@ def shape_search(
 
 
 def _fitted(shape: TransformerShape, layout: Layout) -> Layout:
-    """A layout with the partition that the shape's layers need, and without chunks where they do not divide."""
+    """Returns the layout with the partition for the shape's layers, and without interleaving if they do not divide."""
     whole = shape.layers % (layout.pp * layout.interleave) == 0
     return replace(
         layout, partition=partition_of(shape.layers, layout.pp), interleave=layout.interleave if whole else 1

@@ -18,7 +18,7 @@ from typing import Any
 
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError, StoreError, require_choice
-from quantbench.files import read_text, reason
+from quantbench.files import read_json, reason
 from quantbench.store.record import ORIGINS
 from quantbench.store.typed import decode, encode
 
@@ -94,11 +94,11 @@ def read_run_info(folder: Path) -> RunInfo:
     """Reads run.json. Raises StoreError if the file is missing, not a quantbench run, or broken."""
     path = folder / "run.json"
     try:
-        data = json.loads(read_text(path))
+        data = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         what = f"{folder} is a file" if os.path.isfile(folder) else str(folder)
         raise StoreError("read run", what, "a folder with run.json in it") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise StoreError("read run", f"{path} ({reason(error)})", "a readable JSON file") from None
     if not isinstance(data, dict) or data.pop("format", None) != RUN_FORMAT:
         raise StoreError("read run", str(path), f'a JSON object with format "{RUN_FORMAT}"')

@@ -1,4 +1,4 @@
-"""Workloads (matrix products, softmax, attention, collectives) and the transformer shapes that consist of them."""
+"""Defines workloads (GEMM, softmax, attention, collectives) and the transformer shapes that consist of them."""
 
 from quantbench.workload.ops import (
     Attention,

@@ -1,4 +1,4 @@
-"""Number formats: their widths, the output formats of products, and which op takes which.
+"""Defines the dtypes: their widths, the output dtype of GEMMs, and which dtypes each op supports.
 
 Sources: IEEE 754 (fp16, fp32), NVIDIA A100 whitepaper 2020 (bf16; tf32: fp32 storage, 10-bit mantissa in the
 tensor core), OCP FP8 specification 1.0 2023 (fp8 is e4m3 here, as in torch.float8_e4m3fn).
@@ -11,7 +11,7 @@ from quantbench.errors import InputError
 
 @dataclass(frozen=True)
 class Dtype:
-    """A number format. element_bytes: storage per element. output: the format of a product."""
+    """Number format. element_bytes: bytes per stored element. output: dtype of a GEMM's output."""
 
     name: str
     element_bytes: int
@@ -30,11 +30,11 @@ _ALL = (
 
 DTYPES: dict[str, Dtype] = {d.name: d for d in _ALL}
 
-#: formats of matrix products (int32 is only an output)
+#: dtypes of GEMM inputs (int32 is only an output)
 GEMM_DTYPES = ("fp16", "bf16", "fp32", "tf32", "fp8", "int8")
-#: formats of softmax and attention
+#: dtypes of softmax and attention
 VECTOR_DTYPES = ("fp16", "bf16", "fp32")
-#: torch's names of the same formats
+#: torch's names of the same dtypes
 _ALIASES = {
     "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "tfloat32": "tf32",
     "float8_e4m3fn": "fp8",
@@ -42,7 +42,9 @@ _ALIASES = {
 
 
 def dtype_name(dtype: object, operation: str = "dtype") -> str:
-    """Our name of a format from our name, torch's name or a torch.dtype. operation: for the InputError of others.
+    """Returns the canonical dtype name for a quantbench name, torch name or torch.dtype.
+
+    operation: name used in the InputError for unknown dtypes.
 
     >>> dtype_name("torch.float32"), dtype_name("bf16")
     ('fp32', 'bf16')
@@ -55,5 +57,5 @@ def dtype_name(dtype: object, operation: str = "dtype") -> str:
 
 
 def element_bytes(dtype: str) -> int:
-    """Bytes per stored element of `dtype`."""
+    """Returns the bytes per stored element of `dtype`."""
     return DTYPES[dtype].element_bytes

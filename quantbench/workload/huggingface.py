@@ -1,11 +1,10 @@
-"""The shape of a model from its Hugging Face config.json (`describe`).
+"""Reads the shape of a model from its Hugging Face config.json.
 
-Keys are read by name, since families call the same dimension differently. What the keys do not state (whether the MLP
-is gated, whether embedding and logits share one matrix) is known per model_type, from the modelling code in Hugging
-Face transformers. Models whose products are not those of one repeated dense decoder layer are refused.
+Model families use different keys for the same dimension. Properties without a key (gated MLP, tied embeddings) are
+taken from the modelling code in Hugging Face transformers, by model_type. Models that do not repeat one dense decoder
+layer are refused. Entry point: `describe`. Used by the commands that accept a config (`cli.model_options`).
 """
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from quantbench.errors import InputError, UnsupportedError
-from quantbench.files import read_text, reason
+from quantbench.files import read_json, reason
 from quantbench.workload.transformer import TransformerShape
 
-# A config states a model's context, up to millions of tokens, not the length it is trained or served at.
+# A config states the model's longest context, up to millions of tokens, not the usual training or serving length.
 LONGEST_DEFAULT_SEQ = 8192
-# Tokenizers' files and weights are larger; configurations are a few kilobytes.
+# Configurations are a few kilobytes; larger files are weights or tokenizers.
 _LARGEST_BYTES = 2**24
 
 _HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model")
@@ -36,7 +35,7 @@ _DROPOUT = (
 )  # fmt: skip
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "ffn_config.moe_num_experts")
 
-# Keys of layers that are not (only) attention and a dense MLP, and what they mean.
+# Keys of unsupported layers (not just attention and a dense MLP) and their meaning.
 _OTHER_LAYERS = {
     "kv_lora_rank": "multi-head latent attention",
     "block_configs": "layers of different shapes",
@@ -56,14 +55,14 @@ _DENSE = "decoder layers of attention and a dense MLP"
 
 @dataclass(frozen=True)
 class _Family:
-    """What a model_type means beyond its keys.
+    """Properties of a model_type that its config may not state.
 
-    gate_fused: gate and up are one matrix in its weights.
-    tied: used if tie_word_embeddings is missing.
-    default_ffn: the MLP is 4·hidden wide if no key says otherwise.
-    windowed: whether sliding_window counts without use_sliding_window.
-    attention: the implementation in its modelling code.
-    defaults: values that its config class fills in for missing keys.
+    gate_fused: whether gate and up are one matrix in the weights.
+    tied: value if tie_word_embeddings is missing.
+    default_ffn: whether the MLP width is 4·hidden if no key states it.
+    windowed: whether sliding_window applies without use_sliding_window.
+    attention: implementation in the modelling code.
+    defaults: default values of its config class, by key.
     """
 
     gated: bool
@@ -87,18 +86,18 @@ _FAMILIES: dict[str, _Family] = {
          "internlm2", "internlm3", "baichuan", "exaone4", "smollm3", "seed_oss", "deepseek_llm", "helium"),
         _SWIGLU,
     ),
-    # Their configs name a window that only use_sliding_window turns on, which is false where it is missing.
+    # Their window applies only if use_sliding_window is true; its default is false.
     **dict.fromkeys(("qwen2", "qwen3"), _Family(gated=True, windowed=False)),
     **dict.fromkeys(("cohere", "cohere2"), _Family(gated=True, tied=True)),
     **dict.fromkeys(("phi3", "glm", "glm4", "chatglm"), _Family(gated=True, gate_fused=True)),
     "gemma": _Family(gated=True, tied=True, defaults=_GEMMA),
     "gemma2": _Family(gated=True, tied=True, defaults=_GEMMA2),
-    # The published multimodal configs leave most of these out.
+    # Published multimodal configs omit most of these keys.
     "gemma3_text": _Family(
         gated=True, tied=True, defaults={**_GEMMA2, "vocab_size": 262208, "max_position_embeddings": 131072}
     ),
     **dict.fromkeys(("gpt2", "gpt_neo", "gpt_bigcode", "mpt"), _GPT),
-    # ALiBi is added to scores in memory, by Megatron-DeepSpeed in training and by transformers.
+    # Megatron-DeepSpeed (in training) and transformers add ALiBi to scores in memory.
     "bloom": _Family(gated=False, tied=True, default_ffn=True, attention="unfused"),
     **dict.fromkeys(("falcon", "RefinedWeb", "RefinedWebModel"), _GPT),
     **dict.fromkeys(("gptj", "codegen"), _Family(gated=False, default_ffn=True)),
@@ -110,18 +109,18 @@ _FAMILIES: dict[str, _Family] = {
 
 @dataclass(frozen=True)
 class Described:
-    """A config's shape. assumed: by field of the shape, in words, what the config does not say outright."""
+    """Shape of a config. assumed: text of each assumption, by field of the shape."""
 
     shape: TransformerShape
     assumed: Mapping[str, str]
 
 
 def describe(path: str | PathLike[str], *, seq: int | None = None) -> Described:
-    """The shape in a config.json (or the folder it lies in), for one sample on one GPU, and what had to be assumed.
+    """Reads the shape for one sample on one GPU, and the assumptions made, from a config.json or its folder.
 
-    seq: tokens of a sample; None takes the model's context, at most LONGEST_DEFAULT_SEQ.
+    seq: tokens per sample; None takes the model's context, at most LONGEST_DEFAULT_SEQ.
 
-    The stored dtype of the weights is ignored. Raises InputError for a file that cannot be read or lacks a key,
+    Ignores the stored dtype of the weights. Raises InputError for a file that cannot be read or lacks a key,
     UnsupportedError for mixtures of experts, state-space and other layers.
     """
     file = Path(path) / "config.json" if os.path.isdir(path) else Path(path)
@@ -165,12 +164,12 @@ def describe(path: str | PathLike[str], *, seq: int | None = None) -> Described:
 
 
 class _Config:
-    """A config's values by key; dots reach into nested objects. Errors name the file and the key."""
+    """Values of a config by key; dots select nested objects. Errors name the file and the key."""
 
     def __init__(self, file: Path, values: Mapping[str, Any]) -> None:
         self.who = f"config {file}"
         nested = values.get("text_config")
-        # Multimodal models keep the decoder's shape in text_config.
+        # Configs of multimodal models have the decoder's shape in text_config.
         self.values = nested if isinstance(nested, dict) and "hidden_size" not in values else values
         self.model_type = str(self.values.get("model_type", values.get("model_type", "")))
         self._defaults = _FAMILIES.get(self.model_type, _PLAIN).defaults or {}
@@ -182,7 +181,7 @@ class _Config:
         return self._defaults.get(key) if value is None else value
 
     def optional(self, keys: tuple[str, ...]) -> int | None:
-        """The first key that is there, as an integer of at least 1."""
+        """Returns the value of the first key present, an integer of at least 1; None if no key is present."""
         for key in keys:
             value = self.get(key)
             if value is None:
@@ -211,10 +210,10 @@ class _Config:
 def _read(file: Path) -> Mapping[str, Any]:
     who = f"config {file}"
     try:
-        values = json.loads(read_text(file, most_bytes=_LARGEST_BYTES))
+        values = read_json(file, most_bytes=_LARGEST_BYTES)
     except OSError as error:
         raise InputError(who, reason(error), "a config.json that can be read") from None
-    except (ValueError, RecursionError) as error:  # no JSON, or no UTF-8
+    except ValueError as error:
         raise InputError(who, str(error)[:120], "a JSON object") from None
     if not isinstance(values, dict):
         raise InputError(who, f"a JSON {type(values).__name__}", "a JSON object")
@@ -249,8 +248,8 @@ def _family(config: _Config) -> _Family:
         return known
     activation = config.get("hidden_act") or config.get("hidden_activation")
     if activation in ("silu", "swish"):
-        # Every decoder with this activation so far gates with it (SwiGLU). An absent tie_word_embeddings means
-        # true: it is Hugging Face's own default, and configs leave defaults out.
+        # All known decoders with this activation have a gate (SwiGLU). Hugging Face's default of tie_word_embeddings is
+        # true, and configs omit defaults.
         return _Family(gated=True, tied=True)
     what = f"model_type = {config.model_type!r} with hidden_act = {activation!r}, of which it is not known whether"
     raise UnsupportedError(
@@ -260,8 +259,8 @@ def _family(config: _Config) -> _Family:
 
 def _kv_heads(config: _Config, heads: int) -> int:
     if config.model_type in ("falcon", "RefinedWeb", "RefinedWebModel"):
-        # The old architecture ignores num_kv_heads, which its configs carry all the same. The first published 40B
-        # config (RefinedWeb) knows only n_head_kv.
+        # The old architecture ignores the num_kv_heads in its configs. The first published 40B config (RefinedWeb) has
+        # only n_head_kv.
         grouped = config.flag("new_decoder_architecture", config.model_type == "RefinedWeb")
         if grouped:
             return config.optional(("num_kv_heads", "n_head_kv")) or heads
@@ -276,7 +275,7 @@ def _kv_heads(config: _Config, heads: int) -> int:
 
 
 def _dropout(config: _Config) -> bool | None:
-    """Whether anything is dropped out; None where no key says it."""
+    """Returns whether any dropout rate is above 0; None if no key states one."""
     rates = [(key, config.get(key)) for key in _DROPOUT if config.get(key) is not None]
     for key, rate in rates:
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
@@ -285,7 +284,7 @@ def _dropout(config: _Config) -> bool | None:
 
 
 def _sliding_window(config: _Config, family: _Family) -> int:
-    """Tokens that a layer with a window attends to; 0 where no layer has one."""
+    """Returns the window in tokens; 0 if no layer has one."""
     if not config.flag("use_sliding_window", family.windowed):
         return 0
     kinds = config.get("layer_types")

@@ -1,6 +1,7 @@
-"""What can be measured and predicted: matrix products, softmax, attention and collectives, and their form in JSON.
+"""Defines the workloads that can be measured and predicted: GEMM, softmax, attention and collectives.
 
-Every workload has flops, min_bytes and dtype, validates its fields, and prints as a label.
+Every workload has flops, min_bytes and dtype, validates its fields, and has a label as its string. Entry points: the
+classes, and `workload_to_json` and `workload_from_json`. Used by nearly all packages, mostly as `quantbench.workload`.
 """
 
 from dataclasses import dataclass, fields
@@ -14,24 +15,24 @@ LAYOUTS = ("nn", "nt", "tn")
 MASKS = ("causal", "full", "none")
 DIRECTIONS = ("forward", "backward")
 
-# Per unmasked element. Forward: scale, compare for the maximum, subtract, exponential, sum, divide. Backward
-# (y and its gradient g are given): g·y, sum, subtract the sum, times y, times scale.
+# Operations per unmasked element. Forward: scale, compare for the maximum, subtract, exponential, sum, divide.
+# Backward, from y and its gradient g: g·y, sum, subtract the sum, times y, times scale.
 _FLOPS_PER_ELEMENT = {"forward": 6, "backward": 5}
 
 COLLECTIVE_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
-#: number formats of collectives: the reduction depends on it, the bytes moved do not
+#: dtypes of collectives; they matter for the reduction, not for the bytes moved
 COLLECTIVE_DTYPES = ("fp16", "bf16", "fp32", "int8", "fp8")
 LARGEST_MESSAGE_BYTES = 2**46
 
 
 @dataclass(frozen=True)
 class Gemm:
-    """`batch` products c[m, n] = sum over k of a[m, k] · b[k, n].
+    """Batched matrix product: `batch` times c[m, n] = sum over k of a[m, k] · b[k, n].
 
-    layout: in row-major storage, first letter for a (n: stored m×k; t: stored k×m), second for b (n: stored k×n; t:
-        stored n×k). A linear layer y = x·Wᵀ with W stored out×in is nt forward, nn for the data gradient and tn for the
-        weight gradient. (cuBLAS is column-major and swaps the operands: its kernel names call our nt "tn".)
-    accumulate: format of the sum; fp32, or int32 for int8.
+    layout: row-major storage of a (first letter; n: m×k, t: k×m) and b (second letter; n: k×n, t: n×k). A linear layer
+        y = x·Wᵀ with W stored out×in is nt forward, nn for the data gradient and tn for the weight gradient. (cuBLAS is
+        column-major and swaps the operands: its kernel names contain "tn" for nt.)
+    accumulate: dtype of the sum; fp32, or int32 for int8.
 
     >>> Gemm(m=2048, n=4096, k=1024).flops
     17179869184
@@ -59,17 +60,17 @@ class Gemm:
 
     @property
     def output_dtype(self) -> str:
-        """Format of c: that of the inputs, bf16 for fp8 and int32 for int8."""
+        """Dtype of c: bf16 for fp8 inputs, int32 for int8, fp32 for tf32, else the dtype of the inputs."""
         return DTYPES[self.dtype].output
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions, 2·m·n·k·batch (for int8 they are integer operations)."""
+        """Number of multiplications and additions, 2·m·n·k·batch (integer operations for int8)."""
         return 2 * self.m * self.n * self.k * self.batch
 
     @property
     def min_bytes(self) -> int:
-        """Fewest bytes through device memory: each input read once, each output written once."""
+        """Minimum traffic to device memory in bytes: each input read once, each output written once."""
         inputs = (self.m * self.k + self.k * self.n) * element_bytes(self.dtype)
         return self.batch * (inputs + self.m * self.n * element_bytes(self.output_dtype))
 
@@ -79,18 +80,18 @@ class Gemm:
 
 
 def _causal_pairs(size: int) -> int:
-    """Elements on and below the diagonal of a size×size matrix."""
+    """Returns the number of elements on and below the diagonal of a size×size matrix."""
     return size * (size + 1) // 2
 
 
 @dataclass(frozen=True)
 class Softmax:
-    """y = softmax(scale · x + mask) over the last dimension of x[batch, rows, cols].
+    """Softmax y = softmax(scale · x + mask) over the last dimension of x[batch, rows, cols].
 
-    batch: heads / TP × MBS. rows: sq. cols: sk.
-    mask: causal (columns past the row are dropped; needs rows == cols, as Megatron's kernel does), full (a boolean
+    batch: number of score matrices, heads / TP × MBS. rows: length of the queries. cols: length of the keys.
+    mask: causal (columns past the row are masked; needs rows == cols, as Megatron's kernel does), full (a boolean
         tensor mask_batch×1×rows×cols, shared by the heads) or none.
-    mask_batch: MBS, the samples with masks of their own; divides batch.
+    mask_batch: number of samples (MBS), each with its own mask; divides batch.
 
     >>> Softmax(batch=2, rows=4, cols=4, mask="none").min_bytes
     128
@@ -122,20 +123,20 @@ class Softmax:
 
     @property
     def live_elements(self) -> int:
-        """Elements that are read: all, or those on and below the diagonal."""
+        """Number of elements read: all, or for a causal mask those on and below the diagonal."""
         if self.mask == "causal":
             return self.batch * _causal_pairs(self.rows)
         return self.batch * self.rows * self.cols
 
     @property
     def flops(self) -> int:
-        """Arithmetic on unmasked elements: 6 each forward, 5 each backward; an exponential counts as one."""
+        """Operations on the elements read: 6 per element forward, 5 backward; an exponential counts as one."""
         return _FLOPS_PER_ELEMENT[self.direction] * self.live_elements
 
     @property
     def min_bytes(self) -> int:
-        """Fewest bytes through device memory: live inputs (backward: y and its gradient) and the mask are read
-        once, every output element is written once, the zeros above the diagonal included."""
+        """Minimum traffic to device memory in bytes: live inputs (backward: y and its gradient) and a forward mask are
+        read once, every output element is written once, including the zeros above the diagonal."""
         width = element_bytes(self.dtype)
         reads = 1 if self.direction == "forward" else 2
         has_mask = self.mask == "full" and self.direction == "forward"
@@ -148,10 +149,11 @@ class Softmax:
 
 @dataclass(frozen=True)
 class Attention:
-    """o = softmax(q·kᵀ / √head_dim)·v for q[batch, heads, seq_q, head_dim], k and v[batch, kv_heads, seq_k, head_dim].
+    """Fused attention o = softmax(q·kᵀ / √head_dim)·v.
 
-    kv_heads: below heads is grouped-query attention; 0 stands for heads.
-    causal: needs seq_q == seq_k, because libraries disagree on where the diagonal ends otherwise.
+    q: [batch, heads, seq_q, head_dim]. k, v: [batch, kv_heads, seq_k, head_dim].
+    kv_heads: number of key/value heads; fewer than heads for grouped-query attention; 0 means heads.
+    causal: needs seq_q == seq_k, because libraries align the diagonal differently otherwise.
 
     >>> Attention(batch=1, heads=2, seq_q=4, seq_k=4, head_dim=8, causal=False).flops
     1024
@@ -187,23 +189,23 @@ class Attention:
 
     @property
     def live_pairs(self) -> int:
-        """Query-key pairs that are not masked, over all heads and samples."""
+        """Number of unmasked query-key pairs, over all heads and samples."""
         per_head = _causal_pairs(self.seq_q) if self.causal else self.seq_q * self.seq_k
         return self.batch * self.heads * per_head
 
     @property
     def flops(self) -> int:
-        """Matrix arithmetic on live pairs: two products forward, five backward (one of them recomputes q·kᵀ).
+        """GEMM operations on live pairs: two GEMMs forward, five backward (one of them recomputes q·kᵀ).
 
-        Leaves out the softmax, as the FlashAttention papers do (Dao 2022, 2023).
+        Omits the softmax, as the FlashAttention papers do (Dao 2022, 2023).
         """
         products = 2 if self.direction == "forward" else 5
         return 2 * products * self.live_pairs * self.head_dim
 
     @property
     def min_bytes(self) -> int:
-        """Fewest bytes through device memory: forward reads q, k, v and writes o and the fp32 row statistics; backward
-        reads those and do, and writes dq, dk, dv."""
+        """Minimum traffic to device memory in bytes: forward reads q, k, v and writes o and the fp32 row statistics;
+        backward reads all these and do, and writes dq, dk, dv."""
         width = element_bytes(self.dtype)
         q = self.batch * self.heads * self.seq_q * self.head_dim * width
         kv = 2 * self.batch * self.kv_heads * self.seq_k * self.head_dim * width
@@ -220,11 +222,11 @@ class Attention:
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective operation `op` over num_gpus GPUs, spread evenly over num_nodes machines.
+    """Collective operation `op` over num_gpus GPUs, spread evenly over num_nodes machines.
 
-    message_bytes: the `size` of nccl-tests (doc/PERFORMANCE.md there), the larger of a rank's two buffers: the whole
-        vector of all_reduce and broadcast, the output of all_gather, the input of reduce_scatter, everything that one
-        rank sends in all_to_all, and the message of send_recv.
+    message_bytes: `size` of nccl-tests (its doc/PERFORMANCE.md), the larger of a rank's two buffers: the whole vector
+        of all_reduce and broadcast, the output of all_gather, the input of reduce_scatter, the send buffer of one rank
+        in all_to_all, and the message of send_recv.
 
     >>> Collective("all_reduce", message_bytes=1024, num_gpus=4).bus_bytes
     1536
@@ -252,8 +254,8 @@ class Collective:
 
     @property
     def bus_bytes(self) -> int:
-        """Fewest bytes that each GPU sends over its links, rounded up. Over the time, it is nccl-tests' bus bandwidth,
-        which compares with the link's own."""
+        """Minimum bytes that each GPU sends over its links, rounded up. Divided by the time, this is the bus bandwidth
+        of nccl-tests, which is comparable with the bandwidth of the links."""
         if self.op in ("broadcast", "send_recv"):
             return self.message_bytes
         once = self.message_bytes * (self.num_gpus - 1)
@@ -261,12 +263,12 @@ class Collective:
 
     @property
     def flops(self) -> int:
-        """No matrix arithmetic."""
+        """Always 0: collectives have no matrix arithmetic."""
         return 0
 
     @property
     def min_bytes(self) -> int:
-        """Fewest bytes through one GPU's links (`bus_bytes`)."""
+        """Minimum bytes over one GPU's links (`bus_bytes`)."""
         return self.bus_bytes
 
     def __str__(self) -> str:
@@ -274,9 +276,9 @@ class Collective:
         return f"{self.op} {self.message_bytes} B over {self.num_gpus} GPUs{nodes} {self.dtype}"
 
 
-#: what one GPU computes for a layer
+#: workloads of one GPU
 Compute = Gemm | Softmax | Attention
-#: everything that a record can be about
+#: all workloads that a record can have
 Workload = Compute | Collective
 
 _KINDS: dict[str, type[Workload]] = {kind.kind: kind for kind in (Gemm, Softmax, Attention, Collective)}
@@ -284,17 +286,17 @@ _FIELDS = {name: tuple(f.name for f in fields(kind)) for name, kind in _KINDS.it
 
 
 def workload_to_json(workload: Workload) -> dict[str, Any]:
-    """The workload as a JSON object: its `kind`, then its fields in order."""
+    """Returns the workload as a JSON object: its `kind`, then its fields in order."""
     return {"kind": workload.kind, **{name: getattr(workload, name) for name in _FIELDS[workload.kind]}}
 
 
 def workload_from_json(data: object) -> Workload:
-    """The workload that `workload_to_json` wrote. Raises InputError for anything else, unknown fields included."""
+    """Builds a workload from the output of `workload_to_json`. Raises InputError for anything else."""
     named = data.get("kind") if isinstance(data, dict) else None
     if not isinstance(data, dict) or not isinstance(named, str) or named not in _KINDS:
         raise InputError("workload", repr(data)[:120], "an object whose kind is " + ", ".join(_KINDS))
     kind = _KINDS[named]
-    # Tables of 100,000 workloads repeat a few strings; interned, each exists once.
+    # Strings are interned, because tables of 100,000 workloads repeat a few of them.
     values: dict[str, Any] = {name: intern(v) if type(v) is str else v for name, v in data.items() if name != "kind"}
     unknown = values.keys() - set(_FIELDS[named])
     if unknown:

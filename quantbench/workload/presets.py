@@ -1,4 +1,7 @@
-"""Shapes of published models by name (`preset`), from presets.toml."""
+"""Looks up the shapes of published models by name in presets.toml.
+
+Entry points: `preset`, `preset_names`. Used by `cli.model_options`, the `models` command and the Vidur exporter.
+"""
 
 import tomllib
 from difflib import get_close_matches
@@ -9,12 +12,12 @@ from typing import Any
 from quantbench.errors import InputError
 from quantbench.workload.transformer import TransformerShape
 
-# Keys in presets.toml besides the shape.
+# Keys in presets.toml that are not fields of the shape.
 _ABOUT = ("source", "published_parameters")
 
 
 def preset(name: str) -> TransformerShape:
-    """The shape of a published model, one micro-batch of one sample on one GPU. Raises InputError for other names.
+    """Returns the shape of a published model for one sample on one GPU. Raises InputError for an unknown name.
 
     >>> preset("gemma-7b").head_dim
     256
@@ -27,17 +30,17 @@ def preset(name: str) -> TransformerShape:
 
 
 def preset_names() -> tuple[str, ...]:
-    """Every preset, in the file's order."""
+    """Returns the names of all presets, in the file's order."""
     return tuple(_data())
 
 
 def preset_source(name: str) -> str:
-    """Where the dimensions of a preset come from."""
+    """Returns the source of a preset's dimensions."""
     return str(_data()[name]["source"])
 
 
 def published_parameters(name: str) -> float:
-    """The published number of parameters of a preset, everything counted."""
+    """Returns the published number of parameters of a preset."""
     return float(_data()[name]["published_parameters"])
 
 

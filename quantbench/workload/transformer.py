@@ -1,4 +1,7 @@
-"""A transformer's dimensions (`TransformerShape`), and every product, softmax and attention that one GPU computes."""
+"""Defines the dimensions of a transformer (`TransformerShape`) and lists the ops that one GPU computes (`ops`).
+
+Used by `sweep`, `advice`, `planner`, `report`, `profile` and the commands, mostly through `quantbench.workload`.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -6,20 +9,20 @@ from quantbench.errors import InputError, require_choice, require_int
 from quantbench.workload.dtypes import GEMM_DTYPES, VECTOR_DTYPES
 from quantbench.workload.ops import Attention, Compute, Gemm, Softmax
 
-#: one attention kernel, or scores, softmax and context as separate kernels with the scores in memory
+#: implementations of attention: one fused kernel, or scores, softmax and context as separate kernels
 ATTENTIONS = ("flash", "unfused")
-#: whose softmax unfused attention runs: Megatron's fused kernel where its conditions hold, or the framework's own
-#: kernels for scale, mask and softmax
+#: softmax of unfused attention: Megatron's fused kernel if its conditions hold, or torch's separate kernels for scale,
+#: mask and softmax
 SOFTMAXES = ("megatron", "torch")
 
 
 @dataclass(frozen=True)
 class Op:
-    """One op of a training step on one GPU.
+    """Op of a training step on one GPU.
 
     name: qkv, scores, softmax, context, attention, proj, mlp_up, mlp_gate, mlp_up_gate, mlp_down or logits.
-    phase: forward; dgrad and wgrad for the two gradients of a product; backward for softmax and attention.
-    count: how often it runs per micro-batch in the whole model (layers, or 1 for the logits).
+    phase: forward; dgrad and wgrad for the two gradients of a GEMM; backward for softmax and attention.
+    workload: the computation. count: runs per micro-batch in the whole model (layers, or 1 for the logits).
     """
 
     name: str
@@ -29,22 +32,23 @@ class Op:
 
     @property
     def label(self) -> str:
-        """Name for tables and legends: `qkv`, `qkv.dgrad`, …"""
+        """Label for tables and legends: `qkv`, `qkv.dgrad`, …"""
         return self.name if self.phase == "forward" else f"{self.name}.{self.phase}"
 
 
 @dataclass(frozen=True)
 class TransformerShape:
-    """The dimensions of a decoder-only transformer, and of its part on one GPU under tensor parallelism `tp`.
+    """Dimensions of a decoder-only transformer with its micro-batch size and tensor parallelism.
 
-    head_dim, kv_heads, ffn: 0 stands for hidden / heads, for heads and for 4·hidden.
-    gated: the MLP has a gate beside `up` (SwiGLU and kin). gate_fused: both in one product of twice the width, as
-        Megatron and vLLM run them.
-    tied: input embedding and logits share one matrix.
-    dtype: of the linear layers; for attention's see `attention_dtype`.
+    head_dim, kv_heads, ffn: 0 means the default: hidden / heads, heads, 4·hidden.
+    gated: whether the MLP has a gate beside `up` (SwiGLU and similar). gate_fused: whether both are one GEMM of twice
+        the width, as in Megatron and vLLM.
+    tied: whether input embedding and logits share one matrix.
+    mbs: samples per micro-batch. tp: degree of tensor parallelism.
+    dtype: dtype of the linear layers; see `attention_dtype` for attention.
     attention: one of ATTENTIONS. softmax: one of SOFTMAXES, for unfused attention.
-    dropout: hidden states and attention probabilities are dropped out.
-    sliding_window: how many tokens back the model attends, 0 for all. `ops` computes all pairs in either case.
+    dropout: whether hidden states and attention probabilities have dropout.
+    sliding_window: attention window in tokens, 0 for none. `ops` ignores it and computes all pairs.
 
     >>> [op.name for op in TransformerShape(hidden=1024, heads=16, seq=512).ops(backward=False)]
     ['qkv', 'attention', 'proj', 'mlp_up', 'mlp_down', 'logits']
@@ -103,33 +107,33 @@ class TransformerShape:
 
     @property
     def tokens(self) -> int:
-        """Rows of every linear layer: seq · mbs."""
+        """Tokens per micro-batch, the rows of every linear layer: seq · mbs."""
         return self.seq * self.mbs
 
     @property
     def attention_dtype(self) -> str:
-        """Number format of attention: that of the linear layers if it can, bf16 for fp8 and int8, fp32 for tf32."""
+        """Dtype of attention: bf16 for fp8 and int8, fp32 for tf32, else the dtype of the linear layers."""
         if self.dtype in VECTOR_DTYPES:
             return self.dtype
         return "fp32" if self.dtype == "tf32" else "bf16"
 
     @property
     def kv_heads_per_gpu(self) -> int:
-        """Key/value heads on one GPU; replicated if there are fewer of them than GPUs."""
+        """Key/value heads on one GPU; they are replicated if there are fewer than GPUs."""
         return max(1, self.kv_heads // self.tp)
 
     def layer_weights(self, tp: int = 1) -> int:
-        """Weights of one layer's matrices on one of `tp` GPUs, biases and layer norms left out."""
+        """Returns the weights of one layer on one of `tp` GPUs, without biases and layer norms."""
         attention = 2 * self.hidden * self.head_dim * (self.heads // tp + max(1, self.kv_heads // tp))
         return attention + (3 if self.gated else 2) * self.hidden * self.ffn // tp
 
     @property
     def parameters(self) -> int:
-        """Weights of all matrices of the model, biases and layer norms left out."""
+        """Weights of the model without biases and norms. (`planner.formulas.parameters` includes them.)"""
         return self.layers * self.layer_weights() + self.vocab * self.hidden * (1 if self.tied else 2)
 
     def ops(self, *, backward: bool = True) -> tuple[Op, ...]:
-        """Every product, softmax and attention that one GPU runs per micro-batch, forward first."""
+        """Returns every GEMM, softmax and attention that one GPU runs per micro-batch, forward ops first."""
         forward = [
             *self._layer_forward(),
             Op("logits", "forward", self._linear(self.vocab // self.tp, self.hidden), 1),
@@ -175,10 +179,10 @@ class TransformerShape:
 
 
 def backward_of(op: Op) -> tuple[Op, ...]:
-    """The backward pieces of a forward op: two products for a product, one kernel for softmax and attention.
+    """Returns the backward ops of a forward op: two GEMMs for a GEMM, one kernel for softmax and attention.
 
-    For c = a·b with a in m×k and b in k×n as this op reads them: the gradient of a is dc·bᵀ (m×k, reduction n), that
-    of b is aᵀ·dc or, for a weight stored n×k, dcᵀ·a (n×k, reduction m).
+    For c = a·b with a m×k and b k×n: the gradient of a is dc·bᵀ (m×k, reduction n), that of b is aᵀ·dc (k×n, reduction
+    m) or, for a weight stored n×k, dcᵀ·a (n×k, reduction m).
     """
     work = op.workload
     if not isinstance(work, Gemm):

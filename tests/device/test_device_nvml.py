@@ -192,7 +192,7 @@ def test_unknown_gpu_is_a_stated_fact() -> None:
         "NVML does not know this GPU (MIG-unheard: Not Found)"
     )
     assert Nvml.open(library=FakeLibrary()) == Absent(
-        "NVML does not know this GPU (CUDA tells neither its UUID nor its PCI bus id)"
+        "NVML does not know this GPU (CUDA reports neither its UUID nor its PCI bus id)"
     )
 
 
@@ -221,7 +221,7 @@ def test_processes_can_be_left_out() -> None:
 def test_numbers_of_another_namespace_are_not_counted() -> None:
     state = opened(FakeLibrary(pids=(4_000_001, 4_000_002))).state()
     assert state.other_processes is None
-    assert state.note == "NVML counts 2 processes by numbers of another namespace, ours perhaps among them"
+    assert state.note == "NVML reports 2 process ids of another PID namespace, perhaps including this process"
 
 
 def test_a_process_that_just_ended_is_another_one_if_we_see_ourselves() -> None:
@@ -283,6 +283,6 @@ def test_the_process_tree_is_walked_again_only_for_other_processes() -> None:
     assert found.state().other_processes == 2
     library.pids = (4_000_001,)
     assert [found.state().note for _ in range(2)] == [
-        "NVML counts 1 processes by numbers of another namespace, ours perhaps among them"
+        "NVML reports 1 process ids of another PID namespace, perhaps including this process"
     ] * 2
     assert len(walks) == 3

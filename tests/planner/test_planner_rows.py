@@ -238,7 +238,7 @@ def test_a_micro_batch_that_nobody_tells_is_the_fastest_that_fits() -> None:
     assert tuned.prediction.sec_per_it == min(fitting)
     assert tuned.case is not None
     assert tuned.case.layout.mbs > 1
-    assert [a.why for a in tuned.case.assumed if a.name == "mbs"] == ["not told: the fastest that fits"]
+    assert [a.why for a in tuned.case.assumed if a.name == "mbs"] == ["not stated: the fastest that fits"]
     # Where none fits the smallest is shown, and that it does not fit.
     (large,) = predict_rows([replace(row, layers=400)], TIMES, shipped())
     assert large.prediction is not None

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from quantbench.device.registry import lookup
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, QuantbenchError, StoreError, UnsupportedError, require_choice
-from quantbench.files import read_text, reason
+from quantbench.files import read_json, reason
 from quantbench.latency.estimate import Estimate, IntervalCalibration
 from quantbench.latency.families import family
 from quantbench.latency.gemm import files
@@ -362,8 +362,8 @@ class GemmModel:
     def load(cls, path: str | Path) -> GemmModel:
         """Reads a model from a JSON file. Raises InputError or StoreError if it holds none."""
         try:
-            data = json.loads(read_text(path))
-        except (OSError, ValueError, RecursionError) as error:
+            data = read_json(path)
+        except (OSError, ValueError) as error:
             what = f"{path} ({reason(error)})"
             raise StoreError("GemmModel.load", what, "a JSON file that GemmModel.save wrote") from error
         return cls.from_json(data)
