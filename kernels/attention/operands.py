@@ -176,9 +176,11 @@ def _check_device(q: torch.Tensor, work: Attention) -> None:
         if reason is not None:
             raise UnsupportedError(WHO, reason, "fp16 or fp32 there")
         return
-    reason = too_old(launching.require_cuda(WHO, "q", q))
+    capability = launching.require_cuda(WHO, "q", q)
+    reason = too_old(capability)
     if reason is not None:
         raise UnsupportedError(WHO, reason, "a GPU of compute capability 8.0 or newer")
+    launching.require_architecture(WHO, capability)
 
 
 def too_old(capability: tuple[int, int]) -> str | None:
