@@ -1,4 +1,4 @@
-"""Flash attention, backward: dq, dk, dv from q, k, v, o, do and the row statistics that forward kept.
+"""Computes dq, dk and dv of flash attention from q, k, v, o, do and the row statistics of forward. Used by `host.py`.
 
 With p = softmax(scale · q·kᵀ) the gradients are dv = pᵀ·do, dp = do·vᵀ, ds = p ∘ (dp - delta) with delta = Σ do ∘ o
 per row, dq = scale · ds·k and dk = scale · dsᵀ·q. p is computed anew from q, k and the stored log₂ of the row sums

@@ -1,4 +1,4 @@
-"""Matrix product in Triton: one way to compute a tile, three ways to hand tiles to the SMs.
+"""Defines the GEMM kernels: one way to compute a tile, three ways to assign tiles to SMs. Used by `host.py`.
 
 c[m, n] = sum over k of a[m, k] · b[k, n], for `batch` independent products, summed in fp32.
 
