@@ -147,7 +147,7 @@ def collect(
     """Sample until `rule` is satisfied. Discards throttled samples and pauses after them.
 
     If every sample was bad, all are kept except the one with the lowest clock, whose reason ends with `KEPT`. Raises
-    MeasurementError if fewer than two samples are finite positive times.
+    MeasurementError if then fewer than two are finite positive times.
     """
     good: list[_Sample] = []
     bad: list[_Sample] = []
