@@ -60,7 +60,7 @@ MAX_COLS = 16_384
 _MAX_WARPS = 32
 _MIN_BLOCK_COLS = 16
 _VECTOR_BYTES = 16
-# Four 16-byte loads under way per thread. What keeps HBM busy is bytes in flight (Little's law: 4.8 TB/s times some
+# Four 16-byte loads in flight per thread. HBM bandwidth needs enough bytes in flight (Little's law: 4.8 TB/s times some
 # 0.7 µs is 25 KB for each of an H200's 132 SMs), and more of them per thread costs the registers of another block.
 _BYTES_PER_THREAD = 4 * _VECTOR_BYTES
 # Scores per program, at least: blocks that move less than 16 KB come and go faster than they are handed out.
@@ -110,7 +110,7 @@ def softmax_backward(
 ):  # fmt: skip
     """dx = scale · y · (dy - Σ dy · y): grid and arguments as in `softmax_forward`; the sum is in fp32.
 
-    What the mask dropped has y = 0 and gets 0; under a causal mask it is not even read.
+    Masked elements have y = 0 and get 0; under a causal mask they are not read.
     """
     first_row, rows, col, length = _tile(cols, ALIGN, ROWS, BLOCK_COLS)
     readable, counts = _columns(rows % rows_per_head, col, length, MASK, ALIGN)
@@ -128,7 +128,7 @@ def softmax_backward(
 
 @triton.jit
 def _tile(cols, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """This program's first row, its rows (ROWS × 1), the columns (1 × BLOCK_COLS), and the length of a row."""
+    """Return this program's first row, its rows (ROWS × 1), the columns (1 × BLOCK_COLS) and the row length."""
     first_row = tl.program_id(0) * ROWS
     rows = first_row + tl.arange(0, ROWS)[:, None]
     return first_row, rows, tl.arange(0, BLOCK_COLS)[None, :], cols // ALIGN * ALIGN
@@ -136,7 +136,7 @@ def _tile(cols, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK_COLS: tl.constexp
 
 @triton.jit
 def _columns(position, col, length, MASK: tl.constexpr, ALIGN: tl.constexpr):
-    """Which columns are read, whole vectors of ALIGN, and which of these count."""
+    """Return masks of the columns that are read (whole vectors of ALIGN) and of those that count."""
     if MASK == "causal":
         readable = col < (position // ALIGN + 1) * ALIGN
         counts = col <= position
@@ -151,10 +151,9 @@ class SoftmaxPlan(Plan):
 
 
 def scaled_causal_softmax(scores: torch.Tensor, scale: float) -> torch.Tensor:
-    """Computes softmax(scale · scores) over columns 0 … row of scores[batch, heads, sq, sk], sq = sk; zeros above the
-    diagonal.
+    """Computes softmax(scale · scores) over columns 0 … row of scores[batch, heads, sq, sk], sq = sk.
 
-    Scores above the diagonal are ignored. Differentiable.
+    Scores above the diagonal are ignored; the result is 0 there. Differentiable.
     """
     return _Softmax.apply(scores, None, scale, True)
 
