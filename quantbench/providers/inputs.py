@@ -7,8 +7,8 @@ Distributions (recorded with every run, because the power a GPU draws depends on
   uniform   between −1 and 1, as CUTLASS advises for measuring
   integers  whole numbers from −4 to 4, CUTLASS' profiler's default
   zeros     all zero: unrealistic, and fastest on a GPU
-fp8 and int8 scale them to the dtype's range, as quantised tensors do; `quantum` is the factor. No GEMM applies a
-scale: the stored values are the operands.
+fp8 and int8 scale normal and uniform values to the dtype's range, like quantised tensors (see `quantum`). No GEMM
+applies a scale: the stored values are the operands.
 
 Numbers of 16 and 32 bits are drawn in place. fp8 and some int8 are drawn in fp32 and converted, a chunk at a time, so
 that making a tensor never needs a second one of its size.
