@@ -1,7 +1,8 @@
-"""Launches kernels with the installed triton: `step` compiles and describes one, a `Plan` runs one or more.
+"""Compiles, describes and launches kernels with the installed triton.
 
-`gemm`, `softmax` and `attention` build on this module. It also states what the installed triton can do: version checks
-belong here. triton 3.2 (torch 2.6) to 3.7 (torch 2.13) are supported.
+Entry points: `step` compiles and describes one kernel, a `Plan` runs one or more. Used by `gemm`, `softmax`,
+`attention` and `quantbench.providers.triton_kernels`. All checks of the triton version belong here. triton 3.2 (torch
+2.6) to 3.7 (torch 2.13) are supported.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from quantbench.errors import InputError, UnsupportedError
 from quantbench.launch import Launch, Tile
 from quantbench.quantization import WARP_THREADS, resident_blocks
 
-#: major and minor version
+#: Major and minor version of triton.
 TRITON = tuple(int(number) for number in triton.__version__.split(".")[:2])
 
-#: whether kernels take tensor descriptors as arguments (loads and stores by the TMA unit)
+#: Whether kernels take tensor descriptors as arguments (loads and stores by the TMA unit)
 HAS_TENSOR_DESCRIPTOR = importlib.util.find_spec("triton.tools.tensor_descriptor") is not None
 
-#: torch's dtypes by our names; tf32 is fp32 storage with another product
+#: torch dtypes by our names; tf32 is stored as fp32.
 TORCH_DTYPES = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
@@ -35,7 +36,7 @@ TORCH_DTYPES = {
     "fp8": torch.float8_e4m3fn,
 }
 
-#: kernels run in Python on CPU tensors. Fixed when triton is imported; changing it later breaks triton.
+#: Whether kernels run in Python on CPU tensors. Fixed when triton is imported; changing it later breaks triton.
 INTERPRETER = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 #: Bytes. A TMA descriptor needs the first element and every stride but the last at a multiple of it. Source:
@@ -47,7 +48,7 @@ _AUTOTUNE_WARMUP_MS, _AUTOTUNE_MS = 20, 80
 
 
 def _missing(capability: tuple[int, int], version: tuple[int, ...]) -> tuple[str, str] | None:
-    """(what is wrong, what it needs) where triton makes no tensor-core code for a compute capability.
+    """Return (problem, requirement) if triton makes no tensor-core code for a compute capability, else None.
 
     Found by compiling: triton 3.3.1 fails on sm_70 and sm_75, 3.4 and later compile `tl.dot` there to scalar
     multiplications with thousands of spills; 3.1 and 3.2 give HMMA. 3.2 does not know sm_100.
@@ -65,7 +66,7 @@ def _missing(capability: tuple[int, int], version: tuple[int, ...]) -> tuple[str
 
 
 def unsupported_architecture(capability: tuple[int, int], version: tuple[int, ...] = TRITON) -> str | None:
-    """None when triton `version` makes tensor-core code for a compute capability, otherwise why not, in one sentence.
+    """Returns None if triton `version` makes tensor-core code for a compute capability, otherwise the reason.
 
     >>> print(unsupported_architecture((7, 0), (3, 6)))
     triton 3.6 makes no tensor-core code for V100 (sm_70); it needs torch 2.6 with triton 3.2 installed
@@ -75,19 +76,19 @@ def unsupported_architecture(capability: tuple[int, int], version: tuple[int, ..
 
 
 def require_architecture(operation: str, capability: tuple[int, int], version: tuple[int, ...] = TRITON) -> None:
-    """Raise UnsupportedError where `unsupported_architecture` has a reason."""
+    """Raises UnsupportedError if `unsupported_architecture` returns a reason."""
     missing = _missing(capability, version)
     if missing is not None:
         raise UnsupportedError(operation, *missing)
 
 
 def wrong_in_interpreter(dtype: str) -> str | None:
-    """Why triton's interpreter must not be asked for a matrix product in this dtype, or None."""
+    """Returns why triton's interpreter computes wrong GEMMs in this dtype, or None."""
     return "triton's interpreter multiplies the bit patterns of bf16" if dtype == "bf16" else None
 
 
 def require_cuda(who: str, name: str, x: torch.Tensor) -> tuple[int, int]:
-    """The compute capability of the GPU that x is on; UnsupportedError for a tensor elsewhere."""
+    """Returns the compute capability of x's GPU. Raises UnsupportedError if x is not on a GPU."""
     if not x.is_cuda:
         raise UnsupportedError(
             who, f"{name} on {x.device}", "CUDA tensors, or TRITON_INTERPRET=1 set before triton is imported"
@@ -96,13 +97,13 @@ def require_cuda(who: str, name: str, x: torch.Tensor) -> tuple[int, int]:
 
 
 def short(dtype: torch.dtype) -> str:
-    """torch's name of a dtype without `torch.`, for error messages."""
+    """Formats a torch dtype without `torch.`, for error messages."""
     return str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel launch, ready to go: `call` enqueues it on the current stream, `launch` describes it."""
+    """One prepared kernel launch: `call` enqueues it on the current stream, `launch` describes it."""
 
     launch: Launch
     call: Callable[[], object]
@@ -110,9 +111,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """Checked, compiled and allocated work, which can be run any number of times.
+    """Validated, compiled and allocated work that can run any number of times.
 
-    outputs: the tensors that `run` writes. steps: every kernel of one run, in order.
+    outputs: tensors that `run` writes. steps: kernels of one run, in order.
     """
 
     outputs: tuple[torch.Tensor, ...]
@@ -125,7 +126,7 @@ class Plan:
 
     @property
     def launch(self) -> Launch:
-        """The kernel that does most of the work. Registers and what follows from them are None in the interpreter."""
+        """Launch of the kernel that does most of the work. Registers and occupancy are None in the interpreter."""
         return self.steps[0].launch
 
     def run(self) -> None:
@@ -142,9 +143,9 @@ class Plan:
 def step(
     who: str, kernel: Any, grid: int, arguments: Mapping[str, Any], device: torch.device, tile: Tile | None = None
 ) -> Step:
-    """Compile `kernel` for these arguments (num_warps and the like among them) and a grid of `grid` blocks.
+    """Compile `kernel` for `arguments` (including num_warps and num_stages) and a grid of `grid` blocks.
 
-    who: the operation that error messages name. Raises InputError when a block does not fit on one SM.
+    who: operation name in error messages. Raises InputError when a block does not fit on one SM.
     """
     return enqueue(kernel, (grid, 1, 1), arguments, describe(who, kernel, arguments, device, tile))
 
@@ -154,7 +155,7 @@ def describe(
 ) -> Launch:
     """Compile `kernel` for these arguments and return its Launch without a grid.
 
-    Registers and what follows from them are None in the interpreter.
+    Registers and occupancy are None in the interpreter.
     """
     if INTERPRETER:
         return Launch(kernel.fn.__name__, tile=tile)
@@ -181,7 +182,7 @@ def describe(
 
 
 def enqueue(kernel: Any, grid: tuple[int, int, int], arguments: Mapping[str, Any], described: Launch) -> Step:
-    """The step that launches a described kernel on a grid."""
+    """Builds the step that launches a described kernel on a grid."""
     launcher = kernel[grid]
     return Step(replace(described, grid=grid), lambda: launcher(**arguments))
 
@@ -191,7 +192,7 @@ _FASTEST: dict[tuple[Any, ...], Any] = {}
 
 
 def fastest(who: str, build: Callable[[_Choice], Plan], choices: Iterable[_Choice], key: tuple[Any, ...]) -> _Choice:
-    """The choice whose plan has the shortest median time on this device; timed once per key and process."""
+    """Returns the choice whose plan has the shortest median time on this device; times once per key and process."""
     if INTERPRETER:
         raise UnsupportedError(who, "autotune in the interpreter", "a GPU to time on")
     if (who, *key) not in _FASTEST:

@@ -1,4 +1,6 @@
-"""Megatron-LM's fused scale + mask + softmax in Triton, with gradients: `scaled_causal_softmax`, `plan_forward`.
+"""Implements Megatron-LM's fused scale + mask + softmax in Triton, with gradients.
+
+Entry points: `scaled_causal_softmax`, `plan_forward`; used by `quantbench.providers.triton_kernels`.
 
     from quantbench.kernels.softmax import scaled_causal_softmax, scaled_masked_softmax, plan_forward
 
@@ -10,7 +12,7 @@
     work.run()                                            # the launch alone; may be captured into a CUDA graph
 
 y = softmax(scale · x) over rows of `cols` scores; fp16, bf16 or fp32 in and out, fp32 inside.
-`megatron_fused_available` (from `quantbench.megatron`) says when Megatron itself uses its fused kernel.
+`megatron_fused_available` (from `quantbench.megatron`) tells whether Megatron itself would use its fused kernel.
 
 Nothing here multiplies matrices: the kernel is limited by memory bandwidth, one read of x and one write of y. A program
 (one thread block) holds ROWS whole rows in registers (`softmax_tile`). Short rows share a program, so that each program
@@ -58,7 +60,7 @@ MAX_COLS = 16_384
 _MAX_WARPS = 32
 _MIN_BLOCK_COLS = 16
 _VECTOR_BYTES = 16
-# Four 16-byte loads under way per thread. What keeps HBM busy is bytes in flight (Little's law: 4.8 TB/s times some
+# Four 16-byte loads in flight per thread. HBM bandwidth needs enough bytes in flight (Little's law: 4.8 TB/s times some
 # 0.7 µs is 25 KB for each of an H200's 132 SMs), and more of them per thread costs the registers of another block.
 _BYTES_PER_THREAD = 4 * _VECTOR_BYTES
 # Scores per program, at least: blocks that move less than 16 KB come and go faster than they are handed out.
@@ -108,7 +110,7 @@ def softmax_backward(
 ):  # fmt: skip
     """dx = scale · y · (dy - Σ dy · y): grid and arguments as in `softmax_forward`; the sum is in fp32.
 
-    What the mask dropped has y = 0 and gets 0; under a causal mask it is not even read.
+    Masked elements have y = 0 and get 0; under a causal mask they are not read.
     """
     first_row, rows, col, length = _tile(cols, ALIGN, ROWS, BLOCK_COLS)
     readable, counts = _columns(rows % rows_per_head, col, length, MASK, ALIGN)
@@ -126,7 +128,7 @@ def softmax_backward(
 
 @triton.jit
 def _tile(cols, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """This program's first row, its rows (ROWS × 1), the columns (1 × BLOCK_COLS), and the length of a row."""
+    """Return this program's first row, its rows (ROWS × 1), the columns (1 × BLOCK_COLS) and the row length."""
     first_row = tl.program_id(0) * ROWS
     rows = first_row + tl.arange(0, ROWS)[:, None]
     return first_row, rows, tl.arange(0, BLOCK_COLS)[None, :], cols // ALIGN * ALIGN
@@ -134,7 +136,7 @@ def _tile(cols, ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK_COLS: tl.constexp
 
 @triton.jit
 def _columns(position, col, length, MASK: tl.constexpr, ALIGN: tl.constexpr):
-    """Which columns are read, whole vectors of ALIGN, and which of these count."""
+    """Return masks of the columns that are read (whole vectors of ALIGN) and of those that count."""
     if MASK == "causal":
         readable = col < (position // ALIGN + 1) * ALIGN
         counts = col <= position
@@ -149,33 +151,33 @@ class SoftmaxPlan(Plan):
 
 
 def scaled_causal_softmax(scores: torch.Tensor, scale: float) -> torch.Tensor:
-    """softmax(scale · scores) over columns 0 … row of scores[batch, heads, sq, sk], sq = sk; zeros above the diagonal.
+    """Computes softmax(scale · scores) over columns 0 … row of scores[batch, heads, sq, sk], sq = sk.
 
-    What stands above the diagonal is not used, whatever it is. Differentiable.
+    Scores above the diagonal are ignored; the result is 0 there. Differentiable.
     """
     return _Softmax.apply(scores, None, scale, True)
 
 
 def scaled_masked_softmax(scores: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
-    """softmax(scale · scores, masked ones set to -10000) for scores[batch, heads, sq, sk]; differentiable.
+    """Computes softmax(scale · scores, masked ones set to -10000) for scores[batch, heads, sq, sk]; differentiable.
 
-    mask: boolean [batch, 1, sq, sk] or [1, 1, sq, sk], True drops. A row that is masked whole is 1 / sk everywhere.
+    mask: boolean [batch, 1, sq, sk] or [1, 1, sq, sk], True drops. A fully masked row is 1 / sk everywhere.
     """
     return _Softmax.apply(scores, mask, scale, False)
 
 
 def scaled_softmax(scores: torch.Tensor, scale: float) -> torch.Tensor:
-    """softmax(scale · scores) over the last dimension of scores[batch, heads, sq, sk]; differentiable."""
+    """Computes softmax(scale · scores) over the last dimension of scores[batch, heads, sq, sk]; differentiable."""
     return _Softmax.apply(scores, None, scale, False)
 
 
 def scaled_causal_softmax_backward(grad: torch.Tensor, y: torch.Tensor, scale: float) -> torch.Tensor:
-    """The gradient of the scores from that of y = scaled_causal_softmax(scores, scale); zeros above the diagonal."""
+    """Returns the gradient of scores from that of y = scaled_causal_softmax(scores, scale); 0 above the diagonal."""
     return _ran(plan_backward(grad, y, scale, causal=True))
 
 
 def scaled_masked_softmax_backward(grad: torch.Tensor, y: torch.Tensor, scale: float) -> torch.Tensor:
-    """The gradient of the scores from that of y = scaled_masked_softmax(scores, mask, scale), or scaled_softmax."""
+    """Returns the gradient of scores from that of y = scaled_masked_softmax(scores, mask, scale) or scaled_softmax."""
     return _ran(plan_backward(grad, y, scale))
 
 
@@ -183,9 +185,9 @@ def plan_forward(
     scores: torch.Tensor, scale: float, *, causal: bool = False, mask: torch.Tensor | None = None,
     out: torch.Tensor | None = None, tile: Tile | None = None,
 ) -> SoftmaxPlan:  # fmt: skip
-    """Check, compile and allocate. tile: rows, row length and warps of a program; None takes `softmax_tile`'s.
+    """Check, compile and allocate. tile: rows, row length and warps of a program; default: `softmax_tile`.
 
-    Raises InputError for tensors that do not fit, UnsupportedError for what the device cannot do.
+    Raises InputError for invalid tensors, UnsupportedError for a dtype, GPU or triton without support.
     """
     who = "softmax"
     _check(who, "scores", scores, scale, causal)
@@ -202,7 +204,7 @@ def plan_backward(
     grad: torch.Tensor, y: torch.Tensor, scale: float, *, causal: bool = False,
     out: torch.Tensor | None = None, tile: Tile | None = None,
 ) -> SoftmaxPlan:  # fmt: skip
-    """As `plan_forward`, for scale · y · (grad - Σ grad · y). grad, y: [batch, heads, sq, sk]."""
+    """Like `plan_forward`, for the gradient scale · y · (grad - Σ grad · y). grad, y: [batch, heads, sq, sk]."""
     who = "softmax backward"
     _check(who, "y", y, scale, causal)
     _same(who, "grad", grad, "y", y)
@@ -212,7 +214,7 @@ def plan_backward(
 
 
 class _Softmax(torch.autograd.Function):
-    """Keeps y, from which alone the gradient follows."""
+    """Autograd function that saves only y, which suffices for the gradient."""
 
     @staticmethod
     def forward(ctx: Any, scores: torch.Tensor, mask: torch.Tensor | None, scale: float, causal: bool) -> torch.Tensor:
@@ -224,7 +226,7 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (y,) = ctx.saved_tensors
-        # autograd hands on expanded gradients (of a sum, say); those alone are copied.
+        # autograd may pass an expanded gradient, such as that of a sum; only those are copied.
         return _ran(plan_backward(grad.contiguous(), y, ctx.scale, causal=ctx.causal)), None, None, None
 
 
@@ -294,7 +296,7 @@ def _check(who: str, name: str, x: torch.Tensor, scale: float, causal: bool) -> 
 
 
 def missing_bf16(dtype: str, capability: tuple[int, int]) -> str | None:
-    """Why a GPU of this compute capability cannot take a format, or None. Source: NVIDIA A100 whitepaper 2020.
+    """Returns why a GPU of this compute capability does not support bf16, or None. Source: NVIDIA A100 whitepaper 2020.
 
     >>> missing_bf16("bfloat16", (7, 0))
     'sm_70 has no bfloat16'
@@ -335,9 +337,9 @@ def _same(who: str, name: str, x: torch.Tensor, other: str, like: torch.Tensor) 
 
 
 def softmax_tile(cols: int, element_bytes: int, direction: str = "forward") -> Tile:
-    """Rows (block_m), row length rounded up to a power of two (block_n) and warps of a softmax program.
+    """Returns the rows (block_m), row length rounded up to a power of two (block_n) and warps of a softmax program.
 
-    Backward loads two scores where forward loads one.
+    Backward loads two tensors, forward one.
 
     >>> softmax_tile(2048, 2)
     Tile(block_m=2, block_n=2048, block_k=None, split_k=1, stages=None, num_warps=4)
@@ -351,8 +353,8 @@ def softmax_tile(cols: int, element_bytes: int, direction: str = "forward") -> T
 
 
 def vector_elements(cols: int, element_bytes: int) -> int:
-    """Scores that a thread can move at a time in rows of `cols`: the largest power of two that divides it, 16 bytes at
-    most.
+    """Returns how many scores a thread can load at a time: the largest power of two that divides `cols`, at most 16
+    bytes.
 
     >>> vector_elements(2048, 2), vector_elements(2052, 2), vector_elements(2049, 2)
     (8, 4, 1)

@@ -1,4 +1,4 @@
-"""Flash attention in Triton, forward and backward, with a chosen tile and a known launch."""
+"""Exports Triton flash attention, forward and backward. Used by `quantbench.providers.triton_kernels`."""
 
 from quantbench.kernels.attention.host import (
     AttentionPlan,

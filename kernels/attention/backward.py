@@ -1,10 +1,10 @@
-"""Flash attention, backward: dq, dk, dv from q, k, v, o, do and the row statistics that forward kept.
+"""Computes dq, dk and dv of flash attention from q, k, v, o, do and the row statistics of forward. Used by `host.py`.
 
 With p = softmax(scale · q·kᵀ) the gradients are dv = pᵀ·do, dp = do·vᵀ, ds = p ∘ (dp - delta) with delta = Σ do ∘ o
 per row, dq = scale · ds·k and dk = scale · dsᵀ·q. p is computed anew from q, k and the stored log₂ of the row sums
 (Dao, "FlashAttention-2", 2023, section 2.2).
 
-What is tiled: three kernels, none of which adds into another program's output, so that results are the same each run.
+Three kernels, none of which adds into another program's output, so that results are the same each run:
 - `attention_delta`: delta, one program per BLOCK_M rows.
 - `attention_backward_kv`: a program keeps BLOCK_N rows of k and v with their gradients and walks over the rows of q,
   of every head that shares them (grouped-query attention adds them up here, in fp32).
@@ -116,7 +116,7 @@ def _walk_rows(
     MAIN: tl.constexpr, TAIL: tl.constexpr, HEAD_DIM: tl.constexpr, DESCRIPTORS: tl.constexpr,
     PRECISION: tl.constexpr, EDGE: tl.constexpr, BOUNDED: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Add what rows [start, end) of q give to dk / scale and dv. Everything is transposed here: kᵀ's rows lead."""
+    """Add the contributions of rows [start, end) of q to dk / scale and dv. Scores are transposed: keys × queries."""
     for first_row in range(start, end, BLOCK_M):
         q_rows, q_rest = load_rows(q, q_tail, batch, head, first_row, seq_q,
                                    Q_ROW_STRIDE, BLOCK_M, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, BOUNDED)  # fmt: skip
@@ -213,7 +213,7 @@ def _add_columns(
     MAIN: tl.constexpr, TAIL: tl.constexpr, HEAD_DIM: tl.constexpr, DESCRIPTORS: tl.constexpr,
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Add what BLOCK_N rows of k and v from n on give to dq / scale."""
+    """Add the contributions of BLOCK_N rows of k and v from n on to dq / scale."""
     k_rows, k_rest = load_rows(k, k_tail, batch, kv_head, n, seq_k,
                                K_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, EDGE)  # fmt: skip
     v_rows, v_rest = load_rows(v, v_tail, batch, kv_head, n, seq_k,

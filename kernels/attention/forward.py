@@ -1,6 +1,6 @@
-"""Flash attention, forward: o = softmax(q·kᵀ · scale)·v without ever writing the seq_q × seq_k matrix to memory.
+"""Computes o = softmax(q·kᵀ · scale)·v without writing the seq_q × seq_k matrix to memory. Used by `host.py`.
 
-What is tiled: the rows of q. A *program* (one thread block) keeps BLOCK_M rows of one head and walks over k and v in
+Tiling is over the rows of q. A *program* (one thread block) keeps BLOCK_M rows of one head and walks over k and v in
 blocks of BLOCK_N rows. For each block it computes s = q·kᵀ (BLOCK_M × BLOCK_N), turns it into p = exp(s - m) with the
 running row maximum m, and adds p·v to the output and Σp to the row sum l; when the maximum rises, what was summed
 before is scaled down (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao,
@@ -116,7 +116,7 @@ def _block(
     MAIN: tl.constexpr, TAIL: tl.constexpr, HEAD_DIM: tl.constexpr, DESCRIPTORS: tl.constexpr,
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The block of k and v from row n on; EDGE says that some of its elements do not count."""
+    """Process the block of k and v from row n on. EDGE: whether some of its elements are masked."""
     k_rows, k_rest = load_rows(k, k_tail, batch, kv_head, n, seq_k,
                                K_ROW_STRIDE, BLOCK_N, MAIN, TAIL, HEAD_DIM, DESCRIPTORS, EDGE)  # fmt: skip
     s = multiply_transposed(q, q_rest, k_rows, k_rest, TAIL, PRECISION)
@@ -212,7 +212,7 @@ def _softmax(s, m, l, scale_log2e):
 
 @triton.jit
 def _softmax_of_difference(x, m, l, scale_log2e):
-    """The same for x = s - m."""
+    """Like `_softmax`, for x = s - m."""
     rise = tl.maximum(tl.max(x, 1), 0.0)
     p = tl.exp2(x * scale_log2e - (rise * scale_log2e)[:, None])
     shrink = tl.exp2(-rise * scale_log2e)

@@ -1,4 +1,6 @@
-"""Flash attention, forward and backward, with a user-defined tile and a launch that is known exactly: `attention`.
+"""Runs flash attention, forward and backward, with a user-defined tile and reports the exact launch.
+
+Entry points: `attention`, `plan_forward`, `plan_backward`; used by `quantbench.providers.triton_kernels`.
 
     from quantbench.kernels.attention import attention, plan_forward
     from quantbench.launch import Tile
@@ -10,8 +12,8 @@
     work.run()                                              # the launch alone; may be captured into a CUDA graph
 
 q: [batch, heads, seq_q, head_dim]; k, v: [batch, kv_heads, seq_k, head_dim], kv_heads a divisor of heads (grouped-query
-attention). fp16 and bf16 by tensor cores, fp32 without; sums in fp32. head_dim up to 256, any. What a program does is
-described in `forward.py` and `backward.py`; `menu.py` lists the blocks.
+attention). fp16 and bf16 use tensor cores, fp32 does not; sums are in fp32. head_dim is any number from 8 to 256.
+`forward.py` and `backward.py` describe the kernels, `menu.py` lists the tiles.
 """
 
 from __future__ import annotations
@@ -48,9 +50,9 @@ from quantbench.launch import Launch, Tile
 from quantbench.quantization import cdiv
 from quantbench.workload.dtypes import DTYPES
 
-#: The device that the interpreter simulates: Hopper, so that descriptors and the overlapped schedule are interpreted.
+#: Device that the interpreter simulates: Hopper, so that descriptors and the overlapped schedule are interpreted.
 _INTERPRETED_CAPABILITY, _INTERPRETED_L2_BYTES = (9, 0), 2**20
-_SMALLEST_BLOCK = 16  # what a matrix instruction takes
+_SMALLEST_BLOCK = 16  # minimum of a matrix instruction
 _DELTA_TILE = Tile(64, 16, num_warps=4, stages=1)
 
 
@@ -58,20 +60,20 @@ _DELTA_TILE = Tile(64, 16, num_warps=4, stages=1)
 class AttentionPlan(Plan):
     """Forward or backward, ready to run any number of times.
 
-    outputs: (o, lse), lse being log₂ of the row sums in fp32; or (dq, dk, dv). setting: how forward is run; None for
-    backward.
+    outputs: (o, lse), with lse the log₂ of the row sums in fp32; or (dq, dk, dv). setting: tile and schedule of
+    forward; None for backward.
     """
 
     setting: Setting | None = None
 
     @property
     def launches(self) -> tuple[Launch, ...]:
-        """Every kernel of one run, in order; registers and what follows from them are None in the interpreter."""
+        """Launches of one run, in order; registers and occupancy are None in the interpreter."""
         return tuple(each.launch for each in self.steps)
 
     @property
     def launch(self) -> Launch:
-        """The kernel that does most of the work: forward's only one, or backward's that keeps k and v."""
+        """Launch of the kernel that does most of the work: forward's only one, or the one that computes dk and dv."""
         return self.launches[0] if self.setting is not None else self.launches[1]
 
 
@@ -79,7 +81,8 @@ def attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = True, scale: float | None = None,
     tile: Tile | None = None, schedule: str | None = None, autotune: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """softmax(q·kᵀ · scale)·v; scale defaults to 1/√head_dim. Differentiable; arguments as for `plan_forward`."""
+    """Computes softmax(q·kᵀ · scale)·v, differentiable. scale defaults to 1/√head_dim; arguments: see
+    `plan_forward`."""
     return _Attention.apply(q, k, v, causal, scale, tile, schedule, autotune)
 
 
@@ -88,14 +91,14 @@ def plan_forward(
     tile: Tile | None = None, schedule: str | None = None, autotune: bool = False,
     out: torch.Tensor | None = None, lse: torch.Tensor | None = None, operands: str = "auto",
 ) -> AttentionPlan:  # fmt: skip
-    """Check the operands, choose and compile the kernel, allocate what it writes.
+    """Check the operands, choose and compile the forward kernel, allocate its outputs.
 
     tile: block_m rows of q, block_n of k and v, stages, num_warps; fields left None come from the menu. schedule:
-    `plain` or `overlapped`, by default what the menu has for the tile. Without a tile the menu's first entry is taken,
-    with autotune=True the fastest (each is timed once per kind of problem and process). operands: `pointers`,
-    `descriptors` (TMA) or `auto`.
+    `plain` or `overlapped`, by default that of the menu's nearest entry. Without tile and schedule, the menu's first
+    entry is used, or with autotune=True the fastest one (timed once per kind of problem and process). operands:
+    `pointers`, `descriptors` (TMA) or `auto`.
 
-    Raises InputError for operands and tiles that do not fit, UnsupportedError for what the device cannot do.
+    Raises InputError for invalid operands and tiles, UnsupportedError for a dtype, GPU or triton without support.
     """
     checked = check(q, k, v, causal, scale)
     work = checked.work
@@ -122,9 +125,9 @@ def plan_backward(
     causal: bool = True, scale: float | None = None, kv_tile: Tile | None = None, q_tile: Tile | None = None,
     operands: str = "auto",
 ) -> AttentionPlan:  # fmt: skip
-    """As `plan_forward`, for the gradients of q, k and v. o, lse: what forward wrote; grad: the gradient of o.
+    """Like `plan_forward`, for the gradients of q, k and v. o, lse: outputs of forward; grad: gradient of o.
 
-    kv_tile, q_tile: tiles of the kernel that keeps k and v and of the one that keeps q.
+    kv_tile: tile of the kernel that computes dk and dv. q_tile: tile of the kernel that computes dq.
     """
     checked = check(q, k, v, causal, scale, o=o, grad=grad)
     work = checked.work
@@ -167,15 +170,15 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, o, lse = ctx.saved_tensors
-        # autograd hands on expanded gradients (of a sum, say); those alone are copied.
+        # autograd may pass an expanded gradient, such as that of a sum; only those are copied.
         work = plan_backward(q, k, v, o, lse, grad.contiguous(), causal=ctx.causal, scale=ctx.scale)
         work.run()
         return *work.outputs, None, None, None, None, None
 
 
 def heads_side_by_side(checked: Checked, l2_bytes: int) -> int:
-    """Query heads whose programs run together: as many as have their k and v in half of the L2 cache, at least one kv
-    head's. (The other half is for q, o and what else passes through.)"""
+    """Returns how many query heads run together: as many as keep their k and v in half of the L2 cache, at least those
+    of one kv head. The other half is for q, o and other data."""
     work = checked.work
     kv_bytes = 2 * work.seq_k * work.head_dim * DTYPES[work.dtype].element_bytes
     return min(work.batch * work.heads, max(1, l2_bytes // 2 // kv_bytes) * (work.heads // work.kv_heads))
@@ -205,7 +208,7 @@ def backward_arguments(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, lse: torch.Tensor, delta: torch.Tensor,
     gradients: tuple[torch.Tensor, ...], checked: Checked, kv_tile: Tile, q_tile: Tile, descriptors: bool,
 ) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
-    """Arguments of the kernel that keeps k and v and of the one that keeps q."""
+    """Returns the arguments of the kernel for dk and dv, and of the kernel for dq."""
     work, tensors = checked.work, {"q": q, "k": k, "v": v, "do": grad}
     shared = {
         "lse": lse, "delta": delta, "kv_group": work.heads // work.kv_heads, "scale": checked.scale,
@@ -223,7 +226,7 @@ def backward_arguments(
 def _completed(
     tile: Tile | None, schedule: str | None, menu: tuple[Setting, ...], descriptors: bool, dtype: str
 ) -> Setting:
-    """The setting that was asked for, with what was left open from the menu's nearest entry."""
+    """Complete the requested setting from the menu's nearest entry."""
     if schedule is not None:
         require_choice(WHO, "schedule", schedule, SCHEDULES)
     if schedule == "overlapped" and not descriptors:
@@ -256,7 +259,7 @@ def _by_descriptors(checked: Checked, capability: tuple[int, int], operands: str
 
 
 def _device(q: torch.Tensor) -> tuple[tuple[int, int], int]:
-    """Compute capability and bytes of L2 cache."""
+    """Return compute capability and L2 size, bytes."""
     if not q.is_cuda:  # the operands were checked: this is the interpreter
         return _INTERPRETED_CAPABILITY, _INTERPRETED_L2_BYTES
     properties = torch.cuda.get_device_properties(q.device)

@@ -1,4 +1,5 @@
-"""The tiles offered for attention on each GPU architecture: `forward_menu`, `backward_tiles`.
+"""Lists the attention tiles for each GPU architecture: `forward_menu`, `backward_tiles`. Used by `host.py` and
+`operands.py`.
 
 Every entry compiles for its architecture without spills and within the shared memory of one block (the tests compile
 all of them). The first of each menu is the default. The sets follow published settings: on Hopper 128 × 128 with
@@ -16,18 +17,18 @@ from typing import TypeVar
 from quantbench.errors import InputError
 from quantbench.launch import Tile
 
-#: plain: one block after the other. overlapped: softmax beside the next block's q·kᵀ (Hopper, by descriptors only).
+#: plain: one block after the other. overlapped: softmax concurrent with the next block's q·kᵀ (needs descriptors).
 SCHEDULES = ("plain", "overlapped")
-#: what a program holds, and what is worth calling attention
+#: Supported head dimensions; a program holds at most 256 columns.
 MIN_HEAD_DIM, MAX_HEAD_DIM = 8, 256
 
-_SMALLEST_PART = 16  # what a matrix instruction takes
+_SMALLEST_PART = 16  # minimum of a matrix instruction
 _VECTOR_BYTES, _ELEMENT_BYTES = 16, 2
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to run forward. tile: block_m rows of q, block_n of k and v, stages, num_warps."""
+    """Tile and schedule of the forward kernel. tile: block_m rows of q, block_n of k and v, stages, num_warps."""
 
     tile: Tile
     schedule: str = "plain"
@@ -37,7 +38,7 @@ class Setting:
 
 
 def split_head_dim(head_dim: int) -> tuple[int, int]:
-    """(main, tail): the power-of-two parts that a row of head_dim elements is held in; tail 0 when one part is enough.
+    """Splits head_dim columns into power-of-two parts (main, tail); tail is 0 if one part is enough.
 
     >>> split_head_dim(128), split_head_dim(96), split_head_dim(72), split_head_dim(100)
     ((128, 0), (64, 32), (64, 16), (128, 0))
@@ -49,7 +50,7 @@ def split_head_dim(head_dim: int) -> tuple[int, int]:
 
 
 def held_columns(head_dim: int) -> int:
-    """Columns that a row of head_dim elements takes in registers and shared memory.
+    """Returns the padded columns that a row of head_dim elements takes in registers and shared memory.
 
     >>> [held_columns(d) for d in (8, 40, 72, 96, 100, 192, 256)]
     [16, 48, 80, 96, 128, 192, 256]
@@ -69,7 +70,7 @@ def _overlapped(*blocks: tuple[int, int, int, int]) -> tuple[Setting, ...]:
     return _plain(*blocks, schedule="overlapped")
 
 
-# By held columns up to …: (block_m, block_n, warps, stages).
+# Keyed by the maximum of `held_columns`: (block_m, block_n, warps, stages).
 _AMPERE = {
     64: _plain((128, 64, 8, 3), (128, 32, 8, 3), (64, 64, 4, 3)),
     128: _plain((128, 64, 8, 3), (128, 32, 8, 3)),
@@ -117,7 +118,7 @@ _ODD = {
 # fp32 is multiplied without tensor cores and unrolled whole: small blocks. To check with, not to be fast.
 _SCALAR = {64: _plain((32, 32, 4, 1)), 256: _plain((16, 16, 4, 1))}
 
-# Backward: (the kernel that keeps k and v, the kernel that keeps q).
+# Backward: (tile of the kernel for dk and dv, tile of the kernel for dq).
 _BACKWARD_AMPERE = {
     64: (_tile(32, 128, 8, 2), _tile(128, 64, 8, 2)),
     96: (_tile(16, 64, 8, 2), _tile(128, 32, 8, 2)),
@@ -182,20 +183,20 @@ _MENUS = {
     100: ((_BLACKWELL, _BLACKWELL_BY_POINTERS), (_BACKWARD_BLACKWELL, _BACKWARD_BLACKWELL_BY_POINTERS)),
     120: _ADA_MENUS,
 }
-#: architectures whose menus are for loads by descriptors
+#: Architectures whose main menus assume loads by TMA descriptors.
 WITH_DESCRIPTORS = (90, 100)
 
 
 @dataclass(frozen=True)
 class Loads:
-    """How rows arrive. bytes: what a thread moves at a time, 2 to 16. descriptors: by the TMA unit instead."""
+    """How rows are loaded. bytes: load width per thread, 2 to 16. descriptors: whether the TMA unit loads instead."""
 
     bytes: int = 16
     descriptors: bool = False
 
 
 def architecture(capability: tuple[int, int]) -> int:
-    """The menu's architecture for a compute capability: the newest one that is not newer.
+    """Returns the newest architecture of the attention menu that is not newer than a compute capability.
 
     >>> architecture((9, 0)), architecture((10, 3)), architecture((8, 7))
     (90, 100, 86)
@@ -207,12 +208,12 @@ def architecture(capability: tuple[int, int]) -> int:
 
 
 def forward_menu(arch: int, head_dim: int, loads: Loads, *, fp32: bool = False) -> tuple[Setting, ...]:
-    """The settings for forward, the default first."""
+    """Returns the settings for forward, the default first."""
     return _entry(_MENUS[arch][0], _ODD, _SCALAR, arch, head_dim, loads, fp32)
 
 
 def backward_tiles(arch: int, head_dim: int, loads: Loads, *, fp32: bool = False) -> tuple[Tile, Tile]:
-    """The tiles of the kernel that keeps k and v and of the one that keeps q."""
+    """Returns the tile of the kernel for dk and dv, and that of the kernel for dq."""
     return _entry(_MENUS[arch][1], _BACKWARD_ODD, _BACKWARD_SCALAR, arch, head_dim, loads, fp32)
 
 
@@ -223,7 +224,7 @@ def _entry(
     tables: tuple[Mapping[int, _T], Mapping[int, _T]], odd: Mapping[int, _T], scalar: Mapping[int, _T], arch: int,
     head_dim: int, loads: Loads, fp32: bool,
 ) -> _T:  # fmt: skip
-    """The entry for the smallest number of held columns that head_dim fits in, from the table for these loads."""
+    """Look up the smallest entry that head_dim fits in, in the table for these loads."""
     usual, narrow = tables
     if fp32:
         menu = scalar

@@ -1,6 +1,6 @@
-"""The operands of attention: `check` validates them, `arguments` turns them into arguments of the kernels.
+"""Validates the operands of attention (`check`) and builds the kernels' arguments (`arguments`). Used by `host.py`.
 
-Any strides are taken as long as the elements of a row (head_dim) lie side by side: [batch, heads, seq, head_dim], or
+Any strides are allowed as long as the elements of a row (head_dim) are contiguous: [batch, heads, seq, head_dim], or
 [batch, seq, heads, head_dim] transposed to it. Other storage is refused: reading it fast needs a copy, and an implicit
 copy would be timed.
 """
@@ -30,10 +30,10 @@ _MAX_REGISTERS = 255  # per thread, every compute capability. Source: CUDA C++ P
 
 @dataclass(frozen=True)
 class Checked:
-    """A checked problem: its size, its scale, and how its tensors may be loaded.
+    """Validated attention problem: size, scale and possible ways to load its tensors.
 
-    align: elements that a thread can move at a time. descriptors: whether TMA descriptors can address all of them on
-    a device that has them.
+    align: elements that a thread can load at a time. descriptors: whether TMA descriptors can address all tensors on a
+    device that has them.
     """
 
     work: Attention
@@ -42,17 +42,17 @@ class Checked:
     descriptors: bool
 
     def loads(self, descriptors: bool) -> Loads:
-        """How rows arrive, by descriptors or not."""
+        """Returns how rows are loaded, with descriptors or without."""
         return Loads(self.align * DTYPES[self.work.dtype].element_bytes, descriptors)
 
 
 def check(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, **others: torch.Tensor
 ) -> Checked:
-    """The problem that q[batch, heads, seq_q, head_dim] and k, v[batch, kv_heads, seq_k, head_dim] pose.
+    """Validates q[batch, heads, seq_q, head_dim] and k, v[batch, kv_heads, seq_k, head_dim].
 
-    others: tensors of q's shape that are loaded beside them, by name. Raises InputError for what does not fit together
-    and UnsupportedError for what this device cannot do.
+    others: other loaded tensors of q's shape, by name. Raises InputError for incompatible tensors and UnsupportedError
+    for a dtype, GPU or triton without support. Sibling: `gemm.host.check`.
     """
     work = _work(q, k, v, causal)
     for name, x in others.items():
@@ -83,17 +83,17 @@ def check(
 
 
 def strides(name: str, x: torch.Tensor, descriptors: bool) -> dict[str, int]:
-    """The kernels' stride arguments for a tensor. By descriptors none is used, and the row stride, which is compiled
-    in, is left out of account: one kernel serves all."""
+    """Returns the kernels' stride arguments for a tensor. Descriptors use none, so the compiled-in row stride is then 0
+    and one kernel serves all strides."""
     batch, head, row = _strides(x)
     row_stride = 0 if descriptors else row
     return {f"{name}_batch_stride": batch, f"{name}_head_stride": head, f"{name.upper()}_ROW_STRIDE": row_stride}
 
 
 def arguments(tensors: dict[str, torch.Tensor], checked: Checked, tile: Tile, descriptors: bool) -> dict[str, Any]:
-    """The arguments that the kernels share: inputs and their strides, sizes, the parts of head_dim, the tile.
+    """Returns the arguments shared by the kernels: inputs and their strides, sizes, parts of head_dim, tile.
 
-    tensors: by the kernels' names; they go in as pointers, or as descriptors of boxes of as many rows as the tile has.
+    tensors: input tensors by argument name; passed as pointers, or as descriptors of boxes with the tile's rows.
     """
     work = checked.work
     given = {
@@ -110,13 +110,13 @@ def arguments(tensors: dict[str, torch.Tensor], checked: Checked, tile: Tile, de
 
 
 def parts(checked: Checked) -> dict[str, int]:
-    """How the kernels hold a row of head_dim elements."""
+    """Returns the arguments that describe how the kernels hold a row of head_dim elements."""
     main, tail = split_head_dim(checked.work.head_dim)
     return {"HEAD_DIM": checked.work.head_dim, "MAIN": main, "TAIL": tail, "ALIGN": checked.align}
 
 
 def aligned(dtype: str, *sizes: int) -> int:
-    """Elements that a thread can move at a time where rows begin at multiples of all `sizes`.
+    """Returns how many elements a thread can load at a time if rows begin at multiples of all `sizes`.
 
     >>> aligned("bf16", 96), aligned("bf16", 100, 1600), aligned("fp32", 96)
     (8, 4, 4)
@@ -126,9 +126,9 @@ def aligned(dtype: str, *sizes: int) -> int:
 
 
 def backend_options(tile: Tile, dtype: str = "bf16", align: int = 8, causal: bool = True) -> dict[str, int]:
-    """num_warps and num_stages. For rows that are loaded in less than 16 bytes at a time under a full mask also the
-    register limit that up to 8 warps have anyway: without it ptxas halves it, and spills, for the sake of a second
-    block. (Where it does not, stating the limit makes its code worse, so it is not stated.)"""
+    """Returns num_warps and num_stages, and for non-causal attention with loads under 16 bytes and up to 8 warps also
+    the hardware's register limit: without it ptxas halves the limit and spills to fit a second block. In other cases an
+    explicit limit makes the code slower."""
     options = {"num_warps": tile.num_warps or 4, "num_stages": tile.stages or 2}
     narrow = align * DTYPES[dtype].element_bytes < _VECTOR_BYTES
     return options | ({"maxnreg": _MAX_REGISTERS} if narrow and not causal and options["num_warps"] <= 8 else {})
@@ -137,7 +137,7 @@ def backend_options(tile: Tile, dtype: str = "bf16", align: int = 8, causal: boo
 def contiguous_like(
     name: str, out: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """`out` if it can hold a result of this shape and dtype, or a new tensor."""
+    """Returns `out` after checking shape, dtype, device and strides, or a new tensor if `out` is None."""
     if out is None:
         return torch.empty(shape, dtype=dtype, device=device)
     if out.shape != shape or out.dtype != dtype or out.device != device:
@@ -176,14 +176,16 @@ def _check_device(q: torch.Tensor, work: Attention) -> None:
         if reason is not None:
             raise UnsupportedError(WHO, reason, "fp16 or fp32 there")
         return
-    reason = too_old(launching.require_cuda(WHO, "q", q))
+    capability = launching.require_cuda(WHO, "q", q)
+    reason = too_old(capability)
     if reason is not None:
         raise UnsupportedError(WHO, reason, "a GPU of compute capability 8.0 or newer")
+    launching.require_architecture(WHO, capability)
 
 
 def too_old(capability: tuple[int, int]) -> str | None:
-    """Why a GPU of this compute capability has no attention kernel, or None. Found by compiling: triton 3.2, the last
-    with tensor-core code for sm_70 and sm_75, aborts on the two products in a row.
+    """Returns why a GPU of this compute capability has no attention kernel, or None. Found by compiling: triton 3.2,
+    the last with tensor-core code for sm_70 and sm_75, aborts on the two products in a row.
 
     >>> too_old((7, 0))
     'triton compiles no attention for sm_70'
@@ -194,8 +196,8 @@ def too_old(capability: tuple[int, int]) -> str | None:
 
 
 def _strides(x: torch.Tensor) -> list[int]:
-    """Of batch, head and row. The stride of a dimension of size 1 means nothing, and is given as head_dim: an argument
-    of 1 would be made a constant."""
+    """Return the strides of batch, head and row. A dimension of size 1 gets head_dim, because triton would compile an
+    argument of 1 as a constant."""
     head_dim = x.shape[-1]
     return [stride if size > 1 else head_dim for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)]
 

@@ -2,8 +2,8 @@
 
 Triton's tensors have power-of-two sizes, head_dim need not. A row of head_dim elements is held in two parts, MAIN and
 TAIL columns, the first a power of two and the second a power of two or 0: 96 = 64 + 32, 72 = 64 + 8 (held in 16, which
-is the least that a matrix instruction takes), 128 = 128 + 0. What hangs over head_dim is filled with zeros and adds
-nothing to a dot product, but costs as much as the rest: this is attention's *tile quantization* in head_dim.
+is the least that a matrix instruction takes), 128 = 128 + 0. Columns past head_dim are filled with zeros and add
+nothing to a dot product, but cost as much as the others: this is attention's *tile quantization* in head_dim.
 
 Two ways to load:
 - tensor descriptors (Hopper and newer): the TMA unit copies a box straight into shared memory and fills what lies
@@ -20,7 +20,7 @@ import triton.language as tl
 
 @triton.jit
 def head_offset(batch, head, batch_stride, head_stride, ALIGN: tl.constexpr):
-    """Elements from a tensor's beginning to one head of one sample, a multiple of ALIGN."""
+    """Return the offset of one head of one sample, elements, a multiple of ALIGN."""
     return (batch.to(tl.int64) * batch_stride + head.to(tl.int64) * head_stride) // ALIGN * ALIGN
 
 
@@ -30,7 +30,7 @@ def load_rows(
     ROW_STRIDE: tl.constexpr, ROWS: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, HEAD_DIM: tl.constexpr,
     DESCRIPTORS: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows of one head from `row` on, as (ROWS × MAIN, ROWS × TAIL); the second is unused when TAIL is 0.
+    """Load ROWS rows of one head from `row` on, as (ROWS × MAIN, ROWS × TAIL); the second is unused when TAIL is 0.
 
     source, tail: descriptors of [batch, head, row, head_dim] with boxes of MAIN and TAIL columns; or source is a
     pointer to the head's first element. ROW_STRIDE: elements; being constant, it leaves one address register per
@@ -99,7 +99,7 @@ def _store_part(
 def multiply_transposed(
     a, a_tail, b, b_tail, TAIL: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """a · bᵀ over head_dim: rows of a × rows of b, fp32."""
+    """Return a · bᵀ over head_dim: rows of a × rows of b, fp32."""
     if TAIL > 0:
         # The short part first: on Hopper a product whose result is used at once waits for its end, the one that is
         # added to it does not.
@@ -112,7 +112,7 @@ def multiply_transposed(
 
 @triton.jit
 def drop(s, rows, n, seq_k, CAUSAL: tl.constexpr, BLOCK_N: tl.constexpr):
-    """s with -inf for columns past the end of the keys, and past the row under a causal mask."""
+    """Return s with -inf for columns past the end of the keys, and past the row under a causal mask."""
     cols = n + tl.arange(0, BLOCK_N)
     counts = cols[None, :] < seq_k
     if CAUSAL:

@@ -1,4 +1,4 @@
-"""Matrix products in Triton with a chosen tile and a known launch: `matmul`, `plan`."""
+"""Exports the Triton GEMM: `matmul`, `plan`, `GemmPlan`. Used by `quantbench.providers.triton_kernels`."""
 
 from quantbench.kernels.gemm.host import GemmPlan, matmul, plan
 

@@ -1,7 +1,7 @@
-"""The compile-time configuration of a GEMM kernel: how operands are stored (`Operands`) and what follows (`configure`).
+"""Describes how GEMM operands are stored (`Operands`) and the kernel configuration derived from that (`configure`).
 
-Needs neither a GPU nor tensors, so that the same code serves a launch and an ahead-of-time compilation. A matrix is
-stored row-major or transposed (column-major), with a leading dimension in elements, as in BLAS. `host.py` uses it.
+Needs neither a GPU nor tensors, so it is shared by launches (`host.py`) and by ahead-of-time compilation (in the
+tests). A matrix is stored row-major or transposed (column-major), with a leading dimension in elements, as in BLAS.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ from quantbench.launch import Tile
 from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.ops import Gemm
 
-#: the operation that error messages name
+#: Operation name in error messages.
 WHO = "matmul"
 
-_MAX_ALIGN = 16  # elements; more does not make loads wider, whatever the format
+_MAX_ALIGN = 16  # elements; more does not make loads wider in any dtype
 
-#: Rows of tiles that are taken together for the L2 cache's sake. Source: triton's matmul tutorials, which use 8.
+#: Rows of tiles that run together, for reuse in the L2 cache. Source: triton's matmul tutorials, which use 8.
 GROUP_M = 8
-#: From this size on, a tile's pipeline needs the shared memory that a whole output tile would take.
+#: At this size and above, the pipeline needs the shared memory that a whole output tile would take.
 _SUBTILE_ELEMENTS = 128 * 256
-_SMALLEST_BLOCK = 16  # what a matrix instruction takes
+_SMALLEST_BLOCK = 16  # minimum of a matrix instruction
 _FP8_SMALLEST_BLOCK_K = 32
-_LARGEST_BLOCK = 256  # as of a TMA box. Source: cuTensorMapEncodeTiled, CUDA driver API
+_LARGEST_BLOCK = 256  # limit of a TMA box. Source: cuTensorMapEncodeTiled, CUDA driver API
 _MAX_REGISTERS = 255  # per thread, since sm_35
 _LARGEST_LEADING = (2**31 - 1) // _LARGEST_BLOCK
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """How one operand is stored. All sizes in elements.
+    """Storage of one operand, sizes in elements.
 
-    transposed: stored cols × rows. leading: distance between stored rows. batch_stride: between products (0: all
-    products share this operand, or there is only one). align: largest power of two up to 16 that divides the length
-    of a stored row, the leading dimension and the batch stride. descriptor: whether a TMA descriptor can address it.
+    transposed: stored cols × rows. leading: distance between stored rows. batch_stride: distance between matrices of
+    the batch; 0 if all share this one or there is only one. align: largest power of two up to 16 that divides the
+    length of a stored row, the leading dimension and the batch stride. descriptor: whether a TMA descriptor can address
+    it.
     """
 
     transposed: bool
@@ -51,7 +52,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Operands:
-    """A checked product: its size, and how a, b and c are stored."""
+    """Size of a validated GEMM and the storage of a, b and c."""
 
     gemm: Gemm
     a: Matrix
@@ -60,13 +61,13 @@ class Operands:
 
 
 def align_bytes(operands: Operands) -> int:
-    """Bytes that every stored row of a and b begins at a multiple of, up to 16."""
+    """Returns the alignment of the stored rows of a and b, bytes, at most 16."""
     element_bytes = DTYPES[operands.gemm.dtype].element_bytes
     return min(16, min(operands.a.align, operands.b.align) * element_bytes)
 
 
 def largest_alignment(*sizes: int) -> int:
-    """The largest power of two up to 16 that divides all sizes; 0 is divided by all.
+    """Returns the largest power of two up to 16 that divides all sizes; ignores zeros.
 
     >>> largest_alignment(24, 0, 64)
     8
@@ -75,21 +76,21 @@ def largest_alignment(*sizes: int) -> int:
 
 
 def padded(size: int) -> int:
-    """The next multiple of 16: a leading dimension for operands whose leading dimension is never used."""
+    """Rounds `size` up to 16; a placeholder leading dimension for single-row or single-column operands."""
     return -(-size // _MAX_ALIGN) * _MAX_ALIGN
 
 
 def matrix(
     transposed: bool, length: int, leading: int, batch_stride: int, element_bytes: int, *, addressable: bool = True
 ) -> Matrix:
-    """How an operand is stored. length: of a stored row. addressable: whether its first element suits a descriptor."""
+    """Builds a `Matrix`. length: elements per stored row. addressable: whether the base address meets TMA alignment."""
     aligned = all(size * element_bytes % TMA_ALIGN_BYTES == 0 for size in (leading, batch_stride))
     align = largest_alignment(length, leading, batch_stride)
     return Matrix(transposed, leading, batch_stride, align, aligned and addressable)
 
 
 def contiguous(gemm: Gemm) -> Operands:
-    """Operands of a product whose tensors are contiguous and begin at multiples of 16 bytes, as fresh ones do."""
+    """Builds `Operands` for contiguous tensors aligned to 16 bytes, as newly allocated tensors are."""
 
     def stored(rows: int, cols: int, transposed: bool, dtype: str) -> Matrix:
         length = rows if transposed else cols
@@ -103,12 +104,13 @@ def contiguous(gemm: Gemm) -> Operands:
 
 @dataclass(frozen=True)
 class Config:
-    """One kernel: schedule, tile (every field filled in) and how data moves.
+    """Configuration of one kernel: schedule, tile (every field set) and data movement.
 
-    load_descriptors, store_descriptors: operands by TMA descriptors, the result by one. subtiles: in how many parts a
-    tile is written (1 or 2). flatten: one loop over tiles and steps (persistent only). warp_specialize: warps of their
-    own for loading, multiplying and writing (persistent on Blackwell; on Hopper triton 3.6 and 3.7 fail or ignore it).
-    max_registers: limit per thread that the compiler is given, None for none.
+    load_descriptors, store_descriptors: whether TMA descriptors load the operands and store the result. subtiles:
+    number of parts in which a tile is written, 1 or 2. flatten: whether tiles and steps share one loop (persistent
+    only). warp_specialize: whether loading, multiplying and writing have separate warps (persistent on Blackwell; on
+    Hopper triton 3.6 and 3.7 fail or ignore it). max_registers: register limit per thread for the compiler, None for
+    none.
     """
 
     schedule: str
@@ -125,9 +127,9 @@ def configure(
     operands: Operands, schedule: str, tile: Tile, capability: tuple[int, int], *, path: str = "auto",
     descriptors_available: bool,
 ) -> Config:  # fmt: skip
-    """The kernel for a schedule and a tile; what the tile leaves open (None) comes from the menu.
+    """Configures the kernel for a schedule and a tile; tile fields that are None come from the menu.
 
-    path: `auto` takes descriptors on Hopper and newer where they can address the operands, and pointers elsewhere.
+    path: `auto` uses descriptors on Hopper and newer if they can address the operands (never for fp32), else pointers.
     """
     require_choice(WHO, "schedule", schedule, SCHEDULES)
     require_choice(WHO, "operands", path, ("auto", "pointers", "descriptors"))
@@ -140,10 +142,10 @@ def configure(
     in_parts = schedule == "split_k" and tile.split_k > 1  # the parts are fp32 and go by pointers
     store = load and operands.c.descriptor and not in_parts
     large = tile.elements >= _SUBTILE_ELEMENTS
-    narrow = operands.gemm.dtype != "tf32"  # its copies for transposing take the shared memory
+    narrow = operands.gemm.dtype != "tf32"  # tf32 needs the shared memory for transposed copies
     specialize = schedule == "persistent" and load and capability[0] == 10 and (tile.num_warps or 0) >= 4 and narrow
-    # Where sums and fragments, or two partial tiles, lie in registers, ptxas would rather spill two of them than lose a
-    # block per SM, unless it is given a limit. Elsewhere (fragments in shared memory) none is needed.
+    # If sums and fragments, or two partial tiles, are in registers, ptxas spills two registers to keep another block
+    # per SM, unless it has an explicit limit. With fragments in shared memory no limit is needed.
     crowded = capability < (9, 0) or operands.gemm.dtype == "fp32" or schedule == "stream_k"
     return Config(
         schedule=schedule,
@@ -158,7 +160,7 @@ def configure(
 
 
 def complete(tile: Tile, dtype: str, schedule: str, capability: tuple[int, int], aligned: int) -> Tile:
-    """The tile with every field filled in: from the menu's tile of the same output size, or the one nearest to it."""
+    """Fills in missing tile fields from the menu's tile of the same or the nearest output size."""
     menu = tiles(architecture(capability), dtype, schedule, aligned)
     sides = (tile.block_m, tile.block_n)
     nearest = min(menu, key=lambda t: (abs(t.elements - tile.elements), (t.block_m, t.block_n) != sides))
@@ -167,7 +169,7 @@ def complete(tile: Tile, dtype: str, schedule: str, capability: tuple[int, int],
 
 
 def constexprs(operands: Operands, config: Config) -> dict[str, Any]:
-    """The kernel's compile-time arguments."""
+    """Returns the kernel's compile-time arguments."""
     tile, gemm = config.tile, operands.gemm
     values: dict[str, Any] = {
         "A_TRANSPOSED": operands.a.transposed,
@@ -194,7 +196,7 @@ def constexprs(operands: Operands, config: Config) -> dict[str, Any]:
 
 
 def backend_options(config: Config) -> dict[str, Any]:
-    """num_warps, num_stages and the register limit."""
+    """Returns num_warps, num_stages and, if set, the register limit."""
     options = {"num_warps": config.tile.num_warps, "num_stages": config.tile.stages}
     if config.max_registers is not None:
         options["maxnreg"] = config.max_registers
@@ -202,7 +204,7 @@ def backend_options(config: Config) -> dict[str, Any]:
 
 
 def box_shapes(operands: Operands, config: Config) -> dict[str, list[int]]:
-    """What one descriptor load or store moves, in stored order, with a leading 1 for batched products."""
+    """Returns the TMA box shape of each operand in stored order, with a leading 1 for batched GEMMs."""
     tile = config.tile
     assert tile.block_k is not None
     boxes = {
@@ -217,8 +219,9 @@ def box_shapes(operands: Operands, config: Config) -> dict[str, list[int]]:
 
 
 def streamed_tiles(tiles_in_all: int, programs: int) -> int:
-    """Tiles that stream-k shares by steps: those of the ragged last wave and of the one before it, so that every
-    program gets between one and two tiles' worth; the rest is whole waves ("two-tile stream-k", Osama et al. 2023).
+    """Returns how many tiles stream-k splits by steps: those of the partial last wave and of the wave before it, so
+    that each program gets one to two tiles of work; the other tiles form whole waves ("two-tile stream-k", Osama et al.
+    2023).
 
     >>> streamed_tiles(300, programs=132), streamed_tiles(264, programs=132), streamed_tiles(100, programs=132)
     (168, 0, 100)

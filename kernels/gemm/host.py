@@ -1,4 +1,6 @@
-"""Matrix products with a user-defined tile and schedule, and a launch that is known exactly: `matmul`, `plan`.
+"""Runs GEMMs with a user-defined tile and schedule and reports the exact launch.
+
+Entry points: `matmul`, `plan`; used by `quantbench.providers.triton_kernels`.
 
     from quantbench.kernels.gemm import matmul, plan
     from quantbench.launch import Tile
@@ -46,7 +48,7 @@ from quantbench.quantization import cdiv, quantize
 from quantbench.workload.dtypes import dtype_name
 from quantbench.workload.ops import Gemm
 
-#: Compute capability from which on the tensor cores have a format. Sources: NVIDIA A100 whitepaper 2020 (bf16, tf32),
+#: First compute capability whose tensor cores support a dtype. Sources: NVIDIA A100 whitepaper 2020 (bf16, tf32),
 #: Ada whitepaper 2022 (fp8).
 FIRST_CAPABILITY = {"bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9)}
 KERNELS = {
@@ -56,7 +58,7 @@ KERNELS = {
     "stream_k": gemm_kernels.gemm_stream_k,
 }
 
-#: The device that the interpreter simulates: the menu needs an architecture, and few programs make short tests.
+#: Device that the interpreter simulates: the menu needs an architecture, and few programs keep tests short.
 _INTERPRETED_CAPABILITY = (8, 0)
 _INTERPRETED_SM_COUNT = 4
 _ADD_BLOCK = (32, 128)  # rows and columns per program of the kernel that adds up split-k parts
@@ -64,10 +66,10 @@ _ADD_BLOCK = (32, 128)  # rows and columns per program of the kernel that adds u
 
 @dataclass(frozen=True)
 class GemmPlan(Plan):
-    """One product, ready to run any number of times.
+    """One GEMM, ready to run any number of times.
 
-    config: how the kernel was built. steps: the first one multiplies; split-k adds up its parts in a second one. A plan
-    must not run on two streams at the same time, because its partial sums have one buffer.
+    config: configuration of the kernel. steps: the first one multiplies; split-k adds up its parts in a second one. A
+    plan must not run on two streams at the same time, because its partial sums have one buffer.
     """
 
     operands: Operands
@@ -78,10 +80,10 @@ def matmul(
     a: torch.Tensor, b: torch.Tensor, *, tile: Tile | None = None, schedule: str = "data_parallel",
     out: torch.Tensor | None = None, tf32: bool = False, autotune: bool = False, operands: str = "auto",
 ) -> torch.Tensor:  # fmt: skip
-    """c = a·b for a[m, k], b[k, n], or [batch, m, k] and [batch, k, n]; summed in fp32.
+    """Computes c = a·b for a[m, k], b[k, n], or [batch, m, k] and [batch, k, n], accumulated in fp32.
 
-    fp16, bf16, fp32 (products in fp32, or in tf32 on request) and fp8 (e4m3, result in bf16). Each operand may be
-    stored by rows or by columns. Arguments as for `plan`, which also describes the launch. No gradients.
+    Takes fp16, bf16, fp32 (multiplied in fp32, or in tf32 on request) and fp8 (e4m3, result in bf16), each operand row-
+    or column-major. Takes the arguments of `plan`, which also describes the launch. Computes no gradients.
     """
     work = plan(a, b, tile=tile, schedule=schedule, out=out, tf32=tf32, autotune=autotune, operands=operands)
     work.run()
@@ -93,15 +95,15 @@ def plan(
     out: torch.Tensor | None = None, tf32: bool = False, autotune: bool = False, operands: str = "auto",
     programs: int | None = None,
 ) -> GemmPlan:  # fmt: skip
-    """Check the operands, choose and compile the kernel, allocate what it needs.
+    """Check the operands, choose and compile the kernel, allocate its buffers.
 
-    tile: fields left None come from the menu; None altogether picks the tile that should be fastest (`menu.pick`),
-    and with autotune=True the one that is (every tile of the menu is timed once per kind of product and process).
-    schedule: data_parallel, split_k (tile.split_k parts), stream_k or persistent. operands: `pointers`, `descriptors`
-    (TMA) or `auto`. programs: grid of stream_k and persistent, by default as many as the device holds at a time;
-    for stream_k never more than that, since its programs wait for each other.
+    tile: fields left None come from the menu. Without a tile, `menu.pick` selects the one estimated to be fastest;
+    autotune=True times every tile of the menu instead, once per kind of GEMM and process. schedule: data_parallel,
+    split_k (tile.split_k parts), stream_k or persistent. operands: `pointers`, `descriptors` (TMA) or `auto`. programs:
+    grid of stream_k and persistent, by default the number of resident blocks; for stream_k at most that, since its
+    programs wait for each other.
 
-    Raises InputError for operands and tiles that do not fit, UnsupportedError for what the device cannot do.
+    Raises InputError for invalid operands and tiles, UnsupportedError for a dtype or GPU that is not supported.
     """
     checked, out = check(a, b, out, tf32)
     if programs is not None:
@@ -135,11 +137,11 @@ def _build(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, operands: Operands, config: Config, sm_count: int,
     programs: int | None,
 ) -> GemmPlan:  # fmt: skip
-    """Everything that happens once: compile, size the grid, allocate."""
+    """Compile, size the grid and allocate."""
     gemm, tile = operands.gemm, config.tile
     split = config.schedule == "split_k" and tile.split_k > 1
     c, stored = out, operands
-    if split:  # the parts: fp32, one after the other, rows without gaps
+    if split:  # contiguous fp32 parts, one after the other
         c = out.new_empty((tile.split_k * gemm.batch, gemm.m, gemm.n), dtype=torch.float32)
         stored = replace(operands, c=Matrix(False, gemm.n, gemm.m * gemm.n, operands.c.align, False))
     arguments = kernel_arguments(a, b, c, stored, config)
@@ -165,9 +167,9 @@ def _build(
 def kernel_arguments(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, operands: Operands, config: Config
 ) -> dict[str, Any]:
-    """All arguments of the kernel that multiplies; stream-k's own are those of an empty grid.
+    """Returns all arguments of the multiplying kernel; those specific to stream-k describe an empty grid.
 
-    a, b and c go in as tensors (pointers) or as descriptors, which are made here once.
+    a, b and c are passed as tensors (pointers) or as descriptors, created here once.
     """
     tensors: dict[str, Any] = {"a": a, "b": b, "c": c}
     boxes = box_shapes(operands, config)
@@ -179,7 +181,7 @@ def kernel_arguments(
 
 
 def _stream_k_arguments(out: torch.Tensor, tile: Tile, programs: int, streamed: int) -> dict[str, Any]:
-    """A slot for a partial tile and a flag for each program. The flags are down, and every run leaves them down."""
+    """Allocate a partial tile and a flag for each program. Flags are 0, and every run resets them to 0."""
     return {
         "partials": out.new_empty(programs * tile.elements, dtype=torch.float32),
         "ready": out.new_zeros(programs, dtype=torch.int32),
@@ -208,7 +210,7 @@ def _descriptor(x: torch.Tensor, matrix: Matrix, box: list[int]) -> Any:
 
 
 def _add_parts(parts: torch.Tensor, out: torch.Tensor, operands: Operands, split_k: int) -> launching.Step:
-    """The second kernel of split-k."""
+    """Build the second kernel of split-k."""
     gemm, (rows, cols) = operands.gemm, _ADD_BLOCK
     arguments = {
         "parts": parts, "c": out, "batches": gemm.batch, "m": gemm.m, "n": gemm.n,
@@ -220,10 +222,10 @@ def _add_parts(parts: torch.Tensor, out: torch.Tensor, operands: Operands, split
 
 
 def check(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, tf32: bool) -> tuple[Operands, torch.Tensor]:
-    """The operands of a·b and the tensor that the result goes to (`out`, or a new one).
+    """Validates a·b; returns its operands and the result tensor (`out`, or a new one).
 
-    a: [m, k] or [batch, m, k], b: [k, n] or [batch, k, n], same format and device. Raises InputError for what does
-    not fit together and UnsupportedError for what this device cannot do.
+    a: [m, k] or [batch, m, k], b: [k, n] or [batch, k, n], same dtype and device. Raises InputError for incompatible
+    tensors and UnsupportedError for a device or dtype that is not supported. Sibling: `attention.operands.check`.
     """
     gemm = _gemm(a, b, tf32)
     if a.device != b.device:
@@ -290,7 +292,7 @@ def _check_device(a: torch.Tensor, dtype: str) -> None:
 
 
 def missing_format(dtype: str, capability: tuple[int, int]) -> str | None:
-    """Why tensor cores of this compute capability do not multiply in a format, or None.
+    """Returns why tensor cores of this compute capability do not support a dtype, or None.
 
     >>> missing_format("fp8", (8, 0))
     'sm_80 has no fp8 products'

@@ -1,12 +1,12 @@
-"""Matrix product in Triton: one way to compute a tile, three ways to hand tiles to the SMs.
+"""Defines the GEMM kernels: one way to compute a tile, three ways to assign tiles to SMs. Used by `host.py`.
 
 c[m, n] = sum over k of a[m, k] · b[k, n], for `batch` independent products, summed in fp32.
 
-What is tiled: c is cut into tiles of BLOCK_M × BLOCK_N. A *program* (one thread block) computes a tile by walking the
-reduction in steps of BLOCK_K: it loads BLOCK_M × BLOCK_K of a and BLOCK_K × BLOCK_N of b and feeds the tensor cores.
-A tile at the lower or right edge that hangs over m or n takes as long as a full one: *tile quantization*.
+Tiling: c is cut into tiles of BLOCK_M × BLOCK_N. A *program* (one thread block) computes a tile by walking the
+reduction in steps of BLOCK_K: it loads BLOCK_M × BLOCK_K of a and BLOCK_K × BLOCK_N of b and feeds the tensor cores. A
+tile at the lower or right edge that hangs over m or n takes as long as a full one: *tile quantization*.
 
-What differs is who computes which tile, and there lies the cliff:
+The kernels differ in how tiles are assigned to programs, which determines the cliffs:
 
 - `gemm_data_parallel`: one program per tile. The device holds sm_count × blocks_per_sm programs at a time, a *wave*;
   the last wave takes as long as a full one however few tiles it has: *wave quantization*. With SPLIT_K > 1 the
@@ -35,17 +35,17 @@ import triton.language as tl
 
 @triton.jit
 def known_multiple(x, ALIGN: tl.constexpr):
-    """x, of which the caller knows that it is a multiple of ALIGN, written so that the compiler knows it too.
+    """Return x, a known multiple of ALIGN, in a form from which the compiler infers that.
 
-    By itself triton notices multiples of 16 elements and nothing below. A row length of 8 fp16 elements more or less
-    still allows 16-byte loads, and without this it would get loads of 2 bytes.
+    By itself triton detects only multiples of 16 elements. A row length of 8 fp16 elements more or less still allows
+    16-byte loads, and without this it would get loads of 2 bytes.
     """
     return x // ALIGN * ALIGN
 
 
 @triton.jit
 def tile_position(index, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """Row and column of the index-th tile, in the order that keeps the L2 cache warm.
+    """Return row and column of the index-th tile, in an order that reuses the L2 cache.
 
     Tiles are taken GROUP_M rows at a time, column by column. The programs that run together then form a block of
     GROUP_M × (programs / GROUP_M) tiles, and read far fewer different rows of a and columns of b than one long row of
@@ -141,8 +141,8 @@ def store_tile(
     ALIGN_C: tl.constexpr, DESCRIPTORS: tl.constexpr, BATCHED: tl.constexpr, SUBTILES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Write one tile of c. SUBTILES = 2 writes it in two halves of BLOCK_N / 2 columns, through half the shared
-    memory: what is left over holds another stage of the main loop."""
+    """Write one tile of c. SUBTILES = 2 writes it in two halves of BLOCK_N / 2 columns, through half the shared memory;
+    the rest holds another stage of the main loop."""
     if SUBTILES == 2:
         left, right = halves(acc, BLOCK_M, BLOCK_N)
         HALF: tl.constexpr = BLOCK_N // 2

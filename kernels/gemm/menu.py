@@ -1,9 +1,9 @@
-"""The GEMM tiles offered for each GPU architecture (`tiles`), and the choice among them (`pick`).
+"""Lists the GEMM tiles for each GPU architecture (`tiles`) and selects one (`pick`). Used by `config.py` and `host.py`.
 
 Each tile of a menu compiles for its architecture with every schedule and layout without spills and within the shared
 memory of one block (the tests compile all of them). Sizes in the tables are for 16-bit operands. The sets follow
 published settings: on Ampere 128×256×32 and 128×128×32 (triton's matmul tutorial), on Hopper and Blackwell 128×256×64
-with 8 warps and 3 to 4 stages (its persistent matmul tutorial), and smaller tiles for products that would not fill the
+with 8 warps and 3 to 4 stages (its persistent matmul tutorial), and smaller tiles for GEMMs that would not fill the
 device.
 
 No tile is best everywhere: a large tile reads less per multiplication, a small one wastes less at the edges and in the
@@ -22,10 +22,10 @@ from quantbench.workload.ops import Gemm
 
 SCHEDULES = ("data_parallel", "split_k", "stream_k", "persistent")
 
-#: parts that a reduction is tried to be split into
+#: Numbers of parts that are tried for split-k.
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-#: What a tile costs beside its multiplications, clocks: from the first load to the first result, and writing begins
-#: only after the last one. A global load takes 500 to 600 clocks on A100 and H100 (microbenchmarks: Luo et al. 2024),
+#: Fixed cost of a tile, clocks: latency from the first load to the first result, and writing begins only after the
+#: last one. A global load takes 500 to 600 clocks on A100 and H100 (microbenchmarks: Luo et al. 2024),
 #: and filling the pipeline takes about two in a row.
 _LATENCY_CLOCKS = 1200.0
 _REGISTERS_BESIDE_SUMS = 40  # as compiled: addresses and fragments, beside the fp32 sums
@@ -33,13 +33,12 @@ _REGISTERS_BESIDE_SUMS = 40  # as compiled: addresses and fragments, beside the 
 
 @dataclass(frozen=True)
 class Architecture:
-    """What the choice of a tile depends on, per SM and clock.
+    """Properties of an architecture on which the choice of a tile depends, per SM and clock.
 
-    tiles: the menu for 16-bit operands whose rows begin at multiples of at least 16 bytes. flops_per_clock: of 16-bit
-    tensor cores. l2_bytes_per_clock: what the L2 cache delivers to one SM when all of them read. Sources: rates
-    from the whitepapers of V100 2017, Turing 2018, A100 2020 (L2: 2048 bytes a clock on V100, 5120 on A100), GA102
-    2020 and H100 2022; no figure is published for the L2 of Hopper and later, and the A100's is assumed there,
-    spread over their SMs.
+    tiles: menu for 16-bit operands whose rows begin at multiples of at least 16 bytes. flops_per_clock: rate of the
+    16-bit tensor cores. l2_bytes_per_clock: L2 bandwidth per SM when all SMs read. Sources: rates from the whitepapers
+    of V100 2017, Turing 2018, A100 2020 (L2: 2048 bytes a clock on V100, 5120 on A100), GA102 2020 and H100 2022; no L2
+    bandwidth is published for Hopper and later, where the A100's is assumed, divided by their SM count.
     """
 
     tiles: tuple[Tile, ...]
@@ -52,10 +51,10 @@ def _tiles(*sizes: tuple[int, int, int, int, int]) -> tuple[Tile, ...]:
     return tuple(Tile(m, n, k, stages=stages, num_warps=warps) for m, n, k, stages, warps in sizes)
 
 
-# Rows that do not begin at multiples of 16 bytes. Elements that are loaded one by one go through registers, not
-# straight to shared memory: less fits, in any format.
+# For rows that do not begin at multiples of 16 bytes: narrow loads go through registers instead of straight to shared
+# memory, so less fits, in any dtype.
 _UNALIGNED = _tiles((128, 64, 32, 2, 8), (64, 64, 32, 2, 4))
-# fp32, which no tensor core multiplies
+# For fp32, which does not use tensor cores.
 _SCALAR = _tiles((128, 128, 16, 3, 8), (128, 64, 16, 3, 4))
 
 _VOLTA = _tiles((128, 128, 32, 2, 8), (128, 64, 32, 2, 4), (64, 128, 32, 2, 4))
@@ -82,7 +81,7 @@ ARCHITECTURES: dict[int, Architecture] = {
 
 
 def architecture(capability: tuple[int, int]) -> int:
-    """The menu's architecture for a compute capability: the newest one that is not newer.
+    """Returns the newest architecture of the GEMM menu that is not newer than a compute capability.
 
     >>> architecture((10, 3))
     100
@@ -92,7 +91,7 @@ def architecture(capability: tuple[int, int]) -> int:
 
 
 def tiles(arch: int, dtype: str, schedule: str = "data_parallel", align_bytes: int = 16) -> tuple[Tile, ...]:
-    """The menu for an architecture, a format, a schedule and the alignment of the operands' rows.
+    """Returns the tiles for an architecture, dtype, schedule and alignment of the operands' rows.
 
     >>> [str(tile) for tile in tiles(80, "fp32")]
     ['128x128x16', '128x64x16']
@@ -103,13 +102,13 @@ def tiles(arch: int, dtype: str, schedule: str = "data_parallel", align_bytes: i
         return _UNALIGNED
     fitting = ARCHITECTURES[arch].tiles
     if schedule == "stream_k" and arch < 90:
-        # Where fragments lie in registers, 256 rows leave none for adding up partial tiles.
+        # With fragments in registers, 256 rows leave none for adding up partial tiles.
         fitting = tuple(tile for tile in fitting if tile.block_m <= 128)
     if dtype == "tf32" and arch >= 100:
         # Blackwell transposes tf32 by way of copies in shared memory, and large tiles leave no room for them.
         fitting = tuple(tile for tile in fitting if tile.elements <= 128 * 128)
-    # As many bytes of the reduction in a step as for 16-bit operands. tf32 has a stage less, since its result is twice
-    # as wide and takes its place in shared memory.
+    # A step covers as many bytes of the reduction as for 16-bit operands. tf32 has a stage less, since its result is
+    # twice as wide and takes its place in shared memory.
     element_bytes = DTYPES[dtype].element_bytes
     return tuple(
         replace(
@@ -122,9 +121,9 @@ def tiles(arch: int, dtype: str, schedule: str = "data_parallel", align_bytes: i
 
 
 def pick(gemm: Gemm, schedule: str, capability: tuple[int, int], sm_count: int, align_bytes: int = 16) -> Tile:
-    """The tile of the menu that should take the shortest time, by `estimated_clocks`; the same for the same input.
+    """Selects the tile of the menu with the lowest `estimated_clocks`; deterministic.
 
-    For split_k also into how many parts.
+    For split_k, also selects the number of parts.
 
     >>> str(pick(Gemm(8192, 8192, 8192), "data_parallel", (9, 0), sm_count=132))
     '128x256x64'
@@ -142,9 +141,9 @@ def pick(gemm: Gemm, schedule: str, capability: tuple[int, int], sm_count: int, 
 
 
 def estimated_clocks(gemm: Gemm, tile: Tile, schedule: str, capability: tuple[int, int], sm_count: int) -> float:
-    """Clocks for the whole product, good enough to rank the tiles of one menu, never for a result.
+    """Estimates the clocks of a GEMM, accurate enough only to rank the tiles of one menu.
 
-    A roofline for one SM (tensor cores against the L2 cache), times the waves that the schedule needs.
+    Uses a roofline for one SM (tensor cores against the L2 cache), times the waves that the schedule needs.
     """
     machine = ARCHITECTURES[architecture(capability)]
     element_bytes = DTYPES[gemm.dtype].element_bytes
@@ -154,7 +153,7 @@ def estimated_clocks(gemm: Gemm, tile: Tile, schedule: str, capability: tuple[in
     multiply = 2.0 * tile.elements * padded_k / rate
     load = (tile.block_m + tile.block_n) * padded_k * element_bytes / machine.l2_bytes_per_clock
     write_bytes = 4 if tile.split_k > 1 else DTYPES[gemm.output_dtype].element_bytes
-    # Neither hides the other entirely: between their sum and the larger of the two.
+    # The two overlap only in part: the result lies between their maximum and their sum.
     busy = hypot(multiply, load) + tile.elements * write_bytes / machine.l2_bytes_per_clock
     per_sm = estimated_blocks_per_sm(tile, gemm.dtype, capability)
     num_tiles = gemm.batch * cdiv(gemm.m, tile.block_m) * cdiv(gemm.n, tile.block_n) * tile.split_k
@@ -172,7 +171,7 @@ def estimated_clocks(gemm: Gemm, tile: Tile, schedule: str, capability: tuple[in
 
 
 def estimated_blocks_per_sm(tile: Tile, dtype: str, capability: tuple[int, int]) -> int:
-    """Blocks of a menu tile that one SM holds, from its sums and its pipeline; at least 1."""
+    """Estimates the resident blocks per SM of a menu tile, from its sums and pipeline; at least 1."""
     threads = 32 * (tile.num_warps or 4)
     stage_bytes = (tile.block_m + tile.block_n) * (tile.block_k or 1) * DTYPES[dtype].element_bytes
     resident = resident_blocks(

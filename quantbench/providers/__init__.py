@@ -1,1 +1,1 @@
-"""Who runs a workload. Importing this package loads no torch; `catalog.make` loads what a provider needs."""
+"""Runs workloads with torch and Triton. Importing this package does not import torch; `catalog.make` does."""

@@ -1,15 +1,15 @@
-"""Checks a task while it is measured, so that only the time of right results is recorded (`Audit`).
+"""Checks a task while it is measured, so that only times of correct results are recorded.
 
-`quantbench.sweep.worker` calls it around each timed point. The harness writes the inputs. In this order:
+Entry points: `Audit`, used by `quantbench.sweep.worker` around each timed point, and `check`. Steps, in this order:
 
-1. Before timing: new random inputs, outputs poisoned, one run, check. On CUDA the stream is held first, so that work
-   queued on another stream without waiting for this one is overwritten by the poison.
-2. Before every timed sample a random row of each operand changes its sign. A result that was kept from an earlier run
-   is then wrong in that row, and no provider can tell which rows without reading all of them.
-3. After the last sample: what that sample left in the outputs is checked for the inputs as they are now, and the
-   inputs must be what the harness wrote. So are some of the copies that were timed in turn.
-4. Then new random inputs and poisoned outputs again, one more sample taken as the timed ones were (the same captured
-   graph), and the same checks.
+1. Before timing: new random inputs, outputs poisoned, one run, check. On CUDA the stream is held first, so that the
+   poison overwrites results that were queued on another stream without waiting for this one.
+2. Before every timed sample a random row of each operand changes its sign. A result kept from an earlier run is
+   then wrong in that row, and no provider can tell which rows without reading all of them.
+3. After the last sample: its outputs are checked against the current inputs, and the inputs must be unchanged since
+   the harness wrote them. Some of the rotated copies are checked too.
+4. Then new random inputs and poisoned outputs, one more sample with the same sampler (the same captured graph), and
+   the same checks.
 
 The seeds come from the operating system. A provider runs in the harness's process and can change the harness itself;
 `require_unchanged` finds replaced functions, not every such change.
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
     from quantbench.providers.base import Provider, Task
 
-# Of the copies that were timed in turn: a provider that is wrong in half of them is missed once in 256 times.
+# Rotated copies that are checked: a provider that is wrong in half of them is missed once in 256 times.
 _COPIES_CHECKED = 8
 # Cycles that the stream is held for, about 5 ms.
 _HOLD_CYCLES = 10_000_000
 
 
 def check(provider: Provider, workload: Workload, device: DeviceSpec) -> Check | None:
-    """Run a workload on new inputs and check its results, without timing; None where the task has no inputs().
+    """Run a workload on new inputs and check its results, without timing; None if the task has no inputs().
 
-    Raises MeasurementError for a wrong result, and what the provider raises.
+    Raises MeasurementError for a wrong result, and whatever the provider raises.
     """
     audit = Audit(provider, workload, device, "normal")
     audit.add(provider.prepare(workload, device))
@@ -56,9 +56,10 @@ def check(provider: Provider, workload: Workload, device: DeviceSpec) -> Check |
 
 
 class Audit:
-    """Prepares, feeds and checks the tasks of one point. Raises MeasurementError named `check …` for a wrong result.
+    """Audit of one point: fills the inputs of its tasks and checks their results.
 
-    distribution: of the timed inputs. elapsed_s: spent on checks so far. run: what is to be timed.
+    distribution: distribution of the timed inputs. elapsed_s: time spent on checks so far, s. Raises MeasurementError
+    with operation `check …` for a wrong result.
     """
 
     def __init__(self, provider: Provider, workload: Workload, device: DeviceSpec, distribution: str) -> None:
@@ -72,8 +73,8 @@ class Audit:
         self._watched: list[_Watched] = []
 
     def add(self, task: Task) -> Callable[[], None]:
-        """Watch a task or a copy of it; returns the callable to time. It asks for the outputs too, so that computing
-        them on demand is timed."""
+        """Watch a task or a copy of it; returns the callable to time. The callable also calls `outputs`, so that
+        outputs computed on demand are timed."""
         if callable(getattr(task, "inputs", None)):
             watched = _Watched(self._who, self.workload, task)
             self._watched.append(watched)
@@ -88,13 +89,13 @@ class Audit:
 
     @property
     def checked(self) -> Check | None:
-        """The worst error so far and its bound; None where the task has no inputs() and nothing could be checked."""
+        """Worst relative error so far and its bound; None if the task has no inputs() to check with."""
         if not self._watched:
             return None
         return Check(self._worst, correctness.tolerance(self.workload).relative_norm)
 
     def before_timing(self) -> None:
-        """The first check, on inputs of the distribution that is timed (normal ones instead of zeros)."""
+        """Run the first check, on inputs of the timed distribution (normal instead of zeros)."""
         if not self._watched:
             return
         with self._spend():
@@ -120,7 +121,7 @@ class Audit:
             self._random.choice(self._watched[1:]).flip_rows(self._random)
 
     def after_sampling(self, sample: Callable[[], object]) -> None:
-        """The checks after the last sample. sample: takes one more, as the timed ones were taken."""
+        """Run the checks after the last sample. sample: takes one more sample with the same sampler."""
         if not self._watched:
             return
         with self._spend():
@@ -151,11 +152,11 @@ class Audit:
 
 
 class _Watched:
-    """One task, and what the harness wrote into its inputs.
+    """One task and a record of what the harness wrote into its inputs.
 
     Rows of an operand are those of a, the columns of b, and of other operands the last dimension. _flipped: by number
     of the input, the rows whose sign was changed an odd number of times. _prints: by number of the input, the dot
-    product of each row with a random vector; they tell whether anybody else changed it.
+    product of each row with a random vector; they detect changes by others.
     """
 
     def __init__(self, who: str, workload: Workload, task: Task) -> None:
@@ -204,14 +205,14 @@ class _Watched:
                 self._last_row = at
 
     def poison(self) -> None:
-        """Fill the outputs with NaN, or with the largest number where the format has none."""
+        """Fill the outputs with NaN, or integer outputs with the largest number."""
         with torch.no_grad():
             for output in self.task.outputs():
                 no_number = torch.nan if output.dtype.is_floating_point else torch.iinfo(output.dtype).max
                 output.fill_(no_number)
 
     def verify(self, when: str, generator: torch.Generator) -> float:
-        """The relative error of what the last run left."""
+        """Check the outputs of the last run and return their relative error."""
         who = f"{self._who} {when}"
         outputs = self.task.outputs()
         _require_alike(
@@ -288,7 +289,7 @@ def _steps(tensor: torch.Tensor) -> list[int]:
 
 
 def _dense(tensor: torch.Tensor) -> bool:
-    """Whether no element is stored twice."""
+    """Return whether no two elements share memory."""
     reach = 1
     for stride, size in sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
         if size > 1 and stride < reach:
@@ -316,7 +317,7 @@ Functions = dict[tuple[str, str], object]
 
 
 def harness_functions() -> Functions:
-    """The functions that timing and checking use, by module and name; taken before a provider is imported."""
+    """Returns the functions that timing and checking use, by module and name; call before importing a provider."""
     found: Functions = {}
     for name, module in list(sys.modules.items()):
         if module is None or not (name in ("time", "secrets", "random") or name.startswith("quantbench.")):
@@ -332,7 +333,7 @@ def harness_functions() -> Functions:
 
 
 def require_unchanged(before: Functions, provider_id: str) -> None:
-    """Raise MeasurementError when a function of the harness, or a clock, was replaced."""
+    """Raise MeasurementError if a function of the harness, or a clock, was replaced."""
     now = harness_functions()
     changed = [".".join(where) for where, function in before.items() if now.get(where) is not function]
     if changed:

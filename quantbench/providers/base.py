@@ -1,6 +1,6 @@
-"""The interface of a provider, which runs workloads: `Provider` prepares a `Task`, the harness times it.
+"""Defines the interface of providers: a `Provider` prepares a `Task`, which the harness times.
 
-A provider is stateless and cheap to make. Its id is `library.variant` (`torch.mm`, `torch.flash`, `triton.stream_k`),
+A provider is stateless and cheap to create. Its id is `library.variant` (`torch.mm`, `torch.flash`, `triton.stream_k`),
 and each record holds it. `quantbench.providers.catalog` lists the ids without importing torch.
 
 A provider is not trusted: the harness writes the inputs and checks the results against its own references
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The largest error of a right result.
+    """Largest error of a correct result.
 
-    relative_norm: bound on ‖out − ref‖ / ‖ref‖ over each output tensor. source: the reason for this bound.
+    relative_norm: bound on ‖out − ref‖ / ‖ref‖ over each output tensor. source: reason for this bound.
     """
 
     relative_norm: float
@@ -34,12 +34,12 @@ class Tolerance:
 class Task(Protocol):
     """One workload with inputs and outputs allocated, ready to run any number of times.
 
-    Memory is allocated when the task is made, so that `run` only launches: no allocation, no synchronisation, no Python
-    beyond the call. A task may be captured into a CUDA graph, on a stream that `run` has been called on before.
+    Memory is allocated when the task is created, so that `run` only launches: no allocation, no synchronisation, no
+    Python beyond the call. A task may be captured into a CUDA graph, on a stream that `run` has been called on before.
 
-    The harness may write new numbers into `inputs` between any two runs. So nothing may be computed from them before
-    the run that uses it. One exception: the forward pass of a backward task may be kept from the first run on; after
-    that only the gradient, the last input, changes.
+    The harness may write new numbers into `inputs` between any two runs. Nothing may be computed from them before the
+    run that uses it. One exception: the forward pass of a backward task may be kept from the first run on; after that
+    only the gradient, the last input, changes.
 
     If a library's operation cannot write into given tensors, `run` drops the last results and takes new ones, which the
     caching allocator puts into the same memory; then `outputs` is empty before the first run.
@@ -49,7 +49,7 @@ class Task(Protocol):
         """Enqueue the work once on the current stream."""
 
     def inputs(self) -> tuple[torch.Tensor, ...]:
-        """The tensors that `run` reads, live and always the same, shaped and stored as `Inputs` makes them.
+        """Returns the tensors that `run` reads, the same objects on each call, with the layout of `input_templates`.
 
         gemm: a and b, and for `torch.addmm` a bias of n numbers. softmax: x, for a full mask the mask, for backward the
         gradient of the result. attention: q, k and v, for backward the gradient of the result.
@@ -58,19 +58,19 @@ class Task(Protocol):
         """
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
-        """The tensors that `run` writes, live (what the last run left, once the device has been synchronised)."""
+        """Returns the tensors that `run` writes; valid for the last run once the device is synchronised."""
 
     def launch(self) -> Launch | None:
-        """The launch if the provider knows it, as our own kernels do; None if the profiler must find it."""
+        """Returns the launch if the provider knows it, as our own kernels do; None if the profiler must find it."""
 
 
 class Provider(Protocol):
-    """Runs some kinds of workload on some devices."""
+    """Interface of a library variant that runs some kinds of workload on some devices."""
 
     id: str
 
     def unsupported(self, workload: Workload, device: DeviceSpec) -> str | None:
-        """None when this provider can run the workload there, otherwise the reason in one sentence."""
+        """Returns None if this provider can run the workload there, otherwise the reason as a message."""
 
     def prepare(self, workload: Workload, device: DeviceSpec, *, distribution: str = "normal", seed: int = 0) -> Task:
-        """Allocate inputs (random as asked) and outputs. Raises UnsupportedError or torch's out-of-memory error."""
+        """Allocate random inputs and outputs. Raises UnsupportedError or torch's out-of-memory error."""

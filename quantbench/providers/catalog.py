@@ -1,4 +1,4 @@
-"""The catalog of providers: `expand` turns names into ids, `make` turns an id into a provider.
+"""Lists the providers: `expand` turns names into ids, `make` creates a provider. Used by sweeps and the pytest plugin.
 
 Only `make` imports torch or triton. A library's name alone stands for the variants that a sweep measures by default. A
 user's own provider is named `package.module:Class`; the class implements `quantbench.providers.base.Provider`.
@@ -35,17 +35,17 @@ _CATALOG: dict[str, tuple[str, str, str]] = {
     "triton.flash": ("attention", "triton_kernels", "TritonFlash"),
 }
 
-#: what a library's name alone means
+#: Variants that a library's name alone selects.
 _DEFAULTS: dict[str, tuple[str, ...]] = {
     "torch": ("torch.mm", "torch.eager", "torch.flash", "torch.cudnn", "torch.efficient", "torch.math"),
     "triton": ("triton.data_parallel", "triton.fused", "triton.flash"),
 }
-#: methods that a class must have to be a Provider
+#: Methods that a Provider class must have.
 _METHODS = ("unsupported", "prepare")
 
 
 def expand(names: Sequence[str]) -> tuple[str, ...]:
-    """Provider ids for names as given on the command line; a library's name becomes its default variants.
+    """Returns provider ids for names from the command line; expands a library's name to its default variants.
 
     >>> expand(["triton"])
     ('triton.data_parallel', 'triton.fused', 'triton.flash')
@@ -60,14 +60,14 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def runs_kind(provider_id: str, kind: str) -> bool:
-    """Whether a provider runs workloads of this kind. Always true of a user's own (`package.module:Class`), which is
-    not imported here; it refuses other kinds later."""
+    """Returns whether a provider runs workloads of this kind. True for any user-defined provider
+    (`package.module:Class`), which is not imported here and refuses other kinds later."""
     return ":" in provider_id or _CATALOG[provider_id][0] == kind
 
 
 def require_found(names: Sequence[str]) -> None:
-    """Raise InputError for a foreign provider whose package is neither installed nor in the working directory, where
-    the worker looks first. Nothing is imported."""
+    """Raises InputError for a user-defined provider whose package is neither installed nor in the working directory,
+    where the worker looks first. Nothing is imported."""
     for name in names:
         module, colon, within = name.partition(":")
         if colon and not (module and within):
@@ -78,7 +78,7 @@ def require_found(names: Sequence[str]) -> None:
 
 
 def make(provider_id: str) -> Provider:
-    """The provider with this id; imports its module, and with it torch or triton."""
+    """Creates the provider with this id; imports its module, and with it torch or triton."""
     if ":" in provider_id:
         module, name = provider_id.split(":", 1)
     else:

@@ -1,8 +1,8 @@
-"""Runs collectives by torch.distributed for `quantbench comm`: NCCL between GPUs, gloo between CPU processes.
+"""Runs collectives with torch.distributed for `quantbench comm`: NCCL between GPUs, gloo between CPU processes.
 
 `TorchRanks` is the group of processes that torchrun started, one per rank; `TorchWork` is one rank's part of a
-collective. Commands and results go over a gloo group of their own, so that only the collective itself runs on the links
-while it is timed.
+collective. Commands and results use a separate gloo group, so that only the collective itself runs on the links while
+it is timed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PATTERN = 5
 
 
 def backend_here() -> str:
-    """nccl where there is a GPU for every process of this node, gloo otherwise; QUANTBENCH_DEVICE=cpu asks for gloo."""
+    """Returns nccl if this node has a GPU for each of its processes, else gloo; QUANTBENCH_DEVICE=cpu selects gloo."""
     if os.environ.get("QUANTBENCH_DEVICE", "").strip().lower() == "cpu":
         return "gloo"
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -41,7 +41,7 @@ def backend_here() -> str:
 
 
 class TorchRanks:
-    """The group of ranks that torchrun started. Use as a context manager."""
+    """Group of ranks that torchrun started; implements `timing.lockstep.Ranks`. Use as a context manager."""
 
     def __init__(self, backend: str) -> None:
         missing = [name for name in _TORCHRUN if name not in os.environ]
@@ -73,13 +73,13 @@ class TorchRanks:
         dist.destroy_process_group()
 
     def broadcast(self, command: Sequence[int] | None) -> list[int]:
-        """Rank 0's command, on every rank."""
+        """Returns rank 0's command on every rank."""
         numbers = torch.tensor(command if command is not None else [0] * COMMAND_LENGTH, dtype=torch.int64)
         dist.broadcast(numbers, src=0, group=self._control)
         return [int(n) for n in numbers.tolist()]
 
     def gather(self, value: object) -> list[object] | None:
-        """Every rank's value in rank order on rank 0, None elsewhere."""
+        """Returns every rank's value in rank order on rank 0, None elsewhere."""
         gathered: list[object] | None = [None] * self.world_size if self.rank == 0 else None
         dist.gather_object(value, gathered, dst=0, group=self._control)
         return gathered
@@ -90,7 +90,7 @@ class TorchRanks:
 
 
 class TorchWork:
-    """One rank's part of a collective: buffers, the call, the check, the clock."""
+    """One rank's part of a collective (buffers, call, check, clock); implements `timing.lockstep.Work`."""
 
     def __init__(self, ranks: TorchRanks) -> None:
         self._ranks = ranks
@@ -104,7 +104,7 @@ class TorchWork:
         self._expected: Callable[[], torch.Tensor] = lambda: torch.zeros(0)
 
     def allocate(self, collective: Collective) -> str:
-        """Make buffers. An empty text, or why it cannot be done here."""
+        """Allocate buffers. Returns "" or the reason for the failure."""
         self._release()
         dtype = _DTYPES.get(collective.dtype)
         if dtype is None:
@@ -129,7 +129,7 @@ class TorchWork:
             return ((torch.arange(size, device=device) + of) % _PATTERN).to(dtype)
 
         def part(of: int) -> torch.Tensor:
-            """What rank `of` holds of this rank's share."""
+            """Return rank `of`'s values of this rank's share."""
             return values(of, count)[rank * share : (rank + 1) * share]
 
         out = torch.zeros(share if op == "reduce_scatter" else count, dtype=dtype, device=device)
@@ -160,7 +160,7 @@ class TorchWork:
                 self._expected = lambda: values(behind, count).double()
 
     def check(self) -> str:
-        """Run once and compare the result with the expected one. An empty text, or what is wrong."""
+        """Run once and compare the result with the expected one. Returns "" or the error found."""
         self._fill()
         try:
             self._run()
@@ -186,7 +186,7 @@ class TorchWork:
         return f"{wrong} of {expected.numel()} elements are wrong" if wrong else ""
 
     def sample(self, count: int, runs: int) -> list[float]:
-        """`count` times of `runs` runs each, microseconds per run; all ranks begin together."""
+        """Takes `count` samples of `runs` runs each; returns µs per run. All ranks begin together."""
         self._ranks.barrier()
         if self._ranks.backend == "nccl":
             return self._event_samples(count, runs)
@@ -199,7 +199,7 @@ class TorchWork:
         return times
 
     def _event_samples(self, count: int, runs: int) -> list[float]:
-        """Between two events on the current stream, which waits for NCCL's own and is waited for by it."""
+        """Time between two events on the current stream, which torch synchronises with NCCL's stream."""
         pairs = []
         for _ in range(count):
             start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -217,7 +217,7 @@ class TorchWork:
 
 
 def topology(ranks: TorchRanks) -> dict[str, object]:
-    """What connects to what, from this rank: host, device, and the library's version."""
+    """Returns this rank's host, device, GPUs with peer access and NCCL version."""
     found: dict[str, object] = {"rank": ranks.rank, "host": os.uname().nodename, "device": str(ranks.device)}
     if ranks.device.type == "cuda":
         properties = torch.cuda.get_device_properties(ranks.device)

@@ -1,13 +1,13 @@
-"""Computes the error of a result from the inputs and outputs alone, at a small share of the work's own cost (`check`).
+"""Computes the error of a result from its inputs and outputs alone, at a small share of the workload's cost.
 
-`quantbench.providers.audit` calls it for every measured point; nothing here is shared with what is measured.
+Entry point: `check`, called by `quantbench.providers.audit` for every measured point; shares no code with our kernels.
 
 Errors are compared with a tolerance twice: over a whole output (‖out − ref‖ / ‖ref‖) and row by row, with
 ROW_FACTOR times the tolerance.
 
-Products: Freivalds' check. C·x is compared with A·(B·x), and yᵀ·C with (yᵀ·A)·B, for VECTORS random normal vectors x
-and y: O(mn + nk + mk) instead of O(mnk). Sums are taken in fp32 where the tolerance is 1e-3 or more, a thousand times
-the rounding of fp32, and in float64 elsewhere (fp32 and int8 products).
+GEMM: Freivalds' check. C·x is compared with A·(B·x), and yᵀ·C with (yᵀ·A)·B, for VECTORS random normal vectors x and y:
+O(mn + nk + mk) instead of O(mnk). Sums are taken in fp32 where the tolerance is 1e-3 or more, a thousand times the
+rounding of fp32, and in float64 elsewhere (fp32 and int8 products).
 
 For a row whose error is e, each residual is normal with standard deviation ‖e‖, whatever e is, as long as it was fixed
 before x was drawn. So the mean square over 8 vectors is ‖e‖² · χ²(8) / 8: a right row fails with probability 2e-14, and
@@ -43,7 +43,7 @@ TILE = 64
 
 # Elements converted at once: what fits into a core's cache, and what keeps a GPU busy (128 MiB in float64).
 _CHUNK_ELEMENTS = {"cpu": 2**17, "cuda": 2**24}
-# Attention with fewer query-key pairs than this is recomputed whole.
+# Attention with at most this many query-key pairs is recomputed in full.
 _WHOLE_PAIRS = 2**21
 
 _GEMM = {
@@ -72,7 +72,7 @@ _ATTENTION_BACKWARD = {
 
 
 def tolerance(workload: Workload) -> Tolerance:
-    """The bound on the relative error of a whole output: three to four times the error of right results.
+    """Returns the bound on the relative error of a whole output, several times the error of correct results.
 
     >>> tolerance(Gemm(4096, 4096, 16384)).relative_norm
     0.005
@@ -94,7 +94,8 @@ def tolerance(workload: Workload) -> Tolerance:
 class Rows:
     """Squared errors of some rows of one output, and the squared norms that they are relative to.
 
-    what: "rows of o", for messages. The norm is that of the reference, or what it would be if no terms cancelled.
+    what: name for messages, such as "rows of o". norm: squared norm of the reference, or its value without
+    cancellation.
     """
 
     what: str
@@ -103,7 +104,7 @@ class Rows:
 
 
 def _joined(parts: Sequence[Sequence[Rows]]) -> list[Rows]:
-    """The rows of all parts, by name."""
+    """Concatenate the rows of all parts, by name."""
     return [
         Rows(same[0].what, torch.cat([rows.error for rows in same]), torch.cat([rows.norm for rows in same]))
         for same in zip(*parts, strict=True)
@@ -114,11 +115,11 @@ def check(
     who: str, workload: Workload, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor],
     generator: torch.Generator, *, must_see: tuple[int, ...] | None = None,
 ) -> float:  # fmt: skip
-    """The relative error of the worst output. Raises MeasurementError that names the error and the bound.
+    """Returns the relative error of the worst output. Raises MeasurementError that names the error and the bound.
 
-    inputs, outputs: as `Task.inputs` and `Task.outputs` return them, of the right shapes. generator: of the random
-    vectors and rows, with a seed that the provider cannot know. must_see: (sample, head, row) of a query of attention
-    that is among those recomputed.
+    inputs, outputs: tensors of `Task.inputs` and `Task.outputs`, with correct shapes. generator: source of the random
+    vectors and rows, with a seed that the provider cannot know. must_see: (sample, head, row) of an attention query
+    that must be recomputed. `audit.check` runs the workload first.
     """
     inputs, outputs = ([tensor.detach() for tensor in tensors] for tensors in (inputs, outputs))
     bound = tolerance(workload)
@@ -133,7 +134,7 @@ def check(
 
 
 def _judge(who: str, rows: Rows, bound: Tolerance, outputs: Sequence[torch.Tensor]) -> float:
-    """The relative error over all rows. It must hold the bound, and each row must hold ROW_FACTOR times the bound."""
+    """Return the relative error over all rows. Raises if it exceeds the bound, or a row ROW_FACTOR times the bound."""
     whole = _relative(rows.error.sum(), rows.norm.sum())
     worst = _relative(rows.error, rows.norm).max()
     if bool(whole <= bound.relative_norm) and bool(worst <= ROW_FACTOR * bound.relative_norm):
@@ -151,7 +152,7 @@ def _judge(who: str, rows: Rows, bound: Tolerance, outputs: Sequence[torch.Tenso
 
 
 def _relative(error: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
-    """√(error / norm); 0 where both are 0, and not a number where either is none."""
+    """Return √(error / norm): 0 if both are 0, NaN if either is NaN."""
     return torch.where(error == 0, norm.isnan() * norm, error / norm).sqrt()
 
 
@@ -162,17 +163,17 @@ def _not_finite(output: torch.Tensor) -> int:
 
 
 def fast_format() -> torch.dtype:
-    """fp32; float64 where a provider made the fp32 products of the whole process coarser."""
+    """Returns fp32, or float64 if a provider lowered the process-wide fp32 matmul precision."""
     return torch.float32 if torch.get_float32_matmul_precision() == "highest" else torch.float64
 
 
 def _precision(workload: Workload) -> torch.dtype:
-    """fp32 where its rounding lies a thousand times below the tolerance."""
+    """Return fp32 if its rounding is a thousand times below the tolerance, else float64."""
     return fast_format() if tolerance(workload).relative_norm >= 1e-3 else torch.float64
 
 
 def row_chunks(matrices: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Consecutive rows of matrices[group, rows, cols], as many as fit into a chunk, and where they are."""
+    """Yields chunks of consecutive rows of matrices[group, rows, cols], each with its row slice."""
     group, rows, cols = matrices.shape
     step = max(1, _CHUNK_ELEMENTS[matrices.device.type] // (group * cols))
     for start in range(0, rows, step):
@@ -185,7 +186,7 @@ def row_chunks(matrices: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
 
 @dataclass(frozen=True)
 class Projections:
-    """left·M[group, left vectors, cols], M·right[group, rows, right vectors] and, where it was asked for, ‖M‖²."""
+    """left·M[group, left vectors, cols], M·right[group, rows, right vectors] and ‖M‖² (0 if not requested)."""
 
     left: torch.Tensor
     right: torch.Tensor
@@ -196,10 +197,10 @@ def project(
     matrices: torch.Tensor, compute: torch.dtype, left: torch.Tensor | None = None, right: torch.Tensor | None = None,
     *, square: bool = False,
 ) -> Projections:  # fmt: skip
-    """Products of matrices[group, rows, cols] with left[group, vectors, rows] and right[group, cols, vectors].
+    """Multiplies matrices[group, rows, cols] by left[group, vectors, rows] and right[group, cols, vectors].
 
-    compute: the format of left and right, and of the sums. None for a side that is not wanted. Each chunk of the
-    matrices is read and converted once, in the order it is stored.
+    compute: dtype of left, right and the sums. left, right: None to skip that side. Each chunk of the matrices is read
+    and converted once, in the order it is stored.
     """
     group, rows, cols = matrices.shape
     left = matrices.new_empty(group, 0, rows, dtype=compute) if left is None else left
@@ -244,10 +245,9 @@ def _freivalds(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None, generator: torch.Generator,
     compute: torch.dtype,
 ) -> list[Rows]:  # fmt: skip
-    """Each row and each column of c − a·b − bias for a[group, m, k].
+    """Estimate the error of each row and column of c − a·b − bias for a[group, m, k].
 
-    The norms are those that a·b has on average, since a and b are random; or c's own where it is larger, as seen
-    through the same vectors.
+    Norms are the expected ones of a·b for random a and b, or c's own norm through the same vectors if that is larger.
     """
     (group, m, n), k = c.shape, a.shape[-1]
     x = torch.randn(n, VECTORS, generator=generator, device=a.device, dtype=compute).expand(group, -1, -1)
@@ -278,13 +278,13 @@ def _freivalds(
 
 
 def causal_mask(rows: int, cols: int, device: torch.device, first_row: int = 0) -> torch.Tensor:
-    """A boolean mask[rows, cols], True above the diagonal: what a causal softmax drops. first_row: where the rows
-    begin in the whole matrix."""
+    """Returns a boolean mask[rows, cols], True above the diagonal (masked). first_row: index of the first row in the
+    whole matrix."""
     return torch.ones(rows, cols, dtype=torch.bool, device=device).triu(diagonal=1 + first_row)
 
 
 def softmax(x: torch.Tensor, scale: float, dropped: torch.Tensor | None) -> torch.Tensor:
-    """softmax(scale · x) over the last dimension in x's format, without what `dropped` marks."""
+    """Computes softmax(scale · x) over the last dimension in x's dtype, without the elements marked by `dropped`."""
     scores = x * scale
     if dropped is not None:
         scores = scores.masked_fill(dropped, -torch.inf)
@@ -293,7 +293,7 @@ def softmax(x: torch.Tensor, scale: float, dropped: torch.Tensor | None) -> torc
 
 
 def softmax_backward(y: torch.Tensor, gradient: torch.Tensor, scale: float) -> torch.Tensor:
-    """The gradient of x for y = softmax(scale · x) and the gradient of y."""
+    """Returns the gradient of x for y = softmax(scale · x) and the gradient of y."""
     return scale * y * (gradient - (gradient * y).sum(-1, keepdim=True))
 
 
@@ -340,7 +340,8 @@ def _attention(
     generator: torch.Generator,
     must_see: tuple[int, ...] | None,
 ) -> list[Rows]:
-    """Rows of o, or of the gradients of q, k and v. One pass for each sample and key head, with all its query heads."""
+    """Check rows of o, or of the gradients of q, k and v, in one pass for each sample and key head, with all its query
+    heads."""
     tile = 1 if work.batch * work.heads * work.seq_q * work.seq_k <= _WHOLE_PAIRS else TILE
     group = work.heads // work.kv_heads
     one = _attention_rows if work.direction == "forward" else _attention_gradients
@@ -360,7 +361,7 @@ def _attention(
 
 
 def _one_of_each(size: int, tile: int, generator: torch.Generator) -> torch.Tensor:
-    """A random index out of each `tile` of 0 … size − 1."""
+    """Draw a random index from each `tile` of 0 … size − 1."""
     starts = torch.arange(0, size, tile, device=generator.device)
     within = torch.randint(tile, starts.shape, generator=generator, device=generator.device)
     return starts + torch.minimum(within, size - 1 - starts)
@@ -370,7 +371,7 @@ def _attention_rows(
     work: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gradient: torch.Tensor,
     results: Sequence[torch.Tensor], queries: torch.Tensor, keys: torch.Tensor,
 ) -> list[Rows]:  # fmt: skip
-    """Rows `queries` of o[heads, seq_q, head_dim]."""
+    """Check rows `queries` of o[heads, seq_q, head_dim]."""
     compute = _precision(work)
     k, v = k.to(compute), v.to(compute)
     v_norm = v.square().sum(-1)
@@ -388,7 +389,7 @@ def _attention_gradients(
     work: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gradient: torch.Tensor,
     results: Sequence[torch.Tensor], queries: torch.Tensor, keys: torch.Tensor,
 ) -> list[Rows]:  # fmt: skip
-    """Rows `queries` of dq and rows `keys` of dk and dv.
+    """Check rows `queries` of dq and rows `keys` of dk and dv.
 
     ds = p·(dp − δ), where δ is the mean of dp under p. Norms are those of the terms before they cancel.
     """
@@ -424,7 +425,7 @@ def _attention_gradients(
 
 
 def _attend(work: Attention, q: torch.Tensor, k: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """The probabilities of q[heads, rows, head_dim] over all keys. rows: their positions in the sequence."""
+    """Return the probabilities of q[heads, rows, head_dim] over all keys. rows: positions in the sequence."""
     dropped = None
     if work.causal:
         dropped = torch.arange(work.seq_k, device=q.device) > rows[:, None]
@@ -432,6 +433,6 @@ def _attend(work: Attention, q: torch.Tensor, k: torch.Tensor, rows: torch.Tenso
 
 
 def _square(difference: torch.Tensor) -> torch.Tensor:
-    """Squared norms of the last dimension."""
+    """Return squared norms over the last dimension."""
     norm: torch.Tensor = torch.linalg.vector_norm(difference, dim=-1)
     return norm.double().square_().flatten()

@@ -1,8 +1,8 @@
-"""What really ran: the kernel of a workload, from torch.profiler (`identify`), and the software versions (`versions`).
+"""Identifies the kernel that a workload ran, with torch.profiler (`identify`), and the software versions (`versions`).
 
 A kernel's name, grid, block, registers, shared memory and blocks per SM come from one profiled run per point, in a
-process that times nothing (`quantbench.sweep.naming`). The trace's events become `KernelEvent`s, and those a
-`Launch`, in pure functions that do not use torch.
+process that times nothing (`quantbench.sweep.naming`). Pure functions without torch turn the trace's events into
+`KernelEvent`s and those into a `Launch`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
     from quantbench.workload import Workload
 
-#: a trace event, as `export_chrome_trace` writes it
+#: Trace event as written by `export_chrome_trace`.
 TraceEvent = Mapping[str, Any]
 
 
@@ -36,8 +36,8 @@ TraceEvent = Mapping[str, Any]
 class KernelEvent:
     """One kernel of a trace.
 
-    shared_memory_bytes: static and dynamic together. active_blocks: blocks per SM by the profiler's own computation,
-    None where it has none.
+    shared_memory_bytes: static and dynamic together. active_blocks: blocks per SM computed by the profiler, None if it
+    has none.
     """
 
     name: str
@@ -61,7 +61,7 @@ def identify(
     *,
     trace: Callable[[Callable[[], None]], Sequence[TraceEvent]] | None = None,
 ) -> Launch | None:
-    """The launch that `run` spends most of its time in; None on a CPU, or where the profiler saw no kernel.
+    """Returns the launch that does `run`'s work (see `launch_of`); None on a CPU or if the profiler saw no kernel.
 
     Call it after all timing: once the profiler has been active in a process, CUPTI adds to the cost of every launch.
     `trace` runs its argument once under a profiler and returns the trace's events (torch's profiler by default).
@@ -73,7 +73,7 @@ def identify(
 
 
 def trace_events(run: Callable[[], None]) -> list[TraceEvent]:
-    """Run once to load what is loaded lazily, then once under torch.profiler; the events of its Chrome trace.
+    """Runs once to load modules, then once under torch.profiler; returns the events of its Chrome trace.
 
     The exported trace is read rather than the profiler's event objects, because only the trace has grid, block,
     registers and shared memory.
@@ -96,14 +96,14 @@ def trace_events(run: Callable[[], None]) -> list[TraceEvent]:
 
 
 def read_trace(path: Path) -> list[TraceEvent]:
-    """The events of a Chrome trace. Kernel names come from other binaries: invalid bytes in them are replaced."""
+    """Reads the events of a Chrome trace, replacing invalid bytes in kernel names."""
     trace = json.loads(path.read_text(encoding="utf-8", errors="replace"), strict=False)
     events: list[TraceEvent] = trace["traceEvents"]
     return events
 
 
 def kernel_events(events: Sequence[TraceEvent]) -> tuple[KernelEvent, ...]:
-    """The kernels among a trace's events, by start time, without copies and fills."""
+    """Returns the kernels among a trace's events, by start time, without copies and fills."""
     kernels = [event for event in events if str(event.get("cat", "")).lower() == "kernel"]
     # A trace is written as CUPTI's buffers come back, in no fixed order.
     return tuple(_kernel_event(event) for event in sorted(kernels, key=lambda event: float(event.get("ts", 0.0))))
@@ -133,9 +133,9 @@ def _three(value: Any) -> tuple[int, int, int] | None:
 
 
 def launch_of(kernels: Sequence[KernelEvent], workload: Workload, device: DeviceSpec) -> Launch | None:
-    """The launch of the kernel that does the work: the longest of those whose name says that they compute `workload`.
+    """Returns the launch of the longest kernel whose name matches `workload`.
 
-    If no name says so, the longest of all. The reduction kernel of a split-k product is never chosen.
+    If none matches, returns the longest of all. A split-k reduction kernel is chosen only if no other kernel ran.
     """
     if not kernels:
         return None
@@ -161,7 +161,7 @@ def _role(workload: Workload) -> str:
 
 
 def blocks_per_sm(kernel: KernelEvent, device: DeviceSpec) -> int | None:
-    """Blocks resident on one SM: the profiler's own figure, else computed; None where the device is not known."""
+    """Returns the resident blocks per SM from the profiler, or else computed; None if the device is unknown."""
     if kernel.active_blocks is not None:
         return kernel.active_blocks
     if device.compute_capability is None or kernel.threads is None or kernel.registers is None:
@@ -189,11 +189,11 @@ def _tile(kernel: KernelEvent, name: KernelName, workload: Workload, *, splittin
 
 
 def split_k_of(grid: tuple[int, int, int], name: KernelName, gemm: Gemm, *, splitting: bool) -> int | None:
-    """Blocks that share one output tile along the reduction, from the grid; None where the grid does not determine it.
+    """Returns how many blocks share an output tile along the reduction; None if the grid does not determine it.
 
-    splitting: a reduction kernel ran beside this one. Kernels that launch a block per tile count batch · split_k in
-    grid z, beside an x·y that may be padded by the rasterisation. A persistent kernel's whole grid is
-    tiles · batch · split_k, as long as that is resident at once; tiles are rounded up to whole clusters.
+    splitting: whether a reduction kernel also ran. Kernels that launch a block per tile count batch · split_k in grid
+    z, beside an x·y that may be padded by the rasterisation. A persistent kernel's whole grid is tiles · batch ·
+    split_k, as long as that is resident at once; tiles are rounded up to whole clusters.
 
     >>> name = parse("nvjet_sm90_tst_64x8_64x16_4x1_v_bz_splitK_TNT")
     >>> split_k_of((80, 1, 1), name, Gemm(m=8, n=2560, k=4096, layout="nt"), splitting=True)
@@ -217,7 +217,7 @@ def split_k_of(grid: tuple[int, int, int], name: KernelName, gemm: Gemm, *, spli
 
 
 def versions() -> dict[str, str]:
-    """Versions of everything that a measured time may depend on, by name; what is not installed is left out."""
+    """Returns the versions of all installed software that a measured time may depend on, by name."""
     import torch
 
     found = {

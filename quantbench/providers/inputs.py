@@ -1,12 +1,14 @@
-"""Makes random inputs of workloads on the device (`Inputs`). A seed gives the same tensors on each kind of device.
+"""Creates random inputs of workloads on the device (`Inputs`). Used by the providers and `audit`.
+
+The same seed gives the same tensors on devices of one kind.
 
 Distributions (recorded with every run, because the power a GPU draws depends on the data):
   normal    mean 0, standard deviation 1
   uniform   between −1 and 1, as CUTLASS advises for measuring
   integers  whole numbers from −4 to 4, CUTLASS' profiler's default
   zeros     all zero: unrealistic, and fastest on a GPU
-fp8 and int8 hold them spread over the format's range, as quantised tensors do; `quantum` is the factor. Operands count
-as they are stored: no product applies a scale.
+fp8 and int8 scale normal and uniform values to the dtype's range, like quantised tensors (see `quantum`). No GEMM
+applies a scale: the stored values are the operands.
 
 Numbers of 16 and 32 bits are drawn in place. fp8 and some int8 are drawn in fp32 and converted, a chunk at a time, so
 that making a tensor never needs a second one of its size.
@@ -52,12 +54,12 @@ _RANGE = {"normal": 6.0, "uniform": 1.0}
 
 
 def torch_device(device: DeviceSpec) -> torch.device:
-    """torch's device for a spec: the current CUDA device, or the CPU."""
+    """Returns torch's device for a spec: the current CUDA device, or the CPU."""
     return torch.device(device.kind)
 
 
 def quantum(dtype: str, distribution: str) -> float:
-    """The real value of one stored unit (real = quantum · stored); 1 for all dtypes but fp8 and int8.
+    """Returns the real value of one stored unit (real = quantum · stored); 1 for all dtypes but fp8 and int8.
 
     >>> quantum("int8", "uniform") == 1 / 127
     True
@@ -68,7 +70,7 @@ def quantum(dtype: str, distribution: str) -> float:
 
 
 class Inputs:
-    """Random tensors of one distribution on one device, one after another from one seed."""
+    """Generator of random tensors of one distribution on one device, from one seed."""
 
     def __init__(self, device: DeviceSpec, distribution: str = "normal", seed: int = 0) -> None:
         if distribution not in ("normal", "uniform", "integers", "zeros"):
@@ -79,15 +81,15 @@ class Inputs:
         self._pools: dict[torch.dtype, torch.Tensor] = {}
 
     def tensor(self, *shape: int, dtype: str) -> torch.Tensor:
-        """A contiguous tensor of `shape`, filled."""
+        """Creates a contiguous random tensor of `shape`."""
         out = torch.empty(shape, dtype=TORCH_DTYPES[dtype], device=self.device)
         self.fill(out)
         return out
 
     def operands(self, workload: Workload) -> tuple[torch.Tensor, ...]:
-        """All inputs of a workload, filled, in the order and storage of `input_templates`.
+        """Creates all inputs of a workload, in the order and storage of `input_templates`.
 
-        Half of a padding mask is True (drops), never a whole row.
+        About half of a padding mask is True (masked), never a whole row.
         """
         found = []
         for like in input_templates(workload):
@@ -96,12 +98,12 @@ class Inputs:
         return tuple(found)
 
     def gemm_operands(self, gemm: Gemm) -> tuple[torch.Tensor, torch.Tensor]:
-        """a[m, k] and b[k, n], with a leading batch dimension when batch > 1, stored as the layout's letters say."""
+        """Creates a[m, k] and b[k, n], with a leading batch dimension if batch > 1, stored in the GEMM's layout."""
         a, b = self.operands(gemm)
         return a, b
 
     def fill(self, tensor: torch.Tensor) -> None:
-        """Write new numbers into a tensor made here or stored alike; a boolean one is a padding mask."""
+        """Write new values into a tensor stored like those of `operands`; a boolean tensor is a padding mask."""
         with torch.no_grad():
             stored = tensor if tensor.is_contiguous() else tensor.transpose(-1, -2)
             if self.distribution == "zeros" and tensor.dtype != torch.bool:
@@ -157,7 +159,7 @@ class Inputs:
 
 
 def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
-    """What `Task.inputs` must return, without memory (on torch's meta device): shapes, formats and strides.
+    """Returns templates of `Task.inputs` on torch's meta device: shapes, dtypes and strides.
 
     gemm: a[m, k] and b[k, n], with a leading batch dimension when batch > 1. softmax: x[mask_batch, batch / mask_batch,
     rows, cols], for a full mask a boolean mask[mask_batch, 1, rows, cols]. attention: q[batch, heads, seq_q, head_dim],
@@ -182,8 +184,8 @@ def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
 
 
 def output_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
-    """What `Task.outputs` must return, likewise. Only products must have these strides: attention kernels may order
-    heads differently."""
+    """Returns templates of `Task.outputs` on the meta device. Only GEMM outputs must have these strides: attention
+    kernels may order heads differently."""
     if isinstance(workload, Gemm):
         batch = (workload.batch,) if workload.batch > 1 else ()
         return (_template(*batch, workload.m, workload.n, dtype=workload.output_dtype),)

@@ -1,4 +1,4 @@
-"""Reads a CUDA kernel's name: which library it is from, what it computes, and its tile (`parse`).
+"""Parses a CUDA kernel's name into its library, role and tile. Entry point: `parse`, used by `identity`.
 
 Names of library kernels are not documented. The grammars here were derived from names seen in practice and checked
 against the grids that were launched with them; tests/providers/test_kernel_names.py holds both, with their sources. A
@@ -35,12 +35,12 @@ ROLES = ("gemm", "splitk_reduce", "attention", "softmax", "other")
 
 @dataclass(frozen=True)
 class KernelName:
-    """What was read from a kernel's name.
+    """Properties parsed from a kernel's name.
 
     name: the whole name. family: the library or generator. role: what the kernel computes. tile: in our orientation
-    (row-major m and n, see above), None where the name has none; for attention block_m counts queries and block_n
-    keys. cluster: blocks per cluster along (m, n). split_k_unknown: the name says that the reduction is split over
-    blocks, and not by how many; tile.split_k is then 1 for want of the number. understood: a grammar fits the name.
+    (row-major m and n, see above), None where the name has none; for attention block_m counts queries and block_n keys.
+    cluster: blocks per cluster along (m, n). split_k_unknown: the name says that the reduction is split over blocks,
+    and not by how many; tile.split_k is then 1. understood: whether a grammar fits the name.
     """
 
     name: str
@@ -57,12 +57,12 @@ class KernelName:
 
     @property
     def persistent(self) -> bool:
-        """The grid is capped at what is resident and blocks walk over tiles, so blocks are no count of tiles."""
+        """Whether the grid is capped at the resident blocks, which loop over tiles; it then does not count tiles."""
         return self.family == "nvjet"
 
 
 def parse(name: str) -> KernelName:
-    """Read a kernel's name as the profiler prints it (demangled, with `void` and template arguments or without).
+    """Parse a kernel's name as the profiler prints it (demangled, with `void` and template arguments or without).
 
     >>> parse("ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_nn").tile
     Tile(block_m=256, block_n=128, block_k=64, split_k=1, stages=3, num_warps=None)
@@ -224,7 +224,7 @@ def _attention(name: str, bare: str) -> KernelName | None:
 
 
 def _plain(name: str, bare: str) -> KernelName | None:
-    """Kernels whose name says what they are and that have no tile to tell."""
+    """Kernels whose name states their role but no tile."""
     if re.search(r"gemv|gemmSN_|gemmk1_kernel|^dot_kernel", bare):
         return KernelName(name, "gemv", "gemm")
     if bare.startswith("triton_"):

@@ -1,4 +1,4 @@
-"""What quantbench's own providers share: `BuiltInProvider`, the base that declares one, and the tasks they make.
+"""Provides the base of quantbench's own providers (`BuiltInProvider`) and the tasks they create.
 
 `LaunchTask` runs kernels that write into given tensors. `ForwardTask` and `BackwardTask` run torch operations that
 return new tensors. Each of their runs first releases the previous results, so that torch's caching allocator hands out
@@ -26,45 +26,45 @@ _W = TypeVar("_W")
 
 
 class BuiltInProvider(Generic[_W]):
-    """A provider of one kind of workload. A subclass states `id` and `kind` and defines `refusal` and `task`."""
+    """Base of a provider of one kind of workload. A subclass sets `id` and `kind` and defines `refusal` and `task`."""
 
     id: str
     kind: str
 
     def unsupported(self, workload: Workload, device: DeviceSpec) -> str | None:
-        """None when this provider can run the workload there, otherwise the reason in one sentence."""
+        """Returns None if this provider can run the workload there, otherwise the reason as a message."""
         if workload.kind != self.kind:
             runs = "matrix products" if self.kind == "gemm" else self.kind
             return f"{self.id} runs {runs}, not {workload.kind}"
         return self.refusal(cast("_W", workload), device)
 
     def prepare(self, workload: Workload, device: DeviceSpec, *, distribution: str = "normal", seed: int = 0) -> Task:
-        """Allocate inputs, as `Inputs.operands` makes them, and outputs; compile what is compiled."""
+        """Allocate inputs with `Inputs.operands` and outputs; compile the kernels."""
         assert workload.kind == self.kind
         return self.task(cast("_W", workload), device, Inputs(device, distribution, seed))
 
     def refusal(self, work: _W, device: DeviceSpec) -> str | None:
-        """As `unsupported`, for a workload of the right kind."""
+        """Like `unsupported`, for a workload of `kind`."""
         raise NotImplementedError
 
     def task(self, work: _W, device: DeviceSpec, inputs: Inputs) -> Task:
-        """As `prepare`, for a workload of the right kind."""
+        """Like `prepare`, for a workload of `kind`."""
         raise NotImplementedError
 
 
 class _Task:
-    """The tensors of a task. Its launch is not known: the profiler finds it."""
+    """Base of tasks; its launch is unknown, so the profiler must find it."""
 
     def __init__(self, inputs: tuple[torch.Tensor, ...], outputs: tuple[torch.Tensor, ...] = ()) -> None:
         self._inputs = inputs
         self._outputs = outputs
 
     def inputs(self) -> tuple[torch.Tensor, ...]:
-        """As `quantbench.providers.base.Task.inputs`."""
+        """See `quantbench.providers.base.Task.inputs`."""
         return self._inputs
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
-        """The last run's results; of torch operations, empty before the first run."""
+        """Returns the last run's results; empty before the first run of a torch operation."""
         return self._outputs
 
     def launch(self) -> Launch | None:
@@ -73,7 +73,7 @@ class _Task:
 
 
 class LaunchTask(_Task):
-    """Runs `call`, which writes into `outputs`. launch: what it launches, if known.
+    """Task that runs `call`, which writes into `outputs`. launch: its launch, if known.
 
     before: called once ahead of the first run, for the forward pass that a backward pass needs.
     """
@@ -98,7 +98,7 @@ class LaunchTask(_Task):
 
 
 class ForwardTask(_Task):
-    """Runs `forward`, which reads `inputs`."""
+    """Task that runs `forward`, which reads `inputs`."""
 
     def __init__(self, forward: Callable[[], torch.Tensor], inputs: tuple[torch.Tensor, ...]) -> None:
         super().__init__(inputs)
@@ -112,9 +112,9 @@ class ForwardTask(_Task):
 
 
 class BackwardTask(_Task):
-    """Runs only the backward pass of `forward`: the gradients of `inputs`, through a graph that is kept.
+    """Task that runs only the backward pass of `forward`: the gradients of `inputs`, through a retained graph.
 
-    inputs: those that get a gradient; gradient: that of the result; mask: read by forward, without a gradient.
+    inputs: tensors that get a gradient. gradient: gradient of the result. mask: input of forward without a gradient.
 
     autograd runs each operation's backward on the stream that its forward ran on and makes the two streams wait for
     each other where that is not the current one, which would be timed and cannot be captured. So the forward is run by
@@ -139,7 +139,7 @@ class BackwardTask(_Task):
         self._outputs = torch.autograd.grad(result, self._leaves, self._gradient, retain_graph=True)
 
     def _result(self) -> torch.Tensor:
-        """The forward's result on the current stream."""
+        """Return the forward's result on the current stream."""
         cuda = self._gradient.is_cuda
         stream = torch.cuda.current_stream().cuda_stream if cuda else 0
         result = self._results.get(stream)

@@ -1,4 +1,4 @@
-"""Providers of attention and softmax by torch.
+"""Provides attention and softmax with torch, created by `catalog.make`.
 
 Attention is `scaled_dot_product_attention` with one backend pinned, so that backends are measured separately: without
 that, torch prefers FlashAttention-2 where cuDNN's kernel is up to twice as fast. Softmax is what Megatron-LM computes
@@ -30,11 +30,11 @@ _MASKED = -10_000.0
 
 
 class TorchAttention(BuiltInProvider[Attention]):
-    """One backend. Forward keeps nothing for a backward pass; backward computes the gradients of q, k and v through
-    a kept graph, its forward not timed.
+    """Base of attention with one pinned backend. Forward saves nothing for a backward pass; backward computes the
+    gradients of q, k and v through a retained graph, without timing forward.
 
-    Grouped heads go to the kernel as they are where the backend takes them. Where it does not, keys and values are
-    repeated for each query head in every run, which is timed: that is what using this backend costs.
+    Grouped heads are passed to the kernel unchanged if the backend supports them. Otherwise keys and values are
+    repeated for each query head in every run, which is timed as part of the cost of this backend.
     """
 
     kind = "attention"
@@ -42,13 +42,13 @@ class TorchAttention(BuiltInProvider[Attention]):
     cpu = False
 
     def refusal(self, work: Attention, device: DeviceSpec) -> str | None:
-        """What torch itself says of a workload like this one, asked without launching anything."""
+        """Returns torch's own reason for refusing this workload, without launching anything."""
         if device.kind != "cuda":
             return None if self.cpu else f"{self.id} needs a CUDA device"
         return self._heads(work, device)[1]
 
     def task(self, work: Attention, device: DeviceSpec, inputs: Inputs) -> Task:
-        """Forward, or the gradients of q, k and v."""
+        """Prepares forward, or the gradients of q, k and v."""
         q, k, v, *gradient = inputs.operands(work)
         repeats = work.heads // work.kv_heads if self._heads(work, device)[0] else 1
         grouped = work.kv_heads < work.heads and repeats == 1
@@ -66,7 +66,7 @@ class TorchAttention(BuiltInProvider[Attention]):
         return BackwardTask(forward, (q, k, v), gradient[0])
 
     def _heads(self, work: Attention, device: DeviceSpec) -> tuple[bool, str | None]:
-        """As `choose_heads`."""
+        """Call `choose_heads` for this backend."""
         if device.kind != "cuda":
             return False, None
         with sdpa_kernel(self.backend):  # torch also refuses what is switched off
@@ -103,7 +103,7 @@ class TorchMath(TorchAttention):
     cpu = True
 
 
-#: torch's own test of a backend; None for the one that takes everything
+#: torch's own check of each backend; None for the one that supports everything.
 CAN_USE: dict[SDPBackend, Callable[..., bool] | None] = {
     SDPBackend.FLASH_ATTENTION: torch.backends.cuda.can_use_flash_attention,
     SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.can_use_cudnn_attention,
@@ -115,7 +115,7 @@ CAN_USE: dict[SDPBackend, Callable[..., bool] | None] = {
 def choose_heads(
     provider_id: str, can_use: Callable[..., bool] | None, work: Attention, device: torch.device
 ) -> tuple[bool, str | None]:
-    """Whether grouped heads must be repeated for each query head, and why nothing runs, or None.
+    """Returns whether grouped heads must be repeated for each query head, and the reason if nothing runs.
 
     Asks torch about the workload unchanged, then, for grouped heads, with the heads repeated.
     """
@@ -128,8 +128,8 @@ def choose_heads(
 
 
 def _refusal(provider_id: str, can_use: Callable[..., bool], work: Attention, device: torch.device) -> str | None:
-    """Why the backend does not take `work`, in torch's words, or None. Asked with one sample and one group of heads:
-    neither count is among torch's conditions, and memory is spared."""
+    """Return torch's reason for refusing `work`, or None. Checks one sample and one group of heads to save memory;
+    torch's conditions do not depend on either count."""
     group = work.heads // work.kv_heads
     dtype, training = TORCH_DTYPES[work.dtype], work.direction == "backward"
     q, k, v = (
@@ -146,7 +146,7 @@ def _refusal(provider_id: str, can_use: Callable[..., bool], work: Attention, de
 
 
 class TorchEagerSoftmax(BuiltInProvider[Softmax]):
-    """`torch.eager`: to fp32 (fp16 and bf16 inputs), times scale, masked scores to −10000, softmax, cast back.
+    """`torch.eager`: cast to fp32 (fp16 and bf16 inputs), times scale, masked scores to −10000, softmax, cast back.
 
     Source: Megatron-LM, megatron/core/fusions/fused_softmax.py, `forward_torch_softmax` with softmax_in_fp32. The
     causal mask is made once and kept, as there. Backward is autograd's through the same operations.
@@ -160,7 +160,7 @@ class TorchEagerSoftmax(BuiltInProvider[Softmax]):
         return None
 
     def task(self, work: Softmax, device: DeviceSpec, inputs: Inputs) -> Task:
-        """Forward, or the gradient of the scores."""
+        """Prepares forward, or the gradient of the scores."""
         given = inputs.operands(work)
         x, mask = given[0], given[1] if work.mask == "full" else None
         dropped = causal_mask(work.rows, work.cols, x.device) if work.mask == "causal" else mask
@@ -174,7 +174,8 @@ class TorchEagerSoftmax(BuiltInProvider[Softmax]):
 
 
 def megatron_fallback(x: torch.Tensor, scale: float, dropped: torch.Tensor | None) -> torch.Tensor:
-    """softmax(scale · x) in fp32 over the last dimension, scores that `dropped` marks set to −10000; x's dtype.
+    """Computes softmax(scale · x) in fp32 over the last dimension, scores that `dropped` marks set to −10000; x's
+    dtype.
 
     >>> megatron_fallback(torch.zeros(1, 2), 1.0, torch.tensor([[False, True]]))
     tensor([[1., 0.]])

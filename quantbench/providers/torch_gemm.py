@@ -1,4 +1,4 @@
-"""Providers of matrix products by torch, which calls cuBLAS or cuBLASLt (oneDNN or MKL on a CPU)."""
+"""Provides GEMMs with torch, which calls cuBLAS or cuBLASLt (oneDNN or MKL on a CPU); created by `catalog.make`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quantbench.workload import Gemm
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
 
-# Compute capability from which on the tensor cores have a format. bf16 would run on older devices, converted.
+# First compute capability whose tensor cores support a dtype. bf16 would run on older devices, converted.
 # Sources: NVIDIA A100 whitepaper 2020 (bf16, tf32), Turing whitepaper 2018 (int8), Ada whitepaper 2022 (fp8).
 _FIRST_CAPABILITY = {"bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9), "int8": (7, 5)}
 
@@ -33,11 +33,11 @@ class TorchMm(BuiltInProvider[Gemm]):
     kind = "gemm"
 
     def refusal(self, work: Gemm, device: DeviceSpec) -> str | None:
-        """From the format, the device and the limits that torch states for its narrow products."""
+        """Checks the dtype, the device and torch's limits for fp8 and int8 GEMMs."""
         return _no_format(work, device) or _no_narrow(work, device)
 
     def task(self, work: Gemm, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
-        """Operands as the layout stores them, and a contiguous c."""
+        """Prepares operands in the GEMM's layout and a contiguous c."""
         a, b = inputs.gemm_operands(work)
         c = torch.empty_like(output_templates(work)[0], device=a.device)
         call: Callable[[], object]
@@ -51,14 +51,14 @@ class TorchMm(BuiltInProvider[Gemm]):
 
 
 class TorchAddmm(BuiltInProvider[Gemm]):
-    """`torch.addmm`: one product plus a bias of n numbers, as a linear layer with bias runs it; the bias is not
-    counted in FLOPs and bytes."""
+    """`torch.addmm`: one GEMM plus a bias of n numbers, as a linear layer with bias runs it; the bias is not counted in
+    FLOPs and bytes."""
 
     id = "torch.addmm"
     kind = "gemm"
 
     def refusal(self, work: Gemm, device: DeviceSpec) -> str | None:
-        """As `torch.mm`, and single products in floating point alone."""
+        """Like `torch.mm`, but only unbatched floating-point GEMMs."""
         if work.batch > 1:
             return f"torch.addmm takes single products, and this is a batch of {work.batch}"
         if work.dtype in ("fp8", "int8"):
@@ -66,7 +66,7 @@ class TorchAddmm(BuiltInProvider[Gemm]):
         return _no_format(work, device)
 
     def task(self, work: Gemm, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
-        """Operands as the layout stores them, a bias, and a contiguous c."""
+        """Prepares operands in the GEMM's layout, a bias and a contiguous c."""
         a, b = inputs.gemm_operands(work)
         bias = inputs.tensor(work.n, dtype=work.dtype)
         c = torch.empty_like(output_templates(work)[0], device=a.device)
@@ -74,7 +74,7 @@ class TorchAddmm(BuiltInProvider[Gemm]):
 
 
 def with_tf32(call: Callable[[], object], allowed: bool | None) -> Callable[[], object]:
-    """`call` with tf32 allowed or not; `call` itself where `allowed` is None.
+    """Wraps `call` to allow or forbid tf32; returns `call` itself if `allowed` is None.
 
     tf32 is a switch of the whole process, read while the product is enqueued (or captured into a graph): it is set for
     the call alone.
@@ -95,7 +95,7 @@ def with_tf32(call: Callable[[], object], allowed: bool | None) -> Callable[[], 
 
 
 def _tf32(gemm: Gemm, c: torch.Tensor) -> bool | None:
-    """Whether the product allows tf32; None where torch's switch does not matter."""
+    """Return whether the GEMM allows tf32; None if torch's switch does not matter."""
     if gemm.dtype not in ("fp32", "tf32") or not c.is_cuda:
         return None
     # The old switch rather than `fp32_precision`: torch 2.6 has no other, and 2.9 and later keep both in step only
@@ -107,7 +107,7 @@ def _tf32(gemm: Gemm, c: torch.Tensor) -> bool | None:
 
 
 def _no_format(gemm: Gemm, device: DeviceSpec) -> str | None:
-    """Why the device cannot multiply in this format, or None."""
+    """Return why the device does not support GEMMs in this dtype, or None."""
     capability = device.compute_capability
     if capability is None:
         return f"{gemm.dtype} products need a CUDA device" if gemm.dtype in ("tf32", "fp8") else None
@@ -119,7 +119,7 @@ def _no_format(gemm: Gemm, device: DeviceSpec) -> str | None:
 
 
 def _no_narrow(gemm: Gemm, device: DeviceSpec) -> str | None:
-    """Why torch's fp8 or int8 product does not take this one, or None."""
+    """Return why torch's fp8 or int8 GEMM does not support this shape or layout, or None."""
     if gemm.dtype not in ("fp8", "int8"):
         return None
     function = "torch._scaled_mm" if gemm.dtype == "fp8" else "torch._int_mm"

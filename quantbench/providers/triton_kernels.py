@@ -1,7 +1,7 @@
-"""Providers of our own Triton kernels (`quantbench.kernels`): tile and grid are known, so no profiler is needed.
+"""Provides our own Triton kernels (`quantbench.kernels`), created by `catalog.make`; they need no profiler.
 
-V100 and T4 are refused under triton 3.3 and newer, which make no tensor-core code for them. In triton's interpreter
-nothing is launched, and no task knows a launch.
+V100 and T4 are refused under triton 3.3 and newer, which make no tensor-core code for them. Triton's interpreter
+launches nothing, so tasks then report no launch.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Reason = Callable[[tuple[int, int]], str | None]
 
 
 class _TritonProvider(BuiltInProvider[_W]):
-    """What these providers share.
+    """Base of the Triton providers.
 
-    tile: for every workload; None takes what the kernel's menu has for each. autotune: None's tile is timed instead of
-    estimated.
+    tile: tile for every workload; None selects one from the kernel's menu. autotune: whether that choice is timed
+    instead of estimated.
     """
 
     def __init__(self, tile: Tile | None = None, *, autotune: bool = False) -> None:
@@ -40,8 +40,8 @@ class _TritonProvider(BuiltInProvider[_W]):
         self._autotune = autotune
 
     def _no_gpu(self, device: DeviceSpec, interpreter: str | None, *reasons: Reason) -> str | None:
-        """Why the device does not do, or None. interpreter: the reason in triton's interpreter; reasons: by compute
-        capability, on a GPU."""
+        """Return why the device is not supported, or None. interpreter: reason in triton's interpreter. reasons: checks
+        of the compute capability on a GPU."""
         if INTERPRETER:
             return interpreter
         capability = device.compute_capability
@@ -51,7 +51,7 @@ class _TritonProvider(BuiltInProvider[_W]):
 
 
 def _task(work: Plan, inputs: tuple[torch.Tensor, ...], forward: Plan | None = None, outputs: int = 3) -> LaunchTask:
-    """forward: the plan whose result a backward plan needs. outputs: how many of the plan's are results, at most."""
+    """Build a task. forward: plan whose result a backward plan needs. outputs: maximum number of results."""
     return LaunchTask(
         work.run,
         inputs,
@@ -62,20 +62,20 @@ def _task(work: Plan, inputs: tuple[torch.Tensor, ...], forward: Plan | None = N
 
 
 class _TritonGemm(_TritonProvider[Gemm]):
-    """What the four schedules share. fp8 operands count as they are stored."""
+    """Base of the four GEMM schedules. fp8 operands have no scale."""
 
     schedule: str
     kind = "gemm"
 
     def refusal(self, work: Gemm, device: DeviceSpec) -> str | None:
-        """From the format and the device."""
+        """Checks the dtype and the device."""
         if work.dtype == "int8":
             return f"{self.id} does not take int8"
         interpreter = wrong_in_interpreter(work.dtype)
         return self._no_gpu(device, interpreter, unsupported_architecture, lambda c: missing_format(work.dtype, c))
 
     def task(self, work: Gemm, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
-        """Operands as the layout stores them, a contiguous c, the kernel compiled."""
+        """Prepares operands in the GEMM's layout and a contiguous c; compiles the kernel."""
         a, b = inputs.gemm_operands(work)
         tf32 = work.dtype == "tf32"
         return _task(
@@ -84,41 +84,42 @@ class _TritonGemm(_TritonProvider[Gemm]):
 
 
 class TritonDataParallel(_TritonGemm):
-    """One block per tile: the schedule whose waves are the cliff."""
+    """`triton.data_parallel`: one block per tile, with the full effect of wave quantization."""
 
     id = "triton.data_parallel"
     schedule = "data_parallel"
 
 
 class TritonSplitK(_TritonGemm):
-    """Several blocks per tile, along the reduction, and a second kernel that adds up their parts."""
+    """`triton.split_k`: several blocks per tile, along the reduction, and a second kernel that adds up their parts."""
 
     id = "triton.split_k"
     schedule = "split_k"
 
 
 class TritonStreamK(_TritonGemm):
-    """One wave of blocks that share the last tiles evenly by reduction steps: the cliff flattened."""
+    """`triton.stream_k`: one wave of blocks that share the last tiles evenly by reduction steps."""
 
     id = "triton.stream_k"
     schedule = "stream_k"
 
 
 class TritonPersistent(_TritonGemm):
-    """One wave of blocks that compute tile after tile."""
+    """`triton.persistent`: one wave of blocks that compute tile after tile."""
 
     id = "triton.persistent"
     schedule = "persistent"
 
 
 class TritonFusedSoftmax(_TritonProvider[Softmax]):
-    """Scale, mask and softmax in one pass, with Megatron-LM's semantics and none of its conditions on shapes."""
+    """`triton.fused`: scale, mask and softmax in one pass, with Megatron-LM's semantics and none of its conditions on
+    shapes."""
 
     id = "triton.fused"
     kind = "softmax"
 
     def refusal(self, work: Softmax, device: DeviceSpec) -> str | None:
-        """From the row's length, the format and the device."""
+        """Checks the row length, the dtype and the device."""
         if work.cols > softmax.MAX_COLS:
             return f"{self.id} takes rows of up to {softmax.MAX_COLS} columns, not {work.cols}"
         interpreter = "triton's interpreter truncates to bf16" if work.dtype == "bf16" else None
@@ -127,7 +128,7 @@ class TritonFusedSoftmax(_TritonProvider[Softmax]):
         )
 
     def task(self, work: Softmax, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
-        """Forward, or the gradient through the softmax of the scores."""
+        """Prepares forward, or the gradient of the scores."""
         given = inputs.operands(work)
         causal, backward = work.mask == "causal", work.direction == "backward"
         forward = softmax.plan_forward(
@@ -141,9 +142,9 @@ class TritonFusedSoftmax(_TritonProvider[Softmax]):
 
 
 class TritonFlash(_TritonProvider[Attention]):
-    """Flash attention; head_dim is free, gradients are the same each run.
+    """`triton.flash`: flash attention with any head_dim from 8 to 256 and deterministic gradients.
 
-    tile, schedule, autotune: of forward. Of backward, the launch is that of the kernel that keeps k and v.
+    tile, schedule, autotune: options of forward. A backward task reports the launch of the kernel for dk and dv.
     """
 
     id = "triton.flash"
@@ -154,13 +155,13 @@ class TritonFlash(_TritonProvider[Attention]):
         self._schedule = schedule
 
     def refusal(self, work: Attention, device: DeviceSpec) -> str | None:
-        """From head_dim, the format and the device."""
+        """Checks head_dim, the dtype and the device."""
         if not MIN_HEAD_DIM <= work.head_dim <= MAX_HEAD_DIM:
             return f"{self.id} takes head_dim from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {work.head_dim}"
         return self._no_gpu(device, wrong_in_interpreter(work.dtype), too_old, unsupported_architecture)
 
     def task(self, work: Attention, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
-        """Forward, or the gradients of q, k and v."""
+        """Prepares forward, or the gradients of q, k and v."""
         given = inputs.operands(work)
         q, k, v = given[:3]
         forward = attention.plan_forward(

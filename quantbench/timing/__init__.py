@@ -1,4 +1,4 @@
-"""How a run is timed on a GPU or a CPU. `make_timer` is the entry point of sweeps, the pytest plugin and scripts."""
+"""Times runs on a GPU or a CPU. Entry point: `make_timer`, used by the sweep worker, the pytest plugin and `tools/`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def make_timer(spec: DeviceSpec, options: TimingOptions, *, state: Callable[[], DeviceState] | None = None) -> Timer:
-    """The timer for a device.
+    """Returns the timer for a device.
 
-    state: reads the device's clock, power and throttle reasons; default: `device.monitor(spec)`.
+    state: function that reads the device's clock, power and throttle reasons; default: `device.monitor(spec)`.
 
     >>> from quantbench import device
     >>> timer = make_timer(device.current(), TimingOptions())  # doctest: +SKIP

@@ -1,6 +1,7 @@
-"""Timing on a CPU, the default where there is no GPU: `CpuTimer` reads the wall clock around one pinned thread.
+"""Times runs on a CPU with the wall clock, on one pinned thread.
 
-On a machine with two shared cores, times of two threads scatter by 20-26 %, those of one pinned thread by about 1.3 %.
+Entry point: `CpuTimer`, created by `make_timer` for devices of kind cpu. On a machine with two shared cores, times of
+two threads scatter by 20-26 %, those of one pinned thread by about 1.3 %.
 """
 
 import os
@@ -43,7 +44,7 @@ _TICK_US = 0.05
 
 
 def thread_preemptions() -> int:
-    """Times that this thread has lost its core so far; 0 if the system does not count them (not Linux)."""
+    """Returns how often this thread has lost its core so far; 0 if the system does not count them (not Linux)."""
     if sys.platform != "linux":
         return 0
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
@@ -51,9 +52,9 @@ def thread_preemptions() -> int:
 
 @dataclass(frozen=True)
 class CpuClocks:
-    """The sampler's clocks; replaced in tests.
+    """Clocks that `CpuSampler` reads; tests replace them.
 
-    wall_ns: wall clock. thread_ns: CPU time of this thread. preemptions: times that it has lost its core. nap: sleeps
+    wall_ns: wall clock. thread_ns: CPU time of this thread. preemptions: how often it has lost its core. nap: sleeps
     for a number of seconds. process_ns: CPU time of all threads of the process; None: other threads are ignored.
     """
 
@@ -65,16 +66,16 @@ class CpuClocks:
 
 
 class CpuSampler:
-    """Reads the wall clock before and after each run.
+    """Sampler that reads the wall clock before and after each run.
 
     buffer: read before each run, one word per cache line, to make the cache cold; None for a hot cache. It is read and
-    not written because evicting a clean line costs the run nothing, while a modified one is written back in its time.
+    not written because evicting a clean line costs the run nothing, while writing back a modified one would be timed.
     before: called before each sample.
 
-    A run in which the thread lost its core is invalid as preempted; its time is the thread's CPU time, which is closer
-    to the truth than the wall clock. After it, the thread naps between flush and run, since the scheduler gives a
-    waking thread a whole time slice. A run helped by other threads of the process is invalid too: times are those of
-    one core.
+    A run during which the thread lost its core is marked as preempted; its time is the thread's CPU time, which is
+    closer to the truth than the wall clock. After it, the thread naps between flush and run, since the scheduler gives
+    a waking thread a whole time slice. A run helped by other threads of the process is invalid too, because the timer
+    measures one core.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class CpuSampler:
         self._crowded = False
 
     def sample(self, count: int) -> Batch:
-        """`count` samples."""
+        """Takes `count` samples."""
         taken = [self._sample() for _ in range(count)]
         return Batch(tuple(time_us for time_us, _ in taken), invalid=tuple(why for _, why in taken))
 
@@ -123,13 +124,13 @@ class CpuSampler:
 
 
 class CpuTimer(Timer):
-    """Times runs on one core. Arguments as for `CudaTimer`; clocks, now, pause: for tests.
+    """Timer for one CPU core. Takes the same arguments as `CudaTimer`; tests replace clocks, now and pause.
 
     While it measures, the calling thread is pinned to one core and torch to one thread; both are restored afterwards.
     """
 
     _batch_limit = 16
-    # A core leaves its idle clock within milliseconds; what takes longer is the load of others.
+    # A core leaves its idle clock within milliseconds; longer changes come from other processes.
     _warm_up_window_s = 0.01
     _warm_up_limit_s = 0.25
 
@@ -156,7 +157,7 @@ class CpuTimer(Timer):
     def measure(
         self, run: Run, *, rotate: Sequence[Run] = (), min_bytes: int | None = None, audit: Audit | None = None
     ) -> Measurement:
-        """Time `run`, which returns when its work is done: see `Timer.measure`."""
+        """Times `run`, which must return when its work is done; see `Timer.measure`."""
         with _one_thread():
             start_s = self._now()
             before = self._state()

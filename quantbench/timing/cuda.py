@@ -1,10 +1,11 @@
-"""Timing on a CUDA device: `choose_method` selects how a point is timed, `CudaTimer` times it.
+"""Times runs on a CUDA device with one of three methods.
 
-There are three methods. `cuda_samplers` has the order of launches of each, `cuda_device` the CUDA calls.
+Entry points: `CudaTimer`, created by `make_timer`, and `choose_method`, which selects the method. `cuda_samplers`
+defines the order of launches of each method, `cuda_device` makes the CUDA calls.
 
 - events: runs of 20 µs and more. One run between two events, after a flush if the cache is cold.
-- replay: shorter runs with a hot cache, or with a cold one if there are copies to rotate over. The mean of many runs in
-  one graph.
+- replay: shorter runs with a hot cache, or with a cold one if there are copies to rotate over. A sample is the mean of
+  many runs in one graph.
 - flushed_graph: shorter runs with a cold cache and no copies (needs a torch that records events in graphs). One run
   between two events inside a graph, after a flush.
 
@@ -14,9 +15,9 @@ no step there. `replay` does not include them: do not compare its times with tho
 Cold means that neither input nor output is in L2 and that L2 holds nothing that must be written back first. The flush
 therefore *reads* a buffer of COLD_L2_MULTIPLE times L2. Reading evicts everything, dirty lines of earlier outputs
 included, and leaves clean lines that cost nothing to replace. Writing the buffer, as a memset does, would leave dirty
-lines, and the timed kernel would pay for writing them back: up to L2 size / bandwidth, 15 µs on an H100. Where L2 is in
-two halves (A100, H100) each may hold a copy of a line; the buffer is large enough for both. The flush does not evict
-lines that a kernel asked to keep (evict_last, persisting windows); rotating over copies does.
+lines, and the timed kernel would pay for writing them back: up to L2 size / bandwidth, 15 µs on an H100. If L2 has two
+halves (A100, H100), each may hold a copy of a line; the buffer is large enough for both. The flush does not evict lines
+that a kernel asked to keep (evict_last, persisting windows); rotating over copies does.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,8 +46,8 @@ _EVENT_TICK_US = 0.5
 
 @dataclass(frozen=True)
 class Method:
-    """How a point is timed. name: `events`, `replay` or `flushed_graph`. copies: number of copies that rotate with the
-    run itself. runs_per_sample: runs between two events."""
+    """Timing method of one point. name: `events`, `replay` or `flushed_graph`. copies: number of copies that rotate
+    with the run itself. runs_per_sample: runs between two events."""
 
     name: str
     copies: int = 0
@@ -54,7 +55,7 @@ class Method:
 
     @property
     def mode(self) -> str:
-        """The measurement's `mode`."""
+        """Value of the measurement's `mode` field: `events` or `graph`."""
         return "events" if self.name == "events" else "graph"
 
 
@@ -67,10 +68,11 @@ def choose_method(
     l2_bytes: int,
     events_in_graphs: bool,
 ) -> Method:
-    """The method for a run that takes steady_us once the device is warm.
+    """Selects the method for a run that takes steady_us once the device is warm.
 
     copies: copies of the run that are available. min_bytes: least number of bytes that one run touches; if None, copies
-    are not used, since they might fit into the cache. Raises UnsupportedError if mode = 'graph' cannot be cold.
+    are not used, since they might fit into the cache. Raises UnsupportedError if mode = 'graph' is requested and cannot
+    be timed with a cold cache.
     """
     if options.mode == "events" or (options.mode == "auto" and steady_us >= _GRAPH_BELOW_US):
         return Method("events")
@@ -93,9 +95,10 @@ def choose_method(
 
 
 class CudaTimer(Timer):
-    """Times runs on the current CUDA device.
+    """Timer for the current CUDA device.
 
-    spec: gives the size of L2. state: reads clock, power and throttle reasons. ops, now, pause: for tests.
+    spec: device whose L2 size is used. state: reads clock, power and throttle reasons. Tests replace ops, now and
+    pause.
     """
 
     _batch_limit = MAX_QUEUED
@@ -126,7 +129,7 @@ class CudaTimer(Timer):
     def measure(
         self, run: Run, *, rotate: Sequence[Run] = (), min_bytes: int | None = None, audit: Audit | None = None
     ) -> Measurement:
-        """Time `run`: see `Timer.measure`. The audit changes inputs before each sample, or each replay of a graph."""
+        """Times `run`; see `Timer.measure`. The audit changes inputs before each sample or graph replay."""
         start_s = self._now()
         # The first calls load modules, compile, tune and allocate. That may synchronise (NVBench issue 240) and would
         # wait for ever behind a hold.

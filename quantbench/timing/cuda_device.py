@@ -1,4 +1,7 @@
-"""The CUDA calls of the samplers, through torch and two small Triton kernels: `TorchCuda` implements `CudaOps`."""
+"""Implements the samplers' CUDA calls with torch and two small Triton kernels.
+
+Entry point: `TorchCuda`, the `CudaOps` that `CudaTimer` creates.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ _UPPER = 0.75
 
 
 class HostFlagHold:
-    """Holds a stream with a kernel that spins on a flag in pinned host memory.
+    """Stream hold by a kernel that spins on a flag in pinned host memory.
 
     Use: `hold()`, queue the work to be timed, `release()`, synchronise, then ask `was_held()`.
 
@@ -68,7 +71,7 @@ class HostFlagHold:
         self._kernel[(1,)](self._release, self._timed_out, _HOLD_TIMEOUT_NS, num_warps=1)
 
     def release(self) -> None:
-        """Set the flag: a plain store, which the device sees over the bus within about a microsecond."""
+        """Set the flag. The device sees this store over the bus within about a microsecond."""
         self._release_view[0] = 1
 
     def was_held(self) -> bool:
@@ -77,7 +80,7 @@ class HostFlagHold:
 
 
 class SleepHold:
-    """Holds a stream with torch.cuda._sleep, on machines where Triton cannot build kernels.
+    """Stream hold by torch.cuda._sleep, for machines where Triton cannot build kernels.
 
     The length of the sleep is a guess. It is doubled each time the device woke before the host had queued everything;
     such a batch counts as not held.
@@ -120,14 +123,14 @@ class TorchEventPair:
         self._stop.record()
 
     def elapsed_us(self) -> float:
-        """Microseconds between them (torch gives milliseconds)."""
+        """Returns the device time between the two events, µs (torch reports ms)."""
         return float(self._start.elapsed_time(self._stop)) * 1e3
 
 
 class TorchCuda:
     """`CudaOps` on the current CUDA device and stream.
 
-    Making one allocates the flush buffer (COLD_L2_MULTIPLE × L2) and compiles the probes, which takes about a second
+    Creating it allocates the flush buffer (COLD_L2_MULTIPLE × L2) and compiles the probes, which takes about a second
     the first time. Without Triton, or without the C compiler that Triton needs, a sleep holds the stream and the clock
     is NVML's; the state's note says so.
     """
@@ -152,7 +155,8 @@ class TorchCuda:
         self.synchronize()
 
     def event_pair(self, *, in_graph: bool = False) -> TorchEventPair:
-        """A new pair. Events of a graph must be `external`, or torch takes them for dependencies within it."""
+        """Returns a new pair. Events in a graph must be `external`; otherwise torch treats them as dependencies in
+        it."""
         return TorchEventPair(external=True) if in_graph else TorchEventPair()
 
     def flush(self) -> None:
@@ -169,23 +173,23 @@ class TorchCuda:
         self._hold.release()
 
     def was_held(self) -> bool:
-        """Whether nothing ran before the release."""
+        """Returns whether the stream stayed held until the release."""
         return self._hold.was_held()
 
     def stamp(self, index: int) -> None:
-        """Queue the reading of all SMs' counters; nothing without probes."""
+        """Queue the kernel that reads all SM counters; does nothing without probes."""
         if self._stamp_kernel is not None:
             self._stamp_kernel[(self._stamp_blocks,)](self._stamp_rows[index], _MAX_SMS, num_warps=1)
 
     def clocks_mhz(self, stamps: int) -> tuple[float, ...]:
-        """Clocks between the first `stamps` stamps of this batch."""
+        """Returns the SM clocks between the first `stamps` stamps of this batch, MHz."""
         if self._stamp_kernel is None:
             return ()
         rows = self._stamps[:stamps].cpu().numpy()
         return clocks_from_stamps(np.asarray(rows, dtype=np.int64))
 
     def state(self) -> DeviceState:
-        """The device's state, read at most 50 times a second, with a note if the probes are missing."""
+        """Returns the device's state, read at most 50 times a second, with a note if the probes are missing."""
         if monotonic() - self._state_at_s >= _STATE_PERIOD_S:
             state = self._ask_state()
             self._state = replace(state, note="; ".join(n for n in (state.note, self._note) if n))
@@ -197,7 +201,7 @@ class TorchCuda:
         torch.cuda.synchronize()
 
     def capture(self, body: Callable[[], None], rehearsal: Callable[[], None]) -> Run:
-        """A graph of the work that body queues.
+        """Captures the work that body queues as a graph and returns its replay.
 
         The rehearsal runs on the stream to be captured, so that cuBLAS and the allocator set up their per-stream state
         outside the graph.
@@ -235,7 +239,8 @@ class TorchCuda:
 
 
 def clocks_from_stamps(stamps: npt.NDArray[np.int64]) -> tuple[float, ...]:
-    """SM clock in MHz between neighbouring stamps, Δcycles / Δnanoseconds; empty if too few SMs were stamped.
+    """Returns the SM clock in MHz between neighbouring stamps, Δcycles / Δnanoseconds; empty if too few SMs were
+    stamped.
 
     stamps: (stamps, SMs, 2), globaltimer in ns and clock64 in cycles, both 0 if no block ran on that SM. Gaps shorter
     than half a millisecond are joined with their neighbours: the timer's tick would show, and the clock does not change

@@ -1,14 +1,15 @@
-"""The order of launches in a batch of samples: `EventSampler`, `replay_sampler`, `FlushedGraphSampler`.
+"""Orders the launches in a batch of samples.
 
-`CudaTimer` uses them; the CUDA calls are injected (`CudaOps`). A batch has one synchronisation:
+Entry points: `EventSampler`, `replay_sampler`, `FlushedGraphSampler`, used by `CudaTimer`. CUDA calls are injected
+(`CudaOps`). A batch has one synchronisation:
 
     hold the stream · stamp · [audit · flush · start event · run · stop event · stamp] × count · release · wait
 
 - Hold: an event pair around a launch into an empty stream measures the host (Python, the driver, 5-40 µs) and not the
   kernel. A one-thread kernel spins on a flag in host memory while everything queues up behind it; after the release the
   device runs it back to back.
-- Audit: changes some of the inputs (`session.Audit`), so that no run can repeat an earlier result. In a graph of many
-  runs it comes before the replay.
+- Audit: changes some of the inputs (`session.Audit`), so that no run can repeat an earlier result. With a graph of
+  many runs, the audit comes before the replay.
 - Flush: precedes the start event in the same stream, so it has ended when the clock starts.
 - The state (clocks, power, throttle reasons) is read between release and wait, while the device works.
 """
@@ -39,16 +40,16 @@ class EventPair(Protocol):
         """Record the stop in the current stream."""
 
     def elapsed_us(self) -> float:
-        """Device time between the two, after both have happened."""
+        """Returns the device time between the two events, µs; both must have completed."""
 
 
 class CudaOps(Protocol):
-    """The CUDA calls that samplers need; implemented by `cuda_device.TorchCuda` and by the tests' fake."""
+    """CUDA calls that samplers need; implemented by `cuda_device.TorchCuda` and by the tests' fake."""
 
     events_in_graphs: bool
 
     def event_pair(self, *, in_graph: bool = False) -> EventPair:
-        """A new pair; in_graph: to be recorded inside a captured graph."""
+        """Returns a new pair. in_graph: whether it is recorded inside a captured graph."""
 
     def flush(self) -> None:
         """Queue the flush of the last-level cache."""
@@ -60,16 +61,16 @@ class CudaOps(Protocol):
         """Let the queued work run."""
 
     def was_held(self) -> bool:
-        """After `synchronize`: whether the stream stayed held until `release`."""
+        """Returns whether the stream stayed held until `release`; call after `synchronize`."""
 
     def stamp(self, index: int) -> None:
-        """Queue the reading of all SMs' counters as stamp `index`, from 0."""
+        """Queue the kernel that reads all SM counters into stamp `index`, from 0."""
 
     def clocks_mhz(self, stamps: int) -> tuple[float, ...]:
-        """After `synchronize`: the clock between neighbouring stamps; empty if not known."""
+        """Returns the clocks between neighbouring stamps, MHz; empty if unknown. Call after `synchronize`."""
 
     def state(self) -> DeviceState:
-        """The device's state now."""
+        """Returns the current state of the device."""
 
     def synchronize(self) -> None:
         """Wait for all queued work; raises its errors."""
@@ -79,10 +80,10 @@ class CudaOps(Protocol):
 
 
 class EventSampler:
-    """Each run between two events.
+    """Sampler that times each run between two events.
 
-    flush: make the cache cold before each run. before: called before each sample. runs_per_sample: runs that one call
-    of `run` makes; a sample is their mean.
+    flush: whether to make the cache cold before each run. before: called before each sample. runs_per_sample: number of
+    runs in one call of `run`; a sample is their mean.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class EventSampler:
         self._pairs = [ops.event_pair() for _ in range(self._limit)]
 
     def sample(self, count: int) -> Batch:
-        """Up to MAX_QUEUED samples; fewer after a batch whose hold timed out."""
+        """Takes up to MAX_QUEUED samples; fewer after a batch whose hold timed out."""
         pairs = self._pairs[: min(count, self._limit)]
 
         def queue() -> None:
@@ -120,10 +121,10 @@ class EventSampler:
 
 
 def replay_sampler(ops: CudaOps, runs: Sequence[Run], before: Run = lambda: None) -> EventSampler:
-    """A sampler whose run is a graph of `runs`; a sample is their mean.
+    """Returns a sampler whose run is a graph of `runs`; a sample is their mean.
 
-    runs: for a hot cache the same run many times; for a cold one copies in turn (see `rotation`), which need no flush:
-    in the steady state each run also pays for writing back the output of an earlier one.
+    runs: the same run repeated for a hot cache; copies in turn (see `rotation`) for a cold one, which need no flush: in
+    the steady state each run also pays for writing back the output of an earlier one.
     """
 
     def body() -> None:
@@ -137,10 +138,10 @@ def replay_sampler(ops: CudaOps, runs: Sequence[Run], before: Run = lambda: None
 
 
 class FlushedGraphSampler:
-    """A graph of [flush · start event · run · stop event] repeated: cold single runs without launches from the host.
+    """Sampler that replays a graph of [flush · start event · run · stop event], repeated: cold single runs.
 
-    The events are nodes of the graph, and the flush is outside of them; each run is one sample. Beside the kernel a
-    sample includes the step from event to kernel to event, 1-2 µs, and the events' tick.
+    The events are nodes of the graph and do not enclose the flush; each run is one sample. A sample also includes the
+    1-2 µs between events and kernel, and has the resolution of an event.
     """
 
     runs_per_sample = 1
@@ -166,7 +167,7 @@ class FlushedGraphSampler:
         ops.synchronize()
 
     def sample(self, count: int) -> Batch:
-        """One replay: MAX_QUEUED samples, whatever `count` is."""
+        """Replays the graph once: takes MAX_QUEUED samples, whatever `count` is."""
 
         def queue() -> None:
             self._before()

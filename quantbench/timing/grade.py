@@ -1,7 +1,8 @@
-"""How far a measurement can be trusted: `grade` returns a letter with its reasons. Called for every measured point.
+"""Grades the quality of a measurement from A to D, with reasons.
 
-Every reason has a weight; the letter follows from their sum: 0 is A, 1 is B, 2 and 3 are C, more is D. A figure that
-the hardware cannot reach is rejected.
+Entry point: `grade`, called by the sweep runner, `comm` and the pytest plugin for each point. Every reason has a
+weight; the letter follows from their sum: 0 is A, 1 is B, 2 and 3 are C, more is D. A rate above the hardware's peak is
+rejected.
 """
 
 from collections.abc import Iterator
@@ -33,14 +34,14 @@ _TREND_OFF = 0.02
 _DRIFT_OFF, _DRIFT_BAD = 0.02, 0.05
 # 10 %-90 % spread of the SM clock. Steps of 15 MHz are under 1 %; compute-bound times follow the clock one to one.
 _CLOCK_SPREAD_OFF, _CLOCK_SPREAD_BAD = 0.03, 0.10
-# Median clock over the clock of the stated peaks. Large products under the power limit run at 75-85 % (H100, H200);
+# Median clock over the clock of the stated peaks. Large GEMMs under the power limit run at 75-85 % (H100, H200);
 # below that, and not because of the power limit, the card was idle, hot or locked.
 _CLOCK_LOW_OFF, _CLOCK_LOW_BAD = 0.75, 0.50
 # Share of discarded samples.
 _DISCARDED_OFF, _DISCARDED_BAD = 0.10, 0.50
 
-# In words, and the largest weight: a throttled card is still hot in the samples that count, while a thread that has its
-# core back runs as before.
+# Words for the reason, and its largest weight: a throttled card is still hot in the samples that count, while a thread
+# that has its core back runs as before.
 _DISCARDED_KINDS = {
     THROTTLED: ("throttled", _BAD),
     LAUNCH_GAP: ("timed with a launch gap", _BAD),
@@ -48,7 +49,7 @@ _DISCARDED_KINDS = {
     OTHER_THREADS: ("helped by other threads", _BAD),
 }
 
-# Figures above the peak are impossible. The margin allows for rounded peaks of data sheets (H200: printed 4.8 TB/s,
+# Rates above the peak are impossible. The margin allows for rounded peaks of data sheets (H200: printed 4.8 TB/s,
 # 3201 MHz × 2 × 6144 bits make 4.92) and for clocks, which are read to about 1 %.
 _PEAK_MARGIN = 1.05
 # No cache is this much faster than memory: a core's first-level cache moves up to 192 bytes a cycle (two loads and a
@@ -70,11 +71,11 @@ def grade(
 ) -> Grade:
     """Grade one point.
 
-    flops, min_bytes: operations and least device-memory traffic of one run. dtype: the arithmetic whose peak applies;
-    if None, or without a known peak, the device's highest peak applies. drift_ratio: time of the reference point now
-    over its first time; None without a reference. options: target half-width, cache and sample count that were asked
-    for. interpreted: it ran in triton's interpreter, which checks results and times nothing. unchecked: why the results
-    could not be checked, or "".
+    flops, min_bytes: operations and least device-memory traffic of one run. dtype: format whose peak applies; if None
+    or without a known peak, the device's highest peak applies. drift_ratio: current time of the reference point over
+    its first time; None without a reference. options: requested half-width, cache and sample count. interpreted:
+    whether it ran in triton's interpreter, whose times describe no kernel. unchecked: why the results could not be
+    checked, or "".
     """
     impossible = tuple(_impossible(measurement, flops, min_bytes, spec, dtype))
     if impossible:
@@ -101,14 +102,14 @@ def _step(value: float, off: float, bad: float) -> int:
 
 
 def best_clock_mhz(measurement: Measurement) -> float | None:
-    """The highest SM clock of the point; None if not known."""
+    """Returns the highest SM clock of the point, MHz; None if unknown."""
     states = (measurement.state_before, measurement.state_after)
     seen = [*measurement.clocks_mhz, *(s.sm_clock_mhz for s in states if s.sm_clock_mhz is not None)]
     return max(seen, default=None)
 
 
 def _impossible(m: Measurement, flops: float, min_bytes: float, spec: DeviceSpec, dtype: str | None) -> Iterator[str]:
-    """For each exceeded peak a sentence that names the figure and the peak."""
+    """Yields a message for each exceeded peak, naming the rate and the peak."""
     time_s = median(m.samples_us) * 1e-6
     # Not a CPU's clock: it is read between runs, where it differs, and a CPU's peaks are upper bounds already.
     clock = best_clock_mhz(m) if spec.kind == "cuda" else None
@@ -136,7 +137,7 @@ def _impossible(m: Measurement, flops: float, min_bytes: float, spec: DeviceSpec
 
 
 def _ceiling(spec: DeviceSpec, dtype: str | None, clock_mhz: float | None) -> tuple[float, str]:
-    """The highest possible TFLOP/s, and its dtype: the given one, or the fastest if its peak is not known."""
+    """Returns the peak TFLOP/s and its dtype: `dtype`, or the fastest one if its peak is unknown."""
     known = {name: ceiling for name in spec.peak_tflops if (ceiling := spec.ceiling(name, clock_mhz)) is not None}
     if dtype in known:
         return known[dtype], str(dtype)
@@ -144,7 +145,7 @@ def _ceiling(spec: DeviceSpec, dtype: str | None, clock_mhz: float | None) -> tu
     return (float("inf"), "any format") if fastest is None else (known[fastest], f"{fastest}, its fastest format")
 
 
-_Reasons = Iterator[tuple[int, str]]  # weight, sentence
+_Reasons = Iterator[tuple[int, str]]  # weight, message
 
 
 def _precision(m: Measurement, options: TimingOptions) -> _Reasons:

@@ -1,8 +1,8 @@
-"""Timing a collective on all ranks at once: rank 0 is the `Leader`, the others `follow` its commands.
+"""Times a collective on all ranks at once: rank 0 leads, the others follow its commands.
 
-Only rank 0 warms up, stops and discards (`LeaderSampler`). It broadcasts each command as a few integers, every rank
-performs it, and rank 0 gathers the results. A sample is the time of the slowest rank: a collective ends when the last
-rank has its result. `quantbench comm` runs it.
+Entry points: `Leader`, `LeaderSampler`, `follow`; used by `quantbench comm`. Only rank 0 warms up, stops and discards
+(`LeaderSampler`). It broadcasts each command as a few integers, every rank performs it, and rank 0 gathers the results.
+A sample is the time of the slowest rank: a collective ends when the last rank has its result.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from quantbench.workload import Collective
 from quantbench.workload.ops import COLLECTIVE_DTYPES, COLLECTIVE_OPS
 
 STOP, ALLOCATE, CHECK, SAMPLE = range(4)
-#: number of integers in a command: code, op, message_bytes, dtype, samples, runs per sample
+#: Number of integers in a command: code, op, message_bytes, dtype, samples, runs per sample
 COMMAND_LENGTH = 6
 
 
 class Ranks(Protocol):
-    """The group of processes, seen from one of them."""
+    """Group of processes as seen from one rank; implemented by `providers.collectives.TorchRanks`."""
 
     rank: int
     world_size: int
     num_nodes: int
 
     def broadcast(self, command: Sequence[int] | None) -> list[int]:
-        """Rank 0's command, returned on every rank; only rank 0 passes one."""
+        """Returns rank 0's command on every rank; only rank 0 passes one."""
 
     def gather(self, value: object) -> list[object] | None:
-        """Every rank's value in rank order on rank 0, None elsewhere."""
+        """Returns every rank's value in rank order on rank 0, None elsewhere."""
 
 
 class Work(Protocol):
-    """One rank's part of a collective."""
+    """One rank's part of a collective; implemented by `providers.collectives.TorchWork`."""
 
     def allocate(self, collective: Collective) -> str:
-        """Allocate buffers. Returns "", or why it failed."""
+        """Allocate buffers. Returns "" or the reason for the failure."""
 
     def check(self) -> str:
-        """Run once and check the result. Returns "", or what is wrong."""
+        """Run once and check the result. Returns "" or the error found."""
 
     def sample(self, count: int, runs: int) -> list[float]:
-        """`count` times of `runs` runs each, microseconds per run."""
+        """Takes `count` samples of `runs` runs each; returns µs per run."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ OUT_OF_MEMORY = "out of memory: "
 
 
 class Leader:
-    """Rank 0: sends commands to all ranks and gathers their results."""
+    """Rank 0, which sends commands to all ranks and gathers their results."""
 
     def __init__(self, ranks: Ranks, work: Work) -> None:
         self._ranks, self._work = ranks, work
 
     def begin(self, collective: Collective) -> Refused | None:
-        """Allocate and check one point on every rank. Returns None, or why it cannot be measured."""
+        """Allocate and check one point on every rank. Returns None or the reason for not measuring it."""
         if trouble := _first(self._do(ALLOCATE, collective)):
             memory = trouble.startswith(OUT_OF_MEMORY)
             return Refused("out_of_memory" if memory else "unsupported", trouble)
@@ -75,7 +75,7 @@ class Leader:
         return None
 
     def sample(self, collective: Collective, count: int, runs: int) -> list[float]:
-        """`count` samples in microseconds, each of the slowest rank."""
+        """Returns `count` samples, µs, each the time of the slowest rank."""
         gathered = self._do(SAMPLE, collective, count, runs)
         times = [[float(t) for t in mine] for mine in gathered if isinstance(mine, list)]
         if len(times) != self._ranks.world_size or any(len(mine) != count for mine in times):
@@ -101,7 +101,7 @@ def follow(ranks: Ranks, work: Work) -> None:
 
 
 def encode(code: int, collective: Collective, count: int, runs: int) -> list[int]:
-    """A command as integers."""
+    """Encodes a command as integers."""
     op, dtype = COLLECTIVE_OPS.index(collective.op), COLLECTIVE_DTYPES.index(collective.dtype)
     return [code, op, collective.message_bytes, dtype, count, runs]
 
@@ -128,7 +128,7 @@ def _first(troubles: Sequence[object]) -> str:
 
 @dataclass
 class LeaderSampler:
-    """The `Sampler` of a collective; it samples on all ranks. runs: runs per sample."""
+    """`Sampler` of a collective that samples on all ranks. runs: runs per sample."""
 
     leader: Leader
     collective: Collective

@@ -1,4 +1,7 @@
-"""Options of timing. They are part of a record's key, since other options make another measurement."""
+"""Defines and validates the timing options (`TimingOptions`). They are part of each record's key.
+
+Used by sweeps, `comm`, the pytest plugin and the timers.
+"""
 
 from dataclasses import dataclass
 
@@ -11,13 +14,13 @@ DISTRIBUTIONS = ("normal", "uniform", "zeros", "integers")
 
 @dataclass(frozen=True)
 class TimingOptions:
-    """How each point is timed.
+    """Options that determine how each point is timed.
 
     cache: cold flushes the last-level cache before every sample; hot does not. mode: events around single launches,
-    graph replays, or auto (graphs for kernels under about 20 µs, whose launch would show). half_width: target relative
-    half-width of the median's 95 % confidence interval. min_samples, max_samples: bounds on accepted samples.
-    max_time_s: wall time after which a point stops, precise or not. distribution: of the random inputs. seed: of the
-    inputs that providers prepare; the timed numbers are new for each run (`quantbench.providers.audit`).
+    graph replays, or auto (graphs for kernels under about 20 µs, where launch overhead is visible). half_width: target
+    relative half-width of the median's 95 % confidence interval. min_samples, max_samples: bounds on accepted samples.
+    max_time_s: wall time after which a point stops, precise or not. distribution: distribution of the random inputs.
+    seed: seed of the inputs that providers prepare; before timing, `quantbench.providers.audit` replaces their values.
     """
 
     cache: str = "cold"
@@ -43,6 +46,6 @@ class TimingOptions:
             raise InputError(who, f"max_time_s = {self.max_time_s!r}", "seconds above 0 and at most 3600")
 
     def require_device(self, kind: str) -> None:
-        """Raise UnsupportedError if a device of this kind cannot time so."""
+        """Raise UnsupportedError if a device of this kind cannot use these options."""
         if kind == "cpu" and self.mode == "graph":
             raise UnsupportedError("timing", "mode = 'graph' on a processor", "a CUDA device, or mode = 'auto'")

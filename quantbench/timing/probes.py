@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
-"""Two small Triton kernels for timing: `hold` holds a stream until the host releases it, `stamp` reads SM counters.
+"""Defines two small Triton kernels: `hold` holds a stream until the host releases it, `stamp` reads SM counters.
 
-`cuda_device` launches them, and works without them if Triton is missing. They are in Triton because it needs no CUDA
+Used by `cuda_device`, which works without them if Triton is missing. They are in Triton because it needs no CUDA
 compiler on the machine. mypy does not check these bodies, which Triton's compiler reads.
 """
 

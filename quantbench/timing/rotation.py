@@ -1,4 +1,6 @@
-"""Copies of the same work, run in turn so that each finds its inputs evicted from the cache: `cold_copies`, `LazyRuns`.
+"""Provides copies of the same work that run in turn, so that each finds its inputs evicted from the cache.
+
+Entry points: `cold_copies` (how many), `LazyRuns` (makes them on demand); used by sweeps and `CudaTimer`.
 
 The cold time of a kernel of a few microseconds cannot be measured in a graph with flushes in between (the flush is
 timed too), nor by replaying one run (it is warm from the second on; flashinfer issue 4468 is a "cold" graph that was
@@ -23,8 +25,8 @@ COLD_L2_MULTIPLE = 4
 
 
 def cold_copies(l2_bytes: int, min_bytes: int) -> int:
-    """Copies of a work of at least min_bytes that are cold when run in turn: between two uses of one copy, the others
-    pass COLD_L2_MULTIPLE times l2_bytes through the cache.
+    """Returns how many copies of a run that touches at least min_bytes stay cold when run in turn: between two uses of
+    one copy, the others pass COLD_L2_MULTIPLE times l2_bytes through the cache.
 
     >>> cold_copies(l2_bytes=50 * 2**20, min_bytes=10 * 2**20)
     21
@@ -35,10 +37,10 @@ def cold_copies(l2_bytes: int, min_bytes: int) -> int:
 
 
 class LazyRuns(Sequence[Run]):
-    """`count` runs of the same work on copies of its data, each made when it is first asked for.
+    """Sequence of `count` runs of the same work on copies of its data, each created at its first access.
 
-    A timer makes the copies only if it rotates. make: called once with the copy's number from 0; the copy lives as long
-    as this object.
+    A timer creates the copies only if it rotates. make: called once with the copy's number, from 0; the copy lives as
+    long as this object.
 
     >>> made = []
     >>> runs = LazyRuns(3, lambda number: made.append(number) or (lambda: None))

@@ -1,8 +1,8 @@
-"""How a point is sampled: warm up until times are steady, then take batches until the stopping rule is satisfied.
+"""Samples a point: warms up until times are steady, then takes batches until the stopping rule is satisfied.
 
-`Timer` is the base of `CpuTimer` and `CudaTimer`; `warm_up` and `sample_point` also serve `quantbench comm`. The device
-is behind `Sampler`, and clock and sleep are injected, so tests cover warming up, discarding and backing off without a
-GPU.
+Entry points: `Timer`, the base of `CpuTimer` and `CudaTimer`; `warm_up` and `sample_point`, also used by `quantbench
+comm`. `Sampler` hides the device, and clock and sleep are injected, so tests cover warm-up, discarding and backing off
+without a GPU.
 """
 
 import gc
@@ -26,11 +26,11 @@ from quantbench.timing.stopping import Steadiness, StoppingRule
 _BATCH_US = 10_000.0
 
 # A sample is throttled if its clock is below this share of the same work's steady clock (the share is NVBench's). The
-# data sheet's clock would not do: a large product under the power limit stays below 75 % of the boost clock, and every
+# data sheet's clock would not do: a large GEMM under the power limit stays below 75 % of the boost clock, and every
 # sample would be discarded (NVBench issue 231).
 _THROTTLE_SHARE = 0.75
 
-#: NVML's reasons for which the card protects itself. The power limit is not one of them: large products always run at
+#: NVML's reasons for which the card protects itself. The power limit is not one of them: large GEMMs always run at
 #: it, and the clock recorded with each sample shows it.
 HARD_THROTTLES = HARMFUL_REASONS - {"sw_power_cap"}
 
@@ -51,16 +51,17 @@ LAUNCH_GAP = "launch gap"
 PREEMPTED = "preempted"
 OTHER_THREADS = "other threads"
 NOT_A_TIME = "not a time"
-#: Ends the reason of the one discarded sample where every sample was bad and the others were kept.
+#: Ends the reason of the one discarded sample if every sample was bad and the others were kept.
 KEPT = "; so were all the others, which are kept"
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples taken together.
+    """Samples taken with one synchronisation.
 
-    samples_us: device times of single runs. clocks_mhz: SM clock of each sample; empty if not known. state: the device
-    during the batch. invalid: for each sample why it is invalid ("launch gap: …") or ""; empty if all are valid.
+    samples_us: device times of single runs. clocks_mhz: SM clock of each sample; empty if not known. state: device
+    state during the batch. invalid: for each sample the reason why it is invalid ("launch gap: …") or ""; empty if all
+    are valid.
     """
 
     samples_us: tuple[float, ...]
@@ -70,14 +71,14 @@ class Batch:
 
 
 class Sampler(Protocol):
-    """Takes samples of one point."""
+    """Source of samples of one point."""
 
     def sample(self, count: int) -> Batch:
         """Take about `count` samples, at least one."""
 
 
 class Audit(Protocol):
-    """Checks that the timed work is really computed (`quantbench.providers.audit`)."""
+    """Check that the timed work is really computed; implemented by `quantbench.providers.audit.Audit`."""
 
     def before_sample(self) -> None:
         """Called before each sample, untimed, on the run's stream. May queue work; must not wait for the device."""
@@ -90,8 +91,8 @@ class Audit(Protocol):
 class WarmUp:
     """Result of warming up.
 
-    typical_us: median of the last samples. clock_mhz: their median clock, None if not known. steady: False if time ran
-    out first. state: the device at the end.
+    typical_us: median of the last samples. clock_mhz: their median clock, None if not known. steady: False if the time
+    limit came first. state: device state at the end.
     """
 
     typical_us: float
@@ -112,15 +113,15 @@ class Collected:
 
 
 def batch_size(typical_us: float, limit: int) -> int:
-    """Samples that fill a batch, from 1 to `limit`."""
+    """Returns the number of samples that fill a batch, from 1 to `limit`."""
     return max(1, min(limit, int(_BATCH_US / typical_us)))
 
 
 def warm_up(sampler: Sampler, *, window_s: float, limit_s: float, batch_limit: int, now: Callable[[], float]) -> WarmUp:
     """Sample until times and clock are steady over two windows of window_s seconds, for at most limit_s seconds.
 
-    Samples are taken as later (flushes included) and thrown away: another mixture of work would settle at another
-    clock. Raises MeasurementError if no sample is a time.
+    Takes samples exactly as when measuring (flushes included) and discards them: other work would settle at another
+    clock. Raises MeasurementError if no sample is a finite positive time.
     """
     steadiness = Steadiness(window_s)
     start_s = now()
@@ -146,7 +147,7 @@ def collect(
     """Sample until `rule` is satisfied. Discards throttled samples and pauses after them.
 
     If every sample was bad, all are kept except the one with the lowest clock, whose reason ends with `KEPT`. Raises
-    MeasurementError if none is a time.
+    MeasurementError if then fewer than two are finite positive times.
     """
     good: list[_Sample] = []
     bad: list[_Sample] = []
@@ -200,10 +201,10 @@ def sample_point(
     now: Callable[[], float],
     pause: Callable[[float], None],
 ) -> Measurement:
-    """Sample a point as `options` ask.
+    """Sample a warmed-up point with `options` and return its measurement.
 
-    mode, runs_per_sample: as in `Measurement`. batch_limit: most samples in a batch. tick_us: resolution of one sample.
-    pause: sleeps for a number of seconds.
+    mode, runs_per_sample: stored in the `Measurement`. batch_limit: maximum samples in a batch. tick_us: resolution of
+    one sample. pause: sleeps for a number of seconds.
     """
     rule = StoppingRule(
         half_width=options.half_width,
@@ -241,10 +242,10 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 class Timer:
-    """Times runs on one device; base of `CpuTimer` and `CudaTimer`. Made once per process by `make_timer`, since making
-    it allocates and compiles.
+    """Base of `CpuTimer` and `CudaTimer`, which time runs on one device. Create one per process with `make_timer`,
+    since creating it allocates and compiles.
 
-    warmup_s, measuring_s: wall time spent so far on warming up and on sampling.
+    warmup_s, measuring_s: wall time spent so far on warm-up and on sampling, s.
     """
 
     _batch_limit: int
@@ -263,10 +264,10 @@ class Timer:
     ) -> Measurement:
         """Time `run`.
 
-        run: does the work once; on CUDA it queues the work on the current stream. rotate: the same work on copies of
-        its data. min_bytes: least number of bytes that one run touches. Both allow cold times of short kernels on CUDA
-        (see `quantbench.timing.rotation`) and are ignored on a CPU. audit: checks the results. Raises MeasurementError
-        if no sample is a time, and whatever `run` and `audit` raise.
+        run: does the work once; on CUDA it queues the work on the current stream. rotate: runs of the same work on
+        copies of its data. min_bytes: least number of bytes that one run touches. Both allow cold times of short
+        kernels on CUDA (see `quantbench.timing.rotation`) and are ignored on a CPU. audit: checks the results. Raises
+        MeasurementError if no sample is a finite positive time, and whatever `run` and `audit` raise.
         """
         raise NotImplementedError
 
@@ -316,7 +317,7 @@ def _is_time(value: float) -> bool:
 
 
 def _judge(batch: Batch, steady_mhz: float | None) -> list[_Sample]:
-    """Each sample with the reason why it is discarded, or ""."""
+    """Pairs each sample with the reason for discarding it, or ""."""
     clocks: Sequence[float | None] = batch.clocks_mhz or [None] * len(batch.samples_us)
     hard = ", ".join(r for r in batch.state.throttle_reasons if r in HARD_THROTTLES)
     invalid = batch.invalid or [""] * len(batch.samples_us)
@@ -338,7 +339,8 @@ def _judge(batch: Batch, steady_mhz: float | None) -> list[_Sample]:
 
 
 def _keep(bad: list[_Sample]) -> tuple[list[_Sample], list[_Sample]]:
-    """Split samples that were all bad into those to keep, and the discarded ones, of which one says so."""
+    """Split samples that were all bad into kept and discarded ones; the reason of one discarded sample ends with
+    KEPT."""
     times = [s for s in bad if _is_time(s.time_us)]
     if len(times) < 2:
         raise MeasurementError("collect", f"{len(bad)} samples, none usable ({bad[-1].reason})", "finite times above 0")

@@ -1,4 +1,6 @@
-"""When to end warming up (`Steadiness`) and when to end sampling (`StoppingRule`). Both see only numbers and a clock.
+"""Decides when to end the warm-up (`Steadiness`) and the sampling (`StoppingRule`), from numbers and a clock alone.
+
+Used by `quantbench.timing.session`.
 
 Reasons to stop sampling, strongest first:
 - precision: the relative half-width of the median's 95 % confidence interval is at or below the target;
@@ -17,7 +19,7 @@ from quantbench.stats import median, noise, relative_half_width, tick
 # of any GPU's working clock.
 _STEADY_SHARE = 0.01
 
-# Least samples in a window. Slow work makes the window longer.
+# Minimum samples in a window. Slow work makes the window longer.
 _MIN_WINDOW_SAMPLES = 3
 
 # Statistics are computed each time the number of samples has grown by this factor: the total cost is n log n, and a
@@ -49,9 +51,9 @@ class _Window:
 
 
 class Steadiness:
-    """Compares the last window of window_s seconds (or 3 samples, if that is longer) with the window before.
+    """Comparison of the last window of window_s seconds (or 3 samples, if that is longer) with the window before.
 
-    Steady: the median times agree within 1 % plus noise, and the median clocks, if known, within 1 %.
+    The work is steady if the median times agree within 1 % plus noise, and the median clocks, if known, within 1 %.
 
     >>> steadiness = Steadiness(window_s=0.1)
     >>> for at_s in (0.05, 0.10, 0.15, 0.20):
@@ -74,12 +76,12 @@ class Steadiness:
 
     @property
     def typical_us(self) -> float:
-        """Median time over the last window."""
+        """Median time over the last window, µs."""
         return median(self._windows()[1].times_us)
 
     @property
     def clock_mhz(self) -> float | None:
-        """Median clock over the last window; None if not known."""
+        """Median clock over the last window, MHz; None if unknown."""
         clocks = self._windows()[1].clocks_mhz
         return median(clocks) if clocks else None
 
@@ -101,7 +103,7 @@ class Steadiness:
         return abs(median(new.clocks_mhz) / median(old.clocks_mhz) - 1) <= _STEADY_SHARE
 
     def _windows(self) -> tuple[_Window, _Window]:
-        """The second last and the last window."""
+        """Returns the last window but one and the last window."""
         old, new = _Window(), _Window()
         end_s = self._batches[-1][0]
         for at_s, batch in reversed(self._batches):
@@ -113,10 +115,10 @@ class Steadiness:
 
 
 class StoppingRule:
-    """Decides from the samples when to stop.
+    """Rule that decides from the samples when to stop.
 
-    half_width: target relative half-width of the median's 95 % interval. min_samples: least samples for a statistic.
-    max_time_s: seconds by `now` since the rule was made; ends a point with fewer than min_samples too, but not with
+    half_width: target relative half-width of the median's 95 % interval. min_samples: minimum samples for a statistic.
+    max_time_s: seconds by `now` since the rule was created; may end a point with fewer than min_samples, but not with
     none. tick_us: the clock's resolution, used if all samples are equal; 0: unknown.
 
     >>> rule = StoppingRule(half_width=0.005, min_samples=10, max_samples=100, max_time_s=1.0, now=lambda: 0.0)
@@ -151,12 +153,12 @@ class StoppingRule:
 
     @property
     def count(self) -> int:
-        """Samples added so far."""
+        """Number of samples added so far."""
         return len(self._samples_us)
 
     @property
     def missing(self) -> int:
-        """Samples to add before the next check is due, at least 1: the size of the next batch."""
+        """Number of samples until the next check, at least 1; limits the size of the next batch."""
         return max(1, min(self._next_check, self.max_samples) - self.count)
 
     @property
@@ -174,7 +176,7 @@ class StoppingRule:
         self._samples_us.append(sample_us)
 
     def finished(self) -> str | None:
-        """The reason to stop, or None. Cheap: statistics are computed only at growing intervals."""
+        """Returns the reason to stop, or None. Cheap: statistics are computed only at growing intervals."""
         reason = None
         if self.count >= self._next_check:
             reason = self._check()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import e, log2
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreter import ACTIVE, in_interpreter
+from quantbench.kernels import launching
 from quantbench.kernels.attention import AttentionPlan, attention, heads_side_by_side, plan_backward, plan_forward
 from quantbench.kernels.attention.menu import (
     WITH_DESCRIPTORS,
@@ -338,6 +340,14 @@ def test_attention_begins_with_ampere() -> None:
     assert too_old((8, 0)) is None
     with pytest.raises(InputError, match=r"^attention: sm_75; expected compute capability 8\.0 or newer$"):
         architecture((7, 5))
+
+
+def test_an_old_triton_is_refused_on_blackwell_before_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "INTERPRETER", False)
+    monkeypatch.setattr(launching, "require_cuda", lambda *_: (10, 0))
+    monkeypatch.setattr(launching, "require_architecture", partial(launching.require_architecture, version=(3, 2)))
+    with pytest.raises(UnsupportedError, match=r"^attention: triton 3\.2 does not know sm_100; expected torch 2\.7"):
+        plan_forward(Q, K, V)
 
 
 # head_dim: parts, and what is wasted of them.
