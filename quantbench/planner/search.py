@@ -71,11 +71,12 @@ class Found:
 
 def search(job: Job, times: OpTimes, calibration: Calibration, space: Space | None = None) -> Found:
     """Ranks every layout of `space` by predicted time. Raises InputError if the rules allow none."""
+    space = space or Space()
     limit = limit_bytes(job)
     fitting: list[tuple[Layout, Memory]] = []
     smallest: tuple[Layout, Memory] | None = None
     too_large = 0
-    for group in layout_groups(job, space or Space()):
+    for group in layout_groups(job, space):
         # Memory grows with mbs, and interleaving only adds to it, so larger mbs need not be computed.
         full = False
         for layout in group:
@@ -91,6 +92,10 @@ def search(job: Job, times: OpTimes, calibration: Calibration, space: Space | No
             if smallest is None or needed.total < smallest[1].total:
                 smallest = (layout, needed)
     if not fitting and smallest is None:
+        heads = job.shape.heads
+        if space.tp and all(heads % tp for tp in space.tp):
+            typed = ",".join(map(str, space.tp))
+            raise InputError("plan", f"--tp {typed} for {heads} heads", f"a divisor of {heads}; advise repairs shapes")
         what = f"no dp · tp · pp = {job.gpus} GPUs for gbs {job.gbs} and {job.shape.layers} layers keeps every rule"
         raise InputError("plan", what, "a gbs and layers with more divisors, or --allow-uneven")
     planner = Planner(job, times, calibration)

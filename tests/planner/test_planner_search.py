@@ -67,6 +67,8 @@ def test_nothing_fits_and_nothing_is_possible() -> None:
     assert judge_folklore(job(gpus=8, gbs=8), found) == []
     with pytest.raises(InputError, match=r"plan: no dp · tp · pp = 384 GPUs for gbs 7 and 71 layers keeps every rule"):
         search(job(gbs=7, shape=bloom_like(layers=71)), EvenTimes(), PLAIN)
+    with pytest.raises(InputError, match=r"plan: --tp 3 for 64 heads; expected a divisor of 64"):
+        search(job(), EvenTimes(), PLAIN, Space(tp=(3,)))
 
 
 def test_uneven_stages_are_found_when_asked_for() -> None:
