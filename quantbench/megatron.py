@@ -1,18 +1,19 @@
 """Checks whether Megatron-LM computes scale, mask and softmax in its fused CUDA kernel or falls back to torch.
 
 The fallback reads and writes the scores several times in fp32, in every layer. The conditions follow from how the
-kernels distribute rows: a block of 128 threads takes `batches_per_block` rows, and the rows must fill whole blocks,
-because the kernels do not check for rows beyond the last. Entry points: `megatron_fused_available`,
-`softmax_objections`. Used by the softmax kernels and models, `analysis.rules`, `advice.edges` and
-`planner.constraints`.
+kernels distribute rows. With a causal mask, a block of 128 threads takes the same row of `batches_per_block` attention
+matrices, so heads · mbs must be a multiple of it; with other masks it takes rows of one matrix, so sq must be. The
+kernels do not check for rows beyond the last. Entry points: `megatron_fused_available`, `softmax_objections`. Used by
+`latency.op_times`, `analysis.rules`, `advice.edges` and `planner.constraints`.
 
 Sources, read in the repositories:
 - generation "2048": NVIDIA/apex, apex/transformer/functional/fused_softmax.py, `is_kernel_available` (sk up to 2048,
-  a mask), with `get_batch_per_block` and the limits in csrc/megatron/scaled_masked_softmax.h; Megatron-LM of 2021 the
-  same. Megatron-LM's first version (2020) had neither the rule on `batches_per_block` nor bf16.
+  a mask), with `get_batch_per_block` and the limits in csrc/megatron/scaled_masked_softmax.h; Megatron-LM of 2021 has
+  the same conditions. Megatron-LM's first version (2020) had neither the rule on `batches_per_block` nor bf16.
 - generation "4096": NVIDIA/Megatron-LM, megatron/core/fusions/fused_softmax.py: sk up to 4096, sk % 4 == 0, and no mask
   needed (bigscience-workshop/Megatron-DeepSpeed, which trained BLOOM: up to 4096 too, but without sk % 4).
-- generation "16384": the same conditions with the limit of NVIDIA/apex' present kernels, csrc/megatron/*_softmax.h.
+- generation "16384": the same conditions, with the limit of the current kernels in NVIDIA/apex:
+  csrc/megatron/*_softmax.h.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Finds the edges that an op is past: alignment, a tile, a wave, or the conditions of Megatron's fused softmax.
+"""Finds the efficiency edges that an op has just crossed.
 
-Entry point: `edges`, called by `cost`, which adds the time that each edge costs.
+A size crosses an edge when it breaks 16-byte alignment, starts a new tile or wave, or leaves the conditions of
+Megatron's fused softmax. Entry point: `edges`, called by `cost`, which adds the time that each edge costs. `advise` and
+`space` use `side_names`, `misaligned_sides` and `NEAR`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prints lines, tables, JSON and progress, and checks that files can be written. Used by every command.
 
-Entry points: `print_result` for the result of a command; `say` and `show` before it; `check_file`, `check_folder`. Text
-is never read as markup, and its control characters are shown as escapes.
+Entry points: `print_result` for the result of a command; `say` and `show` for messages before it; `check_file`,
+`check_folder`. Text is never read as markup, and its control characters are shown as escapes.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class SafeConsole(Console):
         super().__init__(markup=False, emoji=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Renders a cell or a text without control characters; keeps line breaks."""
+        """Renders a string with control characters escaped; keeps line breaks."""
         return super().render_str(_visible(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Renders like rich, without control characters in any text."""
+        """Renders like rich, with control characters escaped in every text."""
         for segment in super().render(renderable, options):
             if segment.control is None and not segment.text.isprintable():
                 yield Segment(_visible(segment.text), segment.style)

@@ -1,8 +1,9 @@
-"""Defines the interface for op times of one GPU (`OpTimes`), caches it and sums ops with correlated errors.
+"""Defines the interface for op times of one GPU (`OpTimes`), caches their results and sums ops with correlated errors.
 
 Entry points: `OpTimes`, `RememberedTimes` (cache that also models Megatron's softmax fallback and unaligned batched
-GEMMs, which the sources ignore), `RooflineTimes` (spec sheet only), `total`. Used by `plan`, `advise`, `predict`,
-`sweep` and `analysis`. Other implementations of `OpTimes`: `model_times.ModelTimes`, `profile.Profile`.
+GEMMs, which the wrapped `OpTimes` does not), `RooflineTimes` (spec sheet only), `total`. Used by the packages
+`planner`, `advice`, `sweep`, `analysis`, `profile`, `importers` and `report`, and by the commands that predict. Other
+implementations of `OpTimes`: `model_times.ModelTimes`, `profile.Profile`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Loads the planner's fitted constants of each site, and replaces a cluster's stated link speeds by measured ones.
 
-Four constants describe the time of an iteration and two the memory at one site (its machines and software). At a site
-without fitted constants, collectives take as long as in isolation, launches are hidden and the network runs at its
-stated rate. Entry points: `shipped` (reads planner.json, which tools/planner_fit.py writes), `with_measured_links`.
-Used by the other planner modules and by `plan`, `predict` and `advice.advise`.
+Each site (its machines and software) has four constants for the time of an iteration and two for memory. At a site
+without fitted constants, collectives take as long as in isolation, kernel launches cost no extra time and the network
+runs at its stated rate. Entry points: `shipped` (reads planner.json, which tools/planner_fit.py writes),
+`with_measured_links`. Used by the other planner modules and by `plan`, `predict` and `advice.advise`.
 
 History of the format:
 1  first version.
-2  tensor_factor instead of compute_factor (products take the time that they take alone) and of fault_tensor_factor.
+2  `tensor_factor` replaces `compute_factor` and `fault_tensor_factor`: GEMMs run as fast as in isolation.
 """
 
 from __future__ import annotations

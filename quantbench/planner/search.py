@@ -1,12 +1,13 @@
 """Searches over layouts of a job (`search`) and over shapes of about the same number of parameters (`shape_search`).
 
-`search` enumerates every divisor that the strict rules allow, drops layouts that exceed the memory before predicting
-times, and ranks the others by time per iteration. Layer times depend only on tensor and sequence parallelism and
-micro-batch size, so tens of thousands of layouts need a few dozen layer times, predicted in one batch.
+`search` enumerates every combination of parallel degrees and micro-batch size that the strict rules allow, drops
+layouts that exceed the memory before predicting times, and ranks the others by time per iteration. Layer times depend
+only on tensor and sequence parallelism and micro-batch size, so tens of thousands of layouts need a few dozen layer
+times, predicted in one batch.
 
 `shape_search` varies hidden, heads and layers together. It predicts each shape in the layouts that are best for the
-starting shape, and scales its time to the same number of parameters, so that small models gain nothing.
-Used by `plan`.
+starting shape, and scales its time to the same number of parameters, so that small models gain nothing. Used by the
+command `plan`; `advice.space` uses `layers_within`, `folklore` uses `Found`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Reads a run for a report or comparison, selects its points, and formats its source.
+"""Reads a run for a report or comparison, selects points by axis value, and formats the caption that names its source.
 
-Entry points: `read_one_run`, `parse_where` and `points_where` (`--where n=5120`), and `picture_caption`, the line below
-every plot's title. Used by this package, `tools.guide` and the commands that read a run.
+Entry points: `read_one_run`, `parse_where` and `points_where` (`--where n=5120`), `picture_caption` (the line below
+every plot's title), and `dashed` (an axis name as the command line spells it). Used by this package, `tools.guide` and
+the commands that read a run.
 """
 
 from __future__ import annotations

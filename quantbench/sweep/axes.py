@@ -1,7 +1,7 @@
 """Parses the axes of a sweep and lists the ops at each point.
 
 Entry points: `parse_axis` (`hidden=1024:4096:64`, `tp=1,2,4,8`, `n=3072:8192@edges`), `ops_at`, and `Held` for the
-sizes and options that no axis varies. Used by `edges`, `plan` and `options`, `cli`, `analysis` and `report`.
+sizes and options that no axis varies. Used by the other modules of this package and by `cli`, `analysis` and `report`.
 
 Grammar of an axis: items separated by commas, each an integer or `start:stop[:step]` (stop included if the step reaches
 it), and `@edges` at the end to add both sides of every predicted edge between the smallest and the largest value.
