@@ -167,6 +167,15 @@ def test_single_figures_are_unclear_until_their_noise_is_stated() -> None:
     assert verdicts(run(a), run(b), noise=0.2) == {64: "unclear"}
 
 
+@pytest.mark.parametrize("us", [97.0, 103.0])
+def test_an_interval_that_leaves_the_margin_on_one_side_is_unclear(us: float) -> None:
+    # The interval of ±5.7 % around a change of 3 % goes to 9 % on one side.
+    a = [record(Gemm(1024, 64, 1024), (100.0,), {"n": 64})]
+    b = [record(Gemm(1024, 64, 1024), (us,), {"n": 64})]
+    assert verdicts(run(a), run(b), noise=0.02, margin=0.05) == {64: "unclear"}
+    assert verdicts(run(a), run(b), noise=0.02, margin=0.10) == {64: "same"}
+
+
 def test_few_samples_are_unclear() -> None:
     a = [record(Gemm(1024, 64, 1024), (100.0, 101.0, 99.0), {"n": 64})]
     b = [record(Gemm(1024, 64, 1024), (130.0, 131.0, 129.0), {"n": 64})]
@@ -227,6 +236,30 @@ def test_a_changed_kernel_is_named() -> None:
     a = record(work, samples(100.0, noise=0.01, count=20, seed=1), {"n": 64}, launch=Launch("k1", tile=Tile(128, 256)))
     b = record(work, samples(130.0, noise=0.01, count=20, seed=2), {"n": 64}, launch=Launch("k2", tile=Tile(64, 64)))
     assert compare_runs(run([a]), run([b])).points[0].why == "the library changed from 128x256 to 64x64"
+
+
+def test_the_same_kernel_in_both_runs_is_no_change() -> None:
+    # Names that were read from two files are equal, not the same object.
+    names = ["".join(["sgemm_", "128x64"]) for _ in range(2)]
+    a, b = (
+        record(Gemm(1024, 64, 1024), samples(us, noise=0.01, count=20, seed=1), {"n": 64}, launch=Launch(name))
+        for us, name in zip((100.0, 130.0), names, strict=True)
+    )
+    point = compare_runs(run([a]), run([b])).points[0]
+    assert (point.verdict, point.why) == ("slower", "")
+
+
+def test_another_provider_is_no_change_of_kernel() -> None:
+    work = Gemm(1024, 64, 1024)
+    one, other = (
+        record(work, samples(100.0, noise=0.01, count=20, seed=i), {"n": 64}, provider=name, launch=Launch(f"k{i}"))
+        for i, name in enumerate(("torch.mm", "triton"))
+    )
+    for a, b in ((one, other), (other, one)):
+        assert compare_runs(run([a]), run([b]), CompareOptions(by="workload")).points[0].why == ""
+    unnamed = replace(one, launch=None)
+    assert compare_runs(run([one]), run([unnamed])).points[0].why == ""
+    assert compare_runs(run([unnamed]), run([one])).points[0].why == ""
 
 
 # --- what may be compared ----------------------------------------------------------------------------------------
