@@ -125,6 +125,14 @@ def test_false_regressions_stay_below_the_stated_rate() -> None:
     assert false <= 17
 
 
+def test_points_come_in_the_order_of_verdicts_with_the_largest_change_first() -> None:
+    shifts = [1.1, 0.7, 1.0, 1.6, 0.9, 1.3]
+    compared = compare_runs(run(points([1.0] * 6, seed=0, noise=0.002)), run(points(shifts, seed=50, noise=0.002)))
+    assert [round(point.ratio, 1) for point in compared.points] == [1.6, 1.3, 1.1, 0.7, 0.9, 1.0]
+    assert compared.counts == {"slower": 3, "faster": 2, "same": 1, "unclear": 0}
+    assert compared.regressions == 3
+
+
 def test_quiet_points_within_the_margin_are_the_same_and_noisy_ones_unclear() -> None:
     quiet = verdicts(
         run(points([1.0] * 5, seed=0, noise=0.002)), run(points([1.003] * 5, seed=50, noise=0.002)), margin=0.01
@@ -270,9 +278,13 @@ def test_other_devices_and_origins_are_refused_unless_forced() -> None:
     other = run(b, device=replace(SPEC, name="h100-test"))
     with pytest.raises(InputError, match=r"different devices, a100-test and h100-test; expected .* or --force"):
         compare_runs(run(a), other)
+    with pytest.raises(InputError, match=r"different devices, h100-test and a100-test; expected .* or --force"):
+        compare_runs(other, run(a))
     measured = run([replace(r, origin="measured") for r in b], origin="measured")
     with pytest.raises(InputError, match=r"simulated figures against measured ones"):
         compare_runs(run(a), measured)
+    with pytest.raises(InputError, match=r"measured figures against simulated ones"):
+        compare_runs(measured, run(a))
     assert compare_runs(run(a), other, CompareOptions(force=True)).obstacles == (
         "different devices, a100-test and h100-test",
     )
@@ -302,6 +314,13 @@ def test_runs_timed_differently_say_so() -> None:
     b = [replace(r, key="0" * 16) for r in points([1.0], seed=5)]
     with pytest.raises(InputError, match=r"they are timed differently: cache cold → hot\); expected .*--by workload"):
         compare_runs(a, run(b, options={"timing": {"cache": "hot"}}))
+
+
+def test_by_workload_the_timing_is_no_reason_to_find_nothing_in_common() -> None:
+    a = run(points([1.0], seed=0), options={"timing": {"cache": "cold"}})
+    b = run([record(Gemm(8, 8, 8), (1.0,), {"n": 8})], options={"timing": {"cache": "hot"}})
+    with pytest.raises(InputError, match=r"\(no workload is in both\); expected runs of the same workloads$"):
+        compare_runs(a, b, CompareOptions(by="workload"))
 
 
 def test_empty_runs_are_an_error() -> None:

@@ -66,6 +66,12 @@ def test_each_step_lies_between_its_neighbours() -> None:
     assert [(one.index, one.first, one.last) for one in fit.breaks] == [(3, 3, 3), (7, 7, 7), (11, 11, 11)]
 
 
+def test_points_that_all_stand_apart_are_a_piece_each() -> None:
+    curve = np.resize([1.0, 3.0, 2.0], 12)[None]
+    assert indices(curve) == list(range(11))
+    assert indices(stairs((1, 1.0), (1, 2.0))) == [0]
+
+
 def test_freedom_counts_levels_and_half_of_the_slopes() -> None:
     """A piece of one point takes that point only; a longer one its level and half a slope."""
     curve = stairs((4, 1.0), (1, 2.0), (4, 3.0))

@@ -337,6 +337,16 @@ def test_neighbours_that_tell_all_are_followed() -> None:
     assert found.many((np.array([72]), np.array([8])))[0][0] == pytest.approx(10 * 72 / 200)
 
 
+def test_without_rows_the_model_answers_and_everything_is_outside() -> None:
+    found = surface(np.zeros(0))
+    latency, low, high, _, outside = found.many((np.array([1, 72]), np.array([8, 8])))
+    assert found.range == ((1, 0), (1, 0))
+    assert outside.tolist() == [True, True]
+    assert latency.tolist() == [10.0, 10.0]
+    assert np.log(high / latency) == pytest.approx([1.5 * 0.2] * 2)
+    assert np.log(latency / low) == pytest.approx([1.5 * 0.2] * 2)
+
+
 def test_few_rows_are_followed_with_the_models_interval() -> None:
     found = surface(np.exp(np.resize([-0.5, 0.5], 9)))
     assert (found.trust.share, found.trust.half_width) == (1.0, 0.2)

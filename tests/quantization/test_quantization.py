@@ -121,6 +121,7 @@ def test_alignment_follows_the_stored_rows() -> None:
 
 
 def test_tile_edges_of_a_scaled_dimension() -> None:
+    assert list(tile_edges(128, 100, 400)) == [128, 256, 384]
     # The QKV width is 3 · hidden: hidden 1024 is 3072 = 24 tiles of 128 exactly, 1066 is the last with 25.
     assert list(tile_edges(128, 1020, 1070, multiple=3)) == [1024, 1066]
     # Several tiles between neighbours are one edge, not two.

@@ -190,6 +190,8 @@ def test_spread_and_noise() -> None:
 def test_outliers() -> None:
     m = measured(*[100.0, 100.1, 100.2, 99.9, 100.0, 100.1, 100.0, 99.9, 100.1, 150.0] * 4)
     assert "10% of the samples are far out" in graded(m).reasons
+    # One in twenty happens on a quiet machine.
+    assert graded(measured(*[100.0, 100.1, 99.9, 100.0] * 4, 100.0, 100.1, 99.9, 150.0)).letter == "A"
 
 
 def test_times_that_rise_while_sampling() -> None:

@@ -89,6 +89,8 @@ def test_typical_time_and_clock_are_those_of_the_last_window() -> None:
     assert steadiness.typical_us == 60.0
     assert steadiness.clock_mhz == 1500.0
     assert steadiness.rounds == 3
+    steadiness.add(0.24, [70.0] * 5, [])
+    assert steadiness.typical_us == 66.0  # all ten samples since 0.14 s
 
 
 def test_without_clocks_there_is_no_clock() -> None:

@@ -1,5 +1,7 @@
 """FLOPs, bytes and the ops of a transformer, by hand and by published formulas."""
 
+from dataclasses import replace
+
 import pytest
 
 from quantbench.errors import InputError
@@ -60,6 +62,13 @@ def test_gradients_of_a_linear_layer() -> None:
     assert ops["mlp_up.wgrad"] == Gemm(m=2816, n=1024, k=256, layout="tn")
 
 
+def test_labels_tell_the_phases_apart() -> None:
+    shape = TransformerShape(hidden=512, heads=8, attention="unfused")
+    assert [op.label for op in shape.ops() if op.name in ("softmax", "proj")] == [
+        "softmax", "proj", "proj.dgrad", "proj.wgrad", "softmax.backward",
+    ]  # fmt: skip
+
+
 def test_grouped_query_and_gated_mlp() -> None:
     # LLaMA-3 8B: 32 heads, 8 key/value heads, ffn 14336, under tp 2.
     shape = TransformerShape(
@@ -91,6 +100,7 @@ def test_unfused_attention_by_hand(causal: bool) -> None:
 def test_attention_runs_in_a_format_that_it_has(dtype: str, attention: str) -> None:
     shape = TransformerShape(hidden=512, heads=8, dtype=dtype)
     assert shape.attention_dtype == attention
+    assert replace(shape, dtype="".join([*dtype])).attention_dtype == attention  # as a name that was read from a file
     ops = {op.name: op.workload for op in shape.ops(backward=False)}
     assert (ops["attention"].dtype, ops["qkv"].dtype) == (attention, dtype)
 
