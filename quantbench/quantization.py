@@ -241,11 +241,10 @@ def tile_edges(block: int, start: int, stop: int, multiple: Fraction | int = 1) 
     """
     scale = Fraction(multiple)
     tiles = ceil(scale * start / block)
-    last = 0
     while (edge := int(tiles * block / scale)) <= stop:  # the largest x with scale·x <= tiles·block
-        if edge >= start and edge != last:
+        if edge >= start:
             yield edge
-            last = edge
+            start = edge + 1  # several tiles may end at one edge
         tiles += 1
 
 

@@ -5,6 +5,7 @@ mislead. Relative results are shares of the median (0.005 is 0.5 %). scipy.stats
 Used by `timing`, `sweep`, `analysis`, `cluster`, `profile` and `report`.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -80,15 +81,8 @@ def median_ranks(count: int, confidence: float = CONFIDENCE) -> tuple[int, int, 
         raise InputError("median_ranks", f"count = {count}", "at least one sample")
     if not 0 < confidence < 1:
         raise InputError("median_ranks", f"confidence = {confidence!r}", "a share between 0 and 1")
-    from scipy import special
-
-    # bdtrik inverts the binomial distribution over real k; the exact sum decides between its neighbours.
-    guess = special.bdtrik((1 - confidence) / 2, count, 0.5) if count > 1 else 0.0
-    rank = min(max(int(guess) + 1 if np.isfinite(guess) else 1, 1), (count + 1) // 2)
-    while rank > 1 and _coverage(count, rank) < confidence:
-        rank -= 1
-    while rank < (count + 1) // 2 and _coverage(count, rank + 1) >= confidence:
-        rank += 1
+    # The coverage falls with the rank, to 0 from the middle on.
+    rank = max(1, bisect_left(range(1, count), True, key=lambda r: _coverage(count, r) < confidence))
     return rank, count + 1 - rank, _coverage(count, rank)
 
 

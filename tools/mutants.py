@@ -34,9 +34,12 @@ TESTS = {
     "quantbench/quantization.py": ["tests/quantization/test_quantization.py", "tests/quantization/test_occupancy.py"],
     "quantbench/stats.py": ["tests/quantization/test_stats.py"],
     "quantbench/workload/transformer.py": ["tests/workload/test_workload.py"],
-    "quantbench/timing/stopping.py": ["tests/timing/test_timing_stopping.py"],
+    "quantbench/timing/stopping.py": ["tests/timing/test_timing_stopping.py", "tests/timing/test_timing_steadiness.py"],
     "quantbench/timing/grade.py": ["tests/timing/test_timing_grade.py"],
-    "quantbench/analysis/step_detection.py": ["tests/analysis/test_cliffs.py", "tests/analysis/test_fixture_truth.py"],
+    "quantbench/analysis/step_detection.py": [
+        "tests/analysis/test_step_detection.py", "tests/analysis/test_cliffs.py",
+        "tests/analysis/test_fixture_truth.py",
+    ],
     "quantbench/analysis/compare.py": ["tests/analysis/test_compare.py"],
     "quantbench/planner/iteration.py": ["tests/planner/test_planner_iteration.py"],
     "quantbench/profile/interpolation.py": [

@@ -226,7 +226,7 @@ class _Sums:
 def _moments(sums: Floats) -> tuple[Floats, ...]:
     w, wu, wz, wuu, wuz, wzz = sums
     mean_u, mean_z = wu / w, wz / w
-    return w, mean_u, mean_z, np.maximum(wuu - wu * mean_u, 0), wuz - wu * mean_z, np.maximum(wzz - wz * mean_z, 0)
+    return w, mean_u, mean_z, wuu - wu * mean_u, wuz - wu * mean_z, wzz - wz * mean_z
 
 
 def _cost(moments: tuple[Floats, ...]) -> Floats:

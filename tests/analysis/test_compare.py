@@ -125,6 +125,14 @@ def test_false_regressions_stay_below_the_stated_rate() -> None:
     assert false <= 17
 
 
+def test_points_come_in_the_order_of_verdicts_with_the_largest_change_first() -> None:
+    shifts = [1.1, 0.7, 1.0, 1.6, 0.9, 1.3]
+    compared = compare_runs(run(points([1.0] * 6, seed=0, noise=0.002)), run(points(shifts, seed=50, noise=0.002)))
+    assert [round(point.ratio, 1) for point in compared.points] == [1.6, 1.3, 1.1, 0.7, 0.9, 1.0]
+    assert compared.counts == {"slower": 3, "faster": 2, "same": 1, "unclear": 0}
+    assert compared.regressions == 3
+
+
 def test_quiet_points_within_the_margin_are_the_same_and_noisy_ones_unclear() -> None:
     quiet = verdicts(
         run(points([1.0] * 5, seed=0, noise=0.002)), run(points([1.003] * 5, seed=50, noise=0.002)), margin=0.01
@@ -165,6 +173,15 @@ def test_single_figures_are_unclear_until_their_noise_is_stated() -> None:
     assert point.why == "single figures without a spread (--noise says how well one repeats)"
     assert verdicts(run(a), run(b), noise=0.03) == {64: "slower"}
     assert verdicts(run(a), run(b), noise=0.2) == {64: "unclear"}
+
+
+@pytest.mark.parametrize("us", [97.0, 103.0])
+def test_an_interval_that_leaves_the_margin_on_one_side_is_unclear(us: float) -> None:
+    # The interval of ±5.7 % around a change of 3 % goes to 9 % on one side.
+    a = [record(Gemm(1024, 64, 1024), (100.0,), {"n": 64})]
+    b = [record(Gemm(1024, 64, 1024), (us,), {"n": 64})]
+    assert verdicts(run(a), run(b), noise=0.02, margin=0.05) == {64: "unclear"}
+    assert verdicts(run(a), run(b), noise=0.02, margin=0.10) == {64: "same"}
 
 
 def test_few_samples_are_unclear() -> None:
@@ -229,6 +246,30 @@ def test_a_changed_kernel_is_named() -> None:
     assert compare_runs(run([a]), run([b])).points[0].why == "the library changed from 128x256 to 64x64"
 
 
+def test_the_same_kernel_in_both_runs_is_no_change() -> None:
+    # Names that were read from two files are equal, not the same object.
+    names = ["".join(["sgemm_", "128x64"]) for _ in range(2)]
+    a, b = (
+        record(Gemm(1024, 64, 1024), samples(us, noise=0.01, count=20, seed=1), {"n": 64}, launch=Launch(name))
+        for us, name in zip((100.0, 130.0), names, strict=True)
+    )
+    point = compare_runs(run([a]), run([b])).points[0]
+    assert (point.verdict, point.why) == ("slower", "")
+
+
+def test_another_provider_is_no_change_of_kernel() -> None:
+    work = Gemm(1024, 64, 1024)
+    one, other = (
+        record(work, samples(100.0, noise=0.01, count=20, seed=i), {"n": 64}, provider=name, launch=Launch(f"k{i}"))
+        for i, name in enumerate(("torch.mm", "triton"))
+    )
+    for a, b in ((one, other), (other, one)):
+        assert compare_runs(run([a]), run([b]), CompareOptions(by="workload")).points[0].why == ""
+    unnamed = replace(one, launch=None)
+    assert compare_runs(run([one]), run([unnamed])).points[0].why == ""
+    assert compare_runs(run([unnamed]), run([one])).points[0].why == ""
+
+
 # --- what may be compared ----------------------------------------------------------------------------------------
 
 
@@ -237,9 +278,13 @@ def test_other_devices_and_origins_are_refused_unless_forced() -> None:
     other = run(b, device=replace(SPEC, name="h100-test"))
     with pytest.raises(InputError, match=r"different devices, a100-test and h100-test; expected .* or --force"):
         compare_runs(run(a), other)
+    with pytest.raises(InputError, match=r"different devices, h100-test and a100-test; expected .* or --force"):
+        compare_runs(other, run(a))
     measured = run([replace(r, origin="measured") for r in b], origin="measured")
     with pytest.raises(InputError, match=r"simulated figures against measured ones"):
         compare_runs(run(a), measured)
+    with pytest.raises(InputError, match=r"measured figures against simulated ones"):
+        compare_runs(measured, run(a))
     assert compare_runs(run(a), other, CompareOptions(force=True)).obstacles == (
         "different devices, a100-test and h100-test",
     )
@@ -269,6 +314,13 @@ def test_runs_timed_differently_say_so() -> None:
     b = [replace(r, key="0" * 16) for r in points([1.0], seed=5)]
     with pytest.raises(InputError, match=r"they are timed differently: cache cold → hot\); expected .*--by workload"):
         compare_runs(a, run(b, options={"timing": {"cache": "hot"}}))
+
+
+def test_by_workload_the_timing_is_no_reason_to_find_nothing_in_common() -> None:
+    a = run(points([1.0], seed=0), options={"timing": {"cache": "cold"}})
+    b = run([record(Gemm(8, 8, 8), (1.0,), {"n": 8})], options={"timing": {"cache": "hot"}})
+    with pytest.raises(InputError, match=r"\(no workload is in both\); expected runs of the same workloads$"):
+        compare_runs(a, b, CompareOptions(by="workload"))
 
 
 def test_empty_runs_are_an_error() -> None:

@@ -129,6 +129,16 @@ def test_zero_3_gathers_and_reduces_every_micro_batch() -> None:
     assert exposed_s(replace(of, dp_overlap=0.3), Layout(48, 8, 1, 1), 10.0, room_s=9.0) == 7.0
 
 
+@pytest.mark.parametrize(("zero", "micro_batches"), [(0, 1), (1, 1), (2, 8)])
+def test_traffic_hides_behind_the_last_micro_batch_or_behind_all(zero: int, micro_batches: int) -> None:
+    """Gradients that stay whole travel once, after the last of eight micro-batches; sharded ones after each."""
+    of = job(gpus=16, gbs=16, shape=bloom_like(layers=1))
+    bare, hidden = (times_of(replace(of, dp_overlap=share), Layout(2, 8, 1, 1, zero=zero)) for share in (0.0, 1.0))
+    computed = hidden.sec.mid - hidden.data_parallel - hidden.optimizer
+    assert hidden.data_parallel > 0
+    assert bare.data_parallel - hidden.data_parallel == pytest.approx(computed * micro_batches / 8)
+
+
 def test_data_parallelism_inside_a_node_takes_its_links() -> None:
     of = job(gpus=8, gbs=8, shape=bloom_like(layers=1))
     found = data_parallel_s(of, Layout(8, 1, 1, 1), PLAIN, 10**8, 1)

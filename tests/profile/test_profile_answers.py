@@ -16,7 +16,7 @@ from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.gemm.model import LARGEST_SIDE
 from quantbench.latency.op_times import OpTimes
 from quantbench.profile import Estimate, Estimates, Profile
-from quantbench.profile.interpolation import Lines, RowIndex
+from quantbench.profile.interpolation import Lines, RowIndex, Surface
 from quantbench.stats import median
 from quantbench.store.record import Measured
 from quantbench.workload import Attention, Gemm, Softmax, TransformerShape
@@ -273,6 +273,85 @@ def test_lines_go_through_sizes_that_grow_together() -> None:
     assert value[2] == 2.0
     # 300 and 4000 are more than a factor of two apart: nothing is between them.
     assert not lines.between((np.array([8]), np.array([1000]), np.array([100])))[0].any()
+
+
+def test_rows_of_one_size_are_found() -> None:
+    assert RowIndex((np.array([7, 3, 5]),)).find((np.array([3, 4, 5, 7]),)).tolist() == [1, -1, 2, 0]
+
+
+def test_lines_of_different_reach_are_kept_apart() -> None:
+    """Three lines along the second size; a size below, between or above the rows of another line is not between."""
+    sizes = (np.array([1, 1, 1, 2, 2, 3, 3]), np.array([10, 16, 20, 100, 180, 12, 24]))
+    lines = Lines(sizes, np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]), ((1,),))
+    asked = (np.array([1, 1, 2, 2, 3, 3, 3, 4]), np.array([18, 24, 15, 134, 10, 17, 134, 15]))
+    known, value = lines.between(asked)
+    assert known.tolist() == [True, False, False, True, False, True, False, False]
+    for at, (low, low_us, high) in ((0, (16, 2.0, 20)), (3, (100, 4.0, 180)), (5, (12, 6.0, 24))):
+        assert value[at] == pytest.approx(low_us + np.log(asked[1][at] / low) / np.log(high / low))
+
+
+def test_each_row_is_predicted_from_its_neighbours_on_its_line() -> None:
+    """The ends of a line have one neighbour only, and neighbours more than a factor of two apart tell nothing."""
+    sizes = (np.array([1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4]), np.array([10, 14, 20, 8, 4, 5, 10, 14, 21, 10, 12]))
+    value = np.array([1.0, 9.0, 3.0, 7.0, 5.0, 9.0, 1.0, 9.0, 3.0, 1.0, 3.0])
+    known, predicted = Lines(sizes, value, ((1,),)).left_out()
+    assert np.flatnonzero(known).tolist() == [1, 5]
+    assert predicted[1] == pytest.approx(1 + 2 * np.log(1.4) / np.log(2))
+    assert predicted[5] == pytest.approx(5 + 2 * np.log(1.25) / np.log(2))
+
+
+def test_a_row_on_two_lines_is_predicted_along_the_first_family() -> None:
+    sizes = (np.array([10, 15, 20, 15, 15]), np.array([15, 15, 15, 10, 20]))
+    lines = Lines(sizes, np.array([1.0, 0.0, 1.0, 5.0, 5.0]), ((0,), (1,)))
+    assert lines.left_out()[1].tolist() == pytest.approx([0, 1, 0, 0, 0])
+
+
+def surface(ratio: np.ndarray) -> Surface:
+    """Rows at 64, 80, … whose times are these multiples of a model that says 10 µs, give or take 20 %."""
+    sizes = (np.arange(64, 64 + 16 * len(ratio), 16), np.full(len(ratio), 8))
+
+    def model(asked: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+        ones = np.ones(len(asked[0]))
+        return 10 * ones, 0.2 * ones, 0.2 * ones, 0 * ones
+
+    us = 10 * ratio
+    return Surface(sizes, us, us, us, model, ((0,),))  # type: ignore[arg-type]
+
+
+def test_neighbours_that_tell_nothing_are_not_followed() -> None:
+    """Every second row is twice as slow: what lies between its neighbours says the opposite of what it is."""
+    found = surface(np.exp(np.resize([-0.5, 0.5], 21)))
+    assert found.trust.share == 0.0
+    latency, low, high, _, outside = found.many((np.array([72, 20]), np.array([8, 8])))
+    assert latency[0] == pytest.approx(10 * np.exp(found.bias))
+    assert np.log(high[0] / latency[0]) == pytest.approx(found.trust.half_width)
+    assert found.trust.half_width >= 0.5
+    assert outside.tolist() == [False, True]
+    assert np.log(latency[1] / low[1]) == pytest.approx(1.5 * 0.2)
+
+
+def test_neighbours_that_tell_all_are_followed() -> None:
+    found = surface(np.exp(np.log(np.arange(64, 64 + 16 * 21, 16) / 200)))
+    assert found.trust.share == pytest.approx(1.0, abs=1e-6)
+    assert found.trust.half_width == 0.01
+    assert found.many((np.array([72]), np.array([8])))[0][0] == pytest.approx(10 * 72 / 200)
+
+
+def test_without_rows_the_model_answers_and_everything_is_outside() -> None:
+    found = surface(np.zeros(0))
+    latency, low, high, _, outside = found.many((np.array([1, 72]), np.array([8, 8])))
+    assert found.range == ((1, 0), (1, 0))
+    assert outside.tolist() == [True, True]
+    assert latency.tolist() == [10.0, 10.0]
+    assert np.log(high / latency) == pytest.approx([1.5 * 0.2] * 2)
+    assert np.log(latency / low) == pytest.approx([1.5 * 0.2] * 2)
+
+
+def test_few_rows_are_followed_with_the_models_interval() -> None:
+    found = surface(np.exp(np.resize([-0.5, 0.5], 9)))
+    assert (found.trust.share, found.trust.half_width) == (1.0, 0.2)
+    assert surface(np.full(4, 3.0)).bias == 0.0
+    assert surface(np.full(5, 3.0)).bias == pytest.approx(np.log(3))
 
 
 LIGHT = """

@@ -113,9 +113,15 @@ def test_alignment_follows_the_stored_rows() -> None:
     assert gemm_alignment_bytes(Gemm(m=129, n=128, k=64, layout="nt")) == 128
     assert gemm_alignment_bytes(Gemm(m=128, n=128, k=65, layout="nt")) == 2
     assert gemm_alignment_bytes(Gemm(m=129, n=128, k=64, layout="tn")) == 2
+    assert gemm_alignment_bytes(Gemm(m=128, n=128, k=65, layout="tn")) == 128
+    assert gemm_alignment_bytes(Gemm(m=129, n=128, k=65, layout="nn")) == 2
+    # 8 columns of int8: 32 bytes where c is stored in int32, 8 only where b's rows are as long.
+    assert gemm_alignment_bytes(Gemm(m=128, n=8, k=128, dtype="int8", layout="nt")) == 32
+    assert gemm_alignment_bytes(Gemm(m=128, n=8, k=128, dtype="int8", layout="nn")) == 8
 
 
 def test_tile_edges_of_a_scaled_dimension() -> None:
+    assert list(tile_edges(128, 100, 400)) == [128, 256, 384]
     # The QKV width is 3 · hidden: hidden 1024 is 3072 = 24 tiles of 128 exactly, 1066 is the last with 25.
     assert list(tile_edges(128, 1020, 1070, multiple=3)) == [1024, 1066]
     # Several tiles between neighbours are one edge, not two.

@@ -92,6 +92,25 @@ def test_relative_half_width_of_too_few_is_infinite() -> None:
     assert stats.relative_half_width([10.0] * 6) == 0.0
 
 
+def test_a_confidence_that_is_reached_exactly_is_reached() -> None:
+    # Three samples enclose the median with 75 %.
+    assert stats.relative_half_width([99.0, 100.0, 101.0], confidence=0.75) == pytest.approx(0.01)
+    assert stats.relative_half_width([99.0, 100.0, 101.0], confidence=0.76) == float("inf")
+    assert stats.median_ranks(8, 1 - 2 * 9 / 2**8)[:2] == (2, 7)
+
+
+def test_times_around_zero_have_no_relative_figures() -> None:
+    for samples in ([-1.0] * 10, [0.0] * 10):
+        assert stats.relative_half_width(samples) == float("inf")
+        assert stats.noise(samples) == float("inf")
+        assert stats.spread(samples) == float("inf")
+
+
+@pytest.mark.parametrize(("confidence", "quantile"), [(0.6827, 1.0), (0.9, 1.645), (0.95, 1.96), (0.99, 2.576)])
+def test_normal_quantiles_as_in_the_tables(confidence: float, quantile: float) -> None:
+    assert stats.normal_quantile(confidence) == pytest.approx(quantile, abs=5e-4)
+
+
 def test_quantiles_spread_and_median_by_hand() -> None:
     samples = [100.0 + i for i in range(11)]  # 100 … 110
     assert stats.median(samples) == 105.0

@@ -10,6 +10,7 @@ from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.measurement import Discarded, Grade, Measurement
 from quantbench.timing.grade import best_clock_mhz, grade
 from quantbench.timing.options import TimingOptions
+from quantbench.timing.session import KEPT
 
 MIB = 2**20
 # A100 SXM4 80 GB and H100 SXM5, constants as in the registry.
@@ -44,6 +45,21 @@ def test_a_steady_cold_measurement_is_an_a_without_reasons() -> None:
 def test_what_an_interpreter_took_is_the_time_of_no_kernel() -> None:
     assert graded(measured(), interpreted=True) == Grade(
         "D", ("it ran in triton's interpreter: the time of no kernel",)
+    )
+
+
+def test_what_has_no_worth_says_so_first() -> None:
+    interpreted = "it ran in triton's interpreter: the time of no kernel"
+    kept = tuple(Discarded(140.0, f"throttled: {mhz} MHz is low{KEPT}", float(mhz)) for mhz in (1050, 900))
+    got = graded(measured(discarded=kept, cache="hot"), interpreted=True, unchecked="not checked")
+    assert got == Grade(
+        "D",
+        (
+            interpreted,
+            "not checked",
+            "every sample was throttled (1050 MHz is low)",
+            "measured with a hot cache, cold was asked for",
+        ),
     )
 
 
@@ -174,6 +190,8 @@ def test_spread_and_noise() -> None:
 def test_outliers() -> None:
     m = measured(*[100.0, 100.1, 100.2, 99.9, 100.0, 100.1, 100.0, 99.9, 100.1, 150.0] * 4)
     assert "10% of the samples are far out" in graded(m).reasons
+    # One in twenty happens on a quiet machine.
+    assert graded(measured(*[100.0, 100.1, 99.9, 100.0] * 4, 100.0, 100.1, 99.9, 150.0)).letter == "A"
 
 
 def test_times_that_rise_while_sampling() -> None:

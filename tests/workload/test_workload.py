@@ -1,5 +1,7 @@
 """FLOPs, bytes and the ops of a transformer, by hand and by published formulas."""
 
+from dataclasses import replace
+
 import pytest
 
 from quantbench.errors import InputError
@@ -60,6 +62,13 @@ def test_gradients_of_a_linear_layer() -> None:
     assert ops["mlp_up.wgrad"] == Gemm(m=2816, n=1024, k=256, layout="tn")
 
 
+def test_labels_tell_the_phases_apart() -> None:
+    shape = TransformerShape(hidden=512, heads=8, attention="unfused")
+    assert [op.label for op in shape.ops() if op.name in ("softmax", "proj")] == [
+        "softmax", "proj", "proj.dgrad", "proj.wgrad", "softmax.backward",
+    ]  # fmt: skip
+
+
 def test_grouped_query_and_gated_mlp() -> None:
     # LLaMA-3 8B: 32 heads, 8 key/value heads, ffn 14336, under tp 2.
     shape = TransformerShape(
@@ -72,6 +81,28 @@ def test_grouped_query_and_gated_mlp() -> None:
     attention = ops["attention"]
     assert isinstance(attention, Attention)
     assert (attention.heads, attention.kv_heads) == (16, 4)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_unfused_attention_by_hand(causal: bool) -> None:
+    shape = TransformerShape(hidden=512, heads=8, seq=128, mbs=3, tp=2, attention="unfused", causal=causal)
+    ops = {op.name: op.workload for op in shape.ops(backward=False)}
+    assert ops["scores"] == Gemm(128, 128, 64, batch=3 * 4, layout="nt")
+    mask = "causal" if causal else "none"
+    assert ops["softmax"] == Softmax(3 * 4, 128, 128, mask=mask, scale=1 / 8, mask_batch=3)
+    assert ops["context"] == Gemm(128, 64, 128, batch=3 * 4, layout="nn")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "attention"),
+    [("fp16", "fp16"), ("bf16", "bf16"), ("fp32", "fp32"), ("tf32", "fp32"), ("fp8", "bf16"), ("int8", "bf16")],
+)
+def test_attention_runs_in_a_format_that_it_has(dtype: str, attention: str) -> None:
+    shape = TransformerShape(hidden=512, heads=8, dtype=dtype)
+    assert shape.attention_dtype == attention
+    assert replace(shape, dtype="".join([*dtype])).attention_dtype == attention  # as a name that was read from a file
+    ops = {op.name: op.workload for op in shape.ops(backward=False)}
+    assert (ops["attention"].dtype, ops["qkv"].dtype) == (attention, dtype)
 
 
 def test_key_value_heads_are_replicated_when_there_are_fewer_than_gpus() -> None:
@@ -131,3 +162,12 @@ def test_layer_weights_of_a_gpt_and_of_grouped_gated_layers() -> None:
     assert TransformerShape(hidden=1024, heads=16).layer_weights(2) == 12 * 1024**2 // 2
     llama = TransformerShape(hidden=4096, heads=32, kv_heads=8, ffn=14336, gated=True)
     assert llama.layer_weights() == 4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14336
+    # With 16 GPUs, two share each key/value head: one head of 128 remains on each.
+    assert llama.layer_weights(16) == 2 * 4096 * 128 * (2 + 1) + 3 * 4096 * 14336 // 16
+    assert all(isinstance(shape.layer_weights(2), int) for shape in (llama, TransformerShape(hidden=1024, heads=16)))
+
+
+def test_parameters_count_a_matrix_that_is_shared_once() -> None:
+    tied, untied = (TransformerShape(hidden=1024, heads=16, vocab=50304, layers=3, tied=tied) for tied in (True, False))
+    assert tied.parameters == 3 * 12 * 1024**2 + 50304 * 1024
+    assert untied.parameters == tied.parameters + 50304 * 1024
