@@ -15,10 +15,8 @@ capability 8.0 on the driver reserves 1 KiB per block). Barriers and thread bloc
 profiler does not report them.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from fractions import Fraction
-from math import ceil, prod
+from math import prod
 
 from quantbench.errors import require_int, shortened
 from quantbench.launch import Launch, Tile
@@ -227,36 +225,6 @@ def gemm_alignment_bytes(gemm: Gemm) -> int:
         alignment_bytes(row_b, gemm.dtype),
         alignment_bytes(gemm.n, gemm.output_dtype),
     )
-
-
-def tile_edges(block: int, start: int, stop: int, multiple: Fraction | int = 1) -> Iterator[int]:
-    """Yields the sizes x in [start, stop] for which x + 1 needs one more tile of `block`.
-
-    multiple: ratio of the tiled dimension to x (3 for hidden → QKV, 4/tp for hidden → ffn, and so on).
-
-    >>> list(tile_edges(128, 1, 400))
-    [128, 256, 384]
-    >>> list(tile_edges(128, 1, 100, multiple=3))
-    [42, 85]
-    """
-    scale = Fraction(multiple)
-    tiles = ceil(scale * start / block)
-    while (edge := int(tiles * block / scale)) <= stop:  # the largest x with scale·x <= tiles·block
-        if edge >= start:
-            yield edge
-            start = edge + 1  # several tiles may end at one edge
-        tiles += 1
-
-
-def wave_edges(gemms: list[tuple[int, Gemm]], tile: Tile, sm_count: int, blocks_per_sm: int = 1) -> list[int]:
-    """Returns the axis values after which one more wave is needed. gemms: (axis value, GEMM) pairs, ascending.
-
-    >>> sizes = [(n, Gemm(m=1024, n=n, k=64)) for n in (3328, 3456, 3584)]
-    >>> wave_edges(sizes, Tile(128, 256), sm_count=108)
-    [3328]
-    """
-    waves = [quantize(gemm, tile, sm_count, blocks_per_sm).num_waves for _, gemm in gemms]
-    return [value for (value, _), now, then in zip(gemms, waves, waves[1:], strict=False) if then > now]
 
 
 def resident_blocks(

@@ -16,8 +16,6 @@ from quantbench.quantization import (
     idle_shares,
     kernel_change_words,
     quantize,
-    tile_edges,
-    wave_edges,
 )
 from quantbench.workload import Gemm
 
@@ -118,19 +116,6 @@ def test_alignment_follows_the_stored_rows() -> None:
     # 8 columns of int8: 32 bytes where c is stored in int32, 8 only where b's rows are as long.
     assert gemm_alignment_bytes(Gemm(m=128, n=8, k=128, dtype="int8", layout="nt")) == 32
     assert gemm_alignment_bytes(Gemm(m=128, n=8, k=128, dtype="int8", layout="nn")) == 8
-
-
-def test_tile_edges_of_a_scaled_dimension() -> None:
-    assert list(tile_edges(128, 100, 400)) == [128, 256, 384]
-    # The QKV width is 3 · hidden: hidden 1024 is 3072 = 24 tiles of 128 exactly, 1066 is the last with 25.
-    assert list(tile_edges(128, 1020, 1070, multiple=3)) == [1024, 1066]
-    # Several tiles between neighbours are one edge, not two.
-    assert list(tile_edges(128, 1, 3, multiple=256)) == [1, 2, 3]
-
-
-def test_wave_edges() -> None:
-    sizes = [(n, Gemm(m=2304, n=n, k=64)) for n in range(1400, 1700, 4)]
-    assert wave_edges(sizes, Tile(256, 128), sm_count=108) == [1536]
 
 
 def test_cdiv_is_exact_for_large_integers() -> None:
