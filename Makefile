@@ -44,7 +44,7 @@ EXTRAS := tests/cluster/test_cluster_ray.py tests/importers tests/profile tests/
 test-extras: .venv/extras
 	$(BIN)/python -m pytest --benchmark-skip -n $(PROCESSES) --dist loadfile $(EXTRAS)
 
-# Mutation testing of the core modules, 151 mutants drawn at random: 20 minutes on two cores.
+# Mutation testing of the core modules, on mutants drawn at random.
 mutants: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check cosmic-ray
 	$(BIN)/python -m tools.mutants

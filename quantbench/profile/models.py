@@ -127,7 +127,7 @@ class Models:
     """Models for shapes that were not measured.
 
     gemm: one model per dtype. softmax, attention: None if the device has no such model.
-    softmax_fused: True if the softmax model describes one fused kernel, False for the three-kernel fallback.
+    softmax_fused: True if the softmax model describes one fused kernel, False for the unfused fallback.
     """
 
     gemm: tuple[ProductModel, ...] = ()
