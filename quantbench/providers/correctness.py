@@ -396,7 +396,7 @@ def _attention_gradients(
     compute = _precision(work)
     scale = work.head_dim**-0.5
     k, v = k.to(compute), v.to(compute)
-    k_norm = k.square().sum(-1)
+    k_norm, v_square = k.square().sum(-1), v.square()
     dk, dv = (torch.zeros(len(keys), work.head_dim, dtype=torch.float64, device=q.device) for _ in range(2))
     dk_norm, dv_norm = (torch.zeros(len(keys), dtype=torch.float64, device=q.device) for _ in range(2))
     errors, norms = [], []
@@ -407,7 +407,9 @@ def _attention_gradients(
         dp = do @ v.T
         delta = (p * dp).sum(-1, keepdim=True)
         ds = p * (dp - delta) * scale
-        size = p.square() * (dp.square_() + delta.square_()) * scale**2
+        # dp is small by chance where its terms cancel, as in the first causal rows; its rounding error is not.
+        dp_square = torch.maximum(dp.square_(), do.square() @ v_square.T)
+        size = p.square() * (dp_square + delta.square_()) * scale**2
         picked = queries[(queries >= part[0]) & (queries <= part[-1])]
         local = picked - part[0]
         errors.append(_square(results[0][:, picked].to(compute) - ds[:, local] @ k))
