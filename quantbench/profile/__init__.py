@@ -1,6 +1,7 @@
 """Stores and queries the profile of one GPU: measured tables, fitted models, cliffs and rule findings.
 
-Entry point: `Profile`. Names are imported on first use, so that importing a light module of this package stays fast.
+Entry point: `Profile`. Used by users' Python code and by the commands `profile`, `plan` and `advise`. Names are
+imported on first use, so that importing a light module of this package stays fast.
 """
 
 from importlib import import_module

@@ -1,6 +1,7 @@
 """Answers profile queries, for one shape or for arrays of shapes.
 
-Entry points: `Asker` for GEMMs, softmax and attention, `ask_collective` for collectives. Used by `Profile`.
+Entry points: `Asker` for GEMMs, softmax and attention, `ask_collective` for collectives. Used by `profile.profile`,
+whose query methods call them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Builds a profile from the records of runs: one row per workload and provider, fitted models, cliffs, findings.
 
-Entry point: `build`. Used by `Profile.from_runs`; `tools/shelf.py` uses the functions for single parts.
+Entry point: `build`, used by `Profile.from_runs` (`profile.profile`). `tools.shelf` calls the functions for single
+parts: `cliffs_of`, `findings_of`, `source_of`, `software_of`.
 """
 
 from __future__ import annotations

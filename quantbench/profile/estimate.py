@@ -1,6 +1,7 @@
-"""Result types of profile queries: times with interval and source, for many shapes or one transformer layer.
+"""Defines the result types of profile queries: times with interval and source, for many shapes or one layer.
 
-Entry points: `Estimates` and `LayerEstimate`, built by `layer_of`. Used by `Profile`, `answers` and `interpolation`.
+Entry points: `Estimates`; `LayerEstimate`, built by `layer_of`; the constants `MEASURED`, `INTERPOLATED` and
+`MODELLED`, which number the sources. Used by `answers`, `interpolation`, `profile.profile` and the command `profile`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Reads and writes profile files: one JSON file, and a Parquet file beside it for each table of more than 2000 rows.
 
+Entry points: `write_document` and `read_document`, used by `Profile` (`profile.profile`); `to_parquet`, used by
+`exporters.flat`; `schema`, the JSON Schema for users.
+
 `sha256` in the JSON covers everything else in it, including the digest of each Parquet file, so any change is detected.
-Entry points: `write_document` and `read_document`, used by `Profile`, `to_parquet`, used by `exporters.flat`; `schema`.
+A change that an old reader would misread needs a new version number, and a migration from the old version in
+`MIGRATIONS`.
 
 History of the format "quantbench-profile":
 1  first version.
-
-A change that an old reader would misread needs a new version number, and a migration from the old version in
-`MIGRATIONS`.
 """
 
 from __future__ import annotations

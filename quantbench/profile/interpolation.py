@@ -1,11 +1,13 @@
 """Interpolates times between measured shapes with a model that knows the tile and wave edges.
 
+Entry point: `Surface.many`, which returns the times of many shapes; `Base` is the model below it. Used by `sources`,
+which builds surfaces, and by `answers`.
+
 A measured shape returns its own row (found by `RowIndex`). Otherwise the model predicts, and its time is multiplied by
 the ratio of measured to modelled time, which is smooth across edges. The ratio is interpolated between the two nearest
 measured shapes on a line (`Lines`: some sizes grow in proportion, the others stay fixed); a shape that is not between
 two measured ones gets the median ratio of all rows. Leave-one-out errors set the fraction of the ratio that is applied
-and the width of the interval (`Surface.trust`). Entry point: `Surface.many`. Used by `sources` (which builds surfaces)
-and `answers`.
+and the width of the interval (`Surface.trust`).
 """
 
 from __future__ import annotations

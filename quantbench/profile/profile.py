@@ -1,6 +1,7 @@
 """Builds, saves, loads and queries the profile of one GPU: measured tables, fitted models, cliffs and rule findings.
 
-Entry point: `Profile`. Used by the CLI, the exporters and tools; it implements `latency.op_times.OpTimes`.
+Entry point: `Profile`. Used by users' Python code, the commands `profile`, `plan` and `advise`, the exporters and
+tools. It implements `latency.op_times.OpTimes`.
 """
 
 from __future__ import annotations

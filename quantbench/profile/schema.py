@@ -1,6 +1,7 @@
 """Builds the JSON Schema of a profile file from the dataclasses and table layouts.
 
-Entry point: `schema`, also available as `profile.file.schema`. `python -m quantbench.profile.schema` prints it.
+Entry points: `schema`, `PROFILE_FORMAT`, `PROFILE_VERSION`. Used by `file` and `profile.profile`; `python -m
+quantbench.profile.schema` prints the schema.
 """
 
 import json

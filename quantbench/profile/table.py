@@ -1,7 +1,8 @@
 """Defines the tables of a profile (columns, rows sorted by unique keys) and checks their rows.
 
-Entry points: `Table`, and `check_table`, which rejects invalid workloads and impossible times. Used by `Profile` and
-throughout this package. Checks are vectorised: tens of thousands of rows take milliseconds.
+Entry points: `Table`; `LAYOUTS`, the columns of each kind of table; `check_table`, which rejects invalid workloads and
+impossible times. Used by the rest of `profile` and by the command `profile`. Checks are vectorised: tens of thousands
+of rows take milliseconds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Defines the options and result of an export, and selects the rows to export: one time per shape.
 
-Entry points: `ExportOptions` and `Exported`, used by `cli.profile`; `products`, `attentions` and `collectives`, which
-select rows of one provider, used by the format modules and `blindspots_report`.
+Entry points: `ExportOptions` and `Exported`; `products`, `attentions` and `collectives`, which select rows of one
+provider; `dtype_of`; `require_gpu`. Used by the other modules of this package, by `blindspots_report` and by the
+command `profile`.
 """
 
 from __future__ import annotations

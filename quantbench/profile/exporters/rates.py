@@ -1,6 +1,7 @@
 """Derives a GPU's achieved TFLOP/s, memory GB/s and link rates, which simple planners take as input.
 
-Entry points: `achieved` and `link_rates`. Used by the exporters for aiconfigurator, calculon, llm-analysis and Vidur.
+Entry points: `achieved`, `link_rates`, `curve` (efficiency by work size). Used by the exporters `aiconfigurator`,
+`calculon`, `llm_analysis` and `vidur`.
 """
 
 from __future__ import annotations
