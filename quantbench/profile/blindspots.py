@@ -1,8 +1,7 @@
 """Estimates a planner's interpolation error between the rows of its table, and selects the rows to add that fix it.
 
 Entry points: `choose`, `replay`, `interpolated_us`, and the types `Site`, `Choice` and `Replay`. Used by
-`blindspots_report`, the command `profile` (`blindspots`), and the exporters `aiconfigurator` (through `modelled`) and
-`vidur`.
+`blindspots_report`, the command `profile` and the exporters `exporters.modelled` and `exporters.vidur`.
 
 aiconfigurator's engine interpolates the time of a GEMM m×n×k at a known (n, k) linearly between the two nearest rows in
 m (tests compare `interpolated_us` with the engine). The time jumps at a tile or wave edge, so the line is wrong on both

@@ -2,7 +2,7 @@
 
 Entry points: `find`, which returns `Blindspots`; `measured_products`, `thin_model` and `consumer_of`, which prepare a
 replay; functions that format the results; `write_between`, which replaces a marked part of a document. Used by the
-command `profile` (`blindspots`); the maintainers' `tools` use `write_between`.
+command `profile`; `tools.accuracy` and `tools.evidence` use `write_between`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Builds, saves, loads and queries the profile of one GPU: measured tables, fitted models, cliffs and rule findings.
 
-Entry point: `Profile`. Used by users' Python code, the commands `profile`, `plan` and `advise`, the exporters and
-tools. It implements `latency.op_times.OpTimes`.
+Entry point: `Profile`, which implements `OpTimes` of `latency.op_times`. Used by users' Python code, by the commands
+`profile`, `plan` and `advise`, by the exporters and by `tools`.
 """
 
 from __future__ import annotations

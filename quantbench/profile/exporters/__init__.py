@@ -1,7 +1,7 @@
 """Exports a profile to the formats of planners and simulators.
 
-Entry points: `export_profile`, `FORMATS`. Used by the command `profile` (`export`). Each format is a module of this
-package, imported when it is asked for.
+Entry points: `export_profile`, `FORMATS`. Used by the command `profile`. Each format is a module of this package,
+imported when it is asked for.
 """
 
 from __future__ import annotations

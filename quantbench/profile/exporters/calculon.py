@@ -1,9 +1,10 @@
 """Exports a Calculon system file (JSON): peaks, and efficiency by work size, from measured rows.
 
-Entry point: `export`, called by `export_profile` of this package. Format: calculon/{processor,memory,network,system}.py
-of https://github.com/calculon-ai/calculon (commits f50f3a4, b2fe815, 71f6435, 345f893). Calculon uses the efficiency of
-the first listed size that is not larger than the work's, in GFLOP for arithmetic and 1e6 bytes for memory. (PyPI's
-`calculon` is another project.)
+Entry point: `export`, called by the package's `export_profile`.
+
+Format: calculon/{processor,memory,network,system}.py of https://github.com/calculon-ai/calculon (commits f50f3a4,
+b2fe815, 71f6435, 345f893). Calculon uses the efficiency of the first listed size that is not larger than the work's, in
+GFLOP for arithmetic and 1e6 bytes for memory. (PyPI's `calculon` is another project.)
 """
 
 from __future__ import annotations
