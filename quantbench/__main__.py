@@ -1,4 +1,7 @@
-"""Runs the `quantbench` command, also as `python -m quantbench`, and converts errors to exit codes. Entry: `main`."""
+"""Runs the `quantbench` command, also as `python -m quantbench`, and converts errors to exit codes.
+
+Entry point: `main`, the console script that pyproject.toml names. It calls `cli.app`.
+"""
 
 import codecs
 import gc

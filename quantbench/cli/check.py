@@ -1,4 +1,7 @@
-"""Command `check`: finds cliffs and their causes in a run, and tests rules of thumb; `analysis.check` does the work."""
+"""Command `check`: finds cliffs and their causes in a run, and tests rules of thumb.
+
+Entry point: `check`, loaded by `app`. `analysis.check` does the work; `--experiment` measures with `sweep_run`.
+"""
 
 from __future__ import annotations
 

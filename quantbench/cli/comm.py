@@ -1,4 +1,7 @@
-"""Command `comm`: measures bandwidth and latency of collectives between ranks under torchrun. Rank 0 prints."""
+"""Command `comm`: measures bandwidth and latency of collectives between ranks under torchrun. Rank 0 prints.
+
+Entry point: `comm`, loaded by `app`. The package of the same name does the work.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Command `import`: imports tables of aiconfigurator, Vidur and CSV files, and Megatron logs, as runs."""
+"""Command `import`: imports tables of aiconfigurator, Vidur and CSV files, and Megatron logs, as runs.
+
+Entry point: `import_` (one subcommand per source), loaded by `app`. The package `importers` does the work.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Prints lines, tables, JSON and progress, and checks that files can be written. Used by every command.
+"""Prints lines, tables, JSON and progress, and checks that files can be written.
 
-Entry points: `print_result` for the result of a command; `say` and `show` for messages before it; `check_file`,
-`check_folder`. Text is never read as markup, and its control characters are shown as escapes.
+Entry points: `print_result` for the result of a command; `say`, `show`, `warning` and `progress_bar` for messages
+before it; `check_file` and `check_folder`. Used by every command. Text is never read as markup, and its control
+characters are shown as escapes.
 """
 
 from __future__ import annotations

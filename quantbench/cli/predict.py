@@ -1,4 +1,7 @@
-"""Command `predict`: predicts the result of a sweep on any known GPU."""
+"""Command `predict`: predicts the result of a sweep on any known GPU.
+
+Entry point: `predict`, loaded by `app`. `analysis.forecast` does the work, `report.forecast` formats the result.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Command `profile`: creates, shows, validates, queries and exports profiles of GPUs, which planners load.
 
-Subcommands in order: export, show, validate, query, blindspots. `profile_print` formats the output.
+Entry point: `profile`, loaded by `app`, with the subcommands export, show, validate, query, blindspots. The package of
+the same name does the work; `profile_print` formats the output.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Formats a profile as lines and tables (`profile_lines`) and as JSON (`profile_to_json`). Used by `cli.profile`."""
+"""Formats a profile for the terminal.
+
+Entry points: `profile_lines` and other functions that return lines and tables, and `profile_to_json`. Used by the
+command `profile`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Command `sweep`: measures workloads over a grid of sizes on the device at hand.
 
-This module declares the options and converts them to `SweepOptions`; `sweep_run` measures. `check` uses both.
+Entry points: `sweep`, loaded by `app`; `SweepArguments` and `sweep_options`, which converts them to `SweepOptions`,
+used by the command `check` for its experiments and by `sweep_run`, which measures.
 """
 
 from __future__ import annotations

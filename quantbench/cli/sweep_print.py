@@ -1,6 +1,6 @@
 """Formats the plan, the progress and the result of a sweep.
 
-Entry points: `plan_lines`, `show_progress`, `result`. Called by `sweep_run` for one device and for each run on Ray.
+Entry points: `plan_lines`, `show_progress`, `result`. Used by `sweep_run`, for one device and for each run on Ray.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Runs a sweep on the device at hand (`run`) or on every GPU of a Ray cluster (`run_on_ray`), or prints its plan
-(`dry_run`).
+"""Measures a sweep and prints its progress and result.
 
-Called by `sweep`; `check` measures its experiments with `measure`.
+Entry points: `run` (the device at hand), `run_on_ray` (every GPU of a Ray cluster) and `dry_run` (prints the plan
+only), used by the command `sweep`; `measure` and `stop_on_sigterm`, used by the command `check` for its experiments.
 """
 
 from __future__ import annotations
