@@ -1,7 +1,8 @@
 """Compares rules of thumb of the BigScience documents with the best layouts of a search.
 
-For each rule it reports the layout that follows from it, its cost against the best layout, and why the rule fails.
-Entry point: `judge_folklore`. Used by `plan`. (`analysis.rules` tests rules of thumb for shapes with measurements.)
+Entry point: `judge_folklore`. Used by the command `plan`. For each rule it reports the layout that follows from it, its
+cost against the best layout, and why the rule fails. (`analysis.rules` tests rules of thumb for shapes with
+measurements.)
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """Reads published tables of layouts from CSV, and builds a job and a layout from each row.
 
-Empty cells are filled from the row's source document (contexts.toml), from options (`Given`), or with usual values, in
-that order. Each filled cell is recorded as an `Assumption`. Entry points: `read_table`, `case_of`. Used by
-`row_results`, `row_checks`, `plan`, tools/planner_accuracy.py and tools/planner_fit.py.
+Entry points: `read_table`, which returns `TableRow` objects; `case_of`, which builds a `Case` (job and layout) from
+one; `Given`, values from options. Used by `row_results`, `row_checks`, the command `plan`, and `tools.planner_accuracy`
+and `tools.planner_fit`.
+
+Empty cells are filled from the row's source document (contexts.toml), from options, or with usual values, in that
+order. Each filled cell is recorded as an `Assumption`.
 """
 
 from __future__ import annotations
