@@ -1,7 +1,7 @@
 """Analyses a run: cliffs, their causes, tiles and rules of thumb; and selects gaps of a sweep to refine.
 
-Entry points: `check_run`, used by the commands `check` and `sweep`, by `report`, `profile` and `tools`; `refine_of`,
-used by `sweep --refine`.
+Entry points: `check_run`, which returns a `Check`, used by the commands `check` and `sweep`, by `report`,
+`profile.build` and tools; `refine_of`, used by `sweep --refine`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Predicts the times of a sweep's grid, and the probability of a cliff at m + 1.
 
-Entry points: `forecast`, `cliff_odds`. Used by `quantbench predict`; `report.forecast` shows the result.
+Entry points: `forecast`, which returns a `Forecast` of `ForecastRow` objects; `cliff_odds`. Used by the command
+`predict`; `report.forecast` shows the result.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Infers the tile, the number of resident blocks and the step spacing from the steps in each curve family's latency.
 
-Entry points: `find_periods`, which searches with `staircase.recover`; `tile_finder`, which maps a point to its tile:
-recorded, else recovered, else assumed, or None if the measured steps contradict the assumed tile. Used by
-`analysis.check`, `cliffs`, `rule_pairs` and `sawtooth`, and by `report`.
+Entry points: `find_periods`, which returns a `Period` per family; `tile_finder`, which maps a point to its tile:
+recorded, else recovered, else assumed, or None if the measured steps contradict the assumed tile. Used by `check`,
+`cliffs`, `rule_pairs` and `sawtooth`, by `report`, the command `check` and `tools.guide`. `staircase` does the search.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Tests rules of thumb for transformer shapes: defines each rule, the shapes to measure and the pairs that test it.
 
-Entry points: `judge_all`, used by `analysis.check`, returns a verdict per rule from the points of a run; `rule_named`
-and `RuleOfThumb.experiment` plan the measurements of `check --experiment`.
+Entry points: `RULES`; `judge_all`, which returns a `Verdict` per rule from the points of a run, used by `check` of this
+package; `rule_named` and `RuleOfThumb.experiment`, which plan the measurements of `quantbench check --experiment`.
+`report.sections`, `profile.build` and the command `check` show or store the verdicts.
 
 The rules come from BigScience's notes on sizing BLOOM and from Megatron-LM's code. Rules that one GPU cannot test are
 left out (data- and pipeline-parallel degrees, batch-size ramp-up, memory estimates, `CUDA_LAUNCH_BLOCKING` over many

@@ -1,6 +1,7 @@
 """Computes tile and wave edges along a curve, and the rate predicted by tiles and waves alone, for plots.
 
-Entry points: `drawn_edges`, `sawtooth`. Used by `report.sweep_result`, `report.op_curves` and `tools.guide`.
+Entry points: `drawn_edges`, used by `report.sweep_result`; `sawtooth`, which returns a `Sawtooth`, used by
+`report.op_curves` and `tools.guide`.
 
 Between two measured sizes all dimensions grow linearly, so the positions of the edges between them are exact. The rate
 is scaled to the measured points.

@@ -1,7 +1,8 @@
 """Summarises the records of a run as points and rows with medians, intervals, rates and shares of peak.
 
-Entry points: `points_of` (one point per record and place), `rows_of` (sums over the ops of a place and provider),
-`layer_rows` (sums with each op's fastest provider). Used by `analysis`, `report`, the command `sweep` and `tools`.
+Entry points: `points_of` (one `Point` per record and place), `rows_of` (one `Row` sums the ops of a place and
+provider), `layer_rows` (sums with each op's fastest provider), `op_order`. Used by the rest of `analysis`, by `report`,
+the command `sweep` and tools.
 """
 
 from __future__ import annotations
