@@ -1,0 +1,1 @@
+"""Shows results: the HTML report of a run, plots, and the tables of `sweep`, `compare` and `predict`."""

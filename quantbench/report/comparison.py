@@ -1,7 +1,7 @@
 """Shows a comparison of two runs (`analysis.compare`): as text and a table, as JSON, as a plot, and as JUnit XML.
 
 Entry points: `differences_lines`, `method_lines`, `result_lines`, `comparison_table`, `comparison_to_json`,
-`draw_comparison` and `write_junit`. Used by `quantbench compare`. `shape_comparison` compares the shapes of one run.
+`draw_comparison` and `write_junit`. Used by the command `compare`. (`shape_comparison` compares the shapes of one run.)
 """
 
 from __future__ import annotations

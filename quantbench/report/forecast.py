@@ -1,7 +1,7 @@
 """Shows a prediction of `quantbench predict`: as a table, as JSON, and as one plot per axis.
 
-Entry points: `forecast_table`, `summed_line`, `odds_in_words`, `forecast_to_json` and `draw_forecast`. The prediction
-itself is made by `analysis.forecast`.
+Entry points: `forecast_table`, `summed_line`, `odds_in_words`, `forecast_to_json` and `draw_forecast`. Used by the
+command `predict`. (`analysis.forecast` makes the prediction.)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Builds the first screen of a report: sizes slower than their neighbours, by how much, why, and the better sizes.
 
-Entry points: `lead_of` (message and table), `Causes` (finds causes; never from an assumed tile) and `draw_lead` (curve
-with the slow sizes in red). Used by `page`.
+Entry points: `lead_of` (message and table, as a `Lead`), `Causes` (finds causes; never from an assumed tile) and
+`draw_lead` (curve with the slow sizes in red). Used by `page`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Builds the report's sections "Efficiency over <axis>": per op a plot of curves, numbered cliffs and kernel bands.
 
-Entry points: `axis_section` (used by `page` for every axis of the run) and `cost_words` (also used by `sections`).
+Entry points: `axis_section`, used by `page` for every axis of the run; `cost_words`, used by `sections`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes the report of a run: one self-contained HTML page, and its plots as PNG files.
 
-Entry points: `write_report` (used by `quantbench report` and `tools.evidence.write`) and `write_page`, which writes
-any `Page` (used by `report.training`).
+Entry points: `write_report`, used by the command `report` and `tools.evidence`; `write_page`, which writes any `Page`,
+used by `training`. Both return the paths as `Written`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Builds the report's text and table sections: causes of steps, rules of thumb, trust, all sizes, and method.
 
-Entry points: the `*_section` functions, `period_words` and `facts_of` (the foot of the page). Used by `page`.
+Entry points: `steps_section`, `rules_section`, `trust_section`, `sizes_section`, `how_section`, `period_words`, and
+`facts_of` (the foot of the page). Used by `page`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Shows the result of `quantbench sweep`: a table of its rows, the same as JSON, and one plot per axis.
 
-Entry points: `sweep_table`, `ops_line`, `trust_lines`, `rows_to_json`, `cliff_to_json` (also `quantbench check`) and
-`draw_run`. `sections` uses `row_figures` and `row_words` for the report's table of all sizes.
+Entry points: `sweep_table`, `ops_line`, `trust_lines`, `rows_to_json` and `draw_run`, used by the command `sweep`;
+`cliff_to_json`, also used by `check`; `row_figures` and `row_words`, used by `sections` for the report's table of all
+sizes.
 """
 
 from __future__ import annotations

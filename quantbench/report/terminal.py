@@ -1,7 +1,7 @@
 """Builds frameless tables for the terminal.
 
-Entry points: `plain_table` from column names and rows (used by `cli`), `terminal_table` from columns of cells (used in
-this package). Imports nothing heavy, because `cli.output` imports it.
+Entry points: `plain_table` from column names and rows, used by most commands; `terminal_table` from columns of cells,
+and `share_cell`, used by this package. Imports nothing heavy, because `cli.output` imports it.
 """
 
 from __future__ import annotations
