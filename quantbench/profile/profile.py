@@ -1,6 +1,6 @@
 """Builds, saves, loads and queries the profile of one GPU: measured tables, fitted models, cliffs and rule findings.
 
-Entry point: `Profile`, which implements `OpTimes` of `latency.op_times`. Used by users' Python code, by the commands
+Entry point: `Profile`, which implements the protocol of `latency.op_times`. Used by users' Python code, by the commands
 `profile`, `plan` and `advise`, by the exporters and by `tools`.
 """
 
