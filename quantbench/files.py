@@ -1,8 +1,11 @@
 """Opens and reads files named by a user, if they are regular files below a size limit; unpacks .gz and .xz files.
 
+Entry points: `read_text`, `read_bytes`, `read_json`, `open_text`, `open_binary`, `open_unpacked`, `folders_with`;
+`reason`, which says why a file could not be opened. Used by `store`, `importers`, `latency`, `profile`, `sweep`,
+`workload`, `report` and the command `profile`.
+
 A pipe could block forever, a device never ends, and a file of the wrong kind may exceed the memory. Such files raise
-OSError with the reason in `strerror`. Entry points: `read_text`, `read_json`, `open_text`, `open_unpacked`. Used by
-`store`, `importers`, `latency`, `profile`, `sweep`, `workload` and `cli`.
+OSError with the reason in `strerror`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Writes JUnit XML files for continuous integration.
 
-Entry point: `write_suite`. Used by `report.comparison` (one case per point) and `advice.report` (one case per op).
+Entry points: `Case` and `write_suite`. Used by `report.comparison` (one case per point) and `advice.report` (one case
+per op).
 """
 
 from __future__ import annotations

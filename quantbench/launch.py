@@ -1,7 +1,8 @@
-"""Describes a kernel launch (`Launch`) by its grid and resources, and the tile that each block computes (`Tile`).
+"""Describes a kernel launch by its grid and resources, and the tile of the output that each block computes.
 
-quantbench's own kernels fill every field; for library kernels some come from the name and the profiler. None means
-unknown, never a default. Used by `providers`, `store`, `quantization`, `analysis`, `report` and others.
+Entry points: `Launch`, `Tile`. Used by `providers`, `kernels`, `store`, `quantization`, `latency`, `analysis` and other
+packages. quantbench's own kernels fill every field; for library kernels some come from the name and the profiler. None
+means unknown, never a default.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""Defines the result of timing one point: its samples (`Measurement`), its output check (`Check`) and its `Grade`.
+"""Defines the result of timing one point: its samples, the check of its output and the grade of its quality.
 
-Stores raw samples only; `quantbench.stats` computes statistics on read. Used by `timing`, `store`, `sweep`,
-`importers`, `analysis`, `report` and others.
+Entry points: `Measurement`, `Check`, `Grade`, `GRADES`, `Discarded`. Used by `timing`, `store`, `sweep`, `importers`,
+`analysis`, `report` and other packages. Only raw samples are stored; `stats` computes statistics on read.
 """
 
 from dataclasses import dataclass

@@ -1,12 +1,13 @@
 """Computes the tile and wave quantization of a GEMM and the occupancy of its kernel.
 
+Entry points: `quantize`, `idle_shares`, `alignment_bytes`, `resident_blocks`, `credible_waves`, `cdiv`, and the
+`*_words` functions, which format the text of an edge. Used by `latency`, `analysis`, `advice`, `report`, `sweep`,
+`providers`, `comm` and `kernels`.
+
 A GEMM is cut into tiles of block_m × block_n and padded to whole tiles (tile quantization). Tiles run in waves of
 sm_count · blocks_per_sm resident blocks, and the last wave takes as long as a full one even if it has few tiles (wave
-quantization). Split-k multiplies the blocks: split_k blocks compute each tile.
-
-Entry points: `quantize`, `idle_shares`, `resident_blocks`, and the `*_words` functions, which format the text of an
-edge. Used by `latency`, `analysis`, `advice`, `report`, `sweep` and the kernels. The terms are those of NVIDIA's
-"Matrix Multiplication Background User's Guide" (tile and wave quantization) and of DeepGEMM (num_waves, last wave).
+quantization). Split-k multiplies the blocks: split_k blocks compute each tile. The terms are those of NVIDIA's "Matrix
+Multiplication Background User's Guide" (tile and wave quantization) and of DeepGEMM (num_waves, last wave).
 
 Sources of the occupancy rule: CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability"
 (warps, blocks, registers and shared memory per SM); `cuda_occupancy.h` of the CUDA toolkit 12.6 (registers are

@@ -1,6 +1,7 @@
 """Finds the shapes near a given one with the least predicted time per token and parameter.
 
-Entry points: `Neighbours`, `fastest_first`. Used by `advise`. (`analysis.neighbours` compares measured points.)
+Entry points: `Neighbours`, `fastest_first`, and the type `Neighbour`. Used by `advise`. (`analysis.neighbours` compares
+measured points.)
 
 Times are compared per token and parameter, because a smaller model is faster only by being smaller. `gain` is the
 relative increase of tokens per second at the shape's own number of parameters. Arithmetic without parameters (attention

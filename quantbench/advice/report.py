@@ -1,5 +1,6 @@
-"""Writes advice as JSON objects (`advice_to_json`), as shapes for `sweep --shapes` (`named_shapes`) and as JUnit XML
-(`write_junit`). Used by `quantbench advise`.
+"""Writes the result of `quantbench advise` as JSON objects, as shapes for `sweep --shapes` and as JUnit XML.
+
+Entry points: `advice_to_json`, `named_shapes`, `write_junit`. Used by the command `advise`.
 """
 
 from __future__ import annotations

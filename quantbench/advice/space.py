@@ -1,7 +1,7 @@
 """Lists the shapes near a given one, and the nearest shapes that tensor parallelism can split.
 
-Entry points: `together` (varies hidden, heads, MLP width and layers) and `alone` (varies one dimension), used by
-`neighbours`; `repaired`, used by `quantbench advise`.
+Entry points: `Space`, the dimensions and limits of the search; `together` (varies hidden, heads, MLP width and layers)
+and `alone` (varies one dimension), used by `neighbours`; `repaired`, used by the command `advise`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Compares the devices of a run by the reference workloads that every device measures, and finds slow ones.
 
-Entry points: `reference_set` (selects the references; used by `lane`), `compare_cards` and `card_lines` (used by
-`sweep --on ray` and `merge`). The `source` of a record names its device.
+Entry points: `reference_set`, which selects the reference workloads, used by `lane`; `compare_cards`, which returns a
+`Card` per device, and `card_lines`, used by the commands `sweep` (`--on ray`) and `merge`. The field `source` of a
+record names its device.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Merges runs of one device into one run: every point once, every repetition of a reference kept.
 
-Entry points: `merge_runs` and `write_merged`. Used by `quantbench merge`.
+Entry points: `merge_runs`, which returns a `Merged`, and `write_merged`. Used by the command `merge`.
 """
 
 from __future__ import annotations

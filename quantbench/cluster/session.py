@@ -1,6 +1,6 @@
 """Runs a sweep over every device of a cluster: one run (`Lane`) per kind of device, one thread per device.
 
-Entry point: `ClusterSweep.run`. Used by `quantbench sweep --on ray`.
+Entry point: `ClusterSweep`, with its method `run`. Used by the command `sweep` (`--on ray`).
 """
 
 from __future__ import annotations

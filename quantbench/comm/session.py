@@ -1,7 +1,7 @@
 """Plans and measures collectives between ranks, and computes their bandwidths.
 
-Entry points: `parse_sizes` and `points` (the plan), `CommSession.run` (rank 0's measurement, in lockstep with the other
-ranks) and `figures` (bandwidths). Used by `quantbench comm`.
+Entry points: `parse_sizes` and `points`, which make the plan; `CommSession`, whose `run` measures on rank 0, in
+lockstep with the other ranks; `figures`, which computes bandwidths. Used by the command `comm`.
 """
 
 from __future__ import annotations

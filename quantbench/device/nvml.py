@@ -1,7 +1,8 @@
 """Reads a GPU's state and limits from NVML. If NVML is absent or a query fails, the values are None with a note.
 
-Entry point: `Nvml.open`. Used by `here`, `timing.session` and the `devices` command. Bit values and names follow nvml.h
-(NVIDIA Management Library API Reference, driver 580).
+Entry points: `Nvml`, created by `Nvml.open`; `Absent`, its stand-in without NVML; `Limits`; `HARMFUL_REASONS`. Used by
+`here`, `timing.session` and the command `devices`. Bit values and names follow nvml.h (NVIDIA Management Library API
+Reference, driver 580).
 """
 
 from __future__ import annotations

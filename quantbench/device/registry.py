@@ -1,7 +1,7 @@
 """Reads the registry of known GPUs from registry.toml and looks GPUs up by name.
 
-Entry points: `lookup`, `known`, `entries`, `architectures`. Used by `matching`, and by most packages through
-`quantbench.device`.
+Entry points: `lookup`, `known`, `entries`, `architectures`. Used by `matching`, and through `quantbench.device` by
+`latency`, `planner`, `profile`, `analysis` and the commands that take `--gpu`.
 """
 
 import re

@@ -1,6 +1,6 @@
-"""Defines a device's constants for the arithmetic of tiles, waves and rooflines (`DeviceSpec`), and its state.
+"""Defines a device's constants for the arithmetic of tiles, waves and rooflines, and its state at one moment.
 
-Used by nearly all packages, mostly through `quantbench.device`.
+Entry points: `DeviceSpec`, `DeviceState`. Used by nearly all packages, mostly through `quantbench.device`.
 """
 
 import re

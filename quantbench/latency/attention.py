@@ -1,6 +1,6 @@
 """Predicts fused attention latencies with a cost model and a Gaussian process for its residual.
 
-Entry point: `AttentionModel`. Used by `model_times`, `profile` and tools/ship_attention.py.
+Entry point: `AttentionModel`. Used by `model_times`, by `profile` and by `tools.ship_attention`.
 
 A fit selects the kernel family (its tiles, whether it packs query heads) and the parameters with the lowest loss, and
 keeps the Gaussian process if that lowers the cross-validated error. Priors come from the shipped models (`knowledge`).

@@ -1,6 +1,7 @@
 """Computes attention times from the blocks that each kernel family divides its work into.
 
-Entry points: `AttentionShapes`, `cut`, `Physics`. Used by `attention`, which fits the parameters.
+Entry points: `AttentionShapes`, `cut`, `Physics`, `times`, `peak_tflops`, and the tables `FAMILIES` and `PARAMETERS`.
+Used by `attention`, which fits the parameters; `profile` uses `AttentionShapes`.
 
 latency = launch + ‖compute, memory‖₃ (increased if a long kernel throttles) + padding copies of misaligned heads +
 writing keys and values, if the measured time includes that. compute runs the row blocks in waves of one per SM,
@@ -9,7 +10,8 @@ softened by a fluid share. Each key block costs the p-norm of its two matrix pro
 Sources: FlashAttention-3, hopper/tile_size.h (tile_size_fwd_sm90, tile_size_fwd_sm8x) and hopper/heuristics.h (query
 heads that share keys are packed into rows when sequence lengths vary, as serving engines pass them); FlashAttention-2,
 csrc/flash_attn/src/flash_fwd_launch_template.h (dense and paged forward); CUTLASS example 77 (Blackwell FMHA: two
-blocks of 128 rows at a time). All of https://github.com/Dao-AILab/flash-attention and https://github.com/NVIDIA/cutlass.
+blocks of 128 rows at a time). All of https://github.com/Dao-AILab/flash-attention and
+https://github.com/NVIDIA/cutlass.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """Computes reverse-mode gradients of numpy expressions, for the operations of the GEMM cost model.
 
-Entry points: `Variable`, `gradient`. Used by `gemm.cost_model`, `gemm.training` and `gemm.trees`.
+Entry points: `Variable`, `gradient`, `value_of`, and functions such as `exp` and `maximum` that accept arrays and
+variables. Used by `gemm.cost_model`, `gemm.training` and `gemm.trees`.
 
 With plain arrays the operations return plain arrays; with a `Variable` they also record the backward function, so that
 the cost model is written once.
 
->>> x = Variable(np.array([2.0, 3.0]))
->>> y = exp(x * 2.0) + x
->>> gradient(y, x, np.ones(2)) == 2.0 * np.exp([4.0, 6.0]) + 1.0
-array([ True,  True])
+>>> x = Variable(np.array([2.0, 3.0])) >>> y = exp(x * 2.0) + x >>> gradient(y, x, np.ones(2)) == 2.0 * np.exp([4.0,
+6.0]) + 1.0 array([ True,  True])
 """
 
 from __future__ import annotations

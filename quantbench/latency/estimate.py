@@ -1,7 +1,9 @@
 """Defines result types of the latency models (a time with a 90 % interval), interval calibration and time bounds.
 
-Entry points: `Estimate`, `Estimates`. Used by the attention, softmax and GEMM models, `op_times` and `profile`.
-Other result types: `gemm.model.GemmEstimates` and `profile.estimate.Estimates`.
+Entry points: `Estimate` (one time), `Estimates` (arrays), `IntervalCalibration`, `Parameter`, `bounded`. Used by the
+attention, softmax and GEMM models, `op_times`, `profile`, `advice.cost`, and by the commands `advise` and `profile`.
+
+Other types of results for arrays: the GEMM model's in `gemm.model`, those of profile queries in `profile.estimate`.
 """
 
 from __future__ import annotations

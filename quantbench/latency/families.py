@@ -1,6 +1,6 @@
 """Groups GPUs into architecture families, whose models share a prior because libraries run the same kernels on them.
 
-Entry points: `family`, `generation`. Used by the GEMM and attention models to select priors.
+Entry points: `family`, `generation`, `family_of`. Used by the GEMM and attention models to select priors.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Describes GPU clusters: times of all-reduces inside a node, and network bandwidth between nodes.
 
-Entry points: `cluster` (known system by name), `reference_cluster` (assumed for a GPU). Used by `planner` and
-`profile.exporters.rates`. clusters.toml holds the systems, links.json the public NCCL tables.
+Entry points: `Cluster`; `cluster` (known system by name) and `reference_cluster` (assumed for a GPU), which return one;
+`Link`, `stated_link`, `host_link`. Used by `planner`, the command `plan` and `profile.exporters`. clusters.toml holds
+the systems, links.json the public NCCL tables.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Defines the interface for op times of one GPU (`OpTimes`), caches their results and sums ops with correlated errors.
+"""Defines the interface for op times of one GPU, caches their results and sums ops with correlated errors.
 
-Entry points: `OpTimes`, `RememberedTimes` (cache that also models Megatron's softmax fallback and unaligned batched
-GEMMs, which the wrapped `OpTimes` does not), `RooflineTimes` (spec sheet only), `total`. Used by the packages
-`planner`, `advice`, `sweep`, `analysis`, `profile`, `importers` and `report`, and by the commands that predict. Other
-implementations of `OpTimes`: `model_times.ModelTimes`, `profile.Profile`.
+Entry points: `OpTimes`, the protocol; `RememberedTimes`, a cache that also models Megatron's softmax fallback and
+unaligned batched GEMMs, which the wrapped `OpTimes` does not; `RooflineTimes` (spec sheet only); `total`; `peak_share`;
+`assumed_tile`. Used by `model_times`, by the packages `planner`, `advice`, `sweep`, `analysis`, `profile`, `importers`
+and `report`, and by the commands that predict. The protocol is implemented by `model_times` and by `profile.profile`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Scores predictions against measured times: train/test splits, errors, interval coverage, cliffs, means over seeds.
 
-Entry points: `held_out_sites`, `random_split`, `summarize`, `Line`, `over_seeds`. Used by `contests`, `quantbench
-validate`, `tools.accuracy` and tools/ship_*.py.
+Entry points: `held_out_sites` and `random_split`, which return a `Split`; `summarize`, `coverage`, `cliff_pairs`;
+`Line`, a row of a table of scores, and `over_seeds`, its mean. Used by `contests`, the command `validate`, and the
+maintainers' `tools`.
 """
 
 from __future__ import annotations

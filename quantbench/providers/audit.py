@@ -1,6 +1,7 @@
 """Checks a task while it is measured, so that only times of correct results are recorded.
 
-Entry points: `Audit`, used by `quantbench.sweep.worker` around each timed point, and `check`. Steps, in this order:
+Entry points: `Audit`, `harness_functions` and `require_unchanged`. Used by `sweep.worker` around each timed point.
+Steps, in this order:
 
 1. Before timing: new random inputs, outputs poisoned, one run, check. On CUDA the stream is held first, so that the
    poison overwrites results that were queued on another stream without waiting for this one.

@@ -1,8 +1,8 @@
-"""Runs collectives with torch.distributed for `quantbench comm`: NCCL between GPUs, gloo between CPU processes.
+"""Runs collectives with torch.distributed: NCCL between GPUs, gloo between CPU processes.
 
-`TorchRanks` is the group of processes that torchrun started, one per rank; `TorchWork` is one rank's part of a
-collective. Commands and results use a separate gloo group, so that only the collective itself runs on the links while
-it is timed.
+Entry points: `TorchRanks`, the group of processes that torchrun started, one per rank; `TorchWork`, one rank's part of
+a collective; `topology`, `backend_here`. Used by the command `comm`. Commands and results use a separate gloo group, so
+that only the collective itself runs on the links while it is timed.
 """
 
 from __future__ import annotations

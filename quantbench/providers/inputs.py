@@ -1,6 +1,7 @@
-"""Creates random inputs of workloads on the device (`Inputs`). Used by the providers and `audit`.
+"""Creates random inputs of workloads on the device.
 
-The same seed gives the same tensors on devices of one kind.
+Entry points: `Inputs`, `input_templates`, `output_templates`, `torch_device`. Used by the providers and by `audit`. The
+same seed gives the same tensors on devices of one kind.
 
 Distributions (recorded with every run, because the power a GPU draws depends on the data):
   normal    mean 0, standard deviation 1
@@ -10,12 +11,12 @@ Distributions (recorded with every run, because the power a GPU draws depends on
 fp8 and int8 scale normal and uniform values to the dtype's range, like quantised tensors (see `quantum`). No GEMM
 applies a scale: the stored values are the operands.
 
-Numbers of 16 and 32 bits are drawn in place. fp8 and some int8 are drawn in fp32 and converted, a chunk at a time, so
-that making a tensor never needs a second one of its size.
+Numbers of 16 and 32 bits are drawn in place. fp8 and some int8 are drawn in fp32 and converted in chunks, so that
+making a tensor never needs a second one of its size.
 
 A CPU draws 50 to 100 million numbers a second, which takes longer than many runs. There a tensor of more than 2¹⁶
-numbers is put together from pieces of 64, each copied from a random place among 2¹⁶ numbers that were drawn. All of
-them change with the seed.
+numbers is assembled from pieces of 64, each copied from a random place among 2¹⁶ drawn numbers. All of them change with
+the seed.
 """
 
 from __future__ import annotations

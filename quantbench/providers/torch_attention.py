@@ -1,4 +1,7 @@
-"""Provides attention and softmax with torch, created by `catalog.make`.
+"""Provides attention and softmax with torch.
+
+Entry points: `TorchFlash`, `TorchCudnn`, `TorchEfficient`, `TorchMath` and `TorchEagerSoftmax`, created by the
+package's `catalog`, which imports this module when one of them is asked for.
 
 Attention is `scaled_dot_product_attention` with one backend pinned, so that backends are measured separately: without
 that, torch prefers FlashAttention-2 where cuDNN's kernel is up to twice as fast. Softmax is what Megatron-LM computes

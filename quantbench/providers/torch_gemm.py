@@ -1,4 +1,8 @@
-"""Provides GEMMs with torch, which calls cuBLAS or cuBLASLt (oneDNN or MKL on a CPU); created by `catalog.make`."""
+"""Provides GEMMs with torch, which calls cuBLAS or cuBLASLt (oneDNN or MKL on a CPU).
+
+Entry points: `TorchMm` and `TorchAddmm`, created by the package's `catalog`, which imports this module when one of them
+is asked for.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Provides our own Triton kernels (`quantbench.kernels`), created by `catalog.make`; they need no profiler.
+"""Provides quantbench's own Triton kernels (`quantbench.kernels`) as providers.
+
+Entry points: `TritonDataParallel`, `TritonSplitK`, `TritonStreamK`, `TritonPersistent`, `TritonFusedSoftmax` and
+`TritonFlash`, created by the package's `catalog`, which imports this module when one of them is asked for. The kernels
+state their own launch, so no profiler is needed.
 
 V100 and T4 are refused under triton 3.3 and newer, which make no tensor-core code for them. Triton's interpreter
 launches nothing, so tasks then report no launch.

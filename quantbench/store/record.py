@@ -1,7 +1,8 @@
 """Defines `Record`, one line of records.jsonl: a workload and the outcome of measuring it.
 
-Entry points: `Record`, `record_key`, `record_to_json`, `record_from_json`. Used by `sweep`, `cluster`, `importers`,
-`comm` and everything that reads runs.
+Entry points: `Record`; its outcomes `Measured`, `Skipped` and `Failed`; `Place`; `record_key`; `record_to_json` and
+`record_from_json`. Used by `folder`, by the packages that measure or import (`sweep`, `cluster`, `comm`, `importers`)
+and by those that read runs (`analysis`, `report`, `profile`).
 
 History of the format:
 1  first version. `check` was added later; it is absent if the result was not checked or an older version wrote it.

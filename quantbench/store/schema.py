@@ -1,6 +1,6 @@
 """Builds the JSON Schemas of run.json and of a line of records.jsonl from the dataclasses.
 
-Entry point: `schema`; `python -m quantbench.store.schema run` prints one. Used by users and tests only.
+Entry point: `schema`, for users and tests; `python -m quantbench.store.schema run` prints one.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Converts dataclasses to JSON objects and back, with field names and types checked against the dataclass.
 
-Entry points: `decode`, `encode`, `json_schema`. Used by `store`, `profile`, `importers.training_run` and `sweep`
-(messages, options, shape files).
+Entry points: `decode`, `encode`, `json_schema`, `is_number`, and the type `Json`. Used by the rest of `store`, by
+`profile`, by `importers.training_run`, and by `sweep` (messages, options, shape files).
 """
 
 from __future__ import annotations

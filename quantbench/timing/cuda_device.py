@@ -1,6 +1,6 @@
 """Implements the samplers' CUDA calls with torch and two small Triton kernels.
 
-Entry point: `TorchCuda`, the `CudaOps` that `CudaTimer` creates.
+Entry point: `TorchCuda`, used by `cuda`.
 """
 
 from __future__ import annotations

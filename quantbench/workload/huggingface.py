@@ -1,8 +1,10 @@
 """Reads the shape of a model from its Hugging Face config.json.
 
+Entry point: `describe`, which returns a `Described`. Used by `cli.model_options`, for the commands with `--config`.
+
 Model families use different keys for the same dimension. Properties without a key (gated MLP, tied embeddings) are
 taken from the modelling code in Hugging Face transformers, by model_type. Models that do not repeat one dense decoder
-layer are refused. Entry point: `describe`. Used by the commands that accept a config (`cli.model_options`).
+layer are refused.
 """
 
 import os

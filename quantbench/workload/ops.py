@@ -1,7 +1,8 @@
 """Defines the workloads that can be measured and predicted: GEMM, softmax, attention and collectives.
 
-Every workload has flops, min_bytes and dtype, validates its fields, and has a label as its string. Entry points: the
-classes, and `workload_to_json` and `workload_from_json`. Used by nearly all packages, mostly as `quantbench.workload`.
+Entry points: `Gemm`, `Softmax`, `Attention`, `Collective`; `Workload`, any of them; `Compute`, any but collectives;
+`workload_to_json` and `workload_from_json`. Used by nearly all packages, mostly through `quantbench.workload`. Every
+workload has flops, min_bytes and dtype, validates its fields, and has a label as its string.
 """
 
 from dataclasses import dataclass, fields

@@ -1,6 +1,7 @@
 """Looks up the shapes of published models by name in presets.toml.
 
-Entry points: `preset`, `preset_names`. Used by `cli.model_options`, the `models` command and the Vidur exporter.
+Entry points: `preset`, `preset_names`, `preset_source`, `published_parameters`. Used by `cli.model_options`, the
+command `models` and `profile.exporters.vidur`.
 """
 
 import tomllib

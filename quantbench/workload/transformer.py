@@ -1,6 +1,7 @@
-"""Defines the dimensions of a transformer (`TransformerShape`) and lists the ops that one GPU computes (`ops`).
+"""Defines the dimensions of a transformer and lists the ops that one GPU computes.
 
-Used by `sweep`, `advice`, `planner`, `report`, `profile` and the commands, mostly through `quantbench.workload`.
+Entry points: `TransformerShape`, whose `ops` returns `Op` objects; `backward_of`. Used by `sweep`, `advice`, `planner`,
+`report`, `profile` and the commands, mostly through `quantbench.workload`.
 """
 
 from dataclasses import dataclass, replace
