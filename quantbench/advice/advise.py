@@ -227,7 +227,6 @@ def _reason(name: str, old: ShapeCost, new: ShapeCost) -> tuple[str, str]:
 
 
 def _regained(was: OpCost, now: OpCost) -> str:
-    """Names the side whose rows are 16-byte aligned again."""
     first, second = was.op.workload, now.op.workload
     if isinstance(first, Gemm) and isinstance(second, Gemm):
         off = misaligned_sides(first)
