@@ -252,10 +252,7 @@ def resident_blocks(
     fitting = [limits.blocks, limits.warps // warps]
     if registers:
         per_warp = cdiv(registers * WARP_THREADS, _REGISTER_UNIT_PER_WARP) * _REGISTER_UNIT_PER_WARP
-        # The launch check assumes that a block fills all partitions evenly.
-        launches = per_warp * cdiv(warps, _PARTITIONS) * _PARTITIONS <= _REGISTERS_PER_SM
-        warps_per_sm = _REGISTERS_PER_SM // _PARTITIONS // per_warp * _PARTITIONS
-        fitting.append(warps_per_sm // warps if launches else 0)
+        fitting.append(_REGISTERS_PER_SM // _PARTITIONS // per_warp * _PARTITIONS // warps)
     unit, reserved = (128, _RESERVED_SMEM_BYTES) if compute_capability >= (8, 0) else (256, 0)
     used = cdiv(shared_memory_bytes + reserved, unit) * unit
     if used:
