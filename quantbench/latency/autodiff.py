@@ -6,8 +6,10 @@ variables. Used by `gemm.cost_model`, `gemm.training` and `gemm.trees`.
 With plain arrays the operations return plain arrays; with a `Variable` they also record the backward function, so that
 the cost model is written once.
 
->>> x = Variable(np.array([2.0, 3.0])) >>> y = exp(x * 2.0) + x >>> gradient(y, x, np.ones(2)) == 2.0 * np.exp([4.0,
-6.0]) + 1.0 array([ True,  True])
+>>> x = Variable(np.array([2.0, 3.0]))
+>>> y = exp(x * 2.0) + x
+>>> gradient(y, x, np.ones(2)) == 2.0 * np.exp([4.0, 6.0]) + 1.0
+array([ True,  True])
 """
 
 from __future__ import annotations
