@@ -15,7 +15,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.latency.op_times import peak_share
 from quantbench.launch import Launch
 from quantbench.measurement import GRADES, Grade
-from quantbench.stats import Interval, median, median_interval, noise
+from quantbench.stats import Interval, median, noise, typical_interval, typical_us
 from quantbench.store.record import Measured, Record
 from quantbench.workload import Workload
 
@@ -38,6 +38,7 @@ class Point:
     num_samples: number of accepted samples.
     noise: relative standard deviation of the samples (0 for a single sample).
     clock_mhz: median SM clock during the samples; None if not recorded.
+    mode, floor_us: timing mode and time of an empty kernel in it (`Measurement`).
     """
 
     key: str
@@ -57,6 +58,8 @@ class Point:
     num_samples: int
     noise: float
     clock_mhz: float | None
+    mode: str = "unknown"
+    floor_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -127,22 +130,23 @@ def points_of(records: Iterable[Record], spec: DeviceSpec) -> tuple[Point, ...]:
 
 
 def _points(record: Record, outcome: Measured, spec: DeviceSpec) -> Iterable[Point]:
-    samples_us = outcome.measurement.samples_us
+    measurement = outcome.measurement
+    samples_us = measurement.samples_us
     if len(samples_us) == 1:  # fast path for large tables of single times
         latency_us, spread = samples_us[0], 0.0
         interval = Interval(latency_us, latency_us, 0.0)
     else:
-        latency_us, spread, interval = median(samples_us), noise(samples_us), median_interval(samples_us)
+        latency_us, spread, interval = typical_us(samples_us), noise(samples_us), typical_interval(samples_us)
     work = record.workload
     tflops = work.flops / latency_us / 1e6
     gb_per_s = work.min_bytes / latency_us / 1e3
-    clocks_mhz = outcome.measurement.clocks_mhz
+    clocks_mhz = measurement.clocks_mhz
     clock_mhz = median(clocks_mhz) if clocks_mhz else None
     for place in record.places:
         yield Point(
             record.key, place.axes, place.op, place.count, record.provider, work, record.launch, latency_us,
             interval.low, interval.high, tflops, gb_per_s, peak_share(work, latency_us, spec), outcome.grade,
-            len(samples_us), spread, clock_mhz,
+            len(samples_us), spread, clock_mhz, measurement.mode, measurement.floor_us,
         )  # fmt: skip
 
 
