@@ -18,6 +18,7 @@ from typing import Any
 
 from quantbench.analysis.significance import RatioTest, Wander, figure_test, holm, rank_test, wander
 from quantbench.errors import InputError, require_choice
+from quantbench.measurement import Measurement
 from quantbench.quantization import kernel_change_words
 from quantbench.stats import CONFIDENCE, median, typical_us
 from quantbench.store.folder import Run
@@ -281,6 +282,11 @@ class Compared:
     verdict: str
     why: str = ""
 
+    @property
+    def times(self) -> tuple[tuple[float, Measurement], ...]:
+        """Median time in a and b, each with its measurement."""
+        return (self.a_us, _measurement(self.a)), (self.b_us, _measurement(self.b))
+
 
 @dataclass(frozen=True)
 class Lost:
@@ -356,9 +362,13 @@ def compare_runs(a: Run, b: Run, options: CompareOptions | None = None) -> Compa
     )  # fmt: skip
 
 
-def _samples(record: Record) -> tuple[float, ...]:
+def _measurement(record: Record) -> Measurement:
     assert isinstance(record.outcome, Measured)
-    return record.outcome.measurement.samples_us
+    return record.outcome.measurement
+
+
+def _samples(record: Record) -> tuple[float, ...]:
+    return _measurement(record).samples_us
 
 
 def _single(pair: Matched) -> bool:

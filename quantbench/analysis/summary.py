@@ -1,7 +1,8 @@
 """Summarises the records of a run as points and rows with medians, intervals, rates and shares of peak.
 
 Entry points: `points_of` (one point per record and place), `rows_of` (sums over the ops of a place and provider),
-`layer_rows` (sums with each op's fastest provider). Used by `analysis`, `report`, the command `sweep` and `tools`.
+`layer_rows` (sums with each op's fastest provider), `floor_lines` (what an empty kernel takes). Used by `analysis`,
+`report`, the commands `sweep`, `check` and `compare`, and `tools`.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from functools import cache, cached_property
 from quantbench.device.spec import DeviceSpec
 from quantbench.latency.op_times import peak_share
 from quantbench.launch import Launch
-from quantbench.measurement import GRADES, Grade
+from quantbench.measurement import GRADES, Grade, Measurement
 from quantbench.stats import Interval, median, noise, typical_interval, typical_us
 from quantbench.store.record import Measured, Record
+from quantbench.units import latency
 from quantbench.workload import Workload
 
 _OP_NAMES = (
@@ -99,6 +101,12 @@ class Row:
         return sum(p.latency_us * p.count for p in self.logits) if self.logits else None
 
     @property
+    def floor_us(self) -> float | None:
+        """Part of `latency_us` that as many empty kernels take; None if unknown."""
+        floors = [p.floor_us * p.count for p in self.points if p.floor_us is not None]
+        return sum(floors) if len(floors) == len(self.points) else None
+
+    @property
     def worst(self) -> Point:
         """Op with the smallest share of peak."""
         return min(self.points, key=lambda p: (p.peak_share is None, p.peak_share, p.op))
@@ -148,6 +156,26 @@ def _points(record: Record, outcome: Measured, spec: DeviceSpec) -> Iterable[Poi
             interval.low, interval.high, tflops, gb_per_s, peak_share(work, latency_us, spec), outcome.grade,
             len(samples_us), spread, clock_mhz, measurement.mode, measurement.floor_us,
         )  # fmt: skip
+
+
+# Times below this are published with their floor, which is 2 % or more of them.
+_FLOOR_BELOW_US = 50.0
+
+
+def floor_lines(times: Iterable[tuple[float, Point | Measurement]]) -> list[str]:
+    """Returns a line with the time of an empty kernel, which short times include; none if it is not known.
+
+    times: latency in µs, and the point or measurement it belongs to.
+    """
+    floors: dict[str, list[float]] = {}
+    for latency_us, of in times:
+        if latency_us < _FLOOR_BELOW_US and of.floor_us is not None:
+            floors.setdefault(of.mode, []).append(of.floor_us)
+    said = []
+    for mode, found in floors.items():
+        both = dict.fromkeys((latency(min(found)), latency(max(found))))
+        said.append(f"{' to '.join(both)} (empty kernel, {mode})")
+    return [f"times under {_FLOOR_BELOW_US:.0f} µs include a floor of {' or '.join(said)}"] if said else []
 
 
 def rows_of(points: Sequence[Point]) -> tuple[Row, ...]:
