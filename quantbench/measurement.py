@@ -60,6 +60,7 @@ class Measurement:
     mode: timing mode (`events`, `graph`, `cpu`).
     cache: `cold` or `hot`. Both may be `unknown` for imported times.
     kernels_per_sample: runs per sample; above 1 if a single run is too short to time.
+    floor_us: time of an empty kernel in the same mode on the same device, which every sample includes; None if unknown.
     """
 
     samples_us: tuple[float, ...]
@@ -71,6 +72,7 @@ class Measurement:
     state_before: DeviceState
     state_after: DeviceState
     kernels_per_sample: int = 1
+    floor_us: float | None = None
 
     def __post_init__(self) -> None:
         require_int("Measurement", "kernels_per_sample", self.kernels_per_sample)
@@ -82,5 +84,7 @@ class Measurement:
         if self.clocks_mhz and len(self.clocks_mhz) != len(self.samples_us):
             what = f"{len(self.clocks_mhz)} clocks for {len(self.samples_us)} samples"
             raise InputError("Measurement", what, "one each")
+        if self.floor_us is not None and not 0 < self.floor_us < float("inf"):
+            raise InputError("Measurement", f"floor_us = {self.floor_us!r}", "a finite time above 0, or None")
         require_choice("Measurement", "mode", self.mode, ("events", "graph", "cpu", "unknown"))
         require_choice("Measurement", "cache", self.cache, ("cold", "hot", "unknown"))

@@ -19,8 +19,9 @@ from typing import Any
 
 from quantbench.analysis.significance import RatioTest, Wander, figure_test, holm, rank_test, wander
 from quantbench.errors import InputError, require_choice
+from quantbench.measurement import Measurement
 from quantbench.quantization import kernel_change_words
-from quantbench.stats import CONFIDENCE, median
+from quantbench.stats import CONFIDENCE, median, typical_us
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Place, Record, Skipped
 from quantbench.store.run import RunInfo
@@ -282,6 +283,11 @@ class Compared:
     verdict: str
     why: str = ""
 
+    @property
+    def times(self) -> tuple[tuple[float, Measurement], ...]:
+        """Median time in a and b, each with its measurement."""
+        return (self.a_us, _measurement(self.a)), (self.b_us, _measurement(self.b))
+
 
 @dataclass(frozen=True)
 class Lost:
@@ -357,9 +363,13 @@ def compare_runs(a: Run, b: Run, options: CompareOptions | None = None) -> Compa
     )  # fmt: skip
 
 
-def _samples(record: Record) -> tuple[float, ...]:
+def _measurement(record: Record) -> Measurement:
     assert isinstance(record.outcome, Measured)
-    return record.outcome.measurement.samples_us
+    return record.outcome.measurement
+
+
+def _samples(record: Record) -> tuple[float, ...]:
+    return _measurement(record).samples_us
 
 
 def _single(pair: Matched) -> bool:
@@ -370,7 +380,7 @@ def _test(pair: Matched, tolerance: float, noise: float | None) -> RatioTest:
     a, b = _samples(pair.a), _samples(pair.b)
     if _single(pair):
         if noise is None:
-            return RatioTest(median(b) / median(a), None, None, 1.0)
+            return RatioTest(typical_us(b) / typical_us(a), None, None, 1.0)
         return figure_test(a, b, tolerance, noise)
     return rank_test(a, b, tolerance)
 
@@ -387,7 +397,7 @@ def _compared(pair: Matched, test: RatioTest, p: float, tolerance: float) -> Com
     else:
         verdict = "unclear"
     return Compared(
-        pair.place, pair.a, pair.b, median(a), median(b), test.ratio, test.low, test.high, p, verdict, why
+        pair.place, pair.a, pair.b, typical_us(a), typical_us(b), test.ratio, test.low, test.high, p, verdict, why
     )  # fmt: skip
 
 

@@ -66,7 +66,7 @@ def rows_by_dtype(points: Sequence[Point]) -> tuple[Row, ...]:
 def curves_of_rows(rows: Iterable[Row], axis: str) -> tuple[tuple[Row, ...], ...]:
     """Groups rows with the same provider, dtype and other axes, by ascending `axis`.
 
-    Leaves out rows whose ops differ from those of most rows (an op failed there).
+    Leaves out rows whose ops, or their timing modes, differ from those of most rows (an op failed there).
     """
     curves: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
@@ -80,7 +80,7 @@ def curves_of_rows(rows: Iterable[Row], axis: str) -> tuple[tuple[Row, ...], ...
 
 
 def _of_usual_ops(curve: Sequence[Row]) -> tuple[Row, ...]:
-    ops = [tuple([point.op for point in row.points]) for row in curve]
+    ops = [tuple([(point.op, point.mode) for point in row.points]) for row in curve]
     if len(set(ops)) == 1:
         return tuple(curve)
     usual = Counter(ops).most_common(1)[0][0]

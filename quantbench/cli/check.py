@@ -100,6 +100,7 @@ def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) ->
 
 def _lines(found: Check) -> Iterator[StyledLine | Table]:
     from quantbench.analysis.rules import untested_lines
+    from quantbench.analysis.summary import floor_lines
 
     info = found.run.info
     yield device_line(info.device)
@@ -113,6 +114,7 @@ def _lines(found: Check) -> Iterator[StyledLine | Table]:
     if found.common or found.cliffs:
         yield ""
         yield _common_table(found) if found.common else _single_table(found)
+    yield from floor_lines((p.latency_us, p) for of in found.curves.values() for curve in of for p in curve.points)
     several = len(found.periods) > 1
     for period in found.periods:
         yield (f"{period.op} {period.provider} {period.variant}: " if several else "") + _period_words(period)

@@ -174,7 +174,7 @@ def _progress(row: dict[str, Any], number: int) -> str:
 def row_to_json(record: Record) -> dict[str, Any]:
     """Converts one record to a JSON object."""
     from quantbench.comm.session import figures
-    from quantbench.stats import median, relative_half_width, spread
+    from quantbench.stats import relative_half_width, spread, typical_us
     from quantbench.store.record import Failed, Measured, Skipped
 
     work = record.workload
@@ -187,7 +187,7 @@ def row_to_json(record: Record) -> dict[str, Any]:
         case Measured(measurement, graded):
             us = measurement.samples_us
             row |= {
-                **asdict(figures(work, median(us))), "spread": spread(us), "samples": len(us),
+                **asdict(figures(work, typical_us(us))), "spread": spread(us), "samples": len(us),
                 "relative_half_width": relative_half_width(us), "grade": asdict(graded),
             }  # fmt: skip
         case Skipped(reason):

@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from quantbench.analysis.check import check_run, refine_of
-from quantbench.analysis.summary import Point, points_of, rows_of
+from quantbench.analysis.summary import Point, floor_lines, points_of, rows_of
 from quantbench.cli.output import StyledLine, warning
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import StoreError
@@ -84,7 +84,7 @@ def result(
         lines += [ops_line(rows), sweep_table(rows, check, spec)]
     else:
         lines.append("nothing was measured")
-    lines += [*trust_lines(rows), *_not_measured_lines(run)]
+    lines += [*floor_lines((p.latency_us, p) for p in points), *trust_lines(rows), *_not_measured_lines(run)]
     if run.info.origin == "measured" and (unnamed := unnamed_line(points, spec, run.info.environment)):
         lines.append(unnamed)
     if refine is not None:

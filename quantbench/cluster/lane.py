@@ -18,7 +18,7 @@ from typing import Protocol
 from quantbench.cluster.cards import reference_set
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import QuantbenchError
-from quantbench.stats import median
+from quantbench.stats import typical_us
 from quantbench.store.folder import RunWriter
 from quantbench.store.record import Failed, Measured, Record
 from quantbench.sweep.child import Asked
@@ -311,7 +311,7 @@ class Lane:
             return
         if isinstance(record.outcome, Measured):
             with self._lock:
-                self._first_reference_us.setdefault(record.source, median(record.outcome.measurement.samples_us))
+                self._first_reference_us.setdefault(record.source, typical_us(record.outcome.measurement.samples_us))
 
 
 @dataclass

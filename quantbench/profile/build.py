@@ -20,7 +20,7 @@ from quantbench.measurement import GRADES
 from quantbench.profile.fit import models_of
 from quantbench.profile.parts import KnownCliff, Provenance, RuleFinding, RunSource
 from quantbench.profile.table import LAYOUTS, Table
-from quantbench.stats import median, median_interval
+from quantbench.stats import typical_interval, typical_us
 from quantbench.store.folder import Run
 from quantbench.store.record import ORIGINS, Measured, Record
 
@@ -68,8 +68,8 @@ def _timings(records: Iterable[Record]) -> Iterator[_Timing]:
         if len(samples_us) == 1:
             yield rank, samples_us[0], samples_us[0], samples_us[0], record
         else:
-            interval = median_interval(samples_us)
-            yield rank, median(samples_us), interval.low, interval.high, record
+            interval = typical_interval(samples_us)
+            yield rank, typical_us(samples_us), interval.low, interval.high, record
 
 
 def _row(kind: str, timings: list[_Timing], num_rows: dict[str, int]) -> tuple[Any, ...]:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quantbench.analysis.compare import FIGURES_METHOD, METHOD, VERDICTS, Compared, Comparison
+from quantbench.analysis.summary import floor_lines
 from quantbench.errors import printable
 from quantbench.junit import Case, write_suite
 from quantbench.report.canvas import CLIFF_COLOUR, PALETTE, figure
@@ -63,8 +64,8 @@ def _method(comparison: Comparison) -> str:
 
 
 def result_lines(comparison: Comparison) -> list[str]:
-    """Formats the counts, the median ratio, and the points that could not be compared."""
-    lines = []
+    """Formats the counts, the median ratio, the floor of short times, and the points that could not be compared."""
+    lines = floor_lines(time for point in comparison.points for time in point.times)
     if comparison.points:
         counted = ", ".join(f"{number} {verdict}" for verdict, number in comparison.counts.items())
         middle = _ratio_words(comparison.median_ratio)

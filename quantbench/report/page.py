@@ -18,7 +18,7 @@ from quantbench import __version__
 from quantbench.analysis.check import check_run
 from quantbench.analysis.curves import Curve, curves_of
 from quantbench.analysis.neighbours import curves_of_rows, rows_by_dtype
-from quantbench.analysis.summary import Point, Row, are_parts, layer_rows, points_of
+from quantbench.analysis.summary import Point, Row, are_parts, floor_lines, layer_rows, points_of
 from quantbench.errors import StoreError, printable
 from quantbench.report.content import Gallery, Picture, Section
 from quantbench.report.lead import Causes, Lead, draw_lead, lead_of
@@ -52,7 +52,7 @@ class Page:
     facts: (name, value) pairs for the foot of the page.
     lead: the first screen; None if nothing was measured.
     lead_picture: plot of the first screen, or None.
-    explanation: causes of the steps, or "".
+    explanation: causes of the steps and the floor of short times, or "".
     origin: text after "Made by quantbench" in the last line.
     """
 
@@ -137,7 +137,9 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
     if points and axes:
         check = check_run(run, points=None if where else points)
         lead = lead_of(layers, axes, Causes(spec, check.cliffs, check.periods))
-        explanation = ". ".join(period_words(period) for period in check.periods[:_MOST_EXPLAINED])
+        explanation = ". ".join(
+            [*map(period_words, check.periods[:_MOST_EXPLAINED]), *floor_lines((p.latency_us, p) for p in points)]
+        )
         curves = {axis: curves_of(points, axis) if where else check.curves.get(axis, ()) for axis in axes}
         ordered = sorted(axes, key=lambda axis: axis != lead.axis)
         sections += [axis_section(axis, curves[axis], check, gallery, caption) for axis in ordered]

@@ -15,7 +15,7 @@ from quantbench.analysis.check import Check
 from quantbench.analysis.cliffs import CommonCliff
 from quantbench.analysis.periods import Period, explanation_words
 from quantbench.analysis.rules import RULES, VERDICTS, Verdict, untested_lines
-from quantbench.analysis.summary import Row
+from quantbench.analysis.summary import Row, floor_lines
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import printable
 from quantbench.measurement import GRADES, Grade
@@ -171,8 +171,10 @@ def sizes_section(rows: Sequence[Row], check: Check) -> Section:
         words = printable(row_words(row, check, check.run.info.device))
         lines.append((*place, *row_figures(row), row.grade.letter, words))
     numeric = frozenset(range(len(head) - 2)) - ({len(axes)} if several else set())
-    note = f"The first {_MOST_ROWS} of {len(rows)}; all of them are in records.jsonl." if len(rows) > _MOST_ROWS else ""
-    return Section("sizes", "All sizes", note, table=Table(tuple(head), tuple(lines), numeric), folded=True)
+    notes = floor_lines((point.latency_us, point) for row in rows for point in row.points)
+    if len(rows) > _MOST_ROWS:
+        notes.append(f"the first {_MOST_ROWS} of {len(rows)} sizes; all of them are in records.jsonl")
+    return Section("sizes", "All sizes", "; ".join(notes), table=Table(tuple(head), tuple(lines), numeric), folded=True)
 
 
 def how_section(run: Run) -> Section:

@@ -140,6 +140,7 @@ def rows_to_json(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> list[di
             "missing_ops": list(row.missing),
             "latency_us": None if row.missing else row.latency_us,
             "logits_us": row.logits_us,
+            "floor_us": None if row.missing else row.floor_us,
             "relative_half_width": None if row.missing else row.half_width,
             "tflops": None if row.missing else row.tflops,
             "gb_per_s": None if row.missing else row.gb_per_s,

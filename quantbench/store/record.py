@@ -6,6 +6,7 @@ and by those that read runs (`analysis`, `report`, `profile`).
 
 History of the format:
 1  first version. `check` was added later; it is absent if the result was not checked or an older version wrote it.
+2  measurement.floor_us; null if it is not known, as in version 1.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ from quantbench.store.typed import Json, decode, encode, is_number
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Workload, workload_from_json, workload_to_json
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
 ORIGINS = ("measured", "imported", "simulated")
 ROLES = ("point", "reference")
 _KEY = re.compile("[0-9a-f]{16}")
@@ -215,13 +216,13 @@ def record_to_json(record: Record) -> Json:
 
 
 def record_from_json(data: object) -> Record:
-    """Inverse of `record_to_json`, for format version 1. Raises InputError for any other input."""
+    """Inverse of `record_to_json`, for all versions of the format. Raises InputError for any other input."""
     if not isinstance(data, dict):
         raise InputError("record", repr(data)[:80], "a JSON object")
     version = data.get("version")
-    if version != RECORD_VERSION:
+    if version not in range(1, RECORD_VERSION + 1):
         raise InputError(
-            "record", f"version = {version!r}", f"{RECORD_VERSION} (a newer quantbench may have written it)"
+            "record", f"version = {version!r}", f"1 to {RECORD_VERSION} (a newer quantbench may have written it)"
         )
     texts: dict[str, str] = {}
     for name in ("run_id", "key", "provider", "origin", "role", "source"):

@@ -33,6 +33,7 @@ _LIMITS: dict[tuple[type, str], Json] = {
     (Measurement, "mode"): {"enum": ["events", "graph", "cpu", "unknown"]},
     (Measurement, "cache"): {"enum": ["cold", "hot", "unknown"]},
     (Measurement, "kernels_per_sample"): {"minimum": 1},
+    (Measurement, "floor_us"): {"anyOf": [_POSITIVE, {"type": "null"}]},
     (Grade, "letter"): {"enum": list(GRADES)},
     (Launch, "grid"): {"anyOf": [_GRID, {"type": "null"}]},
     (Launch, "block"): {"anyOf": [_GRID, {"type": "null"}]},
@@ -75,8 +76,9 @@ def _record() -> Json:
         "required": [name for name in properties if name != "launch"],
         "oneOf": [{"required": [outcome]} for outcome in outcomes],
     }  # fmt: skip
+    head = {"version": {"enum": list(range(1, RECORD_VERSION + 1))}}
     title = f"One line of records.jsonl, version {RECORD_VERSION}"
-    return _document(f"quantbench-record-{RECORD_VERSION}", title, {"version": {"const": RECORD_VERSION}}, body)
+    return _document(f"quantbench-record-{RECORD_VERSION}", title, head, body)
 
 
 def _document(name: str, title: str, head: Json, body: Json) -> Json:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import MeasurementError
-from quantbench.stats import median
+from quantbench.stats import typical_us
 from quantbench.store.record import Failed, Measured, Outcome, Record, Skipped
 from quantbench.sweep import naming
 from quantbench.sweep.child import Asked, WorkerLostError
@@ -246,7 +246,7 @@ class Sweep:
         self._progress.current = f"reference {point.workload}"
         reply = self._ask(point)
         if reply.measurement is not None:
-            self._last_reference_us = median(reply.measurement.samples_us)
+            self._last_reference_us = typical_us(reply.measurement.samples_us)
             self.first_reference_us = self.first_reference_us or self._last_reference_us
         self._append(point, self._outcome(reply, point), reply, role="reference")
 
@@ -279,7 +279,7 @@ class Sweep:
         if reply.measurement is not None:
             # The first answer of a worker includes its start: loading torch, allocating the flush buffer, compiling.
             took_s = None if starting else self.clock() - asked_s
-            self._pace.learn(point.workload, median(reply.measurement.samples_us), took_s)
+            self._pace.learn(point.workload, typical_us(reply.measurement.samples_us), took_s)
         self.phases_s.update(reply.phases_s)
         return reply
 

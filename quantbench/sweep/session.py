@@ -18,7 +18,7 @@ from pathlib import Path
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import StoreError
-from quantbench.stats import median
+from quantbench.stats import typical_us
 from quantbench.store.environment import relevant_environment
 from quantbench.store.folder import RunWriter
 from quantbench.store.record import Measured, Record
@@ -269,7 +269,7 @@ def first_reference_us(records: tuple[Record, ...], plan: Plan) -> float | None:
         if plan.reference is None or (record.role, record.key) != ("reference", plan.reference.key):
             continue
         if isinstance(record.outcome, Measured):
-            return median(record.outcome.measurement.samples_us)
+            return typical_us(record.outcome.measurement.samples_us)
     return None
 
 

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from quantbench.timing.options import TimingOptions
     from quantbench.timing.session import Timer
 
-# Work that needs more copies than this to fill the cache is timed with flushes instead.
-_MOST_COPIES = 500
+# Work that needs more copies than this to fill the cache cannot be timed in cold graphs: making them takes seconds.
+_MOST_COPIES = 2500
 
 
 class Worker:

@@ -5,7 +5,6 @@ Entry point: `TorchCuda`, used by `cuda`.
 
 from __future__ import annotations
 
-import inspect
 import os
 import subprocess
 from collections.abc import Callable
@@ -110,9 +109,9 @@ class SleepHold:
 class TorchEventPair:
     """Two timing events on the current stream."""
 
-    def __init__(self, **flags: bool) -> None:
-        self._start = torch.cuda.Event(enable_timing=True, **flags)
-        self._stop = torch.cuda.Event(enable_timing=True, **flags)
+    def __init__(self) -> None:
+        self._start = torch.cuda.Event(enable_timing=True)
+        self._stop = torch.cuda.Event(enable_timing=True)
 
     def start(self) -> None:
         """Record the start."""
@@ -144,7 +143,6 @@ class TorchCuda:
         self._buffer = torch.ones(COLD_L2_MULTIPLE * l2_bytes // 4, dtype=torch.float32, device="cuda")
         self._sink = torch.zeros((), dtype=torch.float32, device="cuda")
         self._graph_stream = torch.cuda.Stream()
-        self.events_in_graphs = "external" in inspect.signature(torch.cuda.Event.__new__).parameters
         self._stamps = torch.zeros((MAX_QUEUED + 1, _MAX_SMS, 2), dtype=torch.int64, device="cuda")
         self._stamp_rows = list(self._stamps)
         self._stamp_blocks = 2 * properties.multi_processor_count
@@ -154,10 +152,13 @@ class TorchCuda:
         self.flush()
         self.synchronize()
 
-    def event_pair(self, *, in_graph: bool = False) -> TorchEventPair:
-        """Returns a new pair. Events in a graph must be `external`; otherwise torch treats them as dependencies in
-        it."""
-        return TorchEventPair(external=True) if in_graph else TorchEventPair()
+    def event_pair(self) -> TorchEventPair:
+        """Returns a new pair."""
+        return TorchEventPair()
+
+    def empty(self) -> None:
+        """Queue a kernel of one thread block that writes one number."""
+        self._sink.fill_(0.0)
 
     def flush(self) -> None:
         """Read the whole buffer (`quantbench.timing.cuda` explains the flush)."""
