@@ -38,8 +38,9 @@ _MEASUREMENT_PHASES = ("inputs", "warm-up", "measuring")
 _KERNEL_NAMES = "QUANTBENCH_KERNEL_NAMES"
 
 
-def plan_lines(plan: Plan, *, already: int = 0, devices: int = 1) -> Iterator[str]:
-    """Yields the number of points, the estimated time, and what is left out. already: points measured before `plan`."""
+def plan_lines(plan: Plan, *, already: int = 0, retried: int = 0, devices: int = 1) -> Iterator[str]:
+    """Yields the number of points, the estimated time, and what is left out. already: points measured before `plan`.
+    retried: points of `plan` that failed before."""
     selected = len(plan.points)
     counted = f"{selected} point{'' if selected == 1 else 's'}"
     text = f"{selected} of {plan.total} points selected" if plan.left_out else counted
@@ -49,6 +50,8 @@ def plan_lines(plan: Plan, *, already: int = 0, devices: int = 1) -> Iterator[st
     if already:
         text += f"; {already} more {'is' if already == 1 else 'are'} measured already"
     yield text + ("; `--budget none` runs all" if plan.left_out else "")
+    if retried:
+        yield f"{retried} point{' that failed is' if retried == 1 else 's that failed are'} tried again"
     if plan.impossible:
         yield f"{len(plan.impossible)} sizes are left out, the first because {plan.impossible[0]}"
 

@@ -123,7 +123,7 @@ def measure(console: Console, session: SweepSession, assumed: Sequence[str] = ()
     show(console, device_lines(session.hello.device, session.hello.state))
     if assumed:
         say(console, f"assumed: {', '.join(assumed)}")
-    show(console, plan_lines(session.plan, already=len(session.done)))
+    show(console, plan_lines(session.plan, already=len(session.done), retried=session.num_retried))
     if session.interpreted:
         say(console, "TRITON_INTERPRET is set: triton's interpreter checks results; its times are those of no kernel.")
     try:

@@ -20,8 +20,8 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import StoreError
 from quantbench.stats import median
 from quantbench.store.environment import relevant_environment
-from quantbench.store.folder import RunWriter
-from quantbench.store.record import Measured, Record
+from quantbench.store.folder import Run, RunWriter
+from quantbench.store.record import Failed, Measured, Record
 from quantbench.store.run import RunInfo, now_text, read_run_info
 from quantbench.sweep.axes import Axis
 from quantbench.sweep.child import Asked
@@ -43,7 +43,8 @@ class SweepSession:
     """Sweep into one run folder: `new` or `resume`, then `run`. Use as a context manager.
 
     worker: worker that identified the device; it also measures. connect: starts another. plan: plan of the missing
-    points. spent_s: seconds of the budget that the start took.
+    points. spent_s: seconds of the budget that the start took. num_retried: number of points that failed once and are
+    tried again.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class SweepSession:
         self.spent_s = spent_s
         self.folder = writer.folder
         self.finished: Finished | None = None
+        self.num_retried = 0
         self._worker: Asked | None = worker
         self._connect = connect
         self._writer = writer
@@ -107,11 +109,13 @@ class SweepSession:
             if device.name != run.info.device.name:
                 raise StoreError("resume", f"this device is {device.name}", f"{run.info.device.name}, as in {folder}")
             worker.begin(options.timing)
-            done = {record.key for record in run.records if record.role == "point"}
+            records = records_to_keep(run)
             spent_s = time.monotonic() - start_s
+            done = {record.key for record in records if record.role == "point"}
             _, plan = plan_sweep(_with_what_is_left(options, spent_s), device, done)
             session = cls(worker, connect, options, plan, writer, spent_s)
-            session._records = run.records
+            session._records = records
+            session.num_retried = len(run.records) - len(records)
             return session
         except BaseException:
             writer.close()
@@ -254,6 +258,15 @@ def resumed_options(folder: Path, budget_s: float | None) -> SweepOptions:
     if "dims" not in info.options:
         raise StoreError("resume", f"{folder} was not made by `quantbench sweep`", "a run that it measured")
     return replace(options_from_json(info.options), budget_s=budget_s)
+
+
+def records_to_keep(run: Run) -> tuple[Record, ...]:
+    """Returns the records of a resumed run without those of the points that failed once, which are tried again."""
+    return tuple(
+        record
+        for record in run.records
+        if record.role != "point" or not isinstance(record.outcome, Failed) or record.key in run.retried
+    )
 
 
 def _with_what_is_left(options: SweepOptions, spent_s: float) -> SweepOptions:

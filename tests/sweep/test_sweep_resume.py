@@ -21,13 +21,13 @@ from quantbench.cli.sweep_print import plan_lines, result
 from quantbench.cli.sweep_run import measure
 from quantbench.errors import StoreError, UnsupportedError
 from quantbench.store.folder import RunWriter, read_run
-from quantbench.store.record import Record
+from quantbench.store.record import Failed, Record
 from quantbench.sweep.child import WorkerLostError
 from quantbench.sweep.messages import Reply, Request
 from quantbench.sweep.options import SweepOptions, plan_sweep, whole_plan
 from quantbench.sweep.session import SweepSession
 from quantbench.timing.options import TimingOptions
-from quantbench.workload import Gemm
+from quantbench.workload import Gemm, Workload
 
 
 def answer_or_stop(chance: random.Random, share: float) -> object:
@@ -131,6 +131,35 @@ def test_resuming_finishes_all_of_the_plan_or_takes_a_budget(tmp_path: Path) -> 
     run = read_run(session.folder)
     assert measured_in(session.folder) == every
     assert (run.info.how_ended, run.info.options["budget_s"]) == ("complete", 30.0)
+
+
+def test_a_point_that_failed_is_tried_once_more_and_then_no_more(tmp_path: Path) -> None:
+    plan = plan_sweep(OPTIONS, A100)[1]
+    once, twice = [p.workload for p in plan.points if p != plan.reference][:2]
+    lost: list[Workload] = []
+
+    def answer(request: Request) -> Reply:
+        if request.workload in (once, twice) and (request.workload == twice or once not in lost):
+            lost.append(request.workload)
+            raise WorkerLostError("crash", "killed by SIGSEGV")
+        return measured(100.0)
+
+    bench = Bench(None, answer)  # type: ignore[arg-type]
+    connect = connect_with(bench)
+    with SweepSession.new(lambda spec: OPTIONS, tmp_path, connect) as session:  # type: ignore[arg-type]
+        assert session.run(lambda progress: None, clock=bench.clock).how == "complete"
+    with SweepSession.resume(session.folder, connect) as again:  # type: ignore[arg-type]
+        assert {p.workload for p in again.plan.points} == {once, twice}
+        console = Console(width=300, record=True, file=StringIO())
+        measure(console, again)
+    assert "2 points that failed are tried again" in console.export_text()
+    run = read_run(session.folder)
+    failed = [r.workload for r in run.records if isinstance(r.outcome, Failed)]
+    assert (failed, run.warnings) == ([twice], ())
+    assert {r.key for r in run.records} == {p.key for p in plan.points}
+    with SweepSession.resume(session.folder, connect) as third:  # type: ignore[arg-type]
+        assert third.plan.points == ()
+    assert sorted(map(str, lost)) == sorted(map(str, (once, twice, twice)))
 
 
 def test_parts_are_the_same_with_a_budget_and_without() -> None:
