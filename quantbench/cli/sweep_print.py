@@ -49,11 +49,28 @@ def plan_lines(plan: Plan, *, already: int = 0, retried: int = 0, devices: int =
         text += f" on {devices} devices"
     if already:
         text += f"; {already} more {'is' if already == 1 else 'are'} measured already"
-    yield text + ("; `--budget none` runs all" if plan.left_out else "")
+    yield text
+    if plan.left_out:
+        parts = (f"{axis} {low}..{high} of {', '.join(ops)}" for axis, low, high, ops in left_out(plan))
+        yield f"left out for the budget: {'; '.join(parts)} (`--budget none` runs all)"
     if retried:
         yield f"{retried} point{' that failed is' if retried == 1 else 's that failed are'} tried again"
     if plan.impossible:
         yield f"{len(plan.impossible)} sizes are left out, the first because {plan.impossible[0]}"
+
+
+def left_out(plan: Plan) -> list[tuple[str, int, int, list[str]]]:
+    """Returns what the budget leaves out: axis, lowest and highest value along it, and the ops left out there."""
+    every = [place for group in (*plan.groups, *plan.left_out) for point in group.points for place in point.places]
+    axis = max(every[0].axes, key=lambda name: len({place.axes[name] for place in every}))
+    of_op: dict[str, set[int]] = {}
+    for group in plan.left_out:
+        for place in (place for point in group.points for place in point.places):
+            of_op.setdefault(place.op, set()).add(place.axes[axis])
+    ranges: dict[tuple[int, int], list[str]] = {}
+    for op, values in of_op.items():
+        ranges.setdefault((min(values), max(values)), []).append(op)
+    return [(axis.replace("_", "-"), low, high, sorted(ops)) for (low, high), ops in ranges.items()]
 
 
 def show_progress(show: Callable[..., None], progress: Progress) -> None:

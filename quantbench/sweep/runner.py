@@ -28,8 +28,8 @@ _LIMIT_FACTOR = 20
 _LIMIT_FLOOR_S = 60.0
 # The sweep fails after this many lost workers in a row.
 _MAX_LOST_IN_A_ROW = 5
-#: Multiple of the budget after which the point in progress is ended and left for --resume.
-HARD_STOP = 1.2
+# Multiple of the budget after which the point in progress is ended and left for --resume.
+_HARD_STOP = 1.2
 # Share of the budget for the plan if points of `more` follow.
 _SHARE_OF_THE_PLAN = 0.6
 # The groups that fit are reselected after every such share of the budget.
@@ -83,12 +83,12 @@ class _NoWorkerError(Exception):
 class Sweep:
     """One pass over the points of a plan that are not in `done`, then over those of `more`.
 
-    budget_s: wall seconds from construction, None for no limit. Groups of the plan, including those left out, run while
-    their expected time at the pace so far fits; at least one group runs. hard_s: seconds after which the point in
-    progress is ended, None for 1.2 budgets. limit_s: seconds after which a point counts as hanging, None to derive it
-    from the estimate. records: records of the run so far, passed to `more`; extended by this pass. interpreter: whether
-    Triton's kernels run in its interpreter, which spoils their times. more_references: points measured with the plan's
-    reference at the beginning and end, to compare devices.
+    budget_s: wall seconds from the worker's first answer, so that its start is not counted; None for no limit. Groups
+    of the plan, including those left out, run while their expected time at the pace so far fits; at least one group
+    runs. The point in progress at 1.2 budgets is ended. limit_s: seconds after which a point counts as hanging, None to
+    derive it from the estimate. records: records of the run so far, passed to `more`; extended by this pass.
+    interpreter: whether Triton's kernels run in its interpreter, which spoils their times. more_references: points
+    measured with the plan's reference at the beginning and end, to compare devices.
     """
 
     plan: Plan
@@ -101,7 +101,6 @@ class Sweep:
     clock: Callable[[], float]
     on_progress: Callable[[Progress], None] = lambda progress: None
     budget_s: float | None = None
-    hard_s: float | None = None
     limit_s: float | None = None
     first_reference_us: float | None = None
     more: More | None = None
@@ -112,8 +111,7 @@ class Sweep:
 
     def __post_init__(self) -> None:
         self._start_s = self.clock()
-        if self.budget_s is not None and self.hard_s is None:
-            self.hard_s = HARD_STOP * self.budget_s
+        self._ready = False
         self._pace = Pace(self.timing, self.spec)
         self._seen = set(self.done)
         self._progress = Progress(total=0)
@@ -198,8 +196,8 @@ class Sweep:
         return set(map(id, found))
 
     def _missing(self) -> list[Group]:
-        """Returns the plan's groups with a missing point."""
-        every = (*self.plan.groups, *self.plan.left_out)
+        """Returns the plan's groups with a missing point, in the order they run."""
+        every = sorted((*self.plan.groups, *self.plan.left_out), key=lambda group: group.rank)
         return [group for group in every if any(point.key not in self._seen for point in group.points)]
 
     def _look_ahead(self, points: Sequence[PlanPoint]) -> None:
@@ -255,7 +253,9 @@ class Sweep:
         limit_s = self.limit_s or max(_LIMIT_FLOOR_S, _LIMIT_FACTOR * point.estimate_s)
         if self.spec.kind == "cuda":
             limit_s += naming.LIMIT_S
-        until_hard_stop_s = limit_s if self.hard_s is None else self.hard_s - self._elapsed_s()
+        until_hard_stop_s = limit_s
+        if self.budget_s is not None and self._ready:
+            until_hard_stop_s = _HARD_STOP * self.budget_s - self._elapsed_s()
         if until_hard_stop_s <= 0:
             raise _OutOfTimeError
         starting = self._worker is None
@@ -274,6 +274,9 @@ class Sweep:
             self._lost_in_a_row = _MAX_LOST_IN_A_ROW
             return Reply(failed=("error", str(refused)))
         self._lost_in_a_row = 0
+        if not self._ready:
+            self._ready = True
+            self._start_s = self.clock()
         if reply.broken:
             self._end_worker()
         if reply.measurement is not None:
