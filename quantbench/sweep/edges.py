@@ -1,7 +1,7 @@
 """Adds both sides of predicted edges to a sweep's axes and groups neighbouring sizes.
 
-Entry points: `parse_grid` (used by `options` and `cli.predict`); `predicted_jump` and `neighbour_groups` (used by
-`plan`).
+Entry points: `parse_grid` (used by `options` and `cli.predict`); `predicted_jump`, `neighbour_groups` and
+`edge_indices` (used by `plan`).
 """
 
 from __future__ import annotations
@@ -133,6 +133,16 @@ def neighbour_groups(jumps: Sequence[float]) -> list[tuple[range, int]]:
         ranks[chosen] = rank
         stretches += [(range(inside.start, chosen), rank + 1), (range(chosen + 1, inside.stop), rank + 1)]
     return list(zip(groups, ranks, strict=True))
+
+
+def edge_indices(jumps: Sequence[float]) -> set[int]:
+    """Returns the indices of the values on either side of a predicted edge; jumps as in `neighbour_groups`.
+
+    >>> sorted(edge_indices([0.0, 0.3, 0.0]))
+    [1, 2]
+    """
+    # Beside the growth of the work, an edge may be a little below the step of the waves alone (`predicted_edges`).
+    return {side for i, jump in enumerate(jumps) if jump >= log(_SMALLEST_STEP) / 2 for side in (i, i + 1)}
 
 
 def _stretches(jumps: Sequence[float]) -> list[range]:

@@ -26,7 +26,7 @@ from quantbench.latency.op_times import roofline_us
 from quantbench.providers.catalog import runs_kind
 from quantbench.store.record import Place, record_key
 from quantbench.sweep.axes import Axis, Held, check_axes, ops_at
-from quantbench.sweep.edges import neighbour_groups, predicted_jump
+from quantbench.sweep.edges import edge_indices, neighbour_groups, predicted_jump
 from quantbench.timing.options import TimingOptions
 from quantbench.timing.rotation import COLD_L2_MULTIPLE
 from quantbench.workload import Gemm, Op, Workload
@@ -122,13 +122,15 @@ class Pace:
 
 @dataclass(frozen=True)
 class PlanPoint:
-    """Planned measurement of one workload by one provider. estimate_s: expected wall seconds."""
+    """Planned measurement of one workload by one provider. estimate_s: expected wall seconds. named: whether its kernel
+    is identified even where that takes long."""
 
     key: str
     workload: Workload
     provider: str
     places: tuple[Place, ...]
     estimate_s: float
+    named: bool = True
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,7 @@ class Placed:
     """Ops at one place on the axes.
 
     axes: value of each axis. group: identifier of the places measured together, None for a group of its own. rank,
-    keep: those of that group.
+    keep: those of that group. named: as in `PlanPoint`.
     """
 
     axes: dict[str, int]
@@ -232,6 +234,7 @@ class Placed:
     rank: int = 0
     keep: int = 0
     group: Hashable = None
+    named: bool = True
 
 
 def build_plan(
@@ -277,6 +280,8 @@ def _in_groups(placed: Sequence[Placed], axes: tuple[Axis, ...], spec: DeviceSpe
     jumps = [predicted_jump(ops_of[a], ops_of[b], spec) for a, b in pairwise(values)]
     groups = neighbour_groups(jumps)
     group_of = {values[i]: (number, rank) for number, (indices, rank) in enumerate(groups) for i in indices}
+    at_edges = edge_indices(jumps)
+    named = {value for i, value in enumerate(values) if i % 2 == 0 or i in at_edges}
     ranks = {
         axis.field: dict(zip(axis.values, _bisection_ranks(len(axis.values)), strict=True))
         for axis in axes
@@ -292,7 +297,12 @@ def _in_groups(placed: Sequence[Placed], axes: tuple[Axis, ...], spec: DeviceSpe
             # No rank or number reaches that of the values of all axes.
             later = backward * sum(len(axis.values) for axis in axes)
             group = (number, others, backward)
-            found.append(replace(place, ops=ops, rank=rank + later, keep=number + later, group=group))
+            found.append(
+                replace(
+                    place, ops=ops, rank=rank + later, keep=number + later, group=group,
+                    named=place.axes[longest] in named,
+                )
+            )  # fmt: skip
     return found
 
 
@@ -314,7 +324,9 @@ def lay_out(
         keys = []
         for point in _points_of(place, providers, timing, spec):
             seen = points.get(point.key)
-            points[point.key] = point if seen is None else replace(seen, places=seen.places + point.places)
+            if seen is not None:
+                point = replace(seen, places=seen.places + point.places, named=seen.named or point.named)
+            points[point.key] = point
             keys.append(point.key)
         if keys:
             members.setdefault(name, []).append(keys)
@@ -344,6 +356,7 @@ def _points_of(place: Placed, providers: Sequence[str], timing: TimingOptions, s
                     provider=provider,
                     places=(Place(place.axes, op.label, op.count),),
                     estimate_s=point_estimate_s(op.workload, timing, spec),
+                    named=place.named,
                 )
 
 

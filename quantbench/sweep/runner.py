@@ -32,6 +32,10 @@ _MAX_LOST_IN_A_ROW = 5
 _HARD_STOP = 1.2
 # Share of the budget for the plan if points of `more` follow.
 _SHARE_OF_THE_PLAN = 0.6
+# Where identifying the kernels takes more than this share of the timing, only `PlanPoint.named` ones are identified.
+_MOST_NAMING = 0.5
+# Identified points that decide on it; the first ones also start the profiler.
+_NAMING_POINTS = 5
 # The groups that fit are reselected after every such share of the budget.
 _CHOOSE_EVERY = 0.02
 
@@ -120,6 +124,7 @@ class Sweep:
         self._begun = False
         self._worker: Asked | None = None
         self._lost_in_a_row = 0
+        self._naming_shares: list[float] = []
         self._last_reference_us = self.first_reference_us
 
     def run(self) -> Finished:
@@ -227,7 +232,7 @@ class Sweep:
             self._repeat_reference(self.plan.reference)
         self._progress.current = f"{point.provider} {point.workload}"
         self._tick()
-        reply = self._ask(point)
+        reply = self._ask(point, name=point.named or not self._naming_takes_long())
         outcome = self._outcome(reply, point)
         self._append(point, outcome, reply, role="point")
         self._seen.add(point.key)
@@ -248,8 +253,13 @@ class Sweep:
             self.first_reference_us = self.first_reference_us or self._last_reference_us
         self._append(point, self._outcome(reply, point), reply, role="reference")
 
-    def _ask(self, point: PlanPoint) -> Reply:
-        request = Request(point.workload, point.provider)
+    def _naming_takes_long(self) -> bool:
+        shares = self._naming_shares
+        return len(shares) >= _NAMING_POINTS and median(shares) > _MOST_NAMING
+
+    def _ask(self, point: PlanPoint, *, name: bool = False) -> Reply:
+        """Sends a point to the worker, which is started if there is none. name: whether to identify the kernel."""
+        request = Request(point.workload, point.provider, name)
         limit_s = self.limit_s or max(_LIMIT_FLOOR_S, _LIMIT_FACTOR * point.estimate_s)
         if self.spec.kind == "cuda":
             limit_s += naming.LIMIT_S
@@ -284,6 +294,9 @@ class Sweep:
             took_s = None if starting else self.clock() - asked_s
             self._pace.learn(point.workload, median(reply.measurement.samples_us), took_s)
         self.phases_s.update(reply.phases_s)
+        if "identify" in reply.phases_s:
+            timing_s = reply.phases_s.get("warm-up", 0.0) + reply.phases_s.get("measuring", 0.0)
+            self._naming_shares.append(reply.phases_s["identify"] / max(timing_s, 1e-9))
         return reply
 
     def _outcome(self, reply: Reply, point: PlanPoint) -> Outcome:
@@ -321,6 +334,7 @@ class Sweep:
             places=point.places if role == "point" else (),
             role=role,
             elapsed_s=self._elapsed_s(),
+            phases_s=reply.phases_s,
         )
         self.writer.append(record)
         self.records.append(record)

@@ -100,7 +100,7 @@ class Worker:
         self._phases_s["warm-up"] = self._timer.warmup_s - warmup_before_s
         self._phases_s["measuring"] = self._timer.measuring_s - measuring_before_s
         launch = point.launch
-        if launch is None and self._spec.kind == "cuda":
+        if launch is None and request.name and self._spec.kind == "cuda":
             torch.cuda.empty_cache()
             start_s = time.perf_counter()
             launch = self._name(request)

@@ -15,6 +15,7 @@ from quantbench.measurement import Grade
 from quantbench.store.record import Failed, Measured, Record, Skipped
 from quantbench.sweep.axes import parse_axis
 from quantbench.sweep.child import WorkerLostError
+from quantbench.sweep.edges import parse_grid, predicted_edges
 from quantbench.sweep.messages import Reply, Request, reply_from_json, reply_to_json
 from quantbench.sweep.plan import Pace, Plan, PlanPoint, build_plan, point_estimate_s
 from quantbench.sweep.runner import Sweep
@@ -248,6 +249,36 @@ def test_the_cost_of_ten_points_replaces_the_constant(overhead_s: float) -> None
         pace.learn(work, run_us, overhead_s + rest_s)
     assert pace.estimate()(small) == pytest.approx(overhead_s, rel=0.05, abs=0.002)
     assert pace.estimate()(large) == pytest.approx(overhead_s + sampling_s, rel=0.05)
+
+
+@pytest.mark.parametrize(("identify_s", "every"), [(0.1, True), (0.4, False)])
+def test_where_naming_takes_long_every_second_point_is_named_and_all_at_edges(identify_s: float, every: bool) -> None:
+    asked: dict[int, bool] = {}
+
+    def answer(request: Request) -> Reply:
+        asked.setdefault(request.workload.n, request.name)  # type: ignore[union-attr]
+        phases_s = {"measuring": 0.5} | ({"identify": identify_s} if request.name else {})
+        return replace(measured(100.0), phases_s=phases_s)
+
+    grid = parse_grid(("n=1024:8192:512@edges",), HELD, A100).axes
+    plan = build_plan(grid, HELD, ("torch.mm",), TimingOptions(), A100)
+    bench = Bench(replace(plan, reference=None), answer)
+    bench.sweep().run()
+    sizes = sorted(asked)
+    edges = predicted_edges(grid, 0, HELD, A100)
+    unnamed = [n for n in sizes if not asked[n]]
+    assert all(asked[side] for edge in edges for side in (edge, edge + 8) if side in asked)
+    assert (unnamed == []) == every
+    assert all(asked[n] for i, n in enumerate(sizes) if i % 2 == 0)
+    assert all(("identify" in r.phases_s) == asked[r.workload.n] for r in bench.of_role("point"))  # type: ignore[union-attr]
+
+
+def test_a_reference_is_not_named() -> None:
+    bench = Bench(plan_of(12), lambda request: measured(100.0))
+    bench.sweep().run()
+    first, *points = bench.workers[0].asked[:10]
+    assert not first.name
+    assert all(request.name for request in points)
 
 
 def test_what_takes_longer_at_larger_sizes_is_expected_to() -> None:
