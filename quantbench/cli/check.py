@@ -44,7 +44,7 @@ def check(
         "", "Measure only the points this rule needs, then test it: k-8, mbs-2, …", metavar="RULE"
     ),
     results: Path = option(Path("results"), "Folder for the run of --experiment."),
-    budget: str = option("", "Time for an experiment: 8m, 90s, none (default: 4m; CPU 75s)."),
+    budget: str = option("", "Time for an experiment: 8m, 90s, none (default: 4m; CPU 60s)."),
     blind: bool = option(False, "Do not use the device's number of SMs."),
     fail_above: float | None = option(
         None, "Exit with 1 if the lower bound of a cliff's ratio exceeds this, such as 1.2."

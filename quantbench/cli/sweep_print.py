@@ -6,15 +6,14 @@ Entry points: `plan_lines`, `show_progress`, `result`. Used by `sweep_run`, for 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.table import Table
 
 from quantbench.analysis.check import check_run, refine_of
-from quantbench.analysis.summary import Point, floor_lines, points_of, rows_of
+from quantbench.analysis.summary import floor_lines, points_of, rows_of
 from quantbench.cli.output import StyledLine, warning
-from quantbench.device.spec import DeviceSpec
 from quantbench.errors import StoreError
 from quantbench.report.shape_comparison import (
     compare_shapes,
@@ -38,8 +37,9 @@ _MEASUREMENT_PHASES = ("inputs", "warm-up", "measuring")
 _KERNEL_NAMES = "QUANTBENCH_KERNEL_NAMES"
 
 
-def plan_lines(plan: Plan, *, already: int = 0, devices: int = 1) -> Iterator[str]:
-    """Yields the number of points, the estimated time, and what is left out. already: points measured before `plan`."""
+def plan_lines(plan: Plan, *, already: int = 0, retried: int = 0, devices: int = 1) -> Iterator[str]:
+    """Yields the number of points, the estimated time, and what is left out. already: points measured before `plan`.
+    retried: points of `plan` that failed before."""
     selected = len(plan.points)
     counted = f"{selected} point{'' if selected == 1 else 's'}"
     text = f"{selected} of {plan.total} points selected" if plan.left_out else counted
@@ -48,9 +48,28 @@ def plan_lines(plan: Plan, *, already: int = 0, devices: int = 1) -> Iterator[st
         text += f" on {devices} devices"
     if already:
         text += f"; {already} more {'is' if already == 1 else 'are'} measured already"
-    yield text + ("; `--budget none` runs all" if plan.left_out else "")
+    yield text
+    if plan.left_out:
+        parts = (f"{axis} {low}..{high} of {', '.join(ops)}" for axis, low, high, ops in left_out(plan))
+        yield f"left out for the budget: {'; '.join(parts)} (`--budget none` runs all)"
+    if retried:
+        yield f"{retried} point{' that failed is' if retried == 1 else 's that failed are'} tried again"
     if plan.impossible:
         yield f"{len(plan.impossible)} sizes are left out, the first because {plan.impossible[0]}"
+
+
+def left_out(plan: Plan) -> list[tuple[str, int, int, list[str]]]:
+    """Returns what the budget leaves out: axis, lowest and highest value along it, and the ops left out there."""
+    every = [place for group in (*plan.groups, *plan.left_out) for point in group.points for place in point.places]
+    axis = max(every[0].axes, key=lambda name: len({place.axes[name] for place in every}))
+    of_op: dict[str, set[int]] = {}
+    for group in plan.left_out:
+        for place in (place for point in group.points for place in point.places):
+            of_op.setdefault(place.op, set()).add(place.axes[axis])
+    ranges: dict[tuple[int, int], list[str]] = {}
+    for op, values in of_op.items():
+        ranges.setdefault((min(values), max(values)), []).append(op)
+    return [(axis.replace("_", "-"), low, high, sorted(ops)) for (low, high), ops in ranges.items()]
 
 
 def show_progress(show: Callable[..., None], progress: Progress) -> None:
@@ -85,8 +104,7 @@ def result(
     else:
         lines.append("nothing was measured")
     lines += [*floor_lines((p.latency_us, p) for p in points), *trust_lines(rows), *_not_measured_lines(run)]
-    if run.info.origin == "measured" and (unnamed := unnamed_line(points, spec, run.info.environment)):
-        lines.append(unnamed)
+    lines += naming_lines(run)
     if refine is not None:
         lines += [_edge_line(*edge) for edge in edges] or ["no step of 5 % or more was found to bisect to"]
     picture = None
@@ -111,7 +129,7 @@ def result(
         "run": str(run.folder), "device": spec.name, "how_ended": finished.how,
         "rows": rows_to_json(rows, check, spec), "cliffs": [cliff_to_json(cliff) for cliff in check.cliffs],
         "edges": [_edge_to_json(*edge) for edge in edges], "picture": None if picture is None else str(picture),
-        "wall_s": wall_s, "overhead_share": overhead_share,
+        "wall_s": wall_s, "overhead_share": overhead_share, "phases_s": run.info.phases_s,
         **({} if comparison is None else {"shapes": comparison_to_json(comparison)}),
     }  # fmt: skip
     return lines, answer
@@ -149,17 +167,23 @@ def _edge_to_json(placed: PlacedGap, edge: Edge) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def unnamed_line(points: Sequence[Point], spec: DeviceSpec, environment: dict[str, str]) -> str | None:
-    """Counts the GPU points without kernel name and names a remedy; None if there are none or names were switched off.
-
-    environment: environment variables of the run.
-    """
-    way = environment.get(_KERNEL_NAMES, "apart").strip().lower()
-    missing = sum(point.launch is None for point in points)
-    if spec.kind != "cuda" or way == "off" or not missing:
-        return None
-    line = f"{missing} of {len(points)} points have no kernel name, so their causes cannot be determined"
-    return line if way == "here" else f"{line}; where one process alone may use the GPU, set {_KERNEL_NAMES}=here"
+def naming_lines(run: Run) -> Iterator[str]:
+    """Yields what identifying kernels took on a GPU, and how many points have no kernel name and why."""
+    way = run.info.environment.get(_KERNEL_NAMES, "apart").strip().lower()
+    if run.info.device.kind != "cuda" or run.info.origin != "measured" or way == "off":
+        return
+    points = [r for r in run.records if r.role == "point" and isinstance(r.outcome, Measured)]
+    naming_s = [record.phases_s["identify"] for record in points if "identify" in record.phases_s]
+    if naming_s:
+        yield f"identifying a kernel took {sum(naming_s) / len(naming_s):.2f} s a point"
+    unnamed = [record for record in points if record.launch is None]
+    unasked = sum(bool(record.phases_s) and "identify" not in record.phases_s for record in unnamed)
+    if unasked:
+        reason = "as that took more than half of the timing; steps beside them may have no cause"
+        yield f"{unasked} of {len(points)} points were not asked for their kernel, {reason}"
+    if missing := len(unnamed) - unasked:
+        line = f"{missing} of {len(points)} points have no kernel name, so their causes cannot be determined"
+        yield line if way == "here" else f"{line}; where one process alone may use the GPU, set {_KERNEL_NAMES}=here"
 
 
 def measuring_s(info: RunInfo) -> float:

@@ -157,6 +157,17 @@ class Inputs:
             part.copy_(drawn.round_() if dtype == "int8" else drawn)
 
 
+class MetaInputs(Inputs):
+    """Inputs without memory, on torch's meta device, of which kernels can be compiled but not run."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("meta")
+
+    def operands(self, workload: Workload) -> tuple[torch.Tensor, ...]:
+        """Returns the templates of the inputs."""
+        return input_templates(workload)
+
+
 def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
     """Returns templates of `Task.inputs` on torch's meta device: shapes, dtypes and strides.
 

@@ -5,7 +5,8 @@ Entry points: `RunWriter`, used by all that measure or import; `read_run`, which
 
 Each record is one line, flushed to disk before the next point starts, so a crash loses at most the point in flight.
 `read_run` tolerates and reports an incomplete last line, missing lines and repeated lines; a resumed run measures the
-missing points again. An unreadable line before the last raises an error, because it means a damaged file.
+missing points again. A point that failed may have a second record, which replaces the first. An unreadable line before
+the last raises an error, because it means a damaged file.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from types import TracebackType
 
 from quantbench.errors import InputError, StoreError
 from quantbench.files import folders_with, open_binary, read_bytes, reason
-from quantbench.store.record import Record, record_from_json, record_to_json
+from quantbench.store.record import Failed, Record, record_from_json, record_to_json
 from quantbench.store.run import RunInfo, read_run_info, require_name, write_run_info
 
 _MOST_NAMED = 5
@@ -36,37 +37,41 @@ class Run:
 
     folder: its path.
     warnings: messages about tolerated defects of records.jsonl.
+    retried: keys of the points that were tried again after a failure.
     """
 
     folder: Path
     info: RunInfo
     records: tuple[Record, ...]
     warnings: tuple[str, ...] = ()
+    retried: frozenset[str] = frozenset()
 
 
 def read_run(folder: Path) -> Run:
     """Reads a run. Raises StoreError that names the file, and for a broken record the line."""
     info = read_run_info(folder)
     found = _read_records(folder / "records.jsonl", origin=info.origin)
-    return Run(folder, info, tuple(found.records), _warnings(folder, info, found))
+    return Run(folder, info, tuple(found.records), _warnings(folder, info, found), frozenset(found.retried))
 
 
 @dataclass
 class _Found:
     """Contents of records.jsonl. torn: bytes in an incomplete last line. repeats: numbers of the lines that repeat an
-    earlier one. absent: whether the file is missing."""
+    earlier one. retried: keys of the points whose first record, a failure, was replaced. absent: whether the file is
+    missing."""
 
     records: list[Record]
     torn: int | None = None
     repeats: list[int] = field(default_factory=list)
+    retried: set[str] = field(default_factory=set)
     absent: bool = False
 
 
 def _read_records(path: Path, *, origin: str) -> _Found:
-    """Reads all records; skips a line that repeats another or measures a point again."""
+    """Reads all records; skips a line that repeats another or measures again a point that did not fail."""
     found = _Found([])
     lines: set[bytes] = set()
-    points: set[str] = set()
+    points: dict[str, int] = {}  # index of each point's record
     if not os.path.lexists(path):
         found.absent = True
         return found
@@ -83,12 +88,18 @@ def _read_records(path: Path, *, origin: str) -> _Found:
                 digest = sha256(line.strip()).digest()
                 # Foreign tables hold several kernels for one workload, each with the same key.
                 is_point = origin == "measured" and record.role == "point"
-                if digest in lines or (is_point and record.key in points):
+                before = points.get(record.key) if is_point else None
+                failed = before is not None and isinstance(found.records[before].outcome, Failed)
+                if digest in lines or (before is not None and (not failed or record.key in found.retried)):
                     found.repeats.append(number)
                     continue
                 lines.add(digest)
+                if before is not None:
+                    found.records[before] = record
+                    found.retried.add(record.key)
+                    continue
                 if is_point:
-                    points.add(record.key)
+                    points[record.key] = len(found.records)
                 found.records.append(record)
     except OSError as error:
         raise StoreError("read run", f"{path} ({reason(error)})", "a readable file") from None
@@ -106,8 +117,8 @@ def _warnings(folder: Path, info: RunInfo, found: _Found) -> tuple[str, ...]:
         named = ", ".join(map(str, found.repeats[:_MOST_NAMED])) + (", …" if len(found.repeats) > _MOST_NAMED else "")
         many = len(found.repeats) > 1
         said.append(f"{path}: line{'s' if many else ''} {named} repeat{'' if many else 's'} a record; it counts once")
-    if info.num_records is not None and len(found.records) < info.num_records and not found.absent:
-        missing = info.num_records - len(found.records)
+    missing = (info.num_records or 0) - len(found.records) - len(found.retried)
+    if missing > 0 and not found.absent:
         said.append(f"{path}: {missing} of {info.num_records} records missing")
     if said and info.origin == "measured" and not (len(said) == 1 and found.repeats):
         said[-1] += f"; measure what is missing: quantbench sweep --resume {folder}"
@@ -167,7 +178,7 @@ class RunWriter:
         except StoreError:
             records.close()
             raise
-        return cls(folder, run.info, records, count=len(run.records)), run
+        return cls(folder, run.info, records, count=len(run.records) + len(run.retried)), run
 
     def append(self, record: Record) -> None:
         """Appends one record and flushes it to disk; on failure the file is left unchanged."""

@@ -5,14 +5,15 @@ Entry points: `Record`; its outcomes `Measured`, `Skipped` and `Failed`; `Place`
 and by those that read runs (`analysis`, `report`, `profile`).
 
 History of the format:
-1  first version. `check` was added later; it is absent if the result was not checked or an older version wrote it.
+1  first version. `check` and `phases_s` were added later; they are absent if the result was not checked or no phase was
+   timed, or an older version wrote the record.
 2  measurement.floor_us; null if it is not known, as in version 1.
 """
 
 import hashlib
 import json
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from sys import intern
 from typing import TypeVar, cast
@@ -94,6 +95,7 @@ class Record:
     role: `point` (planned) or `reference` (repetition of a reference point that shows drift).
     elapsed_s: time since the run began, s.
     check: error of the result against its reference.
+    phases_s: seconds by phase of the point, as in run.json; without `identify` nobody asked for the kernel's name.
     """
 
     run_id: str
@@ -108,6 +110,7 @@ class Record:
     role: str = "point"
     elapsed_s: float = 0.0
     check: Check | None = None
+    phases_s: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require_choice("Record", "origin", self.origin, ORIGINS)
@@ -205,6 +208,8 @@ def record_to_json(record: Record) -> Json:
     }
     if record.check is not None:
         data["check"] = encode(record.check)
+    if record.phases_s:
+        data["phases_s"] = {name: round(seconds, 4) for name, seconds in record.phases_s.items()}
     match record.outcome:
         case Measured(measurement, grade):
             data["measurement"] = measurement_to_json(measurement, grade)
@@ -245,8 +250,15 @@ def record_from_json(data: object) -> Record:
         places=tuple(decode(Place, p) for p in places),
         elapsed_s=float(elapsed_s),
         check=decode(Check, data["check"]) if data.get("check") is not None else None,
+        phases_s=_decode_phases(data.get("phases_s", {})),
         **texts,
     )
+
+
+def _decode_phases(data: object) -> dict[str, float]:
+    if not isinstance(data, dict) or not all(is_number(seconds) for seconds in data.values()):
+        raise InputError("record", f"phases_s = {data!r}"[:100], "seconds by phase")
+    return {intern(name): float(seconds) for name, seconds in data.items()}
 
 
 def _outcome_from_json(data: Json) -> Outcome:

@@ -70,7 +70,8 @@ def _record() -> Json:
         "provider": _TEXT,
         "launch": {"anyOf": [_launch(), {"type": "null"}]},
     }
-    optional = {"check": {"anyOf": [_of(Check), {"type": "null"}]}, **outcomes}
+    phases_s = {"type": "object", "additionalProperties": {"type": "number"}}
+    optional = {"check": {"anyOf": [_of(Check), {"type": "null"}]}, "phases_s": phases_s, **outcomes}
     body = {
         "type": "object", "properties": properties | optional, "additionalProperties": False,
         "required": [name for name in properties if name != "launch"],

@@ -27,10 +27,11 @@ class Hello:
 
 @dataclass(frozen=True)
 class Request:
-    """One point to run."""
+    """One point to run. name: whether its kernel is to be identified."""
 
     workload: Workload
     provider: str
+    name: bool = True
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,11 @@ def hello_from_json(data: object) -> Hello:
 
 
 def request_to_json(request: Request) -> Json:
-    return {"workload": workload_to_json(request.workload), "provider": request.provider}
+    return {"workload": workload_to_json(request.workload), "provider": request.provider, "name": request.name}
 
 
 def request_from_json(data: Json) -> Request:
-    return Request(workload_from_json(data["workload"]), data["provider"])
+    return Request(workload_from_json(data["workload"]), data["provider"], data["name"])
 
 
 def reply_to_json(reply: Reply) -> Json:

@@ -70,15 +70,14 @@ class Worker:
             return Reply(failed=(kind, str(error)), phases_s=self._phases_s)
         except QuantbenchError as error:
             return Reply(failed=("error", str(error)), phases_s=self._phases_s)
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            return Reply(failed=("out_of_memory", first_line(error)), phases_s=self._phases_s)
-        except RuntimeError as error:
+        except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
             message = first_line(error)
             if context_lost(error):
                 return Reply(failed=("illegal_access", message), phases_s=self._phases_s, broken=True)
-            kind = "out_of_memory" if "can't allocate memory" in str(error) else "error"
+            out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+            if out_of_memory and torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            kind = "out_of_memory" if out_of_memory or "can't allocate memory" in str(error) else "error"
             return Reply(failed=(kind, message), phases_s=self._phases_s)
 
     def _run(self, request: Request) -> Reply:
@@ -101,7 +100,7 @@ class Worker:
         self._phases_s["warm-up"] = self._timer.warmup_s - warmup_before_s
         self._phases_s["measuring"] = self._timer.measuring_s - measuring_before_s
         launch = point.launch
-        if launch is None and self._spec.kind == "cuda":
+        if launch is None and request.name and self._spec.kind == "cuda":
             torch.cuda.empty_cache()
             start_s = time.perf_counter()
             launch = self._name(request)
