@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.evidence import fixture_truth
+import fixture_truth
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, folder: Path, noisy: int) -> dict[int, dict[str, object]]:

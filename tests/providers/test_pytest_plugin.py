@@ -122,7 +122,7 @@ def test_histograms_show_device_time(tmp_path: Path) -> None:
 @pytest.mark.gpu
 def test_fixture_and_sweep_agree_within_two_percent_above_20_us(tmp_path: Path) -> None:
     """Two medians of one kernel by one timer; not a bound on how fast anything is."""
-    from tools.evidence.fixture_truth import measure
+    from fixture_truth import measure
 
     rows = [row for row in measure(tmp_path)["rows"] if min(row["sweep_us"]) > 20]
     assert len(rows) >= 3
