@@ -5,9 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 import fixture_truth
+import pytest
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, folder: Path, noisy: int) -> dict[int, dict[str, object]]:

@@ -28,10 +28,9 @@ import typer
 from quantbench.store.folder import find_runs
 from quantbench.store.run import read_run_info
 from quantbench.sweep.runner import HARD_STOP
-from tools.evidence.plan import COMMANDS, ON_CPU, Command, Part, write_shapes
+from tools.evidence.plan import COMMANDS, ON_CPU, Part, write_shapes
 from tools.evidence.side_by_side import write_json
 
-_PACK_EVERY_S = 60.0
 # Time of a sweep besides its budget: loading torch, creating contexts, the table and the plot.
 _SWEEP_OVERHEAD_S = 15.0
 # With less time than this, a part measures nothing.
@@ -48,23 +47,28 @@ def main(
     copy_to: Annotated[Path | None, typer.Option(help="Folder that the packed results are copied to.")] = None,
     work: Annotated[Path, typer.Option(help="Folder of the unpacked results.")] = Path("build/evidence"),
     seconds: Annotated[float, typer.Option(min=0, help="Limit of the command; 0 for its own.")] = 0,
+    only: Annotated[str, typer.Option(help="Run this part alone.")] = "",
+    pack_every: Annotated[float, typer.Option(min=1, help="Seconds between two packings.")] = 60,
     on_cpu: Annotated[bool, typer.Option(help="Try the command with small sweeps on the CPU.")] = False,
 ) -> None:
     """Runs the missing parts of a command within its time."""
     start_s = time.monotonic()
     if command not in COMMANDS:
         sys.exit(f"evidence: {command!r}; expected one of {', '.join(COMMANDS)}")
+    plan = COMMANDS[command]
+    parts = tuple(part for part in plan.parts if only in ("", part.name))
+    if not parts:
+        sys.exit(f"evidence: --only {only}; expected one of {', '.join(part.name for part in plan.parts)}")
     device = _device()
     if device["kind"] != "cuda" and not on_cpu:
         sys.exit(f"evidence: the device is {device['name']}; expected a CUDA GPU (or --on-cpu, to try the command)")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    running = Running(work / command, copy_to, COMMANDS[command], start_s, seconds, on_cpu)
+    running = Running(work / command, copy_to, parts, start_s, seconds or plan.seconds, pack_every, on_cpu)
     running.open(device)
     try:
         running.run_parts()
     finally:
         running.pack()
-    parts = running.command.parts
     done = sum(map(running.done, parts))
     print(f"{command}: {done} of {len(parts)} parts complete after {time.monotonic() - start_s:.0f} s")
 
@@ -81,14 +85,18 @@ def _device() -> dict[str, Any]:
 
 @dataclass
 class Running:
-    """One start of a command. folder: its results, one subfolder per sweep. start_s: its start on the monotonic clock.
-    seconds: its limit, 0 for the command's own."""
+    """One start of a command.
+
+    folder: its results, one subfolder per sweep. copy_to: folder for the packed file, None for none. start_s: its start
+    on the monotonic clock. limit_s: its time. pack_every_s: time between two packings.
+    """
 
     folder: Path
     copy_to: Path | None
-    command: Command
+    parts: tuple[Part, ...]
     start_s: float
-    seconds: float
+    limit_s: float
+    pack_every_s: float
     on_cpu: bool
 
     def open(self, device: dict[str, Any]) -> None:
@@ -117,10 +125,10 @@ class Running:
 
     def run_parts(self) -> None:
         """Runs the parts that are not complete; each also gets the time that those before it left over."""
-        scale = self.seconds / self.command.seconds if self.seconds else 1.0
-        missing = [part for part in self.command.parts if not self.done(part)]
+        scale = min(1.0, self.limit_s / sum(part.seconds for part in self.parts))
+        missing = [part for part in self.parts if not self.done(part)]
         for number, part in enumerate(missing):
-            left_s = scale * self.command.seconds - (time.monotonic() - self.start_s) - _STOP_S
+            left_s = self.limit_s - (time.monotonic() - self.start_s) - _STOP_S
             later_s = scale * sum(later.seconds for later in missing[number + 1 :])
             limit_s = min(left_s, max(scale * part.seconds, left_s - later_s))
             if limit_s < _LEAST_S:
@@ -150,12 +158,13 @@ class Running:
         # Exit code 1: nothing could be measured, and the records say why.
         if run is None or code not in (None, 0, 1):
             return f"failed with exit code {code}"
-        return read_run_info(run).how_ended or "interrupted"
+        how = read_run_info(run).how_ended
+        return "interrupted" if how == "running" else how
 
     def _other(self, part: Part, limit_s: float) -> str:
         words, tests = part.words, part.words[0] == "pytest"
         if tests and "not gpu_timing" in part.words[-1] and find_spec("xdist"):
-            words = (*words, "-n", str(_TEST_PROCESSES))
+            words = (*words, "-n", str(_TEST_PROCESSES), "--dist", "worksteal")
         code = self._child(words, part, limit_s)
         if code is None:
             return "stopped at its time limit"
@@ -163,7 +172,7 @@ class Running:
         return "complete" if code == 0 or (tests and code == 1) else f"failed with exit code {code}"
 
     def _child(self, words: tuple[str, ...], part: Part, limit_s: float) -> int | None:
-        """Runs `python -m words…`, and packs every minute. Returns its exit code, None if it was stopped at its limit.
+        """Runs `python -m words…`. Returns its exit code, None if it was stopped at its limit.
 
         It stays in this process group, so that whatever ends this command ends the child too.
         """
@@ -176,7 +185,7 @@ class Running:
             try:
                 while (left_s := end_s - time.monotonic()) > 0:
                     with suppress(subprocess.TimeoutExpired):
-                        return child.wait(min(left_s, _PACK_EVERY_S))
+                        return child.wait(min(left_s, self.pack_every_s))
                     self.pack()
                 child.send_signal(signal.SIGINT)
                 with suppress(subprocess.TimeoutExpired):

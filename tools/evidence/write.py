@@ -39,7 +39,7 @@ def main(
 ) -> None:
     """Unpacks the results, then writes the page, the profile and the report of each of their devices."""
     files = [file for path in packed for file in (sorted(path.glob("evidence-*.tar.gz")) if path.is_dir() else [path])]
-    if not files:
+    if not all(file.exists() for file in files) or not files:
         sys.exit(f"evidence: {', '.join(map(str, packed))}; expected evidence-*.tar.gz there")
     for folder in sorted({unpack(file, results) for file in files}):
         state = _table(folder, "state") or {}
