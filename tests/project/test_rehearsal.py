@@ -9,6 +9,7 @@ from device_double import LOST, QUEUE_LIMIT, Gpu, Kernel, Ops
 from rehearse import false_cliffs, rehearse
 
 from quantbench.device import lookup
+from quantbench.stats import median
 from quantbench.timing.cuda import CudaTimer
 from quantbench.timing.cuda_samplers import EventSampler
 from quantbench.timing.options import TimingOptions
@@ -78,7 +79,7 @@ def test_the_timer_measures_the_double_to_its_offset(cache: str) -> None:
         now=gpu.now_s, pause=gpu.pause,
     )  # fmt: skip
     measured = timer.measure(lambda: gpu.queue(Kernel("k", 300.0)))
-    assert all(300 <= us <= 305 for us in measured.samples_us)
+    assert 300 <= median(measured.samples_us) <= 304
 
 
 @pytest.mark.slow
