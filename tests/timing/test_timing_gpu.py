@@ -19,6 +19,7 @@ from quantbench.timing.rotation import LazyRuns, cold_copies
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.gpu_timing,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none"),
 ]
 

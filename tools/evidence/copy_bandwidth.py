@@ -1,11 +1,10 @@
 """Measures copy bandwidth: the limit for kernels that read once and write once, such as softmax.
 
-Entry point: `python -m tools.evidence.copy_bandwidth FILE.json`. Run by `steps` in a separate process.
+Entry point: `python -m tools.evidence.copy_bandwidth FILE.json`. Run by `run` in a separate process.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from quantbench import device
 from quantbench.stats import median, relative_half_width
 from quantbench.timing import make_timer
 from quantbench.timing.options import TimingOptions
+from tools.evidence.side_by_side import write_json
 
 #: bytes read (as many are written), by kind of device; many times the size of any last-level cache
 COPIED_BYTES = {"cuda": 2**31, "cpu": 2**27}
@@ -38,7 +38,7 @@ def main() -> None:
         "device": spec.name, "bytes_moved": moved, "latency_us": time_us, "gb_per_s": moved / time_us / 1e3,
         "relative_half_width": relative_half_width(measured.samples_us), "samples_us": list(measured.samples_us),
     }  # fmt: skip
-    out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    write_json(out, figures)
     print(f"copy of {moved / 2**30:.1f} GiB moved: {figures['gb_per_s']:.0f} GB/s")
 
 

@@ -1,6 +1,6 @@
 """Compares the cost of measuring a point by our timer, a fixed number of runs and a short graph, on random shapes.
 
-Entry point: `python -m tools.evidence.cost FILE.json`. Run by `steps` in a separate process.
+Entry point: `python -m tools.evidence.cost FILE.json`. Run by `run` in a separate process.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from quantbench.timing import make_timer
 from quantbench.timing.options import TimingOptions
 from quantbench.workload import Gemm
 from tools.evidence.other_methods import METHODS
+from tools.evidence.plan import random_shapes
 from tools.evidence.side_by_side import measure_rows
-from tools.evidence.steps import random_shapes
 
 #: number of shapes to compare, by kind of device
 COST_SHAPES = {"cuda": 50, "cpu": 6}

@@ -1,11 +1,13 @@
 """Times the same GEMMs by several methods, repeated in turn, and stores medians and the seconds spent.
 
-Entry points: `measure_rows`, `add_method` and `write_table`. Used by `cost` and `timer_truth`.
+Entry points: `measure_rows`, `add_method` and `write_table`, used by `cost` and `timer_truth`; `write_json`, used by
+all that write a file which may be cut off at any moment.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -92,4 +94,11 @@ def add_method(
 def write_table(out: Path, spec: DeviceSpec, rows: list[dict[str, Any]]) -> None:
     """Writes the rows as a JSON file that `write` reads."""
     table = {"device": spec.name, "kind": spec.kind, "repeats": REPEATS, "rows": rows}
-    out.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    write_json(out, table)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON file, replacing the last one in one step."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
