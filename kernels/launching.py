@@ -84,6 +84,21 @@ def require_architecture(operation: str, capability: tuple[int, int], version: t
         raise UnsupportedError(operation, *missing)
 
 
+def badly_compiled(what: str, version: tuple[int, ...] = TRITON) -> str | None:
+    """Returns why triton `version` is not used for `attention` or a GEMM schedule, or None.
+
+    Found by compiling (`make test-aot`): triton 3.3 spills registers in both on sm_80, 90 and 100, and its ptxas
+    serialises their products on sm_90; 3.2 rejects the attention kernels.
+
+    >>> badly_compiled("stream_k", (3, 3))
+    'triton 3.3 compiles stream_k with register spills or not at all, unlike 3.4 and newer'
+    """
+    if (what == "attention" and version < (3, 4)) or (what == "stream_k" and version == (3, 3)):
+        compiles = f"triton {version[0]}.{version[1]} compiles {what} with register spills or not at all"
+        return f"{compiles}, unlike 3.4 and newer"
+    return None
+
+
 def wrong_in_interpreter(dtype: str) -> str | None:
     """Returns why triton's interpreter computes wrong GEMMs in this dtype, or None."""
     return "triton's interpreter multiplies the bit patterns of bf16" if dtype == "bf16" else None

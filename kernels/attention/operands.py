@@ -181,6 +181,9 @@ def _check_device(q: torch.Tensor, work: Attention) -> None:
     if reason is not None:
         raise UnsupportedError(WHO, reason, "a GPU of compute capability 8.0 or newer")
     launching.require_architecture(WHO, capability)
+    reason = launching.badly_compiled(WHO)
+    if reason is not None:
+        raise UnsupportedError(WHO, reason, "triton 3.4 or newer")
 
 
 def too_old(capability: tuple[int, int]) -> str | None:

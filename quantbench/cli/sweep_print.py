@@ -170,7 +170,7 @@ def _edge_to_json(placed: PlacedGap, edge: Edge) -> dict[str, Any]:
 def naming_lines(run: Run) -> Iterator[str]:
     """Yields what identifying kernels took on a GPU, and how many points have no kernel name and why."""
     way = run.info.environment.get(_KERNEL_NAMES, "apart").strip().lower()
-    if run.info.device.kind != "cuda" or run.info.origin != "measured" or way == "off":
+    if run.info.device.kind == "cpu" or run.info.origin != "measured" or way == "off":
         return
     points = [r for r in run.records if r.role == "point" and isinstance(r.outcome, Measured)]
     naming_s = [record.phases_s["identify"] for record in points if "identify" in record.phases_s]
@@ -183,6 +183,9 @@ def naming_lines(run: Run) -> Iterator[str]:
         yield f"{unasked} of {len(points)} points were not asked for their kernel, {reason}"
     if missing := len(unnamed) - unasked:
         line = f"{missing} of {len(points)} points have no kernel name, so their causes cannot be determined"
+        if run.info.device.kind == "rocm":
+            yield f"{line}; kernels are identified on NVIDIA GPUs only"
+            return
         yield line if way == "here" else f"{line}; where one process alone may use the GPU, set {_KERNEL_NAMES}=here"
 
 

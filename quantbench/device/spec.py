@@ -24,13 +24,16 @@ _RANGES: dict[str, tuple[float, float]] = {
 _SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PEAK_TFLOPS_RANGE = (0.001, 50_000)
 
+#: rocm: a GPU of AMD's, which torch also calls `cuda`.
+DEVICE_KINDS = ("cuda", "rocm", "cpu")
+
 
 @dataclass(frozen=True)
 class DeviceSpec:
     """Hardware constants of one device model.
 
     name: slug (`a100-sxm4-80gb`, `cpu-amd-epyc`).
-    kind: cuda or cpu.
+    kind: cuda, rocm or cpu.
     sm_count: streaming multiprocessors; cores in use on a CPU.
     sm_clock_mhz: boost clock at which the peaks are stated.
     l2_bytes: last-level cache.
@@ -68,7 +71,7 @@ class DeviceSpec:
         who = f"DeviceSpec {self.name}"
         if self.max_sm_clock_mhz == 0:
             object.__setattr__(self, "max_sm_clock_mhz", self.sm_clock_mhz)
-        require_choice(who, "kind", self.kind, ("cuda", "cpu"))
+        require_choice(who, "kind", self.kind, DEVICE_KINDS)
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
             if not low <= value <= high:
@@ -96,9 +99,14 @@ class DeviceSpec:
         return peak * (clock_mhz or max(self.max_sm_clock_mhz, stated_mhz)) / stated_mhz
 
     @property
+    def torch_kind(self) -> str:
+        """Kind of the device in torch, which calls ROCm `cuda` too: `cuda` for every GPU, or `cpu`."""
+        return "cpu" if self.kind == "cpu" else "cuda"
+
+    @property
     def architecture(self) -> str:
-        """Name of the architecture: `sm_80` etc., or `cpu`."""
-        return "cpu" if self.compute_capability is None else sm_name(self.compute_capability)
+        """Name of the architecture: `sm_80` etc.; the kind of a device without compute capability."""
+        return self.kind if self.compute_capability is None else sm_name(self.compute_capability)
 
 
 def sm_name(compute_capability: tuple[int, int]) -> str:

@@ -116,7 +116,7 @@ def roofline_us(workload: Workload, spec: DeviceSpec) -> float:
     if isinstance(workload, Gemm):
         assumed = assumed_tile(spec)
         compute_us /= quantize(workload, assumed.tile, spec.sm_count, assumed.blocks_per_sm).efficiency
-    return max(memory_us, compute_us) + _KERNEL_OVERHEAD_US[spec.kind]
+    return max(memory_us, compute_us) + _KERNEL_OVERHEAD_US[spec.torch_kind]
 
 
 def peak_share(workload: Workload, latency_us: float, spec: DeviceSpec) -> float | None:

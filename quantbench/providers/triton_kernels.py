@@ -15,7 +15,13 @@ from quantbench.kernels import attention, gemm, softmax
 from quantbench.kernels.attention.menu import MAX_HEAD_DIM, MIN_HEAD_DIM
 from quantbench.kernels.attention.operands import too_old
 from quantbench.kernels.gemm.host import missing_format
-from quantbench.kernels.launching import INTERPRETER, Plan, unsupported_architecture, wrong_in_interpreter
+from quantbench.kernels.launching import (
+    INTERPRETER,
+    Plan,
+    badly_compiled,
+    unsupported_architecture,
+    wrong_in_interpreter,
+)
 from quantbench.providers.inputs import Inputs
 from quantbench.providers.tasks import BuiltInProvider, LaunchTask
 from quantbench.workload import Attention, Gemm, Softmax
@@ -72,7 +78,10 @@ class _TritonGemm(_TritonProvider[Gemm]):
         if work.dtype == "int8":
             return f"{self.id} does not take int8"
         interpreter = wrong_in_interpreter(work.dtype)
-        return self._no_gpu(device, interpreter, unsupported_architecture, lambda c: missing_format(work.dtype, c))
+        return self._no_gpu(
+            device, interpreter, unsupported_architecture, lambda c: missing_format(work.dtype, c),
+            lambda c: badly_compiled(self.schedule),
+        )  # fmt: skip
 
     def task(self, work: Gemm, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
         a, b = inputs.gemm_operands(work)
@@ -154,7 +163,10 @@ class TritonFlash(_TritonProvider[Attention]):
     def refusal(self, work: Attention, device: DeviceSpec) -> str | None:
         if not MIN_HEAD_DIM <= work.head_dim <= MAX_HEAD_DIM:
             return f"{self.id} takes head_dim from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {work.head_dim}"
-        return self._no_gpu(device, wrong_in_interpreter(work.dtype), too_old, unsupported_architecture)
+        return self._no_gpu(
+            device, wrong_in_interpreter(work.dtype), too_old, unsupported_architecture,
+            lambda c: badly_compiled(self.kind),
+        )  # fmt: skip
 
     def task(self, work: Attention, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
         given = inputs.operands(work)

@@ -58,14 +58,14 @@ _ENOUGH_POINTS = 10
 
 def point_estimate_s(workload: Workload, timing: TimingOptions, spec: DeviceSpec, slowdown: float = 1.0) -> float:
     """Estimates the wall seconds of a point, including its checks. slowdown: run time relative to the roofline."""
-    return _POINT_OVERHEAD_S[spec.kind] + _running_s(workload, timing, spec, slowdown)
+    return _POINT_OVERHEAD_S[spec.torch_kind] + _running_s(workload, timing, spec, slowdown)
 
 
 def _running_s(workload: Workload, timing: TimingOptions, spec: DeviceSpec, slowdown: float) -> float:
     """Estimates the seconds of a point's runs and checks."""
     run_s = sample_s = slowdown * roofline_us(workload, spec) / 1e6
     if timing.cache == "cold":
-        sample_s += _FLUSH_FACTOR[spec.kind] * spec.l2_bytes / (spec.memory_gb_per_s * 1e9)
+        sample_s += _FLUSH_FACTOR[spec.torch_kind] * spec.l2_bytes / (spec.memory_gb_per_s * 1e9)
     samples = max(timing.min_samples, min(_USUAL_SAMPLES, timing.max_samples))
     # min_samples are taken even if they exceed max_time_s.
     sampling_s = max(min(timing.max_time_s, samples * sample_s), timing.min_samples * sample_s)
@@ -107,7 +107,7 @@ class Pace:
         """Returns a function from a workload to its expected wall seconds, based on the points so far."""
         usual = {kind: median(values) for kind, values in self._slowdowns.items()}
         of_all = median(usual.values()) if usual else 1.0
-        overhead_s = _POINT_OVERHEAD_S[self._spec.kind]
+        overhead_s = _POINT_OVERHEAD_S[self._spec.torch_kind]
         if len(self._seconds) >= _ENOUGH_POINTS:
             overhead_s = max(0.0, median(took_s - running_s for running_s, took_s in self._seconds))
         expected_s = _ESTIMATE_WEIGHS_S + sum(overhead_s + running_s for running_s, _ in self._seconds)

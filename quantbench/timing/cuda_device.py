@@ -220,6 +220,8 @@ class TorchCuda:
         """Build and run the two kernels. Returns "", or the reason why they are missing."""
         if os.environ.get("TRITON_INTERPRET") == "1":
             return "no counters of the SM clock: TRITON_INTERPRET is set"
+        if torch.version.hip is not None:
+            return "no counters of the SM clock: the kernels that read them are NVIDIA's instructions"
         try:
             from quantbench.timing import probes
 

@@ -225,8 +225,6 @@ class Pair:
 class Ops:
     """`quantbench.timing.cuda_samplers.CudaOps` on the double; called like `cuda_device.TorchCuda`."""
 
-    events_in_graphs = True
-
     def __init__(self, spec: Any = None, state: Any = None, gpu: Gpu = GPU) -> None:
         self._gpu = gpu
         self.hold, self.release, self.synchronize, self.capture = gpu.hold, gpu.release, gpu.synchronize, gpu.capture
