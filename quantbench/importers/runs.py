@@ -256,10 +256,7 @@ def _records(rows: list[Row], origin: Origin, spec: DeviceSpec) -> Iterator[Reco
 
 def _tile(kernel: str) -> Tile | None:
     """Returns the tile in a kernel's name; None if it has none or its split_k is unknown."""
-    try:
-        name = kernel_names.parse(kernel)
-    except InputError:  # impossible sizes
-        return None
+    name = kernel_names.parse(kernel)
     return None if name.split_k_unknown else name.tile
 
 
