@@ -89,7 +89,7 @@ def default_dtype(spec: DeviceSpec) -> str:
     bf16, fp32 = spec.peak("bf16"), spec.peak("fp32")
     if bf16 is not None and (fp32 is None or bf16 > fp32):
         return "bf16"
-    return "fp16" if spec.kind == "cuda" else "fp32"
+    return "fp32" if spec.kind == "cpu" else "fp16"
 
 
 def default_attention(spec: DeviceSpec) -> str:

@@ -109,8 +109,8 @@ def _part_of(entry: Entry, properties: Properties, mig_profile: str | None) -> D
 def _unknown(properties: Properties) -> DeviceSpec:
     """Estimates the spec of an unregistered GPU from its properties, its architecture's rates and upper bounds."""
     architecture, remark = _nearest_architecture(properties.compute_capability)
-    kin = [e.spec for e in entries() if e.spec.compute_capability == architecture.compute_capability]
-    of = sm_name(architecture.compute_capability)
+    of = architecture.name
+    kin = [e.spec for e in entries() if e.spec.architecture == of]
     unreported = f"estimated: the highest of {of}, not reported by the card"
     clock_mhz = properties.max_sm_clock_mhz or max(s.max_sm_clock_mhz for s in kin)
     clock_source = _REPORTED if properties.max_sm_clock_mhz else unreported
@@ -155,10 +155,10 @@ def _unknown(properties: Properties) -> DeviceSpec:
 
 def _nearest_architecture(capability: tuple[int, int]) -> tuple[Architecture, str]:
     """Returns the architecture, else the fastest of the same major version, else the fastest of all; and a remark."""
-    known = architectures()
+    known = {a.compute_capability: a for name, a in architectures().items() if name.startswith("sm_")}
     if capability in known:
         return known[capability], ""
-    same_major = [a for a in known.values() if a.compute_capability[0] == capability[0]]
+    same_major = [a for (major, _), a in known.items() if major == capability[0]]
     fastest = max(same_major or known.values(), key=lambda a: a.rate["fp16"])
     return fastest, f" (nothing is known of {sm_name(capability)})"
 

@@ -164,7 +164,7 @@ def blocks_per_sm(kernel: KernelEvent, device: DeviceSpec) -> int | None:
     """Returns the resident blocks per SM from the profiler, or else computed; None if the device is unknown."""
     if kernel.active_blocks is not None:
         return kernel.active_blocks
-    if device.compute_capability is None or kernel.threads is None or kernel.registers is None:
+    if device.kind != "cuda" or device.compute_capability is None or kernel.threads is None or kernel.registers is None:
         return None
     blocks = resident_blocks(
         device.compute_capability,
