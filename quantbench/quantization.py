@@ -216,7 +216,7 @@ def alignment_bytes(row_length: int, dtype: str, limit: int = 128) -> int:
     >>> alignment_bytes(150, "bf16"), alignment_bytes(128, "bf16")
     (4, 128)
     """
-    row_bytes = row_length * DTYPES[dtype].element_bytes
+    row_bytes = DTYPES[dtype].row_bytes(row_length)
     return min(limit, row_bytes & -row_bytes)
 
 

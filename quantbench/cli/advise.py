@@ -117,7 +117,7 @@ def _times(arguments: AdviseOptions) -> tuple[OpTimes, OpTimes]:
         if not gpu:
             raise InputError(_WHO, "no GPU", "--gpu (quantbench devices lists them) or --profile")
         spec = lookup(gpu)
-        if spec.kind != "cuda":
+        if spec.kind == "cpu":
             raise InputError(_WHO, f"--gpu {gpu}", "a GPU: on processors waves are not modelled")
         models = ModelTimes(spec)
         return models, models
@@ -126,7 +126,7 @@ def _times(arguments: AdviseOptions) -> tuple[OpTimes, OpTimes]:
     if gpu:
         raise InputError(_WHO, f"--gpu {gpu} and --profile {file}", "one of them")
     profile = Profile.load(file)
-    if profile.device.kind != "cuda":
+    if profile.device.kind == "cpu":
         raise InputError(_WHO, f"--profile {file} of {profile.device.name}", "the profile of a GPU")
     return profile, ModelTimes(profile.device)
 

@@ -6,6 +6,7 @@ source of a device), used by `advise` and by the commands about stored results.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -43,7 +44,10 @@ def devices(as_json: bool = json_option()) -> None:
         }
 
     lines = (*device_lines(spec, state, limits), f"{dtype} is measured by default", "", _known_table(spec.name))
-    sources = "From sm_80 on, bf16 is as fp16, tf32 half. Sources: quantbench devices --json"
+    sources = (
+        "From sm_80 on, bf16 is as fp16, tf32 half. AMD's: gfx for sm_, compute units for SMs. Sources: quantbench "
+        "devices --json"
+    )
     print_result(as_json, answer, (*lines, sources))
 
 
@@ -122,7 +126,7 @@ def _known_table(here: str) -> Table:
     for spec in device.known():
         peaks = [spec.peak(dtype) for dtype in ("fp16", "fp32", "fp8", "int8")]
         table.add_row(
-            spec.name, spec.architecture.removeprefix("sm_"), str(spec.sm_count), f"{spec.sm_clock_mhz:.0f}",
+            spec.name, re.sub("^(sm_|gfx)", "", spec.architecture), str(spec.sm_count), f"{spec.sm_clock_mhz:.0f}",
             f"{spec.memory_gb_per_s:.0f}", f"{spec.l2_bytes / 2**20:g}",
             *("–" if peak is None else _three_digits(peak) for peak in peaks),
             style="bold" if spec.name == here else None,

@@ -37,7 +37,7 @@ def predict(
     from quantbench.report.forecast import draw_forecast, forecast_table, forecast_to_json, odds_in_words, summed_line
 
     spec = lookup(gpu)
-    if spec.kind != "cuda":
+    if spec.kind == "cpu":
         raise InputError("predict", f"--gpu {gpu}", "a GPU: processors are measured, not predicted")
     if plot is not None:
         if plot.suffix != ".png":

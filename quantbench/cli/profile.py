@@ -127,7 +127,7 @@ def _export_profile(paths: list[Path], target_file: Path | None, fit: bool, as_j
     target = target_file or (paths[0] / "profile.json" if a_device else Path("profile.json"))
     check_file("profile export", target)
     records = sum(len(run.records) for run in runs)
-    fits = fit and runs[0].info.device.kind == "cuda"  # processors have no model
+    fits = fit and runs[0].info.device.kind != "cpu"  # processors have no model
     duration = f"{_FIXED_S[fits] + records * _PER_RECORD_S:.0f} s"
     counted = f"{records:,} record{'' if records == 1 else 's'}"
     say(output(stderr=True), f"{counted}: cliffs, rules and models take about {duration}")

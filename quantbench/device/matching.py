@@ -65,6 +65,8 @@ def match(properties: Properties) -> DeviceSpec:
     mig = _MIG.match(properties.name)
     card = mig["card"] if mig else properties.name
     entry = next((e for e in entries() if card.casefold() in map(str.casefold, e.names)), None)
+    if entry is not None and capability is None and entry.spec.kind == "rocm":
+        capability = entry.spec.compute_capability
     if entry is None or entry.spec.compute_capability != capability:
         return _unknown_amd(properties) if capability is None else _unknown(properties, capability)
     least, most = (share * entry.spec.memory_bytes for share in _MEMORY_SHARE)
@@ -137,8 +139,8 @@ def _unknown_amd(properties: Properties) -> DeviceSpec:
 def _unknown(properties: Properties, capability: tuple[int, int]) -> DeviceSpec:
     """Estimates the spec of an unregistered GPU from its properties, its architecture's rates and upper bounds."""
     architecture, remark = _nearest_architecture(capability)
-    kin = [e.spec for e in entries() if e.spec.compute_capability == architecture.compute_capability]
-    of = sm_name(architecture.compute_capability)
+    of = architecture.name
+    kin = [e.spec for e in entries() if e.spec.architecture == of]
     unreported = f"estimated: the highest of {of}, not reported by the card"
     clock_mhz = properties.max_sm_clock_mhz or max(s.max_sm_clock_mhz for s in kin)
     clock_source = _REPORTED if properties.max_sm_clock_mhz else unreported
@@ -182,10 +184,10 @@ def _unknown(properties: Properties, capability: tuple[int, int]) -> DeviceSpec:
 
 
 def _nearest_architecture(capability: tuple[int, int]) -> tuple[Architecture, str]:
-    known = architectures()
+    known = {a.compute_capability: a for name, a in architectures().items() if name.startswith("sm_")}
     if capability in known:
         return known[capability], ""
-    same_major = [a for a in known.values() if a.compute_capability[0] == capability[0]]
+    same_major = [a for (major, _), a in known.items() if major == capability[0]]
     fastest = max(same_major or known.values(), key=lambda a: a.rate["fp16"])
     return fastest, f" (nothing is known of {sm_name(capability)})"
 

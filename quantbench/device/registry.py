@@ -21,7 +21,7 @@ _MIB = 2**20
 _GIB = 2**30
 
 # Words of CUDA's names that slugs omit, and parts of a slug that are not the model.
-_MAKERS = ("nvidia", "tesla", "geforce")
+_MAKERS = ("nvidia", "tesla", "geforce", "amd", "instinct")
 _MEMORY_SIZE = re.compile(r"^(\d+)g(?:i?b)?$")
 _FORM_FACTOR = re.compile(r"^(sxm\d*|pcie|nvl)$")
 
@@ -34,12 +34,14 @@ SOURCED = (
 
 @dataclass(frozen=True)
 class Architecture:
-    """Constants shared by all GPUs of one compute capability.
+    """Constants shared by all GPUs of one compute capability, or of one LLVM target of AMD.
 
+    name: as `DeviceSpec.architecture` gives it.
     rate: dense operations per SM and clock by dtype, at full rate.
     source: sources, by `smem` and `rate`.
     """
 
+    name: str
     compute_capability: tuple[int, int]
     rate: Mapping[str, int]
     smem_per_sm_bytes: int
@@ -120,17 +122,19 @@ def entries() -> tuple[Entry, ...]:
 
 
 @cache
-def architectures() -> Mapping[tuple[int, int], Architecture]:
+def architectures() -> Mapping[str, Architecture]:
+    """Returns the known architectures by `DeviceSpec.architecture` (`sm_80`, `gfx942`)."""
     data = _data()
     return {
-        _capability(text): Architecture(
-            compute_capability=_capability(text),
+        name: Architecture(
+            name=name,
+            compute_capability=_capability(values["gfx_ip"] if "gfx_ip" in values else name.removeprefix("sm_")),
             rate=values["rate"],
             smem_per_sm_bytes=values["smem_per_sm_kib"] * _KIB,
             smem_per_block_bytes=values["smem_per_block_kib"] * _KIB,
             source={name: _cite(cited, data["documents"]) for name, cited in values["source"].items()},
         )
-        for text, values in data["architecture"].items()
+        for name, values in data["architecture"].items()
     }
 
 
@@ -140,16 +144,16 @@ def _data() -> dict[str, Any]:
 
 
 def _entry(slug: str, values: dict[str, Any], documents: dict[str, str]) -> Entry:
-    capability = _capability(values["compute_capability"])
-    architecture = architectures()[capability]
-    cited = {"compute_capability": "cuda", **values["source"]}
+    architecture = architectures()[values["architecture"]]
+    amd = architecture.name.startswith("gfx")
+    cited = values["source"] if amd else {"compute_capability": "cuda", **values["source"]}
     source = {name: _cite(cited.get(name, cited["default"]), documents) for name in SOURCED}
     source["smem_per_sm_bytes"] = source["smem_per_block_bytes"] = architecture.source["smem"]
     if "max_sm_clock_mhz" not in values:
         source["max_sm_clock_mhz"] = source["sm_clock_mhz"]
     spec = DeviceSpec(
         name=slug,
-        kind="cuda",
+        kind="rocm" if amd else "cuda",
         **{name: values[name] for name in ("sm_count", "sm_clock_mhz", "memory_gb_per_s", "peak_tflops")},
         max_sm_clock_mhz=values.get("max_sm_clock_mhz", 0),
         l2_bytes=int(values["l2_mib"] * _MIB),
@@ -157,7 +161,7 @@ def _entry(slug: str, values: dict[str, Any], documents: dict[str, str]) -> Entr
         smem_per_block_bytes=architecture.smem_per_block_bytes,
         memory_bytes=values["memory_gib"] * _GIB,
         peak_clock_mhz=values.get("peak_clock_mhz", {}),
-        compute_capability=capability,
+        compute_capability=architecture.compute_capability,
         source=source,
     )
     half_rate = tuple(values.get("half_rate", ()))
@@ -170,6 +174,6 @@ def _cite(text: str, documents: dict[str, str]) -> str:
     return documents[key] + (f":{remark}" if remark else "")
 
 
-def _capability(text: str) -> tuple[int, int]:
-    major, minor = text.split(".")
-    return int(major), int(minor)
+def _capability(digits: str) -> tuple[int, int]:
+    """Parses `90` or `120`: the last digit is the minor version."""
+    return int(digits[:-1]), int(digits[-1])

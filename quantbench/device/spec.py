@@ -20,9 +20,13 @@ _RANGES: dict[str, tuple[float, float]] = {
     "memory_bytes": (2**28, 2**44),
     "memory_gb_per_s": (1, 20_000),
 }
+# LLVM targets by GFX IP version (AMD, ROCm documentation 7.13, 2026, AMD GPU specifications).
+_GFX = {(9, 0): "gfx90a", (9, 4): "gfx942", (9, 5): "gfx950"}
 # The name is used for folders and files.
 _SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PEAK_TFLOPS_RANGE = (0.001, 50_000)
+# Formats that differ in their scales only run at the same peak.
+_SAME_PEAK = {"fp8_block": "fp8"}
 
 #: rocm: a GPU of AMD's, which torch also calls `cuda`.
 DEVICE_KINDS = ("cuda", "rocm", "cpu")
@@ -32,11 +36,15 @@ DEVICE_KINDS = ("cuda", "rocm", "cpu")
 class DeviceSpec:
     """Hardware constants of one device model.
 
+    On an AMD GPU (kind rocm) an SM is a compute unit (CU), a warp a wavefront of 64 threads (`warp_threads`), a block a
+    workgroup, shared memory the LDS, and a tensor core a matrix core. "Blocks per SM" are the workgroups resident on
+    one CU. The dies of an MI300 or MI350 are one device; the two dies of an MI250X are two.
+
     name: slug (`a100-sxm4-80gb`, `cpu-amd-epyc`).
     kind: cuda, rocm or cpu.
     sm_count: streaming multiprocessors; cores in use on a CPU.
     sm_clock_mhz: boost clock at which the peaks are stated.
-    l2_bytes: last-level cache.
+    l2_bytes: last-level cache (the Infinity Cache where there is one).
     smem_per_sm_bytes: shared memory per SM (0 on a CPU).
     memory_gb_per_s: memory bandwidth, 1e9 bytes/s.
     peak_tflops: dense peak by dtype, 1e12 operations/s, with tensor cores if they support the dtype and with fp32
@@ -47,6 +55,8 @@ class DeviceSpec:
     max_sm_clock_mhz: maximum clock; 0 means sm_clock_mhz. Many cards run above sm_clock_mhz (H100 SXM: peaks at 1830,
         runs at up to 1980 MHz), so their rates can exceed peak_tflops: see `ceiling`.
     peak_clock_mhz: clock of the peak by dtype, for peaks not stated at sm_clock_mhz.
+    compute_capability: (major, minor); on a rocm device those of its GFX IP, as HIP reports them (9.4 for
+        gfx942); None if unknown, and on a CPU.
     """
 
     name: str
@@ -82,10 +92,13 @@ class DeviceSpec:
                 raise InputError(who, f"peak_tflops[{dtype}] = {peak!r}", f"a number from {low} to {high}")
         if self.kind == "cuda" and self.compute_capability is None:
             raise InputError(who, "compute_capability = None", "(major, minor) for a cuda device")
+        if self.kind == "rocm" and self.compute_capability not in (None, *_GFX):
+            known = ", ".join(_GFX.values())
+            raise InputError(who, f"compute_capability = {self.compute_capability}", f"that of {known}")
 
     def peak(self, dtype: str) -> float | None:
         """Returns the dense peak in TFLOP/s for `dtype`; None if unsupported or unknown."""
-        return self.peak_tflops.get(dtype)
+        return self.peak_tflops.get(_SAME_PEAK.get(dtype, dtype))
 
     def ceiling(self, dtype: str, clock_mhz: float | None = None) -> float | None:
         """Returns the stated peak in TFLOP/s scaled to `clock_mhz` (default: the maximum clock); None if unknown.
@@ -95,7 +108,7 @@ class DeviceSpec:
         peak = self.peak(dtype)
         if peak is None:
             return None
-        stated_mhz = self.peak_clock_mhz.get(dtype, self.sm_clock_mhz)
+        stated_mhz = self.peak_clock_mhz.get(_SAME_PEAK.get(dtype, dtype), self.sm_clock_mhz)
         return peak * (clock_mhz or max(self.max_sm_clock_mhz, stated_mhz)) / stated_mhz
 
     @property
@@ -105,8 +118,15 @@ class DeviceSpec:
 
     @property
     def architecture(self) -> str:
-        """Name of the architecture: `sm_80` etc.; the kind of a device without compute capability."""
-        return self.kind if self.compute_capability is None else sm_name(self.compute_capability)
+        """Name of the architecture: `sm_80` etc., the LLVM target `gfx942` etc.; the kind if that is unknown."""
+        if self.compute_capability is None:
+            return self.kind
+        return _GFX[self.compute_capability] if self.kind == "rocm" else sm_name(self.compute_capability)
+
+    @property
+    def warp_threads(self) -> int:
+        """Threads of a warp; of a wavefront on the CDNA GPUs of AMD."""
+        return 64 if self.kind == "rocm" else 32
 
 
 def sm_name(compute_capability: tuple[int, int]) -> str:

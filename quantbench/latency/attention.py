@@ -271,13 +271,13 @@ def knowledge(device: DeviceSpec, *, family_out: bool) -> Knowledge:
     others = foreign if family_out else shipped
     if not others:
         words = "from the spec sheet alone; the interval is a guess"
-        return Knowledge(assumed_family(device.compute_capability), START, SPREAD, _BLIND_BELOW, _BLIND_ABOVE, words)
+        return Knowledge(assumed_family(device), START, SPREAD, _BLIND_BELOW, _BLIND_ABOVE, words)
     per_family: dict[str, list[FloatArray]] = {}
     for model in others:
         per_family.setdefault(_family_of(model), []).append(_parameters(model))
     means = np.array([np.mean(group, axis=0) for group in per_family.values()])
     start, spread = means.mean(axis=0), np.maximum(means.std(axis=0), _LEAST_SPREAD)
-    kernels = assumed_family(device.compute_capability)
+    kernels = assumed_family(device)
     names = ", ".join(model["device"] for model in others)
     words = f"from the spec sheet and the models of {names}; nothing measured on it"
     if same and not family_out:

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, UnsupportedError
 from quantbench.latency.estimate import Parameter
-from quantbench.latency.families import family_of
+from quantbench.latency.families import family
 from quantbench.workload import Attention
 from quantbench.workload.dtypes import element_bytes
 
@@ -87,11 +87,11 @@ FAMILIES: dict[str, KernelFamily] = {
 }
 
 
-def assumed_family(compute_capability: tuple[int, int] | None) -> KernelFamily:
+def assumed_family(device: DeviceSpec) -> KernelFamily:
     """Returns the family assumed without a measurement: fa2_dense, which needs only mma.sync, except on GPUs with
     wgmma or tcgen05 (sm_12x has neither)."""
     own = {"hopper": "fa3_sm90", "blackwell": "fmha_sm100"}
-    return FAMILIES[own.get(family_of(compute_capability), "fa2_dense")]
+    return FAMILIES[own.get(family(device), "fa2_dense")]
 
 
 @dataclass(frozen=True)

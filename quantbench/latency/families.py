@@ -15,7 +15,7 @@ def family(device: DeviceSpec) -> str:
     >>> family(lookup("b200-sxm-180gb")), family(lookup("rtx-5090-32gb"))
     ('blackwell', 'blackwell-rtx')
     """
-    return family_of(device.compute_capability)
+    return "cdna" if device.kind == "rocm" else family_of(device.compute_capability)
 
 
 def family_of(compute_capability: tuple[int, int] | None) -> str:
@@ -23,6 +23,8 @@ def family_of(compute_capability: tuple[int, int] | None) -> str:
     if compute_capability is None:
         return "cpu"
     major, minor = compute_capability
+    if major == 6:
+        return "pascal"
     if major == 7:
         return "turing" if minor >= 5 else "volta"
     if major == 8:

@@ -23,7 +23,7 @@ from quantbench.launch import Launch, Tile
 from quantbench.megatron import softmax_objections
 from quantbench.quantization import quantize
 from quantbench.workload import Attention, Gemm, Op, Softmax, Workload
-from quantbench.workload.dtypes import element_bytes
+from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.ops import Compute
 
 #: Correlation of the errors of two ops: 0 for independent errors, 1 if all ops err by the same share of their interval.
@@ -92,7 +92,7 @@ _CPU = AssumedTile(Tile(1, 64), 1, "columns in blocks of 64 (oneDNN) are assumed
 _COMPUTE_EFFICIENCY = 0.75
 _BANDWIDTH_EFFICIENCY = 0.8
 # Start and end of a kernel on the device, without the launch from the host.
-_KERNEL_OVERHEAD_US = {"cuda": 3.0, "cpu": 2.0}
+_KERNEL_OVERHEAD_US = {"cuda": 3.0, "rocm": 3.0, "cpu": 2.0}
 
 
 def assumed_tile(spec: DeviceSpec) -> AssumedTile:
@@ -170,7 +170,7 @@ def unaligned_us(work: Compute, device: DeviceSpec, share: float) -> float | Non
     """
     if not isinstance(work, Gemm) or work.batch == 1 or work.dtype not in ("fp16", "bf16"):
         return None
-    if all(size * element_bytes(work.dtype) % _ALIGNED_BYTES == 0 for size in (work.m, work.n, work.k)):
+    if all(DTYPES[work.dtype].row_bytes(size) % _ALIGNED_BYTES == 0 for size in (work.m, work.n, work.k)):
         return None
     peak = device.peak("fp32")
     return None if peak is None else work.flops / (peak * 1e6 * share)

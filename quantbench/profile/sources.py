@@ -178,7 +178,7 @@ def _product_base(profile: Profile, dtype: str) -> tuple[Base, str]:
     twin = models.product(_TWIN.get(dtype, ""))
     if twin is not None and device.peak(dtype) == device.peak(twin.dtype):
         return partial(_product, model=twin, wider=ALIKE), f"the model of {twin.dtype} stands for {dtype}"
-    if device.kind == "cuda" and device.peak(dtype) is None:
+    if device.kind != "cpu" and device.peak(dtype) is None:
         have = ", ".join(sorted(device.peak_tflops))
         raise UnsupportedError("profile.gemm", f"{device.name} has no peak for {dtype}", f"one of {have}")
     if models.gemm:

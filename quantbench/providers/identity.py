@@ -165,7 +165,7 @@ def blocks_per_sm(kernel: KernelEvent, device: DeviceSpec) -> int | None:
     """Returns the resident blocks per SM from the profiler, or else computed; None if the device is unknown."""
     if kernel.active_blocks is not None:
         return kernel.active_blocks
-    if device.compute_capability is None or kernel.threads is None or kernel.registers is None:
+    if device.kind != "cuda" or device.compute_capability is None or kernel.threads is None or kernel.registers is None:
         return None
     blocks = resident_blocks(
         device.compute_capability,
@@ -190,9 +190,10 @@ def _tile(kernel: KernelEvent, name: KernelName, workload: Workload, *, splittin
 
 
 def split_k_of(grid: tuple[int, int, int], name: KernelName, gemm: Gemm, *, splitting: bool) -> int | None:
-    """Returns how many blocks share an output tile along the reduction; None if the grid does not determine it.
+    """Returns how many blocks share an output tile along the reduction; None if name and grid do not determine it.
 
-    splitting: whether a reduction kernel also ran. Kernels that launch a block per tile count batch · split_k in grid
+    splitting: whether a reduction kernel also ran. A split in the name is taken; Tensile's grids are not read, because
+    some profilers count them in threads. Kernels that launch a block per tile count batch · split_k in grid
     z, beside an x·y that may be padded by the rasterisation. A persistent kernel's whole grid is tiles · batch ·
     split_k, as long as that is resident at once; tiles are rounded up to whole clusters.
 
@@ -202,11 +203,14 @@ def split_k_of(grid: tuple[int, int, int], name: KernelName, gemm: Gemm, *, spli
     """
     if name.tile is None:
         return None
+    if name.tile.split_k > 1 or name.family == "tensile":
+        return None if name.split_k_unknown else name.tile.split_k
     split = splitting or name.split_k_unknown
-    if not name.persistent:
+    whole_grid = name.persistent or name.family == "cublas"  # sgemm_32x32x32 spreads its tiles over x, y and z alike
+    if not whole_grid:
         if grid[2] % gemm.batch == 0 and (grid[2] > gemm.batch or not split):
             return grid[2] // gemm.batch
-    elif not split:
+    elif name.persistent and not split:
         return 1
     cluster_m, cluster_n = name.cluster or (1, 1)
     tiles_m = cdiv(cdiv(gemm.m, name.tile.block_m), cluster_m) * cluster_m

@@ -1,4 +1,4 @@
-"""Parses a CUDA kernel's name into its library, role and tile.
+"""Parses a GPU kernel's name into its library, role and tile.
 
 Entry points: `parse`, and its result `KernelName`. Used by `identity` and `importers.runs`. quantbench's own kernels
 state their tile themselves and are not parsed.
@@ -17,20 +17,27 @@ layout letters follow: `block_n` is the first number and `block_m` the second. T
 The last layout letter of nvjet names is T or N. With N the kernel runs the transposed product inside, so that the
 instruction's m lies along the name's second number (the one that is then a multiple of 64). In the instruction's shape
 tile and cluster are swapped; the part of the output that a block computes is printed the same way.
+
+AMD. Tensile (rocBLAS, hipBLASLt) is column-major too: MI300X, 512 rows, n = 768, k = 3072, `Cijk_…_MT64x48x128_…` ran
+264 blocks: ⌈768/64⌉·⌈512/48⌉·2, a split-k of two. Composable Kernel, CK Tile, FlyDSL and aiter's assembly are row-major
+and print block_m first: aiter's instance lists name the fields, and f4gemm 256x256 runs ⌈n/256⌉×⌈m/256⌉ blocks.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from quantbench.errors import require_choice
+from quantbench.errors import InputError, require_choice
 from quantbench.launch import Tile
 
 FAMILIES = (
-    "nvjet", "cutlass", "xmma", "ampere", "turing", "volta", "pascal", "maxwell", "splitk_reduce", "gemv", "triton",
-    "flash", "efficient", "cudnn", "softmax", "elementwise", "other",
+    "nvjet", "cutlass", "xmma", "ampere", "turing", "volta", "pascal", "maxwell", "cublas", "tensile", "ck", "aiter",
+    "splitk_reduce", "gemv", "triton", "flash", "efficient", "cudnn", "softmax", "elementwise", "other",
 )  # fmt: skip
+#: threads of a wavefront, AMD's warp, on the GPUs that these libraries serve (CDNA)
+_WAVEFRONT = 64
 ROLES = ("gemm", "splitk_reduce", "attention", "softmax", "other")
 
 
@@ -44,8 +51,9 @@ class KernelName:
     tile: in our orientation (row-major m and n, see above); None if the name states none; for attention block_m counts
         queries and block_n keys.
     cluster: blocks per cluster along (m, n).
-    split_k_unknown: whether the name states that the reduction is split over blocks but not over how many; tile.split_k
-        is then 1.
+    split_k_unknown: whether the name states that the reduction is or may be split over blocks, but not over how many;
+        tile.split_k is then 1.
+    persistent: whether the grid is capped at the resident blocks, which loop over tiles; it then does not count tiles.
     understood: whether a grammar fits the name.
     """
 
@@ -55,16 +63,12 @@ class KernelName:
     tile: Tile | None = None
     cluster: tuple[int, int] | None = None
     split_k_unknown: bool = False
+    persistent: bool = False
     understood: bool = True
 
     def __post_init__(self) -> None:
         require_choice("KernelName", "family", self.family, FAMILIES)
         require_choice("KernelName", "role", self.role, ROLES)
-
-    @property
-    def persistent(self) -> bool:
-        """Whether the grid is capped at the resident blocks, which loop over tiles; it then does not count tiles."""
-        return self.family == "nvjet"
 
 
 def parse(name: str) -> KernelName:
@@ -75,7 +79,10 @@ def parse(name: str) -> KernelName:
     """
     bare = name.removeprefix("void ").strip()
     for grammar in _GRAMMARS:
-        found = grammar(name, bare)
+        try:
+            found = grammar(name, bare)
+        except InputError:  # impossible sizes
+            break
         if found is not None:
             return found
     role = "gemm" if re.search(r"gemm|nvjet|matmul", bare, re.IGNORECASE) else "other"
@@ -105,16 +112,15 @@ def _nvjet(name: str, bare: str) -> KernelName | None:
         return None
     match = _NVJET.match(bare) or _NVJET_MMA.match(bare)
     if match is None:
-        return KernelName(name, "nvjet", "gemm", understood=False)
+        return KernelName(name, "nvjet", "gemm", persistent=True, understood=False)
     parts = match.groupdict()
     cluster = None
     if "cluster_first" in parts:
         cluster = (int(parts["cluster_second"]), int(parts["cluster_first"]))
     # `2cta` blocks work in pairs, and the tile is still that of one block: 128x256x64 in 6 stages of 16 bits fits the
     # shared memory only when each block of the pair stages half of the 256.
-    return KernelName(
-        name, "nvjet", "gemm", _tile(match), cluster, split_k_unknown="splitK" in parts["options"].split("_")
-    )
+    split = "splitK" in parts["options"].split("_")
+    return KernelName(name, "nvjet", "gemm", _tile(match), cluster, split_k_unknown=split, persistent=True)
 
 
 _CUTLASS_2 = re.compile(
@@ -168,8 +174,14 @@ _NATIVE = re.compile(
 )
 
 
+_SMALL_SGEMM = re.compile(r"^[sdch]gemm_(?P<first>\d+)x(?P<second>\d+)x(?P<k>\d+)_[NT]{2}(?:_vec)?$", re.IGNORECASE)
+
+
 def _native(name: str, bare: str) -> KernelName | None:
-    """cuBLAS's older kernels, written for one architecture: `ampere_…gemm_…_128x256_…_stages_64x3_nn`."""
+    """cuBLAS's older kernels, most of one architecture: `ampere_…gemm_…_128x256_…_stages_64x3_nn`."""
+    match = _SMALL_SGEMM.match(bare)
+    if match is not None:
+        return KernelName(name, "cublas", "gemm", _tile(match))
     match = _NATIVE.match(bare)
     if match is None:
         return None
@@ -204,6 +216,74 @@ def _tile(match: re.Match[str]) -> Tile:
         stages=None if parts.get("stages") is None else int(parts["stages"]),
         num_warps=warps,
     )
+
+
+_TENSILE = re.compile(
+    r"^(?:Custom\d*_)?C[a-z]{3}_A[a-z]{3}_B[a-z]{3}_\w*?_?MT(?P<first>\d+)x(?P<second>\d+)x(?P<k>\d+)(?P<options>\w*)"
+)
+
+
+def _tensile(name: str, bare: str) -> KernelName | None:
+    match = _TENSILE.match(bare)
+    if match is None:
+        return KernelName(name, "tensile", "gemm", understood=False) if re.search(r"Cijk_A", bare) else None
+
+    def option(letters: str) -> tuple[int, ...] | None:
+        found = re.search(rf"_{letters}(\d+(?:_\d+)*)(?=_|$)", match["options"])
+        return None if found is None else tuple(map(int, found[1].split("_")))
+
+    # Global split-u is the split-k. hipBLASLt's kernels with user arguments get it at launch; stream-k (SK > 0) divides
+    # tiles among a fixed number of blocks.
+    split = (option("GSU") or (0,))[0]
+    group, wave = option("WG"), option("WS")
+    warps = None if group is None or wave is None else math.prod(group[:3]) // wave[0]
+    tile = replace(_tile(match), split_k=max(1, split), num_warps=warps)
+    stream_k = (option("SK") or (0,))[0] > 0
+    return KernelName(name, "tensile", "gemm", tile, split_k_unknown=split == 0, persistent=stream_k)
+
+
+# Composable Kernel as aiter names it: threads per block, then m, n, k of the tile. CK Tile: the tile, then wavefronts
+# along m, n, k (csrc/ck_gemm_a8w8_blockscale, gemm_a8w8_blockscale_instance.py and …_cktile_instance.py).
+_CK = re.compile(
+    r"^a\dw\d_(?:rowwise|bpreshuffle|blockscale)_(?:bpreshuffle_)?(?:1x128x128_)?(?P<threads>\d+)x(?P<m>\d+)x(?P<n>\d+)"
+    r"x(?P<k>\d+)_\w+_v\d+$"
+)
+_CK_TILE = re.compile(
+    r"^a\dw\d_\w+_cktile_(?:\d(?:x\d)+_)?(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)_(?P<warps>\d+x\d+x\d+)_\d+x\d+x\d+_\w+$"
+)
+# Kernels written for aiter: assembly, FlyDSL, opus.
+_AITER = (
+    re.compile(r"^_ZN5aiter\d+\w+?gemm_\w+?_(?P<m>\d+)x(?P<n>\d+)(?P<options>\w*)E$"),
+    re.compile(r"^flydsl_gemm\d+_\w+?_t(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)_split_k(?P<split>\d+)_\w+$"),
+    re.compile(r"^flydsl_bpreshuf\w+?_(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)_\w+?(?:_ks(?P<split>\d+))?$"),
+    re.compile(r"^opus_gemm_(?P<options>[a-z_]*)(?P<threads>\d+)x(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)_\w+$"),
+)
+
+
+def _row_major(name: str, bare: str) -> KernelName | None:
+    """AMD's row-major kernels, whose names print block_m first."""
+    for family, grammar in (("ck", _CK), ("ck", _CK_TILE), *(("aiter", own) for own in _AITER)):
+        match = grammar.match(bare)
+        if match is None:
+            continue
+        parts = match.groupdict()
+        warps = None
+        if parts.get("warps"):
+            warps = math.prod(int(count) for count in parts["warps"].split("x"))
+        elif parts.get("threads"):
+            warps = int(parts["threads"]) // _WAVEFRONT
+        tile = Tile(
+            block_m=int(parts["m"]),
+            block_n=int(parts["n"]),
+            block_k=int(parts["k"]) if parts.get("k") else None,
+            split_k=int(parts.get("split") or 1),
+            num_warps=warps,
+        )
+        options = parts.get("options") or ""
+        return KernelName(
+            name, family, "gemm", tile, split_k_unknown="splitk" in options, persistent="persistent" in options
+        )
+    return None
 
 
 _FLASH_TRAITS = re.compile(
@@ -241,4 +321,4 @@ def _plain(name: str, bare: str) -> KernelName | None:
     return None
 
 
-_GRAMMARS = (_splitk_reduce, _nvjet, _attention, _plain, _cutlass, _xmma, _native)
+_GRAMMARS = (_splitk_reduce, _nvjet, _attention, _plain, _cutlass, _xmma, _native, _tensile, _row_major)

@@ -15,6 +15,7 @@ import torch
 from quantbench.providers.inputs import Inputs, output_templates
 from quantbench.providers.tasks import BuiltInProvider, LaunchTask
 from quantbench.workload import Gemm
+from quantbench.workload.dtypes import MEASURED_DTYPES
 
 if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
@@ -106,6 +107,8 @@ def _tf32(gemm: Gemm, c: torch.Tensor) -> bool | None:
 
 
 def _no_format(gemm: Gemm, device: DeviceSpec) -> str | None:
+    if gemm.dtype not in MEASURED_DTYPES:
+        return f"{gemm.dtype} products are imported, not measured"
     capability = device.compute_capability
     if capability is None:
         return f"{gemm.dtype} products need a CUDA device" if gemm.dtype in ("tf32", "fp8") else None

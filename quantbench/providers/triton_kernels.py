@@ -75,8 +75,8 @@ class _TritonGemm(_TritonProvider[Gemm]):
     kind = "gemm"
 
     def refusal(self, work: Gemm, device: DeviceSpec) -> str | None:
-        if work.dtype == "int8":
-            return f"{self.id} does not take int8"
+        if work.dtype in ("int8", "fp8_block", "mxfp4"):
+            return f"{self.id} does not take {work.dtype}"
         interpreter = wrong_in_interpreter(work.dtype)
         return self._no_gpu(
             device, interpreter, unsupported_architecture, lambda c: missing_format(work.dtype, c),

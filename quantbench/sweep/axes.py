@@ -19,7 +19,7 @@ from quantbench.device import default_attention, default_dtype
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.workload import Gemm, Op, TransformerShape
-from quantbench.workload.dtypes import GEMM_DTYPES
+from quantbench.workload.dtypes import MEASURED_DTYPES
 from quantbench.workload.ops import LAYOUTS
 from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 
@@ -125,7 +125,7 @@ def parse_axis(text: str, device_kind: str = "") -> Axis:
     if dim not in DIMS:
         raise InputError("--dim", repr(dim), "one of " + ", ".join(DIMS))
     if not given and device_kind:
-        text = _DIMS[dim].gpu if device_kind == "cuda" else _DIMS[dim].cpu
+        text = _DIMS[dim].cpu if device_kind == "cpu" else _DIMS[dim].gpu
     body, at, suffix = text.strip().partition("@")
     if at and suffix != "edges":
         raise InputError(f"--dim {dim}", f"'@{suffix}'", "@edges or nothing after the values")
@@ -209,7 +209,7 @@ class Held:
             if op not in MODEL_OPS:
                 raise InputError("--ops", repr(op), "one of " + ", ".join(MODEL_OPS))
         require_choice("--direction", "direction", self.direction, DIRECTIONS)
-        require_choice("--dtype", "dtype", self.dtype, ("", *GEMM_DTYPES))
+        require_choice("--dtype", "dtype", self.dtype, ("", *MEASURED_DTYPES))
         require_choice("--layout", "layout", self.layout, LAYOUTS)
         require_choice("--attention", "attention", self.attention, ("", *SWEPT_ATTENTIONS))
         require_choice("--softmax", "softmax", self.softmax, SOFTMAXES)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import MeasurementError
-from quantbench.stats import typical_us
+from quantbench.stats import median, typical_us
 from quantbench.store.record import Failed, Measured, Outcome, Record, Skipped
 from quantbench.sweep import naming
 from quantbench.sweep.child import Asked, WorkerLostError

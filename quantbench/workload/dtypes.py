@@ -3,8 +3,10 @@
 Entry points: `DTYPES`, `GEMM_DTYPES`, `VECTOR_DTYPES`, `element_bytes`, `dtype_name`. Used by the rest of `workload`,
 `kernels`, `latency`, `planner`, `profile`, `importers` and other packages.
 
-Sources: IEEE 754 (fp16, fp32), NVIDIA A100 whitepaper 2020 (bf16; tf32: fp32 storage, 10-bit mantissa in the tensor
-core), OCP FP8 specification 1.0 2023 (fp8 is e4m3 here, as in torch.float8_e4m3fn).
+Sources: IEEE 754 (fp16, fp32), NVIDIA A100 whitepaper 2020 (bf16; tf32: fp32 storage, 10-bit mantissa in the
+tensor core), OCP FP8 specification 1.0 2023 (fp8 is e4m3 here, as in torch.float8_e4m3fn), OCP MX specification 1.0
+2023 (mxfp4). fp8 has one scale per tensor; fp8_block has one fp32 scale per 1×128 elements of a and 128×128 of b, as in
+DeepSeek-V3 (arXiv:2412.19437, section 3.3); mxfp4 has one byte per 32 elements of a row.
 """
 
 from dataclasses import dataclass
@@ -16,13 +18,21 @@ from quantbench.errors import InputError
 class Dtype:
     """Number format.
 
-    element_bytes: bytes per stored element.
+    element_bytes: bytes per stored unit of `packed` elements.
     output: dtype of a GEMM's output.
+    scale_a_bytes, scale_b_bytes: bytes of scales per element of a and b.
     """
 
     name: str
     element_bytes: int
     output: str
+    packed: int = 1
+    scale_a_bytes: float = 0.0
+    scale_b_bytes: float = 0.0
+
+    def row_bytes(self, length: int) -> int:
+        """Returns the bytes of `length` elements in a row, without scales."""
+        return length * self.element_bytes // self.packed
 
 
 _ALL = (
@@ -31,6 +41,8 @@ _ALL = (
     Dtype("fp32", 4, "fp32"),
     Dtype("tf32", 4, "fp32"),
     Dtype("fp8", 1, "bf16"),
+    Dtype("fp8_block", 1, "bf16", scale_a_bytes=4 / 128, scale_b_bytes=4 / 128**2),
+    Dtype("mxfp4", 1, "bf16", packed=2, scale_a_bytes=1 / 32, scale_b_bytes=1 / 32),
     Dtype("int8", 1, "int32"),
     Dtype("int32", 4, "int32"),
 )
@@ -38,7 +50,9 @@ _ALL = (
 DTYPES: dict[str, Dtype] = {d.name: d for d in _ALL}
 
 #: dtypes of GEMM inputs (int32 is only an output)
-GEMM_DTYPES = ("fp16", "bf16", "fp32", "tf32", "fp8", "int8")
+GEMM_DTYPES = ("fp16", "bf16", "fp32", "tf32", "fp8", "fp8_block", "mxfp4", "int8")
+#: those that can be measured here; the others come from imported tables
+MEASURED_DTYPES = ("fp16", "bf16", "fp32", "tf32", "fp8", "int8")
 #: dtypes of softmax and attention
 VECTOR_DTYPES = ("fp16", "bf16", "fp32")
 #: torch's names of the same dtypes

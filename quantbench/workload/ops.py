@@ -61,7 +61,7 @@ class Gemm:
 
     @property
     def output_dtype(self) -> str:
-        """Dtype of c: bf16 for fp8 inputs, int32 for int8, fp32 for tf32, else the dtype of the inputs."""
+        """Dtype of c: bf16 for fp8 and mxfp4 inputs, int32 for int8, fp32 for tf32, else the dtype of the inputs."""
         return DTYPES[self.dtype].output
 
     @property
@@ -71,8 +71,10 @@ class Gemm:
 
     @property
     def min_bytes(self) -> int:
-        """Minimum traffic to device memory in bytes: each input read once, each output written once."""
-        inputs = (self.m * self.k + self.k * self.n) * element_bytes(self.dtype)
+        """Minimum traffic to device memory in bytes: each input and scale read once, each output written once."""
+        kind = DTYPES[self.dtype]
+        a, b = self.m * self.k, self.k * self.n
+        inputs = kind.row_bytes(a) + kind.row_bytes(b) + round(a * kind.scale_a_bytes + b * kind.scale_b_bytes)
         return self.batch * (inputs + self.m * self.n * element_bytes(self.output_dtype))
 
     def __str__(self) -> str:

@@ -23,7 +23,7 @@ BANDWIDTH_ROUNDING = 0.025
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_peaks_are_sms_times_rate_times_clock(entry: Entry) -> None:
     spec = entry.spec
-    rate = architectures()[spec.compute_capability or (0, 0)].rate
+    rate = architectures()[spec.architecture].rate
     for dtype, peak in spec.peak_tflops.items():
         clock_mhz = spec.peak_clock_mhz.get(dtype, spec.sm_clock_mhz)
         share = 0.5 if dtype in entry.half_rate else 1.0
@@ -34,7 +34,7 @@ def test_peaks_are_sms_times_rate_times_clock(entry: Entry) -> None:
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_every_dtype_of_the_architecture_has_a_peak(entry: Entry) -> None:
     spec = entry.spec
-    assert spec.peak_tflops.keys() == architectures()[spec.compute_capability or (0, 0)].rate.keys()
+    assert spec.peak_tflops.keys() == architectures()[spec.architecture].rate.keys()
     assert spec.peak_clock_mhz.keys() <= spec.peak_tflops.keys()
     assert set(entry.half_rate) <= spec.peak_tflops.keys()
 
@@ -92,6 +92,11 @@ def test_slugs_and_names_are_unique() -> None:
         ("l40s-48gb", 142, 96, 101376, 366, 864),
         ("rtx-4090-24gb", 128, 72, 101376, 165.2, 1008),
         ("t4-16gb", 40, 4, 65536, None, 320),
+        ("p100-pcie-16gb", 56, 4, 49152, None, 732),
+        ("mi250x-64gb", 110, 8, 65536, 191.5, 1600),
+        ("mi300x-192gb", 304, 256, 65536, 1307.4, 5300),
+        ("mi325x-256gb", 304, 256, 65536, 1307.4, 6000),
+        ("mi355x-288gb", 256, 256, 163840, 2516.6, 8000),
     ],
 )
 def test_known_figures(
@@ -111,7 +116,7 @@ def test_slugs_that_others_rely_on() -> None:
     assert slugs >= {
         "v100-sxm2-16gb", "v100-sxm2-32gb", "v100-pcie-16gb", "v100-pcie-32gb", "a100-sxm4-40gb", "a100-sxm4-80gb",
         "a100-pcie-40gb", "a100-pcie-80gb", "h100-sxm5-80gb", "h100-pcie-80gb", "h100-nvl-94gb", "h200-sxm-141gb",
-        "h200-nvl-141gb", "b200-sxm-180gb", "l40s-48gb",
+        "h200-nvl-141gb", "b200-sxm-180gb", "l40s-48gb", "mi300x-192gb",
     }  # fmt: skip
 
 
@@ -133,6 +138,7 @@ def test_volta_has_neither_bf16_nor_tf32_nor_fp8(slug: str) -> None:
         ("a100-sxm-80gb", "a100-sxm4-80gb"), ("V100-32GB", "v100-sxm2-32gb"), ("v100_16GiB", "v100-sxm2-16gb"),
         # One model's name begins another's.
         ("rtx pro 6000", "rtx-pro-6000-96gb"), ("rtx-pro-6000-server", "rtx-pro-6000-server-96gb"),
+        ("mi300x", "mi300x-192gb"), ("AMD Instinct MI355X", "mi355x-288gb"), ("AMD MI325X", "mi325x-256gb"),
         # As CUDA reports them.
         ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"), ("NVIDIA H100 80GB HBM3", "h100-sxm5-80gb"),
         ("NVIDIA GeForce RTX 4090", "rtx-4090-24gb"),
@@ -158,10 +164,26 @@ def test_lookup_lists_the_candidates(name: str, candidates: str) -> None:
     assert str(caught.value) == f"device: {name!r}; expected one of {candidates} {listed}"
 
 
-@pytest.mark.parametrize("name", ["80gb", "sxm", "", " ", "NVIDIA", "rtx", "mi300x", "a100-a100-v100", "-", "6000"])
+@pytest.mark.parametrize("name", ["80gb", "sxm", "", " ", "NVIDIA", "rtx", "mi400x", "a100-a100-v100", "-", "6000"])
 def test_a_name_that_leaves_no_model_or_several_is_refused(name: str) -> None:
     with pytest.raises(InputError, match=r"expected .* lists all"):
         registry.lookup(name)
+
+
+def test_amd_gpus_are_rocm_devices_of_wavefronts() -> None:
+    amd = [spec for spec in registry.known() if spec.name.startswith("mi")]
+    assert {(spec.kind, spec.warp_threads) for spec in amd} == {("rocm", 64)}
+    assert [spec.architecture for spec in amd] == ["gfx90a", "gfx942", "gfx942", "gfx950"]
+    assert registry.lookup("p100").warp_threads == 32
+    with pytest.raises(InputError, match=r"compute_capability = \(9, 1\); expected that of gfx90a, gfx942, gfx950"):
+        DeviceSpec("x", "rocm", 304, 2100, 2**28, 65536, 2**37, 5300, {"bf16": 1307}, (9, 1))
+
+
+def test_formats_that_differ_in_their_scales_have_one_peak() -> None:
+    mi355x = registry.lookup("mi355x")
+    assert mi355x.peak("fp8_block") == mi355x.peak("fp8")
+    assert mi355x.ceiling("fp8_block") == mi355x.ceiling("fp8")
+    assert registry.lookup("mi300x").peak("mxfp4") is None
 
 
 def test_ceiling_scales_the_peak_to_the_clock() -> None:

@@ -37,7 +37,7 @@ def test_a_card_of_the_generation_with_other_kernels_is_no_kin() -> None:
     assert near.source == "b200-sxm-180gb"
     assert far.source == "pooled over " + ", ".join(sorted(k.device for k in shipped_pool()))
     assert knowledge(data_centre, family_out=False).family.name == "fmha_sm100"
-    assert knowledge(rtx, family_out=False).family.name == assumed_family(rtx.compute_capability).name == "fa2_dense"
+    assert knowledge(rtx, family_out=False).family.name == assumed_family(rtx).name == "fa2_dense"
 
 
 def test_products_run_in_waves_where_measurements_say_so() -> None:

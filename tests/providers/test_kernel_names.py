@@ -3,12 +3,25 @@
 Tiles are in our orientation: (block_m, block_n, block_k, stages). A library's name prints our n first.
 """
 
+from collections.abc import Iterator
+from csv import DictReader
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
 import pytest
 
 from quantbench.errors import InputError
 from quantbench.launch import Tile
+from quantbench.providers.identity import split_k_of
 from quantbench.providers.kernel_names import KernelName, parse
 from quantbench.quantization import cdiv
+from quantbench.workload import Gemm
+
+HERE = Path(__file__)
+SAMPLE = HERE.parents[1] / "data" / "neusight_gemms.csv"
+# Kept beside the checkout, not in it.
+WHOLE = HERE.parents[3] / "shared" / "data"
 
 # NVIDIA/cutlass issues 1025 and 2286, NVIDIA/TensorRT-LLM 1541, tile-ai/tilus 154, pytorch/pytorch traces, nsys and
 # ncu listings in public repositories.
@@ -33,6 +46,33 @@ GEMMS = [
     ("ampere_int32_i16832gemm_int8_256x128_ldg16_stages_64x3_nt_v1", "ampere", (128, 256, 64, 3)),
     ("ampere_sgemm_32x128_tn", "ampere", (128, 32, None, None)),
     ("ampere_sgemm_128x32_sliced1x4_nt", "ampere", (32, 128, None, None)),
+    ("maxwell_sgemm_128x64_nn", "maxwell", (64, 128, None, None)),
+    ("sgemm_32x32x32_NN_vec", "cublas", (32, 32, 32, None)),
+    (
+        "Cijk_Ailk_Bljk_HHS_BH_MT128x96x32_MI16x16x16x1_SN_1LDSB1_GSU1_GSUASB_ISA1151_WSGRA1_WS32_WG32_4_1_WGM8",
+        "tensile",
+        (96, 128, 32, None),
+    ),
+    (
+        "a8w8_blockscale_1x128x128_256x16x64x256_16x16_16x16_1x1_16x16x1_16x16x1_1x16x1x16_4_1x1_intrawave_v1",
+        "ck",
+        (16, 64, 256, None),
+    ),
+    (
+        "a8w8_rowwise_256x32x64x512_16x16_1x2_32x8x1_32x8x1_1x32x1x8_8x8x1_1x2_intrawave_v3",
+        "ck",
+        (32, 64, 512, None),
+    ),
+    ("a8w8_blockscale_cktile_192x256x128_4x2x1_16x16x128_intrawave_0x1x0_1", "ck", (192, 256, 128, None)),
+    (
+        "a8w8_bpreshuffle_cktile_0x0x8x4x1x0x0x0x0x1_96x128x256_1x4x1_16x16x128_default",
+        "ck",
+        (96, 128, 256, None),
+    ),
+    ("_ZN5aiter42f4gemm_bf16_per1x32Fp4_BpreShuffle_160x256E", "aiter", (160, 256, None, None)),
+    ("_ZN5aiter24bf16gemm_bf16_tn_256x256E", "aiter", (256, 256, None, None)),
+    ("flydsl_bpreshuflle_16x64x512_F8_F8_B16_0x3x0x2_default", "aiter", (16, 64, 512, None)),
+    ("opus_gemm_512x128x256x64_2x4_16x16x32_0x0x0_nooob_4g_safe", "aiter", (128, 256, 64, None)),
     ("cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8", "cutlass", (128, 256, 32, 3)),
     ("cutlass_80_tensorop_f16_s16816gemm_relu_f16_128x128_32x4_tn_align8", "cutlass", (128, 128, 32, 4)),
     ("cutlass_75_tensorop_bf16_s1688gemm_bf16_256x128_nn_align1", "cutlass", (128, 256, None, None)),
@@ -153,6 +193,100 @@ def test_split_k_without_a_number_is_said(name: str, tile: Tile) -> None:
     read = parse(name)
     assert read.split_k_unknown
     assert read.tile == tile
+
+
+@pytest.mark.parametrize(
+    ("name", "split_k", "unknown"),
+    [
+        # Tensile's global split-u; 0 or none where hipBLASLt takes it at launch or its stream-k has no such number
+        ("Custom2_Cijk_Ailk_Bljk_HHS_BH_MT128x32x64_MI32x32x8x1_SN_1LDSB0_GRVW8_GSU18_LPB8_WG128_2_1", 18, False),
+        ("Cijk_Alik_Bljk_BBS_BH_Bias_UserArgs_MT64x48x128_MI16x16x1_GRVWB8_GSUAMBSK_ISA942_SK0_WS64_WG16_4_4", 1, True),
+        (
+            "Cijk_Alik_Bljk_BBS_BH_UserArgs_MT256x208x64_MI16x16x1_GSU0_GSUAMB_ISA950_SK3_SKFTR0_WS64_WG64_4_1.kd",
+            1,
+            True,
+        ),
+        ("flydsl_gemm5_abf16_wbf16_bf16_t16x64x64_split_k9_block_m_warp1_block_n_warp2_c_to_ldsFalse_gfx950", 9, False),
+        ("flydsl_bpreshuflle_16x64x512_F8_F8_B16_0x3x0x2_default_ks4", 4, False),
+        ("_ZN5aiter39bf16gemm_fp32bf16_tn_32x64_splitk_cleanE", 1, True),
+        ("opus_gemm_flatmm_splitk_256x32x32x128_2x1_16x16x32_0x0x0_wgpcu2_nooob", 1, True),
+    ],
+)
+def test_split_k_of_amd_kernels(name: str, split_k: int, unknown: bool) -> None:
+    read = parse(name)
+    assert read.tile is not None
+    assert (read.tile.split_k, read.split_k_unknown) == (split_k, unknown)
+    work = Gemm(4096, 4096, 4096)
+    tiles = (cdiv(4096, read.tile.block_n), cdiv(4096, read.tile.block_m), 1)
+    if read.family == "tensile" or split_k > 1:  # not from the grid
+        assert split_k_of(tiles, read, work, splitting=False) == (None if unknown else split_k)
+
+
+def test_warps_of_amd_kernels_have_64_threads() -> None:
+    ck = parse("a8w8_rowwise_128x16x32x128_16x16_1x1_8x16x1_8x16x1_1x16x1x8_4x4x1_1x1_interwave_v2")
+    tile = parse("a8w8_blockscale_cktile_192x256x128_4x2x1_16x16x128_intrawave_0x1x0_1")
+    tensile = parse("Cijk_Alik_Bljk_BBS_BH_MT64x48x128_MI16x16x1_GSU2_ISA942_WS64_WG16_4_4")
+    assert [name.tile and name.tile.num_warps for name in (ck, tile, tensile)] == [2, 8, 4]
+
+
+def test_tensile_prints_our_n_first() -> None:
+    # y = x·Wᵀ with 512 rows, n = 768, k = 3072 on an MI300X: MT64x48x128 ran 264 workgroups in a split of two.
+    tile = parse("Cijk_Alik_Bljk_BBS_BH_MT64x48x128_MI16x16x1_GSU2_ISA942_WS64_WG16_4_4").tile
+    assert tile is not None
+    assert cdiv(768, tile.block_n) * cdiv(512, tile.block_m) * tile.split_k == 264
+
+
+def _launches(row: dict[str, Any]) -> tuple[str, Gemm, tuple[int, int, int], bool]:
+    """Kernel, product, grid and whether a reduction kernel followed, of a row with our names of the columns."""
+    m, n, k, batch, x, y, z = (int(row[c]) for c in ("m", "n", "k", "batch", "grid_x", "grid_y", "grid_z"))
+    layout = "nt" if row["op"] == "linear" else "nn"
+    work = Gemm(m, n, k, batch=batch, dtype="fp32", layout=layout)
+    return row["kernel"], work, (x, y, z), "splitkreduce" in row["kernels"]
+
+
+def _sampled() -> Iterator[dict[str, Any]]:
+    names = {"OPName": "op", "B": "batch", "M": "m", "K": "n", "N": "k", "Kernel Name": "kernel", "Kernels": "kernels"}
+    names |= {f"Grid {axis}": f"grid_{axis}" for axis in "xyz"}
+    with SAMPLE.open(encoding="utf-8") as stream:
+        for row in DictReader(stream):
+            yield {names[column]: value for column, value in row.items() if column in names}
+
+
+def _grid_is_told(row: dict[str, Any]) -> bool:
+    kernel, work, grid, reduced = _launches(row)
+    name = parse(kernel)
+    assert name.tile is not None
+    across, down = cdiv(work.n, name.tile.block_n), cdiv(work.m, name.tile.block_m)
+    split = split_k_of(grid, name, work, splitting=reduced)
+    if name.family == "cublas":  # spreads its tiles over x, y and z alike
+        return grid[0] * grid[1] * grid[2] == across * down * work.batch * (split or 0)
+    return grid == (across, down, work.batch * (split or 0))
+
+
+def test_cublas_sgemm_launches_a_block_per_tile_batch_and_split() -> None:
+    rows = list(_sampled())
+    assert [row for row in rows if not _grid_is_told(row)] == []
+    assert {row["op"] for row in rows} == {"linear", "bmm"}
+
+
+@pytest.mark.skipif(not WHOLE.exists(), reason="no ../shared beside the checkout")
+@pytest.mark.slow
+def test_every_grid_of_the_measured_products_is_what_the_name_tells() -> None:
+    rows = pq.read_table(WHOLE / "neusight_fp32.parquet").to_pylist()
+    products = [row for row in rows if row["op"] != "softmax"]
+    wrong = [row for row in products if not _grid_is_told(row)]
+    assert wrong == []
+    assert {row["gpu"] for row in products if row["op"] == "linear"} >= {"v100-pcie-32gb", "a100-pcie-40gb"}
+
+
+@pytest.mark.skipif(not WHOLE.exists(), reason="no ../shared beside the checkout")
+def test_every_tuned_kernel_of_aiter_has_a_tile() -> None:
+    table = pq.read_table(WHOLE / "amd_tuned_gemms.parquet", columns=["kernel", "split_k"])
+    kernels = {row["kernel"]: row["split_k"] for row in table.to_pylist()}
+    # Names of libraries, not of kernels: torch, Triton, hipBLASLt's solution of a skinny product.
+    assert {name for name in kernels if parse(name).tile is None} == {"auto", "native", "sol2", "triton"}
+    stated = {name: tile.split_k for name in kernels if (tile := parse(name).tile) and "_split_k" in name}
+    assert stated == {name: kernels[name] for name in stated}
 
 
 def test_sliced_is_no_split() -> None:
@@ -284,6 +418,8 @@ def test_attention_kernels(name: str, family: str, tile: Tile | None) -> None:
     [
         ("nvjet_tst_128x256_64x4_2x1_v_bz...", "nvjet", "gemm"),  # cut off by a table
         ("nvjet_sss_tf32_128x256_TNT", "nvjet", "gemm"),
+        ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_M", "tensile", "gemm"),
+        ("ampere_sgemm_0x128_tn", "other", "gemm"),
         ("cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_25", "cutlass", "gemm"),
         ("sm90_xmma_gemm_f32f32_f32_nn_n_tilesize128x128x32", "xmma", "gemm"),
         ("void magma_sgemmEx_kernel<float, float, float, true, false, 6, 4, 6, 3, 4>(int)", "other", "gemm"),
@@ -293,16 +429,17 @@ def test_attention_kernels(name: str, family: str, tile: Tile | None) -> None:
     ],
 )
 def test_what_is_not_understood_is_kept_and_said(name: str, family: str, role: str) -> None:
-    assert parse(name) == KernelName(name, family, role, understood=False)
+    assert parse(name) == KernelName(name, family, role, persistent=family == "nvjet", understood=False)
 
 
-def test_only_nvjet_walks_over_tiles() -> None:
+def test_kernels_that_walk_over_tiles() -> None:
     assert parse("nvjet_hsh_192x192_64x3_2x1_v_bz_coopB_NTN").persistent
+    assert parse("opus_gemm_persistent_512x128x128x64_2x4_16x16x32_0x0x0").persistent
     assert not parse("ampere_sgemm_32x128_tn").persistent
 
 
 def test_family_and_role_are_closed_lists() -> None:
-    with pytest.raises(InputError, match="KernelName: family = 'cublas'; expected one of nvjet, "):
-        KernelName("x", family="cublas")
+    with pytest.raises(InputError, match="KernelName: family = 'mkl'; expected one of nvjet, "):
+        KernelName("x", family="mkl")
     with pytest.raises(InputError, match="KernelName: role = 'matmul'; expected one of gemm, "):
         KernelName("x", role="matmul")

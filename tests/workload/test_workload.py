@@ -8,6 +8,14 @@ from quantbench.errors import InputError
 from quantbench.workload import Attention, Gemm, Softmax, TransformerShape, workload_from_json, workload_to_json
 
 
+def test_bytes_of_block_scaled_products() -> None:
+    # a: 256×512, b: 512×384. fp8_block: a scale of 4 bytes for 1×128 of a and 128×128 of b; mxfp4: half a byte and a
+    # scale of 1 byte for 32 elements.
+    a, b, out = 256 * 512, 512 * 384, 2 * 256 * 384
+    assert Gemm(256, 384, 512, dtype="fp8_block").min_bytes == a + b + 4 * (256 * 4 + 4 * 3) + out
+    assert Gemm(256, 384, 512, dtype="mxfp4").min_bytes == (a + b) // 2 + (a + b) // 32 + out
+
+
 def test_gemm_work_by_hand() -> None:
     gemm = Gemm(m=2, n=3, k=4, batch=5, dtype="fp32")
     assert gemm.flops == 2 * 2 * 3 * 4 * 5

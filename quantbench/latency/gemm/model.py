@@ -91,7 +91,7 @@ class GemmEstimates:
 def machine_of(device: DeviceSpec, dtype: str) -> Machine:
     """Returns the device's rates for a dtype. Raises UnsupportedError if it is no GPU or lacks the dtype."""
     require_choice("GemmModel", "dtype", dtype, GEMM_DTYPES)
-    if device.kind != "cuda":
+    if device.kind == "cpu":
         raise UnsupportedError("GemmModel", f"{device.name} is a {device.kind}", "a GPU: blocks and waves are modelled")
     if device.peak(dtype) is None:
         have = ", ".join(sorted(device.peak_tflops))

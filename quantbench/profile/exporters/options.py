@@ -102,7 +102,7 @@ class Exported:
 def require_gpu(profile: Profile, planner: str) -> None:
     """Raises UnsupportedError for a profile of a CPU."""
     device = profile.device
-    if device.kind != "cuda":
+    if device.kind == "cpu":
         raise UnsupportedError(WHO, f"{device.name} is a {device.kind}", f"a GPU, for {planner}")
 
 
