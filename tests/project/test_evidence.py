@@ -230,7 +230,27 @@ def test_what_a_point_costs_is_told_with_its_inputs_and_without() -> None:
     lines = cost_section({"repeats": 2, "rows": [row, row]})
     assert "| quantbench | 0.200 | 0.700 | 1.00 % | 1.00 % |" in lines
     assert "| mamf | 2.000 | 2.500 | 10.00 % | 10.00 % |" in lines
-    assert "15.00 s for each of these points" in lines[-1]
+    # 30 s over 50 points and 2 s each are 13 times 0.2 s.
+    assert "0.60 s for each of 50 points" in lines[-1]
+    assert "2.600 s, and 0.200 s with our timer: 13.0 times cheaper, at a spread of 1.00 % against 10.00 %" in lines[-1]
+    assert lines[-1].endswith(": met.")
+
+
+@pytest.mark.parametrize(
+    ("ours_s", "ours_us", "verdict"),
+    [
+        (0.12, [10.0, 10.1], "met"),
+        (0.13, [10.0, 10.1], "missed"),
+        (0.05, [10.0, 11.1], "missed"),
+        (0.05, [10.0], "missed"),
+    ],
+)
+def test_the_target_of_the_cost_is_met_or_missed(ours_s: float, ours_us: list[float], verdict: str) -> None:
+    row = {
+        "medians_us": {"quantbench": ours_us, "mamf": [10.0, 11.0]},
+        "wall_s": {"quantbench": [ours_s], "mamf": [0.022]}, "prepare_s": 0.5,
+    }  # fmt: skip
+    assert cost_section({"repeats": 2, "rows": [row]})[-1].endswith(f": {verdict}.")
 
 
 def point(work: Workload, provider: str, latency_us: float, launch: Launch | None = None) -> Point:

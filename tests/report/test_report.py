@@ -143,7 +143,7 @@ def test_a_row_that_lacks_a_failed_op_is_not_held_against_whole_ones() -> None:
 
 def test_formats_of_one_table_are_not_mixed() -> None:
     made = [
-        record(Gemm(512, n, 512, dtype=dtype), (us,) * 6 + (us + 0.1,), {"n": n})
+        record(Gemm(512, n, 512, dtype=dtype), (us - 0.1, *(us,) * 5, us + 0.1), {"n": n})
         for n in (1024, 1088)
         for dtype, us in (("bf16", 100.0), ("fp16", 50.0))
     ]
