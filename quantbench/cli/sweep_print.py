@@ -6,7 +6,8 @@ Entry points: `plan_lines`, `show_progress`, `result`. Used by `sweep_run`, for 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
@@ -27,7 +28,7 @@ from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Skipped
 from quantbench.store.run import RunInfo
 from quantbench.sweep.options import options_from_json
-from quantbench.sweep.plan import Plan
+from quantbench.sweep.plan import Group, Plan
 from quantbench.sweep.refine import Edge, PlacedGap
 from quantbench.sweep.runner import Finished, Progress
 from quantbench.units import duration, percent
@@ -50,26 +51,53 @@ def plan_lines(plan: Plan, *, already: int = 0, retried: int = 0, devices: int =
         text += f"; {already} more {'is' if already == 1 else 'are'} measured already"
     yield text
     if plan.left_out:
-        parts = (f"{axis} {low}..{high} of {', '.join(ops)}" for axis, low, high, ops in left_out(plan))
-        yield f"left out for the budget: {'; '.join(parts)} (`--budget none` runs all)"
+        yield f"left out for the budget: {'; '.join(map(str, left_out(plan)))} (`--budget none` runs all)"
     if retried:
         yield f"{retried} point{' that failed is' if retried == 1 else 's that failed are'} tried again"
     if plan.impossible:
         yield f"{len(plan.impossible)} sizes are left out, the first because {plan.impossible[0]}"
 
 
-def left_out(plan: Plan) -> list[tuple[str, int, int, list[str]]]:
-    """Returns what the budget leaves out: axis, lowest and highest value along it, and the ops left out there."""
-    every = [place for group in (*plan.groups, *plan.left_out) for point in group.points for place in point.places]
-    axis = max(every[0].axes, key=lambda name: len({place.axes[name] for place in every}))
-    of_op: dict[str, set[int]] = {}
-    for group in plan.left_out:
+@dataclass(frozen=True)
+class LeftOut:
+    """What a budget leaves out: these ops of `sizes` places from low to high along an axis. whole: whether they have no
+    place between low and high that is kept."""
+
+    axis: str
+    low: int
+    high: int
+    sizes: int
+    whole: bool
+    ops: tuple[str, ...]
+
+    def __str__(self) -> str:
+        some = "" if self.whole else f"{self.sizes} sizes within "
+        return f"{some}{self.axis} {self.low}..{self.high} of {', '.join(self.ops)}"
+
+
+def left_out(plan: Plan) -> list[LeftOut]:
+    """Returns what the budget leaves out, along the axis with the most values."""
+    kept, missing = _places_by_op(plan.groups), _places_by_op(plan.left_out)
+    if not missing:
+        return []
+    every = [axes for places in missing.values() for axes in places.values()]
+    axis = max(every[0], key=lambda name: len({axes[name] for axes in every}))
+    ops_of: dict[tuple[int, int, int, bool], list[str]] = {}
+    for op, places in sorted(missing.items()):
+        values = {axes[axis] for axes in places.values()}
+        low, high = min(values), max(values)
+        whole = not any(low <= axes[axis] <= high for axes in kept.get(op, {}).values())
+        ops_of.setdefault((low, high, len(places), whole), []).append(op)
+    return [LeftOut(axis.replace("_", "-"), *range_, tuple(ops)) for range_, ops in ops_of.items()]
+
+
+def _places_by_op(groups: Sequence[Group]) -> dict[str, dict[tuple[int, ...], dict[str, int]]]:
+    """Returns the distinct axes of the places of each op."""
+    found: dict[str, dict[tuple[int, ...], dict[str, int]]] = {}
+    for group in groups:
         for place in (place for point in group.points for place in point.places):
-            of_op.setdefault(place.op, set()).add(place.axes[axis])
-    ranges: dict[tuple[int, int], list[str]] = {}
-    for op, values in of_op.items():
-        ranges.setdefault((min(values), max(values)), []).append(op)
-    return [(axis.replace("_", "-"), low, high, sorted(ops)) for (low, high), ops in ranges.items()]
+            found.setdefault(place.op, {})[tuple(place.axes.values())] = place.axes
+    return found
 
 
 def show_progress(show: Callable[..., None], progress: Progress) -> None:

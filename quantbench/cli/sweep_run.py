@@ -60,7 +60,7 @@ def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
     answer = {
         "device": spec.name, "assumed": assumed, "axes": {axis.dim: axis.values for axis in axes},
         "estimate_s": plan.estimate_s, "points": points,
-        "left_out": [{"axis": axis, "low": low, "high": high, "ops": ops} for axis, low, high, ops in left_out(plan)],
+        "left_out": [asdict(part) for part in left_out(plan)],
     }  # fmt: skip
     # A list, so that a provider that cannot be loaded is reported before anything is printed.
     print_result(as_json, lambda: answer, list(_dry_run_lines(plan, spec, assumed, here=not gpu)))

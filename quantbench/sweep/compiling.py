@@ -68,7 +68,9 @@ def compile_kernels(points: Sequence[PlanPoint], spec: DeviceSpec, show: Callabl
         while compiled < kernels:
             show(compiled, kernels, f"compiling {kernels} kernels in {processes} processes")
             compiled = compiler.numbers()["compiled"]
-    rest = "" if 0 < compiled == kernels else "; the rest is compiled while measuring"
+    if not kernels:
+        return ""
+    rest = "" if compiled == kernels else "; the rest is compiled while measuring"
     took = duration(time.monotonic() - start_s)
     return f"compiled {compiled} of {kernels} kernels in {processes} processes in {took}{rest}"
 

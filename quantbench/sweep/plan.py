@@ -137,8 +137,8 @@ class PlanPoint:
 class Group:
     """Points that are measured together or not at all, in the order they run.
 
-    rank: groups of a lower rank run first: the ends of the axes, then finer and finer grids. keep: groups with a lower
-    number are kept first if the budget is short: forward before backward, then along the longest axis.
+    rank: groups of a lower rank run first: the ends of the longest axis, then finer and finer grids along it. keep:
+    groups with a lower number are kept first if the budget is short: forward before backward, then along that axis.
     """
 
     points: tuple[PlanPoint, ...]
@@ -282,20 +282,13 @@ def _in_groups(placed: Sequence[Placed], axes: tuple[Axis, ...], spec: DeviceSpe
     group_of = {values[i]: (number, rank) for number, (indices, rank) in enumerate(groups) for i in indices}
     at_edges = edge_indices(jumps)
     named = {value for i, value in enumerate(values) if i % 2 == 0 or i in at_edges}
-    ranks = {
-        axis.field: dict(zip(axis.values, _bisection_ranks(len(axis.values)), strict=True))
-        for axis in axes
-        if axis.field != longest
-    }
     found = []
     for place in placed:
         number, rank = group_of[place.axes[longest]]
         others = tuple((name, value) for name, value in place.axes.items() if name != longest)
-        rank = max([rank, *(ranks[name][value] for name, value in others)])
         for backward in (False, True):
             ops = tuple(op for op in place.ops if (op.phase != "forward") == backward)
-            # No rank or number reaches that of the values of all axes.
-            later = backward * sum(len(axis.values) for axis in axes)
+            later = backward * len(values)  # no forward group has so high a rank or number
             group = (number, others, backward)
             found.append(
                 replace(
@@ -358,24 +351,6 @@ def _points_of(place: Placed, providers: Sequence[str], timing: TimingOptions, s
                     estimate_s=point_estimate_s(op.workload, timing, spec),
                     named=place.named,
                 )
-
-
-def _bisection_ranks(count: int) -> list[int]:
-    """Returns the rank of each index of an axis filled by halving: 0 for both ends, 1 for the middle, 2 for the
-    quarters, …
-
-    >>> _bisection_ranks(5)
-    [0, 2, 1, 2, 0]
-    """
-    ranks = [0] * count
-    spans = [(0, count - 1, 1)]
-    while spans:
-        low, high, rank = spans.pop()
-        if high - low >= 2:
-            middle = (low + high) // 2
-            ranks[middle] = rank
-            spans += [(low, middle, rank + 1), (middle, high, rank + 1)]
-    return ranks
 
 
 def _reference(points: Sequence[PlanPoint]) -> PlanPoint | None:
