@@ -117,8 +117,8 @@ class Rehearsal:
             for file in tables:
                 rows = json.loads(file.read_text())["rows"]
                 assert len(rows) == _ROWS[file.name], f"{file.name}: {len(rows)} rows"
-                once = {len(us) for row in rows for us in row["medians_us"].values()}
-                assert once == {3}, f"{file.name}: {once} repeats; expected 3 of each"
+                repeats = {len(us) for row in rows for us in row["medians_us"].values()}
+                assert repeats <= {0, 3}, f"{file.name}: {repeats} repeats; expected 3 of each, 0 of what a timer refuses"
         return points
 
     def _check_sweep(self, home: Path) -> int:
