@@ -35,7 +35,7 @@ from tools.evidence.run import Running
 from tools.evidence.sections import cost_section, kernel_section, prediction_section, timer_section
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = [part for command in COMMANDS.values() for part in command.parts]
+PARTS = [part for parts in COMMANDS.values() for part in parts]
 
 
 @pytest.mark.slow
@@ -51,7 +51,7 @@ def test_each_sweep_can_be_planned_for_an_h200(part: Part, tmp_path: Path) -> No
 
 def test_each_command_fits_its_time_and_names_its_parts() -> None:
     for command, most_s in (("a", 270), ("b", 540), ("c", 480)):
-        assert sum(part.seconds for part in COMMANDS[command].parts) <= COMMANDS[command].seconds < most_s
+        assert sum(part.seconds for part in COMMANDS[command]) < most_s
     assert len({part.name for part in PARTS}) == len(PARTS)
     assert {RANDOM_SWEEP, *KERNEL_SWEEPS, write.REPORTED} <= {part.name for part in PARTS if part.is_sweep}
 

@@ -55,15 +55,15 @@ def main(
     start_s = time.monotonic()
     if command not in COMMANDS:
         sys.exit(f"evidence: {command!r}; expected one of {', '.join(COMMANDS)}")
-    plan = COMMANDS[command]
-    parts = tuple(part for part in plan.parts if only in ("", part.name))
+    parts = tuple(part for part in COMMANDS[command] if only in ("", part.name))
     if not parts:
-        sys.exit(f"evidence: --only {only}; expected one of {', '.join(part.name for part in plan.parts)}")
+        sys.exit(f"evidence: --only {only}; expected one of {', '.join(part.name for part in COMMANDS[command])}")
     device = _device()
     if device["kind"] != "cuda" and not on_cpu:
         sys.exit(f"evidence: the device is {device['name']}; expected a CUDA GPU (or --on-cpu, to try the command)")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    running = Running(work / command, copy_to, parts, start_s, seconds or plan.seconds, pack_every, on_cpu)
+    limit_s = seconds or sum(part.seconds for part in COMMANDS[command])
+    running = Running(work / command, copy_to, parts, start_s, limit_s, pack_every, on_cpu)
     running.open(device)
     try:
         running.run_parts()
