@@ -304,7 +304,8 @@ def test_what_a_machine_offers_is_captured(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(capture, "WORKLOADS", (Gemm(32, 32, 32, dtype="fp32"), Gemm(32, 32, 32, dtype="fp8")))
     monkeypatch.setattr(capture, "_PROVIDERS", ("torch.mm",))
     monkeypatch.setattr(sys, "argv", ["capture", str(tmp_path / "capture.json")])
-    capture.main()
+    for _ in range(2):  # the second time everything is known
+        capture.main()
     found = json.loads((tmp_path / "capture.json").read_text())
     assert found["device"]["kind"] == "cpu"
     assert found["software"]["torch"]

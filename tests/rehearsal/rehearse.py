@@ -113,6 +113,10 @@ class Rehearsal:
                 (Path(name) / path).write_bytes(content)
             home = Path(name) / self.command
             points = sum(self._check_sweep(home / part.name) for part in self.parts if part.is_sweep)
+            if (home / "capture.json").exists():
+                rows = json.loads((home / "capture.json").read_text())["kernels"]
+                assert len([row for row in rows if "error" in row]) <= self.asked_deaths
+                assert len({(row["provider"], row["workload"]) for row in rows}) == len(rows) > 50
             tables = [file for file in home.glob("*.json") if file.name in _ROWS]
             for file in tables:
                 rows = json.loads(file.read_text())["rows"]
@@ -156,6 +160,8 @@ def rehearse(folder: Path, command: str, kills: int, only: str = "", most_wait_s
     for number in range(kills):
         part = rehearsal.parts[number * len(rehearsal.parts) // kills].name
         rehearsal.kill_during(part, most_wait_s, death=number % 3 == 1, vanish=number % 3 == 2)
+    for death in rehearsal.deaths.iterdir():  # a kill came first
+        death.unlink()
     how = rehearsal.finish()
     assert all(how[part.name] == "complete" for part in rehearsal.parts), how
     return rehearsal.check_complete()
