@@ -27,7 +27,7 @@ from quantbench.launch import Launch, Tile
 from quantbench.measurement import Grade
 from quantbench.profile.profile import Profile
 from quantbench.workload import Gemm, Softmax, Workload
-from tools.evidence import capture, side_by_side, write
+from tools.evidence import capture, side_by_side, timer_truth, write
 from tools.evidence.nvbench import merge_nvbench
 from tools.evidence.other_methods import Run
 from tools.evidence.plan import COMMANDS, KERNEL_SWEEPS, RANDOM_SWEEP, Part, random_shapes, write_shapes
@@ -202,6 +202,19 @@ def test_nvbench_joins_the_rows_of_its_sizes(tmp_path: Path) -> None:
         merge_nvbench(rows, file)
     assert rows[0]["medians_us"] == {"profiler": [9.0], "nvbench": [5.0, 7.0]}
     assert rows[1]["medians_us"] == {"profiler": [9.0]}
+
+
+def test_without_nvbench_its_column_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
+    monkeypatch.setitem(timer_truth._SIZES, "cpu", (32,))
+    monkeypatch.setattr(timer_truth, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["timer_truth", str(tmp_path / "table.json"), "--nvbench"])
+    timer_truth.main()
+    assert "cuda-bench is not installed" in capsys.readouterr().out
+    (row,) = json.loads((tmp_path / "table.json").read_text())["rows"]
+    assert {name: len(us) for name, us in row["medians_us"].items()} == {"quantbench auto": side_by_side.REPEATS}
 
 
 TIMES = {

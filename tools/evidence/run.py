@@ -30,9 +30,8 @@ from quantbench.store.run import read_run_info
 from tools.evidence.plan import COMMANDS, ON_CPU, Part, write_shapes
 from tools.evidence.side_by_side import write_json
 
-# Time of a sweep besides its budget: loading torch, creating contexts, the table and the plot; and the multiple of its
-# budget after which it ends the point in progress.
-_SWEEP_OVERHEAD_S, _OVER_BUDGET = 15.0, 1.2
+# Time of a sweep besides its budget: loading torch, creating contexts, the table and the plot.
+_SWEEP_OVERHEAD_S = 15.0
 # With less time than this, a part measures nothing.
 _LEAST_S = 20.0
 # A part that is stopped gets this long to write what it has; then it is killed.
@@ -148,7 +147,7 @@ class Running:
     def _sweep(self, part: Part, limit_s: float) -> str:
         """Starts a sweep, or resumes its run. Returns how it ended."""
         home = self.folder / part.name
-        budget_s = max((limit_s - _SWEEP_OVERHEAD_S) / _OVER_BUDGET, 3.0)
+        budget_s = limit_s - _SWEEP_OVERHEAD_S
         words = [*(part.words[:2] + ON_CPU if self.on_cpu else part.words), "--results", str(home)]
         run = next(find_runs(home), None)
         if run is not None:
