@@ -204,6 +204,7 @@ def test_nvbench_joins_the_rows_of_its_sizes(tmp_path: Path) -> None:
     assert rows[1]["medians_us"] == {"profiler": [9.0]}
 
 
+@pytest.mark.slow
 def test_without_nvbench_its_column_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
