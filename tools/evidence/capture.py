@@ -5,6 +5,7 @@ Entry point: `python -m tools.evidence.capture FILE.json`. Run by `run`. Tests o
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +15,7 @@ from quantbench import device
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import QuantbenchError
 from quantbench.providers import catalog, identity
+from quantbench.sweep.child import context_lost
 from quantbench.workload import Attention, Gemm, Softmax, Workload
 from tools.evidence.side_by_side import write_json
 
@@ -33,18 +35,21 @@ _PROVIDERS = ("torch", "torch.addmm", "triton", "triton.persistent", "triton.str
 
 
 def main() -> None:
-    """Runs every provider on the workloads that it takes; writes the file after each provider."""
+    """Runs every provider on the workloads that it takes; writes the file after each, and runs none of it again."""
     out = Path(sys.argv[1])
     spec = device.current()
-    found: dict[str, Any] = {
-        "device": asdict(spec), "state": asdict(device.monitor(spec)()), "software": identity.versions(), "kernels": [],
-    }  # fmt: skip
+    known = json.loads(out.read_text(encoding="utf-8"))["kernels"] if out.exists() else []
+    done = {(row["provider"], row["workload"]) for row in known}
+    state = device.monitor(spec)()
+    found = {"device": asdict(spec), "state": asdict(state), "software": identity.versions(), "kernels": known}
     for provider in catalog.expand(_PROVIDERS):
-        found["kernels"] += [
-            _kernels(provider, work, spec) for work in WORKLOADS if catalog.runs_kind(provider, work.kind)
-        ]
-        write_json(out, found)
-    print(f"{len(found['kernels'])} workloads captured")
+        for work in WORKLOADS:
+            if catalog.runs_kind(provider, work.kind) and (provider, str(work)) not in done:
+                known.append(_kernels(provider, work, spec))
+                write_json(out, found)
+                if known[-1].get("lost"):
+                    sys.exit("the CUDA context is lost; run again for the rest")
+    print(f"{len(known)} workloads captured")
 
 
 def _kernels(provider_id: str, work: Workload, spec: DeviceSpec) -> dict[str, Any]:
@@ -60,7 +65,7 @@ def _kernels(provider_id: str, work: Workload, spec: DeviceSpec) -> dict[str, An
             task.run()
         kernels = identity.kernel_events(identity.trace_events(task.run)) if spec.kind == "cuda" else ()
     except (QuantbenchError, RuntimeError) as error:  # RuntimeError: CUDA's and torch's errors, out of memory too
-        return row | {"error": str(error)[:300]}
+        return row | {"error": str(error)[:300], "lost": context_lost(error)}
     launch = task.launch() or identity.launch_of(kernels, work, spec)
     return row | {"kernels": [asdict(kernel) for kernel in kernels], "launch": asdict(launch) if launch else None}
 

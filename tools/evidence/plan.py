@@ -30,14 +30,6 @@ class Part:
         return self.words[:2] == ("quantbench", "sweep")
 
 
-@dataclass(frozen=True)
-class Command:
-    """One command. seconds: its limit, packing included. parts: what it runs, in order."""
-
-    seconds: float
-    parts: tuple[Part, ...]
-
-
 def _sweep(name: str, seconds: float, words: str) -> Part:
     return Part(name, seconds, ("quantbench", "sweep", *words.split()))
 
@@ -61,57 +53,49 @@ _EDGES = "-m 4096 -k 4096 --layout nt"
 KERNEL_SWEEPS = ("gemm-8192", "gemm-8192-fp8", "attention", "softmax", "fused-rule", "n-fp8")
 RANDOM_SWEEP = "random-shapes"
 
-COMMANDS: dict[str, Command] = {
-    "a": Command(
-        265,
-        (
-            _table("capture", 30),
-            _tests("tests-correctness", 110, "gpu and not gpu_timing"),
-            # The agreement of fixture and sweep takes two minutes of its own: `pytest -m gpu_timing`.
-            _tests("tests-timing", 45, "gpu_timing", "-k", "not fixture_and_sweep"),
-            _table("timer-truth", 75),
+#: parts by command; their seconds add up to the command's limit
+COMMANDS: dict[str, tuple[Part, ...]] = {
+    "a": (
+        _table("capture", 30),
+        _tests("tests-correctness", 110, "gpu and not gpu_timing"),
+        # The agreement of fixture and sweep takes two minutes of its own: `pytest -m gpu_timing`.
+        _tests("tests-timing", 45, "gpu_timing", "-k", "not fixture_and_sweep"),
+        _table("timer-truth", 75),
+    ),
+    "b": (
+        _table("copy-bandwidth", 20),
+        _sweep("gemm-8192", 35, f"{_LARGE} --provider {_SCHEDULES}"),
+        _sweep("gemm-8192-fp8", 35, f"{_LARGE} --dtype fp8 --provider {_SCHEDULES}"),
+        _sweep(
+            "attention",
+            65,
+            f"--dim seq=1024,2048,4096,8192 --hidden 4096 --heads 32 --ops attention --direction both {_BOTH}",
+        ),
+        _sweep(
+            "softmax",
+            50,
+            f"--dim seq=512,1024,2048,2056,4096,8192 --heads 32 --ops softmax --direction both {_BOTH}",
+        ),
+        _sweep("hidden", 170, "--dim hidden=4096:8192:64 --ops qkv,proj,mlp_up,mlp_down"),
+        _table("timer-nvbench", 100, "timer_truth", "--nvbench"),
+        # heads · mbs from 4 to 12: every third is divisible by 4, where Megatron's fused kernel is available.
+        _sweep(
+            "fused-rule",
+            45,
+            f"--dim heads=4,5,6,7,8,12 --hidden 8400 --skip-impossible --seq 2048 --ops softmax {_BOTH}",
         ),
     ),
-    "b": Command(
-        530,
-        (
-            _table("copy-bandwidth", 20),
-            _sweep("gemm-8192", 35, f"{_LARGE} --provider {_SCHEDULES}"),
-            _sweep("gemm-8192-fp8", 35, f"{_LARGE} --dtype fp8 --provider {_SCHEDULES}"),
-            _sweep(
-                "attention",
-                65,
-                f"--dim seq=1024,2048,4096,8192 --hidden 4096 --heads 32 --ops attention --direction both {_BOTH}",
-            ),
-            _sweep(
-                "softmax",
-                50,
-                f"--dim seq=512,1024,2048,2056,4096,8192 --heads 32 --ops softmax --direction both {_BOTH}",
-            ),
-            _sweep("hidden", 170, "--dim hidden=4096:8192:64 --ops qkv,proj,mlp_up,mlp_down"),
-            _table("timer-nvbench", 100, "timer_truth", "--nvbench"),
-            # heads · mbs from 4 to 12: every third is divisible by 4, where Megatron's fused kernel is available.
-            _sweep(
-                "fused-rule",
-                45,
-                f"--dim heads=4,5,6,7,8,12 --hidden 8400 --skip-impossible --seq 2048 --ops softmax {_BOTH}",
-            ),
+    "c": (
+        _sweep(RANDOM_SWEEP, 190, "--shapes {folder}/random-shapes.csv --layout nt --max-time 250ms"),
+        _sweep("n-edges", 100, f"--dim n=3072:5120:8 {_EDGES}"),
+        _sweep(
+            "heads",
+            70,
+            "--dim heads=48,60,64,72,80,96,100,108,112,120,128 --dim hidden=12288,13824,14336,14400 "
+            "--skip-impossible --ops scores,softmax,context,attention --provider torch.mm,torch.eager,torch.flash",
         ),
-    ),
-    "c": Command(
-        470,
-        (
-            _sweep(RANDOM_SWEEP, 190, "--shapes {folder}/random-shapes.csv --layout nt --max-time 250ms"),
-            _sweep("n-edges", 100, f"--dim n=3072:5120:8 {_EDGES}"),
-            _sweep(
-                "heads",
-                70,
-                "--dim heads=48,60,64,72,80,96,100,108,112,120,128 --dim hidden=12288,13824,14336,14400 "
-                "--skip-impossible --ops scores,softmax,context,attention --provider torch.mm,torch.eager,torch.flash",
-            ),
-            _table("cost", 75),
-            _sweep("n-fp8", 35, f"--dim n=4096:8192:256 {_EDGES} --dtype fp8 --provider torch,triton"),
-        ),
+        _table("cost", 75),
+        _sweep("n-fp8", 35, f"--dim n=4096:8192:256 {_EDGES} --dtype fp8 --provider torch,triton"),
     ),
 }
 

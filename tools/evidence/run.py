@@ -27,7 +27,6 @@ import typer
 
 from quantbench.store.folder import find_runs
 from quantbench.store.run import read_run_info
-from quantbench.sweep.runner import HARD_STOP
 from tools.evidence.plan import COMMANDS, ON_CPU, Part, write_shapes
 from tools.evidence.side_by_side import write_json
 
@@ -55,15 +54,15 @@ def main(
     start_s = time.monotonic()
     if command not in COMMANDS:
         sys.exit(f"evidence: {command!r}; expected one of {', '.join(COMMANDS)}")
-    plan = COMMANDS[command]
-    parts = tuple(part for part in plan.parts if only in ("", part.name))
+    parts = tuple(part for part in COMMANDS[command] if only in ("", part.name))
     if not parts:
-        sys.exit(f"evidence: --only {only}; expected one of {', '.join(part.name for part in plan.parts)}")
+        sys.exit(f"evidence: --only {only}; expected one of {', '.join(part.name for part in COMMANDS[command])}")
     device = _device()
     if device["kind"] != "cuda" and not on_cpu:
         sys.exit(f"evidence: the device is {device['name']}; expected a CUDA GPU (or --on-cpu, to try the command)")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    running = Running(work / command, copy_to, parts, start_s, seconds or plan.seconds, pack_every, on_cpu)
+    limit_s = seconds or sum(part.seconds for part in COMMANDS[command])
+    running = Running(work / command, copy_to, parts, start_s, limit_s, pack_every, on_cpu)
     running.open(device)
     try:
         running.run_parts()
@@ -148,7 +147,7 @@ class Running:
     def _sweep(self, part: Part, limit_s: float) -> str:
         """Starts a sweep, or resumes its run. Returns how it ended."""
         home = self.folder / part.name
-        budget_s = max((limit_s - _SWEEP_OVERHEAD_S) / HARD_STOP, 3.0)
+        budget_s = limit_s - _SWEEP_OVERHEAD_S
         words = [*(part.words[:2] + ON_CPU if self.on_cpu else part.words), "--results", str(home)]
         run = next(find_runs(home), None)
         if run is not None:

@@ -147,7 +147,7 @@ def _software(runs: dict[str, Run]) -> list[str]:
 
 def _run_lines(state: dict[str, Any], runs: dict[str, Run]) -> list[str]:
     lines = ["| part | points | how it ended | time | folder |", "|---|---:|---|---:|---|"]
-    for name in (part.name for command in COMMANDS.values() for part in command.parts if part.name in state):
+    for name in (part.name for parts in COMMANDS.values() for part in parts if part.name in state):
         if name not in runs:
             lines.append(f"| {name} | – | {state[name]['how_ended']} | – | – |")
             continue
