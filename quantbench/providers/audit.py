@@ -59,8 +59,10 @@ def check(provider: Provider, workload: Workload, device: DeviceSpec) -> Check |
 class Audit:
     """Audit of one point: fills the inputs of its tasks and checks their results.
 
-    distribution: distribution of the timed inputs. elapsed_s: time spent on checks so far, s. Raises MeasurementError
-    with operation `check …` for a wrong result.
+    distribution: distribution of the timed inputs.
+    elapsed_s: time spent on checks so far, s.
+
+    Raises MeasurementError with operation `check …` for a wrong result.
     """
 
     def __init__(self, provider: Provider, workload: Workload, device: DeviceSpec, distribution: str) -> None:

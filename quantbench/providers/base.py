@@ -53,8 +53,9 @@ class Task(Protocol):
     def inputs(self) -> tuple[torch.Tensor, ...]:
         """Returns the tensors that `run` reads, the same objects on each call, with the layout of `input_templates`.
 
-        gemm: a and b, and for `torch.addmm` a bias of n numbers. softmax: x, for a full mask the mask, for backward the
-        gradient of the result. attention: q, k and v, for backward the gradient of the result.
+        gemm: a and b, and for `torch.addmm` a bias of n numbers.
+        softmax: x; for a full mask the mask; for backward the gradient of the result.
+        attention: q, k and v; for backward the gradient of the result.
 
         A task without this method is timed and graded D, since its results cannot be checked.
         """

@@ -160,9 +160,10 @@ class Inputs:
 def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
     """Returns templates of `Task.inputs` on torch's meta device: shapes, dtypes and strides.
 
-    gemm: a[m, k] and b[k, n], with a leading batch dimension when batch > 1. softmax: x[mask_batch, batch / mask_batch,
-    rows, cols], for a full mask a boolean mask[mask_batch, 1, rows, cols]. attention: q[batch, heads, seq_q, head_dim],
-    k and v[batch, kv_heads, seq_k, head_dim]. backward: the gradient of the result last.
+    gemm: a[m, k] and b[k, n], with a leading batch dimension when batch > 1.
+    softmax: x[mask_batch, batch / mask_batch, rows, cols], for a full mask a boolean mask[mask_batch, 1, rows, cols].
+    attention: q[batch, heads, seq_q, head_dim], k and v[batch, kv_heads, seq_k, head_dim].
+    backward: the gradient of the result last.
     """
     if isinstance(workload, Gemm):
         batch = (workload.batch,) if workload.batch > 1 else ()

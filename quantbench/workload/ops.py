@@ -154,7 +154,8 @@ class Softmax:
 class Attention:
     """Fused attention o = softmax(q·kᵀ / √head_dim)·v.
 
-    q: [batch, heads, seq_q, head_dim]. k, v: [batch, kv_heads, seq_k, head_dim].
+    q: [batch, heads, seq_q, head_dim].
+    k, v: [batch, kv_heads, seq_k, head_dim].
     kv_heads: number of key/value heads; fewer than heads for grouped-query attention; 0 means heads.
     causal: needs seq_q == seq_k, because libraries align the diagonal differently otherwise.
 
