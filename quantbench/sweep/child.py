@@ -1,7 +1,7 @@
 """Runs Python modules as child processes that answer requests over pipes.
 
-Entry points: `WorkerProcess` in the parent (`cli`, `quantbench.cluster`), `parent_pipes` in the child (`worker`,
-`naming`).
+Entry points: `WorkerProcess` in the parent, used by `cluster.ray_pool` and by the commands `sweep` and `check`;
+`parent_pipes` in the child, used by `worker` and `naming`; `WorkerLostError`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Adds both sides of predicted edges to a sweep's axes and groups neighbouring sizes.
 
-Entry points: `parse_grid` (used by `options` and `cli.predict`); `predicted_jump`, `neighbour_groups` and
-`edge_indices` (used by `plan`).
+Entry points: `parse_grid`, used by `options` and the command `predict`; `predicted_jump`, `neighbour_groups` and
+`edge_indices`, used by `plan`.
 """
 
 from __future__ import annotations

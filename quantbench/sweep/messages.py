@@ -1,7 +1,8 @@
 """Defines the JSON messages between a sweep and its workers: `Hello`, then a `Reply` to each `Request`.
 
-Sent over the pipes of `child` and, in `quantbench.cluster`, over the network. JSON rather than pickle: the worst that a
-broken worker can send is a line that does not parse.
+Entry points: these three types and their functions `*_to_json` and `*_from_json`. Used by `child`, `worker`, `naming`
+and `runner`, which send them over pipes, and by `cluster.ray_pool`, which sends them over the network. JSON rather than
+pickle: the worst that a broken worker can send is a line that does not parse.
 """
 
 from __future__ import annotations

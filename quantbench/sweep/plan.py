@@ -1,7 +1,7 @@
 """Selects the points of a sweep, their order, and those that fit into a budget.
 
-Entry points: `build_plan` (grid of axes), `lay_out` (list of places) and `Pace` (time estimates). Used by `options`,
-`refine`, `runner`, `cli` and `quantbench.cluster`.
+Entry points: `build_plan` (grid of axes) and `lay_out` (list of places), which return a `Plan` of `PlanPoint` objects;
+`Pace` (time estimates). Used by `options`, `refine`, `runner`, `session`, `cluster` and the command `sweep`.
 
 A place is one combination of axis values; a workload at several places is measured once. Points are planned in groups:
 all ops of one direction (forward or backward) of a place by all providers and, along the longest axis, both sides of a

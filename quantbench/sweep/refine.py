@@ -1,9 +1,11 @@
 """Selects the points that a sweep measures after its plan: bisection to edges and adaptive sampling.
 
-Entry points: `Refine` (used by `analysis.check`) and `LeastSure` (used by `session`), each the `more` of a
-`runner.Sweep`: a function from all records so far to the points to measure next. `Refine` runs one `EdgeSearch` per gap
-of the coarse pass. A gap of g sizes takes log2(g) points for one edge; both halves of an interval are searched if each
-holds a part of the jump.
+Entry points: `Refine`, used by `analysis.check`; `LeastSure`, used by `session`; the results `Edge`, `Gap` and
+`PlacedGap`. Used by the command `sweep` too.
+
+`Refine` and `LeastSure` are functions from all records so far to the points to measure next (`more` of `runner.Sweep`).
+`Refine` runs one `EdgeSearch` per gap of the coarse pass. A gap of g sizes takes log2(g) points for one edge; both
+halves of an interval are searched if each holds a part of the jump.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Runs the loop of a sweep: sends each missing point to a worker, grades the reply and writes the record.
 
-Entry point: `Sweep.run`, used by `session.SweepSession` and `quantbench.cluster`. It repeats the reference point to
-measure drift and keeps the budget. Workers, writer, clock and progress are injected, so that resuming, drift, crashes
-and budgets are tested without a device.
+Entry points: `Sweep`, with its method `run`; `Progress` and `Finished`, which the commands print. Used by `session`,
+`cluster` and the command `sweep`.
+
+The loop repeats the reference point to measure drift and keeps the budget. Workers, writer, clock and progress are
+injected, so that resuming, drift, crashes and budgets are tested without a device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs a sweep on one device from start to end.
 
 Entry point: `SweepSession` (`new` builds the plan and the run folder, `resume` reopens a run, `run` measures). Used by
-`quantbench sweep` and `check`; `quantbench.cluster` has its own session and uses the functions below the class.
+the commands `sweep` and `check`; `cluster.session`, which sweeps several devices, uses the functions below the class.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Reads and writes the files of `sweep --shapes`.
 
-Entry points: `read_shapes` (GEMM sizes in CSV), `read_shape_file` and `write_shape_file` (transformer shapes in JSON,
-written by `advise --shapes-out`). Versions of the JSON format: 1: initial.
+Entry points: `read_shapes` (GEMM sizes in CSV) and `read_shape_file` (transformer shapes in JSON), used by the command
+`sweep`; `write_shape_file`, used by the command `advise` (`--shapes-out`); `NamedShape`, used by `advice.report` and
+`report.shape_comparison`. Versions of the JSON format: 1: initial.
 """
 
 from __future__ import annotations

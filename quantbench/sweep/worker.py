@@ -1,9 +1,11 @@
 """Measures points in a process of its own: `python -m quantbench.sweep.worker READ_FD WRITE_FD [PROVIDER…]`.
 
-Started by `child.WorkerProcess`; `measure` is also used by the pytest fixture. Each line of input is a request in JSON,
-answered by one reply. Errors that torch, CUDA or a provider raise become the point's outcome. An unexpected error ends
-this process, and the sweep records the last line of the traceback. After a crash, a hang or a lost CUDA context the
-sweep starts a new process.
+Entry points: the process, started by `child`; `measure`, used by `pytest_plugin`; `copies_of`, used by
+`tools.evidence`.
+
+Each line of input is a request in JSON, answered by one reply. Errors that torch, CUDA or a provider raise become the
+point's outcome. An unexpected error ends this process, and the sweep records the last line of the traceback. After a
+crash, a hang or a lost CUDA context the sweep starts a new process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Orders the launches in a batch of samples.
 
-Entry points: `EventSampler` and `replay_sampler`, used by `CudaTimer`. CUDA calls are injected
-(`CudaOps`). A batch has one synchronisation:
+Entry points: `EventSampler` and `replay_sampler`, used by `cuda`; `CudaOps`, the CUDA calls that are injected,
+implemented in `cuda_device`. A batch has one synchronisation:
 
     hold the stream · stamp · [audit · flush · start event · run · stop event · stamp] × count · release · wait
 

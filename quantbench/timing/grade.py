@@ -1,6 +1,6 @@
 """Grades the quality of a measurement from A to D, with reasons.
 
-Entry point: `grade`, called by the sweep runner, `comm` and the pytest plugin for each point. Every reason has a
+Entry point: `grade`. Used by `sweep.runner`, `comm.session` and `pytest_plugin` for each point. Every reason has a
 weight; the letter follows from their sum: 0 is A, 1 is B, 2 and 3 are C, more is D. A rate above the hardware's peak is
 rejected.
 """

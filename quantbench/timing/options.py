@@ -1,6 +1,7 @@
-"""Defines and validates the timing options (`TimingOptions`). They are part of each record's key.
+"""Defines and validates the timing options, which are part of each record's key.
 
-Used by sweeps, `comm`, the pytest plugin and the timers.
+Entry point: `TimingOptions`. Used by the rest of `timing`, by `sweep`, `comm`, `cluster`, `store.record`,
+`importers.runs`, `pytest_plugin` and the commands `sweep` and `comm`.
 """
 
 from dataclasses import dataclass

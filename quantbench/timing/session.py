@@ -1,8 +1,10 @@
 """Samples a point: warms up until times are steady, then takes batches until the stopping rule is satisfied.
 
-Entry points: `Timer`, the base of `CpuTimer` and `CudaTimer`; `warm_up` and `sample_point`, also used by `quantbench
-comm`. `Sampler` hides the device, and clock and sleep are injected, so tests cover warm-up, discarding and backing off
-without a GPU.
+Entry points: `Timer`, the base of `CpuTimer` and `CudaTimer`; `warm_up` and `sample_point`, also used by
+`comm.session`; `Batch` and `Audit`. Used by the other modules of `timing`, by `sweep.worker` and `pytest_plugin`.
+
+`Sampler` hides the device, and clock and sleep are injected, so tests cover warm-up, discarding and backing off without
+a GPU.
 """
 
 import gc

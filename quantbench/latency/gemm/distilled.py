@@ -1,6 +1,7 @@
 """Distils a GEMM model into a fast one for queries of millions of shapes: similar predictions, without interval.
 
-Entry points: `distil`, `FastGemm.predict_us`. Used by `GemmModel.compiled` and `profile`.
+Entry points: `distil`, which returns a `FastGemm`; its method `predict_us`. Used by `model` (`GemmModel.compiled`),
+`files`, `profile.fit` and `profile.models`.
 
 The distilled model has a cost model of six kernels, refitted to the full model's predictions, and twenty boosted trees
 for the remaining residual (two kernels and eight trees with `LEAN`).

@@ -1,6 +1,7 @@
 """Averages several fitted cost models and their trees into one prediction of GEMM times, monotone in doubling k.
 
-Entry point: `Ensemble`. Used by `model`, `training`, `distilled`, `files` and tools/ship_gemm.py.
+Entry points: `Ensemble`, and `Reference`, the rows that it was fitted to. Used by `model`, `training`, `distilled`,
+`files` and `tools.ship_gemm`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Encodes the parts of a GEMM model (device, ensemble, distilled model) as JSON, decodes and validates them.
 
-Validation covers array sizes, finite values and the termination of decision trees.
-Used by `GemmModel.to_json`, `GemmModel.from_json` and `profile.models`.
+Entry points: the functions `*_to_json` and `*_from_json`; `require_sound` and `require_sound_fast`, which validate
+array sizes, finite values and the termination of decision trees; `check_format`. Used by `model` and `profile.models`.
 
 History of the format "quantbench-gemm-model":
 1: initial version.

@@ -1,7 +1,7 @@
 """Fits a GEMM latency model to a few measured shapes, starting from a prior learned on other GPUs.
 
-Entry points: `GemmModel.fit`, `.prior`, `.best`, `.predict`. Used by `model_times`, `profile.fit`, `sweep --adaptive`
-and `contests`.
+Entry point: `GemmModel`, with `fit`, `prior`, `best` and `predict`. Used by users' Python code, by `model_times`,
+`contests`, `analysis.forecast`, `profile` and `sweep.refine`.
 
 >>> model = GemmModel.prior("a100-sxm4-80gb")
 >>> found = model.predict(4096, 4096, [4096, 8192])

@@ -1,7 +1,8 @@
 """Fits a GEMM ensemble and its interval to measured rows, starting from a prior.
 
-Entry points: `choose` (prior of a device, from the shipped parameters of measured GPUs), `fit_parameters` (cost model
-only: maximum a posteriori by L-BFGS), `train` (complete fit). Used by `model`, `distilled` and tools/ship_gemm.py.
+Entry points: `choose`, which returns the `Prior` of a device from the shipped parameters of measured GPUs;
+`fit_parameters` (cost model only: maximum a posteriori by L-BFGS); `train` (complete fit) and its `Effort`. Used by
+`model`, `distilled`, `profile.fit` and `tools.ship_gemm`; `analysis.blocks` uses `known_in_waves`.
 """
 
 from __future__ import annotations
