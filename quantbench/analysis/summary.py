@@ -2,7 +2,7 @@
 
 Entry points: `points_of` (one `Point` per record and place), `rows_of` (one `Row` sums the ops of a place and
 provider), `layer_rows` (sums with each op's fastest provider), `floor_lines` (what an empty kernel takes), `op_order`.
-Used by the rest of `analysis`, by `report`, the commands `sweep`, `check` and `compare`, and tools.
+Used by the rest of `analysis`, by `report`, the commands `sweep` and `check`, and tools.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compiles the Triton kernels of a plan in parallel processes, before timing starts.
 
-Entry points: `compile_kernels`, used by the commands `sweep` and `check`. `main` is the process that it starts, `python
+Entry points: `compile_kernels`, used by the command `sweep`. `main` is the process that it starts, `python
 -m quantbench.sweep.compiling READ_FD WRITE_FD`. That process lists the kernels on tensors without memory, and
 forks one process for each core to compile them into triton's cache on disk, where the worker finds them. None of them
 uses the GPU. A kernel that fails here is compiled by the worker, whose point gets the error.
