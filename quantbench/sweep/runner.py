@@ -261,7 +261,8 @@ class Sweep:
 
     def _ask(self, point: PlanPoint, *, name: bool = False) -> Reply:
         """Sends a point to the worker, which is started if there is none. name: whether to identify the kernel."""
-        request = Request(point.workload, point.provider, name)
+        # The first request also starts the profiler, before the budget's clock.
+        request = Request(point.workload, point.provider, name or not self._ready)
         limit_s = self.limit_s or max(_LIMIT_FLOOR_S, _LIMIT_FACTOR * point.estimate_s)
         if self.spec.kind == "cuda":
             limit_s += naming.LIMIT_S

@@ -273,12 +273,15 @@ def test_where_naming_takes_long_every_second_point_is_named_and_all_at_edges(id
     assert all(("identify" in r.phases_s) == asked[r.workload.n] for r in bench.of_role("point"))  # type: ignore[union-attr]
 
 
-def test_a_reference_is_not_named() -> None:
+def test_of_the_references_only_the_first_is_named_which_starts_the_profiler() -> None:
     bench = Bench(plan_of(12), lambda request: measured(100.0))
     bench.sweep().run()
-    first, *points = bench.workers[0].asked[:10]
-    assert not first.name
-    assert all(request.name for request in points)
+    asked = bench.workers[0].asked
+    references = [
+        request.name for request, record in zip(asked, bench.records, strict=True) if record.role == "reference"
+    ]
+    assert references == [True, False, False]
+    assert sum(request.name for request in asked) == 12 + 1
 
 
 def test_what_takes_longer_at_larger_sizes_is_expected_to() -> None:
