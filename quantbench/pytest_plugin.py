@@ -110,6 +110,7 @@ class DeviceBenchmark:
             device=self.spec.name,
             mode=measurement.mode,
             cache=measurement.cache,
+            floor_us=measurement.floor_us,
             clocks_mhz=list(measurement.clocks_mhz),
             state=asdict(measurement.state_after),
             stopped_by=measurement.stopped_by,

@@ -231,6 +231,7 @@ FIGURES_METHOD = "single figures: log-normal test with the noise given, Holm's c
 
 # Limit of a kernel name's length in `why`.
 _LONGEST_KERNEL = 10_000
+_MODES = "timed in mode {} in A and {} in B, which differ by the time between events and kernel"
 # Below these numbers of samples the rank test has no 95 % interval.
 _FEW = "{} against {} samples: too few for an interval"
 _SINGLE = "single figures without a spread (--noise says how well one repeats)"
@@ -268,7 +269,7 @@ class Compared:
     low, high: 95 % interval of the ratio; None if there are too few samples.
     p: p-value after Holm's correction.
     verdict: one of VERDICTS.
-    why: why there is no interval, or the change of kernel; else empty.
+    why: why there is no interval or the times do not compare, or the change of kernel; else empty.
     """
 
     place: Place
@@ -388,7 +389,10 @@ def _test(pair: Matched, tolerance: float, noise: float | None) -> RatioTest:
 def _compared(pair: Matched, test: RatioTest, p: float, tolerance: float) -> Compared:
     a, b = _samples(pair.a), _samples(pair.b)
     why = _kernel_change(pair)
-    if test.low is None or test.high is None:
+    modes = {_measurement(record).mode for record in (pair.a, pair.b)} - {"unknown"}
+    if len(modes) > 1:
+        verdict, why = "unclear", _MODES.format(*(_measurement(record).mode for record in (pair.a, pair.b)))
+    elif test.low is None or test.high is None:
         verdict, why = "unclear", _SINGLE if _single(pair) else _FEW.format(len(a), len(b))
     elif p < 1 - CONFIDENCE:
         verdict = "slower" if test.ratio > 1 else "faster"

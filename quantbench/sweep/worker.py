@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from quantbench.timing.session import Timer
 
 # Work that needs more copies than this to fill the cache cannot be timed in cold graphs: making them takes seconds.
-_MOST_COPIES = 2500
+_MOST_COPIES = 6000
 
 
 class Worker:

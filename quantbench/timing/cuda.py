@@ -94,8 +94,10 @@ class CudaTimer(Timer):
         self._mode = "graph" if options.mode == "graph" else "events"
         ops.empty()
         ops.synchronize()
-        empty = self._graph([ops.empty] * _MAX_GRAPH_RUNS) if self._mode == "graph" else self._events(ops.empty)
-        self._floor_us = self._warm_up(empty).typical_us
+        sampler = self._events(ops.empty)
+        if self._mode == "graph":
+            sampler = replay_sampler(ops, [ops.empty] * _MAX_GRAPH_RUNS)
+        self._floor_us = self._warm_up(sampler).typical_us
 
     def measure(
         self, run: Run, *, rotate: Sequence[Run] = (), min_bytes: int | None = None, audit: Audit | None = None
@@ -115,13 +117,10 @@ class CudaTimer(Timer):
                 self._options, run_us, copies=len(rotate), min_bytes=min_bytes, l2_bytes=self._spec.l2_bytes
             )
             turn = [run, *(rotate[i] for i in range(copies))]
-            sampler = self._graph(turn * (runs // len(turn)), before)
+            sampler = replay_sampler(self._ops, turn * (runs // len(turn)), before)
         warm = self._warm_up(sampler)
         runs = sampler.runs_per_sample
         return self._sample(sampler, warm, audit, start_s, self._mode, runs, _EVENT_TICK_US / runs)
 
     def _events(self, run: Run, before: Run = lambda: None) -> EventSampler:
         return EventSampler(self._ops, run, flush=self._options.cache == "cold", before=before)
-
-    def _graph(self, runs: Sequence[Run], before: Run = lambda: None) -> EventSampler:
-        return replay_sampler(self._ops, runs, before)

@@ -13,6 +13,7 @@ from simulator import RUN_ID, SimulatedGpu, along, records_of, write_simulated
 from typer.testing import CliRunner
 
 from quantbench.analysis.check import check_run, find_gaps
+from quantbench.analysis.compare import compare_runs
 from quantbench.analysis.neighbours import bad_sizes
 from quantbench.analysis.rules import RULES
 from quantbench.analysis.summary import floor_lines, points_of, rows_of
@@ -131,3 +132,14 @@ def test_the_floor_is_kept_in_records_and_absent_from_older_ones(tmp_path: Path)
     path.write_text("".join(json.dumps(data) + "\n" for data in lines))
     points = points_of(read_run(folder).records, GPU.spec())
     assert [(p.floor_us, p.mode) for p in points] == [(None, "events")] * 2
+
+
+def test_times_of_different_modes_are_not_called_slower(tmp_path: Path) -> None:
+    records = records_of(GPU, GEMMS[:20], noise=0.003, seed=6)
+    modes = {"graph": 0.0, "events": OFFSET_US, "unknown": OFFSET_US}
+    made = {mode: [timed_as(r, mode, offset_us=us) for r in records] for mode, us in modes.items()}
+    runs = {mode: read_run(write_simulated(tmp_path, GPU, own, mode)) for mode, own in made.items()}
+    mixed_up = compare_runs(runs["graph"], runs["events"])
+    assert mixed_up.counts == {"slower": 0, "faster": 0, "same": 0, "unclear": 20}
+    assert "mode graph in A and events in B" in mixed_up.points[0].why
+    assert compare_runs(runs["graph"], runs["unknown"]).counts["slower"] == 20
