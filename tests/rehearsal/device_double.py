@@ -280,7 +280,7 @@ def kernel_of(work: Any) -> tuple[Kernel, Any]:
     if not isinstance(work, Gemm):
         return Kernel(f"simulated_{work.kind}", 3.0 + 1.3 * roofline_us(work, device)), Launch(f"simulated_{work.kind}")
     tile = Tile(128, 256)
-    name = "nvjet_sm90_tst_128x256_64x4_1x1_v_bz_TNT"
+    name = "nvjet_sm90_tst_256x128_64x4_1x1_v_bz_TNT"  # cuBLAS names its tiles n × m
     if SMOOTH in os.environ:
         first_us, last_us = map(float, os.environ[SMOOTH].split(":"))
         return Kernel(name, first_us + (last_us - first_us) * (work.n - 1024) / 3072), Launch(name)

@@ -75,15 +75,21 @@ class Rehearsal:
         if death:
             (self.deaths / str(self.asked_deaths)).touch()
             self.asked_deaths += 1
-        process = self.start()
         state = self.work / self.command / "state.json"
-        while process.poll() is None and (not state.exists() or part not in json.loads(state.read_text())):
-            time.sleep(0.05)
-        time.sleep(self._random.uniform(0.0, most_wait_s))
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            print(f"{self.command}: it was complete before a kill in {part}", flush=True)
+        while True:
+            process = self.start()
+            while process.poll() is None and (not state.exists() or part not in json.loads(state.read_text())):
+                time.sleep(0.05)
+            time.sleep(self._random.uniform(0.0, most_wait_s))
+            if process.poll() is None:
+                break
+            # The command was complete before: it begins anew, and is killed earlier.
+            assert process.returncode == 0, self._log.read_text()[-2000:]
+            shutil.rmtree(self.work)
+            shutil.rmtree(self.out)
+            self._packed = {}
+            most_wait_s /= 2
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         self.check_packed()
         if vanish:
@@ -95,8 +101,12 @@ class Rehearsal:
         if not packed.exists():
             assert not self._packed, f"{packed} is gone"
             return {}
+        found = {}
         with tarfile.open(packed) as archive:
-            found = {entry.name: (archive.extractfile(entry) or sys.exit(entry.name)).read() for entry in archive}
+            for entry in archive:
+                file = archive.extractfile(entry)
+                assert file is not None, f"{packed}: {entry.name} is no file"
+                found[entry.name] = file.read()
         for name, before in self._packed.items():
             if name.endswith("records.jsonl"):
                 whole = before[: before.rfind(b"\n") + 1]

@@ -86,7 +86,7 @@ COMMANDS: dict[str, tuple[Part, ...]] = {
         ),
     ),
     "c": (
-        _sweep(RANDOM_SWEEP, 190, "--shapes {folder}/random-shapes.csv --layout nt --max-time 250ms"),
+        _sweep(RANDOM_SWEEP, 180, "--shapes {folder}/random-shapes.csv --layout nt --max-time 250ms"),
         _sweep("n-edges", 100, f"--dim n=3072:5120:8 {_EDGES}"),
         _sweep(
             "heads",
@@ -95,7 +95,7 @@ COMMANDS: dict[str, tuple[Part, ...]] = {
             "--skip-impossible --ops scores,softmax,context,attention --provider torch.mm,torch.eager,torch.flash",
         ),
         _table("cost", 75),
-        _sweep("n-fp8", 35, f"--dim n=4096:8192:256 {_EDGES} --dtype fp8 --provider torch,triton"),
+        _sweep("n-fp8", 45, f"--dim n=4096:8192:256 {_EDGES} --dtype fp8 --provider torch,triton"),
     ),
 }
 

@@ -30,8 +30,8 @@ from quantbench.store.run import read_run_info
 from tools.evidence.plan import COMMANDS, ON_CPU, Part, write_shapes
 from tools.evidence.side_by_side import write_json
 
-# Time of a sweep besides its budget: loading torch, creating contexts, the table and the plot.
-_SWEEP_OVERHEAD_S = 15.0
+# Time of a sweep besides its budget: loading torch, creating contexts, the table and the plot; compiling our kernels.
+_SWEEP_OVERHEAD_S, _COMPILING_S = 15.0, 15.0
 # With less time than this, a part measures nothing.
 _LEAST_S = 20.0
 # A part that is stopped gets this long to write what it has; then it is killed.
@@ -147,7 +147,8 @@ class Running:
     def _sweep(self, part: Part, limit_s: float) -> str:
         """Starts a sweep, or resumes its run. Returns how it ended."""
         home = self.folder / part.name
-        budget_s = limit_s - _SWEEP_OVERHEAD_S
+        compiling_s = _COMPILING_S if any("triton" in word for word in part.words) else 0.0
+        budget_s = max(limit_s - _SWEEP_OVERHEAD_S - compiling_s, 3.0)
         words = [*(part.words[:2] + ON_CPU if self.on_cpu else part.words), "--results", str(home)]
         run = next(find_runs(home), None)
         if run is not None:
