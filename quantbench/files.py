@@ -2,8 +2,10 @@
 
 Entry points: `read_text`, `read_bytes`, `read_json`, `open_text`, `open_binary`, `open_unpacked`, `folders_with`;
 `reason`, which says why a file could not be opened. Used by `store`, `importers`, `latency`, `profile`, `sweep`,
-`workload`, `report` and the command `profile`. A pipe could block forever, a device never ends, and a file of the wrong
-kind may exceed the memory. Such files raise OSError with the reason in `strerror`.
+`workload`, `report`, the command `profile` and tools.
+
+A pipe could block forever, a device never ends, and a file of the wrong kind may exceed the memory. Such files raise
+OSError with the reason in `strerror`.
 """
 
 from __future__ import annotations

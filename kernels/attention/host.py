@@ -1,6 +1,7 @@
 """Runs flash attention, forward and backward, with a user-defined tile and reports the exact launch.
 
-Entry points: `attention`, `plan_forward`, `plan_backward`. Used by `providers.triton_kernels`.
+Entry points: `attention`, `plan_forward` and `plan_backward`, which return an `AttentionPlan`, `heads_side_by_side`.
+Used by `providers.triton_kernels`.
 
     from quantbench.kernels.attention import attention, plan_forward
     from quantbench.launch import Tile

@@ -1,6 +1,6 @@
 """Runs GEMMs with a user-defined tile and schedule and reports the exact launch.
 
-Entry points: `matmul`, `plan`. Used by `providers.triton_kernels`.
+Entry points: `matmul`; `plan`, which returns a `GemmPlan`; `missing_format`. Used by `providers.triton_kernels`.
 
     from quantbench.kernels.gemm import matmul, plan
     from quantbench.launch import Tile

@@ -1,7 +1,8 @@
 """Predicts the time of a transformer shape on one GPU, per op, and the part that is wasted past edges.
 
-Entry points: `cost_of`, which returns a `ShapeCost` of `OpCost` objects; `latency_per_run`. Used by `advise`, and by
-`neighbours`, `report` and the command `advise`.
+Entry points: `cost_of`, which returns a `ShapeCost` of `OpCost` objects, each with the `EdgeWaste` of its edges;
+`latency_per_run`, `ratio_factor`, the type `Shares` and the constant `LOWER_BOUND`. Used by `advise`, `neighbours`,
+`report` and the command `advise`.
 """
 
 from __future__ import annotations

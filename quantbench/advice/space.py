@@ -1,7 +1,8 @@
 """Lists the shapes near a given one, and the nearest shapes that tensor parallelism can split.
 
-Entry points: `Space`, the dimensions and limits of the search; `together` (varies hidden, heads, MLP width and layers)
-and `alone` (varies one dimension), used by `neighbours`; `repaired`, used by the command `advise`.
+Entry points: `Space`, the dimensions (`DIMENSIONS`) and limits of the search; `together` (varies hidden, heads, MLP
+width and layers) and `alone` (varies one dimension), used by `neighbours`; `repaired`, which returns a `Repair`. Used
+by `advise`, the command `advise` and tools.
 """
 
 from __future__ import annotations

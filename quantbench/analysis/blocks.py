@@ -1,7 +1,8 @@
 """Counts blocks, padding and row alignment of a workload, and gives the reasons why it runs below peak.
 
-Entry points: `tile_in_use`, `num_blocks`, `padded`, `row_alignment_bytes`, `compute_bound`, `idle_reasons`. Used by the
-other modules of `analysis`, by `report` and by `advice`.
+Entry points: `tile_in_use`, which returns a `TileInUse`; `num_blocks`, `parts_to_fill`, `padded`,
+`row_alignment_bytes`, `compute_bound`; `idle_reasons`, which returns `IdleReason` objects. Used by the other modules of
+this package, by `report`, `advice` and tools.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Finds cliffs, sizes after which the time jumps, and determines their causes.
 
-Entry points: `find_cliffs` (single curves), `common_cliffs` (medians over many curves), and their results `Cliff` and
-`CommonCliff`. Used by `check` and `rule_pairs`; `report` and `profile.build` use the results. (The latency models have
-cliffs of their own in `latency.gemm.cliffs`.)
+Entry points: `find_cliffs` (single curves), `common_cliffs` (medians over many curves), their results `Cliff` and
+`CommonCliff` with their `Cause`; `useful_work`. Used by `check` and `rule_pairs`; `report` and `profile.build` use the
+results. (The latency models have cliffs of their own in `latency.gemm.cliffs`.)
 
 One time per shape is too noisy to show small steps on one curve, but the median over many curves does. `common_cliffs`
 therefore includes every compute-bound curve that has both sizes, with or without a cliff of its own there. `cause_of`

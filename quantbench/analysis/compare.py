@@ -1,7 +1,8 @@
 """Compares two runs point by point and classifies each point as slower, faster, same or unclear.
 
-Entry points: `compare_runs`, its `CompareOptions` and its result `Comparison`. Used by the command `compare`, and by
-`report.comparison`, which shows the result.
+Entry points: `compare_runs`, its `CompareOptions` and its result `Comparison`, a list of `Compared` points; the texts
+`VERDICTS`, `METHOD` and `FIGURES_METHOD`. Used by the command `compare`, and by `report.comparison`, which shows the
+result.
 
 A point is slower or faster if a rank test on the raw samples rejects a change within the tolerance, after Holm's
 correction over all points: comparing unchanged runs gives any false claim at most once in twenty times. (Holm rather

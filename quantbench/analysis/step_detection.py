@@ -1,7 +1,7 @@
 """Finds steps in curves by a piecewise linear fit with a penalty on every break.
 
-Entry points: `find_pieces`, `describe` and `join`; `fit_pieces` combines the first two. Used by `curves`; `cliffs` uses
-the type `Break`.
+Entry points: `find_pieces`, `describe` and `join`, and their types `Pieces`, `PiecewiseFit`, `Break` and `Floats`;
+`fit_pieces`, which calls the first two. Used by `curves`; `cliffs` uses the type `Break`.
 
 The log time is modelled as pieces, each a level plus a small slope against the log size: constant between the wave
 edges of a compute-bound GEMM, rising if work or bytes grow with the size. Dynamic programming finds the exact optimum

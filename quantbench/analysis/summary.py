@@ -1,8 +1,9 @@
 """Summarises the records of a run as points and rows with medians, intervals, rates and shares of peak.
 
 Entry points: `points_of` (one `Point` per record and place), `rows_of` (one `Row` sums the ops of a place and
-provider), `layer_rows` (sums with each op's fastest provider), `floor_lines` (what an empty kernel takes), `op_order`.
-Used by the rest of `analysis`, by `report`, the commands `sweep` and `check`, and tools.
+provider), `layer_rows` (sums with each op's fastest provider), `are_parts`, `counted`, `floor_lines` (what an empty
+kernel takes), `op_order`. Used by the other modules of this package, by `report`, the commands `sweep` and `check`, and
+tools.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Command `plan`: ranks the layouts of a training job over GPUs, or predicts the rows of a table of layouts.
 
-Entry point: `plan`, loaded by `app`. This module declares the options and converts them to the planner's types;
-`plan_run` runs each mode.
+Entry points: `plan`, loaded by `app`; its options `PlanOptions`, used by `plan_run`, which runs each mode. This module
+declares the options and converts them to the planner's types.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Formats a profile for the terminal.
 
-Entry points: `profile_lines` and other functions that return lines and tables, and `profile_to_json`. Used by the
-command `profile`.
+Entry points: `profile_lines`, `origin_lines`, `rows_line`, `model_lines` and `answers_table`, which return lines and
+tables; `profile_to_json`. Used by the command `profile`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Formats the plan, the progress and the result of a sweep.
 
-Entry points: `plan_lines`, `show_progress`, `result`. Used by `sweep_run`, for one device and for each run on Ray.
+Entry points: `plan_lines`, `show_progress`, `result`, `left_out`, `measuring_s`. Used by `sweep_run`, for one device
+and for each run on Ray.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Runs one plan on all devices of one kind of a cluster, into one folder.
 
 Entry points: `Lane`, whose `measure` is called in each device's thread; `PointQueue`, which hands out every point once,
-and again if its device or worker was lost; the protocols `Host` and `ClusterWorker`, which `ray_pool` implements. Used
-by `session`, `ray_pool` and the command `sweep`.
+and again if its device or worker was lost (`DeviceLostError`); the protocols `Host` and `ClusterWorker`, which
+`ray_pool` implements; the type `Tick`. Used by `session`, `ray_pool` and the command `sweep`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Plans and measures collectives between ranks, and computes their bandwidths.
 
-Entry points: `parse_sizes` and `points`, which make the plan; `CommSession`, whose `run` measures on rank 0, in
-lockstep with the other ranks; `figures`, which computes bandwidths. Used by the command `comm`.
+Entry points: `parse_sizes` and `points`, which make the plan, by default of `DEFAULT_OPS` and `DEFAULT_SIZES`;
+`CommSession`, whose `run` measures on rank 0, in lockstep with the other ranks; `figures`, which computes bandwidths.
+Used by the command `comm`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Reads tables of tuned products of ROCm's aiter: its *_tuned_gemm.csv files, or a Parquet table of them.
 
-Entry points: `read_rows`, `origin_of`. Used by `cli.import_`. Source: https://github.com/ROCm/aiter, aiter/configs and
-csrc/*/README.md. Each row is the winner of a search over kernels of several libraries, so its time is the best that
-they have, not what one of them chooses. splitK is the number of parts in the rows of assembly, FlyDSL and opus, and its
-base-2 logarithm in those of Composable Kernel (KBatch = pow(2, splitK) in csrc). y = x·Wᵀ: layout nt.
+Entry points: `read_rows`, `origin_of`. Used by the command `import`.
+
+Source: https://github.com/ROCm/aiter, aiter/configs and csrc/*/README.md. Each row is the winner of a search over
+kernels of several libraries, so its time is the best that they have, not what one of them chooses. splitK is the number
+of parts in the rows of assembly, FlyDSL and opus, and its base-2 logarithm in those of Composable Kernel (KBatch =
+pow(2, splitK) in csrc). y = x·Wᵀ: layout nt.
 """
 
 from __future__ import annotations

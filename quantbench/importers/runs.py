@@ -1,7 +1,8 @@
 """Writes imported tables as runs, with one record per workload, provider and kernel.
 
-Entry points: `write_run`, used by the command `import` and `tools`; `Row`, `Rows` and `Origin`, which the readers of
-tables in this package return; `dtype_name`, `file_origin` and `digest`.
+Entry points: `write_run`, and `summary_lines` for its result, used by the command `import` and by tools; the types
+`Row`, `Rows` and `Origin`, the functions `dtype_name`, `file_origin`, `digest`, `require_gpu`, `slug_of`, and
+`UNITS_US`, used by the readers of tables in this package.
 """
 
 from __future__ import annotations

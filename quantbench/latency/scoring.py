@@ -1,8 +1,9 @@
 """Scores predictions against measured times: train/test splits, errors, interval coverage, cliffs, means over seeds.
 
-Entry points: `held_out_sites` and `random_split`, which return a `Split`; `summarize`, `coverage`, `cliff_pairs`;
-`Line`, a row of a table of scores, and `over_seeds`, its mean. Used by `contests`, the command `validate`, and the
-maintainers' `tools`.
+Entry points: `held_out_sites` and `random_split`, which return a `Split`; `summarize`, `coverage`, `compute_rows`,
+`row_count`, `shares`; for cliffs `cliff_pairs`, `rises`, `recall_and_precision`, `cliff_levels` (`CliffLevels`, at the
+`LEVELS`); `Line`, a row of a table of scores with `COLUMNS` and `cells`, and `over_seeds`, its mean. Used by
+`contests`, the command `validate`, and the maintainers' tools.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Predicts the time of unfused attention's softmax from its bytes, its waves of row blocks and its launches.
 
-Entry points: `SoftmaxModel`, used by `model_times` and by `profile`; `fallback_bytes`, used by `op_times`.
+Entry points: `SoftmaxModel`, used by `model_times`, by `profile` and by tools; `fallback_bytes`, used by `op_times`.
 
 The fused kernel reads and writes each element once. When its constraints are not met, Megatron falls back to separate
 kernels in fp32 (cast, mask, softmax, cast), which move 5 to 9 times the bytes forward and 3 to 4.5 times backward in

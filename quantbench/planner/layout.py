@@ -1,7 +1,8 @@
 """Defines the training job, its parallel layout and the split of layers into pipeline stages.
 
-Entry points: `Job`, `Layout`, `partition_of`, `stage_kinds`, `padded_vocab`. Used by the other planner modules, by
-`advice.space`, by the command `plan` and by `cli.model_options`.
+Entry points: `Job`, `Layout`, `partition_of`, `stage_kinds` (`StageKind`), `padded_vocab`; the constants `PRECISIONS`,
+`RECOMPUTATIONS` and `ALIGNED_ELEMENTS`. Used by the other modules of this package, by `advice.space`, by the command
+`plan` and by `cli.model_options`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Predicts the rows of a table of layouts and compares the predictions with the measured values.
 
-Entry points: `predict_rows`, `predict_cases`, `summarize`, `misses`, and the types `RowResult` and `Summary`. Used by
-the command `plan` (`--rows`), by `row_checks`, and by `tools.planner_accuracy` and `tools.planner_fit`.
+Entry points: `predict_rows`, `predict_cases`, `summarize`, `misses`, the types `RowResult` and `Summary`, and
+`WORTH_A_WORD`. Used by the command `plan` (`--rows`), by `row_checks`, and by `tools.planner_accuracy` and
+`tools.planner_fit`.
 """
 
 from __future__ import annotations

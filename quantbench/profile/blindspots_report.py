@@ -1,8 +1,9 @@
 """Finds the blind spots of a planner's GEMM table, and formats them and `replay` results as JSON, text or Markdown.
 
-Entry points: `find`, which returns `Blindspots`; `measured_products`, `thin_model` and `consumer_of`, which prepare a
-replay; functions that format the results; `write_between`, which replaces a marked part of a document. Used by the
-command `profile`; `tools.accuracy` and `tools.evidence` use `write_between`.
+Entry points: `find`, which returns `Blindspots`; `measured_products`, `thin_model` and `consumer_of` (one of
+`CONSUMERS`), which prepare a replay; the formats `summary`, `spot_line`, `found_to_json`, `replay_to_json`,
+`replay_columns`, `replay_cells` and `replay_markdown`; `write_between`, which replaces the part of a document between
+`around_markers`. Used by the command `profile`; `tools.accuracy` and `tools.evidence` use `write_between`.
 """
 
 from __future__ import annotations

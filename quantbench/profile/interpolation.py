@@ -1,7 +1,7 @@
 """Interpolates times between measured shapes with a model that knows the tile and wave edges.
 
-Entry points: `Surface`, whose `many` returns the times of many shapes; `Base`, the model below a surface. Used by
-`sources`, which builds surfaces.
+Entry points: `Surface`, whose `many` returns the times of many shapes; `Base`, the model below a surface; the types
+`Sizes`, `Predicted` and `FloatArray`. Used by `sources`, which builds surfaces.
 
 A measured shape returns its own row (found by `RowIndex`). Otherwise the model predicts, and its time is multiplied by
 the ratio of measured to modelled time, which is smooth across edges. The ratio is interpolated between the two nearest

@@ -1,8 +1,8 @@
 """Defines provenance, cliffs and rule findings of a profile, and converts them and the tables to JSON and back.
 
-Entry points: the types `Provenance`, `RunSource`, `KnownCliff`, `RuleFinding` and `StoredFile`, and their functions
-`*_to_json` and `*_from_json`. Used by `profile.profile`, `build`, `file`, `schema`, `exporters.modelled`, the command
-`profile` and `tools.shelf`.
+Entry points: the types `Provenance`, `RunSource`, `KnownCliff`, `RuleFinding` and `StoredFile`, their functions
+`*_to_json` and `*_from_json`, and `VERDICTS`. Used by `profile.profile`, `build`, `file`, `schema`,
+`exporters.modelled`, the command `profile` and `tools.shelf`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Selects the rows and the model of a profile that answer a query.
 
-Entry points: `choose_gemm`, `choose_softmax` and `choose_attention`, which return a `Chosen`. Used by `answers`. If
-there is no exact match, they use the closest dtype or layout, widen the interval and add a note.
+Entry points: `choose_gemm`, `choose_softmax` and `choose_attention`, which return a `Chosen`; `by_provider`,
+`roofline_parts`; the names of columns `SIZES` and `ALIKE`. Used by `answers`.
+
+If there is no exact match, the closest dtype or layout is used, with a wider interval and a note.
 
 A `Base` predicts all sizes: the fitted model of the dtype, the model of another dtype scaled by the roofline, or the
 roofline alone.

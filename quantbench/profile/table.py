@@ -1,8 +1,10 @@
 """Defines the tables of a profile (columns, rows sorted by unique keys) and checks their rows.
 
-Entry points: `Table`; `LAYOUTS`, the columns of each kind of table; `check_table`, which rejects invalid workloads and
-impossible times. Used by the rest of `profile` and by the command `profile`. Checks are vectorised: tens of thousands
-of rows take milliseconds.
+Entry points: `Table`; `LAYOUTS`, the columns of each kind of table (`TableLayout`), whose types are `INTEGER`,
+`NUMBER`, `FLAG` and `TEXT`; `check_table`, which rejects invalid workloads and impossible times; `flops` and
+`min_bytes` of rows; `LARGEST`, `ROW_GRADES`. Used by the other modules of `profile` and by the command `profile`.
+
+Checks are vectorised: tens of thousands of rows take milliseconds.
 """
 
 from __future__ import annotations

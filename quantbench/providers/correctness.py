@@ -1,7 +1,7 @@
 """Computes the error of a result from its inputs and outputs alone, at a small share of the workload's cost.
 
-Entry points: `check`, `tolerance`, `project`. Used by `audit` for every measured point; `torch_attention` uses
-`causal_mask`. Shares no code with our kernels.
+Entry points: `check`, `tolerance`, `project`, `fast_format`. Used by `audit` for every measured point;
+`torch_attention` uses `causal_mask`. Shares no code with our kernels.
 
 Errors are compared with a tolerance twice: over a whole output (‖out − ref‖ / ‖ref‖) and row by row, with ROW_FACTOR
 times the tolerance.

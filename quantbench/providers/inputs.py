@@ -1,7 +1,8 @@
 """Creates random inputs of workloads on the device.
 
-Entry points: `Inputs`, `input_templates`, `output_templates`, `torch_device`. Used by the providers and by `audit`. The
-same seed gives the same tensors on devices of one kind.
+Entry points: `Inputs`; `MetaInputs`, which have no memory; `input_templates`, `output_templates`, `torch_device`,
+`TORCH_DTYPES`. Used by the other modules of this package, by `sweep.compiling` and tools. The same seed gives the same
+tensors on devices of one kind.
 
 Distributions (recorded with every run, because the power a GPU draws depends on the data):
   normal    mean 0, standard deviation 1

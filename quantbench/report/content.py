@@ -1,7 +1,8 @@
 """Defines the parts of a report's page: tables, plots, sections.
 
-Entry points: `Section`, `PictureCard`, `Table`, and `Gallery`, which names and embeds the plots. The modules of this
-package that build sections use them, and `page` renders them. Texts need no escaping: `page` does it.
+Entry points: `Section`, `PictureCard`, `Table`; `Gallery`, which names and embeds the plots, each a `Picture` with a
+`Caption`; `file_name`. Used by the modules of this package that build sections, and by `page`, which renders them.
+Texts need no escaping: `page` does it.
 """
 
 from __future__ import annotations

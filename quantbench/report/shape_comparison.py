@@ -1,7 +1,8 @@
 """Compares the named transformer shapes of a run: time per layer, and each shape's gain over the first.
 
-Entry points: `compare_shapes`; `comparison_section` for `page`; `comparison_table`, `comparison_lines` and
-`comparison_to_json` for the command `sweep` (`--shapes`). (`comparison` compares two runs.)
+Entry points: `compare_shapes` and `comparison_sentence`; `comparison_section` for `page`; `comparison_table`,
+`comparison_lines` and `comparison_to_json` for the command `sweep` (`--shapes`). Used by both. (`comparison` compares
+two runs.)
 """
 
 from __future__ import annotations

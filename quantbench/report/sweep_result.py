@@ -2,7 +2,7 @@
 
 Entry points: `sweep_table`, `ops_line`, `trust_lines`, `rows_to_json` and `draw_run`, used by the command `sweep`;
 `cliff_to_json`, also used by `check`; `row_figures` and `row_words`, used by `sections` for the report's table of all
-sizes.
+sizes. Tools use `draw_run`.
 """
 
 from __future__ import annotations

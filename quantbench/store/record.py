@@ -1,8 +1,9 @@
 """Defines `Record`, one line of records.jsonl: a workload and the outcome of measuring it.
 
-Entry points: `Record`; its outcomes `Measured`, `Skipped` and `Failed`; `Place`; `record_key`; `record_to_json` and
-`record_from_json`. Used by `folder`, by the packages that measure or import (`sweep`, `cluster`, `comm`, `importers`)
-and by those that read runs (`analysis`, `report`, `profile`).
+Entry points: `Record`; its `Outcome`, one of `Measured`, `Skipped` and `Failed`; `Place`; `record_key`;
+`record_to_json` and `record_from_json`; the names `ORIGINS`, `ROLES`, `FAILURES` and `RECORD_VERSION`. Used by the
+other modules of `store`, by the commands, by `sweep`, `cluster`, `comm` and `importers`, which measure or import, and
+by `analysis`, `report` and `profile`, which read runs.
 
 History of the format:
 1  first version. `check` and `phases_s` were added later; they are absent if the result was not checked or no phase was

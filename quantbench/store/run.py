@@ -1,7 +1,8 @@
 """Defines `RunInfo`, the contents of run.json: device, options, software versions and how the run ended.
 
-Entry points: `RunInfo`, `read_run_info`, `write_run_info`, `now_text`. Used by `folder`, `sweep`, `cluster`,
-`importers`, `analysis.compare`, `report.source` and the commands `comm` and `sweep`.
+Entry points: `RunInfo`, `read_run_info`, `write_run_info`, `now_text`, `require_name`, `ENDINGS`, `RUN_FORMAT`,
+`RUN_VERSION`. Used by `folder`, `schema`, `sweep`, `cluster`, `importers`, `analysis.compare`, `report.source`, tools
+and the commands `comm` and `sweep`.
 
 History of the format:
 1  first version.

@@ -1,7 +1,8 @@
 """Runs Python modules as child processes that answer requests over pipes.
 
-Entry points: `WorkerProcess` in the parent, used by `cluster.ray_pool` and by the commands `sweep` and `check`;
-`parent_pipes` in the child, used by `worker` and `naming`; `WorkerLostError`.
+Entry points: `WorkerProcess` in the parent, used by `cluster.ray_pool` and by the commands `sweep` and `check`; its
+base `ChildProcess`, its protocol `Asked` and `WorkerLostError`; `parent_pipes`, `first_line`, `context_lost` and
+`refusal` in the child. Used by `worker`, `naming`, `compiling`, `runner`, `session`, `cluster.lane` and tools.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Defines the JSON messages between a sweep and its workers: `Hello`, then a `Reply` to each `Request`.
 
-Entry points: these three types and their functions `*_to_json` and `*_from_json`. Used by `child`, `worker`, `naming`
-and `runner`, which send them over pipes, and by `cluster.ray_pool`, which sends them over the network. JSON rather than
-pickle: the worst that a broken worker can send is a line that does not parse.
+Entry points: the types `Hello`, `Request` and `Reply`, and the functions `*_to_json` and `*_from_json`. Used by
+`child`, `worker`, `naming`, `compiling`, `runner` and `session`, which send them over pipes, and by `cluster`, which
+sends them over the network. JSON rather than pickle: the worst that a broken worker can send is a line that does not
+parse.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Defines the options of a sweep and builds its plan for a device.
 
-Entry points: `SweepOptions` (stored in run.json), `plan_sweep`, `options_to_json` and `options_from_json`. Used by
-`session`, `refine`, `cluster`, `analysis.check`, `report.page`, and by the commands `sweep` and `check`.
+Entry points: `SweepOptions` (stored in run.json), `plan_sweep`, `whole_plan`, `options_to_json` and
+`options_from_json`. Used by `session`, `refine`, `cluster`, `analysis.check`, `report.page`, and by the commands
+`sweep` and `check`.
 """
 
 from __future__ import annotations

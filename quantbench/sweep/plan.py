@@ -1,7 +1,8 @@
 """Selects the points of a sweep, their order, and those that fit into a budget.
 
-Entry points: `build_plan` (grid of axes) and `lay_out` (list of places), which return a `Plan` of `PlanPoint` objects;
-`Pace` (time estimates). Used by `options`, `refine`, `runner`, `session`, `cluster` and the command `sweep`.
+Entry points: `build_plan` (grid of axes) and `lay_out` (list of `Placed` ops), which return a `Plan`: `Group` objects
+of `PlanPoint` objects; `fitting`, which selects groups for a budget; `Pace` (time estimates); `REFERENCE_EVERY`. Used
+by `options`, `refine`, `runner`, `session`, `compiling`, `cluster` and the command `sweep`.
 
 A place is one combination of axis values; a workload at several places is measured once. Points are planned in groups:
 all ops of one direction (forward or backward) of a place by all providers and, along the longest axis, both sides of a

@@ -1,7 +1,7 @@
 """Runs the loop of a sweep: sends each missing point to a worker, grades the reply and writes the record.
 
-Entry points: `Sweep`, with its method `run`; `Progress` and `Finished`, which the commands print. Used by `session`,
-`cluster` and the command `sweep`.
+Entry points: `Sweep`, with its method `run`; `More`, the type of its field `more`; `Progress` and `Finished`, which the
+commands print. Used by `session`, `cluster` and the command `sweep`.
 
 The loop repeats the reference point to measure drift and keeps the budget. Workers, writer, clock and progress are
 injected, so that resuming, drift, crashes and budgets are tested without a device.

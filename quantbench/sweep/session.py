@@ -1,7 +1,8 @@
 """Runs a sweep on one device from start to end.
 
-Entry point: `SweepSession` (`new` builds the plan and the run folder, `resume` reopens a run, `run` measures). Used by
-the commands `sweep` and `check`; `cluster.session`, which sweeps several devices, uses the functions below the class.
+Entry points: `SweepSession` (`new` builds the plan and the run folder, `resume` reopens a run, `run` measures), used by
+the commands `sweep` and `check`; `adaptive_more`, used by the command `sweep`; `resumed_options`, `begun` and
+`records_to_keep`, used by `cluster.session`, which sweeps several devices.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Reads and writes the files of `sweep --shapes`.
 
-Entry points: `read_shapes` (GEMM sizes in CSV) and `read_shape_file` (transformer shapes in JSON), used by the command
-`sweep`; `write_shape_file`, used by the command `advise` (`--shapes-out`); `NamedShape`, used by `advice.report` and
-`report.shape_comparison`. Versions of the JSON format: 1: initial.
+Entry points: `read_shapes` (GEMM sizes in CSV, which `named_shapes` names) and `read_shape_file` (transformer shapes in
+JSON), used by the command `sweep`; `write_shape_file` and `SUFFIX`, used by the command `advise` (`--shapes-out`);
+`NamedShape` and `Gain`, used by `advice.report` and `report.shape_comparison`. `options` uses the names of shapes.
+Versions of the JSON format: 1: initial.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Orders the launches in a batch of samples.
 
-Entry points: `EventSampler` and `replay_sampler`, used by `cuda`; `CudaOps`, the CUDA calls that are injected,
-implemented in `cuda_device`. A batch has one synchronisation:
+Entry points: `EventSampler`, `replay_sampler` and `MAX_QUEUED`, used by `cuda`; `CudaOps`, the CUDA calls that are
+injected, implemented in `cuda_device`. A batch has one synchronisation:
 
     hold the stream · stamp · [audit · flush · start event · run · stop event · stamp] × count · release · wait
 

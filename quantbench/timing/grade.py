@@ -1,8 +1,10 @@
 """Grades the quality of a measurement from A to D, with reasons.
 
-Entry point: `grade`. Used by `sweep.runner`, `comm.session` and `pytest_plugin` for each point. Every reason has a
-weight; the letter follows from their sum: 0 is A, 1 is B, 2 and 3 are C, more is D. A rate above the hardware's peak is
-rejected.
+Entry points: `grade`, and its reason `NO_CHECK`. Used by `sweep.runner`, `comm.session` and `pytest_plugin` for each
+point.
+
+Every reason has a weight; the letter follows from their sum: 0 is A, 1 is B, 2 and 3 are C, more is D. A rate above the
+hardware's peak is rejected.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,8 @@
 """Times a collective on all ranks at once: rank 0 leads, the others follow its commands.
 
 Entry points: `Leader` and `LeaderSampler`, used on rank 0 by `comm.session`; `follow`, used on the other ranks by the
-command `comm`. `providers.collectives` implements the protocols `Ranks` and `Work`.
+command `comm`. `providers.collectives` implements the protocols `Ranks` and `Work`, and uses `COMMAND_LENGTH` and
+`OUT_OF_MEMORY`.
 
 Only rank 0 warms up, stops and discards (`LeaderSampler`). It broadcasts each command as a few integers, every rank
 performs it, and rank 0 gathers the results. A sample is the time of the slowest rank: a collective ends when the last

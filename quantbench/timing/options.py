@@ -1,7 +1,7 @@
 """Defines and validates the timing options, which are part of each record's key.
 
-Entry point: `TimingOptions`. Used by the rest of `timing`, by `sweep`, `comm`, `cluster`, `store.record`,
-`importers.runs`, `pytest_plugin` and the commands `sweep` and `comm`.
+Entry point: `TimingOptions`. Used by the other modules of `timing`, by `sweep`, `comm`, `cluster`, `store.record`,
+`importers.runs`, `pytest_plugin`, tools and the commands `sweep` and `comm`.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Decides when to end the warm-up and the sampling, from numbers and a clock alone.
 
-Entry points: `Steadiness` (end of the warm-up), `StoppingRule` (end of the sampling). Used by `session`.
+Entry points: `Steadiness` (end of the warm-up), `StoppingRule` (end of the sampling), `same_clock`. Used by `session`.
 
 Reasons to stop sampling, strongest first:
 - precision: the relative half-width of the median's 95 % confidence interval is at or below the target. On a coarse

@@ -1,6 +1,10 @@
 """Computes the GEMM cost model: the time of every kernel that a library may choose, and of its choice.
 
-Entry points: `Menu`, `Machine`, `Shapes`, `log_latency`. Used by `trees`, `ensemble`, `training`, `distilled`, `model`.
+Entry points: `log_latency`, the time of the kernel that a library chooses from a `Menu` on a `Machine`, for `Shapes`
+and parameter `Values`. Its parts: `kernel_parts`, which returns `Parts`; `chosen_time`, `hand_prior`,
+`resident_blocks`, `runs_in_waves`, `keep_freed_memory`. Types of arrays: `Array`, `FloatArray`, `IndexArray`.
+Constants: `TILES`, `SPLITS`, `FIRST_TILE`, `INDEX`, `LEAST_K`, `ROUNDING`. Used by the other modules of `latency.gemm`,
+by `model_times`, `profile.models` and `tools.ship_gemm`.
 
 A kernel runs ceil(m / block_m) · ceil(n / block_n) · split_k blocks in waves. Its time is a launch, plus the p-norm of
 arithmetic (quantised by waves, softened by a fluid share), memory reads (each operand cold or hot in L2) and traffic

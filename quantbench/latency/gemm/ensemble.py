@@ -1,7 +1,7 @@
 """Averages several fitted cost models and their trees into one prediction of GEMM times, monotone in doubling k.
 
-Entry points: `Ensemble`, and `Reference`, the rows that it was fitted to. Used by `model`, `training`, `distilled`,
-`files` and `tools.ship_gemm`.
+Entry points: `Ensemble`; `Reference`, the rows that it was fitted to; `shape_keys`, `hold_rising`. Used by `model`,
+`training`, `distilled`, `files` and `tools.ship_gemm`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Encodes the parts of a GEMM model (device, ensemble, distilled model) as JSON, decodes and validates them.
 
 Entry points: the functions `*_to_json` and `*_from_json`; `require_sound` and `require_sound_fast`, which validate
-array sizes, finite values and the termination of decision trees; `check_format`. Used by `model` and `profile.models`.
+array sizes, finite values and the termination of decision trees; `check_format`, `MODEL_FORMAT`, `MODEL_VERSION`. Used
+by `model` and `profile.models`.
 
 History of the format "quantbench-gemm-model":
 1: initial version.

@@ -1,8 +1,10 @@
 """Fits a GEMM ensemble and its interval to measured rows, starting from a prior.
 
-Entry points: `choose`, which returns the `Prior` of a device from the shipped parameters of measured GPUs;
-`fit_parameters` (cost model only: maximum a posteriori by L-BFGS); `train` (complete fit) and its `Effort`. Used by
-`model`, `distilled`, `profile.fit` and `tools.ship_gemm`; `analysis.blocks` uses `known_in_waves`.
+Entry points: `choose`, which returns the `Prior` of a device from the shipped parameters of measured GPUs
+(`shipped_pool` of `Known`, `pooled`, `near`); `menu_for`; `fit_parameters` (cost model only: maximum a posteriori by
+L-BFGS); `train` (complete fit) and its `Effort`; the constants `FEWEST_ROWS`, `FEWEST_FOR_TREES`, `POOL_FORMAT` and
+`POOL_VERSION`. Used by `model`, `distilled`, `profile.fit` and `tools.ship_gemm`; `analysis.blocks` uses
+`known_in_waves`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Fits the cost model's residual with extremely randomised trees, one forest per ensemble member.
 
 Entry points: `Forest` (trees grown by scikit-learn, evaluated by numpy), `Member` (a cost model and its forest),
-`train_member`, `Measured` (training rows), `Growth`. Used by `ensemble`, `training`, `distilled`, `model`, `files` and
-`profile.fit`.
+`train_member`, `Measured` (training rows), `Growth`, `watched_columns`, `chunks`, `Float32Array`. Used by `ensemble`,
+`training`, `distilled`, `model`, `files`, `profile.fit` and tools.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Derives a GPU's achieved TFLOP/s, memory GB/s and link rates, which simple planners take as input.
 
-Entry points: `achieved`, `link_rates`, `curve` (efficiency by work size). Used by the exporters `aiconfigurator`,
-`calculon`, `llm_analysis` and `vidur`.
+Entry points: `achieved`, `link_rates` (`LinkRates`), `curve` (efficiency by work size). Used by the exporters
+`aiconfigurator`, `calculon`, `llm_analysis` and `vidur`.
 """
 
 from __future__ import annotations
