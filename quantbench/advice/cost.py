@@ -1,4 +1,4 @@
-"""Predicts the time of a transformer shape on one GPU, per op, and the part that is wasted past edges.
+"""Predicts each op's time in a transformer shape on one GPU, and the time lost by crossing `edges`.
 
 Entry points: `cost_of`, which returns a `ShapeCost` of `OpCost` objects, each with the `EdgeWaste` of its edges;
 `latency_per_run`, `ratio_factor`, the type `Shares` and the constant `LOWER_BOUND`. Used by `advise`, `neighbours`,
@@ -52,7 +52,7 @@ class OpCost:
     latency: time of one run.
     launch: the predicted kernel launch; None if unknown.
     quantization: tiles and waves of a GEMM; None for other ops, or if `credible_waves` returns None.
-    findings: edges that the op is past, the worst first. They overlap, so only the worst counts as the op's waste.
+    findings: edges past which 1 % or more is wasted, worst first. They overlap, so only the worst counts.
     """
 
     op: Op

@@ -164,7 +164,7 @@ _FLOOR_BELOW_US = 50.0
 
 
 def floor_lines(times: Iterable[tuple[float, Point | Measurement]]) -> list[str]:
-    """Returns a line with the time of an empty kernel, which short times include; none if it is not known.
+    """Returns a line on the empty-kernel time in times under 50 µs; [] if none is short or it is unknown.
 
     times: latency in µs, and the point or measurement it belongs to.
     """

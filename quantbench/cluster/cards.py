@@ -72,7 +72,7 @@ def reference_set(plan: Plan) -> tuple[PlanPoint, ...]:
 
 
 def compare_cards(records: Iterable[Record]) -> tuple[Card, ...]:
-    """Compares every device of a run with the median one, slowest first; empty if only one device measured."""
+    """Compares each device with the median (of two, the faster), slowest first; empty for one device."""
     times: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     clocks: dict[str, list[float]] = defaultdict(list)
     reasons: dict[str, set[str]] = defaultdict(set)

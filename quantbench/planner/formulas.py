@@ -104,7 +104,7 @@ def model_flops(shape: TransformerShape, gbs: int) -> float:
 
 
 def hardware_flops(shape: TransformerShape, gbs: int) -> dict[str, float]:
-    """Returns the FLOPs of an iteration by kind of recomputation; for GPT layers by the `megatron` formula."""
+    """Returns FLOPs per iteration by recomputation (full, selective, none); GPT layers as `megatron`."""
     if _is_gpt(shape):
         full = _megatron_flops(shape, gbs)
         none = 0.75 * full

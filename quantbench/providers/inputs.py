@@ -9,15 +9,15 @@ Distributions (recorded with every run, because the power a GPU draws depends on
   uniform   between −1 and 1, as CUTLASS advises for measuring
   integers  whole numbers from −4 to 4, CUTLASS' profiler's default
   zeros     all zero: unrealistic, and fastest on a GPU
-fp8 and int8 scale normal and uniform values to the dtype's range, like quantised tensors (see `quantum`). No GEMM
-applies a scale: the stored values are the operands.
+fp8 and int8 scale normal and uniform values to the dtype's range, like quantised tensors (see `quantum`). GEMMs
+multiply the stored values, without a scale.
 
 Numbers of 16 and 32 bits are drawn in place. fp8 and some int8 are drawn in fp32 and converted in chunks, so that
 making a tensor never needs a second one of its size.
 
 A CPU draws 50 to 100 million numbers a second, which takes longer than many runs. There a tensor of more than 2¹⁶
-numbers is assembled from pieces of 64, each copied from a random place among 2¹⁶ drawn numbers. All of them change with
-the seed.
+numbers is assembled from pieces of 64, each copied from a random place among 2¹⁶ drawn numbers. The seed determines all
+of it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def torch_device(device: DeviceSpec) -> torch.device:
 
 
 def quantum(dtype: str, distribution: str) -> float:
-    """Returns the real value of one stored unit (real = quantum · stored); 1 for all dtypes but fp8 and int8.
+    """Returns the real value of one stored unit (real = quantum · stored): 1 unless fp8 or int8 is normal or uniform.
 
     >>> quantum("int8", "uniform") == 1 / 127
     True
@@ -159,7 +159,7 @@ class Inputs:
 
 
 class MetaInputs(Inputs):
-    """Inputs without memory, on torch's meta device, of which kernels can be compiled but not run."""
+    """Inputs without memory, on torch's meta device: kernels can be compiled for them, not run."""
 
     def __init__(self) -> None:
         self.device = torch.device("meta")

@@ -6,8 +6,8 @@ other modules of `store`, by the commands, by `sweep`, `cluster`, `comm` and `im
 by `analysis`, `report` and `profile`, which read runs.
 
 History of the format:
-1  first version. `check` and `phases_s` were added later; they are absent if the result was not checked or no phase was
-   timed, or an older version wrote the record.
+1  first version. `check` and `phases_s` came later; they are absent in older records, and if nothing was checked or
+   timed.
 2  measurement.floor_us; null if it is not known, as in version 1.
 """
 
@@ -96,7 +96,7 @@ class Record:
     role: `point` (planned) or `reference` (repetition of a reference point that shows drift).
     elapsed_s: time since the run began, s.
     check: error of the result against its reference.
-    phases_s: seconds by phase of the point, as in run.json; without `identify` nobody asked for the kernel's name.
+    phases_s: seconds by phase of the point, as in run.json; `identify` only if the kernel's name was requested.
     """
 
     run_id: str
