@@ -32,7 +32,7 @@ _US_PER_HOUR = 3.6e9
 
 @dataclass(frozen=True)
 class EdgeWaste:
-    """An edge that an op is past, and the time wasted by it in one run of the op, with its 90 % interval.
+    """An `Edge` that an op has crossed, and the time lost by it in one run of the op, with its 90 % interval.
 
     The waste is the predicted time minus the time of the same arithmetic at the rate (FLOP per µs) predicted just
     before the edge; for the fused softmax, minus the time of the fused kernel. For tiles and waves, its share of the
