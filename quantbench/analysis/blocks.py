@@ -149,7 +149,8 @@ _WORTH_SAYING = 0.01
 class IdleReason:
     """A reason why a workload runs below peak.
 
-    kind: a kind of `quantization.IdleShare`, or `alignment`. words: description, with the idle share if known.
+    kind: a kind of `quantization.IdleShare`, or `alignment`.
+    words: description, with the idle share if known.
     """
 
     kind: str

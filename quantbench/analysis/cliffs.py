@@ -56,7 +56,6 @@ class Cause:
     """Cause of a step in the time.
 
     kind: one of KINDS.
-    words: description.
     evidence: `identity` (recorded kernels), `arithmetic` (computed from sizes and a tile) or `clock` (recorded SM
         clock).
     """
@@ -279,7 +278,6 @@ class Cliff:
     ratio, low, high: time after / before without the trend, with 95 % interval; below 1 the time falls.
     first, last: range of axis values after which the jump may lie, with 95 % confidence.
     rate_ratio: useful work per second, after / before, trend included.
-    cause: cause of the jump.
     """
 
     axis: str
@@ -309,7 +307,6 @@ class Cliff:
 
     @property
     def family(self) -> Family:
-        """Curve family: op, provider and variant."""
         return (self.op, self.provider, self.variant)
 
 

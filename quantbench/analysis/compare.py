@@ -150,8 +150,9 @@ _Key = tuple[object, ...]
 def match_runs(a: Run, b: Run, by: str = "key", provider_a: str = "", provider_b: str = "") -> Matching:
     """Matches the points of two runs.
 
-    by: `key` (same workload, provider and timing) or `workload` (any provider and timing). provider_a, provider_b: use
-    only this provider's points of a run; needed with `workload` if a run has several providers for one workload.
+    by: `key` (same workload, provider and timing) or `workload` (any provider and timing).
+    provider_a, provider_b: the only provider of a run to use; needed with `workload` if a run has several providers for
+        one workload.
     """
     require_choice("compare", "by", by, MATCHES)
     sides = [_side(run, by, provider, name) for run, provider, name in ((a, provider_a, "A"), (b, provider_b, "B"))]
@@ -268,7 +269,6 @@ class Compared:
     ratio: time in b over time in a; above 1 is slower.
     a_us, b_us: median times in a and b.
     low, high: 95 % interval of the ratio; None if there are too few samples.
-    p: p-value after Holm's correction.
     verdict: one of VERDICTS.
     why: why there is no interval or the times do not compare, or the change of kernel; else empty.
     """
@@ -326,7 +326,6 @@ class Comparison:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of points by verdict."""
         found = Counter(point.verdict for point in self.points)
         return {verdict: found[verdict] for verdict in VERDICTS}
 

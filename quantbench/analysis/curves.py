@@ -63,7 +63,6 @@ class Curve:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Axis values of the points."""
         return tuple(point.axes[self.axis] for point in self.points)
 
     @cached_property
@@ -241,7 +240,6 @@ class FittedCurve:
     """A curve with its piecewise fit.
 
     sigma: standard errors of the log times (points,).
-    fit: levels, trend and breaks.
     """
 
     curve: Curve

@@ -70,7 +70,6 @@ class Period:
 
     @property
     def family(self) -> Family:
-        """Curve family: op, provider and variant."""
         return (self.op, self.provider, self.variant)
 
     @property

@@ -42,9 +42,7 @@ FALLBACK = "torch.eager"
 class RulePair:
     """Measurements that keep a rule, compared with measurements that break it.
 
-    keys: keys of the records compared.
     log_effect: log ratio of the times per unit of work, broken / kept.
-    standard_error: standard error of log_effect.
     predicted: log_effect computed from tiles and waves alone; None if a tile is unknown.
     """
 
@@ -67,7 +65,6 @@ class Material:
     tile_of: Callable[[Family], TileOf]
 
     def along(self, axis: str) -> list[FittedCurve]:
-        """Returns the curves along one axis."""
         return [one for one in self.fitted if one.curve.axis == axis]
 
     @cached_property

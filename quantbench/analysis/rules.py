@@ -56,7 +56,6 @@ class Verdict:
     verdict: one of VERDICTS.
     effect: ratio of the times per unit of work, rule broken / kept; median over the pairs (mean if there are few).
     low, high: 95 % interval of the effect.
-    num_pairs: number of pairs.
     predicted: effect computed from tiles and waves alone, median; None if a tile is unknown.
     evidence: keys of the records compared, in the order of the pairs.
     reason: why the rule was not tested, or why the verdict is inconclusive; else empty.
@@ -135,8 +134,6 @@ class Experiment:
     """Sweep that measures the points for one rule.
 
     dims: axes with their values (`hidden=1024,2048`).
-    held: values of all other dimensions.
-    providers: names of the providers.
     """
 
     dims: tuple[str, ...]

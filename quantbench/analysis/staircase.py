@@ -48,7 +48,6 @@ class Explanation:
 
     @property
     def tile(self) -> Tile:
-        """Tile with these sides."""
         return Tile(self.block_m, self.block_n)
 
     def per_sm(self, sm_count: int | None) -> int | None:
