@@ -238,7 +238,6 @@ def _rule_table(found: Check) -> Table:
 
 
 def check_to_json(found: Check) -> dict[str, Any]:
-    """Converts a whole check to JSON objects."""
     from quantbench.analysis.rules import rule_named
     from quantbench.report.sweep_result import cliff_to_json
 

@@ -76,7 +76,6 @@ class ShapeOptions(ModelOptions):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The typed sizes by field."""
         return {name: getattr(self, name) for name in self.size_names if getattr(self, name)}
 
 
@@ -111,7 +110,6 @@ class GridOptions(ModelOptions):
 
     @property
     def dims(self) -> tuple[str, ...]:
-        """The axes, as typed."""
         return tuple(self.dim or ())
 
     @property

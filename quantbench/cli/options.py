@@ -117,7 +117,8 @@ def typed_words(options: Any, names: Iterable[str]) -> list[str]:
 def percentage(option: str, text: str, *, above: bool = False, most: int = 100) -> float:
     """Converts `3%` or `0.5 %` to a share. Raises InputError without the sign: 0.03 could mean 3 % or 0.03 %.
 
-    above: whether 0 % and `most` are excluded. most: largest percentage.
+    above: whether 0 % and `most` are excluded.
+    most: largest percentage.
 
     >>> percentage("--fail-over", "3%")
     0.03

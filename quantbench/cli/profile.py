@@ -79,7 +79,6 @@ class PlannerOptions:
     bound: str = _bound()
 
     def options(self) -> ExportOptions:
-        """Converts the options to those of the exporters."""
         from quantbench.profile.exporters.options import ExportOptions
 
         return ExportOptions(

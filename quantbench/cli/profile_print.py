@@ -59,7 +59,6 @@ def origin_lines(profile: Profile) -> list[str]:
 
 
 def rows_line(profile: Profile) -> str:
-    """Counts the rows of each kind."""
     counts = [f"{len(table):,} of {kind}" for kind, table in profile.tables.items() if len(table)]
     return "rows: " + (", ".join(counts) or "none; all times come from the models")
 
