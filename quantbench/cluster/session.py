@@ -49,7 +49,6 @@ class ClusterSweep:
     resume_budget_s: wall seconds for the resumed run; None to finish its plan.
     on_note: called with a message when a device is lost or does not take part.
     on_progress: called a few times a second during the sweep.
-    clock, pause: injected for tests.
     """
 
     hosts: Sequence[Host]
