@@ -131,7 +131,6 @@ def figures(collective: Collective, latency_us: float) -> Figures:
 class CommSession:
     """Rank 0's side of a measurement of collectives.
 
-    leader: connection to the other ranks.
     backend: nccl or gloo.
     spec, state: constants of rank 0's device, and a function that reads its state.
     on_record: called with every record as soon as it is made.
