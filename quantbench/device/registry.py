@@ -54,7 +54,6 @@ class Architecture:
 class Entry:
     """Entry of the registry: one GPU model.
 
-    names: names that CUDA reports.
     memory_clock_mhz, memory_bus_bits: memory clock (two transfers each) and bus width.
     half_rate: dtypes that this model runs at half the rate of its architecture.
     """
