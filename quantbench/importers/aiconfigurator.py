@@ -149,9 +149,10 @@ def find_tables(
 ) -> tuple[list[TableFile], list[str]]:
     """Returns the tables of a system, and a message for each missing one of `kinds`.
 
-    system: the package's name of the system, or a device slug. backend, version: by default those to which the shipped
-    models were fitted, or the only ones. Raises UnsupportedError if the package is not installed, InputError if there
-    is no such table.
+    system: the package's name of the system, or a device slug.
+    backend, version: by default those to which the shipped models were fitted, or the only ones.
+
+    Raises UnsupportedError if the package is not installed, InputError if there is no such table.
     """
     for kind in kinds:
         if kind not in TABLES:
@@ -260,7 +261,6 @@ def _parquet_rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def origin_of(table: TableFile, *, run_id: str | None = None) -> Origin:
-    """Describes the origin of a table for its run."""
     package = table.package.split("/")[-1].replace(" ", "-").replace("aiconfigurator-core", "aic")
     return Origin(
         run_id=run_id or f"{package}-{table.kind}-{table.backend}-{table.version}",

@@ -90,7 +90,6 @@ def _launch_of(kernel: str, split: int) -> Launch:
 
 
 def origin_of(path: Path, spec: DeviceSpec, *, run_id: str | None = None) -> Origin:
-    """Describes the origin of a table of winners."""
     made = file_origin(path, "aiter", spec.name, run_id, f"aiter, best of a search, {spec.name}, ")
     note = "a time is the best of a search over the kernels of several libraries, not the choice of one of them"
     caveats = ("imported: the best time of a search over kernels; spread, clock and cache state not recorded",)

@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class CsvRow:
-    """Row of a CSV file. operation: command named in errors. line: line number. cells: text by column name."""
+    """Row of a CSV file: its line number, and cells by column name. `operation`: command named in errors."""
 
     operation: str
     file: str
@@ -167,7 +167,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Mapped:
-    """Parsed `--map`. kind: key of _KINDS. columns: column name by field. unit: unit of the latency column."""
+    """Parsed `--map`: kind of workload, column name by field, and unit of the latency column."""
 
     kind: str
     columns: Mapping[str, str]

@@ -82,9 +82,10 @@ FloatArray = npt.NDArray[np.float64]
 class Iterations:
     """Iterations of a log in the order of its lines.
 
-    values: (n,) array for each name in COLUMNS, nan if a line lacks the field. segment: (n,) number of restarts of the
-    job before each line. left_out: number of lines left out, by reason. arguments: parallel degrees and dimensions of
-    the job, by the names in ARGUMENTS, if the log prints them.
+    values: (n,) array for each name in COLUMNS, nan if a line lacks the field.
+    segment: (n,) number of restarts of the job before each line.
+    left_out: number of lines left out, by reason.
+    arguments: parallel degrees and dimensions of the job, by the names in ARGUMENTS, if the log prints them.
     """
 
     values: dict[str, FloatArray]
