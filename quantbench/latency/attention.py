@@ -233,7 +233,6 @@ def _check_prior(prior: str) -> str:
 
 @cache
 def shipped_slugs() -> tuple[str, ...]:
-    """Returns the slugs of the devices with a shipped attention model."""
     return tuple(sorted(file.stem.removeprefix("attention-") for file in _MODELS.glob("attention-*.json")))
 
 
@@ -250,7 +249,6 @@ def shipped_json(slug: str) -> dict[str, Any] | None:
 class Knowledge:
     """Prior of a device.
 
-    words: its source.
     start, spread: mean and standard deviation of the parameters.
     log_below, log_above: extra half-widths of the interval, log time, from the prior's errors on other GPUs.
     """

@@ -39,8 +39,6 @@ class GaussianProcess:
     targets: (rows,), centred.
     shift, spread: (features,), mean and deviation of the raw features.
     length_scales: (features,).
-    amplitude, noise: variances.
-    centre: mean of the targets.
     """
 
     features: FloatArray

@@ -35,10 +35,7 @@ _UNMEASURED_LATENCY_US = 25.0
 
 @dataclass(frozen=True)
 class Link:
-    """All-reduce times between GPUs of a node, as points.
-
-    bus_bytes: bytes sent per GPU, ascending.
-    latency_us: time of each point, µs.
+    """All-reduce times between GPUs of a node, as points: bytes sent per GPU (ascending) and time in µs.
 
     Interpolates in log space; above the last point the bandwidth stays constant, below the first the time.
     """

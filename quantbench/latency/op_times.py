@@ -75,7 +75,6 @@ TimesOf = Callable[[DeviceSpec], OpTimes]
 class AssumedTile:
     """Tile assumed for all GEMMs of a device.
 
-    blocks_per_sm: resident blocks per SM.
     reason: text for messages.
     """
 

@@ -56,7 +56,6 @@ class SoftmaxModel:
     parameters: logarithms of the parameters, in the order of _PARAMETERS.
     half_width: half-width of the 90 % interval, log time; None before a fit, when the interval spans the times of the
         optimistic and the pessimistic parameters.
-    rows: number of fitted rows.
     note: source and caveats of predictions.
 
     >>> from quantbench.device import lookup

@@ -41,8 +41,12 @@ LIKELY = 0.25
 
 @dataclass(frozen=True)
 class Calibration:
-    """Calibration of cliff probabilities. share: measured over predicted rise. spread: deviation of measured rises over
-    that of the trees. noise: measurement noise of a rise, log time. (`planner.calibration.Calibration` differs.)"""
+    """Calibration of cliff probabilities.
+
+    share: measured over predicted rise.
+    spread: deviation of measured rises over that of the trees.
+    noise: measurement noise of a rise, log time. (`planner.calibration.Calibration` differs.)
+    """
 
     share: float
     spread: float

@@ -67,7 +67,8 @@ class Kernels:
 class Menu:
     """Kernels that a library is assumed to choose from: all pairs of tile and split, or a subset.
 
-    tiles: (block_m, block_n) of each tile. kernels: (tile index, split_k) of each kernel.
+    tiles: (block_m, block_n) of each tile.
+    kernels: (tile index, split_k) of each kernel.
     """
 
     tiles: tuple[tuple[int, int], ...]

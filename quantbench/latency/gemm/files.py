@@ -54,7 +54,6 @@ def array_from_json(data: Any) -> npt.NDArray[Any]:
 
 
 def device_to_json(device: DeviceSpec) -> dict[str, Any]:
-    """Encodes all fields of a device spec."""
     return {k: dict(v) if isinstance(v, Mapping) else v for k, v in vars(device).items()}
 
 
@@ -70,7 +69,6 @@ def device_from_json(data: Mapping[str, Any]) -> DeviceSpec:
 
 
 def ensemble_to_json(ensemble: Ensemble) -> dict[str, Any]:
-    """Encodes an ensemble, including its reference model."""
     reference = None
     if ensemble.reference is not None:
         reference = {
@@ -150,7 +148,6 @@ def _forest_from_json(data: Mapping[str, Any]) -> Forest:
 
 
 def fast_to_json(fast: FastGemm) -> dict[str, Any]:
-    """Encodes a distilled model."""
     return {
         **_kernels_to_json(fast.machine, fast.menu),
         "parameters": [float(z) for z in fast.parameters],

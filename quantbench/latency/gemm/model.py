@@ -65,8 +65,10 @@ _PROBE = ([128], [4096], [1024])
 class GemmEstimates:
     """Estimates of `GemmModel.predict`. All arrays have the broadcast shape of the queried sizes, () for scalars.
 
-    low_us, high_us: 90 % interval of latency_us. block_m, block_n, split_k, num_waves: tile, split and waves of the
-    kernel that the model selects. bound: compute, memory or latency. note: caveats of all the estimates.
+    low_us, high_us: 90 % interval of latency_us.
+    block_m, block_n, split_k, num_waves: tile, split and waves of the kernel that the model selects.
+    bound: compute, memory or latency.
+    note: caveats of all the estimates.
     """
 
     latency_us: FloatArray
@@ -144,9 +146,9 @@ def _recorded_kernels(menu: Menu, launches: Sequence[Launch | None] | None, rows
 class GemmModel:
     """Latency model for GEMMs of one dtype on one device.
 
-    ensemble: predicts log times. interval: calibration of the 90 % interval. rows: number of fitted rows.
-    prior_source: description of the prior. provenance: origin of the measurements, saved with the model.
-    note: caveats of the predictions. fast: distilled model, None if not made yet (`compiled`).
+    provenance: origin of the measurements, saved with the model.
+    note: caveats of the predictions.
+    fast: distilled model, None if not made yet (`compiled`).
     """
 
     device: DeviceSpec
@@ -177,10 +179,12 @@ class GemmModel:
     ) -> GemmModel:
         """Fits a model to measured shapes m, n, k and times latency_us, (rows,) each.
 
-        launches: kernel that ran each row, None if unknown. prior: "auto" (best shipped parameters, including this
-        GPU's), "family-out" (other GPU generations only), "none" (spec sheet only) or a sequence of models.
+        launches: kernel that ran each row, None if unknown.
+        prior: "auto" (best shipped parameters, including this GPU's), "family-out" (other GPU generations only), "none"
+            (spec sheet only) or a sequence of models.
         sibling: table or model of another GPU, whose residual at the same shape becomes a feature; it helps if both
-        GPUs run the same kernels. seed: the same rows and seed give the same model.
+            GPUs run the same kernels.
+        seed: the same rows and seed give the same model.
 
         Returns the prior, with a note, for fewer than 20 rows. Raises InputError for invalid sizes or times,
         UnsupportedError for a dtype that the device lacks.

@@ -69,9 +69,9 @@ class Prior:
 
 @dataclass(frozen=True)
 class Known:
-    """Parameters of one measured GPU, fitted from the hand prior. table: source table. rows: number of fitted rows.
+    """Parameters of one measured GPU, fitted from the hand prior.
 
-    blind_90: 90th percentile of |log time error| on it of the prior pooled from the other families.
+    blind_90: 90th percentile of |log time error| on its table of the prior pooled from the other families.
     """
 
     device: str
@@ -200,8 +200,7 @@ _UNLIKELY = 0.04
 
 @dataclass(frozen=True)
 class Effort:
-    """Effort of a fit. members: number of cost models. rows_first, rows_other: most rows for fitting the first and the
-    other cost models. growth: settings of their trees."""
+    """Effort of a fit: number of cost models, most rows to fit the first and the others, settings of their trees."""
 
     members: int = 4
     rows_first: int = 800

@@ -53,7 +53,6 @@ class Measured:
         return len(self.m)
 
     def take(self, rows: IndexArray) -> Measured:
-        """Returns these rows only."""
         return Measured(*(column[rows] for column in vars(self).values()))
 
 
@@ -64,8 +63,10 @@ def chunks(rows: int, most: int = CHUNK) -> list[slice]:
 
 @dataclass(frozen=True)
 class Forest:
-    """Decision trees as flat arrays. feature, threshold, right, value: (nodes,). roots: (trees,), node index of each
-    root. depth: largest depth.
+    """Decision trees as flat arrays.
+
+    feature, threshold, right, value: (nodes,).
+    roots: (trees,), node index of each root.
 
     A node's left child (feature <= threshold) is the next node; a leaf is its own child, with threshold +inf.
     """
@@ -200,8 +201,13 @@ class Growth:
 
 @dataclass(frozen=True)
 class Member:
-    """Cost model with its forest. parameters: (parameters + tiles,). forest: None if rows were too few. slope: share of
-    a reference's residual that is added. most: limit of the correction, log time."""
+    """Cost model with its forest.
+
+    parameters: (parameters + tiles,).
+    forest: None if rows were too few.
+    slope: share of a reference's residual that is added.
+    most: limit of the correction, log time.
+    """
 
     parameters: FloatArray
     forest: Forest | None
@@ -228,10 +234,12 @@ class Member:
         reference: FloatArray | None,
         weights: Array | None = None,
     ) -> Float32Array:
-        """Returns the inputs of the forest, (rows, features). log_us, parts: result of `physics`.
+        """Returns the inputs of the forest, (rows, features).
 
-        watched: `watched_columns(shapes)`, shared by all members. reference: residual of a reference, (rows,), the last
-        column. weights: probability of each kernel, (kernels, rows), by default `self.weights(parts)`.
+        log_us, parts: result of `physics`.
+        watched: `watched_columns(shapes)`, shared by all members.
+        reference: residual of a reference, (rows,), the last column.
+        weights: probability of each kernel, (kernels, rows), by default `self.weights(parts)`.
         """
         if weights is None:
             weights = self.weights(parts)
