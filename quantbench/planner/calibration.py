@@ -57,7 +57,6 @@ class Calibration:
     base_gib: memory of a process for context, communicators, buckets and workspaces, GiB.
     activation_slack: memory that the caching allocator holds beyond the activations, as a share of them.
     scatter: 90 % quantile of |ln(predicted / measured)|; widens intervals but does not change predictions.
-    provenance: origin of the constants, by topic.
     """
 
     tensor_factor: float
@@ -96,7 +95,6 @@ class Calibrations:
     elsewhere: Calibration
 
     def of(self, cluster: Cluster) -> Calibration:
-        """Returns the constants for a cluster."""
         return self.sites.get(cluster.name, self.elsewhere)
 
     def to_json(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from quantbench.workload import Softmax
 
 @dataclass(frozen=True)
 class Constraint:
-    """Rule for layouts. name: short name for tables. rule: text of the condition. strict: required to run."""
+    """Rule for layouts: short name for tables, condition as text, and whether a layout that breaks it cannot run."""
 
     name: str
     rule: str

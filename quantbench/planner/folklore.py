@@ -55,7 +55,6 @@ class Judged:
     choice: Prediction | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the verdict as a JSON object."""
         return {
             **asdict(self.rule),
             "verdict": self.verdict,

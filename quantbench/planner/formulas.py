@@ -32,7 +32,8 @@ def tflops_by_calculator(
         layers of hidden 14400 and by 16 % for 8 layers.
     megatron: 96 · gbs · s · l · h² · (1 + s/6h + V/16lh) / time, for GPT layers. Counts all pairs of tokens.
 
-    gbs: samples of shape.seq tokens per iteration. sec_per_it: seconds per iteration on `gpus` GPUs.
+    gbs: samples of shape.seq tokens per iteration.
+    sec_per_it: seconds per iteration on `gpus` GPUs.
     size_b: stated number of parameters, 1e9, for `simple`; default: parameters of the shape.
 
     Raises InputError for a time or number of GPUs that is not above 0.

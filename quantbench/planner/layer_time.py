@@ -56,10 +56,12 @@ def exactly(seconds: float) -> Span:
 class LayerTime:
     """Seconds per micro-batch on one GPU, one forward and one backward pass.
 
-    products: weight GEMMs of a layer. core: its attention GEMMs and softmax.
-    vector: its bandwidth-bound kernels. reduces: its tensor-parallel collectives. overhead: fitted overhead per layer.
+    products, core, vector: of a layer, its weight GEMMs, attention GEMMs with softmax, and bandwidth-bound kernels.
+    reduces: tensor-parallel collectives of a layer.
+    overhead: fitted overhead per layer.
     by_recompute: total of a layer including recomputation, by kind of recomputation.
-    logits: logits and loss. embedding: lookup and its gradient.
+    logits: logits and loss.
+    embedding: lookup and its gradient.
     """
 
     products: Span

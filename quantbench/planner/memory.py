@@ -35,8 +35,10 @@ _STATE_BYTES = {"adam": 4 + 4 + 8 + 4, "fused_adam": 4 + 4 + 8, "adam_8bit": 4 +
 class Memory:
     """Memory of the fullest GPU in bytes, by use.
 
-    activations: activations kept for the backward pass. working: recomputed activations and logits.
-    slack: extra memory of the caching allocator. base: context, communicators and buffers.
+    activations: activations kept for the backward pass.
+    working: recomputed activations and logits.
+    slack: extra memory of the caching allocator.
+    base: context, communicators and buffers.
     stage: pipeline stage of the GPU, from 0.
     """
 
@@ -51,13 +53,11 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """Sum of all uses, bytes."""
         static = self.weights + self.gradients + self.optimizer
         return static + self.activations + self.working + self.slack + self.base
 
     @property
     def total_gib(self) -> float:
-        """Sum of all uses, GiB."""
         return self.total / GIB
 
 

@@ -88,7 +88,8 @@ class Summary:
     """Prediction errors over the counted rows; nan if there are none.
 
     rows, memory_rows: number of rows with an error of time, of memory.
-    mape, median, bias: mean absolute, median absolute and mean error of time, percent. memory_mape: percent.
+    mape, median, bias: mean absolute, median absolute and mean error of time, percent.
+    memory_mape: percent.
     spearman: rank correlation of predicted and measured time (nan below 3 rows).
     oom_seen: rows predicted to run out of memory, of the oom_rows rows that did.
     worst_overrun: largest excess of predicted memory over the limit in rows that ran, as a share of the limit.

@@ -59,7 +59,8 @@ class TableRow:
     status: ok, oom, fail, …
     calculator: formula of `tflops`.
     async_launch: yes (CUDA_LAUNCH_BLOCKING unset), no (set) or empty.
-    attention: flash or unfused. softmax: megatron or torch.
+    attention: flash or unfused.
+    softmax: megatron or torch.
     """
 
     row_id: str
@@ -134,7 +135,9 @@ class Case:
 class Given:
     """Values from command-line options for empty cells; None and "" mean no value.
 
-    cells: values by field of `TableRow`. cluster, gpu: names. as_typed: whether to keep known typing mistakes.
+    cells: values by field of `TableRow`.
+    cluster, gpu: names.
+    as_typed: whether to keep known typing mistakes.
     """
 
     cells: dict[str, Any] = field(default_factory=dict)
