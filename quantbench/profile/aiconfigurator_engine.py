@@ -56,7 +56,8 @@ def engine_missing() -> str | None:
 def engine(table: Mapping[str, str], rows: Mapping[str, Any], m: IntArray, n: IntArray, k: IntArray) -> ChildAnswer:
     """Returns the engine's times of GEMMs, with `rows` (lists m, n, k, latency_ms) as its whole bf16 table.
 
-    table: system, backend and version under which the engine stores its tables. m, n, k: (rows,) GEMM sizes.
+    table: system, backend and version under which the engine stores its tables.
+    m, n, k: (rows,) GEMM sizes.
     """
     shapes = [m.tolist(), n.tolist(), k.tolist()]
     return ask_child("quantbench.profile.aiconfigurator_engine", {**table, "rows": dict(rows), "shapes": shapes})

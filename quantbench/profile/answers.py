@@ -90,7 +90,8 @@ class Asker:
     def ask(self, kind: str, format_asked: tuple[Any, ...], sizes: tuple[Any, ...]) -> Estimate | Estimates:
         """Returns an Estimate for plain numbers, Estimates for arrays.
 
-        kind: gemm, softmax or attention. format_asked: arguments of the kind's `choose_` function after the profile.
+        kind: gemm, softmax or attention.
+        format_asked: arguments of the kind's `choose_` function after the profile.
         sizes: sizes in the order of SIZES.
         """
         chosen = self._choice(kind, format_asked)

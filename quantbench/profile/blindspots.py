@@ -211,7 +211,6 @@ class MeasuredProducts:
     latency_us: FloatArray
 
     def where(self, rows: BoolArray) -> MeasuredProducts:
-        """Returns the selected rows."""
         return MeasuredProducts(self.m[rows], self.n[rows], self.k[rows], self.latency_us[rows])
 
     @property
@@ -237,9 +236,10 @@ class Errors:
 
 @dataclass(frozen=True)
 class ReplayLine:
-    """Errors of one of the compared tables. rows: number of its rows.
+    """Errors of one of the compared tables.
 
-    unseen: errors at rows that no compared table has. large: errors at unseen rows with m >= 128 and n, k >= 1024.
+    unseen: errors at rows that no compared table has.
+    large: errors at unseen rows with m >= 128 and n, k >= 1024.
     at_cliffs: errors at large rows on both sides of measured cliffs that the thin table lacks, including added rows.
     """
 
@@ -255,7 +255,7 @@ class Replay:
     """Result of `replay`.
 
     lines: errors of the thin table; with random rows added; with chosen rows, measured; with chosen rows, modelled.
-    added: number of rows added to the thin table. model_rows: number of rows that the model was fitted to.
+    model_rows: number of rows that the model was fitted to.
     """
 
     lines: tuple[ReplayLine, ...]
@@ -286,7 +286,9 @@ def replay(
     """Compares the interpolation errors of tables with chosen and with random rows added.
 
     model_us: fits a model to the thin table; returns its times of all rows of `table`, (rows,), and the number of rows
-    it was fitted to. consumer: the planner's interpolation. seeds: of the random draws, whose errors are averaged.
+        it was fitted to.
+    consumer: the planner's interpolation.
+    seeds: of the random draws, whose errors are averaged.
     """
     thin = table.thin
     if thin.sum() < _FEWEST_MODEL_ROWS or thin.all():

@@ -31,7 +31,8 @@ _BOUNDS = ("compute", "memory", "latency")
 class Estimates:
     """Times of many shapes (not `latency.estimate.Estimates`); arrays have the broadcast shape of the query's sizes.
 
-    low_us, high_us: interval of each time. source_code: index in SOURCES.
+    low_us, high_us: interval of each time.
+    source_code: index in SOURCES.
     outside: True if the shape is outside the measured range.
     compute_us, memory_us: time of the arithmetic alone and of the memory traffic alone, at the device's peaks.
     note: one note for all shapes.
@@ -64,7 +65,6 @@ class Estimates:
         return len(self.latency_us)
 
     def reshape(self, *shape: int) -> Estimates:
-        """Returns these estimates with all arrays reshaped."""
         arrays: dict[str, Any] = {
             name: value.reshape(shape) for name, value in vars(self).items() if isinstance(value, np.ndarray)
         }

@@ -165,7 +165,8 @@ def line_of(sizes: Sizes, moving: tuple[int, ...]) -> tuple[Sizes, IntArray]:
 class Lines:
     """Interpolation along lines of measured rows.
 
-    sizes: one (rows,) array per size. value: (rows,) quantity to interpolate.
+    sizes: one (rows,) array per size.
+    value: (rows,) quantity to interpolate.
     families: indices of the sizes that grow together, tried in order.
     """
 
@@ -263,7 +264,8 @@ class Trust:
 class Surface:
     """Times of all shapes, from measured rows and a model.
 
-    sizes, latency_us, low_us, high_us: (rows,) arrays of the measured rows. base: model of all sizes.
+    sizes, latency_us, low_us, high_us: (rows,) arrays of the measured rows.
+    base: model of all sizes.
     families: see `Lines`.
     """
 

@@ -24,8 +24,9 @@ VERDICTS = ("CONFIRMED", "REFUTED", "INCONCLUSIVE", "NOT TESTED")
 class RunSource:
     """Run from which a profile was built.
 
-    origin: measured, imported or simulated. source: source of imported times. cache: cold, hot or unknown.
-    records: number of records in the run. rows: number of profile rows taken from it.
+    origin: measured, imported or simulated.
+    cache: cold, hot or unknown.
+    rows: number of profile rows taken from it.
     keys_sha256: digest of all record keys in order.
     """
 
@@ -40,8 +41,11 @@ class RunSource:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Origin of a profile. quantbench: version that built it. runs: source runs, sorted by id. num_cliffs: number of
-    cliffs found, of which the profile keeps the largest."""
+    """Origin of a profile.
+
+    quantbench: version that built it.
+    num_cliffs: number of cliffs found, of which the profile keeps the largest.
+    """
 
     quantbench: str
     runs: tuple[RunSource, ...] = ()
@@ -54,7 +58,8 @@ class KnownCliff:
     """Cliff in measured times: from size `at` to `next` of `axis`, the time jumps by `ratio` beyond the trend.
 
     low, high: 95 % interval of ratio.
-    cause: kind of the cause. why: explanation. evidence: as in `analysis.cliffs.Cause`; "" for a family.
+    cause: kind of the cause.
+    evidence: as in `analysis.cliffs.Cause`; "" for a family.
     num_curves: 1 for a cliff of one curve; else the number of curves in the family, and ratio is their median.
     held, before, after, keys: fixed sizes, workloads on both sides and their record keys; empty for a family.
     """
@@ -169,17 +174,14 @@ def table_from_json(kind: str, data: Json, who: str) -> Table:
 
 
 def provenance_to_json(provenance: Provenance) -> Json:
-    """Returns provenance as a JSON object."""
     return encode(provenance)  # type: ignore[no-any-return]
 
 
 def provenance_from_json(data: object) -> Provenance:
-    """Inverse of `provenance_to_json`."""
     return decode(Provenance, data, "profile provenance", whole=True)
 
 
 def cliff_to_json(cliff: KnownCliff) -> Json:
-    """Returns a cliff as a JSON object."""
     sides = {name: None if (work := getattr(cliff, name)) is None else workload_to_json(work)
              for name in ("before", "after")}  # fmt: skip
     return {**encode(cliff), **sides}
@@ -198,7 +200,6 @@ def _cliff(data: object) -> KnownCliff:
 
 
 def finding_to_json(finding: RuleFinding) -> Json:
-    """Returns a finding as a JSON object."""
     return encode(finding)  # type: ignore[no-any-return]
 
 
@@ -208,7 +209,6 @@ def findings_from_json(data: object) -> tuple[RuleFinding, ...]:
 
 
 def software_from_json(data: object) -> Mapping[str, str]:
-    """Reads software versions by name."""
     if not isinstance(data, dict) or not all(isinstance(value, str) for value in data.values()):
         raise InputError("profile software", repr(data)[:80], "versions by name")
     return data

@@ -126,9 +126,11 @@ def _with_halves(found: Estimates, floor_us: FloatArray) -> Predicted:
 class Chosen:
     """Rows and model selected to answer queries of one dtype, layout, mask and direction.
 
-    surface: interpolator over the rows and the model. fixed: values of columns that are not sizes.
+    surface: interpolator over the rows and the model.
+    fixed: values of columns that are not sizes.
     note: set if a similar dtype or layout is used instead; then no answer is reported as measured.
-    wider: extra half-width of the interval, log time, if `note` is set. model_note: note on the model's source.
+    wider: extra half-width of the interval, log time, if `note` is set.
+    model_note: note on the model's source.
     """
 
     kind: str

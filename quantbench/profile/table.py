@@ -50,7 +50,6 @@ class TableLayout(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Column names in order."""
         return tuple(column.name for column in self.columns)
 
 
@@ -121,7 +120,6 @@ class Table:
 
     @classmethod
     def empty(cls, kind: str) -> Table:
-        """Returns a table without rows."""
         return cls.of(kind, {column.name: [] for column in layout_of(kind).columns})
 
     @classmethod
@@ -143,7 +141,6 @@ class Table:
         return self.columns[name]
 
     def where(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Table:
-        """Returns the selected rows (mask or ascending indices)."""
         return Table(self.kind, {name: values[rows] for name, values in self.columns.items()})
 
     def most(self, column: str, rows: npt.NDArray[np.bool_] | None = None) -> str | None:

@@ -31,8 +31,9 @@ _LAYOUTS = ("nt", "nn", "tn")
 class ExportOptions:
     """Options of an export.
 
-    provider: provider of the rows; "" selects the most frequent. dtype: "" exports all (single-dtype formats: the most
-    frequent). layout: "" selects nt if measured, else nn or tn.
+    provider: provider of the rows; "" selects the most frequent.
+    dtype: "" exports all (single-dtype formats: the most frequent).
+    layout: "" selects nt if measured, else nn or tn.
     backend, version: names under which aiconfigurator finds the tables.
     model, tensor_parallel: model and tensor-parallel degrees of Vidur's files.
     fill: add modelled rows between measured ones.
@@ -81,7 +82,6 @@ class Exported:
     use: list[str] = field(default_factory=list)
 
     def leave_out(self, reason: str, rows: int) -> None:
-        """Counts rows that are not exported."""
         if rows:
             self.left_out[reason] += rows
 

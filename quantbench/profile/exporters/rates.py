@@ -45,7 +45,6 @@ class Works:
         return cls(counts[:, 0], counts[:, 1], np.asarray(latency_us, dtype=np.float64))
 
     def where(self, rows: npt.NDArray[np.bool_]) -> Works:
-        """Returns the selected rows."""
         return Works(self.flops[rows], self.moved_bytes[rows], self.latency_us[rows])
 
     def __len__(self) -> int:
@@ -59,7 +58,6 @@ class Achieved:
     tflops: median over `compute`, the compute-bound GEMMs.
     gb_per_s: median over `memory`, the memory-bound work.
     compute_by_size, memory_by_size: work for efficiency curves, including short runs.
-    peak_tflops: peak of the device.
     """
 
     dtype: str
