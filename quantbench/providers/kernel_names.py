@@ -45,8 +45,6 @@ ROLES = ("gemm", "splitk_reduce", "attention", "softmax", "other")
 class KernelName:
     """Properties parsed from a kernel's name.
 
-    name: the whole name.
-    family: the library or generator.
     role: what the kernel computes.
     tile: in our orientation (row-major m and n, see above); None if the name states none; for attention block_m counts
         queries and block_n keys.

@@ -75,7 +75,6 @@ class _Task:
 class LaunchTask(_Task):
     """Task that runs `call`, which writes into `outputs`.
 
-    launch: its launch, if known.
     before: called once ahead of the first run, for the forward pass that a backward pass needs.
     """
 
