@@ -18,12 +18,7 @@ from quantbench.analysis.summary import Point
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG embedded in the page.
-
-    file: name of the PNG in the page's folder.
-    data: content as a `data:` URL.
-    alt: alternative text.
-    """
+    """A PNG embedded in the page: its file name in the page's folder, content as a `data:` URL, alternative text."""
 
     file: str
     data: str
@@ -32,11 +27,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Table:
-    """A plain table of the page.
-
-    numeric: indices of right-aligned columns.
-    whole: indices of columns that are never folded.
-    """
+    """A plain table of the page. numeric, whole: indices of columns that are right-aligned, or never folded."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -64,7 +55,6 @@ class PictureCard:
 class Section:
     """A section of the page.
 
-    id: HTML anchor.
     note: text below the heading.
     lines: paragraphs of plain text.
     folded: whether it is closed until the reader opens it.

@@ -146,7 +146,6 @@ def comparison_table(comparison: ShapeComparison) -> RichTable:
 
 
 def comparison_section(comparison: ShapeComparison) -> Section:
-    """Builds the section of the report's page."""
     columns = _columns(comparison)
     rows = tuple(zip(*columns.values(), strict=True))
     table = Table(tuple(columns), rows, numeric=frozenset(range(1, len(columns) - 1)))

@@ -153,7 +153,6 @@ def rows_to_json(rows: Sequence[Row], check: Check, spec: DeviceSpec) -> list[di
 
 
 def cliff_to_json(cliff: Cliff) -> dict[str, Any]:
-    """Converts a cliff to a JSON object."""
     return {
         "axis": cliff.axis, "at": cliff.at, "next": cliff.next, "ratio": cliff.ratio, "low": cliff.low,
         "high": cliff.high, "cause": cliff.cause.kind, "why": cliff.cause.words, "evidence": cliff.cause.evidence,
