@@ -35,7 +35,6 @@ LARGEST_RECORDS_BYTES = 2**32
 class Run:
     """A run read from disk.
 
-    folder: its path.
     warnings: messages about tolerated defects of records.jsonl.
     retried: keys of the points that were tried again after a failure.
     """

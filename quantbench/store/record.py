@@ -69,11 +69,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Failed:
-    """Outcome of a point whose run failed.
-
-    kind: one of FAILURES.
-    message: the error.
-    """
+    """Outcome of a point whose run failed, with the error. kind: one of FAILURES."""
 
     kind: str
     message: str
