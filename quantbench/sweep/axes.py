@@ -178,9 +178,10 @@ def check_axes(axes: tuple[Axis, ...], who: str = "sweep") -> None:
 class Held:
     """Sizes and options that no axis varies. 0 and "" select a default that depends on the device or the shape.
 
-    attention: one of SWEPT_ATTENTIONS; `ops` overrides it. softmax: one of SOFTMAXES, used by predictions only (a sweep
-    measures the provider's). ops: names of MODEL_OPS, or () for those that the axes change most. direction: one of
-    DIRECTIONS.
+    attention: one of SWEPT_ATTENTIONS; `ops` overrides it.
+    softmax: one of SOFTMAXES, used by predictions only (a sweep measures the provider's).
+    ops: names of MODEL_OPS, or () for those that the axes change most.
+    direction: one of DIRECTIONS.
     """
 
     hidden: int = 0
@@ -228,8 +229,11 @@ def with_defaults(held: Held, spec: DeviceSpec) -> Held:
 def ops_at(axes: tuple[Axis, ...], values: tuple[int, ...], held: Held, who: str = "sweep") -> tuple[Op, ...]:
     """Returns the ops of one point.
 
-    values: one value per axis. held: all other sizes, defaults filled in. who: command named in errors. Raises
-    InputError for an impossible point (heads that do not divide hidden, …).
+    values: one value per axis.
+    held: all other sizes, defaults filled in.
+    who: command named in errors.
+
+    Raises InputError for an impossible point (heads that do not divide hidden, …).
     """
     point = {axis.field: value for axis, value in zip(axes, values, strict=True)}
     if axes[0].dim in GEMM_DIMS:

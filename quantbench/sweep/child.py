@@ -181,7 +181,6 @@ class WorkerProcess(ChildProcess):
             raise
 
     def begin(self, timing: TimingOptions) -> None:
-        """Sends the timing options."""
         self._send(timing_to_json(timing))
 
 

@@ -40,8 +40,10 @@ class Request:
 class Reply:
     """Result of a request: at most one of measurement, skipped (reason) and failed (kind, message).
 
-    launch: kernel that ran, the only content of a reply of `naming`. checked: result of the checks, None if not
-    checked. phases_s: seconds by phase. broken: whether the worker must be replaced (its GPU context is lost).
+    launch: kernel that ran, the only content of a reply of `naming`.
+    checked: result of the checks, None if not checked.
+    phases_s: seconds by phase.
+    broken: whether the worker must be replaced (its GPU context is lost).
     """
 
     measurement: Measurement | None = None
