@@ -71,13 +71,14 @@ def grade(
     interpreted: bool = False,
     unchecked: str = "",
 ) -> Grade:
-    """Grade one point.
+    """Grades the quality of one point.
 
-    flops, min_bytes: operations and least device-memory traffic of one run. dtype: format whose peak applies; if None
-    or without a known peak, the device's highest peak applies. drift_ratio: current time of the reference point over
-    its first time; None without a reference. options: requested half-width, cache and sample count. interpreted:
-    whether it ran in triton's interpreter, whose times describe no kernel. unchecked: why the results could not be
-    checked, or "".
+    flops, min_bytes: operations and least device-memory traffic of one run.
+    dtype: format whose peak applies; if None or without a known peak, the device's highest peak applies.
+    drift_ratio: current time of the reference point over its first time; None without a reference.
+    options: requested half-width, cache and sample count.
+    interpreted: whether it ran in triton's interpreter, whose times describe no kernel.
+    unchecked: why the results could not be checked, or "".
     """
     impossible = tuple(_impossible(measurement, flops, min_bytes, spec, dtype))
     if impossible:

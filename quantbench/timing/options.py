@@ -17,10 +17,11 @@ DISTRIBUTIONS = ("normal", "uniform", "zeros", "integers")
 class TimingOptions:
     """Options that determine how each point is timed.
 
-    cache: cold flushes the last-level cache before every sample; hot does not. mode: events around single runs, graph
-    replays, or auto (events on a GPU; the times of all points compare). half_width: target relative half-width of the
-    median's 95 % confidence interval. min_samples, max_samples: bounds on accepted samples.
-    max_time_s: wall time after which a point stops, precise or not. distribution: distribution of the random inputs.
+    cache: cold flushes the last-level cache before every sample; hot does not.
+    mode: events around single runs, graph replays, or auto (events on a GPU; the times of all points compare).
+    half_width: target relative half-width of the median's 95 % confidence interval.
+    min_samples, max_samples: bounds on accepted samples.
+    max_time_s: wall time after which a point stops, precise or not.
     seed: seed of the inputs that providers prepare; before timing, `quantbench.providers.audit` replaces their values.
     """
 
@@ -47,6 +48,6 @@ class TimingOptions:
             raise InputError(who, f"max_time_s = {self.max_time_s!r}", "seconds above 0 and at most 3600")
 
     def require_device(self, kind: str) -> None:
-        """Raise UnsupportedError if a device of this kind cannot use these options."""
+        """Raises UnsupportedError if a device of this kind cannot use these options."""
         if kind == "cpu" and self.mode == "graph":
             raise UnsupportedError("timing", "mode = 'graph' on a processor", "a CUDA device, or mode = 'auto'")
