@@ -24,7 +24,6 @@ class Op:
 
     name: qkv, scores, softmax, context, attention, proj, mlp_up, mlp_gate, mlp_up_gate, mlp_down or logits.
     phase: forward; dgrad and wgrad for the two gradients of a GEMM; backward for softmax and attention.
-    workload: the computation.
     count: runs per micro-batch in the whole model (layers, or 1 for the logits).
     """
 
@@ -48,7 +47,6 @@ class TransformerShape:
     gate_fused: whether both are one GEMM of twice the width, as in Megatron and vLLM.
     tied: whether input embedding and logits share one matrix.
     mbs: samples per micro-batch.
-    tp: degree of tensor parallelism.
     dtype: dtype of the linear layers; see `attention_dtype` for attention.
     attention: one of ATTENTIONS.
     softmax: one of SOFTMAXES, for unfused attention.
