@@ -224,7 +224,8 @@ class Step:
 class Plan:
     """Validated, compiled and allocated work that can run any number of times.
 
-    outputs: tensors that `run` writes. steps: kernels of one run, in order.
+    outputs: tensors that `run` writes.
+    steps: kernels of one run, in order.
     """
 
     outputs: tuple[torch.Tensor, ...]
@@ -232,7 +233,6 @@ class Plan:
 
     @property
     def out(self) -> torch.Tensor:
-        """The first output."""
         return self.outputs[0]
 
     @property
@@ -241,7 +241,7 @@ class Plan:
         return self.steps[0].launch
 
     def run(self) -> None:
-        """Enqueue all kernels once on the current stream: launches only, no allocation, no synchronisation."""
+        """Enqueues all kernels once on the current stream: launches only, no allocation, no synchronisation."""
         if not self.out.is_cuda:
             for each in self.steps:
                 each.call()
@@ -254,7 +254,7 @@ class Plan:
 def step(
     who: str, kernel: Any, grid: int, arguments: Mapping[str, Any], device: torch.device, tile: Tile | None = None
 ) -> Step:
-    """Compile `kernel` for `arguments` (including num_warps and num_stages) and a grid of `grid` blocks.
+    """Compiles `kernel` for `arguments` (including num_warps and num_stages) and a grid of `grid` blocks.
 
     who: operation name in error messages. Raises InputError when a block does not fit on one SM.
     """
@@ -264,7 +264,7 @@ def step(
 def describe(
     who: str, kernel: Any, arguments: Mapping[str, Any], device: torch.device, tile: Tile | None = None
 ) -> Launch:
-    """Compile `kernel` for these arguments and return its Launch without a grid.
+    """Compiles `kernel` for these arguments and returns its Launch without a grid.
 
     Registers and occupancy are None in the interpreter and in `collect`, which compiles nothing.
     """

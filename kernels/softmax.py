@@ -79,10 +79,12 @@ def softmax_forward(
 ):  # fmt: skip
     """y = softmax(scale · x): grid (ceil(rows_in_all / ROWS)).
 
-    x, y: contiguous [rows_in_all, cols], rows_in_all = batch · heads · rows_per_head. MASK: "causal" (row q of a head
-    drops columns past q), "full" (mask: bytes [samples, rows_per_head, cols], other than 0 drops; one for all samples
-    when mask_rows_per_sample is 0) or "none". ALIGN: scores per vector, divides cols. BLOCK_COLS: power of two, at
-    least cols. scale_log2e: above 0.
+    x, y: contiguous [rows_in_all, cols], rows_in_all = batch · heads · rows_per_head.
+    MASK: "causal" (row q of a head drops columns past q), "full" (mask: bytes [samples, rows_per_head, cols], other
+        than 0 drops; one for all samples when mask_rows_per_sample is 0) or "none".
+    ALIGN: scores per vector, divides cols.
+    BLOCK_COLS: power of two, at least cols.
+    scale_log2e: above 0.
     """
     first_row, rows, col, length = _tile(cols, ALIGN, ROWS, BLOCK_COLS)
     position = rows % rows_per_head
@@ -186,7 +188,7 @@ def plan_forward(
     scores: torch.Tensor, scale: float, *, causal: bool = False, mask: torch.Tensor | None = None,
     out: torch.Tensor | None = None, tile: Tile | None = None,
 ) -> SoftmaxPlan:  # fmt: skip
-    """Check, compile and allocate. tile: rows, row length and warps of a program; default: `softmax_tile`.
+    """Checks the tensors, compiles the kernel and allocates the result. tile: by default `softmax_tile`.
 
     Raises InputError for invalid tensors, UnsupportedError for a dtype, GPU or triton without support.
     """

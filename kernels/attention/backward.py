@@ -61,7 +61,8 @@ def attention_backward_kv(
 ):  # fmt: skip
     """dk and dv of BLOCK_N rows: grid (ceil(seq_k / BLOCK_N) · batch · kv_heads).
 
-    dk, dv: contiguous [batch, kv_heads, seq_k, head_dim]. lse, delta: contiguous fp32 [batch, heads, seq_q].
+    dk, dv: contiguous [batch, kv_heads, seq_k, head_dim].
+    lse, delta: contiguous fp32 [batch, heads, seq_q].
     EVEN_Q: seq_q % BLOCK_M == 0. The first programs have the most rows to walk over under a causal mask.
     """
     col_blocks = tl.cdiv(seq_k, BLOCK_N)
@@ -156,7 +157,8 @@ def attention_backward_q(
 ):  # fmt: skip
     """dq of BLOCK_M rows: grid (ceil(seq_q / BLOCK_M) · batch · heads), the last row blocks first.
 
-    dq: contiguous [batch, heads, seq_q, head_dim]. lse, delta: contiguous fp32 [batch, heads, seq_q].
+    dq: contiguous [batch, heads, seq_q, head_dim].
+    lse, delta: contiguous fp32 [batch, heads, seq_q].
     EVEN_K: seq_k % BLOCK_N == 0.
     """
     row_blocks = tl.cdiv(seq_q, BLOCK_M)

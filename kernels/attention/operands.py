@@ -35,8 +35,8 @@ _MAX_REGISTERS = 255  # per thread, every compute capability. Source: CUDA C++ P
 class Checked:
     """Validated attention problem: size, scale and possible ways to load its tensors.
 
-    align: elements that a thread can load at a time. descriptors: whether TMA descriptors can address all tensors on a
-    device that has them.
+    align: elements that a thread can load at a time.
+    descriptors: whether TMA descriptors can address all tensors on a device that has them.
     """
 
     work: Attention

@@ -37,7 +37,7 @@ import triton.language as tl
 
 @triton.jit
 def known_multiple(x, ALIGN: tl.constexpr):
-    """Return x, a known multiple of ALIGN, in a form from which the compiler infers that.
+    """Returns x, a known multiple of ALIGN, in a form from which the compiler infers that.
 
     By itself triton detects only multiples of 16 elements. A row length of 8 fp16 elements more or less still allows
     16-byte loads, and without this it would get loads of 2 bytes.
@@ -47,7 +47,7 @@ def known_multiple(x, ALIGN: tl.constexpr):
 
 @triton.jit
 def tile_position(index, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """Return row and column of the index-th tile, in an order that reuses the L2 cache.
+    """Returns row and column of the index-th tile, in an order that reuses the L2 cache.
 
     Tiles are taken GROUP_M rows at a time, column by column. The programs that run together then form a block of
     GROUP_M × (programs / GROUP_M) tiles, and read far fewer different rows of a and columns of b than one long row of
@@ -143,8 +143,11 @@ def store_tile(
     ALIGN_C: tl.constexpr, DESCRIPTORS: tl.constexpr, BATCHED: tl.constexpr, SUBTILES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Write one tile of c. SUBTILES = 2 writes it in two halves of BLOCK_N / 2 columns, through half the shared memory;
-    the rest holds another stage of the main loop."""
+    """Writes one tile of c.
+
+    SUBTILES = 2 writes it in two halves of BLOCK_N / 2 columns, through half the shared memory; the rest holds another
+    stage of the main loop.
+    """
     if SUBTILES == 2:
         left, right = halves(acc, BLOCK_M, BLOCK_N)
         HALF: tl.constexpr = BLOCK_N // 2
@@ -162,7 +165,7 @@ def store_block(
     c, values, batch, row, col, m, n, ldc, batch_stride_c,
     ALIGN_C: tl.constexpr, DESCRIPTORS: tl.constexpr, BATCHED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """Write ROWS × COLS values from (row, col) on, as far as they lie inside m × n."""
+    """Writes ROWS × COLS values from (row, col) on, as far as they lie inside m × n."""
     if DESCRIPTORS:
         if BATCHED:
             c.store([batch, row, col], values.to(c.dtype).reshape(1, ROWS, COLS))
