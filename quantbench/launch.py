@@ -20,7 +20,6 @@ class Tile:
     block_k: elements of the reduction per main-loop step.
     split_k: number of blocks that share one output tile along the reduction (1: no split).
     stages: depth of the software pipeline (buffers of block_k in flight).
-    num_warps: warps per block.
 
     >>> Tile(128, 256, block_k=64).elements
     32768
@@ -58,7 +57,6 @@ class Launch:
 
     kernel: full name of the kernel.
     grid, block: (x, y, z) size of the grid in blocks and of a block in threads.
-    registers: registers per thread.
     shared_memory_bytes: static and dynamic shared memory per block.
     blocks_per_sm: resident blocks of this kernel per SM (occupancy, not grid / SM count).
     tile: output tile of one block.
@@ -82,5 +80,4 @@ class Launch:
 
     @property
     def num_blocks(self) -> int | None:
-        """Number of blocks in the grid."""
         return None if self.grid is None else self.grid[0] * self.grid[1] * self.grid[2]

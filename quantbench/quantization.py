@@ -236,7 +236,6 @@ def resident_blocks(
     """Returns the resident blocks of one kernel per SM; 0 if not even one fits, None for an unknown device.
 
     threads: threads per block.
-    registers: registers per thread.
     shared_memory_bytes: static and dynamic, per block.
 
     >>> resident_blocks((8, 0), threads=256, registers=128, shared_memory_bytes=49_152)

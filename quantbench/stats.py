@@ -56,7 +56,6 @@ class Interval:
 
     @property
     def half_width(self) -> float:
-        """Half of the interval's width, in the unit of the samples."""
         return (self.high - self.low) / 2
 
 
