@@ -126,13 +126,13 @@ def cost_of(shape: TransformerShape, times: RememberedTimes) -> ShapeCost:
         found = {op: tuple(edge for edge in own if edge.kind != "fused softmax") for op, own in found.items()}
     times.ask(edge.before for own in found.values() for edge in own)
     costs = tuple(_cost(op, found[op], times) for op in ops)
-    whole = latency_of(costs)
+    whole = _latency_of(costs)
     wasted = sum(cost.waste_us for cost in costs)
     low, high = _waste_interval(costs, whole.latency_us, wasted, times)
     return ShapeCost(shape, costs, whole, low, high)
 
 
-def latency_of(costs: Iterable[OpCost]) -> Estimate:
+def _latency_of(costs: Iterable[OpCost]) -> Estimate:
     """Returns the total time of several ops, with the interval of `op_times.total` for correlated errors."""
     summed = total([OpEstimate(c.op, c.latency) for c in costs], CORRELATION)
     return Estimate(summed.latency_us, summed.low_us, summed.high_us)
@@ -140,7 +140,7 @@ def latency_of(costs: Iterable[OpCost]) -> Estimate:
 
 def latency_per_run(costs: Sequence[OpCost]) -> Estimate:
     """Returns the time to run each of these ops once, with its interval; all must have the same count."""
-    return latency_of(costs).scaled(1 / costs[0].op.count)
+    return _latency_of(costs).scaled(1 / costs[0].op.count)
 
 
 def _cost(op: Op, past: Iterable[Edge], times: RememberedTimes) -> OpCost:

@@ -23,7 +23,7 @@ from quantbench.workload import TransformerShape
 #: dimensions that `keep` may name
 DIMENSIONS = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "layers", "mbs")
 #: head widths that attention kernels are tuned for
-USUAL_HEAD_DIMS = (64, 128, 256)
+_USUAL_HEAD_DIMS = (64, 128, 256)
 _WIDEST = 1024
 
 
@@ -45,7 +45,7 @@ class Space:
     tolerance: float = 0.05
     near: float = NEAR
     hidden_step: int = 128
-    head_dims: tuple[int, ...] = USUAL_HEAD_DIMS
+    head_dims: tuple[int, ...] = _USUAL_HEAD_DIMS
     heads: int = 2
     replicate_kv: bool = False
     keep: tuple[str, ...] = ()

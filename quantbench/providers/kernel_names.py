@@ -38,7 +38,7 @@ FAMILIES = (
 )  # fmt: skip
 #: threads of a wavefront, AMD's warp, on the GPUs that these libraries serve (CDNA)
 _WAVEFRONT = 64
-ROLES = ("gemm", "splitk_reduce", "attention", "softmax", "other")
+_ROLES = ("gemm", "splitk_reduce", "attention", "softmax", "other")
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class KernelName:
 
     def __post_init__(self) -> None:
         require_choice("KernelName", "family", self.family, FAMILIES)
-        require_choice("KernelName", "role", self.role, ROLES)
+        require_choice("KernelName", "role", self.role, _ROLES)
 
 
 def parse(name: str) -> KernelName:

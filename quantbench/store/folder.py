@@ -28,7 +28,7 @@ from quantbench.store.run import RunInfo, read_run_info, require_name, write_run
 
 _MOST_NAMED = 5
 #: size limit of records.jsonl
-LARGEST_RECORDS_BYTES = 2**32
+_LARGEST_RECORDS_BYTES = 2**32
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _read_records(path: Path, *, origin: str) -> _Found:
         found.absent = True
         return found
     try:
-        with open_binary(path, most_bytes=LARGEST_RECORDS_BYTES) as file:
+        with open_binary(path, most_bytes=_LARGEST_RECORDS_BYTES) as file:
             for number, line in enumerate(file, start=1):
                 try:
                     record = record_from_json(json.loads(line))
@@ -250,7 +250,7 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 def _end_at_a_line(path: Path) -> None:
     """Removes an incomplete last line, or adds the newline to a complete one."""
-    data = read_bytes(path, most_bytes=LARGEST_RECORDS_BYTES)
+    data = read_bytes(path, most_bytes=_LARGEST_RECORDS_BYTES)
     if not data or data.endswith(b"\n"):
         return
     start = data.rfind(b"\n") + 1

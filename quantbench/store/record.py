@@ -136,7 +136,7 @@ def _decode_shared(kind: type[_T], data: object) -> _T:
 _TILE_FIELDS = tuple(one.name for one in fields(Tile))
 
 
-def launch_to_json(launch: Launch | None) -> Json | None:
+def _launch_to_json(launch: Launch | None) -> Json | None:
     """Encodes a launch as one flat JSON object: the tile's fields next to the grid, null if unknown."""
     if launch is None:
         return None
@@ -145,7 +145,7 @@ def launch_to_json(launch: Launch | None) -> Json | None:
     return cast(Json, flat)
 
 
-def launch_from_json(data: object) -> Launch | None:
+def _launch_from_json(data: object) -> Launch | None:
     if data is None:
         return None
     if not isinstance(data, dict):
@@ -155,7 +155,7 @@ def launch_from_json(data: object) -> Launch | None:
     return decode(Launch, {**rest, "tile": decode(Tile, known) if "block_m" in known else None})
 
 
-def measurement_to_json(measurement: Measurement, grade: Grade) -> Json:
+def _measurement_to_json(measurement: Measurement, grade: Grade) -> Json:
     """Encodes a measurement, with all samples and its grade, as a JSON object."""
     values = {one.name: getattr(measurement, one.name) for one in fields(measurement)}
     return {
@@ -172,7 +172,7 @@ def _encode_once(value: DeviceState | TimingOptions) -> Json:
     return cast(Json, encode(value))
 
 
-def measurement_from_json(data: object) -> tuple[Measurement, Grade]:
+def _measurement_from_json(data: object) -> tuple[Measurement, Grade]:
     if not isinstance(data, dict):
         raise InputError("measurement", repr(data)[:80], "a JSON object")
     values = dict(data)
@@ -201,7 +201,7 @@ def record_to_json(record: Record) -> Json:
         "places": [{"axes": dict(p.axes), "op": p.op, "count": p.count} for p in record.places],
         "workload": workload_to_json(record.workload),
         "provider": record.provider,
-        "launch": launch_to_json(record.launch),
+        "launch": _launch_to_json(record.launch),
     }
     if record.check is not None:
         data["check"] = encode(record.check)
@@ -209,7 +209,7 @@ def record_to_json(record: Record) -> Json:
         data["phases_s"] = {name: round(seconds, 4) for name, seconds in record.phases_s.items()}
     match record.outcome:
         case Measured(measurement, grade):
-            data["measurement"] = measurement_to_json(measurement, grade)
+            data["measurement"] = _measurement_to_json(measurement, grade)
         case Skipped(reason):
             data["skipped"] = {"reason": reason}
         case Failed():
@@ -243,7 +243,7 @@ def record_from_json(data: object) -> Record:
     return Record(
         workload=workload_from_json(data.get("workload")),
         outcome=_outcome_from_json(data),
-        launch=launch_from_json(data.get("launch")),
+        launch=_launch_from_json(data.get("launch")),
         places=tuple(decode(Place, p) for p in places),
         elapsed_s=float(elapsed_s),
         check=decode(Check, data["check"]) if data.get("check") is not None else None,
@@ -263,7 +263,7 @@ def _outcome_from_json(data: Json) -> Outcome:
     if len(present) != 1:
         raise InputError("record", f"outcomes {present}", "exactly one of measurement, skipped, failed")
     if present[0] == "measurement":
-        return Measured(*measurement_from_json(data["measurement"]))
+        return Measured(*_measurement_from_json(data["measurement"]))
     if present[0] == "skipped":
         return decode(Skipped, data["skipped"])
     return decode(Failed, data["failed"])

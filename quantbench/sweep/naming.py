@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from quantbench.device.spec import DeviceSpec
 
 VARIABLE = "QUANTBENCH_KERNEL_NAMES"
-WAYS = ("apart", "here", "off")
+_WAYS = ("apart", "here", "off")
 
 #: Seconds to wait for a kernel's name; the first request also creates a context and starts CUPTI. A point's time limit
 #: is extended by this on a GPU, so that a measurement is never lost because of its name.
@@ -38,8 +38,8 @@ _MOST_LOST = 3
 
 
 def chosen_way() -> str:
-    """Returns the value of QUANTBENCH_KERNEL_NAMES, one of WAYS. Raises InputError for any other value."""
-    return require_choice(VARIABLE, "value", os.environ.get(VARIABLE, "").strip().lower() or "apart", WAYS)
+    """Returns the value of QUANTBENCH_KERNEL_NAMES (`apart`, `here`, `off`). Raises InputError for any other value."""
+    return require_choice(VARIABLE, "value", os.environ.get(VARIABLE, "").strip().lower() or "apart", _WAYS)
 
 
 def start_server() -> ChildProcess:

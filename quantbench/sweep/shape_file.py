@@ -21,8 +21,8 @@ from quantbench.store.typed import decode
 from quantbench.units import signed_percent
 from quantbench.workload import TransformerShape
 
-SHAPES_FORMAT = "quantbench-shapes"
-SHAPES_VERSION = 1
+_SHAPES_FORMAT = "quantbench-shapes"
+_SHAPES_VERSION = 1
 #: file name suffix of transformer shapes; any other file is CSV
 SUFFIX = ".json"
 
@@ -65,7 +65,7 @@ class NamedShape:
 
 def write_shape_file(path: Path, shapes: Sequence[NamedShape]) -> None:
     """Writes a file of transformer shapes. Raises StoreError if it cannot be written."""
-    data = {"format": SHAPES_FORMAT, "version": SHAPES_VERSION, "shapes": [asdict(shape) for shape in shapes]}
+    data = {"format": _SHAPES_FORMAT, "version": _SHAPES_VERSION, "shapes": [asdict(shape) for shape in shapes]}
     try:
         path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
@@ -82,11 +82,11 @@ def read_shape_file(path: Path) -> tuple[NamedShape, ...]:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(_WHO, f"{path} ({str(error)[:80]})", "a JSON file of shapes") from None
-    if not isinstance(data, dict) or data.get("format") != SHAPES_FORMAT:
+    if not isinstance(data, dict) or data.get("format") != _SHAPES_FORMAT:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise InputError(_WHO, f"{path} of format {str(found)[:60]!r}", f"a JSON file of format {SHAPES_FORMAT!r}")
-    if data.get("version") != SHAPES_VERSION:
-        raise InputError(_WHO, f"{path} of version {str(data.get('version'))[:20]}", f"version {SHAPES_VERSION}")
+        raise InputError(_WHO, f"{path} of format {str(found)[:60]!r}", f"a JSON file of format {_SHAPES_FORMAT!r}")
+    if data.get("version") != _SHAPES_VERSION:
+        raise InputError(_WHO, f"{path} of version {str(data.get('version'))[:20]}", f"version {_SHAPES_VERSION}")
     try:
         return named_shapes(data.get("shapes"))
     except InputError as error:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from quantbench.errors import InputError, UnsupportedError, require_choice, require_int
 
-CACHES = ("cold", "hot")
-MODES = ("auto", "events", "graph")
-DISTRIBUTIONS = ("normal", "uniform", "zeros", "integers")
+_CACHES = ("cold", "hot")
+_MODES = ("auto", "events", "graph")
+_DISTRIBUTIONS = ("normal", "uniform", "zeros", "integers")
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class TimingOptions:
 
     def __post_init__(self) -> None:
         who = "TimingOptions"
-        require_choice(who, "cache", self.cache, CACHES)
-        require_choice(who, "mode", self.mode, MODES)
-        require_choice(who, "distribution", self.distribution, DISTRIBUTIONS)
+        require_choice(who, "cache", self.cache, _CACHES)
+        require_choice(who, "mode", self.mode, _MODES)
+        require_choice(who, "distribution", self.distribution, _DISTRIBUTIONS)
         require_int(who, "min_samples", self.min_samples, low=3, high=1_000_000)
         require_int(who, "max_samples", self.max_samples, low=self.min_samples, high=1_000_000)
         require_int(who, "seed", self.seed, low=0)
