@@ -66,10 +66,12 @@ def main(
     running.open(device)
     try:
         running.run_parts()
+        running.run_parts()  # what failed or was stopped early gets the time that is left
     finally:
         running.pack()
-    done = sum(map(running.done, parts))
-    print(f"{command}: {done} of {len(parts)} parts complete after {time.monotonic() - start_s:.0f} s")
+    missing = ", ".join(part.name for part in parts if not running.done(part))
+    rest = f"; run it again to finish {missing}" if missing else ", complete"
+    print(f"{command}: {time.monotonic() - start_s:.0f} s{rest}")
 
 
 def _device() -> dict[str, Any]:
@@ -131,7 +133,6 @@ class Running:
             later_s = scale * sum(later.seconds for later in missing[number + 1 :])
             limit_s = min(left_s, max(scale * part.seconds, left_s - later_s))
             if limit_s < _LEAST_S:
-                print(f"{part.name}: no time left; run the command again to finish", flush=True)
                 continue
             self._keep(part, "started")
             began_s = time.monotonic()
