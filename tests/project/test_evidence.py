@@ -323,10 +323,15 @@ def test_what_a_machine_offers_is_captured(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("QUANTBENCH_DEVICE", "cpu")
     monkeypatch.setattr(capture, "WORKLOADS", (Gemm(32, 32, 32, dtype="fp32"), Gemm(32, 32, 32, dtype="fp8")))
     monkeypatch.setattr(capture, "_PROVIDERS", ("torch.mm",))
+    kernel = {"cat": "kernel", "name": "nvjet_sm90_tst_128x64_64x8_2x1_v_bz_TNT", "dur": 5.0}
+    monkeypatch.setattr(capture.identity, "trace_events", lambda run: run() or [kernel])
     monkeypatch.setattr(sys, "argv", ["capture", str(tmp_path / "capture.json")])
     for _ in range(2):  # the second time everything is known
         capture.main()
     found = json.loads((tmp_path / "capture.json").read_text())
     assert found["device"]["kind"] == "cpu"
     assert found["software"]["torch"]
-    assert [row.get("skipped", "") for row in found["kernels"]] == ["", "fp8 products need a CUDA device"]
+    first, second = found["kernels"]
+    assert first["kernels"][0]["duration_us"] == 5.0
+    assert first["launch"]["kernel"] == kernel["name"]
+    assert second["skipped"] == "fp8 products need a CUDA device"
