@@ -3,9 +3,9 @@
 
 Every entry compiles for its architecture without spills and within the shared memory of one block (the tests compile
 all of them). The first of each menu is the default. The sets follow published settings: on Hopper 128 × 128 with
-8 warps for head_dim 128 and blocks half as long for smaller ones, softmax beside the next product (FlashAttention-3's
-schedule; triton's own tutorial is the plain one with the same blocks); on Ampere FlashAttention-2's 128 rows with
-blocks of k and v short enough to be held in registers, since its matrix instructions read both operands from there.
+8 warps, softmax beside the next product (FlashAttention-3's schedule; triton's own tutorial is the plain one with the
+same blocks); on Ampere FlashAttention-2's 128 rows with blocks of k and v short enough to be held in registers, since
+its matrix instructions read both operands from there.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _ADA = {  # 99 KiB of shared memory per block
     256: _plain((64, 32, 8, 2)),
 }
 _HOPPER = {
-    64: _overlapped((128, 64, 8, 2), (128, 128, 8, 2), (64, 128, 4, 2)) + _plain((128, 64, 8, 3)),
+    64: _overlapped((128, 128, 8, 2), (64, 128, 4, 2)) + _plain((128, 64, 8, 3)),
     96: _overlapped((128, 128, 8, 2), (64, 64, 4, 2)) + _plain((128, 64, 8, 3)),
     128: _overlapped((128, 128, 8, 2), (128, 64, 8, 2), (64, 64, 4, 2)) + _plain((128, 128, 8, 2), (128, 64, 8, 3)),
     192: _overlapped((128, 64, 8, 2)) + _plain((128, 64, 8, 3), (64, 64, 4, 3)),
