@@ -85,7 +85,7 @@ _ADA = {  # 99 KiB of shared memory per block
 _HOPPER = {
     64: _overlapped((128, 128, 8, 2), (64, 128, 4, 2)) + _plain((128, 64, 8, 3)),
     96: _overlapped((128, 128, 8, 2), (64, 64, 4, 2)) + _plain((128, 64, 8, 3)),
-    128: _overlapped((128, 128, 8, 2), (128, 64, 8, 2), (64, 64, 4, 2)) + _plain((128, 128, 8, 2), (128, 64, 8, 3)),
+    128: _overlapped((128, 128, 8, 2), (64, 64, 4, 2)) + _plain((128, 128, 8, 2), (128, 64, 8, 3)),
     192: _overlapped((128, 64, 8, 2)) + _plain((128, 64, 8, 3), (64, 64, 4, 3)),
     256: _plain((128, 64, 8, 2), (64, 64, 4, 3)) + _overlapped((64, 64, 4, 2)),
 }
@@ -152,6 +152,7 @@ _BACKWARD_AMPERE_NARROW = {
 _BACKWARD_HOPPER_BY_POINTERS = {
     96: (_tile(32, 64, 8, 2), _tile(64, 64, 8, 2)),
     128: (_tile(32, 32, 8, 2), _tile(64, 64, 8, 2)),
+    192: (_tile(16, 64, 8, 2), _tile(64, 32, 8, 2)),
     256: (_tile(16, 16, 8, 2), _tile(64, 32, 8, 2)),
 }
 _BACKWARD_BLACKWELL_BY_POINTERS = {

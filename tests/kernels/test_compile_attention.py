@@ -13,7 +13,7 @@ from ahead_of_time import (
 )
 from quantbench.kernels.attention.menu import WITH_DESCRIPTORS, Loads, Setting, backward_tiles, forward_menu
 from quantbench.kernels.attention.operands import aligned
-from quantbench.kernels.launching import badly_compiled
+from quantbench.kernels.launching import TRITON, badly_compiled
 
 from quantbench.quantization import TENSOR_MEMORY_COLUMNS
 
@@ -61,6 +61,8 @@ def entries(*places: tuple[int, int]) -> list[tuple[int, int, Setting]]:
     ids=str,
 )  # fmt: skip
 def test_the_menu_of_forward(arch: int, head_dim: int, setting: Setting) -> None:
+    if TRITON == (3, 5) and (setting.schedule, setting.tile.block_n) == ("overlapped", 64) and head_dim == 192:
+        pytest.skip("triton 3.5 serialises products of this schedule with blocks of 64 columns")
     loads = loads_of(arch, head_dim)
     is_well_compiled(compile_forward(setting, head_dim, arch, descriptors=loads.descriptors))
 

@@ -150,7 +150,7 @@ def test_which_triton_an_architecture_needs(
     ("what", "good", "bad"),
     [
         ("attention", [(3, 4), (3, 7)], [(3, 2), (3, 3)]),
-        ("attention backward", [(3, 5), (3, 7)], [(3, 3), (3, 4)]),
+        ("attention backward", [(3, 6), (3, 7)], [(3, 4), (3, 5)]),
         ("stream_k", [(3, 2), (3, 5)], [(3, 3), (3, 4)]),
     ],
 )
