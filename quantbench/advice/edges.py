@@ -123,7 +123,7 @@ def misaligned_sides(gemm: Gemm) -> dict[str, int]:
     >>> misaligned_sides(Gemm(m=100, n=150, k=64))
     {'n': 8}
     """
-    step = VECTOR_BYTES // DTYPES[gemm.dtype].element_bytes
+    step = VECTOR_BYTES * DTYPES[gemm.dtype].packed // DTYPES[gemm.dtype].element_bytes
     rows = {"k" if gemm.layout[0] == "n" else "m": step}
     rows["n" if gemm.layout[1] == "n" else "k"] = step
     rows["n"] = max(rows.get("n", 1), VECTOR_BYTES // DTYPES[gemm.output_dtype].element_bytes)
