@@ -4,8 +4,8 @@ Entry point: `kernel_waves`. Used by `analysis.check`. A point needs the kernel'
 
 A block takes a time in proportion to its part of the reduction. The points of at most one block per SM give that
 proportion and the constant part of a time (launch, start, epilogue). The other points then give how many such times
-they take, their measured waves, by blocks per SM: a staircase if waves are paid whole. At equal numbers of blocks, the
-share of the tiles that the output fills tells whether a tile is paid whole.
+they take, their measured waves, by blocks per SM: a staircase if waves are paid whole. Points of equal numbers of
+blocks tell whether a partly filled tile is paid whole, and what rows that are not aligned to 16 bytes cost.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from quantbench.analysis.summary import Point
 from quantbench.device.spec import DeviceSpec
 from quantbench.launch import Launch, Tile
+from quantbench.quantization import VECTOR_BYTES, gemm_alignment_bytes
 from quantbench.stats import median_interval
 from quantbench.workload import Gemm
 
@@ -61,7 +62,7 @@ class KernelWaves:
     elements of the reduction. waves: measured waves by half blocks per SM, None where there are few points.
     fill_exponent, fill_error: exponent of the time in the filled share of the tiles, at equal blocks, and its standard
     error: 0 if a tile is paid whole, 1 if only its filled part is. fill_low, fill_high: 5th and 95th percentile of the
-    share.
+    share. unaligned, unaligned_error: log ratio of the time with rows off 16 bytes to that without, at equal blocks.
     """
 
     provider: str
@@ -76,6 +77,8 @@ class KernelWaves:
     fill_error: float | None
     fill_low: float | None
     fill_high: float | None
+    unaligned: float | None
+    unaligned_error: float | None
 
     @property
     def whole_tiles(self) -> bool:
@@ -118,13 +121,15 @@ def _of_kernel(
     edges = tuple(edge for i in range(1, _MOST_PER_SM + 1) if (edge := _edge(bins, i, sm_count)) is not None)
     medians = [float(np.median(part)) if len(part) >= _FEWEST_IN_BIN else None for part in bins]
     share = used[large] / blocks[large]
-    exponent, error = _fill(np.log(waves), np.log(share), blocks[large])
-    shares = (None, None) if exponent is None else tuple(np.quantile(share, (0.05, 0.95)).tolist())
+    off = np.array([gemm_alignment_bytes(work) < VECTOR_BYTES for _, work, *_ in group])[large]
+    filled, unaligned = _within(np.log(waves), (np.log(share), off.astype(float)), blocks[large])
+    fill_low, fill_high = np.quantile(share, (0.05, 0.95)).tolist() if len(share) else (None, None)
     if medians[1] is None or not _ONE_WAVE[0] <= medians[1] <= _ONE_WAVE[1]:
         return None
     return KernelWaves(
-        provider, kernel, tile, len(group), constant_us, 1e3 * slope_us, tuple(medians), edges, exponent, error, *shares
-    )
+        provider, kernel, tile, len(group), constant_us, 1e3 * slope_us, tuple(medians), edges,
+        *filled, fill_low, fill_high, *unaligned,
+    )  # fmt: skip
 
 
 def _edge(bins: Sequence[Floats], per_sm: int, sm_count: int) -> WaveEdge | None:
@@ -140,18 +145,24 @@ def _edge(bins: Sequence[Floats], per_sm: int, sm_count: int) -> WaveEdge | None
     return WaveEdge(per_sm * sm_count, float(np.median(after) / np.median(before)), low, high, smooth)
 
 
-def _fill(log_waves: Floats, log_share: Floats, blocks: npt.NDArray[np.int_]) -> tuple[float | None, float | None]:
-    """Fits the exponent of the time in the filled share among points of equal blocks, with its standard error."""
+_Effect = tuple[float | None, float | None]
+
+
+def _within(y: Floats, terms: Sequence[Floats], blocks: npt.NDArray[np.int_]) -> tuple[_Effect, ...]:
+    """Fits y to linear terms among points of equal blocks. Returns each coefficient and its standard error, or None."""
     order = np.argsort(blocks, kind="stable")
-    rows = [list(same) for _, same in groupby(order.tolist(), key=lambda i: blocks[i])]
-    rows = [same for same in rows if len(same) > 1]
-    if sum(map(len, rows)) < _FEWEST:
-        return None, None
-    y = np.concatenate([log_waves[same] - log_waves[same].mean() for same in rows])
-    x = np.concatenate([log_share[same] - log_share[same].mean() for same in rows])
-    spread = float((x**2).sum())
-    if spread == 0:
-        return None, None
-    exponent = float((x * y).sum()) / spread
-    freedom = max(1, len(x) - len(rows) - 1)
-    return exponent, float(np.sqrt(((y - exponent * x) ** 2).sum() / freedom / spread))
+    groups = [list(same) for _, same in groupby(order.tolist(), key=lambda i: blocks[i])]
+    groups = [same for same in groups if len(same) > 1]
+    nothing: tuple[_Effect, ...] = ((None, None),) * len(terms)
+    if sum(map(len, groups)) < _FEWEST:
+        return nothing
+    left, *right = (np.concatenate([v[same] - v[same].mean() for same in groups]) for v in (y, *terms))
+    told = [i for i, term in enumerate(right) if np.ptp(term) > 0]
+    made = np.column_stack([right[i] for i in told]) if told else np.empty((len(left), 0))
+    if np.linalg.matrix_rank(made) < max(1, len(told)):
+        return nothing
+    found = np.linalg.lstsq(made, left, rcond=None)[0]
+    freedom = max(1, len(left) - len(groups) - len(told))
+    errors = np.sqrt(np.diag(np.linalg.inv(made.T @ made)) * float(((left - made @ found) ** 2).sum()) / freedom)
+    at = {i: (float(found[j]), float(errors[j])) for j, i in enumerate(told)}
+    return tuple(at.get(i, (None, None)) for i in range(len(terms)))

@@ -29,9 +29,9 @@ NAME = "volta_sgemm_64x64_nn"
 Blocks = Callable[[float, float], float]
 
 
-def scattered(tmp_path: Path, waves_of: Blocks, seed: int = 0, launch_us: float = 40.0) -> Run:
+def scattered(tmp_path: Path, waves_of: Blocks, *, off_16_bytes: float = 1.0) -> Run:
     """Writes 1,500 batched products of random sizes on a V100 whose blocks take 98 µs per 1,000 of the reduction."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     found = Rows()
     for _ in range(1500):
         batch, k = int(random.integers(1, 120)), int(np.exp(random.uniform(np.log(64), np.log(4096))))
@@ -40,7 +40,8 @@ def scattered(tmp_path: Path, waves_of: Blocks, seed: int = 0, launch_us: float 
         grid = (cdiv(n, 64), cdiv(m, 64), batch)
         blocks = grid[0] * grid[1] * grid[2]
         waves = waves_of(blocks / V100.sm_count, m * n * batch / (blocks * TILE.elements))
-        time_us = (launch_us + waves * 0.098 * k) * float(np.exp(random.normal(0, 0.02)))
+        aligned = n % 4 == 0 and k % 4 == 0
+        time_us = (40.0 + waves * 0.098 * k * (1 if aligned else off_16_bytes)) * float(np.exp(random.normal(0, 0.02)))
         place = Place({"m": m, "n": n, "k": k, "batch": batch}, "bmm")
         found.rows.append(Row(work, time_us, "torch", place, launch=Launch(NAME, grid, (64, 1, 1), tile=TILE)))
     return read_run(write_run(tmp_path, V100, ORIGIN, found).folder)
@@ -77,6 +78,15 @@ def test_tiles_of_which_only_the_filled_part_is_paid(tmp_path: Path) -> None:
     found = of(scattered(tmp_path, lambda per_sm, filled: ceil(per_sm) * (filled / 0.6) ** 0.5))
     assert found.fill_exponent == pytest.approx(0.5, abs=0.1)
     assert not found.whole_tiles
+
+
+@pytest.mark.parametrize("cost", [1.0, 1.3])
+def test_rows_off_16_bytes(cost: float, tmp_path: Path) -> None:
+    found = of(scattered(tmp_path, lambda per_sm, filled: ceil(per_sm), off_16_bytes=cost))
+    assert found.unaligned is not None
+    assert found.unaligned_error is not None
+    assert found.unaligned == pytest.approx(np.log(cost), abs=max(0.03, 4 * found.unaligned_error))
+    assert found.unaligned_error < 0.05
 
 
 def test_points_without_a_launch_say_nothing(tmp_path: Path) -> None:
