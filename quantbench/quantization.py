@@ -26,6 +26,8 @@ from quantbench.workload.dtypes import DTYPES
 from quantbench.workload.ops import Gemm
 
 WARP_THREADS = 32
+#: bytes of a thread's widest load
+VECTOR_BYTES = 16
 _KIB = 1024
 _REGISTERS_PER_SM = 65_536  # every compute capability from 7.0 on
 _REGISTER_UNIT_PER_WARP = 256
@@ -191,7 +193,7 @@ def last_wave_words(found: Quantization) -> str:
     return f"wave {found.num_waves} of {found.num_waves} is {full} full"
 
 
-def alignment_words(aligned_bytes: int, needed_bytes: int = 16, *, verb: str = "") -> str:
+def alignment_words(aligned_bytes: int, needed_bytes: int = VECTOR_BYTES, *, verb: str = "") -> str:
     """Formats a misalignment: `rows aligned to 4 bytes, not 16`, or with verb="are" `rows are aligned to …`."""
     return f"rows {verb}{' ' if verb else ''}aligned to {aligned_bytes} bytes, not {needed_bytes}"
 

@@ -16,6 +16,7 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.launch import Launch
 from quantbench.megatron import softmax_objections
 from quantbench.quantization import (
+    VECTOR_BYTES,
     alignment_bytes,
     alignment_words,
     cdiv,
@@ -34,8 +35,6 @@ from quantbench.workload.ops import Compute
 KINDS = ("alignment", "fused softmax", "wave edge", "tile edge")
 #: largest relative change of a size that is considered; equal to `analysis.neighbours.NEAR`, which imports scipy
 NEAR = 0.10
-#: bytes of a thread's widest load
-VECTOR_BYTES = 16
 
 # Names of the sides (m, n, k) of the forward GEMMs that TransformerShape.ops makes.
 _FORWARD = {
@@ -123,7 +122,7 @@ def misaligned_sides(gemm: Gemm) -> dict[str, int]:
     >>> misaligned_sides(Gemm(m=100, n=150, k=64))
     {'n': 8}
     """
-    step = VECTOR_BYTES // DTYPES[gemm.dtype].element_bytes
+    step = VECTOR_BYTES * DTYPES[gemm.dtype].packed // DTYPES[gemm.dtype].element_bytes
     rows = {"k" if gemm.layout[0] == "n" else "m": step}
     rows["n" if gemm.layout[1] == "n" else "k"] = step
     rows["n"] = max(rows.get("n", 1), VECTOR_BYTES // DTYPES[gemm.output_dtype].element_bytes)

@@ -17,6 +17,7 @@ import numpy as np
 from quantbench.analysis.blocks import TileInUse
 from quantbench.analysis.cliffs import Cliff, CommonCliff, common_cliffs, find_cliffs, useful_work
 from quantbench.analysis.curves import Curve, FittedCurve, axes_of, curve_family, curves_of, fit_curves, repeatability
+from quantbench.analysis.kernel_waves import KernelWaves, kernel_waves
 from quantbench.analysis.periods import Period, find_periods, tile_finder
 from quantbench.analysis.rule_pairs import Material
 from quantbench.analysis.rules import RULES, RuleOfThumb, Verdict, judge_all
@@ -43,6 +44,7 @@ class Check:
     common: sizes after which the median over many curves rises.
     periods: tile and waves recovered from the steps of each curve family.
     rules: one verdict per rule of thumb.
+    kernels: tile and wave edges of named kernels, from all points whether or not they form curves.
     """
 
     run: Run
@@ -55,6 +57,7 @@ class Check:
     common: tuple[CommonCliff, ...]
     periods: tuple[Period, ...]
     rules: tuple[Verdict, ...]
+    kernels: tuple[KernelWaves, ...]
 
     def tile_of(self, point: Point) -> TileInUse | None:
         """Returns the tile that computes a point of the run; None if the steps contradict the assumed tile."""
@@ -95,6 +98,7 @@ def check_run(
         common=common_cliffs(fitted, jumps, spec, explained_by),
         periods=periods,
         rules=judge_all(material, rules),
+        kernels=kernel_waves(points, spec),
     )
 
 

@@ -118,6 +118,9 @@ def _lines(found: Check) -> Iterator[StyledLine | Table]:
     several = len(found.periods) > 1
     for period in found.periods:
         yield (f"{period.op} {period.provider} {period.variant}: " if several else "") + _period_words(period)
+    if found.kernels:
+        yield ""
+        yield _kernel_table(found)
     if any(verdict.verdict != "NOT TESTED" for verdict in found.rules):
         yield ""
         yield _rule_table(found)
@@ -216,6 +219,33 @@ def _period_words(period: Period) -> str:
             return f"several tiles may explain the steps{spaced}: {likely}"
 
 
+def _kernel_table(found: Check) -> Table:
+    """Tabulates the tile and wave edges of named kernels."""
+    title = f"kernels: time of 1, 2, 3, … blocks per SM ({found.run.info.device.sm_count} SMs), in times of one block"
+    columns = (
+        "kernel",
+        ">points",
+        ">tile",
+        "time by blocks per SM",
+        "rises after blocks",
+        "partly filled tiles",
+        ">rows off 16 B",
+    )
+    table = plain_table(columns, title=title)
+    for kernel in found.kernels:
+        edges = ", ".join(f"{edge.blocks} {edge.ratio:.2f}x" for edge in kernel.edges)
+        filled = f"{percent(kernel.fill_low or 0)} to {percent(kernel.fill_high or 0)} full"
+        error = 2 * (kernel.unaligned_error or 0)
+        table.add_row(
+            f"{kernel.kernel} {kernel.provider}", f"{kernel.num_points:,}",
+            f"{kernel.tile.block_m}x{kernel.tile.block_n}",
+            " ".join("–" if wave is None else f"{wave:.1f}" for wave in kernel.waves[1::2]), edges,
+            f"cost as full ones ({filled})" if kernel.whole_tiles else "",
+            "" if kernel.unaligned is None else f"{100 * kernel.unaligned:+.1f} ±{100 * error:.1f} %",
+        )  # fmt: skip
+    return table
+
+
 def _rule_table(found: Check) -> Table:
     """Tabulates the verdicts of the rules that the run tests."""
     from quantbench.analysis.rules import rule_named
@@ -268,7 +298,7 @@ def check_to_json(found: Check) -> dict[str, Any]:
         "common": common,
         "period": None if found.period is None else _period_to_json(found.period),
         "periods": [_period_to_json(period) for period in found.periods],
-        "rules": rules,
+        "rules": rules, "kernels": [asdict(kernel) | {"whole_tiles": kernel.whole_tiles} for kernel in found.kernels],
     }  # fmt: skip
 
 

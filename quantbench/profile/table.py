@@ -250,8 +250,10 @@ def min_bytes(kind: str, columns: Columns) -> FloatArray:
         return c["message_bytes"]
     width = _element_bytes(columns["dtype"]).astype(np.float64)
     if kind == "gemm":
+        a = _by_name(columns["dtype"], lambda name: DTYPES[name].a_bytes)
+        b = _by_name(columns["dtype"], lambda name: DTYPES[name].b_bytes)
         out = _by_name(columns["dtype"], lambda name: DTYPES[DTYPES[name].output].element_bytes)
-        return c["batch"] * ((c["m"] * c["k"] + c["k"] * c["n"]) * width + c["m"] * c["n"] * out)
+        return c["batch"] * (np.round(c["m"] * c["k"] * a + c["k"] * c["n"] * b) + c["m"] * c["n"] * out)
     if kind == "attention":
         q = c["batch"] * c["heads"] * c["seq_q"] * c["head_dim"] * width
         kv = 2.0 * c["batch"] * c["kv_heads"] * c["seq_k"] * c["head_dim"] * width
