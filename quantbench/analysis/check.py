@@ -19,8 +19,9 @@ from quantbench.analysis.cliffs import Cliff, CommonCliff, common_cliffs, find_c
 from quantbench.analysis.curves import Curve, FittedCurve, axes_of, curve_family, curves_of, fit_curves, repeatability
 from quantbench.analysis.periods import Period, find_periods, tile_finder
 from quantbench.analysis.rule_pairs import Material
-from quantbench.analysis.rules import RULES, RuleOfThumb, Verdict, judge_all
+from quantbench.analysis.rules import RULES, RuleOfThumb, judge_all
 from quantbench.analysis.summary import Point, points_of
+from quantbench.analysis.verdict import Verdict
 from quantbench.device.spec import DeviceSpec
 from quantbench.stats import median
 from quantbench.store.folder import Run

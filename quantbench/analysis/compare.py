@@ -116,7 +116,7 @@ MATCHES = ("key", "workload")
 
 @dataclass(frozen=True)
 class Matched:
-    """Records of the same workload in runs a and b."""
+    """Records of the same workload in runs a and b (of one that failed in b: lost)."""
 
     a: Record
     b: Record
@@ -133,13 +133,13 @@ class Matching:
 
     pairs: points measured in both runs.
     lost: points measured in a that failed in b.
-    only_a, only_b: points measured in one run only and lacking, skipped or rejected in the other.
+    only_a, only_b: number of points measured in one run only and lacking, skipped or rejected in the other.
     """
 
     pairs: tuple[Matched, ...]
     lost: tuple[Matched, ...]
-    only_a: tuple[Record, ...]
-    only_b: tuple[Record, ...]
+    only_a: int
+    only_b: int
 
 
 _Key = tuple[object, ...]
@@ -154,19 +154,12 @@ def match_runs(a: Run, b: Run, by: str = "key", provider_a: str = "", provider_b
     require_choice("compare", "by", by, MATCHES)
     sides = [_side(run, by, provider, name) for run, provider, name in ((a, provider_a, "A"), (b, provider_b, "B"))]
     ours, theirs = _same_kernels_apart(*sides)
-    pairs, lost, only_a = [], [], []
-    for key, record in ours.items():
-        other = theirs.get(key)
-        if not _counts(record):
-            continue
-        if other is not None and _counts(other):
-            pairs.append(Matched(record, other))
-        elif other is not None and isinstance(other.outcome, Failed):
-            lost.append(Matched(record, other))
-        else:
-            only_a.append(record)
-    only_b = [r for key, r in theirs.items() if _counts(r) and not (key in ours and _counts(ours[key]))]
-    return Matching(tuple(pairs), tuple(lost), tuple(only_a), tuple(only_b))
+    measured = [(record, theirs.get(key)) for key, record in ours.items() if _counts(record)]
+    pairs = tuple(Matched(record, other) for record, other in measured if other is not None and _counts(other))
+    failed = ((record, other) for record, other in measured if other and isinstance(other.outcome, Failed))
+    lost = tuple(Matched(*pair) for pair in failed)
+    there = sum(map(_counts, theirs.values()))
+    return Matching(pairs, lost, len(measured) - len(pairs) - len(lost), there - len(pairs))
 
 
 def _counts(record: Record) -> bool:
@@ -259,20 +252,17 @@ class CompareOptions:
 
 
 @dataclass(frozen=True)
-class Compared:
+class Compared(Matched):
     """One point measured in both runs.
 
-    ratio: time in b over time in a; above 1 is slower.
     a_us, b_us: median times in a and b.
+    ratio: time in b over time in a; above 1 is slower.
     low, high: 95 % interval of the ratio; None if there are too few samples.
     p: p-value after Holm's correction.
     verdict: one of VERDICTS.
     why: why there is no interval, or the change of kernel; else empty.
     """
 
-    place: Place
-    a: Record
-    b: Record
     a_us: float
     b_us: float
     ratio: float
@@ -284,16 +274,6 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Lost:
-    """A point measured in a that failed in b; counts as a regression."""
-
-    place: Place
-    record: Record
-    kind: str
-    message: str
-
-
-@dataclass(frozen=True)
 class Comparison:
     """The result of `compare_runs`.
 
@@ -301,6 +281,7 @@ class Comparison:
     wander: drift of the reference points.
     tolerance: relative change that is ignored: the margin, or the drift if that is larger.
     points: compared points in the order of VERDICTS, largest change first.
+    lost: points measured in a that failed in b; they count as regressions.
     only_a, only_b: number of points measured in one run only.
     """
 
@@ -312,7 +293,7 @@ class Comparison:
     wander: Wander
     tolerance: float
     points: tuple[Compared, ...]
-    lost: tuple[Lost, ...]
+    lost: tuple[Matched, ...]
     only_a: int
     only_b: int
 
@@ -353,7 +334,7 @@ def compare_runs(a: Run, b: Run, options: CompareOptions | None = None) -> Compa
     return Comparison(
         a, b, options, hindrances, differences(a, b), moved, tolerance,
         tuple(sorted(points, key=lambda p: (VERDICTS.index(p.verdict), -abs(p.ratio - 1)))),
-        tuple(_lost(pair) for pair in matching.lost), len(matching.only_a), len(matching.only_b),
+        matching.lost, matching.only_a, matching.only_b,
     )  # fmt: skip
 
 
@@ -386,9 +367,7 @@ def _compared(pair: Matched, test: RatioTest, p: float, tolerance: float) -> Com
         verdict = "same"
     else:
         verdict = "unclear"
-    return Compared(
-        pair.place, pair.a, pair.b, median(a), median(b), test.ratio, test.low, test.high, p, verdict, why
-    )  # fmt: skip
+    return Compared(pair.a, pair.b, median(a), median(b), test.ratio, test.low, test.high, p, verdict, why)
 
 
 def _kernel_change(pair: Matched) -> str:
@@ -396,11 +375,6 @@ def _kernel_change(pair: Matched) -> str:
     if old is None or new is None or pair.a.provider != pair.b.provider or old.kernel == new.kernel:
         return ""
     return kernel_change_words(old, new, longest=_LONGEST_KERNEL)
-
-
-def _lost(pair: Matched) -> Lost:
-    assert isinstance(pair.b.outcome, Failed)
-    return Lost(pair.place, pair.b, pair.b.outcome.kind, pair.b.outcome.message)
 
 
 def _why_none(a: Run, b: Run, options: CompareOptions) -> str:

@@ -19,8 +19,8 @@ from quantbench.cli.devices import device_line
 from quantbench.cli.output import plain_table
 from quantbench.errors import printable
 from quantbench.profile import Estimate, Profile, Table
-from quantbench.profile.parts import cliff_to_json, finding_to_json, provenance_to_json
 from quantbench.profile.table import INTEGER, LAYOUTS
+from quantbench.store.typed import encode
 from quantbench.units import latency, percent
 
 # Number of cliffs shown; --json has all cliffs of the profile.
@@ -151,13 +151,13 @@ def profile_to_json(profile: Profile) -> dict[str, Any]:
     return {
         "device": profile.device.name,
         "software": dict(profile.software),
-        "provenance": provenance_to_json(profile.provenance),
+        "provenance": encode(profile.provenance),
         "tables": [
             {"kind": kind, "format": words, "provider": provider, "rows": len(rows)}
             for table in profile.tables.values()
             for kind, words, provider, rows in _parts(table)
         ],
         "models": model_lines(profile),
-        "cliffs": [cliff_to_json(cliff) for cliff in profile.cliffs],
-        "findings": [finding_to_json(finding) for finding in profile.findings],
+        "cliffs": encode(profile.cliffs),
+        "findings": encode(profile.findings),
     }

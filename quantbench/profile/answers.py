@@ -7,8 +7,9 @@ whose query methods call them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import exp, log
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,8 @@ from quantbench.profile.sources import (
     SIZES,
     Chosen,
     by_provider,
-    choose_attention,
     choose_gemm,
-    choose_softmax,
+    choose_vector,
     roofline_parts,
 )
 from quantbench.profile.table import LARGEST, Table
@@ -40,9 +40,6 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 _REMEMBERED = 2**16  # most cached answers for single shapes
-_CHOOSE: dict[str, Callable[..., Chosen]] = {
-    "gemm": choose_gemm, "softmax": choose_softmax, "attention": choose_attention,
-}  # fmt: skip
 # Workload fields that `Asker.ask` takes as `format_asked`; the provider is its last element.
 _FORMATS = {
     "gemm": ("dtype", "layout"), "softmax": ("dtype", "mask", "direction"),
@@ -129,7 +126,8 @@ class Asker:
     def _choice(self, kind: str, format_asked: tuple[Any, ...]) -> Chosen:
         key = (kind, *format_asked)
         if key not in self._chosen:
-            self._chosen[key] = _CHOOSE[kind](self.profile, *format_asked)
+            choose = choose_gemm if kind == "gemm" else partial(choose_vector, kind)
+            self._chosen[key] = choose(self.profile, *format_asked)
         return self._chosen[key]
 
     def _many(self, chosen: Chosen, given: tuple[Any, ...]) -> Estimate | Estimates:

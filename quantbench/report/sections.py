@@ -14,8 +14,9 @@ from typing import Any
 from quantbench.analysis.check import Check
 from quantbench.analysis.cliffs import CommonCliff
 from quantbench.analysis.periods import Period, explanation_words
-from quantbench.analysis.rules import RULES, VERDICTS, Verdict, untested_lines
+from quantbench.analysis.rules import untested_lines
 from quantbench.analysis.summary import Row
+from quantbench.analysis.verdict import VERDICTS, Verdict
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import printable
 from quantbench.measurement import GRADES, Grade
@@ -88,12 +89,8 @@ def rules_section(verdicts: Sequence[Verdict], spec: DeviceSpec) -> Section | No
     """Builds the section of verdicts on the rules of thumb, with the untested rules listed; None without any."""
     if not verdicts:
         return None
-    rules = {rule.id: rule for rule in RULES}
     tested = sorted((v for v in verdicts if v.num_pairs), key=lambda v: VERDICTS.index(v.verdict))
-    rows = tuple(
-        (rules[v.rule].predicate, v.verdict, _effect(v), str(v.num_pairs), v.reason or rules[v.rule].claim)
-        for v in tested
-    )
+    rows = tuple((v.predicate, v.verdict, _effect(v), str(v.num_pairs), v.reason or v.claim) for v in tested)
     head = ("rule", "verdict", "breaking it costs", "pairs", "claim, or why there is no verdict")
     table = Table(head, rows, frozenset({3}), whole=frozenset({1})) if rows else None
     note = "From pairs of points that differ only in the rule's condition; cost in time per unit of work."

@@ -10,7 +10,6 @@ GFLOP for arithmetic and 1e6 bytes for memory. (PyPI's `calculon` is another pro
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from typing import Any
 
 from quantbench.errors import InputError, UnsupportedError
@@ -53,7 +52,6 @@ def export(profile: Profile, options: ExportOptions, out: Exported) -> None:
         "processing_mode": "roofline",
         "networks": _networks(links),
     }
-    check(system)
     out.write(json.dumps(system, indent=1) + "\n", f"{device.name}.json")
     out.rows |= {"matrix efficiencies": len(compute), "memory efficiencies": len(memory)}
     out.notes += [
@@ -69,18 +67,3 @@ def _networks(links: LinkRates) -> list[dict[str, Any]]:
     between = {"bandwidth": links.between_gb_per_s, "efficiency": 1.0, "size": _FABRIC_GPUS,
                "latency": links.between_latency_s, "must_be_filled": False}  # fmt: skip
     return [{**network, "ops": _RING, "processor_usage": 0.0} for network in (inside, between)]
-
-
-def check(system: dict[str, Any]) -> None:
-    """Raises InputError unless sizes descend strictly and efficiencies are in (0, 1], as calculon asserts, and each
-    curve ends at size 0, so that small work has an efficiency."""
-    curves = [(part, system[part]["MB_efficiency"]) for part in ("mem1", "mem2")]
-    for part in ("matrix", "vector"):
-        curves += [(f"{part} {dtype}", one["gflops_efficiency"]) for dtype, one in system[part].items()]
-    for name, points in curves:
-        sizes = [size for size, _ in points]
-        if not points or sizes[-1] != 0 or any(a <= b for a, b in pairwise(sizes)):
-            raise InputError(WHO, f"calculon {name}: sizes {sizes}", "sizes that descend strictly and end at 0")
-        for size, share in points:
-            if not 0.0 < share <= 1.0:
-                raise InputError(WHO, f"calculon {name}: efficiency {share} at {size}", "above 0 and at most 1")
