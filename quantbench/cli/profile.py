@@ -6,7 +6,6 @@ the same name does the work; `profile_print` formats the output.
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
@@ -21,14 +20,13 @@ from rich.table import Table
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, integers, json_option, option, percentage
 from quantbench.cli.output import StyledLine, check_file, check_folder, output, plain_table, print_result, say
-from quantbench.errors import InputError, StoreError, printable, require_choice, require_int
-from quantbench.files import folders_with, read_text
+from quantbench.errors import InputError, printable, require_choice, require_int
+from quantbench.files import folders_with, read_text, write_file
 from quantbench.units import percent
 
 if TYPE_CHECKING:
     from quantbench.profile import Estimate, Estimates, Profile
     from quantbench.profile.blindspots import FloatArray
-    from quantbench.profile.blindspots_report import Blindspots
     from quantbench.profile.exporters.options import ExportOptions
 
 #: name of the operation in errors of `blindspots`, and of the markers around its table in docs
@@ -372,7 +370,8 @@ def _find(run: Path, profile: Profile, asked: BlindspotOptions, as_json: bool) -
     # A profile's file has a model of its rows; for a run, one must be fitted.
     found = find(profile, asked.consumer, bound, target, asked.rows, own_model=os.path.isfile(run))
     if shapes is not None:
-        _write_shapes(shapes, found)
+        rows = [",".join(map(str, row)) for row in (("m", "n", "k"), *found.choice.rows)]
+        write_file(BLINDSPOTS, shapes, "\n".join(rows) + "\n", make_folder=True)
     fitted = f"fitted to {found.model_rows:,} rows" if found.model_rows else "of other GPUs"
     places, count = len(found.choice.before), len(found.choice.rows)
     lines = [
@@ -387,17 +386,6 @@ def _find(run: Path, profile: Profile, asked: BlindspotOptions, as_json: bool) -
         again = f"profile blindspots {run} --for {asked.consumer} --shapes extra.csv"
         lines.append(f"next: quantbench {again if shapes is None else f'sweep --shapes {shapes}'}")
     print_result(as_json, lambda: found_to_json(found, bound, target, _SHOWN), lines)
-
-
-def _write_shapes(path: Path, found: Blindspots) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(("m", "n", "k"))
-            writer.writerows(found.choice.rows)
-    except OSError as error:
-        raise StoreError(BLINDSPOTS, f"{path} ({error.strerror})", "a file that can be written") from None
 
 
 def _held_out(profile: Profile, asked: BlindspotOptions, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from quantbench.analysis.curves import Curve, curves_of
 from quantbench.analysis.neighbours import curves_of_rows, rows_by_dtype
 from quantbench.analysis.summary import Point, Row, are_parts, layer_rows, points_of
 from quantbench.errors import StoreError, printable
+from quantbench.files import write_file
 from quantbench.report.content import Gallery, Picture, Section
 from quantbench.report.lead import Causes, Lead, draw_lead, lead_of
 from quantbench.report.op_curves import axis_section
@@ -104,14 +105,7 @@ def write_page(output: Path, make: Callable[[Gallery], Page]) -> Written:
     with TemporaryDirectory() if alone else nullcontext(output) as folder:
         gallery = Gallery(Path(folder))
         page = make(gallery)
-    temporary = path.with_name(path.name + ".new")
-    try:
-        temporary.write_text(render(page), encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise StoreError("report", f"{path} ({error.strerror})", "a file that can be written") from None
+    write_file("report", path, render(page))
     return Written(path, tuple(file for file in gallery.files if os.path.exists(file)), page.lead)
 
 
