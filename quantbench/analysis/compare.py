@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from quantbench.analysis.significance import RatioTest, Wander, figure_test, holm, rank_test, wander
@@ -23,7 +23,6 @@ from quantbench.quantization import kernel_change_words
 from quantbench.stats import CONFIDENCE, median
 from quantbench.store.folder import Run
 from quantbench.store.record import Failed, Measured, Place, Record, Skipped
-from quantbench.store.run import RunInfo
 from quantbench.workload import Workload
 
 # Options that only select points; matching the points takes care of them.
@@ -51,14 +50,34 @@ class Difference:
 
 def differences(a: Run, b: Run) -> tuple[Difference, ...]:
     """Returns all metadata differences that may explain a change, device first."""
-    one, two = a.info, b.info
-    found = [*_of_device(one, two), *_of("origin", {"origin": _origins(a)}, {"origin": _origins(b)})]
-    found += _of("origin", {"source": one.source}, {"source": two.source})
-    found += _of("software", one.software, two.software)
-    found += _of("options", _options(one), _options(two))
-    found += _of("environment", one.environment, two.environment)
-    states = [{name: getattr(info.state, name) for name in _STATE} for info in (one, two)]
-    return (*found, *_of("state", *states))
+    one, two = _metadata(a), _metadata(b)
+    if a.info.device.name != b.info.device.name:  # its constants then differ anyway
+        one["device"], two["device"] = ({"device": run.info.device.name} for run in (a, b))
+    return tuple(
+        Difference(kind, name, _text(one[kind], name), _text(two[kind], name))
+        for kind in one
+        for name in {**one[kind], **two[kind]}
+        if one[kind].get(name) != two[kind].get(name) or (name in one[kind]) != (name in two[kind])
+    )
+
+
+def _metadata(run: Run) -> dict[str, dict[str, Any]]:
+    """Returns what is recorded about a run, by kind and name, as in `Difference`."""
+    info = run.info
+    options: dict[str, Any] = {"seed": info.seed}
+    for name, value in info.options.items():
+        if name not in _NOT_OPTIONS:
+            options |= (
+                {f"{name}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {name: value}
+            )
+    return {
+        "device": {name: getattr(info.device, name) for name in _CONSTANTS},
+        "origin": {"origin": _origins(run), "source": info.source},
+        "software": dict(info.software),
+        "options": options,
+        "environment": dict(info.environment),
+        "state": {name: getattr(info.state, name) for name in _STATE},
+    }
 
 
 def obstacles(a: Run, b: Run) -> tuple[str, ...]:
@@ -71,37 +90,8 @@ def obstacles(a: Run, b: Run) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _of_device(a: RunInfo, b: RunInfo) -> list[Difference]:
-    found = _of("device", {"device": a.device.name}, {"device": b.device.name})
-    if found:
-        return found
-    one, two = asdict(a.device), asdict(b.device)
-    return _of("device", {name: one[name] for name in _CONSTANTS}, {name: two[name] for name in _CONSTANTS})
-
-
 def _origins(run: Run) -> str:
     return " and ".join(sorted({run.info.origin, *(record.origin for record in run.records)}))
-
-
-def _options(info: RunInfo) -> dict[str, Any]:
-    flat: dict[str, Any] = {"seed": info.seed}
-    for name, value in info.options.items():
-        if name in _NOT_OPTIONS:
-            continue
-        if isinstance(value, dict):
-            flat |= {f"{name}.{inner}": v for inner, v in value.items()}
-        else:
-            flat[name] = value
-    return flat
-
-
-def _of(kind: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
-    names = [*a, *(name for name in b if name not in a)]
-    return [
-        Difference(kind, name, _text(a, name), _text(b, name))
-        for name in names
-        if a.get(name) != b.get(name) or (name in a) != (name in b)
-    ]
 
 
 def _text(values: Mapping[str, Any], name: str) -> str:
@@ -325,7 +315,8 @@ def compare_runs(a: Run, b: Run, options: CompareOptions | None = None) -> Compa
         raise InputError("compare", "; ".join(hindrances), "runs of one device and one origin, or --force")
     matching = match_runs(a, b, options.by, options.provider_a, options.provider_b)
     if not matching.pairs and not matching.lost:
-        raise InputError("compare", f"no point in common ({_why_none(a, b, options)})", _what_would_match(options))
+        expected = "runs of the same workloads" + (", provider and timing, or --by workload" * (options.by == "key"))
+        raise InputError("compare", f"no point in common ({_why_none(a, b, options)})", expected)
     moved = wander(a, b, len(matching.pairs))
     tolerance = max(options.margin, moved.allowance)
     tests = [_test(pair, tolerance, options.noise) for pair in matching.pairs]
@@ -387,7 +378,3 @@ def _why_none(a: Run, b: Run, options: CompareOptions) -> str:
     if options.by == "key" and timing:
         return "they are timed differently: " + ", ".join(f"{d.name[7:]} {d.a} → {d.b}" for d in timing)
     return "no workload is in both"
-
-
-def _what_would_match(options: CompareOptions) -> str:
-    return "runs of the same workloads" + (", provider and timing, or --by workload" if options.by == "key" else "")

@@ -191,11 +191,6 @@ def _layer(spec: DeviceSpec, dim: str) -> Experiment:
     return Experiment((dim,), Held(hidden=hidden, heads=32, seq=seq, ops=_LAYER_OPS))
 
 
-def _whole_waves() -> Experiment:
-    # Small m and small steps of n: for any tile, some size fills the last wave to 90 % or more.
-    return Experiment(("n=4096:16384:256@edges",), Held(m=512, k=4096, layout="nt"))
-
-
 def _fused(work: Softmax) -> bool:
     heads = work.batch // work.mask_batch
     return megatron_fused_available(
@@ -277,7 +272,9 @@ RULES: tuple[RuleOfThumb, ...] = (
     ),
     RuleOfThumb(
         "whole-waves", "tiles % (SM count × blocks per SM) == 0", "no wave runs nearly empty",
-        whole_waves, lambda _: _whole_waves(),
+        whole_waves,
+        # Small m and small steps of n: for any tile, some size fills the last wave to 90 % or more.
+        lambda _: Experiment(("n=4096:16384:256@edges",), Held(m=512, k=4096, layout="nt")),
     ),
 )  # fmt: skip
 

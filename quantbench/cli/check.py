@@ -16,9 +16,10 @@ from rich.table import Table
 
 from quantbench.cli.devices import device_line
 from quantbench.cli.options import argument, command, json_option, option
-from quantbench.cli.output import StyledLine, check_folder, output, plain_table, print_result, say
+from quantbench.cli.output import StyledLine, check_folder, output, print_result, say
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, printable
+from quantbench.report.terminal import cliffs_table, section_lines
 from quantbench.units import parse_duration_s, percent
 
 if TYPE_CHECKING:
@@ -98,7 +99,6 @@ def _measure(rule: RuleOfThumb, results: Path, budget: str, *, as_json: bool) ->
 
 def _lines(found: Check) -> Iterator[StyledLine | Table]:
     from quantbench.report.sections import rules_section, steps_section
-    from quantbench.report.terminal import section_lines
 
     info = found.run.info
     yield device_line(info.device)
@@ -148,20 +148,9 @@ def _cliffs_table(found: Check) -> Table:
     """Tabulates the largest cliffs."""
     more = len(found.cliffs) - _MOST_CLIFFS
     title = "cliffs" if more <= 0 else f"the {_MOST_CLIFFS} largest cliffs ({more:,} more in --json)"
-    table = plain_table((">size", ">time", "op", "why"), title=title)
-    for cliff in found.cliffs[:_MOST_CLIFFS]:
-        held = "".join(f", {_axis(name)} = {value}" for name, value in cliff.held.items())
-        source = "" if cliff.cause.evidence == "identity" else f" ({cliff.cause.evidence})"
-        table.add_row(
-            f"{_axis(cliff.axis)} = {cliff.at} to {cliff.next}{held}",
-            f"{cliff.ratio:.2f}x ({cliff.low:.2f} to {cliff.high:.2f})", f"{cliff.op} {cliff.provider}",
-            f"{cliff.cause.kind}: {cliff.cause.words}{source}",
-        )  # fmt: skip
-    return table
-
-
-def _axis(name: str) -> str:
-    return name.replace("_", "-")
+    causes = [(cliff, cliff.cause) for cliff in found.cliffs[:_MOST_CLIFFS]]
+    evidence = {"identity": "", "arithmetic": " (arithmetic)", "clock": " (clock)"}
+    return cliffs_table(((cliff, f"{why.kind}: {why.words}{evidence[why.evidence]}") for cliff, why in causes), title)
 
 
 def check_to_json(found: Check) -> dict[str, Any]:

@@ -247,40 +247,33 @@ def query(
         raise InputError("profile query", "no shape", f"{', '.join(others)} or {last}")
     require_choice("profile query", "--direction", direction, ("forward", "backward"))
     found = Profile.load(file)
-    answers = []
-    for kind, texts in asked.items():
-        for text in texts or ():
-            op, sizes = _typed(kind, text)
-            one = _ask(found, kind, op, sizes, dtype or None, layout or None, direction)
-            answers.append((kind, text, [op, *sizes] if op else sizes, one))
+    asked_for = [(kind, text, *_typed(kind, text)) for kind, texts in asked.items() for text in texts or ()]
+    answers = [_ask(found, kind, op, sizes, dtype, layout, direction) for kind, _, op, sizes in asked_for]
     fields = ("latency_us", "low_us", "high_us", "source", "bound", "outside", "note")
     listed = [
-        {"kind": kind, "shape": shape, **{name: getattr(one, name) for name in fields}}
-        for kind, _, shape, one in answers
+        {"kind": kind, "shape": [op, *sizes] if op else sizes, **{name: getattr(one, name) for name in fields}}
+        for (kind, _, op, sizes), one in zip(asked_for, answers, strict=True)
     ]
-    table = answers_table((f"{kind} {text}", one) for kind, text, _, one in answers)
+    table = answers_table((f"{kind} {text}" for kind, text, _, _ in asked_for), answers)
     answer = {"device": found.device.name, "answers": listed}
     print_result(as_json, lambda: answer, (device_line(found.device), "", table))
 
 
-def _ask(
-    profile: Profile, kind: str, op: str, sizes: list[int], dtype: str | None, layout: str | None, direction: str
-) -> Estimate:
+def _ask(profile: Profile, kind: str, op: str, sizes: list[int], dtype: str, layout: str, direction: str) -> Estimate:
     """Queries the time of one shape. sizes: as in _QUERIES; op: name of the collective."""
     one: Estimate | Estimates
     if kind == "gemm":
-        m, n, k, *batch = sizes
-        one = profile.gemm(m, n, k, dtype=dtype, layout=layout, batch=batch[0] if batch else 1)
+        m, n, k, batch = (*sizes, 1)[:4]
+        one = profile.gemm(m, n, k, dtype=dtype or None, layout=layout or None, batch=batch)
     elif kind == "softmax":
         mask = "causal" if sizes[1] == sizes[2] else "none"
-        one = profile.softmax(*sizes, dtype=dtype, mask=mask, direction=direction)
+        one = profile.softmax(*sizes, dtype=dtype or None, mask=mask, direction=direction)
     elif kind == "attention":
-        batch_size, heads, seq, head_dim, *kv_heads = sizes
-        kv = kv_heads[0] if kv_heads else 0
-        one = profile.attention(batch_size, heads, seq, seq, head_dim, kv, dtype=dtype, direction=direction)
+        batch, heads, seq, head_dim, kv_heads = (*sizes, 0)[:5]
+        one = profile.attention(batch, heads, seq, seq, head_dim, kv_heads, dtype=dtype or None, direction=direction)
     else:
-        message_bytes, num_gpus, *nodes = sizes
-        one = profile.collective(op, message_bytes, num_gpus, num_nodes=nodes[0] if nodes else 1, dtype=dtype)
+        message_bytes, num_gpus, num_nodes = (*sizes, 1)[:3]
+        one = profile.collective(op, message_bytes, num_gpus, num_nodes=num_nodes, dtype=dtype or None)
     return one  # type: ignore[return-value]  # one shape was asked about, not arrays of them
 
 

@@ -1,4 +1,4 @@
-"""Measures a sweep and prints its progress and result.
+"""Measures a sweep, and prints its plan, its progress and its result.
 
 Entry points: `run` (the device at hand), `run_on_ray` (every GPU of a Ray cluster) and `dry_run` (prints the plan
 only), used by the command `sweep`; `measure` and `stop_on_sigterm`, used by the command `check` for its experiments.
@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from quantbench import device
-from quantbench.analysis.check import refine_of
+from quantbench.analysis.check import check_run, refine_of
+from quantbench.analysis.summary import Point, points_of, rows_of
 from quantbench.cli.devices import device_lines
-from quantbench.cli.output import StyledLine, check_folder, output, print_result, progress_bar, say, show
+from quantbench.cli.output import StyledLine, check_folder, output, print_result, progress_bar, say, show, warning
 from quantbench.cli.sweep import SweepArguments, assumed_of, budget_of, sweep_options
-from quantbench.cli.sweep_print import measuring_s, plan_lines, result, show_progress
 from quantbench.cluster.cards import card_lines, compare_cards
 from quantbench.cluster.lane import Lane
 from quantbench.cluster.ray_pool import RayPool
@@ -30,17 +33,29 @@ from quantbench.device.spec import DeviceSpec
 from quantbench.errors import MeasurementError, StoreError
 from quantbench.latency.op_times import roofline_us
 from quantbench.providers import catalog
-from quantbench.store.folder import read_run
-from quantbench.store.record import Measured
-from quantbench.store.run import read_run_info
+from quantbench.report.shape_comparison import (
+    compare_shapes,
+    comparison_lines,
+    comparison_sentence,
+    comparison_table,
+    comparison_to_json,
+)
+from quantbench.report.sweep_result import cliff_to_json, draw_run, ops_line, rows_to_json, sweep_table, trust_lines
+from quantbench.store.folder import Run, read_run
+from quantbench.store.record import Failed, Measured, Skipped
+from quantbench.store.run import RunInfo, read_run_info
 from quantbench.sweep.child import WorkerProcess
-from quantbench.sweep.options import SweepOptions, plan_sweep
+from quantbench.sweep.options import SweepOptions, options_from_json, plan_sweep
 from quantbench.sweep.plan import Plan
+from quantbench.sweep.refine import Edge, PlacedGap
 from quantbench.sweep.runner import Finished, More, Progress
 from quantbench.sweep.session import SweepSession, adaptive_more
-from quantbench.units import latency
+from quantbench.units import duration, latency, percent
 
 _MOST_PLANNED_LINES = 40
+# Phases that count as measurement; all others are overhead of the harness.
+_MEASUREMENT_PHASES = ("inputs", "warm-up", "measuring")
+_KERNEL_NAMES = "QUANTBENCH_KERNEL_NAMES"
 
 
 def dry_run(arguments: SweepArguments, gpu: str, *, as_json: bool) -> None:
@@ -162,10 +177,13 @@ def run_on_ray(arguments: SweepArguments, results: Path, resume: Path | None, *,
         """Lists the assumptions; a resumed run has no new ones."""
         return () if resume else assumed_of(arguments, sweep_options(arguments, lane.spec.kind), lane.plan, lane.spec)
 
+    def more(options: SweepOptions, spec: DeviceSpec) -> More | None:
+        return refine_of(options, spec) if options.refine else adaptive_more(options, spec)
+
     with RayPool() as pool:
         stop_on_sigterm()  # after Ray has set its own handler
         sweep = ClusterSweep(
-            pool.hosts(), lambda spec: sweep_options(arguments, spec.kind), results, _more, resume, budget_s,
+            pool.hosts(), lambda spec: sweep_options(arguments, spec.kind), results, more, resume, budget_s,
             on_note=lambda text: say(console, text),
         )  # fmt: skip
         lanes = _measure_lanes(console, sweep, assumed)
@@ -226,5 +244,131 @@ def _together(parts: Sequence[Progress]) -> Progress:
     )
 
 
-def _more(options: SweepOptions, spec: DeviceSpec) -> More | None:
-    return refine_of(options, spec) if options.refine else adaptive_more(options, spec)
+# --- output ----------------------------------------------------------------------------------------------------------
+
+
+def plan_lines(plan: Plan, *, already: int = 0, devices: int = 1) -> Iterator[str]:
+    """Yields the number of points, the estimated time, and what is left out. already: points measured before `plan`."""
+    selected = len(plan.points)
+    counted = f"{selected} point{'' if selected == 1 else 's'}"
+    text = f"{selected} of {plan.total} points selected" if plan.left_out else counted
+    text += f", about {duration(plan.estimate_s / devices)}"
+    if devices > 1:
+        text += f" on {devices} devices"
+    if already:
+        text += f"; {already} more {'is' if already == 1 else 'are'} measured already"
+    yield text + ("; `--budget none` runs all" if plan.left_out else "")
+    if plan.impossible:
+        yield f"{len(plan.impossible)} sizes are left out, the first because {plan.impossible[0]}"
+
+
+def show_progress(show: Callable[..., None], progress: Progress) -> None:
+    """Shows the progress of a sweep. show: function that `progress_bar` yields."""
+    left = "" if progress.left_s is None else f", {duration(progress.left_s)} left"
+    show(progress.done, progress.total, f"{progress.done} of {progress.total} points{left}", progress.current)
+
+
+def result(
+    run: Run, finished: Finished, wall_s: float, *, devices: int = 1, earlier_s: float = 0.0
+) -> tuple[list[StyledLine | Table], dict[str, Any]]:
+    """Formats the result of a run as lines and tables, and as a JSON object. Draws the run's plot.
+
+    wall_s: duration of this session, seconds.
+    devices: number of devices that measured the run together.
+    earlier_s: measuring time of earlier sessions of the run, seconds.
+    """
+    spec, listed = run.info.device, bool(run.info.options.get("shapes") or run.info.options.get("models"))
+    points = points_of(run.records, spec)
+    rows = rows_of(points)
+    check = check_run(run, rules=())
+    options = options_from_json(run.info.options)
+    comparison = compare_shapes(points, options.models) if options.models and points else None
+    refine = refine_of(options, spec) if options.refine and not listed else None
+    edges = () if refine is None else refine.edges(run.records)
+
+    lines: list[StyledLine | Table] = [""]
+    if comparison is not None:
+        lines += [comparison_table(comparison), comparison_sentence(comparison), *comparison_lines(comparison)]
+    elif rows:
+        lines += [ops_line(rows), sweep_table(rows, check, spec)]
+    else:
+        lines.append("nothing was measured")
+    lines += [*trust_lines(rows), *_not_measured_lines(run)]
+    if run.info.origin == "measured" and (unnamed := unnamed_line(points, spec, run.info.environment)):
+        lines.append(unnamed)
+    if refine is not None:
+        lines += [_edge_line(*edge) for edge in edges] or ["no step of 5 % or more was found to bisect to"]
+    picture = None
+    if points and not listed:  # a list of shapes has no axis to draw along
+        axis = max(run.info.axes, key=lambda dim: len(run.info.axes[dim]))
+        try:
+            picture = draw_run(run, check, axis.replace("-", "_"))
+        except StoreError as error:  # a full disk: the run itself is complete, and its folder must still be printed
+            lines.append(warning(f"no picture: {error}"))
+    overhead_share = 1 - (measuring_s(run.info) - earlier_s) / (wall_s * devices)
+    lines += [warning(text) for text in run.warnings]
+    reason = f" ({finished.reason})" if finished.reason else ""
+    lines.append(
+        f"{finished.how} in {duration(wall_s)}; the harness itself took {percent(overhead_share)} of it{reason}"
+    )
+    lines.append(f"kept in {run.folder}/ (run.json, records.jsonl)")
+    if picture is not None:
+        lines.append(f"picture: {picture}")
+    if finished.how == "budget":
+        lines.append(f"the rest: quantbench sweep --resume {run.folder}")
+    edges_to_json = [
+        {**{name: getattr(placed, name) for name in ("axis", "op", "provider", "held")},
+         **{name: getattr(edge, name) for name in ("low", "high", "ratio", "exact")}}
+        for placed, edge in edges
+    ]  # fmt: skip
+    answer = {
+        "run": str(run.folder), "device": spec.name, "how_ended": finished.how,
+        "rows": rows_to_json(rows, check, spec), "cliffs": [cliff_to_json(cliff) for cliff in check.cliffs],
+        "edges": edges_to_json, "picture": None if picture is None else str(picture),
+        "wall_s": wall_s, "overhead_share": overhead_share,
+        **({} if comparison is None else {"shapes": comparison_to_json(comparison)}),
+    }  # fmt: skip
+    return lines, answer
+
+
+def _not_measured_lines(run: Run) -> list[str]:
+    """Counts skipped, failed and rejected points by reason."""
+    reasons: Counter[str] = Counter()
+    for record in run.records:
+        if record.role != "point":
+            continue
+        match record.outcome:
+            case Skipped(reason):
+                reasons[f"skipped, {record.provider}: {reason}"] += 1
+            case Failed(kind, message):
+                reasons[f"failed, {record.provider}: {kind}: {message}"] += 1
+            case Measured(_, grade) if grade.letter == "rejected":
+                reasons[f"rejected, {record.provider}: {grade.reasons[0]}"] += 1
+    return [f"{number} × {reason}" for reason, number in reasons.most_common()]
+
+
+def _edge_line(placed: PlacedGap, edge: Edge) -> str:
+    """Formats an edge: `edge in gemm (torch.mm): n = 3328 to 3336, 1.34 times the time`."""
+    held = "".join(f", {name.replace('_', '-')} = {value}" for name, value in placed.held.items())
+    return (
+        f"edge in {placed.op} ({placed.provider}): {placed.axis.replace('_', '-')} = {edge.low} to {edge.high}"
+        f"{held}, {edge.ratio:.2f} times the time{'' if edge.exact else ' (not bisected to the end)'}"
+    )
+
+
+def unnamed_line(points: Sequence[Point], spec: DeviceSpec, environment: dict[str, str]) -> str | None:
+    """Counts the GPU points without kernel name and names a remedy; None if there are none or names were switched off.
+
+    environment: environment variables of the run.
+    """
+    way = environment.get(_KERNEL_NAMES, "apart").strip().lower()
+    missing = sum(point.launch is None for point in points)
+    if spec.kind != "cuda" or way == "off" or not missing:
+        return None
+    line = f"{missing} of {len(points)} points have no kernel name, so their causes cannot be determined"
+    return line if way == "here" else f"{line}; where one process alone may use the GPU, set {_KERNEL_NAMES}=here"
+
+
+def measuring_s(info: RunInfo) -> float:
+    """Returns the measuring time over all sessions of a run, seconds."""
+    return sum(info.phases_s.get(name, 0.0) for name in _MEASUREMENT_PHASES)

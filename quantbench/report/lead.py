@@ -92,7 +92,11 @@ def lead_of(rows: Sequence[Row], axes: Sequence[str], why: Causes) -> Lead:
     bad, curves = by_axis[axis], curves_by_axis[axis]
     name = dashed(axis)
     sizes = sorted({row.axes[axis] for curve in curves for row in curve})
-    near = bool(bad) or any(_close(a, b) for curve in curves for a, b in pairwise(curve))
+    near = bool(bad) or any(
+        all(b.axes[name] * (1 - NEAR) <= value for name, value in a.axes.items())
+        for curve in curves
+        for a, b in pairwise(curve)
+    )
     if not near and len(sizes) == 1:
         return Lead(axis, f"{name}: only {sizes[0]} was measured; a comparison needs a second size")
     if not near:
@@ -123,11 +127,6 @@ def lead_of(rows: Sequence[Row], axes: Sequence[str], why: Causes) -> Lead:
     several_providers = len({row.provider for row in rows}) > 1
     lines = tuple(_row(s, why, varied, several_providers, bad[0].loss) for s in shown)
     return Lead(axis, sentence, lines, len(stretches) - len(shown), bad=bad)
-
-
-def _close(a: Row, b: Row) -> bool:
-    """Returns whether `a` is at most NEAR below `b` on every axis."""
-    return all(b.axes[name] * (1 - NEAR) <= value for name, value in a.axes.items())
 
 
 def _stretches(bad: Sequence[BadSize], curves: Sequence[tuple[Row, ...]]) -> list[list[BadSize]]:

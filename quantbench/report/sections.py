@@ -13,7 +13,7 @@ from typing import Any
 
 from quantbench.analysis.check import Check
 from quantbench.analysis.cliffs import CommonCliff
-from quantbench.analysis.periods import Period, explanation_words
+from quantbench.analysis.periods import Period
 from quantbench.analysis.rules import untested_lines
 from quantbench.analysis.summary import Row
 from quantbench.analysis.verdict import VERDICTS, Verdict
@@ -56,7 +56,7 @@ def period_words(period: Period) -> str:
         return f"{where}: the times show no waves"
     if recovered.verdict == "no single tile":
         return f"{where}: no single tile explains the steps; the best {accounts}"
-    explanations = [explanation_words(explanation, period.sm_count) for explanation in recovered.best]
+    explanations = list(map(period.words_of, recovered.best))
     named = period.tile_words or explanations[0]
     alike = [words for words in explanations if words != named]
     sure = f"{period.sure_words}, {accounts}"

@@ -1,8 +1,8 @@
 """Builds frameless tables for the terminal.
 
 Entry points: `plain_table` from column names and rows, used by most commands; `section_lines` from a section of the
-report's page, used by the command `check`; `terminal_table` from columns of cells, and `share_cell`, used by this
-package. Imports nothing heavy, because `cli.output` imports it.
+report's page, used by the command `check`; `cliffs_table`, used by `check` and `profile_print`; `terminal_table` from
+columns of cells, and `share_cell`, used by this package. Imports nothing heavy, because `cli.output` imports it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from rich.text import Text
 from quantbench.units import percent
 
 if TYPE_CHECKING:
+    from quantbench.analysis.cliffs import Cliff
+    from quantbench.profile.parts import KnownCliff
     from quantbench.report.content import Section
 
 # Shares of peak below this fraction of the best one in their table are shown in red.
@@ -75,6 +77,18 @@ def section_lines(section: Section, styles: Mapping[str, str]) -> Iterator[str |
         rows = [[Text(cell, style=styles.get(cell, "")) for cell in row] for row in section.table.rows]
         yield plain_table(names, rows, title=section.title)
     yield from filter(None, (section.note, *section.lines))
+
+
+def cliffs_table(cliffs: Iterable[tuple[Cliff | KnownCliff, str]], title: str) -> Table:
+    """Tabulates cliffs, each given with the text on its cause."""
+    table = plain_table((">size", ">time", "op", "why"), title=title)
+    for cliff, why in cliffs:
+        held = "".join(f", {name.replace('_', '-')} = {value}" for name, value in cliff.held.items())
+        table.add_row(
+            f"{cliff.axis.replace('_', '-')} = {cliff.at} to {cliff.next}{held}",
+            f"{cliff.ratio:.2f}x ({cliff.low:.2f} to {cliff.high:.2f})", f"{cliff.op} {cliff.provider}", why,
+        )  # fmt: skip
+    return table
 
 
 def share_cell(share: float | None, best: float) -> Text:

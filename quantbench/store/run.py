@@ -1,7 +1,7 @@
 """Defines `RunInfo`, the contents of run.json: device, options, software versions and how the run ended.
 
 Entry points: `RunInfo`, `read_run_info`, `write_run_info`, `now_text`. Used by `folder`, `sweep`, `cluster`,
-`importers`, `analysis.compare`, `report.source` and the commands `comm` and `sweep`.
+`importers`, `report.source` and the commands `comm` and `sweep`.
 
 History of the format:
 1  first version.

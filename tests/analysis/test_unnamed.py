@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from quantbench.cli.sweep_print import unnamed_line
+from quantbench.cli.sweep_run import unnamed_line
 from quantbench.device import lookup
 from quantbench.launch import Launch
 

@@ -17,8 +17,7 @@ from rich.console import Console
 from sweep_doubles import A100, OPTIONS, Bench, QuietWorker, measured
 
 from quantbench.cli.output import show
-from quantbench.cli.sweep_print import plan_lines, result
-from quantbench.cli.sweep_run import measure
+from quantbench.cli.sweep_run import measure, plan_lines, result
 from quantbench.errors import StoreError, UnsupportedError
 from quantbench.store.folder import RunWriter, read_run
 from quantbench.store.record import Record
