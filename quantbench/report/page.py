@@ -130,7 +130,7 @@ def build_page(run: Run, points: Sequence[Point], gallery: Gallery, where: Mappi
     explanation, all_sizes = "", None
     if points and axes:
         check = check_run(run, points=None if where else points)
-        lead = lead_of(layers, axes, Causes(spec, check.cliffs, check.periods))
+        lead = lead_of(layers, axes, Causes(check))
         explanation = ". ".join(period_words(period) for period in check.periods[:_MOST_EXPLAINED])
         curves = {axis: curves_of(points, axis) if where else check.curves.get(axis, ()) for axis in axes}
         ordered = sorted(axes, key=lambda axis: axis != lead.axis)

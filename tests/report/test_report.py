@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from made_runs import HOSTILE, SPEC, STATE, measurement, record, reference, run, samples, staircase, stairs, write
 
+from quantbench.analysis.check import check_run
 from quantbench.analysis.neighbours import BadSize, bad_sizes, rows_by_dtype
 from quantbench.analysis.summary import are_parts, layer_rows, points_of
 from quantbench.device.spec import DeviceState
@@ -475,6 +476,6 @@ def test_a_cause_is_counted_by_its_kind(
     ]
     before, after = rows_by_dtype(points_of(run(made).records, SPEC))
     bad = BadSize("n", after, before, 0.3, None, None, None, after.points[0], before.points[0])
-    causes = Causes(SPEC, (), ())
+    causes = Causes(replace(check_run(run(made), rules=()), cliffs=(), periods=()))
     assert causes.kind(bad) == kind
     assert words in causes.words(bad)
