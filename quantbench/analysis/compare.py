@@ -117,39 +117,21 @@ class Matched:
         return next(iter((*self.b.places, *self.a.places)), Place({}, self.b.workload.kind))
 
 
-@dataclass(frozen=True)
-class Matching:
-    """Points of two runs, matched.
-
-    pairs: points measured in both runs.
-    lost: points measured in a that failed in b.
-    only_a, only_b: number of points measured in one run only and lacking, skipped or rejected in the other.
-    """
-
-    pairs: tuple[Matched, ...]
-    lost: tuple[Matched, ...]
-    only_a: int
-    only_b: int
-
-
 _Key = tuple[object, ...]
 
 
-def match_runs(a: Run, b: Run, by: str = "key", provider_a: str = "", provider_b: str = "") -> Matching:
-    """Matches the points of two runs.
-
-    by: `key` (same workload, provider and timing) or `workload` (any provider and timing). provider_a, provider_b: use
-    only this provider's points of a run; needed with `workload` if a run has several providers for one workload.
-    """
-    require_choice("compare", "by", by, MATCHES)
-    sides = [_side(run, by, provider, name) for run, provider, name in ((a, provider_a, "A"), (b, provider_b, "B"))]
-    ours, theirs = _same_kernels_apart(*sides)
+def _matched(a: Run, b: Run, options: CompareOptions) -> tuple[tuple[Matched, ...], tuple[Matched, ...], int, int]:
+    """Returns (points measured in both runs; points measured in a that failed in b; number of points measured only in
+    a, only in b, and lacking, skipped or rejected in the other)."""
+    ours, theirs = _same_kernels_apart(
+        _side(a, options.by, options.provider_a, "A"), _side(b, options.by, options.provider_b, "B")
+    )
     measured = [(record, theirs.get(key)) for key, record in ours.items() if _counts(record)]
     pairs = tuple(Matched(record, other) for record, other in measured if other is not None and _counts(other))
     failed = ((record, other) for record, other in measured if other and isinstance(other.outcome, Failed))
     lost = tuple(Matched(*pair) for pair in failed)
     there = sum(map(_counts, theirs.values()))
-    return Matching(pairs, lost, len(measured) - len(pairs) - len(lost), there - len(pairs))
+    return pairs, lost, len(measured) - len(pairs) - len(lost), there - len(pairs)
 
 
 def _counts(record: Record) -> bool:
@@ -223,7 +205,9 @@ class CompareOptions:
     """Options of `compare_runs`.
 
     margin: relative change that does not matter.
-    by, provider_a, provider_b: see `match_runs`.
+    by: match points by `key` (same workload, provider and timing) or by `workload` (any provider and timing).
+    provider_a, provider_b: use only this provider's points of a run; needed with `workload` if a run has several
+        providers for one workload.
     noise: relative standard deviation of times without samples; None if unknown.
     force: whether to compare runs of different devices or origins.
     """
@@ -236,6 +220,7 @@ class CompareOptions:
     force: bool = False
 
     def __post_init__(self) -> None:
+        require_choice("compare", "by", self.by, MATCHES)
         for name, value, low in (("margin", self.margin, 0.0), ("noise", self.noise, 1e-6)):
             if value is not None and not low <= value < 1:
                 raise InputError("compare", f"--{name} {value!r}", "a share below 1, such as 0.01 or 1%")
@@ -313,19 +298,19 @@ def compare_runs(a: Run, b: Run, options: CompareOptions | None = None) -> Compa
     hindrances = obstacles(a, b)
     if hindrances and not options.force:
         raise InputError("compare", "; ".join(hindrances), "runs of one device and one origin, or --force")
-    matching = match_runs(a, b, options.by, options.provider_a, options.provider_b)
-    if not matching.pairs and not matching.lost:
+    pairs, lost, only_a, only_b = _matched(a, b, options)
+    if not pairs and not lost:
         expected = "runs of the same workloads" + (", provider and timing, or --by workload" * (options.by == "key"))
         raise InputError("compare", f"no point in common ({_why_none(a, b, options)})", expected)
-    moved = wander(a, b, len(matching.pairs))
+    moved = wander(a, b, len(pairs))
     tolerance = max(options.margin, moved.allowance)
-    tests = [_test(pair, tolerance, options.noise) for pair in matching.pairs]
+    tests = [_test(pair, tolerance, options.noise) for pair in pairs]
     adjusted = holm([test.p for test in tests])
-    points = [_compared(*one, tolerance) for one in zip(matching.pairs, tests, adjusted, strict=True)]
+    points = [_compared(*one, tolerance) for one in zip(pairs, tests, adjusted, strict=True)]
     return Comparison(
         a, b, options, hindrances, differences(a, b), moved, tolerance,
         tuple(sorted(points, key=lambda p: (VERDICTS.index(p.verdict), -abs(p.ratio - 1)))),
-        matching.lost, matching.only_a, matching.only_b,
+        lost, only_a, only_b,
     )  # fmt: skip
 
 
