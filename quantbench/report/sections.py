@@ -60,6 +60,8 @@ def period_words(period: Period) -> str:
     named = period.tile_words or explanations[0]
     alike = [words for words in explanations if words != named]
     sure = f"{period.sure_words}, {accounts}"
+    if period.spacing is not None:
+        sure += f"; a step every {period.spacing:.4g} of {dashed(period.axis)}"
     if alike:
         more = f" and {len(alike) - _MOST_ALIKE} more" if len(alike) > _MOST_ALIKE else ""
         sure += f"; the same staircase: {', '.join(alike[:_MOST_ALIKE])}{more}"
