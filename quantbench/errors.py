@@ -6,7 +6,8 @@ Entry points: `QuantbenchError` and its subclasses `InputError`, `UnsupportedErr
 Each message is one line that names the operation, the value and what was expected. The command line prints it and exits
 with `exit_code`.
 
->>> print(InputError("Gemm", "m = 0", "an integer of at least 1")) Gemm: m = 0; expected an integer of at least 1
+>>> print(InputError("Gemm", "m = 0", "an integer of at least 1"))
+Gemm: m = 0; expected an integer of at least 1
 """
 
 import unicodedata

@@ -54,8 +54,10 @@ class Tile:
 class Launch:
     """One kernel launch, measured or predicted.
 
-    kernel: full name of the kernel. grid, block: (x, y, z) size of the grid in blocks and of a block in threads.
-    registers: registers per thread. shared_memory_bytes: static and dynamic shared memory per block.
+    kernel: full name of the kernel.
+    grid, block: (x, y, z) size of the grid in blocks and of a block in threads.
+    registers: registers per thread.
+    shared_memory_bytes: static and dynamic shared memory per block.
     blocks_per_sm: resident blocks of this kernel per SM (occupancy, not grid / SM count).
     tile: output tile of one block.
     """

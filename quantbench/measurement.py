@@ -33,10 +33,11 @@ class Check:
 
 @dataclass(frozen=True)
 class Grade:
-    """Quality grade of a measured time. reasons: every problem found; may be empty only for A.
+    """Quality grade of a measured time.
 
+    reasons: every problem found; may be empty only for A.
     letter: A (no problem), B (one minor problem), C (several, or one serious), D (use only together with its reasons),
-    rejected (impossible: faster than the hardware's peak, or not a valid time).
+    `rejected` (impossible: faster than the hardware's peak, or not a valid time).
     """
 
     letter: str
@@ -56,7 +57,8 @@ class Measurement:
     clocks_mhz: SM clock at each sample; empty if the device does not report it.
     stopped_by: rule that ended sampling (`precision`, `max_time`, `max_samples`, `noise_floor`; `discards` for too many
         discarded samples; `imported` for an imported time).
-    mode: timing mode (`events`, `graph`, `cpu`). cache: `cold` or `hot`. Both may be `unknown` for imported times.
+    mode: timing mode (`events`, `graph`, `cpu`).
+    cache: `cold` or `hot`. Both may be `unknown` for imported times.
     kernels_per_sample: runs per sample; above 1 if a single run is too short to time.
     """
 

@@ -122,7 +122,6 @@ class DeviceBenchmark:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the options of the fixture's timer."""
     group = parser.getgroup("quantbench")
     group.addoption("--device-cache", default="cold", choices=("cold", "hot"), help="last-level cache before each run")
     group.addoption("--device-max-time", default="1s", help="sampling time per benchmark at most (default: 1s)")

@@ -35,7 +35,7 @@ _RESERVED_SMEM_BYTES = 1 * _KIB  # per block, from compute capability 8.0 on
 
 @dataclass(frozen=True)
 class SmLimits:
-    """Limits of resident warps and blocks per SM. smem_bytes: largest shared-memory carve-out."""
+    """Limits of one SM: resident warps and blocks, and its largest shared memory, bytes."""
 
     warps: int
     blocks: int
@@ -62,9 +62,12 @@ SM_LIMITS: dict[tuple[int, int], SmLimits] = {
 class Quantization:
     """Tiles and waves of a GEMM. All counts are exact; efficiencies are in (0, 1].
 
-    num_tiles: number of blocks, including split-k parts and batch. tile_efficiency: useful share of the padded output.
-    num_waves: number of waves, including the last. last_wave_tiles: blocks in the last wave (1 … resident_blocks).
-    wave_efficiency: num_tiles / (num_waves · resident_blocks). resident_blocks: resident blocks of the whole device.
+    num_tiles: number of blocks, including split-k parts and batch.
+    tile_efficiency: useful share of the padded output.
+    num_waves: number of waves, including the last.
+    last_wave_tiles: blocks in the last wave (1 … resident_blocks).
+    wave_efficiency: num_tiles / (num_waves · resident_blocks).
+    resident_blocks: resident blocks of the whole device.
     alignment_bytes: largest power of two up to 128 that divides the length of every stored row, bytes.
     """
 
@@ -137,8 +140,8 @@ def credible_waves(
     They mislead unless exactly one block is resident per SM: with several, a half-full wave takes less time than a full
     one. They also mislead if they contradict the rate: a GEMM at 72 % of peak does not leave 52 % of the SMs idle.
 
-    blocks_per_sm: resident blocks per SM; None if unknown. peak_share: measured or predicted rate as a share of the
-    device's peak; None if unknown.
+    blocks_per_sm: resident blocks per SM; None if unknown.
+    peak_share: measured or predicted rate as a share of the device's peak; None if unknown.
     """
     if blocks_per_sm != 1:
         return None
@@ -218,7 +221,6 @@ def alignment_bytes(row_length: int, dtype: str, limit: int = 128) -> int:
 
 
 def gemm_alignment_bytes(gemm: Gemm) -> int:
-    """Returns the smallest alignment in bytes among the stored rows of a, b and c."""
     row_a = gemm.k if gemm.layout[0] == "n" else gemm.m
     row_b = gemm.n if gemm.layout[1] == "n" else gemm.k
     return min(
@@ -233,7 +235,9 @@ def resident_blocks(
 ) -> int | None:
     """Returns the resident blocks of one kernel per SM; 0 if not even one fits, None for an unknown device.
 
-    threads: threads per block. registers: registers per thread. shared_memory_bytes: static and dynamic, per block.
+    threads: threads per block.
+    registers: registers per thread.
+    shared_memory_bytes: static and dynamic, per block.
 
     >>> resident_blocks((8, 0), threads=256, registers=128, shared_memory_bytes=49_152)
     2
@@ -248,10 +252,7 @@ def resident_blocks(
     fitting = [limits.blocks, limits.warps // warps]
     if registers:
         per_warp = cdiv(registers * WARP_THREADS, _REGISTER_UNIT_PER_WARP) * _REGISTER_UNIT_PER_WARP
-        # The launch check assumes that a block fills all partitions evenly.
-        launches = per_warp * cdiv(warps, _PARTITIONS) * _PARTITIONS <= _REGISTERS_PER_SM
-        warps_per_sm = _REGISTERS_PER_SM // _PARTITIONS // per_warp * _PARTITIONS
-        fitting.append(warps_per_sm // warps if launches else 0)
+        fitting.append(_REGISTERS_PER_SM // _PARTITIONS // per_warp * _PARTITIONS // warps)
     unit, reserved = (128, _RESERVED_SMEM_BYTES) if compute_capability >= (8, 0) else (256, 0)
     used = cdiv(shared_memory_bytes + reserved, unit) * unit
     if used:

@@ -36,8 +36,11 @@ _SAME_TIME_US = 1e-4
 
 @dataclass(frozen=True)
 class Interval:
-    """Confidence interval of a median. low, high: bounds in the unit of the samples. coverage: actual confidence, below
-    the requested one if there are too few samples."""
+    """Confidence interval of a median.
+
+    low, high: bounds in the unit of the samples.
+    coverage: actual confidence, below the requested one if there are too few samples.
+    """
 
     low: float
     high: float

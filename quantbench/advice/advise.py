@@ -3,10 +3,13 @@
 Entry point: `advise`, which returns an `Advice` with a list of `Advised` shapes. Used by the command `advise`, by
 `report` of this package and, through `quantbench.advice`, by users' Python code.
 
->>> from quantbench.device import lookup >>> from quantbench.latency.op_times import RooflineTimes >>> from
-quantbench.workload import TransformerShape >>> shape = TransformerShape(hidden=1152, heads=12, layers=8, vocab=50304)
->>> advice = advise(shape, RooflineTimes(lookup("a100-sxm4-80gb"))) >>> advice.cost.latency.latency_us >
-advice.cost.waste_us True
+>>> from quantbench.device import lookup
+>>> from quantbench.latency.op_times import RooflineTimes
+>>> from quantbench.workload import TransformerShape
+>>> shape = TransformerShape(hidden=1152, heads=12, layers=8, vocab=50304)
+>>> advice = advise(shape, RooflineTimes(lookup("a100-sxm4-80gb")))
+>>> advice.cost.latency.latency_us > advice.cost.waste_us
+True
 """
 
 from __future__ import annotations
@@ -227,7 +230,6 @@ def _reason(name: str, old: ShapeCost, new: ShapeCost) -> tuple[str, str]:
 
 
 def _regained(was: OpCost, now: OpCost) -> str:
-    """Names the side whose rows are 16-byte aligned again."""
     first, second = was.op.workload, now.op.workload
     if isinstance(first, Gemm) and isinstance(second, Gemm):
         off = misaligned_sides(first)

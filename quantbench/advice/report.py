@@ -57,7 +57,6 @@ def named_shapes(advice: Advice) -> tuple[NamedShape, ...]:
 
 
 def _totals(cost: ShapeCost) -> dict[str, Any]:
-    """Totals of one micro-batch on one GPU."""
     hours = cost.gpu_hours_per_trillion_tokens
     return {
         **_latency(cost.latency),
@@ -93,7 +92,6 @@ def _op_to_json(cost: OpCost, whole: ShapeCost) -> dict[str, Any]:
 
 
 def _finding_to_json(finding: EdgeWaste) -> dict[str, Any]:
-    """An edge with its waste in one run of the op."""
     return {
         "kind": finding.edge.kind,
         "reason": finding.edge.words,

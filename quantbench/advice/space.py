@@ -224,7 +224,6 @@ def _multiples_beside(size: int, tp: int) -> list[int]:
 
 
 def _repaired_with(asked: TransformerShape, heads: int, kv_heads: int, tp: int, space: Space) -> TransformerShape:
-    """Returns `asked` at tp with these heads and the sizes that follow from them."""
     hidden, ffn = asked.hidden, asked.ffn
     if asked.heads * asked.head_dim == asked.hidden:
         hidden = heads * asked.head_dim

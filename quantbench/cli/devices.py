@@ -1,7 +1,7 @@
 """Command `devices`: prints this machine's device, its state, what disturbs timings, and the known GPUs.
 
-Entry points: `devices`, loaded by `app`; `device_lines`, also used by the command `sweep`; `device_line` (name and
-source of a device), used by `advise` and by the commands about stored results.
+Entry points: `devices`, loaded by `app`; `device_lines`, also used by the command `sweep`; `device_line` (name,
+SMs and memory), used by `advise` and by the commands about stored results.
 """
 
 from __future__ import annotations

@@ -102,7 +102,6 @@ class PointQueue:
 
     @property
     def left(self) -> int:
-        """Number of points without a final record."""
         with self._lock:
             return len(self._waiting) + len(self._in_flight)
 
@@ -186,7 +185,8 @@ class Lane:
     budget_s: wall seconds for the run; None for no limit.
     more: see `PointQueue`.
     records: records of an earlier part of the run.
-    expected_members: number of devices when the plan was made. members: labels of the devices that measured.
+    expected_members: number of devices when the plan was made.
+    members: labels of the devices that measured.
     """
 
     spec: DeviceSpec
@@ -284,7 +284,6 @@ class Lane:
         return ending
 
     def progress(self) -> Progress:
-        """Returns the progress of the run over all of its devices."""
         queue = self.queue
         elapsed_s = self.clock() - self._start_s
         counts = Counter(type(r.outcome).__name__ for r in queue.records[len(self.records) :] if r.role == "point")

@@ -27,7 +27,8 @@ _GEFORCE_HALF = ("fp16", "bf16", "tf32", "fp8")
 class Properties:
     """Properties of a GPU reported by torch and NVML; None if neither reports it.
 
-    name: name in CUDA (`NVIDIA A100-SXM4-80GB`). max_sm_clock_mhz, max_memory_clock_mhz: maximum settable clocks.
+    name: name in CUDA (`NVIDIA A100-SXM4-80GB`).
+    max_sm_clock_mhz, max_memory_clock_mhz: maximum settable clocks.
     smem_per_block_bytes: opt-in maximum shared memory per block.
     """
 
@@ -155,7 +156,6 @@ def _unknown(properties: Properties) -> DeviceSpec:
 
 
 def _nearest_architecture(capability: tuple[int, int]) -> tuple[Architecture, str]:
-    """Returns the architecture, else the fastest of the same major version, else the fastest of all; and a remark."""
     known = architectures()
     if capability in known:
         return known[capability], ""

@@ -36,7 +36,8 @@ SOURCED = (
 class Architecture:
     """Constants shared by all GPUs of one compute capability.
 
-    rate: dense operations per SM and clock by dtype, at full rate. source: sources, by `smem` and `rate`.
+    rate: dense operations per SM and clock by dtype, at full rate.
+    source: sources, by `smem` and `rate`.
     """
 
     compute_capability: tuple[int, int]
@@ -50,7 +51,8 @@ class Architecture:
 class Entry:
     """Entry of the registry: one GPU model.
 
-    names: names that CUDA reports. memory_clock_mhz, memory_bus_bits: memory clock (two transfers each) and bus width.
+    names: names that CUDA reports.
+    memory_clock_mhz, memory_bus_bits: memory clock (two transfers each) and bus width.
     half_rate: dtypes that this model runs at half the rate of its architecture.
     """
 
@@ -113,14 +115,12 @@ def known() -> tuple[DeviceSpec, ...]:
 
 @cache
 def entries() -> tuple[Entry, ...]:
-    """Returns all entries of the registry, in the file's order."""
     data = _data()
     return tuple(_entry(slug, values, data["documents"]) for slug, values in data["device"].items())
 
 
 @cache
 def architectures() -> Mapping[tuple[int, int], Architecture]:
-    """Returns the known architectures by compute capability."""
     data = _data()
     return {
         _capability(text): Architecture(

@@ -29,10 +29,12 @@ _PEAK_TFLOPS_RANGE = (0.001, 50_000)
 class DeviceSpec:
     """Hardware constants of one device model.
 
-    name: slug (`a100-sxm4-80gb`, `cpu-amd-epyc`). kind: cuda or cpu.
+    name: slug (`a100-sxm4-80gb`, `cpu-amd-epyc`).
+    kind: cuda or cpu.
     sm_count: streaming multiprocessors; cores in use on a CPU.
     sm_clock_mhz: boost clock at which the peaks are stated.
-    l2_bytes: last-level cache. smem_per_sm_bytes: shared memory per SM (0 on a CPU).
+    l2_bytes: last-level cache.
+    smem_per_sm_bytes: shared memory per SM (0 on a CPU).
     memory_gb_per_s: memory bandwidth, 1e9 bytes/s.
     peak_tflops: dense peak by dtype, 1e12 operations/s, with tensor cores if they support the dtype and with fp32
         accumulation.
@@ -109,7 +111,8 @@ def sm_name(compute_capability: tuple[int, int]) -> str:
 class DeviceState:
     """State of a device at one moment; unknown values are None.
 
-    throttle_reasons: active NVML clock event reasons. other_processes: number of compute processes of others.
+    throttle_reasons: active NVML clock event reasons.
+    other_processes: number of compute processes of others.
     note: reason for unknown values ("NVML is not installed").
     load_per_core: load average of the last minute per logical core (CPU only).
     """

@@ -6,8 +6,10 @@ variables. Used by `gemm.cost_model`, `gemm.training` and `gemm.trees`.
 With plain arrays the operations return plain arrays; with a `Variable` they also record the backward function, so that
 the cost model is written once.
 
->>> x = Variable(np.array([2.0, 3.0])) >>> y = exp(x * 2.0) + x >>> gradient(y, x, np.ones(2)) == 2.0 * np.exp([4.0,
-6.0]) + 1.0 array([ True,  True])
+>>> x = Variable(np.array([2.0, 3.0]))
+>>> y = exp(x * 2.0) + x
+>>> gradient(y, x, np.ones(2)) == 2.0 * np.exp([4.0, 6.0]) + 1.0
+array([ True,  True])
 """
 
 from __future__ import annotations
@@ -90,7 +92,6 @@ def _binary(function: Any, a: Operand, b: Operand, to_a: Any, to_b: Any) -> Vari
 
 
 def exp(x: Any) -> Any:
-    """Computes e to the power of x."""
     if not isinstance(x, Variable):
         return np.exp(x)
     out = np.exp(x.value)
@@ -98,7 +99,6 @@ def exp(x: Any) -> Any:
 
 
 def log(x: Any) -> Any:
-    """Computes the natural logarithm."""
     if not isinstance(x, Variable):
         return np.log(x)
     value = x.value
@@ -133,8 +133,9 @@ def minimum(a: Any, b: Any) -> Any:
 
 
 def soft_minimum(x: Any, width: Any) -> Any:
-    """Computes -width · log(sum(exp(-x / width))) over the first axis of (kernels, rows): at most width · log(kernels)
-    below the minimum."""
+    """Computes -width · log(sum(exp(-x / width))) over the first axis of x, (kernels, rows).
+
+    The result is at most width · log(kernels) below the minimum."""
     value, w = value_of(x), value_of(width)
     scaled = value * (-1.0 / w)
     top = scaled.max(axis=0)

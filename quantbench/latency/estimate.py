@@ -59,9 +59,13 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Estimates:
-    """Estimates of n workloads; arrays are (n,). waves: modelled waves of blocks. note: caveats of all the estimates.
+    """Estimates of n workloads; arrays are (n,).
 
-    `profile.answers.Estimates` is the profile's counterpart."""
+    waves: modelled waves of blocks.
+    note: caveats of all the estimates.
+
+    `profile.answers.Estimates` is the profile's counterpart.
+    """
 
     latency_us: FloatArray
     low_us: FloatArray
@@ -86,8 +90,9 @@ class Estimates:
 
 @dataclass(frozen=True)
 class Parameter:
-    """Parameter of a cost model. mean, sd: hand-set prior, used before any GPU was fitted.
+    """Parameter of a cost model.
 
+    mean, sd: prior set by hand, used before any GPU was fitted.
     meaning: definition and scale (logarithm, logit or plain number).
     """
 

@@ -1,6 +1,7 @@
 """Groups GPUs into architecture families, whose models share a prior because libraries run the same kernels on them.
 
-Entry points: `family`, `generation`, `family_of`. Used by the GEMM and attention models to select priors.
+Entry points: `family`, `generation`, `family_of`. Used by the GEMM and attention models (`gemm`, `attention`,
+`attention_cost_model`) to select priors, and by `tools`.
 """
 
 from __future__ import annotations

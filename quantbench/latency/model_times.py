@@ -50,7 +50,6 @@ class ModelTimes:
 
     @property
     def note(self) -> str:
-        """Sources of the estimates made so far."""
         return "; ".join(filter(None, self._notes))
 
     def estimates(self, workloads: Sequence[Compute]) -> list[Estimate]:
@@ -115,7 +114,6 @@ class BestTimes:
         self._known: dict[str, OpTimes] = {}
 
     def __call__(self, device: DeviceSpec) -> OpTimes:
-        """Returns the op times of a GPU."""
         if device.name not in self._known:
             self._known[device.name] = RememberedTimes(ModelTimes(device))
         return self._known[device.name]
@@ -134,7 +132,6 @@ def best_gemm_model(device: DeviceSpec, dtype: str) -> tuple[GemmModel, str]:
 
 
 def _origin(model: GemmModel) -> str:
-    """Describes the origin of a fitted model."""
     words = f"products on {model.device.name}: fitted on {model.rows:,} measured shapes"
     of = model.provenance
     if "held_out" in of:

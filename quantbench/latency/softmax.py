@@ -51,10 +51,13 @@ _NOISE = 0.05
 
 @dataclass(frozen=True)
 class SoftmaxModel:
-    """Latency model of `Softmax` on one device. parameters: logarithms, in the order of _PARAMETERS.
+    """Latency model of `Softmax` on one device.
 
+    parameters: logarithms of the parameters, in the order of _PARAMETERS.
     half_width: half-width of the 90 % interval, log time; None before a fit, when the interval spans the times of the
-    optimistic and the pessimistic parameters. rows: number of fitted rows. note: source and caveats of predictions.
+        optimistic and the pessimistic parameters.
+    rows: number of fitted rows.
+    note: source and caveats of predictions.
 
     >>> from quantbench.device import lookup
     >>> model = SoftmaxModel.prior(lookup("a100-sxm4-80gb"))

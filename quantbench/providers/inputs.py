@@ -104,7 +104,7 @@ class Inputs:
         return a, b
 
     def fill(self, tensor: torch.Tensor) -> None:
-        """Write new values into a tensor stored like those of `operands`; a boolean tensor is a padding mask."""
+        """Writes new values into a tensor stored like those of `operands`; a boolean tensor is a padding mask."""
         with torch.no_grad():
             stored = tensor if tensor.is_contiguous() else tensor.transpose(-1, -2)
             if self.distribution == "zeros" and tensor.dtype != torch.bool:
@@ -117,7 +117,7 @@ class Inputs:
                 stored[..., 0] = False
 
     def _copy_pieces(self, flat: torch.Tensor) -> None:
-        """Fill a vector with pieces of the numbers drawn for its format."""
+        """Fills a vector with pieces of the numbers drawn for its format."""
         pool = self._pools.get(flat.dtype)
         if pool is None:
             pool = self._pools[flat.dtype] = torch.empty(_POOL_ELEMENTS, dtype=flat.dtype)
@@ -130,7 +130,6 @@ class Inputs:
         flat[whole * _PIECE_ELEMENTS :] = pieces[starts[whole], :rest]
 
     def _draw(self, out: torch.Tensor) -> None:
-        """Draw each number independently."""
         if out.dtype == torch.bool:
             out.random_(generator=self.generator)
         elif out.dtype == TORCH_DTYPES["fp8"]:
@@ -141,7 +140,6 @@ class Inputs:
             self._fill(out)
 
     def _fill(self, out: torch.Tensor) -> torch.Tensor:
-        """Floating point and small integers, in place."""
         if self.distribution == "normal":
             return out.normal_(generator=self.generator)
         if self.distribution == "uniform":
@@ -162,9 +160,10 @@ class Inputs:
 def input_templates(workload: Workload) -> tuple[torch.Tensor, ...]:
     """Returns templates of `Task.inputs` on torch's meta device: shapes, dtypes and strides.
 
-    gemm: a[m, k] and b[k, n], with a leading batch dimension when batch > 1. softmax: x[mask_batch, batch / mask_batch,
-    rows, cols], for a full mask a boolean mask[mask_batch, 1, rows, cols]. attention: q[batch, heads, seq_q, head_dim],
-    k and v[batch, kv_heads, seq_k, head_dim]. backward: the gradient of the result last.
+    gemm: a[m, k] and b[k, n], with a leading batch dimension when batch > 1.
+    softmax: x[mask_batch, batch / mask_batch, rows, cols], for a full mask a boolean mask[mask_batch, 1, rows, cols].
+    attention: q[batch, heads, seq_q, head_dim], k and v[batch, kv_heads, seq_k, head_dim].
+    backward: the gradient of the result last.
     """
     if isinstance(workload, Gemm):
         batch = (workload.batch,) if workload.batch > 1 else ()

@@ -38,10 +38,15 @@ ROLES = ("gemm", "splitk_reduce", "attention", "softmax", "other")
 class KernelName:
     """Properties parsed from a kernel's name.
 
-    name: the whole name. family: the library or generator. role: what the kernel computes. tile: in our orientation
-    (row-major m and n, see above), None where the name has none; for attention block_m counts queries and block_n keys.
-    cluster: blocks per cluster along (m, n). split_k_unknown: the name says that the reduction is split over blocks,
-    and not by how many; tile.split_k is then 1. understood: whether a grammar fits the name.
+    name: the whole name.
+    family: the library or generator.
+    role: what the kernel computes.
+    tile: in our orientation (row-major m and n, see above); None if the name states none; for attention block_m counts
+        queries and block_n keys.
+    cluster: blocks per cluster along (m, n).
+    split_k_unknown: whether the name states that the reduction is split over blocks but not over how many; tile.split_k
+        is then 1.
+    understood: whether a grammar fits the name.
     """
 
     name: str
@@ -63,7 +68,7 @@ class KernelName:
 
 
 def parse(name: str) -> KernelName:
-    """Parse a kernel's name as the profiler prints it (demangled, with `void` and template arguments or without).
+    """Parses a kernel's name as the profiler prints it (demangled, with `void` and template arguments or without).
 
     >>> parse("ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_nn").tile
     Tile(block_m=256, block_n=128, block_k=64, split_k=1, stages=3, num_warps=None)
@@ -225,7 +230,6 @@ def _attention(name: str, bare: str) -> KernelName | None:
 
 
 def _plain(name: str, bare: str) -> KernelName | None:
-    """Kernels whose name states their role but no tile."""
     if re.search(r"gemv|gemmSN_|gemmk1_kernel|^dot_kernel", bare):
         return KernelName(name, "gemv", "gemm")
     if bare.startswith("triton_"):

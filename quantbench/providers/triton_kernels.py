@@ -1,11 +1,9 @@
 """Provides quantbench's own Triton kernels (`quantbench.kernels`) as providers.
 
 Entry points: `TritonDataParallel`, `TritonSplitK`, `TritonStreamK`, `TritonPersistent`, `TritonFusedSoftmax` and
-`TritonFlash`, created by the package's `catalog`, which imports this module when one of them is asked for. The kernels
-state their own launch, so no profiler is needed.
-
-V100 and T4 are refused under triton 3.3 and newer, which make no tensor-core code for them. Triton's interpreter
-launches nothing, so tasks then report no launch.
+`TritonFlash`, imported by `catalog` by name. The kernels state their own launch, so no profiler is needed. V100 and T4
+are refused under triton 3.3 and newer, which make no tensor-core code for them. Triton's interpreter launches nothing,
+so tasks then report no launch.
 """
 
 from __future__ import annotations
@@ -44,8 +42,7 @@ class _TritonProvider(BuiltInProvider[_W]):
         self._autotune = autotune
 
     def _no_gpu(self, device: DeviceSpec, interpreter: str | None, *reasons: Reason) -> str | None:
-        """Return why the device is not supported, or None. interpreter: reason in triton's interpreter. reasons: checks
-        of the compute capability on a GPU."""
+        """Returns why the device is not supported, or None. reasons: checks of a GPU's compute capability."""
         if INTERPRETER:
             return interpreter
         capability = device.compute_capability
@@ -55,7 +52,7 @@ class _TritonProvider(BuiltInProvider[_W]):
 
 
 def _task(work: Plan, inputs: tuple[torch.Tensor, ...], forward: Plan | None = None, outputs: int = 3) -> LaunchTask:
-    """Build a task. forward: plan whose result a backward plan needs. outputs: maximum number of results."""
+    """Builds a task. forward: plan whose result a backward plan needs. outputs: maximum number of results."""
     return LaunchTask(
         work.run,
         inputs,
@@ -72,14 +69,12 @@ class _TritonGemm(_TritonProvider[Gemm]):
     kind = "gemm"
 
     def refusal(self, work: Gemm, device: DeviceSpec) -> str | None:
-        """Checks the dtype and the device."""
         if work.dtype == "int8":
             return f"{self.id} does not take int8"
         interpreter = wrong_in_interpreter(work.dtype)
         return self._no_gpu(device, interpreter, unsupported_architecture, lambda c: missing_format(work.dtype, c))
 
     def task(self, work: Gemm, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
-        """Prepares operands in the GEMM's layout and a contiguous c; compiles the kernel."""
         a, b = inputs.gemm_operands(work)
         tf32 = work.dtype == "tf32"
         return _task(
@@ -123,7 +118,6 @@ class TritonFusedSoftmax(_TritonProvider[Softmax]):
     kind = "softmax"
 
     def refusal(self, work: Softmax, device: DeviceSpec) -> str | None:
-        """Checks the row length, the dtype and the device."""
         if work.cols > softmax.MAX_COLS:
             return f"{self.id} takes rows of up to {softmax.MAX_COLS} columns, not {work.cols}"
         interpreter = "triton's interpreter truncates to bf16" if work.dtype == "bf16" else None
@@ -132,7 +126,6 @@ class TritonFusedSoftmax(_TritonProvider[Softmax]):
         )
 
     def task(self, work: Softmax, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
-        """Prepares forward, or the gradient of the scores."""
         given = inputs.operands(work)
         causal, backward = work.mask == "causal", work.direction == "backward"
         forward = softmax.plan_forward(
@@ -159,13 +152,11 @@ class TritonFlash(_TritonProvider[Attention]):
         self._schedule = schedule
 
     def refusal(self, work: Attention, device: DeviceSpec) -> str | None:
-        """Checks head_dim, the dtype and the device."""
         if not MIN_HEAD_DIM <= work.head_dim <= MAX_HEAD_DIM:
             return f"{self.id} takes head_dim from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, not {work.head_dim}"
         return self._no_gpu(device, wrong_in_interpreter(work.dtype), too_old, unsupported_architecture)
 
     def task(self, work: Attention, device: DeviceSpec, inputs: Inputs) -> LaunchTask:
-        """Prepares forward, or the gradients of q, k and v."""
         given = inputs.operands(work)
         q, k, v = given[:3]
         forward = attention.plan_forward(

@@ -32,7 +32,11 @@ LARGEST_RECORDS_BYTES = 2**32
 
 @dataclass(frozen=True)
 class Run:
-    """A run read from disk. folder: its path. warnings: messages about tolerated defects of records.jsonl."""
+    """A run read from disk.
+
+    folder: its path.
+    warnings: messages about tolerated defects of records.jsonl.
+    """
 
     folder: Path
     info: RunInfo
@@ -92,7 +96,6 @@ def _read_records(path: Path, *, origin: str) -> _Found:
 
 
 def _warnings(folder: Path, info: RunInfo, found: _Found) -> tuple[str, ...]:
-    """Formats the tolerated defects as messages."""
     path = folder / "records.jsonl"
     said = []
     if found.absent:
@@ -114,7 +117,8 @@ def _warnings(folder: Path, info: RunInfo, found: _Found) -> tuple[str, ...]:
 class RunWriter:
     """Writer of a run's folder that holds an exclusive lock on it; a context manager. See `create` and `resume`.
 
-    count: number of records in the run. made: folders created for the run, innermost first.
+    count: number of records in the run.
+    made: folders created for the run, innermost first.
     """
 
     def __init__(
@@ -192,11 +196,10 @@ class RunWriter:
         write_run_info(self.folder, self.info)
 
     def close(self) -> None:
-        """Closes records.jsonl and releases the lock."""
         self._records.close()
 
     def remove_if_empty(self) -> None:
-        """Removes the folder of a new run without records, and the parents created for it. Call before `close`."""
+        """Removes the folder of a new run that has no records, and the parents created for it. Call before `close`."""
         if self.count or not self._made:
             return
         for name in ("records.jsonl", "run.json"):
@@ -232,7 +235,6 @@ def _open_alone(folder: Path) -> FileIO:
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    """Opener for FileIO that does not block on a named pipe."""
     return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 

@@ -36,8 +36,9 @@ FAILURES = ("out_of_memory", "illegal_access", "timeout", "crash", "wrong_result
 class Place:
     """Position of a workload on the sweep's axes; one workload may have several.
 
-    axes: axis values by name. op: role of the workload there (`qkv`, `mlp_up.dgrad`, `gemm`). count: number of times
-    the shape runs the op.
+    axes: axis values by name.
+    op: role of the workload there (`qkv`, `mlp_up.dgrad`, `gemm`).
+    count: number of times the shape runs the op.
     """
 
     axes: dict[str, int]
@@ -65,7 +66,11 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Failed:
-    """Outcome of a point whose run failed. kind: one of FAILURES. message: the error."""
+    """Outcome of a point whose run failed.
+
+    kind: one of FAILURES.
+    message: the error.
+    """
 
     kind: str
     message: str
@@ -81,9 +86,13 @@ Outcome = Measured | Skipped | Failed
 class Record:
     """One point of a run.
 
-    key: hash of workload, provider and timing (see `record_key`). launch: kernel launch, None if unknown. origin: one
-    of ORIGINS. source: origin of imported data. role: `point` (planned) or `reference` (repetition of a reference point
-    that shows drift). elapsed_s: time since the run began, s. check: error of the result against its reference.
+    key: hash of workload, provider and timing (see `record_key`).
+    launch: kernel launch, None if unknown.
+    origin: one of ORIGINS.
+    source: origin of imported data, or the device in a run on several devices.
+    role: `point` (planned) or `reference` (repetition of a reference point that shows drift).
+    elapsed_s: time since the run began, s.
+    check: error of the result against its reference.
     """
 
     run_id: str
@@ -136,7 +145,6 @@ def launch_to_json(launch: Launch | None) -> Json | None:
 
 
 def launch_from_json(data: object) -> Launch | None:
-    """Inverse of `launch_to_json`."""
     if data is None:
         return None
     if not isinstance(data, dict):
@@ -164,7 +172,6 @@ def _encode_once(value: DeviceState | TimingOptions) -> Json:
 
 
 def measurement_from_json(data: object) -> tuple[Measurement, Grade]:
-    """Inverse of `measurement_to_json`."""
     if not isinstance(data, dict):
         raise InputError("measurement", repr(data)[:80], "a JSON object")
     values = dict(data)
@@ -182,7 +189,6 @@ def record_key(workload: Workload, provider: str, timing: TimingOptions) -> str:
 
 
 def record_to_json(record: Record) -> Json:
-    """Encodes a record as a JSON object."""
     data: Json = {
         "version": RECORD_VERSION,
         "run_id": record.run_id,

@@ -49,10 +49,15 @@ def now_text() -> str:
 class RunInfo:
     """Metadata of a run.
 
-    device, state: the device and its state at the start. software: versions by name. axes: axis values by name.
-    options: all other options, enough to make the same plan again. environment: variables that affect timings.
-    started, ended: ISO 8601 in UTC; ended is None during the run. how_ended: one of ENDINGS. phases_s: time per phase,
-    s. num_records: number of records when run.json was last written; None if not counted.
+    device, state: the device and its state at the start.
+    software: versions by name.
+    axes: axis values by name.
+    options: all other options, enough to make the same plan again.
+    environment: variables that affect timings.
+    started, ended: ISO 8601 in UTC; ended is None during the run.
+    how_ended: one of ENDINGS.
+    phases_s: time per phase, s.
+    num_records: number of records when run.json was last written; None if not counted.
     """
 
     run_id: str

@@ -80,7 +80,6 @@ def _record() -> Json:
 
 
 def _document(name: str, title: str, head: Json, body: Json) -> Json:
-    """Builds the schema of a whole document; `head`: the fields that identify the format."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema", "$id": name, "title": title, **body,
         "properties": head | body["properties"], "required": [*head, *body["required"]],
@@ -92,20 +91,17 @@ def _of(kind: type) -> Json:
 
 
 def _tagged(kind: type) -> Json:
-    """Builds the schema of a workload: its fields and `kind`."""
     body = _of(kind)
     tag = {"kind": {"const": kind.kind}}  # type: ignore[attr-defined]
     return body | {"properties": tag | body["properties"], "required": ["kind", *body["required"]]}
 
 
 def _measurement() -> Json:
-    """Builds the schema of a measurement with its grade."""
     body = _of(Measurement)
     return body | {"properties": body["properties"] | {"grade": _of(Grade)}, "required": [*body["required"], "grade"]}
 
 
 def _launch() -> Json:
-    """Builds the schema of a launch with the fields of its tile in the same object."""
     body = _of(Launch)
     properties = {name: value for name, value in body["properties"].items() if name != "tile"}
     return body | {"properties": properties | {one.name: json_schema(int | None) for one in fields(Tile)}}

@@ -96,7 +96,6 @@ def _kind_of(option: Any) -> str | None:
 
 
 def _wrong_names(known: _Fields, data: Json, who: str) -> InputError:
-    """Returns the error for the first field that is unknown or missing."""
     allowed = known.by_name.keys()
     name = min((data.keys() - allowed) | (known.needed - data.keys()))
     if name in data:

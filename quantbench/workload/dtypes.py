@@ -14,7 +14,11 @@ from quantbench.errors import InputError
 
 @dataclass(frozen=True)
 class Dtype:
-    """Number format. element_bytes: bytes per stored element. output: dtype of a GEMM's output."""
+    """Number format.
+
+    element_bytes: bytes per stored element.
+    output: dtype of a GEMM's output.
+    """
 
     name: str
     element_bytes: int
@@ -60,5 +64,4 @@ def dtype_name(dtype: object, operation: str = "dtype") -> str:
 
 
 def element_bytes(dtype: str) -> int:
-    """Returns the bytes per stored element of `dtype`."""
     return DTYPES[dtype].element_bytes

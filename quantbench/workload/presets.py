@@ -31,7 +31,6 @@ def preset(name: str) -> TransformerShape:
 
 
 def preset_names() -> tuple[str, ...]:
-    """Returns the names of all presets, in the file's order."""
     return tuple(_data())
 
 
@@ -41,7 +40,6 @@ def preset_source(name: str) -> str:
 
 
 def published_parameters(name: str) -> float:
-    """Returns the published number of parameters of a preset."""
     return float(_data()[name]["published_parameters"])
 
 

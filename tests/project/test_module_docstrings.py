@@ -16,13 +16,14 @@ def dotted(path: Path) -> str:
 
 
 PATHS = [path for folder in ("quantbench", "kernels", "tools") for path in (ROOT / folder).rglob("*.py")]
-MODULES = {dotted(path): ast.parse(path.read_text(encoding="utf-8")) for path in PATHS}
+SOURCES = {dotted(path): path.read_text(encoding="utf-8") for path in PATHS}
+MODULES = {module: ast.parse(source) for module, source in SOURCES.items()}
 
 
 @cache
 def words(module: str) -> frozenset[str]:
     """Words of the module's code, without its docstring."""
-    return frozenset(re.findall(r"\w+", "".join(ast.unparse(node) + "\n" for node in MODULES[module].body[1:])))
+    return frozenset(re.findall(r"\w+", SOURCES[module].split('"""', 2)[-1]))
 
 
 @cache
@@ -39,7 +40,7 @@ def mistakes(module: str, docstring: str) -> list[str]:
     docstring = re.sub(r"\.[A-Z]\w*`", "`", docstring)  # `module.Class` names the module
     parents = ["", *(module.rsplit(".", count)[0] + "." for count in range(module.count(".") + 1))]
     homes = [module, *(parent[:-1] for parent in parents if parent[:-1] in MODULES)]
-    users = [other for other in MODULES if module in imported(other)]
+    users = [other for other in MODULES if any(f"{path}.".startswith(f"{module}.") for path in imported(other))]
     found = []
     for text in re.findall(r"^(?:Entry points?:|Used by)\s.*?(?=\n\n|\Z)", docstring, re.S | re.M):
         for own, using in re.findall(r"(.*?)(?:\bused by\s(.*?))?(?:[.;](?=\s|$)|\)|\Z)", text, re.S | re.I):
@@ -48,10 +49,11 @@ def mistakes(module: str, docstring: str) -> list[str]:
                 found += [] if is_module or any(set(name.split(".")) <= words(home) for home in homes) else [name]
             for name in re.findall(r"`([A-Za-z_][\w.]*)`", using):
                 path = "|".join(re.escape(parent + name) for parent in (*parents, "quantbench.cli."))
-                is_class_of = [user for user in users if name[0].isupper() and set(name.split(".")) <= words(user)]
-                found += (
-                    [] if is_class_of or any(re.match(rf"({path})(\b|_)", u) for u in users) else [f"used by {name}"]
+                is_class = name[0].isupper()
+                uses = (
+                    re.match(rf"({path})(\b|_)", u) or (is_class and set(name.split(".")) <= words(u)) for u in users
                 )
+                found += [] if any(uses) else [f"used by {name}"]
     return found
 
 
