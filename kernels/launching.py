@@ -1,9 +1,9 @@
 """Compiles, describes and launches kernels with the installed triton.
 
-Entry points: `step`, which compiles and describes one kernel; `Plan`, which runs one or more; `collect`, which lists the
-kernels that a plan would compile; `require_architecture` and `require_cuda`. Used by `gemm`, `softmax`, `attention`,
-`quantbench.providers.triton_kernels` and `quantbench.sweep.compiling`. All checks of the triton version belong here.
-triton 3.2 (torch 2.6) to 3.7 (torch 2.13) are supported.
+Entry points: `step`, which compiles and describes one kernel; `Plan`, which runs one or more; `collect`, which lists
+the kernels that a plan would compile; `require_architecture` and `require_cuda`. Used by `gemm`, `softmax`,
+`attention`, `quantbench.providers.triton_kernels` and `quantbench.sweep.compiling`. All checks of the triton version
+belong here. triton 3.2 (torch 2.6) to 3.7 (torch 2.13) are supported.
 """
 
 from __future__ import annotations

@@ -21,13 +21,16 @@ import numpy as np
 import numpy.typing as npt
 
 from quantbench.latency.estimate import bounded
-from quantbench.profile.estimate import INTERPOLATED, MEASURED, MODELLED
 
 IntArray = npt.NDArray[np.int64]
 Sizes = tuple[IntArray, ...]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 IntpArray = npt.NDArray[np.intp]
+
+#: sources of a time, and their codes: indices in SOURCES
+SOURCES = ("measured", "interpolated", "modelled")
+MEASURED, INTERPOLATED, MODELLED = range(3)
 
 # Odd multipliers of well-mixed bits: the golden ratio, and a constant of MurmurHash3's 64-bit finaliser.
 _STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -294,7 +297,8 @@ class Surface:
     def _unmeasured(self, asked: Sizes) -> tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.int8], BoolArray]:
         model_us, below, above, floor_us = self.base(asked)
         between, ratio = self.lines.between(asked) if len(self.latency_us) else (np.zeros(len(model_us), bool), below)
-        outside = self._outside(asked)
+        spans = zip(asked, self.range, strict=True)
+        outside = np.logical_or.reduce([(size < low) | (size > high) for size, (low, high) in spans])
         shift = np.where(between, self.bias + self.trust.share * (ratio - self.bias), self.bias)
         wider = np.where(outside, OUTSIDE_WIDER, 1.0)
         half_below = np.where(between, self.trust.half_width, below * wider)
@@ -313,12 +317,6 @@ class Surface:
         if not len(self.latency_us):
             return tuple((1, 0) for _ in self.sizes)
         return tuple((int(size.min()), int(size.max())) for size in self.sizes)
-
-    def _outside(self, asked: Sizes) -> BoolArray:
-        out = np.zeros(len(asked[0]), dtype=bool)
-        for size, (low, high) in zip(asked, self.range, strict=True):
-            out |= (size < low) | (size > high)
-        return out
 
     @cached_property
     def _log_ratio(self) -> FloatArray:
