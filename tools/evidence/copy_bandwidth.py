@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from quantbench import device
-from quantbench.stats import median, relative_half_width
+from quantbench.stats import relative_half_width, typical_us
 from quantbench.timing import make_timer
 from quantbench.timing.options import TimingOptions
 from tools.evidence.side_by_side import write_json
@@ -33,7 +33,7 @@ def main() -> None:
         target.copy_(source)
 
     measured = timer.measure(copy, min_bytes=moved)
-    time_us = median(measured.samples_us)
+    time_us = typical_us(measured.samples_us)
     figures = {
         "device": spec.name, "bytes_moved": moved, "latency_us": time_us, "gb_per_s": moved / time_us / 1e3,
         "relative_half_width": relative_half_width(measured.samples_us), "samples_us": list(measured.samples_us),
