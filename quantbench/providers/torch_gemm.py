@@ -109,7 +109,7 @@ def _tf32(gemm: Gemm, c: torch.Tensor) -> bool | None:
 def _no_format(gemm: Gemm, device: DeviceSpec) -> str | None:
     """Return why the device does not support GEMMs in this dtype, or None."""
     capability = device.compute_capability
-    if capability is None:
+    if device.kind != "cuda" or capability is None:
         return f"{gemm.dtype} products need a CUDA device" if gemm.dtype in ("tf32", "fp8") else None
     first = _FIRST_CAPABILITY.get(gemm.dtype)
     if first is None or capability >= first:
