@@ -65,10 +65,11 @@ def match(properties: Properties) -> DeviceSpec:
     mig = _MIG.match(properties.name)
     card = mig["card"] if mig else properties.name
     entry = next((e for e in entries() if card.casefold() in map(str.casefold, e.names)), None)
-    if entry is not None and capability is None and entry.spec.kind == "rocm":
-        capability = entry.spec.compute_capability
-    if entry is None or entry.spec.compute_capability != capability:
-        return _unknown_amd(properties) if capability is None else _unknown(properties, capability)
+    if capability is None:
+        if entry is None:
+            return _unknown_amd(properties)
+    elif entry is None or entry.spec.compute_capability != capability:
+        return _unknown(properties, capability)
     least, most = (share * entry.spec.memory_bytes for share in _MEMORY_SHARE)
     whole = properties.sm_count == entry.spec.sm_count and least <= properties.memory_bytes <= most
     if mig is None and whole:

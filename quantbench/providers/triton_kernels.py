@@ -52,7 +52,7 @@ class _TritonProvider(BuiltInProvider[_W]):
         if INTERPRETER:
             return interpreter
         capability = device.compute_capability
-        if capability is None:
+        if device.kind != "cuda" or capability is None:
             return f"{self.id} needs a CUDA GPU, or TRITON_INTERPRET=1 set to run in triton's interpreter"
         return next(filter(None, (reason(capability) for reason in reasons)), None)
 
