@@ -21,6 +21,7 @@ from quantbench.latency.autodiff import Variable, gradient, value_of
 from quantbench.latency.estimate import IntervalCalibration
 from quantbench.latency.families import family, generation
 from quantbench.latency.gemm.cost_model import (
+    ADDED,
     INDEX,
     TILES,
     FloatArray,
@@ -30,10 +31,12 @@ from quantbench.latency.gemm.cost_model import (
     Shapes,
     Values,
     chosen_time,
+    clock_loss,
     hand_prior,
     keep_freed_memory,
     kernel_parts,
     runs_in_waves,
+    upgraded,
 )
 from quantbench.latency.gemm.ensemble import Ensemble, Reference
 from quantbench.latency.gemm.trees import Growth, Measured, Member, train_member
@@ -87,7 +90,7 @@ def shipped_pool() -> tuple[Known, ...]:
     data = json.loads(text)
     if data.get("format") != POOL_FORMAT or data.get("version") != POOL_VERSION:
         raise StoreError("shipped_pool", f"format {data.get('format')!r} version {data.get('version')!r}", POOL_FORMAT)
-    return tuple(Known(**{**k, "parameters": np.array(k["parameters"])}) for k in data["known"])
+    return tuple(Known(**{**k, "parameters": upgraded(np.array(k["parameters"]))}) for k in data["known"])
 
 
 def pooled(known: Sequence[Known]) -> Prior:
@@ -188,7 +191,7 @@ _TAILS = ((0.6, 2.24), (0.7, 1.77), (0.8, 1.38))
 # Errors of a fold (one member, four fifths of the rows) over those of the full ensemble.
 _FOLD_EXCESS = 1.04
 # Noise added to the prior (share of its deviation) and the rows (log time) of members after the first, so that members
-# differ in what the rows do not determine.
+# differ in what the rows do not determine. The prior of the parameters in ADDED is left as it is.
 _SHAKEN_PRIOR, _SHAKEN_ROWS = 0.7, 0.08
 _MOST_EXTRA_TILES = 8
 _MOST_EXTRA_KERNELS = 24
@@ -223,7 +226,7 @@ def fit_parameters(
     from scipy.optimize import minimize
 
     keep_freed_memory()
-    shapes = Shapes(machine, menu, rows.m, rows.n, rows.k)
+    shapes = Shapes(machine, menu, *rows.sizes)
     named = np.flatnonzero(rows.kernel >= 0)
     weight = np.ones(len(rows))
     weight[named] = 0.25
@@ -237,7 +240,7 @@ def fit_parameters(
         grad = gradient(predicted, source, slope)
         if len(named):
             # The recorded kernel's own time is fitted to the measurement, and the choice to its name.
-            own = _entries(log_time, rows.kernel[named] * len(rows) + named)
+            own = _entries(log_time, rows.kernel[named] * len(rows) + named) + clock_loss(values, shapes).take(named)
             own_loss, slope = _pseudo_huber(own.value - rows.log_us[named])
             width = np.exp(value_of(values["choice"]))[0]
             doubt = (own - predicted.take(named)) * float(_CHOICE_WEIGHT / width)
@@ -294,7 +297,7 @@ def train(
     rng = np.random.default_rng(seed)
     vectors = _member_parameters(machine, menu, rows, prior, effort, rng)
     menu, rows = _likely(machine, menu, rows, vectors)
-    residual = None if reference is None else reference.at(rows.m, rows.n, rows.k)
+    residual = None if reference is None else reference.at(*rows.sizes)
     ensemble = Ensemble(machine, menu, _members(machine, menu, rows, vectors, residual, effort, seed), reference)
     return ensemble, _calibrate(ensemble, rows, prior, residual, effort, seed)
 
@@ -320,12 +323,14 @@ def _member_parameters(
     machine: Machine, menu: Menu, rows: Measured, prior: Prior, effort: Effort, rng: np.random.Generator
 ) -> list[FloatArray]:
     order = rng.permutation(len(rows))
+    varied = np.delete(np.arange(len(prior.mean)), ADDED)
     vectors = [fit_parameters(machine, menu, rows.take(order[: effort.rows_first]), prior)]
     for _ in range(1, effort.members):
         part = rows.take(rng.permutation(len(rows))[: effort.rows_other])
         shaken = replace(part, log_us=part.log_us + _SHAKEN_ROWS * rng.standard_normal(len(part)))
-        offset = _SHAKEN_PRIOR * prior.sd * rng.standard_normal(len(prior.mean))
-        vectors.append(fit_parameters(machine, menu, shaken, replace(prior, mean=prior.mean + offset)))
+        mean = prior.mean.copy()
+        mean[varied] += _SHAKEN_PRIOR * prior.sd[varied] * rng.standard_normal(len(varied))
+        vectors.append(fit_parameters(machine, menu, shaken, replace(prior, mean=mean)))
     return vectors
 
 
@@ -335,7 +340,8 @@ def _likely(machine: Machine, menu: Menu, rows: Measured, vectors: Sequence[Floa
     count = 1000
     m = np.concatenate([np.floor(2 ** rng.uniform(0, 15, count)), rows.m[:count]])
     n, k = (np.concatenate([8 * np.floor(2 ** rng.uniform(2, 13, count)), own[:count]]) for own in (rows.n, rows.k))
-    shapes = Shapes(machine, menu, m, n, k)
+    batch = np.concatenate([np.ones(count), rows.batch[:count]])
+    shapes = Shapes(machine, menu, m, n, k, batch)
     likely = np.zeros(len(menu))
     for vector in vectors:
         member = Member(vector, None)
@@ -354,7 +360,7 @@ def _calibrate(
     """Calibrates the interval on the errors of folds of (n, k) sites, each predicted by a fit without it."""
     machine, menu = ensemble.machine, ensemble.menu
     rng = np.random.default_rng(seed)
-    sites, site = np.unique(np.stack([rows.n, rows.k]), axis=1, return_inverse=True)
+    sites, site = np.unique(np.stack([rows.n, rows.k, rows.batch]), axis=1, return_inverse=True)
     fold_of = (rng.permutation(sites.shape[1]) % _FOLDS)[site.ravel()]
     error, variance = np.zeros(len(rows)), np.zeros(len(rows))
     single = replace(effort, members=1, rows_first=effort.rows_other)
@@ -367,10 +373,10 @@ def _calibrate(
         vector = fit_parameters(machine, menu, few, prior, start=ensemble.members[0].parameters, max_iterations=80)
         members = _members(machine, menu, seen, [vector], None if known is None else known[outside], single, seed)
         held = rows.take(inside)
-        answer = Ensemble(machine, menu, members, ensemble.reference).raw(held.m, held.n, held.k)
+        answer = Ensemble(machine, menu, members, ensemble.reference).raw(*held.sizes)
         error[inside], variance[inside] = np.abs(answer.log_us - held.log_us), answer.variance
     # A fold has a single member, so the variance between members is added.
-    between = [member.physics(Shapes(machine, menu, rows.m, rows.n, rows.k))[0] for member in ensemble.members]
+    between = [member.physics(Shapes(machine, menu, *rows.sizes))[0] for member in ensemble.members]
     variance += np.var(between, axis=0)
     floor = float(np.median(error)) + 1e-3
     scaled = error / np.sqrt(variance + floor**2)
