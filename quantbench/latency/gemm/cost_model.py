@@ -251,10 +251,12 @@ class Machine:
     @classmethod
     def of(cls, device: DeviceSpec, dtype: str) -> Machine:
         """Builds the constants for GEMMs of `dtype`, which the device must support."""
-        kind = DTYPES[dtype]
+        kind, peak = DTYPES[dtype], device.peak(dtype)
+        if peak is None:
+            raise InputError("Machine.of", f"{device.name} has no peak for {dtype}", "a dtype that it supports")
         return cls(
             sm_count=device.sm_count,
-            flop_per_us=device.peak_tflops[dtype] * 1e6,
+            flop_per_us=peak * 1e6,
             bytes_per_us=device.memory_gb_per_s * 1e3,
             l2_bytes=float(device.l2_bytes),
             element_bytes=kind.element_bytes / kind.packed,
