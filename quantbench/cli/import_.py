@@ -1,4 +1,5 @@
-"""Command `import`: imports tables of aiconfigurator, Vidur and CSV files, and Megatron logs, as runs."""
+"""Command `import`: imports tables of aiconfigurator, Vidur, NeuSight, DeepBench, aiter and CSV files, and Megatron
+logs, as runs."""
 
 from __future__ import annotations
 
@@ -79,6 +80,53 @@ def import_vidur(
     spec = lookup(gpu)
     kind, rows = vidur.read_rows(file, dtype=dtype)
     _write(to, spec, [(rows, vidur.origin_of(file, kind, run_id=to.run_id))])
+
+
+@import_.command("neusight")
+@command
+def import_neusight(
+    to: ImportOptions,
+    file: Path = argument("A CSV or Parquet file; rows of other GPUs are left out."),
+    gpu: str = gpu_option(),
+) -> None:
+    """Import NeuSight's times of fp32 products and softmax in PyTorch."""
+    from quantbench.importers import neusight
+
+    spec = lookup(gpu)
+    rows = neusight.read_rows(file, spec)
+    _write(to, spec, [(rows, neusight.origin_of(file, rows, spec, run_id=to.run_id))])
+
+
+@import_.command("deepbench")
+@command
+def import_deepbench(
+    to: ImportOptions,
+    file: Path = argument("What gemm_bench printed, or its results as CSV."),
+    gpu: str = gpu_option(),
+    dtype: str | None = option(None, "Number format (fp32, fp16), if not in the file."),
+) -> None:
+    """Import DeepBench's times of products in cuBLAS."""
+    from quantbench.importers import deepbench
+
+    spec = lookup(gpu)
+    rows = deepbench.read_rows(file, spec, dtype=dtype)
+    _write(to, spec, [(rows, deepbench.origin_of(file, spec, run_id=to.run_id))])
+
+
+@import_.command("aiter")
+@command
+def import_aiter(
+    to: ImportOptions,
+    file: Path = argument("A file such as a8w8_blockscale_tuned_gemm.csv, or Parquet."),
+    gpu: str = gpu_option(),
+    dtype: str | None = option(None, "Number format, if neither columns nor name state it."),
+) -> None:
+    """Import ROCm aiter's tuned products: best times of a search."""
+    from quantbench.importers import aiter
+
+    spec = lookup(gpu)
+    rows = aiter.read_rows(file, spec, dtype=dtype)
+    _write(to, spec, [(rows, aiter.origin_of(file, spec, run_id=to.run_id))])
 
 
 @import_.command("csv")

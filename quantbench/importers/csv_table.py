@@ -1,7 +1,7 @@
-"""Reads CSV files (plain, .gz or .xz) and imports tables of times by the columns of `--map`.
+"""Reads CSV files (plain, .gz or .xz; Parquet too) and imports tables of times by the columns of `--map`.
 
-Entry points: `CsvFile` (also used by `vidur` and `planner.rows`); `parse_map`, `read_rows` and `origin_of` (used by
-`cli.import_`). Errors name the file, the line, the column and the value.
+Entry points: `CsvFile` (also used by the other importers of files and by `planner.rows`); `parse_map`, `read_rows` and
+`origin_of` (used by `cli.import_`). Errors name the file, the line, the column and the value.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 from quantbench.errors import InputError, StoreError
 from quantbench.files import open_text, reason
 from quantbench.importers.runs import UNITS_US, Origin, Row, Rows, dtype_name, file_origin
+from quantbench.latency.tables import read_parquet
 from quantbench.store.record import Place
 from quantbench.workload import Attention, Collective, Gemm, Softmax, Workload
 
@@ -74,7 +75,7 @@ class CsvRow:
 
 
 class CsvFile:
-    """CSV file with a header line. operation: command named in errors. columns: names in the header."""
+    """CSV file with a header line, or a Parquet file. operation: command named in errors. columns: their names."""
 
     def __init__(self, operation: str, path: Path) -> None:
         self._operation, self.path = operation, path
@@ -96,6 +97,14 @@ class CsvFile:
                 expected = f"one of {there}" if there else "a CSV file with a header line"
                 raise InputError(self._operation, f"{self.path.name} has no column {column!r}", expected)
 
+    def spelled(self, **spellings: tuple[str, ...]) -> dict[str, str]:
+        """Returns which of its spellings the file uses for each column. Raises InputError for the first with none."""
+        found = {}
+        for name, options in spellings.items():
+            found[name] = next((option for option in options if option in self.columns), options[0])
+        self.require(tuple(found.values()))
+        return found
+
     def rows(self) -> Iterator[CsvRow]:
         """Yields all rows after the header."""
         lines = self._lines()
@@ -108,6 +117,13 @@ class CsvFile:
             yield CsvRow(self._operation, self.path.name, line, dict(zip(self.columns, cells, strict=True)))
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
+        if self.path.suffix == ".parquet":
+            table = read_parquet(self._operation, self.path)
+            yield 1, table.column_names
+            columns = [column.to_pylist() for column in table.columns]
+            for line, values in enumerate(zip(*columns, strict=True), start=2):
+                yield line, ["" if value is None else str(value) for value in values]
+            return
         try:
             with open_text(self.path, encoding="utf-8-sig") as stream:
                 reader = csv.reader(stream, strict=True)

@@ -9,18 +9,20 @@ import hashlib
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import isfinite
 from operator import add
 from pathlib import Path
 from statistics import median
 
+from quantbench.device import lookup
 from quantbench.device.spec import DeviceSpec, DeviceState
 from quantbench.errors import InputError, StoreError
 from quantbench.files import read_bytes
 from quantbench.latency.op_times import roofline_us
-from quantbench.launch import Launch, Tile
+from quantbench.launch import Launch
 from quantbench.measurement import Grade, Measurement
 from quantbench.providers import kernel_names
 from quantbench.store.folder import RunWriter
@@ -63,7 +65,7 @@ class Row:
 
     latency_us: time as in the table, which may be nan, 0 or negative. provider: library that ran it (`sglang`,
     `vllm.flash_attn_fa3`). place: sizes that the table varies. kernel: name of the kernel, if the table has it. where:
-    position of the row for messages (`line 12`).
+    position of the row for messages (`line 12`). launch: the launch, if the table has more of it than the name.
     """
 
     workload: Workload
@@ -72,6 +74,7 @@ class Row:
     place: Place
     kernel: str | None = None
     where: str = ""
+    launch: Launch | None = None
 
     @property
     def has_time(self) -> bool:
@@ -101,7 +104,8 @@ class Origin:
 
     run_id: name of the run, the same for the same table. source: package, version, table and framework in one line.
     software: versions by name. options: description of the table in run.json (importer, file, sha256, …). mode, cache:
-    timing mode and cache state, if known. caveats: reasons stored with the grade of every record.
+    timing mode and cache state, if known. caveats: reasons stored with the grade of every record. notes: what readers
+    of the times must know, shown at the import and stored in run.json.
     """
 
     run_id: str
@@ -111,6 +115,22 @@ class Origin:
     mode: str = "unknown"
     cache: str = "unknown"
     caveats: tuple[str, ...] = ("imported: spread, clock and cache state were not recorded",)
+    notes: tuple[str, ...] = ()
+
+
+@cache
+def slug_of(name: str) -> str:
+    """Returns the slug of a GPU by its name in a table, or the name if it is not known."""
+    try:
+        return lookup(name).name
+    except InputError:
+        return name
+
+
+def require_gpu(operation: str, path: Path, here: str, there: Collection[str]) -> None:
+    """Raises InputError if the GPU `here` is not one of those of the table, `there`."""
+    if there and here not in there:
+        raise InputError(operation, f"{path.name} has no row of {here}", "one of " + ", ".join(sorted(there)))
 
 
 def digest(path: Path) -> str:
@@ -176,8 +196,9 @@ def write_run(
     letters = Counter(record.outcome.grade.letter for record in records if isinstance(record.outcome, Measured))
     if not letters:
         raise InputError("import", f"no row has a time above 0, such as {_times(found.rows[:1])}", "at least one")
-    if letters["rejected"] == letters.total():
-        fastest = f"all {letters.total():,} figures are above the peak of {spec.name}"
+    if letters["rejected"] > letters.total() / 2:
+        share = "all" if letters["rejected"] == letters.total() else f"{letters['rejected']:,} of"
+        fastest = f"{share} {letters.total():,} figures are above the peak of {spec.name}"
         raise InputError("import", fastest, "times that it can reach: the right --gpu, dtype and unit")
     axes: dict[str, set[int]] = {}
     for row in found.rows:
@@ -189,7 +210,7 @@ def write_run(
         state=_UNKNOWN_STATE,
         software=origin.software,
         axes={name: sorted(values) for name, values in axes.items()},
-        options={**origin.options, "left_out": dict(found.left_out)},
+        options={**origin.options, "left_out": dict(found.left_out), "notes": list(origin.notes)},
         seed=0,
         environment={},
         started=now_text(),
@@ -212,7 +233,7 @@ def write_run(
         no_time=len(timeless),
         repeated=len(repeated),
         no_tile=no_tile,
-        notes=tuple(_notes(timeless, repeated, no_tile)),
+        notes=(*origin.notes, *_notes(timeless, repeated, no_tile)),
         left_out=dict(found.left_out),
         seconds=time.perf_counter() - begun,
     )
@@ -228,12 +249,13 @@ def _existing(folder: Path, origin: Origin) -> ImportSummary:
 
 
 def _records(rows: list[Row], origin: Origin, spec: DeviceSpec) -> Iterator[Record]:
-    """Yields one record per workload, provider and kernel, whose samples are the rows in the table's order."""
+    """Yields one record per workload, provider and launch, whose samples are the rows in the table's order."""
     timing = TimingOptions()
-    groups: dict[tuple[Workload, str, str | None], list[Row]] = {}
+    groups: dict[tuple[Workload, str, Launch | None], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row.workload, row.provider, row.kernel), []).append(row)
-    for (workload, provider, kernel), group in groups.items():
+        launch = row.launch or (None if row.kernel is None else _launch(row.kernel))
+        groups.setdefault((row.workload, row.provider, launch), []).append(row)
+    for (workload, provider, launch), group in groups.items():
         samples = tuple(row.latency_us for row in group if row.has_time)
         outcome: Measured | Skipped
         if samples:
@@ -247,17 +269,18 @@ def _records(rows: list[Row], origin: Origin, spec: DeviceSpec) -> Iterator[Reco
             workload=workload,
             provider=provider,
             outcome=outcome,
-            launch=None if kernel is None else Launch(kernel, tile=_tile(kernel)),
+            launch=launch,
             places=tuple(places.values()),
             origin="imported",
             source=origin.source,
         )
 
 
-def _tile(kernel: str) -> Tile | None:
-    """Returns the tile in a kernel's name; None if it has none or its split_k is unknown."""
+@cache
+def _launch(kernel: str) -> Launch:
+    """Returns a launch with the tile in the kernel's name, if it has one and its split_k is known."""
     name = kernel_names.parse(kernel)
-    return None if name.split_k_unknown else name.tile
+    return Launch(kernel, tile=None if name.split_k_unknown else name.tile)
 
 
 def _require_plausible(rows: list[Row], spec: DeviceSpec) -> None:
