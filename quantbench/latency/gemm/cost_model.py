@@ -2,11 +2,11 @@
 
 Entry points: `Menu`, `Machine`, `Shapes`, `log_latency`. Used by `trees`, `ensemble`, `training`, `distilled`, `model`.
 
-A kernel runs batch · ceil(m / block_m) · ceil(n / block_n) · split_k blocks in waves. Its time is a launch, plus the p-norm of
-arithmetic (quantised by waves, softened by a fluid share), memory reads (each operand cold or hot in L2) and traffic
-between L2 and the SMs, combined by a second norm with writing c (near a sum for kernels that do not overlap tiles),
-plus costs per wave, per step of k and of the split-k reduction. The library is assumed to choose nearly the fastest
-kernel: a soft minimum over the menu. Every term rises with k, and so does the total.
+A kernel runs batch · ceil(m / block_m) · ceil(n / block_n) · split_k blocks in waves. Its time is a launch, plus the
+p-norm of arithmetic (quantised by waves, softened by a fluid share), memory reads (each operand cold or hot in L2) and
+traffic between L2 and the SMs, combined by a second norm with writing c (near a sum for kernels that do not overlap
+tiles), plus costs per wave, per step of k and of the split-k reduction. The library is assumed to choose nearly the
+fastest kernel: a soft minimum over the menu. Every term rises with k, and so does the total.
 
 Units: µs, bytes, FLOP. Arrays are (kernels, rows) unless stated otherwise, because numpy is faster on long rows.
 """
@@ -181,7 +181,7 @@ _NEUTRAL = (-20.0, PARAMETERS[INDEX["far"]].mean, 0.0)
 
 
 def upgraded(vector: FloatArray) -> FloatArray:
-    """Returns a parameter vector of version 2 with values of the parameters in ADDED that leave its times as they are."""
+    """Returns a parameter vector of version 2 with values in ADDED that leave its times as they are."""
     return np.concatenate([vector[: ADDED[0]], _NEUTRAL, vector[ADDED[0] :]])
 
 
@@ -267,8 +267,9 @@ class Machine:
 class Shapes:
     """Terms of the cost model for kernels × rows that do not depend on parameters.
 
-    m, n, k, batch: (rows,) each; batch is 1 by default. dtype: float type of the arrays; counts of blocks and waves are rounded to it last. float32 is faster and changes a
-    log time by less than ROUNDING. (`attention_cost_model.AttentionShapes` is attention's counterpart.)
+    m, n, k, batch: (rows,) each; batch is 1 by default. layout: index in `LAYOUTS`, 0 by default. dtype: float type of
+    the arrays; counts of blocks and waves are rounded to it last. float32 is faster and changes a log time by less than
+    ROUNDING. (`attention_cost_model.AttentionShapes` is attention's counterpart.)
     """
 
     def __init__(
@@ -279,6 +280,7 @@ class Shapes:
         n: FloatArray,
         k: FloatArray,
         batch: FloatArray | None = None,
+        layout: FloatArray | None = None,
         *,
         dtype: type[np.floating[Any]] = np.float64,
     ) -> None:
@@ -289,6 +291,7 @@ class Shapes:
         self.log_bandwidth = math.log(machine.bytes_per_us)  # a float, which makes no array wider
         batch = np.ones(len(m)) if batch is None else batch
         self.m, self.n, self.k, self.batch = m, n, k, batch
+        self.layout = np.zeros(len(m)) if layout is None else layout  # which only the trees know
         of = menu.each if isinstance(menu, Menu) else menu
         self.tile_index = of.tile_index
         tiles = batch * np.ceil(m / of.block_m) * np.ceil(n / of.block_n)
@@ -410,7 +413,9 @@ def kernel_parts(p: Values, s: Shapes) -> Parts:
         + exp(p["split_serial"]) * (s.split_k - 1.0)
     )
     per_wave = exp(p["wave"]) + exp(p["epilogue"]) * (s.area * s.held)
-    once = exp(p["launch"]) + exp(p["host"]) + exp(p["prologue"]) * s.area - exp(p["wave"])  # the first wave waits for none
+    once = (
+        exp(p["launch"]) + exp(p["host"]) + exp(p["prologue"]) * s.area - exp(p["wave"])
+    )  # the first wave waits for none
     per_k = exp(p["step"] + p["step_growth"] * s.growth) / _STEP_K
     time = joined + reduction + (per_wave * s.waves + once) + per_k * s.k_part
     log_time = log(time) + exp(p["small_tile"]) * s.smallness

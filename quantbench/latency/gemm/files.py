@@ -7,7 +7,7 @@ History of the format "quantbench-gemm-model":
 1: initial version.
 2: the cost model has a parameter for serial split-k.
 3: it has parameters for the host's work in a time and for address translation (`cost_model.ADDED`), and a member says
-   whether batched products were fitted. Version 2 is read too.
+   whether products of several batches and layouts were fitted. Version 2 is read too.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ def ensemble_to_json(ensemble: Ensemble) -> dict[str, Any]:
             "slope": member.slope,
             "most": member.most,
             "batched": member.batched,
+            "layouts": member.layouts,
             "forest": None if member.forest is None else _forest_to_json(member.forest),
         }
         for member in ensemble.members
@@ -101,6 +102,7 @@ def ensemble_from_json(data: Mapping[str, Any]) -> Ensemble:
             slope=float(member["slope"]),
             most=float(member["most"]),
             batched=bool(member.get("batched", False)),
+            layouts=bool(member.get("layouts", False)),
             forest=None if member["forest"] is None else _forest_from_json(member["forest"]),
         )
         for member in data["members"]

@@ -39,7 +39,7 @@ _SPARE_DEPTH = 5
 @dataclass(frozen=True)
 class Measured:
     """Measured shapes and log times, (rows,) each. kernel: menu index of the recorded kernel, -1 if unknown. batch: 1
-    for single products.
+    for single products. layout: index in `LAYOUTS`.
 
     `store.record.Measured` is a different class."""
 
@@ -49,14 +49,25 @@ class Measured:
     log_us: FloatArray
     kernel: IndexArray
     batch: FloatArray
+    layout: FloatArray
 
     def __len__(self) -> int:
         return len(self.m)
 
     @property
-    def sizes(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """m, n, k and batch, in the order of `Shapes`."""
-        return self.m, self.n, self.k, self.batch
+    def sizes(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
+        """m, n, k, batch and layout, in the order of `Shapes`."""
+        return self.m, self.n, self.k, self.batch, self.layout
+
+    @property
+    def batched(self) -> bool:
+        """Whether batched products are among the rows."""
+        return bool((self.batch > 1).any())
+
+    @property
+    def layouts(self) -> bool:
+        """Whether single products, or batched ones, of several layouts are among the rows."""
+        return any(len(np.unique(self.layout[kind])) > 1 for kind in (self.batch == 1, self.batch > 1))
 
     def take(self, rows: IndexArray) -> Measured:
         """Returns these rows only."""
@@ -192,7 +203,11 @@ def watched_columns(shapes: Shapes) -> list[FloatArray]:
     for block_m, block_n in _WATCHED_TILES:
         tiles = shapes.batch * np.ceil(shapes.m / block_m) * np.ceil(shapes.n / block_n)
         waves = tiles / (shapes.machine.sm_count * float(resident_blocks(block_m, block_n)))
-        columns += [np.log(waves), waves / np.ceil(waves), shapes.batch * shapes.m * shapes.n / (tiles * (block_m * block_n))]
+        columns += [
+            np.log(waves),
+            waves / np.ceil(waves),
+            shapes.batch * shapes.m * shapes.n / (tiles * (block_m * block_n)),
+        ]
     return columns
 
 
@@ -207,14 +222,15 @@ class Growth:
 @dataclass(frozen=True)
 class Member:
     """Cost model with its forest. parameters: (parameters + tiles,). forest: None if rows were too few. slope: share of
-    a reference's residual that is added. most: limit of the correction, log time. batched: whether the forest's inputs
-    include the batch."""
+    a reference's residual that is added. most: limit of the correction, log time. batched, layouts: whether
+    the forest's inputs include the batch and the layout."""
 
     parameters: FloatArray
     forest: Forest | None
     slope: float = 0.0
     most: float = 0.0
     batched: bool = False
+    layouts: bool = False
 
     def physics(self, shapes: Shapes) -> tuple[Array, Parts]:
         """Computes the cost model's log µs, (rows,), and its parts."""
@@ -260,6 +276,8 @@ class Member:
         columns += [nearest[:, min(1, len(far) - 1)], nearest[:, min(4, len(far) - 1)], *watched]
         if self.batched:
             columns += [np.log2(shapes.batch), np.log2(shapes.m)]
+        if self.layouts:
+            columns.append(shapes.layout)
         first_split = len(columns) + len(menu.tiles)
         count = first_split + len(SPLITS) + (reference is not None)
         out = np.full((count, far.shape[1]), _FAR, dtype=np.float32)
@@ -311,7 +329,7 @@ def train_member(
     seed: int,
 ) -> Member:
     """Grows a member's trees on the residual of its cost model. reference: residual of another model, (rows,)."""
-    bare = Member(parameters, None, batched=bool((rows.batch > 1).any()))
+    bare = Member(parameters, None, batched=rows.batched, layouts=rows.layouts)
     x, residual = _residual(bare, machine, menu, rows, reference)
     slope = 0.0
     if reference is not None:
