@@ -20,7 +20,7 @@ from quantbench.latency.gemm.cost_model import (
     log_latency,
 )
 from quantbench.latency.gemm.model import LARGEST_SIDE
-from quantbench.latency.gemm.training import fit_parameters, pooled
+from quantbench.latency.gemm.training import Prior, fit_parameters
 from quantbench.latency.gemm.trees import Measured, Member, watched_columns
 from quantbench.launch import Tile
 from quantbench.quantization import quantize
@@ -141,7 +141,7 @@ def test_misaligned_rows_cost_more_and_aligned_ones_nothing() -> None:
 
 @pytest.mark.slow
 def test_a_fit_recovers_what_made_the_data() -> None:
-    prior = pooled(())
+    prior = Prior(*hand_prior(), "the hand prior")
     rng = np.random.default_rng(5)
     truth = prior.mean + 0.5 * prior.sd * rng.standard_normal(len(prior.mean))
     m, n, k = sizes(150, seed=6)
@@ -157,7 +157,7 @@ def test_a_fit_recovers_what_made_the_data() -> None:
 
 def test_recorded_kernels_teach_the_choice() -> None:
     """A library that always takes 64 × 64, which the prior would not: only its kernels' names tell."""
-    prior = pooled(())
+    prior = Prior(*hand_prior(), "the hand prior")
     index = MENU.nearest(64, 64, 1)
     m, n, k = sizes(80, seed=8)
     big = m * n > 2**20
