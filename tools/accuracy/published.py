@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -84,14 +85,15 @@ def _judge(case: Case, seed: int) -> tuple[tuple[float, float, float], float]:
     table, split = case.table, case.split(seed)
     test = split.test[np.random.default_rng(seed).permutation(len(split.test))[:_MOST_TESTED]]
 
-    def kernels(rows: npt.NDArray[np.int64]) -> dict[str, list[object]]:
-        return {"launches": [table.launches[i] for i in rows]} if case.named else {}
+    def arguments(rows: npt.NDArray[np.int64]) -> dict[str, Any]:
+        launches = [table.launches[i] for i in rows] if case.named else None
+        return {**table.take(rows), "launches": launches}
 
     model = GemmModel.fit(
-        table.gpu, **table.take(split.train), latency_us=table.latency_us[split.train], dtype=table.dtype,
-        prior="family-out", seed=seed, **kernels(split.train),
+        table.gpu, **arguments(split.train), latency_us=table.latency_us[split.train], dtype=table.dtype,
+        prior="family-out", seed=seed,
     )  # fmt: skip
-    found = model.predict(**table.take(test), **kernels(test))
+    found = model.predict(**arguments(test))
     errors = summarize(found.latency_us, table.latency_us[test])
     covered = coverage(table.latency_us[test], found.low_us, found.high_us)
     return (errors.median_pct, errors.mean_pct, errors.p95_pct), covered
