@@ -19,7 +19,7 @@ from quantbench.device import default_attention, default_dtype
 from quantbench.device.spec import DeviceSpec
 from quantbench.errors import InputError, require_choice
 from quantbench.workload import Gemm, Op, TransformerShape
-from quantbench.workload.dtypes import MEASURED_DTYPES
+from quantbench.workload.dtypes import GEMM_DTYPES
 from quantbench.workload.ops import LAYOUTS
 from quantbench.workload.transformer import ATTENTIONS, SOFTMAXES
 
@@ -75,7 +75,7 @@ _LARGEST = 2**31 - 1
 
 # Defaults of `Held` by device kind: a 7-billion-parameter model on a GPU, a small one on a CPU.
 _DEFAULTS = {
-    "cuda": {"hidden": 4096, "seq": 2048, "vocab": 50304, "layers": 1, "m": 4096, "n": 4096, "k": 4096},
+    "gpu": {"hidden": 4096, "seq": 2048, "vocab": 50304, "layers": 1, "m": 4096, "n": 4096, "k": 4096},
     "cpu": {"hidden": 768, "seq": 256, "vocab": 1024, "layers": 1, "m": 512, "n": 512, "k": 512},
 }
 # Selects the number of heads if none is specified.
@@ -209,7 +209,7 @@ class Held:
             if op not in MODEL_OPS:
                 raise InputError("--ops", repr(op), "one of " + ", ".join(MODEL_OPS))
         require_choice("--direction", "direction", self.direction, DIRECTIONS)
-        require_choice("--dtype", "dtype", self.dtype, ("", *MEASURED_DTYPES))
+        require_choice("--dtype", "dtype", self.dtype, ("", *GEMM_DTYPES))
         require_choice("--layout", "layout", self.layout, LAYOUTS)
         require_choice("--attention", "attention", self.attention, ("", *SWEPT_ATTENTIONS))
         require_choice("--softmax", "softmax", self.softmax, SOFTMAXES)
@@ -217,7 +217,9 @@ class Held:
 
 def with_defaults(held: Held, spec: DeviceSpec) -> Held:
     """Fills unset values of `held` with the device's defaults."""
-    missing: Mapping[str, Any] = {name: v for name, v in _DEFAULTS[spec.kind].items() if getattr(held, name) == 0}
+    missing: Mapping[str, Any] = {
+        name: v for name, v in _DEFAULTS["cpu" if spec.kind == "cpu" else "gpu"].items() if getattr(held, name) == 0
+    }
     dtype, attention = held.dtype or default_dtype(spec), held.attention or default_attention(spec)
     return replace(held, **missing, dtype=dtype, attention=attention)
 
