@@ -11,7 +11,9 @@ from quantbench.latency.gemm.cost_model import ADDED, Machine, Menu, Shapes, Val
 from quantbench.latency.gemm.model import GemmModel, shipped_model
 from quantbench.latency.gemm.training import Effort
 from quantbench.latency.gemm.trees import Growth
+from quantbench.latency.model_times import ModelTimes
 from quantbench.latency.scoring import coverage
+from quantbench.workload import Gemm
 from tools.accuracy.tables import DATA, PUBLISHED, read_published
 
 V100 = "v100-pcie-32gb"
@@ -109,3 +111,12 @@ def test_v100_is_predicted_from_two_hundred_measured_products() -> None:
     found = model.predict(**table.take(test))
     assert np.median(np.abs(found.latency_us / table.latency_us[test] - 1)) < 0.06
     assert coverage(table.latency_us[test], found.low_us, found.high_us) > 0.82
+
+
+def test_op_times_take_these_models_and_say_what_was_measured() -> None:
+    for slug, dtype, batched in (("v100-sxm2-16gb", "fp16", False), ("v100-pcie-32gb", "fp32", True)):
+        times = ModelTimes(lookup(slug))
+        single, batch = times.estimates([Gemm(512, 512, 512, dtype=dtype), Gemm(512, 512, 512, batch=8, dtype=dtype)])
+        assert single.unmeasured == ""
+        assert (batch.unmeasured == "") is batched
+        assert "measured shapes of" in times.note
